@@ -1,0 +1,34 @@
+# make demo   answers 12 questions about drawn images with the embedded checkpoint, and verifies the log
+# make test   style, import contracts and all tests
+# make soak   the long versions of tests
+# make clean  removes what the others made
+# All of them need python3 (3.11 or newer) alone; the first one sets up .venv.
+
+PYTHON ?= python3
+BIN := .venv/bin
+WORKERS ?= 2
+
+.PHONY: demo test soak clean
+
+demo: .venv/.ready
+	$(BIN)/mmengine demo
+
+test: .venv/.ready
+	$(BIN)/ruff check .
+	$(BIN)/lint-imports
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
+
+soak: .venv/.ready
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m soak --timeout 3600
+
+# Made again only when what to install has changed, so a current .venv needs no network.
+.venv/.ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "mmengine needs Python 3.11 or newer; say which one with: make PYTHON=python3.12"; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[test]"
+	@touch $@
+
+clean:
+	rm -rf .venv build demo *.egg-info .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

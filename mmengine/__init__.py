@@ -1,0 +1,1 @@
+"""An event-sourced multimodal inference engine."""
