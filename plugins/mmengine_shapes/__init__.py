@@ -1,0 +1,8 @@
+"""A tiny Qwen3-VL checkpoint about drawn shapes, and the scenes it was trained on."""
+
+import pathlib
+
+
+def checkpoint_path() -> pathlib.Path:
+    """Folder of the embedded checkpoint, in hub layout."""
+    return pathlib.Path(__file__).resolve().parent / "checkpoint"

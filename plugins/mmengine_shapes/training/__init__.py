@@ -1,0 +1,1 @@
+"""How the checkpoint was made: tokenizer, model, data, training, export, evaluation."""

@@ -1,0 +1,72 @@
+"""Writes a checkpoint folder in hub layout: weights in bf16, configuration, tokenizer, processors.
+
+    python -m mmengine_shapes.training.export WEIGHTS.pt FOLDER
+"""
+
+import argparse
+import json
+import pathlib
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer
+from transformers import Qwen3VLForConditionalGeneration
+
+from mmengine_shapes.training.model import make_model, write_processors
+from mmengine_shapes.training.tokenizer import write_tokenizer
+
+
+def special_ids(folder: pathlib.Path) -> dict[str, int]:
+    """Token ids by name, of the tokenizer in `folder`."""
+    return Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab(with_added_tokens=True)
+
+
+def write_config(model: Qwen3VLForConditionalGeneration, ids: dict[str, int], folder: pathlib.Path) -> None:
+    """Write config.json and generation_config.json."""
+    config = model.config.to_dict()
+    config["architectures"] = ["Qwen3VLForConditionalGeneration"]
+    # The sub-configs keep the dtype the model was built in, which is not the file's.
+    for part in (config, config["text_config"], config["vision_config"]):
+        part["dtype"] = "bfloat16"
+    (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    generation = {
+        "do_sample": False,
+        "eos_token_id": [ids["<|im_end|>"], ids["<|endoftext|>"]],
+        "pad_token_id": ids["<|endoftext|>"],
+    }
+    (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
+
+
+def export(model: Qwen3VLForConditionalGeneration, folder: pathlib.Path) -> None:
+    """Write the model into `folder`; an existing tokenizer there is kept."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / "tokenizer.json").exists():
+        write_tokenizer(folder)
+    write_processors(folder)
+    write_config(model, special_ids(folder), folder)
+    # The output head shares the embedding's memory, so it is left out of the file.
+    weights = {
+        name: value.detach().to(torch.bfloat16).contiguous()
+        for name, value in model.state_dict().items()
+        if name != "lm_head.weight"
+    }
+    save_file(weights, str(folder / "model.safetensors"), metadata={"format": "pt"})
+    (folder / "model.safetensors").chmod(0o644)
+
+
+def main() -> None:
+    """Export a file of training weights."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("weights", type=pathlib.Path)
+    parser.add_argument("folder", type=pathlib.Path)
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    if not (options.folder / "tokenizer.json").exists():
+        write_tokenizer(options.folder)
+    model = make_model(special_ids(options.folder))
+    model.load_state_dict(torch.load(options.weights, weights_only=True)["model"])
+    export(model, options.folder)
+
+
+if __name__ == "__main__":
+    main()
