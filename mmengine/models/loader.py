@@ -1,0 +1,73 @@
+"""From what a user names (nothing, a folder, a hub id) to a model folder on this machine."""
+
+import os
+import re
+from importlib.metadata import entry_points
+from pathlib import Path
+
+from mmengine.errors import ModelError
+
+CHECKPOINT_GROUP = "mmengine.checkpoints"
+DEFAULT_CHECKPOINT = "default"
+HUB_PATTERNS = ["*.safetensors", "*.json", "*.jinja", "*.txt"]  # never pickles, never code
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[\w.-]{1,96})?")
+
+
+def resolve_folder(model: str | Path | None) -> Path:
+    """The folder of `model`: the embedded checkpoint for None, a folder that exists, or else a hub
+    id, downloaded to (or found in) the hub's cache. Raises ModelError."""
+    if model is None:
+        return _embedded_folder()
+    if not str(model).strip():
+        raise ModelError("the model's name is empty; give a folder or a hub id, or none at all")
+    folder = Path(model).expanduser()
+    try:
+        if folder.is_dir():
+            return folder.resolve()
+        is_file = folder.exists()
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{str(model)[:200]!r} is no usable path: {error}") from None
+    if is_file:
+        raise ModelError(f"{folder} is a file; give the folder that holds config.json and the weights")
+    if isinstance(model, Path) or not _HUB_ID.fullmatch(model):
+        raise ModelError(f"there is no model folder {str(model)[:200]}")
+    return _download(model)
+
+
+def _embedded_folder() -> Path:
+    points = {point.value: point for point in entry_points(group=CHECKPOINT_GROUP, name=DEFAULT_CHECKPOINT)}
+    if not points:
+        raise ModelError(
+            "no embedded checkpoint is installed (no entry point "
+            f'"{DEFAULT_CHECKPOINT}" in the group "{CHECKPOINT_GROUP}"); name a model folder or a hub id'
+        )
+    if len(points) > 1:
+        raise ModelError(f"several embedded checkpoints are installed: {', '.join(sorted(points))}")
+    value, point = points.popitem()
+    try:
+        folder = Path(point.load()())
+    except Exception as error:  # a stranger's function may raise anything at all
+        raise ModelError(f"the embedded checkpoint ({value}) does not load: {error}") from error
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"the embedded checkpoint is missing from {folder}; reinstall mmengine-vl")
+    return folder
+
+
+def _download(hub_id: str) -> Path:
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    try:
+        # Lazy: an embedded checkpoint or a folder needs no hub client.
+        from huggingface_hub import snapshot_download
+    except ImportError:
+        raise ModelError(
+            f"there is no folder {hub_id}, and fetching it from the hub needs the package huggingface_hub"
+        ) from None
+    try:
+        return Path(snapshot_download(hub_id, allow_patterns=HUB_PATTERNS))
+    except Exception as error:  # hub, HTTP and file system errors share no base class
+        lines = str(error).strip().splitlines()
+        reason = lines[0][:200] if lines else "no reason given"
+        raise ModelError(
+            f"there is no folder {hub_id}, and it could not be fetched from the hub "
+            f"({type(error).__name__}: {reason}); check the name and the network, or give a folder"
+        ) from error

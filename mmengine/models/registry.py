@@ -1,0 +1,71 @@
+"""Which plugin serves a model folder: entry points of the group `mmengine.models`, by architecture.
+
+The models that come with mmengine are found through the same door as a stranger's.
+"""
+
+from functools import lru_cache
+from importlib.metadata import entry_points
+from pathlib import Path
+
+from mmengine.errors import ModelError
+from mmengine.models.files import read_json
+from mmengine.models.plugin import ModelPlugin
+
+GROUP = "mmengine.models"
+
+
+def plugin_for(folder: Path) -> ModelPlugin:
+    """The plugin that serves the model in `folder`, chosen by `architectures` in its config.json.
+
+    Raises ModelError for a folder that is missing or holds no model, a broken config.json, and an
+    architecture that no installed plugin serves.
+    """
+    architectures = _architectures(folder)
+    plugins = load_plugins()
+    for architecture in architectures:
+        if architecture in plugins:
+            return plugins[architecture]
+    if not plugins:
+        raise ModelError(
+            f'no model plugin is installed: nothing registers an entry point in the group "{GROUP}"; '
+            "reinstall mmengine-vl"
+        )
+    article = "an" if architectures[0][:1].lower() in "aeiou" else "a"
+    raise ModelError(
+        f"{folder} is {article} {', '.join(architectures)}; mmengine serves {', '.join(sorted(plugins))}"
+    )
+
+
+@lru_cache(maxsize=1)
+def load_plugins() -> dict[str, ModelPlugin]:
+    """Plugins by architecture. An entry point is found twice where a package is seen through two
+    folders of the path: equal ones count once, and two different claims on one architecture raise."""
+    found = {(point.name, point.value): point for point in entry_points(group=GROUP)}
+    plugins: dict[str, ModelPlugin] = {}
+    owners: dict[str, str] = {}
+    for (name, value), point in sorted(found.items()):
+        try:
+            plugin = point.load()
+        except Exception as error:  # a stranger's module may raise anything at all
+            raise ModelError(f"the model plugin {name} ({value}) does not load: {error}") from error
+        for architecture in plugin.architectures:
+            if architecture in plugins:
+                raise ModelError(
+                    f"the model plugins {owners[architecture]} and {name} ({value}) both claim "
+                    f"{architecture}; uninstall one of them"
+                )
+            plugins[architecture] = plugin
+            owners[architecture] = f"{name} ({value})"
+    return plugins
+
+
+def _architectures(folder: Path) -> tuple[str, ...]:
+    if not folder.is_dir():
+        raise ModelError(f"there is no model folder {folder}")
+    path = folder / "config.json"
+    if not path.is_file():
+        raise ModelError(f"{folder} is no model folder: it has no config.json")
+    names = read_json(path).get("architectures")
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) and name for name in names):
+        raise ModelError(f'{path} names no architecture: "architectures" must be a list of names')
+    return tuple(name[:100] for name in names[:8])

@@ -1,0 +1,244 @@
+"""config.json of a dense Qwen3-VL, checked.
+
+Reads the hub's style (`rope_scaling` beside `rope_theta`) and that of transformers 5
+(`rope_parameters`). Fields that transformers has a default for may be missing; sizes may not.
+"""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from mmengine.errors import ModelError
+from mmengine.models.files import read_json
+
+ARCHITECTURE = "Qwen3VLForConditionalGeneration"
+VISION_ACTIVATIONS = {"gelu_pytorch_tanh": "tanh", "gelu": "none"}  # name to F.gelu's `approximate`
+_ROPE_TYPES = ("default", "mrope")  # the second is an old name of the first
+
+
+@dataclass(frozen=True, slots=True)
+class TextConfig:
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_positions: int
+    rms_norm_eps: float
+    attention_bias: bool
+    rope_theta: float
+    mrope_section: tuple[int, int, int]  # frequencies of time, height, width; sum is head_dim / 2
+    tied: bool  # the head is the embedding
+
+
+@dataclass(frozen=True, slots=True)
+class VisionConfig:
+    depth: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    out_hidden_size: int
+    in_channels: int
+    patch_size: int
+    temporal_patch_size: int
+    merge_size: int
+    num_positions: int  # learned position embeddings, a square
+    rope_theta: float
+    gelu: str  # `approximate` of F.gelu in the blocks; the mergers' is exact
+    deepstack_layers: tuple[int, ...]  # blocks tapped; item i belongs to deepstack merger i
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.num_heads
+
+    @property
+    def patch_width(self) -> int:
+        return self.in_channels * self.temporal_patch_size * self.patch_size**2
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    text: TextConfig
+    vision: VisionConfig
+    image_token_id: int
+    video_token_id: int
+    dtype: str  # what the file says its weights are, "" where it says nothing
+
+
+def read_config(folder: Path) -> ModelConfig:
+    """Sizes and constants of the model in `folder`. ModelError names the file and the field."""
+    path = folder / "config.json"
+    root = _Fields(read_json(path), path, "")
+    _refuse(root)
+    text = _text_config(root)
+    vision = _vision_config(root.child("vision_config"))
+    if vision.out_hidden_size != text.hidden_size:
+        root.fail(
+            f"vision_config.out_hidden_size {vision.out_hidden_size} differs from "
+            f"text_config.hidden_size {text.hidden_size}"
+        )
+    if len(vision.deepstack_layers) > text.num_layers:
+        root.fail("vision_config.deepstack_visual_indexes has more entries than the text model has layers")
+    dtype = root.values.get("dtype") or root.values.get("torch_dtype") or ""
+    return ModelConfig(
+        text=text,
+        vision=vision,
+        image_token_id=root.integer("image_token_id", 0, text.vocab_size - 1, 151655),
+        video_token_id=root.integer("video_token_id", 0, text.vocab_size - 1, 151656),
+        dtype=dtype if isinstance(dtype, str) else "",
+    )
+
+
+class _Fields:
+    """One JSON object of the file; every getter checks and names the field on failure."""
+
+    def __init__(self, values: dict[str, Any], path: Path, prefix: str) -> None:
+        self.values, self.path, self.prefix = values, path, prefix
+
+    def fail(self, what: str) -> NoReturn:
+        raise ModelError(f"{self.path}: {what}")
+
+    def child(self, name: str, *, optional: bool = False) -> "_Fields":
+        value = self.values.get(name)
+        if value is None and optional:
+            value = {}
+        if not isinstance(value, dict):
+            self.fail(f"{self.prefix}{name} is missing or no object; this is no whole Qwen3-VL config")
+        return _Fields(value, self.path, f"{self.prefix}{name}.")
+
+    def integer(self, name: str, low: int, high: int, default: int | None = None) -> int:
+        value = self.values.get(name)
+        if value is None:
+            value = default
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            shown = "missing" if value is None else repr(value)[:60]
+            self.fail(f"{self.prefix}{name} is {shown}; it must be an integer from {low} to {high}")
+        return value
+
+    def number(self, name: str, default: float) -> float:
+        value = self.values.get(name, default)
+        usable = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not usable or not 0 < value < 1e30 or not math.isfinite(value):
+            self.fail(f"{self.prefix}{name} is {repr(value)[:60]}; it must be a positive number")
+        return float(value)
+
+    def flag(self, name: str, default: bool) -> bool:
+        value = self.values.get(name, default)
+        if not isinstance(value, bool):
+            self.fail(f"{self.prefix}{name} is {repr(value)[:60]}; it must be true or false")
+        return value
+
+    def integers(
+        self, name: str, default: list[int] | None, low: int, high: int, length: int
+    ) -> tuple[int, ...]:
+        """At most `length` integers of [low, high]."""
+        value = self.values.get(name, default)
+        if not isinstance(value, list) or len(value) > length or not all(type(x) is int for x in value):
+            self.fail(f"{self.prefix}{name} must be a list of at most {length} integers")
+        if not all(low <= x <= high for x in value):
+            self.fail(f"{self.prefix}{name} is {value}; its entries must lie in {low} to {high}")
+        return tuple(value)
+
+
+def _refuse(root: _Fields) -> None:
+    architectures = root.values.get("architectures")
+    if not isinstance(architectures, list) or ARCHITECTURE not in architectures:
+        root.fail(f"architectures is {repr(architectures)[:200]}; this plugin serves {ARCHITECTURE}")
+    for name in ("", "text_config", "vision_config"):
+        fields = root.child(name) if name else root
+        if fields.values.get("quantization_config") is not None:
+            root.fail(
+                f"{fields.prefix}quantization_config: quantized weights are not supported; use the "
+                "model's bfloat16 version"
+            )
+        if fields.values.get("auto_map") is not None:
+            root.fail(f"{fields.prefix}auto_map asks for code of the model's own, which is never run")
+
+
+def _text_config(root: _Fields) -> TextConfig:
+    text = root.child("text_config")
+    num_heads = text.integer("num_attention_heads", 1, 1024)
+    num_kv_heads = text.integer("num_key_value_heads", 1, 1024, num_heads)
+    head_dim = text.integer("head_dim", 2, 1024, 128)
+    if num_heads % num_kv_heads:
+        root.fail(f"text_config: {num_heads} heads cannot be shared by {num_kv_heads} key-value heads")
+    if text.values.get("hidden_act", "silu") != "silu":
+        root.fail(
+            f"text_config.hidden_act {repr(text.values['hidden_act'])[:60]} is not supported, only silu"
+        )
+    theta, section = _text_rope(text, head_dim)
+    return TextConfig(
+        vocab_size=text.integer("vocab_size", 1, 2**22),
+        hidden_size=text.integer("hidden_size", 1, 2**17),
+        intermediate_size=text.integer("intermediate_size", 1, 2**20),
+        num_layers=text.integer("num_hidden_layers", 1, 1024),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        max_positions=text.integer("max_position_embeddings", 1, 2**24),
+        rms_norm_eps=text.number("rms_norm_eps", 1e-6),
+        attention_bias=text.flag("attention_bias", False),
+        rope_theta=theta,
+        mrope_section=section,
+        tied=root.flag("tie_word_embeddings", text.flag("tie_word_embeddings", False)),
+    )
+
+
+def _text_rope(text: _Fields, head_dim: int) -> tuple[float, tuple[int, int, int]]:
+    """rope_theta and the M-RoPE sections, from either style of config."""
+    modern = text.values.get("rope_parameters") is not None
+    rope = text.child("rope_parameters" if modern else "rope_scaling", optional=True)
+    kind = rope.values.get("rope_type", rope.values.get("type", "default"))
+    if kind not in _ROPE_TYPES:
+        text.fail(f"{rope.prefix}rope_type {repr(kind)[:60]} is not supported, only default")
+    if not rope.flag("mrope_interleaved", True):
+        text.fail(f"{rope.prefix}mrope_interleaved is false; Qwen3-VL interleaves")
+    section = rope.integers("mrope_section", [24, 20, 20], 0, 512, 3)
+    if len(section) != 3 or head_dim % 2 or sum(section) != head_dim // 2:
+        text.fail(
+            f"{rope.prefix}mrope_section is {list(section)}; it must be three numbers whose sum is half "
+            f"of head_dim {head_dim}"
+        )
+    theta_fields = rope if "rope_theta" in rope.values else text
+    return theta_fields.number("rope_theta", 500000.0), section
+
+
+def _vision_config(vision: _Fields) -> VisionConfig:
+    depth = vision.integer("depth", 1, 1024)
+    num_heads = vision.integer("num_heads", 1, 1024)
+    hidden_size = vision.integer("hidden_size", 1, 2**17)
+    num_positions = vision.integer("num_position_embeddings", 1, 2**20)
+    activation = vision.values.get("hidden_act", "gelu_pytorch_tanh")
+    if activation not in VISION_ACTIVATIONS:
+        names = " and ".join(VISION_ACTIVATIONS)
+        vision.fail(f"vision_config.hidden_act {repr(activation)[:60]} is not supported, only {names}")
+    if hidden_size % num_heads or hidden_size // num_heads % 4:
+        vision.fail(f"vision_config: hidden_size {hidden_size} over {num_heads} heads is no multiple of 4")
+    if math.isqrt(num_positions) ** 2 != num_positions:
+        vision.fail(f"vision_config.num_position_embeddings {num_positions} is no square number")
+    rope = vision.child("rope_parameters", optional=True)
+    if rope.values.get("rope_type", "axial") != "axial":
+        vision.fail(
+            f"{rope.prefix}rope_type {repr(rope.values['rope_type'])[:60]} is not supported, only axial"
+        )
+    layers = vision.integers("deepstack_visual_indexes", None, 0, depth - 1, depth)
+    if len(set(layers)) != len(layers):
+        vision.fail(f"vision_config.deepstack_visual_indexes names a layer twice: {list(layers)}")
+    return VisionConfig(
+        depth=depth,
+        hidden_size=hidden_size,
+        intermediate_size=vision.integer("intermediate_size", 1, 2**20),
+        num_heads=num_heads,
+        out_hidden_size=vision.integer("out_hidden_size", 1, 2**17),
+        in_channels=vision.integer("in_channels", 1, 16, 3),
+        patch_size=vision.integer("patch_size", 1, 256, 16),
+        temporal_patch_size=vision.integer("temporal_patch_size", 1, 16, 2),
+        merge_size=vision.integer("spatial_merge_size", 1, 16, 2),
+        num_positions=num_positions,
+        rope_theta=rope.number("rope_theta", 10000.0),
+        gelu=VISION_ACTIVATIONS[activation],
+        deepstack_layers=layers,
+    )

@@ -1,0 +1,142 @@
+"""Weights from safetensors onto a device: cast, and fused where the networks want one matrix.
+
+Names and shapes are checked before anything is allocated, so what a folder can make this process
+allocate is bounded by the size of its files. At most one stored tensor is held beside the model.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from mmengine.errors import ModelError
+from mmengine_qwen3_vl.config import ModelConfig, TextConfig, VisionConfig
+from mmengine_qwen3_vl.weights import TensorEntry, check_tensors, open_checkpoint
+
+HEAD = "lm_head.weight"
+
+
+class WeightReader:
+    """Reads tensors by canonical name onto `device` as `dtype`."""
+
+    def __init__(
+        self,
+        entries: dict[str, TensorEntry],
+        files: dict[Path, safe_open],
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        self._entries, self._files, self._device, self._dtype = entries, files, device, dtype
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._entries
+
+    def read(self, *names: str) -> torch.Tensor:
+        """One tensor, or several joined along their first dimension."""
+        shapes = [self._entries[name].shape for name in names]
+        out = torch.empty(
+            (sum(shape[0] for shape in shapes), *shapes[0][1:]), device=self._device, dtype=self._dtype
+        )
+        row = 0
+        for name, shape in zip(names, shapes, strict=True):
+            out[row : row + shape[0]].copy_(self._stored(name))
+            row += shape[0]
+        return out
+
+    def same(self, first: str, second: str) -> bool:
+        """Whether two stored tensors are equal, value for value."""
+        if self._entries[first].shape != self._entries[second].shape:
+            return False
+        return torch.equal(self._stored(first), self._stored(second))
+
+    def _stored(self, name: str) -> torch.Tensor:
+        entry = self._entries[name]
+        try:
+            return self._files[entry.path].get_tensor(entry.stored_name)
+        except (SafetensorError, OSError) as error:
+            raise ModelError(f"{entry.path}: cannot read tensor {entry.stored_name}: {error}") from None
+
+
+@contextmanager
+def open_weights(
+    folder: Path, config: ModelConfig, device: torch.device, dtype: torch.dtype
+) -> Iterator[WeightReader]:
+    """A reader of the folder's weights, after every name and shape was found right. ModelError."""
+    entries = open_checkpoint(folder)
+    check_tensors(folder, entries, expected_tensors(config), optional=[HEAD] if config.text.tied else [])
+    with ExitStack() as stack:
+        files = {}
+        for path in sorted({entry.path for entry in entries.values()}):
+            try:
+                files[path] = stack.enter_context(safe_open(path, framework="pt", device="cpu"))
+            except (SafetensorError, OSError) as error:
+                raise ModelError(f"{path} cannot be read ({error}); download it again") from None
+        yield WeightReader(entries, files, device, dtype)
+
+
+def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Shape of every tensor of the model, by canonical name. Linear weights are [out, in]."""
+    shapes = _text_tensors(config.text) | _vision_tensors(config.vision)
+    shapes[HEAD] = (config.text.vocab_size, config.text.hidden_size)
+    return shapes
+
+
+def _text_tensors(c: TextConfig) -> dict[str, tuple[int, ...]]:
+    q_size, kv_size = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+    layer: dict[str, tuple[int, ...]] = {
+        "input_layernorm.weight": (c.hidden_size,),
+        "self_attn.q_proj.weight": (q_size, c.hidden_size),
+        "self_attn.k_proj.weight": (kv_size, c.hidden_size),
+        "self_attn.v_proj.weight": (kv_size, c.hidden_size),
+        "self_attn.o_proj.weight": (c.hidden_size, q_size),
+        "self_attn.q_norm.weight": (c.head_dim,),
+        "self_attn.k_norm.weight": (c.head_dim,),
+        "post_attention_layernorm.weight": (c.hidden_size,),
+        "mlp.gate_proj.weight": (c.intermediate_size, c.hidden_size),
+        "mlp.up_proj.weight": (c.intermediate_size, c.hidden_size),
+        "mlp.down_proj.weight": (c.hidden_size, c.intermediate_size),
+    }
+    if c.attention_bias:
+        for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+            layer[f"self_attn.{name}.bias"] = layer[f"self_attn.{name}.weight"][:1]
+    shapes: dict[str, tuple[int, ...]] = {
+        "text.embed_tokens.weight": (c.vocab_size, c.hidden_size),
+        "text.norm.weight": (c.hidden_size,),
+    }
+    for i in range(c.num_layers):
+        shapes |= {f"text.layers.{i}.{name}": shape for name, shape in layer.items()}
+    return shapes
+
+
+def _vision_tensors(c: VisionConfig) -> dict[str, tuple[int, ...]]:
+    merged = c.hidden_size * c.merge_size**2
+    patch = (c.in_channels, c.temporal_patch_size, c.patch_size, c.patch_size)
+    shapes: dict[str, tuple[int, ...]] = {
+        "visual.patch_embed.proj.weight": (c.hidden_size, *patch),
+        "visual.patch_embed.proj.bias": (c.hidden_size,),
+        "visual.pos_embed.weight": (c.num_positions, c.hidden_size),
+    }
+    block = (
+        _affine("norm1", c.hidden_size)
+        | _affine("norm2", c.hidden_size)
+        | _affine("attn.qkv", 3 * c.hidden_size, c.hidden_size)
+        | _affine("attn.proj", c.hidden_size, c.hidden_size)
+        | _affine("mlp.linear_fc1", c.intermediate_size, c.hidden_size)
+        | _affine("mlp.linear_fc2", c.hidden_size, c.intermediate_size)
+    )
+    for i in range(c.depth):
+        shapes |= {f"visual.blocks.{i}.{name}": shape for name, shape in block.items()}
+    mergers = [("visual.merger", c.hidden_size)]
+    mergers += [(f"visual.deepstack_merger_list.{i}", merged) for i in range(len(c.deepstack_layers))]
+    for name, norm_size in mergers:
+        shapes |= _affine(f"{name}.norm", norm_size)
+        shapes |= _affine(f"{name}.linear_fc1", merged, merged)
+        shapes |= _affine(f"{name}.linear_fc2", c.out_hidden_size, merged)
+    return shapes
+
+
+def _affine(name: str, out: int, *inputs: int) -> dict[str, tuple[int, ...]]:
+    """A weight with its bias: of a linear layer, or of a layer norm (no `inputs`)."""
+    return {f"{name}.weight": (out, *inputs), f"{name}.bias": (out,)}

@@ -1,0 +1,133 @@
+"""The text decoder of Qwen3-VL over a ragged batch: t tokens of any rows, one after the other.
+
+Which tokens see which is the attention port's business; here every token is alone but for that
+call. On small models a decode step is mostly the cost of launching operations, so q, k and v are
+one matmul, gate and up another, and both norms and the rotation run on q and k together.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mmengine.models.plugin import AttentionPort
+from mmengine_qwen3_vl.config import TextConfig
+from mmengine_qwen3_vl.loading import HEAD, WeightReader
+
+
+@dataclass(slots=True)
+class _Layer:
+    input_norm: Tensor  # [hidden]
+    qkv: Tensor  # [(heads + 2 * kv_heads) * head_dim, hidden]
+    qkv_bias: Tensor | None
+    qk_norm: Tensor  # [heads + kv_heads, head_dim]: q's weight on each head, then k's
+    out: Tensor  # [hidden, heads * head_dim]
+    out_bias: Tensor | None
+    post_norm: Tensor  # [hidden]
+    gate_up: Tensor  # [2 * intermediate, hidden]
+    down: Tensor  # [hidden, intermediate]
+
+
+class TextDecoder:
+    """Embedding, layers, final norm and head. Keeps no state between calls."""
+
+    def __init__(self, config: TextConfig, weights: WeightReader, device: torch.device) -> None:
+        self.config = config
+        self._layers = [_read_layer(config, weights, i) for i in range(config.num_layers)]
+        self._norm = weights.read("text.norm.weight")
+        self._embedding = weights.read("text.embed_tokens.weight")
+        # A head stored beside a tied config counts only when it differs, as in transformers.
+        tied = HEAD not in weights or (config.tied and weights.same(HEAD, "text.embed_tokens.weight"))
+        self._head = self._embedding if tied else weights.read(HEAD)
+        self._rotary = Rotary(config, device)
+        # Rounds where the reference rounds: below float32 that is before the norm's weight.
+        self._rms_norm = _rms_norm if self._norm.dtype == torch.float32 else _rms_norm_rounded
+
+    def embed(self, input_ids: Tensor) -> Tensor:
+        """int64 [t] to [t, hidden]."""
+        return F.embedding(input_ids, self._embedding)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Normed hidden states [s, hidden] to float32 [s, vocab]."""
+        return F.linear(hidden, self._head).float()
+
+    def forward(
+        self, embeds: Tensor, deepstack: Tensor | None, positions: Tensor, attention: AttentionPort
+    ) -> Tensor:
+        """embeds [t, hidden], deepstack [n, t, hidden] (zero at text) or None, positions int64 [3, t]
+        to normed hidden states [t, hidden]. q, k and v reach the port as views of one tensor."""
+        cos, sin = self._rotary.rows(positions, embeds.dtype)
+        eps = self.config.rms_norm_eps
+        num_deepstack = 0 if deepstack is None else len(deepstack)
+        hidden = embeds
+        for index, layer in enumerate(self._layers):
+            normed = self._rms_norm(hidden, layer.input_norm, eps)
+            hidden = hidden + self._attend(index, layer, normed, cos, sin, attention)
+            normed = self._rms_norm(hidden, layer.post_norm, eps)
+            gate, up = F.linear(normed, layer.gate_up).chunk(2, -1)
+            hidden = hidden + F.linear(F.silu(gate) * up, layer.down)
+            if index < num_deepstack:
+                hidden = hidden + deepstack[index]
+        return self._rms_norm(hidden, self._norm, eps)
+
+    def _attend(
+        self, index: int, layer: _Layer, normed: Tensor, cos: Tensor, sin: Tensor, attention: AttentionPort
+    ) -> Tensor:
+        c = self.config
+        qkv = F.linear(normed, layer.qkv, layer.qkv_bias).view(len(normed), -1, c.head_dim)
+        num_qk = c.num_heads + c.num_kv_heads
+        qk = F.rms_norm(qkv[:, :num_qk], (c.head_dim,), None, c.rms_norm_eps) * layer.qk_norm
+        qk = qk * cos + qk.roll(c.head_dim // 2, -1) * sin
+        attention.append(index, qk[:, c.num_heads :], qkv[:, num_qk:])
+        mixed = attention.run(index, qk[:, : c.num_heads])
+        return F.linear(mixed.reshape(len(normed), -1), layer.out, layer.out_bias)
+
+
+class Rotary:
+    """Interleaved M-RoPE: frequency i turns by the height position where i % 3 == 1, by the width
+    position where i % 3 == 2 (below three times their section), else by the time position."""
+
+    def __init__(self, config: TextConfig, device: torch.device) -> None:
+        half = config.head_dim // 2
+        exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float) / config.head_dim
+        self._inv_freq = (1.0 / config.rope_theta**exponents).to(device)  # [head_dim / 2]
+        axis = torch.zeros(half, dtype=torch.long)
+        for which in (1, 2):
+            axis[which : 3 * config.mrope_section[which] : 3] = which
+        self._axis = axis.to(device)  # [head_dim / 2], the row of positions each frequency follows
+
+    def rows(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """int64 [3, t] to cos and sin, [t, 1, head_dim] each, computed in float32. sin's first half
+        is negated: x * cos + roll(x, head_dim / 2) * sin is the rotation."""
+        angles = positions.float().index_select(0, self._axis).t() * self._inv_freq
+        cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+        return torch.cat((cos, cos), -1).unsqueeze(1), torch.cat((-sin, sin), -1).unsqueeze(1)
+
+
+def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return F.rms_norm(x, weight.shape, weight, eps)
+
+
+def _rms_norm_rounded(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return F.rms_norm(x, weight.shape, None, eps) * weight
+
+
+def _read_layer(config: TextConfig, weights: WeightReader, index: int) -> _Layer:
+    def read(*names: str) -> Tensor:
+        return weights.read(*(f"text.layers.{index}.{name}" for name in names))
+
+    projections = [f"self_attn.{name}_proj" for name in ("q", "k", "v")]
+    bias = config.attention_bias
+    q_norm, k_norm = read("self_attn.q_norm.weight"), read("self_attn.k_norm.weight")
+    return _Layer(
+        input_norm=read("input_layernorm.weight"),
+        qkv=read(*(f"{name}.weight" for name in projections)),
+        qkv_bias=read(*(f"{name}.bias" for name in projections)) if bias else None,
+        qk_norm=torch.cat((q_norm.expand(config.num_heads, -1), k_norm.expand(config.num_kv_heads, -1))),
+        out=read("self_attn.o_proj.weight"),
+        out_bias=read("self_attn.o_proj.bias") if bias else None,
+        post_norm=read("post_attention_layernorm.weight"),
+        gate_up=read("mlp.gate_proj.weight", "mlp.up_proj.weight"),
+        down=read("mlp.down_proj.weight"),
+    )

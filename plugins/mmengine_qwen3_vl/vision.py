@@ -1,0 +1,249 @@
+"""The vision tower of Qwen3-VL over all images and videos of a step at once.
+
+A patch attends to the patches of its own frame (an image is one frame, a video one a temporal
+patch). Frames of equal length are brought together, so attention is one batched call per length
+and layer, however many items there are.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mmengine_qwen3_vl.config import VisionConfig
+from mmengine_qwen3_vl.loading import WeightReader
+
+_EPS = 1e-6  # of every layer norm here
+_MAX_CACHED_PATCHES = 16384  # grids whose position tables are kept, by patches of one frame
+
+
+@dataclass(slots=True)
+class _Affine:
+    weight: Tensor
+    bias: Tensor
+
+
+@dataclass(slots=True)
+class _Block:
+    norm1: _Affine
+    qkv: _Affine
+    proj: _Affine
+    norm2: _Affine
+    fc1: _Affine
+    fc2: _Affine
+
+
+@dataclass(slots=True)
+class _Merger:
+    """Joins merge x merge patches into one embedding of the text model's width."""
+
+    norm: _Affine
+    norm_after_join: bool
+    fc1: _Affine
+    fc2: _Affine
+
+
+@dataclass(slots=True)
+class _GridTables:
+    """What depends on a frame's height and width alone, in the order of its patches."""
+
+    positions: Tensor  # [patches, hidden], added to the patch embeddings
+    cos: Tensor  # float32 [patches, 1, head_dim]
+    sin: Tensor  # float32 [patches, 1, head_dim], first half negated
+
+
+class VisionTower:
+    """Patches to embeddings, and the deepstack features taken on the way."""
+
+    def __init__(self, config: VisionConfig, weights: WeightReader, device: torch.device) -> None:
+        self.config = config
+        self._device = device
+        self._patch = _read_affine(weights, "visual.patch_embed.proj")
+        self._patch.weight = self._patch.weight.flatten(1)  # a convolution whose stride is its kernel
+        self._dtype = self._patch.weight.dtype
+        self._positions = weights.read("visual.pos_embed.weight")
+        self._blocks = [_read_block(weights, i) for i in range(config.depth)]
+        self._merger = _read_merger(weights, "visual.merger", norm_after_join=False)
+        self._taps = {
+            layer: _read_merger(weights, f"visual.deepstack_merger_list.{i}", norm_after_join=True)
+            for i, layer in enumerate(config.deepstack_layers)
+        }
+        quarter = config.head_dim // 2
+        exponents = torch.arange(0, quarter, 2, dtype=torch.float) / quarter
+        self._inv_freq = 1.0 / config.rope_theta**exponents  # [head_dim / 4], on the CPU
+        self._tables: OrderedDict[tuple[int, int], _GridTables] = OrderedDict()
+
+    def encode(self, patches: Tensor, grids: Sequence[tuple[int, int, int]]) -> Tensor:
+        """uint8 [p, patch_width], the items' patches one after the other, and their grids (t, h, w)
+        to [sum of t * h * w / merge², (1 + num_deepstack) * out_hidden]: the merged embedding, then
+        the deepstack features in the order the text model adds them. ValueError if p is not the
+        grids' sum or a side is no multiple of the merge size."""
+        unit = self.config.merge_size**2
+        self._check(patches, grids)
+        order = sorted(range(len(grids)), key=lambda i: grids[i][1] * grids[i][2])
+        ordered = [grids[i] for i in order]
+        sizes = [t * h * w for t, h, w in grids]
+        pixels = patches.to(self._device, non_blocking=True)
+        if order != list(range(len(grids))):
+            parts = pixels.split(sizes)
+            pixels = torch.cat([parts[i] for i in order])
+        features = self._forward(pixels, ordered)
+        if order == list(range(len(grids))):
+            return features
+        parts = features.split([sizes[i] // unit for i in order])
+        return torch.cat([parts[order.index(i)] for i in range(len(grids))])
+
+    def _check(self, patches: Tensor, grids: Sequence[tuple[int, int, int]]) -> None:
+        merge = self.config.merge_size
+        total = sum(t * h * w for t, h, w in grids)
+        if patches.dtype != torch.uint8 or patches.shape != (total, self.config.patch_width) or not total:
+            raise ValueError(
+                f"grids {list(grids)[:8]} need uint8 patches [{total}, {self.config.patch_width}], not "
+                f"{patches.dtype} {list(patches.shape)}"
+            )
+        for t, h, w in grids:
+            if min(t, h, w) < 1 or h % merge or w % merge:
+                raise ValueError(
+                    f"a grid must be positive with sides of multiples of {merge}, not {(t, h, w)}"
+                )
+
+    def _forward(self, pixels: Tensor, grids: list[tuple[int, int, int]]) -> Tensor:
+        """As `encode`, for grids in ascending order of their frames' length."""
+        tables = [self._grid_tables(h, w) for t, h, w in grids for _ in range(t)]
+        hidden = F.linear(normalise(pixels).to(self._dtype), self._patch.weight, self._patch.bias)
+        hidden = hidden + torch.cat([table.positions for table in tables])
+        cos = torch.cat([table.cos for table in tables])
+        sin = torch.cat([table.sin for table in tables])
+        segments = _equal_segments(grids)
+        outputs = []
+        for index, block in enumerate(self._blocks):
+            hidden = hidden + self._attend(block, hidden, cos, sin, segments)
+            inner = _linear(_layer_norm(hidden, block.norm2), block.fc1)
+            hidden = hidden + _linear(F.gelu(inner, approximate=self.config.gelu), block.fc2)
+            if index in self._taps:
+                outputs.append(self._merge(self._taps[index], hidden))
+        return torch.cat([self._merge(self._merger, hidden), *outputs], dim=-1)
+
+    def _attend(
+        self, block: _Block, hidden: Tensor, cos: Tensor, sin: Tensor, segments: list[tuple[int, int]]
+    ) -> Tensor:
+        heads, head_dim = self.config.num_heads, self.config.head_dim
+        qkv = _linear(_layer_norm(hidden, block.norm1), block.qkv).view(len(hidden), 3 * heads, head_dim)
+        qk = qkv[:, : 2 * heads].float()
+        qk = (qk * cos + qk.roll(head_dim // 2, -1) * sin).to(hidden.dtype)
+        mixed = []
+        start = 0
+        for count, length in segments:
+            stop = start + count * length
+            q, k, v = (
+                x[start:stop].view(count, length, heads, head_dim).transpose(1, 2)
+                for x in (qk[:, :heads], qk[:, heads:], qkv[:, 2 * heads :])
+            )
+            out = F.scaled_dot_product_attention(q, k, v)
+            mixed.append(out.transpose(1, 2).reshape(count * length, heads * head_dim))
+            start = stop
+        return _linear(mixed[0] if len(mixed) == 1 else torch.cat(mixed), block.proj)
+
+    def _merge(self, merger: _Merger, hidden: Tensor) -> Tensor:
+        width = self.config.merge_size**2 * self.config.hidden_size
+        if merger.norm_after_join:
+            joined = _layer_norm(hidden.view(-1, width), merger.norm)
+        else:
+            joined = _layer_norm(hidden, merger.norm).view(-1, width)
+        return _linear(F.gelu(_linear(joined, merger.fc1)), merger.fc2)
+
+    def _grid_tables(self, height: int, width: int) -> _GridTables:
+        """Tables of one frame; the last used are kept, up to a bound on their patches together."""
+        key = (height, width)
+        tables = self._tables.get(key)
+        if tables is not None:
+            self._tables.move_to_end(key)
+            return tables
+        tables = self._make_tables(height, width)
+        self._tables[key] = tables
+        while sum(h * w for h, w in self._tables) > _MAX_CACHED_PATCHES:
+            self._tables.popitem(last=False)
+        return tables
+
+    def _make_tables(self, height: int, width: int) -> _GridTables:
+        rows, columns = patch_coordinates(height, width, self.config.merge_size)
+        taps, shares = interpolation(rows, columns, height, width, self.config.num_positions)
+        taps, shares = torch.from_numpy(taps), torch.from_numpy(shares)
+        learned = F.embedding(taps.to(self._device), self._positions)  # [patches, 4, hidden]
+        positions = (learned * shares.to(self._device)[:, :, None]).sum(1).to(self._dtype)
+        coordinates = torch.from_numpy(np.stack((rows, columns), 1)).float()  # [patches, 2]
+        angles = (coordinates[:, :, None] * self._inv_freq).flatten(1).unsqueeze(1).to(self._device)
+        cos, sin = angles.cos(), angles.sin()
+        return _GridTables(positions, torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1))
+
+
+def normalise(pixels: Tensor) -> Tensor:
+    """uint8 to float32, (x / 255 - 0.5) / 0.5: bit for bit what the reference's Pillow backend gives."""
+    return pixels.float().div_(255.0).sub_(0.5).div_(0.5)
+
+
+def patch_coordinates(height: int, width: int, merge: int) -> tuple[np.ndarray, np.ndarray]:
+    """Row and column (int64 [height * width]) of each patch of a frame, in windows of merge x merge."""
+    rows, columns = np.meshgrid(np.arange(height), np.arange(width), indexing="ij")
+    windows = (height // merge, merge, width // merge, merge)
+    return tuple(x.reshape(windows).swapaxes(1, 2).reshape(-1) for x in (rows, columns))
+
+
+def interpolation(
+    rows: np.ndarray, columns: np.ndarray, height: int, width: int, num_positions: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Bilinear, with corners aligned, from the learned square of positions to a frame's grid:
+    indices int64 [n, 4] into the square and weights float32 [n, 4]."""
+    side = round(num_positions**0.5)
+    row_taps, row_shares = _axis_taps(rows, height, side)
+    column_taps, column_shares = _axis_taps(columns, width, side)
+    taps = row_taps[:, :, None] * side + column_taps[:, None, :]
+    shares = row_shares[:, :, None] * column_shares[:, None, :]
+    return taps.reshape(-1, 4), shares.reshape(-1, 4)
+
+
+def _axis_taps(index: np.ndarray, size: int, side: int) -> tuple[np.ndarray, np.ndarray]:
+    source = index.astype(np.float32) * np.float32(side - 1) / np.float32(max(size - 1, 1))
+    floor = np.floor(source)
+    fraction = source - floor
+    low = floor.astype(np.int64)
+    taps = np.stack((low, np.minimum(low + 1, side - 1)), 1)
+    return taps, np.stack((1 - fraction, fraction), 1)
+
+
+def _equal_segments(grids: list[tuple[int, int, int]]) -> list[tuple[int, int]]:
+    """(how many, length) of neighbouring frames of equal length."""
+    segments: list[tuple[int, int]] = []
+    for t, h, w in grids:
+        if segments and segments[-1][1] == h * w:
+            t += segments.pop()[0]
+        segments.append((t, h * w))
+    return segments
+
+
+def _linear(x: Tensor, affine: _Affine) -> Tensor:
+    return F.linear(x, affine.weight, affine.bias)
+
+
+def _layer_norm(x: Tensor, affine: _Affine) -> Tensor:
+    return F.layer_norm(x, affine.bias.shape, affine.weight, affine.bias, _EPS)
+
+
+def _read_affine(weights: WeightReader, name: str) -> _Affine:
+    return _Affine(weights.read(f"{name}.weight"), weights.read(f"{name}.bias"))
+
+
+def _read_block(weights: WeightReader, index: int) -> _Block:
+    names = ("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.linear_fc1", "mlp.linear_fc2")
+    return _Block(*(_read_affine(weights, f"visual.blocks.{index}.{name}") for name in names))
+
+
+def _read_merger(weights: WeightReader, name: str, *, norm_after_join: bool) -> _Merger:
+    norm, fc1, fc2 = (
+        _read_affine(weights, f"{name}.{part}") for part in ("norm", "linear_fc1", "linear_fc2")
+    )
+    return _Merger(norm, norm_after_join, fc1, fc2)
