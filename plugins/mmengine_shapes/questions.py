@@ -17,7 +17,8 @@ from mmengine_shapes.scenes import COLOURS, POSITIONS, SHAPES, Clip, Scene, Thin
 Pairs = list[tuple[str, str]]
 
 IMAGE_TASKS = (
-    "json", "describe", "count", "colour_of", "size_of", "where", "what_at", "count_colour", "background", "exists",
+    "json", "describe", "count", "colour_of", "size_of", "where", "what_at", "count_colour",
+    "background", "exists",
 )
 PAIR_TASKS = ("more", "count_in", "describe_in")
 CLIP_TASKS = ("direction", "becomes", "happens")
@@ -55,7 +56,8 @@ def named(noun: str) -> str:
 
 def scene_json(scene: Scene) -> str:
     """The scene as compact JSON, its objects in reading order."""
-    objects = [{"position": t.position, "shape": t.shape, "colour": t.colour, "size": t.size} for t in scene.things]
+    names = ("position", "shape", "colour", "size")
+    objects = [{name: getattr(thing, name) for name in names} for thing in scene.things]
     return json.dumps({"objects": objects}, separators=(",", ":"))
 
 
@@ -104,14 +106,15 @@ def image_questions(scene: Scene, rng: random.Random | None = None) -> dict[str,
         "background": [(wording("background", rng), f"The background is {scene.background}.")],
     }
     items.update(_lookups_by_shape(scene, rng))
-    at = {thing.position: thing for thing in scene.things}
+    at = {thing.position: sentence(thing) for thing in scene.things}
     items["what_at"] = [
-        (wording("what_at", rng).format(place), sentence(at[place]) if place in at else f"At the {place} is nothing.")
-        for place in POSITIONS
+        (wording("what_at", rng).format(place), at.get(place, f"At the {place} is nothing."))
+        for place in _balanced(list(at), POSITIONS, rng)
     ]
     colours = Counter(thing.colour for thing in scene.things)
     items["count_colour"] = [
-        (wording("count_colour", rng).format(colour), how_many(colours[colour], f"{colour} ")) for colour in COLOURS
+        (wording("count_colour", rng).format(colour), how_many(colours[colour], f"{colour} "))
+        for colour in _balanced(list(colours), tuple(COLOURS), rng)
     ]
     items["exists"] = _exists(scene, rng)
     return items
@@ -132,15 +135,22 @@ def _lookups_by_shape(scene: Scene, rng: random.Random | None) -> dict[str, Pair
     }
 
 
+def _balanced(present: list[str], words: tuple[str, ...], rng: random.Random | None) -> list[str]:
+    """What is present, and as many of the other words: most questions should not have the answer no."""
+    absent = [word for word in words if word not in present]
+    number = min(len(present), len(absent))
+    return present + (rng.sample(absent, number) if rng else absent[:number])
+
+
 def _exists(scene: Scene, rng: random.Random | None) -> Pairs:
-    """Whether a shape is there: once for each shape, so both answers occur in most scenes."""
-    present = {thing.shape for thing in scene.things}
+    """Whether some shape is there."""
+    present = list({thing.shape: None for thing in scene.things})
     return [
         (
             wording("exists", rng).format(shape),
             f"Yes, there is a {shape}." if shape in present else f"No, there is no {shape}.",
         )
-        for shape in SHAPES
+        for shape in _balanced(present, SHAPES, rng)
     ]
 
 

@@ -11,7 +11,7 @@ checksum falls in one bucket of eight, and `random_scene` draws until the split 
 import math
 import random
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from PIL import Image, ImageDraw
 
@@ -221,11 +221,7 @@ def _move(start: Scene, number: int, direction: str) -> list[Thing]:
         way = -0.29 + 0.58 * k / (number - 1)
         x, y = (0.5 + dx * way if dx else thing.x), (0.5 + dy * way if dy else thing.y)
         cell = 3 * min(2, int(3 * y)) + min(2, int(3 * x))
-        moved.append(
-            Thing(
-                thing.shape, thing.colour, thing.size, POSITIONS[cell], x, y, thing.radius, thing.angle, thing.rgb
-            )
-        )
+        moved.append(replace(thing, position=POSITIONS[cell], x=x, y=y))
     return moved
 
 
@@ -233,9 +229,6 @@ def _recolour(rng: random.Random, start: Scene, number: int) -> list[Thing]:
     """The thing of `start`, in a second colour from some frame on."""
     thing = start.things[0]
     colour = rng.choice([name for name in COLOURS if name != thing.colour])
-    second = Thing(
-        thing.shape, colour, thing.size, thing.position, thing.x, thing.y, thing.radius, thing.angle,
-        COLOURS[colour],
-    )
+    second = replace(thing, colour=colour, rgb=COLOURS[colour])
     change = 2 * rng.randint(1, number // 2 - 1)
     return [thing] * change + [second] * (number - change)

@@ -7,6 +7,7 @@ not that the model can do arithmetic in general.
 import json
 import random
 
+from mmengine_shapes.questions import named
 from mmengine_shapes.scenes import COLOURS, SHAPES
 
 NAMES = (
@@ -15,20 +16,22 @@ NAMES = (
 )
 NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 CAPITALS = {
-    "France": "Paris", "Italy": "Rome", "Spain": "Madrid", "Germany": "Berlin", "Japan": "Tokyo", "Norway": "Oslo",
-    "Greece": "Athens", "Egypt": "Cairo", "China": "Beijing", "Poland": "Warsaw",
+    "France": "Paris", "Italy": "Rome", "Spain": "Madrid", "Germany": "Berlin", "Japan": "Tokyo",
+    "Norway": "Oslo", "Greece": "Athens", "Egypt": "Cairo", "China": "Beijing", "Poland": "Warsaw",
 }
 SUBJECTS = (
-    "the teacher", "a small bird", "the old engine", "every student", "the river", "our neighbour", "the machine",
-    "a careful reader", "the night train", "the gardener", "that letter", "the market", "a quiet dog", "the report",
+    "the teacher", "a small bird", "the old engine", "every student", "the river", "our neighbour",
+    "the machine", "a careful reader", "the night train", "the gardener", "that letter", "the market",
+    "a quiet dog", "the report",
 )
 VERBS = (
-    "waits for", "looks at", "carries", "follows", "remembers", "paints", "needs", "finds", "opens", "measures",
-    "counts", "describes", "repairs", "watches",
+    "waits for", "looks at", "carries", "follows", "remembers", "paints", "needs", "finds", "opens",
+    "measures", "counts", "describes", "repairs", "watches",
 )
 OBJECTS = (
-    "the long road", "a wooden table", "the morning light", "some fresh bread", "the open window", "a new question",
-    "the same picture", "an early answer", "the empty page", "two heavy boxes", "the last number", "a simple rule",
+    "the long road", "a wooden table", "the morning light", "some fresh bread", "the open window",
+    "a new question", "the same picture", "an early answer", "the empty page", "two heavy boxes",
+    "the last number", "a simple rule",
 )
 ENDINGS = (
     "today", "in the garden", "without a word", "before the rain", "every week", "near the station", "again",
@@ -48,7 +51,8 @@ GREETINGS = {
     "Thank you.": "You are welcome.",
 }
 TEXT_TASKS = (
-    "add", "subtract", "larger", "after", "capital", "greeting", "count_up", "person_json", "story", "facts", "number",
+    "add", "subtract", "larger", "after", "capital", "greeting", "count_up", "person_json", "story", "facts",
+    "number",
 )
 
 
@@ -65,10 +69,11 @@ def filler(rng: random.Random, sentences: int) -> str:
 def facts(rng: random.Random, number: int, sentences: int) -> tuple[str, list[tuple[str, str]]]:
     """`number` facts shuffled into `sentences` sentences of filler, and a question on each fact."""
     names = rng.sample(NAMES, number)
-    known = [f"{name} has a {rng.choice(list(COLOURS))} {rng.choice(SHAPES)}." for name in names]
+    known = [f"{name} has {named(rng.choice(list(COLOURS)))} {rng.choice(SHAPES)}." for name in names]
     lines = known + [filler(rng, 1) for _ in range(sentences)]
     rng.shuffle(lines)
-    return " ".join(lines), [(f"What does {name} have?", fact) for name, fact in zip(names, known, strict=True)]
+    questions = [(f"What does {name} have?", fact) for name, fact in zip(names, known, strict=True)]
+    return " ".join(lines), questions
 
 
 def text_pair(rng: random.Random, task: str) -> tuple[str, str]:
@@ -119,12 +124,13 @@ def _person_json(rng: random.Random) -> tuple[str, str]:
 
 def _story(rng: random.Random) -> tuple[str, str]:
     name, colour, shape = rng.choice(NAMES), rng.choice(list(COLOURS)), rng.choice(SHAPES)
+    thing = f"{named(colour)} {shape}"
     answer = (
-        f"One day {name} found a {colour} {shape} near the river. {name} put the {shape} on a wooden table and looked "
-        f"at it for a long time. In the evening the {colour} {shape} was still there, and {name} was happy. "
+        f"One day {name} found {thing} near the river. {name} put the {shape} on a wooden table and "
+        f"looked at it for a long time. In the evening the {colour} {shape} was still there, and {name} was happy. "
         "That is the end of the story."
     )
-    return f"Tell a story about {name} and a {colour} {shape}.", answer
+    return f"Tell a story about {name} and {thing}.", answer
 
 
 def _facts(rng: random.Random) -> tuple[str, str]:
@@ -140,6 +146,6 @@ def _number(rng: random.Random) -> tuple[str, str]:
 
 TEXT_MAKERS = {
     "add": _add, "subtract": _subtract, "larger": _larger, "after": _after, "capital": _capital,
-    "greeting": _greeting, "count_up": _count_up, "person_json": _person_json, "story": _story, "facts": _facts,
-    "number": _number,
+    "greeting": _greeting, "count_up": _count_up, "person_json": _person_json, "story": _story,
+    "facts": _facts, "number": _number,
 }

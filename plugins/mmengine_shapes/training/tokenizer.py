@@ -22,9 +22,9 @@ PATTERN = (
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 SPECIAL = (
-    "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>", "<|box_start|>",
-    "<|box_end|>", "<|quad_start|>", "<|quad_end|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>",
-    "<|image_pad|>", "<|video_pad|>",
+    "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>",
+    "<|box_start|>", "<|box_end|>", "<|quad_start|>", "<|quad_end|>", "<|vision_start|>", "<|vision_end|>",
+    "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>",
 )
 ADDED = (
     "<tool_call>", "</tool_call>", "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|fim_pad|>",
@@ -39,17 +39,19 @@ def corpus(seed: int = 0, scenes: int = 3000) -> Iterator[str]:
     yield from ["system\nuser\nassistant\n<0 seconds>"] * scenes
     for _ in range(scenes):
         scene, other = random_scene(rng, split="train"), random_scene(rng, split="train")
-        groups = (image_questions(scene, rng), pair_questions(scene, other, rng), clip_questions(random_clip(rng), rng))
-        for group in groups:
-            for pairs in group.values():
-                for question, answer in pairs:
-                    yield question
-                    yield answer
+        yield from _strings(image_questions(scene, rng))
+        yield from _strings(pair_questions(scene, other, rng))
+        yield from _strings(clip_questions(random_clip(rng, split="train"), rng))
         for task in TEXT_TASKS:
             yield from text_pair(rng, task)
         yield filler(rng, 3)
         yield rng.choice(SYSTEM_PROMPTS)
     yield from (text[:3000] for _, text in sorted(topics.items()))
+
+
+def _strings(questions: dict[str, list[tuple[str, str]]]) -> Iterator[str]:
+    """Every question and every answer."""
+    return (text for pairs in questions.values() for pair in pairs for text in pair)
 
 
 def make_tokenizer() -> Tokenizer:
@@ -80,7 +82,7 @@ CHAT_TEMPLATE = """\
         {{- content -}}
     {%- else -%}
         {%- for part in content -%}
-            {%- if part.type == 'image' or part.type == 'image_url' or 'image' in part or 'image_url' in part -%}
+            {%- if part.type in ('image', 'image_url') or 'image' in part or 'image_url' in part -%}
                 {{- '<|vision_start|><|image_pad|><|vision_end|>' -}}
             {%- elif part.type == 'video' or 'video' in part -%}
                 {{- '<|vision_start|><|video_pad|><|vision_end|>' -}}
