@@ -1,0 +1,72 @@
+"""Settings of an engine. One frozen struct, checked once, written into STARTED."""
+
+from typing import Literal
+
+import msgspec
+
+from mmengine.errors import ConfigError
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Sizes are in tokens unless the name says otherwise; encoder sizes are in embeddings.
+
+    A field that is 0 and says "auto" is filled in when the model is known.
+    """
+
+    max_num_seqs: int = 64  # rows: requests that run at once
+    token_budget: int = 1024  # tokens of one step
+    max_model_len: int = 0  # prompt and output of one request; auto: the model's, capped by the pool
+    block_size: int = 16
+    num_blocks: int = 0  # KV blocks of the pool; auto: from free memory
+    enable_prefix_caching: bool = True
+    long_prefill_token_threshold: int = 0  # most tokens of one request in one step; 0: no limit
+    encoder_budget: int = 4096  # embeddings computed in one step
+    encoder_cache_size: int = 16384  # embeddings kept
+    policy: str = "fcfs"
+    max_waiting: int = 4096  # requests without a row; one more is refused
+    max_media_per_request: int = 64
+    max_retries: int = 1  # times a request survives a failed step before it ends with "error"
+    checkpoint_interval: int = 256  # steps between state digests in the log
+    eos_token_ids: tuple[int, ...] = ()
+    log_sync: Literal["background", "always", "never"] = "background"
+
+    def as_dict(self) -> dict:
+        return msgspec.to_builtins(self)
+
+    @classmethod
+    def from_dict(cls, settings: dict) -> "EngineConfig":
+        """Raises ConfigError for a name that is no setting, or a value of another type."""
+        try:
+            return msgspec.convert(settings, cls)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"the settings cannot be read: {error}") from None
+
+    def check(self) -> None:
+        """Raise ConfigError for the first value out of range, or two that contradict each other."""
+        for name, low, high in _RANGES:
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise ConfigError(f"{name} must lie in {low} to {high}, not {value}")
+        if self.block_size & (self.block_size - 1):
+            raise ConfigError(f"block_size must be a power of two, not {self.block_size}")
+        if self.token_budget < self.max_num_seqs:
+            raise ConfigError(
+                f"token_budget {self.token_budget} is smaller than max_num_seqs {self.max_num_seqs}: "
+                "rows would wait for ever; raise token_budget or lower max_num_seqs"
+            )
+
+
+_RANGES = (
+    ("max_num_seqs", 1, 65536),
+    ("token_budget", 1, 2**20),
+    ("max_model_len", 0, 2**24),
+    ("block_size", 1, 1024),
+    ("num_blocks", 0, 2**26),
+    ("long_prefill_token_threshold", 0, 2**20),
+    ("encoder_budget", 1, 2**24),
+    ("encoder_cache_size", 1, 2**26),
+    ("max_waiting", 1, 2**20),
+    ("max_media_per_request", 0, 4096),
+    ("max_retries", 0, 100),
+    ("checkpoint_interval", 1, 2**20),
+)

@@ -1,0 +1,70 @@
+"""The pool of KV blocks: reference counts, the free list, and what full blocks hold."""
+
+import hashlib
+
+import numpy as np
+
+from mmengine.core.free_list import FreeList
+from mmengine.core.prefix_index import NO_CONTENT, PrefixIndex
+from mmengine.request import Request
+
+
+class BlockPool:
+    """`num_blocks` counts block 0, the dummy. Callers read; only `evolve` calls what changes."""
+
+    def __init__(self, num_blocks: int, block_size: int):
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.references = np.zeros(num_blocks, np.int32)
+        self.free_list = FreeList(num_blocks)
+        self.index = PrefixIndex(num_blocks, block_size)
+
+    @property
+    def num_free(self) -> int:
+        return self.free_list.num_free
+
+    def take_new(self, blocks: np.ndarray) -> None:
+        """Free blocks go to a request; what they held is forgotten."""
+        self.index.forget(blocks)
+        self.free_list.take(blocks)
+        self.references[blocks] = 1
+
+    def share(self, blocks: np.ndarray) -> None:
+        """A request joins the holders of cached blocks, or revives free ones."""
+        self.free_list.take(blocks[self.references[blocks] == 0])
+        self.references[blocks] += 1
+
+    def release(self, blocks: np.ndarray) -> None:
+        """A request lets its blocks go, given in table order. Those that nobody else holds become
+        free: with content the tail first, so that prefixes live longest."""
+        self.references[blocks] -= 1
+        freed = blocks[self.references[blocks] == 0]
+        cached = self.index.content[freed] != NO_CONTENT
+        self.free_list.give_front(freed[~cached])
+        self.free_list.give_back(freed[cached][::-1])
+
+    def reset_cache(self) -> None:
+        """Forget all cached content; blocks in use stay with their holders."""
+        self.index.clear()
+
+
+def block_extras(request: Request, num_tokens: int, block_size: int) -> dict[int, bytes]:
+    """Digests of what tokens alone do not say, by block number: the media that overlap the block
+    (hash and offset against the block) and, in block 0, the tenant's salt. SHA-256, whole."""
+    overlaps: dict[int, list[tuple[bytes, int]]] = {}
+    for item in request.media:
+        for number in range(item.start // block_size, (item.end - 1) // block_size + 1):
+            overlaps.setdefault(number, []).append((item.mm_hash, item.start - number * block_size))
+    if request.cache_salt:
+        overlaps.setdefault(0, [])
+    extras = {}
+    for number, parts in overlaps.items():
+        if (number + 1) * block_size > num_tokens:
+            continue
+        digest = hashlib.sha256()
+        for mm_hash, offset in parts:
+            digest.update(mm_hash + offset.to_bytes(8, "little", signed=True))
+        if number == 0:
+            digest.update(b"salt" + request.cache_salt.encode())
+        extras[number] = digest.digest()
+    return extras

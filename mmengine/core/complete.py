@@ -1,0 +1,34 @@
+"""What ends: decided from the state after a step, or after a consumer left."""
+
+from mmengine.core.state import BROKEN, LOST, RUNS_ON, STOPPED, RequestState, View
+from mmengine.events import vocabulary as ev
+
+
+def complete(view: View) -> list[ev.Event]:
+    """FINISHED for requests that stopped, are full, broke or were cancelled; PREEMPTED for those
+    whose step failed and that may try again. In admission order, cancelled waiting ones last."""
+    running = view.running
+    full = view.num_tokens[running] >= view.max_total[running]
+    over = full | (view.ended[running] != RUNS_ON)
+    events = [_end_of(view, view.requests_by_row[row]) for row in running[over].tolist()]
+    if view.cancelled:
+        ended = set(running[over].tolist())
+        names = [name for name in view.cancelled if view.requests[name].row not in ended]
+        events += [ev.Finished(name, "abort", view.requests[name].cancelled) for name in names]
+    return events
+
+
+def _end_of(view: View, known: RequestState) -> ev.Event:
+    name, row = known.request.request_id, known.row
+    ended = view.ended[row]
+    if ended == STOPPED:
+        return ev.Finished(name, "stop", known.detail)
+    if ended == BROKEN:
+        return ev.Finished(name, "error", known.detail)
+    if ended == LOST and known.cancelled:
+        return ev.Finished(name, "abort", known.cancelled)
+    if ended == LOST and known.failures > view.config.max_retries:
+        return ev.Finished(name, "error", known.detail)
+    if ended == LOST:
+        return ev.Preempted(name, row, "recompute", "the step failed")
+    return ev.Finished(name, "length")

@@ -1,0 +1,247 @@
+"""The loop: one for live serving, for simulation and for replay.
+
+    collect ─► EXECUTED ─► complete ─► FINISHED* ─► arrivals ─► schedule ─► SCHEDULED, ADMITTED*
+       ▲                                                                            │
+       └── dispatch ◄── one write of all of it to the log ◄─────────────────────────┘
+
+What differs between the three is behind ports: an executor, a source of observations, a sink for
+events. Nothing leaves the process (no batch, no token) before the write that records it.
+"""
+
+import time
+from collections.abc import Callable
+
+from mmengine.config import EngineConfig
+from mmengine.core.admit import admit, check_request
+from mmengine.core.batch import batch
+from mmengine.core.complete import complete
+from mmengine.core.evolve import evolve
+from mmengine.core.executor import Executor, StepPlan
+from mmengine.core.inbox import Inbox, Source
+from mmengine.core.outputs import Outputs, Stats
+from mmengine.core.schedule import DECISION_VERSION, schedule
+from mmengine.core.state import State, View
+from mmengine.errors import InvalidRequest, MMEngineError, QueueFull
+from mmengine.events import vocabulary as ev
+from mmengine.events.log import MemoryLog, Sink
+from mmengine.request import Request
+from mmengine.version import __version__
+
+
+class EngineCore:
+    """Owns the state. One thread calls it.
+
+    `config` must be resolved: max_model_len and num_blocks known. `started` is given by a replay,
+    which repeats the log's own first record.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        executor: Executor,
+        *,
+        sink: Sink | None = None,
+        source: Source | None = None,
+        fingerprints: dict[str, str] | None = None,
+        clock: Callable[[], int] = time.monotonic_ns,
+        started: ev.Started | None = None,
+    ):
+        self.config = config
+        self.executor = executor
+        self.state = State(config)
+        self.view = View(self.state)
+        self.sink = sink if sink is not None else MemoryLog()
+        self.inbox = Inbox(clock)
+        self._source: Source = source if source is not None else self.inbox
+        self._clock = clock
+        self._plan: StepPlan | None = None  # decided, not dispatched yet
+        self._in_flight = False
+        self._dispatch_error: Exception | None = None
+        self._outputs = Outputs()
+        self._stats = Stats(kv_blocks_total=config.num_blocks - 1)
+        self._checkpointed_step = 0
+        self._emit(started or _started(config, fingerprints or {}))
+
+    # What consumers call
+
+    def submit(self, request: Request) -> None:
+        """Accept a request, to be seen by the next step.
+
+        Raises InvalidRequest when it could never run or its id is taken, QueueFull when too many
+        wait, MMEngineError while the log cannot be written.
+        """
+        check_request(request, self.config)
+        name = request.request_id
+        if name in self.state.requests or name in self.inbox.queued:
+            raise InvalidRequest(f"the request id {name!r} is in use; choose another")
+        if len(self.state.waiting) + len(self.inbox.queued) >= self.config.max_waiting:
+            raise QueueFull(f"{self.config.max_waiting} requests wait already (max_waiting); try again later")
+        if self.stalled:
+            raise MMEngineError(f"no new requests: {self.stalled}")
+        self.inbox.put(
+            ev.Queued(
+                name,
+                request.prompt_token_ids.tobytes(),
+                request.sampling,
+                request.media,
+                request.sample_index,
+                request.priority,
+                request.cache_salt,
+                request.deadline_ns,
+                request.grammar,
+            )
+        )
+
+    def cancel(self, request_id: str, reason: str = "cancelled") -> None:
+        """Give a request up; its end comes out of a later step. Unknown ids are ignored."""
+        self.inbox.put(ev.Cancelled(request_id, reason))
+
+    def delivered(self, request_id: str) -> None:
+        """The whole answer reached its consumer."""
+        self.inbox.put(ev.Delivered(request_id))
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all cached prefixes, from the next step on."""
+        self.inbox.put(ev.CacheReset())
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.state.requests or self._source or self._outputs or self._in_flight or self._plan)
+
+    @property
+    def stalled(self) -> str:
+        """Why the log cannot be written, or empty."""
+        return getattr(self.sink, "stalled", "")
+
+    def stats(self) -> Stats:
+        state, stats = self.state, self._stats
+        stats.num_running, stats.num_waiting = len(state.running), len(state.waiting)
+        stats.kv_blocks_used = stats.kv_blocks_total - state.blocks.num_free
+        stats.log_bytes = getattr(self.sink, "num_bytes", 0)
+        return stats
+
+    def sync(self) -> None:
+        """Force the log to the disk."""
+        self.sink.sync()
+
+    def close(self) -> None:
+        """Write a last digest, and close the log and the executor."""
+        self.checkpoint()
+        self.sink.close()
+        self.executor.close()
+
+    # The loop
+
+    def step(self) -> Outputs:
+        """Finish the step in flight, decide the next one, write both down, and start it.
+
+        Gives what the finished step produced. While the log cannot be written nothing is started
+        and nothing comes out; call again.
+        """
+        if self._plan is None and not self._outputs:
+            self._advance()
+        return self._release()
+
+    def _advance(self) -> None:
+        if self._in_flight:
+            self._collect()
+        for event in complete(self.view):
+            self._emit(event)
+        for asked in self._source.drain():
+            for event in admit(self.view, asked):
+                self._emit(event)
+        for event in complete(self.view):
+            self._emit(event)
+        if self.state.step - self._checkpointed_step >= self.config.checkpoint_interval:
+            self.checkpoint()
+        decisions = []
+        while (event := schedule(self.view)) is not None:
+            self._emit(event)
+            if not isinstance(event, ev.Preempted):
+                decisions.append(event)
+        if decisions:
+            self._plan = batch(self.view, decisions)
+        elif self.state.requests:
+            raise MMEngineError(f"no progress at step {self.state.step}: {self._standstill()}")
+
+    def _collect(self) -> None:
+        self._in_flight = False
+        rows = self.state.step_rows
+        sampled = rows[self.state.num_computed[rows] == self.state.num_tokens[rows]]
+        try:
+            if self._dispatch_error is not None:
+                raise self._dispatch_error
+            result = self.executor.collect()
+        except Exception as error:  # whatever the device says: the step is lost, the engine is not
+            self._dispatch_error = None
+            self._emit(ev.Failed(f"{type(error).__name__}: {error}"[:500]))
+            return
+        event = ev.Executed(
+            result.token_ids.tobytes(),
+            tuple(result.stops),
+            tuple(result.errors),
+            tuple((index, tuple(entries)) for index, entries in result.logprobs),
+            result.device_ns,
+        )
+        self._emit(event)
+        self._outputs.tokens(self.view, sampled, event)
+        self._stats.num_output_tokens += len(sampled) - len(event.errors)
+
+    def _release(self) -> Outputs:
+        """Commit; only then let the batch and the tokens go."""
+        if not self.sink.commit():
+            return Outputs()
+        if self._plan is not None:
+            plan, self._plan = self._plan, None
+            self._in_flight = True
+            try:
+                self.executor.dispatch(plan)
+            except Exception as error:  # reported where the step is collected
+                self._dispatch_error = error
+        outputs, self._outputs = self._outputs, Outputs()
+        return outputs
+
+    def checkpoint(self) -> None:
+        """Record a digest of the state."""
+        self._checkpointed_step = self.state.step
+        self._emit(ev.Checkpoint(self.state.digest()))
+
+    def _emit(self, event: ev.Event) -> None:
+        known = self.state.requests.get(getattr(event, "request_id", ""))
+        self.sink.append(event, self.state.step, self._clock())
+        evolve(self.state, event)
+        match event:
+            case ev.Executed():
+                self._stats.steps += 1
+                self._stats.device_ns += event.device_ns
+            case ev.Scheduled(encode=encode):
+                self._stats.num_encoded_items += len(encode)
+            case ev.Admitted(encode=encode, cached_blocks=cached):
+                self._stats.num_encoded_items += len(encode)
+                self._stats.num_encoder_hits += len(known.held_media) - len(encode)
+                self._stats.num_cached_tokens += len(cached) // 4 * self.config.block_size
+            case ev.Queued(prompt=prompt):
+                self._stats.num_prompt_tokens += len(prompt) // 4
+            case ev.Preempted():
+                self._stats.num_preemptions += 1
+            case ev.Finished():
+                self._stats.num_finished += 1
+                self._outputs.finished(event, max(0, known.num_cached) if known else 0)
+
+    def _standstill(self) -> str:
+        state = self.state
+        return (
+            f"{len(state.running)} requests run, {len(state.waiting)} wait, {state.blocks.num_free} blocks are free, "
+            f"the encoder cache holds {state.encoder.used} of {state.encoder.capacity}"
+        )
+
+
+def _started(config: EngineConfig, fingerprints: dict[str, str]) -> ev.Started:
+    return ev.Started(
+        schema=ev.SCHEMA_VERSION,
+        engine_version=__version__,
+        decision_version=DECISION_VERSION,
+        config=config.as_dict(),
+        fingerprints=fingerprints,
+        num_blocks=config.num_blocks,
+    )

@@ -1,0 +1,305 @@
+"""The only writer of state: applies an event. It makes no choices and never fails on a log that
+`verify` accepts; what an event means is said here and nowhere else."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from mmengine.core.blocks import block_extras
+from mmengine.core.prefix_index import NO_CONTENT, ROOT
+from mmengine.core.state import BROKEN, LOST, NEVER, RUNS_ON, STOPPED, RequestState, State
+from mmengine.events import vocabulary as ev
+from mmengine.request import Request
+
+
+def evolve(state: State, event: ev.Event) -> None:
+    _APPLY[type(event)](state, event)
+
+
+def _started(state: State, event: ev.Started) -> None:
+    """The state was made from this event; there is nothing to add."""
+
+
+def _queued(state: State, event: ev.Queued) -> None:
+    request = Request(
+        request_id=event.request_id,
+        prompt_token_ids=np.frombuffer(event.prompt, np.int32),
+        sampling=event.sampling,
+        media=event.media,
+        sample_index=event.sample_index,
+        priority=event.priority,
+        cache_salt=event.cache_salt,
+        deadline_ns=event.deadline_ns,
+        grammar=event.grammar,
+    )
+    known = state.new_request(request)
+    state.requests[event.request_id] = known
+    state.enqueue(known)
+
+
+def _cancelled(state: State, event: ev.Cancelled) -> None:
+    state.requests[event.request_id].cancelled = event.reason
+    state.cancelled.append(event.request_id)
+
+
+def _scheduled(state: State, event: ev.Scheduled) -> None:
+    state.is_open = True
+    rows = state.last_rows if event.rows is None else np.frombuffer(event.rows, np.int32)
+    if event.num_tokens is None:
+        num_tokens = np.ones(len(rows), np.int32)
+    else:
+        num_tokens = np.frombuffer(event.num_tokens, np.int32)
+    _encode(state, event.encode, event.evict)
+    _deal_blocks(state, rows, num_tokens, np.frombuffer(event.new_blocks, np.int32))
+    state.step_rows = rows
+    _compute(state, rows, num_tokens)
+
+
+def _admitted(state: State, event: ev.Admitted) -> None:
+    state.is_open = True
+    known = state.requests[event.request_id]
+    state.scan_from = state.waiting.index(known)
+    del state.waiting[state.scan_from]
+    row = event.row
+    state.free_rows.remove(row)
+    cached = np.frombuffer(event.cached_blocks, np.int32)
+    new = np.frombuffer(event.new_blocks, np.int32)
+    state.blocks.share(cached)
+    state.blocks.take_new(new)
+    _fill_row(state, row, known, np.concatenate((cached, new)), len(cached))
+    _encode(state, event.encode, event.evict)
+    rows = np.array([row], np.int32)
+    state.running = np.append(state.running, rows)
+    state.step_rows = np.append(state.step_rows, rows)
+    _compute(state, rows, np.array([event.num_tokens], np.int32))
+
+
+def _fill_row(state: State, row: int, known: RequestState, blocks: np.ndarray, num_cached: int) -> None:
+    known.row = row
+    if known.num_cached < 0:
+        known.num_cached = num_cached * state.block_size
+    state.requests_by_row[row] = known
+    num_tokens = len(known.tokens)
+    state.token_ids[row, :num_tokens] = known.tokens
+    state.block_table[row, : len(blocks)] = blocks
+    state.num_blocks[row] = len(blocks)
+    state.num_tokens[row] = num_tokens
+    state.num_computed[row] = num_cached * state.block_size
+    state.max_total[row] = min(known.num_prompt + known.request.sampling.max_tokens, state.config.max_model_len)
+    state.content[row] = state.blocks.index.content[blocks[num_cached - 1]] if num_cached else ROOT
+    state.ended[row] = RUNS_ON
+    state.release_at[row] = NEVER
+    media = known.request.media
+    computed = int(state.num_computed[row])
+    ahead = [start for item in media for start, length in item.runs if start + length > computed]
+    state.next_media[row] = min(ahead, default=NEVER)
+    salted = state.block_size if known.request.cache_salt else 0
+    state.plain_from[row] = max((item.end for item in media), default=salted)
+
+
+def _deal_blocks(state: State, rows: np.ndarray, num_tokens: np.ndarray, new: np.ndarray) -> None:
+    """Hand `new` to the rows in order, to each as many as its tokens need."""
+    if not len(new):
+        return
+    state.blocks.take_new(new)
+    held = state.num_blocks[rows]
+    needed = -(-(state.num_computed[rows] + num_tokens) // state.block_size) - held
+    needed = np.maximum(needed, 0)
+    places = np.repeat(held + needed - np.cumsum(needed), needed) + np.arange(len(new))
+    state.block_table[np.repeat(rows, needed), places] = new
+    state.num_blocks[rows] = held + needed
+
+
+def _encode(state: State, encode: tuple[tuple[bytes, int, int], ...], evict: tuple[bytes, ...]) -> None:
+    for key in evict:
+        state.encoder.evict(key)
+    for key, row, index in encode:
+        size = state.requests_by_row[row].request.media[index].num_embeds
+        state.encoder.add(key, size)
+        state.encoder_left -= size
+        state.step_encoded.append(key)
+
+
+def _compute(state: State, rows: np.ndarray, num_tokens: np.ndarray) -> None:
+    """The rows' tokens count as computed from here on; full blocks become hits at once."""
+    before = state.num_computed[rows]
+    after = before + num_tokens
+    state.num_computed[rows] = after
+    state.scheduled[rows] = num_tokens
+    state.tokens_left -= int(num_tokens.sum())
+    if state.config.enable_prefix_caching:
+        fills = after // state.block_size > before // state.block_size
+        if fills.any():
+            _fill_blocks(state, rows[fills], before[fills], after[fills])
+    for row in rows[state.next_media[rows] < after].tolist():
+        _reference_media(state, row)
+
+
+def _fill_blocks(state: State, rows: np.ndarray, before: np.ndarray, after: np.ndarray) -> None:
+    """Record the content of blocks that become full. Rows that fill one plain block with their
+    only token go together; the others go block by block."""
+    size = state.block_size
+    single = (after - before == 1) & (after - size >= state.plain_from[rows])
+    fast = rows[single]
+    fast = fast[state.content[fast] != NO_CONTENT]
+    if len(fast):
+        numbers = state.num_computed[fast] // size - 1
+        blocks = state.block_table[fast, numbers]
+        places = (numbers * size)[:, None] + np.arange(size, dtype=np.int32)
+        tokens = state.token_ids[fast[:, None], places]
+        state.content[fast] = state.blocks.index.insert_many(blocks, state.content[fast], tokens)
+        state.step_filled.append(blocks)
+    spans = np.stack((rows, before // size, after // size), axis=1)[~single]
+    for row, first, last in spans.tolist():
+        _fill_row_blocks(state, row, first, last)
+
+
+def _fill_row_blocks(state: State, row: int, first: int, last: int) -> None:
+    size, index = state.block_size, state.blocks.index
+    tokens = state.token_ids[row, first * size : last * size].reshape(-1, size)
+    parts = index.token_parts(tokens).tolist()
+    extras = block_extras(state.requests_by_row[row].request, last * size, size)
+    content = int(state.content[row])
+    for place, number in enumerate(range(first, last)):
+        if content == NO_CONTENT:
+            break
+        block = int(state.block_table[row, number])
+        content = index.insert(block, content, parts[place], tokens[place], extras.get(number, b""))
+    state.content[row] = content
+    state.step_filled.append(state.block_table[row, first:last].copy())
+
+
+def _reference_media(state: State, row: int) -> None:
+    """The row's chunk overlaps embeddings: hold what it uses, find what comes next."""
+    known = state.requests_by_row[row]
+    computed = int(state.num_computed[row])
+    before = computed - int(state.scheduled[row])
+    next_start, release_at = int(NEVER), int(NEVER)
+    for index, item in enumerate(known.request.media):
+        for start, length in item.runs:
+            if start < computed and start + length > before and index not in known.held_media:
+                known.held_media.add(index)
+                state.encoder.reference(known.media_keys[index])
+            if start + length > computed:
+                next_start = min(next_start, start)
+        if index in known.held_media:
+            release_at = min(release_at, item.end)
+    state.next_media[row] = next_start
+    state.release_at[row] = release_at
+
+
+def _release_media(state: State, row: int, computed: int) -> None:
+    """Drop references to items whose embeddings are all computed."""
+    known = state.requests_by_row[row]
+    release_at = int(NEVER)
+    for index in sorted(known.held_media):
+        end = known.request.media[index].end
+        if end <= computed:
+            known.held_media.discard(index)
+            state.encoder.release(known.media_keys[index])
+        else:
+            release_at = min(release_at, end)
+    state.release_at[row] = release_at
+
+
+def _close_step(state: State) -> np.ndarray:
+    """The open step is over; gives its rows."""
+    rows = state.step_rows
+    state.last_rows = rows
+    state.scheduled[rows] = 0
+    state.step += 1
+    state.reset_step()
+    return rows
+
+
+def _executed(state: State, event: ev.Executed) -> None:
+    rows = _close_step(state)
+    sampled = rows[state.num_computed[rows] == state.num_tokens[rows]]
+    tokens = np.frombuffer(event.token_ids, np.int32)
+    for index, what in event.errors:
+        state.ended[sampled[index]] = BROKEN
+        state.requests_by_row[sampled[index]].detail = what
+    for index, kind in event.stops:
+        state.ended[sampled[index]] = STOPPED
+        state.requests_by_row[sampled[index]].detail = kind
+    if event.errors:
+        whole = state.ended[sampled] != BROKEN
+        sampled, tokens = sampled[whole], tokens[whole]
+    state.token_ids[sampled, state.num_tokens[sampled]] = tokens
+    state.num_tokens[sampled] += 1
+    for row in rows[state.release_at[rows] <= state.num_computed[rows]].tolist():
+        _release_media(state, row, int(state.num_computed[row]))
+
+
+def _failed(state: State, event: ev.Failed) -> None:
+    for blocks in state.step_filled:
+        state.blocks.index.forget(blocks)
+    for key in state.step_encoded:
+        state.encoder.invalidate(key)
+    for row in _close_step(state).tolist():
+        known = state.requests_by_row[row]
+        known.failures += 1
+        known.detail = event.error
+        state.ended[row] = LOST
+
+
+def _preempted(state: State, event: ev.Preempted) -> None:
+    known = state.requests_by_row[event.row]
+    known.tokens = state.token_ids[event.row, : state.num_tokens[event.row]].copy()
+    _leave_row(state, known)
+    state.enqueue(known)
+    state.preempted_in_step = True
+
+
+def _finished(state: State, event: ev.Finished) -> None:
+    known = state.requests.pop(event.request_id, None)
+    if known is None:
+        return  # refused before it was queued
+    if known.row >= 0:
+        _leave_row(state, known)
+    else:
+        state.waiting.remove(known)
+    if known.cancelled:
+        state.cancelled.remove(event.request_id)
+
+
+def _leave_row(state: State, known: RequestState) -> None:
+    row = known.row
+    for index in sorted(known.held_media):
+        state.encoder.release(known.media_keys[index])
+    known.held_media.clear()
+    state.blocks.release(state.block_table[row, : state.num_blocks[row]])
+    state.num_blocks[row] = 0
+    state.running = state.running[state.running != row]
+    state.requests_by_row[row] = None
+    state.free_rows.append(row)
+    known.row = -1
+
+
+def _delivered(state: State, event: ev.Delivered) -> None:
+    """A finished request is forgotten already."""
+
+
+def _cache_reset(state: State, event: ev.CacheReset) -> None:
+    state.blocks.reset_cache()
+    state.content[state.running] = NO_CONTENT
+
+
+def _checkpoint(state: State, event: ev.Checkpoint) -> None:
+    """A digest says something of the state and changes nothing."""
+
+
+_APPLY: dict[type[ev.Event], Callable[[State, ev.Event], None]] = {
+    ev.Started: _started,
+    ev.Queued: _queued,
+    ev.Cancelled: _cancelled,
+    ev.Preempted: _preempted,
+    ev.Scheduled: _scheduled,
+    ev.Admitted: _admitted,
+    ev.Executed: _executed,
+    ev.Failed: _failed,
+    ev.Finished: _finished,
+    ev.Delivered: _delivered,
+    ev.CacheReset: _cache_reset,
+    ev.Checkpoint: _checkpoint,
+}

@@ -1,0 +1,86 @@
+"""The port between the engine and whatever computes a step: a device, a simulation, or a log."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from mmengine.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """A request that got `row` in this step, with all its known tokens (prompt and outputs so far)."""
+
+    row: int
+    request: Request
+    token_ids: np.ndarray  # int32 [num_tokens]
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeItem:
+    """Encoder work: compute the features of `key`, which is item `index` of `request`'s media."""
+
+    key: bytes
+    request: Request
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class MediaSpan:
+    """Features [item_start, item_start + length) of `key` belong at tokens [start, start + length)
+    of the batch."""
+
+    key: bytes
+    start: int
+    item_start: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step, for an executor. n scheduled rows, t = num_scheduled.sum() tokens, s sampling rows.
+
+    The arrays are the executor's own: nothing else writes them after dispatch.
+    """
+
+    step: int
+    rows: np.ndarray  # int32 [n], the row of each request, in scheduling order
+    num_scheduled: np.ndarray  # int32 [n], query tokens of each row
+    num_computed: np.ndarray  # int32 [n], tokens whose KV is there before this step
+    input_ids: np.ndarray  # int32 [t], rows one after the other
+    token_index: np.ndarray  # int32 [t], place of each token in its request
+    slot_mapping: np.ndarray  # int64 [t], block * block_size + offset
+    block_table: np.ndarray  # int32 [n, b], b = blocks of the longest row; past a row's end: 0
+    sample: np.ndarray  # int32 [s], indices into the n rows whose last token samples
+    admitted: tuple[Admission, ...] = ()
+    evict: tuple[bytes, ...] = ()  # encoder keys to drop, before encoding
+    encode: tuple[EncodeItem, ...] = ()
+    media: tuple[MediaSpan, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step gave. Indices point into `plan.sample`; lists are sparse and ascending.
+
+    `stops`: (index, kind) where the text ended, kind is "eos", "token" or "string".
+    `errors`: (index, what) where a row failed alone, for example with NaN logits.
+    `logprobs`: (index, [(token id, logprob), …]); the chosen token comes first.
+    """
+
+    token_ids: np.ndarray  # int32 [s]
+    stops: tuple[tuple[int, str], ...] = ()
+    errors: tuple[tuple[int, str], ...] = ()
+    logprobs: tuple[tuple[int, list[tuple[int, float]]], ...] = ()
+    device_ns: int = 0
+
+
+class Executor(Protocol):
+    def dispatch(self, plan: StepPlan) -> None:
+        """Take one step. Returns at once where the device allows it."""
+
+    def collect(self) -> StepResult:
+        """Wait for the oldest dispatched step. Raises whatever went wrong with the whole step."""
+
+    def close(self) -> None:
+        """Free the device."""

@@ -1,0 +1,115 @@
+"""Free KV blocks in the order in which they are given out, as columns.
+
+Blocks without cached content come first, the last freed first; then blocks with content, the
+longest unused first. A cached block that is used again leaves the middle of the line: its entry
+stays behind with an old stamp and is skipped.
+"""
+
+import numpy as np
+
+
+class FreeList:
+    """`free[b]`: whether block b is free. Block 0 is the dummy of padded batches, never free."""
+
+    def __init__(self, num_blocks: int):
+        self.free = np.zeros(num_blocks, bool)
+        self.free[1:] = True
+        self.num_free = num_blocks - 1
+        self._stamp = np.zeros(num_blocks, np.int32)
+        capacity = 4 * num_blocks + 16
+        self._stack = np.zeros(capacity, np.int32)
+        self._stack_stamp = np.zeros(capacity, np.int32)
+        self._top = 0
+        self._queue = np.zeros(capacity, np.int32)
+        self._queue_stamp = np.zeros(capacity, np.int32)
+        self._head = 0
+        self._tail = num_blocks - 1
+        self._queue[: self._tail] = np.arange(1, num_blocks, dtype=np.int32)
+
+    def peek(self, count: int) -> np.ndarray:
+        """The next `count` blocks, int32, without taking them. There must be that many."""
+        chosen = self._stack[: self._top][::-1]
+        if count <= self._top and self._all_live(chosen[:count], self._stack_stamp[: self._top][::-1][:count]):
+            return chosen[:count].copy()
+        return self.order(count)
+
+    def order(self, count: int | None = None) -> np.ndarray:
+        """Free blocks from the next one on, int32; all of them, or the first `count`."""
+        stack = self._stack[: self._top][::-1]
+        live = stack[self._is_live(stack, self._stack_stamp[: self._top][::-1])]
+        missing = None if count is None else count - len(live)
+        if missing is not None and missing <= 0:
+            return live[:count]
+        parts, start = [live], self._head
+        window = self._tail if missing is None else max(64, 2 * missing)
+        while start < self._tail and (missing is None or missing > 0):
+            end = min(start + window, self._tail)
+            queue = self._queue[start:end]
+            live = queue[self._is_live(queue, self._queue_stamp[start:end])]
+            parts.append(live if missing is None else live[:missing])
+            missing = None if missing is None else missing - len(live)
+            start = end
+        return np.concatenate(parts)
+
+    def take(self, blocks: np.ndarray) -> None:
+        """These blocks are free no longer."""
+        self.free[blocks] = False
+        self._stamp[blocks] += 1
+        self.num_free -= len(blocks)
+        self._trim()
+
+    def give_front(self, blocks: np.ndarray) -> None:
+        """Blocks without content; the last of them is the next to be given out."""
+        if self._top + len(blocks) > len(self._stack):
+            self._top = _compact(self, self._stack, self._stack_stamp, 0, self._top)
+        end = self._top + len(blocks)
+        self._stack[self._top : end] = blocks
+        self._stack_stamp[self._top : end] = self._stamp[blocks]
+        self._top = end
+        self._freed(blocks)
+
+    def give_back(self, blocks: np.ndarray) -> None:
+        """Blocks with content, to be kept as long as possible; the first of them goes first."""
+        if self._tail + len(blocks) > len(self._queue):
+            self._tail = _compact(self, self._queue, self._queue_stamp, self._head, self._tail)
+            self._head = 0
+        end = self._tail + len(blocks)
+        self._queue[self._tail : end] = blocks
+        self._queue_stamp[self._tail : end] = self._stamp[blocks]
+        self._tail = end
+        self._freed(blocks)
+
+    def _freed(self, blocks: np.ndarray) -> None:
+        self.free[blocks] = True
+        self.num_free += len(blocks)
+
+    def _is_live(self, blocks: np.ndarray, stamps: np.ndarray) -> np.ndarray:
+        return self.free[blocks] & (self._stamp[blocks] == stamps)
+
+    def _all_live(self, blocks: np.ndarray, stamps: np.ndarray) -> bool:
+        return bool(self._is_live(blocks, stamps).all())
+
+    def _trim(self) -> None:
+        """Drop dead entries from both ends that are read first."""
+        while self._top:
+            low = max(0, self._top - 256)
+            live = np.flatnonzero(self._is_live(self._stack[low : self._top], self._stack_stamp[low : self._top]))
+            if len(live):
+                self._top = low + int(live[-1]) + 1
+                break
+            self._top = low
+        while self._head < self._tail:
+            high = min(self._tail, self._head + 256)
+            live = np.flatnonzero(self._is_live(self._queue[self._head : high], self._queue_stamp[self._head : high]))
+            if len(live):
+                self._head += int(live[0])
+                break
+            self._head = high
+
+
+def _compact(owner: FreeList, blocks: np.ndarray, stamps: np.ndarray, start: int, end: int) -> int:
+    """Move the live entries of [start, end) to the front of the array; gives how many there are."""
+    live = owner._is_live(blocks[start:end], stamps[start:end])
+    kept = int(live.sum())
+    blocks[:kept], stamps[:kept] = blocks[start:end][live], stamps[start:end][live]
+    return kept

@@ -1,0 +1,91 @@
+"""What a step gives to consumers and to counters: projections of its events."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from mmengine.core.state import BROKEN, RequestState, View
+from mmengine.events import vocabulary as ev
+
+
+@dataclass(slots=True)
+class Output:
+    """New tokens of one request, and its end when it ended.
+
+    `finish_reason`: stop, length, abort, error, rejected, or None while it runs. `detail`: how the
+    text stopped (eos, token, string), or what went wrong. `logprobs`: (token id, logprob) with the
+    chosen token first, per new token, when asked for.
+    """
+
+    request_id: str
+    token_ids: list[int]
+    finish_reason: str | None = None
+    detail: str = ""
+    num_cached_tokens: int = 0
+    logprobs: list[tuple[tuple[int, float], ...]] | None = None
+
+    @property
+    def stop_kind(self) -> str:
+        return self.detail if self.finish_reason == "stop" else ""
+
+
+class Outputs:
+    """Gathers the events of a step; iterating gives one Output for each request that changed."""
+
+    def __init__(self) -> None:
+        self._requests: list[RequestState] = []
+        self._tokens = np.zeros(0, np.int32)
+        self._logprobs: dict[int, tuple[tuple[int, float], ...]] = {}
+        self._ends: dict[str, tuple[ev.Finished, int]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._requests or self._ends)
+
+    def tokens(self, view: View, sampled: np.ndarray, event: ev.Executed) -> None:
+        """Rows `sampled` (int32) of the step that `event` reports; call it after the fold."""
+        kept = view.ended[sampled] != BROKEN
+        self._requests = [view.requests_by_row[row] for row in sampled[kept].tolist()]
+        self._tokens = np.frombuffer(event.token_ids, np.int32)[kept]
+        if event.logprobs:
+            place = (np.cumsum(kept) - 1).tolist()
+            self._logprobs = {place[index]: entry for index, entry in event.logprobs if kept[index]}
+
+    def finished(self, event: ev.Finished, num_cached: int) -> None:
+        self._ends[event.request_id] = (event, num_cached)
+
+    def __iter__(self) -> Iterator[Output]:
+        ends = dict(self._ends)
+        for place, (known, token) in enumerate(zip(self._requests, self._tokens.tolist(), strict=True)):
+            output = Output(known.request.request_id, [token], num_cached_tokens=known.num_cached)
+            if place in self._logprobs:
+                output.logprobs = [self._logprobs[place]]
+            end = ends.pop(output.request_id, None)
+            if end is not None:
+                output.finish_reason, output.detail = end[0].reason, end[0].detail
+            yield output
+        for name, (event, num_cached) in ends.items():
+            yield Output(name, [], event.reason, event.detail, num_cached)
+
+
+@dataclass(slots=True)
+class Stats:
+    """Counters since the start; `num_running`, `num_waiting` and `kv_blocks_used` are of now."""
+
+    steps: int = 0
+    num_finished: int = 0
+    num_prompt_tokens: int = 0
+    num_output_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    num_encoded_items: int = 0
+    num_encoder_hits: int = 0
+    device_ns: int = 0
+    num_running: int = 0
+    num_waiting: int = 0
+    kv_blocks_used: int = 0
+    kv_blocks_total: int = 0
+    log_bytes: int = 0
+
+    def as_dict(self) -> dict[str, int]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}

@@ -1,0 +1,148 @@
+"""Which block holds which content, so that equal prefixes are computed once.
+
+Every distinct (content before, token ids, media and salt) gets a content id, a counter. A block's
+key mixes the content id of its parent, its tokens and its extra digest into 64 bits; a hit compares
+those three themselves. By induction a hit is exact: a collision of keys only costs a miss.
+"""
+
+from collections import deque
+
+import numpy as np
+
+NO_CONTENT = -1
+ROOT = 0  # the content id before the first block
+_MASK = 2**64 - 1
+_PARENT_FACTOR = 0x9E3779B97F4A7C15
+_MIX = 0xD6E8FEB86659FD93  # multiplier of a 64-bit finaliser (xor-shift, multiply, xor-shift)
+
+
+class PrefixIndex:
+    """Columns by block: `content` (its content id or NO_CONTENT), parent, tokens, key."""
+
+    def __init__(self, num_blocks: int, block_size: int):
+        self.content = np.full(num_blocks, NO_CONTENT, np.int64)
+        self._parent = np.zeros(num_blocks, np.int64)
+        self._tokens = np.zeros((num_blocks, block_size), np.int32)
+        self._key = np.zeros(num_blocks, np.uint64)
+        self._extra: dict[int, bytes] = {}  # of blocks that overlap media or begin a salted prompt
+        self._owner: dict[int, int] = {}  # key -> the block that serves hits
+        self._twins: dict[int, list[int]] = {}  # key -> further blocks with the same content
+        self._next_content = ROOT + 1
+        powers = [pow(0xD1342543DE82EF95, j + 1, 2**64) for j in range(block_size)]  # odd factors
+        self._factors = np.array(powers, np.uint64)
+
+    def token_parts(self, tokens: np.ndarray) -> np.ndarray:
+        """The share of the tokens in the key: int32 [n, block_size] to uint64 [n]."""
+        return (tokens.astype(np.uint64) * self._factors).sum(axis=1, dtype=np.uint64)
+
+    def find(self, parent: int, part: int, tokens: np.ndarray, extra: bytes) -> int:
+        """The block that holds this content, or -1. `part` is the tokens' share of the key."""
+        block = self._owner.get(_key(parent, part, extra), -1)
+        if block >= 0 and self._holds(block, parent, tokens, extra):
+            return block
+        return -1
+
+    def _holds(self, block: int, parent: int, tokens: np.ndarray, extra: bytes) -> bool:
+        return (
+            self._parent[block] == parent
+            and self._extra.get(block, b"") == extra
+            and bool((self._tokens[block] == tokens).all())
+        )
+
+    def insert(self, block: int, parent: int, part: int, tokens: np.ndarray, extra: bytes) -> int:
+        """Record what `block` holds; gives its content id, NO_CONTENT after a collision of keys."""
+        key = _key(parent, part, extra)
+        owner = self._owner.setdefault(key, block)
+        if owner == block:
+            content = self._next_content
+            self._next_content += 1
+        elif self._holds(owner, parent, tokens, extra):
+            content = int(self.content[owner])
+            self._twins.setdefault(key, []).append(block)
+        else:
+            return NO_CONTENT
+        self.content[block], self._parent[block], self._key[block] = content, parent, key
+        self._tokens[block] = tokens
+        if extra:
+            self._extra[block] = extra
+        return content
+
+    def insert_many(self, blocks: np.ndarray, parents: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+        """`insert` for n blocks of different rows, without extras: the blocks that decoding fills.
+
+        blocks int32 [n], parents int64 [n], tokens int32 [n, block_size]; gives content ids [n].
+        """
+        keys = _keys(parents, self.token_parts(tokens))
+        owners = np.fromiter(map(self._owner.setdefault, keys.tolist(), blocks.tolist()), np.int64, len(blocks))
+        new = owners == blocks
+        content = np.full(len(blocks), NO_CONTENT, np.int64)
+        content[new] = self._next_content + np.arange(int(new.sum()))
+        self._next_content += int(new.sum())
+        self._write(blocks[new], parents[new], tokens[new], keys[new], content[new])
+        if not new.all():
+            old = np.flatnonzero(~new)
+            same = self._same_content(owners[old], parents[old], tokens[old])
+            old = old[same]
+            content[old] = self.content[owners[old]]
+            self._write(blocks[old], parents[old], tokens[old], keys[old], content[old])
+            for index in old.tolist():
+                self._twins.setdefault(int(keys[index]), []).append(int(blocks[index]))
+        return content
+
+    def _same_content(self, owners: np.ndarray, parents: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+        same = (self._parent[owners] == parents) & (self._tokens[owners] == tokens).all(axis=1)
+        if self._extra:
+            same &= ~np.fromiter(map(self._extra.__contains__, owners.tolist()), bool, len(owners))
+        return same
+
+    def _write(
+        self, blocks: np.ndarray, parents: np.ndarray, tokens: np.ndarray, keys: np.ndarray, content: np.ndarray
+    ) -> None:
+        self.content[blocks], self._parent[blocks], self._key[blocks] = content, parents, keys
+        self._tokens[blocks] = tokens
+
+    def forget(self, blocks: np.ndarray) -> None:
+        """These blocks are about to be overwritten; a twin takes over where there is one."""
+        blocks = blocks[self.content[blocks] != NO_CONTENT]
+        if not len(blocks):
+            return
+        self.content[blocks] = NO_CONTENT
+        keys = self._key[blocks].tolist()
+        if self._extra:
+            deque(map(self._extra.pop, blocks.tolist(), [b""] * len(blocks)), maxlen=0)
+        if not self._twins:
+            deque(map(self._owner.pop, keys), maxlen=0)
+            return
+        for key, block in zip(keys, blocks.tolist(), strict=True):
+            self._forget_one(key, block)
+
+    def _forget_one(self, key: int, block: int) -> None:
+        twins = self._twins.get(key, [])
+        if self._owner[key] != block:
+            twins.remove(block)
+        elif twins:
+            self._owner[key] = twins.pop(0)
+        else:
+            del self._owner[key]
+        if not twins:
+            self._twins.pop(key, None)
+
+    def clear(self) -> None:
+        """Forget all content. Content ids go on counting: none is ever used for two contents."""
+        self.content[:] = NO_CONTENT
+        self._owner.clear()
+        self._twins.clear()
+        self._extra.clear()
+
+
+def _key(parent: int, part: int, extra: bytes) -> int:
+    value = (part + parent * _PARENT_FACTOR + int.from_bytes(extra[:8], "little")) & _MASK
+    value = ((value ^ (value >> 32)) * _MIX) & _MASK
+    return value ^ (value >> 29)
+
+
+def _keys(parents: np.ndarray, parts: np.ndarray) -> np.ndarray:
+    """`_key` for columns without extras; the same values (a property test holds them together)."""
+    value = parts + parents.astype(np.uint64) * np.uint64(_PARENT_FACTOR)
+    value = (value ^ (value >> np.uint64(32))) * np.uint64(_MIX)
+    return value ^ (value >> np.uint64(29))

@@ -1,0 +1,193 @@
+"""The scheduler: what the next event of the open step is.
+
+There is no prefill phase and no decode phase: each request's computed tokens catch up with its
+known tokens. A step is decided one event at a time, each a pure function of the state that the
+event before left behind:
+
+    PREEMPTED*   while the running rows need more blocks than are free
+    SCHEDULED    the running rows, in admission order
+    ADMITTED*    waiting requests, while there are rows, tokens and blocks
+
+so that a block scheduled by one event can be a prefix hit of the next.
+"""
+
+import numpy as np
+
+from mmengine.core.blocks import block_extras
+from mmengine.core.prefix_index import ROOT
+from mmengine.core.state import RequestState, View
+from mmengine.encoder_cache.cache import EncoderCache
+from mmengine.events import vocabulary as ev
+
+DECISION_VERSION = 1
+
+
+def schedule(view: View) -> ev.Preempted | ev.Scheduled | ev.Admitted | None:
+    """The next decision of this step; None when the step is complete, or nothing can run."""
+    if not view.is_open and len(view.running):
+        event = _schedule_running(view)
+        if event is not None:
+            return event
+    if view.preempted_in_step and len(view.running):
+        return None
+    return _admit_next(view)
+
+
+class _EncoderDraft:
+    """Encoder work that this decision adds: budget, cache room and evictions, tried in order."""
+
+    def __init__(self, view: View):
+        self._cache: EncoderCache = view.encoder
+        self._left = view.encoder_left
+        self._added: dict[bytes, int] = {}
+        self._keep: set[bytes] = set()
+        self.encode: list[tuple[bytes, int, int]] = []
+        self.evict: list[bytes] = []
+
+    def cut(self, known: RequestState, row: int, start: int, length: int) -> int:
+        """The chunk [start, start + length) of a request, cut before the first item that does not
+        fit; what fits is added to the draft. Gives the length that is left."""
+        for index, item in enumerate(known.request.media):
+            if item.end <= start or item.start >= start + length:
+                continue
+            first = next((at for at, size in item.runs if at + size > start and at < start + length), None)
+            if first is None:
+                continue  # only the text between a video's runs
+            if not self._take(known, row, index, item.num_embeds):
+                return max(0, first - start)
+        return length
+
+    def _take(self, known: RequestState, row: int, index: int, size: int) -> bool:
+        key = known.media_keys[index]
+        if index in known.held_media or key in self._added:
+            return True
+        if self._cache.has(key) and key not in self.evict:
+            self._keep.add(key)
+            return True
+        if size > self._left:
+            return False
+        room = sum(self._added.values()) - sum(self._cache.entries[gone].size for gone in self.evict)
+        evicted = self._cache.evictions_for(size, self._keep.union(self.evict), room)
+        if evicted is None:
+            return False
+        self.evict += evicted
+        self._added[key] = size
+        self._left -= size
+        self.encode.append((key, row, index))
+        return True
+
+
+def _schedule_running(view: View) -> ev.Preempted | ev.Scheduled | None:
+    rows = view.running
+    wanted = view.num_tokens[rows] - view.num_computed[rows]
+    draft = None
+    if len(rows) > view.tokens_left or int(wanted.max()) > 1:
+        wanted = _within_limits(view, wanted)
+    media = np.flatnonzero(view.next_media[rows] < view.num_computed[rows] + wanted)
+    if len(media):
+        draft = _EncoderDraft(view)
+        wanted = _cut_at_media(view, rows, wanted, media, draft)
+    wanted = _within_budget(wanted, view.tokens_left)
+    if not wanted.all():
+        rows, wanted = rows[wanted > 0], wanted[wanted > 0]
+    if not len(rows):
+        return None
+    held = view.num_blocks[rows]
+    needed = -(-(view.num_computed[rows] + wanted) // view.block_size) - held
+    num_new = int(np.maximum(needed, 0).sum())
+    if num_new > view.blocks.num_free:
+        row = view.policy.victim(view)
+        name = view.requests_by_row[row].request.request_id
+        return ev.Preempted(name, row, "recompute", "no free blocks")
+    same = len(rows) == len(view.last_rows) and bool((rows == view.last_rows).all())
+    return ev.Scheduled(
+        rows=None if same else rows.tobytes(),
+        num_tokens=None if int(wanted.max()) == 1 else wanted.tobytes(),
+        new_blocks=view.blocks.free_list.peek(num_new).tobytes() if num_new else b"",
+        encode=tuple(draft.encode) if draft else (),
+        evict=tuple(draft.evict) if draft else (),
+    )
+
+
+def _within_limits(view: View, wanted: np.ndarray) -> np.ndarray:
+    threshold = view.config.long_prefill_token_threshold
+    return np.minimum(wanted, threshold) if threshold else wanted
+
+
+def _within_budget(wanted: np.ndarray, budget: int) -> np.ndarray:
+    """Serve rows in order until the budget is spent; int32 like `wanted`."""
+    before = np.cumsum(wanted, dtype=np.int64) - wanted
+    return np.clip(budget - before, 0, wanted).astype(np.int32)
+
+
+def _cut_at_media(
+    view: View, rows: np.ndarray, wanted: np.ndarray, media: np.ndarray, draft: _EncoderDraft
+) -> np.ndarray:
+    """Cut the chunks of rows (places `media` in `rows`) whose next embeddings do not fit."""
+    wanted = wanted.copy()
+    for place in media.tolist():
+        left = max(0, view.tokens_left - int(wanted[:place].sum()))
+        row, length = int(rows[place]), min(int(wanted[place]), left)
+        start = int(view.num_computed[row])
+        wanted[place] = draft.cut(view.requests_by_row[row], row, start, length)
+    return wanted
+
+
+def _admit_next(view: View) -> ev.Admitted | None:
+    """The first waiting request that can start. One that waits for the encoder is passed over;
+    one whose blocks do not fit holds back those behind it."""
+    if not view.free_rows or view.tokens_left <= 0:
+        return None
+    row = view.free_rows[-1]
+    for known in view.waiting[view.scan_from :]:
+        cached = _cached_prefix(view, known)
+        start = len(cached) * view.block_size
+        length = min(len(known.tokens) - start, view.tokens_left)
+        if view.config.long_prefill_token_threshold:
+            length = min(length, view.config.long_prefill_token_threshold)
+        draft = _EncoderDraft(view)
+        length = draft.cut(known, row, start, length)
+        if not length:
+            continue
+        revived = int((view.blocks.references[cached] == 0).sum())
+        whole = -(-len(known.tokens) // view.block_size) - len(cached)
+        if whole + revived > view.blocks.num_free:
+            return None
+        num_new = -(-(start + length) // view.block_size) - len(cached)
+        return ev.Admitted(
+            request_id=known.request.request_id,
+            row=row,
+            num_tokens=length,
+            cached_blocks=cached.tobytes(),
+            new_blocks=_next_free(view, cached, revived, num_new).tobytes(),
+            encode=tuple(draft.encode),
+            evict=tuple(draft.evict),
+        )
+    return None
+
+
+def _next_free(view: View, cached: np.ndarray, revived: int, count: int) -> np.ndarray:
+    """`count` free blocks that are not among the hits, which are about to be revived."""
+    blocks = view.blocks.free_list.peek(count + revived) if revived else view.blocks.free_list.peek(count)
+    return blocks[~np.isin(blocks, cached)][:count] if revived else blocks
+
+
+def _cached_prefix(view: View, known: RequestState) -> np.ndarray:
+    """Blocks whose content is the request's own beginning, int32; at least one token is left to
+    compute, for its logits."""
+    size = view.block_size
+    count = (len(known.tokens) - 1) // size
+    if not view.config.enable_prefix_caching or not count:
+        return np.zeros(0, np.int32)
+    index = view.blocks.index
+    tokens = known.tokens[: count * size].reshape(count, size)
+    parts = index.token_parts(tokens).tolist()
+    extras = block_extras(known.request, count * size, size)
+    blocks, content = [], ROOT
+    for number in range(count):
+        block = index.find(content, parts[number], tokens[number], extras.get(number, b""))
+        if block < 0:
+            break
+        blocks.append(block)
+        content = int(index.content[block])
+    return np.array(blocks, np.int32)

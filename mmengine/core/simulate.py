@@ -1,0 +1,177 @@
+"""An executor without a model: tokens that depend on every KV slot a request reads.
+
+Each slot holds a value of its token (and of the feature placed there); the running sum of the
+values of a sequence decides the next token. A wrong block table, a block given away too early, a
+missing feature or a token placed twice therefore changes tokens, and `reference_tokens` says what
+they should have been.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from mmengine.config import EngineConfig
+from mmengine.core.executor import StepPlan, StepResult
+from mmengine.encoder_cache.cache import encoder_key
+from mmengine.errors import ExecutorFailed
+from mmengine.request import Request
+
+_ODD = np.uint64(0x9E3779B97F4A7C15)
+_MIX = np.uint64(0xBF58476D1CE4E5B9)
+
+
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """Simulated time of a step, in ns: a base, and a price for each query token, for each token
+    attended to, and for each embedding computed."""
+
+    step_ns: int = 200_000
+    token_ns: int = 5_000
+    context_ns: int = 20
+    embed_ns: int = 20_000
+
+    def price(self, plan: StepPlan, num_embeds: int) -> int:
+        num_tokens, context = len(plan.input_ids), int((plan.num_computed + plan.num_scheduled).sum())
+        return self.step_ns + self.token_ns * num_tokens + self.context_ns * context + self.embed_ns * num_embeds
+
+
+class SimulatedExecutor:
+    """`fault(step)` gives the text of an error for steps that shall fail, else None. `eos_in`: one
+    token in so many ends the text (0: none does). `check_kv` reads all slots back at each sample.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        vocab_size: int = 1000,
+        eos_in: int = 0,
+        fault: Callable[[int], str | None] = lambda step: None,
+        cost: CostModel = CostModel(),  # noqa: B008 - frozen
+        check_kv: bool = False,
+    ):
+        self._block_size = config.block_size
+        self._vocab_size, self._eos_in = vocab_size, eos_in
+        self._fault, self._cost, self._check_kv = fault, cost, check_kv
+        slots = config.num_blocks * config.block_size
+        self._values = np.zeros(slots, np.uint64)
+        self._sums = np.zeros(slots, np.uint64)  # of the values of the sequence up to the slot
+        self._features: dict[bytes, int] = {}
+        self._requests: list[Request | None] = [None] * config.max_num_seqs
+        self._plan: StepPlan | None = None
+        self.clock_ns = 0
+
+    def dispatch(self, plan: StepPlan) -> None:
+        self._plan = plan
+
+    def collect(self) -> StepResult:
+        plan, self._plan = self._plan, None
+        for admission in plan.admitted:
+            self._requests[admission.row] = admission.request
+        for key in plan.evict:
+            self._features.pop(key, None)
+        error = self._fault(plan.step)
+        if error is not None:
+            raise ExecutorFailed(error)
+        for item in plan.encode:
+            self._features[item.key] = item.request.media[item.index].num_embeds
+        num_embeds = sum(self._features[item.key] for item in plan.encode)
+        device_ns = self._cost.price(plan, num_embeds)
+        self.clock_ns += device_ns
+        self._write(plan)
+        return self._sample(plan, device_ns)
+
+    def close(self) -> None:
+        self._features.clear()
+
+    def _write(self, plan: StepPlan) -> None:
+        values = token_values(plan.input_ids, plan.token_index)
+        for span in plan.media:
+            if span.item_start + span.length > self._features[span.key]:
+                raise ExecutorFailed("a span leaves its item")
+            places = np.arange(span.item_start, span.item_start + span.length)
+            values[span.start : span.start + span.length] += feature_values(span.key, places)
+        self._values[plan.slot_mapping] = values
+        starts = np.cumsum(plan.num_scheduled) - plan.num_scheduled
+        sums = np.cumsum(values, dtype=np.uint64)
+        base = self._sums_before(plan) - (sums[starts] - values[starts])
+        self._sums[plan.slot_mapping] = sums + np.repeat(base, plan.num_scheduled)
+
+    def _sums_before(self, plan: StepPlan) -> np.ndarray:
+        """The sum up to each row's last computed token. A row may hit blocks that another row of
+        the same step fills, whose sums are not there yet: then it is added up from the values."""
+        if not self._check_kv and not plan.admitted:
+            index = np.maximum(plan.num_computed - 1, 0)
+            blocks = plan.block_table[np.arange(len(index)), index // self._block_size].astype(np.int64)
+            sums = self._sums[blocks * self._block_size + index % self._block_size]
+            return np.where(plan.num_computed > 0, sums, np.uint64(0))
+        before = np.zeros(len(plan.rows), np.uint64)
+        for place in np.flatnonzero(plan.num_computed).tolist():
+            index = np.arange(plan.num_computed[place])
+            blocks = plan.block_table[place, index // self._block_size].astype(np.int64)
+            slots = blocks * self._block_size + index % self._block_size
+            before[place] = self._values[slots].sum(dtype=np.uint64)
+        return before
+
+    def _sample(self, plan: StepPlan, device_ns: int) -> StepResult:
+        last = np.cumsum(plan.num_scheduled)[plan.sample] - 1
+        sums = self._sums[plan.slot_mapping[last]]
+        outputs = plan.token_index[last] + 1
+        requests = [self._requests[row] for row in plan.rows[plan.sample].tolist()]
+        salts = np.array([request.sample_index for request in requests], np.uint64)
+        tokens = next_tokens(sums, salts, self._vocab_size)
+        stops = []
+        if self._eos_in:
+            ends = ends_text(sums, self._eos_in)
+            for index in np.flatnonzero(ends).tolist():
+                sampling = requests[index].sampling
+                num_output = int(outputs[index]) + 1 - len(requests[index].prompt_token_ids)
+                if not sampling.ignore_eos and num_output >= sampling.min_tokens:
+                    stops.append((index, "eos"))
+        return StepResult(tokens, stops=tuple(stops), device_ns=device_ns)
+
+
+def token_values(token_ids: np.ndarray, index: np.ndarray) -> np.ndarray:
+    """What a token at its place adds to the sum, uint64."""
+    mixed = (token_ids.astype(np.uint64) + np.uint64(1)) * _ODD + index.astype(np.uint64) * _MIX
+    return (mixed ^ (mixed >> np.uint64(31))) * _MIX
+
+
+def feature_values(key: bytes, places: np.ndarray) -> np.ndarray:
+    return (np.uint64(int.from_bytes(key[:8], "little")) + places.astype(np.uint64)) * _ODD
+
+
+def next_tokens(sums: np.ndarray, sample_index: np.ndarray, vocab_size: int) -> np.ndarray:
+    mixed = (sums + sample_index * _ODD) * _MIX
+    return ((mixed ^ (mixed >> np.uint64(33))) % np.uint64(vocab_size)).astype(np.int32)
+
+
+def ends_text(sums: np.ndarray, eos_in: int) -> np.ndarray:
+    return (((sums * _ODD) >> np.uint64(40)) % np.uint64(eos_in)) == 0
+
+
+def reference_tokens(
+    request: Request, config: EngineConfig, *, vocab_size: int = 1000, eos_in: int = 0
+) -> tuple[list[int], str]:
+    """The tokens and the finish reason that a request must get, computed alone and at once."""
+    prompt = request.prompt_token_ids
+    values = token_values(prompt, np.arange(len(prompt)))
+    for item in request.media:
+        key, offset = encoder_key(item.mm_hash, request.cache_salt), 0
+        for start, length in item.runs:
+            values[start : start + length] += feature_values(key, np.arange(offset, offset + length))
+            offset += length
+    total = values.sum(dtype=np.uint64, keepdims=True)
+    sampling, salt = request.sampling, np.array([request.sample_index], np.uint64)
+    tokens: list[int] = []
+    limit = min(sampling.max_tokens, config.max_model_len - len(prompt))
+    while True:
+        token = next_tokens(total, salt, vocab_size)
+        tokens.append(int(token[0]))
+        stops = eos_in and not sampling.ignore_eos and len(tokens) >= sampling.min_tokens
+        if stops and ends_text(total, eos_in)[0]:
+            return tokens, "stop"
+        if len(tokens) >= limit:
+            return tokens, "length"
+        total = total + token_values(token, np.array([len(prompt) + len(tokens) - 1]))

@@ -1,0 +1,140 @@
+"""The state of the engine: a fold over its events, as columns by row.
+
+Only `evolve` writes it. Decisions read it through `View`, whose arrays refuse writes. A row is a
+place in the running batch; a waiting request has none, and keeps its tokens itself.
+"""
+
+import hashlib
+from bisect import insort
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from mmengine.config import EngineConfig
+from mmengine.core.blocks import BlockPool
+from mmengine.core.policy import Policy, policy_named
+from mmengine.encoder_cache.cache import EncoderCache, encoder_key
+from mmengine.request import Request
+
+NEVER = np.int32(2**31 - 1)
+# Values of the column `ended`. LOST: the step that the row was in failed as a whole.
+RUNS_ON, STOPPED, BROKEN, LOST = 0, 1, 2, 3
+
+
+@dataclass(slots=True, eq=False)
+class RequestState:
+    """What is known of one live request. `arrival` numbers requests from 0."""
+
+    request: Request
+    arrival: int
+    tokens: np.ndarray  # int32, all known tokens as of the last time without a row
+    media_keys: tuple[bytes, ...]
+    rank: tuple[int, ...] = ()
+    row: int = -1
+    num_cached: int = -1  # prompt tokens that were cached when it first ran; -1 before
+    failures: int = 0
+    cancelled: str = ""
+    detail: str = ""  # how the text ended, or what went wrong
+    held_media: set[int] = field(default_factory=set)  # indices of items it references
+
+    @property
+    def num_prompt(self) -> int:
+        return len(self.request.prompt_token_ids)
+
+
+_ROW_COLUMNS = {
+    "num_tokens": np.int32,  # known
+    "num_computed": np.int32,  # whose KV is there, or will be when the open step has run
+    "max_total": np.int32,  # known tokens at which the request ends by length
+    "num_blocks": np.int32,  # held
+    "next_media": np.int32,  # start of the first embedding run not computed yet, or NEVER
+    "release_at": np.int32,  # computed tokens at which an encoder reference may go, or NEVER
+    "scheduled": np.int32,  # tokens in the open step
+    "plain_from": np.int32,  # blocks from this token on overlap no media and no salt
+    "content": np.int64,  # content id of the last full block, the parent of the next
+    "ended": np.int8,
+}
+
+
+class State:
+    """Columns are named in `_ROW_COLUMNS`; the wide ones are `token_ids` and `block_table`."""
+
+    def __init__(self, config: EngineConfig):
+        self.config = config
+        self.policy: Policy = policy_named(config.policy)
+        rows, self.block_size = config.max_num_seqs, config.block_size
+        for name, dtype in _ROW_COLUMNS.items():
+            setattr(self, name, np.zeros(rows, dtype))
+        self.token_ids = np.zeros((rows, config.max_model_len), np.int32)
+        self.block_table = np.zeros((rows, -(-config.max_model_len // config.block_size)), np.int32)
+        self.requests_by_row: list[RequestState | None] = [None] * rows
+        self.free_rows = list(range(rows - 1, -1, -1))
+        self.running = np.zeros(0, np.int32)  # rows in admission order
+        self.requests: dict[str, RequestState] = {}
+        self.waiting: list[RequestState] = []  # by rank
+        self.num_arrived = 0
+        self.blocks = BlockPool(config.num_blocks, config.block_size)
+        self.encoder = EncoderCache(config.encoder_cache_size)
+        self.cancelled: list[str] = []
+        self.step = 0  # the open step, or the next one
+        self.last_rows = np.zeros(0, np.int32)  # what "the rows of the step before" stands for
+        self.reset_step()
+
+    def reset_step(self) -> None:
+        """Budgets and lists of the open step, as they are before it opens."""
+        self.is_open = False
+        self.preempted_in_step = False
+        self.tokens_left = self.config.token_budget
+        self.encoder_left = self.config.encoder_budget
+        self.scan_from = 0  # waiting requests before it were passed over in this step
+        self.step_rows = np.zeros(0, np.int32)  # rows of the open step, in order
+        self.step_filled: list[np.ndarray] = []  # blocks whose content the open step completes
+        self.step_encoded: list[bytes] = []
+
+    def enqueue(self, request: RequestState) -> None:
+        """Put a request without a row where its rank belongs."""
+        request.rank = self.policy.rank(request)
+        insort(self.waiting, request, key=lambda waiting: waiting.rank)
+
+    def new_request(self, request: Request) -> RequestState:
+        keys = tuple(encoder_key(item.mm_hash, request.cache_salt) for item in request.media)
+        state = RequestState(request, self.num_arrived, request.prompt_token_ids, keys)
+        self.num_arrived += 1
+        return state
+
+    def digest(self) -> bytes:
+        """16 bytes over everything that a decision could read."""
+        digest = hashlib.blake2b(digest_size=16)
+        rows = self.running
+        for name in _ROW_COLUMNS:
+            digest.update(getattr(self, name)[rows].tobytes())
+        digest.update(rows.tobytes())
+        for row in rows.tolist():
+            digest.update(self.requests_by_row[row].request.request_id.encode() + b"\0")
+            digest.update(self.token_ids[row, : self.num_tokens[row]].tobytes())
+            digest.update(self.block_table[row, : self.num_blocks[row]].tobytes())
+        for request in self.waiting:
+            digest.update(request.request.request_id.encode() + b"\1" + request.tokens.tobytes())
+        pool = self.blocks
+        digest.update(pool.references.tobytes() + pool.free_list.order().tobytes() + pool.index.content.tobytes())
+        for key, entry in self.encoder.entries.items():
+            digest.update(key + entry.size.to_bytes(8, "little") + entry.references.to_bytes(8, "little"))
+        digest.update(b"".join(self.encoder.idle))
+        counters = (self.step, self.num_arrived, len(self.free_rows), *self.free_rows)
+        digest.update(np.array(counters, np.int64).tobytes())
+        return digest.digest()
+
+
+class View:
+    """The state as decisions see it: the same names, arrays that raise when written."""
+
+    def __init__(self, state: State):
+        self._state = state
+        for name in (*_ROW_COLUMNS, "token_ids", "block_table"):
+            array = getattr(state, name).view()
+            array.flags.writeable = False
+            setattr(self, name, array)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._state, name)

@@ -1,0 +1,83 @@
+"""Which encoder outputs are held, by whom, and which may go: the pure half of the encoder cache.
+
+Sizes are in embeddings. Entries are shared between requests by content; one that nobody
+references stays until its room is needed, the longest unused first.
+"""
+
+import hashlib
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Entry:
+    size: int
+    references: int = 0
+    valid: bool = True  # False: the step that computed it failed
+
+
+def encoder_key(mm_hash: bytes, cache_salt: str) -> bytes:
+    """The key of an item for a tenant; tenants never share entries."""
+    return hashlib.sha256(mm_hash + cache_salt.encode()).digest() if cache_salt else mm_hash
+
+
+class EncoderCache:
+    def __init__(self, capacity: int):
+        self.capacity = capacity
+        self.used = 0
+        self.entries: dict[bytes, Entry] = {}
+        self.idle: dict[bytes, None] = {}  # unreferenced keys, longest unused first
+        self.idle_size = 0
+
+    def has(self, key: bytes) -> bool:
+        entry = self.entries.get(key)
+        return entry is not None and entry.valid
+
+    def evictions_for(self, size: int, keep: set[bytes], extra: int) -> list[bytes] | None:
+        """Keys to evict so that `size` more fits beside `extra` not yet added; None when it cannot.
+
+        Entries in `keep` are about to be referenced and stay.
+        """
+        room = self.capacity - self.used - extra
+        evicted = []
+        for key in self.idle:
+            if room >= size:
+                break
+            if key not in keep:
+                evicted.append(key)
+                room += self.entries[key].size
+        return evicted if room >= size else None
+
+    def add(self, key: bytes, size: int) -> None:
+        self.entries[key] = Entry(size)
+        self.idle[key] = None
+        self.used += size
+        self.idle_size += size
+
+    def evict(self, key: bytes) -> None:
+        entry = self.entries.pop(key)
+        del self.idle[key]
+        self.used -= entry.size
+        self.idle_size -= entry.size
+
+    def reference(self, key: bytes) -> None:
+        entry = self.entries[key]
+        if entry.references == 0:
+            del self.idle[key]
+            self.idle_size -= entry.size
+        entry.references += 1
+
+    def release(self, key: bytes) -> None:
+        entry = self.entries[key]
+        entry.references -= 1
+        if entry.references == 0:
+            self.idle[key] = None
+            self.idle_size += entry.size
+            if not entry.valid:
+                self.evict(key)
+
+    def invalidate(self, key: bytes) -> None:
+        """Its computation failed: no new reference is taken, and it goes with the last one."""
+        entry = self.entries[key]
+        entry.valid = False
+        if entry.references == 0:
+            self.evict(key)

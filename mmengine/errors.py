@@ -1,0 +1,60 @@
+"""Every error that mmengine raises on purpose.
+
+    MMEngineError
+    ├── ConfigError          settings that are out of range or contradict each other
+    ├── ModelError           a model folder that is missing, damaged, or of an unknown kind
+    ├── InvalidRequest       refused at the door: it never became work
+    │   ├── InvalidMedia     an image or a video that cannot be used
+    │   └── QueueFull        too many requests wait already; try again later
+    ├── RequestFailed        accepted, then ended with finish_reason "error"
+    ├── ExecutorFailed       the device side of a step raised
+    └── LogError
+        ├── CorruptLog       bytes that are no log, or a log damaged before its tail
+        └── Diverged         a decision derived again differs from the logged one
+
+A message is one sentence or two: what is wrong, where, and what to do.
+"""
+
+
+class MMEngineError(Exception):
+    """Base of all errors raised on purpose; its text is meant for the user."""
+
+
+class ConfigError(MMEngineError, ValueError):
+    pass
+
+
+class ModelError(MMEngineError):
+    pass
+
+
+class InvalidRequest(MMEngineError, ValueError):
+    pass
+
+
+class InvalidMedia(InvalidRequest):
+    pass
+
+
+class QueueFull(InvalidRequest):
+    pass
+
+
+class RequestFailed(MMEngineError):
+    pass
+
+
+class ExecutorFailed(MMEngineError):
+    pass
+
+
+class LogError(MMEngineError):
+    pass
+
+
+class CorruptLog(LogError):
+    pass
+
+
+class Diverged(LogError):
+    pass

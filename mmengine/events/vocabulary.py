@@ -1,0 +1,151 @@
+"""The events of a run: every change of a request's state, in the order in which it happened.
+
+Observations are facts that only the log knows (arrivals, tokens, failures). Decisions follow from
+the state and are derived again by `verify`. Integer columns are little-endian int32 bytes.
+Fields are only ever added, at the end and with a default; a type number is never used twice.
+"""
+
+import msgspec
+
+from mmengine.request import MediaItem, SamplingParams
+
+SCHEMA_VERSION = 1
+
+
+class Event(msgspec.Struct, array_like=True, frozen=True):
+    """Base of all events."""
+
+
+class Started(Event):
+    """Observation, first record of a log: what a replay needs to know of the engine."""
+
+    schema: int
+    engine_version: str
+    decision_version: int
+    config: dict  # EngineConfig, resolved
+    fingerprints: dict[str, str]  # weights, processor, dtype, backend
+    num_blocks: int
+
+
+class Queued(Event):
+    """Observation with a decision in it (its place in the queue): a request was accepted.
+
+    `prompt`: int32 token ids.
+    """
+
+    request_id: str
+    prompt: bytes
+    sampling: SamplingParams
+    media: tuple[MediaItem, ...] = ()
+    sample_index: int = 0
+    priority: int = 0
+    cache_salt: str = ""
+    deadline_ns: int = 0
+    grammar: str | None = None
+
+
+class Cancelled(Event):
+    """Observation: the consumer left ("cancelled") or the deadline passed ("deadline")."""
+
+    request_id: str
+    reason: str
+
+
+class Preempted(Event):
+    """Decision: the request loses its row and blocks, and waits again."""
+
+    request_id: str
+    row: int
+    mode: str  # "recompute"
+    reason: str
+
+
+class Scheduled(Event):
+    """Decision that opens a step: which running rows compute how many tokens.
+
+    `rows` None: those of the step before. `num_tokens` None: one each. `new_blocks` are dealt to
+    the rows in order, to each as many as its tokens need.
+    """
+
+    rows: bytes | None
+    num_tokens: bytes | None
+    new_blocks: bytes = b""
+    encode: tuple[tuple[bytes, int, int], ...] = ()  # (key, row, media index)
+    evict: tuple[bytes, ...] = ()
+
+
+class Admitted(Event):
+    """Decision: a waiting request gets a row and joins the step (it opens one if none is open).
+
+    `cached_blocks`: prefix hits; their tokens count as computed. `new_blocks`: the rest.
+    """
+
+    request_id: str
+    row: int
+    num_tokens: int
+    cached_blocks: bytes
+    new_blocks: bytes
+    encode: tuple[tuple[bytes, int, int], ...] = ()
+    evict: tuple[bytes, ...] = ()
+
+
+class Executed(Event):
+    """Observation: the open step ran. Indices count the rows that sampled, in step order.
+
+    `stops`: (index, kind) where the text ended. `errors`: (index, what) where one row failed.
+    `logprobs`: (index, [(token id, logprob), …]).
+    """
+
+    token_ids: bytes
+    stops: tuple[tuple[int, str], ...] = ()
+    errors: tuple[tuple[int, str], ...] = ()
+    logprobs: tuple[tuple[int, tuple[tuple[int, float], ...]], ...] = ()
+    device_ns: int = 0
+
+
+class Failed(Event):
+    """Observation: the executor raised; the open step gave nothing."""
+
+    error: str
+
+
+class Finished(Event):
+    """Decision: the request ended. reason: stop, length, abort, error, rejected."""
+
+    request_id: str
+    reason: str
+    detail: str = ""
+
+
+class Delivered(Event):
+    """Observation: the whole answer reached its consumer."""
+
+    request_id: str
+
+
+class CacheReset(Event):
+    """Observation: someone asked to forget all cached prefixes."""
+
+
+class Checkpoint(Event):
+    """Decision: digest of the whole state at this point."""
+
+    digest: bytes
+
+
+TYPES: dict[int, type[Event]] = {
+    1: Started,
+    2: Queued,
+    3: Cancelled,
+    4: Preempted,
+    5: Scheduled,
+    6: Admitted,
+    7: Executed,
+    8: Failed,
+    9: Finished,
+    10: Delivered,
+    11: CacheReset,
+    12: Checkpoint,
+}
+NUMBERS: dict[type[Event], int] = {cls: number for number, cls in TYPES.items()}
+OBSERVATIONS = (Started, Queued, Cancelled, Executed, Failed, Delivered, CacheReset)

@@ -1,0 +1,141 @@
+"""What a model brings: a processor (numpy only) and the networks (torch).
+
+A plugin is an entry point in the group `mmengine.models`. Its module is cheap to import; torch
+is imported by `load_model` alone.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from mmengine.request import MediaItem
+
+
+@dataclass(frozen=True, slots=True)
+class MediaInput:
+    """A media item and what its encoder reads: uint8 [num_patches, channels * temporal * patch²],
+    rows in the order of the encoder (windows of merge x merge patches together)."""
+
+    item: MediaItem
+    patches: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A prompt ready to submit. `text` is the rendered prompt, before placeholders grow."""
+
+    prompt_token_ids: np.ndarray  # int32 [n]
+    media: tuple[MediaInput, ...]
+    text: str
+
+
+class Tokenizer(Protocol):
+    """The little of a tokenizer that serving needs."""
+
+    vocab_size: int  # ids below it decode to something
+    special_ids: frozenset[int]
+
+    def encode(self, text: str, *, allow_special: bool = False) -> list[int]: ...
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
+
+
+class Processor(Protocol):
+    """Messages and media to prompt tokens and patches. Never imports torch. Thread-safe."""
+
+    tokenizer: Tokenizer
+    eos_token_ids: tuple[int, ...]
+    generation_defaults: dict[str, Any]  # what generation_config.json asks for
+    fingerprint: str  # hex; changes when pixels or prompts would
+
+    def prepare(
+        self,
+        messages: Sequence[dict[str, Any]],
+        *,
+        images: Sequence[Any] = (),
+        videos: Sequence[Any] = (),
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        base_folder: Path | None = None,
+        media_options: dict[str, Any] | None = None,
+    ) -> Prepared:
+        """Chat messages (OpenAI's or qwen_vl_utils' shape). `images` and `videos` fill, in order,
+        placeholder parts that carry no data. Relative paths are read under `base_folder`.
+        Raises InvalidRequest, InvalidMedia."""
+
+    def prepare_text(
+        self,
+        text: str,
+        *,
+        images: Sequence[Any] = (),
+        videos: Sequence[Any] = (),
+        media_options: dict[str, Any] | None = None,
+    ) -> Prepared:
+        """A prompt string that already holds placeholders, as transformers' processor takes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """Sizes that the runtime and the scheduler need."""
+
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    hidden_size: int
+    vocab_size: int
+    max_model_len: int
+    num_deepstack: int  # encoder features a media token: (1 + num_deepstack) * hidden_size
+    patch_width: int  # values of one patch row
+
+
+class AttentionPort(Protocol):
+    """What a decoder layer sees of the paged cache; t tokens of a ragged batch."""
+
+    def append(self, layer: int, k: Any, v: Any) -> None:
+        """Store k and v, each [t, num_kv_heads, head_dim], at the step's slots."""
+
+    def run(self, layer: int, q: Any) -> Any:
+        """Causal attention of q [t, num_heads, head_dim] over each row's own tokens; same shape."""
+
+
+class VisionLanguageModel(Protocol):
+    """The networks on one device. Tensors are torch tensors; t tokens, s rows that sample."""
+
+    spec: ModelSpec
+
+    def encode(self, patches: Any, grids: Sequence[tuple[int, int, int]]) -> Any:
+        """uint8 [p, patch_width], items one after the other, to features
+        [sum of embeds, (1 + num_deepstack) * hidden_size]."""
+
+    def embed(self, input_ids: Any) -> Any:
+        """int64 [t] to [t, hidden_size]."""
+
+    def forward(self, embeds: Any, deepstack: Any | None, positions: Any, attention: AttentionPort) -> Any:
+        """embeds [t, hidden]; deepstack [num_deepstack, t, hidden], zero at text tokens, or None;
+        positions int64 [3, t]. Gives the normed hidden states [t, hidden]."""
+
+    def logits(self, hidden: Any) -> Any:
+        """[s, hidden] to float32 [s, vocab_size]."""
+
+
+class ModelPlugin(Protocol):
+    """One family of architectures."""
+
+    architectures: tuple[str, ...]
+
+    def load_processor(self, folder: Path) -> Processor: ...
+
+    def load_model(self, folder: Path, *, device: str, dtype: str) -> VisionLanguageModel: ...
+
+    def fingerprint(self, folder: Path) -> str:
+        """Hex digest of the weights, for STARTED. Fast also for large models; imports no torch."""
+
+    def positions(
+        self, prompt_token_ids: np.ndarray, media: Sequence[MediaItem]
+    ) -> tuple[np.ndarray, int]:
+        """Rotary positions of a prompt, int32 [3, n], and the delta: an output token at index i
+        has position i + delta in all three rows."""

@@ -1,0 +1,135 @@
+"""What a user asks for: prompt tokens, media, and how to sample."""
+
+import math
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+
+from mmengine.errors import InvalidRequest
+
+MAX_STOP_STRINGS = 16
+MAX_STOP_STRING_CHARS = 256
+MAX_LOGPROBS = 20
+MAX_LOGIT_BIAS = 1024
+MAX_CHOICES = 64
+MAX_SEED = 2**63 - 1
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How to choose tokens. `temperature` 0 is greedy; `seed` None is drawn at submit.
+
+    `logprobs` is the number of alternatives reported beside the chosen token (None: off).
+    `n` asks for several answers to one prompt, each with its own sample index.
+    """
+
+    max_tokens: int = 256
+    min_tokens: int = 0
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    n: int = 1
+
+    def check(self) -> None:
+        """Raise InvalidRequest for the first field that is out of range."""
+        for name, low, high in _INT_RANGES:
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+                raise InvalidRequest(f"{name} must be an integer from {low} to {high}, not {value!r}")
+        for name, low, high in _FLOAT_RANGES:
+            value = getattr(self, name)
+            if not isinstance(value, (int, float)) or not math.isfinite(value) or not low <= value <= high:
+                raise InvalidRequest(f"{name} must be a number from {low} to {high}, not {value!r}")
+        self._check_collections()
+
+    def _check_collections(self) -> None:
+        if self.min_tokens > self.max_tokens:
+            raise InvalidRequest(f"min_tokens {self.min_tokens} is larger than max_tokens {self.max_tokens}")
+        if self.seed is not None and not 0 <= self.seed <= MAX_SEED:
+            raise InvalidRequest(f"seed must lie in 0 to 2^63 - 1, not {self.seed!r}")
+        if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
+            raise InvalidRequest(f"logprobs must lie in 0 to {MAX_LOGPROBS}, not {self.logprobs!r}")
+        if len(self.stop) > MAX_STOP_STRINGS:
+            raise InvalidRequest(f"at most {MAX_STOP_STRINGS} stop strings are taken, not {len(self.stop)}")
+        for text in self.stop:
+            if not isinstance(text, str) or not 1 <= len(text) <= MAX_STOP_STRING_CHARS:
+                raise InvalidRequest(f"a stop string must have 1 to {MAX_STOP_STRING_CHARS} characters")
+        if len(self.stop_token_ids) > MAX_STOP_STRINGS:
+            raise InvalidRequest(f"at most {MAX_STOP_STRINGS} stop token ids are taken")
+        if len(self.logit_bias) > MAX_LOGIT_BIAS:
+            raise InvalidRequest(f"logit_bias holds at most {MAX_LOGIT_BIAS} tokens")
+        for token, bias in self.logit_bias.items():
+            if not math.isfinite(bias) or abs(bias) > 100:
+                raise InvalidRequest(f"logit_bias of token {token} must lie in -100 to 100, not {bias!r}")
+
+
+_INT_RANGES = (
+    ("max_tokens", 1, 10**7),
+    ("min_tokens", 0, 10**7),
+    ("top_k", 0, 10**7),
+    ("n", 1, MAX_CHOICES),
+)
+_FLOAT_RANGES = (
+    ("temperature", 0.0, 100.0),
+    ("top_p", 1e-6, 1.0),
+    ("min_p", 0.0, 1.0),
+    ("repetition_penalty", 1e-2, 100.0),
+    ("presence_penalty", -2.0, 2.0),
+    ("frequency_penalty", -2.0, 2.0),
+)
+
+
+class MediaItem(msgspec.Struct, frozen=True, array_like=True):
+    """One image or video of a prompt, as the scheduler sees it.
+
+    `mm_hash`: SHA-256 of what the encoder will see. `runs`: (start, length) of prompt positions
+    that hold its embeddings, ascending; an image has one run, a video one a temporal patch (the
+    timestamps between them are text). `grid`: patches (t, h, w).
+    """
+
+    mm_hash: bytes
+    modality: str
+    runs: tuple[tuple[int, int], ...]
+    grid: tuple[int, int, int]
+
+    @property
+    def num_embeds(self) -> int:
+        return sum(length for _, length in self.runs)
+
+    @property
+    def start(self) -> int:
+        return self.runs[0][0]
+
+    @property
+    def end(self) -> int:
+        start, length = self.runs[-1]
+        return start + length
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request that passed the front: token ids (int32 [n]), media, sampling with its seed drawn.
+
+    `priority`: smaller is more important. `cache_salt` separates tenants in both caches.
+    `deadline_ns`: time from arrival after which it is given up, 0 for never.
+    """
+
+    request_id: str
+    prompt_token_ids: np.ndarray
+    sampling: SamplingParams
+    media: tuple[MediaItem, ...] = ()
+    sample_index: int = 0
+    priority: int = 0
+    cache_salt: str = ""
+    deadline_ns: int = 0
+    grammar: str | None = field(default=None)
