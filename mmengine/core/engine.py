@@ -21,7 +21,7 @@ from mmengine.core.inbox import Inbox, Source
 from mmengine.core.outputs import Outputs, Stats
 from mmengine.core.schedule import DECISION_VERSION, schedule
 from mmengine.core.state import State, View
-from mmengine.errors import InvalidRequest, MMEngineError, QueueFull
+from mmengine.errors import ExecutorFailed, InvalidRequest, MMEngineError, QueueFull
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import MemoryLog, Sink
 from mmengine.request import Request
@@ -174,7 +174,8 @@ class EngineCore:
             result = self.executor.collect()
         except Exception as error:  # whatever the device says: the step is lost, the engine is not
             self._dispatch_error = None
-            self._emit(ev.Failed(f"{type(error).__name__}: {error}"[:500]))
+            text = str(error) if isinstance(error, ExecutorFailed) else f"{type(error).__name__}: {error}"
+            self._emit(ev.Failed(text[:500]))
             return
         event = ev.Executed(
             result.token_ids.tobytes(),

@@ -2,7 +2,7 @@
 
 import heapq
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from mmengine.events import vocabulary as ev
@@ -11,7 +11,7 @@ from mmengine.events import vocabulary as ev
 class Source(Protocol):
     """Where a step finds arrivals, cancels and other observations."""
 
-    def drain(self) -> list[ev.Event]: ...
+    def drain(self) -> Iterable[ev.Event]: ...
 
     def __len__(self) -> int: ...
 

@@ -1,0 +1,132 @@
+"""A log as tables: one line a request, one line a step. Folds the log; makes no decisions."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from mmengine.config import EngineConfig
+from mmengine.core.evolve import evolve
+from mmengine.core.state import State
+from mmengine.errors import CorruptLog
+from mmengine.events import vocabulary as ev
+from mmengine.events.codec import Record
+from mmengine.events.log import LogReader
+
+
+@dataclass(slots=True)
+class RequestLine:
+    """One request's life. Times are ns since its arrival; -1 where it did not come so far."""
+
+    request_id: str
+    num_prompt_tokens: int
+    num_media: int
+    queued_ns: int
+    queued_step: int
+    num_cached_tokens: int = 0
+    num_output_tokens: int = 0
+    num_preemptions: int = 0
+    first_token_ns: int = -1
+    end_ns: int = -1
+    end_step: int = -1
+    finish_reason: str = ""
+    detail: str = ""
+
+
+@dataclass(slots=True)
+class StepLine:
+    """One step: its batch and what was left when it was decided."""
+
+    step: int
+    num_rows: int
+    num_tokens: int
+    num_admitted: int
+    num_encoded: int
+    num_preempted: int
+    num_running: int
+    num_waiting: int
+    num_free_blocks: int
+    encoder_used: int
+    device_ms: float
+    failed: str = ""
+
+
+def _fold(folder: Path) -> Iterator[tuple[State, Record]]:
+    """Each record with the state before it. Nothing is compared; `verify` does that."""
+    state: State | None = None
+    for record in LogReader(folder):
+        if state is None:
+            if not isinstance(record.event, ev.Started):
+                raise CorruptLog(f"{folder} does not begin with STARTED; it is no whole log")
+            state = State(EngineConfig.from_dict(record.event.config))
+        yield state, record
+        evolve(state, record.event)
+
+
+def request_lines(folder: Path) -> list[RequestLine]:
+    """Every request of a log, in order of arrival."""
+    lines: dict[str, RequestLine] = {}
+    for state, record in _fold(folder):
+        event = record.event
+        match event:
+            case ev.Queued(request_id=name):
+                lines[name] = RequestLine(name, len(event.prompt) // 4, len(event.media), record.mono_ns, record.step)
+            case ev.Admitted(request_id=name) if lines[name].num_preemptions == 0:
+                lines[name].num_cached_tokens = len(event.cached_blocks) // 4 * state.block_size
+            case ev.Preempted(request_id=name):
+                lines[name].num_preemptions += 1
+            case ev.Executed():
+                _count_tokens(state, record, lines)
+            case ev.Finished(request_id=name) if name in lines:
+                line = lines[name]
+                line.finish_reason, line.detail = event.reason, event.detail
+                line.end_ns, line.end_step = record.mono_ns - line.queued_ns, record.step
+    return list(lines.values())
+
+
+def _count_tokens(state: State, record: Record, lines: dict[str, RequestLine]) -> None:
+    rows = state.step_rows
+    sampled = rows[state.num_computed[rows] == state.num_tokens[rows]].tolist()
+    broken = {index for index, _ in record.event.errors}
+    for index, row in enumerate(sampled):
+        if index in broken:
+            continue
+        line = lines[state.requests_by_row[row].request.request_id]
+        line.num_output_tokens += 1
+        if line.first_token_ns < 0:
+            line.first_token_ns = record.mono_ns - line.queued_ns
+
+
+def step_lines(folder: Path) -> Iterator[StepLine]:
+    """Every step of a log that ran or failed."""
+    admitted = encoded = preempted = 0
+    for state, record in _fold(folder):
+        match record.event:
+            case ev.Preempted():
+                preempted += 1
+            case ev.Scheduled(encode=encode):
+                encoded += len(encode)
+            case ev.Admitted(encode=encode):
+                admitted, encoded = admitted + 1, encoded + len(encode)
+            case ev.Executed() | ev.Failed():
+                yield _step_line(state, record, admitted, encoded, preempted)
+                admitted = encoded = preempted = 0
+
+
+def _step_line(state: State, record: Record, admitted: int, encoded: int, preempted: int) -> StepLine:
+    failed = isinstance(record.event, ev.Failed)
+    return StepLine(
+        step=record.step,
+        num_rows=len(state.step_rows),
+        num_tokens=int(np.sum(state.scheduled[state.step_rows])),
+        num_admitted=admitted,
+        num_encoded=encoded,
+        num_preempted=preempted,
+        num_running=len(state.running),
+        num_waiting=len(state.waiting),
+        num_free_blocks=state.blocks.num_free,
+        encoder_used=state.encoder.used,
+        device_ms=0.0 if failed else record.event.device_ns / 1e6,
+        failed=record.event.error if failed else "",
+    )

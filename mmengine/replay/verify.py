@@ -1,0 +1,260 @@
+"""Verify: run the loop again on a log's observations and compare every event it derives.
+
+The executor, the source and the sink of the one loop are the log itself. No model, no device and
+no clock is needed.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mmengine.config import EngineConfig
+from mmengine.core.engine import EngineCore
+from mmengine.core.evolve import evolve
+from mmengine.core.executor import StepPlan, StepResult
+from mmengine.core.schedule import DECISION_VERSION
+from mmengine.core.state import State
+from mmengine.errors import ConfigError, CorruptLog, ExecutorFailed, MMEngineError
+from mmengine.events import vocabulary as ev
+from mmengine.events.codec import Record
+from mmengine.events.log import LogReader, TornTail
+from mmengine.request import SamplingParams
+
+RECENT = 8  # observations shown with a divergence
+MAX_CELLS = 2**31  # rows x tokens that a log's settings may ask a replay to hold
+
+
+@dataclass(slots=True)
+class Divergence:
+    """The first event that differs: where, which field, and the observations before it."""
+
+    sequence: int
+    step: int
+    event: str
+    field: str
+    logged: Any
+    derived: Any
+    recent: list[Record]
+
+
+@dataclass(slots=True)
+class VerifyReport:
+    """`rederived` False: the log was written under other rules (`logged_version`), so it was only
+    folded and its digests compared. `unfinished`: requests without an end in the log."""
+
+    steps: int = 0
+    events: int = 0
+    requests: int = 0
+    tokens: int = 0
+    checkpoints: int = 0
+    rederived: bool = True
+    logged_version: int = 0
+    torn: TornTail | None = None
+    divergence: Divergence | None = None
+    unfinished: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        return self.divergence is None
+
+
+# Both leave the loop from inside an executor or a sink. They are no `Exception`, because the loop
+# turns whatever an executor raises into FAILED.
+
+
+class _Parted(BaseException):
+    def __init__(self, divergence: Divergence):
+        super().__init__(divergence.field)
+        self.divergence = divergence
+
+
+class _LogEnded(BaseException):
+    """The loop would go on where the log stops: a crash cut the step short."""
+
+
+class _Tape:
+    """The log as executor, source and sink of a replay."""
+
+    def __init__(self, records: Iterator[Record], report: VerifyReport, progress: Callable[[Record], None] | None):
+        self._records = records
+        self._report = report
+        self._progress = progress
+        self._recent: deque[Record] = deque(maxlen=RECENT)
+        self.next: Record | None = next(records, None)
+
+    # Executor
+
+    def dispatch(self, plan: StepPlan) -> None:
+        """The log knows how the step went."""
+
+    def collect(self) -> StepResult:
+        event = self._expect().event
+        if isinstance(event, ev.Failed):
+            raise ExecutorFailed(event.error)
+        if not isinstance(event, ev.Executed):
+            raise _Parted(self.divergence("event", type(event).__name__, "Executed"))
+        tokens = np.frombuffer(event.token_ids, np.int32)
+        logprobs = tuple((index, list(entries)) for index, entries in event.logprobs)
+        return StepResult(tokens, event.stops, event.errors, logprobs, event.device_ns)
+
+    # Source
+
+    def drain(self) -> Iterator[ev.Event]:
+        """The observations that stand here; each comes back through `append` before the next."""
+        while self.next is not None and (asked := _asked(self.next.event)) is not None:
+            before = self.next.sequence
+            yield asked
+            if self.next is not None and self.next.sequence == before:
+                raise _Parted(self.divergence("event", type(asked).__name__, "nothing"))
+
+    def __len__(self) -> int:
+        return int(self.next is not None)
+
+    # Sink
+
+    def append(self, event: ev.Event, step: int, mono_ns: int) -> None:
+        record = self._expect()
+        logged = record.event
+        if type(event) is not type(logged):
+            raise _Parted(self.divergence("event", type(logged).__name__, type(event).__name__))
+        if event != logged:
+            name = next(n for n in event.__struct_fields__ if getattr(event, n) != getattr(logged, n))
+            raise _Parted(self.divergence(name, getattr(logged, name), getattr(event, name)))
+        self._count(record)
+        if isinstance(logged, ev.OBSERVATIONS):
+            self._recent.append(record)
+        self.next = next(self._records, None)
+
+    def commit(self) -> bool:
+        return True
+
+    def sync(self) -> None:
+        """Nothing is written."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _count(self, record: Record) -> None:
+        report, event = self._report, record.event
+        report.events += 1
+        if isinstance(event, ev.Executed):
+            report.steps += 1
+            report.tokens += len(event.token_ids) // 4
+        elif isinstance(event, ev.Queued):
+            report.requests += 1
+        elif isinstance(event, ev.Checkpoint):
+            report.checkpoints += 1
+        if self._progress is not None:
+            self._progress(record)
+
+    def _expect(self) -> Record:
+        if self.next is None:
+            raise _LogEnded
+        return self.next
+
+    def divergence(self, name: str, logged: Any, derived: Any) -> Divergence:
+        record = self._expect()
+        kind = type(record.event).__name__
+        recent = list(self._recent)
+        return Divergence(record.sequence, record.step, kind, name, _readable(logged), _readable(derived), recent)
+
+
+def _asked(event: ev.Event) -> ev.Event | None:
+    """What was asked of the engine so that it logged this event first; None for a decision."""
+    if isinstance(event, (ev.Queued, ev.Cancelled, ev.Delivered, ev.CacheReset)):
+        return event
+    if isinstance(event, ev.Finished) and event.reason == "rejected":
+        return ev.Queued(event.request_id, b"", SamplingParams())
+    return None
+
+
+def _readable(value: Any) -> Any:
+    """Integer columns as lists, so that a person can compare them."""
+    if isinstance(value, bytes) and len(value) % 4 == 0 and len(value) <= 4096:
+        return np.frombuffer(value, np.int32).tolist()
+    return value
+
+
+def verify(folder: Path, progress: Callable[[Record], None] | None = None) -> VerifyReport:
+    """Fold a log and derive its decisions again. `progress` is called with each record.
+
+    Raises LogError when there is no log, CorruptLog when it is damaged or is none.
+    """
+    reader = LogReader(folder)
+    records = iter(reader)
+    started, records = _read_started(records, folder)
+    config = _replay_config(started, folder)
+    report = VerifyReport(logged_version=started.decision_version)
+    report.rederived = started.decision_version == DECISION_VERSION
+    tape = _Tape(records, report, progress)
+    state = _derive(tape, config, started) if report.rederived else _fold(tape, config)
+    if isinstance(state, Divergence):
+        report.divergence = state
+    else:
+        report.unfinished = list(state.requests)
+    report.torn = reader.torn
+    return report
+
+
+def _read_started(records: Iterator[Record], folder: Path) -> tuple[ev.Started, Iterator[Record]]:
+    first = next(records, None)
+    if first is None or not isinstance(first.event, ev.Started):
+        raise CorruptLog(f"{folder} does not begin with STARTED; it is no whole log")
+
+    def again() -> Iterator[Record]:
+        yield first
+        yield from records
+
+    return first.event, again()
+
+
+def _replay_config(started: ev.Started, folder: Path) -> EngineConfig:
+    """The settings of the log, refused when a replay could not hold them in memory."""
+    try:
+        config = EngineConfig.from_dict(started.config)
+        config.check()
+    except ConfigError as error:
+        raise CorruptLog(f"STARTED in {folder} holds settings that no engine could have: {error}") from None
+    if config.max_num_seqs * config.max_model_len > MAX_CELLS or config.num_blocks * config.block_size > MAX_CELLS:
+        raise CorruptLog(f"STARTED in {folder} claims more rows or blocks than a replay may hold")
+    return config
+
+
+def _derive(tape: _Tape, config: EngineConfig, started: ev.Started) -> State | Divergence:
+    core: EngineCore | None = None
+    try:
+        core = EngineCore(config, tape, sink=tape, source=tape, clock=lambda: 0, started=started)
+        while tape.next is not None:
+            here = tape.next.sequence
+            if isinstance(tape.next.event, ev.Checkpoint):
+                core.checkpoint()
+            else:
+                core.step()
+            if tape.next is not None and tape.next.sequence == here:
+                return tape.divergence("event", type(tape.next.event).__name__, "nothing")
+    except _Parted as parted:
+        return parted.divergence
+    except _LogEnded:
+        pass
+    except MMEngineError as error:
+        return tape.divergence("event", type(tape.next.event).__name__ if tape.next else "nothing", str(error))
+    return core.state
+
+
+def _fold(tape: _Tape, config: EngineConfig) -> State | Divergence:
+    """Apply every event as it stands, and compare the digests."""
+    state = State(config)
+    while tape.next is not None:
+        event = tape.next.event
+        if isinstance(event, ev.Checkpoint):
+            event = ev.Checkpoint(state.digest())
+        try:
+            tape.append(event, state.step, 0)
+        except _Parted as parted:
+            return parted.divergence
+        evolve(state, event)
+    return state
