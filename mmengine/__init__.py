@@ -1,1 +1,40 @@
-"""An event-sourced multimodal inference engine."""
+"""An event-sourced inference engine for vision-language models.
+
+    from mmengine import pipeline
+    pipe = pipeline("image-text-to-text")
+    pipe(text=[{"role": "user", "content": "What is a triangle?"}], max_new_tokens=32)
+
+Importing this module is cheap: what it exports is loaded when it is first used.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mmengine.config import EngineConfig
+    from mmengine.request import SamplingParams
+    from mmengine.serve.client import AsyncEngine
+    from mmengine.serve.engine import Engine
+    from mmengine.serve.pipeline import Pipeline, pipeline
+    from mmengine.serve.prompts import Prompt
+
+__version__ = "0.1.0"
+__all__ = ["AsyncEngine", "Engine", "EngineConfig", "Pipeline", "Prompt", "SamplingParams", "pipeline"]
+
+_HOMES = {
+    "AsyncEngine": "mmengine.serve.client",
+    "Engine": "mmengine.serve.engine",
+    "EngineConfig": "mmengine.config",
+    "Pipeline": "mmengine.serve.pipeline",
+    "Prompt": "mmengine.serve.prompts",
+    "SamplingParams": "mmengine.request",
+    "pipeline": "mmengine.serve.pipeline",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'mmengine' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value  # the next use finds it at once
+    return value

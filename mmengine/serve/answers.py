@@ -1,0 +1,106 @@
+"""What callers get back."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from mmengine.errors import ExecutorFailed, InvalidRequest, MMEngineError, RequestFailed
+
+Logprobs = list[list[tuple[int, float]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One of the n answers to a prompt.
+
+    `text` ends before a stop string; `token_ids` are all tokens that were sampled. finish_reason:
+    stop, length, abort, error or rejected; `detail` says more. `logprobs`: for each token its
+    (token id, logprob) pairs, the chosen one first.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: str
+    detail: str = ""
+    logprobs: Logprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """The whole answer to one prompt; `text`, `token_ids`, `finish_reason` are the first choice's."""
+
+    request_id: str
+    prompt_token_ids: np.ndarray  # int32 [n]
+    choices: list[Choice]
+    num_cached_tokens: int = 0
+
+    @property
+    def text(self) -> str:
+        return self.choices[0].text
+
+    @property
+    def token_ids(self) -> list[int]:
+        return self.choices[0].token_ids
+
+    @property
+    def finish_reason(self) -> str:
+        return self.choices[0].finish_reason
+
+    @property
+    def usage(self) -> dict[str, int]:
+        """Token counts, by OpenAI's names; cached tokens are part of the prompt's."""
+        prompt, completion = len(self.prompt_token_ids), sum(len(choice.token_ids) for choice in self.choices)
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+            "cached_tokens": self.num_cached_tokens,
+        }
+
+    def error(self) -> MMEngineError | None:
+        """Why there is no answer, where a choice was given up; None after stop and length."""
+        for choice in self.choices:
+            if choice.finish_reason == "rejected":
+                return InvalidRequest(choice.detail or "the request was rejected")
+            if choice.finish_reason in ("error", "abort"):
+                return RequestFailed(choice.detail or f"the request ended with {choice.finish_reason}")
+        return None
+
+    def as_json(self) -> dict[str, Any]:
+        """The answer as a line of a batch file holds it, without its custom_id."""
+        if len(self.choices) == 1:
+            fields = _choice_json(self.choices[0])
+        else:
+            fields = {"choices": [{"index": c.index, **_choice_json(c)} for c in self.choices]}
+        return {**fields, "usage": self.usage}
+
+
+def _choice_json(choice: Choice) -> dict[str, Any]:
+    fields = {"text": choice.text, "token_ids": choice.token_ids, "finish_reason": choice.finish_reason}
+    if choice.logprobs is not None:
+        fields["logprobs"] = choice.logprobs
+    return fields
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """News of one answer after a step: new `text` and `token_ids` of choice `index`.
+
+    `finish_reason` is set with its last news. `completion` comes with the last of all choices.
+    """
+
+    request_id: str
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: str | None = None
+    completion: Completion | None = field(default=None, repr=False)
+
+
+def engine_failed(error: BaseException) -> MMEngineError:
+    """The failure of a whole engine, as an error for each of its waiters."""
+    if isinstance(error, MMEngineError):
+        return type(error)(*error.args)
+    return ExecutorFailed(f"the engine stopped: {type(error).__name__}: {error}")

@@ -1,0 +1,135 @@
+"""Many prompts through one engine: prepared ahead on worker threads, fed in a bounded window."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from mmengine.errors import LogError, MMEngineError, QueueFull
+from mmengine.models.plugin import Prepared
+from mmengine.serve.answers import Completion
+from mmengine.serve.prompts import Options, Prompt
+
+if TYPE_CHECKING:
+    from mmengine.serve.engine import Engine
+
+Job = tuple[Prompt, Options]
+Result = tuple[int, Completion | MMEngineError]
+PREPARE_AHEAD = 16  # prompts whose pixels wait in memory for a place
+STALL_LIMIT_S = 60
+
+
+def run_batch(
+    engine: "Engine",
+    jobs: Iterable[Job | MMEngineError],
+    *,
+    workers: int = 2,
+    drain: threading.Event | None = None,
+) -> Iterator[Result]:
+    """(index, answer) as the answers come, not in order; a job that is an error, or gives one,
+    gives it back at its index and the others go on.
+
+    Jobs enter the engine in order. At most twice as many as there are rows are inside at once.
+    Once `drain` is set no further job is taken; what runs is finished. Leaving the iteration early
+    cancels what runs.
+    """
+    batch = _Batch(engine, jobs, drain or threading.Event())
+    with ThreadPoolExecutor(workers, thread_name_prefix="mmengine-media") as pool:
+        try:
+            yield from batch.run(pool)
+        finally:
+            batch.abandon()
+
+
+class _Batch:
+    def __init__(self, engine: "Engine", jobs: Iterable[Job | MMEngineError], drain: threading.Event):
+        self._engine = engine
+        self._jobs = enumerate(jobs)
+        self._drain = drain
+        self._more = True
+        self._ahead: deque[tuple[int, Options | None, Future[Prepared] | MMEngineError]] = deque()
+        self._running: dict[str, int] = {}
+        self._stalled_since: float | None = None
+        config = engine.config
+        self._window = min(2 * config.max_num_seqs, config.max_waiting)
+
+    def run(self, pool: ThreadPoolExecutor) -> Iterator[Result]:
+        while True:
+            if self._drain.is_set():
+                self._stop_taking()
+            self._prepare(pool)
+            yield from self._submit()
+            if self._running:
+                yield from self._step()
+            elif not self._ahead and not self._more:
+                return
+
+    def _stop_taking(self) -> None:
+        self._more = False
+        for _, _, future in self._ahead:
+            if isinstance(future, Future):
+                future.cancel()
+        self._ahead.clear()
+
+    def _prepare(self, pool: ThreadPoolExecutor) -> None:
+        while self._more and len(self._ahead) < PREPARE_AHEAD:
+            job = next(self._jobs, None)
+            if job is None:
+                self._more = False
+            elif isinstance(job[1], MMEngineError):
+                self._ahead.append((job[0], None, job[1]))
+            else:
+                prompt, options = job[1]
+                self._ahead.append((job[0], options, pool.submit(prompt.prepare, self._engine.processor)))
+
+    def _submit(self) -> Iterator[Result]:
+        """Move prepared jobs into the engine while there is room, the oldest first."""
+        while self._ahead and len(self._running) < self._window:
+            index, options, future = self._ahead[0]
+            if isinstance(future, Future) and not future.done() and self._running:
+                return  # compute meanwhile
+            try:
+                if isinstance(future, MMEngineError):
+                    raise future
+                request_id = self._engine.submit_prepared(future.result(), options, stream=False)
+            except QueueFull as error:
+                if self._running:
+                    return  # room comes with the next steps
+                yield self._drop_first(error)
+            except MMEngineError as error:
+                yield self._drop_first(error)
+            else:
+                self._ahead.popleft()
+                self._running[request_id] = index
+
+    def _drop_first(self, error: MMEngineError) -> Result:
+        index, _, _ = self._ahead.popleft()
+        return index, error
+
+    def _step(self) -> Iterator[Result]:
+        outputs = self._engine.step()
+        self._watch_stall()
+        for output in outputs:
+            if output.completion is not None and output.request_id in self._running:
+                yield self._running.pop(output.request_id), output.completion
+
+    def _watch_stall(self) -> None:
+        """Nothing waits for ever: a log that cannot be written for long ends the batch."""
+        if not self._engine.stalled:
+            self._stalled_since = None
+        elif self._stalled_since is None:
+            self._stalled_since = time.monotonic()
+        elif time.monotonic() - self._stalled_since > STALL_LIMIT_S:
+            raise LogError(f"given up after {STALL_LIMIT_S} seconds: {self._engine.stalled}")
+
+    def abandon(self) -> None:
+        """Cancel what still runs, and forget what was prepared."""
+        self._stop_taking()
+        for request_id in self._running:
+            self._engine.cancel(request_id)
+        while self._running and self._engine.has_work and not self._engine.stalled:
+            for output in self._engine.step():
+                if output.completion is not None:
+                    self._running.pop(output.request_id, None)

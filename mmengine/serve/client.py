@@ -1,0 +1,256 @@
+"""The engine for many callers at once: it runs on its own thread, answers come as async streams.
+
+    async with AsyncEngine() as engine:
+        async with engine.stream("What is a triangle?") as stream:
+            async for output in stream:
+                print(output.text, end="")
+
+Callers speak to the thread through a queue of commands. What it knows of a caller is a channel; a
+`Stream` that is closed, or forgotten, closes its channel, and that cancels the request.
+"""
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from mmengine.core.outputs import Stats
+from mmengine.errors import InvalidRequest, MMEngineError, QueueFull, RequestFailed
+from mmengine.models.plugin import Prepared
+from mmengine.request import SamplingParams
+from mmengine.serve.answers import Completion, RequestOutput, engine_failed
+from mmengine.serve.engine import Engine, make_options
+from mmengine.serve.prompts import Options, Prompt
+
+
+class _Channel:
+    """From the engine's thread to one caller. `queue` belongs to the caller's loop."""
+
+    def __init__(self, options: Options):
+        self.options = options
+        self.loop = asyncio.get_running_loop()
+        self.queue: asyncio.Queue[RequestOutput | MMEngineError | None] = asyncio.Queue()
+        self.request_id = ""  # set when the engine took the request
+        self.closed = False
+
+
+class Stream:
+    """News of one request, as an async iterator of RequestOutput. `completion` is set at the end.
+
+    Leaving `async with`, `aclose()`, or dropping the stream cancels what is not finished. Raises
+    InvalidRequest, InvalidMedia, QueueFull when the prompt is refused, ExecutorFailed and others
+    when the whole engine failed.
+    """
+
+    def __init__(self, channel: _Channel, close: Callable[[_Channel], None]):
+        self._channel = channel
+        self._close = close
+        self._over = False
+        self.completion: Completion | None = None
+
+    def __aiter__(self) -> "Stream":
+        return self
+
+    async def __anext__(self) -> RequestOutput:
+        if self._over:
+            raise StopAsyncIteration
+        item = await self._channel.queue.get()
+        if isinstance(item, RequestOutput):
+            self.completion = item.completion or self.completion
+            return item
+        self._over = True
+        if item is None:
+            raise StopAsyncIteration
+        raise item
+
+    async def __aenter__(self) -> "Stream":
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Cancel the request if it still runs; nothing more comes."""
+        self._over = True
+        self._close(self._channel)
+
+    def __del__(self) -> None:
+        self._close(self._channel)
+
+
+class AsyncEngine:
+    """A model behind a thread. Takes what `Engine` takes; loading happens in the constructor.
+
+    `workers`: threads that decode and resize media. At most `max_waiting + max_num_seqs` requests
+    are open at once; one more raises QueueFull.
+    """
+
+    def __init__(self, model: str | Path | None = None, *, workers: int = 2, **engine_options: Any):
+        self._engine = Engine(model, **engine_options)
+        self.config = self._engine.config
+        self._limit = self.config.max_waiting + self.config.max_num_seqs
+        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="mmengine-media")
+        self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._lock = threading.Lock()  # guards the three below
+        self._open: set[_Channel] = set()
+        self._closing = False
+        self._failure: MMEngineError | None = None
+        self._running: dict[str, _Channel] = {}  # the engine's thread alone
+        self._stats = replace(self._engine.stats())
+        self._thread = threading.Thread(target=self._run, name="mmengine", daemon=True)
+        self._thread.start()
+
+    # Any thread with a running event loop
+
+    def stream(
+        self,
+        prompt: Prompt | str | list[dict[str, Any]],
+        sampling: SamplingParams | None = None,
+        *,
+        request_id: str = "",
+        priority: int = 0,
+        cache_salt: str = "",
+        deadline_s: float = 0.0,
+        **sampling_options: Any,
+    ) -> Stream:
+        """Start answering; arguments as for `Engine.submit`. Raises InvalidRequest, QueueFull;
+        what is wrong with the media comes out of the stream."""
+        options = make_options(sampling, sampling_options, request_id, priority, cache_salt, deadline_s)
+        options.check()
+        prompt = Prompt.of(prompt)
+        channel = _Channel(options)
+        with self._lock:
+            if self._failure is not None:
+                raise engine_failed(self._failure)
+            if self._closing:
+                raise InvalidRequest("the engine is closed")
+            if len(self._open) >= self._limit:
+                raise QueueFull(f"{self._limit} requests are open already; try again later")
+            self._open.add(channel)
+        future = self._pool.submit(prompt.prepare, self._engine.processor)
+        future.add_done_callback(lambda done: self._commands.put(lambda: self._submit(channel, done)))
+        return Stream(channel, self._close_channel)
+
+    async def generate(
+        self,
+        prompt: Prompt | str | list[dict[str, Any]],
+        sampling: SamplingParams | None = None,
+        **options: Any,
+    ) -> Completion:
+        """The whole answer. Raises what `stream` raises, and RequestFailed when it was given up."""
+        async with self.stream(prompt, sampling, **options) as stream:
+            async for _ in stream:
+                pass
+        error = stream.completion.error()
+        if error is not None:
+            raise error
+        return stream.completion
+
+    def stats(self) -> Stats:
+        """Counters of the core since the start, as of the last step."""
+        return self._stats
+
+    async def close(self, *, drain: bool = True) -> None:
+        """Take no more requests, finish those that run (`drain`) or cancel them, and free the
+        device. Closing twice is no error."""
+        with self._lock:
+            self._closing = True
+            channels = [] if drain else list(self._open)
+        for channel in channels:
+            self._close_channel(channel)
+        self._commands.put(lambda: None)
+        await asyncio.to_thread(self._thread.join)
+        self._pool.shutdown()
+
+    async def __aenter__(self) -> "AsyncEngine":
+        return self
+
+    async def __aexit__(self, kind: type | None, *exc: object) -> None:
+        await self.close(drain=kind is None)
+
+    def _close_channel(self, channel: _Channel) -> None:
+        if not channel.closed:
+            channel.closed = True
+            self._commands.put(lambda: self._cancel(channel))
+
+    # The engine's thread
+
+    def _run(self) -> None:
+        try:
+            while not (self._closing and not self._open):
+                self._take_commands()
+                if self._engine.has_work:
+                    self._deliver(self._engine.step())
+                    self._stats = replace(self._engine.stats())
+        except BaseException as error:  # every waiter must hear of it, whatever it is
+            self._fail_all(engine_failed(error))
+        finally:
+            try:
+                self._engine.close()
+            except Exception as error:
+                self._fail_all(engine_failed(error))
+
+    def _take_commands(self) -> None:
+        """Run all commands; wait for one when the engine has nothing to do."""
+        if not self._engine.has_work:
+            self._commands.get()()
+        while not self._commands.empty():
+            self._commands.get()()
+
+    def _submit(self, channel: _Channel, prepared: "Future[Prepared]") -> None:
+        if channel.closed:
+            self._end(channel, RequestFailed("the request was given up before it began"))
+            return
+        try:
+            channel.request_id = self._engine.submit_prepared(prepared.result(), channel.options)
+        except MMEngineError as error:
+            self._end(channel, error)
+        except Exception as error:  # a processor's own mistake ends its request, not the engine
+            self._end(channel, engine_failed(error))
+        else:
+            self._running[channel.request_id] = channel
+
+    def _cancel(self, channel: _Channel) -> None:
+        if channel.request_id in self._running:
+            self._engine.cancel(channel.request_id)
+
+    def _deliver(self, outputs: list[RequestOutput]) -> None:
+        """Hand over the news of a step, with one call for each event loop."""
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Channel, RequestOutput]]] = {}
+        for output in outputs:
+            channel = self._running[output.request_id]
+            by_loop.setdefault(channel.loop, []).append((channel, output))
+        for loop, news in by_loop.items():
+            try:
+                loop.call_soon_threadsafe(_put_all, news)
+            except RuntimeError:  # that loop is closed: nobody listens any more
+                for channel, _ in news:
+                    channel.closed = True
+                    self._cancel(channel)
+        for output in outputs:
+            if output.completion is not None:
+                self._end(self._running.pop(output.request_id), None)
+
+    def _end(self, channel: _Channel, error: MMEngineError | None) -> None:
+        with self._lock:
+            self._open.discard(channel)
+        try:
+            channel.loop.call_soon_threadsafe(channel.queue.put_nowait, error)
+        except RuntimeError:
+            return  # the caller's loop is closed
+
+    def _fail_all(self, error: MMEngineError) -> None:
+        with self._lock:
+            self._failure = error
+            channels = list(self._open)
+        for channel in channels:
+            self._end(channel, engine_failed(error))
+
+
+def _put_all(news: list[tuple[_Channel, RequestOutput]]) -> None:
+    for channel, output in news:
+        channel.queue.put_nowait(output)

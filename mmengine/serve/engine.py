@@ -1,0 +1,335 @@
+"""The engine for one thread: prompts in, texts out, one step at a time.
+
+    with Engine() as engine:
+        print(engine.generate(["What is a triangle?"], max_tokens=32)[0].text)
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mmengine.config import EngineConfig
+from mmengine.core.outputs import Output, Stats
+from mmengine.errors import InvalidRequest, LogError
+from mmengine.models.plugin import Prepared
+from mmengine.request import Request, SamplingParams
+from mmengine.serve.answers import Choice, Completion, Logprobs, RequestOutput
+from mmengine.serve.batching import run_batch
+from mmengine.serve.detokenize import StopStrings, TextStream, answer_text
+from mmengine.serve.prompts import Options, Prompt, core_requests, make_sampling, request_ids
+
+if TYPE_CHECKING:
+    from mmengine.build import Built
+
+SYNC_INTERVAL_S = 0.01
+STALL_PAUSE_S = 0.05
+
+
+@dataclass(slots=True)
+class _Answer:
+    """A choice on its way."""
+
+    index: int
+    stream: TextStream | None
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: Logprobs | None = None
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A request with choices on their way."""
+
+    request_id: str
+    prepared: Prepared
+    sampling: SamplingParams
+    waiting_for: int
+    choices: dict[int, Choice] = field(default_factory=dict)
+    num_cached_tokens: int = 0
+
+
+class Engine:
+    """Runs a model. Not thread-safe; AsyncEngine is the one for many callers.
+
+    `model`: a folder, a hub id, or None for the embedded checkpoint. `log`: folder for the event
+    log; None keeps a bounded one in memory. `builder` replaces `mmengine.build.build` in tests.
+    Raises ModelError, ConfigError, LogError.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | None = None,
+        *,
+        config: EngineConfig | None = None,
+        device: str = "auto",
+        dtype: str = "auto",
+        attention: str = "auto",
+        log: str | Path | None = None,
+        builder: "Callable[..., Built] | None" = None,
+    ):
+        if builder is None:
+            from mmengine.build import build as builder  # lazy: it brings torch
+
+        self.built = builder(
+            model,
+            config=config or EngineConfig(),
+            device=device,
+            dtype=dtype,
+            attention=attention,
+            log=Path(log) if log is not None else None,
+            stop_watcher_factory=StopStrings,
+        )
+        self.processor = self.built.processor
+        self.config = self.built.config
+        self._core = self.built.core
+        self._tokenizer = self.built.processor.tokenizer
+        self._new_id = request_ids()
+        self._pending: dict[str, _Pending] = {}
+        self._answers: dict[str, tuple[_Pending, _Answer]] = {}
+        self._undelivered: list[str] = []
+        self._closed = False
+        background = log is not None and self.config.log_sync == "background"
+        self._syncer = _LogSyncer(self._core.sync) if background else None
+
+    def submit(
+        self,
+        prompt: Prompt | str | list[dict[str, Any]],
+        sampling: SamplingParams | None = None,
+        *,
+        request_id: str = "",
+        priority: int = 0,
+        cache_salt: str = "",
+        deadline_s: float = 0.0,
+        stream: bool = True,
+        **sampling_options: Any,
+    ) -> str:
+        """Queue one prompt and return its request id. Sampling is given as `sampling`, or as
+        keywords (`max_tokens=64, temperature=0.7, n=2, …`). `stream` False leaves out the text
+        between the start and the end of an answer, which saves work.
+
+        Raises InvalidRequest, InvalidMedia, QueueFull; nothing is queued then.
+        """
+        options = make_options(sampling, sampling_options, request_id, priority, cache_salt, deadline_s)
+        return self.submit_prepared(Prompt.of(prompt).prepare(self.processor), options, stream=stream)
+
+    def submit_prepared(self, prepared: Prepared, options: Options, *, stream: bool = True) -> str:
+        """Queue a prompt that was prepared before, perhaps on another thread."""
+        if self._closed:
+            raise InvalidRequest("the engine is closed")
+        options.check()
+        request_id = options.request_id or self._new_id()
+        if request_id in self._pending:
+            raise InvalidRequest(f"a request with the id {request_id!r} is running; ids must differ")
+        requests = core_requests(request_id, prepared, options)
+        pending = _Pending(request_id, prepared, requests[0].sampling, len(requests))
+        self._submit_all(requests, prepared)
+        self._pending[request_id] = pending
+        for request in requests:
+            self._answers[request.request_id] = pending, self._new_answer(request, stream)
+        return request_id
+
+    def _submit_all(self, requests: list[Request], prepared: Prepared) -> None:
+        """All choices, or none: a queue that fills up half way takes the others back."""
+        for count, request in enumerate(requests):
+            self.built.executor.attach(request.request_id, prepared.media)
+            try:
+                self._core.submit(request)
+            except Exception:
+                self.built.executor.detach(request.request_id)
+                for taken in requests[:count]:
+                    self._core.cancel(taken.request_id, "another answer to the same prompt was refused")
+                raise
+
+    def _new_answer(self, request: Request, stream: bool) -> _Answer:
+        sampling = request.sampling
+        text = TextStream(self._tokenizer, stop=sampling.stop, min_tokens=sampling.min_tokens)
+        return _Answer(request.sample_index, text if stream else None)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return self._core.has_work
+
+    @property
+    def stalled(self) -> str:
+        """Why the log cannot be written, or empty. Nothing moves until it can."""
+        return self._core.stalled
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is on its way."""
+        return not self._answers
+
+    def step(self) -> list[RequestOutput]:
+        """Compute one step and return what is new, in the order of the engine. Calling it again
+        says that the answers of the last call were received."""
+        self._mark_delivered()
+        outputs = [self._take(output) for output in self._core.step()]
+        if self._syncer is not None:
+            self._syncer.notify()
+        if self.stalled:
+            time.sleep(STALL_PAUSE_S)
+        return [output for output in outputs if output is not None]
+
+    def _mark_delivered(self) -> None:
+        for core_id in self._undelivered:
+            self._core.delivered(core_id)
+        self._undelivered.clear()
+
+    def _take(self, output: Output) -> RequestOutput | None:
+        if output.request_id not in self._answers:
+            if output.finish_reason is not None:
+                self.built.executor.detach(output.request_id)
+            return None  # taken back in _submit_all
+        pending, answer = self._answers[output.request_id]
+        answer.token_ids.extend(output.token_ids)
+        if output.logprobs is not None:
+            answer.logprobs = (answer.logprobs or []) + list(output.logprobs)
+        pending.num_cached_tokens = max(pending.num_cached_tokens, output.num_cached_tokens)
+        text = answer.stream.push(output.token_ids) if answer.stream is not None else ""
+        if output.finish_reason is None:
+            return RequestOutput(pending.request_id, answer.index, text, output.token_ids)
+        if answer.stream is not None:
+            text += answer.stream.finish()
+        completion = self._finish(output, pending, answer)
+        return RequestOutput(
+            pending.request_id, answer.index, text, output.token_ids, output.finish_reason, completion
+        )
+
+    def _finish(self, output: Output, pending: _Pending, answer: _Answer) -> Completion | None:
+        self.built.executor.detach(output.request_id)
+        self._undelivered.append(output.request_id)
+        del self._answers[output.request_id]
+        sampling = pending.sampling
+        text = answer_text(
+            self._tokenizer, answer.token_ids, stop=sampling.stop, min_tokens=sampling.min_tokens
+        )
+        pending.choices[answer.index] = Choice(
+            answer.index, text, answer.token_ids, output.finish_reason, output.detail, answer.logprobs
+        )
+        if len(pending.choices) < pending.waiting_for:
+            return None
+        del self._pending[pending.request_id]
+        return Completion(
+            pending.request_id,
+            pending.prepared.prompt_token_ids,
+            [pending.choices[index] for index in sorted(pending.choices)],
+            pending.num_cached_tokens,
+        )
+
+    def generate(
+        self,
+        prompts: Iterable[Prompt | str | list[dict[str, Any]]],
+        sampling: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+        **sampling_options: Any,
+    ) -> list[Completion]:
+        """Answers to all prompts, batched, in their order.
+
+        Raises the error of the first prompt that was refused or failed, after the others ended.
+        """
+        if not self.is_idle:
+            raise InvalidRequest("requests that were submitted are on their way; step until has_work is False")
+        options = make_options(sampling, sampling_options, "", priority, cache_salt, 0.0)
+        answers: dict[int, Completion] = {}
+        errors = {}
+        for index, answer in run_batch(self, ((Prompt.of(prompt), options) for prompt in prompts)):
+            error = answer.error() if isinstance(answer, Completion) else answer
+            if error is not None:
+                errors[index] = error
+            else:
+                answers[index] = answer
+        if errors:
+            raise errors[min(errors)]
+        return [answers[index] for index in sorted(answers)]
+
+    def cancel(self, request_id: str) -> None:
+        """Give up a request; its last output comes with finish_reason "abort". An id that is not
+        running any more is no error."""
+        for core_id, (pending, _) in list(self._answers.items()):
+            if pending.request_id == request_id:
+                self._core.cancel(core_id)
+
+    def stats(self) -> Stats:
+        """Counters of the core since the start."""
+        return self._core.stats()
+
+    def close(self) -> None:
+        """Free the device and close the log. Closing twice is no error."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._syncer is not None:
+            self._syncer.close()
+        if self._undelivered:
+            self._mark_delivered()
+            if self.is_idle:
+                self._core.step()  # writes them down
+        self.built.close()
+
+    def __enter__(self) -> "Engine":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def make_options(
+    sampling: SamplingParams | None,
+    keywords: dict[str, Any],
+    request_id: str,
+    priority: int,
+    cache_salt: str,
+    deadline_s: float,
+) -> Options:
+    """Options from what `submit` and `generate` take. Raises InvalidRequest."""
+    if sampling is not None and keywords:
+        raise InvalidRequest(f"give sampling or keywords, not both ({', '.join(sorted(keywords))})")
+    return Options(
+        sampling if sampling is not None else make_sampling(keywords),
+        request_id,
+        priority,
+        cache_salt,
+        deadline_s,
+    )
+
+
+class _LogSyncer:
+    """Forces the log to the disk in the background, at most every 10 ms and only after a step.
+
+    A killed process loses nothing without it; this is about power cuts.
+    """
+
+    def __init__(self, sync: Callable[[], None]):
+        self._sync = sync
+        self._dirty = threading.Event()
+        self._closing = False
+        self._error: OSError | None = None
+        self._thread = threading.Thread(target=self._run, name="mmengine-log-sync", daemon=True)
+        self._thread.start()
+
+    def notify(self) -> None:
+        """Something was committed. Raises LogError when an earlier sync failed."""
+        if self._error is not None:
+            raise LogError(f"the log could not be forced to the disk: {self._error.strerror}")
+        self._dirty.set()
+
+    def _run(self) -> None:
+        while not self._closing:
+            self._dirty.wait()
+            self._dirty.clear()
+            try:
+                self._sync()
+            except OSError as error:
+                self._error = error
+                return
+            time.sleep(SYNC_INTERVAL_S)
+
+    def close(self) -> None:
+        self._closing = True
+        self._dirty.set()
+        self._thread.join()

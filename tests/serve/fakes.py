@@ -1,0 +1,129 @@
+"""An engine without a model: the real core, and an executor that says what it is told to say."""
+
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from mmengine.config import EngineConfig
+from mmengine.core.engine import EngineCore
+from mmengine.core.executor import StepResult
+from mmengine.errors import InvalidMedia, InvalidRequest
+from mmengine.events.log import LogWriter
+from mmengine.models.plugin import Prepared
+
+EOS = 256
+
+
+class ByteTokenizer:
+    """A token is a byte; 256 ends the text."""
+
+    vocab_size = 257
+    special_ids = frozenset({EOS})
+
+    def encode(self, text, *, allow_special=False):
+        return list(text.encode())
+
+    def decode(self, token_ids, *, skip_special_tokens=True):
+        return bytes(token for token in token_ids if token != EOS).decode(errors="replace")
+
+
+class EchoProcessor:
+    """The prompt is the text of the last message; the word `bad` stands for media that is broken."""
+
+    tokenizer = ByteTokenizer()
+    eos_token_ids = (EOS,)
+    generation_defaults = {}
+    fingerprint = "00"
+
+    def prepare(self, messages, *, images=(), videos=(), base_folder=None, **options):
+        if not messages:
+            raise InvalidRequest("there are no messages")
+        content = messages[-1]["content"]
+        if not isinstance(content, str):
+            content = "".join(part.get("text", "") for part in content)
+        return self.prepare_text(content)
+
+    def prepare_text(self, text, *, images=(), videos=(), media_options=None):
+        if "bad" in text:
+            raise InvalidMedia("image 1 is no image")
+        return Prepared(np.frombuffer(text.encode(), np.uint8).astype(np.int32), (), text)
+
+
+class EchoExecutor:
+    """Answers with the prompt in capitals, then ends. Fails at the step `fail_at`, once."""
+
+    def __init__(self, watcher, fail_at=None):
+        self._watcher = watcher
+        self._rows = {}
+        self._results = deque()
+        self._steps = 0
+        self._fail_at = fail_at
+        self.attached = set()
+        self.largest = 0
+
+    def attach(self, request_id, media):
+        assert request_id not in self.attached
+        self.attached.add(request_id)
+
+    def detach(self, request_id):
+        self.attached.remove(request_id)
+
+    def dispatch(self, plan):
+        for admission in plan.admitted:
+            self._rows[admission.row] = admission.request
+            self._watcher.admit(admission.row, admission.request, admission.token_ids)
+        self.largest = max(self.largest, len(plan.rows))
+        sampled = plan.rows[plan.sample]
+        known = (plan.num_computed + plan.num_scheduled)[plan.sample]
+        tokens, stops = [], []
+        for index, (row, count) in enumerate(zip(sampled.tolist(), known.tolist(), strict=True)):
+            request = self._rows[row]
+            answer = bytes(request.prompt_token_ids.tolist()).upper()
+            place = count - len(request.prompt_token_ids)
+            tokens.append(answer[place] if place < len(answer) else EOS)
+            if tokens[-1] == EOS:
+                stops.append((index, "eos"))
+        token_ids = np.array(tokens, np.int32)
+        stops += [(index, "string") for index in self._watcher.feed(sampled, token_ids)]
+        self._results.append(StepResult(token_ids, tuple(sorted(stops))))
+
+    def collect(self):
+        self._steps += 1
+        if self._steps == self._fail_at:
+            self._results.popleft()
+            raise RuntimeError("the device fell over")
+        return self._results.popleft()
+
+    def close(self):
+        assert not self.attached
+
+
+@dataclass
+class FakeBuilt:
+    core: EngineCore
+    executor: EchoExecutor
+    config: EngineConfig
+    processor: EchoProcessor = field(default_factory=EchoProcessor)
+    device: str = "cpu"
+    dtype: str = "float32"
+    folder: Path = Path("fake")
+    closed: bool = False
+
+    def close(self):
+        self.closed = True
+        self.core.close()
+
+
+def builder(*, fail_at=None, **settings):
+    """A stand-in for mmengine.build.build. Settings are the engine's."""
+
+    def build(model=None, *, config=None, log=None, stop_watcher_factory=None, **kwargs):
+        values = {"num_blocks": 200, "max_model_len": 400, "max_num_seqs": 4, "max_waiting": 50, **settings}
+        resolved = EngineConfig(eos_token_ids=(EOS,), **values)
+        executor = EchoExecutor(stop_watcher_factory(EchoProcessor.tokenizer), fail_at)
+        sink = LogWriter(log) if log is not None else None
+        return FakeBuilt(EngineCore(resolved, executor, sink=sink), executor, resolved)
+
+    return build

@@ -1,0 +1,203 @@
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from mmengine.errors import InvalidMedia, InvalidRequest, QueueFull
+from mmengine.events.log import LogReader
+from mmengine.events.vocabulary import Delivered, Finished, Queued
+from mmengine.request import SamplingParams
+from mmengine.serve.batching import run_batch
+from mmengine.serve.engine import Engine
+from mmengine.serve.prompts import Options, Prompt
+from tests.serve.fakes import EOS, builder
+
+
+@pytest.fixture
+def engine():
+    with Engine(builder=builder()) as engine:
+        yield engine
+
+
+def drive(engine):
+    outputs = []
+    while engine.has_work:
+        outputs += engine.step()
+    return outputs
+
+
+def test_importing_the_package_is_cheap_and_its_exports_are_lazy():
+    code = (
+        "import sys, mmengine; assert 'numpy' not in sys.modules and 'msgspec' not in sys.modules;"
+        "mmengine.SamplingParams, mmengine.Engine, mmengine.Prompt, mmengine.pipeline, mmengine.AsyncEngine;"
+        "assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+    import mmengine
+
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        mmengine.nothing  # noqa: B018
+
+
+def test_generate_gives_answers_in_the_order_of_the_prompts(engine):
+    prompts = [f"prompt {k} " * (1 + k % 3) for k in range(30)]
+    answers = engine.generate(prompts, max_tokens=100)
+    assert [answer.text for answer in answers] == [prompt.upper() for prompt in prompts]
+    assert engine.built.executor.largest == 4 and not engine.built.executor.attached
+    assert answers[0].token_ids[-1] == EOS and answers[0].finish_reason == "stop"
+    assert answers[0].usage == {
+        "prompt_tokens": 9, "completion_tokens": 10, "total_tokens": 19, "cached_tokens": 0,
+    }  # fmt: skip
+
+
+def test_a_stream_of_steps_joins_to_the_answer(engine):
+    request_id = engine.submit("größer €", max_tokens=50)
+    outputs = drive(engine)
+    assert "".join(output.text for output in outputs) == outputs[-1].completion.text
+    assert outputs[-1].completion.text.startswith("GR")
+    assert {output.request_id for output in outputs} == {request_id}
+    assert [output.finish_reason for output in outputs][-2:] == [None, "stop"]
+
+
+def test_several_answers_to_one_prompt_come_together(engine):
+    engine.submit("abc", SamplingParams(n=3, max_tokens=2))
+    completions = [output.completion for output in drive(engine) if output.completion]
+    assert len(completions) == 1
+    assert [choice.index for choice in completions[0].choices] == [0, 1, 2]
+    assert [choice.text for choice in completions[0].choices] == ["AB"] * 3
+    assert set(completions[0].as_json()) == {"choices", "usage"}
+
+
+def test_stop_strings_end_the_text_before_them(engine):
+    answer = engine.generate(["one two three"], stop=" THR", max_tokens=50)[0]
+    assert (answer.text, answer.finish_reason) == ("ONE TWO", "stop")
+    assert bytes(answer.token_ids) == b"ONE TWO THR"
+
+
+def test_the_first_prompt_that_fails_raises_and_the_others_end(engine):
+    with pytest.raises(InvalidMedia, match="image 1"):
+        engine.generate(["good", "bad one", "good too"], max_tokens=9)
+    assert engine.stats().num_finished == 2 and not engine.has_work
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"max_tokens": 0}, "max_tokens must be an integer from 1"),
+        ({"temperature": float("nan")}, "temperature must be a number"),
+        ({"temprature": 1.0}, "unknown sampling option 'temprature'"),
+        ({"top_k": "many"}, "top_k"),
+        ({"request_id": "x" * 999}, "request id"),
+        ({"deadline_s": -1}, "deadline_s"),
+        ({"priority": 1.5}, "priority"),
+    ],
+)
+def test_bad_options_are_refused_at_the_door(engine, options, says):
+    with pytest.raises(InvalidRequest, match=says):
+        engine.submit("hello", **options)
+    assert not engine.has_work
+
+
+def test_bad_prompts_are_refused_at_the_door(engine):
+    for prompt in (7, ["a"], Prompt(), Prompt(messages=[], text="x")):
+        with pytest.raises(InvalidRequest):
+            engine.submit(prompt)
+    with pytest.raises(InvalidRequest, match="sampling or keywords"):
+        engine.submit("hello", SamplingParams(), max_tokens=3)
+
+
+def test_an_id_in_use_is_refused_and_free_again_afterwards(engine):
+    engine.submit("hello", request_id="one", max_tokens=3)
+    with pytest.raises(InvalidRequest, match="'one'"):
+        engine.submit("hello", request_id="one")
+    drive(engine)
+    assert engine.submit("hello", request_id="one", max_tokens=3) == "one"
+    drive(engine)
+
+
+def test_a_queue_that_fills_up_between_answers_takes_all_of_them_back():
+    with Engine(builder=builder(max_waiting=3)) as engine:
+        engine.submit("hello", max_tokens=3)
+        with pytest.raises(QueueFull):
+            engine.submit("hello", n=4)
+        completions = [output.completion for output in drive(engine) if output.completion]
+        assert len(completions) == 1 and not engine.built.executor.attached
+
+
+def test_cancelling_ends_a_request_with_abort(engine):
+    request_id = engine.submit("a long prompt", n=2, max_tokens=50)
+    engine.step()
+    engine.cancel(request_id)
+    engine.cancel("nobody")
+    completion = drive(engine)[-1].completion
+    assert [choice.finish_reason for choice in completion.choices] == ["abort", "abort"]
+    assert "cancelled" in str(completion.error())
+
+
+def test_generate_refuses_to_swallow_the_outputs_of_submitted_requests(engine):
+    engine.submit("hello", max_tokens=3)
+    with pytest.raises(InvalidRequest, match="on their way"):
+        engine.generate(["hello"])
+    drive(engine)
+
+
+def jobs(prompts):
+    return [(Prompt.of(prompt), Options(SamplingParams(max_tokens=60))) for prompt in prompts]
+
+
+def test_a_batch_larger_than_the_queue_goes_through_and_errors_stay_in_their_place():
+    with Engine(builder=builder(max_waiting=2)) as engine:
+        work = jobs([f"prompt {k}" for k in range(20)]) + [InvalidRequest("line 21")] + jobs(["bad"])
+        answers = dict(run_batch(engine, work))
+    assert sorted(answers) == list(range(22))
+    assert all(answers[k].text == f"PROMPT {k}" for k in range(20))
+    assert str(answers[20]) == "line 21" and isinstance(answers[21], InvalidMedia)
+
+
+def test_draining_finishes_what_runs_and_takes_nothing_more(engine):
+    drain, taken = threading.Event(), []
+
+    def source():
+        for k, job in enumerate(jobs(["some prompt"] * 500)):
+            taken.append(k)
+            yield job
+
+    answers = []
+    for answer in run_batch(engine, source(), drain=drain):
+        answers.append(answer)
+        drain.set()
+    assert 1 <= len(answers) <= 8 and len(taken) < 100
+    assert all(completion.text == "SOME PROMPT" for _, completion in answers)
+    assert not engine.has_work and not engine.built.executor.attached
+
+
+def test_leaving_a_batch_early_cancels_what_runs(engine):
+    for _ in run_batch(engine, jobs(["short", "a rather long prompt", "another rather long prompt"])):
+        break
+    assert engine.is_idle and not engine.built.executor.attached
+
+
+def test_a_request_whose_steps_keep_failing_ends_with_error_and_others_go_on():
+    with Engine(builder=builder(fail_at=2, max_retries=0)) as engine:
+        engine.submit("first", max_tokens=9)
+        completion = drive(engine)[-1].completion
+        assert completion.finish_reason == "error" and "fell over" in str(completion.error())
+        assert engine.generate(["second"], max_tokens=9)[0].text == "SECOND"
+
+
+def test_every_answer_is_in_the_log_as_delivered(tmp_path):
+    with Engine(builder=builder(), log=tmp_path / "log") as engine:
+        engine.generate(["one", "two"], max_tokens=9)
+    events = [record.event for record in LogReader(tmp_path / "log")]
+    for kind in (Queued, Finished, Delivered):
+        assert sum(isinstance(event, kind) for event in events) == 2
+
+
+def test_a_closed_engine_refuses_and_closes_twice():
+    engine = Engine(builder=builder())
+    engine.close()
+    engine.close()
+    assert engine.built.closed
+    with pytest.raises(InvalidRequest, match="closed"):
+        engine.submit("hello")
