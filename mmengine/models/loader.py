@@ -25,8 +25,8 @@ def resolve_folder(model: str | Path | None) -> Path:
         if folder.is_dir():
             return folder.resolve()
         is_file = folder.exists()
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{str(model)[:200]!r} is no usable path: {error}") from None
+    except (OSError, ValueError):  # far too long, or a null byte in it
+        raise ModelError(f"{str(model)[:200]!r} is no usable path or hub id") from None
     if is_file:
         raise ModelError(f"{folder} is a file; give the folder that holds config.json and the weights")
     if isinstance(model, Path) or not _HUB_ID.fullmatch(model):

@@ -1,0 +1,189 @@
+"""From a name to a folder to a plugin: entry points, folders, the hub, and clear errors."""
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+
+from mmengine.errors import ModelError
+from mmengine.models import loader, registry
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch):
+    """Install a distribution of entry points and modules for one test, instead of what is there."""
+    site = tmp_path / "site"
+    ours = [str(site)]
+
+    def entry_points(**select):
+        found = importlib.metadata.distributions(path=ours)
+        points = importlib.metadata.EntryPoints(point for dist in found for point in dist.entry_points)
+        return points.select(**select)
+
+    def do(entries, **modules):
+        info = site / "fake-1.dist-info"
+        info.mkdir(parents=True, exist_ok=True)
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: fake\nVersion: 1\n")
+        (info / "entry_points.txt").write_text(entries)
+        for name, code in modules.items():
+            (site / f"{name}.py").write_text(code)
+        registry.load_plugins.cache_clear()
+
+    monkeypatch.syspath_prepend(str(site))
+    monkeypatch.setattr(registry, "entry_points", entry_points)
+    monkeypatch.setattr(loader, "entry_points", entry_points)
+    before = set(sys.modules)
+    yield do
+    for name in set(sys.modules) - before:
+        if name.startswith("fake_"):
+            del sys.modules[name]
+    registry.load_plugins.cache_clear()
+
+
+def model_folder(path, config):
+    path.mkdir()
+    (path / "config.json").write_text(config if isinstance(config, str) else json.dumps(config))
+    return path
+
+
+QWEN = "[mmengine.models]\nqwen3_vl = mmengine_qwen3_vl:plugin\n"
+FAKE = "class P:\n    architectures = ('FakeModel',)\nplugin = P()\n"
+
+
+def test_the_plugin_is_chosen_by_architecture(install, tmp_path):
+    install(QWEN + "fake = fake_one:plugin\n", fake_one=FAKE)
+    qwen = model_folder(tmp_path / "qwen", {"architectures": ["Qwen3VLForConditionalGeneration"]})
+    fake = model_folder(tmp_path / "fake", {"architectures": ["Unknown", "FakeModel"]})
+    from mmengine_qwen3_vl import plugin
+
+    assert registry.plugin_for(qwen) is plugin
+    assert registry.plugin_for(fake).architectures == ("FakeModel",)
+
+
+@pytest.mark.parametrize(
+    "config, words",
+    [
+        (
+            {"architectures": ["LlamaForCausalLM"]},
+            "is a LlamaForCausalLM; mmengine serves Qwen3VLForConditionalGeneration",
+        ),
+        ({"architectures": []}, "names no architecture"),
+        ({"architectures": [3]}, "names no architecture"),
+        ({"architectures": "Qwen3VLForConditionalGeneration"}, "names no architecture"),
+        ({}, "names no architecture"),
+        ("{", "not valid JSON"),
+        ("3", "must hold a JSON object"),
+        ("[" * 10**5, "not valid JSON"),
+    ],
+)
+def test_folders_that_no_plugin_serves(install, tmp_path, config, words):
+    install(QWEN)
+    with pytest.raises(ModelError, match=words):
+        registry.plugin_for(model_folder(tmp_path / "model", config))
+
+
+def test_folders_that_are_no_models(install, tmp_path):
+    install(QWEN)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ModelError, match="no config.json"):
+        registry.plugin_for(tmp_path / "empty")
+    with pytest.raises(ModelError, match="no model folder"):
+        registry.plugin_for(tmp_path / "gone")
+
+
+def test_plugins_that_cannot_be_used(install, tmp_path):
+    folder = model_folder(tmp_path / "model", {"architectures": ["FakeModel"]})
+    install("")
+    with pytest.raises(ModelError, match="no model plugin is installed"):
+        registry.plugin_for(folder)
+    install("[mmengine.models]\nbad = fake_bad:plugin\n", fake_bad="raise RuntimeError('boom')")
+    with pytest.raises(ModelError, match=r"bad \(fake_bad:plugin\) does not load: boom"):
+        registry.plugin_for(folder)
+    install("[mmengine.models]\none = fake_one:plugin\ntwo = fake_two:plugin\n", fake_one=FAKE, fake_two=FAKE)
+    with pytest.raises(ModelError, match="one .* and two .* both claim FakeModel"):
+        registry.plugin_for(folder)
+
+
+def test_nothing_named_means_the_embedded_checkpoint(install, tmp_path):
+    folder = model_folder(tmp_path / "model", {})
+    entry = "[mmengine.checkpoints]\ndefault = fake_path:path\n"
+    install(entry, fake_path=f"def path():\n    return {str(folder)!r}\n")
+    assert loader.resolve_folder(None) == folder
+    (folder / "config.json").unlink()
+    with pytest.raises(ModelError, match="is missing from"):
+        loader.resolve_folder(None)
+    install("")
+    with pytest.raises(ModelError, match="no embedded checkpoint is installed"):
+        loader.resolve_folder(None)
+
+
+def test_the_embedded_checkpoint_of_the_repository(install):
+    install("[mmengine.checkpoints]\ndefault = mmengine_shapes:checkpoint_path\n")
+    folder = loader.resolve_folder(None)
+    assert json.loads((folder / "config.json").read_text())["architectures"]
+
+
+def test_a_folder_is_taken_as_it_is(tmp_path, monkeypatch):
+    folder = model_folder(tmp_path / "model", {})
+    monkeypatch.chdir(tmp_path)
+    assert loader.resolve_folder("model") == loader.resolve_folder(folder) == folder
+
+
+@pytest.mark.parametrize(
+    "name, words",
+    [
+        ("", "empty"),
+        ("/no/such/folder", "no model folder"),
+        ("./nothing", "no model folder"),
+        ("a/b/c", "no model folder"),
+        ("../../no-such", "no model folder"),
+        (Path("org/model"), "no model folder"),
+        ("\x00", "no (usable path|model folder)"),
+        ("x" * 10**5, "no (usable path|model folder)"),
+        ("https://example.org/model", "no model folder"),
+    ],
+)
+def test_names_that_can_be_nothing(monkeypatch, name, words):
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *a, **k: pytest.fail("asked the hub"))
+    with pytest.raises(ModelError, match=words) as error:
+        loader.resolve_folder(name)
+    assert len(str(error.value)) < 500
+
+
+def test_a_file_is_not_a_folder(tmp_path):
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(ModelError, match="is a file"):
+        loader.resolve_folder(tmp_path / "model.safetensors")
+
+
+def test_a_hub_id_is_downloaded_without_code_or_pickles(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    asked = {}
+
+    def snapshot_download(hub_id, **options):
+        asked.update(options, hub_id=hub_id)
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    assert loader.resolve_folder("org/model-4B") == tmp_path
+    assert asked == {
+        "hub_id": "org/model-4B",
+        "allow_patterns": ["*.safetensors", "*.json", "*.jinja", "*.txt"],
+    }
+
+
+def test_no_network_is_one_clear_error(monkeypatch, tmp_path):
+    """The hub's real client, offline and with an empty cache."""
+    monkeypatch.chdir(tmp_path)
+    real = huggingface_hub.snapshot_download
+    monkeypatch.setattr(
+        huggingface_hub,
+        "snapshot_download",
+        lambda hub_id, **k: real(hub_id, cache_dir=tmp_path / "cache", local_files_only=True, **k),
+    )
+    with pytest.raises(ModelError, match="no folder org/model.*fetched from the hub.*network") as error:
+        loader.resolve_folder("org/model")
+    assert "\n" not in str(error.value) and len(str(error.value)) < 500
