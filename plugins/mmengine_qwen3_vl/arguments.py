@@ -1,0 +1,70 @@
+"""Images, videos and options that come beside the messages, in the forms callers have them."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from mmengine.errors import InvalidRequest
+from mmengine_qwen3_vl.messages import MAX_MEDIA
+from mmengine_qwen3_vl.options import NAMES
+from mmengine_qwen3_vl.sources import Access
+
+
+def read_arguments(
+    options: Mapping[str, Any] | None, base_folder: Path | None
+) -> tuple[dict[str, Any], Access, Sequence[Any] | None]:
+    """Options for every item, what may be read, and the metadata of `videos`."""
+    rest = {name: value for name, value in (options or {}).items() if value is not None}
+    access = Access(base_folder, bool(rest.pop("local_files", True)))
+    metadata = rest.pop("video_metadata", None)
+    unknown = sorted(str(name) for name in rest if name not in NAMES)
+    if unknown:
+        raise InvalidRequest(f"media_options has no {unknown[0]!r}; it knows {', '.join(NAMES)}")
+    return rest, access, metadata
+
+
+def for_item(options: dict[str, Any], number: int, where: str) -> dict[str, Any]:
+    """`fps` may be a list with one value a video, as qwen_vl_utils returns it."""
+    fps = options.get("fps")
+    if isinstance(fps, (list, tuple)):
+        if number >= len(fps):
+            raise InvalidRequest(f"{where}: fps lists {len(fps)} values, which are too few")
+        options["fps"] = fps[number]
+    return options
+
+
+def as_images(images: Any) -> list[Any]:
+    if images is None:
+        return []
+    if isinstance(images, (str, bytes, Path, Image.Image)) or getattr(images, "ndim", 0) in (2, 3):
+        return [images]
+    return _listed(images, "images")
+
+
+def as_videos(videos: Any, metadata: Any) -> list[Any]:
+    """One video may stand alone; a list of images is one video, as for transformers."""
+    if videos is None:
+        videos = []
+    single = isinstance(videos, (str, bytes, Path)) or getattr(videos, "ndim", 0) == 4
+    items = [videos] if single else _listed(videos, "videos")
+    if items and all(isinstance(item, Image.Image) or getattr(item, "ndim", 0) == 3 for item in items):
+        items = [items]
+    if metadata is None:
+        return items
+    metadata = [metadata] if isinstance(metadata, Mapping) else _listed(metadata, "video_metadata")
+    if len(metadata) != len(items) or not all(isinstance(entry, Mapping) for entry in metadata):
+        raise InvalidRequest(f"video_metadata must hold one object for each of the {len(items)} videos")
+    return [(item, dict(entry)) for item, entry in zip(items, metadata, strict=True)]
+
+
+def _listed(items: Any, name: str) -> list[Any]:
+    if not isinstance(items, Iterable):
+        raise InvalidRequest(f"{name} must be a list, not a {type(items).__name__}")
+    listed = list(items)
+    if len(listed) > MAX_MEDIA:
+        raise InvalidRequest(
+            f"{name} has {len(listed)} entries; at most {MAX_MEDIA} are taken in one request"
+        )
+    return listed

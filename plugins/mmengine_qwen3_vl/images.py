@@ -1,0 +1,154 @@
+"""An image from anywhere to RGB, checked; the same pixels that transformers' Pillow backend sees.
+
+What is decided here: transparency is laid on white (as transformers and qwen_vl_utils do), EXIF
+rotation is applied, 16-bit grey is scaled and not clipped, CMYK is converted by Pillow, and an
+animation is refused, because taking one frame of it in silence would answer about something else.
+"""
+
+import io
+import struct
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from mmengine.errors import InvalidMedia
+from mmengine_qwen3_vl.sources import MAX_IMAGE_BYTES, Access, is_source, read_source
+
+FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP", "TIFF")
+MAX_DECODED_PIXELS = 64 * 2**20
+_ANIMATED = ("GIF", "WEBP", "PNG")  # an MPO holds further views of the same photo, not an animation
+_SIXTEEN_BITS = ("I", "I;16", "I;16B", "I;16L", "I;16N")
+
+
+def load_rgb(source: Any, access: Access, where: str) -> Image.Image:
+    """Bytes, path, data: URL, PIL image, array or tensor to an RGB image. Raises InvalidMedia."""
+    if isinstance(source, Image.Image):
+        return _converted(source, where)
+    if is_source(source):
+        return _decode(read_source(source, access, MAX_IMAGE_BYTES, where), where)
+    return Image.fromarray(array_to_rgb(to_array(source, where), where))
+
+
+def _decode(data: bytes, where: str) -> Image.Image:
+    try:
+        image = Image.open(io.BytesIO(data), formats=FORMATS)
+    except Exception:  # Pillow's parsers raise nearly anything on bytes they cannot read
+        raise InvalidMedia(f"{where} {_not_an_image(data)}") from None
+    with image:
+        _check_size(image, where)
+        frames = getattr(image, "n_frames", 1)
+        if frames > 1 and image.format in _ANIMATED:
+            raise InvalidMedia(
+                f"{where} is an animation of {frames} frames; pass it as a video, or one frame"
+            )
+        if frames > 1 and image.format == "TIFF":
+            raise InvalidMedia(f"{where} is a TIFF of {frames} pages; pass each page as an image")
+        return _converted(image, where)
+
+
+def _converted(image: Image.Image, where: str) -> Image.Image:
+    _check_size(image, where)
+    try:
+        image.load()
+        try:
+            image = ImageOps.exif_transpose(image)
+        except (ValueError, TypeError, LookupError, struct.error):
+            pass  # broken EXIF data: the pixels are still good
+        return _to_rgb(image)
+    except InvalidMedia:
+        raise
+    except Exception:
+        raise InvalidMedia(f"{where} is damaged or cut short: its pixels cannot be decoded") from None
+
+
+def _check_size(image: Image.Image, where: str) -> None:
+    width, height = image.size
+    if width < 1 or height < 1:
+        raise InvalidMedia(f"{where} has no pixels ({width} x {height})")
+    if width * height > MAX_DECODED_PIXELS:
+        raise InvalidMedia(
+            f"{where} is {width} x {height} pixels, more than the {MAX_DECODED_PIXELS} allowed; send a smaller one"
+        )
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    if image.mode in _SIXTEEN_BITS:
+        values = np.asarray(image).astype(np.int64)
+        top = 65535 if image.mode != "I" or values.max() > 255 else 255
+        grey = np.rint(np.clip(values, 0, top) * (255 / top)).astype(np.uint8)
+        return Image.fromarray(grey).convert("RGB")
+    if image.mode == "F":
+        return Image.fromarray(array_to_rgb(np.asarray(image), "a floating-point image"))
+    if "A" in image.getbands() or "a" in image.getbands() or image.info.get("transparency") is not None:
+        image = image.convert("RGBA")
+        white = Image.new("RGBA", image.size, (255, 255, 255, 255))
+        image = Image.alpha_composite(white, image)
+    return image.convert("RGB")
+
+
+def to_array(source: Any, where: str) -> np.ndarray:
+    """An array, or what can become one: a torch tensor has `.numpy()`."""
+    if not isinstance(source, np.ndarray):
+        if not hasattr(source, "numpy"):
+            raise InvalidMedia(
+                f"{where} is a {type(source).__name__}; pass a path, bytes, a data: URL, a PIL image or an array"
+            )
+        tensor = source.detach().cpu() if hasattr(source, "detach") else source
+        try:
+            source = np.asarray(tensor.numpy())
+        except (TypeError, RuntimeError):  # bfloat16, for one, has no numpy type
+            raise InvalidMedia(f"{where} is a tensor that numpy cannot hold; pass it as uint8") from None
+    if source.dtype.kind not in "buif" or source.size == 0:
+        raise InvalidMedia(
+            f"{where} is an array of {source.dtype} and shape {source.shape}, which holds no pixels"
+        )
+    return source
+
+
+def array_to_rgb(array: np.ndarray, where: str) -> np.ndarray:
+    """[h, w], [h, w, c] or [c, h, w] with 1, 3 or 4 channels, to uint8 [h, w, 3].
+
+    Channels are sought first in front, then behind. Integers are 0 to 255 (uint16 to 65535), floats
+    either whole numbers 0 to 255 or fractions 0 to 1: the reading of transformers.
+    """
+    if array.ndim == 2:
+        array = array[..., None]
+    if array.ndim != 3 or (array.shape[0] not in (1, 3, 4) and array.shape[2] not in (1, 3, 4)):
+        raise InvalidMedia(
+            f"{where} has the shape {array.shape}; height x width x 3 (or 1, or 4) is expected"
+        )
+    if array.shape[0] in (1, 3, 4):
+        array = array.transpose(1, 2, 0)
+    if array.shape[0] * array.shape[1] > MAX_DECODED_PIXELS:
+        raise InvalidMedia(f"{where} has the shape {array.shape}, more than {MAX_DECODED_PIXELS} pixels")
+    pixels = to_uint8(array, where)
+    if pixels.shape[2] == 1:
+        return np.repeat(pixels, 3, axis=2)
+    if pixels.shape[2] == 4:
+        alpha = pixels[..., 3:] / 255
+        pixels = np.rint(pixels[..., :3] * alpha + (1 - alpha) * 255).astype(np.uint8)
+    return np.ascontiguousarray(pixels)
+
+
+def to_uint8(array: np.ndarray, where: str) -> np.ndarray:
+    if array.dtype == np.uint8:
+        return array
+    if array.dtype == np.bool_:
+        return array.astype(np.uint8) * np.uint8(255)
+    if array.dtype == np.uint16:
+        return np.rint(array * (255 / 65535)).astype(np.uint8)
+    low, high = array.min(), array.max()
+    if low >= 0 and high <= 255 and (array.dtype.kind in "ui" or np.array_equal(array, np.rint(array))):
+        return array.astype(np.uint8)
+    if low >= 0 and high <= 1:
+        return np.rint(array * 255).astype(np.uint8)
+    raise InvalidMedia(
+        f"{where} has values from {low} to {high}; 0 to 255, or fractions 0 to 1, are expected"
+    )
+
+
+def _not_an_image(data: bytes) -> str:
+    if not data:
+        return "is empty"
+    return "is no image that can be read; PNG, JPEG, WebP, GIF, BMP and TIFF are"

@@ -1,0 +1,181 @@
+"""Chat messages of three dialects to plain data for the template, and the media they hold.
+
+Read are OpenAI's parts (`image_url`, `text`), qwen_vl_utils' (`image`, `video` with options beside
+them) and transformers' (`image` or `video` with `url`, `path` or `base64`).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mmengine.errors import InvalidRequest
+from mmengine_qwen3_vl.options import NAMES
+from mmengine_qwen3_vl.sources import MAX_IMAGE_BYTES, decode_base64
+from mmengine_qwen3_vl.tokens import check_text
+
+MAX_MESSAGES = 4096
+MAX_PARTS = 4096
+MAX_MEDIA = 1024
+MAX_TEXT_CHARS = 2**23
+MAX_DEPTH = 32
+_KEYS = {
+    "image": ("image", "image_url", "url", "path", "base64"),
+    "video": ("video", "video_url", "url", "path", "base64"),
+}
+_TYPES = {"image": "image", "image_url": "image", "video": "video", "video_url": "video", "text": "text"}
+
+
+@dataclass(frozen=True, slots=True)
+class MediaPart:
+    """An image or video of a prompt; `source` None is a placeholder yet to be filled."""
+
+    modality: str
+    source: Any
+    options: Mapping[str, Any]
+    where: str
+
+
+def read_messages(messages: Any) -> tuple[list[dict[str, Any]], list[MediaPart]]:
+    """Messages as the template gets them, and media in prompt order. Raises InvalidRequest."""
+    if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)) or not messages:
+        raise InvalidRequest(
+            f"messages must be a list of objects with role and content, not {_shown(messages)}; a prompt "
+            'string becomes [{"role": "user", "content": "…"}]'
+        )
+    if len(messages) > MAX_MESSAGES:
+        raise InvalidRequest(f"at most {MAX_MESSAGES} messages are taken, not {len(messages)}")
+    reader = _Reader()
+    return [reader.message(i, message) for i, message in enumerate(messages)], reader.media
+
+
+def fill(parts: list[MediaPart], images: Sequence[Any], videos: Sequence[Any]) -> list[MediaPart]:
+    """Give the parts without data the images and videos passed beside the messages, in order."""
+    given = {"image": iter(images), "video": iter(videos)}
+    for modality, items in (("image", images), ("video", videos)):
+        empty = sum(part.modality == modality and part.source is None for part in parts)
+        if empty != len(items):
+            raise InvalidRequest(
+                f"the messages have {empty} {modality} placeholders without data, but {len(items)} {modality}s "
+                "were passed; give one for each"
+            )
+    return [
+        part if part.source is not None else replace(part, source=next(given[part.modality]))
+        for part in parts
+    ]
+
+
+class _Reader:
+    """Walks the messages once, counting what is bounded."""
+
+    def __init__(self) -> None:
+        self.media: list[MediaPart] = []
+        self._counts = {"image": 0, "video": 0}
+        self._chars = 0
+
+    def message(self, index: int, message: Any) -> dict[str, Any]:
+        where = f"message {index}"
+        if not isinstance(message, Mapping):
+            raise InvalidRequest(f"{where} must be an object with role and content, not {_shown(message)}")
+        if not isinstance(message.get("role"), str):
+            raise InvalidRequest(f"{where} has no role; it must be a string such as user")
+        fields = {}
+        for name, value in message.items():
+            if value is None:  # templates test for presence
+                continue
+            if name == "content":
+                fields["content"] = self._content(value, where)
+            else:
+                fields[self._text(name, where)] = self._plain(value, f"{where}, {str(name)[:60]}", 0)
+        if "content" not in fields and "tool_calls" not in fields:
+            raise InvalidRequest(f"{where} has no content")
+        return fields
+
+    def _content(self, content: Any, where: str) -> str | list[dict[str, Any]]:
+        if isinstance(content, str):
+            return self._text(content, where)
+        if not isinstance(content, Sequence) or isinstance(content, (bytes, bytearray)):
+            raise InvalidRequest(
+                f"the content of {where} must be text or a list of parts, not {_shown(content)}"
+            )
+        if len(content) > MAX_PARTS:
+            raise InvalidRequest(f"{where} has {len(content)} parts; at most {MAX_PARTS} are taken")
+        return [self._part(part, f"{where}, part {i}") for i, part in enumerate(content)]
+
+    def _part(self, part: Any, where: str) -> dict[str, Any]:
+        if not isinstance(part, Mapping):
+            raise InvalidRequest(f"{where} must be an object with a type, not {_shown(part)}")
+        modality = _modality(part)
+        if modality == "text":
+            text = part.get("text")
+            if not isinstance(text, str):
+                raise InvalidRequest(f"{where} is a text part, but its text is {_shown(text)}")
+            return {"type": "text", "text": self._text(text, where)}
+        if modality is None:
+            raise InvalidRequest(
+                f"{where} has the type {_shown(part.get('type'))}; text, image and video are understood"
+            )
+        number = self._counts[modality]
+        self._counts[modality] += 1
+        if len(self.media) >= MAX_MEDIA:
+            raise InvalidRequest(f"{where}: at most {MAX_MEDIA} images and videos are taken in one request")
+        where = f"{modality} {number} ({where})"
+        options = {name: part[name] for name in NAMES if part.get(name) is not None}
+        self.media.append(MediaPart(modality, _source(part, modality, where), options, where))
+        return {"type": modality}
+
+    def _text(self, text: Any, where: str) -> str:
+        if not isinstance(text, str):
+            raise InvalidRequest(f"{where} has a key that is no string")
+        self._chars += len(text)
+        if self._chars > MAX_TEXT_CHARS:
+            raise InvalidRequest(f"the messages hold more than {MAX_TEXT_CHARS} characters of text")
+        check_text(text, where)
+        return str(text)
+
+    def _plain(self, value: Any, where: str, depth: int) -> Any:
+        """Other fields (name, tool_calls, …): JSON data only, rebuilt."""
+        if depth > MAX_DEPTH:
+            raise InvalidRequest(f"{where} is nested more than {MAX_DEPTH} deep")
+        if isinstance(value, str):
+            return self._text(value, where)
+        if value is None or isinstance(value, (bool, int, float)):
+            self._chars += 8
+            return value
+        if isinstance(value, Mapping):
+            return {
+                self._text(key, where): self._plain(item, where, depth + 1) for key, item in value.items()
+            }
+        if isinstance(value, (list, tuple)):
+            self._chars += len(value)
+            return [self._plain(item, where, depth + 1) for item in value]
+        raise InvalidRequest(f"{where} must be JSON data, not {_shown(value)}")
+
+
+def _modality(part: Mapping[str, Any]) -> str | None:
+    kind = part.get("type")
+    if kind is not None:
+        return _TYPES.get(kind) if isinstance(kind, str) else None
+    return next((modality for key, modality in _TYPES.items() if key in part), None)
+
+
+def _source(part: Mapping[str, Any], modality: str, where: str) -> Any:
+    for key in _KEYS[modality]:
+        value = part.get(key)
+        if isinstance(value, Mapping) and key in ("image_url", "video_url"):
+            value = value.get("url")
+            if value is None:
+                raise InvalidRequest(f"{where}: its {key} has no url")
+        if value is None:
+            continue
+        if key == "base64" and isinstance(value, str) and not value.startswith("data:"):
+            return decode_base64(value, MAX_IMAGE_BYTES, where)
+        return value
+    return None
+
+
+def _shown(value: Any) -> str:
+    """A value in an error: short, and never somebody's whole object."""
+    if value is None or isinstance(value, (str, int, float, bool)):
+        text = repr(value)
+        return text if len(text) <= 60 else text[:60] + "…"
+    return f"a {type(value).__name__}"

@@ -1,0 +1,128 @@
+"""Options of one image or video, in the names of qwen_vl_utils and transformers, checked."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mmengine.errors import InvalidMedia, InvalidRequest
+
+MAX_SIDE = 2**15
+MAX_PIXELS = 2**28
+MAX_FRAMES = 2048
+
+_NUMBERS = {  # name: (low, high, whole)
+    "min_pixels": (1, MAX_PIXELS, True),
+    "max_pixels": (1, MAX_PIXELS, True),
+    "total_pixels": (1, 2**40, False),
+    "resized_height": (1, MAX_SIDE, True),
+    "resized_width": (1, MAX_SIDE, True),
+    "fps": (1e-3, 1000.0, False),
+    "nframes": (1, MAX_FRAMES, True),
+    "num_frames": (1, MAX_FRAMES, True),
+    "min_frames": (1, MAX_FRAMES, True),
+    "max_frames": (1, MAX_FRAMES, True),
+    "video_start": (0.0, 1e6, False),
+    "video_end": (0.0, 1e6, False),
+    "sample_fps": (1e-3, 1000.0, False),
+    "raw_fps": (1e-3, 1000.0, False),
+}
+_FLAGS = ("do_resize", "do_sample_frames")
+NAMES = (*_NUMBERS, *_FLAGS)
+
+
+@dataclass(frozen=True, slots=True)
+class ImageOptions:
+    min_pixels: int | None = None
+    max_pixels: int | None = None
+    resized: tuple[int, int] | None = None  # (height, width) asked for
+    resize: bool = True
+
+    def unresized(self, size: tuple[int, int], factor: int, where: str) -> tuple[int, int]:
+        """`size` (height, width) as it is, for do_resize False."""
+        height, width = size
+        if height % factor or width % factor:
+            raise InvalidMedia(
+                f"{where} is {width} x {height} pixels; with do_resize false both must be multiples of {factor}"
+            )
+        return size
+
+
+@dataclass(frozen=True, slots=True)
+class VideoOptions(ImageOptions):
+    """`min_pixels` and `max_pixels` count a frame's pixels, as in qwen_vl_utils."""
+
+    total_pixels: int | None = None  # of all frames
+    fps: float | None = None  # frames to take a second
+    num_frames: int | None = None
+    min_frames: int | None = None
+    max_frames: int | None = None
+    start: float | None = None  # seconds
+    end: float | None = None
+    source_fps: float | None = None  # of the frames that were passed
+    sampled: bool | None = None  # whether those are to be used as they are
+
+
+def image_options(values: Mapping[str, Any], where: str) -> ImageOptions:
+    """Raises InvalidRequest for the first option out of range. Unknown names are not looked at."""
+    return ImageOptions(**_common(_checked(values, where), where))
+
+
+def video_options(values: Mapping[str, Any], where: str) -> VideoOptions:
+    options = _checked(values, where)
+    count = options.get("num_frames", options.get("nframes"))
+    if count is not None and "fps" in options:
+        raise InvalidRequest(f"{where}: fps and num_frames exclude each other; give one")
+    keep = options.get("do_sample_frames")
+    source_fps = options.get("raw_fps", options.get("sample_fps"))
+    fps = options.get("fps")
+    if keep is False and fps is not None:  # what qwen_vl_utils says about frames that it sampled
+        source_fps, fps = source_fps or fps, None
+    return VideoOptions(
+        **_common(options, where),
+        total_pixels=None if "total_pixels" not in options else int(options["total_pixels"]),
+        fps=fps,
+        num_frames=count,
+        min_frames=options.get("min_frames"),
+        max_frames=options.get("max_frames"),
+        start=options.get("video_start"),
+        end=options.get("video_end"),
+        source_fps=source_fps,
+        sampled=(True if source_fps else None) if keep is None else not keep,
+    )
+
+
+def _common(options: dict[str, Any], where: str) -> dict[str, Any]:
+    low, high = options.get("min_pixels"), options.get("max_pixels")
+    if low is not None and high is not None and low > high:
+        raise InvalidRequest(f"{where}: min_pixels {low} is larger than max_pixels {high}")
+    height, width = options.get("resized_height"), options.get("resized_width")
+    if (height is None) != (width is None):
+        raise InvalidRequest(f"{where}: resized_height and resized_width belong together")
+    return {
+        "min_pixels": low,
+        "max_pixels": high,
+        "resized": None if height is None else (height, width),
+        "resize": options.get("do_resize", True),
+    }
+
+
+def _checked(values: Mapping[str, Any], where: str) -> dict[str, Any]:
+    checked = {}
+    for name, (low, high, whole) in _NUMBERS.items():
+        value = values.get(name)
+        if value is None:
+            continue
+        usable = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        if not usable or not low <= value <= high or (whole and value != int(value)):
+            kind = "a whole number" if whole else "a number"
+            raise InvalidRequest(
+                f"{where}: {name} must be {kind} from {low} to {high}, not {repr(value)[:60]}"
+            )
+        checked[name] = int(value) if whole else value
+    for name in _FLAGS:
+        if (value := values.get(name)) is not None:
+            if not isinstance(value, bool):
+                raise InvalidRequest(f"{where}: {name} must be true or false, not {repr(value)[:60]}")
+            checked[name] = value
+    return checked

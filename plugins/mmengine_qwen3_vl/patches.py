@@ -1,0 +1,74 @@
+"""Sizes of resized frames, and frames cut into the rows that the vision encoder reads.
+
+The size rules are those of transformers' Qwen2VLImageProcessor and Qwen3VLVideoProcessor.
+"""
+
+import math
+
+import numpy as np
+
+from mmengine.errors import InvalidMedia
+from mmengine_qwen3_vl.settings import PatchSettings
+
+MAX_RATIO = 200  # long side over short side
+
+
+def image_size(height: int, width: int, factor: int, low: int, high: int, where: str) -> tuple[int, int]:
+    """(height, width) near the given ones, multiples of `factor`, low to high pixels in all."""
+    _check_ratio(height, width, where)
+    return _fit(1, 1, height, width, factor, low, high)
+
+
+def video_size(
+    num_frames: int, height: int, width: int, patches: PatchSettings, low: int, high: int, where: str
+) -> tuple[int, int]:
+    """As image_size, for a whole video: low and high count the pixels of all frames."""
+    factor = patches.factor
+    if height < factor or width < factor:
+        scale = max(factor / height, factor / width)
+        height, width = int(height * scale), int(width * scale)
+    _check_ratio(height, width, where)
+    temporal = patches.temporal_patch_size
+    return _fit(num_frames, round(num_frames / temporal) * temporal, height, width, factor, low, high)
+
+
+def _fit(
+    frames: int, rounded_frames: int, height: int, width: int, factor: int, low: int, high: int
+) -> tuple[int, int]:
+    near_height = round(height / factor) * factor
+    near_width = round(width / factor) * factor
+    pixels = rounded_frames * near_height * near_width
+    if pixels > high:
+        shrink = math.sqrt(frames * height * width / high)
+        near_height = max(factor, math.floor(height / shrink / factor) * factor)
+        near_width = max(factor, math.floor(width / shrink / factor) * factor)
+    elif pixels < low:
+        grow = math.sqrt(low / (frames * height * width))
+        near_height = math.ceil(height * grow / factor) * factor
+        near_width = math.ceil(width * grow / factor) * factor
+    return near_height, near_width
+
+
+def _check_ratio(height: int, width: int, where: str) -> None:
+    if max(height, width) > MAX_RATIO * min(height, width):
+        raise InvalidMedia(
+            f"{where} is {width} x {height} pixels; the longer side may be at most {MAX_RATIO} times the "
+            "shorter one"
+        )
+
+
+def patchify(frames: np.ndarray, settings: PatchSettings) -> tuple[np.ndarray, tuple[int, int, int]]:
+    """uint8 [t, 3, h, w], t a multiple of the temporal patch size, to rows and grid (t, h, w).
+
+    Rows are uint8 [patches, 3 * temporal * patch * patch]; the merge x merge patches that become
+    one embedding stand together.
+    """
+    count, channels, height, width = frames.shape
+    patch, merge, temporal = settings.patch_size, settings.merge_size, settings.temporal_patch_size
+    grid = (count // temporal, height // patch, width // patch)
+    blocks = frames.reshape(
+        grid[0], temporal, channels, grid[1] // merge, merge, patch, grid[2] // merge, merge, patch
+    )
+    rows = blocks.transpose(0, 3, 6, 4, 7, 2, 1, 5, 8)
+    rows = rows.reshape(math.prod(grid), channels * temporal * patch * patch)
+    return np.ascontiguousarray(rows), grid

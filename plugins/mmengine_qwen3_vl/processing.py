@@ -1,0 +1,262 @@
+"""Messages and media to prompt tokens and patches, for Qwen3-VL. numpy, Pillow, PyAV, tokenizers."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from mmengine.errors import InvalidRequest, ModelError
+from mmengine.models.files import read_json
+from mmengine.models.plugin import MediaInput, Prepared
+from mmengine.request import MediaItem
+from mmengine_qwen3_vl.arguments import as_images, as_videos, for_item, read_arguments
+from mmengine_qwen3_vl.config import ModelConfig, read_config
+from mmengine_qwen3_vl.images import load_rgb
+from mmengine_qwen3_vl.messages import MediaPart, fill, read_messages
+from mmengine_qwen3_vl.options import ImageOptions, image_options, video_options
+from mmengine_qwen3_vl.patches import image_size, patchify
+from mmengine_qwen3_vl.settings import ImageSettings, PatchSettings, Settings, read_settings
+from mmengine_qwen3_vl.sources import Access
+from mmengine_qwen3_vl.template import ChatTemplate
+from mmengine_qwen3_vl.token_writer import TokenWriter
+from mmengine_qwen3_vl.tokens import QwenTokenizer
+from mmengine_qwen3_vl.video import VideoPatches, load_video
+from mmengine_qwen3_vl.weights import vision_fingerprint
+
+VERSION = "qwen3-vl-processing-1"  # changes when the same input would give other pixels or tokens
+MAX_RESIZED_PIXELS = 2**24  # one image, 16384 embeddings
+GENERATION_NAMES = (
+    "do_sample",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "max_new_tokens",
+    "max_length",
+    "min_new_tokens",
+)
+
+
+def load_processor(folder: Path) -> "Qwen3VLProcessor":
+    """The processor of the model in `folder`. Raises ModelError naming the file that is wrong."""
+    folder = Path(folder)
+    config = read_config(folder)
+    tokenizer = QwenTokenizer(folder)
+    return Qwen3VLProcessor(
+        config=config,
+        settings=read_settings(folder, config.vision),
+        tokenizer=tokenizer,
+        template=ChatTemplate(folder, tokenizer),
+        generation=_generation(folder),
+        vision=vision_fingerprint(folder),
+    )
+
+
+class Qwen3VLProcessor:
+    """Implements the Processor of mmengine.models.plugin. Holds nothing that changes."""
+
+    def __init__(
+        self,
+        *,
+        config: ModelConfig,
+        settings: Settings,
+        tokenizer: QwenTokenizer,
+        template: ChatTemplate,
+        generation: dict[str, Any],
+        vision: str,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.settings = settings
+        self.max_positions = config.text.max_positions
+        self._template = template
+        self._pads = {config.image_token_id: "image", config.video_token_id: "video"}
+        self._start_id, self._end_id = (
+            _special(tokenizer, f"<|vision_{side}|>") for side in ("start", "end")
+        )
+        if not self._pads.keys() <= tokenizer.special_ids:
+            raise ModelError(
+                "config.json's image_token_id or video_token_id is no special token of tokenizer.json"
+            )
+        self.eos_token_ids = _eos_token_ids(generation, tokenizer)
+        self.generation_defaults = {
+            n: generation[n] for n in GENERATION_NAMES if generation.get(n) is not None
+        }
+        self._media_key = f"{VERSION} {vision} {json.dumps(_describe(settings.patches))}".encode()
+        parts = (VERSION, settings.describe(), tokenizer.digest, template.source, vision)
+        self.fingerprint = hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+    def prepare(
+        self,
+        messages: Sequence[dict[str, Any]],
+        *,
+        images: Sequence[Any] = (),
+        videos: Sequence[Any] = (),
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        base_folder: Path | None = None,
+        media_options: dict[str, Any] | None = None,
+    ) -> Prepared:
+        """See Processor. `continue_final_message` leaves the last message open and so wins over
+        `add_generation_prompt`. `media_options` hold for every image and video that does not say
+        otherwise; beside the names of a part it knows `local_files` (False refuses paths) and
+        `video_metadata` (a list, one entry for each of `videos`)."""
+        options, access, metadata = read_arguments(media_options, base_folder)
+        plain, parts = read_messages(messages)
+        parts = fill(parts, as_images(images), as_videos(videos, metadata))
+        rendered = self._template.render(
+            plain,
+            add_generation_prompt=add_generation_prompt and not continue_final_message,
+            continue_final_message=continue_final_message,
+        )
+        pieces = self._template.split(rendered)
+        return self._build(self._template.readable(rendered), pieces, parts, options, access)
+
+    def prepare_text(
+        self,
+        text: str,
+        *,
+        images: Sequence[Any] = (),
+        videos: Sequence[Any] = (),
+        media_options: dict[str, Any] | None = None,
+    ) -> Prepared:
+        """See Processor. Special tokens in `text` count: it is the developer's, not a user's."""
+        if not isinstance(text, str):
+            raise InvalidRequest(f"the prompt must be a string, not a {type(text).__name__}")
+        options, access, metadata = read_arguments(media_options, None)
+        parts = [MediaPart("image", item, {}, f"image {i}") for i, item in enumerate(as_images(images))]
+        for i, item in enumerate(as_videos(videos, metadata)):
+            parts.append(MediaPart("video", item, {}, f"video {i}"))
+        pieces = self.tokenizer.split(text)
+        return self._build(text, pieces, parts, options, access)
+
+    def _build(
+        self,
+        text: str,
+        pieces: list[str | int],
+        parts: list[MediaPart],
+        options: Mapping[str, Any],
+        access: Access,
+    ) -> Prepared:
+        """Load the media and put their tokens where the placeholders stand in `pieces`."""
+        self._check_counts(pieces, parts)
+        waiting = {m: iter([p for p in parts if p.modality == m]) for m in self._pads.values()}
+        numbers = {"image": 0, "video": 0}
+        tokens = TokenWriter(self.tokenizer)
+        media = []
+        for piece in pieces:
+            modality = self._pads.get(piece) if isinstance(piece, int) else None
+            if modality is None:
+                tokens.add(piece)
+                continue
+            part = next(waiting[modality])
+            given = for_item({**options, **part.options}, numbers[modality], part.where)
+            numbers[modality] += 1
+            if modality == "image":
+                rows, grid = self._image(part, given, access)
+                runs = (tokens.repeat(piece, self._embeds(grid)),)
+            else:
+                video = self._video(part, given, access)
+                rows, grid = video.patches, video.grid
+                runs = tuple(self._frame(tokens, piece, seconds, grid) for seconds in video.timestamps)
+            media.append(
+                MediaInput(MediaItem(self._mm_hash(modality, rows, grid), modality, runs, grid), rows)
+            )
+            self._check_length(tokens.count)
+        ids = tokens.finish()
+        self._check_length(len(ids))
+        return Prepared(ids, tuple(media), text)
+
+    def _image(self, part: MediaPart, given: Mapping[str, Any], access: Access) -> tuple[np.ndarray, tuple]:
+        options = image_options(given, part.where)
+        image = load_rgb(part.source, access, part.where)
+        height, width = _image_target(image, options, self.settings.image, self.settings.patches, part.where)
+        if image.size != (width, height):
+            image = image.resize((width, height), Image.Resampling.BICUBIC)
+        planes = np.asarray(image).transpose(2, 0, 1)
+        frames = np.broadcast_to(planes, (self.settings.patches.temporal_patch_size, *planes.shape))
+        return patchify(frames, self.settings.patches)
+
+    def _video(self, part: MediaPart, given: Mapping[str, Any], access: Access) -> VideoPatches:
+        options = video_options(given, part.where)
+        return load_video(
+            part.source, options, self.settings.video, self.settings.patches, access, part.where
+        )
+
+    def _embeds(self, grid: tuple[int, int, int]) -> int:
+        """Of one temporal patch."""
+        return grid[1] * grid[2] // self.settings.patches.merge_size**2
+
+    def _frame(self, tokens: "TokenWriter", pad: int, seconds: float, grid: tuple) -> tuple[int, int]:
+        tokens.add(f"<{seconds:.1f} seconds>")
+        tokens.add(self._start_id)
+        run = tokens.repeat(pad, self._embeds(grid))
+        tokens.add(self._end_id)
+        return run
+
+    def _mm_hash(self, modality: str, rows: np.ndarray, grid: tuple[int, int, int]) -> bytes:
+        digest = hashlib.sha256(self._media_key)
+        digest.update(f" {modality} {grid} ".encode())
+        digest.update(rows)
+        return digest.digest()
+
+    def _check_counts(self, pieces: list[str | int], parts: list[MediaPart]) -> None:
+        for pad, modality in self._pads.items():
+            places = sum(piece == pad for piece in pieces if isinstance(piece, int))
+            items = sum(part.modality == modality for part in parts)
+            if places != items:
+                raise InvalidRequest(
+                    f"the prompt has {places} {modality} placeholders, but {items} {modality}s were given"
+                )
+
+    def _check_length(self, length: int) -> None:
+        if length > self.max_positions:
+            raise InvalidRequest(
+                f"the prompt has {length} tokens or more, the model takes at most {self.max_positions}; shorten "
+                "it, or send fewer or smaller images"
+            )
+
+
+def _image_target(
+    image: Image.Image, options: ImageOptions, settings: ImageSettings, patches: PatchSettings, where: str
+) -> tuple[int, int]:
+    width, height = image.size
+    if not options.resize:
+        return options.unresized((height, width), patches.factor, where)
+    if options.resized is not None:
+        return image_size(*options.resized, patches.factor, 1, MAX_RESIZED_PIXELS, where)
+    low = settings.min_pixels if options.min_pixels is None else options.min_pixels
+    high = settings.max_pixels if options.max_pixels is None else options.max_pixels
+    high = min(high, MAX_RESIZED_PIXELS)
+    return image_size(height, width, patches.factor, min(low, high), high, where)
+
+
+def _generation(folder: Path) -> dict[str, Any]:
+    path = folder / "generation_config.json"
+    return read_json(path) if path.is_file() else {}
+
+
+def _eos_token_ids(generation: Mapping[str, Any], tokenizer: QwenTokenizer) -> tuple[int, ...]:
+    found = generation.get("eos_token_id")
+    ids = found if isinstance(found, list) else [found]
+    if found is None:
+        ids = [tokenizer.special[name] for name in ("<|im_end|>",) if name in tokenizer.special]
+    if not ids or not all(type(token) is int and 0 <= token < tokenizer.vocab_size for token in ids):
+        raise ModelError(
+            f"generation_config.json: eos_token_id is {repr(found)[:60]}; it must name known token ids"
+        )
+    return tuple(ids)
+
+
+def _special(tokenizer: QwenTokenizer, name: str) -> int:
+    if name not in tokenizer.special:
+        raise ModelError(f"tokenizer.json has no special token {name}, which a Qwen3-VL needs")
+    return tokenizer.special[name]
+
+
+def _describe(patches: PatchSettings) -> list[int]:
+    return [patches.patch_size, patches.temporal_patch_size, patches.merge_size]

@@ -1,0 +1,73 @@
+"""Bicubic resizing of uint8 frames, bit for bit what torch's uint8 kernel gives, in numpy.
+
+transformers resizes video frames with `torch.nn.functional.interpolate(mode="bicubic",
+antialias=True)` on uint8, which runs two separable passes, columns first, each rounded to uint8.
+Its weights are 16-bit integers with as many fraction bits as the largest weight allows. Sums of
+such products are exact in float64, so plain matrix products give the same integers.
+Pillow differs: by one grey value from finer weights, and by more where it takes rows first.
+"""
+
+from functools import lru_cache
+
+import numpy as np
+
+CUBIC_A = -0.5  # Keys' kernel, as Pillow and torch's antialiased path use it
+BLOCK = 64  # output samples a product; keeps the band of non-zero weights dense
+
+
+def resize(planes: np.ndarray, height: int, width: int) -> np.ndarray:
+    """uint8 [c, h, w] to uint8 [c, height, width]."""
+    channels, old_height, old_width = planes.shape
+    if width != old_width:
+        rows = _pass(planes.reshape(channels * old_height, old_width).T, width)
+        planes = rows.T.reshape(channels, old_height, width)
+    if height != old_height:
+        planes = np.stack([_pass(plane, height) for plane in planes])
+    return np.ascontiguousarray(planes)
+
+
+def _pass(lines: np.ndarray, size: int) -> np.ndarray:
+    """uint8 [n, m] to uint8 [size, m], along the first axis."""
+    blocks, precision = _weights(lines.shape[0], size)
+    lines = lines.astype(np.float64)
+    out = np.empty((size, lines.shape[1]), np.uint8)
+    for start, first, matrix in blocks:
+        total = matrix @ lines[first : first + matrix.shape[1]]
+        total += 1 << (precision - 1)
+        total *= 2.0**-precision
+        np.floor(total, out=total)
+        out[start : start + matrix.shape[0]] = np.clip(total, 0, 255, out=total)
+    return out
+
+
+@lru_cache(maxsize=64)
+def _weights(old: int, new: int) -> tuple[tuple[tuple[int, int, np.ndarray], ...], int]:
+    """Blocks (first output, first input, weights [outputs, inputs]) and the fraction bits."""
+    scale = old / new
+    stretch = max(scale, 1.0)
+    centers = scale * (np.arange(new) + 0.5)
+    low = np.maximum((centers - 2 * stretch + 0.5).astype(np.int64), 0)
+    high = np.minimum((centers + 2 * stretch + 0.5).astype(np.int64), old)
+    taps = low[:, None] + np.arange(int((high - low).max()))
+    weights = _cubic((taps - centers[:, None] + 0.5) / stretch) * (taps < high[:, None])
+    weights /= weights.sum(axis=1, keepdims=True)
+    precision = 0
+    while precision < 22 and int(0.5 + weights.max() * (1 << (precision + 1))) < 1 << 15:
+        precision += 1
+    fixed = np.trunc(weights * (1 << precision) + np.copysign(0.5, weights))
+    blocks = []
+    for start in range(0, new, BLOCK):
+        stop = min(start + BLOCK, new)
+        first, last = int(low[start]), int(high[stop - 1])
+        matrix = np.zeros((stop - start, last - first))
+        row, tap = np.nonzero(taps[start:stop] < high[start:stop, None])
+        matrix[row, taps[start:stop][row, tap] - first] = fixed[start:stop][row, tap]
+        blocks.append((start, first, matrix))
+    return tuple(blocks), precision
+
+
+def _cubic(x: np.ndarray) -> np.ndarray:
+    x = np.abs(x)
+    near = ((CUBIC_A + 2) * x - (CUBIC_A + 3)) * x * x + 1
+    far = (((x - 5) * x + 8) * x - 4) * CUBIC_A
+    return np.where(x < 1, near, np.where(x < 2, far, 0.0))

@@ -1,0 +1,104 @@
+"""From what a message names (a path, a data: URL, base64, bytes) to bytes, bounded."""
+
+import base64
+import binascii
+import io
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+from urllib.parse import unquote
+
+from mmengine.errors import InvalidMedia
+
+MAX_IMAGE_BYTES = 64 * 2**20
+MAX_VIDEO_BYTES = 2**30
+MAX_PATH_CHARS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What a request may read: files at all, and the folder that relative paths start from."""
+
+    base_folder: Path | None = None
+    local_files: bool = True
+
+
+def is_source(value: Any) -> bool:
+    return isinstance(value, (str, os.PathLike, bytes, bytearray, memoryview))
+
+
+def read_source(value: Any, access: Access, max_bytes: int, where: str) -> bytes:
+    """The encoded bytes. `where` begins the sentence of an error, such as "image 0"."""
+    with open_source(value, access, max_bytes, where) as file:
+        try:
+            data = file.read(max_bytes + 1)
+        except OSError as error:
+            raise InvalidMedia(f"{where} cannot be read ({error.strerror or 'unknown reason'})") from None
+    if len(data) > max_bytes:
+        raise _too_large(max_bytes, where)
+    return data
+
+
+def open_source(value: Any, access: Access, max_bytes: int, where: str) -> BinaryIO:
+    """As read_source, but a file stays on disk."""
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        if memoryview(value).nbytes > max_bytes:
+            raise _too_large(max_bytes, where)
+        return io.BytesIO(value)
+    if isinstance(value, str):
+        head = value[:16].lower()
+        if head.startswith("data:"):
+            return io.BytesIO(_data_url(value, max_bytes, where))
+        if head.startswith(("http://", "https://", "ftp://", "s3://", "gs://")):
+            raise InvalidMedia(
+                f"{where} is a URL, and URLs are not fetched; pass a path, a data: URL or the bytes instead"
+            )
+    return _open_file(value, access, max_bytes, where)
+
+
+def decode_base64(text: str, max_bytes: int, where: str) -> bytes:
+    if len(text) > max_bytes * 3 // 2:  # base64 grows by a third, line breaks a little more
+        raise _too_large(max_bytes, where)
+    try:
+        data = base64.b64decode("".join(text.split()), validate=True)
+    except (binascii.Error, ValueError):
+        raise InvalidMedia(f"{where} is no valid base64") from None
+    if len(data) > max_bytes:
+        raise _too_large(max_bytes, where)
+    return data
+
+
+def _data_url(url: str, max_bytes: int, where: str) -> bytes:
+    comma = url.find(",", 0, 256)
+    if comma < 0 or not url[:comma].lower().endswith(";base64"):
+        raise InvalidMedia(
+            f"{where} is a data: URL without base64 data; it should begin like data:image/png;base64,"
+        )
+    return decode_base64(url[comma + 1 :], max_bytes, where)
+
+
+def _open_file(value: str | os.PathLike, access: Access, max_bytes: int, where: str) -> BinaryIO:
+    if not access.local_files:
+        raise InvalidMedia(f"{where} names a file, which is not allowed here; send it as a data: URL")
+    text = os.fsdecode(os.fspath(value))
+    shown = repr(text if len(text) <= 200 else text[:200] + "…")
+    if len(text) > MAX_PATH_CHARS or "\0" in text:
+        raise InvalidMedia(f"{where} is neither a path nor a data: URL: {shown}")
+    try:
+        if text[:7].lower() == "file://":
+            text = text[7:] if os.path.exists(text[7:]) else unquote(text[7:])
+        path = (access.base_folder or Path()) / text
+        if not path.is_file():  # nor a pipe or a device, which might never end
+            raise InvalidMedia(f"{where}: there is no file {shown}")
+        if path.stat().st_size > max_bytes:
+            raise _too_large(max_bytes, where)
+        return path.open("rb")
+    except OSError as error:
+        raise InvalidMedia(f"{where}: cannot read {shown} ({error.strerror or 'unknown reason'})") from None
+    except UnicodeError:
+        raise InvalidMedia(f"{where}: {shown} is no usable path") from None
+
+
+def _too_large(max_bytes: int, where: str) -> InvalidMedia:
+    return InvalidMedia(f"{where} is larger than {max_bytes // 2**20} MiB; send a smaller file")

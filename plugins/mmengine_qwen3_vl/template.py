@@ -1,0 +1,217 @@
+"""The checkpoint's own chat template, rendered so that nobody's text can pose as structure.
+
+Before it is compiled, every special token in the template's source is replaced by one code point
+of the low surrogates. Unicode text never holds one alone, and text that does is refused at the
+door. So in what comes out such a code point was written by the template, and anything that only
+looks like a special token, however it was put together, came from a message and stays text.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import jinja2.ext
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from mmengine.errors import InvalidRequest, ModelError
+from mmengine.models.files import read_json
+from mmengine_qwen3_vl.tokens import QwenTokenizer
+
+MAX_RENDERED_CHARS = 2**24
+MAX_TEMPLATE_BYTES = 2**20
+_FIRST_MARK = 0xDC00
+_MAX_MARKS = 0x400
+_CUT = "\ud800"  # where continue_final_message ends the text: a high surrogate, no mark
+_NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class ChatTemplate:
+    """Compiled once; `render` is thread-safe."""
+
+    def __init__(self, folder: Path, tokenizer: QwenTokenizer) -> None:
+        self.source = _find_source(folder)
+        names = _named_tokens(folder)
+        written = [token for token in tokenizer.special if token in self.source or token in names.values()]
+        if len(written) > _MAX_MARKS:
+            raise ModelError(f"the chat template in {folder} names {len(written)} special tokens, too many")
+        written.sort(key=len, reverse=True)  # so that a token which contains another is replaced first
+        self._marks = {token: chr(_FIRST_MARK + i) for i, token in enumerate(written)}
+        self._tokens = {mark: token for token, mark in self._marks.items()}
+        self._ids = {mark: tokenizer.special[token] for mark, token in self._tokens.items()}
+        self._mark_pattern = re.compile(f"([{chr(_FIRST_MARK)}-{chr(_FIRST_MARK + _MAX_MARKS - 1)}])")
+        marked = self.source
+        for token, mark in self._marks.items():
+            marked = marked.replace(token, mark)
+        self._variables = {name: self._marks.get(token, token) for name, token in names.items()}
+        try:
+            self._template = _environment().from_string(marked)
+        except jinja2.TemplateError as error:
+            raise ModelError(f"the chat template in {folder} does not compile: {error}") from None
+        self._check(folder, tokenizer)
+
+    def render(
+        self, messages: list[dict[str, Any]], *, add_generation_prompt: bool, continue_final_message: bool
+    ) -> str:
+        """The prompt with marks in place of special tokens. Messages are plain, checked data."""
+        if continue_final_message:
+            messages = _with_cut(messages)
+        parts, length = [], 0
+        try:
+            for part in self._stream(messages, add_generation_prompt):
+                parts.append(part)
+                length += len(part)
+                if length > MAX_RENDERED_CHARS:
+                    raise InvalidRequest(
+                        f"the rendered prompt is longer than {MAX_RENDERED_CHARS} characters"
+                    )
+        except jinja2.TemplateError as error:
+            detail = self.readable(str(error)).replace(_CUT, "")[:300]
+            raise InvalidRequest(f"the model's chat template refuses these messages: {detail}") from None
+        except InvalidRequest:
+            raise
+        except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError):
+            raise InvalidRequest(
+                "the model's chat template cannot render these messages; check that each has a role and "
+                "content of the usual shape"
+            ) from None
+        rendered = "".join(parts)
+        return _cut(rendered) if continue_final_message else rendered
+
+    def _stream(self, messages: list[dict[str, Any]], add_generation_prompt: bool) -> Iterator[str]:
+        return self._template.generate(
+            messages=messages,
+            tools=None,
+            documents=None,
+            add_generation_prompt=add_generation_prompt,
+            **self._variables,
+        )
+
+    def readable(self, rendered: str) -> str:
+        """Marks turned back into the special tokens they stand for."""
+        return rendered.translate({ord(mark): token for mark, token in self._tokens.items()})
+
+    def split(self, rendered: str) -> list[str | int]:
+        """Runs of text, and the ids of the special tokens that the template wrote between them."""
+        pieces = self._mark_pattern.split(rendered)
+        return [self._ids[piece] if i % 2 else piece for i, piece in enumerate(pieces) if piece]
+
+    def _check(self, folder: Path, tokenizer: QwenTokenizer) -> None:
+        """A template that builds special tokens from pieces would silently lose them: refuse it."""
+        probe = [
+            {
+                "role": "user",
+                "content": [{"type": "image"}, {"type": "video"}, {"type": "text", "text": "a"}],
+            },
+            {"role": "assistant", "content": [{"type": "text", "text": "b"}]},
+            {"role": "user", "content": [{"type": "text", "text": "c"}]},
+        ]
+        rendered = self.render(probe, add_generation_prompt=True, continue_final_message=False)
+        if self.split(rendered) != tokenizer.split(self.readable(rendered)):
+            raise ModelError(
+                f"the chat template in {folder} builds special tokens from pieces, which is not supported"
+            )
+
+
+def _with_cut(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages with a cut, and a space to see whether the template trims, behind the last text."""
+    content = messages[-1].get("content")
+    if isinstance(content, str):
+        continued: Any = content + _CUT + " "
+    else:
+        continued = list(content or ())
+        for i in reversed(range(len(continued))):
+            if "text" in continued[i]:
+                continued[i] = {**continued[i], "text": continued[i]["text"] + _CUT + " "}
+                break
+        else:
+            raise InvalidRequest(
+                "continue_final_message is set, but the last message holds no text to continue"
+            )
+    return [*messages[:-1], {**messages[-1], "content": continued}]
+
+
+def _cut(rendered: str) -> str:
+    end = rendered.rfind(_CUT)
+    if end < 0:
+        raise InvalidRequest("the model's chat template drops the last message, so it cannot be continued")
+    kept = rendered[:end]
+    return kept if rendered[end + 1 : end + 2] == " " else kept.rstrip()
+
+
+def _find_source(folder: Path) -> str:
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        data = path.read_bytes()
+        if len(data) > MAX_TEMPLATE_BYTES:
+            raise ModelError(f"{path} is larger than {MAX_TEMPLATE_BYTES} bytes")
+        try:
+            return data.decode("utf-8")
+        except UnicodeDecodeError:
+            raise ModelError(f"{path} is not UTF-8 text") from None
+    for name in ("chat_template.json", "processor_config.json", "tokenizer_config.json"):
+        path = folder / name
+        found = read_json(path).get("chat_template") if path.is_file() else None
+        if isinstance(found, list):  # several templates by name
+            named = {entry.get("name"): entry.get("template") for entry in found if isinstance(entry, dict)}
+            found = named.get("default")
+        if isinstance(found, str):
+            return found
+    raise ModelError(
+        f"{folder} has no chat template (chat_template.jinja, chat_template.json or tokenizer_config.json)"
+    )
+
+
+def _named_tokens(folder: Path) -> dict[str, str]:
+    """The variables eos_token, pad_token and so on that a template may use."""
+    path = folder / "tokenizer_config.json"
+    config = read_json(path) if path.is_file() else {}
+    names = {}
+    for name in _NAMED_TOKENS:
+        value = config.get(name)
+        if isinstance(value, dict):
+            value = value.get("content")
+        if isinstance(value, str):
+            names[name] = value
+    return names
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    """Settings and functions that chat templates are written for, as transformers gives them."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return environment
+
+
+class _Generation(jinja2.ext.Extension):
+    """{% generation %} marks what training learns; here it is only its content."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Jinja's own filter escapes for HTML, which prompts are not."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)

@@ -1,0 +1,79 @@
+"""tokenizer.json, read twice: with its special tokens, and with them as ordinary text."""
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import tokenizers
+
+from mmengine.errors import InvalidRequest, ModelError
+from mmengine.models.files import read_json
+
+
+class QwenTokenizer:
+    """Implements the Tokenizer of mmengine.models.plugin. Thread-safe.
+
+    `special` maps the text of each special token to its id. Added tokens that the file does not
+    call special (such as <think> or <tool_call>) are ordinary text with an id of their own.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        path = folder / "tokenizer.json"
+        data = read_json(path)
+        try:
+            added = data.get("added_tokens") or []
+            plain = {**data, "added_tokens": [token for token in added if not token["special"]]}
+            self._full = _build(data)
+            self._plain = _build(plain)
+            self.special = {token["content"]: int(token["id"]) for token in added if token["special"]}
+        except Exception as error:  # tokenizers raises bare Exception for a damaged file
+            raise ModelError(f"{path} is no tokenizer that can be read") from error
+        self._check(path, added)
+        self.digest = hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
+        self.special_ids = frozenset(self.special.values())
+        self.vocab_size = 1 + max(self._full.get_vocab(with_added_tokens=True).values())
+        names = sorted(self.special, key=len, reverse=True)
+        self._special_pattern = re.compile("(" + "|".join(map(re.escape, names)) + ")")
+
+    def _check(self, path: Path, added: list[dict]) -> None:
+        if not self.special:
+            raise ModelError(f"{path} names no special tokens; a chat model has some")
+        if self.special.keys() & self._plain.get_vocab(with_added_tokens=False).keys():
+            raise ModelError(f"{path}: a special token is also an ordinary one, so text could become it")
+        for token in added:
+            if token["special"] and any(token.get(flag) for flag in ("lstrip", "rstrip", "single_word")):
+                raise ModelError(f"{path}: {token['content']!r} strips its neighbours; that is not supported")
+
+    def encode(self, text: str, *, allow_special: bool = False) -> list[int]:
+        """Token ids. Without `allow_special` no text whatever becomes a special token."""
+        check_text(text, "the text")
+        tokenizer = self._full if allow_special else self._plain
+        return tokenizer.encode(text, add_special_tokens=False).ids
+
+    def split(self, text: str) -> list[str | int]:
+        """Runs of text, and the ids of the special tokens between them."""
+        check_text(text, "the prompt")
+        pieces = self._special_pattern.split(text)
+        return [self.special[piece] if i % 2 else piece for i, piece in enumerate(pieces) if piece]
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        return self._full.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+
+
+def check_text(text: str, where: str) -> None:
+    """Refuse what is no Unicode text: half of a surrogate pair stands for no character."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(
+            f"{where} holds an unpaired surrogate at character {error.start}; send valid Unicode"
+        ) from None
+
+
+def _build(data: dict) -> tokenizers.Tokenizer:
+    tokenizer = tokenizers.Tokenizer.from_str(json.dumps(data))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer

@@ -1,0 +1,240 @@
+"""A video from a file or from frames: which frames are taken, their pixels, and their times.
+
+Sampling and timestamps are those of transformers' Qwen3VLVideoProcessor and Qwen3VLProcessor. Only
+the frames that are taken are decoded to pixels, and each is resized as soon as it is.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from PIL import Image
+
+from mmengine.errors import InvalidMedia
+from mmengine_qwen3_vl.images import MAX_DECODED_PIXELS, array_to_rgb, load_rgb, to_array, to_uint8
+from mmengine_qwen3_vl.options import VideoOptions
+from mmengine_qwen3_vl.patches import patchify, video_size
+from mmengine_qwen3_vl.resample import resize
+from mmengine_qwen3_vl.settings import PatchSettings, VideoSettings
+from mmengine_qwen3_vl.sources import Access, is_source
+from mmengine_qwen3_vl.video_file import VideoFile
+
+DEFAULT_SOURCE_FPS = 24.0  # what transformers assumes when nobody knows
+MAX_LISTED_FRAMES = 2**16
+MAX_TAKEN_FRAMES = 2048
+MAX_RESIZED_PIXELS = 2**26  # all taken frames together
+
+
+class Clip(Protocol):
+    """A source of frames: how many there are, how large, and how to get some of them."""
+
+    num_frames: int
+    fps: float | None
+    size: tuple[int, int]  # (height, width)
+
+    def frames(self, indices: Sequence[int]) -> Iterator[np.ndarray]:
+        """uint8 [h, w, 3] of each index; indices ascend."""
+
+
+@dataclass(frozen=True, slots=True)
+class VideoPatches:
+    """Rows of the encoder, their grid, and the time in seconds of each temporal patch."""
+
+    patches: np.ndarray
+    grid: tuple[int, int, int]
+    timestamps: tuple[float, ...]
+
+
+def load_video(
+    source: Any,
+    options: VideoOptions,
+    settings: VideoSettings,
+    patches: PatchSettings,
+    access: Access,
+    where: str,
+) -> VideoPatches:
+    """Raises InvalidMedia."""
+    clip, indices = _open(source, access, where)
+    try:
+        return _take(clip, indices, options, settings, patches, where)
+    finally:
+        if isinstance(clip, VideoFile):
+            clip.close()
+
+
+def _take(
+    clip: Clip,
+    indices: np.ndarray | None,
+    options: VideoOptions,
+    settings: VideoSettings,
+    patches: PatchSettings,
+    where: str,
+) -> VideoPatches:
+    """`indices` says which frames of the original a clip that was sampled before holds."""
+    fps = options.source_fps or clip.fps or DEFAULT_SOURCE_FPS
+    sampled = options.sampled if options.sampled is not None else not settings.do_sample_frames
+    if indices is not None or (sampled and not isinstance(clip, VideoFile)):
+        wanted = np.arange(clip.num_frames)
+        times = (wanted if indices is None else indices) / fps
+    else:
+        wanted = sample(clip.num_frames, fps, options, settings, where)
+        times = wanted / fps
+    if len(wanted) > MAX_TAKEN_FRAMES:
+        raise InvalidMedia(
+            f"{where}: {len(wanted)} frames would be taken, more than {MAX_TAKEN_FRAMES}; lower fps"
+        )
+    height, width = _target_size(len(wanted), clip.size, options, settings, patches, where)
+    if len(wanted) * height * width > 2 * MAX_RESIZED_PIXELS:
+        raise InvalidMedia(
+            f"{where}: {len(wanted)} frames of {width} x {height} pixels are too many; lower fps"
+        )
+    temporal = patches.temporal_patch_size
+    padding = -len(wanted) % temporal
+    frames = np.empty((len(wanted) + padding, 3, height, width), np.uint8)
+    for i, frame in enumerate(clip.frames(wanted.tolist())):
+        frames[i] = resize(np.ascontiguousarray(frame.transpose(2, 0, 1)), height, width)
+    frames[len(wanted) :] = frames[len(wanted) - 1]
+    rows, grid = patchify(frames, patches)
+    times = np.concatenate([times, np.repeat(times[-1:], padding)]).reshape(-1, temporal)
+    return VideoPatches(rows, grid, tuple(((times[:, 0] + times[:, -1]) / 2).tolist()))
+
+
+def sample(
+    num_frames: int, fps: float, options: VideoOptions, settings: VideoSettings, where: str
+) -> np.ndarray:
+    """Ascending indices of the frames to take, of a video of `num_frames` at `fps`."""
+    first, last = 0, num_frames - 1
+    if options.start is not None:
+        first = int(np.ceil(min(options.start, num_frames / fps) * fps))
+    if options.end is not None:
+        last = min(last, int(min(options.end, num_frames / fps) * fps))
+    if first > last:
+        raise InvalidMedia(
+            f"{where}: no frame lies from video_start to video_end; the video is {num_frames / fps:.2f} seconds long"
+        )
+    total = last - first + 1
+    if options.num_frames is not None:
+        count = min(options.num_frames, total)
+    else:
+        count = int(total / fps * (options.fps or settings.fps))
+        count = max(count, options.min_frames or settings.min_frames)
+        count = min(count, options.max_frames or settings.max_frames, total)
+    return np.linspace(first, last, count).round().astype(np.int64)
+
+
+def _target_size(
+    num_frames: int,
+    size: tuple[int, int],
+    options: VideoOptions,
+    settings: VideoSettings,
+    patches: PatchSettings,
+    where: str,
+) -> tuple[int, int]:
+    if not options.resize:
+        return options.unresized(size, patches.factor, where)
+    num_frames = max(num_frames, patches.temporal_patch_size)  # a single frame is shown twice
+    low, high = settings.min_pixels, settings.max_pixels
+    if settings.cap_pixels_per_frame:
+        cap = settings.max_video_tokens * patches.factor**2
+        high = max(min(cap, high // num_frames), int(low * 1.05)) * num_frames
+    if options.total_pixels is not None:
+        high = options.total_pixels
+    if options.max_pixels is not None:
+        high = min(high, options.max_pixels * num_frames)
+    if options.min_pixels is not None:
+        low = options.min_pixels * num_frames
+    low, high = min(low, high, MAX_RESIZED_PIXELS), min(high, MAX_RESIZED_PIXELS)
+    if options.resized is not None:
+        size = options.resized
+        low, high = 1, MAX_RESIZED_PIXELS
+    return video_size(num_frames, *size, patches, low, high, where)
+
+
+def _open(source: Any, access: Access, where: str) -> tuple[Clip, np.ndarray | None]:
+    metadata = None
+    if isinstance(source, tuple) and len(source) == 2 and isinstance(source[1], dict):
+        source, metadata = source
+    if is_source(source):
+        return VideoFile(source, access, where), None
+    clip: Clip
+    if isinstance(source, (list, tuple)):
+        clip = FrameList(source, access, where)
+    else:
+        clip = FrameArray(to_array(source, where), where)
+    if metadata is None:
+        return clip, None
+    fps, indices = metadata.get("fps"), metadata.get("frames_indices")
+    if fps is not None:
+        clip.fps = _positive(fps, f"{where}: fps of its metadata")
+    if indices is None:
+        return clip, np.arange(clip.num_frames)
+    indices = np.asarray(indices)
+    if indices.shape != (clip.num_frames,) or indices.dtype.kind not in "ui" or (np.diff(indices) < 0).any():
+        raise InvalidMedia(
+            f"{where}: frames_indices of its metadata must be one ascending index for each of {clip.num_frames} frames"
+        )
+    return clip, indices.astype(np.int64)
+
+
+def _positive(value: Any, what: str) -> float:
+    usable = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
+    if not usable or not 0 < value <= 1e6:
+        raise InvalidMedia(f"{what} must be a positive number, not {repr(value)[:60]}")
+    return float(value)
+
+
+@dataclass(slots=True)
+class FrameList:
+    """Frames as images, paths, data: URLs or arrays; only those that are taken are read."""
+
+    images: Sequence[Any]
+    access: Access
+    where: str
+    fps: float | None = None
+    num_frames: int = field(init=False)
+    size: tuple[int, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.num_frames = len(self.images)
+        if not 1 <= self.num_frames <= MAX_LISTED_FRAMES:
+            raise InvalidMedia(
+                f"{self.where} has {self.num_frames} frames; 1 to {MAX_LISTED_FRAMES} are taken"
+            )
+        self.size = self._load(0).size[::-1]
+
+    def _load(self, index: int) -> Image.Image:
+        return load_rgb(self.images[index], self.access, f"{self.where}, frame {index}")
+
+    def frames(self, indices: Sequence[int]) -> Iterator[np.ndarray]:
+        for index in indices:
+            image = self._load(index)
+            if image.size[::-1] != self.size:
+                raise InvalidMedia(
+                    f"{self.where}, frame {index} is {image.size[0]} x {image.size[1]} pixels, but frame 0 is "
+                    f"{self.size[1]} x {self.size[0]}; all must have the same size"
+                )
+            yield np.asarray(image)
+
+
+class FrameArray:
+    """[t, c, h, w] or [t, h, w, c], as an array or tensor."""
+
+    def __init__(self, array: np.ndarray, where: str) -> None:
+        if array.ndim != 4:
+            raise InvalidMedia(
+                f"{where} has the shape {array.shape}; frames x 3 x height x width is expected"
+            )
+        if array.shape[1] in (1, 3, 4):
+            height, width = array.shape[2:]
+        else:
+            height, width = array.shape[1:3]
+        if height * width > MAX_DECODED_PIXELS or len(array) > MAX_LISTED_FRAMES:
+            raise InvalidMedia(f"{where} of shape {array.shape} is too large")
+        self.array, self.where = array, where
+        self.num_frames, self.size = len(array), (height, width)
+        self.fps: float | None = None
+
+    def frames(self, indices: Sequence[int]) -> Iterator[np.ndarray]:
+        for frame in to_uint8(self.array[list(indices)], self.where):  # one range of values for all
+            yield array_to_rgb(frame, self.where)

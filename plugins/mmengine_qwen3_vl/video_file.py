@@ -1,0 +1,179 @@
+"""Frames of a video file through PyAV: packets are counted first, then few frames are decoded.
+
+The file is handed over as a stream of bytes and only common containers are read, so that a
+crafted playlist cannot make FFmpeg open other files or addresses.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from mmengine.errors import InvalidMedia
+from mmengine_qwen3_vl.sources import MAX_VIDEO_BYTES, Access, open_source
+
+CONTAINERS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpeg,mpegts,flv,gif,asf,ogg"
+MAX_PACKETS = 2**20  # nearly ten hours at 30 frames a second
+MAX_FRAME_PIXELS = 2**26
+MAX_DECODED_FRAMES = 2**15  # frames that one request may have decoded, taken or passed over
+MAX_FPS = 1000.0
+
+
+class VideoFile:
+    """A Clip. Not shared between threads; close it after use."""
+
+    def __init__(self, source: Any, access: Access, where: str) -> None:
+        self.where = where
+        self._file = open_source(source, access, MAX_VIDEO_BYTES, where)
+        self._container = None
+        self._decoded = 0
+        try:
+            self._open()
+            self._scan()
+            self._open()
+            first = next(self._decode(), None)
+            if first is None:
+                raise InvalidMedia(f"{where} has no frame that can be decoded")
+            self.size = self._pixels(first).shape[:2]
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        if self._container is not None:
+            self._container.close()
+        self._file.close()
+
+    def _open(self) -> None:
+        """Start again from the first packet."""
+        import av  # heavy, and needed for video files alone
+
+        if self._container is not None:
+            self._container.close()
+            self._container = None
+        self._file.seek(0)
+        try:
+            self._container = av.open(
+                self._file, options={"format_whitelist": CONTAINERS}, metadata_errors="replace"
+            )
+        except (av.FFmpegError, ValueError):
+            raise InvalidMedia(
+                f"{self.where} is no video that can be read; MP4, MOV, WebM, MKV, AVI, MPEG and GIF are"
+            ) from None
+        if not self._container.streams.video:
+            raise InvalidMedia(f"{self.where} holds no video, only other streams")
+        self._stream = self._container.streams.video[0]
+        context = self._stream.codec_context
+        if context.width * context.height > MAX_FRAME_PIXELS:
+            raise InvalidMedia(
+                f"{self.where} has frames of {context.width} x {context.height} pixels, more than "
+                f"{MAX_FRAME_PIXELS} allowed"
+            )
+
+    def _scan(self) -> None:
+        """Count frames and note their times, without decoding."""
+        import av
+
+        times: list[int | None] = []
+        keys: list[int] = []
+        packets = 0
+        try:
+            for packet in self._container.demux(self._stream):
+                if packet.size == 0:
+                    continue
+                packets += 1
+                if packets > MAX_PACKETS:
+                    raise InvalidMedia(f"{self.where} has more than {MAX_PACKETS} frames; cut it shorter")
+                if not packet.is_discard:
+                    times.append(packet.pts)
+                if packet.is_keyframe and packet.pts is not None:
+                    keys.append(packet.pts)
+        except av.FFmpegError:
+            raise self._damaged() from None
+        if not times:
+            raise InvalidMedia(f"{self.where} has no frames")
+        if packets < 0.9 * self._stream.frames:  # the header knows better; a few may be hidden by edits
+            raise InvalidMedia(
+                f"{self.where} is cut short: {packets} of its {self._stream.frames} frames are there"
+            )
+        rate = self._stream.average_rate or self._stream.guessed_rate
+        fps = float(rate) if rate else 0.0
+        self.fps = fps if 0 < fps <= MAX_FPS else None
+        self.num_frames = len(times)
+        # Some containers keep no times; then frames are found by counting.
+        self._times = sorted(times) if None not in times else None
+        self._keys = sorted(keys)
+
+    def frames(self, indices: Sequence[int]) -> Iterator[np.ndarray]:
+        """uint8 [h, w, 3] of each index; indices ascend."""
+        self._open()
+        reader = self._by_count(indices) if self._times is None else self._by_time(indices)
+        for frame in reader:
+            yield self._pixels(frame)
+
+    def _by_count(self, indices: Sequence[int]) -> Iterator[Any]:
+        decoder, position, frame = self._decode(), -1, None
+        for index in indices:
+            while position < index and (following := next(decoder, None)) is not None:
+                frame, position = following, position + 1
+            if frame is None:
+                raise self._damaged()
+            yield frame  # the last one stands for those after it that hold no picture of their own
+
+    def _by_time(self, indices: Sequence[int]) -> Iterator[Any]:
+        decoder, frame, seeks = self._decode(), None, True
+        for index in indices:
+            target = self._times[index]
+            place = bisect_right(self._keys, target) - 1
+            if seeks and place >= 0 and (frame is None or self._keys[place] > frame.pts):
+                if self._keys[place] > self._times[0]:
+                    decoder = self._seek(self._keys[place])
+                    frame = next(decoder, None)
+                    if frame is None or frame.pts is None or frame.pts > target:
+                        self._open()  # a container whose index cannot be trusted: read it through
+                        decoder, frame, seeks = self._decode(), None, False
+            while frame is None or frame.pts is None or frame.pts < target:
+                following = next(decoder, None)
+                if following is None:
+                    break
+                frame = following
+            if frame is None:
+                raise self._damaged()
+            yield frame
+
+    def _seek(self, time: int) -> Iterator[Any]:
+        """Frames from the keyframe at `time` on; none where seeking fails."""
+        import av
+
+        try:
+            self._container.seek(time, stream=self._stream)
+        except av.FFmpegError:
+            return iter(())
+        return self._decode()
+
+    def _decode(self) -> Iterator[Any]:
+        import av
+
+        try:
+            for frame in self._container.decode(self._stream):
+                self._decoded += 1
+                if self._decoded > MAX_DECODED_FRAMES:
+                    raise InvalidMedia(
+                        f"{self.where}: more than {MAX_DECODED_FRAMES} frames would have to be decoded; use "
+                        "video_start and video_end, or a file with more keyframes"
+                    )
+                yield frame
+        except av.FFmpegError:
+            raise self._damaged() from None
+
+    def _pixels(self, frame: Any) -> np.ndarray:
+        if frame.width * frame.height > MAX_FRAME_PIXELS:
+            raise InvalidMedia(
+                f"{self.where} has a frame of {frame.width} x {frame.height} pixels, which is too large"
+            )
+        pixels = frame.to_ndarray(format="rgb24")
+        return np.rot90(pixels, frame.rotation // 90) if frame.rotation % 360 else pixels
+
+    def _damaged(self) -> InvalidMedia:
+        return InvalidMedia(f"{self.where} is damaged: its frames cannot be decoded")
