@@ -1,0 +1,151 @@
+"""The reference backend, for CPU and CUDA: gather a group's KV, then torch's SDPA.
+
+Rows with one query (decode) form one group, padded to the longest and masked by length. Other rows
+are grouped when query and KV length are equal, so such a group needs no padding. On CUDA not yet run
+on a GPU; there, chunks that do not start a prompt fall to SDPA's slow kernel (a mask with grouped
+heads), and the gathered KV of a step's longest group is a buffer of its own.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from mmengine.models.plugin import ModelSpec
+from mmengine.runtime.attention.base import AttentionMeta
+from mmengine.runtime.kv import KVPool
+from mmengine.runtime.upload import upload
+
+Places = slice | torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """g rows with equal query length. `mask` None means that query i sees KV 0 to i.
+
+    `tokens`: where the rows' g * query_len tokens lie in the batch. `pages`: int64 [2 * g * b], the
+    K pages and then the V pages of every row. `mask`: 0 or -inf, [g, 1, 1, kv_len] for decode,
+    [query_len, kv_len] otherwise.
+    """
+
+    tokens: Places
+    num_rows: int
+    query_len: int
+    kv_len: int
+    pages: torch.Tensor
+    mask: torch.Tensor | None
+
+
+class TorchPagedAttention:
+    """See AttentionBackend. Scores of fp32 inputs are computed in fp32."""
+
+    def __init__(self, spec: ModelSpec, kv: KVPool) -> None:
+        self._heads, self._kv_heads, self._head_dim = spec.num_heads, spec.num_kv_heads, spec.head_dim
+        self._block_size = kv.block_size
+        self._device, self._dtype = kv.blocks.device, kv.blocks.dtype
+        # One view to write tokens, one to read pages: page 2 * block holds K, the next one V.
+        self._tokens = [layer.view(-1, self._kv_heads, self._head_dim) for layer in kv.layers]
+        self._page_values = kv.block_size * self._kv_heads * self._head_dim
+        self._pages = [layer.view(-1, self._page_values) for layer in kv.layers]
+        self._workspace = torch.empty(0, dtype=self._dtype, device=self._device)
+        self._groups: list[Group] = []
+        self._k_places = self._v_places = torch.empty(0, dtype=torch.int64)
+
+    def begin(self, meta: AttentionMeta) -> None:
+        blocks = torch.div(meta.slot_mapping, self._block_size, rounding_mode="floor")
+        self._k_places = meta.slot_mapping + blocks * self._block_size
+        self._v_places = self._k_places + self._block_size
+        starts = np.cumsum(meta.query_lens) - meta.query_lens
+        decode = meta.query_lens == 1
+        self._groups = []
+        if decode.any():
+            self._groups.append(self._decode_group(meta, np.flatnonzero(decode), starts))
+        if not decode.all():
+            self._groups.extend(self._prefill_groups(meta, np.flatnonzero(~decode), starts))
+        need = max(group.pages.numel() for group in self._groups) * self._page_values
+        if self._workspace.numel() < need:
+            self._workspace = torch.empty(need, dtype=self._dtype, device=self._device)
+
+    def append(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
+        tokens = self._tokens[layer]
+        tokens.index_copy_(0, self._k_places, k)
+        tokens.index_copy_(0, self._v_places, v)
+
+    def run(self, layer: int, q: torch.Tensor) -> torch.Tensor:
+        if len(self._groups) == 1 and self._groups[0].num_rows * self._groups[0].query_len == q.shape[0]:
+            return self._attend(layer, self._groups[0], q)
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        for group in self._groups:
+            out[group.tokens] = self._attend(layer, group, q[group.tokens])
+        return out
+
+    def _attend(self, layer: int, group: Group, q: torch.Tensor) -> torch.Tensor:
+        """q [g * query_len, num_heads, head_dim], same shape back."""
+        k, v = self._gather(layer, group)
+        if group.query_len == 1:
+            # The heads that share a KV head become its queries: no repeated KV.
+            q = q.reshape(group.num_rows, self._kv_heads, -1, self._head_dim)
+            out = F.scaled_dot_product_attention(q, k, v, attn_mask=group.mask)
+            return out.reshape(-1, self._heads, self._head_dim)
+        q = q.reshape(group.num_rows, group.query_len, self._heads, self._head_dim).transpose(1, 2)
+        out = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=group.mask, is_causal=group.mask is None, enable_gqa=True
+        )
+        return out.transpose(1, 2).reshape(-1, self._heads, self._head_dim)
+
+    def _gather(self, layer: int, group: Group) -> torch.Tensor:
+        """[2, g, num_kv_heads, kv_len, head_dim], a view of the workspace: it lives until the next."""
+        pages = group.pages
+        gathered = self._workspace[: pages.numel() * self._page_values].view(-1, self._page_values)
+        torch.index_select(self._pages[layer], 0, pages, out=gathered)
+        gathered = gathered.view(2, group.num_rows, -1, self._kv_heads, self._head_dim)
+        return gathered[:, :, : group.kv_len].transpose(2, 3)
+
+    def _decode_group(self, meta: AttentionMeta, rows: np.ndarray, starts: np.ndarray) -> Group:
+        kv_len = int(meta.kv_lens[rows].max())
+        places = _places(rows, self._device)
+        lens = meta.kv_lens_device[places]
+        beyond = torch.arange(kv_len, device=self._device) >= lens[:, None]
+        mask = torch.zeros(beyond.shape, dtype=self._dtype, device=self._device)
+        mask = mask.masked_fill_(beyond, float("-inf"))[:, None, None, :]
+        pages = self._page_index(meta.block_table[places], kv_len)
+        return Group(_places(starts[rows], self._device), len(rows), 1, kv_len, pages, mask)
+
+    def _prefill_groups(self, meta: AttentionMeta, rows: np.ndarray, starts: np.ndarray) -> list[Group]:
+        shapes: dict[tuple[int, int], list[int]] = {}
+        for row in rows.tolist():
+            shapes.setdefault((int(meta.query_lens[row]), int(meta.kv_lens[row])), []).append(row)
+        groups = []
+        for (query_len, kv_len), members in shapes.items():
+            tokens = (starts[members][:, None] + np.arange(query_len)).reshape(-1)
+            table = meta.block_table[_places(np.array(members), self._device)]
+            groups.append(
+                Group(
+                    _places(tokens, self._device),
+                    len(members),
+                    query_len,
+                    kv_len,
+                    self._page_index(table, kv_len),
+                    None if query_len == kv_len else self._causal_mask(query_len, kv_len),
+                )
+            )
+        return groups
+
+    def _page_index(self, table: torch.Tensor, kv_len: int) -> torch.Tensor:
+        """int64 [g, b] block table to [2 * g * b'] pages, b' = blocks that kv_len tokens take."""
+        k_pages = table[:, : -(-kv_len // self._block_size)] * 2
+        return torch.stack((k_pages, k_pages + 1)).view(-1)
+
+    def _causal_mask(self, query_len: int, kv_len: int) -> torch.Tensor:
+        """Query i is token kv_len - query_len + i of its row."""
+        mask = torch.full((query_len, kv_len), float("-inf"), dtype=self._dtype, device=self._device)
+        return mask.triu_(kv_len - query_len + 1)
+
+
+def _places(indices: np.ndarray, device: torch.device) -> Places:
+    """A slice where the ascending indices are neighbours (a view, no copy), else an index tensor."""
+    first, last = int(indices[0]), int(indices[-1])
+    if last - first + 1 == len(indices):
+        return slice(first, last + 1)
+    return upload(indices.astype(np.int64), device)

@@ -1,0 +1,106 @@
+"""The torch executor: the real side of the port in core/executor.py."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from time import perf_counter_ns
+
+import torch
+
+from mmengine.config import EngineConfig
+from mmengine.core.executor import StepPlan, StepResult
+from mmengine.errors import ExecutorFailed, MMEngineError
+from mmengine.models.plugin import MediaInput, VisionLanguageModel
+from mmengine.runtime.rows import PositionsOf
+from mmengine.runtime.runner import Launched, ModelRunner
+from mmengine.runtime.stops import StopWatcher
+
+
+@dataclass(slots=True)
+class InFlight:
+    """A dispatched step: its plan, and on CUDA what was launched for it or what went wrong."""
+
+    plan: StepPlan
+    launched: Launched | None = None
+    error: Exception | None = None
+    start: torch.cuda.Event | None = None
+    end: torch.cuda.Event | None = None
+
+
+class TorchExecutor:
+    """Runs steps on one device.
+
+    On a CPU a step is computed in `collect`. On CUDA `dispatch` launches it without waiting and
+    `collect` waits for its end (not yet run on a GPU). Whatever goes wrong with a whole step is raised
+    by its `collect`: an MMEngineError as it is, anything else as ExecutorFailed.
+    """
+
+    def __init__(
+        self,
+        model: VisionLanguageModel,
+        positions_of: PositionsOf,
+        config: EngineConfig,
+        device: str | torch.device = "cpu",
+        dtype: torch.dtype = torch.float32,
+        attention: str = "auto",
+        stop_watcher: StopWatcher | None = None,
+    ) -> None:
+        """`config` has num_blocks and eos_token_ids filled in; `dtype` is that of the KV pool, and must
+        be what the model computes in. `positions_of` is the plugin's `positions`.
+
+        Raises ConfigError for a pool that cannot be had and an unknown attention backend.
+        """
+        self._device = torch.device(device)
+        self._runner = ModelRunner(model, positions_of, config, self._device, dtype, attention, stop_watcher)
+        self._in_flight: deque[InFlight] = deque()
+
+    def attach(self, request_id: str, media: Sequence[MediaInput]) -> None:
+        """Hand over the pixels of a request, one for each of its media items, before a step that
+        encodes any. They are kept until `detach`."""
+        self._runner.attach(request_id, media)
+
+    def detach(self, request_id: str) -> None:
+        """Let go of the pixels of a request; an unknown one is no error."""
+        self._runner.detach(request_id)
+
+    def dispatch(self, plan: StepPlan) -> None:
+        step = InFlight(plan)
+        if self._device.type == "cuda":
+            self._launch(step)
+        self._in_flight.append(step)
+
+    def _launch(self, step: InFlight) -> None:
+        step.start, step.end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        try:
+            step.start.record()
+            step.launched = self._runner.launch(step.plan)
+            step.end.record()
+        except Exception as error:  # raised by collect, which names the step
+            step.error = error
+
+    def collect(self) -> StepResult:
+        if not self._in_flight:
+            raise ExecutorFailed("no step was dispatched, so there is none to collect")
+        step = self._in_flight.popleft()
+        try:
+            return self._finish(step)
+        except MMEngineError:
+            raise
+        except Exception as error:
+            raise ExecutorFailed(f"step {step.plan.step} failed: {type(error).__name__}: {error}") from error
+
+    def _finish(self, step: InFlight) -> StepResult:
+        if self._device.type == "cuda":
+            if step.error is not None:
+                raise step.error
+            step.end.synchronize()
+            device_ns = int(step.start.elapsed_time(step.end) * 1e6)
+            return replace(self._runner.finish(step.launched), device_ns=device_ns)
+        begin_ns = perf_counter_ns()
+        result = self._runner.finish(self._runner.launch(step.plan))
+        return replace(result, device_ns=perf_counter_ns() - begin_ns)
+
+    def close(self) -> None:
+        """Drop steps in flight, pixels and features. The executor must not be used after it."""
+        self._in_flight.clear()
+        self._runner.close()

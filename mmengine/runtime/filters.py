@@ -1,0 +1,42 @@
+"""Filters of a distribution: temperature, then top-k, top-p, min-p, each on what the last one left.
+
+All take and give float32 logits [r, vocab_size] and per-row parameters [r, 1]; a token that is
+filtered out gets -inf. Tokens with equal logits share their fate, so a filter may keep more than k
+tokens or more than p of mass: the result never depends on the order of a sort.
+"""
+
+import torch
+
+NEVER = float("-inf")
+# A smaller temperature is greedy to the last bit of a logit; the bound keeps 0 / T finite.
+MIN_TEMPERATURE = 1e-10
+
+
+def apply_temperature(logits: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
+    """(logits - row maximum) / temperature: the shift cannot overflow and changes no probability."""
+    shifted = logits - logits.amax(-1, keepdim=True)
+    return shifted.div_(temperature.clamp(min=MIN_TEMPERATURE))
+
+
+def keep_top(logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, largest_k: int) -> torch.Tensor:
+    """Keep the `top_k` most likely tokens, then of these the fewest that reach mass `top_p`.
+
+    A row's top_k is int64 in 1 to `largest_k`, which is at most vocab_size (a row without top-k:
+    vocab_size); top_p 1 keeps all. The most likely token always stays.
+    """
+    best = logits.topk(largest_k, dim=-1).values
+    least_k = best.gather(-1, top_k - 1)
+    logits = logits.masked_fill(logits < least_k, NEVER)
+    best = best.masked_fill_(best < least_k, NEVER)
+    mass = torch.exp(best - logits.logsumexp(-1, keepdim=True))
+    before = mass.cumsum(-1).roll(1, dims=-1)
+    before[:, 0] = 0
+    # Rounding must not cut a tail where the row asks for all of it.
+    kept = (before < top_p) | (top_p >= 1)
+    least_p = best.gather(-1, kept.sum(-1, keepdim=True) - 1)
+    return logits.masked_fill_(logits < least_p, NEVER)
+
+
+def keep_min_p(logits: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
+    """Keep tokens at least `min_p` times as likely as the most likely one."""
+    return logits.masked_fill(logits < logits.amax(-1, keepdim=True) + min_p.log(), NEVER)

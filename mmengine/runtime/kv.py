@@ -1,0 +1,67 @@
+"""The KV pool: one tensor for all layers, cut into blocks.
+
+Layout `[layer, block, 2, block_size, num_kv_heads, head_dim]`, K at 0 and V at 1 of the third axis,
+so a layer is one `[blocks, 2, ...]` tensor and a block of a layer is contiguous. Block 0 is the dummy
+block: block tables are padded with it and no request ever holds it.
+"""
+
+import torch
+
+from mmengine.errors import ConfigError
+from mmengine.models.plugin import ModelSpec
+
+DUMMY_BLOCK = 0
+MIN_BLOCKS = 2  # the dummy block and one that can be used
+
+
+def bytes_per_block(spec: ModelSpec, dtype: torch.dtype, block_size: int) -> int:
+    """Bytes that one block takes over all layers, K and V together."""
+    values = 2 * spec.num_layers * block_size * spec.num_kv_heads * spec.head_dim
+    return values * dtype.itemsize
+
+
+def blocks_for_memory(spec: ModelSpec, dtype: torch.dtype, block_size: int, memory_bytes: int) -> int:
+    """How many blocks, the dummy block included, fit into `memory_bytes`.
+
+    Raises ConfigError when not even one usable block fits.
+    """
+    block_bytes = bytes_per_block(spec, dtype, block_size)
+    num_blocks = memory_bytes // block_bytes
+    if num_blocks < MIN_BLOCKS:
+        raise ConfigError(
+            f"{memory_bytes:,} bytes of memory hold no KV cache: a block of {block_size} tokens takes "
+            f"{block_bytes:,} bytes and {MIN_BLOCKS} are needed; give more memory or lower block_size"
+        )
+    return num_blocks
+
+
+class KVPool:
+    """K and V of every block. `layers[i]` is `[num_blocks, 2, block_size, num_kv_heads, head_dim]`."""
+
+    def __init__(
+        self, spec: ModelSpec, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        if num_blocks < MIN_BLOCKS:
+            raise ConfigError(
+                f"num_blocks must be at least {MIN_BLOCKS} (block 0 is a dummy), not {num_blocks}"
+            )
+        shape = (spec.num_layers, num_blocks, 2, block_size, spec.num_kv_heads, spec.head_dim)
+        try:
+            self.blocks = torch.zeros(shape, dtype=dtype, device=device)
+        except RuntimeError as error:  # torch.OutOfMemoryError is one too
+            need = num_blocks * bytes_per_block(spec, dtype, block_size)
+            raise ConfigError(
+                f"{num_blocks} KV blocks need {need / 2**30:.2f} GiB on {device}, which could not be had; "
+                "lower num_blocks"
+            ) from error
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.layers = tuple(self.blocks.unbind(0))
+
+    def clear(self, blocks: torch.Tensor) -> None:
+        """Zero `blocks` (int64 [f]) in all layers.
+
+        Done to a block before its first slot is written: attention multiplies the masked, unwritten end
+        of a block by a weight of 0, and 0 times a NaN that an earlier request left there is NaN.
+        """
+        self.blocks.index_fill_(1, blocks, 0)

@@ -1,0 +1,73 @@
+"""Repetition, presence and frequency penalties, and the token counts they need, on the device."""
+
+import numpy as np
+import torch
+
+from mmengine.core.executor import Admission
+from mmengine.runtime.rows import PENALTIES, RowColumns
+from mmengine.runtime.upload import upload
+
+NO_PLACE = -1
+
+
+class TokenCounts:
+    """For the rows with penalties: which tokens prompt and output hold, and how often the output does.
+
+    Memory is vocab_size * 5 bytes for each such row at the same time, and grows with their number;
+    a row's place is given back when another request takes the row.
+    """
+
+    def __init__(self, max_rows: int, vocab_size: int, device: torch.device) -> None:
+        self._vocab_size, self._device = vocab_size, device
+        self._place = np.full(max_rows, NO_PLACE, dtype=np.int64)
+        self._free: list[int] = []
+        self._seen = torch.zeros(0, vocab_size, dtype=torch.bool, device=device)
+        self._counts = torch.zeros(0, vocab_size, dtype=torch.int32, device=device)
+
+    def admit(self, admission: Admission, rows: RowColumns) -> None:
+        """Start from all tokens known so far; without penalties the row only gives its place back."""
+        row = admission.row
+        if not rows.columns["options"][row] & PENALTIES:
+            if self._place[row] != NO_PLACE:
+                self._free.append(int(self._place[row]))
+                self._place[row] = NO_PLACE
+            return
+        if self._place[row] == NO_PLACE:
+            if not self._free:
+                self._grow()
+            self._place[row] = self._free.pop()
+        place = int(self._place[row])
+        known = admission.token_ids.astype(np.int64)
+        outputs = known[rows.columns["num_prompt"][row] :]
+        seen = np.bincount(known, minlength=self._vocab_size) > 0
+        counts = np.bincount(outputs, minlength=self._vocab_size).astype(np.int32)
+        self._seen[place] = upload(seen, self._device)
+        self._counts[place] = upload(counts, self._device)
+
+    def count(self, rows: np.ndarray, token_ids: torch.Tensor) -> None:
+        """Add the sampled `token_ids` (int64 [r] on the device, negative ones are none) of `rows`."""
+        places = upload(self._place[rows], self._device)
+        tokens = token_ids.clamp(min=0)
+        self._seen[places, tokens] = True
+        self._counts[places, tokens] += 1
+
+    def penalise(self, logits: torch.Tensor, rows: np.ndarray, penalties: torch.Tensor) -> torch.Tensor:
+        """float32 logits [r, vocab_size] of `rows`, and repetition, presence, frequency [3, r, 1].
+
+        Repetition (Keskar et al., CTRL, 2019): a positive logit of a token that prompt or output hold
+        is divided, a negative one multiplied. Then, as OpenAI defines them, the frequency penalty times
+        the token's count in the output and the presence penalty once, if it is there, are subtracted.
+        """
+        repetition, presence, frequency = penalties
+        places = upload(self._place[rows], self._device)
+        seen, counts = self._seen[places], self._counts[places]
+        repeated = torch.where(logits > 0, logits / repetition, logits * repetition)
+        logits = torch.where(seen, repeated, logits)
+        return logits.sub_(counts * frequency).sub_((counts > 0) * presence)
+
+    def _grow(self) -> None:
+        old = len(self._counts)
+        new = max(4, 2 * old)
+        self._free.extend(range(new - 1, old - 1, -1))
+        self._seen = torch.cat((self._seen, self._seen.new_zeros(new - old, self._vocab_size)))
+        self._counts = torch.cat((self._counts, self._counts.new_zeros(new - old, self._vocab_size)))

@@ -1,0 +1,154 @@
+"""One step of the model: from a plan to tokens.
+
+`launch` does everything that needs the device and never waits for it; `finish` reads the tokens back
+and looks for the ends of texts. On a CPU the two simply follow one another.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from mmengine.config import EngineConfig
+from mmengine.core.executor import StepPlan, StepResult
+from mmengine.models.plugin import MediaInput, VisionLanguageModel
+from mmengine.runtime.attention.registry import make_backend
+from mmengine.runtime.features import FeatureStore, encode
+from mmengine.runtime.inputs import StepInputs, prepare
+from mmengine.runtime.kv import KVPool
+from mmengine.runtime.rows import STOP_STRINGS, PositionsOf, RowColumns
+from mmengine.runtime.sampler import Logprobs, Sampled, Sampler, SampleRows
+from mmengine.runtime.stops import StopWatcher, find_stops
+
+NOT_FINITE = "the model gave NaN or infinite logits for this request"
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A step on the device. `sampled` has host tensors, to be read once the device is done with it."""
+
+    batch: SampleRows
+    sampled: Sampled
+
+
+class ModelRunner:
+    """Holds what lives on the device: KV pool, encoder features, token counts."""
+
+    def __init__(
+        self,
+        model: VisionLanguageModel,
+        positions_of: PositionsOf,
+        config: EngineConfig,
+        device: torch.device,
+        dtype: torch.dtype,
+        attention: str,
+        stop_watcher: StopWatcher | None,
+    ) -> None:
+        spec = model.spec
+        self._model, self._config, self._device = model, config, device
+        self._watcher = stop_watcher
+        self._kv = KVPool(spec, config.num_blocks, config.block_size, dtype, device)
+        self._attention = make_backend(attention, spec, self._kv)
+        self._features = FeatureStore(spec.hidden_size, spec.num_deepstack)
+        self._rows = RowColumns(config.max_num_seqs, spec.vocab_size, config.eos_token_ids, positions_of)
+        self._sampler = Sampler(self._rows, config.max_num_seqs, spec.vocab_size, device)
+        self._media: dict[str, Sequence[MediaInput]] = {}
+
+    def attach(self, request_id: str, media: Sequence[MediaInput]) -> None:
+        self._media[request_id] = media
+
+    def detach(self, request_id: str) -> None:
+        self._media.pop(request_id, None)
+
+    def launch(self, plan: StepPlan) -> Launched:
+        with torch.inference_mode():
+            self._admit(plan)
+            for key in plan.evict:
+                self._features.drop(key)
+            if plan.encode:
+                encode(self._model, plan.encode, self._media, self._features, self._device)
+            hidden, inputs = self._forward(plan)
+            return self._sample(plan, hidden, inputs)
+
+    def _admit(self, plan: StepPlan) -> None:
+        for admission in plan.admitted:
+            self._rows.admit(admission)
+            self._sampler.admit(admission)
+            if self._rows.columns["options"][admission.row] & STOP_STRINGS and self._watcher is not None:
+                self._watcher.admit(admission.row, admission.request, admission.token_ids)
+
+    def _forward(self, plan: StepPlan) -> tuple[torch.Tensor, StepInputs]:
+        inputs = prepare(plan, self._rows, self._config.block_size, self._device)
+        if len(inputs.fresh_blocks):
+            self._kv.clear(inputs.fresh_blocks)
+        embeds = self._model.embed(inputs.input_ids)
+        deepstack = self._features.place(plan.media, embeds)
+        self._attention.begin(inputs.attention)
+        return self._model.forward(embeds, deepstack, inputs.positions, self._attention), inputs
+
+    def _sample(self, plan: StepPlan, hidden: torch.Tensor, inputs: StepInputs) -> Launched:
+        batch = self._sample_rows(plan)
+        if not len(plan.sample):
+            return Launched(batch, Sampled(torch.empty(0, dtype=torch.int64), None))
+        if inputs.sample_tokens is not None:
+            hidden = hidden.index_select(0, inputs.sample_tokens)
+        return Launched(batch, _to_host(self._sampler.sample(self._model.logits(hidden), batch)))
+
+    def _sample_rows(self, plan: StepPlan) -> SampleRows:
+        rows = plan.rows[plan.sample]
+        columns = self._rows.columns[rows]
+        known = plan.num_computed[plan.sample] + plan.num_scheduled[plan.sample]
+        return SampleRows(rows, columns, known - columns["num_prompt"])
+
+    def finish(self, launched: Launched) -> StepResult:
+        """Read a launched step back; `device_ns` is left to the executor."""
+        token_ids = launched.sampled.token_ids.numpy().astype(np.int32)
+        failed = np.flatnonzero(token_ids < 0).tolist()
+        stops = ()
+        if len(token_ids):
+            eos_token_ids = self._config.eos_token_ids
+            stops = find_stops(token_ids, launched.batch, self._rows, eos_token_ids, self._watcher)
+        token_ids[failed] = 0
+        return StepResult(
+            token_ids=token_ids,
+            stops=stops,
+            errors=tuple((index, NOT_FINITE) for index in failed),
+            logprobs=_logprob_lists(launched, token_ids, set(failed)),
+        )
+
+    def close(self) -> None:
+        self._media.clear()
+        self._features.clear()
+
+
+def _to_host(sampled: Sampled) -> Sampled:
+    """Start the copies; on CUDA they land in pinned memory and are not waited for."""
+    token_ids = sampled.token_ids.to("cpu", non_blocking=True)
+    if sampled.logprobs is None:
+        return Sampled(token_ids, None)
+    lists = sampled.logprobs
+    chosen, best, ids = (
+        one.to("cpu", non_blocking=True) for one in (lists.chosen, lists.best, lists.best_ids)
+    )
+    return Sampled(token_ids, Logprobs(lists.indices, chosen, best, ids))
+
+
+def _logprob_lists(
+    launched: Launched, token_ids: np.ndarray, failed: set[int]
+) -> tuple[tuple[int, list[tuple[int, float]]], ...]:
+    """The chosen token first, then the row's `logprobs` best ones, best first; the chosen one may be
+    among them again."""
+    lists = launched.sampled.logprobs
+    if lists is None:
+        return ()
+    chosen, best, best_ids = lists.chosen.tolist(), lists.best.tolist(), lists.best_ids.tolist()
+    wanted = launched.batch.columns["logprobs"][lists.indices].tolist()
+    return tuple(
+        (
+            index,
+            [(int(token_ids[index]), chosen[m]), *list(zip(best_ids[m], best[m], strict=True))[: wanted[m]]],
+        )
+        for m, index in enumerate(lists.indices.tolist())
+        if index not in failed
+    )

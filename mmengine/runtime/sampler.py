@@ -1,0 +1,199 @@
+"""From logits to tokens, for all rows of a step at once.
+
+Order of operations for a row, each only where it is asked for:
+
+    1. logprobs are those of the model's own distribution, before anything below;
+    2. logit bias; repetition, then frequency and presence penalty; before min_tokens, end-of-sequence
+       and stop tokens are excluded;
+    3. temperature 0: the most likely token, of equals the lowest id;
+    4. else temperature, top-k, top-p, min-p, then Gumbel noise, and the largest sum.
+
+2 and 4 are the order of transformers' logits processors. A row with NaN, with +inf, or with nothing
+finite gets no token; -inf alone excludes a token. The logits are not written to.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from mmengine.core.executor import Admission
+from mmengine.runtime.filters import NEVER, apply_temperature, keep_min_p, keep_top
+from mmengine.runtime.gumbel import gumbel_noise
+from mmengine.runtime.penalties import TokenCounts
+from mmengine.runtime.rows import (
+    BIAS,
+    LOGPROBS,
+    MIN_P,
+    MIN_TOKENS,
+    PENALTIES,
+    RANDOM,
+    TOP_K,
+    TOP_P,
+    RowColumns,
+)
+from mmengine.runtime.upload import upload
+
+ADJUSTED = BIAS | PENALTIES | MIN_TOKENS
+ERROR_TOKEN = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """Of `indices` (host, into the sampling rows): the chosen token's logprob [m] and the k best
+    tokens [m, k], best first; k is the most that a row asks for."""
+
+    indices: np.ndarray
+    chosen: torch.Tensor
+    best: torch.Tensor
+    best_ids: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    token_ids: torch.Tensor  # int64 [s]; ERROR_TOKEN where a row has no finite distribution
+    logprobs: Logprobs | None
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRows:
+    """The rows that sample: s row numbers, their columns (rows.COLUMNS) and output indices from 0."""
+
+    rows: np.ndarray
+    columns: np.ndarray
+    output_index: np.ndarray
+
+    def take(self, picked: np.ndarray) -> "SampleRows":
+        return SampleRows(self.rows[picked], self.columns[picked], self.output_index[picked])
+
+
+class Sampler:
+    def __init__(self, rows: RowColumns, max_rows: int, vocab_size: int, device: torch.device) -> None:
+        self._rows, self._vocab_size, self._device = rows, vocab_size, device
+        self._counts = TokenCounts(max_rows, vocab_size, device)
+
+    def admit(self, admission: Admission) -> None:
+        """Take over a row, after RowColumns.admit."""
+        self._counts.admit(admission, self._rows)
+
+    def sample(self, logits: torch.Tensor, batch: SampleRows) -> Sampled:
+        """float32 logits [s, vocab_size], one row each of `batch`. Does not wait for the device."""
+        largest, token_ids = logits.max(dim=-1)
+        options = batch.columns["options"]
+        wanted = int(np.bitwise_or.reduce(options))
+        if wanted & MIN_TOKENS:
+            reached = batch.output_index >= batch.columns["min_tokens"]
+            options = np.where(reached, options & ~MIN_TOKENS, options)
+            wanted = int(np.bitwise_or.reduce(options))
+        if wanted & (ADJUSTED | RANDOM):
+            picked = np.flatnonzero(options & (ADJUSTED | RANDOM))
+            chosen = self._choose(_take(logits, picked), options[picked], batch.take(picked))
+            token_ids[upload(picked, self._device)] = chosen
+        token_ids.masked_fill_(~largest.isfinite(), ERROR_TOKEN)
+        if wanted & PENALTIES:
+            picked = np.flatnonzero(options & PENALTIES)
+            self._counts.count(batch.rows[picked], _take(token_ids, picked))
+        logprobs = self._logprobs(logits, token_ids, options, batch) if wanted & LOGPROBS else None
+        return Sampled(token_ids, logprobs)
+
+    def _choose(self, logits: torch.Tensor, options: np.ndarray, batch: SampleRows) -> torch.Tensor:
+        if int(np.bitwise_or.reduce(options)) & ADJUSTED:
+            logits = self._adjust(logits.clone(), options, batch)
+        picked = np.flatnonzero(options & RANDOM)
+        if len(picked) == len(options):
+            return self._draw(logits, options, batch)
+        token_ids = logits.argmax(dim=-1)
+        if len(picked):
+            drawn = self._draw(_take(logits, picked), options[picked], batch.take(picked))
+            token_ids[upload(picked, self._device)] = drawn
+        return token_ids
+
+    def _adjust(self, logits: torch.Tensor, options: np.ndarray, batch: SampleRows) -> torch.Tensor:
+        """Step 2, in place."""
+        picked = np.flatnonzero(options & BIAS)
+        if len(picked):
+            pairs = [self._rows.bias[row] for row in batch.rows[picked].tolist()]
+            places = _scatter_index(picked, [ids for ids, _ in pairs], self._device)
+            added = upload(np.concatenate([values for _, values in pairs]), self._device)
+            logits.index_put_(places, added, accumulate=True)
+        picked = np.flatnonzero(options & PENALTIES)
+        if len(picked):
+            columns, rows = batch.columns[picked], batch.rows[picked]
+            penalties = self._parameters(
+                columns["repetition_penalty"], columns["presence_penalty"], columns["frequency_penalty"]
+            )
+            logits = _on_rows(logits, picked, lambda some: self._counts.penalise(some, rows, penalties))
+        picked = np.flatnonzero(options & MIN_TOKENS)
+        if len(picked):
+            blocked = [self._rows.blocked[row] for row in batch.rows[picked].tolist()]
+            logits[_scatter_index(picked, blocked, self._device)] = NEVER
+        return logits
+
+    def _draw(self, logits: torch.Tensor, options: np.ndarray, batch: SampleRows) -> torch.Tensor:
+        """Step 4: int64 [r], every row has a temperature."""
+        columns = batch.columns
+        logits = apply_temperature(logits, self._parameters(columns["temperature"])[0])
+        # A row without top-k needs its whole vocabulary sorted: it must not slow the others down.
+        for picked in (
+            np.flatnonzero(options & TOP_K),
+            np.flatnonzero((options & (TOP_K | TOP_P)) == TOP_P),
+        ):
+            if len(picked):
+                logits = self._keep_top(logits, picked, columns[picked])
+        picked = np.flatnonzero(options & MIN_P)
+        if len(picked):
+            min_p = self._parameters(columns["min_p"][picked])[0]
+            logits = _on_rows(logits, picked, lambda some: keep_min_p(some, min_p))
+        noise = gumbel_noise(
+            columns["seed"], columns["sample_index"], batch.output_index, self._vocab_size, self._device
+        )
+        return noise.add_(logits).argmax(dim=-1)
+
+    def _keep_top(self, logits: torch.Tensor, picked: np.ndarray, columns: np.ndarray) -> torch.Tensor:
+        top_k = columns["top_k"].astype(np.int64)
+        largest_k = int(top_k.max())
+        top_k = upload(top_k, self._device)[:, None]
+        top_p = self._parameters(columns["top_p"])[0]
+        return _on_rows(logits, picked, lambda some: keep_top(some, top_k, top_p, largest_k))
+
+    def _logprobs(
+        self, logits: torch.Tensor, token_ids: torch.Tensor, options: np.ndarray, batch: SampleRows
+    ) -> Logprobs:
+        picked = np.flatnonzero(options & LOGPROBS)
+        most = min(int(batch.columns["logprobs"][picked].max()), self._vocab_size)
+        logprobs = _take(logits, picked).log_softmax(dim=-1)
+        chosen = logprobs.gather(-1, _take(token_ids, picked).clamp(min=0)[:, None])[:, 0]
+        best, best_ids = logprobs.topk(most, dim=-1)
+        return Logprobs(picked, chosen, best, best_ids)
+
+    def _parameters(self, *columns: np.ndarray) -> torch.Tensor:
+        """Host columns [r] to float32 [len(columns), r, 1] on the device, in one copy."""
+        return upload(np.stack(columns), self._device)[:, :, None]
+
+
+def _on_rows(
+    logits: torch.Tensor, picked: np.ndarray, change: Callable[[torch.Tensor], torch.Tensor]
+) -> torch.Tensor:
+    """`logits`, changed in rows `picked` alone."""
+    if len(picked) == len(logits):
+        return change(logits)
+    index = upload(picked, logits.device)
+    logits[index] = change(logits[index])
+    return logits
+
+
+def _take(tensor: torch.Tensor, picked: np.ndarray) -> torch.Tensor:
+    """Rows `picked` of `tensor`: itself when that is all of them, else a copy."""
+    if len(picked) == len(tensor):
+        return tensor
+    return tensor.index_select(0, upload(picked, tensor.device))
+
+
+def _scatter_index(
+    picked: np.ndarray, ids: list[np.ndarray], device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(row, token) for every token id of every picked row."""
+    rows = np.repeat(picked, [len(some) for some in ids])
+    both = upload(np.stack((rows, np.concatenate(ids))), device)
+    return both[0], both[1]

@@ -1,0 +1,60 @@
+"""Where a sampled token ends its row's text."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from mmengine.request import Request
+from mmengine.runtime.rows import STOP_IDS, STOP_STRINGS, RowColumns
+from mmengine.runtime.sampler import SampleRows
+
+EOS, TOKEN, STRING = "eos", "token", "string"
+
+
+class StopWatcher(Protocol):
+    """Finds stop strings in the text of rows. It is asked about rows whose request has some, only."""
+
+    def admit(self, row: int, request: Request, token_ids: np.ndarray) -> None:
+        """`row` now belongs to `request`, which has stop strings; forget who held it before.
+
+        `token_ids` int32: prompt and outputs known so far (a preempted request comes back with them);
+        the prompt's length is that of request.prompt_token_ids.
+        """
+
+    def feed(self, rows: np.ndarray, token_ids: np.ndarray) -> Sequence[int]:
+        """One new token of each row, both int32 [s]: the indices, ascending, into them where a stop
+        string is now complete."""
+
+
+def find_stops(
+    token_ids: np.ndarray,
+    batch: SampleRows,
+    columns: RowColumns,
+    eos_token_ids: Sequence[int],
+    watcher: StopWatcher | None,
+) -> tuple[tuple[int, str], ...]:
+    """(index, kind) for every sampling row that its token (int32 [s], negative: none) ends.
+
+    A row stops at nothing before min_tokens tokens have been given. End of sequence comes before a
+    stop token, a stop token before a stop string.
+    """
+    options = batch.columns["options"]
+    wanted = int(np.bitwise_or.reduce(options))
+    may_stop = (batch.output_index >= batch.columns["min_tokens"]) & (token_ids >= 0)
+    at_eos = np.zeros(len(token_ids), dtype=bool)
+    for eos in eos_token_ids:
+        at_eos |= token_ids == eos
+    at_eos &= may_stop & ~batch.columns["ignore_eos"]
+    kinds = dict.fromkeys(np.flatnonzero(at_eos).tolist(), EOS)
+    if wanted & STOP_IDS:
+        hit = (columns.stop_ids[batch.rows] == token_ids[:, None]).any(axis=1) & may_stop
+        for index in np.flatnonzero(hit).tolist():
+            kinds.setdefault(index, TOKEN)
+    if wanted & STOP_STRINGS and watcher is not None:
+        watched = np.flatnonzero(((options & STOP_STRINGS) != 0) & (token_ids >= 0))
+        watched = watched[[index not in kinds for index in watched.tolist()]]
+        for found in watcher.feed(batch.rows[watched], token_ids[watched]) if len(watched) else ():
+            if may_stop[watched[found]]:
+                kinds[int(watched[found])] = STRING
+    return tuple(sorted(kinds.items()))

@@ -1,0 +1,16 @@
+"""Host arrays to device tensors without waiting for the device."""
+
+import numpy as np
+import torch
+
+
+def upload(array: np.ndarray, device: torch.device) -> torch.Tensor:
+    """`array` as a tensor on `device`.
+
+    On a CPU the tensor shares the array's memory. On CUDA the copy goes through pinned memory, whose
+    allocator keeps it until the copy is done (not yet run on a GPU).
+    """
+    tensor = torch.from_numpy(array)
+    if device.type == "cpu":
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)
