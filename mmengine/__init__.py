@@ -10,6 +10,8 @@ Importing this module is cheap: what it exports is loaded when it is first used.
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from mmengine.version import __version__
+
 if TYPE_CHECKING:
     from mmengine.config import EngineConfig
     from mmengine.request import SamplingParams
@@ -18,8 +20,16 @@ if TYPE_CHECKING:
     from mmengine.serve.pipeline import Pipeline, pipeline
     from mmengine.serve.prompts import Prompt
 
-__version__ = "0.1.0"
-__all__ = ["AsyncEngine", "Engine", "EngineConfig", "Pipeline", "Prompt", "SamplingParams", "pipeline"]
+__all__ = [
+    "AsyncEngine",
+    "Engine",
+    "EngineConfig",
+    "Pipeline",
+    "Prompt",
+    "SamplingParams",
+    "__version__",
+    "pipeline",
+]
 
 _HOMES = {
     "AsyncEngine": "mmengine.serve.client",

@@ -184,8 +184,9 @@ class AsyncEngine:
             while not (self._closing and not self._open):
                 self._take_commands()
                 if self._engine.has_work:
-                    self._deliver(self._engine.step())
+                    outputs = self._engine.step()
                     self._stats = replace(self._engine.stats())
+                    self._deliver(outputs)
         except BaseException as error:  # every waiter must hear of it, whatever it is
             self._fail_all(engine_failed(error))
         finally:
@@ -245,7 +246,7 @@ class AsyncEngine:
 
     def _fail_all(self, error: MMEngineError) -> None:
         with self._lock:
-            self._failure = error
+            self._failure = self._failure or error
             channels = list(self._open)
         for channel in channels:
             self._end(channel, engine_failed(error))

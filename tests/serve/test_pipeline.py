@@ -1,0 +1,154 @@
+"""Result structures, call by call, as transformers 5.23 pipelines/image_text_to_text.py gives them."""
+
+import pytest
+
+from mmengine.errors import ConfigError, InvalidMedia, InvalidRequest
+from mmengine.serve.engine import Engine
+from mmengine.serve.generation import sampling_from_generation
+from mmengine.serve.pipeline import Pipeline, pipeline
+from tests.serve.fakes import builder
+
+
+@pytest.fixture
+def pipe():
+    engine = Engine(builder=builder())
+    yield pipeline("image-text-to-text", model=engine, max_new_tokens=40)
+    engine.close()
+
+
+def chat(text):
+    return [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": text}]}]
+
+
+PREFILL = [
+    {"role": "user", "content": "ask"},
+    {"role": "assistant", "content": [{"type": "text", "text": "a b"}, {"type": "text", "text": "well "}]},
+]
+
+
+def test_one_chat_gives_one_list_of_records(pipe):
+    expected = [*chat("hi"), {"role": "assistant", "content": "HI"}]
+    for result in (pipe(text=chat("hi")), pipe(chat("hi"))):
+        assert result == [{"input_text": chat("hi"), "generated_text": expected}]
+
+
+def test_many_chats_give_a_list_of_such_lists_in_order(pipe):
+    chats = [chat(f"hi {k}") for k in range(9)]
+    results = pipe(text=chats, return_full_text=False, batch_size=4)
+    assert results == [[{"input_text": chats[k], "generated_text": f"HI {k}"}] for k in range(9)]
+
+
+def test_a_last_assistant_message_is_continued(pipe):
+    result = pipe(text=PREFILL)[0]["generated_text"]
+    assert result[0] == PREFILL[0] and len(result) == 2
+    assert [part["text"] for part in result[1]["content"]] == ["a b", "well A BWELL "]
+    assert PREFILL[1]["content"][1]["text"] == "well "
+    assert pipe(text=PREFILL, return_full_text=False)[0]["generated_text"] == "A BWELL "
+    fresh = pipe(text=PREFILL, continue_final_message=False)[0]["generated_text"]
+    assert fresh[2] == {"role": "assistant", "content": "A BWELL "}
+
+
+def test_images_with_text(pipe):
+    assert pipe(images="a.png", text="see ") == [{"input_text": "see ", "generated_text": "see SEE "}]
+    assert pipe({"images": "a.png", "text": "see"}) == [{"input_text": "see", "generated_text": "seeSEE"}]
+    flat = pipe(images=["a.png", ["b.png", "c.png"]], text=["x", "y"], return_full_text=False)
+    assert flat == [{"input_text": "x", "generated_text": "X"}, {"input_text": "y", "generated_text": "Y"}]
+    pairs = pipe([{"images": "a.png", "text": "x"}, {"image": "b.png", "text": "y"}], return_full_text=False)
+    assert [len(records) for records in pairs] == [1, 1] and pairs[1][0]["generated_text"] == "Y"
+
+
+def test_text_alone(pipe):
+    assert pipe(text="x")[0]["generated_text"] == "xX"
+    assert pipe(text=["x", "y"], return_full_text=False) == [
+        [{"input_text": "x", "generated_text": "X"}],
+        [{"input_text": "y", "generated_text": "Y"}],
+    ]
+
+
+def test_generators_stream(pipe):
+    taken = []
+
+    def source():
+        for k in range(200):
+            taken.append(k)
+            yield chat(f"hi {k}")
+
+    results = pipe(source(), return_full_text=False)
+    first = next(results)
+    assert first[0]["generated_text"] == "HI 0" and len(taken) < 100
+    assert [result[0]["generated_text"] for result in results] == [f"HI {k}" for k in range(1, 200)]
+    assert [r[0]["generated_text"] for r in pipe(text=iter(["x", "y"]))] == ["xX", "yY"]
+
+
+def test_tensors_hold_prompt_and_answer(pipe):
+    torch = pytest.importorskip("torch")
+    record = pipe(text="ab", return_tensors=True)[0]
+    assert set(record) == {"input_text", "generated_token_ids"}
+    assert torch.equal(record["generated_token_ids"], torch.tensor([*b"abAB", 256]))
+
+
+def test_several_sequences_and_stop_strings(pipe):
+    records = pipe(text="one two", num_return_sequences=3, do_sample=True, return_full_text=False)
+    assert [record["generated_text"] for record in records] == ["ONE TWO"] * 3
+    stopped = pipe(text="one two", stop_sequence=" T", return_full_text=False)
+    assert stopped[0]["generated_text"] == "ONE T"  # transformers keeps the stop string
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"typo": 1}, "unknown pipeline option 'typo'"),
+        ({"generate_kwargs": {"typo": 1}}, "unknown generation option 'typo'"),
+        ({"num_beams": 4}, "num_beams=4"),
+        ({"max_length": 9}, "use max_new_tokens"),
+        ({"num_return_sequences": 2}, "needs do_sample"),
+        ({"max_new_tokens": 3, "generate_kwargs": {"max_new_tokens": 3}}, "given twice"),
+        ({"return_full_text": True, "return_tensors": True}, "exclude each other"),
+        ({"return_type": 9}, "return_type"),
+        ({"max_new_tokens": 0}, "max_tokens"),
+    ],
+)
+def test_options_that_are_not_supported_are_named(pipe, options, says):
+    with pytest.raises(InvalidRequest, match=says):
+        pipe(text="x", **options)
+
+
+def test_prompts_that_are_not_supported_are_refused(pipe):
+    for given in ({}, {"images": "a.png"}, {"images": "a", "text": chat("x")}, {"text": 3}):
+        with pytest.raises(InvalidRequest):
+            pipe(**given)
+    with pytest.raises(InvalidRequest, match="2 texts need as many images"):
+        pipe(images=["a"], text=["x", "y"])
+    with pytest.raises(InvalidMedia):
+        pipe(text=[chat("fine"), chat("bad")])
+
+
+def test_defaults_come_from_the_checkpoint_and_calls_override_them():
+    defaults = {"do_sample": True, "temperature": 0.7, "top_p": 0.8, "top_k": 20, "eos_token_id": [1]}
+    sampling = sampling_from_generation({}, defaults)
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.max_tokens) == (0.7, 0.8, 20, 256)
+    greedy = sampling_from_generation({"do_sample": False, "temperature": 0.7}, defaults)
+    assert (greedy.temperature, greedy.top_k, greedy.top_p) == (0.0, 0, 1.0)
+    plain = sampling_from_generation({"do_sample": True}, {})
+    assert (plain.temperature, plain.top_k, plain.top_p) == (1.0, 50, 1.0)
+    config = {"max_new_tokens": 7, "repetition_penalty": 1.1}
+    given = sampling_from_generation({"generation_config": config, "max_new_tokens": 8}, defaults)
+    assert (given.max_tokens, given.repetition_penalty) == (8, 1.1)
+    ended = sampling_from_generation({"eos_token_id": 5, "stop_strings": "x"}, {})
+    assert (ended.ignore_eos, ended.stop_token_ids, ended.stop) == (True, (5,), ("x",))
+
+
+def test_transformers_makes_one_from_an_engine():
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("torch")
+    with Engine(builder=builder()) as engine:
+        pipe = transformers.pipeline("image-text-to-text", model=engine, pipeline_class=Pipeline)
+        assert isinstance(pipe, Pipeline)
+        assert pipe(text=chat("hi"), max_new_tokens=9, return_full_text=False)[0]["generated_text"] == "HI"
+
+
+def test_other_tasks_and_models_without_a_folder_are_refused():
+    with pytest.raises(ConfigError, match="text-generation"):
+        pipeline("text-generation")
+    with pytest.raises(ConfigError, match="does not know where"):
+        pipeline(model=object())
