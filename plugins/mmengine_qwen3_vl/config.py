@@ -121,7 +121,7 @@ class _Fields:
     def number(self, name: str, default: float) -> float:
         value = self.values.get(name, default)
         usable = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not usable or not 0 < value < 1e30 or not math.isfinite(value):
+        if not usable or not 0 < value < 1e30:  # nan compares false
             self.fail(f"{self.prefix}{name} is {repr(value)[:60]}; it must be a positive number")
         return float(value)
 
@@ -139,7 +139,7 @@ class _Fields:
         if not isinstance(value, list) or len(value) > length or not all(type(x) is int for x in value):
             self.fail(f"{self.prefix}{name} must be a list of at most {length} integers")
         if not all(low <= x <= high for x in value):
-            self.fail(f"{self.prefix}{name} is {value}; its entries must lie in {low} to {high}")
+            self.fail(f"{self.prefix}{name} is {repr(value)[:60]}; its entries must lie in {low} to {high}")
         return tuple(value)
 
 
@@ -212,7 +212,7 @@ def _vision_config(vision: _Fields) -> VisionConfig:
     hidden_size = vision.integer("hidden_size", 1, 2**17)
     num_positions = vision.integer("num_position_embeddings", 1, 2**20)
     activation = vision.values.get("hidden_act", "gelu_pytorch_tanh")
-    if activation not in VISION_ACTIVATIONS:
+    if not isinstance(activation, str) or activation not in VISION_ACTIVATIONS:
         names = " and ".join(VISION_ACTIVATIONS)
         vision.fail(f"vision_config.hidden_act {repr(activation)[:60]} is not supported, only {names}")
     if hidden_size % num_heads or hidden_size // num_heads % 4:

@@ -21,6 +21,7 @@ SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 MAX_HEADER_BYTES = 32 * 2**20
 MAX_SHARDS = 1000
+MAX_NAME_CHARS = 300
 FLOAT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
 # Bytes of one tensor that a fingerprint reads: all of it, or spread chunks of a larger one.
@@ -195,14 +196,14 @@ def _entry(path: Path, name: str, value: object, data_start: int) -> TensorEntry
         sound = isinstance(dtype, str) and all(type(x) is int and 0 <= x < 2**50 for x in numbers)
     except (TypeError, KeyError, ValueError):
         sound = False
-    if not sound or len(shape) > 8:
+    if not sound or len(shape) > 8 or len(name) > MAX_NAME_CHARS:
         raise ModelError(f"{path} describes tensor {name[:200]} wrongly; download it again")
     if dtype not in FLOAT_BYTES:
         raise ModelError(
-            f"{path}: tensor {name[:200]} is stored as {dtype[:20]}; quantized weights are not supported"
+            f"{path}: tensor {name} is stored as {dtype[:20]}; quantized weights are not supported"
         )
     if end - begin != math.prod(shape) * FLOAT_BYTES[dtype]:
         raise ModelError(
-            f"{path}: tensor {name[:200]} has {end - begin} bytes, which its shape {shape} contradicts"
+            f"{path}: tensor {name} has {end - begin} bytes, which its shape {shape} contradicts"
         )
     return TensorEntry(path, name, dtype, tuple(shape), data_start + begin, end - begin)

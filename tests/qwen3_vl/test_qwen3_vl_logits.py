@@ -61,6 +61,7 @@ def tiny(tmp_path_factory):
 def largest_difference(model, reference, prompts, steps):
     with torch.inference_mode():
         ours = run_rows(model, prompts, steps)
+    assert min(logits.std() for logits in ours) > 1000 * TOLERANCE, "logits so quiet hide a difference"
     return max(
         (mine - reference_logits(reference, prompt)).abs().max().item()
         for mine, prompt in zip(ours, prompts, strict=True)
@@ -164,3 +165,19 @@ def test_a_head_stored_beside_a_tied_config(tmp_path, equal):
     model = plugin.load_model(tmp_path, device="cpu", dtype="float32")
     prompt = make_prompt(PARTS["one image"], np.random.default_rng(8))
     assert largest_difference(model, reference, [prompt], whole_steps([prompt])) < TOLERANCE
+
+
+def test_the_embedded_checkpoint():
+    from transformers import Qwen3VLForConditionalGeneration
+
+    from mmengine_shapes import checkpoint_path
+
+    folder = checkpoint_path()
+    reference = Qwen3VLForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
+    model = plugin.load_model(folder, device="cpu", dtype="float32")
+    rng = np.random.default_rng(9)
+    prompts = [make_prompt(parts, rng, patch_width=model.spec.patch_width) for parts in PARTS.values()]
+    for prompt in prompts:
+        prompt.ids[prompt.types == 1] = model.config.image_token_id
+        prompt.ids[prompt.types == 2] = model.config.video_token_id
+    assert largest_difference(model, reference, prompts, ragged_steps(prompts, rng, 12)) < TOLERANCE

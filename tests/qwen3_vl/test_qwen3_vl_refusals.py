@@ -8,6 +8,8 @@ import sys
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from qwen3_vl_reference import make_reference
 from safetensors.torch import load_file, save_file
 
@@ -109,6 +111,53 @@ def test_a_broken_config(folder, text):
         load(folder)
 
 
+def test_the_public_4b_config_in_the_style_of_the_hub(tmp_path):
+    rope = {"mrope_interleaved": True, "mrope_section": [24, 20, 20], "rope_type": "default"}
+    text = {
+        "attention_bias": False,
+        "dtype": "bfloat16",
+        "head_dim": 128,
+        "hidden_act": "silu",
+        "hidden_size": 2560,
+        "intermediate_size": 9728,
+        "max_position_embeddings": 262144,
+        "num_attention_heads": 32,
+        "num_hidden_layers": 36,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-06,
+        "rope_scaling": rope,
+        "rope_theta": 5000000,
+        "tie_word_embeddings": True,
+        "vocab_size": 151936,
+    }
+    vision = {
+        "deepstack_visual_indexes": [5, 11, 17],
+        "depth": 24,
+        "hidden_act": "gelu_pytorch_tanh",
+        "hidden_size": 1024,
+        "in_channels": 3,
+        "intermediate_size": 4096,
+        "num_heads": 16,
+        "num_position_embeddings": 2304,
+        "out_hidden_size": 2560,
+        "patch_size": 16,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+    }
+    config = {
+        "architectures": ["Qwen3VLForConditionalGeneration"],
+        "image_token_id": 151655,
+        "text_config": text,
+        "tie_word_embeddings": True,
+        "video_token_id": 151656,
+        "vision_config": vision,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    read = read_config(tmp_path)
+    assert (read.text.rope_theta, read.text.mrope_section, read.text.tied) == (5e6, (24, 20, 20), True)
+    assert (read.vision.head_dim, read.vision.patch_width, read.vision.rope_theta) == (64, 1536, 1e4)
+
+
 def test_every_cut_of_a_weight_file_is_named(folder):
     path = folder / "model.safetensors"
     data = path.read_bytes()
@@ -118,6 +167,53 @@ def test_every_cut_of_a_weight_file_is_named(folder):
         for use in (load, fingerprint):
             with pytest.raises(ModelError, match="model.safetensors.*download it again"):
                 use(folder)
+
+
+FUZZ = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@FUZZ
+@given(data=st.data())
+def test_any_bytes_changed_in_a_header(folder, pristine, data):
+    """Whatever a header says, the model loads or a ModelError of bounded length tells why not."""
+    stored = bytearray((pristine / "model.safetensors").read_bytes())
+    header_end = 8 + struct.unpack("<Q", stored[:8])[0]
+    places = st.integers(0, 7) | st.integers(8, header_end - 1)
+    for place in data.draw(st.lists(places, min_size=1, max_size=6)):
+        stored[place] = data.draw(st.integers(0, 255) | st.sampled_from(b'0129[]{}",:-'))
+    (folder / "model.safetensors").write_bytes(stored)
+    for use in (fingerprint, load):
+        try:
+            use(folder)
+        except ModelError as error:
+            assert len(str(error)) < 1000
+
+
+JUNK = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**70), 2**70),
+    st.floats(),
+    st.text(max_size=3),
+    st.lists(st.integers(-1, 5) | st.just(10**400), max_size=4),
+    st.dictionaries(st.text(max_size=3), st.integers(), max_size=2),
+)
+
+
+@FUZZ
+@given(data=st.data())
+def test_any_value_changed_in_a_config(folder, pristine, data):
+    config = json.loads((pristine / "config.json").read_text())
+    for _ in range(data.draw(st.integers(1, 3))):
+        target = config
+        for name in data.draw(st.sampled_from([(), ("text_config",), ("vision_config",)])):
+            target = target.get(name) if isinstance(target.get(name), dict) else target
+        target[data.draw(st.sampled_from(sorted(target)))] = data.draw(JUNK)
+    (folder / "config.json").write_text(json.dumps(config))
+    try:
+        load(folder)
+    except ModelError as error:
+        assert len(str(error)) < 1000
 
 
 def rename(header, old, new):
