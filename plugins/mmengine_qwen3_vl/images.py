@@ -6,7 +6,7 @@ animation is refused, because taking one frame of it in silence would answer abo
 """
 
 import io
-import struct
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -51,10 +51,8 @@ def _converted(image: Image.Image, where: str) -> Image.Image:
     _check_size(image, where)
     try:
         image.load()
-        try:
+        with suppress(Exception):  # broken EXIF data: the pixels are still good
             image = ImageOps.exif_transpose(image)
-        except (ValueError, TypeError, LookupError, struct.error):
-            pass  # broken EXIF data: the pixels are still good
         return _to_rgb(image)
     except InvalidMedia:
         raise
@@ -68,7 +66,7 @@ def _check_size(image: Image.Image, where: str) -> None:
         raise InvalidMedia(f"{where} has no pixels ({width} x {height})")
     if width * height > MAX_DECODED_PIXELS:
         raise InvalidMedia(
-            f"{where} is {width} x {height} pixels, more than the {MAX_DECODED_PIXELS} allowed; send a smaller one"
+            f"{where} is {width} x {height} pixels, more than {MAX_DECODED_PIXELS}; send a smaller one"
         )
 
 
@@ -92,7 +90,7 @@ def to_array(source: Any, where: str) -> np.ndarray:
     if not isinstance(source, np.ndarray):
         if not hasattr(source, "numpy"):
             raise InvalidMedia(
-                f"{where} is a {type(source).__name__}; pass a path, bytes, a data: URL, a PIL image or an array"
+                f"{where} is a {type(source).__name__}; pass a path, bytes, a data: URL, a PIL image or array"
             )
         tensor = source.detach().cpu() if hasattr(source, "detach") else source
         try:

@@ -55,8 +55,8 @@ def fill(parts: list[MediaPart], images: Sequence[Any], videos: Sequence[Any]) -
         empty = sum(part.modality == modality and part.source is None for part in parts)
         if empty != len(items):
             raise InvalidRequest(
-                f"the messages have {empty} {modality} placeholders without data, but {len(items)} {modality}s "
-                "were passed; give one for each"
+                f"the messages have {empty} {modality} placeholders without data, but {len(items)} "
+                f"{modality}s were passed; give one for each"
             )
     return [
         part if part.source is not None else replace(part, source=next(given[part.modality]))

@@ -43,7 +43,7 @@ class ImageOptions:
         height, width = size
         if height % factor or width % factor:
             raise InvalidMedia(
-                f"{where} is {width} x {height} pixels; with do_resize false both must be multiples of {factor}"
+                f"{where} is {width} x {height} pixels; without resizing both must be multiples of {factor}"
             )
         return size
 

@@ -216,8 +216,8 @@ class Qwen3VLProcessor:
     def _check_length(self, length: int) -> None:
         if length > self.max_positions:
             raise InvalidRequest(
-                f"the prompt has {length} tokens or more, the model takes at most {self.max_positions}; shorten "
-                "it, or send fewer or smaller images"
+                f"the prompt has {length} tokens or more, the model takes at most {self.max_positions}; "
+                "shorten it, or send fewer or smaller images"
             )
 
 

@@ -111,7 +111,7 @@ def sample(
         last = min(last, int(min(options.end, num_frames / fps) * fps))
     if first > last:
         raise InvalidMedia(
-            f"{where}: no frame lies from video_start to video_end; the video is {num_frames / fps:.2f} seconds long"
+            f"{where}: no frame lies from video_start to video_end; it is {num_frames / fps:.2f} seconds long"
         )
     total = last - first + 1
     if options.num_frames is not None:
@@ -152,6 +152,7 @@ def _target_size(
 
 
 def _open(source: Any, access: Access, where: str) -> tuple[Clip, np.ndarray | None]:
+    """The clip, and which frames of the original it holds where its metadata says so."""
     metadata = None
     if isinstance(source, tuple) and len(source) == 2 and isinstance(source[1], dict):
         source, metadata = source
@@ -164,15 +165,14 @@ def _open(source: Any, access: Access, where: str) -> tuple[Clip, np.ndarray | N
         clip = FrameArray(to_array(source, where), where)
     if metadata is None:
         return clip, None
-    fps, indices = metadata.get("fps"), metadata.get("frames_indices")
-    if fps is not None:
-        clip.fps = _positive(fps, f"{where}: fps of its metadata")
-    if indices is None:
-        return clip, np.arange(clip.num_frames)
-    indices = np.asarray(indices)
+    if metadata.get("fps") is not None:
+        clip.fps = _positive(metadata["fps"], f"{where}: fps of its metadata")
+    if metadata.get("frames_indices") is None:
+        return clip, None
+    indices = np.asarray(metadata["frames_indices"])
     if indices.shape != (clip.num_frames,) or indices.dtype.kind not in "ui" or (np.diff(indices) < 0).any():
         raise InvalidMedia(
-            f"{where}: frames_indices of its metadata must be one ascending index for each of {clip.num_frames} frames"
+            f"{where}: frames_indices of its metadata must be {clip.num_frames} ascending whole numbers, one a frame"
         )
     return clip, indices.astype(np.int64)
 
@@ -211,8 +211,8 @@ class FrameList:
             image = self._load(index)
             if image.size[::-1] != self.size:
                 raise InvalidMedia(
-                    f"{self.where}, frame {index} is {image.size[0]} x {image.size[1]} pixels, but frame 0 is "
-                    f"{self.size[1]} x {self.size[0]}; all must have the same size"
+                    f"{self.where}, frame {index} is {image.size[0]} x {image.size[1]} pixels, but frame 0 "
+                    f"is {self.size[1]} x {self.size[0]}; all must have the same size"
                 )
             yield np.asarray(image)
 

@@ -126,13 +126,13 @@ class VideoFile:
         for index in indices:
             target = self._times[index]
             place = bisect_right(self._keys, target) - 1
-            if seeks and place >= 0 and (frame is None or self._keys[place] > frame.pts):
-                if self._keys[place] > self._times[0]:
-                    decoder = self._seek(self._keys[place])
-                    frame = next(decoder, None)
-                    if frame is None or frame.pts is None or frame.pts > target:
-                        self._open()  # a container whose index cannot be trusted: read it through
-                        decoder, frame, seeks = self._decode(), None, False
+            reached = self._times[0] if frame is None or frame.pts is None else frame.pts
+            if seeks and place >= 0 and self._keys[place] > reached:
+                decoder = self._seek(self._keys[place])
+                frame = next(decoder, None)
+                if frame is None or frame.pts is None or frame.pts > target:
+                    self._open()  # a container whose index cannot be trusted: read it through
+                    decoder, frame, seeks = self._decode(), None, False
             while frame is None or frame.pts is None or frame.pts < target:
                 following = next(decoder, None)
                 if following is None:
