@@ -1,0 +1,134 @@
+"""The embedded checkpoint through TorchExecutor, with plans made by hand, beside transformers' generate."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from runtime_toy import Driver
+from transformers import AutoModelForImageTextToText
+
+from mmengine.config import EngineConfig
+from mmengine.request import Request, SamplingParams
+from mmengine.runtime.executor import TorchExecutor
+from mmengine_qwen3_vl import plugin
+from mmengine_shapes import checkpoint_path
+from mmengine_shapes.scenes import random_clip, random_scene
+
+MAX_TOKENS = 40
+
+
+@pytest.fixture(scope="module")
+def model():
+    return plugin.load_model(checkpoint_path(), device="cpu", dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def prompts():
+    """Nine prompts with no, one or two images, or a clip; two of them share an image."""
+    rng = random.Random(5)
+    scenes = [random_scene(rng).draw() for _ in range(6)]
+    clip = [np.asarray(frame) for frame in random_clip(rng).frames()]
+    asked = [
+        ([scenes[0]], [], "Describe the image."),
+        ([scenes[1]], [], "Describe the image as JSON."),
+        ([], [], "What do you see?"),
+        (scenes[2:4], [], "Which image has more shapes?"),
+        ([], [clip], "What happens in the video?"),
+        ([scenes[0]], [], "How many shapes are there?"),
+        ([scenes[4]], [], "List the objects as JSON."),
+        (scenes[4:6], [], "Describe the second image."),
+        ([scenes[5]], [], "What colour is the background?"),
+    ]
+    processor = plugin.load_processor(checkpoint_path())
+    prepared = []
+    for images, videos, question in asked:
+        parts = [{"type": "image"}] * len(images) + [{"type": "video"}] * len(videos)
+        messages = [{"role": "user", "content": [*parts, {"type": "text", "text": question}]}]
+        prepared.append(processor.prepare(messages, images=images, videos=videos))
+    return prepared, processor.eos_token_ids
+
+
+@pytest.fixture(scope="module")
+def wanted(prompts):
+    """Greedy tokens of transformers, each prompt alone, and the end of sequence among them."""
+    reference = AutoModelForImageTextToText.from_pretrained(checkpoint_path(), dtype=torch.float32).eval()
+    return [reference_tokens(reference, one) for one in prompts[0]]
+
+
+def reference_tokens(reference, prepared):
+    ids = torch.from_numpy(prepared.prompt_token_ids).long()[None]
+    types = torch.zeros_like(ids, dtype=torch.int32)
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "mm_token_type_ids": types}
+    for kind, pixels, grid in (
+        ("image", "pixel_values", "image_grid_thw"),
+        ("video", "pixel_values_videos", "video_grid_thw"),
+    ):
+        some = [one for one in prepared.media if one.item.modality == kind]
+        if some:
+            patches = np.concatenate([one.patches for one in some]).astype(np.float32)
+            inputs[pixels] = torch.from_numpy((patches / 255 - 0.5) / 0.5)
+            inputs[grid] = torch.tensor([one.item.grid for one in some])
+        for one in some:
+            for start, length in one.item.runs:
+                types[0, start : start + length] = 1 if kind == "image" else 2
+    out = reference.generate(**inputs, max_new_tokens=MAX_TOKENS, do_sample=False)
+    return out[0, ids.shape[1] :].tolist()
+
+
+def drive(model, prepared, eos_token_ids, choose, *, preempt_every=0, **settings):
+    """All prompts until they end; `choose` gives the (name, tokens) of a step. Tokens by prompt."""
+    config = EngineConfig(max_num_seqs=16, num_blocks=400, eos_token_ids=eos_token_ids)
+    driver = Driver(TorchExecutor(model, plugin.positions, config, **settings), config)
+    for i, one in enumerate(prepared):
+        media = tuple(media.item for media in one.media)
+        driver.add(Request(str(i), one.prompt_token_ids, SamplingParams(), media), one.media)
+    alive = {str(i) for i in range(len(prepared))}
+    for step in range(2000):
+        if not alive:
+            break
+        if preempt_every and step % preempt_every == preempt_every - 1 and driver.rows:
+            driver.preempt(next(reversed([name for name in driver.rows if name in alive])))
+        work = choose(driver, sorted(alive), step)
+        plan = driver.plan(*work)
+        driver.executor.dispatch(plan)
+        result = driver.executor.collect()
+        assert not result.errors
+        stopped = dict(result.stops)
+        for index, token in enumerate(result.token_ids.tolist()):
+            name = work[plan.sample[index]][0]
+            driver.known[name].append(token)
+            if index in stopped or len(driver.outputs(name)) == MAX_TOKENS:
+                alive.discard(name)
+                driver.preempt(name)
+    return [driver.outputs(str(i)) for i in range(len(prepared))]
+
+
+def everything(driver, alive, step):
+    return [(name, None) for name in alive]
+
+
+def chunks_of_eleven(driver, alive, step):
+    """Prompts come in one after the other and in pieces, so that images and clips are cut."""
+    work = []
+    for name in alive[: 1 + step // 3]:
+        left = len(driver.known[name]) - driver.computed.get(name, 0)
+        work.append((name, None if left <= 11 else 11))
+    return work
+
+
+def test_one_batch_gives_the_tokens_of_generate(model, prompts, wanted):
+    assert drive(model, *prompts, everything) == wanted
+    assert len({token for tokens in wanted for token in tokens}) > 20
+
+
+def test_cut_prompts_and_preemption_give_the_tokens_of_generate(model, prompts, wanted):
+    assert drive(model, *prompts, chunks_of_eleven, preempt_every=9) == wanted
+
+
+def test_bfloat16_runs_close_to_float32(prompts, wanted):
+    """Rounding may turn a token; most of a text must stay as it is."""
+    model = plugin.load_model(checkpoint_path(), device="cpu", dtype="bfloat16")
+    got = drive(model, *prompts, everything, dtype=torch.bfloat16)
+    equal = [a == b for tokens, other in zip(got, wanted, strict=True) for a, b in zip(tokens, other)]
+    assert sum(equal) / len(equal) > 0.6
