@@ -20,8 +20,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     num_blocks: int = 0  # KV blocks of the pool; auto: from free memory
     enable_prefix_caching: bool = True
     long_prefill_token_threshold: int = 0  # most tokens of one request in one step; 0: no limit
-    encoder_budget: int = 4096  # embeddings computed in one step
-    encoder_cache_size: int = 16384  # embeddings kept
+    encoder_budget: int = 16384  # embeddings computed in one step
+    encoder_cache_size: int = 32768  # embeddings kept
     policy: str = "fcfs"
     max_waiting: int = 4096  # requests without a row; one more is refused
     max_media_per_request: int = 64

@@ -132,7 +132,7 @@ class ModelPlugin(Protocol):
     def load_model(self, folder: Path, *, device: str, dtype: str) -> VisionLanguageModel: ...
 
     def fingerprint(self, folder: Path) -> str:
-        """Hex digest of the weights, for STARTED. Fast also for large models; imports no torch."""
+        """Hex digest that changes when the weights do."""
 
     def positions(
         self, prompt_token_ids: np.ndarray, media: Sequence[MediaItem]

@@ -1,0 +1,155 @@
+"""Puts an engine together. The one file that knows both the core and the runtime."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import torch
+
+from mmengine.config import EngineConfig
+from mmengine.core.engine import EngineCore
+from mmengine.errors import ConfigError, ModelError
+from mmengine.events.log import LogWriter
+from mmengine.models.loader import resolve_folder
+from mmengine.models.plugin import ModelPlugin, ModelSpec, Processor, Tokenizer
+from mmengine.models.registry import plugin_for
+from mmengine.runtime.executor import TorchExecutor
+from mmengine.runtime.kv import blocks_for_memory, bytes_per_block
+from mmengine.runtime.stops import StopWatcher
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+CUDA_MEMORY_SHARE = 0.8  # of what is free when the weights are loaded
+CPU_MEMORY_SHARE = 0.25
+CPU_FULL_REQUESTS = 4  # requests of full length that the CPU's pool is sized for, at least 256 MiB
+CPU_MIN_BYTES = 256 * 2**20
+
+
+@dataclass(slots=True)
+class Built:
+    """An engine and its parts. `config` has every size filled in."""
+
+    core: EngineCore
+    processor: Processor
+    plugin: ModelPlugin
+    executor: TorchExecutor
+    config: EngineConfig
+    spec: ModelSpec
+    folder: Path
+    device: str
+    dtype: str
+
+    def close(self) -> None:
+        self.core.close()
+
+
+def build(
+    model: str | Path | None = None,
+    *,
+    config: EngineConfig | None = None,
+    device: str = "auto",
+    dtype: str = "auto",
+    attention: str = "auto",
+    log: Path | None = None,
+    stop_watcher_factory: Callable[[Tokenizer], StopWatcher] | None = None,
+) -> Built:
+    """Load a model (a folder, a hub id, or None for the embedded checkpoint) and make its engine.
+
+    `log`: a folder for the event log; None keeps the last events in memory. Raises ModelError,
+    ConfigError, LogError.
+    """
+    config = config or EngineConfig()
+    config.check()
+    folder = resolve_folder(model)
+    plugin = plugin_for(folder)
+    device = _device(device)
+    dtype = _dtype(dtype, device, folder)
+    processor = plugin.load_processor(folder)
+    network = plugin.load_model(folder, device=device, dtype=dtype)
+    config = _resolve(config, network.spec, DTYPES[dtype], device, processor)
+    watcher = stop_watcher_factory(processor.tokenizer) if stop_watcher_factory else None
+    executor = TorchExecutor(network, plugin.positions, config, device, DTYPES[dtype], attention, watcher)
+    fingerprints = {
+        "weights": plugin.fingerprint(folder),
+        "processor": processor.fingerprint,
+        "dtype": dtype,
+        "backend": f"{torch.device(device).type}/{attention}",
+    }
+    sink = LogWriter(log, sync_always=config.log_sync == "always") if log is not None else None
+    core = EngineCore(config, executor, sink=sink, fingerprints=fingerprints)
+    return Built(core, processor, plugin, executor, config, network.spec, folder, device, dtype)
+
+
+def _device(name: str) -> str:
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"{name!r} is no device; use auto, cpu, cuda or cuda:N") from None
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device {name!r} is not supported; use auto, cpu, cuda or cuda:N")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device cuda was asked for, but torch sees no GPU here; use --device cpu")
+    return name
+
+
+def _dtype(name: str, device: str, folder: Path) -> str:
+    """auto: float32 for the embedded checkpoint on a CPU, whatever its file stores; else bfloat16."""
+    if name in DTYPES:
+        return name
+    if name != "auto":
+        raise ConfigError(f"{name!r} is no dtype; use auto, {' or '.join(DTYPES)}")
+    try:
+        embedded = folder == resolve_folder(None).resolve()
+    except ModelError:
+        embedded = False
+    return "float32" if embedded and device == "cpu" else "bfloat16"
+
+
+def _resolve(
+    config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, device: str, processor: Processor
+) -> EngineConfig:
+    """Fill in what is 0: the pool from memory, the length from the model and the pool."""
+    size = config.block_size
+    if config.max_model_len > spec.max_model_len:
+        raise ConfigError(
+            f"max_model_len {config.max_model_len} is more than the model's own {spec.max_model_len}"
+        )
+    wanted_len = config.max_model_len or spec.max_model_len
+    blocks_each = -(-wanted_len // size)
+    num_blocks = config.num_blocks
+    if not num_blocks:
+        full_request = blocks_each * bytes_per_block(spec, dtype, size)
+        num_blocks = blocks_for_memory(spec, dtype, size, _kv_bytes(device, full_request))
+        num_blocks = min(num_blocks, config.max_num_seqs * blocks_each + 1)
+    room = (num_blocks - 1) * size
+    if room < 2 or config.max_model_len > room:
+        raise ConfigError(
+            f"num_blocks {num_blocks} of {size} tokens hold {max(0, room)} tokens (one block is the dummy), less "
+            f"than max_model_len {config.max_model_len or 2}; raise num_blocks or lower max_model_len"
+        )
+    return msgspec.structs.replace(
+        config,
+        num_blocks=num_blocks,
+        max_model_len=min(wanted_len, room),
+        eos_token_ids=config.eos_token_ids or processor.eos_token_ids,
+    )
+
+
+def _kv_bytes(device: str, full_request: int) -> int:
+    if device != "cpu":
+        free, _ = torch.cuda.mem_get_info(torch.device(device))
+        return int(free * CUDA_MEMORY_SHARE)
+    wanted = max(CPU_MIN_BYTES, CPU_FULL_REQUESTS * full_request)
+    return min(wanted, int(_available_memory() * CPU_MEMORY_SHARE))
+
+
+def _available_memory() -> int:
+    """Bytes that can be had without swapping; half of 4 GiB where the system does not say."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            lines = dict(line.split(":", 1) for line in file)
+        return int(lines["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        return 2 * 2**30

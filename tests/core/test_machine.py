@@ -1,0 +1,131 @@
+"""Any order of arrivals, cancels, failures and steps: invariants hold after every rule, tokens are
+those of a run alone, and the log folds and derives to the same state."""
+
+import random
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from mmengine.core.engine import EngineCore
+from mmengine.core.evolve import evolve
+from mmengine.core.simulate import SimulatedExecutor, reference_tokens
+from mmengine.core.state import State
+from mmengine.errors import QueueFull
+from mmengine.events.log import LogReader, LogWriter
+from mmengine.replay import verify
+from workloads import check_invariants, small_config, small_request
+
+EOS_IN = 20
+
+
+class EngineMachine(RuleBasedStateMachine):
+    @initialize(seed=st.integers(0, 2**32))
+    def start(self, seed):
+        self.rng = random.Random(seed)
+        self.config = small_config(self.rng)
+        self.fail_next = False
+        self.folder = Path(tempfile.mkdtemp())
+        executor = SimulatedExecutor(self.config, eos_in=EOS_IN, fault=self._fault, check_kv=True)
+        self.core = EngineCore(self.config, executor, sink=LogWriter(self.folder, segment_bytes=4000))
+        self.requests, self.tokens, self.ends = {}, {}, {}
+
+    def _fault(self, step):
+        failing, self.fail_next = self.fail_next, False
+        return "planted" if failing else None
+
+    @rule()
+    def arrive(self):
+        request = small_request(self.rng, f"r{len(self.requests)}", self.config)
+        try:
+            self.core.submit(request)
+        except QueueFull:
+            return
+        self.requests[request.request_id] = request
+
+    @rule()
+    def cancel(self):
+        if self.requests:
+            self.core.cancel(self.rng.choice(list(self.requests)))
+
+    @rule()
+    def reset_cache(self):
+        self.core.reset_prefix_cache()
+
+    @rule()
+    def fail(self):
+        self.fail_next = True
+
+    @rule(count=st.integers(1, 5))
+    def step(self, count):
+        for _ in range(count):
+            for output in self.core.step():
+                name = output.request_id
+                assert name not in self.ends, "nothing comes after the end"
+                self.tokens.setdefault(name, []).extend(output.token_ids)
+                if output.finish_reason is not None:
+                    self.ends[name] = output.finish_reason
+                    self.core.delivered(name)
+            check_invariants(self.core.state)
+
+    @invariant()
+    def sound(self):
+        if hasattr(self, "core"):
+            check_invariants(self.core.state)
+
+    def teardown(self):
+        if not hasattr(self, "core"):
+            return
+        try:
+            while self.core.has_work:
+                self.step(1)
+            self.core.close()
+            self._check_answers()
+            self._check_log()
+        finally:
+            shutil.rmtree(self.folder)
+
+    def _check_answers(self):
+        assert set(self.ends) == set(self.requests), "each request ends once"
+        for name, request in self.requests.items():
+            tokens, reason = reference_tokens(request, self.config, eos_in=EOS_IN)
+            got = self.tokens.get(name, [])
+            if self.ends[name] in ("abort", "error", "rejected"):
+                assert got == tokens[: len(got)]
+            else:
+                assert (got, self.ends[name]) == (tokens, reason)
+
+    def _check_log(self):
+        state = State(self.config)
+        for record in LogReader(self.folder):
+            evolve(state, record.event)
+        assert state.digest() == self.core.state.digest(), "the fold is the live state"
+        report = verify(self.folder)
+        assert report.ok, report.divergence
+        assert not report.unfinished and report.torn is None
+
+
+TestEngineMachine = EngineMachine.TestCase
+TestEngineMachine.settings = settings(
+    max_examples=120,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    derandomize=True,
+)
+
+
+@pytest.mark.soak
+def test_soak():
+    from hypothesis.stateful import run_state_machine_as_test
+
+    run_state_machine_as_test(
+        EngineMachine,
+        settings=settings(
+            max_examples=5000, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
+        ),
+    )

@@ -1,0 +1,110 @@
+"""Random settings and requests for the simulator, shared by the tests of core and replay."""
+
+import random
+
+import numpy as np
+
+from mmengine.config import EngineConfig
+from mmengine.core.state import NEVER, State
+from mmengine.request import MediaItem, Request, SamplingParams
+
+
+def small_config(rng: random.Random) -> EngineConfig:
+    """Settings small enough that budgets cut, the pool runs dry and caches evict."""
+    block_size = rng.choice([1, 2, 4, 8, 16])
+    max_model_len = rng.randint(8, 96)
+    blocks_each = -(-max_model_len // block_size)
+    max_num_seqs = rng.randint(1, 6)
+    return EngineConfig(
+        max_num_seqs=max_num_seqs,
+        token_budget=rng.randint(max_num_seqs, 40),
+        max_model_len=max_model_len,
+        block_size=block_size,
+        num_blocks=1 + blocks_each + rng.randint(0, 2 * blocks_each),
+        enable_prefix_caching=rng.random() < 0.8,
+        long_prefill_token_threshold=rng.choice([0, 0, 3, 7]),
+        encoder_budget=rng.randint(4, 16),
+        encoder_cache_size=rng.randint(4, 24),
+        policy=rng.choice(["fcfs", "priority"]),
+        max_waiting=rng.choice([2, 8, 64]),
+        max_retries=rng.randint(0, 2),
+        checkpoint_interval=rng.choice([1, 4, 16]),
+    )
+
+
+def small_request(rng: random.Random, name: str, config: EngineConfig) -> Request:
+    """A request that fits `config`, often with a beginning and media that others have too."""
+    length = rng.randint(1, config.max_model_len - 1)
+    prompt = np.array([rng.randrange(3) for _ in range(length)], np.int32)
+    shared = rng.randrange(3)
+    prompt[: length // 2] = shared
+    sampling = SamplingParams(
+        max_tokens=rng.randint(1, 40), min_tokens=rng.choice([0, 1]), seed=1, ignore_eos=rng.random() < 0.3
+    )
+    return Request(
+        request_id=name,
+        prompt_token_ids=prompt,
+        sampling=sampling,
+        media=tuple(_media(rng, length, config)),
+        sample_index=rng.choice([0, 0, 1]),
+        priority=rng.randint(-1, 1),
+        cache_salt=rng.choice(["", "", "tenant"]),
+    )
+
+
+def _media(rng: random.Random, length: int, config: EngineConfig) -> list[MediaItem]:
+    """Images, and videos whose runs have text between them, in ascending places."""
+    items, place = [], 0
+    largest = min(config.encoder_budget, config.encoder_cache_size)
+    while rng.random() < 0.6 and len(items) < 3:
+        runs, left = [], largest
+        for _ in range(rng.choice([1, 1, 3])):
+            start = place + rng.randint(0, 4)
+            size = rng.randint(1, max(1, min(left, 8)))
+            if start + size > length or size > left:
+                break
+            runs.append((start, size))
+            place, left = start + size, left - size
+        if not runs:
+            break
+        sizes = bytes(size for _, size in runs)  # equal hashes mean equal content, so equal sizes
+        mm_hash = (bytes([rng.randrange(3)]) + sizes).ljust(32, b"\0")
+        items.append(MediaItem(mm_hash, "image" if len(runs) == 1 else "video", tuple(runs), (1, 2, 2)))
+    return items
+
+
+def check_invariants(state: State) -> None:
+    """What must hold between any two events of a run."""
+    pool, rows = state.blocks, state.running
+    held = np.zeros(pool.num_blocks, np.int32)
+    for row in rows.tolist():
+        np.add.at(held, state.block_table[row, : state.num_blocks[row]], 1)
+    assert (held == pool.references).all(), "reference counts are those of the block tables"
+    assert held[0] == 0, "nobody holds the dummy block"
+    free = pool.free_list.order()
+    assert len(free) == pool.num_free == len(set(free.tolist())), "the free list holds each block once"
+    assert set(free.tolist()) == set(np.flatnonzero(held[1:] == 0) + 1), "a block is held or free"
+    assert sorted(rows.tolist() + state.free_rows) == list(range(state.config.max_num_seqs))
+    for known in state.requests.values():
+        waits = any(known is other for other in state.waiting)
+        assert waits == (known.row < 0), "a request waits or runs"
+        assert known.row < 0 or state.requests_by_row[known.row] is known
+    assert state.tokens_left >= 0 and state.encoder_left >= 0, "budgets are kept"
+    assert (state.num_computed[rows] <= state.num_tokens[rows]).all()
+    assert (state.num_blocks[rows] * state.block_size >= state.num_computed[rows]).all()
+    _check_encoder(state)
+
+
+def _check_encoder(state: State) -> None:
+    cache = state.encoder
+    assert cache.used == sum(entry.size for entry in cache.entries.values()) <= cache.capacity
+    holders: dict[bytes, int] = {}
+    for row in state.running.tolist():
+        known = state.requests_by_row[row]
+        for index in known.held_media:
+            key = known.media_keys[index]
+            holders[key] = holders.get(key, 0) + 1
+        assert (state.release_at[row] == NEVER) == (not known.held_media)
+    counts = {key: entry.references for key, entry in cache.entries.items() if entry.references}
+    assert counts == holders, "encoder references are those of the running requests"
+    assert set(cache.idle) == set(cache.entries) - set(counts)
