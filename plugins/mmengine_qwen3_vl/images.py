@@ -15,8 +15,10 @@ from PIL import Image, ImageOps
 from mmengine.errors import InvalidMedia
 from mmengine_qwen3_vl.sources import MAX_IMAGE_BYTES, Access, is_source, read_source
 
-FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP", "TIFF")
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 MAX_DECODED_PIXELS = 64 * 2**20
+_TOO_MANY_PIXELS = f"has more than {MAX_DECODED_PIXELS} pixels; send a smaller one"
+_DAMAGED = "is damaged or cut short: its pixels cannot be decoded"
 _ANIMATED = ("GIF", "WEBP", "PNG")  # an MPO holds further views of the same photo, not an animation
 _SIXTEEN_BITS = ("I", "I;16", "I;16B", "I;16L", "I;16N")
 
@@ -33,18 +35,28 @@ def load_rgb(source: Any, access: Access, where: str) -> Image.Image:
 def _decode(data: bytes, where: str) -> Image.Image:
     try:
         image = Image.open(io.BytesIO(data), formats=FORMATS)
+    except Image.DecompressionBombError:
+        raise InvalidMedia(f"{where} {_TOO_MANY_PIXELS}") from None
     except Exception:  # Pillow's parsers raise nearly anything on bytes they cannot read
-        raise InvalidMedia(f"{where} {_not_an_image(data)}") from None
+        kind = (
+            "is empty" if not data else "is no image that can be read; PNG, JPEG, WebP, GIF, BMP and TIFF are"
+        )
+        raise InvalidMedia(f"{where} {kind}") from None
     with image:
         _check_size(image, where)
-        frames = getattr(image, "n_frames", 1)
-        if frames > 1 and image.format in _ANIMATED:
-            raise InvalidMedia(
-                f"{where} is an animation of {frames} frames; pass it as a video, or one frame"
-            )
-        if frames > 1 and image.format == "TIFF":
-            raise InvalidMedia(f"{where} is a TIFF of {frames} pages; pass each page as an image")
+        _check_single(image, where)
         return _converted(image, where)
+
+
+def _check_single(image: Image.Image, where: str) -> None:
+    try:
+        frames = getattr(image, "n_frames", 1)
+    except Exception:
+        raise InvalidMedia(f"{where} {_DAMAGED}") from None
+    if frames > 1 and image.format in _ANIMATED:
+        raise InvalidMedia(f"{where} is an animation of {frames} frames; pass it as a video, or one frame")
+    if frames > 1 and image.format == "TIFF":
+        raise InvalidMedia(f"{where} is a TIFF of {frames} pages; pass each page as an image")
 
 
 def _converted(image: Image.Image, where: str) -> Image.Image:
@@ -57,7 +69,7 @@ def _converted(image: Image.Image, where: str) -> Image.Image:
     except InvalidMedia:
         raise
     except Exception:
-        raise InvalidMedia(f"{where} is damaged or cut short: its pixels cannot be decoded") from None
+        raise InvalidMedia(f"{where} {_DAMAGED}") from None
 
 
 def _check_size(image: Image.Image, where: str) -> None:
@@ -65,9 +77,7 @@ def _check_size(image: Image.Image, where: str) -> None:
     if width < 1 or height < 1:
         raise InvalidMedia(f"{where} has no pixels ({width} x {height})")
     if width * height > MAX_DECODED_PIXELS:
-        raise InvalidMedia(
-            f"{where} is {width} x {height} pixels, more than {MAX_DECODED_PIXELS}; send a smaller one"
-        )
+        raise InvalidMedia(f"{where} of {width} x {height} {_TOO_MANY_PIXELS}")
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
@@ -144,9 +154,3 @@ def to_uint8(array: np.ndarray, where: str) -> np.ndarray:
     raise InvalidMedia(
         f"{where} has values from {low} to {high}; 0 to 255, or fractions 0 to 1, are expected"
     )
-
-
-def _not_an_image(data: bytes) -> str:
-    if not data:
-        return "is empty"
-    return "is no image that can be read; PNG, JPEG, WebP, GIF, BMP and TIFF are"

@@ -175,6 +175,7 @@ class Qwen3VLProcessor:
         options = image_options(given, part.where)
         image = load_rgb(part.source, access, part.where)
         height, width = _image_target(image, options, self.settings.image, self.settings.patches, part.where)
+        self._check_length(height * width // self.settings.patches.factor**2)
         if image.size != (width, height):
             image = image.resize((width, height), Image.Resampling.BICUBIC)
         planes = np.asarray(image).transpose(2, 0, 1)

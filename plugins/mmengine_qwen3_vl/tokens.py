@@ -24,9 +24,9 @@ class QwenTokenizer:
         data = read_json(path)
         try:
             added = data.get("added_tokens") or []
-            plain = {**data, "added_tokens": [token for token in added if not token["special"]]}
             self._full = _build(data)
-            self._plain = _build(plain)
+            self._plain = _build(data)
+            self._plain.encode_special_tokens = True  # meaning: as the text that they look like
             self.special = {token["content"]: int(token["id"]) for token in added if token["special"]}
         except Exception as error:  # tokenizers raises bare Exception for a damaged file
             raise ModelError(f"{path} is no tokenizer that can be read") from error

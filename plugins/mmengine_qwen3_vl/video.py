@@ -172,7 +172,7 @@ def _open(source: Any, access: Access, where: str) -> tuple[Clip, np.ndarray | N
     indices = np.asarray(metadata["frames_indices"])
     if indices.shape != (clip.num_frames,) or indices.dtype.kind not in "ui" or (np.diff(indices) < 0).any():
         raise InvalidMedia(
-            f"{where}: frames_indices of its metadata must be {clip.num_frames} ascending whole numbers, one a frame"
+            f"{where}: frames_indices of its metadata must be {clip.num_frames} ascending whole numbers"
         )
     return clip, indices.astype(np.int64)
 

@@ -23,7 +23,7 @@ def reference_tokenizer(folder):
 
 @pytest.fixture(scope="session")
 def reference(folder, reference_tokenizer):
-    """transformers' processor of Qwen3-VL, with Pillow and without the video half, which needs torchvision."""
+    """transformers' processor of Qwen3-VL, images by Pillow; the video half needs torchvision."""
     from transformers import AutoImageProcessor, Qwen3VLProcessor
 
     class ImagesOnly(Qwen3VLProcessor):
