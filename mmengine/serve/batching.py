@@ -27,15 +27,16 @@ def run_batch(
     *,
     workers: int = 2,
     drain: threading.Event | None = None,
+    stop: threading.Event | None = None,
 ) -> Iterator[Result]:
     """(index, answer) as the answers come, not in order; a job that is an error, or gives one,
     gives it back at its index and the others go on.
 
     Jobs enter the engine in order. At most twice as many as there are rows are inside at once.
-    Once `drain` is set no further job is taken; what runs is finished. Leaving the iteration early
-    cancels what runs.
+    Once `drain` is set no further job is taken; what runs is finished. `stop`, or leaving the
+    iteration early, cancels what runs.
     """
-    batch = _Batch(engine, jobs, drain or threading.Event())
+    batch = _Batch(engine, jobs, drain or threading.Event(), stop or threading.Event())
     with ThreadPoolExecutor(workers, thread_name_prefix="mmengine-media") as pool:
         try:
             yield from batch.run(pool)
@@ -44,10 +45,17 @@ def run_batch(
 
 
 class _Batch:
-    def __init__(self, engine: "Engine", jobs: Iterable[Job | MMEngineError], drain: threading.Event):
+    def __init__(
+        self,
+        engine: "Engine",
+        jobs: Iterable[Job | MMEngineError],
+        drain: threading.Event,
+        stop: threading.Event,
+    ):
         self._engine = engine
         self._jobs = enumerate(jobs)
         self._drain = drain
+        self._stop = stop
         self._more = True
         self._ahead: deque[tuple[int, Options | None, Future[Prepared] | MMEngineError]] = deque()
         self._running: dict[str, int] = {}
@@ -56,7 +64,7 @@ class _Batch:
         self._window = min(2 * config.max_num_seqs, config.max_waiting)
 
     def run(self, pool: ThreadPoolExecutor) -> Iterator[Result]:
-        while True:
+        while not self._stop.is_set():
             if self._drain.is_set():
                 self._stop_taking()
             self._prepare(pool)

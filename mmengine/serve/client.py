@@ -24,6 +24,7 @@ from mmengine.models.plugin import Prepared
 from mmengine.request import SamplingParams
 from mmengine.serve.answers import Completion, RequestOutput, engine_failed
 from mmengine.serve.engine import Engine, make_options
+from mmengine.serve.operators import operator_log
 from mmengine.serve.prompts import Options, Prompt
 
 
@@ -245,6 +246,7 @@ class AsyncEngine:
             return  # the caller's loop is closed
 
     def _fail_all(self, error: MMEngineError) -> None:
+        operator_log.error("engine failed", reason=str(error))
         with self._lock:
             self._failure = self._failure or error
             channels = list(self._open)

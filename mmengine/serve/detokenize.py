@@ -53,8 +53,10 @@ class Detokenizer:
         for keep in range(CONTEXT, len(self._window)):
             tail = self._decode(self._window[-keep:])
             dropped = len(text) - len(tail)
-            if dropped <= self._emitted and text.endswith(tail) and (
-                REPLACEMENT not in tail or self._decode(self._window[:-keep]) + tail == text
+            if (
+                dropped <= self._emitted
+                and text.endswith(tail)
+                and (REPLACEMENT not in tail or self._decode(self._window[:-keep]) + tail == text)
             ):
                 self._window = self._window[-keep:]
                 self._emitted -= dropped
@@ -126,7 +128,9 @@ def _longest_partial(text: str, stop: Sequence[str]) -> int:
     return longest
 
 
-def answer_text(tokenizer: Tokenizer, token_ids: Sequence[int], *, stop: Sequence[str], min_tokens: int) -> str:
+def answer_text(
+    tokenizer: Tokenizer, token_ids: Sequence[int], *, stop: Sequence[str], min_tokens: int
+) -> str:
     """The text of a whole answer, without the stop string that ended it."""
     if not stop:
         return tokenizer.decode(token_ids)
@@ -148,7 +152,9 @@ class StopStrings:
     def admit(self, row: int, request: Request, token_ids: Sequence[int]) -> None:
         """`request` got `row`; `token_ids` are its prompt and the output it has so far."""
         if row >= len(self._watched):
-            self._watched = np.concatenate([self._watched, np.zeros(row + 1 - len(self._watched), dtype=bool)])
+            self._watched = np.concatenate(
+                [self._watched, np.zeros(row + 1 - len(self._watched), dtype=bool)]
+            )
         self._streams.pop(row, None)
         self._watched[row] = bool(request.sampling.stop)
         if not request.sampling.stop:

@@ -1,10 +1,9 @@
 """The engine for one thread: prompts in, texts out, one step at a time.
 
-    with Engine() as engine:
-        print(engine.generate(["What is a triangle?"], max_tokens=32)[0].text)
+with Engine() as engine:
+    print(engine.generate(["What is a triangle?"], max_tokens=32)[0].text)
 """
 
-import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -13,18 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 from mmengine.config import EngineConfig
 from mmengine.core.outputs import Output, Stats
-from mmengine.errors import InvalidRequest, LogError
+from mmengine.errors import InvalidRequest
 from mmengine.models.plugin import Prepared
 from mmengine.request import Request, SamplingParams
 from mmengine.serve.answers import Choice, Completion, Logprobs, RequestOutput
 from mmengine.serve.batching import run_batch
 from mmengine.serve.detokenize import StopStrings, TextStream, answer_text
+from mmengine.serve.log_sync import LogSyncer
+from mmengine.serve.operators import operator_log
 from mmengine.serve.prompts import Options, Prompt, core_requests, make_sampling, request_ids
 
 if TYPE_CHECKING:
     from mmengine.build import Built
 
-SYNC_INTERVAL_S = 0.01
 STALL_PAUSE_S = 0.05
 
 
@@ -91,7 +91,9 @@ class Engine:
         self._undelivered: list[str] = []
         self._closed = False
         background = log is not None and self.config.log_sync == "background"
-        self._syncer = _LogSyncer(self._core.sync) if background else None
+        self._syncer = LogSyncer(self._core.sync) if background else None
+        built = self.built
+        operator_log.info("engine ready", model=str(built.folder), device=built.device, dtype=built.dtype)
 
     def submit(
         self,
@@ -170,6 +172,7 @@ class Engine:
         if self._syncer is not None:
             self._syncer.notify()
         if self.stalled:
+            operator_log.warning("engine stalled", reason=self.stalled)
             time.sleep(STALL_PAUSE_S)
         return [output for output in outputs if output is not None]
 
@@ -200,6 +203,8 @@ class Engine:
 
     def _finish(self, output: Output, pending: _Pending, answer: _Answer) -> Completion | None:
         self.built.executor.detach(output.request_id)
+        if output.finish_reason in ("error", "rejected"):
+            operator_log.warning("request failed", request_id=output.request_id, reason=output.detail)
         self._undelivered.append(output.request_id)
         del self._answers[output.request_id]
         sampling = pending.sampling
@@ -233,7 +238,7 @@ class Engine:
         Raises the error of the first prompt that was refused or failed, after the others ended.
         """
         if not self.is_idle:
-            raise InvalidRequest("requests that were submitted are on their way; step until has_work is False")
+            raise InvalidRequest("submitted requests are on their way; step until has_work is False")
         options = make_options(sampling, sampling_options, "", priority, cache_salt, 0.0)
         answers: dict[int, Completion] = {}
         errors = {}
@@ -263,6 +268,7 @@ class Engine:
         if self._closed:
             return
         self._closed = True
+        operator_log.info("engine closes", model=str(self.built.folder))
         if self._syncer is not None:
             self._syncer.close()
         if self._undelivered:
@@ -296,40 +302,3 @@ def make_options(
         cache_salt,
         deadline_s,
     )
-
-
-class _LogSyncer:
-    """Forces the log to the disk in the background, at most every 10 ms and only after a step.
-
-    A killed process loses nothing without it; this is about power cuts.
-    """
-
-    def __init__(self, sync: Callable[[], None]):
-        self._sync = sync
-        self._dirty = threading.Event()
-        self._closing = False
-        self._error: OSError | None = None
-        self._thread = threading.Thread(target=self._run, name="mmengine-log-sync", daemon=True)
-        self._thread.start()
-
-    def notify(self) -> None:
-        """Something was committed. Raises LogError when an earlier sync failed."""
-        if self._error is not None:
-            raise LogError(f"the log could not be forced to the disk: {self._error.strerror}")
-        self._dirty.set()
-
-    def _run(self) -> None:
-        while not self._closing:
-            self._dirty.wait()
-            self._dirty.clear()
-            try:
-                self._sync()
-            except OSError as error:
-                self._error = error
-                return
-            time.sleep(SYNC_INTERVAL_S)
-
-    def close(self) -> None:
-        self._closing = True
-        self._dirty.set()
-        self._thread.join()

@@ -70,7 +70,7 @@ def sampling_from_generation(given: Mapping[str, Any], defaults: Mapping[str, An
         options["temperature"] = values.get("temperature", 1.0)
         options.update({name: values[name] for name in _WHEN_SAMPLING if name in values})
     elif options.get("n", 1) != 1:
-        raise InvalidRequest("num_return_sequences above 1 needs do_sample=True: greedy answers are all alike")
+        raise InvalidRequest("num_return_sequences above 1 needs do_sample=True: greedy answers are alike")
     if "stop_strings" in values:
         options["stop"] = _strings(values["stop_strings"])
     if "eos_token_id" in given and given["eos_token_id"] is not None:

@@ -18,10 +18,12 @@ from mmengine.serve.answers import Completion
 from mmengine.serve.batching import run_batch
 from mmengine.serve.engine import Engine
 from mmengine.serve.generation import is_generation_option, sampling_from_generation
+from mmengine.serve.pipeline_inputs import Chat, group_inputs, single_input
 from mmengine.serve.prompts import Options, Prompt
 
 TASK = "image-text-to-text"
 TENSORS, NEW_TEXT, FULL_TEXT = 0, 1, 2  # transformers' ReturnType
+_ENGINE_OPTIONS = ("config", "log", "attention")
 _CALL_OPTIONS = frozenset(
     {
         "generate_kwargs",
@@ -39,7 +41,6 @@ _CALL_OPTIONS = frozenset(
         "timeout",
     }
 )
-Chat = Sequence[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,7 @@ class Pipeline:
     ):
         if task != TASK:
             raise ConfigError(f"mmengine has the task {TASK!r} only, not {task!r}")
-        engine_options = {name: options.pop(name) for name in ("config", "log", "attention") if name in options}
+        engine_options = {name: options.pop(name) for name in _ENGINE_OPTIONS if name in options}
         self._defaults = options
         self._check_names(options)
         self._is_owner = not isinstance(model, Engine)
@@ -126,12 +127,12 @@ class Pipeline:
         if isinstance(images if text is None else text, Iterator):
             source = images if text is None else text
             return self._iterate(source, call)
-        groups, is_list = _group(images, text)
+        groups, is_list = group_inputs(images, text)
         inputs = [[self._input(shown, pictures, call) for shown, pictures in group] for group in groups]
         records = self._answer([item for group in inputs for item in group], call)
         results, place = [], 0
         for group in inputs:
-            results.append([record for per_input in records[place : place + len(group)] for record in per_input])
+            results.append([record for each in records[place : place + len(group)] for record in each])
             place += len(group)
         return results if is_list else results[0]
 
@@ -148,12 +149,11 @@ class Pipeline:
     def _call_options(self, given: Mapping[str, Any]) -> _Call:
         self._check_names(given)
         options = {**self._defaults, **given}
-        generation = {
-            **{name: value for name, value in options.items() if is_generation_option(name)},
-            **(options.get("generate_kwargs") or {}),
-        }
-        if options.get("max_new_tokens") is not None and "max_new_tokens" in (options.get("generate_kwargs") or {}):
+        inner = options.get("generate_kwargs") or {}
+        if given.get("max_new_tokens") is not None and "max_new_tokens" in inner:
             raise InvalidRequest("max_new_tokens is given twice, by itself and in generate_kwargs")
+        generation = {name: value for name, value in options.items() if is_generation_option(name)}
+        generation.update(inner)
         if options.get("stop_sequence") is not None:
             generation["stop_strings"] = options["stop_sequence"]
         sampling = sampling_from_generation(generation, self.engine.processor.generation_defaults)
@@ -186,7 +186,7 @@ class Pipeline:
 
         def jobs() -> Iterator[tuple[Prompt, Options]]:
             for index, given in enumerate(source):
-                shown, images = _single(given)
+                shown, images = single_input(given)
                 inputs[index] = self._input(shown, images, call)
                 yield inputs[index].prompt, call.options
 
@@ -249,81 +249,13 @@ def _return_type(options: Mapping[str, Any]) -> int:
     if kind is not None:
         number = getattr(kind, "value", kind)
         if number not in (TENSORS, NEW_TEXT, FULL_TEXT):
-            raise InvalidRequest(f"return_type must be 0 (tensors), 1 (new text) or 2 (full text), not {kind!r}")
+            raise InvalidRequest(f"return_type is 0 (tensors), 1 (new text) or 2 (full text), not {kind!r}")
         return number
     if options.get("return_full_text") is not None:
         if options.get("return_tensors") is not None:
             raise InvalidRequest("return_full_text and return_tensors exclude each other")
         return FULL_TEXT if options["return_full_text"] else NEW_TEXT
     return TENSORS if options.get("return_tensors") is not None else FULL_TEXT
-
-
-Pair = tuple[str | Chat, Sequence[Any]]
-
-
-def _group(images: Any, text: Any) -> tuple[list[list[Pair]], bool]:
-    """The prompts of a call, in groups that give one list of records each, and whether the call
-    gives a list of such lists."""
-    if images is None and text is None:
-        raise InvalidRequest("give text, or images with text")
-    if text is None and _is_pair(images):
-        return [[_single(images)]], False
-    if text is None and _is_sequence(images) and images and all(_is_pair(item) for item in images):
-        return [[_single(item)] for item in images], True
-    if text is None and _is_chat(images):
-        images, text = None, images
-    if text is None:
-        raise InvalidRequest("images need a text that says what to do with them")
-    if _is_chat(text):
-        if images is not None:
-            raise InvalidRequest("in a chat, images stand in the messages; give either a chat or images")
-        if isinstance(text[0], dict):
-            return [[(text, ())]], False
-        return [[(chat, ())] for chat in text], True
-    if isinstance(text, str):
-        return [[(text, _flat(images))]], False
-    if not _is_sequence(text) or not all(isinstance(one, str) for one in text):
-        raise InvalidRequest("text must be a string, a list of strings, a chat, or a list of chats")
-    if images is None:
-        return [[(one, ())] for one in text], True
-    return [_match(images, text)], False
-
-
-def _is_sequence(value: Any) -> bool:
-    return isinstance(value, (list, tuple))
-
-
-def _is_pair(value: Any) -> bool:
-    return isinstance(value, dict) and "role" not in value and isinstance(value.get("text"), str)
-
-
-def _is_chat(value: Any) -> bool:
-    return _is_sequence(value) and bool(value) and isinstance(value[0], (list, tuple, dict))
-
-
-def _single(given: Any) -> Pair:
-    """One prompt of a generator: a chat, a string, or {"images", "text"}."""
-    if _is_pair(given):
-        return given["text"], _flat(given.get("images", given.get("image")))
-    if isinstance(given, str) or (_is_chat(given) and isinstance(given[0], dict)):
-        return given, ()
-    raise InvalidRequest(f"a prompt is a chat, a string or a dict with images and text, not {given!r:.80}")
-
-
-def _flat(images: Any) -> list[Any]:
-    if images is None:
-        return []
-    if not _is_sequence(images):
-        return [images]
-    return [one for image in images for one in (image if _is_sequence(image) else [image])]
-
-
-def _match(images: Any, texts: Sequence[str]) -> list[Pair]:
-    """An image, or a list of them, for each text."""
-    if not _is_sequence(images) or len(images) != len(texts):
-        count = len(images) if _is_sequence(images) else 1
-        raise InvalidRequest(f"{len(texts)} texts need as many images (or lists of images), not {count}")
-    return [(text, _flat(image)) for text, image in zip(texts, images, strict=True)]
 
 
 def _model_name(model: Any) -> str | Path | None:

@@ -79,7 +79,7 @@ class Options:
         self.sampling.check()
         if len(self.request_id) > MAX_ID_CHARS or not self.request_id.isprintable():
             raise InvalidRequest(f"a request id has at most {MAX_ID_CHARS} printable characters")
-        if isinstance(self.priority, bool) or not isinstance(self.priority, int) or abs(self.priority) > 2**31:
+        if type(self.priority) is not int or abs(self.priority) >= 2**31:
             raise InvalidRequest(f"priority must be an integer of 32 bits, not {self.priority!r}")
         if not isinstance(self.cache_salt, str) or len(self.cache_salt) > MAX_ID_CHARS:
             raise InvalidRequest(f"cache_salt must be a string of at most {MAX_ID_CHARS} characters")
@@ -92,7 +92,8 @@ def make_sampling(options: Mapping[str, Any]) -> SamplingParams:
     """Checked sampling parameters from keywords. Raises InvalidRequest, naming the field."""
     unknown = sorted(set(options) - _FIELDS)
     if unknown:
-        raise InvalidRequest(f"unknown sampling option {unknown[0]!r}; known are {', '.join(sorted(_FIELDS))}")
+        known = ", ".join(sorted(_FIELDS))
+        raise InvalidRequest(f"unknown sampling option {unknown[0]!r:.80}; known are {known}")
     values = dict(options)
     if isinstance(values.get("stop"), str):
         values["stop"] = (values["stop"],)

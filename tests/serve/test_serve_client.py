@@ -1,11 +1,12 @@
 import asyncio
 import gc
+import time
 
 import pytest
 
 from mmengine.errors import ExecutorFailed, InvalidMedia, InvalidRequest, QueueFull, RequestFailed
 from mmengine.serve.client import AsyncEngine
-from tests.serve.fakes import EchoProcessor, builder
+from tests.serve.serve_fakes import EchoExecutor, EchoProcessor, builder
 
 
 def run(coroutine):
@@ -77,7 +78,10 @@ def test_what_is_refused_reaches_its_caller_alone():
     run(main())
 
 
-def test_open_requests_are_bounded():
+def test_open_requests_are_bounded(monkeypatch):
+    collect = EchoExecutor.collect
+    monkeypatch.setattr(EchoExecutor, "collect", lambda self: time.sleep(0.05) or collect(self))
+
     async def main():
         async with AsyncEngine(builder=builder(max_waiting=2, max_num_seqs=1)) as engine:
             streams = [engine.stream("some prompt", max_tokens=300) for _ in range(3)]

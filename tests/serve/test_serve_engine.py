@@ -11,7 +11,7 @@ from mmengine.request import SamplingParams
 from mmengine.serve.batching import run_batch
 from mmengine.serve.engine import Engine
 from mmengine.serve.prompts import Options, Prompt
-from tests.serve.fakes import EOS, builder
+from tests.serve.serve_fakes import EOS, builder
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from mmengine.errors import ConfigError, InvalidMedia, InvalidRequest
 from mmengine.serve.engine import Engine
 from mmengine.serve.generation import sampling_from_generation
 from mmengine.serve.pipeline import Pipeline, pipeline
-from tests.serve.fakes import builder
+from tests.serve.serve_fakes import builder
 
 
 @pytest.fixture

@@ -1,0 +1,101 @@
+"""`mmengine env`: what is installed here, for a bug report or to see why something is slow."""
+
+import platform
+import sys
+from importlib import metadata
+from typing import Annotated
+
+import typer
+
+from mmengine.errors import ModelError
+from mmengine.version import __version__
+
+PACKAGES = (
+    "torch",
+    "numpy",
+    "tokenizers",
+    "safetensors",
+    "pillow",
+    "av",
+    "msgspec",
+    "transformers",
+    "flashinfer-python",
+)
+
+
+def env(
+    json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Show versions, devices, attention backends, model plugins and the embedded checkpoint."""
+    facts = {
+        "mmengine-vl": __version__,
+        "python": f"{platform.python_version()} on {platform.platform()}",
+        **{name: _version(name) for name in PACKAGES},
+        "devices": _devices(),
+        "attention": _backends(),
+        "model plugins": _plugins(),
+        "embedded checkpoint": _checkpoint(),
+        "clash": clash() or "none",
+    }
+    if json_output:
+        import json
+
+        print(json.dumps(facts))
+        return
+    width = max(map(len, facts))
+    for name, fact in facts.items():
+        print(f"{name:<{width}}  {fact}")
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _devices() -> str:
+    import torch  # lazy: help needs none of it
+
+    names = [f"cpu ({torch.get_num_threads()} threads)"]
+    names += [f"cuda:{i} {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count())]
+    return ", ".join(names)
+
+
+def _backends() -> str:
+    from mmengine.runtime.attention.registry import BACKENDS  # lazy: torch
+
+    return ", ".join(BACKENDS)
+
+
+def _plugins() -> str:
+    from mmengine.models.registry import load_plugins  # lazy: numpy
+
+    try:
+        plugins = load_plugins()
+    except ModelError as error:
+        return f"broken: {error}"
+    return ", ".join(plugins) or "none"
+
+
+def _checkpoint() -> str:
+    from mmengine.models.loader import resolve_folder  # lazy, as above
+
+    try:
+        folder = resolve_folder(None)
+    except ModelError as error:
+        return f"none: {error}"
+    size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+    return f"{folder} ({size / 1e6:.1f} MB)"
+
+
+def clash() -> str:
+    """One sentence when PyPI's `mmengine`, another project, is installed too; else empty."""
+    try:
+        version = metadata.version("mmengine")
+    except metadata.PackageNotFoundError:
+        return ""
+    return (
+        f"OpenMMLab's mmengine {version} is installed in {sys.prefix} beside mmengine-vl; both import as "
+        "`mmengine`, so files of one hide the other's: install them into separate environments"
+    )

@@ -1,0 +1,54 @@
+"""The command `mmengine`. Commands import what they need when they run, so that help is instant."""
+
+import sys
+
+import typer
+
+from mmengine.cli.demo import demo
+from mmengine.cli.env import clash, env
+from mmengine.cli.log import log_app
+from mmengine.cli.run import HELP as RUN_HELP
+from mmengine.cli.run import run
+from mmengine.errors import ConfigError, InvalidRequest, MMEngineError
+
+app = typer.Typer(
+    name="mmengine",
+    help="Answers questions about images and videos, and can prove afterwards why it did what it did.",
+    epilog="Start with: mmengine demo",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command(help=RUN_HELP)(run)
+app.add_typer(log_app, name="log")
+app.command()(env)
+app.command()(demo)
+
+
+def main() -> None:
+    """Entry point. Errors are one line on stderr: exit code 2 for what was asked, 1 for the rest."""
+    warning = clash()
+    if warning:
+        print(f"mmengine: warning: {warning}", file=sys.stderr)
+    try:
+        app(prog_name="mmengine")
+    except MMEngineError as error:
+        _fail(str(error), 2 if isinstance(error, (InvalidRequest, ConfigError)) else 1)
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader of our output left; nothing to say
+        sys.exit(1)
+    except OSError as error:
+        _fail(f"{error.filename or 'a file'}: {error.strerror or error}", 1)
+    except KeyboardInterrupt:
+        _fail("interrupted", 130)
+
+
+def _fail(message: str, code: int) -> None:
+    print(f"mmengine: {message}", file=sys.stderr)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,201 @@
+"""`mmengine run`: one question from the command line, or a file of them."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mmengine.errors import ConfigError, InvalidRequest
+
+if TYPE_CHECKING:
+    from mmengine.serve.engine import Engine
+
+HELP = """Answer a question about images or videos, or a file of questions.
+
+[bold]Examples[/bold]
+
+  mmengine run "What is in the image?" --image shapes.png
+
+  mmengine run "Which way does the shape move?" --video clip.mp4 --json
+
+  mmengine run "Which is older?" --image a.png --image b.png --model Qwen/Qwen3-VL-4B-Instruct
+
+  mmengine run --batch requests.jsonl --out answers.jsonl --log run.log
+
+""" + (
+    'A line of a request file is {"custom_id": "a", "messages": […], "max_tokens": 64, …}; paths in it are '
+    "relative to the file. An answer line holds custom_id, text, token_ids, finish_reason and usage, or "
+    "custom_id and error. Ctrl-C once finishes what runs, twice stops."
+)
+_CONTROL = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)), "�")
+SAMPLING, MODEL, BATCH = "Sampling (in a request file: on each line)", "Model", "Files"
+
+
+def run(
+    prompt: Annotated[str | None, typer.Argument(help="The question.", show_default=False)] = None,
+    image: Annotated[list[Path] | None, typer.Option(help="An image file; may be repeated.")] = None,
+    video: Annotated[list[Path] | None, typer.Option(help="A video file; may be repeated.")] = None,
+    system: Annotated[str | None, typer.Option(help="A system message.")] = None,
+    json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    max_tokens: Annotated[int, typer.Option(rich_help_panel=SAMPLING, help="Longest answer.")] = 256,
+    min_tokens: Annotated[int, typer.Option(rich_help_panel=SAMPLING, help="Shortest answer.")] = 0,
+    temperature: Annotated[float, typer.Option(rich_help_panel=SAMPLING, help="0 is greedy.")] = 0.0,
+    top_k: Annotated[int, typer.Option(rich_help_panel=SAMPLING, help="0 is off.")] = 0,
+    top_p: Annotated[float, typer.Option(rich_help_panel=SAMPLING, help="1 is off.")] = 1.0,
+    min_p: Annotated[float, typer.Option(rich_help_panel=SAMPLING, help="0 is off.")] = 0.0,
+    repetition_penalty: Annotated[float, typer.Option(rich_help_panel=SAMPLING, help="1 is off.")] = 1.0,
+    presence_penalty: Annotated[float, typer.Option(rich_help_panel=SAMPLING, help="0 is off.")] = 0.0,
+    frequency_penalty: Annotated[float, typer.Option(rich_help_panel=SAMPLING, help="0 is off.")] = 0.0,
+    seed: Annotated[int | None, typer.Option(rich_help_panel=SAMPLING, help="Drawn when left out.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(rich_help_panel=SAMPLING, help="Ends the text.")] = None,
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", rich_help_panel=SAMPLING, help="Go on.")
+    ] = False,
+    logprobs: Annotated[int | None, typer.Option(rich_help_panel=SAMPLING, help="With --json.")] = None,
+    n: Annotated[int, typer.Option("--n", rich_help_panel=SAMPLING, help="Answers to the prompt.")] = 1,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=MODEL, help="A folder or a hub id; without one, the embedded checkpoint."
+        ),
+    ] = None,
+    device: Annotated[str, typer.Option(rich_help_panel=MODEL, help="auto, cpu, cuda or cuda:N.")] = "auto",
+    dtype: Annotated[str, typer.Option(rich_help_panel=MODEL, help="auto, float32 or bfloat16.")] = "auto",
+    setting: Annotated[
+        list[str] | None,
+        typer.Option("--set", rich_help_panel=MODEL, help="An engine setting, as token_budget=512."),
+    ] = None,
+    batch: Annotated[
+        Path | None,
+        typer.Option(rich_help_panel=BATCH, help="Answer the requests of this file (JSON lines)."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(rich_help_panel=BATCH, help="Where the answers go.")] = None,
+    log: Annotated[
+        Path | None, typer.Option(rich_help_panel=BATCH, help="Folder for the event log; must hold none yet.")
+    ] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Tell on stderr what happens.")] = False,
+) -> None:
+    _configure_logging(verbose)
+    config = _engine_config(setting or [])
+
+    def make_engine() -> "Engine":
+        from mmengine.serve.engine import Engine  # lazy: torch
+
+        return Engine(model, config=config, device=device, dtype=dtype, log=log)
+
+    if batch is not None:
+        _refuse_beside_batch(prompt=prompt, image=image, video=video, system=system, json=json_output)
+        if out is None:
+            raise InvalidRequest("--batch needs --out, the file that the answers go to")
+        from mmengine.cli.batch import run_batch_file  # lazy: numpy, msgspec
+
+        raise typer.Exit(run_batch_file(batch, out, log, make_engine))
+    if not prompt:
+        raise InvalidRequest('give a question, as in mmengine run "What is this?" --image a.png, or --batch')
+    if out is not None:
+        raise InvalidRequest("--out belongs to --batch; redirect the output instead")
+    sampling = {
+        "max_tokens": max_tokens,
+        "min_tokens": min_tokens,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+        "presence_penalty": presence_penalty,
+        "frequency_penalty": frequency_penalty,
+        "seed": seed,
+        "stop": tuple(stop or ()),
+        "ignore_eos": ignore_eos,
+        "logprobs": logprobs,
+        "n": n,
+    }
+    _answer_one(_messages(prompt, image or [], video or [], system), sampling, make_engine, json_output)
+
+
+def _messages(
+    prompt: str, images: list[Path], videos: list[Path], system: str | None
+) -> list[dict[str, Any]]:
+    parts = [{"type": "image", "image": str(path)} for path in images]
+    parts += [{"type": "video", "video": str(path)} for path in videos]
+    user = {"role": "user", "content": [*parts, {"type": "text", "text": prompt}]}
+    return [*([{"role": "system", "content": system}] if system else []), user]
+
+
+def _answer_one(
+    messages: list[dict[str, Any]], sampling: dict[str, Any], make_engine: Any, as_json: bool
+) -> None:
+    from mmengine.serve.prompts import make_sampling  # lazy: numpy, msgspec
+
+    params = make_sampling(sampling)  # refused before the model is loaded
+    live = sys.stdout.isatty() and not as_json and params.n == 1
+    with make_engine() as engine:
+        engine.submit(messages, params, stream=live)
+        completion = None
+        while completion is None:
+            for output in engine.step():
+                if live:
+                    print(printable(output.text), end="", flush=True)
+                completion = output.completion or completion
+    error = completion.error()
+    if error is not None:
+        raise error
+    if as_json:
+        import msgspec  # lazy: not needed for help
+
+        print(msgspec.json.encode(completion.as_json()).decode())
+    elif live:
+        print()
+    else:
+        for choice in completion.choices:
+            print(choice.text)
+
+
+def printable(text: str) -> str:
+    """Text without control characters, which could steer a terminal."""
+    return text.translate(_CONTROL)
+
+
+def _refuse_beside_batch(**given: Any) -> None:
+    for name, value in given.items():
+        if value:
+            shown = "a question" if name == "prompt" else f"--{name}"
+            raise InvalidRequest(f"{shown} and --batch exclude each other; it belongs into the request lines")
+
+
+def _engine_config(settings: list[str]) -> Any:
+    """EngineConfig from `name=value` words."""
+    from mmengine.config import EngineConfig  # lazy: msgspec
+
+    values: dict[str, Any] = {}
+    for word in settings:
+        name, equals, value = word.partition("=")
+        if not equals:
+            raise ConfigError(f"--set takes name=value, as token_budget=512, not {word!r}")
+        values[name] = _plain(value)
+    unknown = sorted(set(values) - set(EngineConfig.__struct_fields__))
+    if unknown:
+        known = ", ".join(EngineConfig.__struct_fields__)
+        raise ConfigError(f"there is no engine setting {unknown[0]!r}; there are {known}")
+    config = EngineConfig.from_dict(values)
+    config.check()
+    return config
+
+
+def _plain(value: str) -> Any:
+    if value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    try:
+        return int(value)
+    except ValueError:
+        return value
+
+
+def _configure_logging(verbose: bool) -> None:
+    """The library is silent; the command shows its records on stderr when asked."""
+    if verbose:
+        import logging  # lazy: seldom needed
+
+        logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(message)s")
+        logging.getLogger("mmengine").setLevel(logging.INFO)

@@ -1,0 +1,72 @@
+"""The questions of `mmengine demo`: drawn images the checkpoint was not trained on, and the answers."""
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mmengine_shapes.questions import clip_questions, image_questions, pair_questions
+from mmengine_shapes.scenes import Scene, random_clip, random_scene
+
+# For each of the six images: how many shapes it has, and what is asked about it.
+PLAN = (
+    (2, ("describe",)),
+    (3, ("json", "count")),
+    (4, ("json", "where")),
+    (3, ("colour_of", "size_of")),
+    (4, ("what_at", "count_colour")),
+    (1, ("background",)),
+)
+
+
+@dataclass(frozen=True)
+class Question:
+    """A prompt, what to call its pictures, and the answer that is right."""
+
+    about: str
+    text: str
+    expected: str
+    messages: list[dict[str, Any]]
+
+
+def questions(folder: Path, seed: int) -> list[Question]:
+    """Twelve questions: ten about one image each, one about two of them, one about a clip. The
+    images are written to `folder` as PNG files."""
+    rng = random.Random(seed)
+    asked: list[Question] = []
+    paths, scenes = [], []
+    for number, (count, tasks) in enumerate(PLAN, 1):
+        scene = _scene(rng, count, tasks)
+        path = folder / f"image{number}.png"
+        scene.draw().save(path)
+        paths.append(path)
+        scenes.append(scene)
+        asked += [_ask([path], *image_questions(scene)[task][0]) for task in tasks]
+    asked.append(_ask(paths[:2], *pair_questions(scenes[0], scenes[1])["more"][0]))
+    asked.append(_about_clip(rng))
+    return asked
+
+
+def _scene(rng: random.Random, count: int, tasks: tuple[str, ...]) -> Scene:
+    """A held-out scene that gives occasion for all of `tasks`."""
+    while True:
+        scene = random_scene(rng, count=count)
+        items = image_questions(scene)
+        if all(items[task] for task in tasks):
+            return scene
+
+
+def _ask(paths: list[Path], text: str, expected: str) -> Question:
+    parts = [{"type": "image", "image": str(path)} for path in paths]
+    return Question(" + ".join(path.name for path in paths), text, expected, _user(parts, text))
+
+
+def _about_clip(rng: random.Random) -> Question:
+    clip = random_clip(rng)
+    text, expected = clip_questions(clip)["happens"][0]
+    video = {"type": "video", "video": clip.frames(), "sample_fps": clip.fps}
+    return Question(f"video of {len(clip.scenes)} frames", text, expected, _user([video], text))
+
+
+def _user(parts: list[dict[str, Any]], text: str) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": [*parts, {"type": "text", "text": text}]}]

@@ -1,0 +1,105 @@
+"""Request files: one JSON object a line in, one answer a line out.
+
+    {"custom_id": "a", "messages": […], "max_tokens": 64, "temperature": 0.7, "seed": 1, "n": 1, …}
+    {"custom_id": "a", "text": "…", "token_ids": […], "finish_reason": "stop", "usage": {…}}
+    {"custom_id": "b", "error": "…"}
+
+With n above 1 an answer has `choices`, each with index, text, token_ids and finish_reason, in
+place of the one. Messages are in OpenAI's shape; a path is read relative to the file.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+
+from mmengine.errors import InvalidRequest, MMEngineError
+from mmengine.serve.answers import Completion
+from mmengine.serve.batching import Job
+from mmengine.serve.prompts import MAX_ID_CHARS, Options, Prompt, make_sampling
+
+MAX_LINE_BYTES = 32 * 2**20  # room for a few large images in base64
+_CHUNK = 2**20
+_OWN_FIELDS = ("custom_id", "messages", "priority", "cache_salt", "deadline_s")
+
+
+class RequestFile:
+    """Reads requests; iterating gives a job, or the error that takes its place, for each line that
+    is not blank. `custom_ids` holds the id of each until `answer_line` took it."""
+
+    def __init__(self, file: BinaryIO, base_folder: Path):
+        self._file = file
+        self._base_folder = base_folder
+        self._seen: set[str] = set()
+        self.custom_ids: dict[int, str | None] = {}
+
+    def __iter__(self) -> Iterator[Job | MMEngineError]:
+        index = 0
+        for number, line in enumerate(_bounded_lines(self._file), 1):
+            if line is not None and not line.strip():
+                continue
+            self.custom_ids[index] = None
+            try:
+                job = self._job(index, line)
+            except MMEngineError as error:
+                yield InvalidRequest(f"line {number}: {error}")
+            else:
+                yield job
+            index += 1
+
+    def _job(self, index: int, line: bytes | None) -> Job:
+        fields = _decode(line)
+        custom_id = fields.get("custom_id")
+        if not isinstance(custom_id, str) or not 1 <= len(custom_id) <= MAX_ID_CHARS:
+            raise InvalidRequest(f"custom_id must be a string of 1 to {MAX_ID_CHARS} characters")
+        self.custom_ids[index] = custom_id
+        if custom_id in self._seen:
+            raise InvalidRequest(f"the custom_id {custom_id!r} stands in an earlier line; ids must differ")
+        self._seen.add(custom_id)
+        if not isinstance(fields.get("messages"), list):
+            raise InvalidRequest("messages must be a list of messages with role and content")
+        options = Options(
+            make_sampling({name: value for name, value in fields.items() if name not in _OWN_FIELDS}),
+            custom_id,
+            fields.get("priority", 0),
+            fields.get("cache_salt", ""),
+            fields.get("deadline_s", 0.0),
+        )
+        options.check()
+        return Prompt(messages=fields["messages"], base_folder=self._base_folder), options
+
+    def answer_line(self, index: int, answer: Completion | MMEngineError) -> bytes:
+        """The line that answers request `index`, with its end of line."""
+        error = answer.error() if isinstance(answer, Completion) else answer
+        body = {"error": str(error)} if error is not None else answer.as_json()
+        return msgspec.json.encode({"custom_id": self.custom_ids.pop(index), **body}) + b"\n"
+
+
+def count_lines(path: Path) -> int:
+    """Lines of a file that are not blank, a very long one counted once."""
+    with path.open("rb") as file:
+        return sum(1 for line in _bounded_lines(file) if line is None or line.strip())
+
+
+def _bounded_lines(file: BinaryIO) -> Iterator[bytes | None]:
+    """Lines without their ends; None stands for one that is too long, and is not kept in memory."""
+    while line := file.readline(MAX_LINE_BYTES + 1):
+        if line.endswith(b"\n") or len(line) <= MAX_LINE_BYTES:
+            yield line.removesuffix(b"\n")
+            continue
+        while (rest := file.readline(_CHUNK)) and not rest.endswith(b"\n"):
+            pass
+        yield None
+
+
+def _decode(line: bytes | None) -> dict[str, Any]:
+    if line is None:
+        raise InvalidRequest(f"longer than {MAX_LINE_BYTES // 2**20} MiB; name large media by their path")
+    try:
+        fields = msgspec.json.decode(line)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequest(f"not valid JSON ({error})") from None
+    if not isinstance(fields, dict):
+        raise InvalidRequest("a request must be a JSON object")
+    return fields

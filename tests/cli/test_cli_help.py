@@ -1,0 +1,69 @@
+"""What starts at once: help and log commands import no torch, and say what to type."""
+
+import sys
+
+import pytest
+
+from tests.cli.cli_process import HEAVY, loaded, run_cli
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--help"], ("run", "log", "env", "demo")),
+        (["run", "--help"], ("--image", "--batch", "--top-p", "Examples")),
+        (["log", "--help"], ("verify", "show")),
+        (["log", "verify", "--help"], ("divergence",)),
+        (["log", "show", "-h"], ("--steps",)),
+    ],
+)
+def test_help_teaches_and_imports_nothing_heavy(arguments, says):
+    result = run_cli(*arguments)
+    assert result.returncode == 0
+    assert all(word in result.stdout for word in says), result.stdout
+    assert not any(f"'{name}'" in loaded(result) for name in (*HEAVY, "numpy"))
+
+
+def test_no_arguments_show_the_help():
+    result = run_cli()
+    assert "Usage" in result.stdout + result.stderr and result.returncode in (0, 2)
+
+
+def test_an_unknown_option_is_a_usage_error():
+    result = run_cli("run", "--imgae", "x")
+    assert result.returncode == 2 and "--imgae" in result.stderr and "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["run"], 2, "give a question"),
+        (["run", "hi", "--max-tokens", "0"], 2, "max_tokens must be an integer from 1"),
+        (["run", "hi", "--temperature", "nan"], 2, "temperature must be a number"),
+        (["run", "hi", "--set", "token_budget"], 2, "name=value"),
+        (["run", "hi", "--set", "tokens=3"], 2, "no engine setting 'tokens'"),
+        (["run", "hi", "--set", "token_budget=many"], 2, "token_budget"),
+        (["run", "hi", "--set", "token_budget=1"], 2, "smaller than max_num_seqs"),
+        (["run", "hi", "--out", "x"], 2, "--out belongs to --batch"),
+        (["run", "hi", "--batch", "x", "--out", "y"], 2, "a question and --batch"),
+        (["run", "--batch", "x"], 2, "--out"),
+        (["run", "--batch", "nowhere.jsonl", "--out", "y"], 1, "nowhere.jsonl: No such file"),
+        (["log", "verify", "nowhere"], 1, "no folder nowhere"),
+        (["log", "verify", "."], 1, "holds no log"),
+    ],
+)
+def test_mistakes_are_one_line_before_any_model_is_loaded(arguments, code, says, tmp_path):
+    result = run_cli(*arguments, cwd=tmp_path)
+    lines = [line for line in result.stderr.splitlines() if not line.startswith("LOADED")]
+    assert result.returncode == code and len(lines) == 1 and lines[0].startswith("mmengine: ")
+    assert says in lines[0]
+    assert "torch" not in loaded(result)
+
+
+def test_the_other_mmengine_is_named(tmp_path):
+    info = tmp_path / "mmengine-0.10.7.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mmengine\nVersion: 0.10.7\n")
+    env = {"PYTHONPATH": ":".join([str(tmp_path), *sys.path])}
+    result = run_cli("--help", env=env)
+    assert result.returncode == 0 and "OpenMMLab's mmengine 0.10.7" in result.stderr

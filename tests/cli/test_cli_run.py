@@ -1,0 +1,98 @@
+"""The command with the embedded checkpoint, from a picture file to an answer."""
+
+import json
+import random
+
+import pytest
+
+from mmengine.cli import main as cli
+
+scenes = pytest.importorskip("mmengine_shapes.scenes")
+
+
+@pytest.fixture(scope="module")
+def picture(tmp_path_factory):
+    path = tmp_path_factory.mktemp("pictures") / "shapes.png"
+    scenes.random_scene(random.Random(5), count=2).draw().save(path)
+    return path
+
+
+@pytest.fixture
+def call(monkeypatch, capsys):
+    def run(*arguments):
+        monkeypatch.setattr("sys.argv", ["mmengine", *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        return end.value.code or 0, capsys.readouterr()
+
+    return run
+
+
+def test_a_question_gets_an_answer(call, picture):
+    code, printed = call("run", "How many shapes are there?", "--image", picture)
+    assert code == 0 and printed.out.startswith("There ") and printed.err == ""
+
+
+def test_json_holds_tokens_and_usage_and_a_seed_repeats(call, picture):
+    arguments = ("run", "Describe the image.", "--image", picture, "--json", "--temperature", 1, "--seed", 4)
+    code, printed = call(*arguments, "--n", 2)
+    answer = json.loads(printed.out)
+    assert code == 0 and set(answer) == {"choices", "usage"} and len(answer["choices"]) == 2
+    again = json.loads(call(*arguments)[1].out)
+    assert set(again) == {"text", "token_ids", "finish_reason", "usage"}
+    assert again["token_ids"] == answer["choices"][0]["token_ids"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["--image", "nowhere.png"], 2, "nowhere.png"),
+        (["--model", "no/such/folder/at/all"], 1, "there is no model folder"),
+        (["--device", "tpu"], 2, "tpu"),
+        (["--dtype", "float8"], 2, "float8"),
+        (["--set", "num_blocks=1"], 2, "num_blocks"),
+    ],
+)
+def test_what_cannot_work_is_one_line(call, arguments, code, says):
+    got, printed = call("run", "What is this?", *arguments)
+    assert got == code and printed.out == "" and len(printed.err.splitlines()) == 1
+    assert says in printed.err
+
+
+def test_a_request_file_with_paths_beside_it(call, picture):
+    folder = picture.parent
+
+    def request(name, image, **fields):
+        parts = [{"type": "image_url", "image_url": {"url": image}}, {"type": "text", "text": "Describe."}]
+        return json.dumps({"custom_id": name, "messages": [{"role": "user", "content": parts}], **fields})
+
+    lines = [request("relative", picture.name), request("absolute", str(picture)), request("gone", "gone.png")]
+    (folder / "requests.jsonl").write_text("\n".join(lines))
+    out, log = folder / "answers.jsonl", folder / "log"
+    code, printed = call("run", "--batch", folder / "requests.jsonl", "--out", out, "--log", log)
+    assert code == 0 and "2 answers and 1 errors" in printed.err
+    answers = {one["custom_id"]: one for one in map(json.loads, out.read_text().splitlines())}
+    assert answers["relative"]["text"] == answers["absolute"]["text"] != ""
+    assert "gone.png" in answers["gone"]["error"]
+    code, printed = call("log", "verify", log)
+    assert code == 0 and "2 requests" in printed.out
+    code, printed = call("run", "again", "--log", log)
+    assert code == 1 and "holds a log already" in printed.err
+
+
+def test_the_demo_answers_and_verifies(call, tmp_path):
+    code, printed = call("demo", "--folder", tmp_path / "demo")
+    assert code == 0 and "verified: no divergence" in printed.out
+    assert printed.out.count("(right)") + printed.out.count("(wrong)") == 12
+    assert len(list((tmp_path / "demo").glob("*.png"))) == 6
+    assert call("log", "verify", tmp_path / "demo" / "log-1")[0] == 0
+    assert call("demo", "--folder", tmp_path / "demo", "--seed", 3)[0] == 0
+    assert (tmp_path / "demo" / "log-2").is_dir()
+
+
+def test_env_tells_what_is_here(call):
+    code, printed = call("env", "--json")
+    facts = json.loads(printed.out)
+    assert code == 0 and "Qwen3VLForConditionalGeneration" in facts["model plugins"]
+    assert facts["embedded checkpoint"].endswith("MB)") and "torch" in facts["attention"]
+    assert call("env")[1].out.splitlines()[0].split() == ["mmengine-vl", facts["mmengine-vl"]]
