@@ -59,7 +59,6 @@ class TextDecoder:
         to normed hidden states [t, hidden]. q, k and v reach the port as views of one tensor."""
         cos, sin = self._rotary.rows(positions, embeds.dtype)
         eps = self.config.rms_norm_eps
-        num_deepstack = 0 if deepstack is None else len(deepstack)
         hidden = embeds
         for index, layer in enumerate(self._layers):
             normed = self._rms_norm(hidden, layer.input_norm, eps)
@@ -67,7 +66,7 @@ class TextDecoder:
             normed = self._rms_norm(hidden, layer.post_norm, eps)
             gate, up = F.linear(normed, layer.gate_up).chunk(2, -1)
             hidden = hidden + F.linear(F.silu(gate) * up, layer.down)
-            if index < num_deepstack:
+            if deepstack is not None and index < len(deepstack):
                 hidden = hidden + deepstack[index]
         return self._rms_norm(hidden, self._norm, eps)
 

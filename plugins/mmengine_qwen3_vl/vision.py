@@ -171,10 +171,10 @@ class VisionTower:
 
     def _make_tables(self, height: int, width: int) -> _GridTables:
         rows, columns = patch_coordinates(height, width, self.config.merge_size)
-        taps, shares = interpolation(rows, columns, height, width, self.config.num_positions)
-        taps, shares = torch.from_numpy(taps), torch.from_numpy(shares)
-        learned = F.embedding(taps.to(self._device), self._positions)  # [patches, 4, hidden]
-        positions = (learned * shares.to(self._device)[:, :, None]).sum(1).to(self._dtype)
+        corners = interpolation(rows, columns, height, width, self.config.num_positions)
+        taps, shares = (torch.from_numpy(array).to(self._device) for array in corners)
+        learned = F.embedding(taps, self._positions)  # [patches, 4, hidden]
+        positions = (learned * shares[:, :, None]).sum(1).to(self._dtype)
         coordinates = torch.from_numpy(np.stack((rows, columns), 1)).float()  # [patches, 2]
         angles = (coordinates[:, :, None] * self._inv_freq).flatten(1).unsqueeze(1).to(self._device)
         cos, sin = angles.cos(), angles.sin()
@@ -188,9 +188,8 @@ def normalise(pixels: Tensor) -> Tensor:
 
 def patch_coordinates(height: int, width: int, merge: int) -> tuple[np.ndarray, np.ndarray]:
     """Row and column (int64 [height * width]) of each patch of a frame, in windows of merge x merge."""
-    rows, columns = np.meshgrid(np.arange(height), np.arange(width), indexing="ij")
-    windows = (height // merge, merge, width // merge, merge)
-    return tuple(x.reshape(windows).swapaxes(1, 2).reshape(-1) for x in (rows, columns))
+    windows = np.arange(height * width).reshape(height // merge, merge, width // merge, merge)
+    return np.divmod(windows.swapaxes(1, 2).reshape(-1), width)
 
 
 def interpolation(

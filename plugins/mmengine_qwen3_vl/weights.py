@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from mmengine.errors import ModelError
 from mmengine.models.files import read_json
@@ -189,7 +190,7 @@ def _read_header(path: Path) -> list[TensorEntry]:
     return entries
 
 
-def _entry(path: Path, name: str, value: object, data_start: int) -> TensorEntry:
+def _entry(path: Path, name: str, value: Any, data_start: int) -> TensorEntry:
     try:
         dtype, shape, (begin, end) = value["dtype"], value["shape"], value["data_offsets"]
         numbers = [*shape, begin, end]

@@ -204,11 +204,12 @@ JUNK = st.one_of(
 @given(data=st.data())
 def test_any_value_changed_in_a_config(folder, pristine, data):
     config = json.loads((pristine / "config.json").read_text())
-    for _ in range(data.draw(st.integers(1, 3))):
-        target = config
-        for name in data.draw(st.sampled_from([(), ("text_config",), ("vision_config",)])):
-            target = target.get(name) if isinstance(target.get(name), dict) else target
-        target[data.draw(st.sampled_from(sorted(target)))] = data.draw(JUNK)
+    paths = [(None, name) for name in config]
+    paths += [(part, name) for part in ("text_config", "vision_config") for name in config[part]]
+    for part, name in data.draw(st.lists(st.sampled_from(paths), min_size=1, max_size=3)):
+        target = config if part is None else config[part]
+        if isinstance(target, dict):  # it may have become junk a moment ago
+            target[name] = data.draw(JUNK)
     (folder / "config.json").write_text(json.dumps(config))
     try:
         load(folder)
