@@ -1,0 +1,140 @@
+"""Requests on the embedded checkpoint, the tokens that transformers gives them, and a way to run
+them through the whole engine with other settings."""
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import AutoModelForImageTextToText
+
+from mmengine.config import EngineConfig
+from mmengine.core.engine import EngineCore
+from mmengine.events.log import LogWriter
+from mmengine.models.plugin import Prepared
+from mmengine.replay import verify
+from mmengine.request import Request, SamplingParams
+from mmengine.runtime.executor import TorchExecutor
+from mmengine_qwen3_vl import plugin
+from mmengine_shapes import checkpoint_path
+from mmengine_shapes.questions import clip_questions, image_questions, pair_questions
+from mmengine_shapes.scenes import random_clip, random_scene
+
+TEXTS = ("What is 3 plus 4?", "Hello.", "Spell red.", "Count to 7.", "What comes after Monday?", "Who are you?")
+SIDES = (64, 96, 96, 128, 160, 192, 256)
+
+
+@dataclass(frozen=True)
+class Case:
+    prepared: Prepared
+    max_tokens: int
+
+
+def make_cases(processor, seed: int = 11) -> list[Case]:
+    """124 requests: 20 text, 56 one image, 24 one image shared by all, 14 two or three images,
+    10 videos; in random order."""
+    rng = random.Random(seed)
+    asked = [([], [], rng.choice(TEXTS)) for _ in range(20)]
+    for _ in range(14):
+        scene = random_scene(rng, side=rng.choice(SIDES))
+        asked += [([scene.draw()], [], question) for question in _questions(rng, image_questions(scene, rng), 4)]
+    scene = random_scene(rng)
+    asked += [([scene.draw()], [], question) for question in _questions(rng, image_questions(scene, rng), 24)]
+    for _ in range(10):
+        scenes = random_scene(rng), random_scene(rng, side=rng.choice(SIDES))
+        pictures = [scene.draw() for scene in scenes]
+        asked.append((pictures, [], _questions(rng, pair_questions(*scenes, rng), 1)[0]))
+    for _ in range(4):
+        pictures = [random_scene(rng, side=rng.choice(SIDES)).draw() for _ in range(3)]
+        asked.append((pictures, [], "Describe the second image."))
+    for _ in range(10):
+        clip = random_clip(rng)
+        frames = [np.asarray(frame) for frame in clip.frames()]
+        asked.append(([], [frames], _questions(rng, clip_questions(clip, rng), 1)[0]))
+    rng.shuffle(asked)
+    return [Case(_prepare(processor, *one), rng.randint(16, 48)) for one in asked]
+
+
+def _questions(rng: random.Random, by_task: dict, count: int) -> list[str]:
+    questions = [question for pairs in by_task.values() for question, _ in pairs]
+    return [rng.choice(questions) for _ in range(count)]
+
+
+def _prepare(processor, images, videos, question) -> Prepared:
+    parts = [{"type": "image"}] * len(images) + [{"type": "video"}] * len(videos)
+    messages = [{"role": "user", "content": [*parts, {"type": "text", "text": question}]}]
+    return processor.prepare(messages, images=images, videos=videos)
+
+
+def load_reference(dtype=torch.float32):
+    return AutoModelForImageTextToText.from_pretrained(checkpoint_path(), dtype=dtype).eval()
+
+
+def reference_inputs(prepared: Prepared, dtype=torch.float32) -> dict[str, torch.Tensor]:
+    """What transformers' processor would hand to the model, from our ids and pixels (that those
+    are equal is tested on its own)."""
+    ids = torch.from_numpy(prepared.prompt_token_ids).long()[None]
+    types = torch.zeros_like(ids, dtype=torch.int32)
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "mm_token_type_ids": types}
+    for kind, pixels, grid in (
+        ("image", "pixel_values", "image_grid_thw"),
+        ("video", "pixel_values_videos", "video_grid_thw"),
+    ):
+        some = [one for one in prepared.media if one.item.modality == kind]
+        if some:
+            patches = np.concatenate([one.patches for one in some]).astype(np.float32)
+            inputs[pixels] = torch.from_numpy((patches / 255 - 0.5) / 0.5).to(dtype)
+            inputs[grid] = torch.tensor([one.item.grid for one in some])
+        for one in some:
+            for start, length in one.item.runs:
+                types[0, start : start + length] = 1 if kind == "image" else 2
+    return inputs
+
+
+def reference_tokens(model, case: Case) -> list[int]:
+    """Greedy tokens of `generate`, the request alone, the end of sequence among them."""
+    inputs = reference_inputs(case.prepared, model.dtype)
+    with torch.inference_mode():
+        out = model.generate(**inputs, max_new_tokens=case.max_tokens, do_sample=False)
+    return out[0, inputs["input_ids"].shape[1] :].tolist()
+
+
+class Runner:
+    """One loaded model; every `run` makes an engine of its own around it."""
+
+    def __init__(self, dtype: str = "float32"):
+        self.dtype = getattr(torch, dtype)
+        self.network = plugin.load_model(checkpoint_path(), device="cpu", dtype=dtype)
+        self.processor = plugin.load_processor(checkpoint_path())
+
+    def config(self, **settings) -> EngineConfig:
+        defaults = {"max_model_len": 512, "num_blocks": 2049, "eos_token_ids": self.processor.eos_token_ids}
+        config = EngineConfig(**{**defaults, **settings})
+        config.check()
+        return config
+
+    def engine(self, config: EngineConfig, log: Path | None = None) -> EngineCore:
+        executor = TorchExecutor(self.network, plugin.positions, config, "cpu", self.dtype)
+        return EngineCore(config, executor, sink=LogWriter(log) if log else None)
+
+    def run(self, core: EngineCore, cases: list[Case], *, arrivals: random.Random | None = None, tag: str = ""):
+        """Tokens of every case. `arrivals`: requests come between steps at random, else all at once."""
+        tokens: dict[str, list[int]] = {}
+        waiting = [(f"{tag}{number}", case) for number, case in enumerate(cases)][::-1]
+        while waiting or core.has_work:
+            while waiting and (arrivals is None or arrivals.random() < 0.5):
+                name, case = waiting.pop()
+                sampling = SamplingParams(max_tokens=case.max_tokens, seed=0)
+                media = tuple(one.item for one in case.prepared.media)
+                core.submit(Request(name, case.prepared.prompt_token_ids, sampling, media))
+                core.executor.attach(name, case.prepared.media)
+            for output in core.step():
+                assert output.finish_reason in (None, "stop", "length"), output
+                tokens.setdefault(output.request_id, []).extend(output.token_ids)
+        return [tokens[f"{tag}{number}"] for number in range(len(cases))]
+
+
+def assert_verifies(folder: Path) -> None:
+    report = verify(folder)
+    assert report.ok and report.rederived and not report.unfinished, report

@@ -1,0 +1,119 @@
+"""Promise 3: the tokens are those of transformers' `generate`, whatever the engine does to a request.
+
+fp32, greedy, embedded checkpoint. Every run writes a log, and the log verifies.
+"""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from parity_cases import Case, Runner, assert_verifies, load_reference, reference_inputs, reference_tokens
+
+from mmengine_shapes.scenes import random_clip
+
+pytestmark = pytest.mark.xdist_group("parity")
+
+SETTINGS = {
+    "default": {},
+    "images are cut": {"token_budget": 48, "max_num_seqs": 16},
+    "a batch of 64": {"max_num_seqs": 64, "token_budget": 8192},
+    "priority": {"policy": "priority", "token_budget": 64},
+    "no prefix caching": {"enable_prefix_caching": False, "max_num_seqs": 8},
+    "small blocks, small encoder cache": {"block_size": 4, "num_blocks": 4097, "encoder_cache_size": 192},
+}
+
+
+def test_there_are_enough_of_every_kind(cases):
+    kinds = [tuple(one.item.modality for one in case.prepared.media) for case in cases]
+    assert len(cases) >= 120
+    assert kinds.count(()) >= 20 and kinds.count(("image",)) >= 60 and kinds.count(("video",)) >= 10
+    assert sum(len(kind) >= 2 for kind in kinds) >= 14
+
+
+def test_the_answers_are_lively(wanted):
+    assert len({tuple(tokens) for tokens in wanted}) > 60
+    assert np.mean([len(set(tokens)) for tokens in wanted]) > 5
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_tokens_equal_generate(runner, cases, wanted, tmp_path, name):
+    core = runner.engine(runner.config(**SETTINGS[name]), tmp_path / "log")
+    arrivals = None if name == "a batch of 64" else random.Random(3)
+    assert runner.run(core, cases, arrivals=arrivals) == wanted
+    core.close()
+    assert_verifies(tmp_path / "log")
+
+
+def test_a_small_pool_preempts_and_changes_nothing(runner, cases, wanted, tmp_path):
+    longest = max(len(case.prepared.prompt_token_ids) + case.max_tokens for case in cases)
+    config = runner.config(max_model_len=longest + 1, block_size=1, num_blocks=longest + 2, max_num_seqs=32)
+    core = runner.engine(config, tmp_path / "log")
+    assert runner.run(core, cases, tag="first") == wanted
+    assert runner.run(core, cases, tag="second", arrivals=random.Random(4)) == wanted
+    assert core.stats().num_preemptions >= 50
+    core.close()
+    assert_verifies(tmp_path / "log")
+
+
+def test_warm_prefixes_and_features_change_nothing(runner, cases, wanted, tmp_path):
+    core = runner.engine(runner.config(), tmp_path / "log")
+    assert runner.run(core, cases, tag="cold") == wanted
+    cached = core.stats().num_cached_tokens
+    assert runner.run(core, cases, tag="warm", arrivals=random.Random(5)) == wanted
+    assert core.stats().num_cached_tokens - cached > 16 * len(cases) / 2, "most prompts hit"
+    core.close()
+    assert_verifies(tmp_path / "log")
+
+
+def test_sixteen_questions_on_one_image_cost_one_vision_pass(runner, cases):
+    shared = [case for case in cases if len(case.prepared.media) == 1]
+    by_image: dict[bytes, list[Case]] = {}
+    for case in shared:
+        by_image.setdefault(case.prepared.media[0].item.mm_hash, []).append(case)
+    most = max(by_image.values(), key=len)[:16]
+    assert len(most) == 16
+    core = runner.engine(runner.config())
+    runner.run(core, most)
+    assert core.stats().num_encoded_items == 1
+
+
+def test_a_video_cut_at_every_place(runner):
+    frames = [np.asarray(frame) for frame in random_clip(random.Random(2), frames=6).frames()]
+    content = [{"type": "video"}, {"type": "text", "text": "What happens in the video?"}]
+    case = Case(runner.processor.prepare([{"role": "user", "content": content}], videos=[frames]), 24)
+    wanted = reference_tokens(load_reference(), case)
+    for length in range(1, len(case.prepared.prompt_token_ids)):
+        config = runner.config(long_prefill_token_threshold=length, max_num_seqs=1, enable_prefix_caching=False)
+        assert runner.run(runner.engine(config), [case]) == [wanted], f"chunks of {length} tokens"
+
+
+def test_bfloat16_differs_only_where_the_top_two_are_within_rounding(cases, capsys):
+    """bf16 keeps 8 bits: logits of size 2^k are apart by at least 2^(k-7); sums of a few roundings
+    differ by some of those steps. Prints each margin where the tokens part."""
+    runner, model = Runner("bfloat16"), load_reference(torch.bfloat16)
+    some = cases[:48]
+    got = runner.run(runner.engine(runner.config()), some)
+    parted = []
+    for case, tokens in zip(some, got, strict=True):
+        expected = reference_tokens(model, case)
+        if tokens == expected:
+            continue
+        place = next(i for i, pair in enumerate(zip(tokens, expected, strict=False)) if pair[0] != pair[1])
+        inputs = reference_inputs(case.prepared, torch.bfloat16)
+        prefix = torch.tensor([expected[:place]], dtype=torch.long)
+        inputs["input_ids"] = torch.cat((inputs["input_ids"], prefix), 1)
+        inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+        types = inputs["mm_token_type_ids"]
+        inputs["mm_token_type_ids"] = torch.cat((types, torch.zeros_like(prefix, dtype=types.dtype)), 1)
+        with torch.inference_mode():
+            logits = model(**inputs).logits[0, -1].float()
+        margin = float(logits[expected[place]] - logits[tokens[place]])
+        step = 2.0 ** (np.floor(np.log2(float(logits.abs().max()))) - 7)
+        parted.append((place, margin, margin / step))
+    with capsys.disabled():
+        print(f"\nbf16: {len(some) - len(parted)} of {len(some)} requests give the same tokens")
+        for place, margin, steps in parted:
+            print(f"  parts at token {place}: margin {margin:.4f}, {steps:.1f} bf16 steps")
+    assert all(abs(steps) <= 8 for _, _, steps in parted)
+    assert len(parted) <= len(some) // 4
