@@ -1,6 +1,5 @@
 """From what a user names (nothing, a folder, a hub id) to a model folder on this machine."""
 
-import os
 import re
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -54,7 +53,6 @@ def _embedded_folder() -> Path:
 
 
 def _download(hub_id: str) -> Path:
-    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     try:
         # Lazy: an embedded checkpoint or a folder needs no hub client.
         from huggingface_hub import snapshot_download
