@@ -1,13 +1,12 @@
 """Many prompts through one engine: prepared ahead on worker threads, fed in a bounded window."""
 
 import threading
-import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from mmengine.errors import LogError, MMEngineError, QueueFull
+from mmengine.errors import MMEngineError, QueueFull
 from mmengine.models.plugin import Prepared
 from mmengine.serve.answers import Completion
 from mmengine.serve.prompts import Options, Prompt
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 Job = tuple[Prompt, Options]
 Result = tuple[int, Completion | MMEngineError]
 PREPARE_AHEAD = 16  # prompts whose pixels wait in memory for a place
-STALL_LIMIT_S = 60
+ABANDON_LIMIT_S = 1.0  # how long an end waits for a log that cannot be written
 
 
 def run_batch(
@@ -59,7 +58,6 @@ class _Batch:
         self._more = True
         self._ahead: deque[tuple[int, Options | None, Future[Prepared] | MMEngineError]] = deque()
         self._running: dict[str, int] = {}
-        self._stalled_since: float | None = None
         config = engine.config
         self._window = min(2 * config.max_num_seqs, config.max_waiting)
 
@@ -68,8 +66,9 @@ class _Batch:
             if self._drain.is_set():
                 self._stop_taking()
             self._prepare(pool)
-            yield from self._submit()
-            if self._running:
+            if not self._engine.stalled:
+                yield from self._submit()
+            if self._running or self._engine.stalled:
                 yield from self._step()
             elif not self._ahead and not self._more:
                 return
@@ -118,26 +117,18 @@ class _Batch:
 
     def _step(self) -> Iterator[Result]:
         outputs = self._engine.step()
-        self._watch_stall()
+        self._engine.check_stall()
         for output in outputs:
             if output.completion is not None and output.request_id in self._running:
                 yield self._running.pop(output.request_id), output.completion
-
-    def _watch_stall(self) -> None:
-        """Nothing waits for ever: a log that cannot be written for long ends the batch."""
-        if not self._engine.stalled:
-            self._stalled_since = None
-        elif self._stalled_since is None:
-            self._stalled_since = time.monotonic()
-        elif time.monotonic() - self._stalled_since > STALL_LIMIT_S:
-            raise LogError(f"given up after {STALL_LIMIT_S} seconds: {self._engine.stalled}")
 
     def abandon(self) -> None:
         """Cancel what still runs, and forget what was prepared."""
         self._stop_taking()
         for request_id in self._running:
             self._engine.cancel(request_id)
-        while self._running and self._engine.has_work and not self._engine.stalled:
+        while self._running and self._engine.has_work:
+            self._engine.check_stall(ABANDON_LIMIT_S)
             for output in self._engine.step():
                 if output.completion is not None:
                     self._running.pop(output.request_id, None)

@@ -188,6 +188,8 @@ class AsyncEngine:
                     outputs = self._engine.step()
                     self._stats = replace(self._engine.stats())
                     self._deliver(outputs)
+                if self._closing:
+                    self._engine.check_stall()
         except BaseException as error:  # every waiter must hear of it, whatever it is
             self._fail_all(engine_failed(error))
         finally:

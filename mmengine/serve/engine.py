@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmengine.config import EngineConfig
 from mmengine.core.outputs import Output, Stats
-from mmengine.errors import InvalidRequest
+from mmengine.errors import InvalidRequest, LogError
 from mmengine.models.plugin import Prepared
 from mmengine.request import Request, SamplingParams
 from mmengine.serve.answers import Choice, Completion, Logprobs, RequestOutput
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from mmengine.build import Built
 
 STALL_PAUSE_S = 0.05
+STALL_LIMIT_S = 60.0
 
 
 @dataclass(slots=True)
@@ -89,6 +90,7 @@ class Engine:
         self._pending: dict[str, _Pending] = {}
         self._answers: dict[str, tuple[_Pending, _Answer]] = {}
         self._undelivered: list[str] = []
+        self._stalled_since = 0.0
         self._closed = False
         background = log is not None and self.config.log_sync == "background"
         self._syncer = LogSyncer(self._core.sync) if background else None
@@ -146,8 +148,10 @@ class Engine:
 
     def _new_answer(self, request: Request, stream: bool) -> _Answer:
         sampling = request.sampling
-        text = TextStream(self._tokenizer, stop=sampling.stop, min_tokens=sampling.min_tokens)
-        return _Answer(request.sample_index, text if stream else None)
+        text = None
+        if stream:
+            text = TextStream(self._tokenizer, stop=sampling.stop, min_tokens=sampling.min_tokens)
+        return _Answer(request.sample_index, text)
 
     @property
     def has_work(self) -> bool:
@@ -155,9 +159,25 @@ class Engine:
         return self._core.has_work
 
     @property
-    def stalled(self) -> str:
-        """Why the log cannot be written, or empty. Nothing moves until it can."""
-        return self._core.stalled
+    def stalled(self) -> bool:
+        """Whether the log cannot be written. Nothing moves until it can; `step` tries again."""
+        return bool(self._core.stalled)
+
+    def check_stall(self, limit_s: float | None = None) -> None:
+        """Raise LogError when the log could not be written for `limit_s` (a minute). A server may
+        wait for room on the disk; a batch, or an engine that closes, should not wait for ever."""
+        limit_s = STALL_LIMIT_S if limit_s is None else limit_s
+        if self._stalled_since and time.monotonic() - self._stalled_since > limit_s:
+            raise LogError(f"given up after {limit_s:g} seconds: {self._core.stalled}")
+
+    def _watch_stall(self) -> None:
+        if not self._core.stalled:
+            self._stalled_since = 0.0
+            return
+        if not self._stalled_since:
+            self._stalled_since = time.monotonic()
+            operator_log.warning("engine stalled", reason=self._core.stalled)
+        time.sleep(STALL_PAUSE_S)
 
     @property
     def is_idle(self) -> bool:
@@ -171,9 +191,7 @@ class Engine:
         outputs = [self._take(output) for output in self._core.step()]
         if self._syncer is not None:
             self._syncer.notify()
-        if self.stalled:
-            operator_log.warning("engine stalled", reason=self.stalled)
-            time.sleep(STALL_PAUSE_S)
+        self._watch_stall()
         return [output for output in outputs if output is not None]
 
     def _mark_delivered(self) -> None:
@@ -271,11 +289,12 @@ class Engine:
         operator_log.info("engine closes", model=str(self.built.folder))
         if self._syncer is not None:
             self._syncer.close()
-        if self._undelivered:
-            self._mark_delivered()
-            if self.is_idle:
+        try:
+            if self._undelivered and self.is_idle:
+                self._mark_delivered()
                 self._core.step()  # writes them down
-        self.built.close()
+        finally:
+            self.built.close()
 
     def __enter__(self) -> "Engine":
         return self

@@ -89,16 +89,17 @@ class Options:
 
 
 def make_sampling(options: Mapping[str, Any]) -> SamplingParams:
-    """Checked sampling parameters from keywords. Raises InvalidRequest, naming the field."""
+    """Checked sampling parameters from keywords, where None means the default. Raises
+    InvalidRequest, naming the field."""
     unknown = sorted(set(options) - _FIELDS)
     if unknown:
         known = ", ".join(sorted(_FIELDS))
         raise InvalidRequest(f"unknown sampling option {unknown[0]!r:.80}; known are {known}")
-    values = dict(options)
+    values = {name: value for name, value in options.items() if value is not None}
     if isinstance(values.get("stop"), str):
         values["stop"] = (values["stop"],)
     try:
-        sampling = msgspec.convert(values, SamplingParams)
+        sampling = msgspec.convert(values, SamplingParams, str_keys=True)  # JSON's keys are strings
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"bad sampling option: {error}") from None
     sampling.check()

@@ -1,12 +1,15 @@
+import errno
+import itertools
 import subprocess
 import sys
 import threading
 
 import pytest
 
-from mmengine.errors import InvalidMedia, InvalidRequest, QueueFull
-from mmengine.events.log import LogReader
+from mmengine.errors import InvalidMedia, InvalidRequest, LogError, QueueFull
+from mmengine.events.log import LogReader, LogWriter
 from mmengine.events.vocabulary import Delivered, Finished, Queued
+from mmengine.replay.verify import verify
 from mmengine.request import SamplingParams
 from mmengine.serve.batching import run_batch
 from mmengine.serve.engine import Engine
@@ -184,6 +187,35 @@ def test_a_request_whose_steps_keep_failing_ends_with_error_and_others_go_on():
         completion = drive(engine)[-1].completion
         assert completion.finish_reason == "error" and "fell over" in str(completion.error())
         assert engine.generate(["second"], max_tokens=9)[0].text == "SECOND"
+
+
+def fill_the_disk(monkeypatch, num_writes):
+    """The next writes of a log find no room, from the third on."""
+    write, count = LogWriter._write, itertools.count()
+
+    def full(self, data):
+        if 2 <= next(count) < 2 + num_writes:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(self, data)
+
+    monkeypatch.setattr(LogWriter, "_write", full)
+
+
+def test_a_batch_waits_for_room_on_the_disk(tmp_path, monkeypatch):
+    fill_the_disk(monkeypatch, 4)
+    with Engine(builder=builder(), log=tmp_path / "log") as engine:
+        answers = engine.generate([f"prompt {k}" for k in range(12)], max_tokens=20)
+    assert [answer.text for answer in answers] == [f"PROMPT {k}" for k in range(12)]
+    assert verify(tmp_path / "log").ok
+
+
+def test_a_batch_does_not_wait_for_ever(tmp_path, monkeypatch):
+    monkeypatch.setattr("mmengine.serve.engine.STALL_PAUSE_S", 0.001)
+    monkeypatch.setattr("mmengine.serve.engine.STALL_LIMIT_S", 0.05)
+    fill_the_disk(monkeypatch, 10**9)
+    engine = Engine(builder=builder(), log=tmp_path / "log")
+    with pytest.raises(LogError, match="No space left"):
+        engine.generate(["hello"], max_tokens=20)
 
 
 def test_every_answer_is_in_the_log_as_delivered(tmp_path):

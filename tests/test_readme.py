@@ -1,0 +1,50 @@
+"""What the README and the examples say is run as it stands there."""
+
+import asyncio
+import json
+import random
+import re
+import runpy
+import shlex
+from pathlib import Path
+
+import pytest
+
+from mmengine.cli import main as cli
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(language):
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def test_the_ten_lines_work(capsys):
+    for block in blocks("python"):
+        exec(compile(block, "README.md", "exec"), {})
+    printed = capsys.readouterr().out.splitlines()
+    assert len(printed) == 6 and json.loads(printed[0])["objects"]
+
+
+def test_the_commands_work(tmp_path, monkeypatch, capsys):
+    from mmengine_shapes.scenes import random_scene
+
+    random_scene(random.Random(2)).draw().save(tmp_path / "shapes.png")
+    parts = [{"type": "image_url", "image_url": {"url": "shapes.png"}}, {"type": "text", "text": "Describe."}]
+    line = {"custom_id": "a", "messages": [{"role": "user", "content": parts}], "max_tokens": 64}
+    (tmp_path / "requests.jsonl").write_text(json.dumps(line))
+    monkeypatch.chdir(tmp_path)
+    commands = [line for block in blocks("sh") for line in block.splitlines()]
+    assert len(commands) == 6
+    for command in commands:
+        monkeypatch.setattr("sys.argv", shlex.split(command))
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        assert not end.value.code, (command, capsys.readouterr().err)
+    assert "text" in json.loads((tmp_path / "answers.jsonl").read_text())
+
+
+def test_the_streaming_example_works(capsys):
+    answers = asyncio.run(runpy.run_path(str(ROOT / "examples" / "stream.py"))["main"]())
+    assert all(answers) and answers[0] in capsys.readouterr().out
