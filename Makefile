@@ -16,10 +16,10 @@ demo: .venv/.ready
 test: .venv/.ready
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup
 
 soak: .venv/.ready
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m soak --timeout 3600
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup -m soak --timeout 3600
 
 # Made again only when what to install has changed, so a current .venv needs no network.
 .venv/.ready: pyproject.toml constraints.txt
