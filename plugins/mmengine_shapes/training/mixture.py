@@ -1,7 +1,9 @@
-"""How much of what the model sees, and when: the stages of the training run."""
+"""How much of what the model sees, and when: the phases and stages of the training run."""
 
 import random
 from dataclasses import dataclass, field
+
+from mmengine_shapes.training.texts import TEXT_TASKS
 
 # A question is drawn by these weights among those its image allows; JSON is in every image row.
 TASK_WEIGHTS = {
@@ -10,6 +12,7 @@ TASK_WEIGHTS = {
     "more": 4.0, "count_in": 1.0, "describe_in": 1.0,
     "direction": 1.0, "becomes": 1.0, "happens": 1.0,
 }
+EVEN_TEXTS = dict.fromkeys(TEXT_TASKS, 1.0)
 
 
 @dataclass(frozen=True)
@@ -21,11 +24,11 @@ class Stage:
     counts: tuple[float, float, float, float] = (1.0, 1.2, 1.4, 1.4)  # of scenes with 1 to 4 things
     lookup_weight: float = 2.0  # weight of a token in a short answer against one in JSON
     tasks: dict[str, float] = field(default_factory=lambda: TASK_WEIGHTS)
-
-
-def draw_task(rng: random.Random, tasks: list[str], stage: Stage) -> str:
-    """One of `tasks`, by the stage's weights."""
-    return rng.choices(tasks, [stage.tasks[task] for task in tasks])[0]
+    texts: dict[str, float] = field(default_factory=lambda: EVEN_TEXTS)
+    patches: int = 1400  # most patches of a batch, which bounds the number of large images
+    clip_side: int = 96  # largest side of clips, and of pairs
+    pair_side: int = 128
+    long_side: int = 96  # largest side of an image behind a long system prompt
 
 
 @dataclass(frozen=True)
@@ -33,17 +36,51 @@ class Phase:
     """Stages under one learning rate schedule, started with fresh optimisers."""
 
     stages: tuple[Stage, ...]
-    rate: float = 1.0  # factor on the learning rates
-    probe: float = 0.0  # first weight of the auxiliary loss; it falls to 0 at 70 % of the phase
+    rate: float  # factor on the learning rates
+    probe: float  # first weight of the auxiliary loss; it falls to 0 at 70 % of the schedule
+    schedule: int  # steps over which the rate falls; the phase may stop before
 
     @property
     def steps(self) -> int:
         return sum(stage.steps for stage in self.stages)
 
 
+def draw_task(rng: random.Random, tasks: list[str], stage: Stage) -> str:
+    """One of `tasks`, by the stage's weights."""
+    return rng.choices(tasks, [stage.tasks[task] for task in tasks])[0]
+
+
+def draw_text(rng: random.Random, stage: Stage) -> str:
+    """A text task, by the stage's weights."""
+    return rng.choices(list(stage.texts), list(stage.texts.values()))[0]
+
+
 # One size to begin with: at 96 pixels a merged visual token is just one cell of the 3x3 grid.
-MIXED_SIDES = {96: 0.5, 64: 0.12, 128: 0.14, 160: 0.08, 192: 0.08, 256: 0.08}
-PHASES = (
-    Phase((Stage(1200, {96: 1.0}), Stage(3200, MIXED_SIDES)), probe=2.0),
-    Phase((Stage(2000, MIXED_SIDES),), rate=0.3),
+# When that size is learned the others get most of the images.
+FIRST = Phase(
+    stages=(
+        Stage(1200, {96: 1.0}),
+        Stage(1800, {96: 0.5, 64: 0.12, 128: 0.14, 160: 0.08, 192: 0.08, 256: 0.08}),
+    ),
+    rate=1.0,
+    probe=2.0,
+    schedule=4400,
 )
+SECOND = Phase(
+    stages=(
+        Stage(
+            3300,
+            {64: 0.18, 96: 0.22, 128: 0.16, 160: 0.12, 192: 0.12, 224: 0.08, 256: 0.12},
+            tasks={**TASK_WEIGHTS, "describe": 1.5, "count_colour": 2.0, "describe_in": 2.0, "happens": 3.0},
+            texts={**EVEN_TEXTS, "facts": 5.0, "person_json": 2.0, "subtract": 2.0},
+            patches=2600,
+            clip_side=128,
+            pair_side=192,
+            long_side=128,
+        ),
+    ),
+    rate=0.6,
+    probe=1.0,
+    schedule=3300,
+)
+PHASES = (FIRST, SECOND)

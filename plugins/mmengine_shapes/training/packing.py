@@ -23,8 +23,8 @@ from tokenizers import Tokenizer
 
 from mmengine_shapes.questions import clip_questions, image_questions, pair_questions
 from mmengine_shapes.scenes import COLOURS, POSITIONS, SHAPES, SIZES, Scene, random_clip, random_scene
-from mmengine_shapes.training.mixture import Stage, draw_task
-from mmengine_shapes.training.texts import SYSTEM_PROMPTS, TEXT_TASKS, facts, filler, text_pair
+from mmengine_shapes.training.mixture import Stage, draw_task, draw_text
+from mmengine_shapes.training.texts import SYSTEM_PROMPTS, facts, filler, text_pair
 
 PATCH, MERGE = 16, 2
 KINDS = (*SHAPES, *COLOURS, *SIZES, *POSITIONS)  # what a visual token is asked to tell, one flag each
@@ -129,6 +129,14 @@ class Packer:
         """A training scene, with more things in it more often."""
         return random_scene(self.rng, side, "train", count=self.rng.choices((1, 2, 3, 4), stage.counts)[0])
 
+    def row(self, kind: str, side: int, length: int, stage: Stage, long: bool) -> Row:
+        """A row of one kind: image, pair, clip or text."""
+        if kind == "text":
+            return self.text_row(length, stage, long)
+        if kind == "image":
+            return self.image_row(side, length, stage, long)
+        return (self.pair_row if kind == "pair" else self.clip_row)(side, length, stage)
+
     def image_row(self, side: int, length: int, stage: Stage, long: bool) -> Row:
         """A row about one image: one JSON branch, then look-ups until it is full."""
         row = Row(self, length)
@@ -169,7 +177,7 @@ class Packer:
         self.fill(row, clip_questions(clip, self.rng), stage)
         return row
 
-    def text_row(self, length: int, long: bool) -> Row:
+    def text_row(self, length: int, stage: Stage, long: bool) -> Row:
         """A row without images: separate small tasks, or questions about one long text."""
         row = Row(self, length)
         rng = self.rng
@@ -180,18 +188,18 @@ class Packer:
                 row.branch([pair], 2.0)
             return row
         self.opening(row, False)
-        while row.branch(self._text_turns(), 1.0):
+        while row.branch(self._text_turns(stage), 1.0):
             pass
         return row
 
-    def _text_turns(self) -> Turns:
+    def _text_turns(self, stage: Stage) -> Turns:
         """One text task, two in a row, or a name to remember."""
         rng, draw = self.rng, self.rng.random()
-        pair = text_pair(rng, rng.choice(TEXT_TASKS))
+        pair = text_pair(rng, draw_text(rng, stage))
         if draw < 0.8:
             return [pair]
         if draw < 0.9:
-            return [pair, text_pair(rng, rng.choice(TEXT_TASKS))]
+            return [pair, text_pair(rng, draw_text(rng, stage))]
         name = text_pair(rng, "person_json")[0].split(" ")[0]
         return [(f"My name is {name}.", f"Hello {name}."), ("What is my name?", f"Your name is {name}.")]
 

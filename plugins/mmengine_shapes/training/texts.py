@@ -127,7 +127,8 @@ def _story(rng: random.Random) -> tuple[str, str]:
     thing = f"{named(colour)} {shape}"
     answer = (
         f"One day {name} found {thing} near the river. {name} put the {shape} on a wooden table and "
-        f"looked at it for a long time. In the evening the {colour} {shape} was still there, and {name} was happy. "
+        f"looked at it for a long time. In the evening the {colour} {shape} was still there, and {name} "
+        "was happy. "
         "That is the end of the story."
     )
     return f"Tell a story about {name} and {thing}.", answer

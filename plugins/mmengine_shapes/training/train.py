@@ -27,7 +27,6 @@ from mmengine_shapes.training.packing import KINDS, Packer, collate
 
 SHORT, LONG = 208, 512  # tokens of a packed row
 TOKENS = 4160  # tokens of a batch
-PATCHES = 1400  # most patches of a batch, which bounds the number of large images
 LONG_EVERY = 12
 REPORT_EVERY, SAVE_EVERY = 50, 300
 MUON_RATE, ADAM_RATE, WARM_UP = 3e-3, 2e-3, 40
@@ -37,28 +36,28 @@ def draw_batch(packer: Packer, stage: Stage, step: int) -> dict:
     """A batch of rows about images of one size; every twelfth batch has long rows."""
     rng = packer.rng
     long = step % LONG_EVERY == LONG_EVERY - 1
-    side = 96 if long else rng.choices(list(stage.sides), list(stage.sides.values()))[0]
+    side = rng.choices(list(stage.sides), list(stage.sides.values()))[0]
+    side = min(side, stage.long_side) if long else side
     patches, tokens = (side // 16) ** 2, (side // 32) ** 2
     length = LONG if long else SHORT
     if side > 128:
         length += 32 * round(tokens / 32)
-    room, rows = max(2, PATCHES // patches), []
+    room, rows = max(2, stage.patches // patches), []
     for _ in range(TOKENS // length):
         draw = rng.random()
         if long:
-            row = packer.image_row(side, length, stage, True) if draw < 0.4 else packer.text_row(length, True)
-        elif side <= 96 and draw < 0.12 and room >= 4:
-            row = packer.clip_row(side, length, stage)
-        elif side <= 128 and draw < 0.26 and room >= 2:
-            row = packer.pair_row(side, length, stage)
-        elif draw < 0.36 or (room < 1 and rows):
-            row = packer.text_row(length, False)
+            kind = "image" if draw < 0.4 else "text"
+        elif draw < 0.12 and side <= stage.clip_side and room >= 4:
+            kind = "clip"
+        elif draw < 0.26 and side <= stage.pair_side and room >= 2:
+            kind = "pair"
         else:
-            row = packer.image_row(side, length, stage, False)
+            kind = "text" if 0.26 <= draw < 0.36 or (room < 1 and rows) else "image"
+        row = packer.row(kind, side, length, stage, long)
         room -= len(row.views)
         rows.append(row)
     if not any(row.views for row in rows):
-        rows[0] = packer.image_row(side, length, stage, long)
+        rows[0] = packer.row("image", side, length, stage, long)
     return collate(rows, length, packer.pad_id, side)
 
 
@@ -136,9 +135,9 @@ def run_phase(folder: pathlib.Path, model: nn.Module, phase: Phase, seed: int) -
     step, began, sums = 0, time.time(), Counter()
     for stage in phase.stages:
         for _ in range(stage.steps):
-            probe_weight = phase.probe * max(0.0, 1 - step / (0.7 * phase.steps))
+            probe_weight = phase.probe * max(0.0, 1 - step / (0.7 * phase.schedule))
             batch = draw_batch(packer, stage, step)
-            sums.update(trainer.step(batch, schedule(step, phase.steps), probe_weight))
+            sums.update(trainer.step(batch, schedule(step, phase.schedule), probe_weight))
             step += 1
             if step % REPORT_EVERY == 0:
                 shown = " ".join(f"{name} {value / REPORT_EVERY:.4f}" for name, value in sums.items())
