@@ -126,8 +126,8 @@ def _resolve(
     room = (num_blocks - 1) * size
     if room < 2 or config.max_model_len > room:
         raise ConfigError(
-            f"num_blocks {num_blocks} of {size} tokens hold {max(0, room)} tokens (one block is the dummy), less "
-            f"than max_model_len {config.max_model_len or 2}; raise num_blocks or lower max_model_len"
+            f"num_blocks {num_blocks} of {size} tokens hold {max(0, room)} tokens (one block is the dummy), "
+            f"less than max_model_len {config.max_model_len or 2}; raise num_blocks or lower max_model_len"
         )
     return msgspec.structs.replace(
         config,

@@ -17,7 +17,11 @@ def admit(view: View, asked: ev.Event) -> list[ev.Event]:
     match asked:
         case ev.Queued(request_id=name):
             if len(view.waiting) >= view.config.max_waiting:
-                return [ev.Finished(name, "rejected", f"{view.config.max_waiting} requests wait already (max_waiting)")]
+                return [
+                    ev.Finished(
+                        name, "rejected", f"{view.config.max_waiting} requests wait already (max_waiting)"
+                    )
+                ]
             return [asked]
         case ev.Cancelled(request_id=name):
             known = view.requests.get(name)

@@ -62,6 +62,8 @@ def _media_spans(
                 first, last = max(start, low), min(start + length, high)
                 if first < last:
                     batch_start = int(starts[place]) + first - low
-                    spans.append(MediaSpan(known.media_keys[index], batch_start, offset + first - start, last - first))
+                    spans.append(
+                        MediaSpan(known.media_keys[index], batch_start, offset + first - start, last - first)
+                    )
                 offset += length
     return spans

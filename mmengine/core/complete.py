@@ -1,6 +1,7 @@
 """What ends: decided from the state after a step, or after a consumer left."""
 
-from mmengine.core.state import BROKEN, LOST, RUNS_ON, STOPPED, RequestState, View
+from mmengine.core.request_state import RequestState
+from mmengine.core.state import BROKEN, LOST, RUNS_ON, STOPPED, View
 from mmengine.events import vocabulary as ev
 
 

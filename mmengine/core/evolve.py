@@ -7,7 +7,8 @@ import numpy as np
 
 from mmengine.core.blocks import block_extras
 from mmengine.core.prefix_index import NO_CONTENT, ROOT
-from mmengine.core.state import BROKEN, LOST, NEVER, RUNS_ON, STOPPED, RequestState, State
+from mmengine.core.request_state import RequestState
+from mmengine.core.state import BROKEN, LOST, NEVER, RUNS_ON, STOPPED, State
 from mmengine.events import vocabulary as ev
 from mmengine.request import Request
 
@@ -85,7 +86,9 @@ def _fill_row(state: State, row: int, known: RequestState, blocks: np.ndarray, n
     state.num_blocks[row] = len(blocks)
     state.num_tokens[row] = num_tokens
     state.num_computed[row] = num_cached * state.block_size
-    state.max_total[row] = min(known.num_prompt + known.request.sampling.max_tokens, state.config.max_model_len)
+    state.max_total[row] = min(
+        known.num_prompt + known.request.sampling.max_tokens, state.config.max_model_len
+    )
     state.content[row] = state.blocks.index.content[blocks[num_cached - 1]] if num_cached else ROOT
     state.ended[row] = RUNS_ON
     state.release_at[row] = NEVER

@@ -29,7 +29,9 @@ class FreeList:
     def peek(self, count: int) -> np.ndarray:
         """The next `count` blocks, int32, without taking them. There must be that many."""
         chosen = self._stack[: self._top][::-1]
-        if count <= self._top and self._all_live(chosen[:count], self._stack_stamp[: self._top][::-1][:count]):
+        if count <= self._top and self._all_live(
+            chosen[:count], self._stack_stamp[: self._top][::-1][:count]
+        ):
             return chosen[:count].copy()
         return self.order(count)
 
@@ -93,14 +95,18 @@ class FreeList:
         """Drop dead entries from both ends that are read first."""
         while self._top:
             low = max(0, self._top - 256)
-            live = np.flatnonzero(self._is_live(self._stack[low : self._top], self._stack_stamp[low : self._top]))
+            live = np.flatnonzero(
+                self._is_live(self._stack[low : self._top], self._stack_stamp[low : self._top])
+            )
             if len(live):
                 self._top = low + int(live[-1]) + 1
                 break
             self._top = low
         while self._head < self._tail:
             high = min(self._tail, self._head + 256)
-            live = np.flatnonzero(self._is_live(self._queue[self._head : high], self._queue_stamp[self._head : high]))
+            live = np.flatnonzero(
+                self._is_live(self._queue[self._head : high], self._queue_stamp[self._head : high])
+            )
             if len(live):
                 self._head += int(live[0])
                 break

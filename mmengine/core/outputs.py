@@ -5,7 +5,8 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from mmengine.core.state import BROKEN, RequestState, View
+from mmengine.core.request_state import RequestState
+from mmengine.core.state import BROKEN, View
 from mmengine.events import vocabulary as ev
 
 

@@ -4,40 +4,40 @@ A policy is two functions. `rank` orders the waiting queue (smallest first); `vi
 running request that loses its blocks when there are none left.
 """
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
 
+import numpy as np
+
+from mmengine.core.request_state import RequestState
 from mmengine.errors import ConfigError
 
-if TYPE_CHECKING:
-    from mmengine.core.state import RequestState, View
 
+class Running(Protocol):
+    """What a policy sees of the running batch: rows in admission order, and who holds them."""
 
-class Rank(Protocol):
-    def __call__(self, request: "RequestState") -> tuple[int, ...]: ...
-
-
-class Victim(Protocol):
-    def __call__(self, view: "View") -> int: ...
+    running: np.ndarray  # int32
+    requests_by_row: list[RequestState | None]
 
 
 class Policy(NamedTuple):
-    rank: Rank
-    victim: Victim
+    rank: Callable[[RequestState], tuple[int, ...]]
+    victim: Callable[[Running], int]
 
 
-def _by_arrival(request: "RequestState") -> tuple[int, ...]:
+def _by_arrival(request: RequestState) -> tuple[int, ...]:
     return (request.arrival,)
 
 
-def _last_admitted(view: "View") -> int:
+def _last_admitted(view: Running) -> int:
     return int(view.running[-1])
 
 
-def _by_priority(request: "RequestState") -> tuple[int, ...]:
+def _by_priority(request: RequestState) -> tuple[int, ...]:
     return (request.request.priority, request.arrival)
 
 
-def _least_important(view: "View") -> int:
+def _least_important(view: Running) -> int:
     rows = view.running.tolist()
     return max(rows, key=lambda row: _by_priority(view.requests_by_row[row]))
 

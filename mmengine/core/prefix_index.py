@@ -73,7 +73,9 @@ class PrefixIndex:
         blocks int32 [n], parents int64 [n], tokens int32 [n, block_size]; gives content ids [n].
         """
         keys = _keys(parents, self.token_parts(tokens))
-        owners = np.fromiter(map(self._owner.setdefault, keys.tolist(), blocks.tolist()), np.int64, len(blocks))
+        owners = np.fromiter(
+            map(self._owner.setdefault, keys.tolist(), blocks.tolist()), np.int64, len(blocks)
+        )
         new = owners == blocks
         content = np.full(len(blocks), NO_CONTENT, np.int64)
         content[new] = self._next_content + np.arange(int(new.sum()))
@@ -96,7 +98,12 @@ class PrefixIndex:
         return same
 
     def _write(
-        self, blocks: np.ndarray, parents: np.ndarray, tokens: np.ndarray, keys: np.ndarray, content: np.ndarray
+        self,
+        blocks: np.ndarray,
+        parents: np.ndarray,
+        tokens: np.ndarray,
+        keys: np.ndarray,
+        content: np.ndarray,
     ) -> None:
         self.content[blocks], self._parent[blocks], self._key[blocks] = content, parents, keys
         self._tokens[blocks] = tokens

@@ -15,7 +15,8 @@ import numpy as np
 
 from mmengine.core.blocks import block_extras
 from mmengine.core.prefix_index import ROOT
-from mmengine.core.state import RequestState, View
+from mmengine.core.request_state import RequestState
+from mmengine.core.state import View
 from mmengine.encoder_cache.cache import EncoderCache
 from mmengine.events import vocabulary as ev
 

@@ -33,7 +33,9 @@ class CostModel:
 
     def price(self, plan: StepPlan, num_embeds: int) -> int:
         num_tokens, context = len(plan.input_ids), int((plan.num_computed + plan.num_scheduled).sum())
-        return self.step_ns + self.token_ns * num_tokens + self.context_ns * context + self.embed_ns * num_embeds
+        return (
+            self.step_ns + self.token_ns * num_tokens + self.context_ns * context + self.embed_ns * num_embeds
+        )
 
 
 class SimulatedExecutor:

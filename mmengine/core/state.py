@@ -6,7 +6,6 @@ place in the running batch; a waiting request has none, and keeps its tokens its
 
 import hashlib
 from bisect import insort
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,33 +13,13 @@ import numpy as np
 from mmengine.config import EngineConfig
 from mmengine.core.blocks import BlockPool
 from mmengine.core.policy import Policy, policy_named
+from mmengine.core.request_state import RequestState
 from mmengine.encoder_cache.cache import EncoderCache, encoder_key
 from mmengine.request import Request
 
 NEVER = np.int32(2**31 - 1)
 # Values of the column `ended`. LOST: the step that the row was in failed as a whole.
 RUNS_ON, STOPPED, BROKEN, LOST = 0, 1, 2, 3
-
-
-@dataclass(slots=True, eq=False)
-class RequestState:
-    """What is known of one live request. `arrival` numbers requests from 0."""
-
-    request: Request
-    arrival: int
-    tokens: np.ndarray  # int32, all known tokens as of the last time without a row
-    media_keys: tuple[bytes, ...]
-    rank: tuple[int, ...] = ()
-    row: int = -1
-    num_cached: int = -1  # prompt tokens that were cached when it first ran; -1 before
-    failures: int = 0
-    cancelled: str = ""
-    detail: str = ""  # how the text ended, or what went wrong
-    held_media: set[int] = field(default_factory=set)  # indices of items it references
-
-    @property
-    def num_prompt(self) -> int:
-        return len(self.request.prompt_token_ids)
 
 
 _ROW_COLUMNS = {
@@ -117,7 +96,9 @@ class State:
         for request in self.waiting:
             digest.update(request.request.request_id.encode() + b"\1" + request.tokens.tobytes())
         pool = self.blocks
-        digest.update(pool.references.tobytes() + pool.free_list.order().tobytes() + pool.index.content.tobytes())
+        digest.update(
+            pool.references.tobytes() + pool.free_list.order().tobytes() + pool.index.content.tobytes()
+        )
         for key, entry in self.encoder.entries.items():
             digest.update(key + entry.size.to_bytes(8, "little") + entry.references.to_bytes(8, "little"))
         digest.update(b"".join(self.encoder.idle))

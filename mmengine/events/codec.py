@@ -76,7 +76,9 @@ def decode_at(data: bytes | memoryview, offset: int) -> tuple[Record, int]:
     if end > len(data):
         raise TornRecord(offset)
     body = data[start:end]
-    blank = HEADER.pack(magic, fmt, number, *HEADER.unpack_from(data, offset)[3:5], 0, sequence, step, mono_ns)
+    blank = HEADER.pack(
+        magic, fmt, number, *HEADER.unpack_from(data, offset)[3:5], 0, sequence, step, mono_ns
+    )
     if zlib.crc32(body, zlib.crc32(blank)) != crc:
         raise DamagedRecord(offset, "its checksum does not match")
     if fmt != FORMAT or number not in _decoders:

@@ -134,8 +134,6 @@ class ModelPlugin(Protocol):
     def fingerprint(self, folder: Path) -> str:
         """Hex digest that changes when the weights do."""
 
-    def positions(
-        self, prompt_token_ids: np.ndarray, media: Sequence[MediaItem]
-    ) -> tuple[np.ndarray, int]:
+    def positions(self, prompt_token_ids: np.ndarray, media: Sequence[MediaItem]) -> tuple[np.ndarray, int]:
         """Rotary positions of a prompt, int32 [3, n], and the delta: an output token at index i
         has position i + delta in all three rows."""

@@ -71,7 +71,9 @@ def request_lines(folder: Path) -> list[RequestLine]:
         event = record.event
         match event:
             case ev.Queued(request_id=name):
-                lines[name] = RequestLine(name, len(event.prompt) // 4, len(event.media), record.mono_ns, record.step)
+                lines[name] = RequestLine(
+                    name, len(event.prompt) // 4, len(event.media), record.mono_ns, record.step
+                )
             case ev.Admitted(request_id=name) if lines[name].num_preemptions == 0:
                 lines[name].num_cached_tokens = len(event.cached_blocks) // 4 * state.block_size
             case ev.Preempted(request_id=name):

@@ -79,7 +79,9 @@ class _LogEnded(BaseException):
 class _Tape:
     """The log as executor, source and sink of a replay."""
 
-    def __init__(self, records: Iterator[Record], report: VerifyReport, progress: Callable[[Record], None] | None):
+    def __init__(
+        self, records: Iterator[Record], report: VerifyReport, progress: Callable[[Record], None] | None
+    ):
         self._records = records
         self._report = report
         self._progress = progress
@@ -160,7 +162,9 @@ class _Tape:
         record = self._expect()
         kind = type(record.event).__name__
         recent = list(self._recent)
-        return Divergence(record.sequence, record.step, kind, name, _readable(logged), _readable(derived), recent)
+        return Divergence(
+            record.sequence, record.step, kind, name, _readable(logged), _readable(derived), recent
+        )
 
 
 def _asked(event: ev.Event) -> ev.Event | None:
@@ -219,7 +223,10 @@ def _replay_config(started: ev.Started, folder: Path) -> EngineConfig:
         config.check()
     except ConfigError as error:
         raise CorruptLog(f"STARTED in {folder} holds settings that no engine could have: {error}") from None
-    if config.max_num_seqs * config.max_model_len > MAX_CELLS or config.num_blocks * config.block_size > MAX_CELLS:
+    if (
+        config.max_num_seqs * config.max_model_len > MAX_CELLS
+        or config.num_blocks * config.block_size > MAX_CELLS
+    ):
         raise CorruptLog(f"STARTED in {folder} claims more rows or blocks than a replay may hold")
     return config
 
@@ -241,7 +248,9 @@ def _derive(tape: _Tape, config: EngineConfig, started: ev.Started) -> State | D
     except _LogEnded:
         pass
     except MMEngineError as error:
-        return tape.divergence("event", type(tape.next.event).__name__ if tape.next else "nothing", str(error))
+        return tape.divergence(
+            "event", type(tape.next.event).__name__ if tape.next else "nothing", str(error)
+        )
     return core.state
 
 

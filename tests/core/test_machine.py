@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from workloads import check_invariants, small_config, small_request
 
 from mmengine.core.engine import EngineCore
 from mmengine.core.evolve import evolve
@@ -18,7 +19,6 @@ from mmengine.core.state import State
 from mmengine.errors import QueueFull
 from mmengine.events.log import LogReader, LogWriter
 from mmengine.replay import verify
-from workloads import check_invariants, small_config, small_request
 
 EOS_IN = 20
 

@@ -21,7 +21,14 @@ from mmengine_shapes import checkpoint_path
 from mmengine_shapes.questions import clip_questions, image_questions, pair_questions
 from mmengine_shapes.scenes import random_clip, random_scene
 
-TEXTS = ("What is 3 plus 4?", "Hello.", "Spell red.", "Count to 7.", "What comes after Monday?", "Who are you?")
+TEXTS = (
+    "What is 3 plus 4?",
+    "Hello.",
+    "Spell red.",
+    "Count to 7.",
+    "What comes after Monday?",
+    "Who are you?",
+)
 SIDES = (64, 96, 96, 128, 160, 192, 256)
 
 
@@ -38,7 +45,9 @@ def make_cases(processor, seed: int = 11) -> list[Case]:
     asked = [([], [], rng.choice(TEXTS)) for _ in range(20)]
     for _ in range(14):
         scene = random_scene(rng, side=rng.choice(SIDES))
-        asked += [([scene.draw()], [], question) for question in _questions(rng, image_questions(scene, rng), 4)]
+        asked += [
+            ([scene.draw()], [], question) for question in _questions(rng, image_questions(scene, rng), 4)
+        ]
     scene = random_scene(rng)
     asked += [([scene.draw()], [], question) for question in _questions(rng, image_questions(scene, rng), 24)]
     for _ in range(10):
@@ -118,7 +127,9 @@ class Runner:
         executor = TorchExecutor(self.network, plugin.positions, config, "cpu", self.dtype)
         return EngineCore(config, executor, sink=LogWriter(log) if log else None)
 
-    def run(self, core: EngineCore, cases: list[Case], *, arrivals: random.Random | None = None, tag: str = ""):
+    def run(
+        self, core: EngineCore, cases: list[Case], *, arrivals: random.Random | None = None, tag: str = ""
+    ):
         """Tokens of every case. `arrivals`: requests come between steps at random, else all at once."""
         tokens: dict[str, list[int]] = {}
         waiting = [(f"{tag}{number}", case) for number, case in enumerate(cases)][::-1]

@@ -1,0 +1,28 @@
+"""One live request, as the engine knows it beside the columns of its row."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from mmengine.request import Request
+
+
+@dataclass(slots=True, eq=False)
+class RequestState:
+    """What is known of one live request. `arrival` numbers requests from 0."""
+
+    request: Request
+    arrival: int
+    tokens: np.ndarray  # int32, all known tokens as of the last time without a row
+    media_keys: tuple[bytes, ...]
+    rank: tuple[int, ...] = ()
+    row: int = -1
+    num_cached: int = -1  # prompt tokens that were cached when it first ran; -1 before
+    failures: int = 0
+    cancelled: str = ""
+    detail: str = ""  # how the text ended, or what went wrong
+    held_media: set[int] = field(default_factory=set)  # indices of items it references
+
+    @property
+    def num_prompt(self) -> int:
+        return len(self.request.prompt_token_ids)
