@@ -6,6 +6,7 @@ animation is refused, because taking one frame of it in silence would answer abo
 """
 
 import io
+import threading
 from contextlib import suppress
 from typing import Any
 
@@ -19,6 +20,7 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 MAX_DECODED_PIXELS = 64 * 2**20
 _TOO_MANY_PIXELS = f"has more than {MAX_DECODED_PIXELS} pixels; send a smaller one"
 _DAMAGED = "is damaged or cut short: its pixels cannot be decoded"
+_SHARED = threading.Lock()  # a PIL image reads its file and EXIF late, and many requests may share one
 _ANIMATED = ("GIF", "WEBP", "PNG")  # an MPO holds further views of the same photo, not an animation
 _SIXTEEN_BITS = ("I", "I;16", "I;16B", "I;16L", "I;16N")
 
@@ -26,7 +28,8 @@ _SIXTEEN_BITS = ("I", "I;16", "I;16B", "I;16L", "I;16N")
 def load_rgb(source: Any, access: Access, where: str) -> Image.Image:
     """Bytes, path, data: URL, PIL image, array or tensor to an RGB image. Raises InvalidMedia."""
     if isinstance(source, Image.Image):
-        return _converted(source, where)
+        with _SHARED:
+            return _converted(source, where)
     if is_source(source):
         return _decode(read_source(source, access, MAX_IMAGE_BYTES, where), where)
     return Image.fromarray(array_to_rgb(to_array(source, where), where))
@@ -100,7 +103,8 @@ def to_array(source: Any, where: str) -> np.ndarray:
     if not isinstance(source, np.ndarray):
         if not hasattr(source, "numpy"):
             raise InvalidMedia(
-                f"{where} is a {type(source).__name__}; pass a path, bytes, a data: URL, a PIL image or array"
+                f"{where} has the type {type(source).__name__}; pass a path, bytes, a data: URL, "
+                "a PIL image or an array"
             )
         tensor = source.detach().cpu() if hasattr(source, "detach") else source
         try:

@@ -22,6 +22,7 @@ _KEYS = {
     "image": ("image", "image_url", "url", "path", "base64"),
     "video": ("video", "video_url", "url", "path", "base64"),
 }
+_REASONING = ("reasoning_content", "thinking", "reasoning")  # one thing under three names
 _TYPES = {"image": "image", "image_url": "image", "video": "video", "video_url": "video", "text": "text"}
 
 
@@ -86,6 +87,9 @@ class _Reader:
                 fields["content"] = self._content(value, where)
             else:
                 fields[self._text(name, where)] = self._plain(value, f"{where}, {str(name)[:60]}", 0)
+        reasoning = next((fields[name] for name in _REASONING if name in fields), None)
+        if reasoning is not None:
+            fields = {"thinking": reasoning, **fields, "reasoning_content": reasoning}
         if "content" not in fields and "tool_calls" not in fields:
             raise InvalidRequest(f"{where} has no content")
         return fields

@@ -15,7 +15,7 @@ MAX_RATIO = 200  # long side over short side
 
 def image_size(height: int, width: int, factor: int, low: int, high: int, where: str) -> tuple[int, int]:
     """(height, width) near the given ones, multiples of `factor`, low to high pixels in all."""
-    _check_ratio(height, width, where)
+    _check_ratio(height, width, f"{width} x {height}", where)
     return _fit(1, 1, height, width, factor, low, high)
 
 
@@ -23,11 +23,11 @@ def video_size(
     num_frames: int, height: int, width: int, patches: PatchSettings, low: int, high: int, where: str
 ) -> tuple[int, int]:
     """As image_size, for a whole video: low and high count the pixels of all frames."""
-    factor = patches.factor
+    factor, shown = patches.factor, f"{width} x {height}"
     if height < factor or width < factor:
         scale = max(factor / height, factor / width)
         height, width = int(height * scale), int(width * scale)
-    _check_ratio(height, width, where)
+    _check_ratio(height, width, shown, where)
     temporal = patches.temporal_patch_size
     return _fit(num_frames, round(num_frames / temporal) * temporal, height, width, factor, low, high)
 
@@ -49,11 +49,10 @@ def _fit(
     return near_height, near_width
 
 
-def _check_ratio(height: int, width: int, where: str) -> None:
+def _check_ratio(height: int, width: int, shown: str, where: str) -> None:
     if max(height, width) > MAX_RATIO * min(height, width):
         raise InvalidMedia(
-            f"{where} is {width} x {height} pixels; the longer side may be at most {MAX_RATIO} times the "
-            "shorter one"
+            f"{where} is {shown} pixels; the longer side may be at most {MAX_RATIO} times the shorter one"
         )
 
 

@@ -59,12 +59,16 @@ class VideoFile:
             )
         except (av.FFmpegError, ValueError):
             raise InvalidMedia(
-                f"{self.where} is no video that can be read; MP4, MOV, WebM, MKV, AVI, MPEG and GIF are"
+                f"{self.where} is no whole video of a known kind; MP4, MOV, WebM, MKV, AVI, MPEG and GIF are"
             ) from None
         if not self._container.streams.video:
             raise InvalidMedia(f"{self.where} holds no video, only other streams")
         self._stream = self._container.streams.video[0]
         context = self._stream.codec_context
+        if context is None:
+            raise InvalidMedia(
+                f"{self.where} has a codec that is not known here; convert it to H.264 in an MP4"
+            )
         if context.width * context.height > MAX_FRAME_PIXELS:
             raise InvalidMedia(
                 f"{self.where} has frames of {context.width} x {context.height} pixels, more than "
@@ -172,7 +176,12 @@ class VideoFile:
             raise InvalidMedia(
                 f"{self.where} has a frame of {frame.width} x {frame.height} pixels, which is too large"
             )
-        pixels = frame.to_ndarray(format="rgb24")
+        import av
+
+        try:
+            pixels = frame.to_ndarray(format="rgb24")
+        except (av.FFmpegError, ValueError):  # a pixel format that cannot be converted
+            raise self._damaged() from None
         return np.rot90(pixels, frame.rotation // 90) if frame.rotation % 360 else pixels
 
     def _damaged(self) -> InvalidMedia:

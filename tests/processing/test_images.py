@@ -57,23 +57,28 @@ def test_equal_to_transformers(processor, reference, start):
         assert np.flatnonzero(result.prompt_token_ids == pad).tolist() == list(range(run[0], sum(run)))
 
 
-def test_positions_equal_transformers(processor, reference, folder):
+def test_positions_equal_transformers(processor, folder):
     from transformers import AutoConfig, Qwen3VLModel
 
     from mmengine_qwen3_vl import plugin
 
-    text = f"a {PLACE} b {PLACE}{PLACE} c"
+    clip = PLACE.replace("image", "video")
     pictures = [picture(97, 53), picture(300, 200), picture(40, 400)]
-    result = processor.prepare_text(text, images=pictures)
-    expected = reference(text=[text], images=pictures, return_tensors="pt")
+    video = np.zeros((6, 90, 120, 3), np.uint8)
+    options = {"do_sample_frames": False}
+    text = f"a {PLACE} b {PLACE}{clip}{PLACE} c {clip}"
+    result = processor.prepare_text(text, images=pictures, videos=[video, video[:3]], media_options=options)
+    ids = torch.from_numpy(result.prompt_token_ids).long()[None]
+    pads = processor.tokenizer.special
+    kinds = (ids == pads["<|image_pad|>"]).int() + 2 * (ids == pads["<|video_pad|>"]).int()
+    grids = {
+        f"{kind}_grid_thw": torch.tensor([m.item.grid for m in result.media if m.item.modality == kind])
+        for kind in ("image", "video")
+    }
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
     with torch.device("meta"):
         model = Qwen3VLModel(config)
-    rope, delta = model.get_rope_index(
-        expected["input_ids"],
-        mm_token_type_ids=torch.as_tensor(expected["mm_token_type_ids"]),
-        image_grid_thw=expected["image_grid_thw"],
-    )
+    rope, delta = model.get_rope_index(ids, mm_token_type_ids=kinds, **grids)
     ours, our_delta = plugin.positions(result.prompt_token_ids, [m.item for m in result.media])
     assert (rope[:, 0].numpy() == ours).all()
     assert int(delta[0, 0]) == our_delta
@@ -188,7 +193,7 @@ BAD = {
     "nul": ("a\0b", "neither a path nor a data: URL"),
     "surrogate": ("\ud800.png", "image 0"),
     "long": ("x" * 10_000, "neither a path nor a data: URL"),
-    "object": (object(), "image 0 is a object"),
+    "object": (object(), "image 0 has the type object"),
     "shape": (np.zeros((5, 6, 7), np.uint8), "image 0 has the shape (5, 6, 7)"),
     "no pixels": (np.zeros((0, 4, 3), np.uint8), "which holds no pixels"),
     "range": (np.full((4, 4, 3), 300.0), "image 0 has values from 300.0 to 300.0"),

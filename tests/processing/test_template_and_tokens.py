@@ -4,11 +4,13 @@ import json
 import shutil
 import unicodedata
 
+import jinja2
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mmengine.errors import InvalidRequest, ModelError
+from mmengine_qwen3_vl.messages import read_messages
 from mmengine_qwen3_vl.processing import load_processor
 from mmengine_qwen3_vl.template import ChatTemplate
 from mmengine_qwen3_vl.tokens import QwenTokenizer
@@ -161,6 +163,15 @@ def test_look_alikes_in_other_fields_stay_text(rich):
     assert [type(piece) for piece in pieces].count(int) == 6
 
 
+def test_reasoning_has_three_names(reference_tokenizer):
+    source = "{% for m in messages %}{{ m.reasoning_content }}|{{ m.thinking }}|{{ m.reasoning }}{% endfor %}"
+    for name in ("reasoning_content", "thinking", "reasoning"):
+        message = {"role": "assistant", "content": "a", name: "because"}
+        ((read,), _media) = read_messages([message])
+        expected = reference_tokenizer.apply_chat_template([message], chat_template=source, tokenize=False)
+        assert jinja2.Template(source).render(messages=[read]) == expected
+
+
 CONVERSATIONS = [
     HISTORY,
     [*HISTORY, {"role": "tool", "content": "{}"}],
@@ -269,10 +280,11 @@ def test_broken_folders_are_named(folder, tmp_path):
         load_processor(target)
 
 
-def test_generation_config(folder, tmp_path, processor):
-    stored = json.loads((folder / "generation_config.json").read_text())
-    assert processor.eos_token_ids == tuple(stored["eos_token_id"])
+def test_generation_config(folder, tmp_path):
     shutil.copytree(folder, tmp_path / "m")
+    processor = load_processor(tmp_path / "m")
+    stored = json.loads((tmp_path / "m" / "generation_config.json").read_text())
+    assert processor.eos_token_ids == tuple(stored["eos_token_id"])
     changed = {"eos_token_id": 5, "temperature": 0.7, "top_k": 20, "transformers_version": "5"}
     (tmp_path / "m" / "generation_config.json").write_text(json.dumps(changed))
     other = load_processor(tmp_path / "m")
@@ -281,8 +293,9 @@ def test_generation_config(folder, tmp_path, processor):
     assert other.fingerprint == processor.fingerprint  # nothing that changes a prompt
 
 
-def test_fingerprint_covers_pixels_and_prompts(folder, tmp_path, processor):
+def test_fingerprint_covers_pixels_and_prompts(folder, tmp_path):
     shutil.copytree(folder, tmp_path / "m")
+    processor = load_processor(tmp_path / "m")
     path = tmp_path / "m" / "chat_template.jinja"
     path.write_text(path.read_text() + " ")
     assert load_processor(tmp_path / "m").fingerprint != processor.fingerprint

@@ -1,0 +1,20 @@
+"""Frames are resized exactly as torch does it."""
+
+import numpy as np
+import pytest
+import torch
+
+from mmengine_qwen3_vl.resample import resize
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_equal_to_torch(seed):
+    rng = np.random.default_rng(seed)
+    height, width, new_height, new_width = rng.integers(1, 200, 4).tolist()
+    planes = rng.integers(0, 256, (3, height, width), dtype=np.uint8)
+    if seed % 3 == 0:
+        planes = (planes > 127).astype(np.uint8) * np.uint8(255)  # the strongest overshoot
+    expected = torch.nn.functional.interpolate(
+        torch.from_numpy(planes)[None], size=(new_height, new_width), mode="bicubic", antialias=True
+    )
+    assert (resize(planes, new_height, new_width) == expected[0].numpy()).all()
