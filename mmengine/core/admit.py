@@ -50,15 +50,16 @@ def _check_prompt(prompt: np.ndarray, config: EngineConfig) -> None:
         raise InvalidRequest(f"the prompt holds the token id {int(prompt.min())}; ids are not negative")
     if len(prompt) >= config.max_model_len:
         raise InvalidRequest(
-            f"the prompt has {len(prompt)} tokens, but max_model_len is {config.max_model_len} for prompt and "
-            "answer together; shorten it, use smaller images, or raise max_model_len"
+            f"the prompt has {len(prompt)} tokens, but max_model_len is {config.max_model_len} for prompt "
+            "and answer together; shorten it, use smaller images, or raise max_model_len"
         )
 
 
 def _check_media(request: Request, config: EngineConfig) -> None:
     if len(request.media) > config.max_media_per_request:
         raise InvalidRequest(
-            f"{len(request.media)} images and videos in one request; max_media_per_request is {config.max_media_per_request}"
+            f"{len(request.media)} images and videos in one request; max_media_per_request is "
+            f"{config.max_media_per_request}"
         )
     end = 0
     for number, item in enumerate(request.media):

@@ -232,8 +232,8 @@ class EngineCore:
     def _standstill(self) -> str:
         state = self.state
         return (
-            f"{len(state.running)} requests run, {len(state.waiting)} wait, {state.blocks.num_free} blocks are free, "
-            f"the encoder cache holds {state.encoder.used} of {state.encoder.capacity}"
+            f"{len(state.running)} requests run, {len(state.waiting)} wait, {state.blocks.num_free} blocks "
+            f"are free, the encoder cache holds {state.encoder.used} of {state.encoder.capacity}"
         )
 
 
