@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mmengine.cli.run import printable, use_one_thread
 from mmengine.errors import Diverged
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ def demo(
     """
     from rich.console import Console  # lazy, as all below: help needs none of it
 
+    use_one_thread()
     console = Console(highlight=False)
     folder.mkdir(parents=True, exist_ok=True)
     from mmengine.cli.showcase import questions
@@ -72,8 +74,6 @@ def _answer(asked: "list[Question]", log: Path, device: str, console: "Console")
 
 
 def _print_answer(console: "Console", question: "Question", text: str) -> None:
-    from mmengine.cli.run import printable
-
     mark = "right" if text == question.expected else "wrong"
     console.print(f"{question.about}: {question.text}", style="dim", markup=False)
     console.print(f"  {printable(text)}  ({mark})", markup=False, soft_wrap=True)

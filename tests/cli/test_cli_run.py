@@ -66,7 +66,11 @@ def test_a_request_file_with_paths_beside_it(call, picture):
         parts = [{"type": "image_url", "image_url": {"url": image}}, {"type": "text", "text": "Describe."}]
         return json.dumps({"custom_id": name, "messages": [{"role": "user", "content": parts}], **fields})
 
-    lines = [request("relative", picture.name), request("absolute", str(picture)), request("gone", "gone.png")]
+    lines = [
+        request("relative", picture.name),
+        request("absolute", str(picture)),
+        request("gone", "gone.png"),
+    ]
     (folder / "requests.jsonl").write_text("\n".join(lines))
     out, log = folder / "answers.jsonl", folder / "log"
     code, printed = call("run", "--batch", folder / "requests.jsonl", "--out", out, "--log", log)
