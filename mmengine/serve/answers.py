@@ -7,6 +7,10 @@ import numpy as np
 
 from mmengine.errors import ExecutorFailed, InvalidRequest, MMEngineError, RequestFailed
 
+_ENDS = {
+    "deadline": "the deadline passed before the answer was complete",
+    "cancelled": "the request was cancelled",
+}
 Logprobs = list[list[tuple[int, float]]]
 
 
@@ -65,7 +69,7 @@ class Completion:
             if choice.finish_reason == "rejected":
                 return InvalidRequest(choice.detail or "the request was rejected")
             if choice.finish_reason in ("error", "abort"):
-                return RequestFailed(choice.detail or f"the request ended with {choice.finish_reason}")
+                return RequestFailed(_ENDS.get(choice.detail) or f"the request failed: {choice.detail}")
         return None
 
     def as_json(self) -> dict[str, Any]:

@@ -138,6 +138,12 @@ def test_cancelling_ends_a_request_with_abort(engine):
     assert "cancelled" in str(completion.error())
 
 
+def test_a_deadline_that_passes_is_told(engine):
+    engine.submit("a long prompt", max_tokens=50, deadline_s=1e-6)
+    completion = drive(engine)[-1].completion
+    assert completion.finish_reason == "abort" and "deadline passed" in str(completion.error())
+
+
 def test_generate_refuses_to_swallow_the_outputs_of_submitted_requests(engine):
     engine.submit("hello", max_tokens=3)
     with pytest.raises(InvalidRequest, match="on their way"):
