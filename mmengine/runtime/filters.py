@@ -22,19 +22,18 @@ def keep_top(logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, lar
     """Keep the `top_k` most likely tokens, then of these the fewest that reach mass `top_p`.
 
     A row's top_k is int64 in 1 to `largest_k`, which is at most vocab_size (a row without top-k:
-    vocab_size); top_p 1 keeps all. The most likely token always stays.
+    vocab_size); top_p 1 keeps all. The most likely token always stays. Both work on the k largest
+    values and end as a bound on a token's logit.
     """
     best = logits.topk(largest_k, dim=-1).values
-    least_k = best.gather(-1, top_k - 1)
-    logits = logits.masked_fill(logits < least_k, NEVER)
-    best = best.masked_fill_(best < least_k, NEVER)
-    mass = torch.exp(best - logits.logsumexp(-1, keepdim=True))
+    among = torch.arange(largest_k, device=logits.device) < top_k
+    mass = best.masked_fill(~among, NEVER).softmax(dim=-1)
     before = mass.cumsum(-1).roll(1, dims=-1)
     before[:, 0] = 0
     # Rounding must not cut a tail where the row asks for all of it.
-    kept = (before < top_p) | (top_p >= 1)
-    least_p = best.gather(-1, kept.sum(-1, keepdim=True) - 1)
-    return logits.masked_fill_(logits < least_p, NEVER)
+    kept = ((before < top_p) | (top_p >= 1)) & among
+    least = best.gather(-1, kept.sum(-1, keepdim=True) - 1)
+    return logits.masked_fill(logits < least, NEVER)
 
 
 def keep_min_p(logits: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:

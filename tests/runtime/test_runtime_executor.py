@@ -1,6 +1,7 @@
 """TorchExecutor driven by plans made by hand, against a dense model without a cache."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -104,6 +105,17 @@ def test_evicted_features_are_encoded_again(model):
     assert driver.outputs("r") == dense_greedy(model, request, media, 2)
 
 
+def test_evicted_features_are_gone(model):
+    driver = make(model)
+    request, media = toy_request("r", 8, media_runs=[[(2, 6)]])
+    driver.add(request, media)
+    driver.step(("r", 5))
+    driver.drop_features(request.media[0].mm_hash)
+    driver.encoded.add(request.media[0].mm_hash)
+    with pytest.raises(ExecutorFailed, match="not on the device"):
+        driver.step(("r", None))
+
+
 def test_a_preempted_row_continues_exactly(model):
     sampling = SamplingParams(temperature=1.0, seed=7, ignore_eos=True)
     penal = SamplingParams(
@@ -201,7 +213,7 @@ def test_nan_fails_one_row_alone(model):
     assert driver.outputs("good") == dense_greedy(model, *good, 1)
     # Another request takes over the blocks and the row.
     driver.preempt("bad")
-    driver.add(*toy_request("next", 3, 6))
+    driver.add(*toy_request("next", 3, 1))
     assert not driver.step(("next", None), ("good", None)).errors
 
 
@@ -373,6 +385,18 @@ def test_random_schedules(model, seed):
     assert sum(lengths) > 30
     for name, count in zip(names, lengths):
         assert driver.outputs(name) == dense_greedy(model, *requests[name], count)
+
+
+def test_tokens_come_in_the_order_of_sample(model):
+    driver = make(model)
+    for name in "ab":
+        driver.add(*toy_request(name, ord(name)))
+    driver.step(("a", None), ("b", None))
+    plan = driver.plan(("a", None), ("b", None))
+    driver.executor.dispatch(replace(plan, sample=plan.sample[::-1].copy()))
+    want = [first_outputs(model, ord(name), 2)[1] for name in "ba"]
+    assert want[0] != want[1]
+    assert driver.executor.collect().token_ids.tolist() == want
 
 
 def test_two_dispatched_steps_are_collected_in_order(model):

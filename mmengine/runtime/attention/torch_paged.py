@@ -1,7 +1,8 @@
 """The reference backend, for CPU and CUDA: gather a group's KV, then torch's SDPA.
 
-Rows with one query (decode) form one group, padded to the longest and masked by length. Other rows
-are grouped when query and KV length are equal, so such a group needs no padding. On CUDA not yet run
+Rows with one query (decode) form one group, padded to the longest and masked by length; only where
+padding would cost more than MAX_PADDING times the rows themselves are they cut by length first. Other
+rows are grouped when query and KV length are equal, so such a group needs no padding. On CUDA not yet run
 on a GPU; there, chunks that do not start a prompt fall to SDPA's slow kernel (a mask with grouped
 heads), and the gathered KV of a step's longest group is a buffer of its own.
 """
@@ -18,6 +19,7 @@ from mmengine.runtime.kv import KVPool
 from mmengine.runtime.upload import upload
 
 Places = slice | torch.Tensor
+MAX_PADDING = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +55,15 @@ class TorchPagedAttention:
         self._k_places = self._v_places = torch.empty(0, dtype=torch.int64)
 
     def begin(self, meta: AttentionMeta) -> None:
-        blocks = torch.div(meta.slot_mapping, self._block_size, rounding_mode="floor")
-        self._k_places = meta.slot_mapping + blocks * self._block_size
+        # A block's K and V follow one another: slot s has K at s + block * block_size. Sizes are powers of 2.
+        self._k_places = meta.slot_mapping + (meta.slot_mapping & -self._block_size)
         self._v_places = self._k_places + self._block_size
         starts = np.cumsum(meta.query_lens) - meta.query_lens
         decode = meta.query_lens == 1
         self._groups = []
         if decode.any():
-            self._groups.append(self._decode_group(meta, np.flatnonzero(decode), starts))
+            parts = self._cut_by_length(np.flatnonzero(decode), meta.kv_lens)
+            self._groups.extend(self._decode_group(meta, part, starts) for part in parts)
         if not decode.all():
             self._groups.extend(self._prefill_groups(meta, np.flatnonzero(~decode), starts))
         need = max(group.pages.numel() for group in self._groups) * self._page_values
@@ -82,7 +85,7 @@ class TorchPagedAttention:
 
     def _attend(self, layer: int, group: Group, q: torch.Tensor) -> torch.Tensor:
         """q [g * query_len, num_heads, head_dim], same shape back."""
-        k, v = self._gather(layer, group)
+        k, v = self._gather(layer, group).unbind(0)
         if group.query_len == 1:
             # The heads that share a KV head become its queries: no repeated KV.
             q = q.reshape(group.num_rows, self._kv_heads, -1, self._head_dim)
@@ -101,6 +104,14 @@ class TorchPagedAttention:
         torch.index_select(self._pages[layer], 0, pages, out=gathered)
         gathered = gathered.view(2, group.num_rows, -1, self._kv_heads, self._head_dim)
         return gathered[:, :, : group.kv_len].transpose(2, 3)
+
+    def _cut_by_length(self, rows: np.ndarray, kv_lens: np.ndarray) -> list[np.ndarray]:
+        """`rows` as one part, or one for each power of two of blocks."""
+        blocks = -(-kv_lens[rows] // self._block_size)
+        if int(blocks.max()) * len(rows) <= (1 + MAX_PADDING) * int(blocks.sum()):
+            return [rows]
+        powers = np.frexp(blocks)[1]
+        return [rows[powers == power] for power in np.unique(powers)]
 
     def _decode_group(self, meta: AttentionMeta, rows: np.ndarray, starts: np.ndarray) -> Group:
         kv_len = int(meta.kv_lens[rows].max())
