@@ -71,10 +71,11 @@ class TorchExecutor:
 
     def _launch(self, step: InFlight) -> None:
         step.start, step.end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        stream = torch.cuda.current_stream(self._device)
         try:
-            step.start.record()
+            step.start.record(stream)
             step.launched = self._runner.launch(step.plan)
-            step.end.record()
+            step.end.record(stream)
         except Exception as error:  # raised by collect, which names the step
             step.error = error
 
@@ -87,7 +88,8 @@ class TorchExecutor:
         except MMEngineError:
             raise
         except Exception as error:
-            raise ExecutorFailed(f"step {step.plan.step} failed: {type(error).__name__}: {error}") from error
+            reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"  # torch appends pages
+            raise ExecutorFailed(f"step {step.plan.step} failed: {reason}") from error
 
     def _finish(self, step: InFlight) -> StepResult:
         if self._device.type == "cuda":
