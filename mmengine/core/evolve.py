@@ -258,10 +258,12 @@ def _finished(state: State, event: ev.Finished) -> None:
     known = state.requests.pop(event.request_id, None)
     if known is None:
         return  # refused before it was queued
-    if known.row >= 0:
-        _leave_row(state, known)
-    else:
+    if known.row < 0:
         state.waiting.remove(known)
+    else:
+        if state.ended[known.row] == BROKEN:  # its KV may hold NaN: nobody shall hit it
+            state.blocks.index.forget(state.block_table[known.row, : state.num_blocks[known.row]])
+        _leave_row(state, known)
     if known.cancelled:
         state.cancelled.remove(event.request_id)
 
