@@ -17,11 +17,12 @@ from typing import Protocol
 
 from mmengine.errors import CorruptLog, LogError
 from mmengine.events.codec import DamagedRecord, Record, TornRecord, decode_at, encode
-from mmengine.events.vocabulary import Event
+from mmengine.events.vocabulary import Event, Executed, Queued
 
 SUFFIX = ".mmlog"
 SEGMENT_BYTES = 64 * 2**20
 RING_RECORDS = 65536
+RING_BYTES = 64 * 2**20
 MAX_SEGMENTS = 100_000
 
 
@@ -37,16 +38,23 @@ class Sink(Protocol):
 
 
 class MemoryLog:
-    """The last records in memory, for an engine without a folder. Nothing survives the process."""
+    """The last records in memory, for an engine without a folder. Nothing survives the process.
 
-    def __init__(self, limit: int = RING_RECORDS):
-        self.records: deque[Record] = deque(maxlen=limit)
-        self.num_bytes = 0
+    Holds at most `limit` records, and at most `max_bytes` of integer columns in them.
+    """
+
+    def __init__(self, limit: int = RING_RECORDS, max_bytes: int = RING_BYTES):
+        self.records: deque[Record] = deque()
+        self._held_bytes = 0
+        self._limit, self._max_bytes = limit, max_bytes
         self._sequence = 0
 
     def append(self, event: Event, step: int, mono_ns: int) -> None:
         self.records.append(Record(self._sequence, step, mono_ns, event))
         self._sequence += 1
+        self._held_bytes += _column_bytes(event)
+        while len(self.records) > self._limit or (self._held_bytes > self._max_bytes and len(self.records) > 1):
+            self._held_bytes -= _column_bytes(self.records.popleft().event)
 
     def commit(self) -> bool:
         return True
@@ -56,6 +64,13 @@ class MemoryLog:
 
     def close(self) -> None:
         self.records.clear()
+
+
+def _column_bytes(event: Event) -> int:
+    """Bytes of the columns of an event that can be long."""
+    if isinstance(event, Executed):
+        return len(event.token_ids)
+    return len(event.prompt) if isinstance(event, Queued) else 0
 
 
 class LogWriter:
