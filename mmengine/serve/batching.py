@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from mmengine.errors import MMEngineError, QueueFull
+from mmengine.errors import MMEngineError
 from mmengine.models.plugin import Prepared
 from mmengine.serve.answers import Completion
 from mmengine.serve.prompts import Options, Prompt
@@ -31,7 +31,8 @@ def run_batch(
     """(index, answer) as the answers come, not in order; a job that is an error, or gives one,
     gives it back at its index and the others go on.
 
-    Jobs enter the engine in order. At most twice as many as there are rows are inside at once.
+    Jobs enter the engine in order. At most twice as many answers as there are rows are inside at
+    once, and never more than `max_waiting`, so that none is rejected for want of a place.
     Once `drain` is set no further job is taken; what runs is finished. `stop`, or leaving the
     iteration early, cancels what runs.
     """
@@ -57,7 +58,8 @@ class _Batch:
         self._stop = stop
         self._more = True
         self._ahead: deque[tuple[int, Options | None, Future[Prepared] | MMEngineError]] = deque()
-        self._running: dict[str, int] = {}
+        self._running: dict[str, tuple[int, int]] = {}  # index and number of answers
+        self._inside = 0  # answers on their way
         config = engine.config
         self._window = min(2 * config.max_num_seqs, config.max_waiting)
 
@@ -93,23 +95,23 @@ class _Batch:
 
     def _submit(self) -> Iterator[Result]:
         """Move prepared jobs into the engine while there is room, the oldest first."""
-        while self._ahead and len(self._running) < self._window:
+        while self._ahead:
             index, options, future = self._ahead[0]
+            count = options.sampling.n if options is not None else 0
+            if self._running and self._inside + count > self._window:
+                return  # room comes with the next steps
             if isinstance(future, Future) and not future.done() and self._running:
                 return  # compute meanwhile
             try:
                 if isinstance(future, MMEngineError):
                     raise future
                 request_id = self._engine.submit_prepared(future.result(), options, stream=False)
-            except QueueFull as error:
-                if self._running:
-                    return  # room comes with the next steps
-                yield self._drop_first(error)
             except MMEngineError as error:
                 yield self._drop_first(error)
             else:
                 self._ahead.popleft()
-                self._running[request_id] = index
+                self._running[request_id] = index, count
+                self._inside += count
 
     def _drop_first(self, error: MMEngineError) -> Result:
         index, _, _ = self._ahead.popleft()
@@ -120,7 +122,9 @@ class _Batch:
         self._engine.check_stall()
         for output in outputs:
             if output.completion is not None and output.request_id in self._running:
-                yield self._running.pop(output.request_id), output.completion
+                index, count = self._running.pop(output.request_id)
+                self._inside -= count
+                yield index, output.completion
 
     def abandon(self) -> None:
         """Cancel what still runs, and forget what was prepared."""

@@ -66,7 +66,9 @@ def storm(seed, num_callers, folder):
     events = [record.event for record in LogReader(folder)]
     queued = [event.request_id for event in events if isinstance(event, Queued)]
     ended = Counter(event.request_id for event in events if isinstance(event, Finished))
-    assert set(ended) == set(queued) and set(ended.values()) <= {1}
+    rejected = {e.request_id for e in events if isinstance(e, Finished) and e.reason == "rejected"}
+    assert set(ended) == set(queued) | rejected and set(ended.values()) <= {1}
+    assert not rejected & set(queued)
 
 
 @pytest.mark.parametrize("seed", range(4))

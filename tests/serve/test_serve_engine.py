@@ -164,6 +164,19 @@ def test_a_batch_larger_than_the_queue_goes_through_and_errors_stay_in_their_pla
     assert str(answers[20]) == "line 21" and isinstance(answers[21], InvalidMedia)
 
 
+def test_answers_of_a_batch_are_never_rejected_for_want_of_a_place():
+    prompt, options = jobs(["some prompt of some length"])[0]
+    several = Options(SamplingParams(max_tokens=60, n=3))
+    # Seven blocks hold three such requests, so rows are preempted and go back to the queue.
+    with Engine(builder=builder(max_waiting=4, num_blocks=8)) as engine:
+        answers = dict(run_batch(engine, [(prompt, several), (prompt, options)] * 10))
+        assert engine.stats().num_preemptions > 0
+    assert all(
+        choice.text == prompt.messages[0]["content"].upper() for a in answers.values() for choice in a.choices
+    )
+    assert len(answers) == 20
+
+
 def test_draining_finishes_what_runs_and_takes_nothing_more(engine):
     drain, taken = threading.Event(), []
 
