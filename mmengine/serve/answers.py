@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from mmengine.errors import ExecutorFailed, InvalidRequest, MMEngineError, RequestFailed
+from mmengine.errors import ExecutorFailed, MMEngineError, QueueFull, RequestFailed
 
 _ENDS = {
     "deadline": "the deadline passed before the answer was complete",
@@ -67,7 +67,7 @@ class Completion:
         """Why there is no answer, where a choice was given up; None after stop and length."""
         for choice in self.choices:
             if choice.finish_reason == "rejected":
-                return InvalidRequest(choice.detail or "the request was rejected")
+                return QueueFull(choice.detail)  # there is no other reason after the door
             if choice.finish_reason in ("error", "abort"):
                 return RequestFailed(_ENDS.get(choice.detail) or f"the request failed: {choice.detail}")
         return None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from mmengine.errors import MMEngineError
 from mmengine.models.plugin import Prepared
-from mmengine.serve.answers import Completion
+from mmengine.serve.answers import Completion, engine_failed
 from mmengine.serve.prompts import Options, Prompt
 
 if TYPE_CHECKING:
@@ -34,8 +34,10 @@ def run_batch(
     Jobs enter the engine in order. At most twice as many answers as there are rows are inside at
     once, and never more than `max_waiting`, so that none is rejected for want of a place.
     Once `drain` is set no further job is taken; what runs is finished. `stop`, or leaving the
-    iteration early, cancels what runs.
+    iteration early, cancels what runs. Raises InvalidRequest while requests that were submitted
+    by hand are on their way: their outputs would be lost.
     """
+    engine.check_batchable()
     batch = _Batch(engine, jobs, drain or threading.Event(), stop or threading.Event())
     with ThreadPoolExecutor(workers, thread_name_prefix="mmengine-media") as pool:
         try:
@@ -102,29 +104,33 @@ class _Batch:
                 return  # room comes with the next steps
             if isinstance(future, Future) and not future.done() and self._running:
                 return  # compute meanwhile
-            try:
-                if isinstance(future, MMEngineError):
-                    raise future
-                request_id = self._engine.submit_prepared(future.result(), options, stream=False)
-            except MMEngineError as error:
-                yield self._drop_first(error)
-            else:
-                self._ahead.popleft()
-                self._running[request_id] = index, count
-                self._inside += count
-
-    def _drop_first(self, error: MMEngineError) -> Result:
-        index, _, _ = self._ahead.popleft()
-        return index, error
+            self._ahead.popleft()
+            error = future if isinstance(future, MMEngineError) else _error_of(future)
+            if error is None:
+                try:
+                    request_id = self._engine.submit_prepared(future.result(), options, stream=False)
+                    self._running[request_id] = index, count
+                    self._inside += count
+                except MMEngineError as refusal:
+                    error = refusal
+            if error is not None:
+                yield index, error
 
     def _step(self) -> Iterator[Result]:
-        outputs = self._engine.step()
+        done = self._engine.batch_done
+        if not any(request_id in self._running for request_id in done):
+            self._advance()
+        for request_id in [name for name in done if name in self._running]:
+            index, count = self._running.pop(request_id)
+            self._inside -= count
+            yield index, done.pop(request_id)
+
+    def _advance(self) -> None:
+        """One step. Its answers may be another batch's, begun between two answers of this one."""
+        for output in self._engine.step():
+            if output.completion is not None:
+                self._engine.batch_done[output.request_id] = output.completion
         self._engine.check_stall()
-        for output in outputs:
-            if output.completion is not None and output.request_id in self._running:
-                index, count = self._running.pop(output.request_id)
-                self._inside -= count
-                yield index, output.completion
 
     def abandon(self) -> None:
         """Cancel what still runs, and forget what was prepared."""
@@ -133,6 +139,11 @@ class _Batch:
             self._engine.cancel(request_id)
         while self._running and self._engine.has_work:
             self._engine.check_stall(ABANDON_LIMIT_S)
-            for output in self._engine.step():
-                if output.completion is not None:
-                    self._running.pop(output.request_id, None)
+            for _ in self._step():
+                pass  # nobody takes it any more
+
+
+def _error_of(future: Future[Prepared]) -> MMEngineError | None:
+    """Why a prompt could not be prepared. A processor's own mistake costs its prompt, not the batch."""
+    error = future.exception()
+    return None if error is None else engine_failed(error)

@@ -90,6 +90,7 @@ class Engine:
         self._pending: dict[str, _Pending] = {}
         self._answers: dict[str, tuple[_Pending, _Answer]] = {}
         self._undelivered: list[str] = []
+        self.batch_done: dict[str, Completion] = {}  # answers of batches that no batch has taken yet
         self._stalled_since = 0.0
         self._closed = False
         background = log is not None and self.config.log_sync == "background"
@@ -157,6 +158,12 @@ class Engine:
     def has_work(self) -> bool:
         """Whether a step would do anything."""
         return self._core.has_work
+
+    def check_batchable(self) -> None:
+        """Raise InvalidRequest while requests submitted with `stream` are on their way: a batch
+        would step past their outputs."""
+        if any(answer.stream is not None for _, answer in self._answers.values()):
+            raise InvalidRequest("submitted requests are on their way; step until has_work is False")
 
     @property
     def stalled(self) -> bool:
@@ -255,8 +262,6 @@ class Engine:
 
         Raises the error of the first prompt that was refused or failed, after the others ended.
         """
-        if not self.is_idle:
-            raise InvalidRequest("submitted requests are on their way; step until has_work is False")
         options = make_options(sampling, sampling_options, "", priority, cache_salt, 0.0)
         answers: dict[int, Completion] = {}
         errors = {}

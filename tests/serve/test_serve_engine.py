@@ -14,7 +14,7 @@ from mmengine.request import SamplingParams
 from mmengine.serve.batching import run_batch
 from mmengine.serve.engine import Engine
 from mmengine.serve.prompts import Options, Prompt
-from tests.serve.serve_fakes import EOS, builder
+from tests.serve.serve_fakes import EOS, EchoProcessor, builder
 
 
 @pytest.fixture
@@ -192,6 +192,26 @@ def test_draining_finishes_what_runs_and_takes_nothing_more(engine):
     assert 1 <= len(answers) <= 8 and len(taken) < 100
     assert all(completion.text == "SOME PROMPT" for _, completion in answers)
     assert not engine.has_work and not engine.built.executor.attached
+
+
+def test_a_batch_inside_a_batch_loses_no_answer(engine):
+    outer = {}
+    for index, answer in run_batch(engine, jobs([f"outer {k}" for k in range(12)])):
+        inner = engine.generate([f"inner {index} {k}" for k in range(3)], max_tokens=60)
+        assert [one.text for one in inner] == [f"INNER {index} {k}" for k in range(3)]
+        outer[index] = answer.text
+    assert outer == {k: f"OUTER {k}" for k in range(12)} and not engine.batch_done
+
+
+def test_a_processor_that_breaks_costs_its_prompt_only(engine, monkeypatch):
+    real = EchoProcessor.prepare_text
+
+    def prepare_text(self, text, **options):
+        return 1 / 0 if text == "boom" else real(self, text, **options)
+
+    monkeypatch.setattr(EchoProcessor, "prepare_text", prepare_text)
+    answers = dict(run_batch(engine, jobs(["fine", "boom", "fine too"])))
+    assert "ZeroDivisionError" in str(answers[1]) and answers[2].text == "FINE TOO"
 
 
 def test_leaving_a_batch_early_cancels_what_runs(engine):
