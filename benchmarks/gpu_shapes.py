@@ -1,0 +1,88 @@
+"""A Qwen3-VL of a given shape with random weights, made on the device: for speed, not for sense."""
+
+from dataclasses import replace
+
+import torch
+
+from mmengine_qwen3_vl.config import ModelConfig, TextConfig, VisionConfig
+from mmengine_qwen3_vl.loading import expected_tensors
+from mmengine_qwen3_vl.model import Qwen3VL
+from mmengine_qwen3_vl.text import TextDecoder
+from mmengine_qwen3_vl.vision import VisionTower
+
+# Qwen3-VL-2B, sizes as of its hub config (from memory; the 4B's was read and agrees where they share).
+SHAPE_2B = ModelConfig(
+    text=TextConfig(
+        vocab_size=151_936,
+        hidden_size=2048,
+        intermediate_size=6144,
+        num_layers=28,
+        num_heads=16,
+        num_kv_heads=8,
+        head_dim=128,
+        max_positions=262_144,
+        rms_norm_eps=1e-6,
+        attention_bias=False,
+        rope_theta=5e6,
+        mrope_section=(24, 20, 20),
+        tied=True,
+    ),
+    vision=VisionConfig(
+        depth=24,
+        hidden_size=1024,
+        intermediate_size=4096,
+        num_heads=16,
+        out_hidden_size=2048,
+        in_channels=3,
+        patch_size=16,
+        temporal_patch_size=2,
+        merge_size=2,
+        num_positions=2304,
+        rope_theta=10_000.0,
+        gelu="tanh",
+        deepstack_layers=(5, 11, 17),
+    ),
+    image_token_id=151_655,
+    video_token_id=151_656,
+    dtype="bfloat16",
+)
+
+
+def reduced(shape: ModelConfig) -> ModelConfig:
+    """The same parts, few and narrow: for a dry run."""
+    narrow = {"hidden_size": 64, "intermediate_size": 128}
+    text = replace(shape.text, vocab_size=512, num_layers=2, num_heads=4, num_kv_heads=2, **narrow)
+    vision = replace(
+        shape.vision, depth=3, num_heads=4, out_hidden_size=64, deepstack_layers=(0, 1), **narrow
+    )
+    return replace(shape, text=text, vision=vision, image_token_id=1, video_token_id=2)
+
+
+class RandomWeights:
+    """Stands in for a WeightReader. Norms are ones; matrices are drawn small enough to stay finite."""
+
+    def __init__(self, shape: ModelConfig, device: torch.device, dtype: torch.dtype) -> None:
+        self._shapes = expected_tensors(shape)
+        if shape.text.tied:
+            del self._shapes["lm_head.weight"]
+        self._device, self._dtype = device, dtype
+        self._generator = torch.Generator(device).manual_seed(0)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._shapes
+
+    def read(self, *names: str) -> torch.Tensor:
+        shapes = [self._shapes[name] for name in names]
+        shape = (sum(one[0] for one in shapes), *shapes[0][1:])
+        if len(shape) == 1:
+            return torch.ones(shape, device=self._device, dtype=self._dtype)
+        out = torch.empty(shape, device=self._device, dtype=self._dtype)
+        return out.normal_(0, 0.02, generator=self._generator)
+
+
+def random_model(shape: ModelConfig, device: str, dtype: torch.dtype) -> Qwen3VL:
+    where = torch.device(device)
+    with torch.inference_mode():
+        weights = RandomWeights(shape, where, dtype)
+        text, vision = TextDecoder(shape.text, weights, where), VisionTower(shape.vision, weights, where)
+    return Qwen3VL(shape, text, vision, where, dtype)

@@ -1,0 +1,50 @@
+"""Clocks and rounds: what is compared runs in turn, so that a noisy machine is noisy for both."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    wall: float  # seconds
+    cpu: float  # seconds of this process, all its threads
+
+
+def clocked(run: Callable[[], Any]) -> tuple[Sample, Any]:
+    """How long `run` took, and what it gave."""
+    cpu, wall = time.process_time(), time.perf_counter()
+    result = run()
+    return Sample(time.perf_counter() - wall, time.process_time() - cpu), result
+
+
+class Rounds:
+    """Samples of several variants by name, one of each a round."""
+
+    def __init__(self) -> None:
+        self.samples: dict[str, list[Sample]] = {}
+        self.results: dict[str, Any] = {}  # of the last round
+
+    def run(
+        self, variants: Mapping[str, Callable[[], Any]], rounds: int, tick: Callable[[], None]
+    ) -> "Rounds":
+        """Every variant once a round, in turn; every second round backwards."""
+        for number in range(rounds):
+            for name in list(variants)[:: -1 if number % 2 else 1]:
+                sample, self.results[name] = clocked(variants[name])
+                self.samples.setdefault(name, []).append(sample)
+                tick()
+        return self
+
+    def wall(self, name: str) -> float:
+        return median(sample.wall for sample in self.samples[name])
+
+    def cpu(self, name: str) -> float:
+        return median(sample.cpu for sample in self.samples[name])
+
+    def ratio(self, slow: str, fast: str, clock: str = "wall") -> float:
+        """Median over the rounds of one variant's time over the other's in the same round."""
+        pairs = zip(self.samples[slow], self.samples[fast], strict=True)
+        return median(getattr(a, clock) / getattr(b, clock) for a, b in pairs)

@@ -1,0 +1,94 @@
+"""Requests for the benchmarks, made from the drawn scenes of the embedded checkpoint."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mmengine.models.plugin import Prepared, Processor
+from mmengine_shapes.questions import clip_questions, image_questions, pair_questions
+from mmengine_shapes.scenes import Scene, random_clip, random_scene
+
+TEXTS = ("What is 3 plus 4?", "Hello.", "Spell red.", "Count to 7.", "What comes after Monday?")
+SIDES = (64, 96, 96, 128, 160, 192, 256)  # pixels: 4 to 64 visual tokens
+GROUP = 16  # the mix is the same in every 16 requests
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A prompt with its pixels, ready for either side, and how many tokens to answer with."""
+
+    prepared: Prepared
+    num_new: int
+    kind: str
+
+
+def mixed(processor: Processor, count: int, longest: int, seed: int = 5) -> list[Ask]:
+    """`count` requests in random order, each answered with 16 (or `longest`, if less) to `longest` tokens.
+
+    Of every 16: 4 text, 9 one image, 1 two images, 1 three images, 1 video. Half of the places for an
+    image show one of four pictures that all requests share.
+    """
+    rng = random.Random(seed)
+    shared = [random_scene(rng, side=side) for side in (96, 128, 192, 256)]
+    asks = []
+    for _ in range(-(-count // GROUP)):
+        asks += [_ask(processor, rng, longest, "text", rng.choice(TEXTS)) for _ in range(4)]
+        pictures = [rng.choice(shared) for _ in range(5)]
+        pictures += [random_scene(rng, side=rng.choice(SIDES)) for _ in range(4)]
+        for scene in pictures:
+            question = _one(rng, image_questions(scene, rng))
+            asks.append(_ask(processor, rng, longest, "one image", question, scenes=[scene]))
+        for number in (2, 3):
+            scenes = [rng.choice(shared)]
+            scenes += [random_scene(rng, side=rng.choice(SIDES)) for _ in range(number - 1)]
+            question = _one(rng, pair_questions(*scenes[:2], rng))
+            asks.append(_ask(processor, rng, longest, f"{number} images", question, scenes=scenes))
+        clip = random_clip(rng)
+        question = _one(rng, clip_questions(clip, rng))
+        frames = [np.asarray(frame) for frame in clip.frames()]
+        asks.append(_ask(processor, rng, longest, "video", question, videos=[frames]))
+    rng.shuffle(asks)
+    return asks[:count]
+
+
+def one_image(processor: Processor, count: int, longest: int, seed: int = 6) -> list[Ask]:
+    """`count` questions about one and the same picture of 256 x 256 pixels, 64 visual tokens."""
+    rng = random.Random(seed)
+    scene = random_scene(rng, side=256, count=4)
+    questions = [_one(rng, image_questions(scene, rng)) for _ in range(count)]
+    return [_ask(processor, rng, longest, "one image", question, scenes=[scene]) for question in questions]
+
+
+def long_answers(processor: Processor, count: int, num_new: int, seed: int = 7) -> list[Ask]:
+    """`count` questions, each about a picture of its own, each answered with `num_new` tokens."""
+    rng = random.Random(seed)
+    asks = []
+    for _ in range(count):
+        scene = random_scene(rng, side=128)
+        question = _one(rng, image_questions(scene, rng))
+        asks.append(_ask(processor, rng, num_new, "one image", question, scenes=[scene], shortest=num_new))
+    return asks
+
+
+def _one(rng: random.Random, by_task: dict[str, list[tuple[str, str]]]) -> str:
+    return rng.choice([question for pairs in by_task.values() for question, _ in pairs])
+
+
+def _ask(
+    processor: Processor,
+    rng: random.Random,
+    longest: int,
+    kind: str,
+    question: str,
+    *,
+    scenes: Sequence[Scene] = (),
+    videos: Sequence[Any] = (),
+    shortest: int = 16,
+) -> Ask:
+    parts = [{"type": "image"}] * len(scenes) + [{"type": "video"}] * len(videos)
+    messages = [{"role": "user", "content": [*parts, {"type": "text", "text": question}]}]
+    prepared = processor.prepare(messages, images=[scene.draw() for scene in scenes], videos=videos)
+    return Ask(prepared, rng.randint(min(shortest, longest), longest), kind)

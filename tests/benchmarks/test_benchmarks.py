@@ -1,0 +1,72 @@
+"""The benchmarks run, on the smallest of settings; what they measure is not looked at."""
+
+import json
+import os
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BENCHMARKS = ROOT / "benchmarks"
+TINY = ("--quick", "--json", "--requests", "3", "--longest", "4", "--rounds", "1")
+
+
+@pytest.fixture
+def gpu_setup(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import gpu_setup
+
+    return gpu_setup
+
+
+def call(*command: object, **variables: str) -> subprocess.CompletedProcess:
+    paths = [str(ROOT), str(ROOT / "plugins"), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), **variables}
+    words = [str(word) for word in command]
+    return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=240)
+
+
+def test_throughput_ends_with_its_targets(tmp_path):
+    out = tmp_path / "new" / "table.md"
+    done = call(sys.executable, BENCHMARKS / "throughput.py", *TINY, "--out", out)
+    assert done.returncode == 0, done.stderr
+    last = done.stdout.splitlines()[-1]
+    targets = json.loads(last)["targets"]
+    assert set(targets) == {"mixed_3_vs_one_by_one", "vision_passes_16_questions"}
+    for target in targets.values():
+        assert set(target) == {"measured", "bar", "met"} and isinstance(target["met"], bool)
+    assert targets["mixed_3_vs_one_by_one"]["bar"] == 3
+    assert targets["vision_passes_16_questions"] == {"measured": 1, "bar": 1, "met": True}
+    assert "3 of 3" in done.stdout and "transformers one by one" in out.read_text()
+
+
+def test_gpu_check_dry_run_writes_nothing():
+    before = sorted(BENCHMARKS.rglob("*.json"))
+    done = call("bash", BENCHMARKS / "gpu.sh", "--dry-run", PYTHON=sys.executable, OMP_NUM_THREADS="1")
+    assert done.returncode == 0, done.stderr
+    assert "4 of 4" in done.stdout and "nothing is written" in done.stdout
+    assert sorted(BENCHMARKS.rglob("*.json")) == before
+
+
+def test_gpu_check_says_in_one_line_that_there_is_no_gpu():
+    done = call("bash", BENCHMARKS / "gpu.sh", PYTHON=sys.executable, CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 1
+    assert done.stderr.strip().count("\n") == 0 and "no GPU" in done.stderr
+
+
+def test_a_checkout_gets_entry_points_where_none_are_installed(gpu_setup, tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu_setup.metadata, "entry_points", lambda group: ())
+    assert gpu_setup.main(tmp_path) == 0
+    found = [metadata.PathDistribution(folder) for folder in tmp_path.glob("*.dist-info")]
+    points = {(point.group, point.name): point.value for point in found[0].entry_points}
+    assert len(found) == 1 and points["mmengine.models", "qwen3_vl"] == "mmengine_qwen3_vl:plugin"
+
+
+def test_what_is_missing_is_named_with_the_way_to_bring_it(gpu_setup, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(gpu_setup, "_installed", lambda name: name not in ("msgspec", "av"))
+    assert gpu_setup.main(tmp_path) == 1
+    told = capsys.readouterr().err
+    assert "missing here: msgspec. " in told and "pip download" in told and not list(tmp_path.iterdir())
