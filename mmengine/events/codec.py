@@ -10,7 +10,6 @@ The CRC covers the header (with the CRC field zero) and the body.
 
 import struct
 import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import msgspec
@@ -18,10 +17,11 @@ import msgspec
 from mmengine.errors import CorruptLog
 from mmengine.events.vocabulary import NUMBERS, TYPES, Event
 
-MAGIC = int.from_bytes(b"MMEV", "little")
+MAGIC_BYTES = b"MMEV"
+MAGIC = int.from_bytes(MAGIC_BYTES, "little")
 FORMAT = 1
 HEADER = struct.Struct("<IBBHIIQQQ")
-MAX_BODY = 64 * 2**20  # a prompt of 10 million tokens fits; a lying length does not eat the memory
+MAX_BODY = 256 * 2**20  # the longest prompt that settings allow, with a run of media at each token, fits
 
 _encoder = msgspec.msgpack.Encoder()
 _decoders = {number: msgspec.msgpack.Decoder(cls) for number, cls in TYPES.items()}
@@ -48,11 +48,32 @@ class TornRecord(Exception):
 
 
 class DamagedRecord(CorruptLog):
-    """A record whose bytes contradict its checksum or its own header."""
+    """Bytes that are no record, or contradict their checksum."""
 
     def __init__(self, offset: int, what: str):
         super().__init__(f"the record at byte {offset} is damaged: {what}")
-        self.offset = offset
+
+
+class UnknownRecord(CorruptLog):
+    """A record that was written as it stands, its checksum says so, but that cannot be read here."""
+
+    def __init__(self, offset: int, what: str):
+        super().__init__(f"the record at byte {offset} cannot be read: {what}")
+
+
+def settled(event: Event) -> Event:
+    """The event as a reader of the log will see it.
+
+    Raises ValueError for what a log cannot hold: a value of another type than the event says, a
+    number that is too large, half of a surrogate pair.
+    """
+    try:
+        body = _encoder.encode(event)
+        if len(body) > MAX_BODY:
+            raise ValueError(f"it needs {len(body)} bytes, more than {MAX_BODY}")
+        return _decoders[NUMBERS[type(event)]].decode(body)
+    except (TypeError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
+        raise ValueError(str(error)) from None
 
 
 def encode(event: Event, sequence: int, step: int, mono_ns: int) -> bytes:
@@ -63,7 +84,7 @@ def encode(event: Event, sequence: int, step: int, mono_ns: int) -> bytes:
 
 
 def decode_at(data: bytes | memoryview, offset: int) -> tuple[Record, int]:
-    """The record at `offset` and the offset behind it. Raises TornRecord, DamagedRecord."""
+    """The record at `offset` and the offset behind it. Raises TornRecord, DamagedRecord, UnknownRecord."""
     if len(data) - offset < HEADER.size:
         raise TornRecord(offset)
     magic, fmt, number, _, length, crc, sequence, step, mono_ns = HEADER.unpack_from(data, offset)
@@ -82,17 +103,9 @@ def decode_at(data: bytes | memoryview, offset: int) -> tuple[Record, int]:
     if zlib.crc32(body, zlib.crc32(blank)) != crc:
         raise DamagedRecord(offset, "its checksum does not match")
     if fmt != FORMAT or number not in _decoders:
-        raise DamagedRecord(offset, f"format {fmt} type {number} is newer than this build knows")
+        raise UnknownRecord(offset, f"format {fmt} type {number} is newer than this build knows")
     try:
         event = _decoders[number].decode(body)
-    except msgspec.MsgspecError as error:
-        raise DamagedRecord(offset, f"its body is no {TYPES[number].__name__}: {error}") from None
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # bad UTF-8 is a ValueError
+        raise UnknownRecord(offset, f"its body is no {TYPES[number].__name__}: {error}") from None
     return Record(sequence, step, mono_ns, event, offset), end
-
-
-def decode_all(data: bytes | memoryview) -> Iterator[Record]:
-    """Every record of a segment, in order. Raises TornRecord at a cut tail, DamagedRecord before."""
-    offset = 0
-    while offset < len(data):
-        record, offset = decode_at(data, offset)
-        yield record

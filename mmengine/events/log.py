@@ -11,12 +11,23 @@ import mmap
 import os
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from mmengine.errors import CorruptLog, LogError
-from mmengine.events.codec import DamagedRecord, Record, TornRecord, decode_at, encode
+from mmengine.events.codec import (
+    HEADER,
+    MAGIC_BYTES,
+    MAX_BODY,
+    DamagedRecord,
+    Record,
+    TornRecord,
+    UnknownRecord,
+    decode_at,
+    encode,
+)
 from mmengine.events.vocabulary import Event, Executed, Queued
 
 SUFFIX = ".mmlog"
@@ -24,6 +35,7 @@ SEGMENT_BYTES = 64 * 2**20
 RING_RECORDS = 65536
 RING_BYTES = 64 * 2**20
 MAX_SEGMENTS = 100_000
+MAX_SEGMENT_BYTES = 2**32  # a reader refuses more; a writer begins a new segment long before
 
 
 class Sink(Protocol):
@@ -83,13 +95,15 @@ class LogWriter:
         self._pending: list[bytes] = []
         self._sequence = 0
         self._size = 0
+        self._torn = False  # bytes behind `_size` may be in the file that were never committed
         self._fd = -1
         self.num_bytes = 0
         self.stalled = ""
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if segment_paths(folder):
-            raise LogError(f"{folder} holds a log already; name another folder, or move that one away")
         self._lock = _lock(folder)
+        if segment_paths(folder):
+            os.close(self._lock)
+            raise LogError(f"{folder} holds a log already; name another folder, or move that one away")
 
     def append(self, event: Event, step: int, mono_ns: int) -> None:
         self._pending.append(encode(event, self._sequence, step, mono_ns))
@@ -106,31 +120,47 @@ class LogWriter:
             self._write(data)
         except OSError as error:
             self.stalled = f"the log in {self._folder} cannot be written: {error.strerror}"
+            with suppress(OSError):  # the next try cuts again
+                self._cut()
             return False
         self._pending.clear()
         self.stalled = ""
         return True
 
     def _write(self, data: bytes) -> None:
-        written = os.write(self._fd, data)
-        if written != len(data):
-            os.ftruncate(self._fd, self._size)
+        """All of `data`, or an OSError and nothing that counts. After a sync that failed the bytes are
+        written again, because a second sync alone would promise what it does not hold."""
+        self._cut()
+        self._torn = True
+        if os.write(self._fd, data) != len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        self._size += written
-        self.num_bytes += written
         if self._sync_always:
             os.fdatasync(self._fd)
+        self._torn = False
+        self._size += len(data)
+        self.num_bytes += len(data)
+
+    def _cut(self) -> None:
+        """Bring the segment back to whole, committed records."""
+        if self._torn:
+            os.ftruncate(self._fd, self._size)
+            self._torn = False
 
     def _open_segment(self, first_sequence: int) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW
-        fd = os.open(self._folder / f"{first_sequence:020d}{SUFFIX}", flags, 0o600)
+        """The next segment, in place of the full one. Raises OSError, and leaves all as it was."""
         if self._fd >= 0:
             os.fdatasync(self._fd)
-            os.close(self._fd)
-        self._fd, self._size = fd, 0
-        directory = os.open(self._folder, os.O_RDONLY)
-        os.fsync(directory)
-        os.close(directory)
+        path = self._folder / f"{first_sequence:020d}{SUFFIX}"
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+        try:
+            _sync_folder(self._folder)
+        except OSError:
+            os.close(fd)
+            path.unlink()
+            raise
+        full, self._fd, self._size = self._fd, fd, 0
+        if full >= 0:
+            os.close(full)
 
     def sync(self) -> None:
         """Force what was committed to the disk. Another thread may call it."""
@@ -144,12 +174,32 @@ class LogWriter:
                     raise
 
     def close(self) -> None:
-        self.commit()
-        if self._fd >= 0:
-            os.fdatasync(self._fd)
-            os.close(self._fd)
-            self._fd = -1
-        os.close(self._lock)
+        """Commit, and let the folder go. Closing twice is no error. Raises LogError when records that
+        were appended cannot be written any more."""
+        if self._lock < 0:
+            return
+        whole, lost = self.commit(), len(self._pending)
+        try:
+            if self._fd >= 0:
+                os.fdatasync(self._fd)
+        except OSError as error:
+            raise LogError(f"the log in {self._folder} could not be synced: {error.strerror}") from None
+        finally:
+            for fd in (self._fd, self._lock):
+                if fd >= 0:
+                    os.close(fd)
+            self._fd = self._lock = -1
+        if not whole:
+            raise LogError(f"{self.stalled}; its last {lost} records are lost")
+
+
+def _sync_folder(folder: Path) -> None:
+    """Force the names in a folder to the disk."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def _lock(folder: Path) -> int:
@@ -182,7 +232,7 @@ class TornTail:
 
 class LogReader:
     """Reads a folder. A torn tail ends the iteration and is reported in `torn`; damage anywhere
-    else, or a gap in the sequence, raises CorruptLog with the file and the byte."""
+    else, or a gap in the sequence, also at its beginning, raises CorruptLog with the file and the byte."""
 
     def __init__(self, folder: Path):
         self.paths = segment_paths(folder)
@@ -192,13 +242,13 @@ class LogReader:
         self.torn: TornTail | None = None
 
     def __iter__(self) -> Iterator[Record]:
-        expected: int | None = None
+        expected = 0
         for path in self.paths:
             for record in self._segment(path, last=path == self.paths[-1]):
-                if expected is not None and record.sequence != expected:
+                if record.sequence != expected:
                     raise CorruptLog(
-                        f"{path.name}, byte {record.offset}: record {record.sequence} follows record "
-                        f"{expected - 1}; the records between are missing"
+                        f"{path.name}, byte {record.offset}: record {record.sequence} stands where record "
+                        f"{expected} belongs; records are missing, or not in order"
                     )
                 expected = record.sequence + 1
                 yield record
@@ -207,31 +257,41 @@ class LogReader:
         size = path.stat().st_size
         if size == 0:
             return
+        if size > MAX_SEGMENT_BYTES:
+            raise CorruptLog(f"{path.name} has {size} bytes, more than any segment ({MAX_SEGMENT_BYTES})")
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             offset = 0
             while offset < size:
                 try:
                     record, offset = decode_at(data, offset)
-                except TornRecord:
-                    if not last:
-                        raise CorruptLog(f"{path.name}, byte {offset}: the segment is cut short") from None
+                except UnknownRecord as error:
+                    raise CorruptLog(f"{path.name}: {error}") from None
+                except (TornRecord, DamagedRecord) as error:
+                    if not last or _any_record_after(data, offset):
+                        raise CorruptLog(f"{path.name}: {error}") from None
                     self.torn = TornTail(path, offset, size - offset)
                     return
-                except DamagedRecord as error:
-                    if last and not _any_record_after(data, offset):
-                        self.torn = TornTail(path, offset, size - offset)
-                        return
-                    raise CorruptLog(f"{path.name}: {error}") from None
                 yield record
 
 
 def _any_record_after(data: mmap.mmap, offset: int) -> bool:
-    """Whether a whole record stands somewhere behind a damaged one; then it is no torn tail."""
-    place = data.find(b"MMEV", offset + 1)
-    while place >= 0:
+    """Whether a whole record stands somewhere behind a broken one; then it is no torn tail.
+
+    Bytes that only begin like records cost a checksum each. A write cut short has few of them: where
+    they add up to several times the segment, someone made them, and the answer is yes as well.
+    """
+    patience = 4 * len(data)
+    place = data.find(MAGIC_BYTES, offset + 1)
+    while place >= 0 and patience > 0:
         try:
             decode_at(data, place)
             return True
-        except (TornRecord, DamagedRecord):
-            place = data.find(b"MMEV", place + 1)
-    return False
+        except UnknownRecord:
+            return True
+        except TornRecord:
+            patience -= HEADER.size
+        except DamagedRecord:
+            length = HEADER.unpack_from(data, place)[4]
+            patience -= HEADER.size + (length if length <= MAX_BODY else 0)
+        place = data.find(MAGIC_BYTES, place + 1)
+    return place >= 0
