@@ -55,13 +55,29 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 "rows would wait for ever; raise token_budget or lower max_num_seqs"
             )
 
+    def check_resolved(self) -> None:
+        """`check`, and raise ConfigError where a size is still open or the pool cannot hold one request."""
+        self.check()
+        if self.max_model_len < 2 or self.num_blocks < 2:
+            raise ConfigError(
+                f"max_model_len {self.max_model_len} and num_blocks {self.num_blocks} must both be at least "
+                "2: one prompt token and one more, one block and the dummy"
+            )
+        room = (self.num_blocks - 1) * self.block_size
+        if self.max_model_len > room:
+            raise ConfigError(
+                f"num_blocks {self.num_blocks} of {self.block_size} tokens hold {room} tokens (one block is "
+                f"the dummy), less than max_model_len {self.max_model_len}; raise num_blocks or lower "
+                "max_model_len"
+            )
+
 
 _RANGES = (
     ("max_num_seqs", 1, 65536),
     ("token_budget", 1, 2**20),
     ("max_model_len", 0, 2**24),
     ("block_size", 1, 1024),
-    ("num_blocks", 0, 2**26),
+    ("num_blocks", 0, 2**24),
     ("long_prefill_token_threshold", 0, 2**20),
     ("encoder_budget", 1, 2**24),
     ("encoder_cache_size", 1, 2**26),

@@ -34,13 +34,21 @@ def check_request(request: Request, config: EngineConfig) -> None:
     """Raise InvalidRequest for a request that could never run with these settings."""
     if not isinstance(request.request_id, str) or not 1 <= len(request.request_id) <= MAX_ID_CHARS:
         raise InvalidRequest(f"a request id must be a string of 1 to {MAX_ID_CHARS} characters")
-    if len(request.cache_salt) > MAX_SALT_CHARS:
-        raise InvalidRequest(f"cache_salt must have at most {MAX_SALT_CHARS} characters")
+    if not isinstance(request.cache_salt, str) or len(request.cache_salt) > MAX_SALT_CHARS:
+        raise InvalidRequest(f"cache_salt must be a string of at most {MAX_SALT_CHARS} characters")
     if not -(2**31) <= request.priority < 2**31 or not 0 <= request.deadline_ns < 2**62:
         raise InvalidRequest("priority must fit 32 bits, and a deadline must lie in the future")
+    if not 0 <= request.sample_index < 2**31:
+        raise InvalidRequest(f"sample_index must lie in 0 to 2^31 - 1, not {request.sample_index}")
     request.sampling.check()
-    _check_prompt(request.prompt_token_ids, config)
-    _check_media(request, config)
+    check_content(request.prompt_token_ids, request.media, config)
+
+
+def check_content(prompt: np.ndarray, media: tuple[MediaItem, ...], config: EngineConfig) -> None:
+    """Raise InvalidRequest for what no state of these settings could hold: the prompt (int32 [n]) and
+    the places of its media."""
+    _check_prompt(prompt, config)
+    _check_media(prompt, media, config)
 
 
 def _check_prompt(prompt: np.ndarray, config: EngineConfig) -> None:
@@ -55,15 +63,15 @@ def _check_prompt(prompt: np.ndarray, config: EngineConfig) -> None:
         )
 
 
-def _check_media(request: Request, config: EngineConfig) -> None:
-    if len(request.media) > config.max_media_per_request:
+def _check_media(prompt: np.ndarray, media: tuple[MediaItem, ...], config: EngineConfig) -> None:
+    if len(media) > config.max_media_per_request:
         raise InvalidRequest(
-            f"{len(request.media)} images and videos in one request; max_media_per_request is "
+            f"{len(media)} images and videos in one request; max_media_per_request is "
             f"{config.max_media_per_request}"
         )
     end = 0
-    for number, item in enumerate(request.media):
-        end = _check_runs(item, number, end, len(request.prompt_token_ids))
+    for number, item in enumerate(media):
+        end = _check_runs(item, number, end, len(prompt))
         for setting in ("encoder_budget", "encoder_cache_size"):
             if item.num_embeds > getattr(config, setting):
                 raise InvalidRequest(

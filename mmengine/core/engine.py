@@ -11,28 +11,33 @@ events. Nothing leaves the process (no batch, no token) before the write that re
 import time
 from collections.abc import Callable
 
+import numpy as np
+
 from mmengine.config import EngineConfig
 from mmengine.core.admit import admit, check_request
 from mmengine.core.batch import batch
 from mmengine.core.complete import complete
 from mmengine.core.evolve import evolve
-from mmengine.core.executor import Executor, StepPlan
+from mmengine.core.executor import Executor, StepPlan, StepResult
 from mmengine.core.inbox import Inbox, Source
 from mmengine.core.outputs import Outputs, Stats
 from mmengine.core.schedule import DECISION_VERSION, schedule
 from mmengine.core.state import State, View
 from mmengine.errors import ExecutorFailed, InvalidRequest, MMEngineError, QueueFull
 from mmengine.events import vocabulary as ev
+from mmengine.events.codec import settled
 from mmengine.events.log import MemoryLog, Sink
 from mmengine.request import Request
 from mmengine.version import __version__
+
+MAX_ERROR_CHARS = 500
 
 
 class EngineCore:
     """Owns the state. One thread calls it.
 
     `config` must be resolved: max_model_len and num_blocks known. `started` is given by a replay,
-    which repeats the log's own first record.
+    which repeats the log's own first record. Raises ConfigError for settings that contradict each other.
     """
 
     def __init__(
@@ -46,6 +51,7 @@ class EngineCore:
         clock: Callable[[], int] = time.monotonic_ns,
         started: ev.Started | None = None,
     ):
+        config.check_resolved()
         self.config = config
         self.executor = executor
         self.state = State(config)
@@ -56,7 +62,7 @@ class EngineCore:
         self._clock = clock
         self._plan: StepPlan | None = None  # decided, not dispatched yet
         self._in_flight = False
-        self._dispatch_error: Exception | None = None
+        self._lost: Exception | None = None  # why the step in flight will not come back
         self._outputs = Outputs()
         self._stats = Stats(kv_blocks_total=config.num_blocks - 1)
         self._checkpointed_step = 0
@@ -78,19 +84,7 @@ class EngineCore:
             raise QueueFull(f"{self.config.max_waiting} requests wait already (max_waiting); try again later")
         if self.stalled:
             raise MMEngineError(f"no new requests: {self.stalled}")
-        self.inbox.put(
-            ev.Queued(
-                name,
-                request.prompt_token_ids.tobytes(),
-                request.sampling,
-                request.media,
-                request.sample_index,
-                request.priority,
-                request.cache_salt,
-                request.deadline_ns,
-                request.grammar,
-            )
-        )
+        self.inbox.put(_queued(request))
 
     def cancel(self, request_id: str, reason: str = "cancelled") -> None:
         """Give a request up; its end comes out of a later step. Unknown ids are ignored."""
@@ -125,10 +119,13 @@ class EngineCore:
         self.sink.sync()
 
     def close(self) -> None:
-        """Write a last digest, and close the log and the executor."""
-        self.checkpoint()
-        self.sink.close()
-        self.executor.close()
+        """Write a last digest, and close the log and the executor. Raises LogError when the log could
+        not be written to its end."""
+        try:
+            self.checkpoint()
+            self.sink.close()
+        finally:
+            self.executor.close()
 
     # The loop
 
@@ -165,22 +162,26 @@ class EngineCore:
             raise MMEngineError(f"no progress at step {self.state.step}: {self._standstill()}")
 
     def _collect(self) -> None:
-        self._in_flight = False
         rows = self.state.step_rows
         sampled = rows[self.state.num_computed[rows] == self.state.num_tokens[rows]]
         try:
-            if self._dispatch_error is not None:
-                raise self._dispatch_error
+            if self._lost is not None:
+                raise self._lost
             result = self.executor.collect()
+            _check_result(result, len(sampled))
         except Exception as error:  # whatever the device says: the step is lost, the engine is not
-            self._dispatch_error = None
+            self._in_flight, self._lost = False, None
             text = str(error) if isinstance(error, ExecutorFailed) else f"{type(error).__name__}: {error}"
-            self._emit(ev.Failed(text[:500]))
+            self._emit(ev.Failed(_writable(text)))
             return
+        except BaseException:
+            self._lost = ExecutorFailed("the step was interrupted")
+            raise
+        self._in_flight = False
         event = ev.Executed(
             result.token_ids.tobytes(),
             tuple(result.stops),
-            tuple(result.errors),
+            tuple((index, _writable(what)) for index, what in result.errors),
             tuple((index, tuple(entries)) for index, entries in result.logprobs),
             result.device_ns,
         )
@@ -198,7 +199,10 @@ class EngineCore:
             try:
                 self.executor.dispatch(plan)
             except Exception as error:  # reported where the step is collected
-                self._dispatch_error = error
+                self._lost = error
+            except BaseException:
+                self._lost = ExecutorFailed("the step was interrupted")
+                raise
         outputs, self._outputs = self._outputs, Outputs()
         return outputs
 
@@ -226,6 +230,7 @@ class EngineCore:
             case ev.Preempted():
                 self._stats.num_preemptions += 1
             case ev.Finished():
+                self.inbox.ended(event.request_id)
                 self._stats.num_finished += 1
                 self._outputs.finished(event, max(0, known.num_cached) if known else 0)
 
@@ -235,6 +240,42 @@ class EngineCore:
             f"{len(state.running)} requests run, {len(state.waiting)} wait, {state.blocks.num_free} blocks "
             f"are free, the encoder cache holds {state.encoder.used} of {state.encoder.capacity}"
         )
+
+
+def _queued(request: Request) -> ev.Queued:
+    """The request as the log will have it. Raises InvalidRequest for what cannot be written down."""
+    asked = ev.Queued(
+        request.request_id,
+        request.prompt_token_ids.tobytes(),
+        request.sampling,
+        request.media,
+        request.sample_index,
+        request.priority,
+        request.cache_salt,
+        request.deadline_ns,
+        request.grammar,
+    )
+    try:
+        return settled(asked)
+    except ValueError as error:
+        raise InvalidRequest(f"request {request.request_id!r} cannot be written to a log: {error}") from None
+
+
+def _check_result(result: StepResult, num_sampled: int) -> None:
+    """Raise ExecutorFailed for a result that does not fit the step; the log must never hold one."""
+    tokens = result.token_ids
+    if tokens.dtype != np.int32 or len(tokens) != num_sampled:
+        raise ExecutorFailed(
+            f"the executor gave {len(tokens)} tokens of {tokens.dtype} for {num_sampled} rows that sampled"
+        )
+    for entries in (result.stops, result.errors, result.logprobs):
+        if any(not 0 <= index < num_sampled for index, _ in entries):
+            raise ExecutorFailed(f"the executor names a row beyond the {num_sampled} that sampled")
+
+
+def _writable(text: str) -> str:
+    """The beginning of an error text, without what UTF-8 cannot hold."""
+    return text[:MAX_ERROR_CHARS].encode("utf-8", "backslashreplace").decode()
 
 
 def _started(config: EngineConfig, fingerprints: dict[str, str]) -> ev.Started:

@@ -35,6 +35,7 @@ def _queued(state: State, event: ev.Queued) -> None:
     )
     known = state.new_request(request)
     state.requests[event.request_id] = known
+    state.history.update(event.prompt)
     state.enqueue(known)
 
 
@@ -208,6 +209,7 @@ def _release_media(state: State, row: int, computed: int) -> None:
 def _close_step(state: State) -> np.ndarray:
     """The open step is over; gives its rows."""
     rows = state.step_rows
+    state.encoder.dropped.clear()
     state.last_rows = rows
     state.scheduled[rows] = 0
     state.step += 1
@@ -217,6 +219,7 @@ def _close_step(state: State) -> np.ndarray:
 
 def _executed(state: State, event: ev.Executed) -> None:
     rows = _close_step(state)
+    state.history.update(event.token_ids)
     sampled = rows[state.num_computed[rows] == state.num_tokens[rows]]
     tokens = np.frombuffer(event.token_ids, np.int32)
     for index, what in event.errors:
@@ -237,9 +240,12 @@ def _executed(state: State, event: ev.Executed) -> None:
 def _failed(state: State, event: ev.Failed) -> None:
     for blocks in state.step_filled:
         state.blocks.index.forget(blocks)
-    for key in state.step_encoded:
+    encoded, dropped = state.step_encoded, state.encoder.dropped.copy()
+    rows = _close_step(state)
+    state.encoder.dropped += dropped  # whether the failed step dropped them, nobody knows
+    for key in encoded:
         state.encoder.invalidate(key)
-    for row in _close_step(state).tolist():
+    for row in rows.tolist():
         known = state.requests_by_row[row]
         known.failures += 1
         known.detail = event.error

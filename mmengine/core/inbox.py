@@ -22,7 +22,8 @@ class Inbox:
     def __init__(self, clock: Callable[[], int]):
         self._clock = clock
         self._events: deque[ev.Event] = deque()
-        self._deadlines: list[tuple[int, str]] = []
+        self._deadline_of: dict[str, int] = {}
+        self._deadlines: list[tuple[int, str]] = []  # a heap; entries that `_deadline_of` denies are stale
         self.queued: set[str] = set()  # ids of arrivals that no step has seen yet
 
     def __len__(self) -> int:
@@ -32,8 +33,17 @@ class Inbox:
         if isinstance(event, ev.Queued):
             self.queued.add(event.request_id)
             if event.deadline_ns:
-                heapq.heappush(self._deadlines, (self._clock() + event.deadline_ns, event.request_id))
+                deadline = self._clock() + event.deadline_ns
+                self._deadline_of[event.request_id] = deadline
+                heapq.heappush(self._deadlines, (deadline, event.request_id))
         self._events.append(event)
+
+    def ended(self, request_id: str) -> None:
+        """A request is over: its deadline means nothing any more, also to a later one of that id."""
+        self._deadline_of.pop(request_id, None)
+        if len(self._deadlines) > 2 * len(self._deadline_of) + 64:
+            self._deadlines = [(deadline, name) for name, deadline in self._deadline_of.items()]
+            heapq.heapify(self._deadlines)
 
     def drain(self) -> list[ev.Event]:
         """Everything asked so far, then the deadlines that have passed."""
@@ -41,5 +51,8 @@ class Inbox:
         self._events.clear()
         self.queued.clear()
         while self._deadlines and self._deadlines[0][0] <= self._clock():
-            events.append(ev.Cancelled(heapq.heappop(self._deadlines)[1], "deadline"))
+            deadline, name = heapq.heappop(self._deadlines)
+            if self._deadline_of.get(name) == deadline:
+                del self._deadline_of[name]
+                events.append(ev.Cancelled(name, "deadline"))
         return events

@@ -58,6 +58,7 @@ class State:
         self.cancelled: list[str] = []
         self.step = 0  # the open step, or the next one
         self.last_rows = np.zeros(0, np.int32)  # what "the rows of the step before" stands for
+        self.history = hashlib.blake2b(digest_size=16)  # over all tokens that came in or out, in order
         self.reset_step()
 
     def reset_step(self) -> None:
@@ -83,7 +84,7 @@ class State:
         return state
 
     def digest(self) -> bytes:
-        """16 bytes over everything that a decision could read."""
+        """16 bytes over what decisions read, and over every token so far."""
         digest = hashlib.blake2b(digest_size=16)
         rows = self.running
         for name in _ROW_COLUMNS:
@@ -95,6 +96,10 @@ class State:
             digest.update(self.block_table[row, : self.num_blocks[row]].tobytes())
         for request in self.waiting:
             digest.update(request.request.request_id.encode() + b"\1" + request.tokens.tobytes())
+        for name, known in self.requests.items():
+            held = sorted(known.held_media)
+            facts = (known.arrival, known.row, known.num_cached, known.failures, bool(known.cancelled), *held)
+            digest.update(name.encode() + b"\2" + np.array(facts, np.int64).tobytes())
         pool = self.blocks
         digest.update(
             pool.references.tobytes() + pool.free_list.order().tobytes() + pool.index.content.tobytes()
@@ -104,6 +109,7 @@ class State:
         digest.update(b"".join(self.encoder.idle))
         counters = (self.step, self.num_arrived, len(self.free_rows), *self.free_rows)
         digest.update(np.array(counters, np.int64).tobytes())
+        digest.update(self.last_rows.tobytes() + self.history.digest())
         return digest.digest()
 
 

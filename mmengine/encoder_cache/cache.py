@@ -27,6 +27,7 @@ class EncoderCache:
         self.entries: dict[bytes, Entry] = {}
         self.idle: dict[bytes, None] = {}  # unreferenced keys, longest unused first
         self.idle_size = 0
+        self.dropped: list[bytes] = []  # gone without an eviction; the next step tells the executor
 
     def has(self, key: bytes) -> bool:
         entry = self.entries.get(key)
@@ -73,11 +74,15 @@ class EncoderCache:
             self.idle[key] = None
             self.idle_size += entry.size
             if not entry.valid:
-                self.evict(key)
+                self._drop(key)
 
     def invalidate(self, key: bytes) -> None:
         """Its computation failed: no new reference is taken, and it goes with the last one."""
         entry = self.entries[key]
         entry.valid = False
         if entry.references == 0:
-            self.evict(key)
+            self._drop(key)
+
+    def _drop(self, key: bytes) -> None:
+        self.evict(key)
+        self.dropped.append(key)

@@ -121,6 +121,7 @@ def builder(*, fail_at=None, **settings):
 
     def build(model=None, *, config=None, log=None, stop_watcher_factory=None, **kwargs):
         values = {"num_blocks": 200, "max_model_len": 400, "max_num_seqs": 4, "max_waiting": 50, **settings}
+        values["max_model_len"] = min(values["max_model_len"], (values["num_blocks"] - 1) * 16)
         resolved = EngineConfig(eos_token_ids=(EOS,), **values)
         executor = EchoExecutor(stop_watcher_factory(EchoProcessor.tokenizer), fail_at)
         sink = LogWriter(log) if log is not None else None
