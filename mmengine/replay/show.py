@@ -6,13 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from mmengine.config import EngineConfig
-from mmengine.core.evolve import evolve
 from mmengine.core.state import State
-from mmengine.errors import CorruptLog
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
-from mmengine.events.log import LogReader
+from mmengine.replay.checked import CheckedLog
 
 
 @dataclass(slots=True)
@@ -52,39 +49,39 @@ class StepLine:
     failed: str = ""
 
 
-def _fold(folder: Path) -> Iterator[tuple[State, Record]]:
+def _fold(log: CheckedLog) -> Iterator[tuple[State, Record]]:
     """Each record with the state before it. Nothing is compared; `verify` does that."""
-    state: State | None = None
-    for record in LogReader(folder):
-        if state is None:
-            if not isinstance(record.event, ev.Started):
-                raise CorruptLog(f"{folder} does not begin with STARTED; it is no whole log")
-            state = State(EngineConfig.from_dict(record.event.config))
+    state = State(log.config)
+    for record in log:
         yield state, record
-        evolve(state, record.event)
+        log.apply(state, record.event)
 
 
 def request_lines(folder: Path) -> list[RequestLine]:
-    """Every request of a log, in order of arrival."""
-    lines: dict[str, RequestLine] = {}
-    for state, record in _fold(folder):
-        event = record.event
-        match event:
-            case ev.Queued(request_id=name):
-                lines[name] = RequestLine(
-                    name, len(event.prompt) // 4, len(event.media), record.mono_ns, record.step
-                )
-            case ev.Admitted(request_id=name) if lines[name].num_preemptions == 0:
-                lines[name].num_cached_tokens = len(event.cached_blocks) // 4 * state.block_size
-            case ev.Preempted(request_id=name):
-                lines[name].num_preemptions += 1
-            case ev.Executed():
-                _count_tokens(state, record, lines)
-            case ev.Finished(request_id=name) if name in lines:
-                line = lines[name]
-                line.finish_reason, line.detail = event.reason, event.detail
-                line.end_ns, line.end_step = record.mono_ns - line.queued_ns, record.step
-    return list(lines.values())
+    """Every request of a log, in order of arrival. Raises what `verify` raises."""
+    log = CheckedLog(folder)
+    lines: list[RequestLine] = []
+    by_id: dict[str, RequestLine] = {}  # an id may come again once its request has ended
+    with log.naming():
+        for state, record in _fold(log):
+            event = record.event
+            match event:
+                case ev.Queued(request_id=name):
+                    num_prompt = len(event.prompt) // 4
+                    line = RequestLine(name, num_prompt, len(event.media), record.mono_ns, record.step)
+                    by_id[name] = line
+                    lines.append(line)
+                case ev.Admitted(request_id=name) if by_id[name].num_preemptions == 0:
+                    by_id[name].num_cached_tokens = len(event.cached_blocks) // 4 * state.block_size
+                case ev.Preempted(request_id=name):
+                    by_id[name].num_preemptions += 1
+                case ev.Executed():
+                    _count_tokens(state, record, by_id)
+                case ev.Finished(request_id=name) if name in state.requests:
+                    line = by_id[name]
+                    line.finish_reason, line.detail = event.reason, event.detail
+                    line.end_ns, line.end_step = record.mono_ns - line.queued_ns, record.step
+    return lines
 
 
 def _count_tokens(state: State, record: Record, lines: dict[str, RequestLine]) -> None:
@@ -101,19 +98,21 @@ def _count_tokens(state: State, record: Record, lines: dict[str, RequestLine]) -
 
 
 def step_lines(folder: Path) -> Iterator[StepLine]:
-    """Every step of a log that ran or failed."""
+    """Every step of a log that ran or failed. Raises what `verify` raises."""
+    log = CheckedLog(folder)
     admitted = encoded = preempted = 0
-    for state, record in _fold(folder):
-        match record.event:
-            case ev.Preempted():
-                preempted += 1
-            case ev.Scheduled(encode=encode):
-                encoded += len(encode)
-            case ev.Admitted(encode=encode):
-                admitted, encoded = admitted + 1, encoded + len(encode)
-            case ev.Executed() | ev.Failed():
-                yield _step_line(state, record, admitted, encoded, preempted)
-                admitted = encoded = preempted = 0
+    with log.naming():
+        for state, record in _fold(log):
+            match record.event:
+                case ev.Preempted():
+                    preempted += 1
+                case ev.Scheduled(encode=encode):
+                    encoded += len(encode)
+                case ev.Admitted(encode=encode):
+                    admitted, encoded = admitted + 1, encoded + len(encode)
+                case ev.Executed() | ev.Failed():
+                    yield _step_line(state, record, admitted, encoded, preempted)
+                    admitted = encoded = preempted = 0
 
 
 def _step_line(state: State, record: Record, admitted: int, encoded: int, preempted: int) -> StepLine:

@@ -12,20 +12,18 @@ from typing import Any
 
 import numpy as np
 
-from mmengine.config import EngineConfig
 from mmengine.core.engine import EngineCore
-from mmengine.core.evolve import evolve
 from mmengine.core.executor import StepPlan, StepResult
 from mmengine.core.schedule import DECISION_VERSION
 from mmengine.core.state import State
-from mmengine.errors import ConfigError, CorruptLog, ExecutorFailed, MMEngineError
+from mmengine.errors import ExecutorFailed, LogError, MMEngineError
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
-from mmengine.events.log import LogReader, TornTail
+from mmengine.events.log import TornTail
+from mmengine.replay.checked import CheckedLog
 from mmengine.request import SamplingParams
 
 RECENT = 8  # observations shown with a divergence
-MAX_CELLS = 2**31  # rows x tokens that a log's settings may ask a replay to hold
 
 
 @dataclass(slots=True)
@@ -87,6 +85,7 @@ class _Tape:
         self._progress = progress
         self._recent: deque[Record] = deque(maxlen=RECENT)
         self.next: Record | None = next(records, None)
+        self.last: Record | None = None  # the one before
 
     # Executor
 
@@ -129,7 +128,7 @@ class _Tape:
         self._count(record)
         if isinstance(logged, ev.OBSERVATIONS):
             self._recent.append(record)
-        self.next = next(self._records, None)
+        self.last, self.next = record, next(self._records, None)
 
     def commit(self) -> bool:
         return True
@@ -188,53 +187,23 @@ def verify(folder: Path, progress: Callable[[Record], None] | None = None) -> Ve
 
     Raises LogError when there is no log, CorruptLog when it is damaged or is none.
     """
-    reader = LogReader(folder)
-    records = iter(reader)
-    started, records = _read_started(records, folder)
-    config = _replay_config(started, folder)
-    report = VerifyReport(logged_version=started.decision_version)
-    report.rederived = started.decision_version == DECISION_VERSION
-    tape = _Tape(records, report, progress)
-    state = _derive(tape, config, started) if report.rederived else _fold(tape, config)
+    log = CheckedLog(folder)
+    report = VerifyReport(logged_version=log.started.decision_version)
+    report.rederived = log.started.decision_version == DECISION_VERSION
+    tape = _Tape(iter(log), report, progress)
+    state = _derive(tape, log) if report.rederived else _fold(tape, log)
     if isinstance(state, Divergence):
         report.divergence = state
     else:
         report.unfinished = list(state.requests)
-    report.torn = reader.torn
+    report.torn = log.torn
     return report
 
 
-def _read_started(records: Iterator[Record], folder: Path) -> tuple[ev.Started, Iterator[Record]]:
-    first = next(records, None)
-    if first is None or not isinstance(first.event, ev.Started):
-        raise CorruptLog(f"{folder} does not begin with STARTED; it is no whole log")
-
-    def again() -> Iterator[Record]:
-        yield first
-        yield from records
-
-    return first.event, again()
-
-
-def _replay_config(started: ev.Started, folder: Path) -> EngineConfig:
-    """The settings of the log, refused when a replay could not hold them in memory."""
-    try:
-        config = EngineConfig.from_dict(started.config)
-        config.check()
-    except ConfigError as error:
-        raise CorruptLog(f"STARTED in {folder} holds settings that no engine could have: {error}") from None
-    if (
-        config.max_num_seqs * config.max_model_len > MAX_CELLS
-        or config.num_blocks * config.block_size > MAX_CELLS
-    ):
-        raise CorruptLog(f"STARTED in {folder} claims more rows or blocks than a replay may hold")
-    return config
-
-
-def _derive(tape: _Tape, config: EngineConfig, started: ev.Started) -> State | Divergence:
+def _derive(tape: _Tape, log: CheckedLog) -> State | Divergence:
     core: EngineCore | None = None
     try:
-        core = EngineCore(config, tape, sink=tape, source=tape, clock=lambda: 0, started=started)
+        core = EngineCore(log.config, tape, sink=tape, source=tape, clock=lambda: 0, started=log.started)
         while tape.next is not None:
             here = tape.next.sequence
             if isinstance(tape.next.event, ev.Checkpoint):
@@ -247,16 +216,20 @@ def _derive(tape: _Tape, config: EngineConfig, started: ev.Started) -> State | D
         return parted.divergence
     except _LogEnded:
         pass
+    except LogError:
+        raise
     except MMEngineError as error:
         return tape.divergence(
             "event", type(tape.next.event).__name__ if tape.next else "nothing", str(error)
         )
+    except Exception as error:
+        raise log.contradiction(tape.last or log.record, error) from error
     return core.state
 
 
-def _fold(tape: _Tape, config: EngineConfig) -> State | Divergence:
+def _fold(tape: _Tape, log: CheckedLog) -> State | Divergence:
     """Apply every event as it stands, and compare the digests."""
-    state = State(config)
+    state = State(log.config)
     while tape.next is not None:
         event = tape.next.event
         if isinstance(event, ev.Checkpoint):
@@ -265,5 +238,6 @@ def _fold(tape: _Tape, config: EngineConfig) -> State | Divergence:
             tape.append(event, state.step, 0)
         except _Parted as parted:
             return parted.divergence
-        evolve(state, event)
+        with log.naming(tape.last):
+            log.apply(state, event)
     return state

@@ -1,0 +1,132 @@
+"""A log's records, looked at before a replay believes them: a log may come from anybody.
+
+What would cost memory or never end is refused here by its size. Everything else that a record can
+lie about makes the fold raise, and `naming` turns that into CorruptLog with the record's number.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from mmengine.config import EngineConfig
+from mmengine.core.admit import check_content
+from mmengine.core.evolve import evolve
+from mmengine.core.policy import policy_named
+from mmengine.core.state import State
+from mmengine.errors import ConfigError, CorruptLog, LogError
+from mmengine.events import vocabulary as ev
+from mmengine.events.codec import Record
+from mmengine.events.log import LogReader, TornTail
+
+MAX_CELLS = 2**31  # rows x tokens, or KV slots, that a log's settings may ask a replay to hold
+
+
+class CheckedLog:
+    """Iterates over the records of a folder. `record` is the one at hand.
+
+    Raises LogError when there is no log, CorruptLog when it is damaged or is none.
+    """
+
+    def __init__(self, folder: Path):
+        self._reader = LogReader(folder)
+        self._records = iter(self._reader)
+        first = next(self._records, None)
+        if first is None or not isinstance(first.event, ev.Started):
+            raise CorruptLog(f"{folder} does not begin with STARTED; it is no whole log")
+        self.record: Record = first
+        self.started: ev.Started = first.event
+        self.config = _replay_config(first.event, folder)
+        self._live: set[str] = set()
+
+    @property
+    def torn(self) -> TornTail | None:
+        """Set when the iteration ended at bytes that are no whole record."""
+        return self._reader.torn
+
+    def __iter__(self) -> Iterator[Record]:
+        yield self.record
+        for record in self._records:
+            self.record = record
+            with self.naming():
+                self._check_observation(record.event)
+            yield record
+
+    @contextmanager
+    def naming(self, record: Record | None = None) -> Iterator[None]:
+        """Name the record (the one at hand) whose lie makes what stands in here raise."""
+        try:
+            yield
+        except LogError:
+            raise
+        except Exception as error:
+            raise self.contradiction(record or self.record, error) from error
+
+    @staticmethod
+    def contradiction(record: Record, error: Exception) -> CorruptLog:
+        return CorruptLog(
+            f"record {record.sequence} (step {record.step}, {type(record.event).__name__}) cannot follow "
+            f"what the log says before it: {type(error).__name__}: {error}"
+        )
+
+    def apply(self, state: State, event: ev.Event) -> None:
+        """Fold one event that no decision was compared with."""
+        _check_columns(state, event)
+        evolve(state, event)
+
+    def _check_observation(self, event: ev.Event) -> None:
+        match event:
+            case ev.Started():
+                raise ValueError("a log has one STARTED")
+            case ev.Queued(request_id=name):
+                if name in self._live:
+                    raise ValueError(f"the request id {name!r} is in use")
+                self._live.add(name)
+                check_content(np.frombuffer(event.prompt, np.int32), event.media, self.config)
+            case ev.Finished(request_id=name):
+                self._live.discard(name)
+            case ev.Executed():
+                np.frombuffer(event.token_ids, np.int32)
+
+
+def _replay_config(started: ev.Started, folder: Path) -> EngineConfig:
+    """The settings of the log, refused when a replay could not hold them in memory."""
+    try:
+        config = EngineConfig.from_dict(started.config)
+        config.check_resolved()
+        policy_named(config.policy)
+    except ConfigError as error:
+        raise CorruptLog(f"STARTED in {folder} holds settings that no engine could have: {error}") from None
+    if max(config.max_num_seqs * config.max_model_len, config.num_blocks * config.block_size) > MAX_CELLS:
+        raise CorruptLog(f"STARTED in {folder} claims more rows or blocks than a replay may hold")
+    return config
+
+
+def _check_columns(state: State, event: ev.Event) -> None:
+    """Raise ValueError for numbers that would make the fold allocate what no step could need."""
+    config = state.config
+    match event:
+        case ev.Scheduled():
+            _check_column("rows", event.rows, 0, config.max_num_seqs)
+            _check_column("num_tokens", event.num_tokens, 1, config.token_budget + 1)
+            if np.frombuffer(event.num_tokens or b"", np.int32).sum() > config.token_budget:
+                raise ValueError(f"num_tokens are more than token_budget {config.token_budget}")
+            _check_column("new_blocks", event.new_blocks, 1, config.num_blocks)
+        case ev.Admitted():
+            _check_column("cached_blocks", event.cached_blocks, 1, config.num_blocks)
+            _check_column("new_blocks", event.new_blocks, 1, config.num_blocks)
+            if not 1 <= event.num_tokens <= config.token_budget:
+                raise ValueError(f"num_tokens {event.num_tokens} is out of range")
+        case ev.Executed():
+            rows = state.step_rows
+            num_sampled = int((state.num_computed[rows] == state.num_tokens[rows]).sum())
+            if len(event.token_ids) != 4 * num_sampled:
+                raise ValueError(f"{len(event.token_ids) // 4} tokens for {num_sampled} rows that sampled")
+
+
+def _check_column(name: str, column: bytes | None, low: int, high: int) -> None:
+    """int32 values in [low, high). Fails for bytes that are no int32 too."""
+    values = np.frombuffer(column or b"", np.int32)
+    if len(values) and not low <= int(values.min()) <= int(values.max()) < high:
+        raise ValueError(f"{name} holds {values.min()} to {values.max()}, out of {low} to {high - 1}")
