@@ -1,0 +1,98 @@
+"""An engine of a few rows and blocks over the simulator, for scenarios that a person can follow."""
+
+import numpy as np
+
+from mmengine.config import EngineConfig
+from mmengine.core.engine import EngineCore
+from mmengine.core.simulate import SimulatedExecutor
+from mmengine.events import vocabulary as ev
+from mmengine.events.log import MemoryLog
+from mmengine.request import MediaItem, Request, SamplingParams
+from tests.core.workloads import check_invariants
+
+
+def settings_of(**settings) -> EngineConfig:
+    """Blocks of 4 tokens, 64 of them; everything else large enough to be out of the way."""
+    values = {
+        "max_num_seqs": 4,
+        "token_budget": 64,
+        "max_model_len": 64,
+        "block_size": 4,
+        "num_blocks": 65,
+        "encoder_budget": 64,
+        "encoder_cache_size": 64,
+        **settings,
+    }
+    return EngineConfig(**values)
+
+
+def request(name: str, prompt: int | list[int], *, max_tokens: int = 4, media=(), **fields) -> Request:
+    """`prompt`: token ids, or how many (then no other request has the same)."""
+    if isinstance(prompt, int):
+        first = 10 * (1 + sum(name.encode()))
+        prompt = list(range(first, first + prompt))
+    sampling = SamplingParams(max_tokens=max_tokens, seed=1)
+    return Request(name, np.array(prompt, np.int32), sampling, tuple(media), **fields)
+
+
+def image(tag: int, start: int, size: int) -> MediaItem:
+    return MediaItem(bytes([tag, size]).ljust(32, b"\0"), "image", ((start, size),), (1, 2, 2))
+
+
+def video(tag: int, *runs: tuple[int, int]) -> MediaItem:
+    sizes = bytes(size for _, size in runs)
+    return MediaItem((bytes([tag]) + sizes).ljust(32, b"\1"), "video", tuple(runs), (len(runs), 2, 2))
+
+
+def ints(column: bytes | None) -> list[int] | None:
+    return None if column is None else np.frombuffer(column, np.int32).tolist()
+
+
+class Bench:
+    """Steps an engine and tells what was decided. `executor` and `sink` may be given."""
+
+    def __init__(self, *, executor=None, fault=None, eos_in=0, sink=None, clock=None, **settings):
+        self.config = settings_of(**settings)
+        options = {"fault": fault} if fault else {}
+        self.executor = executor or SimulatedExecutor(self.config, eos_in=eos_in, check_kv=True, **options)
+        options = {"clock": clock} if clock else {}
+        self.log = sink or MemoryLog()
+        self.core = EngineCore(self.config, self.executor, sink=self.log, **options)
+        self.tokens: dict[str, list[int]] = {}
+        self.ends: dict[str, tuple[str, str]] = {}
+        self._seen = 1  # STARTED
+
+    @property
+    def state(self):
+        return self.core.state
+
+    def submit(self, *requests: Request) -> None:
+        for one in requests:
+            self.core.submit(one)
+
+    def step(self) -> list[ev.Event]:
+        """One step; gives the events that it added to the log."""
+        for output in self.core.step():
+            self.tokens.setdefault(output.request_id, []).extend(output.token_ids)
+            if output.finish_reason is not None:
+                assert output.request_id not in self.ends
+                self.ends[output.request_id] = (output.finish_reason, output.detail)
+        check_invariants(self.state)
+        return self.new_events()
+
+    def new_events(self) -> list[ev.Event]:
+        events = [record.event for record in list(self.log.records)[self._seen :]]
+        self._seen += len(events)
+        return events
+
+    def decisions(self) -> list[ev.Event]:
+        """One step; gives what it decided of batches."""
+        kinds = (ev.Preempted, ev.Scheduled, ev.Admitted)
+        return [event for event in self.step() if isinstance(event, kinds)]
+
+    def run(self) -> list[ev.Event]:
+        """Until nothing is left to do; gives all events on the way."""
+        events = []
+        while self.core.has_work:
+            events += self.step()
+        return events

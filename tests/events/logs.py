@@ -1,0 +1,63 @@
+"""Logs for tests: one of each event, and folders written from given events."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from mmengine.events import vocabulary as ev
+from mmengine.events.codec import Record
+from mmengine.events.log import SEGMENT_BYTES, LogReader, LogWriter
+from mmengine.request import MediaItem, SamplingParams
+
+
+def column(*values: int) -> bytes:
+    return np.array(values, np.int32).tobytes()
+
+
+def one_of_each() -> list[ev.Event]:
+    item = MediaItem(b"\x07" * 32, "video", ((1, 2), (5, 2)), (2, 2, 4))
+    encode = ((b"key", 0, 0),)
+    return [
+        ev.Started(1, "0.1.0", 1, {"max_num_seqs": 4}, {"weights": "none"}, 9),
+        ev.Queued("a", column(1, 2, 3), SamplingParams(seed=1), (item,), 1, -1, "salt", 10**9),
+        ev.Queued("b", column(4), SamplingParams(stop=("ü",), logit_bias={3: -1.5})),
+        ev.Scheduled(column(0, 2), column(3, 1), column(4, 5), encode, (b"old",)),
+        ev.Scheduled(None, None),
+        ev.Admitted("b", 1, 1, column(3), column(6), encode, (b"old",)),
+        ev.Executed(column(8, 9), ((0, "eos"),), ((1, "NaN"),), ((0, ((8, -0.5), (1, -2.0))),), 12345),
+        ev.Failed("out of memory"),
+        ev.Preempted("b", 1, "recompute", "no free blocks"),
+        ev.Cancelled("a", "deadline"),
+        ev.Finished("a", "abort", "deadline"),
+        ev.Delivered("a"),
+        ev.CacheReset(),
+        ev.Checkpoint(b"\x01" * 16),
+    ]
+
+
+def write_log(folder: Path, events: Iterable[ev.Event], *, segment_bytes: int = SEGMENT_BYTES) -> Path:
+    """Each event committed alone, so that a small `segment_bytes` gives many segments."""
+    writer = LogWriter(folder, segment_bytes=segment_bytes)
+    for number, event in enumerate(events):
+        writer.append(event, number // 3, 1000 + number)
+        assert writer.commit()
+    writer.close()
+    return folder
+
+
+def rewrite(records: Iterable[Record], folder: Path) -> Path:
+    """The same records with their steps and times, numbered anew and with good checksums."""
+    writer = LogWriter(folder)
+    for record in records:
+        writer.append(record.event, record.step, record.mono_ns)
+    writer.close()
+    return folder
+
+
+def read_events(folder: Path) -> list[ev.Event]:
+    return [record.event for record in LogReader(folder)]
+
+
+def segments(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.mmlog"))

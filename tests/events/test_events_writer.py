@@ -1,0 +1,304 @@
+"""Writing: one write a commit, whole records only, whatever the disk does."""
+
+import errno
+import os
+import stat
+import subprocess
+import sys
+
+import pytest
+
+from mmengine.core.engine import EngineCore
+from mmengine.core.simulate import SimulatedExecutor, reference_tokens
+from mmengine.errors import LogError, MMEngineError
+from mmengine.events import vocabulary as ev
+from mmengine.events.log import LogReader, LogWriter
+from mmengine.replay import verify
+from tests.core.small_engine import request, settings_of
+from tests.events.logs import one_of_each, read_events, segments, write_log
+
+
+class Disk:
+    """Stands in for the system calls of a writer. `room`: bytes it still takes, None for no end.
+    `fail_at`: the number of the call that raises (a write: that stores half of it)."""
+
+    def __init__(self, monkeypatch, room=None, fail_at=None):
+        self.room, self.fail_at, self.calls = room, fail_at, 0
+        self.failed = None
+        for name in ("write", "fdatasync", "fsync", "ftruncate", "open"):
+            monkeypatch.setattr(os, name, self._wrapped(name, getattr(os, name)))
+
+    def _wrapped(self, name, real):
+        def call(first, *rest, **options):
+            if name == "open" and not str(first).endswith(".mmlog"):
+                return real(first, *rest, **options)
+            self.calls += 1
+            if self.calls == self.fail_at:
+                self.failed = name
+                if name == "write":
+                    return real(first, rest[0][: len(rest[0]) // 2])
+                raise OSError(errno.EIO, "planted")
+            if name == "write" and self.room is not None:
+                return self._write(real, first, *rest)
+            return real(first, *rest, **options)
+
+        return call
+
+    def _write(self, real, fd, data):
+        if not self.room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written = real(fd, data[: self.room])
+        self.room -= written
+        return written
+
+
+def test_one_write_a_commit_and_nothing_before_it(tmp_path, monkeypatch):
+    writer, disk = LogWriter(tmp_path / "log"), Disk(monkeypatch)
+    for event in one_of_each():
+        writer.append(event, 0, 0)
+    assert disk.calls == 0 and not segments(tmp_path / "log")
+    assert writer.commit() and writer.commit()
+    assert disk.calls == 3, "open, fsync of the folder, one write"
+    assert read_events(tmp_path / "log") == one_of_each()
+    assert writer.num_bytes == segments(tmp_path / "log")[0].stat().st_size
+    writer.close()
+
+
+def test_only_the_owner_may_read(tmp_path):
+    folder = write_log(tmp_path / "log", one_of_each())
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert stat.S_IMODE(segments(folder)[0].stat().st_mode) == 0o600
+
+
+def test_rotation(tmp_path):
+    folder = write_log(tmp_path / "log", one_of_each() * 5, segment_bytes=600)
+    paths = segments(folder)
+    firsts = [int(path.stem) for path in paths]
+    assert firsts[0] == 0 and firsts == sorted(firsts) and len(firsts) > 5
+    assert all(path.stat().st_size <= 600 for path in paths)
+    assert read_events(folder) == one_of_each() * 5
+
+
+def test_a_commit_larger_than_a_segment_stays_whole(tmp_path):
+    writer = LogWriter(tmp_path / "log", segment_bytes=100)
+    for _ in range(3):
+        for event in one_of_each():
+            writer.append(event, 0, 0)
+        assert writer.commit()
+    writer.close()
+    assert len(segments(tmp_path / "log")) == 3
+    assert read_events(tmp_path / "log") == one_of_each() * 3
+
+
+def test_two_writers(tmp_path):
+    first = LogWriter(tmp_path / "log")
+    with pytest.raises(LogError, match="another process writes the log"):
+        LogWriter(tmp_path / "log")
+    first.append(ev.CacheReset(), 0, 0)
+    first.close()
+    first.close()
+    with pytest.raises(LogError, match="holds a log already"):
+        LogWriter(tmp_path / "log")
+    assert len(read_events(tmp_path / "log")) == 1
+
+
+def test_a_refused_writer_lets_the_folder_go(tmp_path):
+    write_log(tmp_path / "log", one_of_each())
+    with pytest.raises(LogError, match="holds a log already"):
+        LogWriter(tmp_path / "log")
+    segments(tmp_path / "log")[0].unlink()
+    LogWriter(tmp_path / "log").close()
+
+
+def test_a_full_disk_keeps_whole_records_and_the_rest_for_later(tmp_path, monkeypatch):
+    folder = tmp_path / "log"
+    writer = LogWriter(folder)
+    writer.append(ev.Failed("before"), 0, 0)
+    assert writer.commit()
+    size = segments(folder)[0].stat().st_size
+    disk = Disk(monkeypatch, room=30)
+    writer.append(ev.Failed("during"), 1, 0)
+    assert not writer.commit(), "the write was short"
+    assert segments(folder)[0].stat().st_size == size
+    disk.room = 0
+    writer.append(ev.Failed("later"), 2, 0)
+    assert not writer.commit(), "the write raised"
+    assert segments(folder)[0].stat().st_size == size and "No space left" in writer.stalled
+    disk.room = 10_000
+    assert writer.commit() and not writer.stalled
+    assert [event.error for event in read_events(folder)] == ["before", "during", "later"]
+    assert writer.num_bytes == segments(folder)[0].stat().st_size
+    writer.close()
+
+
+def test_torn_bytes_that_cannot_be_cut_at_once_are_cut_before_the_next_write(tmp_path, monkeypatch):
+    writer = LogWriter(tmp_path / "log")
+    writer.append(ev.Failed("one"), 0, 0)
+    assert writer.commit()
+    disk = Disk(monkeypatch, room=30)
+    real, broken = os.ftruncate, [True]
+
+    def ftruncate(fd, size):
+        if broken:
+            raise OSError(errno.EIO, "planted")
+        real(fd, size)
+
+    monkeypatch.setattr(os, "ftruncate", ftruncate)
+    writer.append(ev.Failed("two"), 0, 0)
+    assert not writer.commit()
+    disk.room = 10_000
+    assert not writer.commit(), "the torn bytes are still there"
+    broken.clear()
+    assert writer.commit()
+    writer.close()
+    assert [event.error for event in read_events(tmp_path / "log")] == ["one", "two"]
+
+
+@pytest.mark.parametrize("sync_always", [False, True])
+def test_any_system_call_may_fail_once(tmp_path, monkeypatch, sync_always):
+    """For every call of a short run: each record stands in the log once, in order."""
+    events, kinds = one_of_each(), set()
+    for fail_at in range(1, 100):
+        folder = tmp_path / str(fail_at)
+        with monkeypatch.context() as patch:
+            disk = Disk(patch, fail_at=fail_at)
+            writer, refused = LogWriter(folder, sync_always=sync_always, segment_bytes=400), 0
+            for event in events:
+                writer.append(event, 0, 0)
+                refused += not writer.commit()
+            try:
+                writer.close()
+            except LogError as error:
+                assert "synced" in str(error) and disk.failed == "fdatasync"
+            assert refused <= 1
+        kinds.add(disk.failed)
+        reader = LogReader(folder)
+        assert [record.event for record in reader] == events
+        assert reader.torn is None
+        if disk.failed is None:
+            break
+    assert kinds == {"write", "fdatasync", "fsync", "open", None}
+
+
+def test_closing_a_stalled_log_says_what_is_lost(tmp_path, monkeypatch):
+    writer = LogWriter(tmp_path / "log")
+    writer.append(ev.Failed("kept"), 0, 0)
+    assert writer.commit()
+    Disk(monkeypatch, room=5)
+    writer.append(ev.Failed("lost"), 0, 0)
+    writer.append(ev.Failed("lost"), 0, 0)
+    with pytest.raises(LogError, match="No space left.*its last 2 records are lost"):
+        writer.close()
+    assert [event.error for event in read_events(tmp_path / "log")] == ["kept"]
+    segments(tmp_path / "log")[0].unlink()
+    LogWriter(tmp_path / "log").close()  # the lock is gone
+
+
+def test_sync_beside_rotation(tmp_path, monkeypatch):
+    """Another thread syncs a descriptor that the writer closed meanwhile."""
+    writer = LogWriter(tmp_path / "log")
+    writer.sync()
+    writer.append(ev.Failed("x"), 0, 0)
+    assert writer.commit()
+    writer.sync()
+    os.close(writer._fd)
+    writer.sync()
+    monkeypatch.setattr(os, "fdatasync", lambda fd: (_ for _ in ()).throw(OSError(errno.EIO, "planted")))
+    with pytest.raises(OSError, match="planted"):
+        writer.sync()
+
+
+def run(core, tokens, ends, steps=10_000):
+    while core.has_work and steps:
+        steps -= 1
+        for output in core.step():
+            tokens.setdefault(output.request_id, []).extend(output.token_ids)
+            if output.finish_reason:
+                ends[output.request_id] = output.finish_reason
+
+
+@pytest.mark.parametrize("room", [0, 1, 40, 200, 1000, 1777])
+def test_an_engine_on_a_full_disk(tmp_path, monkeypatch, room):
+    """Nothing comes out that is not in the log; it goes on where it stood when there is room."""
+    config = settings_of(checkpoint_interval=2)
+    core = EngineCore(config, SimulatedExecutor(config), sink=LogWriter(tmp_path / "log"))
+    tokens, ends = {}, {}
+    requests = [request(f"r{number}", 5 + number, max_tokens=8) for number in range(6)]
+    for one in requests[:5]:
+        core.submit(one)
+    disk = Disk(monkeypatch, room=room)
+    run(core, tokens, ends, steps=40)
+    assert core.stalled and core.has_work and not set(ends) == {one.request_id for one in requests}
+    with pytest.raises(MMEngineError, match="no new requests: .*No space left"):
+        core.submit(requests[5])
+    logged = 0
+    if segments(tmp_path / "log"):
+        reader = LogReader(tmp_path / "log")
+        executed = [record.event for record in reader if isinstance(record.event, ev.Executed)]
+        logged = sum(len(event.token_ids) // 4 for event in executed)
+        assert reader.torn is None
+    assert sum(map(len, tokens.values())) == logged, "tokens that came out are in the log"
+    assert core.step() is not None and not list(core.step())
+    disk.room = None
+    run(core, tokens, ends)
+    core.submit(requests[5])
+    run(core, tokens, ends)
+    core.close()
+    for one in requests:
+        assert (tokens[one.request_id], ends[one.request_id]) == reference_tokens(one, config)
+    report = verify(tmp_path / "log")
+    assert report.ok and report.torn is None and report.requests == 6 and not report.unfinished
+
+
+def test_an_engine_that_closes_on_a_full_disk_frees_the_device(tmp_path, monkeypatch):
+    config = settings_of()
+    executor = SimulatedExecutor(config)
+    closed = []
+    monkeypatch.setattr(executor, "close", lambda: closed.append(True))
+    core = EngineCore(config, executor, sink=LogWriter(tmp_path / "log"))
+    Disk(monkeypatch, room=3)
+    with pytest.raises(LogError, match="its last 2 records are lost"):
+        core.close()
+    assert closed
+
+
+LIMITED = """
+import resource, sys
+from pathlib import Path
+from mmengine.core.engine import EngineCore
+from mmengine.core.simulate import SimulatedExecutor
+from mmengine.events.log import LogWriter
+from mmengine.replay import verify
+from tests.core.small_engine import request, settings_of
+
+folder = Path(sys.argv[1])
+_, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (3500, hard))
+config = settings_of()
+core = EngineCore(config, SimulatedExecutor(config), sink=LogWriter(folder))
+for number in range(5):
+    core.submit(request(f"r{number}", 9, max_tokens=20))
+tokens = 0
+for _ in range(100):
+    tokens += sum(len(output.token_ids) for output in core.step())
+assert core.stalled and 0 < tokens < 100, tokens
+size = sum(path.stat().st_size for path in folder.glob("*.mmlog"))
+held, before = verify(folder), tokens
+assert size <= 3500 and held.ok and held.torn is None and held.tokens == tokens
+resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+while core.has_work:
+    tokens += sum(len(output.token_ids) for output in core.step())
+core.close()
+report = verify(folder)
+assert report.ok and report.torn is None and report.tokens == tokens == 100 and not report.unfinished
+print("recovered", before)
+"""
+
+
+def test_a_real_limit_of_the_system(tmp_path):
+    """The kernel gives a short count first and raises later; no stand-in is involved."""
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(tmp_path / "log")], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("recovered")
