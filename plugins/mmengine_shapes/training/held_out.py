@@ -20,7 +20,7 @@ from mmengine_shapes.questions import (
 from mmengine_shapes.scenes import Clip, random_clip, random_scene
 from mmengine_shapes.training.texts import TEXT_TASKS, facts, filler, text_pair
 
-MIXED_SIDES = (64, 96, 128, 160, 192, 256)
+MIXED_SIDES = (64, 96, 128, 160, 192, 224, 256)
 EXTRA_TASKS = ("two_turns", "long_system_json", "long_system_where", "long_facts")
 TASKS = (*IMAGE_TASKS, *PAIR_TASKS, *CLIP_TASKS, *EXTRA_TASKS, *TEXT_TASKS)
 

@@ -8,7 +8,7 @@ from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
 VOCAB_SIZE = 1536
 INIT_STD = 0.04
-PIXELS = (64 * 64, 256 * 256)  # an image of 4 to 64 merged tokens passes unscaled
+PIXELS = (96 * 96, 256 * 256)  # an image of 9 to 64 merged tokens passes unscaled
 CLIP_PIXELS = (4 * 64 * 64, 8 * 128 * 128)
 
 
