@@ -97,7 +97,7 @@ class ModelRunner:
 
     def _sample_rows(self, plan: StepPlan) -> SampleRows:
         rows = plan.rows[plan.sample]
-        columns = self._rows.columns[rows]
+        columns = self._rows.columns.take(rows)  # on records faster than columns[rows]
         known = plan.num_computed[plan.sample] + plan.num_scheduled[plan.sample]
         return SampleRows(rows, columns, known - columns["num_prompt"])
 

@@ -88,8 +88,11 @@ class Sampler:
             wanted = int(np.bitwise_or.reduce(options))
         if wanted & (ADJUSTED | RANDOM):
             picked = np.flatnonzero(options & (ADJUSTED | RANDOM))
-            chosen = self._choose(_take(logits, picked), options[picked], batch.take(picked))
-            token_ids[upload(picked, self._device)] = chosen
+            if len(picked) == len(options):
+                token_ids = self._choose(logits, options, batch)
+            else:
+                chosen = self._choose(_take(logits, picked), options[picked], batch.take(picked))
+                token_ids[upload(picked, self._device)] = chosen
         token_ids.masked_fill_(~largest.isfinite(), ERROR_TOKEN)
         if wanted & PENALTIES:
             picked = np.flatnonzero(options & PENALTIES)

@@ -24,7 +24,8 @@ MAX_PADDING = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """g rows with equal query length. `mask` None means that query i sees KV 0 to i.
+    """g rows with equal query length. `mask` None means that query i sees KV 0 to i, or, in decode,
+    that every row has kv_len tokens.
 
     `tokens`: where the rows' g * query_len tokens lie in the batch. `pages`: int64 [2 * g * b], the
     K pages and then the V pages of every row. `mask`: 0 or -inf, [g, 1, 1, kv_len] for decode,
@@ -114,12 +115,14 @@ class TorchPagedAttention:
         return [rows[powers == power] for power in np.unique(powers)]
 
     def _decode_group(self, meta: AttentionMeta, rows: np.ndarray, starts: np.ndarray) -> Group:
-        kv_len = int(meta.kv_lens[rows].max())
+        kv_lens = meta.kv_lens[rows]
+        kv_len = int(kv_lens.max())
         places = _places(rows, self._device)
-        lens = meta.kv_lens_device[places]
-        beyond = torch.arange(kv_len, device=self._device) >= lens[:, None]
-        mask = torch.zeros(beyond.shape, dtype=self._dtype, device=self._device)
-        mask = mask.masked_fill_(beyond, float("-inf"))[:, None, None, :]
+        mask = None
+        if (kv_lens != kv_len).any():
+            beyond = torch.arange(kv_len, device=self._device) >= meta.kv_lens_device[places][:, None]
+            mask = torch.zeros(beyond.shape, dtype=self._dtype, device=self._device)
+            mask = mask.masked_fill_(beyond, float("-inf"))[:, None, None, :]
         pages = self._page_index(meta.block_table[places], kv_len)
         return Group(_places(starts[rows], self._device), len(rows), 1, kv_len, pages, mask)
 
