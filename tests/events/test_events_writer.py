@@ -228,7 +228,7 @@ def test_an_engine_on_a_full_disk(tmp_path, monkeypatch, room):
         core.submit(one)
     disk = Disk(monkeypatch, room=room)
     run(core, tokens, ends, steps=40)
-    assert core.stalled and core.has_work and not set(ends) == {one.request_id for one in requests}
+    assert core.stalled and core.has_work and len(ends) < 5
     with pytest.raises(MMEngineError, match="no new requests: .*No space left"):
         core.submit(requests[5])
     logged = 0

@@ -1,0 +1,93 @@
+"""Simulated runs with a log, and what was seen of them while they were live."""
+
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mmengine.core.engine import EngineCore
+from mmengine.core.simulate import SimulatedExecutor
+from mmengine.errors import QueueFull
+from mmengine.events.log import LogWriter
+from tests.core.small_engine import settings_of
+from tests.core.workloads import small_request
+
+EOS_IN = 20
+
+
+@dataclass
+class Live:
+    """`steps`: rows, tokens, admitted, encoded, running, waiting, free blocks, encoder use, error."""
+
+    core: EngineCore | None = None
+    tokens: dict[str, list[int]] = field(default_factory=dict)
+    ends: dict[str, tuple[str, str, int]] = field(default_factory=dict)
+    prompts: dict[str, tuple[int, int]] = field(default_factory=dict)
+    steps: list[tuple] = field(default_factory=list)
+
+    @property
+    def queued(self) -> list[str]:
+        """Requests that were accepted, in order of arrival."""
+        return [name for name in self.prompts if self.ends[name][0] != "rejected"]
+
+
+class Watched(SimulatedExecutor):
+    """Notes each batch, and the state at the moment in which it was given out."""
+
+    def __init__(self, live: Live, config, fail_at):
+        super().__init__(config, eos_in=EOS_IN, fault=lambda step: "planted" if step in fail_at else None)
+        self.live, self.fail_at = live, fail_at
+
+    def dispatch(self, plan):
+        state = self.live.core.state
+        batch = (len(plan.rows), int(plan.num_scheduled.sum()), len(plan.admitted), len(plan.encode))
+        pools = (state.blocks.num_free, state.encoder.used)
+        error = "planted" if plan.step in self.fail_at else ""
+        self.live.steps.append((*batch, len(state.running), len(state.waiting), *pools, error))
+        super().dispatch(plan)
+
+
+def busy_run(folder: Path, seed: int = 0, *, num_requests: int = 30, fail_at=(9, 10), **settings) -> Live:
+    """Requests of all kinds in a pool that is too small: media, tenants, priorities, cancels, failed
+    steps, a reset of the cache, preemptions."""
+    rng = random.Random(seed)
+    values = {
+        "max_num_seqs": 5,
+        "token_budget": 24,
+        "max_model_len": 48,
+        "num_blocks": 19,
+        "encoder_budget": 8,
+        "encoder_cache_size": 12,
+        "policy": "priority",
+        "max_waiting": 6,
+        "checkpoint_interval": 8,
+        **settings,
+    }
+    config, live = settings_of(**values), Live()
+    executor = Watched(live, config, fail_at)
+    live.core = core = EngineCore(config, executor, sink=LogWriter(folder))
+    for number in range(num_requests):
+        if number == num_requests // 2:
+            core.reset_prefix_cache()
+        request = small_request(rng, f"r{number}", config)
+        try:
+            core.submit(request)
+        except QueueFull:
+            _step(live, 3)
+            continue
+        live.prompts[request.request_id] = len(request.prompt_token_ids), len(request.media)
+        if rng.random() < 0.2:
+            core.cancel(f"r{rng.randrange(number + 1)}")
+        _step(live, rng.randrange(4))
+    while core.has_work:
+        _step(live, 1)
+    core.close()
+    return live
+
+
+def _step(live: Live, count: int) -> None:
+    for _ in range(count):
+        for output in live.core.step():
+            live.tokens.setdefault(output.request_id, []).extend(output.token_ids)
+            if output.finish_reason is not None:
+                live.ends[output.request_id] = output.finish_reason, output.detail, output.num_cached_tokens
+                live.core.delivered(output.request_id)
