@@ -1,4 +1,8 @@
-"""The other side: transformers' `generate` on the same weights, ids and pixels."""
+"""The other side: transformers' `generate` on the same weights, ids and pixels.
+
+It runs with its defaults, SDPA and a growing cache, which were faster here than eager attention and
+than a static cache.
+"""
 
 import time
 from collections.abc import Callable, Sequence

@@ -72,7 +72,8 @@ class MixedRun:
             "median of the rounds' ratios. Ids and pixels are ready before the clock starts on both sides; "
             "the vision pass is inside on both, and so are mmengine's texts and event log. Padded batches "
             "are sorted by tokens to make, so that few are made in vain. Caches are cold in every run. The "
-            "end of sequence is suppressed on both sides, so answers run on past their natural end."
+            "end of sequence is suppressed on both sides, so answers run on past their natural end. "
+            "transformers has its defaults, SDPA and a growing cache."
         )
         table.notes.extend(self._partings(rounds.results[OURS], wanted))
         return table, rounds.ratio(ONE_BY_ONE, OURS)

@@ -1,7 +1,7 @@
 """mmengine beside transformers: the embedded checkpoint in float32, the same prompts, on a CPU, in turn.
 
-    python benchmarks/throughput.py                    # the whole table
-    python benchmarks/throughput.py --quick --json     # fewer rounds; the last line is JSON
+python benchmarks/throughput.py                    # the whole table
+python benchmarks/throughput.py --quick --json     # fewer rounds; the last line is JSON
 """
 
 import os

@@ -1,5 +1,6 @@
 """The benchmarks run, on the smallest of settings; what they measure is not looked at."""
 
+import importlib
 import json
 import os
 import subprocess
@@ -15,11 +16,10 @@ TINY = ("--quick", "--json", "--requests", "3", "--longest", "4", "--rounds", "1
 
 
 @pytest.fixture
-def gpu_setup(monkeypatch):
+def module(monkeypatch):
+    """A module of the benchmarks folder, by name."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import gpu_setup
-
-    return gpu_setup
+    return importlib.import_module
 
 
 def call(*command: object, **variables: str) -> subprocess.CompletedProcess:
@@ -57,7 +57,8 @@ def test_gpu_check_says_in_one_line_that_there_is_no_gpu():
     assert done.stderr.strip().count("\n") == 0 and "no GPU" in done.stderr
 
 
-def test_a_checkout_gets_entry_points_where_none_are_installed(gpu_setup, tmp_path, monkeypatch):
+def test_a_checkout_gets_entry_points_where_none_are_installed(module, tmp_path, monkeypatch):
+    gpu_setup = module("gpu_setup")
     monkeypatch.setattr(gpu_setup.metadata, "entry_points", lambda group: ())
     assert gpu_setup.main(tmp_path) == 0
     found = [metadata.PathDistribution(folder) for folder in tmp_path.glob("*.dist-info")]
@@ -65,8 +66,29 @@ def test_a_checkout_gets_entry_points_where_none_are_installed(gpu_setup, tmp_pa
     assert len(found) == 1 and points["mmengine.models", "qwen3_vl"] == "mmengine_qwen3_vl:plugin"
 
 
-def test_what_is_missing_is_named_with_the_way_to_bring_it(gpu_setup, tmp_path, monkeypatch, capsys):
+def test_what_is_missing_is_named_with_the_way_to_bring_it(module, tmp_path, monkeypatch, capsys):
+    gpu_setup = module("gpu_setup")
     monkeypatch.setattr(gpu_setup, "_installed", lambda name: name not in ("msgspec", "av"))
     assert gpu_setup.main(tmp_path) == 1
     told = capsys.readouterr().err
     assert "missing here: msgspec. " in told and "pip download" in told and not list(tmp_path.iterdir())
+
+
+def test_answers_part_where_their_tokens_do(module):
+    wanted = [([5, 6, 7], [9.0, 0.25, 8.0]), ([1, 2], [3.0, 0.5]), ([4], [1.0])]
+    got = [([5, 8, 7], []), ([1, 2, 3], []), ([4], [])]
+    partings = module("gpu_check").compare_answers(wanted, got)
+    assert partings == [{"request": 0, "token": 1, "gap": 0.25}, {"request": 1, "token": 1, "gap": 0.5}]
+
+
+def test_rounds_take_turns_and_compare_within_a_round(module):
+    measure = module("measure")
+    order, ticks = [], []
+    variants = {"a": lambda: order.append("a"), "b": lambda: order.append("b")}
+    rounds = measure.Rounds().run(variants, 3, lambda: ticks.append(1))
+    assert "".join(order) == "abbaab" and len(ticks) == 6
+    rounds.samples = {
+        "a": [measure.Sample(wall, 1) for wall in (2, 30, 4)],
+        "b": [measure.Sample(wall, 2) for wall in (1, 10, 8)],
+    }
+    assert rounds.ratio("a", "b") == 2 and rounds.ratio("a", "b", "cpu") == 0.5 and rounds.wall("a") == 4
