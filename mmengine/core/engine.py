@@ -274,8 +274,9 @@ def _check_result(result: StepResult, num_sampled: int) -> None:
 
 
 def _writable(text: str) -> str:
-    """The beginning of an error text, without what UTF-8 cannot hold."""
-    return text[:MAX_ERROR_CHARS].encode("utf-8", "backslashreplace").decode()
+    """The beginning of an error text, without what UTF-8 cannot hold. Done twice it changes nothing,
+    as a replay needs it."""
+    return text[:MAX_ERROR_CHARS].encode("utf-8", "backslashreplace").decode()[:MAX_ERROR_CHARS]
 
 
 def _started(config: EngineConfig, fingerprints: dict[str, str]) -> ev.Started:

@@ -65,7 +65,7 @@ class MemoryLog:
         self.records.append(Record(self._sequence, step, mono_ns, event))
         self._sequence += 1
         self._held_bytes += _column_bytes(event)
-        while len(self.records) > self._limit or (self._held_bytes > self._max_bytes and len(self.records) > 1):
+        while len(self.records) > max(1, self._limit if self._held_bytes <= self._max_bytes else 1):
             self._held_bytes -= _column_bytes(self.records.popleft().event)
 
     def commit(self) -> bool:

@@ -1,0 +1,180 @@
+"""Which block holds which content: exact, however keys collide."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mmengine.core import prefix_index
+from mmengine.core.prefix_index import NO_CONTENT, ROOT, PrefixIndex
+
+SIZE = 2
+
+
+def tokens_of(*values):
+    return np.array(values, np.int32)
+
+
+def insert(index, block, parent, tokens, extra=b""):
+    part = int(index.token_parts(tokens[None])[0])
+    return index.insert(block, parent, part, tokens, extra)
+
+
+def find(index, parent, tokens, extra=b""):
+    return index.find(parent, int(index.token_parts(tokens[None])[0]), tokens, extra)
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2**40), st.lists(st.integers(-(2**31), 2**31 - 1), min_size=4, max_size=4)),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_keys_of_columns_are_keys_of_rows(rows):
+    index = PrefixIndex(4, 4)
+    parents = np.array([parent for parent, _ in rows], np.int64)
+    parts = index.token_parts(np.array([tokens for _, tokens in rows], np.int32))
+    alone = [prefix_index._key(parent, part, b"") for parent, part in zip(parents.tolist(), parts.tolist())]
+    assert prefix_index._keys(parents, parts).tolist() == alone
+
+
+def test_keys_depend_on_parent_tokens_order_and_extra():
+    index = PrefixIndex(4, 2)
+    parts = index.token_parts(np.array([[1, 2], [2, 1], [1, 3]], np.int32)).tolist()
+    keys = [prefix_index._key(0, part, b"") for part in parts]
+    keys += [prefix_index._key(1, parts[0], b""), prefix_index._key(0, parts[0], b"x" * 32)]
+    assert len(set(keys)) == 5
+
+
+def collide(monkeypatch):
+    """Every key becomes the same one."""
+    monkeypatch.setattr(prefix_index, "_MIX", 0)
+
+
+class Model:
+    """What the index should know, in plain words: what each block was last told to hold."""
+
+    def __init__(self):
+        self.held = {}
+
+    def holders(self, content):
+        return {block for block, held in self.held.items() if held == content}
+
+
+OPERATIONS = st.lists(
+    st.tuples(
+        st.sampled_from(["insert", "many", "forget", "find", "find", "clear"]),
+        st.lists(st.integers(1, 11), min_size=1, max_size=4, unique=True),
+        st.integers(0, 3),
+        st.lists(st.integers(0, 2), min_size=4, max_size=4),
+        st.sampled_from([b"", b"", b"an image" * 4]),
+    ),
+    max_size=40,
+)
+
+
+def replay_operations(operations, collisions):
+    """Run against the model. Without collisions a hit must be found where there is one."""
+    index, model, parents = PrefixIndex(12, SIZE), Model(), [ROOT]
+    for kind, blocks, parent_at, draws, extra in operations:
+        parent = parents[parent_at % len(parents)]
+        tokens = tokens_of(draws[0], draws[1])
+        if kind == "clear":
+            index.clear()
+            model.held.clear()
+        elif kind == "forget":
+            index.forget(np.array(blocks))
+            for block in blocks:
+                model.held.pop(block, None)
+        elif kind == "insert" and blocks[0] not in model.held:
+            wanted = [(parent, tuple(tokens.tolist()), extra)]
+            told(model, parents, blocks[:1], [insert(index, blocks[0], parent, tokens, extra)], wanted)
+        elif kind == "many":
+            fresh = [block for block in blocks if block not in model.held]
+            if fresh:
+                columns = np.array([[draws[n % 4], draws[(n + 1) % 4]] for n in range(len(fresh))], np.int32)
+                ids = index.insert_many(np.array(fresh), np.full(len(fresh), parent, np.int64), columns)
+                wanted = [(parent, tuple(row), b"") for row in columns.tolist()]
+                told(model, parents, fresh, ids.tolist(), wanted)
+        elif kind == "find":
+            found = find(index, parent, tokens, extra)
+            holders = model.holders((parent, tuple(tokens.tolist()), extra))
+            assert found in holders or found == -1
+            assert collisions or (found == -1) == (not holders)
+        for block in range(12):
+            assert (index.content[block] == NO_CONTENT) == (block not in model.held)
+        by_id = {}
+        for block, held in model.held.items():
+            assert by_id.setdefault(int(index.content[block]), held) == held, "an id means one content"
+
+
+def told(model, parents, blocks, ids, contents):
+    for block, content_id, content in zip(blocks, ids, contents):
+        if content_id != NO_CONTENT:
+            model.held[block] = content
+            if content_id not in parents:
+                parents.append(content_id)
+
+
+@settings(max_examples=250, deadline=None, derandomize=True)
+@given(OPERATIONS)
+def test_against_a_model(operations):
+    replay_operations(operations, collisions=False)
+
+
+@settings(max_examples=250, deadline=None, derandomize=True)
+@given(OPERATIONS)
+def test_hits_are_exact_though_all_keys_collide(operations):
+    with pytest.MonkeyPatch.context() as patch:
+        collide(patch)
+        assert prefix_index._key(1, 2, b"") == prefix_index._key(5, 7, b"x")
+        replay_operations(operations, collisions=True)
+
+
+def test_a_collision_costs_a_miss(monkeypatch):
+    collide(monkeypatch)
+    index = PrefixIndex(8, SIZE)
+    first = insert(index, 1, ROOT, tokens_of(1, 2))
+    assert insert(index, 2, ROOT, tokens_of(3, 4)) == NO_CONTENT
+    assert index.insert_many(np.array([3]), np.array([ROOT]), np.array([[5, 6]], np.int32)).tolist() == [-1]
+    assert find(index, ROOT, tokens_of(1, 2)) == 1 and first > ROOT
+    assert find(index, ROOT, tokens_of(3, 4)) == find(index, ROOT, tokens_of(5, 6)) == -1
+    index.forget(np.array([1, 2, 3]))
+    assert insert(index, 4, ROOT, tokens_of(3, 4)) > first
+
+
+def test_a_twin_takes_over():
+    index = PrefixIndex(8, SIZE)
+    ids = [insert(index, block, ROOT, tokens_of(1, 2)) for block in (1, 2, 3)]
+    assert len(set(ids)) == 1 and find(index, ROOT, tokens_of(1, 2)) == 1
+    for gone, served_by in ((2, 1), (1, 3), (3, -1)):
+        index.forget(np.array([gone]))
+        assert find(index, ROOT, tokens_of(1, 2)) == served_by
+    assert insert(index, 1, ROOT, tokens_of(1, 2)) not in ids, "ids are never used twice"
+
+
+def test_twins_within_one_column():
+    index = PrefixIndex(8, SIZE)
+    rows = np.array([[1, 2], [3, 4], [1, 2]], np.int32)
+    ids = index.insert_many(np.array([1, 2, 3]), np.full(3, ROOT, np.int64), rows)
+    assert ids[0] == ids[2] != ids[1]
+    index.forget(np.array([1]))
+    assert find(index, ROOT, tokens_of(1, 2)) == 3
+
+
+def test_a_plain_column_is_no_twin_of_a_block_with_media(monkeypatch):
+    collide(monkeypatch)
+    index = PrefixIndex(8, SIZE)
+    insert(index, 1, ROOT, tokens_of(1, 2), b"image" * 8)
+    assert index.insert_many(np.array([2]), np.array([ROOT]), np.array([[1, 2]], np.int32)).tolist() == [-1]
+
+
+def test_parents_chain():
+    index = PrefixIndex(8, SIZE)
+    first = insert(index, 1, ROOT, tokens_of(1, 2))
+    other = insert(index, 2, ROOT, tokens_of(3, 4))
+    insert(index, 3, first, tokens_of(9, 9))
+    assert find(index, first, tokens_of(9, 9)) == 3
+    assert find(index, other, tokens_of(9, 9)) == find(index, ROOT, tokens_of(9, 9)) == -1

@@ -1,0 +1,92 @@
+"""Logs of old builds: they read, fold to what they folded to, and verify, for ever."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from mmengine.config import EngineConfig
+from mmengine.core.evolve import evolve
+from mmengine.core.schedule import DECISION_VERSION
+from mmengine.core.state import State
+from mmengine.events import vocabulary as ev
+from mmengine.events.codec import HEADER, MAGIC, encode
+from mmengine.events.log import LogReader
+from mmengine.events.vocabulary import NUMBERS
+from mmengine.replay import request_lines, step_lines, verify
+
+FOLDERS = sorted(path.parent for path in Path(__file__).parent.glob("*/expected.json"))
+
+
+@pytest.fixture(params=FOLDERS, ids=lambda folder: folder.name)
+def golden(request):
+    return request.param, json.loads((request.param / "expected.json").read_text())
+
+
+def test_there_is_one_for_each_format():
+    assert [folder.name for folder in FOLDERS] == ["format_1"]
+    assert sum(path.stat().st_size for folder in FOLDERS for path in folder.iterdir()) < 200_000
+
+
+def test_it_has_everything_in_it(golden):
+    events = [record.event for record in LogReader(golden[0])]
+    assert {type(event) for event in events} >= {cls for number, cls in ev.TYPES.items() if number <= 12}
+    reasons = {event.reason for event in events if isinstance(event, (ev.Preempted, ev.Finished))}
+    assert reasons >= {"no free blocks", "the step failed", "stop", "length", "abort", "error", "rejected"}
+    modalities = {item.modality for event in events if isinstance(event, ev.Queued) for item in event.media}
+    assert modalities == {"image", "video"}
+    assert len({event.priority for event in events if isinstance(event, ev.Queued)}) > 1
+
+
+def test_it_folds_to_its_digest(golden):
+    folder, expected = golden
+    state = None
+    for record in LogReader(folder):
+        if state is None:
+            state = State(EngineConfig.from_dict(record.event.config))
+        evolve(state, record.event)
+    assert state.digest().hex() == expected["digest"]
+
+
+def test_it_verifies(golden):
+    folder, expected = golden
+    report = verify(folder)
+    assert report.ok and report.torn is None and not report.unfinished
+    assert report.rederived == (expected["decision_version"] == DECISION_VERSION)
+    assert {name: getattr(report, name) for name in ("events", "steps", "tokens", "checkpoints")} == {
+        name: expected[name] for name in ("events", "steps", "tokens", "checkpoints")
+    }
+
+
+def test_it_shows_the_same_figures(golden):
+    folder, expected = golden
+    lines = [asdict(line) for line in request_lines(folder)]
+    assert len(lines) == len(expected["requests"])
+    for line, known in zip(lines, expected["requests"], strict=True):
+        assert {name: line[name] for name in known} == known
+    steps = [list(asdict(line).values()) for line in step_lines(folder)]
+    known = expected["step_lines"]
+    assert [step[: len(old)] for step, old in zip(steps, known, strict=True)] == known
+
+
+def extends(new, old):
+    """Whether a body only gained something: fields at the end of an array, keys of a map."""
+    if isinstance(old, list):
+        return len(new) >= len(old) and all(map(extends, new, old))
+    if isinstance(old, dict):
+        return all(name in new and extends(new[name], old[name]) for name in old)
+    return new == old and type(new) is type(old)
+
+
+def test_what_is_written_today_only_adds_to_it(golden):
+    folder, _ = golden
+    (path,) = folder.glob("*.mmlog")
+    data, decode = path.read_bytes(), msgspec.msgpack.Decoder().decode
+    for record in LogReader(folder):
+        start = record.offset + HEADER.size
+        magic, fmt, number, _, length, *_ = HEADER.unpack_from(data, record.offset)
+        written = encode(record.event, record.sequence, record.step, record.mono_ns)
+        assert (magic, number) == (MAGIC, NUMBERS[type(record.event)]) and fmt == int(folder.name[-1])
+        assert extends(decode(written[HEADER.size :]), decode(data[start : start + length]))
