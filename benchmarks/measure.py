@@ -43,8 +43,3 @@ class Rounds:
 
     def cpu(self, name: str) -> float:
         return median(sample.cpu for sample in self.samples[name])
-
-    def ratio(self, slow: str, fast: str, clock: str = "wall") -> float:
-        """Median over the rounds of one variant's time over the other's in the same round."""
-        pairs = zip(self.samples[slow], self.samples[fast], strict=True)
-        return median(getattr(a, clock) / getattr(b, clock) for a, b in pairs)

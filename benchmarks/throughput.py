@@ -22,18 +22,18 @@ TITLE = "mmengine and transformers, embedded checkpoint, float32, CPU"
 
 
 def main(
-    quick: Annotated[bool, typer.Option("--quick", help="Two rounds, not five.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Three rounds, not five.")] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Targets as one last line of JSON.")] = False,
     threads: Annotated[int, typer.Option(min=1, help="Threads of torch, for both.")] = 1,
     out: Annotated[Path | None, typer.Option(help="Write the tables here, as markdown.")] = None,
     requests: Annotated[int, typer.Option(min=1, help="Mixed requests.")] = 64,
     longest: Annotated[int, typer.Option(min=4, help="Most new tokens of an answer.")] = 64,
-    rounds: Annotated[int, typer.Option(min=0, help="0: five, or two with --quick.")] = 0,
+    rounds: Annotated[int, typer.Option(min=0, help="0: five, or three with --quick.")] = 0,
 ) -> None:
     """Measure mmengine and transformers on the same weights and prompts, in turn, in one process."""
     for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ[variable] = str(threads)  # read when torch and numpy are loaded, which is below
-    tables, targets, lines = measure(threads, requests, longest, rounds or (2 if quick else 5))
+    tables, targets, lines = measure(threads, requests, longest, rounds or (3 if quick else 5))
     show(tables, lines)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)

@@ -41,11 +41,11 @@ def mixed(processor: Processor, count: int, longest: int, seed: int = 5) -> list
         for scene in pictures:
             question = _one(rng, image_questions(scene, rng))
             asks.append(_ask(processor, rng, longest, "one image", question, scenes=[scene]))
-        for number in (2, 3):
+        for number, kind in ((2, "two images"), (3, "three images")):
             scenes = [rng.choice(shared)]
             scenes += [random_scene(rng, side=rng.choice(SIDES)) for _ in range(number - 1)]
             question = _one(rng, pair_questions(*scenes[:2], rng))
-            asks.append(_ask(processor, rng, longest, f"{number} images", question, scenes=scenes))
+            asks.append(_ask(processor, rng, longest, kind, question, scenes=scenes))
         clip = random_clip(rng)
         question = _one(rng, clip_questions(clip, rng))
         frames = [np.asarray(frame) for frame in clip.frames()]
