@@ -6,6 +6,7 @@ import pytest
 from mmengine.core.engine import EngineCore
 from mmengine.core.executor import StepResult
 from mmengine.core.inbox import Inbox
+from mmengine.core.prefix_index import NO_CONTENT
 from mmengine.core.simulate import SimulatedExecutor, reference_tokens
 from mmengine.errors import ExecutorFailed
 from mmengine.events import vocabulary as ev
@@ -342,6 +343,11 @@ def test_a_reset_makes_no_hit_of_what_was_before():
     bench.submit(request("running", prompt, max_tokens=9))
     bench.step()
     bench.core.reset_prefix_cache()
+    for _ in range(4):
+        bench.step()
+    assert bench.state.running.tolist() and set(bench.state.blocks.index.content.tolist()) == {NO_CONTENT}, (
+        "what a running row fills now follows what was forgotten"
+    )
     bench.submit(request("b", prompt))
     events = bench.run()
     (admitted,) = [event for event in events if isinstance(event, ev.Admitted)]

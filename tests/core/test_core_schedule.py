@@ -335,6 +335,19 @@ def test_the_longest_unused_feature_goes_first_and_a_used_one_never():
     assert set(bench.executor._features) == set(bench.state.encoder.entries)
 
 
+def test_what_a_request_needs_is_not_evicted_for_its_next_image():
+    bench = Bench(encoder_cache_size=8)
+    for name, tag in (("a", 1), ("b", 2)):
+        bench.submit(request(name, 8, media=[image(tag, 2, 4)], max_tokens=1))
+        bench.run()
+    both = request("c", 12, media=[image(1, 2, 4), image(3, 6, 4)])
+    bench.submit(both)
+    (admitted,) = bench.decisions()
+    assert [key[0] for key in admitted.evict] == [2], "1 is older, but c is about to use it"
+    assert [(key[0], index) for key, _, index in admitted.encode] == [(3, 1)]
+    check_answers(bench, both)
+
+
 def test_a_row_that_waits_for_room_lets_others_run():
     """The cache holds one image. a holds it while it is cut; b waits before its own."""
     bench = Bench(token_budget=6, encoder_cache_size=6, max_num_seqs=3)
