@@ -118,13 +118,13 @@ def main() -> None:
     answerer = Answerer(options.checkpoint)
     print("| task | 96 px | mixed sizes |\n|---|---|---|", flush=True)
     for task in options.tasks:
-        cells = []
-        for side in (96,) if task in (*TEXT_TASKS, "long_facts") else (96, None):
+        cells, text_only = [], task in (*TEXT_TASKS, "long_facts")
+        for side in (96,) if text_only else (96, None):
             items = held_out_items(task, options.items, side, options.seed)
             result = measure(answerer, task, items, options.show)
             valid = f" (parses {result['parses']:.1%})" if "json" in task else ""
             cells.append(f"{result['exact']:.1%}{valid}")
-        print(f"| {task} | " + " | ".join(cells) + " |", flush=True)
+        print(f"| {task} | " + " | ".join(cells + ["-"] * text_only) + " |", flush=True)
 
 
 if __name__ == "__main__":
