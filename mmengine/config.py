@@ -77,7 +77,7 @@ _RANGES = (
     ("token_budget", 1, 2**20),
     ("max_model_len", 0, 2**24),
     ("block_size", 1, 1024),
-    ("num_blocks", 0, 2**24),
+    ("num_blocks", 0, 2**22),
     ("long_prefill_token_threshold", 0, 2**20),
     ("encoder_budget", 1, 2**24),
     ("encoder_cache_size", 1, 2**26),

@@ -86,7 +86,10 @@ def _column_bytes(event: Event) -> int:
 
 
 class LogWriter:
-    """Appends to a folder. `sync_always`: fdatasync at each commit, against power cuts too."""
+    """Appends to a folder. `sync_always`: fdatasync at each commit, against power cuts too.
+
+    Raises LogError when the folder cannot be had, holds a log, or has another writer.
+    """
 
     def __init__(self, folder: Path, *, sync_always: bool = False, segment_bytes: int = SEGMENT_BYTES):
         self._folder = folder
@@ -99,8 +102,12 @@ class LogWriter:
         self._fd = -1
         self.num_bytes = 0
         self.stalled = ""
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._lock = _lock(folder)
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._lock = _lock(folder)
+        except OSError as error:
+            what = f"no log can be written in {folder}: {error.strerror}"
+            raise LogError(f"{what}; name another folder") from None
         if segment_paths(folder):
             os.close(self._lock)
             raise LogError(f"{folder} holds a log already; name another folder, or move that one away")

@@ -229,7 +229,8 @@ def _derive(tape: _Tape, log: CheckedLog) -> State | Divergence:
 
 def _fold(tape: _Tape, log: CheckedLog) -> State | Divergence:
     """Apply every event as it stands, and compare the digests."""
-    state = State(log.config)
+    with log.naming():
+        state = State(log.config)
     while tape.next is not None:
         event = tape.next.event
         if isinstance(event, ev.Checkpoint):

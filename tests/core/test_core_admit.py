@@ -146,7 +146,7 @@ WRONG = {
     "token_budget": [0, 2**20 + 1],
     "max_model_len": [-1, 2**24 + 1],
     "block_size": [0, 3, 24, 2048],
-    "num_blocks": [-1, 2**24 + 1],
+    "num_blocks": [-1, 2**22 + 1],
     "encoder_budget": [0],
     "encoder_cache_size": [0],
     "max_waiting": [0],

@@ -102,6 +102,19 @@ def test_two_writers(tmp_path):
     assert len(read_events(tmp_path / "log")) == 1
 
 
+@pytest.mark.parametrize("made", ["file", "below a file", "lock is a link"])
+def test_a_folder_that_cannot_be_had(tmp_path, made):
+    folder = tmp_path / "log"
+    if made == "lock is a link":
+        folder.mkdir()
+        (folder / "lock").symlink_to(tmp_path / "elsewhere")
+    else:
+        folder.write_text("a file")
+    with pytest.raises(LogError, match="no log can be written in"):
+        LogWriter(folder / "deeper" if made == "below a file" else folder)
+    assert not (tmp_path / "elsewhere").exists()
+
+
 def test_a_refused_writer_lets_the_folder_go(tmp_path):
     write_log(tmp_path / "log", one_of_each())
     with pytest.raises(LogError, match="holds a log already"):
