@@ -20,9 +20,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     num_blocks: int = 0  # KV blocks of the pool; auto: from free memory
     enable_prefix_caching: bool = True
     long_prefill_token_threshold: int = 0  # most tokens of one request in one step; 0: no limit
+    split_media: bool = True  # False: a chunk ends before an item rather than inside it, where it can
     encoder_budget: int = 16384  # embeddings computed in one step
     encoder_cache_size: int = 32768  # embeddings kept
     policy: str = "fcfs"
+    admission_reserve: Literal["none", "prompt", "output"] = "prompt"  # blocks free before one starts
+    num_draft_tokens: int = 0  # most drafts of one row
+    lookahead_tokens: int = 0  # KV slots a drafter needs behind the known tokens
+    compat: Literal["", "vllm"] = ""  # decisions as that engine makes them, for comparisons
     max_waiting: int = 4096  # requests without a row; one more is refused
     max_media_per_request: int = 64
     max_retries: int = 1  # times a request survives a failed step before it ends with "error"
@@ -79,6 +84,8 @@ _RANGES = (
     ("block_size", 1, 1024),
     ("num_blocks", 0, 2**22),
     ("long_prefill_token_threshold", 0, 2**20),
+    ("num_draft_tokens", 0, 64),
+    ("lookahead_tokens", 0, 64),
     ("encoder_budget", 1, 2**24),
     ("encoder_cache_size", 1, 2**26),
     ("max_waiting", 1, 2**20),

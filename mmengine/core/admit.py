@@ -23,6 +23,10 @@ def admit(view: View, asked: ev.Event) -> list[ev.Event]:
                     )
                 ]
             return [asked]
+        case ev.GrammarReady(request_id=name) | ev.GrammarFailed(request_id=name):
+            known = view.requests.get(name)
+            waits = known is not None and known.waits_for_grammar and name not in view.grammar_failed
+            return [asked] if waits else []
         case ev.Cancelled(request_id=name):
             known = view.requests.get(name)
             return [asked] if known is not None and not known.cancelled else []

@@ -1,6 +1,7 @@
 """The pool of KV blocks: reference counts, the free list, and what full blocks hold."""
 
 import hashlib
+from typing import Any
 
 import numpy as np
 
@@ -10,14 +11,15 @@ from mmengine.request import Request
 
 
 class BlockPool:
-    """`num_blocks` counts block 0, the dummy. Callers read; only `evolve` calls what changes."""
+    """`num_blocks` counts block 0, the dummy. `content_width`: tokens that say what a block holds.
+    Callers read; only `evolve` calls what changes."""
 
-    def __init__(self, num_blocks: int, block_size: int):
+    def __init__(self, num_blocks: int, block_size: int, content_width: int):
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.references = np.zeros(num_blocks, np.int32)
         self.free_list = FreeList(num_blocks)
-        self.index = PrefixIndex(num_blocks, block_size)
+        self.index = PrefixIndex(num_blocks, content_width)
 
     @property
     def num_free(self) -> int:
@@ -46,6 +48,24 @@ class BlockPool:
     def reset_cache(self) -> None:
         """Forget all cached content; blocks in use stay with their holders."""
         self.index.clear()
+
+
+def blocks_needed(columns: Any, rows: np.ndarray, num_tokens: np.ndarray) -> np.ndarray:
+    """Further blocks that each of `rows` needs for `num_tokens` more, int32; `columns`: a state or a
+    view. Slots for the drafter's lookahead count, up to the longest request."""
+    config = columns.config
+    slots = columns.num_computed[rows] + num_tokens
+    if config.lookahead_tokens:
+        slots = np.minimum(slots + config.lookahead_tokens, config.max_model_len)
+    return np.maximum(-(-slots // config.block_size) - columns.num_blocks[rows], 0)
+
+
+def content_windows(token_ids: np.ndarray, first: int, last: int, size: int, width: int) -> np.ndarray:
+    """The `width` tokens that say what each of blocks [first, last) holds, int32 [last - first, width]."""
+    if width == size:
+        return token_ids[first * size : last * size].reshape(-1, size)
+    starts = np.arange(first, last)[:, None] * size
+    return token_ids[starts + np.arange(width)]
 
 
 def block_extras(request: Request, num_tokens: int, block_size: int) -> dict[int, bytes]:

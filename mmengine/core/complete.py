@@ -12,10 +12,21 @@ def complete(view: View) -> list[ev.Event]:
     full = view.num_tokens[running] >= view.max_total[running]
     over = full | (view.ended[running] != RUNS_ON)
     events = [_end_of(view, view.requests_by_row[row]) for row in running[over].tolist()]
-    if view.cancelled:
-        ended = set(running[over].tolist())
-        names = [name for name in view.cancelled if view.requests[name].row not in ended]
-        events += [ev.Finished(name, "abort", view.requests[name].cancelled) for name in names]
+    ended = {event.request_id for event in events}
+    for name in view.cancelled:
+        if name not in ended:
+            events.append(ev.Finished(name, "abort", view.requests[name].cancelled))
+    for name in view.grammar_failed:
+        if name not in ended and not view.requests[name].cancelled:
+            events.append(ev.Finished(name, "error", view.requests[name].detail))
+    if view.resetting:
+        names = [view.requests_by_row[row].request.request_id for row in running[~over][::-1].tolist()]
+        gone = {event.request_id for event in events}
+        events += [
+            ev.Preempted(name, view.requests[name].row, "recompute", "the prefix cache was reset")
+            for name in names
+            if name not in gone
+        ]
     return events
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from mmengine.core.blocks import block_extras
+from mmengine.core.blocks import block_extras, blocks_needed, content_windows
 from mmengine.core.prefix_index import NO_CONTENT, ROOT
 from mmengine.core.request_state import RequestState
 from mmengine.core.state import BROKEN, LOST, NEVER, RUNS_ON, STOPPED, State
@@ -34,9 +34,20 @@ def _queued(state: State, event: ev.Queued) -> None:
         grammar=event.grammar,
     )
     known = state.new_request(request)
+    known.waits_for_grammar = request.grammar is not None
     state.requests[event.request_id] = known
     state.history.update(event.prompt)
     state.enqueue(known)
+
+
+def _grammar_ready(state: State, event: ev.GrammarReady) -> None:
+    state.requests[event.request_id].waits_for_grammar = False
+
+
+def _grammar_failed(state: State, event: ev.GrammarFailed) -> None:
+    known = state.requests[event.request_id]
+    known.detail = event.detail
+    state.grammar_failed.append(event.request_id)
 
 
 def _cancelled(state: State, event: ev.Cancelled) -> None:
@@ -54,6 +65,10 @@ def _scheduled(state: State, event: ev.Scheduled) -> None:
     _encode(state, event.encode, event.evict)
     _deal_blocks(state, rows, num_tokens, np.frombuffer(event.new_blocks, np.int32))
     state.step_rows = rows
+    if event.num_drafts is not None:
+        state.scheduled_drafts[rows] = np.frombuffer(event.num_drafts, np.int32)
+    if state.config.num_draft_tokens:
+        state.num_drafts[rows] = 0
     _compute(state, rows, num_tokens)
 
 
@@ -91,6 +106,8 @@ def _fill_row(state: State, row: int, known: RequestState, blocks: np.ndarray, n
         known.num_prompt + known.request.sampling.max_tokens, state.config.max_model_len
     )
     state.content[row] = state.blocks.index.content[blocks[num_cached - 1]] if num_cached else ROOT
+    state.num_filled[row] = num_cached
+    state.num_drafts[row] = state.scheduled_drafts[row] = 0
     state.ended[row] = RUNS_ON
     state.release_at[row] = NEVER
     media = known.request.media
@@ -107,8 +124,7 @@ def _deal_blocks(state: State, rows: np.ndarray, num_tokens: np.ndarray, new: np
         return
     state.blocks.take_new(new)
     held = state.num_blocks[rows]
-    needed = -(-(state.num_computed[rows] + num_tokens) // state.block_size) - held
-    needed = np.maximum(needed, 0)
+    needed = blocks_needed(state, rows, num_tokens)
     places = np.repeat(held + needed - np.cumsum(needed), needed) + np.arange(len(new))
     state.block_table[np.repeat(rows, needed), places] = new
     state.num_blocks[rows] = held + needed
@@ -132,35 +148,37 @@ def _compute(state: State, rows: np.ndarray, num_tokens: np.ndarray) -> None:
     state.scheduled[rows] = num_tokens
     state.tokens_left -= int(num_tokens.sum())
     if state.config.enable_prefix_caching:
-        fills = after // state.block_size > before // state.block_size
+        spare = state.content_width - state.block_size
+        filled = np.minimum(after, state.num_tokens[rows] - spare) // state.block_size
+        fills = filled > state.num_filled[rows]
         if fills.any():
-            _fill_blocks(state, rows[fills], before[fills], after[fills])
-    for row in rows[state.next_media[rows] < after].tolist():
+            _fill_blocks(state, rows[fills], filled[fills])
+    for row in rows[state.next_media[rows] < after + bool(state.config.lookahead_tokens)].tolist():
         _reference_media(state, row)
 
 
-def _fill_blocks(state: State, rows: np.ndarray, before: np.ndarray, after: np.ndarray) -> None:
-    """Record the content of blocks that become full. Rows that fill one plain block with their
-    only token go together; the others go block by block."""
-    size = state.block_size
-    single = (after - before == 1) & (after - size >= state.plain_from[rows])
-    fast = rows[single]
-    fast = fast[state.content[fast] != NO_CONTENT]
-    if len(fast):
-        numbers = state.num_computed[fast] // size - 1
-        blocks = state.block_table[fast, numbers]
-        places = (numbers * size)[:, None] + np.arange(size, dtype=np.int32)
-        tokens = state.token_ids[fast[:, None], places]
-        state.content[fast] = state.blocks.index.insert_many(blocks, state.content[fast], tokens)
+def _fill_blocks(state: State, rows: np.ndarray, filled: np.ndarray) -> None:
+    """Record the content of blocks that become full, up to `filled` blocks of each row. Rows that
+    fill one plain block go together; the others go block by block."""
+    size, first = state.block_size, state.num_filled[rows]
+    single = (filled - first == 1) & (first * size >= state.plain_from[rows])
+    state.num_filled[rows] = filled
+    fast = single & (state.content[rows] != NO_CONTENT)
+    if fast.any():
+        some, numbers = rows[fast], first[fast]
+        blocks = state.block_table[some, numbers]
+        places = (numbers * size)[:, None] + np.arange(state.content_width, dtype=np.int32)
+        tokens = state.token_ids[some[:, None], places]
+        state.content[some] = state.blocks.index.insert_many(blocks, state.content[some], tokens)
         state.step_filled.append(blocks)
-    spans = np.stack((rows, before // size, after // size), axis=1)[~single]
-    for row, first, last in spans.tolist():
-        _fill_row_blocks(state, row, first, last)
+    spans = np.stack((rows, first, filled), axis=1)[~single]
+    for row, start, end in spans.tolist():
+        _fill_row_blocks(state, row, start, end)
 
 
 def _fill_row_blocks(state: State, row: int, first: int, last: int) -> None:
     size, index = state.block_size, state.blocks.index
-    tokens = state.token_ids[row, first * size : last * size].reshape(-1, size)
+    tokens = content_windows(state.token_ids[row], first, last, size, state.content_width)
     parts = index.token_parts(tokens).tolist()
     extras = block_extras(state.requests_by_row[row].request, last * size, size)
     content = int(state.content[row])
@@ -176,7 +194,7 @@ def _fill_row_blocks(state: State, row: int, first: int, last: int) -> None:
 def _reference_media(state: State, row: int) -> None:
     """The row's chunk overlaps embeddings: hold what it uses, find what comes next."""
     known = state.requests_by_row[row]
-    computed = int(state.num_computed[row])
+    computed = int(state.num_computed[row]) + bool(state.config.lookahead_tokens)
     before = computed - int(state.scheduled[row])
     next_start, release_at = int(NEVER), int(NEVER)
     for index, item in enumerate(known.request.media):
@@ -220,21 +238,52 @@ def _close_step(state: State) -> np.ndarray:
 def _executed(state: State, event: ev.Executed) -> None:
     rows = _close_step(state)
     state.history.update(event.token_ids)
-    sampled = rows[state.num_computed[rows] == state.num_tokens[rows]]
+    sampled = rows[state.num_computed[rows] >= state.num_tokens[rows]]
     tokens = np.frombuffer(event.token_ids, np.int32)
+    counts = None if event.counts is None else np.frombuffer(event.counts, np.int32)
     for index, what in event.errors:
         state.ended[sampled[index]] = BROKEN
         state.requests_by_row[sampled[index]].detail = what
     for index, kind in event.stops:
         state.ended[sampled[index]] = STOPPED
         state.requests_by_row[sampled[index]].detail = kind
-    if event.errors:
-        whole = state.ended[sampled] != BROKEN
-        sampled, tokens = sampled[whole], tokens[whole]
-    state.token_ids[sampled, state.num_tokens[sampled]] = tokens
-    state.num_tokens[sampled] += 1
+    if counts is not None:
+        _take_runs(state, sampled, tokens, counts)
+    else:
+        if event.errors:
+            whole = state.ended[sampled] != BROKEN
+            sampled, tokens = sampled[whole], tokens[whole]
+        state.token_ids[sampled, state.num_tokens[sampled]] = tokens
+        state.num_tokens[sampled] += 1
+    if state.config.num_draft_tokens:
+        state.num_computed[sampled] = state.num_tokens[sampled] - 1  # rejected drafts are rolled back
+        _take_drafts(state, rows, sampled, event)
     for row in rows[state.release_at[rows] <= state.num_computed[rows]].tolist():
         _release_media(state, row, int(state.num_computed[row]))
+
+
+def _take_runs(state: State, rows: np.ndarray, tokens: np.ndarray, counts: np.ndarray) -> None:
+    """Append several tokens to each row, as many as its limit allows."""
+    places = np.arange(len(tokens), dtype=np.int32) - np.repeat(np.cumsum(counts) - counts, counts)
+    places += np.repeat(state.num_tokens[rows], counts)
+    owners = np.repeat(rows, counts)
+    kept = places < state.max_total[owners]
+    state.token_ids[owners[kept], places[kept]] = tokens[kept]
+    state.num_tokens[rows] = np.minimum(state.num_tokens[rows] + counts, state.max_total[rows])
+
+
+def _take_drafts(state: State, rows: np.ndarray, sampled: np.ndarray, event: ev.Executed) -> None:
+    """Put drafts behind the known tokens."""
+    state.scheduled_drafts[rows] = 0
+    if event.num_drafts is None:
+        return
+    num_drafts = np.frombuffer(event.num_drafts, np.int32)
+    drafts = np.frombuffer(event.drafts, np.int32)
+    places = np.arange(len(drafts), dtype=np.int32) - np.repeat(np.cumsum(num_drafts) - num_drafts, num_drafts)
+    places += np.repeat(state.num_tokens[sampled], num_drafts)
+    state.token_ids[np.repeat(sampled, num_drafts), places] = drafts
+    state.num_drafts[sampled] = num_drafts
+    state.drafter[sampled] = 0 if event.drafters is None else np.frombuffer(event.drafters, np.int32)
 
 
 def _failed(state: State, event: ev.Failed) -> None:
@@ -258,6 +307,7 @@ def _preempted(state: State, event: ev.Preempted) -> None:
     _leave_row(state, known)
     state.enqueue(known)
     state.preempted_in_step = True
+    state.resetting = state.resetting and bool(len(state.running))
 
 
 def _finished(state: State, event: ev.Finished) -> None:
@@ -270,8 +320,9 @@ def _finished(state: State, event: ev.Finished) -> None:
         if state.ended[known.row] == BROKEN:  # its KV may hold NaN: nobody shall hit it
             state.blocks.index.forget(state.block_table[known.row, : state.num_blocks[known.row]])
         _leave_row(state, known)
-    if known.cancelled:
-        state.cancelled.remove(event.request_id)
+    for names in (state.cancelled, state.grammar_failed):
+        if event.request_id in names:
+            names.remove(event.request_id)
 
 
 def _leave_row(state: State, known: RequestState) -> None:
@@ -294,6 +345,7 @@ def _delivered(state: State, event: ev.Delivered) -> None:
 def _cache_reset(state: State, event: ev.CacheReset) -> None:
     state.blocks.reset_cache()
     state.content[state.running] = NO_CONTENT
+    state.resetting = event.preempt_running
 
 
 def _checkpoint(state: State, event: ev.Checkpoint) -> None:
@@ -303,6 +355,8 @@ def _checkpoint(state: State, event: ev.Checkpoint) -> None:
 _APPLY: dict[type[ev.Event], Callable[[State, ev.Event], None]] = {
     ev.Started: _started,
     ev.Queued: _queued,
+    ev.GrammarReady: _grammar_ready,
+    ev.GrammarFailed: _grammar_failed,
     ev.Cancelled: _cancelled,
     ev.Preempted: _preempted,
     ev.Scheduled: _scheduled,

@@ -57,6 +57,7 @@ class StepPlan:
     evict: tuple[bytes, ...] = ()  # encoder keys to drop, before encoding
     encode: tuple[EncodeItem, ...] = ()
     media: tuple[MediaSpan, ...] = ()
+    num_drafts: np.ndarray | None = None  # int32 [n], tokens at a row's end that are drafts; None: none
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +67,20 @@ class StepResult:
     `stops`: (index, kind) where the text ended, kind is "eos", "token" or "string".
     `errors`: (index, what) where a row failed alone, for example with NaN logits.
     `logprobs`: (index, [(token id, logprob), …]); the chosen token comes first.
+
+    With drafts a row gives several tokens: `counts` of them, the accepted drafts and one more;
+    `token_ids` then holds the rows' tokens one after the other. `drafts` are for the next step.
     """
 
-    token_ids: np.ndarray  # int32 [s]
+    token_ids: np.ndarray  # int32 [s], or [counts.sum()]
     stops: tuple[tuple[int, str], ...] = ()
     errors: tuple[tuple[int, str], ...] = ()
     logprobs: tuple[tuple[int, list[tuple[int, float]]], ...] = ()
     device_ns: int = 0
+    counts: np.ndarray | None = None  # int32 [s]; None: one token each
+    drafts: np.ndarray | None = None  # int32 [num_drafts.sum()]
+    num_drafts: np.ndarray | None = None  # int32 [s]; None: no drafts
+    drafters: np.ndarray | None = None  # int32 [s], who made them, by number; None: drafter 0
 
 
 class Executor(Protocol):

@@ -17,22 +17,23 @@ _MIX = 0xD6E8FEB86659FD93  # multiplier of a 64-bit finaliser (xor-shift, multip
 
 
 class PrefixIndex:
-    """Columns by block: `content` (its content id or NO_CONTENT), parent, tokens, key."""
+    """Columns by block: `content` (its content id or NO_CONTENT), parent, tokens, key. `width`: tokens
+    that say what a block holds, its own or one more."""
 
-    def __init__(self, num_blocks: int, block_size: int):
+    def __init__(self, num_blocks: int, width: int):
         self.content = np.full(num_blocks, NO_CONTENT, np.int64)
         self._parent = np.zeros(num_blocks, np.int64)
-        self._tokens = np.zeros((num_blocks, block_size), np.int32)
+        self._tokens = np.zeros((num_blocks, width), np.int32)
         self._key = np.zeros(num_blocks, np.uint64)
         self._extra: dict[int, bytes] = {}  # of blocks that overlap media or begin a salted prompt
         self._owner: dict[int, int] = {}  # key -> the block that serves hits
         self._twins: dict[int, list[int]] = {}  # key -> further blocks with the same content
         self._next_content = ROOT + 1
-        powers = [pow(0xD1342543DE82EF95, j + 1, 2**64) for j in range(block_size)]  # odd factors
+        powers = [pow(0xD1342543DE82EF95, j + 1, 2**64) for j in range(width)]  # odd factors
         self._factors = np.array(powers, np.uint64)
 
     def token_parts(self, tokens: np.ndarray) -> np.ndarray:
-        """The share of the tokens in the key: int32 [n, block_size] to uint64 [n]."""
+        """The share of the tokens in the key: int32 [n, width] to uint64 [n]."""
         return (tokens.astype(np.uint64) * self._factors).sum(axis=1, dtype=np.uint64)
 
     def find(self, parent: int, part: int, tokens: np.ndarray, extra: bytes) -> int:
@@ -70,7 +71,7 @@ class PrefixIndex:
     def insert_many(self, blocks: np.ndarray, parents: np.ndarray, tokens: np.ndarray) -> np.ndarray:
         """`insert` for n blocks of different rows, without extras: the blocks that decoding fills.
 
-        blocks int32 [n], parents int64 [n], tokens int32 [n, block_size]; gives content ids [n].
+        blocks int32 [n], parents int64 [n], tokens int32 [n, width]; gives content ids [n].
         """
         keys = _keys(parents, self.token_parts(tokens))
         owners = np.fromiter(

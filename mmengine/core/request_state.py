@@ -18,6 +18,7 @@ class RequestState:
     rank: tuple[int, ...] = ()
     row: int = -1
     num_cached: int = -1  # prompt tokens that were cached when it first ran; -1 before
+    waits_for_grammar: bool = False
     failures: int = 0
     cancelled: str = ""
     detail: str = ""  # how the text ended, or what went wrong

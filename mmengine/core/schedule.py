@@ -13,7 +13,7 @@ so that a block scheduled by one event can be a prefix hit of the next.
 
 import numpy as np
 
-from mmengine.core.blocks import block_extras
+from mmengine.core.blocks import block_extras, blocks_needed, content_windows
 from mmengine.core.prefix_index import ROOT
 from mmengine.core.request_state import RequestState
 from mmengine.core.state import View
@@ -39,6 +39,8 @@ class _EncoderDraft:
 
     def __init__(self, view: View):
         self._cache: EncoderCache = view.encoder
+        self._split_media = view.config.split_media
+        self._ahead = int(bool(view.config.lookahead_tokens))  # a drafter reads one token ahead
         self._left = view.encoder_left
         self._added: dict[bytes, int] = {}
         self._keep: set[bytes] = set()
@@ -49,13 +51,16 @@ class _EncoderDraft:
         """The chunk [start, start + length) of a request, cut before the first item that does not
         fit; what fits is added to the draft. Gives the length that is left."""
         for index, item in enumerate(known.request.media):
-            if item.end <= start or item.start >= start + length:
+            end = start + length + self._ahead
+            if item.end <= start + self._ahead or item.start >= end:
                 continue
-            first = next((at for at, size in item.runs if at + size > start and at < start + length), None)
+            if not self._split_media and start + self._ahead < item.start and end < item.end:
+                return item.start - start - self._ahead
+            first = next((at for at, size in item.runs if at + size > start + self._ahead and at < end), None)
             if first is None:
                 continue  # only the text between a video's runs
             if not self._take(known, row, index, item.num_embeds):
-                return max(0, first - start)
+                return max(0, first - start - self._ahead)
         return length
 
     def _take(self, known: RequestState, row: int, index: int, size: int) -> bool:
@@ -81,10 +86,14 @@ class _EncoderDraft:
 def _schedule_running(view: View) -> ev.Preempted | ev.Scheduled | None:
     rows = view.running
     wanted = view.num_tokens[rows] - view.num_computed[rows]
+    if view.config.num_draft_tokens:
+        wanted = wanted + view.num_drafts[rows]
+        wanted = np.minimum(wanted, view.config.max_model_len - 1 - view.num_computed[rows])
     draft = None
     if len(rows) > view.tokens_left or int(wanted.max()) > 1:
         wanted = _within_limits(view, wanted)
-    media = np.flatnonzero(view.next_media[rows] < view.num_computed[rows] + wanted)
+    ahead = bool(view.config.lookahead_tokens)
+    media = np.flatnonzero(view.next_media[rows] < view.num_computed[rows] + wanted + ahead)
     if len(media):
         draft = _EncoderDraft(view)
         wanted = _cut_at_media(view, rows, wanted, media, draft)
@@ -93,9 +102,7 @@ def _schedule_running(view: View) -> ev.Preempted | ev.Scheduled | None:
         rows, wanted = rows[wanted > 0], wanted[wanted > 0]
     if not len(rows):
         return None
-    held = view.num_blocks[rows]
-    needed = -(-(view.num_computed[rows] + wanted) // view.block_size) - held
-    num_new = int(np.maximum(needed, 0).sum())
+    num_new = int(blocks_needed(view, rows, wanted).sum())
     if num_new > view.blocks.num_free:
         row = view.policy.victim(view)
         name = view.requests_by_row[row].request.request_id
@@ -107,12 +114,30 @@ def _schedule_running(view: View) -> ev.Preempted | ev.Scheduled | None:
         new_blocks=view.blocks.free_list.peek(num_new).tobytes() if num_new else b"",
         encode=tuple(draft.encode) if draft else (),
         evict=tuple(draft.evict) if draft else (),
+        **_draft_columns(view, rows, wanted),
     )
 
 
+def _draft_columns(view: View, rows: np.ndarray, wanted: np.ndarray) -> dict[str, bytes]:
+    """How many of the rows' tokens are drafts and who made them; empty when there are none."""
+    if not view.config.num_draft_tokens:
+        return {}
+    num_drafts = np.maximum(view.num_computed[rows] + wanted - view.num_tokens[rows], 0)
+    if not num_drafts.any():
+        return {}
+    drafters = view.drafter[rows]
+    columns = {"num_drafts": num_drafts.tobytes()}
+    return {**columns, "drafters": drafters.tobytes()} if drafters.any() else columns
+
+
 def _within_limits(view: View, wanted: np.ndarray) -> np.ndarray:
-    threshold = view.config.long_prefill_token_threshold
+    threshold = _threshold(view)
     return np.minimum(wanted, threshold) if threshold else wanted
+
+
+def _threshold(view: View) -> int:
+    """Most tokens of one request in a step, 0 for no limit; a request alone has none to be fair to."""
+    return view.config.long_prefill_token_threshold if len(view.requests) > 1 else 0
 
 
 def _within_budget(wanted: np.ndarray, budget: int) -> np.ndarray:
@@ -141,20 +166,21 @@ def _admit_next(view: View) -> ev.Admitted | None:
         return None
     row = view.free_rows[-1]
     for known in view.waiting[view.scan_from :]:
+        if known.waits_for_grammar:
+            continue
         cached = _cached_prefix(view, known)
         start = len(cached) * view.block_size
         length = min(len(known.tokens) - start, view.tokens_left)
-        if view.config.long_prefill_token_threshold:
-            length = min(length, view.config.long_prefill_token_threshold)
+        if threshold := _threshold(view):
+            length = min(length, threshold)
         draft = _EncoderDraft(view)
         length = draft.cut(known, row, start, length)
         if not length:
             continue
         revived = int((view.blocks.references[cached] == 0).sum())
-        whole = -(-len(known.tokens) // view.block_size) - len(cached)
-        if whole + revived > view.blocks.num_free:
+        num_new = _blocks_for(view, start + length) - len(cached)
+        if max(num_new, _reserved(view, known) - len(cached)) + revived > view.blocks.num_free:
             return None
-        num_new = -(-(start + length) // view.block_size) - len(cached)
         return ev.Admitted(
             request_id=known.request.request_id,
             row=row,
@@ -165,6 +191,21 @@ def _admit_next(view: View) -> ev.Admitted | None:
             evict=tuple(draft.evict),
         )
     return None
+
+
+def _blocks_for(view: View, num_tokens: int) -> int:
+    """Blocks that hold so many tokens and the drafter's lookahead."""
+    return -(-min(num_tokens + view.config.lookahead_tokens, view.config.max_model_len) // view.block_size)
+
+
+def _reserved(view: View, known: RequestState) -> int:
+    """Blocks that must be free, hits included, before a request starts."""
+    match view.config.admission_reserve:
+        case "none":
+            return 0
+        case "prompt":
+            return _blocks_for(view, len(known.tokens))
+    return _blocks_for(view, min(known.num_prompt + known.request.sampling.max_tokens, view.config.max_model_len))
 
 
 def _next_free(view: View, cached: np.ndarray, revived: int, count: int) -> np.ndarray:
@@ -181,7 +222,7 @@ def _cached_prefix(view: View, known: RequestState) -> np.ndarray:
     if not view.config.enable_prefix_caching or not count:
         return np.zeros(0, np.int32)
     index = view.blocks.index
-    tokens = known.tokens[: count * size].reshape(count, size)
+    tokens = content_windows(known.tokens, 0, count, size, view.content_width)
     parts = index.token_parts(tokens).tolist()
     extras = block_extras(known.request, count * size, size)
     blocks, content = [], ROOT

@@ -29,7 +29,11 @@ _ROW_COLUMNS = {
     "num_blocks": np.int32,  # held
     "next_media": np.int32,  # start of the first embedding run not computed yet, or NEVER
     "release_at": np.int32,  # computed tokens at which an encoder reference may go, or NEVER
+    "num_filled": np.int32,  # full blocks whose content is recorded
     "scheduled": np.int32,  # tokens in the open step
+    "scheduled_drafts": np.int32,  # how many of them, at their end, are drafts
+    "num_drafts": np.int32,  # drafts behind the known tokens, for the next step
+    "drafter": np.int32,  # who made them
     "plain_from": np.int32,  # blocks from this token on overlap no media and no salt
     "content": np.int64,  # content id of the last full block, the parent of the next
     "ended": np.int8,
@@ -45,7 +49,7 @@ class State:
         rows, self.block_size = config.max_num_seqs, config.block_size
         for name, dtype in _ROW_COLUMNS.items():
             setattr(self, name, np.zeros(rows, dtype))
-        self.token_ids = np.zeros((rows, config.max_model_len), np.int32)
+        self.token_ids = np.zeros((rows, config.max_model_len + config.num_draft_tokens), np.int32)
         self.block_table = np.zeros((rows, -(-config.max_model_len // config.block_size)), np.int32)
         self.requests_by_row: list[RequestState | None] = [None] * rows
         self.free_rows = list(range(rows - 1, -1, -1))
@@ -53,9 +57,13 @@ class State:
         self.requests: dict[str, RequestState] = {}
         self.waiting: list[RequestState] = []  # by rank
         self.num_arrived = 0
-        self.blocks = BlockPool(config.num_blocks, config.block_size)
+        # With a drafter that keeps KV, what a slot holds depends on the token behind it too.
+        self.content_width = config.block_size + bool(config.lookahead_tokens)
+        self.blocks = BlockPool(config.num_blocks, config.block_size, self.content_width)
         self.encoder = EncoderCache(config.encoder_cache_size)
         self.cancelled: list[str] = []
+        self.grammar_failed: list[str] = []
+        self.resetting = False  # what runs is about to be preempted and to start again
         self.step = 0  # the open step, or the next one
         self.last_rows = np.zeros(0, np.int32)  # what "the rows of the step before" stands for
         self.history = hashlib.blake2b(digest_size=16)  # over all tokens that came in or out, in order

@@ -44,6 +44,19 @@ class Queued(Event):
     grammar: str | None = None
 
 
+class GrammarReady(Event):
+    """Observation: the grammar of a request is compiled; it may run."""
+
+    request_id: str
+
+
+class GrammarFailed(Event):
+    """Observation: the grammar of a request cannot be compiled; it ends with an error."""
+
+    request_id: str
+    detail: str
+
+
 class Cancelled(Event):
     """Observation: the consumer left ("cancelled") or the deadline passed ("deadline")."""
 
@@ -65,6 +78,9 @@ class Scheduled(Event):
 
     `rows` None: those of the step before. `num_tokens` None: one each. `new_blocks` are dealt to
     the rows in order, to each as many as its tokens need.
+
+    `num_drafts`: how many of a row's tokens are drafts, at their end; None: no row has any.
+    `drafters`: who made them, by number; None: drafter 0 all of them.
     """
 
     rows: bytes | None
@@ -72,6 +88,8 @@ class Scheduled(Event):
     new_blocks: bytes = b""
     encode: tuple[tuple[bytes, int, int], ...] = ()  # (key, row, media index)
     evict: tuple[bytes, ...] = ()
+    num_drafts: bytes | None = None
+    drafters: bytes | None = None
 
 
 class Admitted(Event):
@@ -94,6 +112,10 @@ class Executed(Event):
 
     `stops`: (index, kind) where the text ended. `errors`: (index, what) where one row failed.
     `logprobs`: (index, [(token id, logprob), …]).
+
+    `counts`: tokens of each such row (accepted drafts and one more), None: one each; `token_ids`
+    holds them one row after the other. `drafts` for the next step, `num_drafts` of each such row and
+    the numbers of the `drafters` that made them; None: no drafts, drafter 0.
     """
 
     token_ids: bytes
@@ -101,6 +123,10 @@ class Executed(Event):
     errors: tuple[tuple[int, str], ...] = ()
     logprobs: tuple[tuple[int, tuple[tuple[int, float], ...]], ...] = ()
     device_ns: int = 0
+    counts: bytes | None = None
+    drafts: bytes = b""
+    num_drafts: bytes | None = None
+    drafters: bytes | None = None
 
 
 class Failed(Event):
@@ -124,7 +150,10 @@ class Delivered(Event):
 
 
 class CacheReset(Event):
-    """Observation: someone asked to forget all cached prefixes."""
+    """Observation: someone asked to forget all cached prefixes. `preempt_running`: requests that run
+    start again from nothing."""
+
+    preempt_running: bool = False
 
 
 class Checkpoint(Event):
@@ -146,6 +175,18 @@ TYPES: dict[int, type[Event]] = {
     10: Delivered,
     11: CacheReset,
     12: Checkpoint,
+    13: GrammarReady,
+    14: GrammarFailed,
 }
 NUMBERS: dict[type[Event], int] = {cls: number for number, cls in TYPES.items()}
-OBSERVATIONS = (Started, Queued, Cancelled, Executed, Failed, Delivered, CacheReset)
+OBSERVATIONS = (
+    Started,
+    Queued,
+    GrammarReady,
+    GrammarFailed,
+    Cancelled,
+    Executed,
+    Failed,
+    Delivered,
+    CacheReset,
+)
