@@ -31,7 +31,7 @@ def batch(view: View, decisions: list[ev.Event]) -> StepPlan:
         token_index=token_index,
         slot_mapping=blocks * size + token_index % size,
         block_table=table.astype(np.int32),
-        sample=np.flatnonzero(view.num_computed[rows] == view.num_tokens[rows]).astype(np.int32),
+        sample=np.flatnonzero(view.num_computed[rows] >= view.num_tokens[rows]).astype(np.int32),
         admitted=tuple(_admission(view, event.row) for event in admitted),
         evict=(*view.encoder.dropped, *(key for event in decisions for key in event.evict)),
         encode=tuple(
@@ -40,6 +40,7 @@ def batch(view: View, decisions: list[ev.Event]) -> StepPlan:
             for key, row, index in event.encode
         ),
         media=tuple(_media_spans(view, rows, computed, num_scheduled, starts)),
+        num_drafts=view.scheduled_drafts[rows] if view.config.num_draft_tokens else None,
     )
 
 

@@ -94,9 +94,10 @@ class EngineCore:
         """The whole answer reached its consumer."""
         self.inbox.put(ev.Delivered(request_id))
 
-    def reset_prefix_cache(self) -> None:
-        """Forget all cached prefixes, from the next step on."""
-        self.inbox.put(ev.CacheReset())
+    def reset_prefix_cache(self, *, preempt_running: bool = False) -> None:
+        """Forget all cached prefixes, from the next step on; with `preempt_running`, what runs starts
+        again from nothing."""
+        self.inbox.put(ev.CacheReset(preempt_running))
 
     @property
     def has_work(self) -> bool:
@@ -158,17 +159,17 @@ class EngineCore:
                 decisions.append(event)
         if decisions:
             self._plan = batch(self.view, decisions)
-        elif self.state.requests:
+        elif any(not known.waits_for_grammar for known in self.state.requests.values()):
             raise MMEngineError(f"no progress at step {self.state.step}: {self._standstill()}")
 
     def _collect(self) -> None:
-        rows = self.state.step_rows
-        sampled = rows[self.state.num_computed[rows] == self.state.num_tokens[rows]]
+        sampled = self.state.sampled_rows()
+        before = self.state.num_tokens[sampled]
         try:
             if self._lost is not None:
                 raise self._lost
             result = self.executor.collect()
-            _check_result(result, len(sampled))
+            _check_result(result, self.state, sampled)
         except Exception as error:  # whatever the device says: the step is lost, the engine is not
             self._in_flight, self._lost = False, None
             text = str(error) if isinstance(error, ExecutorFailed) else f"{type(error).__name__}: {error}"
@@ -184,10 +185,14 @@ class EngineCore:
             tuple((index, _writable(what)) for index, what in result.errors),
             tuple((index, tuple(entries)) for index, entries in result.logprobs),
             result.device_ns,
+            _column(result.counts),
+            _column(result.drafts) or b"",
+            _column(result.num_drafts),
+            _column(result.drafters),
         )
         self._emit(event)
-        self._outputs.tokens(self.view, sampled, event)
-        self._stats.num_output_tokens += len(sampled) - len(event.errors)
+        self._outputs.tokens(self.view, sampled, before, event)
+        self._stats.num_output_tokens += int((self.state.num_tokens[sampled] - before).sum())
 
     def _release(self) -> Outputs:
         """Commit; only then let the batch and the tokens go."""
@@ -261,13 +266,28 @@ def _queued(request: Request) -> ev.Queued:
         raise InvalidRequest(f"request {request.request_id!r} cannot be written to a log: {error}") from None
 
 
-def _check_result(result: StepResult, num_sampled: int) -> None:
+def _column(values: np.ndarray | None) -> bytes | None:
+    return None if values is None else values.astype(np.int32).tobytes()
+
+
+def _check_result(result: StepResult, state: State, sampled: np.ndarray) -> None:
     """Raise ExecutorFailed for a result that does not fit the step; the log must never hold one."""
-    tokens = result.token_ids
-    if tokens.dtype != np.int32 or len(tokens) != num_sampled:
+    tokens, num_sampled = result.token_ids, len(sampled)
+    num_tokens = num_sampled
+    if result.counts is not None:
+        most = state.scheduled_drafts[sampled] + 1
+        if len(result.counts) != num_sampled or (result.counts < 1).any() or (result.counts > most).any():
+            raise ExecutorFailed("the executor accepted more drafts than a row had, or gave it no token")
+        num_tokens = int(result.counts.sum())
+    if tokens.dtype != np.int32 or len(tokens) != num_tokens:
         raise ExecutorFailed(
             f"the executor gave {len(tokens)} tokens of {tokens.dtype} for {num_sampled} rows that sampled"
         )
+    if result.num_drafts is not None:
+        counts, most = result.num_drafts, state.config.num_draft_tokens
+        fits = len(counts) == num_sampled and not (counts < 0).any() and not (counts > most).any()
+        if not fits or result.drafts is None or len(result.drafts) != int(counts.sum()):
+            raise ExecutorFailed(f"the executor proposed drafts that do not fit num_draft_tokens {most}")
     for entries in (result.stops, result.errors, result.logprobs):
         if any(not 0 <= index < num_sampled for index, _ in entries):
             raise ExecutorFailed(f"the executor names a row beyond the {num_sampled} that sampled")

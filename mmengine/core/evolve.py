@@ -194,12 +194,14 @@ def _fill_row_blocks(state: State, row: int, first: int, last: int) -> None:
 def _reference_media(state: State, row: int) -> None:
     """The row's chunk overlaps embeddings: hold what it uses, find what comes next."""
     known = state.requests_by_row[row]
-    computed = int(state.num_computed[row]) + bool(state.config.lookahead_tokens)
+    computed = int(state.num_computed[row])
+    read = computed + bool(state.config.lookahead_tokens)  # a drafter reads one token ahead
     before = computed - int(state.scheduled[row])
     next_start, release_at = int(NEVER), int(NEVER)
     for index, item in enumerate(known.request.media):
         for start, length in item.runs:
-            if start < computed and start + length > before and index not in known.held_media:
+            reached = start < computed or (start < read and state.encoder.has(known.media_keys[index]))
+            if reached and start + length > before and index not in known.held_media:
                 known.held_media.add(index)
                 state.encoder.reference(known.media_keys[index])
             if start + length > computed:
@@ -245,16 +247,20 @@ def _executed(state: State, event: ev.Executed) -> None:
         state.ended[sampled[index]] = BROKEN
         state.requests_by_row[sampled[index]].detail = what
     for index, kind in event.stops:
-        state.ended[sampled[index]] = STOPPED
-        state.requests_by_row[sampled[index]].detail = kind
-    if counts is not None:
-        _take_runs(state, sampled, tokens, counts)
-    else:
+        row = sampled[index]
+        count = 1 if counts is None else counts[index]
+        if state.num_tokens[row] + count <= state.max_total[row]:  # else the limit comes first
+            state.ended[row] = STOPPED
+            state.requests_by_row[row].detail = kind
+    if counts is None:
+        whole = sampled
         if event.errors:
-            whole = state.ended[sampled] != BROKEN
-            sampled, tokens = sampled[whole], tokens[whole]
-        state.token_ids[sampled, state.num_tokens[sampled]] = tokens
-        state.num_tokens[sampled] += 1
+            sound = state.ended[sampled] != BROKEN
+            whole, tokens = sampled[sound], tokens[sound]
+        state.token_ids[whole, state.num_tokens[whole]] = tokens
+        state.num_tokens[whole] += 1
+    else:
+        _take_runs(state, sampled, tokens, counts)
     if state.config.num_draft_tokens:
         state.num_computed[sampled] = state.num_tokens[sampled] - 1  # rejected drafts are rolled back
         _take_drafts(state, rows, sampled, event)
@@ -267,8 +273,10 @@ def _take_runs(state: State, rows: np.ndarray, tokens: np.ndarray, counts: np.nd
     places = np.arange(len(tokens), dtype=np.int32) - np.repeat(np.cumsum(counts) - counts, counts)
     places += np.repeat(state.num_tokens[rows], counts)
     owners = np.repeat(rows, counts)
-    kept = places < state.max_total[owners]
+    kept = (places < state.max_total[owners]) & (state.ended[owners] != BROKEN)
     state.token_ids[owners[kept], places[kept]] = tokens[kept]
+    whole = state.ended[rows] != BROKEN
+    rows, counts = rows[whole], counts[whole]
     state.num_tokens[rows] = np.minimum(state.num_tokens[rows] + counts, state.max_total[rows])
 
 
@@ -304,9 +312,10 @@ def _failed(state: State, event: ev.Failed) -> None:
 def _preempted(state: State, event: ev.Preempted) -> None:
     known = state.requests_by_row[event.row]
     known.tokens = state.token_ids[event.row, : state.num_tokens[event.row]].copy()
+    for_room = state.ended[event.row] != LOST and not state.resetting
     _leave_row(state, known)
     state.enqueue(known)
-    state.preempted_in_step = True
+    state.preempted_in_step |= for_room
     state.resetting = state.resetting and bool(len(state.running))
 
 

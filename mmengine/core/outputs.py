@@ -36,18 +36,24 @@ class Outputs:
 
     def __init__(self) -> None:
         self._requests: list[RequestState] = []
-        self._tokens = np.zeros(0, np.int32)
+        self._tokens: list[list[int]] = []
         self._logprobs: dict[int, tuple[tuple[int, float], ...]] = {}
         self._ends: dict[str, tuple[ev.Finished, int]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._requests or self._ends)
 
-    def tokens(self, view: View, sampled: np.ndarray, event: ev.Executed) -> None:
-        """Rows `sampled` (int32) of the step that `event` reports; call it after the fold."""
+    def tokens(self, view: View, sampled: np.ndarray, before: np.ndarray, event: ev.Executed) -> None:
+        """Rows `sampled` (int32) of the step that `event` reports, and how many tokens each had
+        before; call it after the fold."""
         kept = view.ended[sampled] != BROKEN
-        self._requests = [view.requests_by_row[row] for row in sampled[kept].tolist()]
-        self._tokens = np.frombuffer(event.token_ids, np.int32)[kept]
+        rows = sampled[kept]
+        self._requests = [view.requests_by_row[row] for row in rows.tolist()]
+        if event.counts is None:
+            self._tokens = np.frombuffer(event.token_ids, np.int32)[kept][:, None].tolist()
+        else:
+            spans = zip(rows.tolist(), before[kept].tolist(), view.num_tokens[rows].tolist(), strict=True)
+            self._tokens = [view.token_ids[row, start:end].tolist() for row, start, end in spans]
         if event.logprobs:
             place = (np.cumsum(kept) - 1).tolist()
             self._logprobs = {place[index]: entry for index, entry in event.logprobs if kept[index]}
@@ -57,8 +63,8 @@ class Outputs:
 
     def __iter__(self) -> Iterator[Output]:
         ends = dict(self._ends)
-        for place, (known, token) in enumerate(zip(self._requests, self._tokens.tolist(), strict=True)):
-            output = Output(known.request.request_id, [token], num_cached_tokens=known.num_cached)
+        for place, (known, tokens) in enumerate(zip(self._requests, self._tokens, strict=True)):
+            output = Output(known.request.request_id, tokens, num_cached_tokens=known.num_cached)
             if place in self._logprobs:
                 output.logprobs = [self._logprobs[place]]
             end = ends.pop(output.request_id, None)

@@ -41,6 +41,10 @@ class _EncoderDraft:
         self._cache: EncoderCache = view.encoder
         self._split_media = view.config.split_media
         self._ahead = int(bool(view.config.lookahead_tokens))  # a drafter reads one token ahead
+        self._compat = view.config.compat == "vllm"
+        self._others_run = len(view.running) > 1
+        # vLLM cuts right before the item, and drafts for its last token without what comes next.
+        self._cut_ahead = 0 if self._compat else self._ahead
         self._left = view.encoder_left
         self._added: dict[bytes, int] = {}
         self._keep: set[bytes] = set()
@@ -52,16 +56,23 @@ class _EncoderDraft:
         fit; what fits is added to the draft. Gives the length that is left."""
         for index, item in enumerate(known.request.media):
             end = start + length + self._ahead
-            if item.end <= start + self._ahead or item.start >= end:
+            if item.end <= start or item.start >= end:
                 continue
             if not self._split_media and start + self._ahead < item.start and end < item.end:
                 return item.start - start - self._ahead
-            first = next((at for at, size in item.runs if at + size > start + self._ahead and at < end), None)
+            first = next((at for at, size in item.runs if at + size > start and at < end), None)
             if first is None:
                 continue  # only the text between a video's runs
             if not self._take(known, row, index, item.num_embeds):
-                return max(0, first - start - self._ahead)
+                return self._cut_before(first - start)
         return length
+
+    def _cut_before(self, room: int) -> int:
+        """Tokens of a chunk that ends before an item `room` tokens away. A drafter reads one token
+        ahead; it goes without where waiting for that could last for ever."""
+        if room > self._ahead:
+            return room - self._cut_ahead
+        return 0 if self._compat and self._others_run else max(0, room)
 
     def _take(self, known: RequestState, row: int, index: int, size: int) -> bool:
         key = known.media_keys[index]

@@ -54,6 +54,7 @@ class SimulatedExecutor:
         check_kv: bool = False,
     ):
         self._block_size = config.block_size
+        self._num_draft_tokens = config.num_draft_tokens
         self._vocab_size, self._eos_in = vocab_size, eos_in
         self._fault, self._cost, self._check_kv = fault, cost, check_kv
         slots = config.num_blocks * config.block_size
@@ -117,21 +118,68 @@ class SimulatedExecutor:
         return before
 
     def _sample(self, plan: StepPlan, device_ns: int) -> StepResult:
-        last = np.cumsum(plan.num_scheduled)[plan.sample] - 1
-        sums = self._sums[plan.slot_mapping[last]]
-        outputs = plan.token_index[last] + 1
+        """Tokens of the sampling rows. Row i of the arrays below has `width` columns: what would be
+        sampled after its last known token, and after each draft behind that."""
+        ends = np.cumsum(plan.num_scheduled)[plan.sample]
+        num_drafts = np.zeros(len(ends), np.int64) if plan.num_drafts is None else plan.num_drafts[plan.sample]
+        width = 1 + int(num_drafts.max(initial=0))
+        places = np.minimum((ends - num_drafts - 1)[:, None] + np.arange(width), ends[:, None] - 1)
+        sums = self._sums[plan.slot_mapping[places]]
         requests = [self._requests[row] for row in plan.rows[plan.sample].tolist()]
-        salts = np.array([request.sample_index for request in requests], np.uint64)
+        salts = np.array([request.sample_index for request in requests], np.uint64)[:, None]
         tokens = next_tokens(sums, salts, self._vocab_size)
+        drafts = plan.input_ids[np.minimum(places + 1, len(plan.input_ids) - 1)]
+        agrees = (tokens == drafts) & (np.arange(width) < num_drafts[:, None])
+        counts = 1 + np.cumprod(agrees, axis=1)[:, : width - 1].sum(axis=1, dtype=np.int32)
+        first_output = plan.token_index[places[:, 0]] + 2 - self._num_prompt(requests)
+        stops = self._stops(sums, counts, requests, first_output)
+        kept = np.arange(width) < counts[:, None]
+        if plan.num_drafts is None:
+            return StepResult(tokens[kept], stops=stops, device_ns=device_ns)
+        last = np.arange(len(counts)), counts - 1
+        index = plan.token_index[places[last]] + 1
+        proposed, num_proposed = self._propose(sums[last], tokens[last], index, salts[:, 0])
+        return StepResult(
+            tokens[kept], stops, (), (), device_ns, counts, proposed, num_proposed, num_proposed % 2
+        )
+
+    @staticmethod
+    def _num_prompt(requests: list[Request]) -> np.ndarray:
+        return np.array([len(request.prompt_token_ids) for request in requests], np.int64)
+
+    def _stops(
+        self, sums: np.ndarray, counts: np.ndarray, requests: list[Request], first_output: np.ndarray
+    ) -> tuple[tuple[int, str], ...]:
+        """Rows whose run ends the text; cuts `counts` behind the end."""
+        if not self._eos_in:
+            return ()
         stops = []
-        if self._eos_in:
-            ends = ends_text(sums, self._eos_in)
-            for index in np.flatnonzero(ends).tolist():
-                sampling = requests[index].sampling
-                num_output = int(outputs[index]) + 1 - len(requests[index].prompt_token_ids)
-                if not sampling.ignore_eos and num_output >= sampling.min_tokens:
-                    stops.append((index, "eos"))
-        return StepResult(tokens, stops=tuple(stops), device_ns=device_ns)
+        for index, place in np.argwhere(ends_text(sums, self._eos_in)).tolist():
+            sampling = requests[index].sampling
+            cut = stops and stops[-1][0] == index
+            if cut or place >= counts[index] or sampling.ignore_eos:
+                continue
+            if first_output[index] + place >= sampling.min_tokens:
+                counts[index] = place + 1
+                stops.append((index, "eos"))
+        return tuple(stops)
+
+    def _propose(
+        self, sums: np.ndarray, tokens: np.ndarray, index: np.ndarray, salts: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Up to num_draft_tokens drafts a row, right at first and wrong from some place on."""
+        most = self._num_draft_tokens
+        drafts = np.zeros((len(sums), most), np.int32)
+        total, token = sums, tokens
+        for place in range(most):
+            total = total + token_values(token, index + place)
+            token = next_tokens(total, salts, self._vocab_size)
+            drafts[:, place] = token
+        luck = (sums * _MIX) >> np.uint64(41)
+        right = (luck % np.uint64(most + 1)).astype(np.int64)[:, None]
+        drafts += (np.arange(most) >= right).astype(np.int32)
+        num_drafts = ((luck >> np.uint64(8)) % np.uint64(most + 1)).astype(np.int32)
+        return drafts[np.arange(most) < num_drafts[:, None]], num_drafts
 
 
 def token_values(token_ids: np.ndarray, index: np.ndarray) -> np.ndarray:

@@ -91,6 +91,11 @@ class State:
         self.num_arrived += 1
         return state
 
+    def sampled_rows(self) -> np.ndarray:
+        """Rows of the open step that reach the end of their known tokens, int32."""
+        rows = self.step_rows
+        return rows[self.num_computed[rows] >= self.num_tokens[rows]]
+
     def digest(self) -> bytes:
         """16 bytes over what decisions read, and over every token so far."""
         digest = hashlib.blake2b(digest_size=16)
@@ -100,13 +105,14 @@ class State:
         digest.update(rows.tobytes())
         for row in rows.tolist():
             digest.update(self.requests_by_row[row].request.request_id.encode() + b"\0")
-            digest.update(self.token_ids[row, : self.num_tokens[row]].tobytes())
+            digest.update(self.token_ids[row, : self.num_tokens[row] + self.num_drafts[row]].tobytes())
             digest.update(self.block_table[row, : self.num_blocks[row]].tobytes())
         for request in self.waiting:
             digest.update(request.request.request_id.encode() + b"\1" + request.tokens.tobytes())
         for name, known in self.requests.items():
             held = sorted(known.held_media)
-            facts = (known.arrival, known.row, known.num_cached, known.failures, bool(known.cancelled), *held)
+            flags = (known.waits_for_grammar, bool(known.cancelled))
+            facts = (known.arrival, known.row, known.num_cached, known.failures, *flags, *held)
             digest.update(name.encode() + b"\2" + np.array(facts, np.int64).tobytes())
         pool = self.blocks
         digest.update(

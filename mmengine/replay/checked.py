@@ -120,9 +120,25 @@ def _check_columns(state: State, event: ev.Event) -> None:
                 raise ValueError(f"num_tokens {event.num_tokens} is out of range")
         case ev.Executed():
             rows = state.step_rows
-            num_sampled = int((state.num_computed[rows] == state.num_tokens[rows]).sum())
-            if len(event.token_ids) != 4 * num_sampled:
-                raise ValueError(f"{len(event.token_ids) // 4} tokens for {num_sampled} rows that sampled")
+            _check_tokens(state, event)
+
+
+def _check_tokens(state: State, event: ev.Executed) -> None:
+    sampled = state.sampled_rows()
+    num_tokens = len(sampled)
+    if event.counts is not None:
+        _check_column("counts", event.counts, 1, state.config.num_draft_tokens + 2)
+        counts = np.frombuffer(event.counts, np.int32)
+        if len(counts) != len(sampled) or (counts > state.scheduled_drafts[sampled] + 1).any():
+            raise ValueError("counts do not fit the rows that sampled")
+        num_tokens = int(counts.sum())
+    if len(event.token_ids) != 4 * num_tokens:
+        raise ValueError(f"{len(event.token_ids) // 4} tokens for {len(sampled)} rows that sampled")
+    if event.num_drafts is not None:
+        _check_column("num_drafts", event.num_drafts, 0, state.config.num_draft_tokens + 1)
+        num_drafts = np.frombuffer(event.num_drafts, np.int32)
+        if len(num_drafts) != len(sampled) or 4 * int(num_drafts.sum()) != len(event.drafts):
+            raise ValueError("drafts do not fit the rows that sampled")
 
 
 def _check_column(name: str, column: bytes | None, low: int, high: int) -> None:

@@ -85,8 +85,7 @@ def request_lines(folder: Path) -> list[RequestLine]:
 
 
 def _count_tokens(state: State, record: Record, lines: dict[str, RequestLine]) -> None:
-    rows = state.step_rows
-    sampled = rows[state.num_computed[rows] == state.num_tokens[rows]].tolist()
+    sampled = state.sampled_rows().tolist()
     broken = {index for index, _ in record.event.errors}
     for index, row in enumerate(sampled):
         if index in broken:

@@ -100,7 +100,10 @@ class _Tape:
             raise _Parted(self.divergence("event", type(event).__name__, "Executed"))
         tokens = np.frombuffer(event.token_ids, np.int32)
         logprobs = tuple((index, list(entries)) for index, entries in event.logprobs)
-        return StepResult(tokens, event.stops, event.errors, logprobs, event.device_ns)
+        columns = (event.counts, event.drafts, event.num_drafts, event.drafters)
+        return StepResult(
+            tokens, event.stops, event.errors, logprobs, event.device_ns, *(_int32(column) for column in columns)
+        )
 
     # Source
 
@@ -166,9 +169,13 @@ class _Tape:
         )
 
 
+def _int32(column: bytes | None) -> np.ndarray | None:
+    return None if column is None else np.frombuffer(column, np.int32)
+
+
 def _asked(event: ev.Event) -> ev.Event | None:
     """What was asked of the engine so that it logged this event first; None for a decision."""
-    if isinstance(event, (ev.Queued, ev.Cancelled, ev.Delivered, ev.CacheReset)):
+    if isinstance(event, (ev.Queued, ev.GrammarReady, ev.GrammarFailed, ev.Cancelled, ev.Delivered, ev.CacheReset)):
         return event
     if isinstance(event, ev.Finished) and event.reason == "rejected":
         return ev.Queued(event.request_id, b"", SamplingParams())

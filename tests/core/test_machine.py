@@ -17,6 +17,7 @@ from mmengine.core.evolve import evolve
 from mmengine.core.simulate import SimulatedExecutor, reference_tokens
 from mmengine.core.state import State
 from mmengine.errors import QueueFull
+from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader, LogWriter
 from mmengine.replay import verify
 
@@ -33,6 +34,7 @@ class EngineMachine(RuleBasedStateMachine):
         executor = SimulatedExecutor(self.config, eos_in=EOS_IN, fault=self._fault, check_kv=True)
         self.core = EngineCore(self.config, executor, sink=LogWriter(self.folder, segment_bytes=4000))
         self.requests, self.tokens, self.ends = {}, {}, {}
+        self.compiling = []
 
     def _fault(self, step):
         failing, self.fail_next = self.fail_next, False
@@ -46,15 +48,24 @@ class EngineMachine(RuleBasedStateMachine):
         except QueueFull:
             return
         self.requests[request.request_id] = request
+        if request.grammar is not None:
+            self.compiling.append(request.request_id)
+
+    @rule(ready=st.booleans())
+    def compiled(self, ready):
+        if self.compiling:
+            name = self.compiling.pop(self.rng.randrange(len(self.compiling)))
+            event = ev.GrammarReady(name) if ready else ev.GrammarFailed(name, "planted")
+            self.core.inbox.put(event)
 
     @rule()
     def cancel(self):
         if self.requests:
             self.core.cancel(self.rng.choice(list(self.requests)))
 
-    @rule()
-    def reset_cache(self):
-        self.core.reset_prefix_cache()
+    @rule(preempt_running=st.booleans())
+    def reset_cache(self, preempt_running):
+        self.core.reset_prefix_cache(preempt_running=preempt_running)
 
     @rule()
     def fail(self):
@@ -81,6 +92,8 @@ class EngineMachine(RuleBasedStateMachine):
         if not hasattr(self, "core"):
             return
         try:
+            while self.compiling:
+                self.compiled(ready=True)
             while self.core.has_work:
                 self.step(1)
             self.core.close()
@@ -95,9 +108,9 @@ class EngineMachine(RuleBasedStateMachine):
             tokens, reason = reference_tokens(request, self.config, eos_in=EOS_IN)
             got = self.tokens.get(name, [])
             if self.ends[name] in ("abort", "error", "rejected"):
-                assert got == tokens[: len(got)]
+                assert got == tokens[: len(got)], (self.config, request, got, tokens, self.ends[name])
             else:
-                assert (got, self.ends[name]) == (tokens, reason)
+                assert (got, self.ends[name]) == (tokens, reason), (got, self.ends[name], tokens, reason, self.config, request)
 
     def _check_log(self):
         state = State(self.config)

@@ -25,7 +25,12 @@ def small_config(rng: random.Random) -> EngineConfig:
         long_prefill_token_threshold=rng.choice([0, 0, 3, 7]),
         encoder_budget=rng.randint(4, 16),
         encoder_cache_size=rng.randint(4, 24),
+        split_media=rng.random() < 0.8,
         policy=rng.choice(["fcfs", "priority"]),
+        admission_reserve=rng.choice(["none", "prompt", "output"]),
+        num_draft_tokens=(num_draft_tokens := rng.choice([0, 0, 1, 3])),
+        lookahead_tokens=num_draft_tokens * rng.randint(0, 1),
+        compat=rng.choice(["", "", "vllm"]),
         max_waiting=rng.choice([2, 8, 64]),
         max_retries=rng.randint(0, 2),
         checkpoint_interval=rng.choice([1, 4, 16]),
@@ -49,6 +54,7 @@ def small_request(rng: random.Random, name: str, config: EngineConfig) -> Reques
         sample_index=rng.choice([0, 0, 1]),
         priority=rng.randint(-1, 1),
         cache_salt=rng.choice(["", "", "tenant"]),
+        grammar="grammar" if rng.random() < 0.1 else None,
     )
 
 
@@ -90,7 +96,8 @@ def check_invariants(state: State) -> None:
         assert waits == (known.row < 0), "a request waits or runs"
         assert known.row < 0 or state.requests_by_row[known.row] is known
     assert state.tokens_left >= 0 and state.encoder_left >= 0, "budgets are kept"
-    assert (state.num_computed[rows] <= state.num_tokens[rows]).all()
+    known = state.num_tokens[rows] + state.scheduled_drafts[rows]
+    assert (state.num_computed[rows] <= known).all()
     assert (state.num_blocks[rows] * state.block_size >= state.num_computed[rows]).all()
     _check_encoder(state)
 
