@@ -76,7 +76,7 @@ def fill(pool, *blocks):
 
 
 def test_blocks_without_content_go_first_then_the_tail_of_the_longest_unused():
-    pool = BlockPool(9, 2)
+    pool = BlockPool(9, 2, 2)
     pool.take_new(np.array([1, 2, 3]))
     pool.take_new(np.array([4, 5, 6]))
     fill(pool, 1, 2)
