@@ -287,7 +287,9 @@ def _take_drafts(state: State, rows: np.ndarray, sampled: np.ndarray, event: ev.
         return
     num_drafts = np.frombuffer(event.num_drafts, np.int32)
     drafts = np.frombuffer(event.drafts, np.int32)
-    places = np.arange(len(drafts), dtype=np.int32) - np.repeat(np.cumsum(num_drafts) - num_drafts, num_drafts)
+    places = np.arange(len(drafts), dtype=np.int32) - np.repeat(
+        np.cumsum(num_drafts) - num_drafts, num_drafts
+    )
     places += np.repeat(state.num_tokens[sampled], num_drafts)
     state.token_ids[np.repeat(sampled, num_drafts), places] = drafts
     state.num_drafts[sampled] = num_drafts

@@ -7,7 +7,7 @@ import numpy as np
 from mmengine.request import Request
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class RequestState:
     """What is known of one live request. `arrival` numbers requests from 0."""
 

@@ -216,7 +216,9 @@ def _reserved(view: View, known: RequestState) -> int:
             return 0
         case "prompt":
             return _blocks_for(view, len(known.tokens))
-    return _blocks_for(view, min(known.num_prompt + known.request.sampling.max_tokens, view.config.max_model_len))
+    return _blocks_for(
+        view, min(known.num_prompt + known.request.sampling.max_tokens, view.config.max_model_len)
+    )
 
 
 def _next_free(view: View, cached: np.ndarray, revived: int, count: int) -> np.ndarray:

@@ -121,7 +121,9 @@ class SimulatedExecutor:
         """Tokens of the sampling rows. Row i of the arrays below has `width` columns: what would be
         sampled after its last known token, and after each draft behind that."""
         ends = np.cumsum(plan.num_scheduled)[plan.sample]
-        num_drafts = np.zeros(len(ends), np.int64) if plan.num_drafts is None else plan.num_drafts[plan.sample]
+        num_drafts = (
+            np.zeros(len(ends), np.int64) if plan.num_drafts is None else plan.num_drafts[plan.sample]
+        )
         width = 1 + int(num_drafts.max(initial=0))
         places = np.minimum((ends - num_drafts - 1)[:, None] + np.arange(width), ends[:, None] - 1)
         sums = self._sums[plan.slot_mapping[places]]

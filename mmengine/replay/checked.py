@@ -65,9 +65,10 @@ class CheckedLog:
 
     @staticmethod
     def contradiction(record: Record, error: Exception) -> CorruptLog:
+        what = (str(error).splitlines() or [""])[0][:200]
         return CorruptLog(
             f"record {record.sequence} (step {record.step}, {type(record.event).__name__}) cannot follow "
-            f"what the log says before it: {type(error).__name__}: {error}"
+            f"what the log says before it: {type(error).__name__}: {what}"
         )
 
     def apply(self, state: State, event: ev.Event) -> None:

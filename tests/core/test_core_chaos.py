@@ -2,12 +2,12 @@
 interrupts, a log that stalls, cancels, deadlines, ids that come again."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
 from mmengine.core.engine import EngineCore
 from mmengine.core.evolve import evolve
-from mmengine.core.executor import StepResult
 from mmengine.core.simulate import SimulatedExecutor, reference_tokens
 from mmengine.core.state import State
 from mmengine.errors import MMEngineError, QueueFull
@@ -38,11 +38,12 @@ class Unreliable(SimulatedExecutor):
         self._upset(0.03)
         result = super().collect()
         if len(result.token_ids) and self.rng.random() < 0.03:
-            return StepResult(result.token_ids[:-1])
+            return replace(result, token_ids=result.token_ids[:-1])
         if len(result.token_ids) and self.rng.random() < 0.03:
-            broken = self.rng.randrange(len(result.token_ids))
+            rows = len(result.token_ids) if result.counts is None else len(result.counts)
+            broken = self.rng.randrange(rows)
             stops = tuple((index, kind) for index, kind in result.stops if index != broken)
-            return StepResult(result.token_ids, stops, ((broken, "NaN"),))
+            return replace(result, stops=stops, errors=((broken, "NaN"),))
         return result
 
 

@@ -94,7 +94,7 @@ def test_blocks_without_content_go_first_then_the_tail_of_the_longest_unused():
 
 
 def test_a_block_taken_anew_is_no_hit_any_more():
-    pool = BlockPool(4, 2)
+    pool = BlockPool(4, 2, 2)
     pool.take_new(np.array([1]))
     fill(pool, 1)
     pool.release(np.array([1]))

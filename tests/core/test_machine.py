@@ -42,7 +42,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule()
     def arrive(self):
-        request = small_request(self.rng, f"r{len(self.requests)}", self.config)
+        request = small_request(self.rng, f"r{len(self.requests)}", self.config, grammars=0.1)
         try:
             self.core.submit(request)
         except QueueFull:
@@ -110,7 +110,14 @@ class EngineMachine(RuleBasedStateMachine):
             if self.ends[name] in ("abort", "error", "rejected"):
                 assert got == tokens[: len(got)], (self.config, request, got, tokens, self.ends[name])
             else:
-                assert (got, self.ends[name]) == (tokens, reason), (got, self.ends[name], tokens, reason, self.config, request)
+                assert (got, self.ends[name]) == (tokens, reason), (
+                    got,
+                    self.ends[name],
+                    tokens,
+                    reason,
+                    self.config,
+                    request,
+                )
 
     def _check_log(self):
         state = State(self.config)

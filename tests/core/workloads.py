@@ -37,7 +37,7 @@ def small_config(rng: random.Random) -> EngineConfig:
     )
 
 
-def small_request(rng: random.Random, name: str, config: EngineConfig) -> Request:
+def small_request(rng: random.Random, name: str, config: EngineConfig, grammars: float = 0.0) -> Request:
     """A request that fits `config`, often with a beginning and media that others have too."""
     length = rng.randint(1, config.max_model_len - 1)
     prompt = np.array([rng.randrange(3) for _ in range(length)], np.int32)
@@ -54,7 +54,7 @@ def small_request(rng: random.Random, name: str, config: EngineConfig) -> Reques
         sample_index=rng.choice([0, 0, 1]),
         priority=rng.randint(-1, 1),
         cache_salt=rng.choice(["", "", "tenant"]),
-        grammar="grammar" if rng.random() < 0.1 else None,
+        grammar="grammar" if rng.random() < grammars else None,
     )
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from mmengine.core.engine import EngineCore
 from mmengine.core.simulate import SimulatedExecutor
 from mmengine.errors import QueueFull
+from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogWriter
 from tests.core.small_engine import settings_of
 from tests.core.workloads import small_request
@@ -48,7 +49,7 @@ class Watched(SimulatedExecutor):
 
 def busy_run(folder: Path, seed: int = 0, *, num_requests: int = 30, fail_at=(9, 10), **settings) -> Live:
     """Requests of all kinds in a pool that is too small: media, tenants, priorities, cancels, failed
-    steps, a reset of the cache, preemptions."""
+    steps, grammars, a reset of the cache, preemptions."""
     rng = random.Random(seed)
     values = {
         "max_num_seqs": 5,
@@ -68,12 +69,15 @@ def busy_run(folder: Path, seed: int = 0, *, num_requests: int = 30, fail_at=(9,
     for number in range(num_requests):
         if number == num_requests // 2:
             core.reset_prefix_cache()
-        request = small_request(rng, f"r{number}", config)
+        request = small_request(rng, f"r{number}", config, grammars=0.2)
         try:
             core.submit(request)
         except QueueFull:
             _step(live, 3)
             continue
+        if request.grammar is not None:
+            ready = ev.GrammarReady(request.request_id)
+            core.inbox.put(ready if rng.random() < 0.7 else ev.GrammarFailed(request.request_id, "planted"))
         live.prompts[request.request_id] = len(request.prompt_token_ids), len(request.media)
         if rng.random() < 0.2:
             core.cancel(f"r{rng.randrange(number + 1)}")

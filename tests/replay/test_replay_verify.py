@@ -20,7 +20,7 @@ replace = msgspec.structs.replace
 def run(tmp_path_factory):
     """A busy run: its folder, its records, what was seen live."""
     folder = tmp_path_factory.mktemp("run") / "log"
-    live = busy_run(folder)
+    live = busy_run(folder, 5)
     return folder, list(LogReader(folder)), live
 
 
