@@ -120,7 +120,6 @@ def _check_columns(state: State, event: ev.Event) -> None:
             if not 1 <= event.num_tokens <= config.token_budget:
                 raise ValueError(f"num_tokens {event.num_tokens} is out of range")
         case ev.Executed():
-            rows = state.step_rows
             _check_tokens(state, event)
 
 

@@ -102,7 +102,12 @@ class _Tape:
         logprobs = tuple((index, list(entries)) for index, entries in event.logprobs)
         columns = (event.counts, event.drafts, event.num_drafts, event.drafters)
         return StepResult(
-            tokens, event.stops, event.errors, logprobs, event.device_ns, *(_int32(column) for column in columns)
+            tokens,
+            event.stops,
+            event.errors,
+            logprobs,
+            event.device_ns,
+            *(_int32(column) for column in columns),
         )
 
     # Source
@@ -175,7 +180,9 @@ def _int32(column: bytes | None) -> np.ndarray | None:
 
 def _asked(event: ev.Event) -> ev.Event | None:
     """What was asked of the engine so that it logged this event first; None for a decision."""
-    if isinstance(event, (ev.Queued, ev.GrammarReady, ev.GrammarFailed, ev.Cancelled, ev.Delivered, ev.CacheReset)):
+    if isinstance(
+        event, (ev.Queued, ev.GrammarReady, ev.GrammarFailed, ev.Cancelled, ev.Delivered, ev.CacheReset)
+    ):
         return event
     if isinstance(event, ev.Finished) and event.reason == "rejected":
         return ev.Queued(event.request_id, b"", SamplingParams())

@@ -75,7 +75,15 @@ FIELDS = {
     ev.GrammarFailed: (TEXT, TEXT),
     ev.Cancelled: (TEXT, TEXT),
     ev.Preempted: (TEXT, INTS, TEXT, TEXT),
-    ev.Scheduled: (st.none() | BYTES, st.none() | BYTES, BYTES, WORK, KEYS, st.none() | BYTES, st.none() | BYTES),
+    ev.Scheduled: (
+        st.none() | BYTES,
+        st.none() | BYTES,
+        BYTES,
+        WORK,
+        KEYS,
+        st.none() | BYTES,
+        st.none() | BYTES,
+    ),
     ev.Admitted: (TEXT, INTS, INTS, BYTES, BYTES, WORK, KEYS),
     ev.Executed: (
         BYTES,

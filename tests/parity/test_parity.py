@@ -85,7 +85,7 @@ def test_a_video_cut_at_every_place(runner):
     wanted = reference_tokens(load_reference(), case)
     for length in range(1, len(case.prepared.prompt_token_ids)):
         config = runner.config(
-            long_prefill_token_threshold=length, max_num_seqs=1, enable_prefix_caching=False
+            token_budget=length, max_num_seqs=1, enable_prefix_caching=False
         )
         assert runner.run(runner.engine(config), [case]) == [wanted], f"chunks of {length} tokens"
 
