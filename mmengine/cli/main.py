@@ -9,6 +9,8 @@ from mmengine.cli.env import clash, env
 from mmengine.cli.log import log_app
 from mmengine.cli.run import HELP as RUN_HELP
 from mmengine.cli.run import run
+from mmengine.cli.simulate import HELP as SIMULATE_HELP
+from mmengine.cli.simulate import simulate
 from mmengine.errors import ConfigError, InvalidRequest, MMEngineError
 
 app = typer.Typer(
@@ -23,6 +25,7 @@ app = typer.Typer(
 )
 app.command(help=RUN_HELP)(run)
 app.add_typer(log_app, name="log")
+app.command(help=SIMULATE_HELP)(simulate)
 app.command()(env)
 app.command()(demo)
 

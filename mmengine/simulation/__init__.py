@@ -1,0 +1,24 @@
+"""Simulation: the engine's own loop on a workload from a file, with a model that is arithmetic.
+
+    workload (scenario, requests, trace) ──► Driver ──► EngineCore ──► FakeExecutor
+                                               │                          │
+                                               └──► Recorder (decisions)  └──► Meter (latencies)
+
+Needs no torch. Time is the clock of a cost model in integer ns, so a run is the same on any machine.
+"""
+
+from mmengine.simulation.driver import Driver, SimulationReport
+from mmengine.simulation.records import first_difference, read_records
+from mmengine.simulation.settings import Settings, read_settings
+from mmengine.simulation.workload import SimRequest, Workload
+
+__all__ = [
+    "Driver",
+    "Settings",
+    "SimRequest",
+    "SimulationReport",
+    "Workload",
+    "first_difference",
+    "read_records",
+    "read_settings",
+]

@@ -1,0 +1,233 @@
+"""Runs a workload through EngineCore, one simulated step after the other.
+
+The core asks its source for what arrived after the step before was collected and completed, and
+before the next is decided. There the driver looks at the state as it is between two steps, and then
+hands over the arrivals and events of the step to come.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from mmengine.core.engine import EngineCore
+from mmengine.core.inbox import Inbox
+from mmengine.core.outputs import Stats
+from mmengine.errors import InvalidRequest, LogError, MMEngineError
+from mmengine.events import vocabulary as ev
+from mmengine.events.log import MemoryLog, Sink
+from mmengine.simulation.executor import FakeExecutor
+from mmengine.simulation.meter import Meter
+from mmengine.simulation.records import Recorder
+from mmengine.simulation.settings import Settings
+from mmengine.simulation.workload import SimEvent, SimRequest, Workload
+
+
+@dataclass(slots=True)
+class SimulationReport:
+    """`unfinished`: ids that were given up when the steps ran out. `refusal`: why the first of the
+    `num_refused` requests was not taken."""
+
+    meter: Meter
+    stats: Stats
+    duration_ns: int
+    num_steps: int
+    unfinished: list[str]
+    num_refused: int
+    refusal: str
+
+
+class _Feed:
+    """The core's source: `fill` puts what is due into the inbox at the moment the core asks."""
+
+    def __init__(self, fill: Callable[[], None]):
+        self._fill = fill
+        self.inbox: Inbox
+
+    def drain(self) -> list[ev.Event]:
+        self._fill()
+        return self.inbox.drain()
+
+    def __len__(self) -> int:
+        return len(self.inbox)
+
+
+class _Tap:
+    """A sink that shows ends and preemptions on their way into the log.
+
+    The fake model fails no step on purpose, so one that did is raised instead of being tried again.
+    """
+
+    def __init__(self, inner: Sink, see: Callable[[ev.Finished | ev.Preempted], None]):
+        self._inner = inner
+        self._see = see
+        self.commit, self.close = inner.commit, inner.close
+
+    @property
+    def stalled(self) -> str:
+        return getattr(self._inner, "stalled", "")
+
+    def append(self, event: ev.Event, step: int, mono_ns: int) -> None:
+        self._inner.append(event, step, mono_ns)
+        if isinstance(event, (ev.Finished, ev.Preempted)):
+            self._see(event)
+        elif isinstance(event, ev.Failed):
+            raise MMEngineError(f"the simulated step {step} failed: {event.error}")
+
+
+class Driver:
+    """`recorder`: where decisions go. `log`: a sink for the events. `progress` hears now and then how
+    many requests ended."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        settings: Settings,
+        *,
+        recorder: Recorder | None = None,
+        log: Sink | None = None,
+        progress: Callable[[int], None] = lambda ended: None,
+    ):
+        self._workload = workload
+        self._recorder = recorder
+        self._progress = progress
+        self._meter = Meter(len(workload.requests), settings.config.max_num_seqs)
+        self._pending = sorted(workload.requests, key=lambda each: each.arrival)
+        self._next = 0  # of the pending
+        self._events = sorted(workload.events or (), key=lambda each: each.step)
+        self._late: list[SimEvent] = []  # of the step that runs
+        self._step = 0
+        self._num_steps = 0
+        self._num_ended = self._num_refused = 0
+        self._refusal = ""
+        self._unfinished: list[str] = []
+        observers = (self._meter,) if recorder is None else (self._meter, recorder)
+        requests = {each.request_id: each for each in workload.requests}
+        self._executor = FakeExecutor(settings.config, requests, settings.cost, observers)
+        feed = _Feed(self._between_steps)
+        self._core = EngineCore(
+            settings.config,
+            self._executor,
+            sink=_Tap(log or MemoryLog(limit=1), self._see),
+            source=feed,
+            fingerprints={"executor": "simulated"},
+            clock=lambda: self._executor.clock_ns,
+        )
+        feed.inbox = self._core.inbox
+
+    def run(self) -> SimulationReport:
+        """Until nothing is left, or the workload's steps are over. Raises LogError when the log cannot
+        be written, MMEngineError when the engine makes no progress."""
+        core, state = self._core, self._core.state
+        while self._next < len(self._pending) or self._events or core.has_work:
+            tokens_before = self._meter.num_scheduled_tokens
+            core.step()
+            if core.stalled:
+                raise LogError(core.stalled)
+            if num_tokens := self._meter.num_scheduled_tokens - tokens_before:
+                self._num_steps += 1
+                self._meter.decided(state, num_tokens, self._executor.clock_ns)
+            if self._recorder is not None:
+                self._recorder.decided(state)
+            self._step += 1
+            if self._step % 64 == 0:
+                self._progress(self._num_ended)
+        if self._recorder is not None:
+            self._recorder.close()
+        core.close()
+        self._progress(self._num_ended)
+        return SimulationReport(
+            meter=self._meter,
+            stats=core.stats(),
+            duration_ns=self._executor.clock_ns,
+            num_steps=self._num_steps,
+            unfinished=self._unfinished,
+            num_refused=self._num_refused,
+            refusal=self._refusal,
+        )
+
+    # What the core calls
+
+    def _see(self, event: ev.Finished | ev.Preempted) -> None:
+        if isinstance(event, ev.Preempted):
+            self._meter.preempted()
+            if self._recorder is not None:
+                self._recorder.preempted(event.request_id)
+            return
+        self._num_ended += 1
+        self._meter.finished(event.request_id, event.reason, self._executor.clock_ns)
+        if self._recorder is not None:
+            self._recorder.finished(event.request_id, event.reason)
+
+    def _between_steps(self) -> None:
+        """The step before is applied; hand over what the next one shall see."""
+        late, self._late = self._late, []
+        now: list[SimEvent] = []
+        over = self._step >= self._workload.max_steps
+        while self._events and self._events[0].step <= self._step and not over:
+            event = self._events.pop(0)
+            (self._late if event.late else now).append(event)
+        if self._recorder is not None:
+            self._recorder.updated(self._core.state)
+            aborted = {event.request_id for event in self._late if event.op == "abort"}
+            self._recorder.begin(self._step, aborted)
+        self._happen(late)
+        if over:
+            self._give_up()
+        elif self._workload.timed:
+            self._arrive_until_now()
+        else:
+            self._arrive(self._step)
+        self._happen(now)
+
+    def _arrive_until_now(self) -> None:
+        """An engine without work waits for the next arrival."""
+        if not self._core.state.requests and self._next < len(self._pending):
+            self._executor.wait_until(self._pending[self._next].arrival)
+        self._arrive(self._executor.clock_ns)
+
+    def _arrive(self, until: int) -> None:
+        while self._next < len(self._pending) and self._pending[self._next].arrival <= until:
+            request = self._pending[self._next]
+            self._next += 1
+            self._submit(request)
+
+    def _submit(self, request: SimRequest) -> None:
+        try:
+            self._core.submit(request.request())
+        except InvalidRequest as error:
+            self._refusal = self._refusal or f"{request.request_id}: {error}"
+            self._num_refused += 1
+            self._num_ended += 1
+            return
+        arrival = request.arrival if self._workload.timed else self._executor.clock_ns
+        self._meter.arrived(request.request_id, request.num_prompt, arrival)
+        if request.ranges and self._workload.events is None:
+            self._core.inbox.put(ev.GrammarReady(request.request_id))
+
+    def _happen(self, events: list[SimEvent]) -> None:
+        core, leaving = self._core, set()
+        for event in events:
+            match event.op:
+                case "abort":
+                    leaving.add(event.request_id)
+                    core.cancel(event.request_id)
+                case "grammar_ready":
+                    core.inbox.put(ev.GrammarReady(event.request_id))
+                case "grammar_error":
+                    core.inbox.put(ev.GrammarFailed(event.request_id, "the grammar does not compile"))
+                case "reset_prefix_cache":
+                    if event.reset_running or not self._vllm_refuses_reset(leaving):
+                        core.inbox.put(ev.CacheReset(event.reset_running))
+
+    def _vllm_refuses_reset(self, leaving: set[str]) -> bool:
+        """vLLM forgets nothing while any request holds blocks, unless it may preempt them."""
+        state = self._core.state
+        names = {state.requests_by_row[row].request.request_id for row in state.running.tolist()}
+        return state.config.compat == "vllm" and bool(names - leaving)
+
+    def _give_up(self) -> None:
+        self._unfinished = list(self._core.state.requests)
+        self._unfinished += [each.request_id for each in self._pending[self._next :]]
+        self._next = len(self._pending)
+        self._events.clear()
+        for name in self._core.state.requests:
+            self._core.cancel(name)

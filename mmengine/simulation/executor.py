@@ -1,0 +1,128 @@
+"""The executor of a simulation: the fake model behind the port, and the clock of a cost model."""
+
+from collections import deque
+from typing import Protocol
+
+import numpy as np
+
+from mmengine.config import EngineConfig
+from mmengine.core.executor import StepPlan, StepResult
+from mmengine.core.simulate import CostModel
+from mmengine.simulation.fake_model import FakeModel
+from mmengine.simulation.workload import SimRequest
+
+BROKEN = "a token breaks the grammar"
+
+
+class Observer(Protocol):
+    """Sees what goes to the executor and what comes back."""
+
+    def dispatched(self, plan: StepPlan) -> None: ...
+
+    def collected(self, plan: StepPlan, result: StepResult, clock_ns: int) -> None: ...
+
+
+class FakeExecutor:
+    """`requests` by id; `clock_ns` is the time at which the last collected step ended."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        requests: dict[str, SimRequest],
+        cost: CostModel,
+        observers: tuple[Observer, ...] = (),
+    ):
+        self._config = config
+        self._requests = requests
+        self._cost = cost
+        self._observers = observers
+        self._model = FakeModel(config.max_num_seqs)
+        self._plans: deque[StepPlan] = deque()
+        self.clock_ns = 0
+
+    def dispatch(self, plan: StepPlan) -> None:
+        for admission in plan.admitted:
+            request = self._requests[admission.request.request_id]
+            self._model.set_row(admission.row, request, self._config.max_model_len)
+        self._plans.append(plan)
+        for observer in self._observers:
+            observer.dispatched(plan)
+
+    def collect(self) -> StepResult:
+        plan = self._plans.popleft()
+        num_embeds = sum(item.request.media[item.index].num_embeds for item in plan.encode)
+        device_ns = self._cost.price(plan, num_embeds)
+        self.clock_ns += device_ns
+        result = self._run(plan, device_ns)
+        for observer in self._observers:
+            observer.collected(plan, result, self.clock_ns)
+        return result
+
+    def close(self) -> None:
+        self._plans.clear()
+
+    def wait_until(self, time_ns: int) -> None:
+        """Let time pass in which nothing runs."""
+        self.clock_ns = max(self.clock_ns, time_ns)
+
+    def _run(self, plan: StepPlan, device_ns: int) -> StepResult:
+        """Sample the rows that reached the end of their known tokens: one token each, and one more
+        for each draft that was right."""
+        rows = plan.rows[plan.sample].astype(np.int64)
+        last = np.cumsum(plan.num_scheduled, dtype=np.int64)[plan.sample] - 1
+        num_drafts = np.zeros(len(rows), np.int64)
+        if plan.num_drafts is not None:
+            num_drafts += plan.num_drafts[plan.sample]
+        num_known = plan.token_index[last] + 1 - num_drafts
+        most = int(num_drafts.max(initial=0))
+        places = num_known[:, None] + np.arange(most + 1)
+        tokens = self._model.tokens(rows, places)
+        counts = np.ones(len(rows), np.int64)
+        if most:
+            counts += self._accepted(plan, last, num_drafts, tokens)
+        counts, stopped = self._ends(rows, num_known, tokens, counts)
+        given = np.arange(most + 1) < counts[:, None]
+        broken = (self._model.breaks_grammar(rows, places, tokens) & given).any(axis=1)
+        drafts, next_counts = self._draft(rows, num_known + counts, stopped | broken)
+        return StepResult(
+            tokens[given].astype(np.int32),
+            stops=tuple((index, "token") for index in np.flatnonzero(stopped & ~broken).tolist()),
+            errors=tuple((index, BROKEN) for index in np.flatnonzero(broken).tolist()),
+            device_ns=device_ns,
+            counts=counts.astype(np.int32) if most else None,
+            drafts=drafts,
+            num_drafts=next_counts,
+        )
+
+    @staticmethod
+    def _accepted(plan: StepPlan, last: np.ndarray, num_drafts: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+        """How many drafts of each sampling row equal the model's tokens, up to the first that does not."""
+        most = tokens.shape[1] - 1
+        number = np.arange(most)
+        there = number < num_drafts[:, None]
+        index = (last - num_drafts + 1)[:, None] + number
+        drafts = plan.input_ids[np.where(there, index, 0)]
+        right = there & (drafts == tokens[:, :most])
+        return np.logical_and.accumulate(right, axis=1).sum(axis=1)
+
+    def _ends(
+        self, rows: np.ndarray, num_known: np.ndarray, tokens: np.ndarray, counts: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Counts cut behind the first stop token and at the request's length; which rows stopped."""
+        room = np.maximum(self._model.max_total[rows] - num_known, 1)
+        counts = np.minimum(counts, room)
+        stops = tokens == self._model.stop_token[rows][:, None]
+        stops &= np.arange(tokens.shape[1]) < counts[:, None]
+        stopped = stops.any(axis=1)
+        return np.where(stopped, stops.argmax(axis=1) + 1, counts), stopped
+
+    def _draft(
+        self, rows: np.ndarray, places: np.ndarray, over: np.ndarray
+    ) -> tuple[np.ndarray | None, np.ndarray | None]:
+        """Drafts for the next step, flat, and how many each row has; those over get none."""
+        count = self._config.num_draft_tokens
+        if not count:
+            return None, None
+        drafts, valid = self._model.drafts(rows, places, count)
+        valid[over] = 0
+        return drafts[np.arange(count) < valid[:, None]].astype(np.int32), valid.astype(np.int32)

@@ -1,0 +1,87 @@
+"""The fake model: a token is a checksum of the request's id and the token's place.
+
+Places count from the prompt's first token; output index j = place - prompt length. A row's token is
+its stop token at `stop_at`, a bad one at `bad_at`, else one of the range that its grammar allows
+(TOKEN_LOW to TOKEN_HIGH without one). Drafts are the right tokens as far as a checksum says, then
+wrong ones. All rows of a step are computed together; what a row needs stands in columns.
+"""
+
+import numpy as np
+
+from mmengine.simulation.hashing import crc_of_numbers, prefix_state
+from mmengine.simulation.workload import TOKEN_HIGH, TOKEN_LOW, SimRequest
+
+BAD_TOKEN = 7  # outside of every grammar
+_NEVER = -1
+
+
+class FakeModel:
+    def __init__(self, num_rows: int):
+        self.num_prompt = np.zeros(num_rows, np.int64)
+        self.max_total = np.zeros(num_rows, np.int64)  # prompt and output at which it ends by length
+        self.stop_token = np.full(num_rows, _NEVER, np.int64)
+        self.stop_at = np.full(num_rows, _NEVER, np.int64)
+        self.bad_at = np.full(num_rows, _NEVER, np.int64)
+        self._token_crc = np.zeros(num_rows, np.uint32)
+        self._accept_crc = np.zeros(num_rows, np.uint32)
+        self._invalid_crc = np.zeros(num_rows, np.uint32)
+        self._num_ranges = np.zeros(num_rows, np.int64)  # 0: no grammar
+        self._low = np.full((num_rows, 1), TOKEN_LOW, np.int64)
+        self._high = np.full((num_rows, 1), TOKEN_HIGH, np.int64)
+
+    def set_row(self, row: int, request: SimRequest, max_model_len: int) -> None:
+        name = request.request_id
+        self.num_prompt[row] = request.num_prompt
+        self.max_total[row] = min(request.num_prompt + request.max_tokens, max_model_len)
+        self.stop_token[row], self.stop_at[row] = request.stop_token, request.stop_at
+        self.bad_at[row] = request.bad_at
+        self._token_crc[row] = prefix_state(f"{name}:")
+        self._accept_crc[row] = prefix_state(f"acc:{name}:")
+        self._invalid_crc[row] = prefix_state(f"inv:{name}:")
+        ranges = request.ranges or ((TOKEN_LOW, TOKEN_HIGH),)
+        self._widen(len(ranges))
+        self._num_ranges[row] = len(request.ranges)
+        self._low[row, : len(ranges)] = [low for low, _ in ranges]
+        self._high[row, : len(ranges)] = [high for _, high in ranges]
+
+    def _widen(self, width: int) -> None:
+        missing = width - self._low.shape[1]
+        if missing > 0:
+            self._low = np.pad(self._low, ((0, 0), (0, missing)))
+            self._high = np.pad(self._high, ((0, 0), (0, missing)))
+
+    def tokens(self, rows: np.ndarray, places: np.ndarray, *, as_drafted: bool = False) -> np.ndarray:
+        """The model's tokens at `places` ([s, k]) of `rows` ([s]), int64 [s, k]. `as_drafted`: what a
+        drafter expects, which knows of no bad token."""
+        column = rows[:, None]
+        output = places - self.num_prompt[column]
+        low, high = self._range(column, output)
+        tokens = low + crc_of_numbers(self._token_crc[column], places) % (high - low)
+        tokens = np.where(output == self.stop_at[column], self.stop_token[column], tokens)
+        return tokens if as_drafted else np.where(output == self.bad_at[column], BAD_TOKEN, tokens)
+
+    def drafts(self, rows: np.ndarray, places: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """`count` drafts for the places from `places` ([s]) on, int64 [s, count], and how many of each
+        row its grammar allows, int64 [s]."""
+        column = rows[:, None]
+        all_places = places[:, None] + np.arange(count)
+        right = crc_of_numbers(self._accept_crc[rows], places) % (count + 1)
+        spoiled = crc_of_numbers(self._invalid_crc[rows], places) % 2 == 1
+        low, high = self._range(column, all_places - self.num_prompt[column])
+        tokens = self.tokens(rows, all_places, as_drafted=True)
+        wrong = low + (tokens - low + 1) % (high - low)
+        constrained = self._num_ranges[rows] > 0
+        wrong = np.where((spoiled & constrained)[:, None], BAD_TOKEN, wrong)
+        tokens = np.where(np.arange(count) < right[:, None], tokens, wrong)
+        valid = ~constrained[:, None] | (tokens >= low) & (tokens < high)
+        return tokens, np.logical_and.accumulate(valid, axis=1).sum(axis=1)
+
+    def breaks_grammar(self, rows: np.ndarray, places: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+        """Whether `tokens` ([s, k]) at `places` ([s, k]) are not what the rows' grammars allow."""
+        column = rows[:, None]
+        low, high = self._range(column, places - self.num_prompt[column])
+        return (self._num_ranges[column] > 0) & ((tokens < low) | (tokens >= high))
+
+    def _range(self, column: np.ndarray, output: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        number = output % np.maximum(self._num_ranges[column], 1)
+        return self._low[column, number], self._high[column, number]

@@ -1,0 +1,66 @@
+"""Reading workload files, which may come from anybody: bounded, and a mistake named with its line."""
+
+import gzip
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from mmengine.errors import InvalidRequest
+
+MAX_TOKENS = 2**24  # of one prompt or one output
+MAX_LINE_BYTES = 2**24
+MAX_FILE_BYTES = 2**30
+MAX_LINES = 2**20
+
+T = TypeVar("T")
+
+
+def existing(path: Path) -> Path:
+    """The path of a file of a size that can be read."""
+    if not path.is_file():
+        raise InvalidRequest(f"there is no file {path}")
+    if path.stat().st_size > MAX_FILE_BYTES:
+        raise InvalidRequest(f"{path} has more than {MAX_FILE_BYTES} bytes; split it")
+    return path
+
+
+def lines(path: Path, limit: int | None) -> Iterator[tuple[int, bytes]]:
+    """Lines that are not blank, with their numbers from 1; at most `limit` of them."""
+    count = number = 0
+    with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
+        try:
+            while line := file.readline(MAX_LINE_BYTES + 1):
+                number += 1
+                if len(line) > MAX_LINE_BYTES:
+                    raise InvalidRequest(f"{path}, line {number} is longer than {MAX_LINE_BYTES} bytes")
+                if not line.strip():
+                    continue
+                if count == (MAX_LINES if limit is None else limit):
+                    if limit is None:
+                        raise InvalidRequest(
+                            f"{path} has more than {MAX_LINES} lines; say how many with --limit"
+                        )
+                    return
+                count += 1
+                yield number, line
+        except (gzip.BadGzipFile, EOFError) as error:
+            raise InvalidRequest(f"{path} is no whole gzip file: {error}") from None
+
+
+def decode(data: bytes, kind: type[T] | msgspec.json.Decoder[T], where: str) -> T:
+    """JSON as `kind`; raises InvalidRequest that says what is wrong and where."""
+    try:
+        if isinstance(kind, msgspec.json.Decoder):
+            return kind.decode(data)
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"{where}: {error}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"{where} is no JSON: {error}") from None
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """One JSON object, such as a file of settings."""
+    return decode(existing(path).read_bytes(), dict[str, Any], str(path))

@@ -1,0 +1,117 @@
+"""What a run cost and gave: latencies under the cost model, and what was in use over time."""
+
+from array import array
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from mmengine.core.executor import StepPlan, StepResult
+from mmengine.core.state import State
+
+_NEVER = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Integers in ns, or of what was counted; nearest rank, so that they are values that occurred."""
+
+    p50: int = 0
+    p90: int = 0
+    p99: int = 0
+
+    @classmethod
+    def of(cls, values: np.ndarray) -> "Spread":
+        if not len(values):
+            return cls()
+        ordered = np.sort(values)
+        return cls(*(int(ordered[-(-len(ordered) * share // 100) - 1]) for share in (50, 90, 99)))
+
+
+@dataclass(slots=True)
+class Timeline:
+    """One entry a step, as it was dispatched."""
+
+    time_ns: array = field(default_factory=lambda: array("q"))
+    running: array = field(default_factory=lambda: array("q"))
+    waiting: array = field(default_factory=lambda: array("q"))
+    kv_blocks: array = field(default_factory=lambda: array("q"))  # in use
+    encoder: array = field(default_factory=lambda: array("q"))  # embeddings that requests hold
+    tokens: array = field(default_factory=lambda: array("q"))  # scheduled
+
+
+class Meter:
+    """Follows requests by number, in the order of their arrival. No loop over tokens."""
+
+    def __init__(self, num_requests: int, num_rows: int):
+        self._numbers: dict[str, int] = {}
+        self._by_row = np.zeros(num_rows, np.int64)
+        self.arrived_ns = np.full(num_requests, _NEVER, np.int64)
+        self.first_ns = np.full(num_requests, _NEVER, np.int64)
+        self.end_ns = np.full(num_requests, _NEVER, np.int64)
+        self.num_cached = np.full(num_requests, _NEVER, np.int64)
+        self.num_prompt = np.zeros(num_requests, np.int64)
+        self._last_ns = np.zeros(num_requests, np.int64)
+        self._gaps: list[np.ndarray] = []
+        self.ends: dict[str, int] = {}  # requests by finish reason
+        self.num_preemptions = 0
+        self.num_output_tokens = 0
+        self.num_scheduled_tokens = 0
+        self.num_encoded = 0
+        self.timeline = Timeline()
+
+    def arrived(self, request_id: str, num_prompt: int, arrival_ns: int) -> None:
+        number = self._numbers[request_id] = len(self._numbers)
+        self.arrived_ns[number], self.num_prompt[number] = arrival_ns, num_prompt
+
+    def dispatched(self, plan: StepPlan) -> None:
+        self.num_scheduled_tokens += len(plan.input_ids)
+        self.num_encoded += len(plan.encode)
+        if not plan.admitted:
+            return
+        computed = dict(zip(plan.rows.tolist(), plan.num_computed.tolist(), strict=True))
+        for admission in plan.admitted:
+            number = self._numbers[admission.request.request_id]
+            self._by_row[admission.row] = number
+            if self.num_cached[number] == _NEVER:
+                self.num_cached[number] = computed[admission.row]
+
+    def collected(self, plan: StepPlan, result: StepResult, clock_ns: int) -> None:
+        numbers = self._by_row[plan.rows[plan.sample]]
+        counts = np.ones(len(numbers), np.int64) if result.counts is None else result.counts.astype(np.int64)
+        self.num_output_tokens += int(counts.sum())
+        first = self.first_ns[numbers] == _NEVER
+        self.first_ns[numbers[first]] = clock_ns
+        gaps = (clock_ns - self._last_ns[numbers[~first]]) // counts[~first]
+        self._gaps.append(np.repeat(gaps, counts[~first]))
+        self._last_ns[numbers] = clock_ns
+
+    def preempted(self) -> None:
+        self.num_preemptions += 1
+
+    def finished(self, request_id: str, reason: str, clock_ns: int) -> None:
+        self.ends[reason] = self.ends.get(reason, 0) + 1
+        if reason in ("stop", "length"):
+            self.end_ns[self._numbers[request_id]] = clock_ns
+
+    def decided(self, state: State, num_tokens: int, clock_ns: int) -> None:
+        line = self.timeline
+        line.time_ns.append(clock_ns)
+        line.running.append(len(state.running))
+        line.waiting.append(len(state.waiting))
+        line.kv_blocks.append(state.config.num_blocks - 1 - state.blocks.num_free)
+        line.encoder.append(state.encoder.used - state.encoder.idle_size)
+        line.tokens.append(num_tokens)
+
+    def ttft(self) -> Spread:
+        """From arrival to the first token."""
+        there = self.first_ns != _NEVER
+        return Spread.of((self.first_ns - self.arrived_ns)[there])
+
+    def inter_token(self) -> Spread:
+        """Between tokens of a request; a step that gives several shares its time among them."""
+        return Spread.of(np.concatenate(self._gaps) if self._gaps else np.zeros(0, np.int64))
+
+    def end_to_end(self) -> Spread:
+        """From arrival to the end, of requests that ended by themselves."""
+        there = self.end_ns != _NEVER
+        return Spread.of((self.end_ns - self.arrived_ns)[there])

@@ -1,0 +1,179 @@
+"""Decisions of a run as records, one a step, and the first difference between two runs.
+
+A record has hard fields, which are decisions and tokens, and soft ones, which count what is left:
+`free` and `enc_free` after the step was decided, `free_after` and `enc_free_after` after its tokens
+were applied. A field that would be empty is left out, except `sched`.
+"""
+
+import json
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mmengine.core.executor import StepPlan, StepResult
+from mmengine.core.state import State
+from mmengine.errors import InvalidRequest
+from mmengine.simulation.files import decode, existing, lines
+
+Record = dict[str, Any]
+HARD_FIELDS = ("sched", "spec", "enc", "admit", "preempt", "enc_evict", "out", "finish")
+_DECIDED = ("free", "enc_free", "running", "waiting", "n_running", "n_waiting")
+_UPDATED = ("free_after", "enc_free_after")
+SOFT_FIELDS = (*_DECIDED, *_UPDATED)
+_ORDER = ("step", *HARD_FIELDS[:-2], *_DECIDED, *HARD_FIELDS[-2:], *_UPDATED)
+
+
+@dataclass(slots=True)
+class _Open:
+    """A record that is not whole yet. `aborted`: given up while the step ran; their output is dropped."""
+
+    record: Record
+    aborted: set[str]
+    runs: bool = False  # dispatched, not collected
+    keep: bool = False
+
+
+class Recorder:
+    """Assembles records from what passes the executor and the sink, and gives each to `write`.
+
+    `media_names`: names of the items by encoder key. `queues`: name who runs and waits, and not only
+    count them.
+    """
+
+    def __init__(self, write: Callable[[Record], None], media_names: dict[bytes, str], *, queues: bool):
+        self._write = write
+        self._media_names = media_names
+        self._queues = queues
+        self._open: deque[_Open] = deque()
+        self._by_plan: dict[int, _Open] = {}
+        self._ending = _Open({}, set())  # the record that an end belongs to; the first is nobody's
+        self._names: dict[int, str] = {}  # by row
+
+    def begin(self, step: int, aborted: set[str]) -> None:
+        """A step is about to be decided; `aborted` will leave while it runs."""
+        self._flush()
+        self._ending = _Open({"step": step, "sched": []}, aborted)
+        self._open.append(self._ending)
+
+    def dispatched(self, plan: StepPlan) -> None:
+        here = self._open[-1]
+        here.runs = here.keep = True
+        self._by_plan[plan.step] = here
+        record = here.record
+        for admission in plan.admitted:
+            self._names[admission.row] = admission.request.request_id
+        names = [self._names[row] for row in plan.rows.tolist()]
+        record["sched"] = [list(pair) for pair in zip(names, plan.num_scheduled.tolist(), strict=True)]
+        if plan.num_drafts is not None:
+            drafted = np.flatnonzero(plan.num_drafts).tolist()
+            record["spec"] = {names[place]: int(plan.num_drafts[place]) for place in drafted}
+        if plan.admitted:
+            computed = dict(zip(names, plan.num_computed.tolist(), strict=True))
+            admitted = [admission.request.request_id for admission in plan.admitted]
+            record["admit"] = {name: computed[name] for name in admitted}
+        encoded: dict[str, list[int]] = {}
+        for item in plan.encode:
+            encoded.setdefault(item.request.request_id, []).append(item.index)
+        record["enc"] = encoded
+        record["enc_evict"] = [self._media_names.get(key, key.hex()) for key in plan.evict]
+
+    def collected(self, plan: StepPlan, result: StepResult, clock_ns: int) -> None:
+        here = self._ending = self._by_plan.pop(plan.step)
+        here.runs = False
+        names = [self._names[row] for row in plan.rows[plan.sample].tolist()]
+        counts = [1] * len(names) if result.counts is None else result.counts.tolist()
+        tokens, at, out = result.token_ids.tolist(), 0, {}
+        for name, count in zip(names, counts, strict=True):
+            if name not in here.aborted:
+                out[name] = tokens[at : at + count]
+            at += count
+        here.record["out"] = out
+
+    def preempted(self, request_id: str) -> None:
+        self._ending.record.setdefault("preempt", []).append(request_id)
+
+    def finished(self, request_id: str, reason: str) -> None:
+        """Requests that were given up have no end in the records."""
+        if reason != "abort" and request_id not in self._ending.aborted:
+            self._ending.record.setdefault("finish", {})[request_id] = reason
+            self._ending.keep = True
+
+    def updated(self, state: State) -> None:
+        """The tokens of the step that ran are applied. Requests given up while it ran are not gone
+        yet, so nothing is said then of what is free."""
+        if self._ending.keep and not self._ending.aborted:
+            self._ending.record["free_after"] = state.blocks.num_free
+            self._ending.record["enc_free_after"] = _encoder_free(state)
+
+    def decided(self, state: State) -> None:
+        """The step is decided, or nothing could run."""
+        here = self._open[-1]
+        here.keep |= bool(state.requests) or "preempt" in here.record
+        if not here.keep:
+            return
+        here.record |= {"free": state.blocks.num_free, "enc_free": _encoder_free(state)}
+        if self._queues:
+            running = [state.requests_by_row[row].request.request_id for row in state.running.tolist()]
+            waiting = [known.request.request_id for known in state.waiting]
+            here.record |= {"running": running, "waiting": waiting}
+        else:
+            here.record |= {"n_running": len(state.running), "n_waiting": len(state.waiting)}
+
+    def close(self) -> None:
+        self._flush()
+
+    def _flush(self) -> None:
+        while self._open and not self._open[0].runs:
+            done = self._open.popleft()
+            if done.keep:
+                self._write(_tidy(done.record))
+
+
+def _encoder_free(state: State) -> list[int]:
+    """Embeddings that are free, and with those that nobody references."""
+    free = state.encoder.capacity - state.encoder.used
+    return [free, free + state.encoder.idle_size]
+
+
+def _tidy(record: Record) -> Record:
+    keep_empty = ("step", "sched", *SOFT_FIELDS)
+    return {name: record[name] for name in _ORDER if name in record and (record[name] or name in keep_empty)}
+
+
+def record_line(record: Record) -> str:
+    return json.dumps(record, separators=(",", ":")) + "\n"
+
+
+def read_records(path: Path) -> list[Record]:
+    """Records of a scenario's `expect` (.json) or of a decisions file (.jsonl, also .gz)."""
+    if path.suffix == ".json":
+        records = decode(existing(path).read_bytes(), dict[str, Any], str(path)).get("expect")
+        if not isinstance(records, list):
+            raise InvalidRequest(f"{path} says nothing of what is expected")
+        return records
+    parsed = (decode(line, dict[str, Any], f"{path}, line {n}") for n, line in lines(existing(path), None))
+    return [record for record in parsed if "step" in record]
+
+
+def first_difference(expected: list[Record], actual: list[Record], *, soft: bool = False) -> str:
+    """Where two lists of records part: step, field, both values; empty where they do not. Steps in which
+    nobody runs, waits, ends or gives way do not count. Soft fields count where both have them."""
+    expected, actual = ([each for each in records if _counts(each)] for records in (expected, actual))
+    for ours, theirs in zip(actual, expected, strict=False):
+        for name in ("step", *HARD_FIELDS, *(SOFT_FIELDS if soft else ())):
+            if name in SOFT_FIELDS and not (name in ours and name in theirs):
+                continue
+            if (ours.get(name) or None) != (theirs.get(name) or None):
+                return f"step {theirs['step']}: {name}: expected {theirs.get(name)!r}, got {ours.get(name)!r}"
+    if len(expected) != len(actual):
+        return f"expected {len(expected)} steps, got {len(actual)}"
+    return ""
+
+
+def _counts(record: Record) -> bool:
+    names = ("sched", "finish", "preempt", "running", "waiting", "n_running", "n_waiting")
+    return any(record.get(name) for name in names)

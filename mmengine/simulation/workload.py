@@ -1,0 +1,97 @@
+"""What is simulated: requests, when they arrive, and what else happens at which step."""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from mmengine.request import MediaItem, Request, SamplingParams
+from mmengine.simulation.hashing import crc_of_numbers, prefix_state
+
+TOKEN_LOW, TOKEN_HIGH = 1000, 31000  # the fake model's and the generated prompts' tokens lie in here
+IMAGE_TOKEN = 151655
+MAX_REQUESTS = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class SimRequest:
+    """A request before it arrives. `prompt` makes its tokens (int32 [num_prompt]) when it does, so that
+    a long trace holds those of the living only.
+
+    `arrival`: a step in a scenario, ns in a trace. `stop_at`: the output index at which the model
+    emits `stop_token`; -1 for neither. `ranges`: output token j must lie in [low, high) = ranges[j %
+    len]. `bad_at`: the output index at which the model breaks that; -1 for never.
+    """
+
+    request_id: str
+    num_prompt: int
+    prompt: Callable[[], np.ndarray]
+    max_tokens: int
+    arrival: int = 0
+    media: tuple[MediaItem, ...] = ()
+    priority: int = 0
+    stop_token: int = -1
+    stop_at: int = -1
+    ranges: tuple[tuple[int, int], ...] = ()
+    bad_at: int = -1
+
+    def request(self) -> Request:
+        return Request(
+            request_id=self.request_id,
+            prompt_token_ids=self.prompt(),
+            sampling=SamplingParams(max_tokens=self.max_tokens, seed=0),
+            media=self.media,
+            priority=self.priority,
+            grammar=repr(self.ranges) if self.ranges else None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SimEvent:
+    """Something that happens at a step. op: abort, grammar_ready, grammar_error, reset_prefix_cache.
+
+    `late`: not before the step is decided but while it runs.
+    """
+
+    step: int
+    op: str
+    request_id: str = ""
+    late: bool = False
+    reset_running: bool = False
+
+
+@dataclass(slots=True)
+class Workload:
+    """`timed`: arrivals are ns of the simulated clock, not steps. `events` None: nobody says when a
+    grammar is ready, so each is at once. `expect`: the records that a scenario brings along."""
+
+    name: str
+    requests: list[SimRequest]
+    timed: bool
+    settings: dict = field(default_factory=dict)
+    events: list[SimEvent] | None = None
+    max_steps: int = 2**62
+    expect: list[dict] | None = None
+    media_names: dict[bytes, str] = field(default_factory=dict)  # by mm_hash
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest request, prompt and output."""
+        return max((each.num_prompt + each.max_tokens for each in self.requests), default=1)
+
+
+def generated_tokens(key: str, start: int, count: int) -> np.ndarray:
+    """Tokens of the generated text `key`, int32: the same for the same key and place."""
+    numbers = np.arange(start, start + count, dtype=np.int64)
+    crc = crc_of_numbers(np.array([prefix_state(f"{key}:")], np.uint32), numbers)
+    return (TOKEN_LOW + crc % (TOKEN_HIGH - TOKEN_LOW)).astype(np.int32)
+
+
+def image_item(offset: int, length: int, name: str) -> MediaItem:
+    """An image of `length` embeddings at prompt token `offset`; equal names are equal content."""
+    return MediaItem(name_hash(name), "image", ((offset, length),), (1, 2, 2 * length))
+
+
+def name_hash(name: str) -> bytes:
+    return hashlib.sha256(name.encode()).digest()

@@ -1,0 +1,86 @@
+"""The command: files in, files out, errors in one line."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from simulated import SCENARIOS, request, write_scenario
+
+from mmengine.simulation import first_difference, read_records
+
+
+def simulate(*arguments, blocked=()):
+    code = (
+        "import sys, atexit\n"
+        f"for name in {list(blocked)!r}: sys.modules[name] = None\n"
+        "loaded = lambda: [n for n in ('torch', 'transformers', 'matplotlib') if sys.modules.get(n)]\n"
+        "atexit.register(lambda: print('LOADED', loaded(), file=sys.stderr))\n"
+        f"sys.argv = ['mmengine', 'simulate', *{[str(each) for each in arguments]!r}]\n"
+        "from mmengine.cli.main import main\n"
+        "main()\n"
+    )
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+
+
+def test_a_scenario_with_decisions_and_a_log(tmp_path):
+    out = tmp_path / "out.jsonl"
+    result = simulate(SCENARIOS[0], "--decisions", out, "--log", tmp_path / "log")
+    assert result.returncode == 0 and "as the scenario expects" in result.stdout
+    assert "LOADED []" in result.stderr
+    assert first_difference(read_records(SCENARIOS[0]), read_records(out), soft=True) == ""
+    assert list((tmp_path / "log").glob("*.mmlog"))
+
+
+def test_requests_with_a_config_and_a_picture(tmp_path):
+    requests, config, out = (tmp_path / name for name in ("r.jsonl", "c.json", "out.jsonl"))
+    requests.write_text("".join(json.dumps(request(f"q{n}", 20, at=n)) + "\n" for n in range(5)))
+    config.write_text('{"max_num_seqs": 2, "block_size": 8}')
+    result = simulate(
+        requests, "--config", config, "--limit", "4", "--decisions", out, "--plot", tmp_path / "p.png"
+    )
+    assert result.returncode == 0, result.stderr
+    first, *rest = out.read_text().splitlines()
+    assert json.loads(first)["config"]["max_num_seqs"] == 2
+    assert {"n_running", "n_waiting"} <= set(json.loads(rest[0]))
+    assert "4: 4 length" in result.stdout and "prefix cache" in result.stdout
+    assert (tmp_path / "p.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_a_scenario_that_is_not_met_and_requests_that_are_refused_are_said(tmp_path):
+    path = write_scenario(tmp_path, [request("a"), request("huge", 500)])
+    scenario = json.loads(path.read_text())
+    path.write_text(json.dumps({**scenario, "expect": [{"step": 0, "sched": [["a", 5]]}]}))
+    result = simulate(path)
+    assert result.returncode == 0
+    assert "1 requests refused; the first: huge" in result.stdout
+    assert "differs from what the scenario expects: step 0: sched" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["missing.json"], "there is no file missing.json"),
+        ([SCENARIOS[0], "--config", "missing.json"], "there is no file missing.json"),
+        ([SCENARIOS[0], "--config", __file__], "Expected `object`"),
+        ([Path(__file__).parents[2] / "README.md"], "is no JSON"),
+        ([SCENARIOS[0], "--plot", "p.docx"], "the name must end in one of"),
+        ([SCENARIOS[0], "--format", "azure"], "has no column TIMESTAMP"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_code_2(arguments, message):
+    result = simulate(*arguments)
+    lines = [line for line in result.stderr.splitlines() if not line.startswith("LOADED")]
+    assert result.returncode == 2 and len(lines) == 1 and message in lines[0]
+
+
+def test_a_policy_that_does_not_exist_is_named(tmp_path):
+    path = write_scenario(tmp_path, [request("a")], config={"policy": "best"})
+    result = simulate(path)
+    assert result.returncode == 2 and "'best'" in result.stderr
+
+
+def test_without_matplotlib_it_says_what_to_install():
+    result = simulate(SCENARIOS[0], "--plot", "p.png", blocked=["matplotlib"])
+    assert result.returncode == 2 and "pip install 'mmengine-vl[plot]'" in result.stderr
