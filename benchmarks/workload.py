@@ -11,8 +11,14 @@ from mmengine.models.plugin import Prepared, Processor
 from mmengine_shapes.questions import clip_questions, image_questions, pair_questions
 from mmengine_shapes.scenes import Scene, random_clip, random_scene
 
-TEXTS = ("What is 3 plus 4?", "Hello.", "Spell red.", "Count to 7.", "What comes after Monday?")
-SIDES = (64, 96, 96, 128, 160, 192, 256)  # pixels: 4 to 64 visual tokens
+TEXTS = (
+    "What is 3 plus 4?",
+    "Hello!",
+    "Which is larger, 7 or 12?",
+    "What is 9 minus 5?",
+    "Who are you?",
+)
+SIDES = (64, 96, 96, 128, 160, 192, 256)  # pixels: 9 to 64 visual tokens
 GROUP = 16  # the mix is the same in every 16 requests
 
 

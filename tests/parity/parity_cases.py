@@ -23,10 +23,10 @@ from mmengine_shapes.scenes import random_clip, random_scene
 
 TEXTS = (
     "What is 3 plus 4?",
-    "Hello.",
-    "Spell red.",
-    "Count to 7.",
-    "What comes after Monday?",
+    "Hello!",
+    "Which is larger, 7 or 12?",
+    "What is 9 minus 5?",
+    "Hi there.",
     "Who are you?",
 )
 SIDES = (64, 96, 96, 128, 160, 192, 256)
