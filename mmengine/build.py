@@ -112,6 +112,8 @@ def _resolve(
 ) -> EngineConfig:
     """Fill in what is 0: the pool from memory, the length from the model and the pool."""
     size = config.block_size
+    if config.num_draft_tokens or config.lookahead_tokens:
+        raise ConfigError("num_draft_tokens and lookahead_tokens need a drafter, and this build has none")
     if config.max_model_len > spec.max_model_len:
         raise ConfigError(
             f"max_model_len {config.max_model_len} is more than the model's own {spec.max_model_len}"

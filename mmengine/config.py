@@ -28,6 +28,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     num_draft_tokens: int = 0  # most drafts of one row
     lookahead_tokens: int = 0  # KV slots a drafter needs behind the known tokens
     compat: Literal["", "vllm"] = ""  # decisions as that engine makes them, for comparisons
+    preempt_mode: Literal["auto", "recompute", "swap"] = "auto"  # auto: what costs less
+    swap_blocks: int = 0  # KV blocks of the host pool
+    recompute_token_ns: int = 5_000  # what it costs to compute a token again
+    swap_block_ns: int = 20_000  # what it costs to copy a block out and back in
     max_waiting: int = 4096  # requests without a row; one more is refused
     max_media_per_request: int = 64
     max_retries: int = 1  # times a request survives a failed step before it ends with "error"
@@ -59,6 +63,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 f"token_budget {self.token_budget} is smaller than max_num_seqs {self.max_num_seqs}: "
                 "rows would wait for ever; raise token_budget or lower max_num_seqs"
             )
+        if self.preempt_mode == "swap" and not self.swap_blocks:
+            raise ConfigError("preempt_mode swap needs a host pool: set swap_blocks, or another preempt_mode")
 
     def check_resolved(self) -> None:
         """`check`, and raise ConfigError where a size is still open or the pool cannot hold one request."""
@@ -88,6 +94,9 @@ _RANGES = (
     ("lookahead_tokens", 0, 64),
     ("encoder_budget", 1, 2**24),
     ("encoder_cache_size", 1, 2**26),
+    ("swap_blocks", 0, 2**22),
+    ("recompute_token_ns", 0, 2**40),
+    ("swap_block_ns", 0, 2**40),
     ("max_waiting", 1, 2**20),
     ("max_media_per_request", 0, 4096),
     ("max_retries", 0, 100),

@@ -1,7 +1,7 @@
 """What a user asks for: prompt tokens, media, and how to sample."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 import numpy as np
@@ -121,7 +121,8 @@ class Request:
     """A request that passed the front: token ids (int32 [n]), media, sampling with its seed drawn.
 
     `priority`: smaller is more important. `cache_salt` separates tenants in both caches.
-    `deadline_ns`: time from arrival after which it is given up, 0 for never.
+    `deadline_ns`: time from arrival after which it is given up, 0 for never. `group`: id of a request
+    with the same prompt that came before; this one waits for its prefill and shares its blocks.
     """
 
     request_id: str
@@ -132,4 +133,5 @@ class Request:
     priority: int = 0
     cache_salt: str = ""
     deadline_ns: int = 0
-    grammar: str | None = field(default=None)
+    grammar: str | None = None
+    group: str = ""

@@ -40,6 +40,7 @@ def batch(view: View, decisions: list[ev.Event]) -> StepPlan:
             for key, row, index in event.encode
         ),
         media=tuple(_media_spans(view, rows, computed, num_scheduled, starts)),
+        **{name: np.concatenate(parts) for name, parts in view.step_copies.items() if parts},
         num_drafts=view.scheduled_drafts[rows] if view.config.num_draft_tokens else None,
     )
 

@@ -259,6 +259,7 @@ def _queued(request: Request) -> ev.Queued:
         request.cache_salt,
         request.deadline_ns,
         request.grammar,
+        request.group,
     )
     try:
         return settled(asked)

@@ -57,6 +57,10 @@ class StepPlan:
     evict: tuple[bytes, ...] = ()  # encoder keys to drop, before encoding
     encode: tuple[EncodeItem, ...] = ()
     media: tuple[MediaSpan, ...] = ()
+    # Copies of KV blocks, int32 [m, 2] (source, destination), done in this order before the forward:
+    swap_out: np.ndarray | None = None  # device to host
+    copy: np.ndarray | None = None  # device to device
+    swap_in: np.ndarray | None = None  # host to device
     num_drafts: np.ndarray | None = None  # int32 [n], tokens at a row's end that are drafts; None: none
 
 

@@ -19,6 +19,9 @@ class RequestState:
     row: int = -1
     num_cached: int = -1  # prompt tokens that were cached when it first ran; -1 before
     waits_for_grammar: bool = False
+    host_blocks: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))  # its swapped KV
+    num_swapped: int = 0  # tokens whose KV is in them
+    admitted_step: int = -1  # when it got its row
     failures: int = 0
     cancelled: str = ""
     detail: str = ""  # how the text ended, or what went wrong

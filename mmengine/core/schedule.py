@@ -11,6 +11,8 @@ event before left behind:
 so that a block scheduled by one event can be a prefix hit of the next.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 
 from mmengine.core.blocks import block_extras, blocks_needed, content_windows
@@ -115,9 +117,7 @@ def _schedule_running(view: View) -> ev.Preempted | ev.Scheduled | None:
         return None
     num_new = int(blocks_needed(view, rows, wanted).sum())
     if num_new > view.blocks.num_free:
-        row = view.policy.victim(view)
-        name = view.requests_by_row[row].request.request_id
-        return ev.Preempted(name, row, "recompute", "no free blocks")
+        return _preempt(view)
     same = len(rows) == len(view.last_rows) and bool((rows == view.last_rows).all())
     return ev.Scheduled(
         rows=None if same else rows.tobytes(),
@@ -127,6 +127,21 @@ def _schedule_running(view: View) -> ev.Preempted | ev.Scheduled | None:
         evict=tuple(draft.evict) if draft else (),
         **_draft_columns(view, rows, wanted),
     )
+
+
+def _preempt(view: View) -> ev.Preempted:
+    """The policy's victim gives way: its KV is swapped out where that is asked for or costs less than
+    computing it again, and the host pool has room."""
+    config, row = view.config, view.policy.victim(view)
+    name = view.requests_by_row[row].request.request_id
+    num_computed = int(view.num_computed[row])
+    num_blocks = -(-num_computed // view.block_size)
+    free = view.free_host_blocks
+    cheaper = num_blocks * config.swap_block_ns < num_computed * config.recompute_token_ns
+    wanted = config.preempt_mode == "swap" or (config.preempt_mode == "auto" and cheaper)
+    if not wanted or not 0 < num_blocks <= len(free):
+        return ev.Preempted(name, row, "recompute", "no free blocks")
+    return ev.Preempted(name, row, "swap", "no free blocks", free[::-1][:num_blocks].tobytes())
 
 
 def _draft_columns(view: View, rows: np.ndarray, wanted: np.ndarray) -> dict[str, bytes]:
@@ -170,38 +185,103 @@ def _cut_at_media(
     return wanted
 
 
+class _Start(NamedTuple):
+    """Where a waiting request can start: blocks it shares, tokens whose KV is there or comes with a
+    copy, a block to copy from (-1: none), whether its own blocks come back from the host."""
+
+    cached: np.ndarray
+    num_computed: int
+    copy_from: int = -1
+    swap_in: bool = False
+
+
 def _admit_next(view: View) -> ev.Admitted | None:
-    """The first waiting request that can start. One that waits for the encoder is passed over;
-    one whose blocks do not fit holds back those behind it."""
+    """The first waiting request that can start. One that waits for its grammar, for the encoder, or
+    for the prefill that it shares is passed over; one whose blocks do not fit holds back those behind
+    it."""
     if not view.free_rows or view.tokens_left <= 0:
         return None
-    row = view.free_rows[-1]
     for known in view.waiting[view.scan_from :]:
-        if known.waits_for_grammar:
+        start = None if known.waits_for_grammar else _start_of(view, known)
+        if start is None:
             continue
-        cached = _cached_prefix(view, known)
-        start = len(cached) * view.block_size
-        length = min(len(known.tokens) - start, view.tokens_left)
+        length = min(len(known.tokens) - start.num_computed, view.tokens_left)
         if threshold := _threshold(view):
             length = min(length, threshold)
         draft = _EncoderDraft(view)
-        length = draft.cut(known, row, start, length)
-        if not length:
-            continue
-        revived = int((view.blocks.references[cached] == 0).sum())
-        num_new = _blocks_for(view, start + length) - len(cached)
-        if max(num_new, _reserved(view, known) - len(cached)) + revived > view.blocks.num_free:
-            return None
-        return ev.Admitted(
-            request_id=known.request.request_id,
-            row=row,
-            num_tokens=length,
-            cached_blocks=cached.tobytes(),
-            new_blocks=_next_free(view, cached, revived, num_new).tobytes(),
-            encode=tuple(draft.encode),
-            evict=tuple(draft.evict),
-        )
+        length = draft.cut(known, view.free_rows[-1], start.num_computed, length)
+        if length:
+            return _admission(view, known, start, length, draft)
     return None
+
+
+def _admission(
+    view: View, known: RequestState, start: _Start, length: int, draft: _EncoderDraft
+) -> ev.Admitted | None:
+    """ADMITTED for a chunk of `length` tokens; None when the blocks are not free."""
+    cached = start.cached
+    revived = int((view.blocks.references[cached] == 0).sum())
+    num_new = _blocks_for(view, start.num_computed + length) - len(cached)
+    if max(num_new, _reserved(view, known) - len(cached)) + revived > view.blocks.num_free:
+        return None
+    new = _next_free(view, cached, revived, num_new)
+    return ev.Admitted(
+        request_id=known.request.request_id,
+        row=view.free_rows[-1],
+        num_tokens=length,
+        cached_blocks=cached.tobytes(),
+        new_blocks=new.tobytes(),
+        encode=tuple(draft.encode),
+        evict=tuple(draft.evict),
+        num_computed=-1 if start.num_computed == len(cached) * view.block_size else start.num_computed,
+        copy=(start.copy_from, int(new[0])) if start.copy_from >= 0 else None,
+        swap_in=start.swap_in,
+    )
+
+
+def _start_of(view: View, known: RequestState) -> _Start | None:
+    """Where the request can start; None while it waits for the prefill of its group."""
+    shared = _shared_prompt(view, known)
+    if shared is not _ALONE:
+        return shared
+    cached = _cached_prefix(view, known)
+    start = _Start(cached, len(cached) * view.block_size)
+    if known.num_swapped > start.num_computed:
+        return _Start(cached[:0], known.num_swapped, swap_in=True)
+    return start
+
+
+_ALONE = _Start(np.zeros(0, np.int32), 0)
+
+
+def _shared_prompt(view: View, known: RequestState) -> _Start | None:
+    """The blocks of the request's group, once its prompt is computed: all but the one that holds the
+    last prompt token are shared, that one is copied. `_ALONE` when there is nothing to share."""
+    leader = view.requests.get(known.request.group)
+    if leader is None or leader is known or len(known.tokens) > known.num_prompt:
+        return _ALONE
+    if not _same_prompt(leader, known):
+        return _ALONE
+    if leader.row < 0:
+        comes_first = leader.arrival < known.arrival and not leader.waits_for_grammar
+        return None if comes_first and not leader.cancelled else _ALONE
+    before = view.num_computed[leader.row] - view.scheduled[leader.row]
+    if before < known.num_prompt or leader.admitted_step == view.step:
+        return None  # copies run before this step's own KV, and its swaps in, are there
+    last = known.num_prompt - 1
+    table, number = view.block_table[leader.row], last // view.block_size
+    copied = last % view.block_size > 0
+    return _Start(table[:number].copy(), last, int(table[number]) if copied else -1)
+
+
+def _same_prompt(one: RequestState, other: RequestState) -> bool:
+    """Whether the two would fill their prompts' blocks with the same KV, for the same tenant."""
+    return (
+        one.media_keys == other.media_keys
+        and one.request.media == other.request.media
+        and one.request.cache_salt == other.request.cache_salt
+        and np.array_equal(one.request.prompt_token_ids, other.request.prompt_token_ids)
+    )
 
 
 def _blocks_for(view: View, num_tokens: int) -> int:

@@ -60,6 +60,7 @@ class SimulatedExecutor:
         slots = config.num_blocks * config.block_size
         self._values = np.zeros(slots, np.uint64)
         self._sums = np.zeros(slots, np.uint64)  # of the values of the sequence up to the slot
+        self._host_values = np.zeros((config.swap_blocks, config.block_size), np.uint64)
         self._features: dict[bytes, int] = {}
         self._requests: list[Request | None] = [None] * config.max_num_seqs
         self._plan: StepPlan | None = None
@@ -82,11 +83,21 @@ class SimulatedExecutor:
         num_embeds = sum(self._features[item.key] for item in plan.encode)
         device_ns = self._cost.price(plan, num_embeds)
         self.clock_ns += device_ns
+        self._copy(plan)
         self._write(plan)
         return self._sample(plan, device_ns)
 
     def close(self) -> None:
         self._features.clear()
+
+    def _copy(self, plan: StepPlan) -> None:
+        values = self._values.reshape(-1, self._block_size)
+        if plan.swap_out is not None:
+            self._host_values[plan.swap_out[:, 1]] = values[plan.swap_out[:, 0]]
+        if plan.copy is not None:
+            values[plan.copy[:, 1]] = values[plan.copy[:, 0]]
+        if plan.swap_in is not None:
+            values[plan.swap_in[:, 1]] = self._host_values[plan.swap_in[:, 0]]
 
     def _write(self, plan: StepPlan) -> None:
         values = token_values(plan.input_ids, plan.token_index)

@@ -61,6 +61,7 @@ class State:
         self.content_width = config.block_size + bool(config.lookahead_tokens)
         self.blocks = BlockPool(config.num_blocks, config.block_size, self.content_width)
         self.encoder = EncoderCache(config.encoder_cache_size)
+        self.free_host_blocks = np.arange(config.swap_blocks, dtype=np.int32)[::-1]  # the last goes next
         self.cancelled: list[str] = []
         self.grammar_failed: list[str] = []
         self.resetting = False  # what runs is about to be preempted and to start again
@@ -79,6 +80,8 @@ class State:
         self.step_rows = np.zeros(0, np.int32)  # rows of the open step, in order
         self.step_filled: list[np.ndarray] = []  # blocks whose content the open step completes
         self.step_encoded: list[bytes] = []
+        self.step_swapped: list[RequestState] = []  # whose KV the open step copies to the host
+        self.step_copies: dict[str, list[np.ndarray]] = {"swap_out": [], "copy": [], "swap_in": []}
 
     def enqueue(self, request: RequestState) -> None:
         """Put a request without a row where its rank belongs."""
@@ -112,7 +115,8 @@ class State:
         for name, known in self.requests.items():
             held = sorted(known.held_media)
             flags = (known.waits_for_grammar, bool(known.cancelled))
-            facts = (known.arrival, known.row, known.num_cached, known.failures, *flags, *held)
+            swapped = (known.num_swapped, *known.host_blocks.tolist())
+            facts = (known.arrival, known.row, known.num_cached, known.failures, *flags, *held, *swapped)
             digest.update(name.encode() + b"\2" + np.array(facts, np.int64).tobytes())
         pool = self.blocks
         digest.update(
@@ -122,7 +126,7 @@ class State:
             digest.update(key + entry.size.to_bytes(8, "little") + entry.references.to_bytes(8, "little"))
         digest.update(b"".join(self.encoder.idle))
         counters = (self.step, self.num_arrived, len(self.free_rows), *self.free_rows)
-        digest.update(np.array(counters, np.int64).tobytes())
+        digest.update(np.array(counters, np.int64).tobytes() + self.free_host_blocks.tobytes())
         digest.update(self.last_rows.tobytes() + self.history.digest())
         return digest.digest()
 

@@ -42,6 +42,7 @@ class Queued(Event):
     cache_salt: str = ""
     deadline_ns: int = 0
     grammar: str | None = None
+    group: str = ""  # the request whose prompt this one shares
 
 
 class GrammarReady(Event):
@@ -65,12 +66,14 @@ class Cancelled(Event):
 
 
 class Preempted(Event):
-    """Decision: the request loses its row and blocks, and waits again."""
+    """Decision: the request loses its row and blocks, and waits again. Its KV is dropped
+    ("recompute") or copied to `host_blocks` ("swap")."""
 
     request_id: str
     row: int
-    mode: str  # "recompute"
+    mode: str
     reason: str
+    host_blocks: bytes = b""
 
 
 class Scheduled(Event):
@@ -96,6 +99,9 @@ class Admitted(Event):
     """Decision: a waiting request gets a row and joins the step (it opens one if none is open).
 
     `cached_blocks`: prefix hits; their tokens count as computed. `new_blocks`: the rest.
+    `num_computed`: tokens whose KV is there when the step starts, -1: those of the hits. `copy`:
+    (source, destination) of a block shared in part. `swap_in`: the request's host blocks are copied
+    to the first new ones.
     """
 
     request_id: str
@@ -105,6 +111,9 @@ class Admitted(Event):
     new_blocks: bytes
     encode: tuple[tuple[bytes, int, int], ...] = ()
     evict: tuple[bytes, ...] = ()
+    num_computed: int = -1
+    copy: tuple[int, int] | None = None
+    swap_in: bool = False
 
 
 class Executed(Event):

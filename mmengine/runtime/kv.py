@@ -5,8 +5,10 @@ so a layer is one `[blocks, 2, ...]` tensor and a block of a layer is contiguous
 block: block tables are padded with it and no request ever holds it.
 """
 
+import numpy as np
 import torch
 
+from mmengine.core.executor import StepPlan
 from mmengine.errors import ConfigError
 from mmengine.models.plugin import ModelSpec
 
@@ -39,7 +41,13 @@ class KVPool:
     """K and V of every block. `layers[i]` is `[num_blocks, 2, block_size, num_kv_heads, head_dim]`."""
 
     def __init__(
-        self, spec: ModelSpec, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+        self,
+        spec: ModelSpec,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        swap_blocks: int = 0,
     ) -> None:
         if num_blocks < MIN_BLOCKS:
             raise ConfigError(
@@ -54,9 +62,35 @@ class KVPool:
                 f"{num_blocks} KV blocks need {need / 2**30:.2f} GiB on {device}, which could not be had; "
                 "lower num_blocks"
             ) from error
+        self._host = self._host_pool((spec.num_layers, swap_blocks, *shape[2:]), dtype, device)
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.layers = tuple(self.blocks.unbind(0))
+
+    @staticmethod
+    def _host_pool(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Blocks in host memory that preempted requests are swapped to; pinned beside a GPU."""
+        try:
+            return torch.zeros(shape, dtype=dtype, pin_memory=device.type == "cuda")
+        except RuntimeError as error:
+            need = torch.Size(shape).numel() * dtype.itemsize
+            raise ConfigError(
+                f"{shape[1]} swap blocks need {need / 2**30:.2f} GiB of host memory, which could not be had; "
+                "lower swap_blocks"
+            ) from error
+
+    def copy(self, plan: StepPlan) -> None:
+        """The copies of a step, in their order: out to the host, between blocks, back in."""
+        if plan.swap_out is not None:
+            device_blocks, host_blocks = _pairs(plan.swap_out)
+            self._host[:, host_blocks] = self.blocks[:, device_blocks.to(self.blocks.device)].to("cpu")
+        if plan.copy is not None:
+            sources, targets = _pairs(plan.copy, self.blocks.device)
+            self.blocks[:, targets] = self.blocks[:, sources]
+        if plan.swap_in is not None:
+            host_blocks, device_blocks = _pairs(plan.swap_in)
+            values = self._host[:, host_blocks].to(self.blocks.device)
+            self.blocks[:, device_blocks.to(self.blocks.device)] = values
 
     def clear(self, blocks: torch.Tensor) -> None:
         """Zero `blocks` (int64 [f]) in all layers.
@@ -65,3 +99,9 @@ class KVPool:
         of a block by a weight of 0, and 0 times a NaN that an earlier request left there is NaN.
         """
         self.blocks.index_fill_(1, blocks, 0)
+
+
+def _pairs(pairs: np.ndarray, device: torch.device | str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
+    """int32 [m, 2] to two int64 index tensors."""
+    both = torch.from_numpy(pairs.astype(np.int64).T.copy()).to(device)
+    return both[0], both[1]

@@ -48,7 +48,9 @@ class ModelRunner:
         spec = model.spec
         self._model, self._config, self._device = model, config, device
         self._watcher = stop_watcher
-        self._kv = KVPool(spec, config.num_blocks, config.block_size, dtype, device)
+        self._kv = KVPool(
+            spec, config.num_blocks, config.block_size, dtype, device, config.swap_blocks
+        )
         self._attention = make_backend(attention, spec, self._kv)
         self._features = FeatureStore(spec.hidden_size, spec.num_deepstack)
         self._rows = RowColumns(config.max_num_seqs, spec.vocab_size, config.eos_token_ids, positions_of)
@@ -80,6 +82,7 @@ class ModelRunner:
 
     def _forward(self, plan: StepPlan) -> tuple[torch.Tensor, StepInputs]:
         inputs = prepare(plan, self._rows, self._config.block_size, self._device)
+        self._kv.copy(plan)  # first: what is swapped out may lie in a block that is cleared next
         if len(inputs.fresh_blocks):
             self._kv.clear(inputs.fresh_blocks)
         embeds = self._model.embed(inputs.input_ids)

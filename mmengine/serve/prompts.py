@@ -124,6 +124,7 @@ def core_requests(request_id: str, prepared: Prepared, options: Options) -> list
             priority=options.priority,
             cache_salt=options.cache_salt,
             deadline_ns=int(options.deadline_s * 1e9),
+            group=f"{request_id}/0" if index else "",
         )
         for index in range(count)
     ]

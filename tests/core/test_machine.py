@@ -35,6 +35,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.core = EngineCore(self.config, executor, sink=LogWriter(self.folder, segment_bytes=4000))
         self.requests, self.tokens, self.ends = {}, {}, {}
         self.compiling = []
+        self.last = None
 
     def _fault(self, step):
         failing, self.fail_next = self.fail_next, False
@@ -42,7 +43,8 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule()
     def arrive(self):
-        request = small_request(self.rng, f"r{len(self.requests)}", self.config, grammars=0.1)
+        request = small_request(self.rng, f"r{len(self.requests)}", self.config, grammars=0.1, like=self.last)
+        self.last = request
         try:
             self.core.submit(request)
         except QueueFull:

@@ -1,6 +1,7 @@
 """Random settings and requests for the simulator, shared by the tests of core and replay."""
 
 import random
+from dataclasses import replace
 
 import numpy as np
 
@@ -27,6 +28,8 @@ def small_config(rng: random.Random) -> EngineConfig:
         encoder_cache_size=rng.randint(4, 24),
         split_media=rng.random() < 0.8,
         policy=rng.choice(["fcfs", "priority"]),
+        swap_blocks=(swap_blocks := rng.choice([0, 0, 3, 40])),
+        preempt_mode=rng.choice(["auto", "recompute", "swap"] if swap_blocks else ["auto", "recompute"]),
         admission_reserve=rng.choice(["none", "prompt", "output"]),
         num_draft_tokens=(num_draft_tokens := rng.choice([0, 0, 1, 3])),
         lookahead_tokens=num_draft_tokens * rng.randint(0, 1),
@@ -37,8 +40,11 @@ def small_config(rng: random.Random) -> EngineConfig:
     )
 
 
-def small_request(rng: random.Random, name: str, config: EngineConfig, grammars: float = 0.0) -> Request:
-    """A request that fits `config`, often with a beginning and media that others have too."""
+def small_request(
+    rng: random.Random, name: str, config: EngineConfig, grammars: float = 0.0, like: Request | None = None
+) -> Request:
+    """A request that fits `config`, often with a beginning and media that others have too; with
+    `like`, now and then a further answer to its prompt."""
     length = rng.randint(1, config.max_model_len - 1)
     prompt = np.array([rng.randrange(3) for _ in range(length)], np.int32)
     shared = rng.randrange(3)
@@ -46,6 +52,8 @@ def small_request(rng: random.Random, name: str, config: EngineConfig, grammars:
     sampling = SamplingParams(
         max_tokens=rng.randint(1, 40), min_tokens=rng.choice([0, 1]), seed=1, ignore_eos=rng.random() < 0.3
     )
+    if like is not None and rng.random() < 0.3:
+        return replace(like, request_id=name, sampling=sampling, sample_index=1, group=like.request_id)
     return Request(
         request_id=name,
         prompt_token_ids=prompt,
@@ -90,6 +98,8 @@ def check_invariants(state: State) -> None:
     free = pool.free_list.order()
     assert len(free) == pool.num_free == len(set(free.tolist())), "the free list holds each block once"
     assert set(free.tolist()) == set(np.flatnonzero(held[1:] == 0) + 1), "a block is held or free"
+    swapped = [block for known in state.requests.values() for block in known.host_blocks.tolist()]
+    assert sorted(swapped + state.free_host_blocks.tolist()) == list(range(state.config.swap_blocks))
     assert sorted(rows.tolist() + state.free_rows) == list(range(state.config.max_num_seqs))
     for known in state.requests.values():
         waits = any(known is other for other in state.waiting)

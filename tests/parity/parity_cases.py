@@ -5,6 +5,7 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import torch
 from transformers import AutoModelForImageTextToText
@@ -128,17 +129,33 @@ class Runner:
         return EngineCore(config, executor, sink=LogWriter(log) if log else None)
 
     def run(
-        self, core: EngineCore, cases: list[Case], *, arrivals: random.Random | None = None, tag: str = ""
-    ):
-        """Tokens of every case. `arrivals`: requests come between steps at random, else all at once."""
+        self,
+        core: EngineCore,
+        cases: list[Case],
+        *,
+        arrivals: random.Random | None = None,
+        tag: str = "",
+        sampling: SamplingParams | None = None,
+        copies: int = 1,
+    ) -> list[list[int]]:
+        """Tokens of every case. `arrivals`: requests come between steps at random, else all at once.
+        `copies`: every so many cases in a row are answers to one prompt."""
+        sampling = sampling or SamplingParams(seed=0)
         tokens: dict[str, list[int]] = {}
         waiting = [(f"{tag}{number}", case) for number, case in enumerate(cases)][::-1]
         while waiting or core.has_work:
             while waiting and (arrivals is None or arrivals.random() < 0.5):
                 name, case = waiting.pop()
-                sampling = SamplingParams(max_tokens=case.max_tokens, seed=0)
-                media = tuple(one.item for one in case.prepared.media)
-                core.submit(Request(name, case.prepared.prompt_token_ids, sampling, media))
+                number = int(name.removeprefix(tag))
+                request = Request(
+                    name,
+                    case.prepared.prompt_token_ids,
+                    msgspec.structs.replace(sampling, max_tokens=case.max_tokens),
+                    tuple(one.item for one in case.prepared.media),
+                    sample_index=number % copies,
+                    group=f"{tag}{number - number % copies}" if number % copies else "",
+                )
+                core.submit(request)
                 core.executor.attach(name, case.prepared.media)
             for output in core.step():
                 assert output.finish_reason in (None, "stop", "length"), output

@@ -10,6 +10,9 @@ import pytest
 import torch
 from parity_cases import Case, Runner, assert_verifies, load_reference, reference_inputs, reference_tokens
 
+from mmengine.events.log import LogReader
+from mmengine.events.vocabulary import Admitted, Preempted
+from mmengine.request import SamplingParams
 from mmengine_shapes.scenes import random_clip
 
 pytestmark = pytest.mark.xdist_group("parity")
@@ -56,6 +59,48 @@ def test_a_small_pool_preempts_and_changes_nothing(runner, cases, wanted, tmp_pa
     assert_verifies(tmp_path / "log")
 
 
+def events_of(folder, kind):
+    return [record.event for record in LogReader(folder) if isinstance(record.event, kind)]
+
+
+def test_swapped_requests_go_on_as_if_nothing_had_been(runner, cases, wanted, tmp_path):
+    longest = max(len(case.prepared.prompt_token_ids) + case.max_tokens for case in cases)
+    config = runner.config(
+        max_model_len=longest + 1,
+        block_size=2,
+        num_blocks=longest // 2 + 4,
+        max_num_seqs=32,
+        preempt_mode="swap",
+        swap_blocks=4096,
+    )
+    core = runner.engine(config, tmp_path / "log")
+    assert runner.run(core, cases) == wanted
+    core.close()
+    modes = [event.mode for event in events_of(tmp_path / "log", Preempted)]
+    assert modes.count("swap") == len(modes) >= 20
+    assert sum(event.swap_in for event in events_of(tmp_path / "log", Admitted)) >= 20
+    assert_verifies(tmp_path / "log")
+
+
+def test_four_answers_to_a_prompt_share_its_prefill(runner, cases, wanted, tmp_path):
+    some = [case for case in cases[:24] for _ in range(4)]
+    core = runner.engine(runner.config(max_num_seqs=96), tmp_path / "log")
+    assert runner.run(core, some, copies=4) == [tokens for tokens in wanted[:24] for _ in range(4)]
+    core.close()
+    followers = [event for event in events_of(tmp_path / "log", Admitted) if event.num_computed > 0]
+    assert len(followers) >= 48 and all(event.num_tokens == 1 for event in followers)
+    assert_verifies(tmp_path / "log")
+
+
+def test_four_sampled_answers_are_those_of_four_runs(runner, cases):
+    sampling = SamplingParams(temperature=2.5, seed=7)
+    some = [case for case in cases[:12] for _ in range(4)]
+    together = runner.run(runner.engine(runner.config()), some, copies=4, sampling=sampling)
+    apart = runner.engine(runner.config(enable_prefix_caching=False, max_num_seqs=3, token_budget=16))
+    assert runner.run(apart, some, copies=4, sampling=sampling, arrivals=random.Random(1)) == together
+    assert len({tuple(tokens) for tokens in together}) > 24
+
+
 def test_warm_prefixes_and_features_change_nothing(runner, cases, wanted, tmp_path):
     core = runner.engine(runner.config(), tmp_path / "log")
     assert runner.run(core, cases, tag="cold") == wanted
@@ -84,9 +129,7 @@ def test_a_video_cut_at_every_place(runner):
     case = Case(runner.processor.prepare([{"role": "user", "content": content}], videos=[frames]), 24)
     wanted = reference_tokens(load_reference(), case)
     for length in range(1, len(case.prepared.prompt_token_ids)):
-        config = runner.config(
-            token_budget=length, max_num_seqs=1, enable_prefix_caching=False
-        )
+        config = runner.config(token_budget=length, max_num_seqs=1, enable_prefix_caching=False)
         assert runner.run(runner.engine(config), [case]) == [wanted], f"chunks of {length} tokens"
 
 

@@ -1,0 +1,160 @@
+"""The part of `evolve` that concerns rows: who gets one, its blocks and tokens, and how it is left."""
+
+import numpy as np
+
+from mmengine.core.blocks import block_extras, blocks_needed, content_windows
+from mmengine.core.fold_media import reference_media
+from mmengine.core.prefix_index import NO_CONTENT, ROOT
+from mmengine.core.request_state import RequestState
+from mmengine.core.state import BROKEN, NEVER, RUNS_ON, State
+from mmengine.events import vocabulary as ev
+
+
+def drop_host_blocks(state: State, known: RequestState) -> None:
+    """The request's swapped KV is needed no longer."""
+    if len(known.host_blocks):
+        state.free_host_blocks = np.concatenate((state.free_host_blocks, known.host_blocks[::-1]))
+    known.host_blocks, known.num_swapped = known.host_blocks[:0], 0
+
+
+def fill_row(
+    state: State, row: int, known: RequestState, blocks: np.ndarray, num_cached: int, computed: int
+) -> None:
+    """`num_cached` of the blocks are hits; the KV of `computed` tokens is there."""
+    known.row, known.admitted_step = row, state.step
+    if known.num_cached < 0:
+        known.num_cached = computed
+    state.requests_by_row[row] = known
+    num_tokens = len(known.tokens)
+    state.token_ids[row, :num_tokens] = known.tokens
+    state.block_table[row, : len(blocks)] = blocks
+    state.num_blocks[row] = len(blocks)
+    state.num_tokens[row] = num_tokens
+    state.num_computed[row] = computed
+    state.max_total[row] = min(
+        known.num_prompt + known.request.sampling.max_tokens, state.config.max_model_len
+    )
+    state.content[row] = state.blocks.index.content[blocks[num_cached - 1]] if num_cached else ROOT
+    state.num_filled[row] = num_cached
+    state.num_drafts[row] = state.scheduled_drafts[row] = 0
+    state.ended[row] = RUNS_ON
+    state.release_at[row] = NEVER
+    media = known.request.media
+    ahead = [start for item in media for start, length in item.runs if start + length > computed]
+    state.next_media[row] = min(ahead, default=NEVER)
+    salted = state.block_size if known.request.cache_salt else 0
+    state.plain_from[row] = max((item.end for item in media), default=salted)
+
+
+def deal_blocks(state: State, rows: np.ndarray, num_tokens: np.ndarray, new: np.ndarray) -> None:
+    """Hand `new` to the rows in order, to each as many as its tokens need."""
+    if not len(new):
+        return
+    state.blocks.take_new(new)
+    held = state.num_blocks[rows]
+    needed = blocks_needed(state, rows, num_tokens)
+    places = np.repeat(held + needed - np.cumsum(needed), needed) + np.arange(len(new))
+    state.block_table[np.repeat(rows, needed), places] = new
+    state.num_blocks[rows] = held + needed
+
+
+def compute(state: State, rows: np.ndarray, num_tokens: np.ndarray) -> None:
+    """The rows' tokens count as computed from here on; full blocks become hits at once."""
+    before = state.num_computed[rows]
+    after = before + num_tokens
+    state.num_computed[rows] = after
+    state.scheduled[rows] = num_tokens
+    state.tokens_left -= int(num_tokens.sum())
+    if state.config.enable_prefix_caching:
+        spare = state.content_width - state.block_size
+        filled = np.minimum(after, state.num_tokens[rows] - spare) // state.block_size
+        fills = filled > state.num_filled[rows]
+        if fills.any():
+            _fill_blocks(state, rows[fills], filled[fills])
+    for row in rows[state.next_media[rows] < after + bool(state.config.lookahead_tokens)].tolist():
+        reference_media(state, row)
+
+
+def _fill_blocks(state: State, rows: np.ndarray, filled: np.ndarray) -> None:
+    """Record the content of blocks that become full, up to `filled` blocks of each row. Rows that
+    fill one plain block go together; the others go block by block."""
+    size, first = state.block_size, state.num_filled[rows]
+    single = (filled - first == 1) & (first * size >= state.plain_from[rows])
+    state.num_filled[rows] = filled
+    fast = single & (state.content[rows] != NO_CONTENT)
+    if fast.any():
+        some, numbers = rows[fast], first[fast]
+        blocks = state.block_table[some, numbers]
+        places = (numbers * size)[:, None] + np.arange(state.content_width, dtype=np.int32)
+        tokens = state.token_ids[some[:, None], places]
+        state.content[some] = state.blocks.index.insert_many(blocks, state.content[some], tokens)
+        state.step_filled.append(blocks)
+    spans = np.stack((rows, first, filled), axis=1)[~single]
+    for row, start, end in spans.tolist():
+        _fill_row_blocks(state, row, start, end)
+
+
+def _fill_row_blocks(state: State, row: int, first: int, last: int) -> None:
+    size, index = state.block_size, state.blocks.index
+    tokens = content_windows(state.token_ids[row], first, last, size, state.content_width)
+    parts = index.token_parts(tokens).tolist()
+    extras = block_extras(state.requests_by_row[row].request, last * size, size)
+    content = int(state.content[row])
+    for place, number in enumerate(range(first, last)):
+        if content == NO_CONTENT:
+            break
+        block = int(state.block_table[row, number])
+        content = index.insert(block, content, parts[place], tokens[place], extras.get(number, b""))
+    state.content[row] = content
+    state.step_filled.append(state.block_table[row, first:last].copy())
+
+
+def take_runs(state: State, rows: np.ndarray, tokens: np.ndarray, counts: np.ndarray) -> None:
+    """Append several tokens to each row, as many as its limit allows."""
+    places = np.arange(len(tokens), dtype=np.int32) - np.repeat(np.cumsum(counts) - counts, counts)
+    places += np.repeat(state.num_tokens[rows], counts)
+    owners = np.repeat(rows, counts)
+    kept = (places < state.max_total[owners]) & (state.ended[owners] != BROKEN)
+    state.token_ids[owners[kept], places[kept]] = tokens[kept]
+    whole = state.ended[rows] != BROKEN
+    rows, counts = rows[whole], counts[whole]
+    state.num_tokens[rows] = np.minimum(state.num_tokens[rows] + counts, state.max_total[rows])
+
+
+def take_drafts(state: State, rows: np.ndarray, sampled: np.ndarray, event: ev.Executed) -> None:
+    """Put drafts behind the known tokens."""
+    state.scheduled_drafts[rows] = 0
+    if event.num_drafts is None:
+        return
+    num_drafts = np.frombuffer(event.num_drafts, np.int32)
+    drafts = np.frombuffer(event.drafts, np.int32)
+    places = np.arange(len(drafts), dtype=np.int32) - np.repeat(
+        np.cumsum(num_drafts) - num_drafts, num_drafts
+    )
+    places += np.repeat(state.num_tokens[sampled], num_drafts)
+    state.token_ids[np.repeat(sampled, num_drafts), places] = drafts
+    state.num_drafts[sampled] = num_drafts
+    state.drafter[sampled] = 0 if event.drafters is None else np.frombuffer(event.drafters, np.int32)
+
+
+def swap_out(state: State, known: RequestState, host_blocks: np.ndarray) -> None:
+    """The open step copies the KV of the request's row to these blocks of the host pool."""
+    state.free_host_blocks = state.free_host_blocks[~np.isin(state.free_host_blocks, host_blocks)]
+    known.host_blocks, known.num_swapped = host_blocks, int(state.num_computed[known.row])
+    pairs = np.stack((state.block_table[known.row, : len(host_blocks)], host_blocks), axis=1)
+    state.step_copies["swap_out"].append(pairs)
+    state.step_swapped.append(known)
+
+
+def leave_row(state: State, known: RequestState) -> None:
+    """The request gives up its row, its blocks and its media."""
+    row = known.row
+    for index in sorted(known.held_media):
+        state.encoder.release(known.media_keys[index])
+    known.held_media.clear()
+    state.blocks.release(state.block_table[row, : state.num_blocks[row]])
+    state.num_blocks[row] = 0
+    state.running = state.running[state.running != row]
+    state.requests_by_row[row] = None
+    state.free_rows.append(row)
+    known.row = -1
