@@ -5,12 +5,16 @@ running request that loses its blocks when there are none left.
 """
 
 from collections.abc import Callable
+from importlib.metadata import entry_points
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from mmengine.core.request_state import RequestState
 from mmengine.errors import ConfigError
+
+
+GROUP = "mmengine.policies"
 
 
 class Running(Protocol):
@@ -21,8 +25,11 @@ class Running(Protocol):
 
 
 class Policy(NamedTuple):
+    """`prefill_first`: steps that compute prompts let those wait that decode."""
+
     rank: Callable[[RequestState], tuple[int, ...]]
     victim: Callable[[Running], int]
+    prefill_first: bool = False
 
 
 def _by_arrival(request: RequestState) -> tuple[int, ...]:
@@ -45,11 +52,32 @@ def _least_important(view: Running) -> int:
 _POLICIES = {
     "fcfs": Policy(_by_arrival, _last_admitted),
     "priority": Policy(_by_priority, _least_important),
+    "prefill_first": Policy(_by_arrival, _last_admitted, prefill_first=True),
 }
 
 
+def register_policy(name: str, policy: Policy) -> None:
+    """Make a policy known by name in this process; an installed package uses an entry point instead.
+
+    Raises ConfigError for a name that is taken.
+    """
+    if _POLICIES.get(name, policy) is not policy:
+        raise ConfigError(f"a policy is called {name!r} already; choose another name")
+    _POLICIES[name] = policy
+
+
 def policy_named(name: str) -> Policy:
-    """Raises ConfigError with the names that exist."""
-    if name not in _POLICIES:
-        raise ConfigError(f"no policy is called {name!r}; there are {', '.join(sorted(_POLICIES))}")
-    return _POLICIES[name]
+    """A policy of this engine, a registered one, or an entry point of the group `mmengine.policies`.
+
+    Raises ConfigError with the names that exist.
+    """
+    if name in _POLICIES:
+        return _POLICIES[name]
+    points = {point.name: point for point in entry_points(group=GROUP)}
+    if name not in points:
+        known = ", ".join(sorted({*_POLICIES, *points}))
+        raise ConfigError(f"no policy is called {name!r}; there are {known}")
+    policy = points[name].load()
+    if not isinstance(policy, Policy):
+        raise ConfigError(f"the entry point {points[name].value} is no Policy")
+    return policy

@@ -27,13 +27,27 @@ DECISION_VERSION = 1
 
 def schedule(view: View) -> ev.Preempted | ev.Scheduled | ev.Admitted | None:
     """The next decision of this step; None when the step is complete, or nothing can run."""
+    if view.policy.prefill_first:
+        return _prefill_first(view)
     if not view.is_open and len(view.running):
-        event = _schedule_running(view)
+        event = _schedule_running(view, view.running)
         if event is not None:
             return event
-    if view.preempted_in_step and len(view.running):
-        return None
     return _admit_next(view)
+
+
+def _prefill_first(view: View) -> ev.Preempted | ev.Scheduled | ev.Admitted | None:
+    """Prompts that are half computed, then new ones; who decodes runs in steps without either."""
+    if not view.is_open:
+        running = view.running
+        behind = running[view.num_tokens[running] - view.num_computed[running] > 1]
+        event = _schedule_running(view, behind) if len(behind) else None
+        if event is not None:
+            return event
+    event = _admit_next(view)
+    if event is None and not view.is_open and len(view.running):
+        return _schedule_running(view, view.running)
+    return event
 
 
 class _EncoderDraft:
@@ -96,8 +110,7 @@ class _EncoderDraft:
         return True
 
 
-def _schedule_running(view: View) -> ev.Preempted | ev.Scheduled | None:
-    rows = view.running
+def _schedule_running(view: View, rows: np.ndarray) -> ev.Preempted | ev.Scheduled | None:
     wanted = view.num_tokens[rows] - view.num_computed[rows]
     if view.config.num_draft_tokens:
         wanted = wanted + view.num_drafts[rows]
@@ -199,7 +212,7 @@ def _admit_next(view: View) -> ev.Admitted | None:
     """The first waiting request that can start. One that waits for its grammar, for the encoder, or
     for the prefill that it shares is passed over; one whose blocks do not fit holds back those behind
     it."""
-    if not view.free_rows or view.tokens_left <= 0:
+    if not view.free_rows or view.tokens_left <= 0 or (view.preempted_in_step and len(view.running)):
         return None
     for known in view.waiting[view.scan_from :]:
         start = None if known.waits_for_grammar else _start_of(view, known)

@@ -27,7 +27,7 @@ def small_config(rng: random.Random) -> EngineConfig:
         encoder_budget=rng.randint(4, 16),
         encoder_cache_size=rng.randint(4, 24),
         split_media=rng.random() < 0.8,
-        policy=rng.choice(["fcfs", "priority"]),
+        policy=rng.choice(["fcfs", "priority", "prefill_first"]),
         swap_blocks=(swap_blocks := rng.choice([0, 0, 3, 40])),
         preempt_mode=rng.choice(["auto", "recompute", "swap"] if swap_blocks else ["auto", "recompute"]),
         admission_reserve=rng.choice(["none", "prompt", "output"]),

@@ -22,6 +22,7 @@ SETTINGS = {
     "images are cut": {"token_budget": 48, "max_num_seqs": 16},
     "a batch of 64": {"max_num_seqs": 64, "token_budget": 8192},
     "priority": {"policy": "priority", "token_budget": 64},
+    "prefill first": {"policy": "prefill_first", "max_num_seqs": 8},
     "no prefix caching": {"enable_prefix_caching": False, "max_num_seqs": 8},
     "small blocks, small encoder cache": {"block_size": 4, "num_blocks": 4097, "encoder_cache_size": 192},
 }

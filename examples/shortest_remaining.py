@@ -1,0 +1,53 @@
+"""A policy of one's own: whoever has the least left to do goes first, who has the most gives way.
+
+    python examples/shortest_remaining.py
+
+Runs one workload in the simulator under two policies and prints the mean time to the end.
+"""
+
+import random
+
+import numpy as np
+
+from mmengine import EngineConfig, SamplingParams
+from mmengine.core.engine import EngineCore
+from mmengine.core.policy import Policy, register_policy
+from mmengine.core.request_state import RequestState
+from mmengine.core.simulate import SimulatedExecutor
+from mmengine.request import Request
+
+
+def remaining(known: RequestState) -> int:
+    return known.num_prompt + known.request.sampling.max_tokens - len(known.tokens)
+
+
+def rank(known: RequestState) -> tuple[int, ...]:
+    return (remaining(known), known.arrival)
+
+
+def victim(view) -> int:
+    return max(view.running.tolist(), key=lambda row: rank(view.requests_by_row[row]))
+
+
+policy = Policy(rank, victim)
+
+
+def mean_end_ms(name: str) -> float:
+    """200 requests that arrive together, 8 rows; the clock is the simulator's."""
+    rng = random.Random(7)
+    config = EngineConfig(max_num_seqs=8, token_budget=256, max_model_len=512, num_blocks=300, policy=name)
+    executor = SimulatedExecutor(config)
+    core = EngineCore(config, executor)
+    for number in range(200):
+        prompt = np.full(rng.randint(8, 64), number, np.int32)
+        core.submit(Request(f"r{number}", prompt, SamplingParams(max_tokens=rng.randint(4, 200), seed=0)))
+    ends = []
+    while core.has_work:
+        ends += [executor.clock_ns for output in core.step() if output.finish_reason]
+    return sum(ends) / len(ends) / 1e6
+
+
+if __name__ == "__main__":
+    register_policy("shortest_remaining", policy)
+    for name in ("fcfs", "shortest_remaining"):
+        print(f"{name:>20}: {mean_end_ms(name):8.1f} ms from arrival to the last token, mean of 200 requests")
