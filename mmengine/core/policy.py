@@ -13,7 +13,6 @@ import numpy as np
 from mmengine.core.request_state import RequestState
 from mmengine.errors import ConfigError
 
-
 GROUP = "mmengine.policies"
 
 

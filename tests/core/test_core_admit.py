@@ -174,7 +174,7 @@ CONTRADICTIONS = {
     "max_model_len 64 and num_blocks 0": {"num_blocks": 0},
     "must both be at least 2": {"max_model_len": 1},
     "hold 60 tokens .* less than max_model_len 64": {"num_blocks": 16},
-    "no policy is called 'lifo'; there are fcfs, priority": {"policy": "lifo"},
+    "no policy is called 'lifo'; there are fcfs, prefill_first, priority": {"policy": "lifo"},
 }
 
 
