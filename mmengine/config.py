@@ -32,6 +32,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     swap_blocks: int = 0  # KV blocks of the host pool
     recompute_token_ns: int = 5_000  # what it costs to compute a token again
     swap_block_ns: int = 20_000  # what it costs to copy a block out and back in
+    thrash_limit: int = 16  # preemptions of one request without a token in between that are reported
     max_waiting: int = 4096  # requests without a row; one more is refused
     max_media_per_request: int = 64
     max_retries: int = 1  # times a request survives a failed step before it ends with "error"
@@ -97,6 +98,7 @@ _RANGES = (
     ("swap_blocks", 0, 2**22),
     ("recompute_token_ns", 0, 2**40),
     ("swap_block_ns", 0, 2**40),
+    ("thrash_limit", 1, 2**20),
     ("max_waiting", 1, 2**20),
     ("max_media_per_request", 0, 4096),
     ("max_retries", 0, 100),

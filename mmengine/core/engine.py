@@ -22,6 +22,7 @@ from mmengine.core.executor import Executor, StepPlan, StepResult
 from mmengine.core.inbox import Inbox, Source
 from mmengine.core.outputs import Outputs, Stats
 from mmengine.core.schedule import DECISION_VERSION, schedule
+from mmengine.core.stall import NO_PROGRESS, find_stalls
 from mmengine.core.state import State, View
 from mmengine.errors import ExecutorFailed, InvalidRequest, MMEngineError, QueueFull
 from mmengine.events import vocabulary as ev
@@ -157,10 +158,14 @@ class EngineCore:
             self._emit(event)
             if not isinstance(event, ev.Preempted):
                 decisions.append(event)
+        for stall in find_stalls(self.view):
+            self._emit(stall)
+            self._stats.num_stalls += 1
+            if stall.kind == NO_PROGRESS:
+                self.sink.commit()
+                raise MMEngineError(f"no progress at step {self.state.step}: {stall.detail}")
         if decisions:
             self._plan = batch(self.view, decisions)
-        elif any(not known.waits_for_grammar for known in self.state.requests.values()):
-            raise MMEngineError(f"no progress at step {self.state.step}: {self._standstill()}")
 
     def _collect(self) -> None:
         sampled = self.state.sampled_rows()
@@ -238,13 +243,6 @@ class EngineCore:
                 self.inbox.ended(event.request_id)
                 self._stats.num_finished += 1
                 self._outputs.finished(event, max(0, known.num_cached) if known else 0)
-
-    def _standstill(self) -> str:
-        state = self.state
-        return (
-            f"{len(state.running)} requests run, {len(state.waiting)} wait, {state.blocks.num_free} blocks "
-            f"are free, the encoder cache holds {state.encoder.used} of {state.encoder.capacity}"
-        )
 
 
 def _queued(request: Request) -> ev.Queued:

@@ -169,6 +169,10 @@ def _failed(state: State, event: ev.Failed) -> None:
 
 def _preempted(state: State, event: ev.Preempted) -> None:
     known = state.requests_by_row[event.row]
+    gained = int(state.num_tokens[event.row]) > len(known.tokens)
+    known.idle_preemptions = 0 if gained else known.idle_preemptions + 1
+    if known.idle_preemptions == state.config.thrash_limit:
+        state.thrashing.append(event.request_id)
     known.tokens = state.token_ids[event.row, : state.num_tokens[event.row]].copy()
     if event.mode == "swap":
         swap_out(state, known, np.frombuffer(event.host_blocks, np.int32))
@@ -190,7 +194,7 @@ def _finished(state: State, event: ev.Finished) -> None:
         if state.ended[known.row] == BROKEN:  # its KV may hold NaN: nobody shall hit it
             state.blocks.index.forget(state.block_table[known.row, : state.num_blocks[known.row]])
         leave_row(state, known)
-    for names in (state.cancelled, state.grammar_failed):
+    for names in (state.cancelled, state.grammar_failed, state.thrashing):
         if event.request_id in names:
             names.remove(event.request_id)
 
@@ -203,6 +207,11 @@ def _cache_reset(state: State, event: ev.CacheReset) -> None:
     state.blocks.reset_cache()
     state.content[state.running] = NO_CONTENT
     state.resetting = event.preempt_running
+
+
+def _stalled(state: State, event: ev.Stalled) -> None:
+    if event.request_id in state.thrashing:
+        state.thrashing.remove(event.request_id)
 
 
 def _checkpoint(state: State, event: ev.Checkpoint) -> None:
@@ -224,4 +233,5 @@ _APPLY: dict[type[ev.Event], Callable[[State, ev.Event], None]] = {
     ev.Delivered: _delivered,
     ev.CacheReset: _cache_reset,
     ev.Checkpoint: _checkpoint,
+    ev.Stalled: _stalled,
 }

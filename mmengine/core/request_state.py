@@ -22,6 +22,7 @@ class RequestState:
     host_blocks: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))  # its swapped KV
     num_swapped: int = 0  # tokens whose KV is in them
     admitted_step: int = -1  # when it got its row
+    idle_preemptions: int = 0  # in a row, without a token in between
     failures: int = 0
     cancelled: str = ""
     detail: str = ""  # how the text ended, or what went wrong

@@ -64,6 +64,7 @@ class State:
         self.free_host_blocks = np.arange(config.swap_blocks, dtype=np.int32)[::-1]  # the last goes next
         self.cancelled: list[str] = []
         self.grammar_failed: list[str] = []
+        self.thrashing: list[str] = []  # reached thrash_limit, not reported yet
         self.resetting = False  # what runs is about to be preempted and to start again
         self.step = 0  # the open step, or the next one
         self.last_rows = np.zeros(0, np.int32)  # what "the rows of the step before" stands for

@@ -171,6 +171,14 @@ class Checkpoint(Event):
     digest: bytes
 
 
+class Stalled(Event):
+    """Decision: the loop goes on and gets nowhere. kind: "no progress" or "thrash"."""
+
+    kind: str
+    request_id: str
+    detail: str
+
+
 TYPES: dict[int, type[Event]] = {
     1: Started,
     2: Queued,
@@ -186,6 +194,7 @@ TYPES: dict[int, type[Event]] = {
     12: Checkpoint,
     13: GrammarReady,
     14: GrammarFailed,
+    15: Stalled,
 }
 NUMBERS: dict[type[Event], int] = {cls: number for number, cls in TYPES.items()}
 OBSERVATIONS = (

@@ -233,9 +233,8 @@ def _derive(tape: _Tape, log: CheckedLog) -> State | Divergence:
     except LogError:
         raise
     except MMEngineError as error:
-        return tape.divergence(
-            "event", type(tape.next.event).__name__ if tape.next else "nothing", str(error)
-        )
+        if tape.next is not None:  # at the end of the log the live engine stopped here too
+            return tape.divergence("event", type(tape.next.event).__name__, str(error))
     except Exception as error:
         raise log.contradiction(tape.last or log.record, error) from error
     return core.state

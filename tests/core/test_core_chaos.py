@@ -115,8 +115,18 @@ class Chaos:
         self.core.close()
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(50))
 def test_nothing_is_lost(seed, tmp_path):
+    check_chaos(seed, tmp_path)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(1000, 2000))
+def test_nothing_is_lost_in_the_long_run(seed, tmp_path):
+    check_chaos(seed, tmp_path)
+
+
+def check_chaos(seed, tmp_path):
     chaos = Chaos(seed, tmp_path / "log")
     chaos.run()
     assert not chaos.live and chaos.ended

@@ -133,7 +133,7 @@ class EngineMachine(RuleBasedStateMachine):
 
 TestEngineMachine = EngineMachine.TestCase
 TestEngineMachine.settings = settings(
-    max_examples=120,
+    max_examples=300,
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=list(HealthCheck),
@@ -148,6 +148,6 @@ def test_soak():
     run_state_machine_as_test(
         EngineMachine,
         settings=settings(
-            max_examples=5000, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=10_000, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )

@@ -113,6 +113,7 @@ FIELDS = {
     ev.Delivered: (TEXT,),
     ev.CacheReset: (st.booleans(),),
     ev.Checkpoint: (BYTES,),
+    ev.Stalled: (TEXT, TEXT, TEXT),
 }
 EVENTS = st.one_of(*(st.builds(cls, *fields) for cls, fields in FIELDS.items()))
 HUGE = 2**32 - 1
