@@ -33,7 +33,7 @@ def batch(view: View, decisions: list[ev.Event]) -> StepPlan:
         block_table=table.astype(np.int32),
         sample=np.flatnonzero(view.num_computed[rows] >= view.num_tokens[rows]).astype(np.int32),
         admitted=tuple(_admission(view, event.row) for event in admitted),
-        evict=(*view.encoder.dropped, *(key for event in decisions for key in event.evict)),
+        evict=(*view.encoder.dropped, *view.step_evicted),
         encode=tuple(
             EncodeItem(key, view.requests_by_row[row].request, index)
             for event in decisions

@@ -88,3 +88,8 @@ def block_extras(request: Request, num_tokens: int, block_size: int) -> dict[int
             digest.update(b"salt" + request.cache_salt.encode())
         extras[number] = digest.digest()
     return extras
+
+
+def threshold_of(view: Any) -> int:
+    """Most tokens of one request in a step, 0 for no limit; a request alone has none to be fair to."""
+    return view.config.long_prefill_token_threshold if len(view.requests) > 1 else 0

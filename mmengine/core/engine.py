@@ -156,7 +156,7 @@ class EngineCore:
         decisions = []
         while (event := schedule(self.view)) is not None:
             self._emit(event)
-            if not isinstance(event, ev.Preempted):
+            if isinstance(event, (ev.Scheduled, ev.Admitted)):
                 decisions.append(event)
         for stall in find_stalls(self.view):
             self._emit(stall)

@@ -119,6 +119,12 @@ def _close_step(state: State) -> np.ndarray:
     return rows
 
 
+def _evicted(state: State, event: ev.Evicted) -> None:
+    encode(state, (), event.keys)
+    for key in event.used:
+        state.encoder.touch(key)
+
+
 def _executed(state: State, event: ev.Executed) -> None:
     rows = _close_step(state)
     state.history.update(event.token_ids)
@@ -178,6 +184,8 @@ def _preempted(state: State, event: ev.Preempted) -> None:
         swap_out(state, known, np.frombuffer(event.host_blocks, np.int32))
     for_room = state.ended[event.row] != LOST and not state.resetting
     leave_row(state, known)
+    state.num_preempted += 1
+    known.preempted = state.num_preempted
     state.enqueue(known)
     state.preempted_in_step |= for_room
     state.resetting = state.resetting and bool(len(state.running))
@@ -191,7 +199,8 @@ def _finished(state: State, event: ev.Finished) -> None:
     if known.row < 0:
         state.waiting.remove(known)
     else:
-        if state.ended[known.row] == BROKEN:  # its KV may hold NaN: nobody shall hit it
+        # The KV of a broken row may hold NaN: nobody shall hit it. vLLM keeps it.
+        if state.ended[known.row] == BROKEN and state.config.compat != "vllm":
             state.blocks.index.forget(state.block_table[known.row, : state.num_blocks[known.row]])
         leave_row(state, known)
     for names in (state.cancelled, state.grammar_failed, state.thrashing):
@@ -227,6 +236,7 @@ _APPLY: dict[type[ev.Event], Callable[[State, ev.Event], None]] = {
     ev.Preempted: _preempted,
     ev.Scheduled: _scheduled,
     ev.Admitted: _admitted,
+    ev.Evicted: _evicted,
     ev.Executed: _executed,
     ev.Failed: _failed,
     ev.Finished: _finished,

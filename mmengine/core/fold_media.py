@@ -7,6 +7,7 @@ def encode(state: State, encode: tuple[tuple[bytes, int, int], ...], evict: tupl
     """Encoder outputs leave the cache, others are about to be computed into it."""
     for key in evict:
         state.encoder.evict(key)
+    state.step_evicted += evict
     for key, row, index in encode:
         size = state.requests_by_row[row].request.media[index].num_embeds
         state.encoder.add(key, size)

@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from mmengine.config import EngineConfig
 from mmengine.core.request_state import RequestState
 from mmengine.errors import ConfigError
 
@@ -53,6 +54,20 @@ _POLICIES = {
     "priority": Policy(_by_priority, _least_important),
     "prefill_first": Policy(_by_arrival, _last_admitted, prefill_first=True),
 }
+
+
+def _preempted_first(request: RequestState) -> tuple[int, ...]:
+    return (-request.preempted, request.arrival)
+
+
+# vLLM puts who gave way at the very front of its queue, the last of them first.
+_VLLM_FCFS = Policy(_preempted_first, _last_admitted)
+
+
+def policy_of(config: EngineConfig) -> Policy:
+    """The policy that the settings ask for. Raises ConfigError like `policy_named`."""
+    vllm_fcfs = config.compat == "vllm" and config.policy == "fcfs"
+    return _VLLM_FCFS if vllm_fcfs else policy_named(config.policy)
 
 
 def register_policy(name: str, policy: Policy) -> None:

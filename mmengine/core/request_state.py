@@ -17,6 +17,7 @@ class RequestState:
     media_keys: tuple[bytes, ...]
     rank: tuple[int, ...] = ()
     row: int = -1
+    preempted: int = 0  # the number of the last preemption that put it back, counted over all from 1
     num_cached: int = -1  # prompt tokens that were cached when it first ran; -1 before
     waits_for_grammar: bool = False
     host_blocks: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))  # its swapped KV

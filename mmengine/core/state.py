@@ -12,7 +12,7 @@ import numpy as np
 
 from mmengine.config import EngineConfig
 from mmengine.core.blocks import BlockPool
-from mmengine.core.policy import Policy, policy_named
+from mmengine.core.policy import Policy, policy_of
 from mmengine.core.request_state import RequestState
 from mmengine.encoder_cache.cache import EncoderCache, encoder_key
 from mmengine.request import Request
@@ -45,7 +45,7 @@ class State:
 
     def __init__(self, config: EngineConfig):
         self.config = config
-        self.policy: Policy = policy_named(config.policy)
+        self.policy: Policy = policy_of(config)
         rows, self.block_size = config.max_num_seqs, config.block_size
         for name, dtype in _ROW_COLUMNS.items():
             setattr(self, name, np.zeros(rows, dtype))
@@ -57,6 +57,7 @@ class State:
         self.requests: dict[str, RequestState] = {}
         self.waiting: list[RequestState] = []  # by rank
         self.num_arrived = 0
+        self.num_preempted = 0
         # With a drafter that keeps KV, what a slot holds depends on the token behind it too.
         self.content_width = config.block_size + bool(config.lookahead_tokens)
         self.blocks = BlockPool(config.num_blocks, config.block_size, self.content_width)
@@ -81,6 +82,7 @@ class State:
         self.step_rows = np.zeros(0, np.int32)  # rows of the open step, in order
         self.step_filled: list[np.ndarray] = []  # blocks whose content the open step completes
         self.step_encoded: list[bytes] = []
+        self.step_evicted: list[bytes] = []
         self.step_swapped: list[RequestState] = []  # whose KV the open step copies to the host
         self.step_copies: dict[str, list[np.ndarray]] = {"swap_out": [], "copy": [], "swap_in": []}
 

@@ -67,6 +67,11 @@ class EncoderCache:
             self.idle_size -= entry.size
         entry.references += 1
 
+    def touch(self, key: bytes) -> None:
+        """An unreferenced entry counts as just used."""
+        del self.idle[key]
+        self.idle[key] = None
+
     def release(self, key: bytes) -> None:
         entry = self.entries[key]
         entry.references -= 1

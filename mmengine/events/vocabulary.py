@@ -116,6 +116,14 @@ class Admitted(Event):
     swap_in: bool = False
 
 
+class Evicted(Event):
+    """Decision: encoder outputs leave the cache for a chunk that does not run in this step after all
+    (only where decisions are vLLM's). `used`: unreferenced ones that count as just used."""
+
+    keys: tuple[bytes, ...]
+    used: tuple[bytes, ...] = ()
+
+
 class Executed(Event):
     """Observation: the open step ran. Indices count the rows that sampled, in step order.
 
@@ -195,6 +203,7 @@ TYPES: dict[int, type[Event]] = {
     13: GrammarReady,
     14: GrammarFailed,
     15: Stalled,
+    16: Evicted,
 }
 NUMBERS: dict[type[Event], int] = {cls: number for number, cls in TYPES.items()}
 OBSERVATIONS = (

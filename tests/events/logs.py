@@ -32,6 +32,7 @@ def one_of_each() -> list[ev.Event]:
         ev.Finished("a", "abort", "deadline"),
         ev.Delivered("a"),
         ev.CacheReset(),
+        ev.Evicted((b"key",), (b"old",)),
         ev.Checkpoint(b"\x01" * 16),
     ]
 

@@ -97,6 +97,7 @@ FIELDS = {
         st.none() | st.tuples(INTS, INTS),
         st.booleans(),
     ),
+    ev.Evicted: (KEYS, KEYS),
     ev.Executed: (
         BYTES,
         PAIRS,

@@ -1,0 +1,160 @@
+"""Which waiting request starts next, and on what: prefix hits, a shared prompt, blocks of the host."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from mmengine.core.blocks import block_extras, content_windows, threshold_of
+from mmengine.core.encoder_draft import EncoderDraft
+from mmengine.core.prefix_index import ROOT
+from mmengine.core.request_state import RequestState
+from mmengine.core.state import View
+from mmengine.events import vocabulary as ev
+
+
+class _Start(NamedTuple):
+    """Where a waiting request can start: blocks it shares, tokens whose KV is there or comes with a
+    copy, a block to copy from (-1: none), whether its own blocks come back from the host."""
+
+    cached: np.ndarray
+    num_computed: int
+    copy_from: int = -1
+    swap_in: bool = False
+
+
+def admit_next(view: View) -> ev.Admitted | ev.Evicted | None:
+    """The first waiting request that can start. One that waits for its grammar, for the encoder, or
+    for the prefill that it shares is passed over; one whose blocks do not fit holds back those behind
+    it."""
+    if not view.free_rows or view.tokens_left <= 0 or (view.preempted_in_step and len(view.running)):
+        return None
+    for known in view.waiting[view.scan_from :]:
+        start = None if known.waits_for_grammar else _start_of(view, known)
+        if start is None:
+            continue
+        length = min(len(known.tokens) - start.num_computed, view.tokens_left)
+        if threshold := threshold_of(view):
+            length = min(length, threshold)
+        draft = EncoderDraft(view)
+        length = draft.cut(known, view.free_rows[-1], start.num_computed, length)
+        admission = _admission(view, known, start, length, draft) if length else None
+        if admission is None:
+            admission = draft.left_behind(given_up=length > 0)
+        if length or admission is not None:
+            return admission
+    return None
+
+
+def _admission(
+    view: View, known: RequestState, start: _Start, length: int, draft: EncoderDraft
+) -> ev.Admitted | None:
+    """ADMITTED for a chunk of `length` tokens; None when the blocks are not free."""
+    cached = start.cached
+    revived = int((view.blocks.references[cached] == 0).sum())
+    num_new = _blocks_for(view, start.num_computed + length) - len(cached)
+    if max(num_new, _reserved(view, known) - len(cached)) + revived > view.blocks.num_free:
+        return None
+    new = _next_free(view, cached, revived, num_new)
+    return ev.Admitted(
+        request_id=known.request.request_id,
+        row=view.free_rows[-1],
+        num_tokens=length,
+        cached_blocks=cached.tobytes(),
+        new_blocks=new.tobytes(),
+        encode=tuple(draft.encode),
+        evict=tuple(draft.evict),
+        num_computed=-1 if start.num_computed == len(cached) * view.block_size else start.num_computed,
+        copy=(start.copy_from, int(new[0])) if start.copy_from >= 0 else None,
+        swap_in=start.swap_in,
+    )
+
+
+def _start_of(view: View, known: RequestState) -> _Start | None:
+    """Where the request can start; None while it waits for the prefill of its group."""
+    shared = _shared_prompt(view, known)
+    if shared is not _ALONE:
+        return shared
+    cached = _cached_prefix(view, known)
+    start = _Start(cached, len(cached) * view.block_size)
+    if known.num_swapped > start.num_computed:
+        return _Start(cached[:0], known.num_swapped, swap_in=True)
+    return start
+
+
+_ALONE = _Start(np.zeros(0, np.int32), 0)
+
+
+def _shared_prompt(view: View, known: RequestState) -> _Start | None:
+    """The blocks of the request's group, once its prompt is computed: all but the one that holds the
+    last prompt token are shared, that one is copied. `_ALONE` when there is nothing to share."""
+    leader = view.requests.get(known.request.group)
+    if leader is None or leader is known or len(known.tokens) > known.num_prompt:
+        return _ALONE
+    if not _same_prompt(leader, known):
+        return _ALONE
+    if leader.row < 0:
+        comes_first = leader.arrival < known.arrival and not leader.waits_for_grammar
+        return None if comes_first and not leader.cancelled else _ALONE
+    before = view.num_computed[leader.row] - view.scheduled[leader.row]
+    if before < known.num_prompt or leader.admitted_step == view.step:
+        return None  # copies run before this step's own KV, and its swaps in, are there
+    last = known.num_prompt - 1
+    table, number = view.block_table[leader.row], last // view.block_size
+    copied = last % view.block_size > 0
+    return _Start(table[:number].copy(), last, int(table[number]) if copied else -1)
+
+
+def _same_prompt(one: RequestState, other: RequestState) -> bool:
+    """Whether the two would fill their prompts' blocks with the same KV, for the same tenant."""
+    return (
+        one.media_keys == other.media_keys
+        and one.request.media == other.request.media
+        and one.request.cache_salt == other.request.cache_salt
+        and np.array_equal(one.request.prompt_token_ids, other.request.prompt_token_ids)
+    )
+
+
+def _blocks_for(view: View, num_tokens: int) -> int:
+    """Blocks that hold so many tokens and the drafter's lookahead."""
+    return -(-min(num_tokens + view.config.lookahead_tokens, view.config.max_model_len) // view.block_size)
+
+
+def _reserved(view: View, known: RequestState) -> int:
+    """Blocks that must be free, hits included, before a request starts."""
+    match view.config.admission_reserve:
+        case "none":
+            return 0
+        case "prompt":
+            if view.config.compat == "vllm":  # without the drafter's slots
+                return -(-len(known.tokens) // view.block_size)
+            return _blocks_for(view, len(known.tokens))
+    return _blocks_for(
+        view, min(known.num_prompt + known.request.sampling.max_tokens, view.config.max_model_len)
+    )
+
+
+def _next_free(view: View, cached: np.ndarray, revived: int, count: int) -> np.ndarray:
+    """`count` free blocks that are not among the hits, which are about to be revived."""
+    blocks = view.blocks.free_list.peek(count + revived) if revived else view.blocks.free_list.peek(count)
+    return blocks[~np.isin(blocks, cached)][:count] if revived else blocks
+
+
+def _cached_prefix(view: View, known: RequestState) -> np.ndarray:
+    """Blocks whose content is the request's own beginning, int32; at least one token is left to
+    compute, for its logits."""
+    size = view.block_size
+    count = (len(known.tokens) - 1) // size
+    if not view.config.enable_prefix_caching or not count:
+        return np.zeros(0, np.int32)
+    index = view.blocks.index
+    tokens = content_windows(known.tokens, 0, count, size, view.content_width)
+    parts = index.token_parts(tokens).tolist()
+    extras = block_extras(known.request, count * size, size)
+    blocks, content = [], ROOT
+    for number in range(count):
+        block = index.find(content, parts[number], tokens[number], extras.get(number, b""))
+        if block < 0:
+            break
+        blocks.append(block)
+        content = int(index.content[block])
+    return np.array(blocks, np.int32)
