@@ -1,0 +1,126 @@
+"""What a step costs without the model: `python benchmarks/step_cost.py [--quick] [--json]`.
+
+One thread, its CPU time, the garbage collector frozen, the log on disk. Beside it, in the same run, the
+bare minimum: a Python loop over N objects that adds one to two integers of each and appends a token.
+The executor gives its tokens at once, and its own time is taken off.
+
+    --trace FILE   also 2,000 requests of a ServeGen trace with 256 rows
+    --long         memory over a million steps in place of 200,000
+    --out FILE.md  write the table there
+"""
+
+import argparse
+import gc
+import json
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from step_cost_engine import Shape, bare_loop, boundary, decode, memory, percentile, steady, storm, trace
+
+SIZES = (16, 64, 256, 1024, 4096)
+PHASES = ("schedule", "evolve", "append", "batch", "complete")
+
+
+class Table:
+    """Rows of a Markdown table, and the targets met or missed."""
+
+    def __init__(self) -> None:
+        self.lines = [
+            "| case | rows | " + " | ".join(f"{name} µs" for name in (*PHASES, "core", "whole step"))
+            + " | bare loop | core / bare | whole / bare |",
+            "|---|---|" + "---|" * 10,
+        ]  # fmt: skip
+        self.facts: list[str] = []
+        self.targets: dict[str, dict[str, float | bool]] = {}
+
+    def add(self, case: str, rows: int, times: dict[str, list[int]], bare: int) -> None:
+        """`times`: ns of each step. Each cell is p50 / p99."""
+        cells = [f"{_us(times[name], 50)} / {_us(times[name], 99)}" for name in (*PHASES, "core", "whole")]
+        ratios = [f"{percentile(times[name], 50) / bare:.1f}" for name in ("core", "whole")]
+        self.lines.append(f"| {case} | {rows} | {' | '.join(cells)} | {bare / 1000:.0f} | {' | '.join(ratios)} |")
+
+    def target(self, name: str, measured: float, bar: float) -> None:
+        self.targets[name] = {"measured": round(measured, 2), "bar": bar, "met": bool(measured <= bar)}
+
+    def text(self) -> str:
+        marks = [
+            f"| {name} | {each['measured']} | {each['bar']} | {'yes' if each['met'] else 'no'} |"
+            for name, each in self.targets.items()
+        ]
+        head = ["", "| target | measured | at most | met |", "|---|---|---|---|"]
+        notes = ["p50 / p99 of thread CPU time. core: schedule, evolve, append with commit, complete.", ""]
+        return "\n".join(notes + self.lines + head + marks + [""] + self.facts) + "\n"
+
+
+def _us(times: Iterable[int], share: int) -> str:
+    value = percentile(times, share) / 1000
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def measure(table: Table, folder: Path, args: argparse.Namespace) -> None:
+    steps = 300 if args.quick else 1500
+    for rows in SIZES:
+        count = steps if rows < 4096 else steps // 3
+        bare = percentile(bare_loop(rows, 101), 50)
+        plain = decode(Shape(rows), folder, count)
+        table.add("decode", rows, plain, bare)
+        drafts = decode(Shape(rows, num_drafts=3), folder, count)
+        table.add("decode, 3 drafts", rows, drafts, bare)
+        aligned = boundary(rows, folder, max(6, count // 100))
+        for name, times in aligned.items():
+            table.add(name, rows, times, bare)
+        if rows == 16:
+            table.target("whole step at 16 rows, µs", percentile(plain["whole"], 50) / 1000, 100)
+        if rows == 1024:
+            _targets(table, plain, aligned, bare)
+    bare = percentile(bare_loop(256, 101), 50)
+    table.add("decode and prefill", 256, decode(Shape(256, prefill=True), folder, steps), bare)
+    for mode in ("recompute", "swap"):
+        table.add(f"preemption storm, {mode}", 256, storm(256, mode, folder, steps), bare)
+
+
+def _targets(table: Table, plain: dict, aligned: dict, bare: int) -> None:
+    whole = percentile(plain["whole"], 50)
+    worst = max(percentile(times["whole"], 50) for times in aligned.values())
+    table.target("core / bare loop at 1,024 rows", percentile(plain["core"], 50) / bare, 3)
+    table.target("whole step / bare loop at 1,024 rows", whole / bare, 8)
+    table.target("stretch: whole step / bare loop at 1,024 rows", whole / bare, 4)
+    table.target("aligned boundary / plain step at 1,024 rows", worst / whole, 3)
+    table.target("p99 / p50 at 1,024 rows", percentile(plain["whole"], 99) / whole, 3)
+
+
+def facts(table: Table, folder: Path, args: argparse.Namespace) -> None:
+    full, checkpoint_us = steady(Shape(256), folder, 10_000)
+    table.target("full garbage collections in 10,000 steps", full, 0)
+    table.facts.append(f"- A checkpoint of 256 rows, every 256th step: {checkpoint_us:.0f} µs.")
+    num_steps = 1_000_000 if args.long else 20_000 if args.quick else 200_000
+    grown = memory(num_steps, folder)
+    table.facts.append(f"- Memory over {num_steps:,} steps of coming and going requests: {grown:+.1f} MiB.")
+    if args.trace:
+        table.facts.append("- " + trace(args.trace, folder))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="What a step costs without the model.")
+    parser.add_argument("--quick", action="store_true", help="fewer steps")
+    parser.add_argument("--json", action="store_true", help="one last line with the targets")
+    parser.add_argument("--long", action="store_true", help="memory over a million steps")
+    parser.add_argument("--trace", type=Path, help="a ServeGen trace (.jsonl)")
+    parser.add_argument("--out", type=Path, help="write the table there")
+    args = parser.parse_args()
+    table = Table()
+    gc.collect()
+    gc.freeze()
+    with tempfile.TemporaryDirectory() as folder:
+        measure(table, Path(folder), args)
+        facts(table, Path(folder), args)
+    print(table.text())
+    if args.out:
+        args.out.write_text("# What a step costs\n\n" + table.text())
+    if args.json:
+        print(json.dumps({"targets": table.targets}))
+
+
+if __name__ == "__main__":
+    main()

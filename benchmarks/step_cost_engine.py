@@ -1,0 +1,332 @@
+"""Engines in the states that step_cost.py measures, and the clocks around them."""
+
+import gc
+import resource
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mmengine.config import EngineConfig
+from mmengine.core import engine as loop
+from mmengine.core.engine import EngineCore
+from mmengine.core.executor import StepPlan, StepResult
+from mmengine.events.log import LogWriter
+from mmengine.request import Request, SamplingParams
+from mmengine.simulation.traces import read_servegen
+
+BLOCK = 16
+MANY = 10**6
+_CORE = ("schedule", "evolve", "append", "complete")
+
+
+def percentile(values: Iterable[int], share: int) -> int:
+    """Nearest rank."""
+    ordered = sorted(values)
+    return ordered[-(-len(ordered) * share // 100) - 1]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """`prefill`: long prompts come in chunks beside the rows that decode."""
+
+    rows: int
+    num_drafts: int = 0
+    prefill: bool = False
+    aligned: bool = False
+
+
+class _Bare:
+    __slots__ = ("computed", "known", "tokens")
+
+    def __init__(self) -> None:
+        self.computed = self.known = 0
+        self.tokens: list[int] = []
+
+
+def bare_loop(rows: int, rounds: int) -> list[int]:
+    """ns of the least that a step could do in Python."""
+    objects, tokens, times = [_Bare() for _ in range(rows)], list(range(rows)), []
+    for _ in range(rounds):
+        begin = time.thread_time_ns()
+        for each, token in zip(objects, tokens, strict=True):
+            each.computed += 1
+            each.known += 1
+            each.tokens.append(token)
+        times.append(time.thread_time_ns() - begin)
+    return times
+
+
+class Instant:
+    """An executor that has its tokens ready. `spent_ns`: what it used itself."""
+
+    def __init__(self, num_drafts: int):
+        self._num_drafts = num_drafts
+        self._plans: deque[StepPlan] = deque()
+        self._tokens = np.arange(65536, dtype=np.int32) % 30_000
+        self.spent_ns = 0
+
+    def dispatch(self, plan: StepPlan) -> None:
+        self._plans.append(plan)
+
+    def collect(self) -> StepResult:
+        begin = time.thread_time_ns()
+        plan = self._plans.popleft()
+        count = len(plan.sample)
+        result = self._drafted(plan, count) if self._num_drafts else StepResult(self._tokens[:count])
+        self.spent_ns += time.thread_time_ns() - begin
+        return result
+
+    def _drafted(self, plan: StepPlan, count: int) -> StepResult:
+        """Accepts none to all of a row's drafts, and proposes as many as it may."""
+        counts = 1 + (np.arange(count, dtype=np.int32) + plan.step) % (plan.num_drafts[plan.sample] + 1)
+        proposed = np.full(count, self._num_drafts, np.int32)
+        return StepResult(
+            self._tokens[: int(counts.sum())],
+            counts=counts,
+            drafts=self._tokens[: int(proposed.sum())],
+            num_drafts=proposed,
+        )
+
+    def close(self) -> None:
+        self._plans.clear()
+
+
+class Bench:
+    """An engine with its log in a folder of its own; `step` gives the ns that it cost."""
+
+    _number = 0
+
+    def __init__(self, folder: Path, **settings: Any):
+        Bench._number += 1
+        self.config = EngineConfig(max_waiting=MANY, **settings)
+        self.executor = Instant(self.config.num_draft_tokens)
+        sink = LogWriter(folder / f"log-{Bench._number}")
+        self.core = EngineCore(self.config, self.executor, sink=sink)
+        self._num_asked = 0
+
+    def ask(self, num_prompt: int, max_tokens: int = MANY) -> None:
+        number = self._num_asked
+        self._num_asked += 1
+        prompt = (np.arange(num_prompt) * 31 + number * 977).astype(np.int32) % 30_000
+        self.core.submit(Request(f"r{number}", prompt, SamplingParams(max_tokens=max_tokens, seed=0)))
+
+    def step(self) -> int:
+        spent, begin = self.executor.spent_ns, time.thread_time_ns()
+        self.core.step()
+        return time.thread_time_ns() - begin - (self.executor.spent_ns - spent)
+
+    def close(self) -> None:
+        self.core.close()
+
+
+@contextmanager
+def _phases(bench: Bench, into: dict[str, int]) -> Iterator[None]:
+    """Add up the ns of each part of the loop while the block runs."""
+
+    def timed(name: str, call: Callable) -> Callable:
+        def run(*args: Any) -> Any:
+            begin = time.thread_time_ns()
+            try:
+                return call(*args)
+            finally:
+                into[name] += time.thread_time_ns() - begin
+
+        return run
+
+    names = ("schedule", "evolve", "batch", "complete")
+    kept = {name: getattr(loop, name) for name in names}
+    sink = bench.core.sink
+    for name, call in kept.items():
+        setattr(loop, name, timed(name, call))
+    sink.append, sink.commit = timed("append", sink.append), timed("append", sink.commit)
+    try:
+        yield
+    finally:
+        for name, call in kept.items():
+            setattr(loop, name, call)
+        del sink.append, sink.commit
+
+
+def _measure(bench: Bench, count: int, before: Callable[[int], None] = lambda number: None) -> dict:
+    """ns of `count` steps by phase and as a whole, one after the other: every second step is clocked
+    by phase, so that the clocks inside do not count in the whole."""
+    times: dict[str, list[int]] = defaultdict(list)
+    for number in range(count):
+        before(number)
+        times["whole"].append(bench.step())
+        before(number)
+        _clock_phases(bench, times)
+    return times
+
+
+def _clock_phases(bench: Bench, times: dict[str, list[int]]) -> None:
+    spent: dict[str, int] = defaultdict(int)
+    with _phases(bench, spent):
+        bench.step()
+    for name in (*_CORE, "batch"):
+        times[name].append(spent[name])
+    times["core"].append(sum(spent[name] for name in _CORE))
+
+
+def _running(shape: Shape, folder: Path, num_steps: int) -> Bench:
+    """Rows that decode, each at another place of its block unless they are aligned."""
+    length = BLOCK * 4 + 2 * num_steps * (1 + shape.num_drafts) + 64
+    blocks_each = -(-length // BLOCK) + 1
+    bench = Bench(
+        folder,
+        max_num_seqs=shape.rows + bool(shape.prefill),
+        token_budget=max(shape.rows * 33, 2048),
+        max_model_len=max(length, 4096 if shape.prefill else 0),
+        num_blocks=shape.rows * blocks_each + 1024,
+        num_draft_tokens=shape.num_drafts,
+        long_prefill_token_threshold=256 if shape.prefill else 0,
+    )
+    for number in range(shape.rows):
+        bench.ask(BLOCK if shape.aligned else BLOCK + number % BLOCK)
+    while len(bench.core.state.running) < shape.rows:
+        bench.step()
+    for _ in range(8):
+        bench.step()
+    return bench
+
+
+def decode(shape: Shape, folder: Path, count: int) -> dict[str, list[int]]:
+    """Steps of rows that decode; with `prefill` a prompt of 2,048 tokens comes in chunks beside them."""
+    bench = _running(shape, folder, count)
+
+    def refill(number: int) -> None:
+        if shape.prefill and not bench.core.state.waiting and len(bench.core.state.running) <= shape.rows:
+            bench.ask(2048, max_tokens=1)
+
+    times = _measure(bench, count, refill)
+    bench.close()
+    return times
+
+
+def boundary(rows: int, folder: Path, rounds: int) -> dict[str, dict[str, list[int]]]:
+    """Steps in which all rows fill a block, and those in which all need a new one."""
+    bench = _running(Shape(rows, aligned=True), folder, 32 * rounds + 32)
+    times: dict[str, dict[str, list[int]]] = {"all rows fill a block": {}, "all rows need a block": {}}
+    state = bench.core.state
+    for name, place in (("all rows fill a block", BLOCK - 1), ("all rows need a block", 0)):
+        found: dict[str, list[int]] = defaultdict(list)
+        for number in range(2 * rounds):
+            while int(state.num_computed[state.running[0]]) % BLOCK != place:
+                bench.step()
+            if number % 2:
+                _clock_phases(bench, found)
+            else:
+                found["whole"].append(bench.step())
+        times[name] = found
+    bench.close()
+    return times
+
+
+def storm(rows: int, mode: str, folder: Path, count: int) -> dict[str, list[int]]:
+    """A pool for half of the rows: requests are preempted all the time."""
+    length = 256
+    bench = Bench(
+        folder,
+        max_num_seqs=rows,
+        token_budget=4096,
+        max_model_len=length,
+        num_blocks=rows * length // BLOCK // 2 + 1,
+        preempt_mode=mode,
+        swap_blocks=rows * length // BLOCK if mode == "swap" else 0,
+    )
+
+    def keep(number: int) -> None:
+        missing = rows - len(bench.core.state.requests) - len(bench.core.inbox)
+        for index in range(missing):
+            bench.ask(32 + 16 * ((number + index) % 4), max_tokens=160)
+
+    for number in range(100):
+        keep(number)
+        bench.step()
+    times = _measure(bench, count, keep)
+    if not bench.core.stats().num_preemptions:
+        raise SystemExit("the storm preempted nobody; its figures mean nothing")
+    bench.close()
+    return times
+
+
+def steady(shape: Shape, folder: Path, count: int) -> tuple[int, float]:
+    """Full garbage collections in `count` steps whose outputs are read, and µs of a checkpoint."""
+    bench, full = _running(shape, folder, count // 2), 0
+    gc.collect()
+    gc.freeze()
+
+    def seen(phase: str, info: dict[str, int]) -> None:
+        nonlocal full
+        full += phase == "start" and info["generation"] == 2
+
+    gc.callbacks.append(seen)
+    for _ in range(count):
+        for _output in bench.core.step():
+            pass
+    gc.callbacks.remove(seen)
+    begin = time.thread_time_ns()
+    for _ in range(5):
+        bench.core.checkpoint()
+    checkpoint_us = (time.thread_time_ns() - begin) / 5000
+    bench.close()
+    gc.unfreeze()
+    return full, checkpoint_us
+
+
+def memory(count: int, folder: Path) -> float:
+    """MiB by which the process grew in the last nine tenths of `count` steps."""
+    bench = Bench(
+        folder, max_num_seqs=16, token_budget=512, max_model_len=512, num_blocks=400, max_media_per_request=0
+    )
+    before = 0.0
+    for number in range(count):
+        if number == count // 10:
+            before = _resident_mib()
+        missing = 20 - len(bench.core.state.requests) - len(bench.core.inbox)
+        for _ in range(missing):
+            bench.ask(20 + number % 100, max_tokens=30 + number % 70)
+        for _output in bench.core.step():
+            pass
+    grown = _resident_mib() - before
+    bench.close()
+    return grown
+
+
+def _resident_mib() -> float:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize() / 2**20
+
+
+def trace(path: Path, folder: Path) -> str:
+    """The engine's own time for 2,000 requests of a trace that are all there at once, 256 rows."""
+    requests = read_servegen(path, 2000).requests
+    longest = max(each.num_prompt + each.max_tokens for each in requests)
+    bench = Bench(
+        folder,
+        max_num_seqs=256,
+        token_budget=8192,
+        max_model_len=longest,
+        num_blocks=256 * 4096 // BLOCK,
+        encoder_budget=2**17,
+        encoder_cache_size=2**18,
+        max_media_per_request=4096,
+    )
+    for each in requests:
+        bench.core.submit(each.request())
+    times = []
+    while bench.core.has_work:
+        times.append(bench.step())
+    finished = bench.core.stats().num_finished
+    bench.close()
+    return (
+        f"{finished:,} requests of {path.name} with 256 rows: {len(times):,} steps, {sum(times) / 1e9:.2f} s in "
+        f"total, {sum(times) / len(times) / 1000:.0f} µs a step (p50 {percentile(times, 50) / 1000:.0f}, "
+        f"p99 {percentile(times, 99) / 1000:.0f})"
+    )
