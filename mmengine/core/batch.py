@@ -10,28 +10,29 @@ from mmengine.events import vocabulary as ev
 def batch(view: View, decisions: list[ev.Event]) -> StepPlan:
     """The plan of the open step, after its `decisions` (SCHEDULED, ADMITTED) were applied."""
     rows = view.step_rows
-    num_scheduled = view.scheduled[rows]
-    computed = view.num_computed[rows] - num_scheduled
-    total = int(num_scheduled.sum())
-    ends = np.cumsum(num_scheduled, dtype=np.int32)
-    starts = ends - num_scheduled
-    token_rows = np.repeat(rows, num_scheduled)
-    token_index = np.arange(total, dtype=np.int32) + np.repeat(computed - starts, num_scheduled)
-    size = view.block_size
-    blocks = view.block_table[token_rows, token_index // size].astype(np.int64)
+    num_scheduled, after = view.scheduled[rows], view.num_computed[rows]
+    computed = after - num_scheduled
+    total, size = view.config.token_budget - view.tokens_left, view.block_size
+    if total == len(rows):  # one token each, as in every step that only decodes
+        token_rows, token_index = rows, computed.copy()
+    else:
+        starts = np.cumsum(num_scheduled, dtype=np.int32) - num_scheduled
+        token_rows = np.repeat(rows, num_scheduled)
+        token_index = np.arange(total, dtype=np.int32) + np.repeat(computed - starts, num_scheduled)
+    blocks = view.block_table[token_rows, token_index // size]
     width = int(view.num_blocks[rows].max())
-    table = view.block_table[rows, :width] * (np.arange(width) < view.num_blocks[rows][:, None])
+    due = after >= view.num_tokens[rows]
     admitted = [event for event in decisions if isinstance(event, ev.Admitted)]
     return StepPlan(
         step=view.step,
-        rows=rows,
+        rows=rows.astype(np.int32),
         num_scheduled=num_scheduled,
         num_computed=computed,
         input_ids=view.token_ids[token_rows, token_index],
         token_index=token_index,
-        slot_mapping=blocks * size + token_index % size,
-        block_table=table.astype(np.int32),
-        sample=np.flatnonzero(view.num_computed[rows] >= view.num_tokens[rows]).astype(np.int32),
+        slot_mapping=np.multiply(blocks, size, dtype=np.int64) + (token_index & (size - 1)),
+        block_table=view.block_table[rows, :width],
+        sample=due.nonzero()[0].astype(np.int32),
         admitted=tuple(_admission(view, event.row) for event in admitted),
         evict=(*view.encoder.dropped, *view.step_evicted),
         encode=tuple(
@@ -39,7 +40,7 @@ def batch(view: View, decisions: list[ev.Event]) -> StepPlan:
             for event in decisions
             for key, row, index in event.encode
         ),
-        media=tuple(_media_spans(view, rows, computed, num_scheduled, starts)),
+        media=tuple(_media_spans(view, rows, computed, num_scheduled)) if view.num_with_media else (),
         **{name: np.concatenate(parts) for name, parts in view.step_copies.items() if parts},
         num_drafts=view.scheduled_drafts[rows] if view.config.num_draft_tokens else None,
     )
@@ -51,10 +52,11 @@ def _admission(view: View, row: int) -> Admission:
 
 
 def _media_spans(
-    view: View, rows: np.ndarray, computed: np.ndarray, num_scheduled: np.ndarray, starts: np.ndarray
+    view: View, rows: np.ndarray, computed: np.ndarray, num_scheduled: np.ndarray
 ) -> list[MediaSpan]:
     """Where features of the encoder go in the batch. Only rows that hold a reference have any."""
     spans = []
+    starts = np.cumsum(num_scheduled) - num_scheduled
     for place in np.flatnonzero(view.release_at[rows] != NEVER).tolist():
         known = view.requests_by_row[int(rows[place])]
         low, high = int(computed[place]), int(computed[place] + num_scheduled[place])

@@ -9,9 +9,9 @@ def complete(view: View) -> list[ev.Event]:
     """FINISHED for requests that stopped, are full, broke or were cancelled; PREEMPTED for those
     whose step failed and that may try again. In admission order, cancelled waiting ones last."""
     running = view.running
-    full = view.num_tokens[running] >= view.max_total[running]
-    over = full | (view.ended[running] != RUNS_ON)
-    events = [_end_of(view, view.requests_by_row[row]) for row in running[over].tolist()]
+    over = view.num_tokens[running] >= view.max_total[running]
+    over |= view.ended[running] != RUNS_ON
+    events = [_end_of(view, view.requests_by_row[row]) for row in running[over.nonzero()[0]].tolist()]
     ended = {event.request_id for event in events}
     for name in view.cancelled:
         if name not in ended:

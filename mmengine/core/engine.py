@@ -146,11 +146,14 @@ class EngineCore:
             self._collect()
         for event in complete(self.view):
             self._emit(event)
+        changed = False
         for asked in self._source.drain():
+            changed = True
             for event in admit(self.view, asked):
                 self._emit(event)
-        for event in complete(self.view):
-            self._emit(event)
+        if changed:
+            for event in complete(self.view):
+                self._emit(event)
         if self.state.step - self._checkpointed_step >= self.config.checkpoint_interval:
             self.checkpoint()
         decisions = []

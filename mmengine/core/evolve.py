@@ -67,13 +67,13 @@ def _cancelled(state: State, event: ev.Cancelled) -> None:
 
 def _scheduled(state: State, event: ev.Scheduled) -> None:
     state.is_open = True
-    rows = state.last_rows if event.rows is None else np.frombuffer(event.rows, np.int32)
-    if event.num_tokens is None:
-        num_tokens = np.ones(len(rows), np.int32)
-    else:
-        num_tokens = np.frombuffer(event.num_tokens, np.int32)
+    rows = state.last_rows
+    if event.rows is not None:
+        rows = np.frombuffer(event.rows, np.int32).astype(np.intp)
+    num_tokens = 1 if event.num_tokens is None else np.frombuffer(event.num_tokens, np.int32)
     encode(state, event.encode, event.evict)
-    deal_blocks(state, rows, num_tokens, np.frombuffer(event.new_blocks, np.int32))
+    if event.new_blocks:
+        deal_blocks(state, rows, num_tokens, np.frombuffer(event.new_blocks, np.int32))
     state.step_rows = rows
     if event.num_drafts is not None:
         state.scheduled_drafts[rows] = np.frombuffer(event.num_drafts, np.int32)
@@ -102,10 +102,10 @@ def _admitted(state: State, event: ev.Admitted) -> None:
     drop_host_blocks(state, known)
     fill_row(state, row, known, np.concatenate((cached, new)), len(cached), computed)
     encode(state, event.encode, event.evict)
-    rows = np.array([row], np.int32)
+    rows = np.array([row], np.intp)
     state.running = np.append(state.running, rows)
     state.step_rows = np.append(state.step_rows, rows)
-    compute(state, rows, np.array([event.num_tokens], np.int32))
+    compute(state, rows, event.num_tokens)
 
 
 def _close_step(state: State) -> np.ndarray:
@@ -126,9 +126,9 @@ def _evicted(state: State, event: ev.Evicted) -> None:
 
 
 def _executed(state: State, event: ev.Executed) -> None:
+    sampled = state.sampled_rows()
     rows = _close_step(state)
     state.history.update(event.token_ids)
-    sampled = rows[state.num_computed[rows] >= state.num_tokens[rows]]
     tokens = np.frombuffer(event.token_ids, np.int32)
     counts = None if event.counts is None else np.frombuffer(event.counts, np.int32)
     for index, what in event.errors:
@@ -145,15 +145,17 @@ def _executed(state: State, event: ev.Executed) -> None:
         if event.errors:
             sound = state.ended[sampled] != BROKEN
             whole, tokens = sampled[sound], tokens[sound]
-        state.token_ids[whole, state.num_tokens[whole]] = tokens
-        state.num_tokens[whole] += 1
+        places = state.num_tokens[whole]
+        state.token_ids[whole, places] = tokens
+        state.num_tokens[whole] = places + 1
     else:
         take_runs(state, sampled, tokens, counts)
     if state.config.num_draft_tokens:
         state.num_computed[sampled] = state.num_tokens[sampled] - 1  # rejected drafts are rolled back
         take_drafts(state, rows, sampled, event)
-    for row in rows[state.release_at[rows] <= state.num_computed[rows]].tolist():
-        release_media(state, row, int(state.num_computed[row]))
+    if state.num_with_media:
+        for row in rows[state.release_at[rows] <= state.num_computed[rows]].tolist():
+            release_media(state, row, int(state.num_computed[row]))
 
 
 def _failed(state: State, event: ev.Failed) -> None:

@@ -40,45 +40,56 @@ def fill_row(
     state.ended[row] = RUNS_ON
     state.release_at[row] = NEVER
     media = known.request.media
+    state.num_with_media += bool(media)
     ahead = [start for item in media for start, length in item.runs if start + length > computed]
     state.next_media[row] = min(ahead, default=NEVER)
     salted = state.block_size if known.request.cache_salt else 0
     state.plain_from[row] = max((item.end for item in media), default=salted)
 
 
-def deal_blocks(state: State, rows: np.ndarray, num_tokens: np.ndarray, new: np.ndarray) -> None:
-    """Hand `new` to the rows in order, to each as many as its tokens need."""
-    if not len(new):
-        return
+def deal_blocks(state: State, rows: np.ndarray, num_tokens: np.ndarray | int, new: np.ndarray) -> None:
+    """Hand `new` to the rows in order, to each as many as its tokens (`num_tokens`, or as many each)
+    need."""
     state.blocks.take_new(new)
-    held = state.num_blocks[rows]
     needed = blocks_needed(state, rows, num_tokens)
-    places = np.repeat(held + needed - np.cumsum(needed), needed) + np.arange(len(new))
-    state.block_table[np.repeat(rows, needed), places] = new
+    short = needed.nonzero()[0]
+    rows, needed = rows[short], needed[short]
+    held = state.num_blocks[rows]
+    if len(short) == len(new):  # one each
+        state.block_table[rows, held] = new
+    else:
+        places = np.repeat(held + needed - np.cumsum(needed), needed) + np.arange(len(new))
+        state.block_table[np.repeat(rows, needed), places] = new
     state.num_blocks[rows] = held + needed
 
 
-def compute(state: State, rows: np.ndarray, num_tokens: np.ndarray) -> None:
-    """The rows' tokens count as computed from here on; full blocks become hits at once."""
-    before = state.num_computed[rows]
-    after = before + num_tokens
+def compute(state: State, rows: np.ndarray, num_tokens: np.ndarray | int) -> None:
+    """The rows' tokens (`num_tokens`, or as many each) count as computed from here on; full blocks
+    become hits at once."""
+    after = state.num_computed[rows] + num_tokens
     state.num_computed[rows] = after
     state.scheduled[rows] = num_tokens
-    state.tokens_left -= int(num_tokens.sum())
+    each = isinstance(num_tokens, int)
+    state.tokens_left -= num_tokens * len(rows) if each else int(num_tokens.sum())
     if state.config.enable_prefix_caching:
-        spare = state.content_width - state.block_size
-        filled = np.minimum(after, state.num_tokens[rows] - spare) // state.block_size
-        fills = filled > state.num_filled[rows]
-        if fills.any():
-            _fill_blocks(state, rows[fills], filled[fills])
-    for row in rows[state.next_media[rows] < after + bool(state.config.lookahead_tokens)].tolist():
-        reference_media(state, row)
+        ripe = (after >= (state.num_filled[rows] + 1) * state.block_size).nonzero()[0]
+        if len(ripe):
+            _fill_blocks(state, rows[ripe], after[ripe])
+    if state.num_with_media:
+        for row in rows[state.next_media[rows] < after + bool(state.config.lookahead_tokens)].tolist():
+            reference_media(state, row)
 
 
-def _fill_blocks(state: State, rows: np.ndarray, filled: np.ndarray) -> None:
-    """Record the content of blocks that become full, up to `filled` blocks of each row. Rows that
-    fill one plain block go together; the others go block by block."""
-    size, first = state.block_size, state.num_filled[rows]
+def _fill_blocks(state: State, rows: np.ndarray, computed: np.ndarray) -> None:
+    """Record the content of blocks that are full once `computed` tokens are. What drafts fill does not
+    count. Rows that fill one plain block go together; the others go block by block."""
+    size, spare = state.block_size, state.content_width - state.block_size
+    filled = np.minimum(computed, state.num_tokens[rows] - spare) // size
+    fills = filled > state.num_filled[rows]
+    rows, filled = rows[fills], filled[fills]
+    if not len(rows):
+        return
+    first = state.num_filled[rows]
     single = (filled - first == 1) & (first * size >= state.plain_from[rows])
     state.num_filled[rows] = filled
     fast = single & (state.content[rows] != NO_CONTENT)
@@ -89,9 +100,10 @@ def _fill_blocks(state: State, rows: np.ndarray, filled: np.ndarray) -> None:
         tokens = state.token_ids[some[:, None], places]
         state.content[some] = state.blocks.index.insert_many(blocks, state.content[some], tokens)
         state.step_filled.append(blocks)
-    spans = np.stack((rows, first, filled), axis=1)[~single]
-    for row, start, end in spans.tolist():
-        _fill_row_blocks(state, row, start, end)
+    if np.count_nonzero(single) < len(rows):
+        spans = np.stack((rows, first, filled), axis=1)[~single]
+        for row, start, end in spans.tolist():
+            _fill_row_blocks(state, row, start, end)
 
 
 def _fill_row_blocks(state: State, row: int, first: int, last: int) -> None:
@@ -153,7 +165,9 @@ def leave_row(state: State, known: RequestState) -> None:
         state.encoder.release(known.media_keys[index])
     known.held_media.clear()
     state.blocks.release(state.block_table[row, : state.num_blocks[row]])
+    state.block_table[row, : state.num_blocks[row]] = 0
     state.num_blocks[row] = 0
+    state.num_with_media -= bool(known.request.media)
     state.running = state.running[state.running != row]
     state.requests_by_row[row] = None
     state.free_rows.append(row)

@@ -35,25 +35,33 @@ class Outputs:
     """Gathers the events of a step; iterating gives one Output for each request that changed."""
 
     def __init__(self) -> None:
-        self._requests: list[RequestState] = []
-        self._tokens: list[list[int]] = []
+        self._requests = np.zeros(0, object)  # of RequestState
+        self._tokens = np.zeros(0, np.int32)  # of all of them, one after the other
+        self._counts: np.ndarray | None = None  # tokens of each; None: one
         self._logprobs: dict[int, tuple[tuple[int, float], ...]] = {}
         self._ends: dict[str, tuple[ev.Finished, int]] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._requests or self._ends)
+        return bool(len(self._requests) or self._ends)
 
     def tokens(self, view: View, sampled: np.ndarray, before: np.ndarray, event: ev.Executed) -> None:
-        """Rows `sampled` (int32) of the step that `event` reports, and how many tokens each had
-        before; call it after the fold."""
-        kept = view.ended[sampled] != BROKEN
-        rows = sampled[kept]
-        self._requests = [view.requests_by_row[row] for row in rows.tolist()]
-        if event.counts is None:
-            self._tokens = np.frombuffer(event.token_ids, np.int32)[kept][:, None].tolist()
-        else:
-            spans = zip(rows.tolist(), before[kept].tolist(), view.num_tokens[rows].tolist(), strict=True)
-            self._tokens = [view.token_ids[row, start:end].tolist() for row, start, end in spans]
+        """Rows `sampled` of the step that `event` reports, and how many tokens each had before; call
+        it after the fold. What is kept here are arrays: a list for each row would be garbage that the
+        collector counts."""
+        self._requests = view.requests_by_row[sampled]
+        self._tokens = np.frombuffer(event.token_ids, np.int32)
+        if event.counts is not None:
+            given, taken = np.frombuffer(event.counts, np.int32), view.num_tokens[sampled] - before
+            place = np.arange(len(self._tokens)) - np.repeat(np.cumsum(given) - given, given)
+            self._tokens = self._tokens[place < np.repeat(taken, given)]
+            self._counts = taken
+        kept = view.ended[sampled] != BROKEN if event.errors else np.ones(len(sampled), bool)
+        if event.errors:
+            if self._counts is None:
+                self._tokens = self._tokens[kept]
+            else:  # a broken row took none
+                self._counts = self._counts[kept]
+            self._requests = self._requests[kept]
         if event.logprobs:
             place = (np.cumsum(kept) - 1).tolist()
             self._logprobs = {place[index]: entry for index, entry in event.logprobs if kept[index]}
@@ -63,8 +71,12 @@ class Outputs:
 
     def __iter__(self) -> Iterator[Output]:
         ends = dict(self._ends)
-        for place, (known, tokens) in enumerate(zip(self._requests, self._tokens, strict=True)):
-            output = Output(known.request.request_id, tokens, num_cached_tokens=known.num_cached)
+        tokens = self._tokens.tolist()
+        stops = range(1, len(tokens) + 1) if self._counts is None else np.cumsum(self._counts).tolist()
+        start = 0
+        for place, (known, stop) in enumerate(zip(self._requests.tolist(), stops, strict=True)):
+            output = Output(known.request.request_id, tokens[start:stop], num_cached_tokens=known.num_cached)
+            start = stop
             if place in self._logprobs:
                 output.logprobs = [self._logprobs[place]]
             end = ends.pop(output.request_id, None)

@@ -20,8 +20,8 @@ GROUP = "mmengine.policies"
 class Running(Protocol):
     """What a policy sees of the running batch: rows in admission order, and who holds them."""
 
-    running: np.ndarray  # int32
-    requests_by_row: list[RequestState | None]
+    running: np.ndarray  # intp
+    requests_by_row: np.ndarray  # of RequestState or None
 
 
 class Policy(NamedTuple):

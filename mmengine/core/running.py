@@ -14,25 +14,27 @@ def schedule_running(view: View, rows: np.ndarray) -> ev.Preempted | ev.Schedule
         wanted = wanted + view.num_drafts[rows]
         wanted = np.minimum(wanted, view.config.max_model_len - 1 - view.num_computed[rows])
     draft = None
-    if len(rows) > view.tokens_left or int(wanted.max()) > 1:
+    plain = len(rows) <= view.tokens_left and np.count_nonzero(wanted != 1) == 0  # one token each
+    if not plain:
         wanted = _within_limits(view, wanted)
-    ahead = bool(view.config.lookahead_tokens)
-    media = np.flatnonzero(view.next_media[rows] < view.num_computed[rows] + wanted + ahead)
-    if len(media):
-        draft = EncoderDraft(view)
-        wanted = _cut_at_media(view, rows, wanted, media, draft)
-    wanted = _within_budget(wanted, view.tokens_left)
-    if not wanted.all():
+    if view.num_with_media:
+        ahead = bool(view.config.lookahead_tokens)
+        media = np.flatnonzero(view.next_media[rows] < view.num_computed[rows] + wanted + ahead)
+        if len(media):
+            draft, plain = EncoderDraft(view), False
+            wanted = _cut_at_media(view, rows, wanted, media, draft)
+    if not plain:
+        wanted = _within_budget(wanted, view.tokens_left)
         rows, wanted = rows[wanted > 0], wanted[wanted > 0]
-    if not len(rows):
-        return draft.left_behind(given_up=False) if draft else None
+        if not len(rows):
+            return draft.left_behind(given_up=False) if draft else None
     num_new = int(blocks_needed(view, rows, wanted).sum())
     if num_new > view.blocks.num_free:
         return _preempt(view)
-    same = len(rows) == len(view.last_rows) and bool((rows == view.last_rows).all())
+    same = rows.tobytes() == view.last_rows.tobytes()
     return ev.Scheduled(
-        rows=None if same else rows.tobytes(),
-        num_tokens=None if int(wanted.max()) == 1 else wanted.tobytes(),
+        rows=None if same else rows.astype(np.int32).tobytes(),
+        num_tokens=None if plain or int(wanted.max()) == 1 else wanted.tobytes(),
         new_blocks=view.blocks.free_list.peek(num_new).tobytes() if num_new else b"",
         encode=tuple(draft.encode) if draft else (),
         evict=tuple(draft.evict) if draft else (),

@@ -49,11 +49,14 @@ class State:
         rows, self.block_size = config.max_num_seqs, config.block_size
         for name, dtype in _ROW_COLUMNS.items():
             setattr(self, name, np.zeros(rows, dtype))
-        self.token_ids = np.zeros((rows, config.max_model_len + config.num_draft_tokens), np.int32)
-        self.block_table = np.zeros((rows, -(-config.max_model_len // config.block_size)), np.int32)
-        self.requests_by_row: list[RequestState | None] = [None] * rows
+        self.token_ids = _wide_column(rows, config.max_model_len + config.num_draft_tokens)
+        # Behind a row's blocks it holds 0, the dummy.
+        self.block_table = _wide_column(rows, -(-config.max_model_len // config.block_size))
+        self.requests_by_row = np.full(rows, None, object)  # RequestState or None
+        self.num_with_media = 0  # rows whose request has any
         self.free_rows = list(range(rows - 1, -1, -1))
-        self.running = np.zeros(0, np.int32)  # rows in admission order
+        # Rows are kept as numpy indexes with them: other integers are cast at each use.
+        self.running = np.zeros(0, np.intp)  # rows in admission order
         self.requests: dict[str, RequestState] = {}
         self.waiting: list[RequestState] = []  # by rank
         self.num_arrived = 0
@@ -68,7 +71,7 @@ class State:
         self.thrashing: list[str] = []  # reached thrash_limit, not reported yet
         self.resetting = False  # what runs is about to be preempted and to start again
         self.step = 0  # the open step, or the next one
-        self.last_rows = np.zeros(0, np.int32)  # what "the rows of the step before" stands for
+        self.last_rows = np.zeros(0, np.intp)  # what "the rows of the step before" stands for
         self.history = hashlib.blake2b(digest_size=16)  # over all tokens that came in or out, in order
         self.reset_step()
 
@@ -79,7 +82,7 @@ class State:
         self.tokens_left = self.config.token_budget
         self.encoder_left = self.config.encoder_budget
         self.scan_from = 0  # waiting requests before it were passed over in this step
-        self.step_rows = np.zeros(0, np.int32)  # rows of the open step, in order
+        self.step_rows = np.zeros(0, np.intp)  # rows of the open step, in order
         self.step_filled: list[np.ndarray] = []  # blocks whose content the open step completes
         self.step_encoded: list[bytes] = []
         self.step_evicted: list[bytes] = []
@@ -98,9 +101,10 @@ class State:
         return state
 
     def sampled_rows(self) -> np.ndarray:
-        """Rows of the open step that reach the end of their known tokens, int32."""
+        """Rows of the open step that reach the end of their known tokens, intp."""
         rows = self.step_rows
-        return rows[self.num_computed[rows] >= self.num_tokens[rows]]
+        due = self.num_computed[rows] >= self.num_tokens[rows]
+        return rows if np.count_nonzero(due) == len(rows) else rows[due]
 
     def digest(self) -> bytes:
         """16 bytes over what decisions read, and over every token so far."""
@@ -108,7 +112,7 @@ class State:
         rows = self.running
         for name in _ROW_COLUMNS:
             digest.update(getattr(self, name)[rows].tobytes())
-        digest.update(rows.tobytes())
+        digest.update(rows.astype(np.int32).tobytes())
         for row in rows.tolist():
             digest.update(self.requests_by_row[row].request.request_id.encode() + b"\0")
             digest.update(self.token_ids[row, : self.num_tokens[row] + self.num_drafts[row]].tobytes())
@@ -130,8 +134,22 @@ class State:
         digest.update(b"".join(self.encoder.idle))
         counters = (self.step, self.num_arrived, len(self.free_rows), *self.free_rows)
         digest.update(np.array(counters, np.int64).tobytes() + self.free_host_blocks.tobytes())
-        digest.update(self.last_rows.tobytes() + self.history.digest())
+        digest.update(self.last_rows.astype(np.int32).tobytes() + self.history.digest())
         return digest.digest()
+
+
+def _wide_column(rows: int, width: int) -> np.ndarray:
+    """Zeros, int32 [rows, width]. Rows lie an odd number of cache lines apart: at powers of two, equal
+    places of all rows would share a few sets of the cache."""
+    lines = -(-width // 16) | 1
+    return np.zeros((rows, lines * 16), np.int32)[:, :width]
+
+
+# Objects of a state that are changed in place, never replaced; a view may hold them.
+_PARTS = (
+    *("config", "policy", "block_size", "requests_by_row", "free_rows", "requests", "waiting"),
+    *("blocks", "encoder", "cancelled", "grammar_failed"),
+)
 
 
 class View:
@@ -143,6 +161,8 @@ class View:
             array = getattr(state, name).view()
             array.flags.writeable = False
             setattr(self, name, array)
+        for name in _PARTS:
+            setattr(self, name, getattr(state, name))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._state, name)
