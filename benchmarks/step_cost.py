@@ -38,7 +38,9 @@ class Table:
         """`times`: ns of each step. Each cell is p50 / p99."""
         cells = [f"{_us(times[name], 50)} / {_us(times[name], 99)}" for name in (*PHASES, "core", "whole")]
         ratios = [f"{percentile(times[name], 50) / bare:.1f}" for name in ("core", "whole")]
-        self.lines.append(f"| {case} | {rows} | {' | '.join(cells)} | {bare / 1000:.0f} | {' | '.join(ratios)} |")
+        self.lines.append(
+            f"| {case} | {rows} | {' | '.join(cells)} | {bare / 1000:.0f} | {' | '.join(ratios)} |"
+        )
 
     def target(self, name: str, measured: float, bar: float) -> None:
         self.targets[name] = {"measured": round(measured, 2), "bar": bar, "met": bool(measured <= bar)}

@@ -326,7 +326,7 @@ def trace(path: Path, folder: Path) -> str:
     finished = bench.core.stats().num_finished
     bench.close()
     return (
-        f"{finished:,} requests of {path.name} with 256 rows: {len(times):,} steps, {sum(times) / 1e9:.2f} s in "
-        f"total, {sum(times) / len(times) / 1000:.0f} µs a step (p50 {percentile(times, 50) / 1000:.0f}, "
+        f"{finished:,} requests of {path.name} with 256 rows: {len(times):,} steps, {sum(times) / 1e9:.2f} s "
+        f"in total, {sum(times) / len(times) / 1000:.0f} µs a step (p50 {percentile(times, 50) / 1000:.0f}, "
         f"p99 {percentile(times, 99) / 1000:.0f})"
     )

@@ -5,7 +5,6 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from mmengine.core.request_state import RequestState
 from mmengine.core.state import BROKEN, View
 from mmengine.events import vocabulary as ev
 
