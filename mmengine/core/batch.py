@@ -20,7 +20,7 @@ def batch(view: View, decisions: list[ev.Event]) -> StepPlan:
         token_rows = np.repeat(rows, num_scheduled)
         token_index = np.arange(total, dtype=np.int32) + np.repeat(computed - starts, num_scheduled)
     blocks = view.block_table[token_rows, token_index // size]
-    width = int(view.num_blocks[rows].max())
+    width = int(view.num_blocks[rows].max(initial=0))
     due = after >= view.num_tokens[rows]
     admitted = [event for event in decisions if isinstance(event, ev.Admitted)]
     return StepPlan(
@@ -35,11 +35,7 @@ def batch(view: View, decisions: list[ev.Event]) -> StepPlan:
         sample=due.nonzero()[0].astype(np.int32),
         admitted=tuple(_admission(view, event.row) for event in admitted),
         evict=(*view.encoder.dropped, *view.step_evicted),
-        encode=tuple(
-            EncodeItem(key, view.requests_by_row[row].request, index)
-            for event in decisions
-            for key, row, index in event.encode
-        ),
+        encode=tuple(EncodeItem(key, request, index) for key, request, index in view.step_encoded),
         media=tuple(_media_spans(view, rows, computed, num_scheduled)) if view.num_with_media else (),
         **{name: np.concatenate(parts) for name, parts in view.step_copies.items() if parts},
         num_drafts=view.scheduled_drafts[rows] if view.config.num_draft_tokens else None,

@@ -12,6 +12,8 @@ from mmengine.core.fold_rows import (
     drop_host_blocks,
     fill_row,
     leave_row,
+    leave_step,
+    make_room,
     swap_out,
     take_drafts,
     take_runs,
@@ -74,7 +76,9 @@ def _scheduled(state: State, event: ev.Scheduled) -> None:
     encode(state, event.encode, event.evict)
     if event.new_blocks:
         deal_blocks(state, rows, num_tokens, np.frombuffer(event.new_blocks, np.int32))
-    state.step_rows = rows
+    if state.config.compat and len(rows):
+        state.num_decided = 1 + int(np.argmax(state.running == rows[-1]))
+    state.step_rows = np.concatenate((state.step_rows, rows)) if len(state.step_rows) else rows
     if event.num_drafts is not None:
         state.scheduled_drafts[rows] = np.frombuffer(event.num_drafts, np.int32)
     if state.config.num_draft_tokens:
@@ -104,6 +108,7 @@ def _admitted(state: State, event: ev.Admitted) -> None:
     encode(state, event.encode, event.evict)
     rows = np.array([row], np.intp)
     state.running = np.append(state.running, rows)
+    state.num_decided = len(state.running)
     state.step_rows = np.append(state.step_rows, rows)
     compute(state, rows, event.num_tokens)
 
@@ -166,7 +171,7 @@ def _failed(state: State, event: ev.Failed) -> None:
         drop_host_blocks(state, known)
     rows = _close_step(state)
     state.encoder.dropped += dropped  # whether the failed step dropped them, nobody knows
-    for key in encoded:
+    for key, _, _ in encoded:
         state.encoder.invalidate(key)
     for row in rows.tolist():
         known = state.requests_by_row[row]
@@ -185,7 +190,11 @@ def _preempted(state: State, event: ev.Preempted) -> None:
     if event.mode == "swap":
         swap_out(state, known, np.frombuffer(event.host_blocks, np.int32))
     for_room = state.ended[event.row] != LOST and not state.resetting
+    if state.scheduled[event.row]:
+        leave_step(state, known)
     leave_row(state, known)
+    if event.for_row >= 0:
+        make_room(state, event)
     state.num_preempted += 1
     known.preempted = state.num_preempted
     state.enqueue(known)

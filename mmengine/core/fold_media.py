@@ -7,12 +7,13 @@ def encode(state: State, encode: tuple[tuple[bytes, int, int], ...], evict: tupl
     """Encoder outputs leave the cache, others are about to be computed into it."""
     for key in evict:
         state.encoder.evict(key)
+        state.step_encoded = [item for item in state.step_encoded if item[0] != key]
     state.step_evicted += evict
     for key, row, index in encode:
         size = state.requests_by_row[row].request.media[index].num_embeds
         state.encoder.add(key, size)
         state.encoder_left -= size
-        state.step_encoded.append(key)
+        state.step_encoded.append((key, state.requests_by_row[row].request, index))
 
 
 def reference_media(state: State, row: int) -> None:

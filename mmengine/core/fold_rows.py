@@ -172,3 +172,24 @@ def leave_row(state: State, known: RequestState) -> None:
     state.requests_by_row[row] = None
     state.free_rows.append(row)
     known.row = -1
+
+
+def leave_step(state: State, known: RequestState) -> None:
+    """A row that got tokens in the open step gives way: tokens and encoder budget go to the rows after
+    it. What was to be encoded for it still is."""
+    row = known.row
+    state.step_rows = state.step_rows[state.step_rows != row]
+    state.tokens_left += int(state.scheduled[row])
+    state.scheduled[row] = state.scheduled_drafts[row] = 0
+    state.encoder_left += sum(
+        request.media[index].num_embeds
+        for _, request, index in state.step_encoded
+        if request is known.request
+    )
+
+
+def make_room(state: State, event: ev.Preempted) -> None:
+    """Rows before the one that room is made for are decided; all are when it gave way itself."""
+    state.made_room_for = (event.for_row, event.for_tokens)
+    own = event.for_row == event.row
+    state.num_decided = len(state.running) if own else state.running.tolist().index(event.for_row)

@@ -1,5 +1,7 @@
 """What the running rows compute in a step, and who gives way when their blocks are not free."""
 
+from typing import NamedTuple
+
 import numpy as np
 
 from mmengine.core.blocks import blocks_needed, threshold_of
@@ -8,11 +10,36 @@ from mmengine.core.state import View
 from mmengine.events import vocabulary as ev
 
 
+class _Wanted(NamedTuple):
+    """The rows that get tokens (intp), how many each (int32), the encoder work for them, and whether
+    it is surely one token each."""
+
+    rows: np.ndarray
+    tokens: np.ndarray
+    draft: EncoderDraft | None
+    plain: bool
+
+
 def schedule_running(view: View, rows: np.ndarray) -> ev.Preempted | ev.Scheduled | ev.Evicted | None:
+    """What `rows` (intp, in order) compute next, or who gives way first; None when they get nothing."""
+    wanted = _wanted(view, rows)
+    if not len(wanted.rows):
+        return wanted.draft.left_behind(given_up=False) if wanted.draft else None
+    needed = blocks_needed(view, wanted.rows, wanted.tokens)
+    num_new = int(needed.sum())
+    if num_new <= view.blocks.num_free:
+        return _scheduled(view, wanted, num_new)
+    return _until_shortage(view, wanted, needed) if view.config.compat == "vllm" else _preempt(view)
+
+
+def _wanted(view: View, rows: np.ndarray) -> _Wanted:
+    """What `rows` get if there are blocks: tokens in order, until the budgets are spent."""
     wanted = view.num_tokens[rows] - view.num_computed[rows]
     if view.config.num_draft_tokens:
         wanted = wanted + view.num_drafts[rows]
         wanted = np.minimum(wanted, view.config.max_model_len - 1 - view.num_computed[rows])
+    if view.config.compat and view.made_room_for[0] == rows[0]:
+        wanted[0] = min(wanted[0], view.made_room_for[1])
     draft = None
     plain = len(rows) <= view.tokens_left and np.count_nonzero(wanted != 1) == 0  # one token each
     if not plain:
@@ -26,23 +53,39 @@ def schedule_running(view: View, rows: np.ndarray) -> ev.Preempted | ev.Schedule
     if not plain:
         wanted = _within_budget(wanted, view.tokens_left)
         rows, wanted = rows[wanted > 0], wanted[wanted > 0]
-        if not len(rows):
-            return draft.left_behind(given_up=False) if draft else None
-    num_new = int(blocks_needed(view, rows, wanted).sum())
-    if num_new > view.blocks.num_free:
-        return _preempt(view)
+    return _Wanted(rows, wanted, draft, plain)
+
+
+def _scheduled(view: View, wanted: _Wanted, num_new: int) -> ev.Scheduled:
+    rows, tokens, draft, plain = wanted
     same = rows.tobytes() == view.last_rows.tobytes()
     return ev.Scheduled(
         rows=None if same else rows.astype(np.int32).tobytes(),
-        num_tokens=None if plain or int(wanted.max()) == 1 else wanted.tobytes(),
+        num_tokens=None if plain or int(tokens.max()) == 1 else tokens.tobytes(),
         new_blocks=view.blocks.free_list.peek(num_new).tobytes() if num_new else b"",
         encode=tuple(draft.encode) if draft else (),
         evict=tuple(draft.evict) if draft else (),
-        **_draft_columns(view, rows, wanted),
+        **_draft_columns(view, rows, tokens),
     )
 
 
-def _preempt(view: View) -> ev.Preempted:
+def _until_shortage(
+    view: View, wanted: _Wanted, needed: np.ndarray
+) -> ev.Preempted | ev.Scheduled | ev.Evicted:
+    """vLLM serves row after row: those before the one whose blocks are not free keep what they got, and
+    someone gives way for that one's chunk as it was cut while all were there."""
+    short = int(np.argmax(np.cumsum(needed) > view.blocks.num_free))
+    hand = int(wanted.rows[short])
+    undecided = view.running[view.num_decided :]
+    place = undecided.tolist().index(hand)
+    if short:
+        return _scheduled(view, _wanted(view, undecided[:place]), int(needed[:short].sum()))
+    draft, victim = _wanted(view, undecided[: place + 1]).draft, view.policy.victim(view)
+    left_behind = draft.left_behind(given_up=victim == hand) if draft else None
+    return left_behind or _preempt(view, hand, int(wanted.tokens[0]))
+
+
+def _preempt(view: View, for_row: int = -1, for_tokens: int = 0) -> ev.Preempted:
     """The policy's victim gives way: its KV is swapped out where that is asked for or costs less than
     computing it again, and the host pool has room."""
     config, row = view.config, view.policy.victim(view)
@@ -52,9 +95,11 @@ def _preempt(view: View) -> ev.Preempted:
     free = view.free_host_blocks
     cheaper = num_blocks * config.swap_block_ns < num_computed * config.recompute_token_ns
     wanted = config.preempt_mode == "swap" or (config.preempt_mode == "auto" and cheaper)
-    if not wanted or not 0 < num_blocks <= len(free):
-        return ev.Preempted(name, row, "recompute", "no free blocks")
-    return ev.Preempted(name, row, "swap", "no free blocks", free[::-1][:num_blocks].tobytes())
+    if not wanted or not 0 < num_blocks <= len(free) or view.scheduled[row]:
+        return ev.Preempted(name, row, "recompute", "no free blocks", for_row=for_row, for_tokens=for_tokens)
+    return ev.Preempted(
+        name, row, "swap", "no free blocks", free[::-1][:num_blocks].tobytes(), for_row, for_tokens
+    )
 
 
 def _draft_columns(view: View, rows: np.ndarray, wanted: np.ndarray) -> dict[str, bytes]:

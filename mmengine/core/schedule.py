@@ -23,10 +23,13 @@ def schedule(view: View) -> ev.Event | None:
     """The next decision of this step; None when the step is complete, or nothing can run."""
     if view.policy.prefill_first:
         return _prefill_first(view)
-    if not view.is_open and len(view.running):
-        event = schedule_running(view, view.running)
-        if event is not None:
-            return event
+    one_by_one = view.config.compat == "vllm"
+    rows = view.running[view.num_decided :] if one_by_one or not view.is_open else view.running[:0]
+    event = schedule_running(view, rows) if len(rows) else None
+    if event is not None:
+        return event
+    if one_by_one and view.preempted_in_step:
+        return None if view.is_open else ev.Scheduled(b"", b"")  # a step in which nobody runs
     return admit_next(view)
 
 

@@ -84,7 +84,9 @@ class State:
         self.scan_from = 0  # waiting requests before it were passed over in this step
         self.step_rows = np.zeros(0, np.intp)  # rows of the open step, in order
         self.step_filled: list[np.ndarray] = []  # blocks whose content the open step completes
-        self.step_encoded: list[bytes] = []
+        self.num_decided = 0  # running rows up to here got what they get in this step
+        self.made_room_for = (-1, 0)  # the row for which others gave way, and its tokens
+        self.step_encoded: list[tuple[bytes, Request, int]] = []  # key, and whose item it is
         self.step_evicted: list[bytes] = []
         self.step_swapped: list[RequestState] = []  # whose KV the open step copies to the host
         self.step_copies: dict[str, list[np.ndarray]] = {"swap_out": [], "copy": [], "swap_in": []}

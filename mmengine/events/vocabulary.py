@@ -67,13 +67,17 @@ class Cancelled(Event):
 
 class Preempted(Event):
     """Decision: the request loses its row and blocks, and waits again. Its KV is dropped
-    ("recompute") or copied to `host_blocks` ("swap")."""
+    ("recompute") or copied to `host_blocks` ("swap").
+
+    `for_row`: the row that it makes room for, with a chunk of `for_tokens`; -1: for all."""
 
     request_id: str
     row: int
     mode: str
     reason: str
     host_blocks: bytes = b""
+    for_row: int = -1
+    for_tokens: int = 0
 
 
 class Scheduled(Event):

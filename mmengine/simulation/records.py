@@ -77,7 +77,8 @@ class Recorder:
             record["admit"] = {name: computed[name] for name in admitted}
         encoded: dict[str, list[int]] = {}
         for item in plan.encode:
-            encoded.setdefault(item.request.request_id, []).append(item.index)
+            if item.request.request_id in names:  # who gave way after all is not named
+                encoded.setdefault(item.request.request_id, []).append(item.index)
         record["enc"] = encoded
         record["enc_evict"] = [self._media_names.get(key, key.hex()) for key in plan.evict]
 

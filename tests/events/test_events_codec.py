@@ -75,7 +75,7 @@ FIELDS = {
     ev.GrammarReady: (TEXT,),
     ev.GrammarFailed: (TEXT, TEXT),
     ev.Cancelled: (TEXT, TEXT),
-    ev.Preempted: (TEXT, INTS, TEXT, TEXT, BYTES),
+    ev.Preempted: (TEXT, INTS, TEXT, TEXT, BYTES, INTS, INTS),
     ev.Scheduled: (
         st.none() | BYTES,
         st.none() | BYTES,
