@@ -32,7 +32,12 @@ def admit_next(view: View) -> ev.Admitted | ev.Evicted | None:
         start = None if known.waits_for_grammar else _start_of(view, known)
         if start is None:
             continue
-        length = min(len(known.tokens) - start.num_computed, view.tokens_left)
+        left = len(known.tokens) - start.num_computed
+        if left == 1 and _is_padded(view, start.num_computed):
+            left += view.config.num_draft_tokens
+            if left > view.tokens_left:
+                return None
+        length = min(left, view.tokens_left)
         if threshold := threshold_of(view):
             length = min(length, threshold)
         draft = EncoderDraft(view)
@@ -43,6 +48,19 @@ def admit_next(view: View) -> ev.Admitted | ev.Evicted | None:
         if length or admission is not None:
             return admission
     return None
+
+
+def _is_padded(view: View, num_computed: int) -> bool:
+    """Whether a request with one token left is given placeholders for its drafts: vLLM wants equal
+    lengths in a step of decodes, one in which running rows run and none of them is in its prompt."""
+    config = view.config
+    if config.compat != "vllm" or not config.num_draft_tokens:
+        return False
+    if num_computed + config.num_draft_tokens + 2 > config.max_model_len:
+        return False
+    ran = [view.requests_by_row[row] for row in view.step_rows.tolist()]
+    ran = [known for known in ran if known.admitted_step < view.step]
+    return bool(ran) and all(len(known.tokens) < view.num_tokens[known.row] for known in ran)
 
 
 def _admission(

@@ -14,6 +14,7 @@ from mmengine.core.fold_rows import (
     leave_row,
     leave_step,
     make_room,
+    pad_drafts,
     swap_out,
     take_drafts,
     take_runs,
@@ -107,6 +108,8 @@ def _admitted(state: State, event: ev.Admitted) -> None:
     fill_row(state, row, known, np.concatenate((cached, new)), len(cached), computed)
     encode(state, event.encode, event.evict)
     rows = np.array([row], np.intp)
+    if (padding := computed + event.num_tokens - len(known.tokens)) > 0:
+        pad_drafts(state, row, padding)
     state.running = np.append(state.running, rows)
     state.num_decided = len(state.running)
     state.step_rows = np.append(state.step_rows, rows)

@@ -193,3 +193,10 @@ def make_room(state: State, event: ev.Preempted) -> None:
     state.made_room_for = (event.for_row, event.for_tokens)
     own = event.for_row == event.row
     state.num_decided = len(state.running) if own else state.running.tolist().index(event.for_row)
+
+
+def pad_drafts(state: State, row: int, count: int) -> None:
+    """Placeholders where drafts would stand; no token equals them, so none is accepted."""
+    first = state.num_tokens[row]
+    state.token_ids[row, first : first + count] = -1
+    state.scheduled_drafts[row] = count
