@@ -202,7 +202,6 @@ def _preempted(state: State, event: ev.Preempted) -> None:
     known.preempted = state.num_preempted
     state.enqueue(known)
     state.preempted_in_step |= for_room
-    state.resetting = state.resetting and bool(len(state.running))
 
 
 def _finished(state: State, event: ev.Finished) -> None:
@@ -229,7 +228,7 @@ def _delivered(state: State, event: ev.Delivered) -> None:
 def _cache_reset(state: State, event: ev.CacheReset) -> None:
     state.blocks.reset_cache()
     state.content[state.running] = NO_CONTENT
-    state.resetting = event.preempt_running
+    state.resetting = event.preempt_running and len(state.running) > 0
 
 
 def _stalled(state: State, event: ev.Stalled) -> None:

@@ -169,6 +169,7 @@ def leave_row(state: State, known: RequestState) -> None:
     state.num_blocks[row] = 0
     state.num_with_media -= bool(known.request.media)
     state.running = state.running[state.running != row]
+    state.resetting = state.resetting and len(state.running) > 0
     state.requests_by_row[row] = None
     state.free_rows.append(row)
     known.row = -1

@@ -1,0 +1,109 @@
+"""Where vLLM decides otherwise than we do: each rule in a scenario of a few requests, decided both ways."""
+
+import pytest
+from simulated import request, run, write_scenario
+
+GRAMMAR = {"ranges": [[2000, 2010]]}
+
+
+def both(folder, requests, **more):
+    """Records under compat="vllm", and our own; every request ends in both."""
+    path = write_scenario(folder, requests, **more)
+    runs = [run(path, compat=compat) for compat in ("vllm", "")]
+    assert not any(report.unfinished for report, _, _ in runs)
+    return [records for _, records, _ in runs]
+
+
+def first(records, field):
+    """The first record that has the field."""
+    return next(record for record in records if record.get(field))
+
+
+def test_who_gave_way_goes_to_the_front_of_those_who_wait(tmp_path):
+    """The 17th token of `a` needs a block; `b` loses its own. `g` arrived before it and waits still."""
+    requests = [request("g", grammar=GRAMMAR), request("a", 12, out=12), request("b", 12, out=12)]
+    events = [{"step": 8, "op": "grammar_ready", "id": "g"}]
+    config = {"num_blocks": 4, "max_model_len": 32}
+    theirs, ours = both(tmp_path, requests, config=config, events=events)
+    assert first(theirs, "preempt")["preempt"] == first(ours, "preempt")["preempt"] == ["b"]
+    assert first(theirs, "preempt")["waiting"] == ["b", "g"]
+    assert first(ours, "preempt")["waiting"] == ["g", "b"]
+
+
+def test_a_chunk_stays_as_it_was_cut_before_someone_gave_way(tmp_path):
+    """`v` decodes one token, 31 of 32 are left for `a`, whose blocks are not free. `v`, least important,
+    gives its token back, but only to rows behind `a`. We decide everybody again."""
+    requests = [request("v", 30, out=5, priority=5), request("a", 80, at=1)]
+    config = {"policy": "priority", "num_blocks": 11, "max_model_len": 88, "reserve_full_prompt": False}
+    theirs, ours = both(tmp_path, requests, config=config)
+    assert first(theirs, "preempt")["preempt"] == first(ours, "preempt")["preempt"] == ["v"]
+    assert first(theirs, "preempt")["sched"] == [["a", 31]]
+    assert first(ours, "preempt")["sched"] == [["a", 32]]
+
+
+def test_one_that_gives_way_to_itself_ends_the_step(tmp_path):
+    """`x` needs a block and is the least important: vLLM schedules no row behind it, not even one that
+    needs none."""
+    requests = [request("x", 14, out=8, priority=9), request("y", 12, out=8, at=1)]
+    config = {"policy": "priority", "num_blocks": 4, "max_model_len": 32}
+    theirs, ours = both(tmp_path, requests, config=config)
+    assert first(theirs, "preempt")["preempt"] == first(ours, "preempt")["preempt"] == ["x"]
+    assert first(theirs, "preempt")["sched"] == []
+    assert first(ours, "preempt")["sched"] == [["y", 1]]
+
+
+def test_an_eviction_stands_though_the_blocks_do_not_fit(tmp_path):
+    """`b` asks for its picture, then for blocks that `a` holds. vLLM has let `old` go by then."""
+    image = {"prompt": [["img", 16], ["gen", "b", 40, 0]], "images": [[0, 16, "new"]]}
+    requests = [
+        request("a", 20, out=10),
+        request("r", out=1, at=1, prompt=[["img", 16], ["gen", "r", 4, 0]], images=[[0, 16, "old"]]),
+        request("b", at=3, **image),
+    ]
+    config = {"num_blocks": 8, "max_model_len": 64, "encoder_cache_size": 16}
+    theirs, ours = both(tmp_path, requests, config=config)
+    assert first(theirs, "enc_evict")["step"] == 3 and "admit" not in first(theirs, "enc_evict")
+    assert first(ours, "enc_evict")["step"] > 3 and first(ours, "enc_evict")["admit"] == {"b": 0}
+
+
+def test_one_with_one_token_left_is_padded_beside_decodes(tmp_path):
+    """All but one token of `b` are hits. A placeholder stands for its draft, and none is accepted."""
+    requests = [
+        request("a", out=10, prompt=[["gen", "k", 17, 0]]),
+        request("b", out=2, at=2, prompt=[["gen", "k", 17, 0]]),
+    ]
+    theirs, ours = both(tmp_path, requests, config={"num_spec_tokens": 1, "spec_method": "ngram"})
+    for records, num_tokens in ((theirs, 2), (ours, 1)):
+        record = records[2]
+        assert record["admit"] == {"b": 16} and record["sched"][-1] == ["b", num_tokens]
+        assert record.get("spec", {}).get("b", 0) == num_tokens - 1 and len(record["out"]["b"]) == 1
+
+
+def test_what_a_broken_request_computed_is_kept(tmp_path):
+    """A token outside of the grammar says nothing of the KV before it. We cannot tell it from NaN."""
+    prompt = [["gen", "k", 17, 0]]
+    requests = [
+        request("bad", grammar=GRAMMAR, inject_bad_at=0, prompt=prompt),
+        request("b", at=2, prompt=prompt),
+    ]
+    events = [{"step": 0, "op": "grammar_ready", "id": "bad"}]
+    theirs, ours = both(tmp_path, requests, events=events)
+    assert theirs[-3]["admit"] == {"b": 16} and ours[-3]["admit"] == {"b": 0}
+
+
+def test_a_prompt_is_admitted_without_slots_for_drafts(tmp_path):
+    """16 tokens fit two blocks; the three slots behind them belong to no known token. The first chunk,
+    for which slots are reserved, is of 8."""
+    requests = [request("a", 24, out=8), request("b", 16, out=2, at=1)]
+    config = {"num_spec_tokens": 3, "spec_method": "eagle3", "num_blocks": 6, "max_model_len": 40}
+    config |= {"max_num_seqs": 2, "long_prefill_token_threshold": 8}
+    theirs, ours = both(tmp_path, requests, config=config)
+    assert first(theirs[1:], "admit")["step"] < first(ours[1:], "admit")["step"]
+
+
+@pytest.mark.parametrize("compat", ["", "vllm"])
+def test_a_reset_while_nobody_runs_preempts_nobody_later(tmp_path, compat):
+    events = [{"step": 0, "op": "reset_prefix_cache", "reset_running": True}]
+    path = write_scenario(tmp_path, [request("a", at=1)], events=events)
+    _, records, _ = run(path, compat=compat)
+    assert not any("preempt" in record for record in records)
