@@ -8,7 +8,9 @@ event before left behind:
     SCHEDULED    the running rows, in admission order
     ADMITTED*    waiting requests, while there are rows, tokens and blocks
 
-so that a block scheduled by one event can be a prefix hit of the next.
+so that a block scheduled by one event can be a prefix hit of the next. Where decisions are vLLM's, rows
+are decided one after the other: SCHEDULED for those before the one whose blocks are not free, PREEMPTED
+for that one, SCHEDULED for the rest; EVICTED says what a chunk left behind that did not run after all.
 """
 
 from mmengine.core.admission import admit_next
@@ -23,12 +25,13 @@ def schedule(view: View) -> ev.Event | None:
     """The next decision of this step; None when the step is complete, or nothing can run."""
     if view.policy.prefill_first:
         return _prefill_first(view)
-    one_by_one = view.config.compat == "vllm"
-    rows = view.running[view.num_decided :] if one_by_one or not view.is_open else view.running[:0]
-    event = schedule_running(view, rows) if len(rows) else None
+    event = None
+    if view.config.compat or not view.is_open:
+        rows = view.running[view.num_decided :] if view.config.compat else view.running
+        event = schedule_running(view, rows) if len(rows) else None
     if event is not None:
         return event
-    if one_by_one and view.preempted_in_step:
+    if view.config.compat and view.preempted_in_step:
         return None if view.is_open else ev.Scheduled(b"", b"")  # a step in which nobody runs
     return admit_next(view)
 
