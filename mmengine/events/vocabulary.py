@@ -104,8 +104,8 @@ class Admitted(Event):
 
     `cached_blocks`: prefix hits; their tokens count as computed. `new_blocks`: the rest.
     `num_computed`: tokens whose KV is there when the step starts, -1: those of the hits. `copy`:
-    (source, destination) of a block shared in part. Tokens beyond the known ones are placeholders. `swap_in`: the request's host blocks are copied
-    to the first new ones.
+    (source, destination) of a block shared in part. `swap_in`: the request's host blocks are copied
+    to the first new ones. Tokens beyond the known ones are placeholders for drafts.
     """
 
     request_id: str
