@@ -69,12 +69,16 @@ def content_windows(token_ids: np.ndarray, first: int, last: int, size: int, wid
 
 
 def block_extras(request: Request, num_tokens: int, block_size: int) -> dict[int, bytes]:
-    """Digests of what tokens alone do not say, by block number: the media that overlap the block
-    (hash and offset against the block) and, in block 0, the tenant's salt. SHA-256, whole."""
-    overlaps: dict[int, list[tuple[bytes, int]]] = {}
+    """Digests of what tokens alone do not say, by block number: which embeddings lie where in the
+    block (hash of the item, the run's place against the block, its first embedding) and, in block 0,
+    the tenant's salt. SHA-256, whole."""
+    overlaps: dict[int, list[tuple[bytes, int, int]]] = {}
     for item in request.media:
-        for number in range(item.start // block_size, (item.end - 1) // block_size + 1):
-            overlaps.setdefault(number, []).append((item.mm_hash, item.start - number * block_size))
+        first = 0
+        for start, length in item.runs:
+            for number in range(start // block_size, (start + length - 1) // block_size + 1):
+                overlaps.setdefault(number, []).append((item.mm_hash, start - number * block_size, first))
+            first += length
     if request.cache_salt:
         overlaps.setdefault(0, [])
     extras = {}
@@ -82,8 +86,8 @@ def block_extras(request: Request, num_tokens: int, block_size: int) -> dict[int
         if (number + 1) * block_size > num_tokens:
             continue
         digest = hashlib.sha256()
-        for mm_hash, offset in parts:
-            digest.update(mm_hash + offset.to_bytes(8, "little", signed=True))
+        for mm_hash, *places in parts:
+            digest.update(mm_hash + b"".join(place.to_bytes(8, "little", signed=True) for place in places))
         if number == 0:
             digest.update(b"salt" + request.cache_salt.encode())
         extras[number] = digest.digest()

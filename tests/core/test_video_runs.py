@@ -1,0 +1,25 @@
+"""Found by the state machine: two prompts with the same tokens and the same video, whose embeddings
+lie at other places, are no hits of one another."""
+
+import numpy as np
+
+from mmengine.config import EngineConfig
+from mmengine.core.engine import EngineCore
+from mmengine.core.simulate import SimulatedExecutor, reference_tokens
+from mmengine.request import MediaItem, Request, SamplingParams
+
+
+def test_runs_at_other_places_are_other_content():
+    config = EngineConfig(max_num_seqs=1, token_budget=64, max_model_len=64, num_blocks=33, block_size=2)
+    core = EngineCore(config, SimulatedExecutor(config, check_kv=True))
+    for name, runs in (("one", ((3, 8), (14, 2), (18, 1))), ("other", ((3, 8), (13, 2), (15, 1)))):
+        item = MediaItem(b"v" * 32, "video", runs, (1, 2, 2))
+        request = Request(name, np.zeros(30, np.int32), SamplingParams(max_tokens=6, seed=0), (item,))
+        core.submit(request)
+        tokens = []
+        while core.has_work:
+            for output in core.step():
+                tokens += output.token_ids
+                cached = output.num_cached_tokens
+        assert tokens == reference_tokens(request, config)[0]
+    assert cached == 12, "up to the first run that lies elsewhere"
