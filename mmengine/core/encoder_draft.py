@@ -8,14 +8,17 @@ from mmengine.events import vocabulary as ev
 
 
 class EncoderDraft:
-    """Encoder work that this decision adds: budget, cache room and evictions, tried in order."""
+    """Encoder work that this decision adds: budget, cache room and evictions, tried in order.
 
-    def __init__(self, view: View):
+    `patient`: with vLLM's decisions a row waits for the item that its drafter would read next.
+    """
+
+    def __init__(self, view: View, *, patient: bool = True):
         self._cache: EncoderCache = view.encoder
         self._split_media = view.config.split_media
         self._ahead = int(bool(view.config.lookahead_tokens))  # a drafter reads one token ahead
         self._compat = view.config.compat == "vllm"
-        self._others_run = len(view.running) > 1
+        self._waits = patient and self._compat and len(view.running) > 1
         # vLLM cuts right before the item, and drafts for its last token without what comes next.
         self._cut_ahead = 0 if self._compat else self._ahead
         self._left = view.encoder_left
@@ -48,7 +51,7 @@ class EncoderDraft:
         ahead; it goes without where waiting for that could last for ever."""
         if room > self._ahead:
             return room - self._cut_ahead
-        return 0 if self._compat and self._others_run else max(0, room)
+        return 0 if self._waits else max(0, room)
 
     def _take(self, known: RequestState, row: int, index: int, size: int) -> bool:
         key = known.media_keys[index]

@@ -20,9 +20,12 @@ class _Wanted(NamedTuple):
     plain: bool
 
 
-def schedule_running(view: View, rows: np.ndarray) -> ev.Preempted | ev.Scheduled | ev.Evicted | None:
-    """What `rows` (intp, in order) compute next, or who gives way first; None when they get nothing."""
-    wanted = _wanted(view, rows)
+def schedule_running(
+    view: View, rows: np.ndarray, *, patient: bool = True
+) -> ev.Preempted | ev.Scheduled | ev.Evicted | None:
+    """What `rows` (intp, in order) compute next, or who gives way first; None when they get nothing.
+    `patient`: see EncoderDraft."""
+    wanted = _wanted(view, rows, patient)
     if not len(wanted.rows):
         return wanted.draft.left_behind(given_up=False) if wanted.draft else None
     needed = blocks_needed(view, wanted.rows, wanted.tokens)
@@ -32,7 +35,7 @@ def schedule_running(view: View, rows: np.ndarray) -> ev.Preempted | ev.Schedule
     return _until_shortage(view, wanted, needed) if view.config.compat == "vllm" else _preempt(view)
 
 
-def _wanted(view: View, rows: np.ndarray) -> _Wanted:
+def _wanted(view: View, rows: np.ndarray, patient: bool = True) -> _Wanted:
     """What `rows` get if there are blocks: tokens in order, until the budgets are spent."""
     wanted = view.num_tokens[rows] - view.num_computed[rows]
     if view.config.num_draft_tokens:
@@ -48,7 +51,7 @@ def _wanted(view: View, rows: np.ndarray) -> _Wanted:
         ahead = bool(view.config.lookahead_tokens)
         media = np.flatnonzero(view.next_media[rows] < view.num_computed[rows] + wanted + ahead)
         if len(media):
-            draft, plain = EncoderDraft(view), False
+            draft, plain = EncoderDraft(view, patient=patient), False
             wanted = _cut_at_media(view, rows, wanted, media, draft)
     if not plain:
         wanted = _within_budget(wanted, view.tokens_left)

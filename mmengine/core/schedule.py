@@ -23,6 +23,14 @@ DECISION_VERSION = 1
 
 def schedule(view: View) -> ev.Event | None:
     """The next decision of this step; None when the step is complete, or nothing can run."""
+    event = _next_event(view)
+    if event is None and not view.is_open and len(view.running):
+        # Each row waits for what its drafter would read next, and another holds: vLLM stands still.
+        return schedule_running(view, view.running, patient=False)
+    return event
+
+
+def _next_event(view: View) -> ev.Event | None:
     if view.policy.prefill_first:
         return _prefill_first(view)
     event = None
