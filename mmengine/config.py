@@ -64,6 +64,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 f"token_budget {self.token_budget} is smaller than max_num_seqs {self.max_num_seqs}: "
                 "rows would wait for ever; raise token_budget or lower max_num_seqs"
             )
+        if self.compat == "vllm" and self.policy not in ("fcfs", "priority"):
+            raise ConfigError(
+                f"compat vllm knows the policies fcfs and priority, not {self.policy}; choose one of them, "
+                "or no compat"
+            )
         if self.preempt_mode == "swap" and not self.swap_blocks:
             raise ConfigError("preempt_mode swap needs a host pool: set swap_blocks, or another preempt_mode")
 

@@ -16,6 +16,7 @@ def small_config(rng: random.Random) -> EngineConfig:
     max_model_len = rng.randint(8, 96)
     blocks_each = -(-max_model_len // block_size)
     max_num_seqs = rng.randint(1, 6)
+    compat = rng.choice(["", "", "vllm"])
     return EngineConfig(
         max_num_seqs=max_num_seqs,
         token_budget=rng.randint(max_num_seqs, 40),
@@ -27,13 +28,13 @@ def small_config(rng: random.Random) -> EngineConfig:
         encoder_budget=rng.randint(4, 16),
         encoder_cache_size=rng.randint(4, 24),
         split_media=rng.random() < 0.8,
-        policy=rng.choice(["fcfs", "priority", "prefill_first"]),
+        policy=rng.choice(["fcfs", "priority"] if compat else ["fcfs", "priority", "prefill_first"]),
         swap_blocks=(swap_blocks := rng.choice([0, 0, 3, 40])),
         preempt_mode=rng.choice(["auto", "recompute", "swap"] if swap_blocks else ["auto", "recompute"]),
         admission_reserve=rng.choice(["none", "prompt", "output"]),
         num_draft_tokens=(num_draft_tokens := rng.choice([0, 0, 1, 3])),
         lookahead_tokens=num_draft_tokens * rng.randint(0, 1),
-        compat=rng.choice(["", "", "vllm"]),
+        compat=compat,
         max_waiting=rng.choice([2, 8, 64]),
         max_retries=rng.randint(0, 2),
         checkpoint_interval=rng.choice([1, 4, 16]),
