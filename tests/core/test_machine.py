@@ -148,6 +148,9 @@ def test_soak():
     run_state_machine_as_test(
         EngineMachine,
         settings=settings(
-            max_examples=10_000, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=10_000,
+            stateful_step_count=60,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
         ),
     )
