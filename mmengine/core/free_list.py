@@ -28,11 +28,13 @@ class FreeList:
 
     def peek(self, count: int) -> np.ndarray:
         """The next `count` blocks, int32, without taking them. There must be that many."""
-        chosen = self._stack[: self._top][::-1]
-        if count <= self._top and self._all_live(
-            chosen[:count], self._stack_stamp[: self._top][::-1][:count]
-        ):
-            return chosen[:count].copy()
+        if self._top:
+            line, stamps = self._stack[: self._top][::-1], self._stack_stamp[: self._top][::-1]
+        else:
+            line, stamps = self._queue[self._head : self._tail], self._queue_stamp[self._head : self._tail]
+        chosen = line[:count]
+        if count <= len(line) and self._all_live(chosen, stamps[:count]):
+            return chosen.copy()
         return self.order(count)
 
     def order(self, count: int | None = None) -> np.ndarray:
@@ -89,26 +91,24 @@ class FreeList:
         return self.free[blocks] & (self._stamp[blocks] == stamps)
 
     def _all_live(self, blocks: np.ndarray, stamps: np.ndarray) -> bool:
-        return bool(self._is_live(blocks, stamps).all())
+        return np.count_nonzero(self._is_live(blocks, stamps)) == len(blocks)
 
     def _trim(self) -> None:
         """Drop dead entries from both ends that are read first."""
         while self._top:
             low = max(0, self._top - 256)
-            live = np.flatnonzero(
-                self._is_live(self._stack[low : self._top], self._stack_stamp[low : self._top])
-            )
-            if len(live):
-                self._top = low + int(live[-1]) + 1
+            live = self._is_live(self._stack[low : self._top], self._stack_stamp[low : self._top])
+            dead = int(live[::-1].argmax())  # entries before the first live one, or 0
+            if live[-1 - dead]:
+                self._top -= dead
                 break
             self._top = low
         while self._head < self._tail:
             high = min(self._tail, self._head + 256)
-            live = np.flatnonzero(
-                self._is_live(self._queue[self._head : high], self._queue_stamp[self._head : high])
-            )
-            if len(live):
-                self._head += int(live[0])
+            live = self._is_live(self._queue[self._head : high], self._queue_stamp[self._head : high])
+            dead = int(live.argmax())
+            if live[dead]:
+                self._head += dead
                 break
             self._head = high
 

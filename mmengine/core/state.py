@@ -6,6 +6,7 @@ place in the running batch; a waiting request has none, and keeps its tokens its
 
 import hashlib
 from bisect import insort
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -152,6 +153,11 @@ _PARTS = (
     *("config", "policy", "block_size", "requests_by_row", "free_rows", "requests", "waiting"),
     *("blocks", "encoder", "cancelled", "grammar_failed"),
 )
+# What is replaced, and read in every step.
+_REPLACED = (
+    *("is_open", "preempted_in_step", "tokens_left", "encoder_left", "scan_from", "num_with_media"),
+    *("running", "step_rows", "last_rows", "step", "resetting", "thrashing", "step_copies"),
+)
 
 
 class View:
@@ -168,3 +174,7 @@ class View:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._state, name)
+
+
+for _name in _REPLACED:  # the same without a call of Python
+    setattr(View, _name, property(attrgetter(f"_state.{_name}")))
