@@ -34,7 +34,7 @@ class PrefixIndex:
 
     def token_parts(self, tokens: np.ndarray) -> np.ndarray:
         """The share of the tokens in the key: int32 [n, width] to uint64 [n]."""
-        return (tokens.astype(np.uint64) * self._factors).sum(axis=1, dtype=np.uint64)
+        return tokens.astype(np.uint64) @ self._factors
 
     def find(self, parent: int, part: int, tokens: np.ndarray, extra: bytes) -> int:
         """The block that holds this content, or -1. `part` is the tokens' share of the key."""
@@ -73,23 +73,25 @@ class PrefixIndex:
 
         blocks int32 [n], parents int64 [n], tokens int32 [n, width]; gives content ids [n].
         """
-        keys = _keys(parents, self.token_parts(tokens))
-        owners = np.fromiter(
-            map(self._owner.setdefault, keys.tolist(), blocks.tolist()), np.int64, len(blocks)
-        )
+        keys, numbers = _keys(parents, self.token_parts(tokens)), blocks.tolist()
+        served_by = list(map(self._owner.setdefault, keys.tolist(), numbers))
+        if served_by == numbers:  # nobody held any of it
+            content = np.arange(self._next_content, self._next_content + len(numbers))
+            self._next_content += len(numbers)
+            self._write(blocks, parents, tokens, keys, content)
+            return content
+        owners = np.array(served_by)
         new = owners == blocks
         content = np.full(len(blocks), NO_CONTENT, np.int64)
         content[new] = self._next_content + np.arange(int(new.sum()))
         self._next_content += int(new.sum())
         self._write(blocks[new], parents[new], tokens[new], keys[new], content[new])
-        if not new.all():
-            old = np.flatnonzero(~new)
-            same = self._same_content(owners[old], parents[old], tokens[old])
-            old = old[same]
-            content[old] = self.content[owners[old]]
-            self._write(blocks[old], parents[old], tokens[old], keys[old], content[old])
-            for index in old.tolist():
-                self._twins.setdefault(int(keys[index]), []).append(int(blocks[index]))
+        old = np.flatnonzero(~new)
+        old = old[self._same_content(owners[old], parents[old], tokens[old])]
+        content[old] = self.content[owners[old]]
+        self._write(blocks[old], parents[old], tokens[old], keys[old], content[old])
+        for index in old.tolist():
+            self._twins.setdefault(int(keys[index]), []).append(numbers[index])
         return content
 
     def _same_content(self, owners: np.ndarray, parents: np.ndarray, tokens: np.ndarray) -> np.ndarray:
@@ -106,14 +108,16 @@ class PrefixIndex:
         keys: np.ndarray,
         content: np.ndarray,
     ) -> None:
-        self.content[blocks], self._parent[blocks], self._key[blocks] = content, parents, keys
-        self._tokens[blocks] = tokens
+        where = blocks.astype(np.intp)  # once for all
+        self.content[where], self._parent[where], self._key[where] = content, parents, keys
+        self._tokens[where] = tokens
 
     def forget(self, blocks: np.ndarray) -> None:
         """These blocks are about to be overwritten; a twin takes over where there is one."""
-        blocks = blocks[self.content[blocks] != NO_CONTENT]
-        if not len(blocks):
+        held = self.content[blocks] != NO_CONTENT
+        if not np.count_nonzero(held):
             return
+        blocks = blocks[held]
         self.content[blocks] = NO_CONTENT
         keys = self._key[blocks].tolist()
         if self._extra:
@@ -151,6 +155,6 @@ def _key(parent: int, part: int, extra: bytes) -> int:
 
 def _keys(parents: np.ndarray, parts: np.ndarray) -> np.ndarray:
     """`_key` for columns without extras; the same values (a property test holds them together)."""
-    value = parts + parents.astype(np.uint64) * np.uint64(_PARENT_FACTOR)
-    value = (value ^ (value >> np.uint64(32))) * np.uint64(_MIX)
-    return value ^ (value >> np.uint64(29))
+    value = parts + parents.astype(np.uint64) * _PARENT_FACTOR
+    value = (value ^ (value >> 32)) * _MIX
+    return value ^ (value >> 29)
