@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from runtime_toy import Driver
-from transformers import AutoModelForImageTextToText
 
 from mmengine.config import EngineConfig
 from mmengine.request import Request, SamplingParams
@@ -14,6 +13,7 @@ from mmengine.runtime.executor import TorchExecutor
 from mmengine_qwen3_vl import plugin
 from mmengine_shapes import checkpoint_path
 from mmengine_shapes.scenes import random_clip, random_scene
+from tests.parity.parity_cases import Case, load_reference, reference_tokens
 
 MAX_TOKENS = 40
 
@@ -52,28 +52,8 @@ def prompts():
 @pytest.fixture(scope="module")
 def wanted(prompts):
     """Greedy tokens of transformers, each prompt alone, and the end of sequence among them."""
-    reference = AutoModelForImageTextToText.from_pretrained(checkpoint_path(), dtype=torch.float32).eval()
-    return [reference_tokens(reference, one) for one in prompts[0]]
-
-
-def reference_tokens(reference, prepared):
-    ids = torch.from_numpy(prepared.prompt_token_ids).long()[None]
-    types = torch.zeros_like(ids, dtype=torch.int32)
-    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "mm_token_type_ids": types}
-    for kind, pixels, grid in (
-        ("image", "pixel_values", "image_grid_thw"),
-        ("video", "pixel_values_videos", "video_grid_thw"),
-    ):
-        some = [one for one in prepared.media if one.item.modality == kind]
-        if some:
-            patches = np.concatenate([one.patches for one in some]).astype(np.float32)
-            inputs[pixels] = torch.from_numpy((patches / 255 - 0.5) / 0.5)
-            inputs[grid] = torch.tensor([one.item.grid for one in some])
-        for one in some:
-            for start, length in one.item.runs:
-                types[0, start : start + length] = 1 if kind == "image" else 2
-    out = reference.generate(**inputs, max_new_tokens=MAX_TOKENS, do_sample=False)
-    return out[0, ids.shape[1] :].tolist()
+    reference = load_reference()
+    return [reference_tokens(reference, Case(one, MAX_TOKENS)) for one in prompts[0]]
 
 
 def drive(model, prepared, eos_token_ids, choose, *, preempt_every=0, **settings):
