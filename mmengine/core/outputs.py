@@ -25,10 +25,6 @@ class Output:
     num_cached_tokens: int = 0
     logprobs: list[tuple[tuple[int, float], ...]] | None = None
 
-    @property
-    def stop_kind(self) -> str:
-        return self.detail if self.finish_reason == "stop" else ""
-
 
 class Outputs:
     """Gathers the events of a step; iterating gives one Output for each request that changed."""

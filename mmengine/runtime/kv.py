@@ -12,7 +12,6 @@ from mmengine.core.executor import StepPlan
 from mmengine.errors import ConfigError
 from mmengine.models.plugin import ModelSpec
 
-DUMMY_BLOCK = 0
 MIN_BLOCKS = 2  # the dummy block and one that can be used
 
 

@@ -11,7 +11,6 @@ from mmengine.simulation.hashing import crc_of_numbers, prefix_state
 
 TOKEN_LOW, TOKEN_HIGH = 1000, 31000  # the fake model's and the generated prompts' tokens lie in here
 IMAGE_TOKEN = 151655
-MAX_REQUESTS = 2**20
 
 
 @dataclass(frozen=True, slots=True)
