@@ -40,7 +40,7 @@ def demo(
     stats, seconds = _answer(asked, log, device, console)
     console.print(_table(len(asked), stats, seconds))
 
-    from mmengine.cli.log import report_lines
+    from mmengine.cli.logs.verify import report_lines
     from mmengine.replay.verify import verify
 
     report = verify(log)

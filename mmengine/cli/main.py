@@ -6,7 +6,7 @@ import typer
 
 from mmengine.cli.demo import demo
 from mmengine.cli.env import clash, env
-from mmengine.cli.log import log_app
+from mmengine.cli.logs import log_app
 from mmengine.cli.run import HELP as RUN_HELP
 from mmengine.cli.run import run
 from mmengine.cli.simulate import HELP as SIMULATE_HELP

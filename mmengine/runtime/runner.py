@@ -48,9 +48,7 @@ class ModelRunner:
         spec = model.spec
         self._model, self._config, self._device = model, config, device
         self._watcher = stop_watcher
-        self._kv = KVPool(
-            spec, config.num_blocks, config.block_size, dtype, device, config.swap_blocks
-        )
+        self._kv = KVPool(spec, config.num_blocks, config.block_size, dtype, device, config.swap_blocks)
         self._attention = make_backend(attention, spec, self._kv)
         self._features = FeatureStore(spec.hidden_size, spec.num_deepstack)
         self._rows = RowColumns(config.max_num_seqs, spec.vocab_size, config.eos_token_ids, positions_of)

@@ -1,0 +1,11 @@
+"""`mmengine log`: what a log can be asked. Needs neither a model nor torch. One file a verb."""
+
+import typer
+
+from mmengine.cli.logs import show, verify
+
+log_app = typer.Typer(
+    help="Verify an event log, or show what is in it.", no_args_is_help=True, rich_markup_mode="rich"
+)
+log_app.command(help=verify.HELP)(verify.verify)
+log_app.command(help=show.HELP)(show.show)
