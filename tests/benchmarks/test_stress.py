@@ -11,7 +11,7 @@ TRACES = {
     "code.csv": "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9,4808,10\n"
     "2023-11-16 18:17:04.0,3180,8\n",
     "kept.jsonl": '{"timestamp": 0, "input_length": 1200, "output_length": 3, "hash_ids": [0, 1, 2]}\n' * 2,
-    "images.jsonl": '{"t": 0.5, "text_tokens": 9, "output_tokens": 4, "image_tokens": 90, "image_count": 2}\n',
+    "images.jsonl": '{"t": 0.5, "text_tokens": 9, "output_tokens": 4, "image_tokens": 9, "image_count": 2}\n',
     "notes.md": "not a trace",
 }
 
