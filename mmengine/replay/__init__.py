@@ -1,6 +1,18 @@
 """Replay: read a log, fold it, derive its decisions again. Needs no torch and no model."""
 
 from mmengine.replay.show import RequestLine, StepLine, request_lines, step_lines
+from mmengine.replay.timeline import Step, Timeline, open_log
 from mmengine.replay.verify import Divergence, VerifyReport, verify
 
-__all__ = ["Divergence", "RequestLine", "StepLine", "VerifyReport", "request_lines", "step_lines", "verify"]
+__all__ = [
+    "Divergence",
+    "RequestLine",
+    "Step",
+    "StepLine",
+    "Timeline",
+    "VerifyReport",
+    "open_log",
+    "request_lines",
+    "step_lines",
+    "verify",
+]

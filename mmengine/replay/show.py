@@ -10,6 +10,7 @@ from mmengine.core.state import State
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
 from mmengine.replay.checked import CheckedLog
+from mmengine.replay.timeline import fold
 
 
 @dataclass(slots=True)
@@ -49,21 +50,13 @@ class StepLine:
     failed: str = ""
 
 
-def _fold(log: CheckedLog) -> Iterator[tuple[State, Record]]:
-    """Each record with the state before it. Nothing is compared; `verify` does that."""
-    state = State(log.config)
-    for record in log:
-        yield state, record
-        log.apply(state, record.event)
-
-
 def request_lines(folder: Path) -> list[RequestLine]:
     """Every request of a log, in order of arrival. Raises what `verify` raises."""
     log = CheckedLog(folder)
     lines: list[RequestLine] = []
     by_id: dict[str, RequestLine] = {}  # an id may come again once its request has ended
     with log.naming():
-        for state, record in _fold(log):
+        for state, record in fold(log):
             event = record.event
             match event:
                 case ev.Queued(request_id=name):
@@ -101,7 +94,7 @@ def step_lines(folder: Path) -> Iterator[StepLine]:
     log = CheckedLog(folder)
     admitted = encoded = preempted = 0
     with log.naming():
-        for state, record in _fold(log):
+        for state, record in fold(log):
             match record.event:
                 case ev.Preempted():
                     preempted += 1

@@ -1,0 +1,169 @@
+"""A log as Python sees it: walk over its events and steps, stop at one, hold its state, and run the
+real scheduler there.
+
+    log = open_log("run.log")
+    step = log.at(120)          # just before step 120 was decided
+    step.view.waiting           # who waited
+    step.decide()               # `schedule` again, on that state: set a breakpoint in it
+
+Nothing here is compared with the log unless asked for; `verify` does that for a whole log.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from os import PathLike
+from pathlib import Path
+
+from mmengine.core.schedule import schedule
+from mmengine.core.state import LOST, State, View
+from mmengine.errors import CorruptLog, Diverged, LogError
+from mmengine.events import vocabulary as ev
+from mmengine.events.codec import Record
+from mmengine.replay.checked import CheckedLog
+
+
+def open_log(folder: str | PathLike) -> "Timeline":
+    """A log to look into. Raises LogError when the folder holds none, CorruptLog when that is damaged."""
+    return Timeline(Path(folder))
+
+
+def fold(log: CheckedLog) -> Iterator[tuple[State, Record]]:
+    """Each record with the state before it. The state is one, and moves on with the iteration."""
+    with log.naming():
+        state = State(log.config)
+    for record in log:
+        yield state, record
+        with log.naming(record):
+            log.apply(state, record.event)
+
+
+def is_scheduling(state: State, event: ev.Event) -> bool:
+    """Whether `schedule` decided this event, given the state before it. A request whose step failed, or
+    whose cache is being reset, is preempted before the scheduler is asked."""
+    match event:
+        case ev.Scheduled() | ev.Admitted() | ev.Evicted():
+            return True
+        case ev.Preempted(row=row):
+            return bool(state.ended[row] != LOST) and not state.resetting
+    return False
+
+
+class Timeline:
+    """A log on disk, read anew by each walk. `started`, `config`: what its first record says."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        first = CheckedLog(folder)
+        self.started, self.config = first.started, first.config
+
+    def events(self) -> Iterator[tuple[State, Record]]:
+        """Every record with the state before it. The state moves on with the iteration; copy what you
+        keep. Raises CorruptLog where the log is damaged or contradicts itself."""
+        return fold(CheckedLog(self.folder))
+
+    def steps(self) -> Iterator["Step"]:
+        """Every step in which something was decided, each with the state just before that. A step is
+        good until the next one is asked for. Raises what `events` raises, and Diverged when a step's
+        `decide` led away from the log."""
+        log = CheckedLog(self.folder)
+        with log.naming():
+            state = State(log.config)
+        unread, ahead, decided = iter(log), deque[Record](), -1
+        while (record := ahead.popleft() if ahead else next(unread, None)) is not None:
+            with log.naming(record):
+                opens = record.step > decided and is_scheduling(state, record.event)
+                if not opens:
+                    log.apply(state, record.event)
+            if opens:
+                decided = record.step
+                logged, behind = _decisions(log, state, record, unread)
+                step = Step(log, state, record, [each.event for each in logged])
+                yield step
+                ahead.extend((*logged[step.agreed(log_goes_on=bool(behind)) :], *behind))
+
+    def at(self, number: int) -> "Step":
+        """The step of that number, its state just before it was decided; it stays good. Raises LogError
+        when nothing was decided in it, with the steps that there are."""
+        first = last = None
+        for step in self.steps():
+            if step.number == number:
+                return step
+            first, last = step.number if first is None else first, step.number
+            if last > number:
+                break
+        seen = f"the log decides steps {first} to {last}" if first is not None else "the log decides no step"
+        raise LogError(f"nothing was decided in step {number} of {self.folder}; {seen}")
+
+
+class Step:
+    """A step about to be decided. `state` is that moment's; `view` is what decisions see of it.
+
+    `logged`: what the log says was decided, in order. `record`: the first of it, with its time.
+    """
+
+    def __init__(self, log: CheckedLog, state: State, record: Record, logged: list[ev.Event]):
+        self.number = record.step
+        self.state, self.view = state, View(state)
+        self.record, self.logged = record, logged
+        self.decided: list[ev.Event] = []
+        self._log = log
+        self._is_complete = False
+
+    def next_decision(self) -> ev.Event | None:
+        """Ask the scheduler of this build for the next event of the step, and apply it; None when the
+        step is complete."""
+        with self._log.naming(self.record):
+            event = schedule(self.view)
+            if event is None:
+                self._is_complete = True
+                return None
+            if len(self.decided) >= _most_decisions(self.state):
+                raise CorruptLog(f"the scheduler comes to no end at step {self.number} of this log")
+            self._log.apply(self.state, event)
+        self.decided.append(event)
+        return event
+
+    def decide(self) -> list[ev.Event]:
+        """Let the scheduler of this build decide (the rest of) the step. The state moves on to where the
+        step is about to run. The events are those of the log when the rules and the log are sound;
+        compare with `logged`."""
+        while self.next_decision() is not None:
+            pass
+        return self.decided
+
+    def agreed(self, *, log_goes_on: bool) -> int:
+        """How many of the logged decisions were decided here too. Raises Diverged when others were."""
+        count = min(len(self.decided), len(self.logged))
+        apart = self.decided[:count] != self.logged[:count]
+        too_many = len(self.decided) > count and log_goes_on
+        if apart or too_many or self._is_complete and count < len(self.logged):
+            raise Diverged(
+                f"step {self.number} was decided otherwise than the log says, so the steps behind it have no "
+                "state; open the log anew, or compare `decided` with `logged`"
+            )
+        return count
+
+
+def _most_decisions(state: State) -> int:
+    """More events than any step can have: rows leave and come once, items are evicted once."""
+    return 4 * state.config.max_num_seqs + len(state.requests) + len(state.encoder.entries) + 8
+
+
+def _decisions(
+    log: CheckedLog, state: State, first: Record, records: Iterator[Record]
+) -> tuple[list[Record], list[Record]]:
+    """The step's scheduling records from `first` on, and the record read behind them, if any. None of
+    them is applied."""
+    logged, behind = [first], []
+    most = _most_decisions(state)
+    for record in records:
+        same_step = record.step == first.step
+        if not same_step or not isinstance(
+            record.event, (ev.Scheduled, ev.Admitted, ev.Evicted, ev.Preempted)
+        ):
+            behind.append(record)
+            break
+        logged.append(record)
+        if len(logged) > most:
+            raise log.contradiction(record, ValueError(f"a step of more than {most} decisions"))
+    return logged, behind
