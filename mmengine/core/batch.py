@@ -31,7 +31,7 @@ def batch(view: View, decisions: list[ev.Event]) -> StepPlan:
         input_ids=view.token_ids[token_rows, token_index],
         token_index=token_index,
         slot_mapping=np.multiply(blocks, size, dtype=np.int64) + (token_index & (size - 1)),
-        block_table=view.block_table[rows, :width],
+        block_table=view.block_table[:, :width][rows],
         sample=due.nonzero()[0].astype(np.int32),
         admitted=tuple(_admission(view, event.row) for event in admitted),
         evict=(*view.encoder.dropped, *view.step_evicted),

@@ -50,14 +50,19 @@ class BlockPool:
         self.index.clear()
 
 
-def blocks_needed(columns: Any, rows: np.ndarray, num_tokens: np.ndarray) -> np.ndarray:
-    """Further blocks that each of `rows` needs for `num_tokens` more, int32; `columns`: a state or a
-    view. Slots for the drafter's lookahead count, up to the longest request."""
+def further_blocks(
+    columns: Any, rows: np.ndarray, num_tokens: np.ndarray | int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Which of `rows` (their places, intp) need further blocks for `num_tokens` more, or for as many each,
+    and how many each of them does (int32); `columns`: a state or a view. Slots for the drafter's
+    lookahead count, up to the longest request."""
     config = columns.config
-    slots = columns.num_computed[rows] + num_tokens
+    slots, size = columns.num_computed[rows] + num_tokens, config.block_size
     if config.lookahead_tokens:
         slots = np.minimum(slots + config.lookahead_tokens, config.max_model_len)
-    return np.maximum(-(-slots // config.block_size) - columns.num_blocks[rows], 0)
+    lacking = slots - columns.num_blocks[rows] * size
+    places = (lacking > 0).nonzero()[0]
+    return places, (lacking[places] - 1) // size + 1
 
 
 def content_windows(token_ids: np.ndarray, first: int, last: int, size: int, width: int) -> np.ndarray:

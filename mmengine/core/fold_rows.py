@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from mmengine.core.blocks import block_extras, blocks_needed, content_windows
+from mmengine.core.blocks import block_extras, further_blocks
 from mmengine.core.fold_media import reference_media
 from mmengine.core.prefix_index import NO_CONTENT, ROOT
 from mmengine.core.request_state import RequestState
@@ -51,16 +51,15 @@ def deal_blocks(state: State, rows: np.ndarray, num_tokens: np.ndarray | int, ne
     """Hand `new` to the rows in order, to each as many as its tokens (`num_tokens`, or as many each)
     need."""
     state.blocks.take_new(new)
-    needed = blocks_needed(state, rows, num_tokens)
-    short = needed.nonzero()[0]
-    rows, needed = rows[short], needed[short]
+    short, further = further_blocks(state, rows, num_tokens)
+    rows = rows[short]
     held = state.num_blocks[rows]
     if len(short) == len(new):  # one each
         state.block_table[rows, held] = new
     else:
-        places = np.repeat(held + needed - np.cumsum(needed), needed) + np.arange(len(new))
-        state.block_table[np.repeat(rows, needed), places] = new
-    state.num_blocks[rows] = held + needed
+        places = np.repeat(held + further - np.cumsum(further), further) + np.arange(len(new))
+        state.block_table[np.repeat(rows, further), places] = new
+    state.num_blocks[rows] = held + further
 
 
 def compute(state: State, rows: np.ndarray, num_tokens: np.ndarray | int) -> None:
@@ -85,30 +84,25 @@ def _fill_blocks(state: State, rows: np.ndarray, computed: np.ndarray) -> None:
     count. Rows that fill one plain block go together; the others go block by block."""
     size, spare = state.block_size, state.content_width - state.block_size
     filled = np.minimum(computed, state.num_tokens[rows] - spare) // size
-    fills = filled > state.num_filled[rows]
-    rows, filled = rows[fills], filled[fills]
-    if not len(rows):
-        return
     first = state.num_filled[rows]
-    single = (filled - first == 1) & (first * size >= state.plain_from[rows])
-    state.num_filled[rows] = filled
-    fast = single & (state.content[rows] != NO_CONTENT)
-    if fast.any():
-        some, numbers = rows[fast], first[fast]
-        blocks = state.block_table[some, numbers]
-        places = (numbers * size)[:, None] + np.arange(state.content_width, dtype=np.int32)
-        tokens = state.token_ids[some[:, None], places]
-        state.content[some] = state.blocks.index.insert_many(blocks, state.content[some], tokens)
+    state.num_filled[rows] = np.maximum(filled, first)
+    plain = (filled - first == 1) & (first * size >= state.plain_from[rows])
+    others = ()
+    if np.count_nonzero(plain) < len(rows):
+        others = np.stack((rows, first, filled), axis=1)[~plain & (filled > first)].tolist()
+        rows, first = rows[plain], first[plain]
+    if len(rows):
+        blocks = state.block_table[rows, first]
+        tokens = state.block_tokens[rows, first]
+        state.content[rows] = state.blocks.index.insert_many(blocks, state.content[rows], tokens)
         state.step_filled.append(blocks)
-    if np.count_nonzero(single) < len(rows):
-        spans = np.stack((rows, first, filled), axis=1)[~single]
-        for row, start, end in spans.tolist():
-            _fill_row_blocks(state, row, start, end)
+    for row, start, end in others:
+        _fill_row_blocks(state, row, start, end)
 
 
 def _fill_row_blocks(state: State, row: int, first: int, last: int) -> None:
     size, index = state.block_size, state.blocks.index
-    tokens = content_windows(state.token_ids[row], first, last, size, state.content_width)
+    tokens = state.block_tokens[row, first:last]
     parts = index.token_parts(tokens).tolist()
     extras = block_extras(state.requests_by_row[row].request, last * size, size)
     content = int(state.content[row])

@@ -2,18 +2,17 @@
 
 Blocks without cached content come first, the last freed first; then blocks with content, the
 longest unused first. A cached block that is used again leaves the middle of the line: its entry
-stays behind with an old stamp and is skipped.
+stays behind and is skipped. An entry is live while it carries its block's stamp, which every taking
+raises.
 """
 
 import numpy as np
 
 
 class FreeList:
-    """`free[b]`: whether block b is free. Block 0 is the dummy of padded batches, never free."""
+    """Block 0 is the dummy of padded batches, never free."""
 
     def __init__(self, num_blocks: int):
-        self.free = np.zeros(num_blocks, bool)
-        self.free[1:] = True
         self.num_free = num_blocks - 1
         self._stamp = np.zeros(num_blocks, np.int32)
         capacity = 4 * num_blocks + 16
@@ -56,11 +55,14 @@ class FreeList:
         return np.concatenate(parts)
 
     def take(self, blocks: np.ndarray) -> None:
-        """These blocks are free no longer."""
-        self.free[blocks] = False
+        """These blocks, int32, are free no longer."""
         self._stamp[blocks] += 1
         self.num_free -= len(blocks)
-        self._trim()
+        head = self._head + len(blocks)
+        if not self._top and self._queue[self._head : head].tobytes() == blocks.tobytes():
+            self._head = head
+        else:
+            self._trim()
 
     def give_front(self, blocks: np.ndarray) -> None:
         """Blocks without content; the last of them is the next to be given out."""
@@ -70,7 +72,7 @@ class FreeList:
         self._stack[self._top : end] = blocks
         self._stack_stamp[self._top : end] = self._stamp[blocks]
         self._top = end
-        self._freed(blocks)
+        self.num_free += len(blocks)
 
     def give_back(self, blocks: np.ndarray) -> None:
         """Blocks with content, to be kept as long as possible; the first of them goes first."""
@@ -81,14 +83,10 @@ class FreeList:
         self._queue[self._tail : end] = blocks
         self._queue_stamp[self._tail : end] = self._stamp[blocks]
         self._tail = end
-        self._freed(blocks)
-
-    def _freed(self, blocks: np.ndarray) -> None:
-        self.free[blocks] = True
         self.num_free += len(blocks)
 
     def _is_live(self, blocks: np.ndarray, stamps: np.ndarray) -> np.ndarray:
-        return self.free[blocks] & (self._stamp[blocks] == stamps)
+        return self._stamp[blocks] == stamps
 
     def _all_live(self, blocks: np.ndarray, stamps: np.ndarray) -> bool:
         return np.count_nonzero(self._is_live(blocks, stamps)) == len(blocks)

@@ -50,6 +50,8 @@ class Outputs:
             place = np.arange(len(self._tokens)) - np.repeat(np.cumsum(given) - given, given)
             self._tokens = self._tokens[place < np.repeat(taken, given)]
             self._counts = taken
+        if not event.errors and not event.logprobs:
+            return
         kept = view.ended[sampled] != BROKEN if event.errors else np.ones(len(sampled), bool)
         if event.errors:
             if self._counts is None:

@@ -1,8 +1,9 @@
 """Which block holds which content, so that equal prefixes are computed once.
 
 Every distinct (content before, token ids, media and salt) gets a content id, a counter. A block's
-key mixes the content id of its parent, its tokens and its extra digest into 64 bits; a hit compares
-those three themselves. By induction a hit is exact: a collision of keys only costs a miss.
+key adds the content id of its parent, its tokens and its extra digest up, each times an odd factor,
+modulo 2^64; a hit compares those three themselves. By induction a hit is exact: a collision of keys
+only costs a miss.
 """
 
 from collections import deque
@@ -13,7 +14,6 @@ NO_CONTENT = -1
 ROOT = 0  # the content id before the first block
 _MASK = 2**64 - 1
 _PARENT_FACTOR = 0x9E3779B97F4A7C15
-_MIX = 0xD6E8FEB86659FD93  # multiplier of a 64-bit finaliser (xor-shift, multiply, xor-shift)
 
 
 class PrefixIndex:
@@ -69,10 +69,17 @@ class PrefixIndex:
         return content
 
     def insert_many(self, blocks: np.ndarray, parents: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """`insert` for n blocks of different rows, without extras: the blocks that decoding fills.
+        """`insert` for n blocks of different rows, without extras: the blocks that decoding fills. What
+        stands behind NO_CONTENT is not recorded.
 
         blocks int32 [n], parents int64 [n], tokens int32 [n, width]; gives content ids [n].
         """
+        if parents.min() == NO_CONTENT:
+            content = np.full(len(blocks), NO_CONTENT, np.int64)
+            known = parents != NO_CONTENT
+            if known.any():
+                content[known] = self.insert_many(blocks[known], parents[known], tokens[known])
+            return content
         keys, numbers = _keys(parents, self.token_parts(tokens)), blocks.tolist()
         served_by = list(map(self._owner.setdefault, keys.tolist(), numbers))
         if served_by == numbers:  # nobody held any of it
@@ -114,10 +121,10 @@ class PrefixIndex:
 
     def forget(self, blocks: np.ndarray) -> None:
         """These blocks are about to be overwritten; a twin takes over where there is one."""
-        held = self.content[blocks] != NO_CONTENT
-        if not np.count_nonzero(held):
+        content = self.content[blocks]
+        if content.max(initial=NO_CONTENT) == NO_CONTENT:
             return
-        blocks = blocks[held]
+        blocks = blocks[content != NO_CONTENT]
         self.content[blocks] = NO_CONTENT
         keys = self._key[blocks].tolist()
         if self._extra:
@@ -148,13 +155,9 @@ class PrefixIndex:
 
 
 def _key(parent: int, part: int, extra: bytes) -> int:
-    value = (part + parent * _PARENT_FACTOR + int.from_bytes(extra[:8], "little")) & _MASK
-    value = ((value ^ (value >> 32)) * _MIX) & _MASK
-    return value ^ (value >> 29)
+    return (part + parent * _PARENT_FACTOR + int.from_bytes(extra[:8], "little")) & _MASK
 
 
 def _keys(parents: np.ndarray, parts: np.ndarray) -> np.ndarray:
     """`_key` for columns without extras; the same values (a property test holds them together)."""
-    value = parts + parents.astype(np.uint64) * _PARENT_FACTOR
-    value = (value ^ (value >> 32)) * _MIX
-    return value ^ (value >> 29)
+    return parts + parents.view(np.uint64) * _PARENT_FACTOR

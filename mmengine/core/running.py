@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mmengine.core.blocks import blocks_needed, threshold_of
+from mmengine.core.blocks import further_blocks, threshold_of
 from mmengine.core.encoder_draft import EncoderDraft
 from mmengine.core.state import View
 from mmengine.events import vocabulary as ev
@@ -28,11 +28,11 @@ def schedule_running(
     wanted = _wanted(view, rows, patient)
     if not len(wanted.rows):
         return wanted.draft.left_behind(given_up=False) if wanted.draft else None
-    needed = blocks_needed(view, wanted.rows, wanted.tokens)
-    num_new = int(needed.sum())
+    short, further = further_blocks(view, wanted.rows, wanted.tokens)
+    num_new = int(further.sum())
     if num_new <= view.blocks.num_free:
         return _scheduled(view, wanted, num_new)
-    return _until_shortage(view, wanted, needed) if view.config.compat == "vllm" else _preempt(view)
+    return _until_shortage(view, wanted, short, further) if view.config.compat == "vllm" else _preempt(view)
 
 
 def _wanted(view: View, rows: np.ndarray, patient: bool = True) -> _Wanted:
@@ -73,16 +73,17 @@ def _scheduled(view: View, wanted: _Wanted, num_new: int) -> ev.Scheduled:
 
 
 def _until_shortage(
-    view: View, wanted: _Wanted, needed: np.ndarray
+    view: View, wanted: _Wanted, short: np.ndarray, further: np.ndarray
 ) -> ev.Preempted | ev.Scheduled | ev.Evicted:
     """vLLM serves row after row: those before the one whose blocks are not free keep what they got, and
-    someone gives way for that one's chunk as it was cut while all were there."""
-    short = int(np.argmax(np.cumsum(needed) > view.blocks.num_free))
-    hand = int(wanted.rows[short])
+    someone gives way for that one's chunk as it was cut while all were there. `short`, `further`: see
+    further_blocks."""
+    lacking = int(np.argmax(np.cumsum(further) > view.blocks.num_free))
+    hand = int(wanted.rows[short[lacking]])
     undecided = view.running[view.num_decided :]
     place = undecided.tolist().index(hand)
-    if short:
-        return _scheduled(view, _wanted(view, undecided[:place]), int(needed[:short].sum()))
+    if short[lacking]:
+        return _scheduled(view, _wanted(view, undecided[:place]), int(further[:lacking].sum()))
     draft, victim = _wanted(view, undecided[: place + 1]).draft, view.policy.victim(view)
     left_behind = draft.left_behind(given_up=victim == hand) if draft else None
     return left_behind or _preempt(view, hand, int(wanted.tokens[0]))

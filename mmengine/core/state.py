@@ -10,6 +10,7 @@ from operator import attrgetter
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from mmengine.config import EngineConfig
 from mmengine.core.blocks import BlockPool
@@ -50,7 +51,13 @@ class State:
         rows, self.block_size = config.max_num_seqs, config.block_size
         for name, dtype in _ROW_COLUMNS.items():
             setattr(self, name, np.zeros(rows, dtype))
-        self.token_ids = _wide_column(rows, config.max_model_len + config.num_draft_tokens)
+        # With a drafter that keeps KV, what a slot holds depends on the token behind it too.
+        self.content_width = config.block_size + bool(config.lookahead_tokens)
+        longest = config.max_model_len + config.num_draft_tokens
+        self.token_ids = _wide_column(rows, max(longest, self.content_width))
+        # [row, number of a block]: the tokens that say what it holds; a view of `token_ids`.
+        windows = sliding_window_view(self.token_ids, self.content_width, axis=1)
+        self.block_tokens = windows[:, :: config.block_size]
         # Behind a row's blocks it holds 0, the dummy.
         self.block_table = _wide_column(rows, -(-config.max_model_len // config.block_size))
         self.requests_by_row = np.full(rows, None, object)  # RequestState or None
@@ -62,8 +69,6 @@ class State:
         self.waiting: list[RequestState] = []  # by rank
         self.num_arrived = 0
         self.num_preempted = 0
-        # With a drafter that keeps KV, what a slot holds depends on the token behind it too.
-        self.content_width = config.block_size + bool(config.lookahead_tokens)
         self.blocks = BlockPool(config.num_blocks, config.block_size, self.content_width)
         self.encoder = EncoderCache(config.encoder_cache_size)
         self.free_host_blocks = np.arange(config.swap_blocks, dtype=np.int32)[::-1]  # the last goes next

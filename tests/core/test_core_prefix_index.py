@@ -50,7 +50,8 @@ def test_keys_depend_on_parent_tokens_order_and_extra():
 
 def collide(monkeypatch):
     """Every key becomes the same one."""
-    monkeypatch.setattr(prefix_index, "_MIX", 0)
+    monkeypatch.setattr(prefix_index, "_key", lambda parent, part, extra: 0)
+    monkeypatch.setattr(prefix_index, "_keys", lambda parents, parts: np.zeros(len(parts), np.uint64))
 
 
 class Model:
@@ -129,7 +130,6 @@ def test_against_a_model(operations):
 def test_hits_are_exact_though_all_keys_collide(operations):
     with pytest.MonkeyPatch.context() as patch:
         collide(patch)
-        assert prefix_index._key(1, 2, b"") == prefix_index._key(5, 7, b"x")
         replay_operations(operations, collisions=True)
 
 
@@ -143,6 +143,15 @@ def test_a_collision_costs_a_miss(monkeypatch):
     assert find(index, ROOT, tokens_of(3, 4)) == find(index, ROOT, tokens_of(5, 6)) == -1
     index.forget(np.array([1, 2, 3]))
     assert insert(index, 4, ROOT, tokens_of(3, 4)) > first
+
+
+def test_nothing_is_recorded_behind_unknown_content():
+    index = PrefixIndex(8, SIZE)
+    rows = np.array([[1, 2], [3, 4], [5, 6]], np.int32)
+    ids = index.insert_many(np.array([1, 2, 3]), np.array([NO_CONTENT, ROOT, NO_CONTENT]), rows)
+    assert ids.tolist() == [NO_CONTENT, ROOT + 1, NO_CONTENT]
+    assert find(index, ROOT, tokens_of(3, 4)) == 2 and find(index, ROOT, tokens_of(1, 2)) == -1
+    assert index.insert_many(np.array([4]), np.array([NO_CONTENT]), rows[:1]).tolist() == [NO_CONTENT]
 
 
 def test_a_twin_takes_over():
