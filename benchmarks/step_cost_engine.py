@@ -93,6 +93,9 @@ class Instant:
             num_drafts=proposed,
         )
 
+    def discard(self) -> None:
+        self._plans.clear()
+
     def close(self) -> None:
         self._plans.clear()
 

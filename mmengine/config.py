@@ -27,6 +27,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     admission_reserve: Literal["none", "prompt", "output"] = "prompt"  # blocks free before one starts
     num_draft_tokens: int = 0  # most drafts of one row
     lookahead_tokens: int = 0  # KV slots a drafter needs behind the known tokens
+    max_in_flight: int = 1  # steps given to the executor before the first one's result is awaited
     compat: Literal["", "vllm"] = ""  # decisions as that engine makes them, for comparisons
     preempt_mode: Literal["auto", "recompute", "swap"] = "auto"  # auto: what costs less
     swap_blocks: int = 0  # KV blocks of the host pool
@@ -72,6 +73,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if self.preempt_mode == "swap" and not self.swap_blocks:
             raise ConfigError("preempt_mode swap needs a host pool: set swap_blocks, or another preempt_mode")
 
+        if self.max_in_flight > 1 and (self.num_draft_tokens or self.compat):
+            raise ConfigError(
+                f"max_in_flight {self.max_in_flight} cannot go with num_draft_tokens or compat: how many drafts "
+                "a step accepts is known when it has run, and vLLM's decisions are compared step by step; set "
+                "max_in_flight 1"
+            )
+
     def check_resolved(self) -> None:
         """`check`, and raise ConfigError where a size is still open or the pool cannot hold one request."""
         self.check()
@@ -98,6 +106,7 @@ _RANGES = (
     ("long_prefill_token_threshold", 0, 2**20),
     ("num_draft_tokens", 0, 64),
     ("lookahead_tokens", 0, 64),
+    ("max_in_flight", 1, 2),
     ("encoder_budget", 1, 2**24),
     ("encoder_cache_size", 1, 2**26),
     ("swap_blocks", 0, 2**22),

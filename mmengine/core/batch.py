@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from mmengine.core.executor import Admission, EncodeItem, MediaSpan, StepPlan
+from mmengine.core.executor import PENDING, Admission, EncodeItem, MediaSpan, StepPlan
 from mmengine.core.state import NEVER, View
 from mmengine.events import vocabulary as ev
 
@@ -21,14 +21,19 @@ def batch(view: View, decisions: list[ev.Event]) -> StepPlan:
         token_index = np.arange(total, dtype=np.int32) + np.repeat(computed - starts, num_scheduled)
     blocks = view.block_table[token_rows, token_index // size]
     width = int(view.num_blocks[rows].max(initial=0))
-    due = after >= view.num_tokens[rows]
+    input_ids = view.token_ids[token_rows, token_index]
+    known = ends = view.num_tokens[rows]
+    if view.flights:
+        ends = known + view.num_pending[rows]
+        input_ids[token_index >= np.repeat(known, num_scheduled)] = PENDING
+    due = after >= ends
     admitted = [event for event in decisions if isinstance(event, ev.Admitted)]
     return StepPlan(
         step=view.step,
         rows=rows.astype(np.int32),
         num_scheduled=num_scheduled,
         num_computed=computed,
-        input_ids=view.token_ids[token_rows, token_index],
+        input_ids=input_ids,
         token_index=token_index,
         slot_mapping=np.multiply(blocks, size, dtype=np.int64) + (token_index & (size - 1)),
         block_table=view.block_table[:, :width][rows],

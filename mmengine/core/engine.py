@@ -4,11 +4,15 @@
        ▲                                                                            │
        └── dispatch ◄── one write of all of it to the log ◄─────────────────────────┘
 
+With max_in_flight 2 two steps are with the executor before the older one is collected, so that the
+next one is decided while one runs; DISPATCHED then says in the log where a step's decisions end.
+
 What differs between the three is behind ports: an executor, a source of observations, a sink for
 events. Nothing leaves the process (no batch, no token) before the write that records it.
 """
 
 import time
+from collections import deque
 from collections.abc import Callable
 
 import numpy as np
@@ -62,8 +66,8 @@ class EngineCore:
         self._source: Source = source if source is not None else self.inbox
         self._clock = clock
         self._plan: StepPlan | None = None  # decided, not dispatched yet
-        self._in_flight = False
-        self._lost: Exception | None = None  # why the step in flight will not come back
+        # The dispatched steps, the oldest first: why one will not come back, if that is known already.
+        self._in_flight: deque[Exception | None] = deque()
         self._outputs = Outputs()
         self._stats = Stats(kv_blocks_total=config.num_blocks - 1)
         self._checkpointed_step = 0
@@ -132,7 +136,7 @@ class EngineCore:
     # The loop
 
     def step(self) -> Outputs:
-        """Finish the step in flight, decide the next one, write both down, and start it.
+        """Finish a step in flight, decide the next one, write both down, and start it.
 
         Gives what the finished step produced. While the log cannot be written nothing is started
         and nothing comes out; call again.
@@ -142,8 +146,17 @@ class EngineCore:
         return self._release()
 
     def _advance(self) -> None:
-        if self._in_flight:
+        full = len(self._in_flight) == self.config.max_in_flight
+        if full:
             self._collect()
+        self._take_in()
+        if not self._decide() and self._in_flight and not full:
+            self._collect()
+            self._take_in()
+            self._decide()
+
+    def _take_in(self) -> None:
+        """End what is over, and see what arrived."""
         for event in complete(self.view):
             self._emit(event)
         changed = False
@@ -156,6 +169,9 @@ class EngineCore:
                 self._emit(event)
         if self.state.step - self._checkpointed_step >= self.config.checkpoint_interval:
             self.checkpoint()
+
+    def _decide(self) -> bool:
+        """Plan the next step; False when nothing can run now."""
         decisions = []
         while (event := schedule(self.view)) is not None:
             self._emit(event)
@@ -169,24 +185,29 @@ class EngineCore:
                 raise MMEngineError(f"no progress at step {self.state.step}: {stall.detail}")
         if decisions:
             self._plan = batch(self.view, decisions)
+            if self.config.max_in_flight > 1:
+                self._emit(ev.Dispatched())
+        return bool(decisions)
 
     def _collect(self) -> None:
+        step = self.state.flights[0].step if self.state.flights else self.state.step
         sampled = self.state.sampled_rows()
         before = self.state.num_tokens[sampled]
         try:
-            if self._lost is not None:
-                raise self._lost
+            if self._in_flight[0] is not None:
+                raise self._in_flight[0]
             result = self.executor.collect()
             _check_result(result, self.state, sampled)
         except Exception as error:  # whatever the device says: the step is lost, the engine is not
-            self._in_flight, self._lost = False, None
+            self.executor.discard()
+            self._in_flight.clear()
             text = str(error) if isinstance(error, ExecutorFailed) else f"{type(error).__name__}: {error}"
-            self._emit(ev.Failed(_writable(text)))
+            self._emit(ev.Failed(_writable(text)), step)
             return
         except BaseException:
-            self._lost = ExecutorFailed("the step was interrupted")
+            self._in_flight[0] = ExecutorFailed("the step was interrupted")
             raise
-        self._in_flight = False
+        self._in_flight.popleft()
         event = ev.Executed(
             result.token_ids.tobytes(),
             tuple(result.stops),
@@ -198,9 +219,10 @@ class EngineCore:
             _column(result.num_drafts),
             _column(result.drafters),
         )
-        self._emit(event)
-        self._outputs.tokens(self.view, sampled, before, event)
-        self._stats.num_output_tokens += int((self.state.num_tokens[sampled] - before).sum())
+        self._emit(event, step)
+        taken = self.state.num_tokens[sampled] - before
+        self._outputs.tokens(self.view, sampled, taken, event)
+        self._stats.num_output_tokens += int(taken.sum())
 
     def _release(self) -> Outputs:
         """Commit; only then let the batch and the tokens go."""
@@ -208,13 +230,13 @@ class EngineCore:
             return Outputs()
         if self._plan is not None:
             plan, self._plan = self._plan, None
-            self._in_flight = True
+            self._in_flight.append(None)
             try:
                 self.executor.dispatch(plan)
             except Exception as error:  # reported where the step is collected
-                self._lost = error
+                self._in_flight[-1] = error
             except BaseException:
-                self._lost = ExecutorFailed("the step was interrupted")
+                self._in_flight[-1] = ExecutorFailed("the step was interrupted")
                 raise
         outputs, self._outputs = self._outputs, Outputs()
         return outputs
@@ -224,9 +246,10 @@ class EngineCore:
         self._checkpointed_step = self.state.step
         self._emit(ev.Checkpoint(self.state.digest()))
 
-    def _emit(self, event: ev.Event) -> None:
+    def _emit(self, event: ev.Event, step: int | None = None) -> None:
+        """Append and apply. `step`: the one that the event is of; None: the open one."""
         known = self.state.requests.get(getattr(event, "request_id", ""))
-        self.sink.append(event, self.state.step, self._clock())
+        self.sink.append(event, self.state.step if step is None else step, self._clock())
         evolve(self.state, event)
         match event:
             case ev.Executed():

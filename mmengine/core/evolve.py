@@ -11,6 +11,7 @@ from mmengine.core.fold_rows import (
     deal_blocks,
     drop_host_blocks,
     fill_row,
+    free_rows_left,
     leave_row,
     leave_step,
     make_room,
@@ -19,8 +20,9 @@ from mmengine.core.fold_rows import (
     take_drafts,
     take_runs,
 )
+from mmengine.core.flight import Flight
 from mmengine.core.prefix_index import NO_CONTENT
-from mmengine.core.state import BROKEN, LOST, STOPPED, State
+from mmengine.core.state import BROKEN, LEFT, LOST, STOPPED, State
 from mmengine.events import vocabulary as ev
 from mmengine.request import Request
 
@@ -116,15 +118,32 @@ def _admitted(state: State, event: ev.Admitted) -> None:
     compute(state, rows, event.num_tokens)
 
 
-def _close_step(state: State) -> np.ndarray:
-    """The open step is over; gives its rows."""
-    rows = state.step_rows
+def _close_step(state: State) -> Flight:
+    """The open step is whole."""
+    flight = state.open_step()
     state.encoder.dropped.clear()
-    state.last_rows = rows
-    state.scheduled[rows] = 0
+    state.last_rows = flight.rows
+    state.scheduled[flight.rows] = 0
     state.step += 1
     state.reset_step()
-    return rows
+    return flight
+
+
+def _dispatched(state: State, event: ev.Dispatched) -> None:
+    flight = _close_step(state)
+    state.in_flight[flight.rows] += 1
+    state.num_pending[flight.sampled] += 1
+    state.flights.append(flight)
+
+
+def _land(state: State) -> Flight:
+    """The oldest step in flight is back; without any, that is the open one."""
+    if not state.flights:
+        return _close_step(state)
+    flight = state.flights.popleft()
+    state.in_flight[flight.rows] -= 1
+    state.num_pending[flight.sampled] -= 1
+    return flight
 
 
 def _evicted(state: State, event: ev.Evicted) -> None:
@@ -134,24 +153,27 @@ def _evicted(state: State, event: ev.Evicted) -> None:
 
 
 def _executed(state: State, event: ev.Executed) -> None:
-    sampled = state.sampled_rows()
-    rows = _close_step(state)
+    flight = _land(state)
+    rows, sampled = flight.rows, flight.sampled
     state.history.update(event.token_ids)
     tokens = np.frombuffer(event.token_ids, np.int32)
     counts = None if event.counts is None else np.frombuffer(event.counts, np.int32)
     for index, what in event.errors:
-        state.ended[sampled[index]] = BROKEN
-        state.requests_by_row[sampled[index]].detail = what
+        if state.ended[sampled[index]] != LEFT:
+            state.ended[sampled[index]] = BROKEN
+            state.requests_by_row[sampled[index]].detail = what
     for index, kind in event.stops:
         row = sampled[index]
+        if state.ended[row] == LEFT:
+            continue
         count = 1 if counts is None else counts[index]
         if state.num_tokens[row] + count <= state.max_total[row]:  # else the limit comes first
             state.ended[row] = STOPPED
             state.requests_by_row[row].detail = kind
     if counts is None:
         whole = sampled
-        if event.errors:
-            sound = state.ended[sampled] != BROKEN
+        if event.errors or state.leaving:
+            sound = state.ended[sampled] < BROKEN
             whole, tokens = sampled[sound], tokens[sound]
         places = state.num_tokens[whole]
         state.token_ids[whole, places] = tokens
@@ -162,25 +184,43 @@ def _executed(state: State, event: ev.Executed) -> None:
         state.num_computed[sampled] = state.num_tokens[sampled] - 1  # rejected drafts are rolled back
         take_drafts(state, rows, sampled, event)
     if state.num_with_media:
-        for row in rows[state.release_at[rows] <= state.num_computed[rows]].tolist():
-            release_media(state, row, int(state.num_computed[row]))
+        computed = state.num_computed[rows] if flight.num_computed is None else flight.num_computed
+        done = state.release_at[rows] <= computed
+        for row, reached in zip(rows[done].tolist(), computed[done].tolist(), strict=True):
+            release_media(state, row, reached)
+    if state.leaving:
+        free_rows_left(state)
 
 
 def _failed(state: State, event: ev.Failed) -> None:
-    for blocks in state.step_filled:
+    """What is in flight behind the step that failed was computed from what it left, and is void too."""
+    failed = _land(state)
+    void = [failed]
+    while state.flights:
+        void.append(_land(state))
+    for flight in void:
+        _forget(state, flight)
+    for row in np.unique(np.concatenate([flight.rows for flight in void])).tolist():
+        if state.ended[row] != LEFT:
+            state.requests_by_row[row].detail = event.error
+            state.ended[row] = LOST
+    for row in failed.rows.tolist():
+        if state.ended[row] == LOST:
+            state.requests_by_row[row].failures += 1
+    free_rows_left(state)
+
+
+def _forget(state: State, flight: Flight) -> None:
+    """Nothing of the step can be relied on: what it filled, encoded, copied or dropped."""
+    for blocks in flight.filled:
         state.blocks.index.forget(blocks)
-    encoded, dropped = state.step_encoded, state.encoder.dropped.copy()
-    for known in state.step_swapped:  # nobody knows whether their copies were made
+    for known in flight.swapped:
         drop_host_blocks(state, known)
-    rows = _close_step(state)
-    state.encoder.dropped += dropped  # whether the failed step dropped them, nobody knows
-    for key, _, _ in encoded:
-        state.encoder.invalidate(key)
-    for row in rows.tolist():
-        known = state.requests_by_row[row]
-        known.failures += 1
-        known.detail = event.error
-        state.ended[row] = LOST
+    kept = state.encoder
+    for key, _, _ in flight.encoded:
+        if key in kept.entries:
+            kept.invalidate(key)
+    kept.dropped += [key for key in flight.gone if key not in kept.entries and key not in kept.dropped]
 
 
 def _preempted(state: State, event: ev.Preempted) -> None:
@@ -250,6 +290,7 @@ _APPLY: dict[type[ev.Event], Callable[[State, ev.Event], None]] = {
     ev.Scheduled: _scheduled,
     ev.Admitted: _admitted,
     ev.Evicted: _evicted,
+    ev.Dispatched: _dispatched,
     ev.Executed: _executed,
     ev.Failed: _failed,
     ev.Finished: _finished,

@@ -8,6 +8,9 @@ import numpy as np
 from mmengine.request import Request
 
 
+PENDING = -1  # in `input_ids`: the token that this row sampled last, in a step that may still run
+
+
 @dataclass(frozen=True, slots=True)
 class Admission:
     """A request that got `row` in this step, with all its known tokens (prompt and outputs so far)."""
@@ -48,7 +51,7 @@ class StepPlan:
     rows: np.ndarray  # int32 [n], the row of each request, in scheduling order
     num_scheduled: np.ndarray  # int32 [n], query tokens of each row
     num_computed: np.ndarray  # int32 [n], tokens whose KV is there before this step
-    input_ids: np.ndarray  # int32 [t], rows one after the other
+    input_ids: np.ndarray  # int32 [t], rows one after the other; PENDING at most once a row, at its end
     token_index: np.ndarray  # int32 [t], place of each token in its request
     slot_mapping: np.ndarray  # int64 [t], block * block_size + offset
     block_table: np.ndarray  # int32 [n, b], b = blocks of the longest row; past a row's end: 0
@@ -88,11 +91,16 @@ class StepResult:
 
 
 class Executor(Protocol):
+    """Takes up to max_in_flight steps, and computes them in the order in which they came."""
+
     def dispatch(self, plan: StepPlan) -> None:
-        """Take one step. Returns at once where the device allows it."""
+        """Take one step. Returns at once where the device allows it. When it raises, it has not."""
 
     def collect(self) -> StepResult:
         """Wait for the oldest dispatched step. Raises whatever went wrong with the whole step."""
+
+    def discard(self) -> None:
+        """Forget all dispatched steps: one of them failed. Never raises."""
 
     def close(self) -> None:
         """Free the device."""

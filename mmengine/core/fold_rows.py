@@ -6,7 +6,7 @@ from mmengine.core.blocks import block_extras, further_blocks
 from mmengine.core.fold_media import reference_media
 from mmengine.core.prefix_index import NO_CONTENT, ROOT
 from mmengine.core.request_state import RequestState
-from mmengine.core.state import BROKEN, NEVER, RUNS_ON, State
+from mmengine.core.state import BROKEN, LEFT, NEVER, RUNS_ON, State
 from mmengine.events import vocabulary as ev
 
 
@@ -38,6 +38,8 @@ def fill_row(
     state.num_filled[row] = num_cached
     state.num_drafts[row] = state.scheduled_drafts[row] = 0
     state.ended[row] = RUNS_ON
+    # A grammar must see each token before it says which may be next.
+    state.runs_ahead_to[row] = 0 if known.request.grammar is not None else state.max_total[row]
     state.release_at[row] = NEVER
     media = known.request.media
     state.num_with_media += bool(media)
@@ -153,20 +155,38 @@ def swap_out(state: State, known: RequestState, host_blocks: np.ndarray) -> None
 
 
 def leave_row(state: State, known: RequestState) -> None:
-    """The request gives up its row, its blocks and its media."""
+    """The request gives up its row, its blocks and its media; they become free when no step in flight
+    names the row any more."""
     row = known.row
-    for index in sorted(known.held_media):
-        state.encoder.release(known.media_keys[index])
+    keys = [known.media_keys[index] for index in sorted(known.held_media)]
     known.held_media.clear()
-    state.blocks.release(state.block_table[row, : state.num_blocks[row]])
-    state.block_table[row, : state.num_blocks[row]] = 0
-    state.num_blocks[row] = 0
+    state.release_at[row] = NEVER
     state.num_with_media -= bool(known.request.media)
     state.running = state.running[state.running != row]
     state.resetting = state.resetting and len(state.running) > 0
     state.requests_by_row[row] = None
-    state.free_rows.append(row)
     known.row = -1
+    if state.in_flight[row]:
+        state.ended[row] = LEFT
+        state.leaving[row] = keys
+    else:
+        _free_row(state, row, keys)
+
+
+def free_rows_left(state: State) -> None:
+    """A step is back: rows that requests left while it ran are free unless another one names them."""
+    for row in [row for row in state.leaving if not state.in_flight[row]]:
+        _free_row(state, row, state.leaving.pop(row))
+
+
+def _free_row(state: State, row: int, keys: list[bytes]) -> None:
+    """The row's blocks, and the encoder outputs `keys` that it held, go back to their pools."""
+    for key in keys:
+        state.encoder.release(key)
+    state.blocks.release(state.block_table[row, : state.num_blocks[row]])
+    state.block_table[row, : state.num_blocks[row]] = 0
+    state.num_blocks[row] = 0
+    state.free_rows.append(row)
 
 
 def leave_step(state: State, known: RequestState) -> None:

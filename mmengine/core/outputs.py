@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from mmengine.core.state import BROKEN, View
+from mmengine.core.state import View
 from mmengine.events import vocabulary as ev
 
 
@@ -39,24 +39,22 @@ class Outputs:
     def __bool__(self) -> bool:
         return bool(len(self._requests) or self._ends)
 
-    def tokens(self, view: View, sampled: np.ndarray, before: np.ndarray, event: ev.Executed) -> None:
-        """Rows `sampled` of the step that `event` reports, and how many tokens each had before; call
-        it after the fold. What is kept here are arrays: a list for each row would be garbage that the
-        collector counts."""
+    def tokens(self, view: View, sampled: np.ndarray, taken: np.ndarray, event: ev.Executed) -> None:
+        """Rows `sampled` of the step that `event` reports, and how many tokens each `taken`, none where it
+        broke or its request left meanwhile; call it after the fold. What is kept here are arrays: a
+        list for each row would be garbage that the collector counts."""
         self._requests = view.requests_by_row[sampled]
         self._tokens = np.frombuffer(event.token_ids, np.int32)
         if event.counts is not None:
-            given, taken = np.frombuffer(event.counts, np.int32), view.num_tokens[sampled] - before
+            given = np.frombuffer(event.counts, np.int32)
             place = np.arange(len(self._tokens)) - np.repeat(np.cumsum(given) - given, given)
             self._tokens = self._tokens[place < np.repeat(taken, given)]
             self._counts = taken
-        if not event.errors and not event.logprobs:
-            return
-        kept = view.ended[sampled] != BROKEN if event.errors else np.ones(len(sampled), bool)
-        if event.errors:
+        kept = taken > 0
+        if np.count_nonzero(kept) < len(kept):
             if self._counts is None:
                 self._tokens = self._tokens[kept]
-            else:  # a broken row took none
+            else:
                 self._counts = self._counts[kept]
             self._requests = self._requests[kept]
         if event.logprobs:

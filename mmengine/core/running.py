@@ -38,6 +38,8 @@ def schedule_running(
 def _wanted(view: View, rows: np.ndarray, patient: bool = True) -> _Wanted:
     """What `rows` get if there are blocks: tokens in order, until the budgets are spent."""
     wanted = view.num_tokens[rows] - view.num_computed[rows]
+    if view.flights:
+        wanted = _ahead_of_results(view, rows, wanted)
     if view.config.num_draft_tokens:
         wanted = wanted + view.num_drafts[rows]
         wanted = np.minimum(wanted, view.config.max_model_len - 1 - view.num_computed[rows])
@@ -57,6 +59,14 @@ def _wanted(view: View, rows: np.ndarray, patient: bool = True) -> _Wanted:
         wanted = _within_budget(wanted, view.tokens_left)
         rows, wanted = rows[wanted > 0], wanted[wanted > 0]
     return _Wanted(rows, wanted, draft, plain)
+
+
+def _ahead_of_results(view: View, rows: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """`wanted` with the tokens that steps in flight will give; 0 for rows that wait for them, because
+    they end there or because a grammar must see them first."""
+    pending = view.num_pending[rows]
+    waits = (pending > 0) & (view.num_tokens[rows] + pending >= view.runs_ahead_to[rows])
+    return np.where(waits, 0, wanted + pending)
 
 
 def _scheduled(view: View, wanted: _Wanted, num_new: int) -> ev.Scheduled:

@@ -11,6 +11,9 @@ event before left behind:
 so that a block scheduled by one event can be a prefix hit of the next. Where decisions are vLLM's, rows
 are decided one after the other: SCHEDULED for those before the one whose blocks are not free, PREEMPTED
 for that one, SCHEDULED for the rest; EVICTED says what a chunk left behind that did not run after all.
+
+With max_in_flight 2 a step is decided while the one before runs. The token that a running row will get
+from that one counts as known (`num_pending`), though nobody knows yet which it is.
 """
 
 from mmengine.core.admission import admit_next
@@ -24,6 +27,8 @@ DECISION_VERSION = 1
 def schedule(view: View) -> ev.Event | None:
     """The next decision of this step; None when the step is complete, or nothing can run."""
     event = _next_event(view)
+    if isinstance(event, ev.Preempted) and view.flights:
+        return None  # blocks that a step in flight names would not become free now
     if event is None and not view.is_open and len(view.running):
         # Each row waits for what its drafter would read next, and another holds: vLLM stands still.
         return schedule_running(view, view.running, patient=False)
@@ -48,7 +53,8 @@ def _prefill_first(view: View) -> ev.Event | None:
     """Prompts that are half computed, then new ones; who decodes runs in steps without either."""
     if not view.is_open:
         running = view.running
-        behind = running[view.num_tokens[running] - view.num_computed[running] > 1]
+        left = view.num_tokens[running] + view.num_pending[running] - view.num_computed[running]
+        behind = running[left > 1]
         event = schedule_running(view, behind) if len(behind) else None
         if event is not None:
             return event

@@ -6,13 +6,14 @@ missing feature or a token placed twice therefore changes tokens, and `reference
 they should have been.
 """
 
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from mmengine.config import EngineConfig
-from mmengine.core.executor import StepPlan, StepResult
+from mmengine.core.executor import PENDING, StepPlan, StepResult
 from mmengine.encoder_cache.cache import encoder_key
 from mmengine.errors import ExecutorFailed
 from mmengine.request import Request
@@ -63,14 +64,18 @@ class SimulatedExecutor:
         self._host_values = np.zeros((config.swap_blocks, config.block_size), np.uint64)
         self._features: dict[bytes, int] = {}
         self._requests: list[Request | None] = [None] * config.max_num_seqs
-        self._plan: StepPlan | None = None
+        self._last_tokens = np.zeros(config.max_num_seqs, np.int32)  # that each row sampled
+        self._plans: deque[StepPlan] = deque()
         self.clock_ns = 0
 
     def dispatch(self, plan: StepPlan) -> None:
-        self._plan = plan
+        self._plans.append(plan)
+
+    def discard(self) -> None:
+        self._plans.clear()
 
     def collect(self) -> StepResult:
-        plan, self._plan = self._plan, None
+        plan = self._with_pending(self._plans.popleft())
         for admission in plan.admitted:
             self._requests[admission.row] = admission.request
         for key in plan.evict:
@@ -85,7 +90,18 @@ class SimulatedExecutor:
         self.clock_ns += device_ns
         self._copy(plan)
         self._write(plan)
-        return self._sample(plan, device_ns)
+        result = self._sample(plan, device_ns)
+        if result.counts is None:
+            self._last_tokens[plan.rows[plan.sample]] = result.token_ids
+        return result
+
+    def _with_pending(self, plan: StepPlan) -> StepPlan:
+        """The plan with the tokens that were not known when it was made."""
+        pending = plan.input_ids == PENDING
+        if plan.num_drafts is not None or not pending.any():
+            return plan  # beside drafts nothing is pending: -1 is a placeholder for a draft
+        tokens = self._last_tokens[np.repeat(plan.rows, plan.num_scheduled)]
+        return replace(plan, input_ids=np.where(pending, tokens, plan.input_ids))
 
     def close(self) -> None:
         self._features.clear()

@@ -6,6 +6,7 @@ place in the running batch; a waiting request has none, and keeps its tokens its
 
 import hashlib
 from bisect import insort
+from collections import deque
 from operator import attrgetter
 from typing import Any
 
@@ -14,15 +15,16 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from mmengine.config import EngineConfig
 from mmengine.core.blocks import BlockPool
+from mmengine.core.flight import Flight
 from mmengine.core.policy import Policy, policy_of
 from mmengine.core.request_state import RequestState
 from mmengine.encoder_cache.cache import EncoderCache, encoder_key
 from mmengine.request import Request
 
 NEVER = np.int32(2**31 - 1)
-# Values of the column `ended`. LOST: the step that the row was in failed as a whole.
-RUNS_ON, STOPPED, BROKEN, LOST = 0, 1, 2, 3
-
+# Values of the column `ended`. LOST: the step that the row was in failed as a whole. LEFT: the request
+# is gone, a step in flight still names the row.
+RUNS_ON, STOPPED, BROKEN, LOST, LEFT = 0, 1, 2, 3, 4
 
 _ROW_COLUMNS = {
     "num_tokens": np.int32,  # known
@@ -40,16 +42,22 @@ _ROW_COLUMNS = {
     "content": np.int64,  # content id of the last full block, the parent of the next
     "ended": np.int8,
 }
+# All zero where no step is decided before the one before it ran.
+_FLIGHT_COLUMNS = {
+    "in_flight": np.int32,  # dispatched steps that name the row
+    "num_pending": np.int32,  # tokens that they will give it
+    "runs_ahead_to": np.int32,  # tokens, known and pending, at which it waits for those steps
+}
 
 
 class State:
-    """Columns are named in `_ROW_COLUMNS`; the wide ones are `token_ids` and `block_table`."""
+    """Columns are named in `_ROW_COLUMNS` and `_FLIGHT_COLUMNS`; the wide ones are `token_ids` and `block_table`."""
 
     def __init__(self, config: EngineConfig):
         self.config = config
         self.policy: Policy = policy_of(config)
         rows, self.block_size = config.max_num_seqs, config.block_size
-        for name, dtype in _ROW_COLUMNS.items():
+        for name, dtype in (*_ROW_COLUMNS.items(), *_FLIGHT_COLUMNS.items()):
             setattr(self, name, np.zeros(rows, dtype))
         # With a drafter that keeps KV, what a slot holds depends on the token behind it too.
         self.content_width = config.block_size + bool(config.lookahead_tokens)
@@ -77,6 +85,9 @@ class State:
         self.thrashing: list[str] = []  # reached thrash_limit, not reported yet
         self.resetting = False  # what runs is about to be preempted and to start again
         self.step = 0  # the open step, or the next one
+        self.flights: deque[Flight] = deque()  # dispatched, the oldest first
+        # Rows that requests left while a step in flight names them, and the encoder keys they held.
+        self.leaving: dict[int, list[bytes]] = {}
         self.last_rows = np.zeros(0, np.intp)  # what "the rows of the step before" stands for
         self.history = hashlib.blake2b(digest_size=16)  # over all tokens that came in or out, in order
         self.reset_step()
@@ -109,10 +120,32 @@ class State:
         return state
 
     def sampled_rows(self) -> np.ndarray:
-        """Rows of the open step that reach the end of their known tokens, intp."""
+        """Rows of the step whose result comes next that give tokens, intp."""
+        return self.flights[0].sampled if self.flights else self._due_rows()
+
+    def _due_rows(self) -> np.ndarray:
+        """Rows of the open step that reach the end of their tokens, intp."""
         rows = self.step_rows
-        due = self.num_computed[rows] >= self.num_tokens[rows]
+        ends = self.num_tokens[rows]
+        if self.flights:
+            ends = ends + self.num_pending[rows]
+        due = self.num_computed[rows] >= ends
         return rows if np.count_nonzero(due) == len(rows) else rows[due]
+
+    def open_step(self) -> Flight:
+        """The open step, as it would be dispatched now."""
+        overlaps = self.config.max_in_flight > 1
+        return Flight(
+            self.step,
+            self.step_rows,
+            self._due_rows(),
+            self.num_computed[self.step_rows] if overlaps else None,
+            self.config.token_budget - self.tokens_left,
+            self.step_filled,
+            self.step_encoded,
+            [*self.encoder.dropped, *self.step_evicted],
+            self.step_swapped,
+        )
 
     def digest(self) -> bytes:
         """16 bytes over what decisions read, and over every token so far."""
@@ -143,7 +176,19 @@ class State:
         counters = (self.step, self.num_arrived, len(self.free_rows), *self.free_rows)
         digest.update(np.array(counters, np.int64).tobytes() + self.free_host_blocks.tobytes())
         digest.update(self.last_rows.astype(np.int32).tobytes() + self.history.digest())
+        if self.config.max_in_flight > 1:
+            self._digest_flights(digest)
         return digest.digest()
+
+    def _digest_flights(self, digest: Any) -> None:
+        for name in _FLIGHT_COLUMNS:
+            digest.update(getattr(self, name).tobytes())
+        for flight in self.flights:
+            digest.update(flight.rows.astype(np.int32).tobytes() + b"\3")
+            digest.update(flight.sampled.astype(np.int32).tobytes() + b"\4")
+        for row, keys in self.leaving.items():
+            digest.update(row.to_bytes(4, "little") + b"".join(keys))
+            digest.update(self.block_table[row, : self.num_blocks[row]].tobytes())
 
 
 def _wide_column(rows: int, width: int) -> np.ndarray:
@@ -156,7 +201,7 @@ def _wide_column(rows: int, width: int) -> np.ndarray:
 # Objects of a state that are changed in place, never replaced; a view may hold them.
 _PARTS = (
     *("config", "policy", "block_size", "requests_by_row", "free_rows", "requests", "waiting"),
-    *("blocks", "encoder", "cancelled", "grammar_failed"),
+    *("blocks", "encoder", "cancelled", "grammar_failed", "flights", "leaving"),
 )
 # What is replaced, and read in every step.
 _REPLACED = (
@@ -170,7 +215,7 @@ class View:
 
     def __init__(self, state: State):
         self._state = state
-        for name in (*_ROW_COLUMNS, "token_ids", "block_table"):
+        for name in (*_ROW_COLUMNS, *_FLIGHT_COLUMNS, "token_ids", "block_table"):
             array = getattr(state, name).view()
             array.flags.writeable = False
             setattr(self, name, array)

@@ -128,8 +128,13 @@ class Evicted(Event):
     used: tuple[bytes, ...] = ()
 
 
+class Dispatched(Event):
+    """Decision: the open step is whole, and the next one may open before it ran. Only with max_in_flight
+    above 1; else EXECUTED closes the open step."""
+
+
 class Executed(Event):
-    """Observation: the open step ran. Indices count the rows that sampled, in step order.
+    """Observation: the oldest step in flight ran; without any, the open one. Indices count the rows that sampled, in step order.
 
     `stops`: (index, kind) where the text ended. `errors`: (index, what) where one row failed.
     `logprobs`: (index, [(token id, logprob), …]).
@@ -151,7 +156,8 @@ class Executed(Event):
 
 
 class Failed(Event):
-    """Observation: the executor raised; the open step gave nothing."""
+    """Observation: the executor raised; the oldest step in flight, or the open one, gave nothing, and
+    neither did those behind it."""
 
     error: str
 
@@ -208,6 +214,7 @@ TYPES: dict[int, type[Event]] = {
     14: GrammarFailed,
     15: Stalled,
     16: Evicted,
+    17: Dispatched,
 }
 NUMBERS: dict[type[Event], int] = {cls: number for number, cls in TYPES.items()}
 OBSERVATIONS = (

@@ -119,6 +119,9 @@ def _check_columns(state: State, event: ev.Event) -> None:
             _check_column("new_blocks", event.new_blocks, 1, config.num_blocks)
             if not 1 <= event.num_tokens <= config.token_budget:
                 raise ValueError(f"num_tokens {event.num_tokens} is out of range")
+        case ev.Dispatched():
+            if len(state.flights) >= config.max_in_flight:
+                raise ValueError(f"more steps in flight than max_in_flight {config.max_in_flight}")
         case ev.Executed():
             _check_tokens(state, event)
 

@@ -1,10 +1,9 @@
 """A log as tables: one line a request, one line a step. Folds the log; makes no decisions."""
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
 
 from mmengine.core.state import State
 from mmengine.events import vocabulary as ev
@@ -46,7 +45,7 @@ class StepLine:
     num_waiting: int
     num_free_blocks: int
     encoder_used: int
-    device_ms: float
+    device_ms: float = 0.0
     failed: str = ""
 
 
@@ -81,7 +80,7 @@ def _count_tokens(state: State, record: Record, lines: dict[str, RequestLine]) -
     sampled = state.sampled_rows().tolist()
     broken = {index for index, _ in record.event.errors}
     for index, row in enumerate(sampled):
-        if index in broken:
+        if index in broken or state.requests_by_row[row] is None:  # its request left while the step ran
             continue
         line = lines[state.requests_by_row[row].request.request_id]
         line.num_output_tokens += 1
@@ -93,6 +92,7 @@ def step_lines(folder: Path) -> Iterator[StepLine]:
     """Every step of a log that ran or failed. Raises what `verify` raises."""
     log = CheckedLog(folder)
     admitted = encoded = preempted = 0
+    decided: deque[StepLine] = deque()  # in flight
     with log.naming():
         for state, record in fold(log):
             match record.event:
@@ -102,17 +102,27 @@ def step_lines(folder: Path) -> Iterator[StepLine]:
                     encoded += len(encode)
                 case ev.Admitted(encode=encode):
                     admitted, encoded = admitted + 1, encoded + len(encode)
-                case ev.Executed() | ev.Failed():
-                    yield _step_line(state, record, admitted, encoded, preempted)
+                case ev.Dispatched() | ev.Executed() | ev.Failed() if state.is_open:
+                    decided.append(_decided(state, admitted, encoded, preempted))
                     admitted = encoded = preempted = 0
+            match record.event:
+                case ev.Executed(device_ns=device_ns):
+                    line = decided.popleft()
+                    line.device_ms = device_ns / 1e6
+                    yield line
+                case ev.Failed(error=error):
+                    for line in decided:
+                        line.failed = error
+                        yield line
+                    decided.clear()
 
 
-def _step_line(state: State, record: Record, admitted: int, encoded: int, preempted: int) -> StepLine:
-    failed = isinstance(record.event, ev.Failed)
+def _decided(state: State, admitted: int, encoded: int, preempted: int) -> StepLine:
+    step = state.open_step()
     return StepLine(
-        step=record.step,
-        num_rows=len(state.step_rows),
-        num_tokens=int(np.sum(state.scheduled[state.step_rows])),
+        step=step.step,
+        num_rows=len(step.rows),
+        num_tokens=step.num_tokens,
         num_admitted=admitted,
         num_encoded=encoded,
         num_preempted=preempted,
@@ -120,6 +130,4 @@ def _step_line(state: State, record: Record, admitted: int, encoded: int, preemp
         num_waiting=len(state.waiting),
         num_free_blocks=state.blocks.num_free,
         encoder_used=state.encoder.used,
-        device_ms=0.0 if failed else record.event.device_ns / 1e6,
-        failed=record.event.error if failed else "",
     )

@@ -110,6 +110,9 @@ class _Tape:
             *(_int32(column) for column in columns),
         )
 
+    def discard(self) -> None:
+        """The log says nothing of steps behind one that failed."""
+
     # Source
 
     def drain(self) -> Iterator[ev.Event]:

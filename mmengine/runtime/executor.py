@@ -102,6 +102,10 @@ class TorchExecutor:
         result = self._runner.finish(self._runner.launch(step.plan))
         return replace(result, device_ns=perf_counter_ns() - begin_ns)
 
+    def discard(self) -> None:
+        """Forget the steps in flight. On CUDA they run to their end before anything later does."""
+        self._in_flight.clear()
+
     def close(self) -> None:
         """Drop steps in flight, pixels and features. The executor must not be used after it."""
         self._in_flight.clear()

@@ -58,6 +58,9 @@ class FakeExecutor:
             observer.collected(plan, result, self.clock_ns)
         return result
 
+    def discard(self) -> None:
+        self._plans.clear()
+
     def close(self) -> None:
         self._plans.clear()
 

@@ -16,7 +16,7 @@ class BreakingExecutor(SimulatedExecutor):
     """The first sampled row of the first step is not finite."""
 
     def collect(self):
-        first = self._plan.step == 0
+        first = self._plans[0].step == 0
         result = super().collect()
         return replace(result, errors=((0, "not finite"),)) if first else result
 

@@ -194,7 +194,7 @@ def test_whatever_an_executor_raises_is_a_failed_step():
             super().dispatch(plan)
 
         def collect(self):
-            if self._plan.step == 1:
+            if self._plans[0].step == 1:
                 raise KeyError("in collect")
             return super().collect()
 
@@ -224,7 +224,7 @@ def test_ctrl_c_in_the_device_loses_a_step_and_nothing_else(where):
             super().dispatch(plan)
 
         def collect(self):
-            self._press("collect", self._plan)
+            self._press("collect", self._plans[0])
             return super().collect()
 
     bench = Bench(executor=Interrupted(settings_of()))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from workloads import check_invariants, small_config, small_request
+from workloads import Watched, check_invariants, small_config, small_request
 
 from mmengine.core.engine import EngineCore
 from mmengine.core.evolve import evolve
@@ -31,8 +31,9 @@ class EngineMachine(RuleBasedStateMachine):
         self.config = small_config(self.rng)
         self.fail_next = False
         self.folder = Path(tempfile.mkdtemp())
-        executor = SimulatedExecutor(self.config, eos_in=EOS_IN, fault=self._fault, check_kv=True)
+        executor = Watched(SimulatedExecutor(self.config, eos_in=EOS_IN, fault=self._fault, check_kv=True))
         self.core = EngineCore(self.config, executor, sink=LogWriter(self.folder, segment_bytes=4000))
+        executor.state = self.core.state
         self.requests, self.tokens, self.ends = {}, {}, {}
         self.compiling = []
         self.last = None

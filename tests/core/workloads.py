@@ -1,11 +1,13 @@
 """Random settings and requests for the simulator, shared by the tests of core and replay."""
 
 import random
+from collections import deque
 from dataclasses import replace
 
 import numpy as np
 
 from mmengine.config import EngineConfig
+from mmengine.core.executor import Executor, StepPlan, StepResult
 from mmengine.core.state import NEVER, State
 from mmengine.request import MediaItem, Request, SamplingParams
 
@@ -17,6 +19,7 @@ def small_config(rng: random.Random) -> EngineConfig:
     blocks_each = -(-max_model_len // block_size)
     max_num_seqs = rng.randint(1, 6)
     compat = rng.choice(["", "", "vllm"])
+    num_draft_tokens = rng.choice([0, 0, 1, 3])
     return EngineConfig(
         max_num_seqs=max_num_seqs,
         token_budget=rng.randint(max_num_seqs, 40),
@@ -32,7 +35,8 @@ def small_config(rng: random.Random) -> EngineConfig:
         swap_blocks=(swap_blocks := rng.choice([0, 0, 3, 40])),
         preempt_mode=rng.choice(["auto", "recompute", "swap"] if swap_blocks else ["auto", "recompute"]),
         admission_reserve=rng.choice(["none", "prompt", "output"]),
-        num_draft_tokens=(num_draft_tokens := rng.choice([0, 0, 1, 3])),
+        num_draft_tokens=num_draft_tokens,
+        max_in_flight=1 if compat or num_draft_tokens else rng.choice([1, 2]),
         lookahead_tokens=num_draft_tokens * rng.randint(0, 1),
         compat=compat,
         max_waiting=rng.choice([2, 8, 64]),
@@ -92,7 +96,7 @@ def check_invariants(state: State) -> None:
     """What must hold between any two events of a run."""
     pool, rows = state.blocks, state.running
     held = np.zeros(pool.num_blocks, np.int32)
-    for row in rows.tolist():
+    for row in [*rows.tolist(), *state.leaving]:
         np.add.at(held, state.block_table[row, : state.num_blocks[row]], 1)
     assert (held == pool.references).all(), "reference counts are those of the block tables"
     assert held[0] == 0, "nobody holds the dummy block"
@@ -101,22 +105,82 @@ def check_invariants(state: State) -> None:
     assert set(free.tolist()) == set(np.flatnonzero(held[1:] == 0) + 1), "a block is held or free"
     swapped = [block for known in state.requests.values() for block in known.host_blocks.tolist()]
     assert sorted(swapped + state.free_host_blocks.tolist()) == list(range(state.config.swap_blocks))
-    assert sorted(rows.tolist() + state.free_rows) == list(range(state.config.max_num_seqs))
+    placed = [*rows.tolist(), *state.free_rows, *state.leaving]
+    assert sorted(placed) == list(range(state.config.max_num_seqs)), "a row runs, is free, or is being left"
     for known in state.requests.values():
         waits = any(known is other for other in state.waiting)
         assert waits == (known.row < 0), "a request waits or runs"
         assert known.row < 0 or state.requests_by_row[known.row] is known
     assert state.tokens_left >= 0 and state.encoder_left >= 0, "budgets are kept"
-    known = state.num_tokens[rows] + state.scheduled_drafts[rows]
+    known = state.num_tokens[rows] + state.num_pending[rows] + state.scheduled_drafts[rows]
     assert (state.num_computed[rows] <= known).all()
     assert (state.num_blocks[rows] * state.block_size >= state.num_computed[rows]).all()
+    _check_flights(state)
     _check_encoder(state)
+
+
+def _check_flights(state: State) -> None:
+    """Nothing that a dispatched step names is back in its pool."""
+    assert len(state.flights) <= state.config.max_in_flight
+    in_flight, pending = np.zeros_like(state.in_flight), np.zeros_like(state.num_pending)
+    for flight in state.flights:
+        in_flight[flight.rows] += 1
+        pending[flight.sampled] += 1
+        assert not set(flight.rows.tolist()) & set(state.free_rows), "a row in flight is not free"
+    assert (in_flight == state.in_flight).all() and (pending == state.num_pending).all()
+    assert all(in_flight[row] for row in state.leaving), "a row is left only as long as it must be"
+
+
+class Watched:
+    """An executor that looks, at each dispatch and collect, at what the plans in flight name: no block of
+    theirs is free or given to someone new, and no feature has left the cache."""
+
+    def __init__(self, inner: Executor):
+        self.inner, self.plans = inner, deque()
+        self.state: State | None = None
+
+    def dispatch(self, plan: StepPlan) -> None:
+        new = set(plan.block_table.ravel().tolist()) - {0}
+        self.plans.append((plan, new))
+        self.check()
+        self.inner.dispatch(plan)
+
+    def collect(self) -> StepResult:
+        self.check()
+        self.plans.popleft()
+        return self.inner.collect()
+
+    def discard(self) -> None:
+        self.plans.clear()
+        self.inner.discard()
+
+    def close(self) -> None:
+        self.inner.close()
+
+    def check(self) -> None:
+        free = set(self.state.blocks.free_list.order().tolist())
+        for number, (plan, blocks) in enumerate(self.plans):
+            assert not blocks & free, "a block that a step in flight reads is not free"
+            features = {span.key for span in plan.media}
+            assert features <= set(self.state.encoder.entries), "a feature in use stays"
+            for later, _ in list(self.plans)[number + 1 :]:
+                assert not features & set(later.evict), "a feature in use is not dropped"
+                written = set((later.slot_mapping // self.state.block_size).tolist())
+                owners = {row: set(plan.block_table[n].tolist()) for n, row in enumerate(plan.rows.tolist())}
+                for n, row in enumerate(later.rows.tolist()):
+                    own = set(later.block_table[n].tolist()) & written
+                    others = set().union(*(held for other, held in owners.items() if other != row)) - {0}
+                    shared = {block for block in own & others if self.state.blocks.references[block] > 1}
+                    assert not (own & others) - shared, "nobody writes where a step in flight reads"
 
 
 def _check_encoder(state: State) -> None:
     cache = state.encoder
     assert cache.used == sum(entry.size for entry in cache.entries.values()) <= cache.capacity
     holders: dict[bytes, int] = {}
+    for keys in state.leaving.values():
+        for key in keys:
+            holders[key] = holders.get(key, 0) + 1
     for row in state.running.tolist():
         known = state.requests_by_row[row]
         for index in known.held_media:

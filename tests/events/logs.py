@@ -33,6 +33,7 @@ def one_of_each() -> list[ev.Event]:
         ev.Delivered("a"),
         ev.CacheReset(),
         ev.Evicted((b"key",), (b"old",)),
+        ev.Dispatched(),
         ev.Checkpoint(b"\x01" * 16),
     ]
 

@@ -98,6 +98,7 @@ FIELDS = {
         st.booleans(),
     ),
     ev.Evicted: (KEYS, KEYS),
+    ev.Dispatched: (),
     ev.Executed: (
         BYTES,
         PAIRS,
