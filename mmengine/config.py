@@ -75,9 +75,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
         if self.max_in_flight > 1 and (self.num_draft_tokens or self.compat):
             raise ConfigError(
-                f"max_in_flight {self.max_in_flight} cannot go with num_draft_tokens or compat: how many drafts "
-                "a step accepts is known when it has run, and vLLM's decisions are compared step by step; set "
-                "max_in_flight 1"
+                f"max_in_flight {self.max_in_flight} cannot go with num_draft_tokens or compat: how many "
+                "drafts a step accepts is known when it has run, and vLLM's decisions are compared step by "
+                "step; set max_in_flight 1"
             )
 
     def check_resolved(self) -> None:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
 
 import typer
 
+from mmengine.errors import ConfigError
+
 if TYPE_CHECKING:
     from mmengine.simulation import Settings, Workload
     from mmengine.simulation.records import Recorder
@@ -73,6 +75,11 @@ def _recorder(
 
     if out is None and work.expect is None:
         return None
+    if settings.config.max_in_flight > 1:
+        raise ConfigError(
+            "records of decisions have one step after the other; with max_in_flight above 1 leave out "
+            "--decisions, or use --log"
+        )
     is_scenario = work.events is not None
 
     def write(record: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from mmengine.core.flight import Flight
 from mmengine.core.fold_media import encode, release_media
 from mmengine.core.fold_rows import (
     compute,
@@ -20,7 +21,6 @@ from mmengine.core.fold_rows import (
     take_drafts,
     take_runs,
 )
-from mmengine.core.flight import Flight
 from mmengine.core.prefix_index import NO_CONTENT
 from mmengine.core.state import BROKEN, LEFT, LOST, STOPPED, State
 from mmengine.events import vocabulary as ev

@@ -7,7 +7,6 @@ import numpy as np
 
 from mmengine.request import Request
 
-
 PENDING = -1  # in `input_ids`: the token that this row sampled last, in a step that may still run
 
 

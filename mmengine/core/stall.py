@@ -20,7 +20,8 @@ def find_stalls(view: View) -> Iterator[ev.Stalled]:
         yield ev.Stalled(
             THRASH, name, f"preempted {count} times without a token in between; {_holders(view)}"
         )
-    if not view.is_open and not view.flights and any(not known.waits_for_grammar for known in view.requests.values()):
+    idle = not view.is_open and not view.flights
+    if idle and any(not known.waits_for_grammar for known in view.requests.values()):
         yield ev.Stalled(NO_PROGRESS, "", _holders(view))
 
 

@@ -51,7 +51,8 @@ _FLIGHT_COLUMNS = {
 
 
 class State:
-    """Columns are named in `_ROW_COLUMNS` and `_FLIGHT_COLUMNS`; the wide ones are `token_ids` and `block_table`."""
+    """Columns are named in `_ROW_COLUMNS` and `_FLIGHT_COLUMNS`; the wide ones are `token_ids` and
+    `block_table`."""
 
     def __init__(self, config: EngineConfig):
         self.config = config

@@ -134,7 +134,8 @@ class Dispatched(Event):
 
 
 class Executed(Event):
-    """Observation: the oldest step in flight ran; without any, the open one. Indices count the rows that sampled, in step order.
+    """Observation: the oldest step in flight ran; without any, the open one. Indices count the rows that
+    sampled, in step order.
 
     `stops`: (index, kind) where the text ended. `errors`: (index, what) where one row failed.
     `logprobs`: (index, [(token id, logprob), …]).

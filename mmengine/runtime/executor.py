@@ -18,9 +18,11 @@ from mmengine.runtime.stops import StopWatcher
 
 @dataclass(slots=True)
 class InFlight:
-    """A dispatched step: its plan, and on CUDA what was launched for it or what went wrong."""
+    """A dispatched step: its plan, the pixels that it encodes (a request may end, and detach them, before
+    it is collected), and on CUDA what was launched for it or what went wrong."""
 
     plan: StepPlan
+    pixels: dict[str, Sequence[MediaInput]]
     launched: Launched | None = None
     error: Exception | None = None
     start: torch.cuda.Event | None = None
@@ -64,7 +66,7 @@ class TorchExecutor:
         self._runner.detach(request_id)
 
     def dispatch(self, plan: StepPlan) -> None:
-        step = InFlight(plan)
+        step = InFlight(plan, self._runner.pixels_of(plan))
         if self._device.type == "cuda":
             self._launch(step)
         self._in_flight.append(step)
@@ -74,7 +76,7 @@ class TorchExecutor:
         stream = torch.cuda.current_stream(self._device)
         try:
             step.start.record(stream)
-            step.launched = self._runner.launch(step.plan)
+            step.launched = self._runner.launch(step.plan, step.pixels)
             step.end.record(stream)
         except Exception as error:  # raised by collect, which names the step
             step.error = error
@@ -99,7 +101,7 @@ class TorchExecutor:
             device_ns = int(step.start.elapsed_time(step.end) * 1e6)
             return replace(self._runner.finish(step.launched), device_ns=device_ns)
         begin_ns = perf_counter_ns()
-        result = self._runner.finish(self._runner.launch(step.plan))
+        result = self._runner.finish(self._runner.launch(step.plan, step.pixels))
         return replace(result, device_ns=perf_counter_ns() - begin_ns)
 
     def discard(self) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from mmengine.core.executor import StepPlan
+from mmengine.core.executor import PENDING, StepPlan
 from mmengine.runtime.attention.base import AttentionMeta
 from mmengine.runtime.rows import RowColumns
 from mmengine.runtime.upload import upload
@@ -20,6 +20,7 @@ class StepInputs:
     attention: AttentionMeta
     sample_tokens: torch.Tensor | None  # [s] places in the batch; None: every token, in order
     fresh_blocks: torch.Tensor  # [f] blocks whose first slot is written in this step
+    pending: torch.Tensor  # [2, p] places in the batch whose token a step before sampled, and their rows
 
 
 def prepare(plan: StepPlan, rows: RowColumns, block_size: int, device: torch.device) -> StepInputs:
@@ -29,6 +30,8 @@ def prepare(plan: StepPlan, rows: RowColumns, block_size: int, device: torch.dev
     kv_lens = plan.num_computed + plan.num_scheduled
     first_slots = plan.slot_mapping[plan.slot_mapping % block_size == 0]
     sample_tokens = _sample_tokens(plan)
+    pending = np.flatnonzero(plan.input_ids == PENDING)
+    pending_rows = plan.rows[np.searchsorted(np.cumsum(plan.num_scheduled), pending, side="right")]
     parts = (
         plan.input_ids,
         rows.positions(plan.rows, plan.num_scheduled, plan.num_computed, plan.token_index).reshape(-1),
@@ -37,9 +40,13 @@ def prepare(plan: StepPlan, rows: RowColumns, block_size: int, device: torch.dev
         plan.block_table.reshape(-1),
         first_slots // block_size,
         plan.sample[:0] if sample_tokens is None else sample_tokens,
+        pending,
+        pending_rows,
     )
     packed = upload(np.concatenate(parts, dtype=np.int64, casting="same_kind"), device)
-    input_ids, positions, slots, lens, table, fresh, sampled = packed.split([len(part) for part in parts])
+    input_ids, positions, slots, lens, table, fresh, sampled, *waits = packed.split(
+        [len(part) for part in parts]
+    )
     return StepInputs(
         input_ids=input_ids,
         positions=positions.view(3, num_tokens),
@@ -52,6 +59,7 @@ def prepare(plan: StepPlan, rows: RowColumns, block_size: int, device: torch.dev
         ),
         sample_tokens=None if sample_tokens is None else sampled,
         fresh_blocks=fresh,
+        pending=torch.stack(waits),
     )
 
 

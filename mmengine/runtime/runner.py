@@ -4,7 +4,7 @@
 and looks for the ends of texts. On a CPU the two simply follow one another.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +20,7 @@ from mmengine.runtime.kv import KVPool
 from mmengine.runtime.rows import STOP_STRINGS, PositionsOf, RowColumns
 from mmengine.runtime.sampler import Logprobs, Sampled, Sampler, SampleRows
 from mmengine.runtime.stops import StopWatcher, find_stops
+from mmengine.runtime.upload import upload
 
 NOT_FINITE = "the model gave NaN or infinite logits for this request"
 
@@ -54,6 +55,8 @@ class ModelRunner:
         self._rows = RowColumns(config.max_num_seqs, spec.vocab_size, config.eos_token_ids, positions_of)
         self._sampler = Sampler(self._rows, config.max_num_seqs, spec.vocab_size, device)
         self._media: dict[str, Sequence[MediaInput]] = {}
+        # With several steps in flight: what each row sampled last, for the step behind.
+        self._last_tokens = torch.zeros(config.max_num_seqs, dtype=torch.int64, device=device)
 
     def attach(self, request_id: str, media: Sequence[MediaInput]) -> None:
         self._media[request_id] = media
@@ -61,13 +64,19 @@ class ModelRunner:
     def detach(self, request_id: str) -> None:
         self._media.pop(request_id, None)
 
-    def launch(self, plan: StepPlan) -> Launched:
+    def pixels_of(self, plan: StepPlan) -> dict[str, Sequence[MediaInput]]:
+        """The media of the requests that the step encodes something of, those that are attached."""
+        names = {item.request.request_id for item in plan.encode}
+        return {name: self._media[name] for name in names if name in self._media}
+
+    def launch(self, plan: StepPlan, pixels: Mapping[str, Sequence[MediaInput]]) -> Launched:
+        """`pixels`: what `pixels_of` gave when the step was dispatched."""
         with torch.inference_mode():
             self._admit(plan)
             for key in plan.evict:
                 self._features.drop(key)
             if plan.encode:
-                encode(self._model, plan.encode, self._media, self._features, self._device)
+                encode(self._model, plan.encode, pixels, self._features, self._device)
             hidden, inputs = self._forward(plan)
             return self._sample(plan, hidden, inputs)
 
@@ -83,6 +92,9 @@ class ModelRunner:
         self._kv.copy(plan)  # first: what is swapped out may lie in a block that is cleared next
         if len(inputs.fresh_blocks):
             self._kv.clear(inputs.fresh_blocks)
+        if inputs.pending.shape[1]:
+            places, rows = inputs.pending
+            inputs.input_ids[places] = self._last_tokens[rows]
         embeds = self._model.embed(inputs.input_ids)
         deepstack = self._features.place(plan.media, embeds)
         self._attention.begin(inputs.attention)
@@ -94,7 +106,11 @@ class ModelRunner:
             return Launched(batch, Sampled(torch.empty(0, dtype=torch.int64), None))
         if inputs.sample_tokens is not None:
             hidden = hidden.index_select(0, inputs.sample_tokens)
-        return Launched(batch, _to_host(self._sampler.sample(self._model.logits(hidden), batch)))
+        sampled = self._sampler.sample(self._model.logits(hidden), batch)
+        if self._config.max_in_flight > 1:
+            rows = upload(batch.rows.astype(np.int64), self._device)
+            self._last_tokens[rows] = sampled.token_ids.clamp(min=0)  # a row without a token is broken
+        return Launched(batch, _to_host(sampled))
 
     def _sample_rows(self, plan: StepPlan) -> SampleRows:
         rows = plan.rows[plan.sample]

@@ -50,6 +50,7 @@ class Meter:
         self.end_ns = np.full(num_requests, _NEVER, np.int64)
         self.num_cached = np.full(num_requests, _NEVER, np.int64)
         self.num_prompt = np.zeros(num_requests, np.int64)
+        self._over = np.zeros(num_requests, bool)
         self._last_ns = np.zeros(num_requests, np.int64)
         self._gaps: list[np.ndarray] = []
         self.ends: dict[str, int] = {}  # requests by finish reason
@@ -78,6 +79,8 @@ class Meter:
     def collected(self, plan: StepPlan, result: StepResult, clock_ns: int) -> None:
         numbers = self._by_row[plan.rows[plan.sample]]
         counts = np.ones(len(numbers), np.int64) if result.counts is None else result.counts.astype(np.int64)
+        if (over := self._over[numbers]).any():  # it ended while this step ran
+            numbers, counts = numbers[~over], counts[~over]
         self.num_output_tokens += int(counts.sum())
         first = self.first_ns[numbers] == _NEVER
         self.first_ns[numbers[first]] = clock_ns
@@ -90,6 +93,7 @@ class Meter:
 
     def finished(self, request_id: str, reason: str, clock_ns: int) -> None:
         self.ends[reason] = self.ends.get(reason, 0) + 1
+        self._over[self._numbers[request_id]] = True
         if reason in ("stop", "length"):
             self.end_ns[self._numbers[request_id]] = clock_ns
 

@@ -24,6 +24,7 @@ SETTINGS = {
     "priority": {"policy": "priority", "token_budget": 64},
     "prefill first": {"policy": "prefill_first", "max_num_seqs": 8},
     "no prefix caching": {"enable_prefix_caching": False, "max_num_seqs": 8},
+    "two steps in flight": {"max_in_flight": 2, "token_budget": 64, "max_num_seqs": 8},
     "small blocks, small encoder cache": {"block_size": 4, "num_blocks": 4097, "encoder_cache_size": 192},
 }
 

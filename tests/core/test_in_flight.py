@@ -1,0 +1,197 @@
+"""max_in_flight 2: a step is decided while the one before runs, and nothing else changes."""
+
+import pytest
+
+from mmengine.core.simulate import SimulatedExecutor, reference_tokens
+from mmengine.errors import ConfigError
+from mmengine.events import vocabulary as ev
+from mmengine.events.log import LogWriter
+from mmengine.replay import verify
+from tests.core.small_engine import Bench, image, ints, request, settings_of
+from tests.core.workloads import Watched
+
+
+class Overlapping(Bench):
+    """Two steps in flight, each plan watched; `most` is how many there were at once."""
+
+    def __init__(self, *, fault=None, eos_in=0, sink=None, **settings):
+        settings = {"max_in_flight": 2, **settings}
+        options = {"fault": fault} if fault else {}
+        inner = SimulatedExecutor(settings_of(**settings), eos_in=eos_in, check_kv=True, **options)
+        self.watched = Watched(inner)
+        super().__init__(executor=self.watched, sink=sink, **settings)
+        self.watched.state = self.core.state
+        self.most = 0
+
+    def step(self):
+        events = super().step()
+        self.most = max(self.most, len(self.state.flights))
+        return events
+
+
+def test_the_next_step_is_decided_while_one_runs():
+    bench = Overlapping()
+    one = request("a", 5, max_tokens=6)
+    bench.submit(one)
+    first, second, third = bench.step(), bench.step(), bench.step()
+    assert [type(event) for event in first] == [ev.Queued, ev.Admitted, ev.Dispatched]
+    assert [type(event) for event in second] == [ev.Scheduled, ev.Dispatched], "nothing was collected"
+    assert [type(event) for event in third] == [ev.Executed, ev.Scheduled, ev.Dispatched]
+    bench.run()
+    assert bench.tokens["a"] == reference_tokens(one, bench.config)[0]
+    assert bench.most == 2
+
+
+def test_one_in_flight_says_nothing_of_dispatching():
+    bench = Bench()
+    bench.submit(request("a", 5))
+    assert not [event for event in bench.run() if isinstance(event, ev.Dispatched)]
+
+
+def test_who_ends_by_length_is_not_computed_further():
+    bench = Overlapping()
+    bench.submit(request("a", 5, max_tokens=3))
+    events = bench.run()
+    computed = [event for event in events if isinstance(event, (ev.Admitted, ev.Scheduled))]
+    assert len(computed) == 3, "the prompt and two more"
+    assert bench.ends["a"] == ("length", "")
+
+
+def test_what_was_computed_behind_an_end_is_dropped():
+    bench = Overlapping(eos_in=3, max_num_seqs=1)
+    requests = [request(f"r{n}", 5 + n, max_tokens=40) for n in range(4)]
+    bench.submit(*requests)
+    events = bench.run()
+    for one in requests:
+        tokens, reason = reference_tokens(one, bench.config, eos_in=3)
+        assert (bench.tokens[one.request_id], bench.ends[one.request_id][0]) == (tokens, reason)
+    given = sum(len(ints(event.token_ids)) for event in events if isinstance(event, ev.Executed))
+    assert given > sum(map(len, bench.tokens.values())), "some steps ran on behind an end"
+    assert bench.state.blocks.num_free == 64 and len(bench.state.free_rows) == 1
+
+
+def test_a_row_and_its_blocks_are_free_when_the_last_step_that_names_them_ran():
+    bench = Overlapping(max_num_seqs=1)
+    bench.submit(request("a", 6, max_tokens=20), request("b", 6))
+    bench.step()
+    bench.step()
+    bench.core.cancel("a")
+    bench.step()
+    assert list(bench.state.leaving) == [0] and not bench.state.free_rows
+    held = bench.state.block_table[0, : bench.state.num_blocks[0]]
+    assert (bench.state.blocks.references[held] == 1).all()
+    bench.run()
+    assert bench.ends == {"a": ("abort", "cancelled"), "b": ("length", "")}
+    assert bench.state.blocks.num_free == 64 and not bench.state.leaving
+
+
+def test_media_of_who_left_stay_until_the_step_that_reads_them_ran():
+    bench = Overlapping(token_budget=6, max_num_seqs=1)
+    bench.submit(request("a", 20, media=[image(1, 2, 8)]))
+    bench.step()
+    bench.step()
+    (key,) = bench.state.encoder.entries
+    bench.core.cancel("a")
+    bench.step()
+    assert bench.state.leaving and bench.state.encoder.entries[key].references == 1
+    bench.run()
+    assert bench.state.encoder.entries[key].references == 0
+
+
+def test_a_grammar_waits_for_each_token():
+    """Which tokens are allowed is known when the one before is."""
+    bench = Overlapping()
+    plain, bound = request("plain", 5, max_tokens=8), request("bound", 5, max_tokens=4, grammar="g")
+    bench.submit(plain, bound)
+    bench.core.inbox.put(ev.GrammarReady("bound"))
+    while bench.core.has_work:
+        bench.step()
+        pending = {
+            bench.state.requests_by_row[row].request.request_id: int(bench.state.in_flight[row])
+            for row in bench.state.running.tolist()
+        }
+        assert pending.get("bound", 0) <= 1
+    assert bench.most == 2
+    for one in (plain, bound):
+        assert bench.tokens[one.request_id] == reference_tokens(one, bench.config)[0]
+
+
+def test_a_failed_step_takes_the_one_behind_with_it():
+    bench = Overlapping(fault=lambda step: "planted" if step == 2 else None, max_retries=1)
+    requests = [request("a", 5, max_tokens=8), request("b", 9, max_tokens=8)]
+    bench.submit(*requests)
+    events = []
+    while bench.core.has_work:
+        if bench.state.step == 3 and "late" not in bench.state.requests and "late" not in bench.ends:
+            requests.append(request("late", 7, max_tokens=3))
+            bench.submit(requests[-1])  # runs in step 3 only, behind the one that fails
+        before = {name: known.failures for name, known in bench.state.requests.items()}
+        new = bench.step()
+        events += new
+        if any(isinstance(event, ev.Failed) for event in new):
+            after = {name: known.failures for name, known in bench.state.requests.items()}
+            blamed = {name for name in before if after[name] > before[name]}
+            assert blamed == {"a", "b"}, "who was only in the step behind is not blamed"
+    assert sum(isinstance(event, ev.Failed) for event in events) == 1
+    assert {event.request_id for event in events if isinstance(event, ev.Preempted)} == {"a", "b", "late"}
+    for one in requests:
+        assert bench.tokens[one.request_id] == reference_tokens(one, bench.config)[0]
+
+
+def test_nobody_gives_way_while_a_step_runs():
+    """A victim's blocks would not be free yet, so the steps in flight are awaited first."""
+    bench = Overlapping(
+        num_blocks=10, max_model_len=36, admission_reserve="none", enable_prefix_caching=False
+    )
+    requests = [request(name, 9, max_tokens=12) for name in "abc"]
+    bench.submit(*requests)
+    preempted = 0
+    while bench.core.has_work:
+        in_flight = len(bench.state.flights)
+        events = bench.step()
+        kinds = [type(event) for event in events]
+        if ev.Preempted in kinds:
+            preempted += 1
+            assert in_flight - kinds.count(ev.Executed) == 0
+    assert preempted
+    for one in requests:
+        assert bench.tokens[one.request_id] == reference_tokens(one, bench.config)[0]
+
+
+def test_a_dispatch_that_raises_loses_its_step_and_not_the_one_before():
+    class Raises(SimulatedExecutor):
+        def dispatch(self, plan):
+            if plan.step == 2:
+                raise ZeroDivisionError("in dispatch")
+            super().dispatch(plan)
+
+    bench = Bench(executor=Raises(settings_of(max_in_flight=2)), max_in_flight=2)
+    one = request("a", 5, max_tokens=6)
+    bench.submit(one)
+    events = bench.run()
+    kinds = [type(event) for event in events if isinstance(event, (ev.Executed, ev.Failed))]
+    assert kinds[:3] == [ev.Executed, ev.Executed, ev.Failed]
+    assert bench.tokens["a"] == reference_tokens(one, bench.config)[0]
+
+
+def test_its_log_verifies(tmp_path):
+    bench = Overlapping(eos_in=9, sink=None, num_blocks=14, max_model_len=40)
+    log = LogWriter(tmp_path / "log")
+    bench.core.sink, kept = log, bench.core.sink
+    for record in kept.records:
+        log.append(record.event, record.step, record.mono_ns)
+    for number in range(12):
+        bench.core.submit(request(f"r{number}", 4 + number % 9, max_tokens=12))
+        for _ in range(2):
+            bench.core.step()
+    while bench.core.has_work:
+        bench.core.step()
+    bench.core.close()
+    report = verify(tmp_path / "log")
+    assert report.ok and not report.unfinished and report.requests == 12
+
+
+@pytest.mark.parametrize("settings", [{"num_draft_tokens": 2}, {"compat": "vllm"}])
+def test_what_cannot_overlap_is_refused(settings):
+    with pytest.raises(ConfigError, match="max_in_flight"):
+        settings_of(max_in_flight=2, **settings).check_resolved()
