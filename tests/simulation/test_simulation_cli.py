@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 from simulated import SCENARIOS, request, write_scenario
 
+from mmengine.events.log import LogReader
+from mmengine.events.vocabulary import Dispatched
+from mmengine.replay import verify
 from mmengine.simulation import first_difference, read_records
 
 
@@ -84,3 +87,18 @@ def test_a_policy_that_does_not_exist_is_named(tmp_path):
 def test_without_matplotlib_it_says_what_to_install():
     result = simulate(SCENARIOS[0], "--plot", "p.png", blocked=["matplotlib"])
     assert result.returncode == 2 and "pip install 'mmengine-vl[plot]'" in result.stderr
+
+
+def test_two_steps_in_flight(tmp_path):
+    """The log verifies; records of decisions, one step after the other, are refused."""
+    config = tmp_path / "two.json"
+    config.write_text('{"max_in_flight": 2}')
+    requests = tmp_path / "r.jsonl"
+    requests.write_text("".join(json.dumps(request(f"q{n}", 20, at=n)) + "\n" for n in range(5)))
+    result = simulate(requests, "--config", config, "--log", tmp_path / "log")
+    assert result.returncode == 0 and "5: 5 length" in result.stdout
+    report = verify(tmp_path / "log")
+    assert report.ok and report.requests == 5
+    assert any(isinstance(each.event, Dispatched) for each in LogReader(tmp_path / "log"))
+    refused = simulate(requests, "--config", config, "--decisions", tmp_path / "out.jsonl")
+    assert refused.returncode == 1 and "max_in_flight" in refused.stderr
