@@ -120,9 +120,9 @@ def _contradictions(config: EngineConfig) -> Iterator[str]:
         )
     if config.max_in_flight > 1 and (drafts or config.compat):
         yield (
-            f"max_in_flight {config.max_in_flight} cannot go with num_draft_tokens or compat: how many drafts "
-            "a step accepts is known when it has run, and vLLM's decisions are compared step by step; set "
-            "max_in_flight 1"
+            f"max_in_flight {config.max_in_flight} cannot go with num_draft_tokens or compat: how many "
+            "drafts a step accepts is known when it has run, and vLLM's decisions are compared step by "
+            "step; set max_in_flight 1"
         )
     if config.preempt_mode == "swap" and not config.swap_blocks:
         yield "preempt_mode swap needs a host pool: set swap_blocks, or another preempt_mode"
