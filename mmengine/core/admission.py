@@ -12,7 +12,7 @@ from mmengine.core.state import View
 from mmengine.events import vocabulary as ev
 
 
-class _Start(NamedTuple):
+class Start(NamedTuple):
     """Where a waiting request can start: blocks it shares, tokens whose KV is there or comes with a
     copy, a block to copy from (-1: none), whether its own blocks come back from the host."""
 
@@ -29,17 +29,12 @@ def admit_next(view: View) -> ev.Admitted | ev.Evicted | None:
     if not view.free_rows or view.tokens_left <= 0 or (view.preempted_in_step and len(view.running)):
         return None
     for known in view.waiting[view.scan_from :]:
-        start = None if known.waits_for_grammar else _start_of(view, known)
+        start = start_of(view, known)
         if start is None:
             continue
-        left = len(known.tokens) - start.num_computed
-        if left == 1 and _is_padded(view, start.num_computed):
-            left += view.config.num_draft_tokens
-            if left > view.tokens_left:
-                return None
-        length = min(left, view.tokens_left)
-        if threshold := threshold_of(view):
-            length = min(length, threshold)
+        length = first_chunk(view, known, start)
+        if not length:
+            return None
         draft = EncoderDraft(view)
         length = draft.cut(known, view.free_rows[-1], start.num_computed, length)
         admission = _admission(view, known, start, length, draft) if length else None
@@ -48,6 +43,17 @@ def admit_next(view: View) -> ev.Admitted | ev.Evicted | None:
         if length or admission is not None:
             return admission
     return None
+
+
+def first_chunk(view: View, known: RequestState, start: Start) -> int:
+    """Tokens of the request's first step as far as the token budget goes; 0: the step has no room for
+    what must go in one piece, and nobody behind it is asked."""
+    left = len(known.tokens) - start.num_computed
+    if left == 1 and _is_padded(view, start.num_computed):
+        left += view.config.num_draft_tokens
+        if left > view.tokens_left:
+            return 0
+    return min(left, view.tokens_left, threshold_of(view) or left)
 
 
 def _is_padded(view: View, num_computed: int) -> bool:
@@ -64,14 +70,14 @@ def _is_padded(view: View, num_computed: int) -> bool:
 
 
 def _admission(
-    view: View, known: RequestState, start: _Start, length: int, draft: EncoderDraft
+    view: View, known: RequestState, start: Start, length: int, draft: EncoderDraft
 ) -> ev.Admitted | None:
     """ADMITTED for a chunk of `length` tokens; None when the blocks are not free."""
-    cached = start.cached
-    revived = int((view.blocks.references[cached] == 0).sum())
-    num_new = _blocks_for(view, start.num_computed + length) - len(cached)
-    if max(num_new, _reserved(view, known) - len(cached)) + revived > view.blocks.num_free:
+    if blocks_wanted(view, known, start, length) > view.blocks.num_free:
         return None
+    cached = start.cached
+    revived = _num_free_hits(view, cached)
+    num_new = _blocks_for(view, start.num_computed + length) - len(cached)
     new = _next_free(view, cached, revived, num_new)
     return ev.Admitted(
         request_id=known.request.request_id,
@@ -87,22 +93,35 @@ def _admission(
     )
 
 
-def _start_of(view: View, known: RequestState) -> _Start | None:
-    """Where the request can start; None while it waits for the prefill of its group."""
+def blocks_wanted(view: View, known: RequestState, start: Start, length: int) -> int:
+    """Blocks that must be free for the request to start with `length` tokens: those that it takes, what
+    is held in reserve for it, and hits that nobody holds."""
+    num_new = max(_blocks_for(view, start.num_computed + length), _reserved(view, known)) - len(start.cached)
+    return num_new + _num_free_hits(view, start.cached)
+
+
+def _num_free_hits(view: View, cached: np.ndarray) -> int:
+    return int((view.blocks.references[cached] == 0).sum())
+
+
+def start_of(view: View, known: RequestState) -> Start | None:
+    """Where the request can start; None while it waits for its grammar or for the prefill of its group."""
+    if known.waits_for_grammar:
+        return None
     shared = _shared_prompt(view, known)
     if shared is not _ALONE:
         return shared
     cached = _cached_prefix(view, known)
-    start = _Start(cached, len(cached) * view.block_size)
+    start = Start(cached, len(cached) * view.block_size)
     if known.num_swapped > start.num_computed:
-        return _Start(cached[:0], known.num_swapped, swap_in=True)
+        return Start(cached[:0], known.num_swapped, swap_in=True)
     return start
 
 
-_ALONE = _Start(np.zeros(0, np.int32), 0)
+_ALONE = Start(np.zeros(0, np.int32), 0)
 
 
-def _shared_prompt(view: View, known: RequestState) -> _Start | None:
+def _shared_prompt(view: View, known: RequestState) -> Start | None:
     """The blocks of the request's group, once its prompt is computed: all but the one that holds the
     last prompt token are shared, that one is copied. `_ALONE` when there is nothing to share."""
     leader = view.requests.get(known.request.group)
@@ -119,7 +138,7 @@ def _shared_prompt(view: View, known: RequestState) -> _Start | None:
     last = known.num_prompt - 1
     table, number = view.block_table[leader.row], last // view.block_size
     copied = last % view.block_size > 0
-    return _Start(table[:number].copy(), last, int(table[number]) if copied else -1)
+    return Start(table[:number].copy(), last, int(table[number]) if copied else -1)
 
 
 def _same_prompt(one: RequestState, other: RequestState) -> bool:

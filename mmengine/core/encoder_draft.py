@@ -1,10 +1,20 @@
 """Encoder work that one decision adds, tried in order: what is encoded, what leaves the cache, where a
 chunk is cut."""
 
+from typing import NamedTuple
+
 from mmengine.core.request_state import RequestState
 from mmengine.core.state import View
 from mmengine.encoder_cache.cache import EncoderCache
 from mmengine.events import vocabulary as ev
+
+
+class Shortage(NamedTuple):
+    """Why an item does not fit: `what` is "encoder budget" or "encoder cache"; in embeddings."""
+
+    what: str
+    needed: int
+    free: int
 
 
 class EncoderDraft:
@@ -27,6 +37,7 @@ class EncoderDraft:
         self._looked_at: list[bytes] = []  # cached items, in the order of their first use
         self.encode: list[tuple[bytes, int, int]] = []
         self.evict: list[bytes] = []
+        self.refused: dict[str, Shortage] = {}  # by request: the item that cut its chunk
 
     def cut(self, known: RequestState, row: int, start: int, length: int) -> int:
         """The chunk [start, start + length) of a request, cut before the first item that does not
@@ -63,10 +74,14 @@ class EncoderDraft:
                 self._looked_at.append(key)
             return True
         if size > self._left:
+            self.refused[known.request.request_id] = Shortage("encoder budget", size, self._left)
             return False
         room = sum(self._added.values()) - sum(self._cache.entries[gone].size for gone in self.evict)
-        evicted = self._cache.evictions_for(size, self._keep.union(self.evict), room)
+        keep = self._keep.union(self.evict)
+        evicted = self._cache.evictions_for(size, keep, room)
         if evicted is None:
+            free = self._cache.room(keep, room)
+            self.refused[known.request.request_id] = Shortage("encoder cache", size, free)
             return False
         self.evict += evicted
         self._added[key] = size

@@ -56,8 +56,7 @@ class EngineCore:
         clock: Callable[[], int] = time.monotonic_ns,
         started: ev.Started | None = None,
     ):
-        if started is None:
-            config.check_resolved()
+        config.check_resolved()
         self.config = config
         self.executor = executor
         self.state = State(config)

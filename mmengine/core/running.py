@@ -10,7 +10,7 @@ from mmengine.core.state import View
 from mmengine.events import vocabulary as ev
 
 
-class _Wanted(NamedTuple):
+class Wanted(NamedTuple):
     """The rows that get tokens (intp), how many each (int32), the encoder work for them, and whether
     it is surely one token each."""
 
@@ -25,7 +25,7 @@ def schedule_running(
 ) -> ev.Preempted | ev.Scheduled | ev.Evicted | None:
     """What `rows` (intp, in order) compute next, or who gives way first; None when they get nothing.
     `patient`: see EncoderDraft."""
-    wanted = _wanted(view, rows, patient)
+    wanted = wanted_by(view, rows, patient)
     if not len(wanted.rows):
         return wanted.draft.left_behind(given_up=False) if wanted.draft else None
     short, further = further_blocks(view, wanted.rows, wanted.tokens)
@@ -35,7 +35,7 @@ def schedule_running(
     return _until_shortage(view, wanted, short, further) if view.config.compat == "vllm" else _preempt(view)
 
 
-def _wanted(view: View, rows: np.ndarray, patient: bool = True) -> _Wanted:
+def wanted_by(view: View, rows: np.ndarray, patient: bool = True) -> Wanted:
     """What `rows` get if there are blocks: tokens in order, until the budgets are spent."""
     wanted = view.num_tokens[rows] - view.num_computed[rows]
     if view.flights:
@@ -58,7 +58,7 @@ def _wanted(view: View, rows: np.ndarray, patient: bool = True) -> _Wanted:
     if not plain:
         wanted = _within_budget(wanted, view.tokens_left)
         rows, wanted = rows[wanted > 0], wanted[wanted > 0]
-    return _Wanted(rows, wanted, draft, plain)
+    return Wanted(rows, wanted, draft, plain)
 
 
 def _ahead_of_results(view: View, rows: np.ndarray, wanted: np.ndarray) -> np.ndarray:
@@ -69,7 +69,7 @@ def _ahead_of_results(view: View, rows: np.ndarray, wanted: np.ndarray) -> np.nd
     return np.where(waits, 0, wanted + pending)
 
 
-def _scheduled(view: View, wanted: _Wanted, num_new: int) -> ev.Scheduled:
+def _scheduled(view: View, wanted: Wanted, num_new: int) -> ev.Scheduled:
     rows, tokens, draft, plain = wanted
     same = rows.tobytes() == view.last_rows.tobytes()
     return ev.Scheduled(
@@ -83,7 +83,7 @@ def _scheduled(view: View, wanted: _Wanted, num_new: int) -> ev.Scheduled:
 
 
 def _until_shortage(
-    view: View, wanted: _Wanted, short: np.ndarray, further: np.ndarray
+    view: View, wanted: Wanted, short: np.ndarray, further: np.ndarray
 ) -> ev.Preempted | ev.Scheduled | ev.Evicted:
     """vLLM serves row after row: those before the one whose blocks are not free keep what they got, and
     someone gives way for that one's chunk as it was cut while all were there. `short`, `further`: see
@@ -93,8 +93,8 @@ def _until_shortage(
     undecided = view.running[view.num_decided :]
     place = undecided.tolist().index(hand)
     if short[lacking]:
-        return _scheduled(view, _wanted(view, undecided[:place]), int(further[:lacking].sum()))
-    draft, victim = _wanted(view, undecided[: place + 1]).draft, view.policy.victim(view)
+        return _scheduled(view, wanted_by(view, undecided[:place]), int(further[:lacking].sum()))
+    draft, victim = wanted_by(view, undecided[: place + 1]).draft, view.policy.victim(view)
     left_behind = draft.left_behind(given_up=victim == hand) if draft else None
     return left_behind or _preempt(view, hand, int(wanted.tokens[0]))
 

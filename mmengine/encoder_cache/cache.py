@@ -48,6 +48,11 @@ class EncoderCache:
                 room += self.entries[key].size
         return evicted if room >= size else None
 
+    def room(self, keep: set[bytes], extra: int) -> int:
+        """Embeddings that would fit beside `extra` if all went that may: unreferenced, not in `keep`."""
+        idle = sum(self.entries[key].size for key in self.idle if key not in keep)
+        return self.capacity - self.used - extra + idle
+
     def add(self, key: bytes, size: int) -> None:
         self.entries[key] = Entry(size)
         self.idle[key] = None

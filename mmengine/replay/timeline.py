@@ -77,9 +77,9 @@ class Timeline:
             if opens:
                 decided = record.step
                 logged, behind = _decisions(log, state, record, unread)
-                step = Step(log, state, record, [each.event for each in logged])
+                step = Step(log, state, record, [each.event for each in logged], is_whole=bool(behind))
                 yield step
-                ahead.extend((*logged[step.agreed(log_goes_on=bool(behind)) :], *behind))
+                ahead.extend((*logged[step.agreed() :], *behind))
 
     def at(self, number: int) -> "Step":
         """The step of that number, its state just before it was decided; it stays good. Raises LogError
@@ -99,12 +99,15 @@ class Step:
     """A step about to be decided. `state` is that moment's; `view` is what decisions see of it.
 
     `logged`: what the log says was decided, in order. `record`: the first of it, with its time.
+    `is_whole`: False when the log ends before the step's last decision may have been reached.
     """
 
-    def __init__(self, log: CheckedLog, state: State, record: Record, logged: list[ev.Event]):
+    def __init__(
+        self, log: CheckedLog, state: State, record: Record, logged: list[ev.Event], *, is_whole: bool
+    ):
         self.number = record.step
         self.state, self.view = state, View(state)
-        self.record, self.logged = record, logged
+        self.record, self.logged, self.is_whole = record, logged, is_whole
         self.decided: list[ev.Event] = []
         self._log = log
         self._is_complete = False
@@ -131,11 +134,20 @@ class Step:
             pass
         return self.decided
 
-    def agreed(self, *, log_goes_on: bool) -> int:
+    def follow(self) -> Iterator[ev.Event]:
+        """The rest of what the log says was decided: each event, with the state just before it. At the
+        end the step is about to run."""
+        for event in self.logged[len(self.decided) :]:
+            yield event
+            with self._log.naming(self.record):
+                self._log.apply(self.state, event)
+            self.decided.append(event)
+
+    def agreed(self) -> int:
         """How many of the logged decisions were decided here too. Raises Diverged when others were."""
         count = min(len(self.decided), len(self.logged))
         apart = self.decided[:count] != self.logged[:count]
-        too_many = len(self.decided) > count and log_goes_on
+        too_many = len(self.decided) > count and self.is_whole
         if apart or too_many or self._is_complete and count < len(self.logged):
             raise Diverged(
                 f"step {self.number} was decided otherwise than the log says, so the steps behind it have no "

@@ -47,9 +47,12 @@ class Watched(SimulatedExecutor):
         super().dispatch(plan)
 
 
-def busy_run(folder: Path, seed: int = 0, *, num_requests: int = 30, fail_at=(9, 10), **settings) -> Live:
+def busy_run(
+    folder: Path, seed: int = 0, *, num_requests: int = 30, fail_at=(9, 10), mixed: bool = False, **settings
+) -> Live:
     """Requests of all kinds in a pool that is too small: media, tenants, priorities, cancels, failed
-    steps, grammars, a reset of the cache, preemptions."""
+    steps, grammars, a reset of the cache, preemptions. `mixed`: also further answers to a prompt, and
+    grammars that take a while."""
     rng = random.Random(seed)
     values = {
         "max_num_seqs": 5,
@@ -66,10 +69,11 @@ def busy_run(folder: Path, seed: int = 0, *, num_requests: int = 30, fail_at=(9,
     config, live = settings_of(**values), Live()
     executor = Watched(live, config, fail_at)
     live.core = core = EngineCore(config, executor, sink=LogWriter(folder))
+    request = None
     for number in range(num_requests):
         if number == num_requests // 2:
             core.reset_prefix_cache()
-        request = small_request(rng, f"r{number}", config, grammars=0.2)
+        request = small_request(rng, f"r{number}", config, grammars=0.2, like=request if mixed else None)
         try:
             core.submit(request)
         except QueueFull:
@@ -77,6 +81,7 @@ def busy_run(folder: Path, seed: int = 0, *, num_requests: int = 30, fail_at=(9,
             continue
         if request.grammar is not None:
             ready = ev.GrammarReady(request.request_id)
+            _step(live, 3 if mixed else 0)
             core.inbox.put(ready if rng.random() < 0.7 else ev.GrammarFailed(request.request_id, "planted"))
         live.prompts[request.request_id] = len(request.prompt_token_ids), len(request.media)
         if rng.random() < 0.2:

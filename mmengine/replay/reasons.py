@@ -1,0 +1,217 @@
+"""Why a request got nothing in a step: asked of the functions that decided it.
+
+A step is decided event by event, and a request that is passed over is not looked at again in that step.
+So each reason is taken at the moment of its decision: `before` each event that `schedule` decided, and
+`at_end` when it decided no further one.
+"""
+
+import msgspec
+import numpy as np
+
+from mmengine.core.admission import blocks_wanted, first_chunk, start_of
+from mmengine.core.blocks import further_blocks
+from mmengine.core.encoder_draft import EncoderDraft, Shortage
+from mmengine.core.request_state import RequestState
+from mmengine.core.running import wanted_by
+from mmengine.core.state import View
+from mmengine.events import vocabulary as ev
+from mmengine.replay.timeline import Step
+
+BLOCKS, ROWS, TOKENS = "blocks", "rows", "token budget"
+ENCODER_BUDGET, ENCODER_CACHE = "encoder budget", "encoder cache"  # as Shortage names them
+GRAMMAR, GROUP, BEHIND, FLIGHT = "grammar", "group prefill", "behind", "in flight"
+GAVE_WAY, PREEMPTING, PREFILL_FIRST, OTHER = "gave way", "preempting step", "prefill first", "other rules"
+
+
+class Reason(msgspec.Struct, frozen=True):
+    """Why one request got no tokens in a step.
+
+    `kind`: one of the names above. Where something was short, `needed` of it and `free` (blocks, rows,
+    tokens, or embeddings). `other`: the request that this one waits for.
+    """
+
+    request_id: str
+    kind: str
+    needed: int = 0
+    free: int = 0
+    other: str = ""
+
+    @property
+    def short(self) -> int:
+        """How much more of it there would have to be."""
+        return max(0, self.needed - self.free)
+
+    def sentence(self) -> str:
+        """For a person, without the request. `other` stands in it as the log has it."""
+        if (text := _SENTENCES.get(self.kind)) is not None:
+            return text.format(r=self)
+        return f"its image or video needs {self.needed} of the {self.kind}, {self.free} are left"
+
+
+_SENTENCES = {
+    BLOCKS: "needs {r.needed} free blocks, {r.free} are free ({r.short} short)",
+    ROWS: "all rows are taken",
+    TOKENS: "the token budget is spent ({r.needed} needed, {r.free} left)",
+    ENCODER_CACHE: "its image or video needs {r.needed} embeddings of the encoder cache, {r.free} can be had "
+    "({r.short} short)",
+    ENCODER_BUDGET: "its image or video needs {r.needed} embeddings of the step's encoder budget, {r.free} "
+    "are left ({r.short} short)",
+    GRAMMAR: "its grammar is not compiled yet",
+    GROUP: "waits for {r.other}, which computes the prompt that both share",
+    BEHIND: "stands behind {r.other}, which comes first and does not fit",
+    FLIGHT: "a step in flight computes the token that it needs to go on",
+    GAVE_WAY: "was preempted in this step",
+    PREEMPTING: "nobody starts or goes on in a step that preempts",
+    PREFILL_FIRST: "prompts go first, and some were computed in this step",
+    OTHER: "the rules of this build would not have let it wait",
+}
+
+
+class Reasons:
+    """Gathers the reasons of one step. `view`: of the state that the events are applied to in between."""
+
+    def __init__(self, view: View):
+        self._view = view
+        self._found: dict[str, Reason] = {}
+
+    def before(self, event: ev.Event) -> None:
+        """`schedule` decided this event on the state as it is now."""
+        match event:
+            case ev.Scheduled():
+                self._ask_running(event)
+            case ev.Admitted(request_id=name):
+                self._ask_running(None)
+                self._pass_over(name)
+            case ev.Preempted(request_id=name):
+                self._found[name] = Reason(name, GAVE_WAY)
+
+    def at_end(self) -> list[Reason]:
+        """The step is complete: one reason for each request that is not in it, those with a row first."""
+        view, step = self._view, set(self._view.step_rows.tolist())
+        self._ask_running(None)
+        self._ask_waiting()
+        idle = [view.requests_by_row[row] for row in view.running.tolist() if row not in step]
+        return [self._reason_of(known) for known in (*idle, *view.waiting)]
+
+    def _reason_of(self, known: RequestState) -> Reason:
+        view, name = self._view, known.request.request_id
+        if name in self._found:
+            return self._found[name]
+        if known.row >= 0 and view.preempted_in_step:
+            return Reason(name, PREEMPTING)
+        if known.row >= 0 and view.policy.prefill_first and view.is_open:
+            return Reason(name, PREFILL_FIRST)
+        return Reason(name, OTHER)
+
+    # Requests with a row
+
+    def _ask_running(self, event: ev.Scheduled | None) -> None:
+        """Rows that are asked here and get nothing. `event`: what came of it, if anything."""
+        view = self._view
+        if view.is_open and not view.config.compat:
+            return
+        rows = self._undecided(event)
+        wanted = wanted_by(view, rows) if len(rows) else None
+        if event is not None and (wanted is None or not len(wanted.rows)):
+            rows = view.running
+            wanted = wanted_by(view, rows, patient=False) if len(rows) else None
+        if wanted is None:
+            return
+        needed = int(further_blocks(view, wanted.rows, wanted.tokens)[1].sum())
+        served = set(wanted.rows.tolist())
+        for row in rows.tolist():
+            name = view.requests_by_row[row].request.request_id
+            if row not in served:
+                refused = wanted.draft.refused.get(name) if wanted.draft is not None else None
+                self._found[name] = self._without_tokens(name, row, refused)
+            elif event is None:
+                self._found[name] = Reason(name, BLOCKS, needed, view.blocks.num_free)
+
+    def _undecided(self, event: ev.Scheduled | None) -> np.ndarray:
+        """The rows that the scheduler asks on this state before any others."""
+        view, running = self._view, self._view.running
+        if view.config.compat:
+            rows = running[view.num_decided :]
+            if event is None:
+                return rows
+            last = _last_row(view, event)  # those behind it are asked later
+            return rows[: 1 + rows.tolist().index(last)] if last in rows else rows[:0]
+        if not view.policy.prefill_first:
+            return running
+        return running[view.num_tokens[running] + view.num_pending[running] - view.num_computed[running] > 1]
+
+    def _without_tokens(self, name: str, row: int, refused: Shortage | None) -> Reason:
+        if refused is not None:
+            return Reason(name, refused.what, refused.needed, refused.free)
+        if self._view.num_pending[row]:
+            return Reason(name, FLIGHT)
+        return Reason(name, TOKENS, 1, 0)
+
+    # Requests that wait
+
+    def _pass_over(self, admitted: str) -> None:
+        """Requests before the one that starts: they were asked first."""
+        for known in self._view.waiting[self._view.scan_from :]:
+            if known.request.request_id == admitted:
+                return
+            self._note(self._try(known))
+
+    def _ask_waiting(self) -> None:
+        """Requests that were asked, and those behind, when no further one started."""
+        view = self._view
+        ahead = ""
+        for known in view.waiting[view.scan_from :]:
+            name = known.request.request_id
+            if view.preempted_in_step and (len(view.running) or view.config.compat):
+                reason = Reason(name, PREEMPTING)
+            elif not view.free_rows:
+                reason = Reason(name, ROWS, 1, 0)
+            elif view.tokens_left <= 0:
+                reason = Reason(name, TOKENS, 1, view.tokens_left)
+            elif ahead:
+                reason = Reason(name, BEHIND, other=ahead)
+            else:
+                reason = self._try(known)
+                ahead = name if reason.kind in (BLOCKS, TOKENS, OTHER) else ""
+            self._note(reason)
+
+    def _note(self, reason: Reason) -> None:
+        self._found.setdefault(reason.request_id, reason)
+
+    def _try(self, known: RequestState) -> Reason:
+        """What keeps the request from starting on this state, which has a row and tokens for it."""
+        view, name = self._view, known.request.request_id
+        if known.waits_for_grammar:
+            return Reason(name, GRAMMAR)
+        start = start_of(view, known)
+        if start is None:
+            return Reason(name, GROUP, other=known.request.group)
+        length = first_chunk(view, known, start)
+        if not length:
+            return Reason(name, TOKENS, 1 + view.config.num_draft_tokens, view.tokens_left)
+        draft = EncoderDraft(view)
+        length = draft.cut(known, view.free_rows[-1], start.num_computed, length)
+        if not length:
+            refused = draft.refused[name]
+            return Reason(name, refused.what, refused.needed, refused.free)
+        needed = blocks_wanted(view, known, start, length)
+        if needed > view.blocks.num_free:
+            return Reason(name, BLOCKS, needed, view.blocks.num_free)
+        return Reason(name, OTHER)
+
+
+def _last_row(view: View, event: ev.Scheduled) -> int:
+    """-1 when nobody runs."""
+    if event.rows is None:
+        return int(view.last_rows[-1]) if len(view.last_rows) else -1
+    rows = np.frombuffer(event.rows, np.int32)
+    return int(rows[-1]) if len(rows) else -1
+
+
+def reasons_of(step: Step) -> list[Reason]:
+    """Why each request that is not in the step got nothing in it. The step moves on to its end, as the log
+    has it; none are given for one that the log cuts short. Raises CorruptLog for a step that cannot be."""
+    reasons = Reasons(step.view)
+    for event in step.follow():
+        reasons.before(event)
+    return reasons.at_end() if step.is_whole else []

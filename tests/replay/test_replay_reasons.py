@@ -1,0 +1,135 @@
+"""Reasons agree with the decisions: who got nothing has one, its figures hold, and with as much more of
+what was short the request would not have waited for it."""
+
+import random
+from collections import Counter
+
+import msgspec
+import pytest
+
+from mmengine.core.evolve import evolve
+from mmengine.core.state import State, View
+from mmengine.events import vocabulary as ev
+from mmengine.replay import open_log
+from mmengine.replay.reasons import (
+    BEHIND,
+    BLOCKS,
+    ENCODER_BUDGET,
+    ENCODER_CACHE,
+    FLIGHT,
+    GAVE_WAY,
+    GRAMMAR,
+    GROUP,
+    OTHER,
+    PREEMPTING,
+    PREFILL_FIRST,
+    ROWS,
+    TOKENS,
+    Reasons,
+    reasons_of,
+)
+from tests.core.workloads import small_config
+from tests.replay.runs import busy_run
+
+SETTINGS = (
+    *("policy", "compat", "num_draft_tokens", "lookahead_tokens", "admission_reserve", "split_media"),
+    *("max_in_flight", "long_prefill_token_threshold", "enable_prefix_caching"),
+)
+
+
+def random_log(folder, seed):
+    config = small_config(random.Random(seed))
+    settings = {name: getattr(config, name) for name in SETTINGS}
+    busy_run(folder, seed, num_requests=20, mixed=True, **settings)
+    return open_log(folder)
+
+
+def test_exactly_those_without_tokens_have_one(tmp_path):
+    kinds = Counter()
+    for seed in range(30):
+        for step in random_log(tmp_path / f"{seed}", seed).steps():
+            reasons = reasons_of(step)
+            check_all(step, reasons)
+            kinds.update(reason.kind for reason in reasons)
+    everything = {*ENLARGED, GRAMMAR, GROUP, BEHIND, FLIGHT, GAVE_WAY, PREEMPTING, PREFILL_FIRST}
+    assert set(kinds) == everything, "each reason was met"
+
+
+def check_all(step, reasons):
+    state = step.state
+    served = {state.requests_by_row[row].request.request_id for row in state.step_rows.tolist()}
+    names = [reason.request_id for reason in reasons]
+    assert len(set(names)) == len(names)
+    assert set(names) == set(state.requests) - served
+    for reason in reasons:
+        check(step, reason)
+
+
+def check(step, reason):
+    state, known = step.state, step.state.requests[reason.request_id]
+    assert reason.kind != OTHER, "the build that wrote the log has a reason for each"
+    assert (reason.short > 0) == (reason.kind in (BLOCKS, ROWS, TOKENS, ENCODER_BUDGET, ENCODER_CACHE))
+    assert reason.sentence()
+    match reason.kind:
+        case _ if reason.kind == GRAMMAR:
+            assert known.waits_for_grammar
+        case _ if reason.kind == GROUP:
+            assert reason.other == known.request.group in state.requests
+        case _ if reason.kind == BEHIND:
+            other = state.requests[reason.other]
+            assert other.row < 0 and other.rank < known.rank
+        case _ if reason.kind == GAVE_WAY:
+            assert any(isinstance(e, ev.Preempted) and e.request_id == reason.request_id for e in step.logged)
+        case _ if reason.kind == PREEMPTING:
+            assert any(isinstance(event, ev.Preempted) for event in step.logged)
+        case _ if reason.kind == FLIGHT:
+            assert known.row >= 0 and state.num_pending[known.row]
+        case _ if reason.kind == PREFILL_FIRST:
+            assert known.row >= 0 and state.policy.prefill_first
+
+
+ENLARGED = {
+    BLOCKS: "num_blocks",
+    ROWS: "max_num_seqs",
+    TOKENS: "token_budget",
+    ENCODER_BUDGET: "encoder_budget",
+    ENCODER_CACHE: "encoder_cache_size",
+}
+
+
+def refold(log, number, setting="", more=0):
+    """The reasons of a step, had there been `more` of something all along and nobody had used it."""
+    config = msgspec.structs.replace(
+        log.config, **{setting: getattr(log.config, setting) + more} if more else {}
+    )
+    state = State(config)
+    reasons = Reasons(View(state))
+    step = open_log(log.folder).at(number)
+    for _, record in log.events():
+        if record.sequence > step.record.sequence + len(step.logged) - 1:
+            break
+        if record.sequence >= step.record.sequence:
+            reasons.before(record.event)
+        evolve(state, record.event)
+    return {reason.request_id: reason for reason in reasons.at_end()}
+
+
+@pytest.mark.parametrize("seed", range(100, 106))
+def test_with_as_much_more_it_would_not_have_waited_for_that(tmp_path, seed):
+    log = random_log(tmp_path / "log", seed)
+    rng = random.Random(seed)
+    short = [
+        (step.number, reason)
+        for step in log.steps()
+        for reason in reasons_of(step)
+        if reason.kind in ENLARGED
+    ]
+    for number, reason in rng.sample(short, min(12, len(short))):
+        setting = ENLARGED[reason.kind]
+        # Those before it may want tokens too, so one more need not reach it.
+        more = reason.short if reason.kind != TOKENS else 1000
+        enough = refold(log, number, setting, more).get(reason.request_id)
+        assert enough is None or enough.kind != reason.kind, (reason, enough)
+        if reason.short > 1:
+            still = refold(log, number, setting, reason.short - 1)[reason.request_id]
+            assert (still.kind, still.short) == (reason.kind, 1)
