@@ -11,7 +11,7 @@ from mmengine.cli.run import HELP as RUN_HELP
 from mmengine.cli.run import run
 from mmengine.cli.simulate import HELP as SIMULATE_HELP
 from mmengine.cli.simulate import simulate
-from mmengine.errors import ConfigError, InvalidRequest, MMEngineError
+from mmengine.errors import ConfigError, CorruptLog, Diverged, InvalidRequest, MMEngineError
 
 app = typer.Typer(
     name="mmengine",
@@ -30,15 +30,19 @@ app.command()(env)
 app.command()(demo)
 
 
+_CODES = {InvalidRequest: 2, ConfigError: 2, Diverged: 3, CorruptLog: 4}
+
+
 def main() -> None:
-    """Entry point. Errors are one line on stderr: exit code 2 for what was asked, 1 for the rest."""
+    """Entry point. Errors are one line on stderr. Exit code 2: what was asked; 3: a log whose decisions
+    are not those derived again; 4: a log that is damaged; 1: the rest."""
     warning = clash()
     if warning:
         print(f"mmengine: warning: {warning}", file=sys.stderr)
     try:
         app(prog_name="mmengine")
     except MMEngineError as error:
-        _fail(str(error), 2 if isinstance(error, (InvalidRequest, ConfigError)) else 1)
+        _fail(str(error), next((code for kind, code in _CODES.items() if isinstance(error, kind)), 1))
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output left; nothing to say
         sys.exit(1)

@@ -22,6 +22,7 @@ from mmengine.events.codec import Record
 from mmengine.events.log import TornTail
 from mmengine.replay.checked import CheckedLog
 from mmengine.request import SamplingParams
+from mmengine.version import __version__
 
 RECENT = 8  # observations shown with a divergence
 
@@ -41,8 +42,8 @@ class Divergence:
 
 @dataclass(slots=True)
 class VerifyReport:
-    """`rederived` False: the log was written under other rules (`logged_version`), so it was only
-    folded and its digests compared. `unfinished`: requests without an end in the log."""
+    """`rederived` False: the log was written under other rules (`logged_version`, not `version`), so it
+    was only folded and its digests compared. `unfinished`: requests without an end in the log."""
 
     steps: int = 0
     events: int = 0
@@ -51,6 +52,9 @@ class VerifyReport:
     checkpoints: int = 0
     rederived: bool = True
     logged_version: int = 0
+    logged_engine: str = ""
+    version: int = DECISION_VERSION  # of this build
+    engine: str = __version__
     torn: TornTail | None = None
     divergence: Divergence | None = None
     unfinished: list[str] = field(default_factory=list)
@@ -205,7 +209,9 @@ def verify(folder: Path, progress: Callable[[Record], None] | None = None) -> Ve
     Raises LogError when there is no log, CorruptLog when it is damaged or is none.
     """
     log = CheckedLog(folder)
-    report = VerifyReport(logged_version=log.started.decision_version)
+    report = VerifyReport(
+        logged_version=log.started.decision_version, logged_engine=log.started.engine_version
+    )
     report.rederived = log.started.decision_version == DECISION_VERSION
     tape = _Tape(iter(log), report, progress)
     state = _derive(tape, log) if report.rederived else _fold(tape, log)

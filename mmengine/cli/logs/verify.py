@@ -1,35 +1,78 @@
-"""`mmengine log verify`."""
+"""`mmengine log verify`: one log or many, with the first divergence of each as a table."""
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mmengine.cli.logs.printing import Folder, Json, existing, print_json, short
+from mmengine.cli.logs.printing import Json, clean, console, existing, print_json, short
+from mmengine.errors import CorruptLog, LogError
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
+    from mmengine.events.codec import Record
     from mmengine.replay.verify import Divergence, VerifyReport
 
 HELP = (
     "Derive every decision in a log again, and compare it with what was logged.\n\n"
-    "Exit code 0 when all agree, 1 at the first divergence, which is named: step, event, field, logged "
-    "and derived value.\n\n"
-    "[bold]Example[/bold]\n\n  mmengine log verify run.log"
+    "The first divergence is named: step, field, logged and derived value, the last inputs before it. A "
+    "folder of logs stands for all logs in it.\n\n"
+    "[bold]Exit codes[/bold]\n\n"
+    "0 all agree; 3 diverged; 4 corrupt; 5 folded only, because the rules of the log's version are not "
+    "those of this build; 2 wrong arguments; 1 anything else. With many logs: the first of 4, 3, 1, 5 that "
+    "one of them has.\n\n"
+    "[bold]Examples[/bold]\n\n  mmengine log verify run.log\n\n  mmengine log verify nightly/*.log --json"
 )
+SAME, OTHER, DIVERGED, CORRUPT, FOLDED = 0, 1, 3, 4, 5
+_WORST_FIRST = (CORRUPT, DIVERGED, OTHER, FOLDED, SAME)
 
 
-def verify(folder: Folder, json_output: Json = False) -> None:
-    from rich.console import Console  # lazy: help needs none of it
+def verify(
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="DIR...", help="Logs, or folders of logs.", show_default=False)
+    ],
+    json_output: Json = False,
+) -> None:
+    from mmengine.replay.verify import verify as verify_log  # lazy, like all below: help needs none of it
 
-    from mmengine.replay.verify import verify as verify_log
-
-    report = verify_log(existing(folder))
+    logs = [log for folder in folders for log in _logs_in(existing(folder))]
+    results: list[tuple[Path, VerifyReport | LogError]] = []
+    with _progress(logs) as begin:
+        for log in logs:
+            try:
+                results.append((log, verify_log(log, begin(log))))
+            except LogError as error:
+                if len(logs) == 1 and not json_output:
+                    raise
+                results.append((log, error))
     if json_output:
-        print_json(_report_json(report))
+        for log, result in results:
+            print_json({"log": str(log), **_as_json(result)})
+    elif len(results) == 1:
+        _print_one(results[0][1])
     else:
-        console = Console(highlight=False, soft_wrap=True)
-        for line in report_lines(report):
-            console.print(line, markup=False)
-    raise typer.Exit(0 if report.ok else 1)
+        _print_many(results)
+    codes = {_code(result) for _, result in results}
+    raise typer.Exit(next(code for code in _WORST_FIRST if code in codes))
+
+
+def _code(result: "VerifyReport | LogError") -> int:
+    if isinstance(result, LogError):
+        return CORRUPT if isinstance(result, CorruptLog) else OTHER
+    if result.divergence is not None:
+        return DIVERGED
+    return SAME if result.rederived else FOLDED
+
+
+def _logs_in(folder: Path) -> list[Path]:
+    """The folder, or the logs right below it."""
+    if any(folder.glob("*.mmlog*")):
+        return [folder]
+    below = sorted({path.parent for path in folder.glob("*/*.mmlog*")})
+    return below or [folder]
 
 
 def report_lines(report: "VerifyReport") -> list[str]:
@@ -45,37 +88,103 @@ def report_lines(report: "VerifyReport") -> list[str]:
         )
     if report.unfinished:
         lines.append(f"{len(report.unfinished)} requests have no end in this log")
+    return [*lines, _verdict(report)]
+
+
+def _verdict(report: "VerifyReport | LogError") -> str:
+    """One line."""
+    if isinstance(report, LogError):
+        return ("corrupt: " if isinstance(report, CorruptLog) else "") + str(report)
+    found = report.divergence
+    if found is not None:
+        return f"DIVERGED at step {found.step}, record {found.sequence}: {found.event}, field {found.field}"
+    if report.rederived:
+        return "verified: no divergence"
+    return f"folded; written under rules {report.logged_version}, this build {report.version}"
+
+
+def _print_one(report: "VerifyReport") -> None:
+    out = console()
+    for line in report_lines(report):
+        out.print(line, markup=False, soft_wrap=True)
     if not report.rederived:
-        lines.append(
-            f"written under the rules of decision version {report.logged_version}, which this version does "
-            "not have: folded and digests compared, decisions not derived again"
+        out.print(
+            "the state and its digests were compared; the decisions were not derived again, because this "
+            "build would decide otherwise",
+            markup=False,
+            soft_wrap=True,
         )
     if report.divergence is not None:
-        return [*lines, *_divergence_lines(report.divergence)]
-    return [*lines, "verified: no divergence" if report.rederived else "folded: no divergence"]
+        for table in _divergence_tables(report, report.divergence):
+            out.print(table)
 
 
-def _divergence_lines(found: "Divergence") -> list[str]:
-    lines = [
-        f"DIVERGED at step {found.step}, record {found.sequence}: {found.event}, field {found.field}",
-        f"  logged   {short(found.logged)}",
-        f"  derived  {short(found.derived)}",
-        "  observations before it:",
-    ]
-    return lines + [f"    {r.sequence:>8}  step {r.step}  {short(r.event, 120)}" for r in found.recent]
+def _print_many(results: "list[tuple[Path, VerifyReport | LogError]]") -> None:
+    from rich.table import Table
+
+    table = Table("log", "steps", "events", "requests", "tokens", "unfinished", "result")
+    for log, result in results:
+        counts: tuple[int | str, ...] = ("", "", "", "", "")
+        if not isinstance(result, LogError):
+            unfinished = len(result.unfinished)
+            counts = (result.steps, result.events, result.requests, result.tokens, unfinished)
+        table.add_row(clean(str(log)), *map(str, counts), clean(_verdict(result)))
+    out = console()
+    out.print(table)
+    for log, result in results:
+        if not isinstance(result, LogError) and result.divergence is not None:
+            out.print(f"\n{log}", markup=False, soft_wrap=True)
+            for part in _divergence_tables(result, result.divergence):
+                out.print(part)
+    good = sum(_code(result) == SAME for _, result in results)
+    out.print(f"{good} of {len(results)} logs verified", markup=False)
 
 
-def _report_json(report: "VerifyReport") -> dict[str, Any]:
+def _divergence_tables(report: "VerifyReport", found: "Divergence") -> "Iterator[Table]":
+    """What differs, and the inputs before it."""
+    from rich.table import Table
+
+    table = Table("", "", show_header=False)
+    for name, value in (
+        ("step", str(found.step)),
+        ("record", f"{found.sequence} {found.event}"),
+        ("field", found.field),
+        ("logged", short(found.logged)),
+        ("derived", short(found.derived)),
+        ("written by", f"mmengine {report.logged_engine}, decision rules {report.logged_version}"),
+        ("derived by", f"mmengine {report.engine}, decision rules {report.version}"),
+    ):
+        table.add_row(name, clean(value))
+    yield table
+    if found.recent:
+        inputs = Table("record", "step", "input", "", title="the last inputs before it", title_justify="left")
+        for record in found.recent:
+            inputs.add_row(str(record.sequence), str(record.step), *_input(record))
+        yield inputs
+
+
+def _input(record: "Record") -> tuple[str, str]:
+    kind = type(record.event).__name__
+    return kind, clean(short(record.event, 120).removeprefix(kind))
+
+
+def _as_json(report: "VerifyReport | LogError") -> dict[str, Any]:
+    if isinstance(report, LogError):
+        return {"ok": False, "exit_code": _code(report), "error": str(report)}
     found = report.divergence
     return {
         "ok": report.ok,
+        "exit_code": _code(report),
         "rederived": report.rederived,
         "steps": report.steps,
         "events": report.events,
         "requests": report.requests,
         "tokens": report.tokens,
+        "checkpoints": report.checkpoints,
         "torn_bytes": report.torn.num_bytes if report.torn is not None else 0,
         "unfinished": report.unfinished,
+        "written_by": {"engine": report.logged_engine, "decision_version": report.logged_version},
+        "derived_by": {"engine": report.engine, "decision_version": report.version},
         "divergence": None
         if found is None
         else {
@@ -85,5 +194,46 @@ def _report_json(report: "VerifyReport") -> dict[str, Any]:
             "field": found.field,
             "logged": short(found.logged),
             "derived": short(found.derived),
+            "inputs": [_input_json(record) for record in found.recent],
         },
     }
+
+
+def _input_json(record: "Record") -> dict[str, Any]:
+    kind = type(record.event).__name__
+    return {"sequence": record.sequence, "step": record.step, "event": kind, "text": short(record.event)}
+
+
+@contextmanager
+def _progress(logs: list[Path]) -> "Iterator[Callable[[Path], Callable[[Record], None] | None]]":
+    """A bar on a terminal, over the bytes of all logs. Gives what gives each log its callback."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+    err = Console(stderr=True)
+    if not err.is_terminal:
+        yield lambda log: None
+        return
+    sizes = {log: sum(path.stat().st_size for path in log.glob("*.mmlog*")) for log in logs}
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=err, transient=True) as bar:
+        task = bar.add_task("verifying", total=sum(sizes.values()))
+        before = 0
+
+        def begin(log: Path) -> "Callable[[Record], None]":
+            nonlocal before
+            start, before = before, before + sizes[log]
+            bar.update(task, completed=start, description=f"verifying {clean(log.name)}")
+            full = last = 0  # bytes of the segments before, and the place in this one
+
+            def move(record: "Record") -> None:
+                nonlocal full, last
+                if record.offset < last:
+                    full += last
+                last = record.offset
+                if not record.sequence & 1023:
+                    bar.update(task, completed=start + min(full + last, sizes[log]))
+
+            return move
+
+        yield begin
