@@ -26,7 +26,7 @@ from mmengine.core.executor import Executor, StepPlan, StepResult
 from mmengine.core.inbox import Inbox, Source
 from mmengine.core.outputs import Outputs, Stats
 from mmengine.core.schedule import DECISION_VERSION, schedule
-from mmengine.core.stall import NO_PROGRESS, find_stalls
+from mmengine.core.stall import NO_PROGRESS, THRASH, find_stalls
 from mmengine.core.state import State, View
 from mmengine.errors import ExecutorFailed, InvalidRequest, MMEngineError, QueueFull
 from mmengine.events import vocabulary as ev
@@ -71,6 +71,7 @@ class EngineCore:
         self._outputs = Outputs()
         self._stats = Stats(kv_blocks_total=config.num_blocks - 1)
         self._checkpointed_step = 0
+        self.last_stall: tuple[int, ev.Stalled] | None = None  # and the step at which it was found
         self._emit(started or _started(config, fingerprints or {}))
 
     # What consumers call
@@ -179,7 +180,7 @@ class EngineCore:
                 decisions.append(event)
         for stall in find_stalls(self.view):
             self._emit(stall)
-            self._stats.num_stalls += 1
+            self.last_stall = (self.state.step, stall)
             if stall.kind == NO_PROGRESS:
                 self.sink.commit()
                 raise MMEngineError(f"no progress at step {self.state.step}: {stall.detail}")
@@ -265,6 +266,9 @@ class EngineCore:
                 self._stats.num_prompt_tokens += len(prompt) // 4
             case ev.Preempted():
                 self._stats.num_preemptions += 1
+            case ev.Stalled(kind=kind):
+                self._stats.num_thrashes += kind == THRASH
+                self._stats.num_no_progress += kind == NO_PROGRESS
             case ev.Finished():
                 self.inbox.ended(event.request_id)
                 self._stats.num_finished += 1

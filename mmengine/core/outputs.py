@@ -92,7 +92,8 @@ class Stats:
     num_output_tokens: int = 0
     num_cached_tokens: int = 0
     num_preemptions: int = 0
-    num_stalls: int = 0
+    num_thrashes: int = 0
+    num_no_progress: int = 0
     num_encoded_items: int = 0
     num_encoder_hits: int = 0
     device_ns: int = 0

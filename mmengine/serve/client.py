@@ -12,6 +12,7 @@ Callers speak to the thread through a queue of commands. What it knows of a call
 import asyncio
 import queue
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -24,8 +25,11 @@ from mmengine.models.plugin import Prepared
 from mmengine.request import SamplingParams
 from mmengine.serve.answers import Completion, RequestOutput, engine_failed
 from mmengine.serve.engine import Engine, make_options
+from mmengine.serve.health import Readiness
 from mmengine.serve.operators import operator_log
 from mmengine.serve.prompts import Options, Prompt
+
+STEP_LIMIT_S = 60.0  # a step that takes longer hangs
 
 
 class _Channel:
@@ -102,6 +106,9 @@ class AsyncEngine:
         self._failure: MMEngineError | None = None
         self._running: dict[str, _Channel] = {}  # the engine's thread alone
         self._stats = replace(self._engine.stats())
+        self.metrics = self._engine.metrics
+        self.metrics.ready = lambda: self.readiness().ready
+        self._stepping_since = 0.0  # when the step that runs began; 0: none runs
         self._thread = threading.Thread(target=self._run, name="mmengine", daemon=True)
         self._thread.start()
 
@@ -155,6 +162,22 @@ class AsyncEngine:
         """Counters of the core since the start, as of the last step."""
         return self._stats
 
+    def metrics_text(self) -> str:
+        """Counters and times in Prometheus' text format; `metrics` is the collector behind it. Any thread
+        may ask."""
+        return self.metrics.text()
+
+    def readiness(self) -> Readiness:
+        """What `Engine.readiness` says, and whether the engine's thread lives and its step returns.
+        Any thread may ask."""
+        if self._failure is not None or not self._thread.is_alive():
+            return Readiness((f"the engine stopped: {self._failure or 'it was closed'}",))
+        reasons = self._engine.readiness().reasons
+        since = self._stepping_since
+        if since and time.monotonic() - since > STEP_LIMIT_S:
+            reasons += (f"a step has not returned for {time.monotonic() - since:.0f} seconds",)
+        return Readiness(reasons + (("the engine is closing",) if self._closing else ()))
+
     async def close(self, *, drain: bool = True) -> None:
         """Take no more requests, finish those that run (`drain`) or cancel them, and free the
         device. Closing twice is no error."""
@@ -185,7 +208,9 @@ class AsyncEngine:
             while not (self._closing and not self._open):
                 self._take_commands()
                 if self._engine.has_work:
+                    self._stepping_since = time.monotonic()
                     outputs = self._engine.step()
+                    self._stepping_since = 0.0
                     self._stats = replace(self._engine.stats())
                     self._deliver(outputs)
                 if self._closing:

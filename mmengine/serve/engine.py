@@ -15,10 +15,12 @@ from mmengine.core.outputs import Output, Stats
 from mmengine.errors import InvalidRequest, LogError
 from mmengine.models.plugin import Prepared
 from mmengine.request import Request, SamplingParams
-from mmengine.serve.answers import Choice, Completion, Logprobs, RequestOutput
+from mmengine.serve.answers import Choice, Completion, Logprobs, RequestOutput, engine_failed
 from mmengine.serve.batching import run_batch
 from mmengine.serve.detokenize import StopStrings, TextStream, answer_text
+from mmengine.serve.health import Readiness, core_reasons
 from mmengine.serve.log_sync import LogSyncer
+from mmengine.serve.metrics import Metrics
 from mmengine.serve.operators import operator_log
 from mmengine.serve.prompts import Options, Prompt, core_requests, make_sampling, request_ids
 
@@ -92,7 +94,9 @@ class Engine:
         self._undelivered: list[str] = []
         self.batch_done: dict[str, Completion] = {}  # answers of batches that no batch has taken yet
         self._stalled_since = 0.0
+        self._failure = ""  # why the last step raised
         self._closed = False
+        self.metrics = Metrics(self._core.stats, lambda: self.readiness().ready)
         background = log is not None and self.config.log_sync == "background"
         self._syncer = LogSyncer(self._core.sync) if background else None
         built = self.built
@@ -141,6 +145,7 @@ class Engine:
             self.built.executor.attach(request.request_id, prepared.media)
             try:
                 self._core.submit(request)
+                self.metrics.submitted(request.request_id)
             except Exception:
                 self.built.executor.detach(request.request_id)
                 for taken in requests[:count]:
@@ -195,9 +200,14 @@ class Engine:
         """Compute one step and return what is new, in the order of the engine. Calling it again
         says that the answers of the last call were received."""
         self._mark_delivered()
-        outputs = [self._take(output) for output in self._core.step()]
-        if self._syncer is not None:
-            self._syncer.notify()
+        try:
+            outputs = [self._take(output) for output in self._core.step()]
+            if self._syncer is not None:
+                self._syncer.notify()
+        except Exception as error:
+            self._failure = str(engine_failed(error))
+            raise
+        self._failure = ""
         self._watch_stall()
         return [output for output in outputs if output is not None]
 
@@ -207,6 +217,7 @@ class Engine:
         self._undelivered.clear()
 
     def _take(self, output: Output) -> RequestOutput | None:
+        self.metrics.saw(output)
         if output.request_id not in self._answers:
             if output.finish_reason is not None:
                 self.built.executor.detach(output.request_id)
@@ -285,6 +296,16 @@ class Engine:
     def stats(self) -> Stats:
         """Counters of the core since the start."""
         return self._core.stats()
+
+    def metrics_text(self) -> str:
+        """Counters and times in Prometheus' text format; `metrics` is the collector behind it."""
+        return self.metrics.text()
+
+    def readiness(self) -> Readiness:
+        """Whether work should be sent here, and if not, why: the log cannot be written, a request is
+        preempted again and again, the last step raised (no progress among others), or it is closed."""
+        reasons = ["the engine is closed"] if self._closed else core_reasons(self._core)
+        return Readiness((*([self._failure] if self._failure else []), *reasons))
 
     def close(self) -> None:
         """Free the device and close the log. Closing twice is no error."""

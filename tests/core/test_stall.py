@@ -47,7 +47,8 @@ def test_a_request_that_is_preempted_again_and_again_is_named_once(tmp_path):
     named = stalls(tmp_path / "log")
     assert [(stall.kind, stall.request_id) for stall in named] == [("thrash", "other"), ("thrash", "first")]
     assert "3 times without a token" in named[0].detail
-    assert core.stats().num_stalls == len(named)
+    assert core.stats().num_thrashes == len(named) == 2
+    assert core.last_stall[1] == named[-1]
     assert verify(tmp_path / "log").ok
 
 
@@ -59,6 +60,7 @@ def test_no_progress_is_an_error_and_an_event(tmp_path, monkeypatch):
     with pytest.raises(MMEngineError, match="no progress at step 0: 0 requests run, 1 wait, 10 of 10 blocks"):
         core.step()
     assert [stall.kind for stall in stalls(tmp_path / "log")] == ["no progress"]
+    assert core.stats().num_no_progress == 1 and core.last_stall[0] == 0
     report = verify(tmp_path / "log")
     assert report.ok, report.divergence
 
@@ -73,4 +75,4 @@ def test_waiting_for_a_grammar_is_no_stall():
     core.inbox.put(ev.GrammarReady("a"))
     while core.has_work:
         core.step()
-    assert core.stats().num_finished == 1 and core.stats().num_stalls == 0
+    assert core.stats().num_finished == 1 and core.stats().num_no_progress == 0

@@ -1,0 +1,37 @@
+"""Whether an engine may be given work, and why not."""
+
+from dataclasses import dataclass
+
+from mmengine.core.engine import EngineCore
+from mmengine.core.stall import THRASH
+
+THRASH_STEPS = 256  # a thrash counts against an engine with work for so many steps
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """True in a condition when there are no `reasons` against it; each is a sentence for operators."""
+
+    reasons: tuple[str, ...] = ()
+
+    @property
+    def ready(self) -> bool:
+        return not self.reasons
+
+    def __bool__(self) -> bool:
+        return self.ready
+
+
+def core_reasons(core: EngineCore) -> list[str]:
+    """What keeps a core that runs from getting on with its work. Reads a few attributes; another thread
+    may ask."""
+    reasons = [core.stalled] if core.stalled else []
+    if core.last_stall is not None:
+        found, stall = core.last_stall
+        recent = core.state.step - found <= THRASH_STEPS and bool(core.state.requests)
+        if stall.kind == THRASH and recent:
+            reasons.append(
+                f"request {stall.request_id} was {stall.detail} (step {found}); raise num_blocks or lower "
+                "max_num_seqs"
+            )
+    return reasons

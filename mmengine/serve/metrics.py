@@ -1,0 +1,110 @@
+"""What an engine counts and measures, for Prometheus: a projection of the core's counters, and times of
+requests as their callers see them.
+
+    print(engine.metrics_text())                             # the text format, for any scraper
+    prometheus_client.REGISTRY.register(engine.metrics)      # or beside a program's own metrics
+"""
+
+import time
+from collections.abc import Callable, Iterator
+
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from mmengine.core.outputs import Output, Stats
+
+REASONS = ("stop", "length", "abort", "error", "rejected")
+COUNTERS = {  # by field of Stats: name, what it counts
+    "steps": ("steps", "Steps that the executor ran."),
+    "num_prompt_tokens": ("prompt_tokens", "Prompt tokens of requests that were taken."),
+    "num_output_tokens": ("output_tokens", "Tokens sampled."),
+    "num_cached_tokens": ("cached_tokens", "Tokens whose KV was found in the prefix cache at an admission."),
+    "num_preemptions": ("preemptions", "Running requests that lost their blocks."),
+    "num_encoded_items": ("encoded_items", "Images and videos that were encoded."),
+    "num_encoder_hits": ("encoder_hits", "Images and videos found in the encoder cache."),
+    "log_bytes": ("log_bytes", "Bytes written to the event log."),
+}
+GAUGES = {
+    "num_running": ("requests_running", "Requests that hold a row."),
+    "num_waiting": ("requests_waiting", "Requests that wait for one."),
+    "kv_blocks_used": ("kv_blocks_used", "KV blocks that requests hold."),
+    "kv_blocks_total": ("kv_blocks", "KV blocks there are."),
+}
+STALLS = {"num_thrashes": "thrash", "num_no_progress": "no_progress"}
+ELSEWHERE = {"num_finished", "device_ns"}  # by finish reason; in seconds
+_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+_TOKEN_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2.5)
+
+
+class Metrics(Collector):
+    """`stats` gives the core's counters; `ready` whether work may be sent. Callers on other threads see
+    values of some moment between two steps."""
+
+    def __init__(self, stats: Callable[[], Stats], ready: Callable[[], bool]):
+        self._stats, self.ready = stats, ready
+        self._live: dict[str, tuple[float, float, int]] = {}  # submitted, first token (s), tokens since
+        self._ends = dict.fromkeys(REASONS, 0)
+        registry = CollectorRegistry(auto_describe=False)
+        self._first = _histogram("time_to_first_token_seconds", "From submit to the first token.", _SECONDS)
+        self._between = _histogram(
+            "time_per_output_token_seconds", "Mean time between tokens of a request.", _TOKEN_SECONDS
+        )
+        self._whole = _histogram("request_seconds", "From submit to the end.", _SECONDS)
+        registry.register(self)
+        self._registry = registry
+
+    def submitted(self, request_id: str) -> None:
+        self._live[request_id] = time.monotonic(), 0.0, 0
+
+    def saw(self, output: Output) -> None:
+        """News of a request, as they leave the core."""
+        begin, first, count = self._live.get(output.request_id, (0.0, 0.0, 0))
+        if not begin:
+            return
+        if output.token_ids and first:
+            count += len(output.token_ids)
+        elif output.token_ids:
+            first = time.monotonic()
+            self._first.observe(first - begin)
+        self._live[output.request_id] = begin, first, count
+        if output.finish_reason is not None:
+            del self._live[output.request_id]
+            self._ends[output.finish_reason] += 1
+            if output.finish_reason in ("stop", "length"):
+                end = time.monotonic()
+                self._whole.observe(end - begin)
+                if count:
+                    self._between.observe((end - first) / count)
+
+    def text(self) -> str:
+        """Prometheus' text format, version 0.0.4."""
+        return generate_latest(self._registry).decode()
+
+    def collect(self) -> Iterator[Metric]:
+        stats = self._stats()
+        for name, (metric, help_text) in COUNTERS.items():
+            yield CounterMetricFamily(f"mmengine_{metric}", help_text, value=getattr(stats, name))
+        device_s = stats.device_ns / 1e9
+        yield CounterMetricFamily(
+            "mmengine_device_seconds", "Time the device took for steps.", value=device_s
+        )
+        for name, (metric, help_text) in GAUGES.items():
+            yield GaugeMetricFamily(f"mmengine_{metric}", help_text, value=getattr(stats, name))
+        ends = CounterMetricFamily(
+            "mmengine_requests_finished", "Requests by how they ended.", labels=["reason"]
+        )
+        for reason, count in self._ends.items():
+            ends.add_metric([reason], count)
+        yield ends
+        stalls = CounterMetricFamily("mmengine_stalls", "Times the engine got nowhere.", labels=["kind"])
+        for name, kind in STALLS.items():
+            stalls.add_metric([kind], getattr(stats, name))
+        yield stalls
+        yield GaugeMetricFamily("mmengine_ready", "1 when work may be sent here.", value=self.ready())
+        for histogram in (self._first, self._between, self._whole):
+            yield from histogram.collect()
+
+
+def _histogram(name: str, help_text: str, buckets: tuple[float, ...]) -> Histogram:
+    return Histogram(f"mmengine_{name}", help_text, buckets=buckets, registry=None)
