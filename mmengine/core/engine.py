@@ -56,7 +56,8 @@ class EngineCore:
         clock: Callable[[], int] = time.monotonic_ns,
         started: ev.Started | None = None,
     ):
-        config.check_resolved()
+        if started is None:
+            config.check_resolved()
         self.config = config
         self.executor = executor
         self.state = State(config)
