@@ -103,18 +103,13 @@ def _fill_blocks(state: State, rows: np.ndarray, computed: np.ndarray) -> None:
 
 
 def _fill_row_blocks(state: State, row: int, first: int, last: int) -> None:
-    size, index = state.block_size, state.blocks.index
-    tokens = state.block_tokens[row, first:last]
-    parts = index.token_parts(tokens).tolist()
-    extras = block_extras(state.requests_by_row[row].request, last * size, size)
-    content = int(state.content[row])
-    for place, number in enumerate(range(first, last)):
-        if content == NO_CONTENT:
-            break
-        block = int(state.block_table[row, number])
-        content = index.insert(block, content, parts[place], tokens[place], extras.get(number, b""))
-    state.content[row] = content
-    state.step_filled.append(state.block_table[row, first:last].copy())
+    content, blocks = int(state.content[row]), state.block_table[row, first:last].copy()
+    if content != NO_CONTENT:
+        extras = block_extras(state.requests_by_row[row].request, last * state.block_size, state.block_size)
+        extras = {number - first: extra for number, extra in extras.items() if number >= first}
+        tokens = state.block_tokens[row, first:last]
+        state.content[row] = state.blocks.index.insert_chain(blocks, content, tokens, extras)
+    state.step_filled.append(blocks)
 
 
 def take_runs(state: State, rows: np.ndarray, tokens: np.ndarray, counts: np.ndarray) -> None:
