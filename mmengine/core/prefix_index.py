@@ -13,6 +13,7 @@ import numpy as np
 NO_CONTENT = -1
 ROOT = 0  # the content id before the first block
 _MASK = 2**64 - 1
+_MANY = 8  # blocks from which on one by one costs more than all at once
 _PARENT_FACTOR = 0x9E3779B97F4A7C15
 
 
@@ -80,7 +81,8 @@ class PrefixIndex:
         for place, block in enumerate(blocks.tolist()):
             if content == NO_CONTENT:
                 break
-            if content == self._next_content - 1:  # the newest: nothing stands behind it yet
+            newest = content == self._next_content - 1  # nothing stands behind it yet
+            if newest and len(blocks) - place >= _MANY:
                 rest = {number - place: extra for number, extra in extras.items() if number >= place}
                 if self._append_chain(blocks[place:], parts[place:], tokens[place:], rest):
                     return self._next_content - 1

@@ -141,7 +141,9 @@ def told(model, parents, blocks, ids, contents):
 @settings(max_examples=250, deadline=None, derandomize=True)
 @given(OPERATIONS)
 def test_against_a_model(operations):
-    replay_operations(operations, collisions=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prefix_index, "_MANY", 1)
+        replay_operations(operations, collisions=False)
 
 
 @settings(max_examples=250, deadline=None, derandomize=True)
@@ -149,6 +151,7 @@ def test_against_a_model(operations):
 def test_hits_are_exact_though_all_keys_collide(operations):
     with pytest.MonkeyPatch.context() as patch:
         collide(patch)
+        patch.setattr(prefix_index, "_MANY", 1)
         replay_operations(operations, collisions=True)
 
 
@@ -199,7 +202,9 @@ def test_a_plain_column_is_no_twin_of_a_block_with_media(monkeypatch):
     assert index.insert_many(np.array([2]), np.array([ROOT]), np.array([[1, 2]], np.int32)).tolist() == [-1]
 
 
-def test_a_chain_gets_the_ids_that_one_by_one_gives():
+@pytest.mark.parametrize("many", [1, 3, 100])
+def test_a_chain_gets_the_ids_that_one_by_one_gives(monkeypatch, many):
+    monkeypatch.setattr(prefix_index, "_MANY", many)
     tokens, extras = np.arange(12, dtype=np.int32).reshape(6, SIZE), {2: b"image" * 8, 4: b"video" * 8}
     at_once, alone = PrefixIndex(16, SIZE), PrefixIndex(16, SIZE)
     for index in (at_once, alone):
