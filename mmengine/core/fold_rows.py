@@ -82,12 +82,14 @@ def compute(state: State, rows: np.ndarray, num_tokens: np.ndarray | int) -> Non
 
 
 def _fill_blocks(state: State, rows: np.ndarray, computed: np.ndarray) -> None:
-    """Record the content of blocks that are full once `computed` tokens are. What drafts fill does not
-    count. Rows that fill one plain block go together; the others go block by block."""
+    """Record the content of blocks that are full once `computed` tokens are. What holds drafts, or
+    tokens that are not known yet, does not count. Rows that fill one plain block go together; the others
+    go one by one."""
     size, spare = state.block_size, state.content_width - state.block_size
-    filled = np.minimum(computed, state.num_tokens[rows] - spare) // size
+    known = np.minimum(computed, state.num_tokens[rows] - spare)
     first = state.num_filled[rows]
-    state.num_filled[rows] = np.maximum(filled, first)
+    filled = np.maximum(known // size, first)
+    state.num_filled[rows] = filled
     plain = (filled - first == 1) & (first * size >= state.plain_from[rows])
     others = ()
     if np.count_nonzero(plain) < len(rows):
