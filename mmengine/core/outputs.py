@@ -39,9 +39,7 @@ class Outputs:
     def __bool__(self) -> bool:
         return bool(len(self._requests) or self._ends)
 
-    def tokens(
-        self, view: View, sampled: np.ndarray, taken: np.ndarray | None, event: ev.Executed
-    ) -> None:
+    def tokens(self, view: View, sampled: np.ndarray, taken: np.ndarray | None, event: ev.Executed) -> None:
         """Rows `sampled` of the step that `event` reports, and how many tokens each has `taken`: none where
         it broke or its request left meanwhile; None: one each. Call it after the fold. What is kept here
         are arrays: a list for each row would be garbage that the collector counts."""
