@@ -53,17 +53,13 @@ class LogError(MMEngineError):
 
 
 class CorruptLog(LogError):
-    pass
+    """`kind`: checksum, length, oversize, truncated, version, gap or link; `log fsck` has an exit code
+    for each."""
+
+    def __init__(self, text: str, kind: str = "checksum"):
+        super().__init__(text)
+        self.kind = kind
 
 
 class Diverged(LogError):
     pass
-
-
-def shown(value: object) -> str:
-    """A stranger's value in a message: short, whatever it is."""
-    try:
-        text = repr(value)
-    except ValueError:  # Python prints no integer of thousands of digits
-        return "a huge number"
-    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,36 +1,39 @@
-"""Records: a fixed header and a msgpack body, each checked by CRC-32 before it is believed.
+"""Format 2: what one commit appends is one frame, checked by one CRC-32 before it is believed.
 
-Header, little endian, 40 bytes:
+Frame, little endian: a header of 40 bytes and a msgpack body.
 
-    magic "MMEV"   u32 | format u8 | type u8 | reserved u16 | body length u32 | crc32 u32
-    sequence u64 | step u64 | monotonic ns u64
+    magic "MMFR" | crc32 u32 | body length u32 | records u32 | first sequence u64 | step u64 | mono ns u64
 
-The CRC covers the header (with the CRC field zero) and the body.
+The CRC covers everything behind it. The body is an array of (type number, step, mono ns, event), where
+step and time count from the header's. Sequences of records are dense, so a record needs none of its own.
 """
 
 import struct
 import zlib
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from mmengine.errors import CorruptLog
+from mmengine.events.upcast import UPCASTERS
 from mmengine.events.vocabulary import NUMBERS, TYPES, Event
 
-MAGIC_BYTES = b"MMEV"
-MAGIC = int.from_bytes(MAGIC_BYTES, "little")
-FORMAT = 1
-HEADER = struct.Struct("<IBBHIIQQQ")
+FORMAT = 2
+MAGIC = b"MMFR"
+HEADER = struct.Struct("<4sIIIQQQ")
+_CHECKED = struct.Struct("<IIQQQ")  # the header's part that the checksum covers
+_CRC_FROM = HEADER.size - _CHECKED.size
 MAX_BODY = 256 * 2**20  # the longest prompt that settings allow, with a run of media at each token, fits
+MAX_COUNTER = 2**64
 
 _encoder = msgspec.msgpack.Encoder()
+_outline = msgspec.msgpack.Decoder(list[tuple[int, int, int, msgspec.Raw]])
 _decoders = {number: msgspec.msgpack.Decoder(cls) for number, cls in TYPES.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(msgspec.Struct, frozen=True, gc=False):
     """An event with its place in the log. `step`: the step that was open or next when it was
-    appended. `offset`: of its header in the segment."""
+    appended. `offset`: where its frame begins in the segment."""
 
     sequence: int
     step: int
@@ -39,26 +42,42 @@ class Record:
     offset: int = 0
 
 
-class TornRecord(Exception):
-    """The bytes end before the record does."""
+class Frame(msgspec.Struct, frozen=True, gc=False):
+    """Where records stand in a segment, whole by their checksum: bytes [offset, end), the body from
+    `start` on. `step` and `mono_ns` are those of the first record. `number`: in format 1, the type of
+    the one record."""
 
-    def __init__(self, offset: int):
-        super().__init__(f"the record at byte {offset} is cut short")
+    offset: int
+    start: int
+    end: int
+    crc: int
+    sequence: int
+    count: int
+    step: int
+    mono_ns: int
+    number: int = -1
+
+
+class TornRecord(Exception):
+    """The bytes end before the frame does."""
+
+    def __init__(self, offset: int, what: str = "the record"):
+        super().__init__(f"{what} at byte {offset} is cut short")
         self.offset = offset
 
 
 class DamagedRecord(CorruptLog):
-    """Bytes that are no record, or contradict their checksum."""
+    """Bytes that are no frame, or contradict their checksum."""
 
-    def __init__(self, offset: int, what: str):
-        super().__init__(f"the record at byte {offset} is damaged: {what}")
+    def __init__(self, offset: int, what: str, kind: str = "checksum"):
+        super().__init__(f"the record at byte {offset} is damaged: {what}", kind)
 
 
 class UnknownRecord(CorruptLog):
-    """A record that was written as it stands, its checksum says so, but that cannot be read here."""
+    """A frame that was written as it stands, its checksum says so, but that cannot be read here."""
 
     def __init__(self, offset: int, what: str):
-        super().__init__(f"the record at byte {offset} cannot be read: {what}")
+        super().__init__(f"the record at byte {offset} cannot be read: {what}", "version")
 
 
 def settled(event: Event) -> Event:
@@ -69,43 +88,80 @@ def settled(event: Event) -> Event:
     """
     try:
         body = _encoder.encode(event)
-        if len(body) > MAX_BODY:
+        if len(body) > MAX_BODY - 64:
             raise ValueError(f"it needs {len(body)} bytes, more than {MAX_BODY}")
         return _decoders[NUMBERS[type(event)]].decode(body)
     except (TypeError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
         raise ValueError(str(error)) from None
 
 
-def encode(event: Event, sequence: int, step: int, mono_ns: int) -> bytes:
-    body = _encoder.encode(event)
-    head = (MAGIC, FORMAT, NUMBERS[type(event)], 0, len(body))
-    crc = zlib.crc32(body, zlib.crc32(HEADER.pack(*head, 0, sequence, step, mono_ns)))
-    return HEADER.pack(*head, crc, sequence, step, mono_ns) + body
+def encode(records: Sequence[tuple[int, int, int, Event]], sequence: int) -> list[bytes]:
+    """Frames of (type number, step, mono ns, event), the first of which is record `sequence`: one, or
+    as few as the limit of a body allows. Raises ValueError when one record alone is above it."""
+    kind, step, mono_ns, event = records[0]
+    if len(records) == 1:
+        body = _encoder.encode([(kind, 0, 0, event)])
+    else:
+        body = _encoder.encode([(kind, at - step, ns - mono_ns, event) for kind, at, ns, event in records])
+    if len(body) > MAX_BODY:
+        half = len(records) // 2
+        if not half:
+            raise ValueError(f"record {sequence} needs {len(body)} bytes, more than {MAX_BODY}")
+        return encode(records[:half], sequence) + encode(records[half:], sequence + half)
+    checked = _CHECKED.pack(len(body), len(records), sequence, step, mono_ns) + body
+    return [MAGIC + zlib.crc32(checked).to_bytes(4, "little") + checked]
 
 
-def decode_at(data: bytes | memoryview, offset: int) -> tuple[Record, int]:
-    """The record at `offset` and the offset behind it. Raises TornRecord, DamagedRecord, UnknownRecord."""
+def frame_at(data: bytes | memoryview, offset: int) -> Frame:
+    """The frame at `offset`, whole by its checksum. Raises TornRecord, DamagedRecord."""
     if len(data) - offset < HEADER.size:
         raise TornRecord(offset)
-    magic, fmt, number, _, length, crc, sequence, step, mono_ns = HEADER.unpack_from(data, offset)
+    magic, crc, length, count, sequence, step, mono_ns = HEADER.unpack_from(data, offset)
     if magic != MAGIC:
         raise DamagedRecord(offset, "it does not begin as a record does")
     if length > MAX_BODY:
-        raise DamagedRecord(offset, f"it claims {length} bytes, more than {MAX_BODY}")
-    start = offset + HEADER.size
-    end = start + length
+        raise DamagedRecord(offset, f"it claims {length} bytes, more than {MAX_BODY}", "oversize")
+    end = offset + HEADER.size + length
     if end > len(data):
         raise TornRecord(offset)
-    body = data[start:end]
-    blank = HEADER.pack(
-        magic, fmt, number, *HEADER.unpack_from(data, offset)[3:5], 0, sequence, step, mono_ns
-    )
-    if zlib.crc32(body, zlib.crc32(blank)) != crc:
+    if zlib.crc32(data[offset + _CRC_FROM : end]) != crc:
         raise DamagedRecord(offset, "its checksum does not match")
-    if fmt != FORMAT or number not in _decoders:
+    return Frame(offset, offset + HEADER.size, end, crc, sequence, count, step, mono_ns)
+
+
+def records_in(data: bytes | memoryview, frame: Frame) -> list[Record]:
+    """The records of a frame. Raises UnknownRecord."""
+    offset, sequence, step, mono_ns = frame.offset, frame.sequence, frame.step, frame.mono_ns
+    try:
+        outline = _outline.decode(data[frame.start : frame.end])
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise UnknownRecord(offset, f"its body is no list of records: {error}") from None
+    if len(outline) != frame.count:
+        raise UnknownRecord(offset, f"it claims {frame.count} records and holds {len(outline)}")
+    records = []
+    for number, steps, ns, body in outline:
+        if not (0 <= step + steps < MAX_COUNTER and 0 <= mono_ns + ns < MAX_COUNTER):
+            raise UnknownRecord(offset, "a record's step or time is out of range")
+        event = decode_event(FORMAT, number, body, offset)
+        records.append(Record(sequence, step + steps, mono_ns + ns, event, offset))
+        sequence += 1
+    return records
+
+
+def decode_event(fmt: int, number: int, body: bytes | msgspec.Raw, offset: int) -> Event:
+    """An event of any format that there was, in today's words. Raises UnknownRecord."""
+    decoder = _decoders.get(number)
+    if decoder is None:
         raise UnknownRecord(offset, f"format {fmt} type {number} is newer than this build knows")
     try:
-        event = _decoders[number].decode(body)
+        upcast = UPCASTERS.get((fmt, number))
+        return decoder.decode(body) if upcast is None else _upcast(upcast, number, body)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # bad UTF-8 is a ValueError
         raise UnknownRecord(offset, f"its body is no {TYPES[number].__name__}: {error}") from None
-    return Record(sequence, step, mono_ns, event, offset), end
+
+
+def _upcast(upcast: Callable[[list], list], number: int, body: bytes | msgspec.Raw) -> Event:
+    fields = msgspec.msgpack.decode(body)
+    if not isinstance(fields, list):
+        raise ValueError("it is no array")
+    return _decoders[number].decode(_encoder.encode(upcast(fields)))

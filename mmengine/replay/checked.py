@@ -18,7 +18,8 @@ from mmengine.core.state import State
 from mmengine.errors import ConfigError, CorruptLog, LogError
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
-from mmengine.events.log import LogReader, TornTail
+from mmengine.events.log import LogReader
+from mmengine.events.recovery import Cut
 
 MAX_CELLS = 2**31  # rows x tokens, or KV slots, that a log's settings may ask a replay to hold
 
@@ -41,7 +42,7 @@ class CheckedLog:
         self._live: set[str] = set()
 
     @property
-    def torn(self) -> TornTail | None:
+    def torn(self) -> Cut | None:
         """Set when the iteration ended at bytes that are no whole record."""
         return self._reader.torn
 
@@ -95,7 +96,7 @@ def _replay_config(started: ev.Started, folder: Path) -> EngineConfig:
     """The settings of the log, refused when a replay could not hold them in memory."""
     try:
         config = EngineConfig.from_dict(started.config)
-        config.check_foldable()
+        config.check_resolved()
         policy_named(config.policy)
     except ConfigError as error:
         raise CorruptLog(f"STARTED in {folder} holds settings that no engine could have: {error}") from None

@@ -19,7 +19,7 @@ from mmengine.core.state import State
 from mmengine.errors import ExecutorFailed, LogError, MMEngineError
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
-from mmengine.events.log import TornTail
+from mmengine.events.recovery import Cut
 from mmengine.replay.checked import CheckedLog
 from mmengine.request import SamplingParams
 from mmengine.version import __version__
@@ -55,7 +55,7 @@ class VerifyReport:
     logged_engine: str = ""
     version: int = DECISION_VERSION  # of this build
     engine: str = __version__
-    torn: TornTail | None = None
+    torn: Cut | None = None
     divergence: Divergence | None = None
     unfinished: list[str] = field(default_factory=list)
 

@@ -50,13 +50,19 @@ class Unreliable(SimulatedExecutor):
 class Stalling(LogWriter):
     """Takes a commit in so many tries."""
 
+    planted = False
+
     def __init__(self, rng, folder):
         self.rng = rng
         super().__init__(folder, segment_bytes=5000)
 
     def commit(self):
-        self.stalled = "planted" if self.rng.random() < 0.1 else ""
-        return False if self.stalled else super().commit()
+        self.planted = self.rng.random() < 0.1
+        return not self.planted and super().commit()
+
+    @property
+    def stalled(self):
+        return "planted" if self.planted else super().stalled
 
 
 class Chaos:
@@ -112,6 +118,7 @@ class Chaos:
             self.step()
         self.sink.rng = random.Random(0)
         self.sink.commit = lambda: LogWriter.commit(self.sink)
+        self.sink.planted = False
         self.core.close()
 
 

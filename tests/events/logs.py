@@ -7,7 +7,8 @@ import numpy as np
 
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
-from mmengine.events.log import SEGMENT_BYTES, LogReader, LogWriter
+from mmengine.events.log import LogReader, LogWriter
+from mmengine.events.writer import SEGMENT_BYTES
 from mmengine.request import MediaItem, SamplingParams
 
 
@@ -39,8 +40,8 @@ def one_of_each() -> list[ev.Event]:
 
 
 def write_log(folder: Path, events: Iterable[ev.Event], *, segment_bytes: int = SEGMENT_BYTES) -> Path:
-    """Each event committed alone, so that a small `segment_bytes` gives many segments."""
-    writer = LogWriter(folder, segment_bytes=segment_bytes)
+    """Each event committed alone, so that a small `segment_bytes` gives many segments, none packed."""
+    writer = LogWriter(folder, segment_bytes=segment_bytes, pack_full=False)
     for number, event in enumerate(events):
         writer.append(event, number // 3, 1000 + number)
         assert writer.commit()

@@ -11,18 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmengine.errors import CorruptLog
+from mmengine.events import codec, format_1
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import (
-    HEADER,
-    MAGIC,
     MAX_BODY,
     DamagedRecord,
     TornRecord,
     UnknownRecord,
-    decode_at,
     encode,
+    frame_at,
+    records_in,
     settled,
 )
+from mmengine.events.upcast import UPCASTERS
 from mmengine.request import MediaItem, SamplingParams
 from tests.events.logs import one_of_each
 
@@ -121,15 +122,32 @@ EVENTS = st.one_of(*(st.builds(cls, *fields) for cls, fields in FIELDS.items()))
 HUGE = 2**32 - 1
 
 
-def header(body: bytes, *, fmt: int = 1, number: int = 8, length: int | None = None) -> bytes:
-    """A header with a right checksum, whatever it says."""
-    head = (MAGIC, fmt, number, 0, len(body) if length is None else length)
-    crc = zlib.crc32(body, zlib.crc32(HEADER.pack(*head, 0, 0, 0, 0)))
-    return HEADER.pack(*head, crc, 0, 0, 0)
+def framed(body: bytes, *, count: int = 1, length: int | None = None, start=(0, 0, 0)) -> bytes:
+    """A frame with a right checksum, whatever it says."""
+    checked = struct.pack("<IIQQQ", len(body) if length is None else length, count, *start) + body
+    return b"MMFR" + struct.pack("<I", zlib.crc32(checked)) + checked
 
 
-def record_of(body: bytes, **fields: int) -> bytes:
-    return header(body, **fields) + body
+def record_of(body: bytes, *, number: int = 8, **fields) -> bytes:
+    """A frame of one record with the given body."""
+    return framed(b"\x91\x94" + msgspec.msgpack.encode(number) + b"\0\0" + body, **fields)
+
+
+def old_record(body: bytes, *, fmt: int = 1, number: int = 8) -> bytes:
+    """A record of format 1 with a right checksum, whatever it says."""
+    head = (b"MMEV", fmt, number, 0, len(body))
+    crc = zlib.crc32(body, zlib.crc32(format_1.HEADER.pack(*head, 0, 0, 0, 0)))
+    return format_1.HEADER.pack(*head, crc, 0, 0, 0) + body
+
+
+def read(data: bytes, offset: int = 0, framing=codec) -> list:
+    """The records of the frame at a place."""
+    return framing.records_in(data, framing.frame_at(data, offset))
+
+
+def one_record(event: ev.Event, sequence: int = 0, step: int = 0, mono_ns: int = 0) -> bytes:
+    (frame,) = encode([(ev.NUMBERS[type(event)], step, mono_ns, event)], sequence)
+    return frame
 
 
 def test_every_type_is_drawn():
@@ -140,25 +158,50 @@ def test_every_type_is_drawn():
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(EVENTS, *(st.integers(0, 2**64 - 1) for _ in range(3)), st.binary(max_size=5))
 def test_round_trip(event, sequence, step, mono_ns, before):
-    data = before + encode(event, sequence, step, mono_ns)
-    record, end = decode_at(data + b"more", len(before))
+    data = before + one_record(event, sequence, step, mono_ns)
+    frame = frame_at(data + b"more", len(before))
+    (record,) = records_in(data + b"more", frame)
     assert (record.event, type(record.event)) == (event, type(event))
     assert (record.sequence, record.step, record.mono_ns) == (sequence, step, mono_ns)
-    assert (record.offset, end) == (len(before), len(data))
+    assert (record.offset, frame.end) == (len(before), len(data))
     assert settled(event) == event
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(st.lists(st.tuples(EVENTS, st.integers(0, 2**62), st.integers(0, 2**62)), min_size=1, max_size=6))
+def test_records_of_one_commit_keep_their_own_steps_and_times(given):
+    (data,) = encode([(ev.NUMBERS[type(event)], step, ns, event) for event, step, ns in given], 7)
+    records = read(data)
+    assert [(record.event, record.step, record.mono_ns) for record in records] == given
+    assert [record.sequence for record in records] == list(range(7, 7 + len(given)))
+
+
+def test_a_commit_above_the_limit_of_a_body_becomes_several_frames(monkeypatch):
+    monkeypatch.setattr(codec, "MAX_BODY", 300)
+    given = [(8, 1, 2, ev.Failed("x" * 90)) for _ in range(7)]
+    frames = encode(given, 3)
+    assert len(frames) == 3 and all(len(frame) <= 340 for frame in frames)
+    records = [record for frame in frames for record in read(frame)]
+    assert [record.sequence for record in records] == list(range(3, 10))
+    with pytest.raises(ValueError, match="record 5 needs .* bytes"):
+        encode([(8, 0, 0, ev.Failed("x" * 400))], 5)
 
 
 def test_logprobs_need_not_be_numbers():
     event = ev.Executed(b"", logprobs=((0, ((1, float("nan")), (2, float("-inf")))),))
-    data = encode(event, 0, 0, 0)
-    assert encode(decode_at(data, 0)[0].event, 0, 0, 0) == data
+    data = one_record(event)
+    assert one_record(read(data)[0].event) == data
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(st.sampled_from(sorted(ev.TYPES)), st.binary(max_size=60))
 def test_a_body_of_anything_is_read_or_refused(number, body):
-    with suppress(UnknownRecord):
-        decode_at(record_of(body, number=number), 0)
+    for data, framing in (
+        (record_of(body, number=number), codec),
+        (old_record(body, number=number), format_1),
+    ):
+        with suppress(UnknownRecord):
+            read(data, framing=framing)
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)
@@ -168,7 +211,7 @@ def test_a_body_with_some_bytes_changed_is_read_or_refused(event, data):
     for _ in range(data.draw(st.integers(1, 3))):
         body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
     with suppress(UnknownRecord):
-        decode_at(record_of(bytes(body), number=ev.NUMBERS[type(event)]), 0)
+        read(record_of(bytes(body), number=ev.NUMBERS[type(event)]))
 
 
 def test_type_numbers_and_fields_are_for_ever():
@@ -200,29 +243,76 @@ def test_type_numbers_and_fields_are_for_ever():
 def test_fields_of_a_later_build_are_skipped_and_missing_ones_filled():
     known = msgspec.msgpack.decode(msgspec.msgpack.encode(ev.Finished("a", "stop", "eos")))
     later = msgspec.msgpack.encode([*known, "something new"])
-    assert decode_at(record_of(later, number=9), 0)[0].event == ev.Finished("a", "stop", "eos")
+    assert read(record_of(later, number=9))[0].event == ev.Finished("a", "stop", "eos")
     earlier = msgspec.msgpack.encode(known[:2])
-    assert decode_at(record_of(earlier, number=9), 0)[0].event == ev.Finished("a", "stop", "")
+    assert read(record_of(earlier, number=9))[0].event == ev.Finished("a", "stop", "")
 
 
-@pytest.mark.parametrize("fmt, number", [(2, 8), (0, 8), (1, 0), (1, 100), (1, 255)])
-def test_what_is_newer_is_said_to_be(fmt, number):
+@pytest.mark.parametrize("number", [0, 100, 255, -1, 2**40])
+def test_a_type_that_is_newer_is_said_to_be(number):
+    with pytest.raises(UnknownRecord, match=f"format 2 type {number} is newer"):
+        read(record_of(b"\x91\xa0", number=number))
+
+
+@pytest.mark.parametrize("fmt, number", [(3, 8), (0, 8), (1, 0), (1, 255)])
+def test_what_format_1_never_had_is_newer(fmt, number):
     with pytest.raises(UnknownRecord, match=f"format {fmt} type {number} is newer"):
-        decode_at(record_of(b"\x91\xa0", fmt=fmt, number=number), 0)
+        read(old_record(b"\x91\xa0", fmt=fmt, number=number), framing=format_1)
+
+
+def test_format_1_reads_as_it_was_written():
+    for event in one_of_each():
+        data = old_record(msgspec.msgpack.encode(event), number=ev.NUMBERS[type(event)])
+        (record,) = read(b"before" + data, 6, format_1)
+        if isinstance(event, ev.Started):
+            event = msgspec.structs.replace(event, config={"max_in_flight": 1, **event.config})
+        assert record.event == event and record.offset == 6
+
+
+def test_an_upcaster_says_what_an_old_field_means(monkeypatch):
+    monkeypatch.setitem(UPCASTERS, (1, 9), lambda fields: [fields[0], "stop", *fields[2:]])
+    body = msgspec.msgpack.encode(["a", "finished", "eos"])
+    assert read(old_record(body, number=9), framing=format_1)[0].event == ev.Finished("a", "stop", "eos")
+    assert read(record_of(body, number=9))[0].event == ev.Finished("a", "finished", "eos")
+    with pytest.raises(UnknownRecord, match="no array"):
+        read(old_record(b"\x05", number=9), framing=format_1)
+
+
+def test_a_setting_that_an_old_log_has_is_kept():
+    event = ev.Started(1, "0", 1, {"max_in_flight": 2}, {}, 9)
+    data = old_record(msgspec.msgpack.encode(event), number=1)
+    assert read(data, framing=format_1)[0].event == event
 
 
 def test_wrong_magic():
-    data = bytearray(encode(ev.CacheReset(), 0, 0, 0))
+    data = bytearray(one_record(ev.CacheReset()))
     data[0] ^= 1
     with pytest.raises(DamagedRecord, match="byte 0 is damaged"):
-        decode_at(data, 0)
+        frame_at(data, 0)
 
 
 def test_a_length_over_the_limit_is_damage_and_one_below_it_a_cut():
-    with pytest.raises(DamagedRecord, match="3000000000 bytes"):
-        decode_at(header(b"", length=3_000_000_000), 0)
+    with pytest.raises(DamagedRecord, match="3000000000 bytes") as error:
+        frame_at(framed(b"", length=3_000_000_000), 0)
+    assert error.value.kind == "oversize"
     with pytest.raises(TornRecord):
-        decode_at(header(b"", length=MAX_BODY), 0)
+        frame_at(framed(b"", length=MAX_BODY), 0)
+
+
+@pytest.mark.parametrize("count", [0, 2, 2**32 - 1])
+def test_a_count_that_lies(count):
+    with pytest.raises(UnknownRecord, match=f"claims {count} records and holds 1"):
+        read(record_of(b"\x91\xa0", count=count))
+
+
+@pytest.mark.parametrize("steps, ns", [(-1, 0), (0, -1), (2**64, 0), (1, 2**63)])
+def test_a_step_or_time_out_of_range(steps, ns):
+    if steps == 2**64:  # no msgpack integer; the sum goes beyond it
+        data = framed(msgspec.msgpack.encode([(8, 2**63, 0, ("",))]), start=(0, 2**63, 0))
+    else:
+        data = framed(msgspec.msgpack.encode([(8, steps, ns, ("",))]), start=(0, 0, 2**63 if ns > 0 else 0))
+    with pytest.raises(UnknownRecord, match="out of range"):
+        read(data)
 
 
 LIES = {
@@ -241,14 +331,28 @@ LIES = {
 @pytest.mark.parametrize("name", LIES)
 def test_a_lying_body_is_refused_without_memory(name):
     number, body = LIES[name]
-    data = record_of(body, number=number)
-    tracemalloc.start()
-    try:
-        with pytest.raises(UnknownRecord):
-            decode_at(data, 0)
-        assert tracemalloc.get_traced_memory()[1] < 4 * 2**20
-    finally:
-        tracemalloc.stop()
+    for data, framing in (
+        (record_of(body, number=number), codec),
+        (old_record(body, number=number), format_1),
+    ):
+        tracemalloc.start()
+        try:
+            with pytest.raises(UnknownRecord):
+                read(data, framing=framing)
+            assert tracemalloc.get_traced_memory()[1] < 4 * 2**20
+        finally:
+            tracemalloc.stop()
+
+
+def test_an_outline_that_lies_is_refused_without_memory():
+    for body in (b"\xdd" + struct.pack(">I", HUGE), b"\xdd" + struct.pack(">I", HUGE) + b"\x94" * 1000):
+        tracemalloc.start()
+        try:
+            with pytest.raises(UnknownRecord, match="no list of records"):
+                read(framed(body))
+            assert tracemalloc.get_traced_memory()[1] < 4 * 2**20
+        finally:
+            tracemalloc.stop()
 
 
 def test_unknown_is_corrupt_but_not_damaged():
@@ -272,7 +376,7 @@ def test_settled_refuses_what_would_not_come_back(event):
 
 
 def test_settled_refuses_what_is_too_long(monkeypatch):
-    monkeypatch.setattr("mmengine.events.codec.MAX_BODY", 100)
+    monkeypatch.setattr(codec, "MAX_BODY", 100)
     with pytest.raises(ValueError, match="more than 100"):
         settled(ev.Failed("x" * 100))
 

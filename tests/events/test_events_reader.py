@@ -1,26 +1,36 @@
 """Reading a folder: nothing false ever comes out, a cut tail is reported, damage is refused."""
 
+import os
 import random
+import zlib
 
+import msgspec
 import pytest
 
 from mmengine.errors import CorruptLog, LogError
-from mmengine.events import codec, log
+from mmengine.events import codec, format_1, segment
 from mmengine.events import vocabulary as ev
-from mmengine.events.codec import HEADER, encode
-from mmengine.events.log import LogReader
+from mmengine.events.codec import HEADER
+from mmengine.events.log import LogReader, LogWriter
+from mmengine.events.segment import FOOTER_SIZE, HEADER_SIZE
 from tests.events.logs import one_of_each, read_events, segments, write_log
-
-
-def offsets(path):
-    return [record.offset for record in LogReader(path)]
+from tests.events.test_events_codec import old_record, one_record, record_of
 
 
 @pytest.fixture
 def single(tmp_path):
-    """A log of one segment: its path, bytes and events."""
+    """A log of one segment as a killed process leaves it, without a footer: its path, bytes, events."""
     folder = write_log(tmp_path / "single", one_of_each())
     (path,) = segments(folder)
+    data = path.read_bytes()[:-FOOTER_SIZE]
+    path.write_bytes(data)
+    return path, data, one_of_each()
+
+
+@pytest.fixture
+def closed(tmp_path):
+    """The same, closed by its writer."""
+    (path,) = segments(write_log(tmp_path / "closed", one_of_each()))
     return path, path.read_bytes(), one_of_each()
 
 
@@ -41,19 +51,36 @@ def test_all_comes_back_in_order(several):
     assert LogReader(several).num_bytes == sum(path.stat().st_size for path in segments(several))
 
 
-def test_a_cut_at_every_byte(single):
-    path, data, events = single
-    starts = [*offsets(path.parent), len(data)]
+def ends_of(path):
+    """Where each whole frame of an untouched segment begins, and where the last one ends."""
+    data = path.read_bytes()
+    scan = segment.Scan(data)
+    return [frame.offset for frame in scan.frames()] + [len(data) - FOOTER_SIZE * scan.is_closed]
+
+
+@pytest.mark.parametrize("which", ["single", "closed"])
+def test_a_cut_at_every_byte(which, request):
+    path, data, events = request.getfixturevalue(which)
+    starts = ends_of(path)
     for cut in range(len(data)):
         path.write_bytes(data[:cut])
         reader = LogReader(path.parent)
-        whole = max(number for number, start in enumerate(starts) if start <= cut)
+        whole = max((number for number, start in enumerate(starts) if start <= cut), default=0)
         assert [record.event for record in reader] == events[:whole]
-        if cut == starts[whole]:
+        assert not reader.recovery.is_closed
+        end = starts[whole] if cut >= HEADER_SIZE else 0
+        if cut == end:
             assert reader.torn is None
         else:
-            torn = (reader.torn.path, reader.torn.offset, reader.torn.num_bytes)
-            assert torn == (path, starts[whole], cut - starts[whole])
+            torn = (reader.torn.path, reader.torn.offset, reader.torn.num_bytes, reader.torn.kind)
+            assert torn == (path, end, cut - end, "truncated")
+
+
+def test_a_closed_log_is_known_to_be_whole(closed, single):
+    for (path, _, events), is_closed in ((closed, True), (single, False)):
+        reader = LogReader(path.parent)
+        assert [record.event for record in reader] == events
+        assert reader.recovery.is_closed == is_closed and not reader.recovery.cuts
 
 
 def test_a_tail_of_zeros_is_torn(single):
@@ -66,7 +93,7 @@ def test_a_tail_of_zeros_is_torn(single):
 
 def test_two_thousand_flipped_bits(single):
     path, data, events = single
-    starts = offsets(path.parent)
+    starts = ends_of(path)
     rng = random.Random(7)
     torn = 0
     for _ in range(2000):
@@ -75,9 +102,10 @@ def test_two_thousand_flipped_bits(single):
         flipped[bit // 8] ^= 1 << bit % 8
         path.write_bytes(flipped)
         reader, got = LogReader(path.parent), []
-        hit = max(number for number, start in enumerate(starts) if start <= bit // 8)
+        hit = max((number for number, start in enumerate(starts) if start <= bit // 8), default=0)
         if hit < len(events) - 1:
-            with pytest.raises(CorruptLog, match=f"{path.name}.*byte {starts[hit]}"):
+            place = starts[hit] if bit // 8 >= HEADER_SIZE else 0
+            with pytest.raises(CorruptLog, match=f"{path.name}.*byte {place}"):
                 got += (record.event for record in reader)
         else:
             got = [record.event for record in reader]
@@ -87,18 +115,51 @@ def test_two_thousand_flipped_bits(single):
     assert torn > 10
 
 
+def test_no_bit_of_a_closed_log_flips_unseen(closed):
+    """The footer says where the log ends, so that also its last record is damaged, never torn."""
+    path, data, events = closed
+    footer = len(data) - FOOTER_SIZE
+    for byte in range(len(data)):
+        flipped = bytearray(data)
+        flipped[byte] ^= 1 << byte % 8
+        path.write_bytes(flipped)
+        reader = LogReader(path.parent)
+        if byte < footer:
+            with pytest.raises(CorruptLog, match="damaged|cut short|format"):
+                list(reader)
+        else:
+            assert [record.event for record in reader] == events
+            assert reader.torn.offset == footer and not reader.recovery.is_closed
+
+
+def test_a_segment_without_a_frame_in_the_middle_is_a_gap_and_one_at_its_end_contradicts_the_footer(closed):
+    path, data, _ = closed
+    starts = ends_of(path)
+    path.write_bytes(data[: starts[3]] + data[starts[4] :])
+    with pytest.raises(CorruptLog, match="record 4 stands where record 3 belongs") as error:
+        list(LogReader(path.parent))
+    assert error.value.kind == "gap"
+    path.write_bytes(data[: starts[-2]] + data[starts[-1] :])
+    reader = LogReader(path.parent)
+    assert len(list(reader)) == len(starts) - 2 and "other records" in reader.torn.what
+    with pytest.raises(CorruptLog, match="other records"):
+        list(LogReader(path.parent, "strict"))
+
+
 def test_a_length_that_reaches_past_the_end_is_no_cut_when_records_follow(single):
     path, data, _ = single
-    length = HEADER.unpack_from(data, 0)[4]
-    path.write_bytes(data[:8] + (length + 2**20).to_bytes(4, "little") + data[12:])
-    with pytest.raises(CorruptLog, match="byte 0 is cut short"):
+    length = HEADER.unpack_from(data, HEADER_SIZE)[2]
+    at = HEADER_SIZE + 8
+    path.write_bytes(data[:at] + (length + 2**20).to_bytes(4, "little") + data[at + 4 :])
+    with pytest.raises(CorruptLog, match=f"byte {HEADER_SIZE} is cut short") as error:
         list(LogReader(path.parent))
+    assert error.value.kind == "length"
 
 
 def test_a_cut_before_the_last_segment_is_refused(several):
     path = segments(several)[1]
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(CorruptLog, match=f"{path.name}: the record at byte .* is cut short"):
+    with pytest.raises(CorruptLog, match=f"{path.name}: the footer at byte .* is cut short"):
         list(LogReader(several))
 
 
@@ -113,8 +174,10 @@ def test_damage_before_the_last_segment_is_refused_even_at_its_end(several):
 def test_a_missing_segment_is_a_gap(several, gone):
     path, after = segments(several)[gone : gone + 2]
     path.unlink()
-    with pytest.raises(CorruptLog, match=f"{after.name}, byte 0: .* belongs; records are missing"):
+    what = f"{after.name}, byte 64: .* belongs; records are missing" if gone else "begins with record"
+    with pytest.raises(CorruptLog, match=what) as error:
         list(LogReader(several))
+    assert error.value.kind == "gap"
 
 
 def test_a_segment_that_stands_twice_is_refused(several):
@@ -139,44 +202,62 @@ def test_links_are_not_followed(several, tmp_path):
     path = segments(several)[2]
     path.rename(tmp_path / "elsewhere")
     path.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(CorruptLog, match="records are missing"):
-        list(LogReader(several))
+    with pytest.raises(CorruptLog, match=f"{path.name} is a link") as error:
+        LogReader(several)
+    assert error.value.kind == "link"
 
 
-@pytest.mark.parametrize("made", ["nothing", "empty", "other files", "link", "folder"])
-def test_what_is_no_log(tmp_path, several, made):
+def test_what_became_a_link_meanwhile_is_not_followed(several, tmp_path):
+    reader, path = LogReader(several), segments(several)[2]
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(LogError, match="cannot be read"):
+        list(reader)
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_is_no_segment(several):
+    reader, path = LogReader(several), segments(several)[2]
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(CorruptLog, match="no plain file"):
+        list(reader)
+
+
+@pytest.mark.parametrize("made", ["nothing", "empty", "other files", "folder"])
+def test_what_is_no_log(tmp_path, made):
     folder = tmp_path / "none"
     if made != "nothing":
         folder.mkdir()
     if made == "other files":
         (folder / "notes.txt").write_text("x")
-    if made == "link":
-        (folder / segments(several)[0].name).symlink_to(segments(several)[0])
     if made == "folder":
         (folder / "0.mmlog").mkdir()
     with pytest.raises(LogError, match="holds no log"):
         LogReader(folder)
 
 
-@pytest.mark.parametrize("newer", [{"fmt": 2}, {"number": 99}])
 @pytest.mark.parametrize("last", [True, False])
-def test_records_of_a_newer_build_are_never_taken_for_a_torn_tail(single, newer, last):
-    from tests.events.test_events_codec import record_of
+def test_records_of_a_newer_build_are_never_taken_for_a_torn_tail(single, last):
+    path, data, events = single
+    after = b"" if last else one_record(ev.CacheReset(), 99)
+    path.write_bytes(data + record_of(b"\x90", number=99, start=(len(events), 0, 0)) + after)
+    with pytest.raises(CorruptLog, match="newer than this build knows") as error:
+        list(LogReader(path.parent))
+    assert error.value.kind == "version"
 
+
+@pytest.mark.parametrize("mode", ["strict", "tail", "salvage"])
+def test_a_log_of_a_newer_format_says_so(single, mode):
     path, data, _ = single
-    after = b"" if last else encode(ev.CacheReset(), 99, 0, 0)
-    path.write_bytes(data + record_of(b"\x90", **newer) + after)
-    with pytest.raises(CorruptLog, match="newer than this build knows"):
-        list(LogReader(path.parent))
-
-
-def test_a_log_wholly_of_a_newer_format_says_so(single):
-    from tests.events.test_events_codec import record_of
-
-    path, _, _ = single
-    path.write_bytes(record_of(b"\x90", fmt=2) * 5)
+    block = data[:8] + (7).to_bytes(2, "little") + data[10 : HEADER_SIZE - 4]
+    path.write_bytes(block + zlib.crc32(block).to_bytes(4, "little") + data[HEADER_SIZE:])
+    with pytest.raises(CorruptLog, match="format 7 is newer") as error:
+        list(LogReader(path.parent, mode))
+    assert error.value.kind == "version"
+    path.write_bytes(old_record(b"\x90", fmt=2) * 5)
     with pytest.raises(CorruptLog, match="format 2 type 8 is newer"):
-        list(LogReader(path.parent))
+        list(LogReader(path.parent, mode))
 
 
 def test_a_segment_of_absurd_size_is_refused_before_it_is_read(single):
@@ -188,24 +269,67 @@ def test_a_segment_of_absurd_size_is_refused_before_it_is_read(single):
 
 
 def test_too_many_segments_are_refused(single, monkeypatch):
-    monkeypatch.setattr(log, "MAX_SEGMENTS", 3)
+    monkeypatch.setattr(segment, "MAX_SEGMENTS", 3)
     for number in range(4):
         (single[0].parent / f"{number}.mmlog").write_bytes(b"")
     with pytest.raises(LogError, match="more than 3 segments"):
         LogReader(single[0].parent)
 
 
-def test_false_beginnings_of_records_cost_no_quadratic_time(single, monkeypatch):
+@pytest.mark.parametrize("framing", [codec, format_1])
+def test_false_beginnings_of_records_cost_no_quadratic_time(single, monkeypatch, framing):
     """Many bytes that look like headers, each with a long body to check."""
     path, data, _ = single
-    fakes = 2000
-    junk = b"".join(
-        HEADER.pack(codec.MAGIC, 1, 8, 0, (fakes - number) * HEADER.size - HEADER.size, 0, 0, 0, 0)
-        for number in range(fakes)
-    )
-    path.write_bytes(data + junk)
-    tries = []
-    monkeypatch.setattr(log, "decode_at", lambda *given: tries.append(1) or codec.decode_at(*given))
-    with pytest.raises(CorruptLog):
+    fakes, size = 2000, HEADER.size
+
+    def fake(number):
+        length = (fakes - number) * size - size
+        if framing is codec:
+            return HEADER.pack(codec.MAGIC, 0, length, 1, 0, 0, 0)
+        return format_1.HEADER.pack(format_1.MAGIC, 1, 8, 0, length, 0, 0, 0, 0)
+
+    path.write_bytes(data + b"".join(map(fake, range(fakes))))
+    tries, real = [], framing.frame_at
+    monkeypatch.setattr(framing, "frame_at", lambda *given: tries.append(1) or real(*given))
+    with pytest.raises(CorruptLog, match="made to look like records"):
         list(LogReader(path.parent))
-    assert len(tries) < 30
+    assert len(tries) < 50
+
+
+def test_reading_from_a_record_on(several):
+    events = one_of_each() * 3
+    for start in range(0, len(events) + 2, 5):
+        records = list(LogReader(several, start=start))
+        assert [record.event for record in records] == events[start:]
+        assert not records or records[0].sequence == start
+    reader = LogReader(several, start=len(events) - 1)
+    segments(several)[0].write_bytes(b"not looked at")
+    assert len(list(reader)) == 1
+
+
+@pytest.mark.parametrize("held, reads", [(None, False), (2, False), (3, True), (17, True)])
+def test_a_log_may_begin_behind_a_snapshot(tmp_path, held, reads):
+    folder = write_log(tmp_path / "log", [ev.Failed(str(n)) for n in range(12)], segment_bytes=360)
+    first = segments(folder)[1]
+    assert int(first.stem) == 4
+    segments(folder)[0].unlink()
+    if held is not None:
+        (folder / f"snapshot-{held:020d}.mmsnap").write_bytes(b"")
+    if not reads:
+        with pytest.raises(CorruptLog, match="begins with record 4, and no snapshot"):
+            LogReader(folder)
+        return
+    reader = LogReader(folder)
+    assert reader.first_sequence == 4
+    assert [record.sequence for record in reader] == list(range(4, 12))
+
+
+def test_segments_of_both_formats_in_one_log(tmp_path):
+    folder = tmp_path / "log"
+    folder.mkdir()
+    body = msgspec.msgpack.encode(ev.Failed("old"))
+    (folder / f"{0:020d}.mmlog").write_bytes(old_record(body))
+    writer = LogWriter(folder, reopen="tail")
+    writer.append(ev.Failed("new"), 0, 0)
+    writer.close()
+    assert [(r.sequence, r.event.error) for r in LogReader(folder)] == [(0, "old"), (1, "new")]

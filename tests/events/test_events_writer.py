@@ -80,7 +80,7 @@ def test_rotation(tmp_path):
 
 
 def test_a_commit_larger_than_a_segment_stays_whole(tmp_path):
-    writer = LogWriter(tmp_path / "log", segment_bytes=100)
+    writer = LogWriter(tmp_path / "log", segment_bytes=100, pack_full=False)
     for _ in range(3):
         for event in one_of_each():
             writer.append(event, 0, 0)

@@ -11,10 +11,10 @@ from mmengine.config import EngineConfig
 from mmengine.core.evolve import evolve
 from mmengine.core.schedule import DECISION_VERSION
 from mmengine.core.state import State
+from mmengine.events import codec, format_1
 from mmengine.events import vocabulary as ev
-from mmengine.events.codec import HEADER, MAGIC, encode
 from mmengine.events.log import LogReader
-from mmengine.events.vocabulary import NUMBERS
+from mmengine.events.segment import FOOTER_SIZE, HEADER_SIZE
 from mmengine.replay import request_lines, step_lines, verify
 
 FOLDERS = sorted(path.parent for path in Path(__file__).parent.glob("*/expected.json"))
@@ -80,13 +80,27 @@ def extends(new, old):
     return new == old and type(new) is type(old)
 
 
+def bodies_of(path, fmt):
+    """Bodies of a segment as they stand there, in order."""
+    data, decode = path.read_bytes(), msgspec.msgpack.Decoder().decode
+    if fmt == 1:
+        offset = 0
+        while offset < len(data):
+            start = offset + format_1.HEADER.size
+            offset = start + format_1.HEADER.unpack_from(data, offset)[4]
+            yield decode(data[start:offset])
+    else:
+        offset = HEADER_SIZE
+        while offset < len(data) - FOOTER_SIZE:
+            start = offset + codec.HEADER.size
+            offset = start + codec.HEADER.unpack_from(data, offset)[2]
+            yield from (fields for _, _, _, fields in decode(data[start:offset]))
+
+
 def test_what_is_written_today_only_adds_to_it(golden):
     folder, _ = golden
     (path,) = folder.glob("*.mmlog")
-    data, decode = path.read_bytes(), msgspec.msgpack.Decoder().decode
-    for record in LogReader(folder):
-        start = record.offset + HEADER.size
-        magic, fmt, number, _, length, *_ = HEADER.unpack_from(data, record.offset)
-        written = encode(record.event, record.sequence, record.step, record.mono_ns)
-        assert (magic, number) == (MAGIC, NUMBERS[type(record.event)]) and fmt == int(folder.name[-1])
-        assert extends(decode(written[HEADER.size :]), decode(data[start : start + length]))
+    bodies = list(bodies_of(path, int(folder.name[-1])))
+    events = [record.event for record in LogReader(folder)]
+    for event, old in zip(events, bodies, strict=True):
+        assert extends(msgspec.msgpack.decode(msgspec.msgpack.encode(event)), old)

@@ -1,0 +1,69 @@
+"""Reading a log: the records of a folder in order, from any format that there was."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from mmengine.errors import CorruptLog, LogError
+from mmengine.events import codec, format_1
+from mmengine.events.codec import Record, UnknownRecord
+from mmengine.events.recovery import Cut, Mode, Recovery, Walk, check_mode
+from mmengine.events.segment import SUFFIX, first_sequence_of, opened, segment_paths, snapshot_sequences
+
+
+class LogReader:
+    """Iterates over the records of a folder, from record `start` on.
+
+    What is damaged is refused with CorruptLog, which names the file and the byte, or forgiven as `mode`
+    says and told in `recovery`; `torn` is its torn tail. A log may begin behind record 0 when a snapshot
+    of the state stands there (`first_sequence`). Raises LogError when there is no log.
+    """
+
+    def __init__(self, folder: Path, mode: Mode = "tail", start: int = 0):
+        check_mode(mode)
+        self.paths = segment_paths(folder)
+        if not self.paths:
+            raise LogError(f"{folder} holds no log: no file there ends in {SUFFIX}")
+        self.num_bytes = sum(path.stat().st_size for path in self.paths)
+        self.first_sequence = first_sequence_of(self.paths[0])
+        self.recovery = Recovery(mode)
+        self._start = start
+        if self.first_sequence and mode != "salvage":
+            snapshots = snapshot_sequences(folder)
+            if not snapshots or snapshots[-1] < self.first_sequence - 1:
+                raise CorruptLog(
+                    f"the log begins with record {self.first_sequence}, and no snapshot there holds what was "
+                    "before; records are missing",
+                    "gap",
+                )
+
+    @property
+    def torn(self) -> Cut | None:
+        """Bytes at the end that are no whole record, once the iteration is over."""
+        return self.recovery.torn
+
+    def __iter__(self) -> Iterator[Record]:
+        paths = self.paths[self._first_needed() :]
+        self.recovery = Recovery(self.recovery.mode, next_sequence=first_sequence_of(paths[0]))
+        for path in paths:
+            yield from self._segment(path, is_last=path == paths[-1])
+
+    def _first_needed(self) -> int:
+        """Which segment holds record `start`."""
+        if not self._start:
+            return 0
+        later = [number for number, path in enumerate(self.paths) if first_sequence_of(path) <= self._start]
+        return later[-1] if later else 0
+
+    def _segment(self, path: Path, *, is_last: bool) -> Iterator[Record]:
+        start = self._start
+        with opened(path) as data:
+            for frame in Walk(path, data, self.recovery, is_last=is_last):
+                if frame.sequence + frame.count <= start:
+                    continue
+                try:
+                    records = (codec if frame.number < 0 else format_1).records_in(data, frame)
+                except UnknownRecord as error:
+                    raise CorruptLog(f"{path.name}: {error}", error.kind) from None
+                if frame.sequence < start:
+                    records = records[start - frame.sequence :]
+                yield from records

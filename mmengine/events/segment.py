@@ -1,0 +1,269 @@
+"""Segments: the files of a log, named by their first sequence number.
+
+    00000000000000000000.mmlog        header, frames, and a footer once nothing follows in it
+    00000000000000000000.mmlog.zst    the same, packed when it was full
+    snapshot-00000000000000012345.mmsnap   the state behind that record; with it earlier segments may go
+
+Header and footer have 64 bytes each, little endian, with a CRC-32 of what stands before it. Segments of
+format 1 have neither, and begin with their first record.
+
+    magic "MMELOG\\r\\n" | format u16 | header size u16 | reserved u32 | first sequence u64
+    wall clock ns u64 | mono ns u64 | engine version, 20 bytes of ASCII | crc32 u32
+
+    magic "MMELOGEN" | records u64 | last sequence u64 | first step u64 | last step u64 | last mono ns u64
+    frames u32 | chain u32 | reserved u32 | crc32 u32
+
+The chain is a CRC-32 over the header's CRC and those of all frames, in order: with it a segment is known
+to be whole. Steps and times are those of the first record of the first and of the last frame.
+"""
+
+import mmap
+import os
+import struct
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from stat import S_ISREG
+from typing import Any
+
+import msgspec
+import zstandard
+
+from mmengine.errors import CorruptLog, LogError
+from mmengine.events import codec, format_1
+from mmengine.events.codec import DamagedRecord, Frame, TornRecord, UnknownRecord
+
+SUFFIX = ".mmlog"
+PACKED_SUFFIX = ".mmlog.zst"
+MAX_SEGMENTS = 100_000
+MAX_SEGMENT_BYTES = 2**32  # a reader refuses more; a writer begins a new segment long before
+MAX_UNPACKED_BYTES = 128 * 2**20  # a packed segment is unpacked in memory; larger ones are never packed
+_HEADER_MAGIC = b"MMELOG\r\n"
+_HEADER = struct.Struct("<8sHHIQQQ20s")
+_FOOTER_MAGIC = b"MMELOGEN"
+_FOOTER = struct.Struct("<8sQQQQQIII")
+HEADER_SIZE = FOOTER_SIZE = 64
+
+
+class Header(msgspec.Struct, frozen=True):
+    first_sequence: int
+    wall_ns: int
+    mono_ns: int
+    engine_version: str
+
+    def pack(self) -> bytes:
+        version = self.engine_version.encode("ascii", "replace")[:20]
+        fields = (codec.FORMAT, HEADER_SIZE, 0, self.first_sequence, self.wall_ns, self.mono_ns, version)
+        return _with_crc(_HEADER.pack(_HEADER_MAGIC, *fields))
+
+
+class Footer(msgspec.Struct):
+    """What stands in a segment; kept up by a writer, and by whoever scans one."""
+
+    count: int = 0
+    last_sequence: int = 0
+    first_step: int = 0
+    last_step: int = 0
+    last_mono_ns: int = 0
+    frames: int = 0
+    chain: int = 0
+
+    def add(self, crc: int, count: int, sequence: int, step: int, mono_ns: int) -> None:
+        """One more frame, by what its header says."""
+        if not self.frames:
+            self.first_step = step
+        self.count += count
+        self.frames += 1
+        self.last_sequence, self.last_step, self.last_mono_ns = sequence + count - 1, step, mono_ns
+        self.chain = zlib.crc32(crc.to_bytes(4, "little"), self.chain)
+
+    def pack(self) -> bytes:
+        fields = (self.count, self.last_sequence, self.first_step, self.last_step, self.last_mono_ns)
+        return _with_crc(_FOOTER.pack(_FOOTER_MAGIC, *fields, self.frames, self.chain, 0))
+
+
+def _with_crc(block: bytes) -> bytes:
+    return block + zlib.crc32(block).to_bytes(4, "little")
+
+
+class Scan:
+    """The frames of one segment in order. `header`: None in format 1. `footer`: what was seen so far;
+    `is_closed`: the segment's own footer stood at its end and agrees."""
+
+    def __init__(self, data: bytes | mmap.mmap):
+        self.data = data
+        self.header: Header | None = None
+        self.footer = Footer()
+        self.is_closed = False
+
+    def frames(self, jump_to: int | None = None) -> Iterator[Frame]:
+        """Whole frames, from a place on where one is known to stand, or from the beginning. Raises
+        TornRecord, DamagedRecord, UnknownRecord where none stands. After a jump the footer is not
+        compared."""
+        data, size = self.data, len(self.data)
+        offset, framing = (0 if jump_to is None else jump_to), format_1
+        if data[offset : offset + 4] != format_1.MAGIC:
+            framing = codec
+            if jump_to is None and size:
+                self.header, offset = _header(data), HEADER_SIZE
+                self.footer.chain = zlib.crc32(data[HEADER_SIZE - 4 : HEADER_SIZE])
+        frame_at, add = framing.frame_at, self.footer.add
+        while offset < size:
+            if framing is codec and data[offset : offset + 8] == _FOOTER_MAGIC:
+                self._end(offset, compare=jump_to is None)
+                return
+            frame = frame_at(data, offset)
+            add(frame.crc, frame.count, frame.sequence, frame.step, frame.mono_ns)
+            offset = frame.end
+            yield frame
+
+    def _end(self, offset: int, *, compare: bool) -> None:
+        block = self.data[offset : offset + FOOTER_SIZE]
+        if len(block) < FOOTER_SIZE:
+            raise TornRecord(offset, "the footer")
+        if block[-4:] != zlib.crc32(block[:-4]).to_bytes(4, "little"):
+            raise DamagedRecord(offset, "the footer's checksum does not match")
+        if offset + FOOTER_SIZE != len(self.data):
+            raise DamagedRecord(offset, "something stands behind the footer")
+        if compare and block != self.footer.pack():
+            raise DamagedRecord(offset, "the footer tells of other records than stand before it", "gap")
+        self.is_closed = True
+
+
+def _header(data: bytes | mmap.mmap) -> Header:
+    block = data[:HEADER_SIZE]
+    if len(block) < HEADER_SIZE:
+        raise TornRecord(0, "the header")
+    if block[:8] != _HEADER_MAGIC:
+        raise DamagedRecord(0, "the file does not begin as a segment does")
+    if block[-4:] != zlib.crc32(block[:-4]).to_bytes(4, "little"):
+        raise DamagedRecord(0, "the header's checksum does not match")
+    _, fmt, _, _, first, wall_ns, mono_ns, version = _HEADER.unpack(block[:-4])
+    if fmt != codec.FORMAT:
+        raise UnknownRecord(0, f"format {fmt} is newer than this build knows")
+    return Header(first, wall_ns, mono_ns, version.rstrip(b"\0").decode("ascii", "replace"))
+
+
+def find_whole(data: bytes | mmap.mmap, offset: int) -> int | None:
+    """Where the next whole frame or footer begins, at `offset` or behind it; None when there is none.
+
+    Bytes that only begin like frames cost a checksum each. A write cut short has few of them: where
+    they add up to several times the segment, someone made them, and CorruptLog is raised.
+    """
+    patience = 4 * len(data) + codec.HEADER.size
+    for place in _likely_places(data, offset):
+        if data[place : place + 8] == _FOOTER_MAGIC:
+            block = data[place : place + FOOTER_SIZE]
+            patience -= FOOTER_SIZE
+            if len(block) == FOOTER_SIZE and block[-4:] == zlib.crc32(block[:-4]).to_bytes(4, "little"):
+                return place
+        else:
+            framing = codec if data[place : place + 4] == codec.MAGIC else format_1
+            try:
+                framing.frame_at(data, place)
+                return place
+            except UnknownRecord:
+                return place
+            except TornRecord:
+                patience -= framing.HEADER.size
+            except DamagedRecord as error:
+                whole = error.kind == "checksum"
+                patience -= framing.HEADER.size + (_claimed(data, place, framing) if whole else 0)
+        if patience <= 0:
+            raise CorruptLog(f"behind byte {offset} stands what was made to look like records", "length")
+    return None
+
+
+def _claimed(data: bytes | mmap.mmap, place: int, framing: Any) -> int:
+    fields = framing.HEADER.unpack_from(data, place)
+    return fields[2] if framing is codec else fields[4]
+
+
+def _likely_places(data: bytes | mmap.mmap, offset: int) -> Iterator[int]:
+    """Places that begin like a frame of any format or like a footer, in order."""
+    magics = (codec.MAGIC, format_1.MAGIC, _FOOTER_MAGIC)
+    found = {magic: data.find(magic, offset) for magic in magics}
+    while any(place >= 0 for place in found.values()):
+        magic = min((m for m in magics if found[m] >= 0), key=found.__getitem__)
+        yield found[magic]
+        found[magic] = data.find(magic, found[magic] + 1)
+
+
+def segment_name(first_sequence: int) -> str:
+    return f"{first_sequence:020d}{SUFFIX}"
+
+
+def first_sequence_of(path: Path) -> int:
+    """What the name of a segment says; 0 where it says nothing."""
+    number = path.name.split(".")[0]
+    return int(number) if number.isdecimal() and len(number) == 20 else 0
+
+
+def segment_paths(folder: Path) -> list[Path]:
+    """Segments in order; where one stands packed and unpacked, packing was cut short, and the unpacked
+    one counts. Raises LogError when there are absurdly many, CorruptLog for one that is a link."""
+    by_name: dict[str, Path] = {}
+    for path in sorted(folder.glob(f"*{SUFFIX}*")):
+        if not path.name.endswith((SUFFIX, PACKED_SUFFIX)):
+            continue
+        if path.is_symlink():
+            raise CorruptLog(
+                f"{path} is a link, and links are not followed; put the file itself there", "link"
+            )
+        if path.is_file():
+            by_name.setdefault(path.name.removesuffix(".zst"), path)
+    if len(by_name) > MAX_SEGMENTS:
+        raise LogError(f"{folder} holds more than {MAX_SEGMENTS} segments")
+    return [by_name[name] for name in sorted(by_name)]
+
+
+def snapshot_sequences(folder: Path) -> list[int]:
+    """Sequences behind which the state is kept in a file, ascending."""
+    names = (path.stem.removeprefix("snapshot-") for path in folder.glob("snapshot-*.mmsnap"))
+    return sorted(int(name) for name in names if name.isdecimal())
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[bytes | mmap.mmap]:
+    """The bytes of a segment, unpacked. Raises CorruptLog for a size that no segment has, or a packed
+    one that is damaged; LogError where it cannot be read."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        raise LogError(f"{path} cannot be read: {error.strerror}") from None
+    try:
+        status = os.fstat(fd)
+        if not S_ISREG(status.st_mode):
+            raise CorruptLog(f"{path.name} is no plain file", "link")
+        if status.st_size > MAX_SEGMENT_BYTES:
+            most = f"more than any segment ({MAX_SEGMENT_BYTES})"
+            raise CorruptLog(f"{path.name} has {status.st_size} bytes, {most}", "oversize")
+        if path.name.endswith(PACKED_SUFFIX):
+            yield _unpacked(path, fd, status.st_size)
+        elif not status.st_size:
+            yield b""
+        else:
+            with mmap.mmap(fd, 0, access=mmap.ACCESS_READ) as data:
+                yield data
+    finally:
+        os.close(fd)
+
+
+def _unpacked(path: Path, fd: int, size: int) -> bytes:
+    if size > MAX_UNPACKED_BYTES:
+        raise CorruptLog(f"{path.name} has {size} bytes packed, more than any segment", "oversize")
+    with open(fd, "rb", closefd=False) as file:
+        packed = file.read(size)
+    try:
+        claimed = zstandard.frame_content_size(packed)
+        if not 0 <= claimed <= MAX_UNPACKED_BYTES:
+            what = "does not say how much it holds" if claimed < 0 else f"claims to hold {claimed} bytes"
+            raise CorruptLog(f"{path.name} {what}; at most {MAX_UNPACKED_BYTES} are unpacked", "oversize")
+        unpacker = zstandard.ZstdDecompressor(max_window_size=MAX_UNPACKED_BYTES)
+        begin = unpacker.stream_reader(packed).read(HEADER_SIZE)
+        if begin[:8] != _HEADER_MAGIC and begin[:4] != format_1.MAGIC:
+            raise CorruptLog(f"{path.name}, byte 0: what is packed does not begin as a segment does")
+        return unpacker.decompress(packed, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise CorruptLog(f"{path.name} cannot be unpacked, it is damaged: {error}") from None

@@ -1,0 +1,286 @@
+"""Writing a log: one writer, one `write` a commit, before any effect leaves the process.
+
+On a full disk `os.write` returns a short count and raises nothing: the writer cuts the torn bytes off
+again, gives up its reserve and writes once more. While it lives on the reserve, or cannot write at all,
+`stalled` says so: new requests are refused, and what runs goes on as long as the reserve lasts.
+"""
+
+import errno
+import fcntl
+import os
+import time
+import zlib
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from mmengine.errors import LogError
+from mmengine.events.codec import HEADER, encode
+from mmengine.events.reader import LogReader
+from mmengine.events.recovery import Mode, Recovery, repair_tail
+from mmengine.events.reserve import FULL, RESERVE_BYTES, Reserve
+from mmengine.events.retention import Retention, Undelivered, drop, expendable, pack, sync_folder
+from mmengine.events.segment import FOOTER_SIZE, SUFFIX, Footer, Header, segment_name, segment_paths
+from mmengine.events.vocabulary import NUMBERS, Event
+from mmengine.version import __version__
+
+SEGMENT_BYTES = 64 * 2**20
+KEEP_ALL = Retention()
+TIDY_S, TIDY_AGAIN_S = 1.0, 10.0  # between two times of tidying; after one that failed
+
+
+class LogWriter:
+    """Appends to a folder that holds no log yet, or with `reopen`, a mode of recovery, continues the one
+    there; `recovery` then tells what was cut off its end.
+
+    `sync_always`: fdatasync at each commit, against power cuts too. A segment of `segment_bytes` is full;
+    `tidy` packs it (unless `pack_full` is False) and lets old ones go as `retention` says. `wall_ns`: the
+    time of day, for headers of segments. Raises LogError when the folder cannot be had, holds a log, or
+    has another writer, CorruptLog for damage that `reopen` does not forgive.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        reopen: Mode | None = None,
+        sync_always: bool = False,
+        segment_bytes: int = SEGMENT_BYTES,
+        pack_full: bool = True,
+        retention: Retention = KEEP_ALL,
+        reserve_bytes: int = RESERVE_BYTES,
+        wall_ns: Callable[[], int] = time.time_ns,
+    ):
+        self._folder = folder
+        self._sync_always, self._segment_bytes = sync_always, segment_bytes
+        self._wall_ns = wall_ns
+        self._pending: list[tuple[int, int, int, Event]] = []
+        self._path: Path | None = None
+        self._fd = -1
+        self._size = 0
+        self._torn = False  # bytes behind `_size` may be in the file that were never committed
+        self._footer = Footer()  # of what was committed to the segment
+        self._is_closed = False  # the segment has its footer
+        self._pack_full = pack_full
+        self._full: deque[Path] = deque()  # segments to pack
+        self._retention, self._undelivered = retention, Undelivered()
+        self._tidy_at = 0.0
+        self._stalled = ""
+        self.num_bytes = 0
+        self.next_sequence = 0
+        self.recovery: Recovery | None = None
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._lock = _lock(folder)
+        except OSError as error:
+            what = f"no log can be written in {folder}: {error.strerror}"
+            raise LogError(f"{what}; name another folder") from None
+        try:
+            self._continue(reopen)
+        except BaseException:
+            os.close(self._lock)
+            raise
+        self._reserve = Reserve(folder, reserve_bytes)
+        if not self._reserve.is_held:
+            self._stalled = self._on_reserve()
+
+    def _continue(self, reopen: Mode | None) -> None:
+        paths = segment_paths(self._folder)
+        if not reopen:
+            if paths:
+                raise LogError(
+                    f"{self._folder} holds a log already; name another folder, or move that one away"
+                )
+            return
+        self.recovery = repair_tail(self._folder, reopen)
+        self.next_sequence = self.recovery.next_sequence
+        paths = segment_paths(self._folder)
+        if self._pack_full:
+            self._full.extend(path for path in paths if path.name.endswith(SUFFIX))
+        if self._retention and paths:
+            for record in LogReader(self._folder, reopen):
+                self._undelivered.see(record.event, record.sequence)
+
+    def append(self, event: Event, step: int, mono_ns: int) -> None:
+        self._pending.append((NUMBERS[type(event)], step, mono_ns, event))
+        if self._retention:
+            self._undelivered.see(event, self.next_sequence)
+        self.next_sequence += 1
+
+    def commit(self) -> bool:
+        """Write what was appended. False on a full disk; the records are kept for the next try."""
+        if not self._pending:
+            return True
+        frames = encode(self._pending, self.next_sequence - len(self._pending))
+        try:
+            try:
+                self._store(frames)
+            except OSError as error:
+                if error.errno not in FULL or not self._reserve.is_held:
+                    raise
+                self._stalled = self._on_reserve()
+                self._reserve.release()
+                self._store(frames)
+        except OSError as error:
+            self._stalled = f"the log in {self._folder} cannot be written: {error.strerror}"
+            with suppress(OSError):  # the next try cuts again
+                self._cut()
+            return False
+        self._pending.clear()
+        if self._stalled:
+            self._look_for_room()
+        return True
+
+    @property
+    def stalled(self) -> str:
+        """Why no new requests should be taken, or empty. Looks again whether there is room."""
+        if self._stalled and not self._pending:
+            self._look_for_room()
+        return self._stalled
+
+    def _look_for_room(self) -> None:
+        if self._reserve.is_held or self._reserve.take_back():
+            self._stalled = ""
+        else:
+            self._stalled = self._on_reserve()
+
+    def _on_reserve(self) -> str:
+        return (
+            f"the disk of the log in {self._folder} is full: {os.strerror(errno.ENOSPC)}; what runs is "
+            "finished on a small reserve"
+        )
+
+    def _store(self, frames: list[bytes]) -> None:
+        """Frames of one commit, in one write, in a segment that has room. Raises OSError, and then
+        nothing of them counts."""
+        num_bytes = sum(map(len, frames))
+        is_full = self._size and self._size + num_bytes + FOOTER_SIZE > self._segment_bytes
+        if self._fd < 0 or self._is_closed or is_full:
+            self._open_segment()
+        begin = b""
+        if not self._size:
+            _, _, mono_ns, _ = self._pending[0]
+            first = self.next_sequence - len(self._pending)
+            begin = Header(first, self._wall_ns(), mono_ns, __version__).pack()
+        self._write(b"".join((begin, *frames)))
+        if begin:
+            self._footer = Footer(chain=zlib.crc32(begin[-4:]))
+        for frame in frames:
+            _, crc, _, *rest = HEADER.unpack_from(frame)
+            self._footer.add(crc, *rest)
+
+    def _write(self, data: bytes) -> None:
+        """All of `data`, or an OSError and nothing that counts. After a sync that failed the bytes are
+        written again, because a second sync alone would promise what it does not hold."""
+        self._cut()
+        self._torn = True
+        if os.write(self._fd, data) != len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if self._sync_always:
+            os.fdatasync(self._fd)
+        self._torn = False
+        self._size += len(data)
+        self.num_bytes += len(data)
+
+    def _cut(self) -> None:
+        """Bring the segment back to what was committed."""
+        if self._torn:
+            os.ftruncate(self._fd, self._size)
+            self._torn = False
+
+    def _close_segment(self) -> None:
+        """Write the footer, once, and force the segment to the disk. Raises OSError."""
+        if self._size and not self._is_closed:
+            self._write(self._footer.pack())
+            self._is_closed = True
+        os.fdatasync(self._fd)
+
+    def _open_segment(self) -> None:
+        """The next segment, in place of the full one. Raises OSError, and leaves all as it was."""
+        if self._fd >= 0:
+            self._close_segment()
+        path = self._folder / segment_name(self.next_sequence - len(self._pending))
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+        try:
+            sync_folder(self._folder)
+        except OSError:
+            os.close(fd)
+            path.unlink()
+            raise
+        full, self._fd, self._size, self._is_closed = self._fd, fd, 0, False
+        if full >= 0:
+            os.close(full)
+            if self._pack_full:
+                self._full.append(self._path)
+        self._path = path
+
+    def sync(self) -> None:
+        """Force what was committed to the disk. Another thread may call it."""
+        fd = self._fd
+        if fd >= 0:
+            try:
+                os.fdatasync(fd)
+            except OSError as error:
+                # The segment may have been rotated (and synced) under us; anything else is real.
+                if error.errno != errno.EBADF:
+                    raise
+
+    def tidy(self) -> None:
+        """Pack the segments that are full, and let those go that retention does not keep. Another
+        thread may call it, one at a time; most calls find nothing to do. What the disk refuses is
+        tried again later."""
+        now = time.monotonic()
+        if now < self._tidy_at or not (self._full or self._retention):
+            return
+        self._tidy_at = now + TIDY_S
+        try:
+            while self._full:
+                pack(self._full[0])
+                self._full.popleft()
+            if self._retention:
+                drop(self._folder, expendable(self._folder, self._retention, self._undelivered.oldest))
+        except (OSError, LogError):
+            self._tidy_at = now + TIDY_AGAIN_S
+
+    def close(self) -> None:
+        """Commit, write the footer, tidy, and let the folder go. Closing twice is no error. Raises
+        LogError when records that were appended cannot be written any more."""
+        if self._lock < 0:
+            return
+        whole, lost = self.commit(), len(self._pending)
+        try:
+            if self._fd >= 0:
+                self._end()
+            self._tidy_at = 0.0
+            self.tidy()
+        except OSError as error:
+            raise LogError(f"the log in {self._folder} could not be synced: {error.strerror}") from None
+        finally:
+            for fd in (self._fd, self._lock):
+                if fd >= 0:
+                    os.close(fd)
+            self._fd = self._lock = -1
+            self._reserve.release()
+        if not whole:
+            raise LogError(f"{self._stalled}; its last {lost} records are lost")
+
+    def _end(self) -> None:
+        """The last segment's footer, if the disk takes it; without one nothing is lost."""
+        try:
+            self._close_segment()
+        except OSError:
+            self._reserve.release()
+            self._cut()
+            os.fdatasync(self._fd)
+
+
+def _lock(folder: Path) -> int:
+    """An exclusive lock on the folder, held as long as its descriptor is open."""
+    fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        raise LogError(f"another process writes the log in {folder}; name another folder") from None
+    return fd
