@@ -4,6 +4,7 @@ One thread, its CPU time, the garbage collector frozen, the log on disk. Beside 
 bare minimum: a Python loop over N objects that adds one to two integers of each and appends a token.
 The executor gives its tokens at once, and its own time is taken off.
 
+    --rows 16,64   these sizes in place of 16 to 4,096
     --trace FILE   also 2,000 requests of a ServeGen trace with 256 rows
     --long         memory over a million steps in place of 200,000
     --out FILE.md  write the table there
@@ -62,7 +63,7 @@ def _us(times: Iterable[int], share: int) -> str:
 
 def measure(table: Table, folder: Path, args: argparse.Namespace) -> None:
     steps = 300 if args.quick else 1500
-    for rows in SIZES:
+    for rows in args.rows:
         count = steps if rows < 4096 else steps // 3
         bare = percentile(bare_loop(rows, 101), 50)
         plain = decode(Shape(rows), folder, count)
@@ -93,18 +94,24 @@ def _targets(table: Table, plain: dict, aligned: dict, bare: int) -> None:
 
 
 def facts(table: Table, folder: Path, args: argparse.Namespace) -> None:
-    full, checkpoint_us = steady(Shape(256), folder, 10_000)
-    table.target("full garbage collections in 10,000 steps", full, 0)
+    count = 1000 if args.quick else 10_000
+    full, checkpoint_us = steady(Shape(256), folder, count)
+    table.target(f"full garbage collections in {count:,} steps", full, 0)
     table.facts.append(f"- A checkpoint of 256 rows, every 256th step: {checkpoint_us:.0f} µs.")
-    num_steps = 1_000_000 if args.long else 20_000 if args.quick else 200_000
+    num_steps = 1_000_000 if args.long else 5000 if args.quick else 200_000
     grown = memory(num_steps, folder)
     table.facts.append(f"- Memory over {num_steps:,} steps of coming and going requests: {grown:+.1f} MiB.")
     if args.trace:
         table.facts.append("- " + trace(args.trace, folder))
 
 
+def _sizes(text: str) -> tuple[int, ...]:
+    return tuple(int(size) for size in text.split(","))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="What a step costs without the model.")
+    parser.add_argument("--rows", type=_sizes, default=SIZES, help="sizes, with commas between them")
     parser.add_argument("--quick", action="store_true", help="fewer steps")
     parser.add_argument("--json", action="store_true", help="one last line with the targets")
     parser.add_argument("--long", action="store_true", help="memory over a million steps")

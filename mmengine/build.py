@@ -9,6 +9,7 @@ import torch
 
 from mmengine.config import EngineConfig
 from mmengine.core.engine import EngineCore
+from mmengine.core.policy import policy_of
 from mmengine.errors import ConfigError, ModelError
 from mmengine.events.log import LogWriter
 from mmengine.models.loader import resolve_folder
@@ -60,6 +61,7 @@ def build(
     """
     config = config or EngineConfig()
     config.check()
+    policy_of(config)  # raises for one that nobody knows, before weights are read
     folder = resolve_folder(model)
     plugin = plugin_for(folder)
     device = _device(device)

@@ -1,10 +1,11 @@
 """Settings of an engine. One frozen struct, checked once, written into STARTED."""
 
+from collections.abc import Iterator
 from typing import Literal
 
 import msgspec
 
-from mmengine.errors import ConfigError
+from mmengine.errors import ConfigError, shown
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -23,6 +24,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     split_media: bool = True  # False: a chunk ends before an item rather than inside it, where it can
     encoder_budget: int = 16384  # embeddings computed in one step
     encoder_cache_size: int = 32768  # embeddings kept
+    max_item_embeds: int = 0  # of one image or video; 0: as many as both encoder sizes hold
     policy: str = "fcfs"
     admission_reserve: Literal["none", "prompt", "output"] = "prompt"  # blocks free before one starts
     num_draft_tokens: int = 0  # most drafts of one row
@@ -53,36 +55,25 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ConfigError(f"the settings cannot be read: {error}") from None
 
     def check(self) -> None:
-        """Raise ConfigError for the first value out of range, or two that contradict each other."""
-        for name, low, high in _RANGES:
-            value = getattr(self, name)
-            if not low <= value <= high:
-                raise ConfigError(f"{name} must lie in {low} to {high}, not {value}")
-        if self.block_size & (self.block_size - 1):
-            raise ConfigError(f"block_size must be a power of two, not {self.block_size}")
-        if self.token_budget < self.max_num_seqs:
-            raise ConfigError(
-                f"token_budget {self.token_budget} is smaller than max_num_seqs {self.max_num_seqs}: "
-                "rows would wait for ever; raise token_budget or lower max_num_seqs"
-            )
-        if self.compat == "vllm" and self.policy not in ("fcfs", "priority"):
-            raise ConfigError(
-                f"compat vllm knows the policies fcfs and priority, not {self.policy}; choose one of them, "
-                "or no compat"
-            )
-        if self.preempt_mode == "swap" and not self.swap_blocks:
-            raise ConfigError("preempt_mode swap needs a host pool: set swap_blocks, or another preempt_mode")
-
-        if self.max_in_flight > 1 and (self.num_draft_tokens or self.compat):
-            raise ConfigError(
-                f"max_in_flight {self.max_in_flight} cannot go with num_draft_tokens or compat: how many "
-                "drafts a step accepts is known when it has run, and vLLM's decisions are compared step by "
-                "step; set max_in_flight 1"
-            )
+        """Raise ConfigError for the first value of another type or out of range, or for two that
+        contradict each other."""
+        try:
+            self.from_dict(self.as_dict())
+        except TypeError as error:
+            raise ConfigError(f"the settings cannot be read: {error}") from None
+        self._check_ranges()
+        for contradiction in (*_contradictions(self), *(_no_vllm(self) if self.compat else _unsplit(self))):
+            raise ConfigError(contradiction)
 
     def check_resolved(self) -> None:
-        """`check`, and raise ConfigError where a size is still open or the pool cannot hold one request."""
+        """`check`, and `check_foldable`."""
         self.check()
+        self.check_foldable()
+
+    def check_foldable(self) -> None:
+        """Raise ConfigError where a size is out of range or still open, or the pool cannot hold one
+        request. A log is held to no more: what contradicts itself today ran when it was written."""
+        self._check_ranges()
         if self.max_model_len < 2 or self.num_blocks < 2:
             raise ConfigError(
                 f"max_model_len {self.max_model_len} and num_blocks {self.num_blocks} must both be at least "
@@ -96,6 +87,92 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 "max_model_len"
             )
 
+    def _check_ranges(self) -> None:
+        for name, low, high in _RANGES:
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise ConfigError(f"{name} must lie in {low} to {high}, not {shown(value)}")
+        if self.block_size & (self.block_size - 1):
+            raise ConfigError(f"block_size must be a power of two, not {self.block_size}")
+        for token in self.eos_token_ids:
+            if not 0 <= token < 2**31:
+                raise ConfigError(f"eos_token_ids must lie in 0 to 2^31 - 1, not {shown(token)}")
+
+    @property
+    def largest_item(self) -> int:
+        """Embeddings of the largest image or video that is taken."""
+        sizes = (self.encoder_budget, self.encoder_cache_size)
+        return min(*sizes, self.max_item_embeds) if self.max_item_embeds else min(sizes)
+
+
+def _contradictions(config: EngineConfig) -> Iterator[str]:
+    """What is wrong with settings that are each in range, as sentences that name both."""
+    budget, drafts = config.token_budget, config.num_draft_tokens
+    if budget < config.max_num_seqs:
+        yield (
+            f"token_budget {budget} is smaller than max_num_seqs {config.max_num_seqs}: rows would wait for "
+            "ever; raise token_budget or lower max_num_seqs"
+        )
+    if config.lookahead_tokens and not drafts:
+        yield (
+            f"lookahead_tokens {config.lookahead_tokens} keeps KV slots for a drafter, but num_draft_tokens "
+            "is 0; set num_draft_tokens, or no lookahead_tokens"
+        )
+    if config.max_in_flight > 1 and (drafts or config.compat):
+        yield (
+            f"max_in_flight {config.max_in_flight} cannot go with num_draft_tokens or compat: how many "
+            "drafts a step accepts is known when it has run, and vLLM's decisions are compared step by "
+            "step; set max_in_flight 1"
+        )
+    if config.preempt_mode == "swap" and not config.swap_blocks:
+        yield "preempt_mode swap needs a host pool: set swap_blocks, or another preempt_mode"
+    if config.preempt_mode == "recompute" and config.swap_blocks:
+        yield (
+            f"swap_blocks {config.swap_blocks} would never be used with preempt_mode recompute; set "
+            "swap_blocks 0, or preempt_mode auto or swap"
+        )
+    for name in ("encoder_budget", "encoder_cache_size"):
+        if config.max_item_embeds > getattr(config, name):
+            yield (
+                f"max_item_embeds {config.max_item_embeds} is larger than {name} {getattr(config, name)}: "
+                f"such an item could never be encoded; raise {name} or lower max_item_embeds"
+            )
+
+
+def _unsplit(config: EngineConfig) -> Iterator[str]:
+    """What vLLM would take, and we do not."""
+    if config.token_budget < config.block_size:
+        yield (
+            f"token_budget {config.token_budget} is smaller than block_size {config.block_size}, one block; "
+            "raise token_budget or lower block_size"
+        )
+    if config.token_budget <= config.num_draft_tokens:
+        yield (
+            f"num_draft_tokens {config.num_draft_tokens} and the token before them never fit token_budget "
+            f"{config.token_budget}; lower num_draft_tokens or raise token_budget"
+        )
+    if config.split_media:
+        return
+    for name in ("token_budget", "long_prefill_token_threshold"):
+        if 0 < getattr(config, name) < config.largest_item:
+            yield (
+                f"{name} {getattr(config, name)} is smaller than an item of {config.largest_item} embeddings "
+                f"that split_media=false computes at once; raise {name}, lower max_item_embeds or split media"
+            )
+
+
+def _no_vllm(config: EngineConfig) -> Iterator[str]:
+    """What vLLM does not have, so that no decision could be like its own."""
+    if config.policy not in ("fcfs", "priority"):
+        yield (
+            f"compat vllm knows the policies fcfs and priority, not {config.policy}; choose one of them, or "
+            "no compat"
+        )
+    if config.swap_blocks:
+        yield f"compat vllm has no host pool, but swap_blocks is {config.swap_blocks}; choose one of them"
+    if config.admission_reserve == "output":
+        yield "compat vllm has no admission_reserve output; use none or prompt, or no compat"
+
 
 _RANGES = (
     ("max_num_seqs", 1, 65536),
@@ -107,6 +184,7 @@ _RANGES = (
     ("num_draft_tokens", 0, 64),
     ("lookahead_tokens", 0, 64),
     ("max_in_flight", 1, 2),
+    ("max_item_embeds", 0, 2**24),
     ("encoder_budget", 1, 2**24),
     ("encoder_cache_size", 1, 2**26),
     ("swap_blocks", 0, 2**22),

@@ -63,3 +63,12 @@ class CorruptLog(LogError):
 
 class Diverged(LogError):
     pass
+
+
+def shown(value: object) -> str:
+    """A stranger's value in a message: short, whatever it is."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python prints no integer of thousands of digits
+        return "a huge number"
+    return text if len(text) <= 80 else f"{text[:77]}..."

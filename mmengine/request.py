@@ -1,12 +1,11 @@
 """What a user asks for: prompt tokens, media, and how to sample."""
 
-import math
 from dataclasses import dataclass
 
 import msgspec
 import numpy as np
 
-from mmengine.errors import InvalidRequest
+from mmengine.errors import InvalidRequest, shown
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 256
@@ -41,35 +40,44 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     n: int = 1
 
     def check(self) -> None:
-        """Raise InvalidRequest for the first field that is out of range."""
+        """Raise InvalidRequest for the first field of another type or out of range."""
+        try:
+            msgspec.convert(msgspec.to_builtins(self), SamplingParams)
+        except (TypeError, msgspec.ValidationError) as error:
+            raise InvalidRequest(f"a sampling option cannot be read: {error}") from None
         for name, low, high in _INT_RANGES:
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-                raise InvalidRequest(f"{name} must be an integer from {low} to {high}, not {value!r}")
+            if not low <= value <= high:
+                raise InvalidRequest(f"{name} must be an integer from {low} to {high}, not {shown(value)}")
         for name, low, high in _FLOAT_RANGES:
             value = getattr(self, name)
-            if not isinstance(value, (int, float)) or not math.isfinite(value) or not low <= value <= high:
-                raise InvalidRequest(f"{name} must be a number from {low} to {high}, not {value!r}")
+            if not low <= value <= high:  # nor NaN
+                raise InvalidRequest(f"{name} must be a number from {low} to {high}, not {shown(value)}")
         self._check_collections()
 
     def _check_collections(self) -> None:
         if self.min_tokens > self.max_tokens:
             raise InvalidRequest(f"min_tokens {self.min_tokens} is larger than max_tokens {self.max_tokens}")
         if self.seed is not None and not 0 <= self.seed <= MAX_SEED:
-            raise InvalidRequest(f"seed must lie in 0 to 2^63 - 1, not {self.seed!r}")
+            raise InvalidRequest(f"seed must lie in 0 to 2^63 - 1, not {shown(self.seed)}")
         if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
-            raise InvalidRequest(f"logprobs must lie in 0 to {MAX_LOGPROBS}, not {self.logprobs!r}")
+            raise InvalidRequest(f"logprobs must lie in 0 to {MAX_LOGPROBS}, not {shown(self.logprobs)}")
         if len(self.stop) > MAX_STOP_STRINGS:
             raise InvalidRequest(f"at most {MAX_STOP_STRINGS} stop strings are taken, not {len(self.stop)}")
         for text in self.stop:
-            if not isinstance(text, str) or not 1 <= len(text) <= MAX_STOP_STRING_CHARS:
+            if not 1 <= len(text) <= MAX_STOP_STRING_CHARS:
                 raise InvalidRequest(f"a stop string must have 1 to {MAX_STOP_STRING_CHARS} characters")
         if len(self.stop_token_ids) > MAX_STOP_STRINGS:
             raise InvalidRequest(f"at most {MAX_STOP_STRINGS} stop token ids are taken")
+        for token in (*self.stop_token_ids, *self.logit_bias):
+            if not 0 <= token < 2**31:
+                raise InvalidRequest(
+                    f"stop_token_ids and logit_bias name the token {shown(token)}, which is no id"
+                )
         if len(self.logit_bias) > MAX_LOGIT_BIAS:
             raise InvalidRequest(f"logit_bias holds at most {MAX_LOGIT_BIAS} tokens")
         for token, bias in self.logit_bias.items():
-            if not math.isfinite(bias) or abs(bias) > 100:
+            if not abs(bias) <= 100:  # nor NaN
                 raise InvalidRequest(f"logit_bias of token {token} must lie in -100 to 100, not {bias!r}")
 
 

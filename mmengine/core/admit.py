@@ -4,12 +4,14 @@ import numpy as np
 
 from mmengine.config import EngineConfig
 from mmengine.core.state import View
-from mmengine.errors import InvalidRequest
+from mmengine.errors import InvalidRequest, shown
 from mmengine.events import vocabulary as ev
-from mmengine.request import MediaItem, Request
+from mmengine.request import MediaItem, Request, SamplingParams
 
 MAX_ID_CHARS = 256
 MAX_SALT_CHARS = 1024
+_ITEM_LIMITS = ("encoder_budget", "encoder_cache_size", "max_item_embeds")  # 0 is no limit
+_CHUNK_LIMITS = ("token_budget", "long_prefill_token_threshold")
 
 
 def admit(view: View, asked: ev.Event) -> list[ev.Event]:
@@ -36,16 +38,28 @@ def admit(view: View, asked: ev.Event) -> list[ev.Event]:
 
 def check_request(request: Request, config: EngineConfig) -> None:
     """Raise InvalidRequest for a request that could never run with these settings."""
-    if not isinstance(request.request_id, str) or not 1 <= len(request.request_id) <= MAX_ID_CHARS:
-        raise InvalidRequest(f"a request id must be a string of 1 to {MAX_ID_CHARS} characters")
-    if not isinstance(request.cache_salt, str) or len(request.cache_salt) > MAX_SALT_CHARS:
-        raise InvalidRequest(f"cache_salt must be a string of at most {MAX_SALT_CHARS} characters")
-    if not -(2**31) <= request.priority < 2**31 or not 0 <= request.deadline_ns < 2**62:
-        raise InvalidRequest("priority must fit 32 bits, and a deadline must lie in the future")
-    if not 0 <= request.sample_index < 2**31:
-        raise InvalidRequest(f"sample_index must lie in 0 to 2^31 - 1, not {request.sample_index}")
+    _check_text("a request id", request.request_id, 1, MAX_ID_CHARS)
+    _check_text("cache_salt", request.cache_salt, 0, MAX_SALT_CHARS)
+    _check_text("group", request.group, 0, MAX_ID_CHARS)
+    _check_integer("priority", request.priority, -(2**31), 2**31 - 1)
+    _check_integer("deadline_ns", request.deadline_ns, 0, 2**62 - 1)
+    _check_integer("sample_index", request.sample_index, 0, 2**31 - 1)
+    if not isinstance(request.sampling, SamplingParams):
+        raise InvalidRequest(f"sampling must be SamplingParams, not {type(request.sampling).__name__}")
     request.sampling.check()
+    if not isinstance(request.prompt_token_ids, np.ndarray) or not isinstance(request.media, tuple):
+        raise InvalidRequest("the prompt must be an array of token ids, and media a tuple of items")
     check_content(request.prompt_token_ids, request.media, config)
+
+
+def _check_text(name: str, value: str, shortest: int, longest: int) -> None:
+    if not isinstance(value, str) or not shortest <= len(value) <= longest:
+        raise InvalidRequest(f"{name} must be a string of {shortest} to {longest} characters")
+
+
+def _check_integer(name: str, value: int, low: int, high: int) -> None:
+    if type(value) is not int or not low <= value <= high:
+        raise InvalidRequest(f"{name} must be an integer from {low} to {high}, not {shown(value)}")
 
 
 def check_content(prompt: np.ndarray, media: tuple[MediaItem, ...], config: EngineConfig) -> None:
@@ -56,7 +70,9 @@ def check_content(prompt: np.ndarray, media: tuple[MediaItem, ...], config: Engi
 
 
 def _check_prompt(prompt: np.ndarray, config: EngineConfig) -> None:
-    if prompt.dtype != np.int32 or prompt.ndim != 1 or not len(prompt):
+    if prompt.dtype != np.int32 or prompt.ndim != 1:
+        raise InvalidRequest(f"the prompt must be int32 [n], not {prompt.dtype} {list(prompt.shape)}")
+    if not len(prompt):
         raise InvalidRequest("the prompt is empty: give it at least one token")
     if int(prompt.min()) < 0:
         raise InvalidRequest(f"the prompt holds the token id {int(prompt.min())}; ids are not negative")
@@ -73,15 +89,29 @@ def _check_media(prompt: np.ndarray, media: tuple[MediaItem, ...], config: Engin
             f"{len(media)} images and videos in one request; max_media_per_request is "
             f"{config.max_media_per_request}"
         )
-    end = 0
+    end, sizes = 0, {}
     for number, item in enumerate(media):
+        if not isinstance(item, MediaItem) or not isinstance(item.mm_hash, bytes):
+            raise InvalidRequest(f"media item {number} is no MediaItem with a hash of bytes")
         end = _check_runs(item, number, end, len(prompt))
-        for setting in ("encoder_budget", "encoder_cache_size"):
-            if item.num_embeds > getattr(config, setting):
-                raise InvalidRequest(
-                    f"{item.modality} {number} needs {item.num_embeds} embeddings, but {setting} is "
-                    f"{getattr(config, setting)}; use a smaller one, or raise {setting}"
-                )
+        _check_size(item, number, config)
+        if sizes.setdefault(item.mm_hash, item.num_embeds) != item.num_embeds:
+            raise InvalidRequest(f"{item.modality} {number} has the hash of another item, but not its size")
+
+
+def _check_size(item: MediaItem, number: int, config: EngineConfig) -> None:
+    """An item must fit what is computed and kept at once; where items are not split, also a chunk."""
+    limits = [(name, getattr(config, name), item.num_embeds) for name in _ITEM_LIMITS]
+    if not config.split_media and not config.compat:
+        span = item.end - item.start
+        limits += [(name, getattr(config, name), span) for name in _CHUNK_LIMITS]
+    for name, limit, size in limits:
+        if 0 < limit < size:
+            what = "embeddings" if name in _ITEM_LIMITS else "tokens at once (split_media is off)"
+            raise InvalidRequest(
+                f"{item.modality} {number} needs {size} {what}, but {name} is {limit}; use a smaller one, or "
+                f"raise {name}"
+            )
 
 
 def _check_runs(item: MediaItem, number: int, end: int, num_prompt: int) -> int:
@@ -89,10 +119,12 @@ def _check_runs(item: MediaItem, number: int, end: int, num_prompt: int) -> int:
     if not item.runs:
         raise InvalidRequest(f"{item.modality} {number} has no embeddings in the prompt")
     for start, length in item.runs:
+        if type(start) is not int or type(length) is not int:
+            raise InvalidRequest(f"{item.modality} {number} claims a run that is no pair of integers")
         if start < end or length < 1 or start + length > num_prompt:
             raise InvalidRequest(
-                f"{item.modality} {number} claims prompt tokens {start} to {start + length}, which overlap "
-                f"other media or leave the prompt of {num_prompt} tokens"
+                f"{item.modality} {number} claims {shown(length)} prompt tokens from {shown(start)} on, "
+                f"which overlap other media or leave the prompt of {num_prompt} tokens"
             )
         end = start + length
     return end

@@ -22,11 +22,8 @@ def batch(view: View, decisions: list[ev.Event]) -> StepPlan:
     blocks = view.block_table[token_rows, token_index // size]
     width = int(view.num_blocks[rows].max(initial=0))
     input_ids = view.token_ids[token_rows, token_index]
-    known = ends = view.num_tokens[rows]
     if view.flights:
-        ends = known + view.num_pending[rows]
-        input_ids[token_index >= np.repeat(known, num_scheduled)] = PENDING
-    due = after >= ends
+        input_ids[token_index >= np.repeat(view.num_tokens[rows], num_scheduled)] = PENDING
     admitted = [event for event in decisions if isinstance(event, ev.Admitted)]
     return StepPlan(
         step=view.step,
@@ -37,7 +34,7 @@ def batch(view: View, decisions: list[ev.Event]) -> StepPlan:
         token_index=token_index,
         slot_mapping=np.multiply(blocks, size, dtype=np.int64) + (token_index & (size - 1)),
         block_table=view.block_table[:, :width][rows],
-        sample=due.nonzero()[0].astype(np.int32),
+        sample=view.due().astype(np.int32),
         admitted=tuple(_admission(view, event.row) for event in admitted),
         evict=(*view.encoder.dropped, *view.step_evicted),
         encode=tuple(EncodeItem(key, request, index) for key, request, index in view.step_encoded),

@@ -56,7 +56,8 @@ class EngineCore:
         clock: Callable[[], int] = time.monotonic_ns,
         started: ev.Started | None = None,
     ):
-        config.check_resolved()
+        if started is None:
+            config.check_resolved()
         self.config = config
         self.executor = executor
         self.state = State(config)
@@ -193,7 +194,6 @@ class EngineCore:
     def _collect(self) -> None:
         step = self.state.flights[0].step if self.state.flights else self.state.step
         sampled = self.state.sampled_rows()
-        before = self.state.num_tokens[sampled]
         try:
             if self._in_flight[0] is not None:
                 raise self._in_flight[0]
@@ -220,10 +220,12 @@ class EngineCore:
             _column(result.num_drafts),
             _column(result.drafters),
         )
+        one_each = event.counts is None and not event.errors and not self.state.leaving
+        before = None if one_each else self.state.num_tokens[sampled]
         self._emit(event, step)
-        taken = self.state.num_tokens[sampled] - before
+        taken = None if one_each else self.state.num_tokens[sampled] - before
         self._outputs.tokens(self.view, sampled, taken, event)
-        self._stats.num_output_tokens += int(taken.sum())
+        self._stats.num_output_tokens += len(sampled) if one_each else int(taken.sum())
 
     def _release(self) -> Outputs:
         """Commit; only then let the batch and the tokens go."""

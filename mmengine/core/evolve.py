@@ -29,6 +29,7 @@ from mmengine.request import Request
 
 def evolve(state: State, event: ev.Event) -> None:
     _APPLY[type(event)](state, event)
+    state.due_places = None
 
 
 def _started(state: State, event: ev.Started) -> None:

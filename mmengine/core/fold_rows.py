@@ -82,12 +82,14 @@ def compute(state: State, rows: np.ndarray, num_tokens: np.ndarray | int) -> Non
 
 
 def _fill_blocks(state: State, rows: np.ndarray, computed: np.ndarray) -> None:
-    """Record the content of blocks that are full once `computed` tokens are. What drafts fill does not
-    count. Rows that fill one plain block go together; the others go block by block."""
+    """Record the content of blocks that are full once `computed` tokens are. What holds drafts, or
+    tokens that are not known yet, does not count. Rows that fill one plain block go together; the others
+    go one by one."""
     size, spare = state.block_size, state.content_width - state.block_size
-    filled = np.minimum(computed, state.num_tokens[rows] - spare) // size
+    known = np.minimum(computed, state.num_tokens[rows] - spare)
     first = state.num_filled[rows]
-    state.num_filled[rows] = np.maximum(filled, first)
+    filled = np.maximum(known // size, first)
+    state.num_filled[rows] = filled
     plain = (filled - first == 1) & (first * size >= state.plain_from[rows])
     others = ()
     if np.count_nonzero(plain) < len(rows):
@@ -103,18 +105,13 @@ def _fill_blocks(state: State, rows: np.ndarray, computed: np.ndarray) -> None:
 
 
 def _fill_row_blocks(state: State, row: int, first: int, last: int) -> None:
-    size, index = state.block_size, state.blocks.index
-    tokens = state.block_tokens[row, first:last]
-    parts = index.token_parts(tokens).tolist()
-    extras = block_extras(state.requests_by_row[row].request, last * size, size)
-    content = int(state.content[row])
-    for place, number in enumerate(range(first, last)):
-        if content == NO_CONTENT:
-            break
-        block = int(state.block_table[row, number])
-        content = index.insert(block, content, parts[place], tokens[place], extras.get(number, b""))
-    state.content[row] = content
-    state.step_filled.append(state.block_table[row, first:last].copy())
+    content, blocks = int(state.content[row]), state.block_table[row, first:last].copy()
+    if content != NO_CONTENT:
+        extras = block_extras(state.requests_by_row[row].request, last * state.block_size, state.block_size)
+        extras = {number - first: extra for number, extra in extras.items() if number >= first}
+        tokens = state.block_tokens[row, first:last]
+        state.content[row] = state.blocks.index.insert_chain(blocks, content, tokens, extras)
+    state.step_filled.append(blocks)
 
 
 def take_runs(state: State, rows: np.ndarray, tokens: np.ndarray, counts: np.ndarray) -> None:

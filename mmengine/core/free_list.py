@@ -32,7 +32,7 @@ class FreeList:
         else:
             line, stamps = self._queue[self._head : self._tail], self._queue_stamp[self._head : self._tail]
         chosen = line[:count]
-        if count <= len(line) and self._all_live(chosen, stamps[:count]):
+        if count <= len(line) and (self._no_dead_entry() or self._all_live(chosen, stamps[:count])):
             return chosen.copy()
         return self.order(count)
 
@@ -56,12 +56,14 @@ class FreeList:
 
     def take(self, blocks: np.ndarray) -> None:
         """These blocks, int32, are free no longer."""
-        self._stamp[blocks] += 1
+        head, no_dead_entry = self._head + len(blocks), self._no_dead_entry()
         self.num_free -= len(blocks)
-        head = self._head + len(blocks)
         if not self._top and self._queue[self._head : head].tobytes() == blocks.tobytes():
             self._head = head
+            if not no_dead_entry:  # one of those passed may be dead, and its block stand further behind
+                self._stamp[blocks] += 1
         else:
+            self._stamp[blocks] += 1
             self._trim()
 
     def give_front(self, blocks: np.ndarray) -> None:
@@ -84,6 +86,9 @@ class FreeList:
         self._queue_stamp[self._tail : end] = self._stamp[blocks]
         self._tail = end
         self.num_free += len(blocks)
+
+    def _no_dead_entry(self) -> bool:
+        return self._top + self._tail - self._head == self.num_free
 
     def _is_live(self, blocks: np.ndarray, stamps: np.ndarray) -> np.ndarray:
         return self._stamp[blocks] == stamps

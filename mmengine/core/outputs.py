@@ -39,12 +39,15 @@ class Outputs:
     def __bool__(self) -> bool:
         return bool(len(self._requests) or self._ends)
 
-    def tokens(self, view: View, sampled: np.ndarray, taken: np.ndarray, event: ev.Executed) -> None:
-        """Rows `sampled` of the step that `event` reports, and how many tokens each `taken`, none where it
-        broke or its request left meanwhile; call it after the fold. What is kept here are arrays: a
-        list for each row would be garbage that the collector counts."""
+    def tokens(self, view: View, sampled: np.ndarray, taken: np.ndarray | None, event: ev.Executed) -> None:
+        """Rows `sampled` of the step that `event` reports, and how many tokens each has `taken`: none where
+        it broke or its request left meanwhile; None: one each. Call it after the fold. What is kept here
+        are arrays: a list for each row would be garbage that the collector counts."""
         self._requests = view.requests_by_row[sampled]
         self._tokens = np.frombuffer(event.token_ids, np.int32)
+        if taken is None:
+            self._logprobs = dict(event.logprobs)
+            return
         if event.counts is not None:
             given = np.frombuffer(event.counts, np.int32)
             place = np.arange(len(self._tokens)) - np.repeat(np.cumsum(given) - given, given)

@@ -13,6 +13,7 @@ import numpy as np
 NO_CONTENT = -1
 ROOT = 0  # the content id before the first block
 _MASK = 2**64 - 1
+_MANY = 8  # blocks from which on one by one costs more than all at once
 _PARENT_FACTOR = 0x9E3779B97F4A7C15
 
 
@@ -67,6 +68,45 @@ class PrefixIndex:
         if extra:
             self._extra[block] = extra
         return content
+
+    def insert_chain(
+        self, blocks: np.ndarray, parent: int, tokens: np.ndarray, extras: dict[int, bytes]
+    ) -> int:
+        """`insert` for n blocks of one row, each the parent of the next; gives the last content id,
+        NO_CONTENT once keys collide.
+
+        blocks int32 [n], tokens int32 [n, width], `extras` by place in them.
+        """
+        parts, content = self.token_parts(tokens), parent
+        for place, block in enumerate(blocks.tolist()):
+            if content == NO_CONTENT:
+                break
+            newest = content == self._next_content - 1  # nothing stands behind it yet
+            if newest and len(blocks) - place >= _MANY:
+                rest = {number - place: extra for number, extra in extras.items() if number >= place}
+                if self._append_chain(blocks[place:], parts[place:], tokens[place:], rest):
+                    return self._next_content - 1
+            content = self.insert(block, content, int(parts[place]), tokens[place], extras.get(place, b""))
+        return content
+
+    def _append_chain(
+        self, blocks: np.ndarray, parts: np.ndarray, tokens: np.ndarray, extras: dict[int, bytes]
+    ) -> bool:
+        """All of a chain that stands behind the newest content; False, and nothing done, where keys
+        collide."""
+        content = np.arange(self._next_content, self._next_content + len(blocks))
+        keys = _keys(content - 1, parts)
+        if extras:
+            heads = b"".join(extra[:8] for extra in extras.values())
+            keys[list(extras)] += np.frombuffer(heads, "<u8")
+        owned = dict(zip(keys.tolist(), blocks.tolist(), strict=True))
+        if len(owned) < len(blocks) or not self._owner.keys().isdisjoint(owned):
+            return False
+        self._owner.update(owned)
+        self._next_content += len(blocks)
+        self._write(blocks, content - 1, tokens, keys, content)
+        self._extra.update((int(blocks[place]), extra) for place, extra in extras.items())
+        return True
 
     def insert_many(self, blocks: np.ndarray, parents: np.ndarray, tokens: np.ndarray) -> np.ndarray:
         """`insert` for n blocks of different rows, without extras: the blocks that decoding fills. What

@@ -90,6 +90,7 @@ class State:
         # Rows that requests left while a step in flight names them, and the encoder keys they held.
         self.leaving: dict[int, list[bytes]] = {}
         self.last_rows = np.zeros(0, np.intp)  # what "the rows of the step before" stands for
+        self.due_places: np.ndarray | None = None  # what `due` found since the last event
         self.history = hashlib.blake2b(digest_size=16)  # over all tokens that came in or out, in order
         self.reset_step()
 
@@ -124,14 +125,18 @@ class State:
         """Rows of the step whose result comes next that give tokens, intp."""
         return self.flights[0].sampled if self.flights else self._due_rows()
 
+    def due(self) -> np.ndarray:
+        """Places in `step_rows` of those that reach the end of their tokens, known and pending, intp."""
+        if self.due_places is None:
+            ends = self.num_tokens[self.step_rows]
+            if self.flights:
+                ends = ends + self.num_pending[self.step_rows]
+            self.due_places = (self.num_computed[self.step_rows] >= ends).nonzero()[0]
+        return self.due_places
+
     def _due_rows(self) -> np.ndarray:
-        """Rows of the open step that reach the end of their tokens, intp."""
-        rows = self.step_rows
-        ends = self.num_tokens[rows]
-        if self.flights:
-            ends = ends + self.num_pending[rows]
-        due = self.num_computed[rows] >= ends
-        return rows if np.count_nonzero(due) == len(rows) else rows[due]
+        rows, due = self.step_rows, self.due()
+        return rows if len(due) == len(rows) else rows[due]
 
     def open_step(self) -> Flight:
         """The open step, as it would be dispatched now."""

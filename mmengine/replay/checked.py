@@ -96,7 +96,7 @@ def _replay_config(started: ev.Started, folder: Path) -> EngineConfig:
     """The settings of the log, refused when a replay could not hold them in memory."""
     try:
         config = EngineConfig.from_dict(started.config)
-        config.check_resolved()
+        config.check_foldable()
         policy_named(config.policy)
     except ConfigError as error:
         raise CorruptLog(f"STARTED in {folder} holds settings that no engine could have: {error}") from None

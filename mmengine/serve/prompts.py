@@ -77,14 +77,15 @@ class Options:
     def check(self) -> None:
         """Raise InvalidRequest for the first value that is out of range."""
         self.sampling.check()
-        if len(self.request_id) > MAX_ID_CHARS or not self.request_id.isprintable():
+        named = isinstance(self.request_id, str) and self.request_id.isprintable()
+        if not named or len(self.request_id) > MAX_ID_CHARS:
             raise InvalidRequest(f"a request id has at most {MAX_ID_CHARS} printable characters")
         if type(self.priority) is not int or abs(self.priority) >= 2**31:
             raise InvalidRequest(f"priority must be an integer of 32 bits, not {self.priority!r}")
         if not isinstance(self.cache_salt, str) or len(self.cache_salt) > MAX_ID_CHARS:
             raise InvalidRequest(f"cache_salt must be a string of at most {MAX_ID_CHARS} characters")
         deadline = self.deadline_s
-        if not isinstance(deadline, (int, float)) or not 0 <= deadline <= MAX_DEADLINE_S:
+        if type(deadline) not in (int, float) or not 0 <= deadline <= MAX_DEADLINE_S:
             raise InvalidRequest(f"deadline_s must lie in 0 to {MAX_DEADLINE_S} seconds, not {deadline!r}")
 
 

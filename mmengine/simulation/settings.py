@@ -106,6 +106,10 @@ def _translated(words: _Words, given: dict[str, Any], workload: Workload) -> dic
     if words.disable_chunked_mm_input is not None:
         _refuse_both(given, "disable_chunked_mm_input", "split_media")
         fields["split_media"] = not words.disable_chunked_mm_input
+    if not fields.get("split_media", given.get("split_media", True)):
+        largest = max(words.max_tokens_per_mm_item, workload.largest_item)
+        largest = min(largest, fields["encoder_budget"], fields["encoder_cache_size"])
+        fields["max_item_embeds"] = given.get("max_item_embeds", largest)
     if words.reserve_full_prompt is not None:
         _refuse_both(given, "reserve_full_prompt", "admission_reserve")
         fields["admission_reserve"] = "prompt" if words.reserve_full_prompt else "none"

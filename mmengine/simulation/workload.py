@@ -79,6 +79,11 @@ class Workload:
         """Tokens of the longest request, prompt and output."""
         return max((each.num_prompt + each.max_tokens for each in self.requests), default=1)
 
+    @property
+    def largest_item(self) -> int:
+        """Embeddings of the largest image or video; 1 without any."""
+        return max((item.num_embeds for each in self.requests for item in each.media), default=1)
+
 
 def generated_tokens(key: str, start: int, count: int) -> np.ndarray:
     """Tokens of the generated text `key`, int32: the same for the same key and place."""

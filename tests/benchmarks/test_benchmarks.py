@@ -1,6 +1,5 @@
 """The benchmarks run, on the smallest of settings; what they measure is not looked at."""
 
-import importlib
 import json
 import os
 import subprocess
@@ -8,18 +7,9 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[2]
 BENCHMARKS = ROOT / "benchmarks"
 TINY = ("--quick", "--json", "--requests", "3", "--longest", "4", "--rounds", "1")
-
-
-@pytest.fixture
-def module(monkeypatch):
-    """A module of the benchmarks folder, by name."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module
 
 
 def call(*command: object, **variables: str) -> subprocess.CompletedProcess:

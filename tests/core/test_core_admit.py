@@ -10,7 +10,7 @@ from mmengine.core.simulate import SimulatedExecutor
 from mmengine.errors import ConfigError, InvalidRequest, QueueFull
 from mmengine.events import vocabulary as ev
 from mmengine.request import MediaItem, Request, SamplingParams
-from tests.core.small_engine import Bench, image, request, settings_of
+from tests.core.small_engine import Bench, image, request, settings_of, video
 
 
 def sampled(**options):
@@ -19,6 +19,10 @@ def sampled(**options):
 
 def raw(prompt):
     return Request("a", prompt, SamplingParams())
+
+
+def item(runs, mm_hash=b"x", grid=(1, 2, 2)):
+    return MediaItem(mm_hash, "image", runs, grid)
 
 
 REFUSED = {
@@ -30,20 +34,57 @@ REFUSED = {
     "a salt that is no text": (request("a", 3, cache_salt=b"x"), "cache_salt"),
     "a salt that cannot be written": (request("a", 3, cache_salt="\udfff"), "cannot be written"),
     "a priority of 2^31": (request("a", 3, priority=2**31), "priority"),
+    "a priority that is no number": (request("a", 3, priority=float("nan")), "priority must be an integer"),
+    "a true priority": (request("a", 3, priority=True), "priority must be an integer"),
+    "a priority of text": (request("a", 3, priority="high"), "priority must be an integer"),
+    "no priority": (request("a", 3, priority=None), "priority must be an integer"),
+    "an absurd priority": (request("a", 3, priority=-(10**5000)), "priority must be an integer"),
     "a deadline in the past": (request("a", 3, deadline_ns=-1), "deadline"),
+    "an endless deadline": (request("a", 3, deadline_ns=float("inf")), "deadline"),
+    "a deadline of 2^62": (request("a", 3, deadline_ns=2**62), "deadline"),
     "a negative sample": (request("a", 3, sample_index=-1), "sample_index"),
+    "half a sample": (request("a", 3, sample_index=0.5), "sample_index"),
+    "a group that is no text": (request("a", 3, group=3), "group must be a string"),
+    "a grammar that is no text": (request("a", 3, grammar=3), "cannot be written to a log"),
+    "no sampling": (Request("a", np.array([1], np.int32), None), "SamplingParams, not NoneType"),
     "no prompt": (request("a", []), "the prompt is empty"),
-    "a prompt of floats": (raw(np.array([1.0])), "the prompt is empty"),
-    "a prompt of rows": (raw(np.array([[1]], np.int32)), "the prompt is empty"),
+    "a prompt of floats": (raw(np.array([1.0])), r"int32 \[n\], not float64"),
+    "a prompt of rows": (raw(np.array([[1]], np.int32)), r"int32 \[n\], not int32 \[1, 1\]"),
+    "a prompt of 64 bits": (raw(np.array([1])), r"int32 \[n\], not int64"),
+    "a prompt that is a list": (raw([1, 2]), "an array of token ids"),
+    "no prompt at all": (raw(None), "an array of token ids"),
     "a negative token": (request("a", [3, -2]), "token id -2"),
     "a prompt as long as the model": (request("a", 64), "has 64 tokens, but max_model_len is 64"),
     "too many media": (request("a", 9, media=[image(1, n, 1) for n in range(5)]), "max_media_per_request is"),
-    "media behind the prompt": (request("a", 8, media=[image(1, 5, 4)]), "claims prompt tokens 5 to 9"),
-    "media before the prompt": (request("a", 8, media=[image(1, -1, 4)]), "claims prompt tokens -1 to 3"),
+    "media behind the prompt": (request("a", 8, media=[image(1, 5, 4)]), "claims 4 prompt tokens from 5 on"),
+    "media before the prompt": (
+        request("a", 8, media=[image(1, -1, 4)]),
+        "claims 4 prompt tokens from -1 on",
+    ),
     "media over another": (request("a", 8, media=[image(1, 0, 4), image(2, 3, 2)]), "overlap"),
     "media in disorder": (request("a", 8, media=[image(1, 4, 2), image(2, 0, 2)]), "overlap"),
     "media without runs": (request("a", 8, media=[MediaItem(b"x", "image", (), (1, 2, 2))]), "no embeddings"),
     "an empty run": (request("a", 8, media=[image(1, 3, 0)]), "image 0 claims"),
+    "a run of floats": (request("a", 8, media=[item(((1.0, 2.0),))]), "no pair of integers"),
+    "a run of text": (request("a", 8, media=[item((("1", 2),))]), "no pair of integers"),
+    "a run that is true": (request("a", 8, media=[item(((1, True),))]), "no pair of integers"),
+    "a run beyond 64 bits": (
+        request("a", 8, media=[item(((10**5000, 1),))]),
+        "1 prompt tokens from a huge number on",
+    ),
+    "media that are none": (request("a", 8, media=["a.png"]), "no MediaItem"),
+    "media without a hash": (
+        request("a", 8, media=[item(((1, 2),), mm_hash="x")]),
+        "no MediaItem with a hash",
+    ),
+    "a grid beyond 64 bits": (
+        request("a", 8, media=[item(((1, 2),), grid=(2**70, 1, 1))]),
+        "cannot be written",
+    ),
+    "one hash of two sizes": (
+        request("a", 9, media=[item(((1, 2),)), item(((4, 3),))]),
+        "image 1 has the hash of another item, but not its size",
+    ),
     "over the budget": (request("a", 40, media=[image(1, 0, 33)]), "encoder_budget is 32"),
     "over the cache": (request("a", 40, media=[image(1, 0, 25)]), "encoder_cache_size is 24"),
     "no tokens": (sampled(max_tokens=0), "max_tokens"),
@@ -53,13 +94,26 @@ REFUSED = {
     "an endless one": (sampled(temperature=float("inf")), "temperature"),
     "a probability over one": (sampled(top_p=1.5), "top_p"),
     "a negative seed": (sampled(seed=-1), "seed"),
-    "half a seed": (sampled(seed=1.5), "cannot be written to a log"),
-    "a numpy seed": (sampled(seed=np.int64(3)), "cannot be written to a log"),
+    "half a seed": (sampled(seed=1.5), r"Expected `int . null`, got `float` - at `\$.seed`"),
+    "a numpy seed": (sampled(seed=np.int64(3)), "a sampling option cannot be read: .*int64"),
+    "a seed of text": (sampled(seed="x"), "seed"),
+    "a true seed": (sampled(seed=True), "seed"),
+    "a seed of 2^63": (sampled(seed=2**63), "seed must lie in 0 to 2"),
+    "an absurd max_tokens": (sampled(max_tokens=10**5000), "max_tokens must .* not a huge number"),
+    "a true temperature": (sampled(temperature=True), "temperature"),
+    "no temperature": (sampled(temperature=None), "temperature"),
+    "logprobs of text": (sampled(logprobs="3"), "logprobs"),
+    "no stops": (sampled(stop=None), "stop"),
+    "a stop token beyond 64 bits": (sampled(stop_token_ids=(2**70,)), "which is no id"),
+    "a negative stop token": (sampled(stop_token_ids=(-1,)), "which is no id"),
+    "a bias of a token beyond 64 bits": (sampled(logit_bias={2**70: 1.0}), "which is no id"),
+    "a bias of text": (sampled(logit_bias={3: "much"}), "logit_bias"),
+    "a bias that is no number": (sampled(logit_bias={3: float("nan")}), "logit_bias of token 3"),
     "too many logprobs": (sampled(logprobs=21), "logprobs"),
     "an empty stop": (sampled(stop=("",)), "stop string"),
     "a stop that cannot be written": (sampled(stop=("\ud800",)), "cannot be written"),
     "many stops": (sampled(stop=("x",) * 17), "stop strings"),
-    "a stop token of text": (sampled(stop_token_ids=("x",)), "cannot be written"),
+    "a stop token of text": (sampled(stop_token_ids=("x",)), r"\$.stop_token_ids"),
     "a bias without end": (sampled(logit_bias={3: float("inf")}), "logit_bias of token 3"),
     "no choices": (sampled(n=0), "n must"),
 }
@@ -154,6 +208,8 @@ WRONG = {
     "checkpoint_interval": [0],
     "long_prefill_token_threshold": [-1],
     "max_media_per_request": [-1],
+    "max_item_embeds": [-1, 2**24 + 1],
+    "eos_token_ids": [(-1,), (2**31,)],
 }
 
 
@@ -163,10 +219,116 @@ def test_settings_out_of_range(name, value):
         msgspec.structs.replace(settings_of(), **{name: value}).check()
 
 
-def test_a_budget_below_the_rows():
-    settings_of(max_num_seqs=8, token_budget=8).check()
-    with pytest.raises(ConfigError, match="token_budget 7 is smaller than max_num_seqs 8"):
-        settings_of(max_num_seqs=8, token_budget=7).check()
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"token_budget": 64.0},
+        {"token_budget": float("nan")},
+        {"token_budget": True},
+        {"token_budget": "64"},
+        {"token_budget": None},
+        {"token_budget": np.int64(64)},
+        {"token_budget": 10**30},
+        {"split_media": 1},
+        {"preempt_mode": "swop"},
+        {"compat": "sglang"},
+        {"eos_token_ids": (1.5,)},
+    ],
+    ids=str,
+)
+def test_settings_of_another_type(wrong):
+    (name,) = wrong
+    with pytest.raises(ConfigError, match=f"{name}|the settings cannot be read"):
+        msgspec.structs.replace(settings_of(), **wrong).check()
+
+
+OPPOSED = {  # words of the message: settings that contradict each other, and how they would not
+    "token_budget 7 is smaller than max_num_seqs 8": (
+        {"max_num_seqs": 8, "token_budget": 7},
+        {"token_budget": 8},
+    ),
+    "token_budget 3 is smaller than block_size 4": (
+        {"max_num_seqs": 2, "token_budget": 3},
+        {"block_size": 2},
+    ),
+    "num_draft_tokens 4 .* never fit token_budget 4": (
+        {"num_draft_tokens": 4, "token_budget": 4},
+        {"token_budget": 5},
+    ),
+    "lookahead_tokens 2 .* num_draft_tokens is 0": ({"lookahead_tokens": 2}, {"num_draft_tokens": 2}),
+    "max_in_flight 2 cannot go with num_draft_tokens": (
+        {"max_in_flight": 2, "num_draft_tokens": 2},
+        {"num_draft_tokens": 0},
+    ),
+    "max_in_flight 2 cannot go with .* compat": ({"max_in_flight": 2, "compat": "vllm"}, {"compat": ""}),
+    "preempt_mode swap .* set swap_blocks": ({"preempt_mode": "swap"}, {"swap_blocks": 9}),
+    "swap_blocks 9 .* preempt_mode recompute": (
+        {"preempt_mode": "recompute", "swap_blocks": 9},
+        {"preempt_mode": "auto"},
+    ),
+    "max_item_embeds 65 is larger than encoder_budget 64": (
+        {"max_item_embeds": 65, "encoder_cache_size": 99},
+        {"encoder_budget": 65},
+    ),
+    "max_item_embeds 65 is larger than encoder_cache_size 64": (
+        {"max_item_embeds": 65, "encoder_budget": 99},
+        {"encoder_cache_size": 65},
+    ),
+    "token_budget 32 is smaller than an item of 64 embeddings that split_media=false": (
+        {"split_media": False, "token_budget": 32},
+        {"max_item_embeds": 32},
+    ),
+    "long_prefill_token_threshold 8 is smaller than an item of 64 embeddings that split_media=false": (
+        {"split_media": False, "long_prefill_token_threshold": 8},
+        {"encoder_budget": 8},
+    ),
+    "compat vllm knows the policies fcfs and priority, not prefill_first": (
+        {"compat": "vllm", "policy": "prefill_first"},
+        {"policy": "priority"},
+    ),
+    "compat vllm has no host pool, but swap_blocks is 9": (
+        {"compat": "vllm", "swap_blocks": 9},
+        {"compat": ""},
+    ),
+    "compat vllm has no admission_reserve output": (
+        {"compat": "vllm", "admission_reserve": "output"},
+        {"admission_reserve": "prompt"},
+    ),
+}
+
+
+@pytest.mark.parametrize("words", OPPOSED)
+def test_settings_that_contradict_each_other(words):
+    opposed, mended = OPPOSED[words]
+    with pytest.raises(ConfigError, match=words) as error:
+        settings_of(**opposed).check()
+    assert "\n" not in str(error.value)
+    settings_of(**{**opposed, **mended}).check()
+
+
+def test_what_vllm_takes_is_taken_where_decisions_are_its_own():
+    settings_of(compat="vllm", token_budget=8, max_num_seqs=2, block_size=16, split_media=False).check()
+
+
+def test_a_video_that_is_not_split_must_fit_a_chunk_with_the_text_between_its_runs():
+    bench = Bench(split_media=False, token_budget=32, max_item_embeds=16, long_prefill_token_threshold=16)
+    fits = request("fits", 40, media=[video(1, (2, 4), (14, 4))])
+    bench.submit(fits)
+    with pytest.raises(
+        InvalidRequest, match="needs 17 tokens at once .* but long_prefill_token_threshold is 16"
+    ):
+        bench.submit(request("long", 40, media=[video(1, (2, 4), (15, 4))]))
+    with pytest.raises(InvalidRequest, match="needs 17 embeddings, but max_item_embeds is 16"):
+        bench.submit(request("large", 40, media=[image(1, 2, 17)]))
+    bench.run()
+    assert bench.ends == {"fits": ("length", "")}
+
+
+def test_a_log_folds_though_its_settings_are_refused_today():
+    config = settings_of(preempt_mode="recompute", swap_blocks=9)
+    config.check_foldable()
+    with pytest.raises(ConfigError):
+        config.check_resolved()
 
 
 CONTRADICTIONS = {

@@ -66,7 +66,7 @@ class Model:
 
 OPERATIONS = st.lists(
     st.tuples(
-        st.sampled_from(["insert", "many", "forget", "find", "find", "clear"]),
+        st.sampled_from(["insert", "many", "chain", "forget", "find", "find", "clear"]),
         st.lists(st.integers(1, 11), min_size=1, max_size=4, unique=True),
         st.integers(0, 3),
         st.lists(st.integers(0, 2), min_size=4, max_size=4),
@@ -99,6 +99,10 @@ def replay_operations(operations, collisions):
                 ids = index.insert_many(np.array(fresh), np.full(len(fresh), parent, np.int64), columns)
                 wanted = [(parent, tuple(row), b"") for row in columns.tolist()]
                 told(model, parents, fresh, ids.tolist(), wanted)
+        elif kind == "chain":
+            fresh = [block for block in blocks if block not in model.held]
+            if fresh:
+                chain(index, model, parents, fresh, parent, draws, extra)
         elif kind == "find":
             found = find(index, parent, tokens, extra)
             holders = model.holders((parent, tuple(tokens.tolist()), extra))
@@ -109,6 +113,21 @@ def replay_operations(operations, collisions):
         by_id = {}
         for block, held in model.held.items():
             assert by_id.setdefault(int(index.content[block]), held) == held, "an id means one content"
+
+
+def chain(index, model, parents, blocks, parent, draws, extra):
+    """Blocks of one row; the last of them has the extra digest."""
+    columns = np.array([[draws[n % 4], draws[(n + 1) % 4]] for n in range(len(blocks))], np.int32)
+    extras = {len(blocks) - 1: extra} if extra else {}
+    last = index.insert_chain(np.array(blocks), parent, columns, extras)
+    for place, (block, tokens) in enumerate(zip(blocks, columns.tolist())):
+        content = int(index.content[block])
+        told(model, parents, [block], [content], [(parent, tuple(tokens), extras.get(place, b""))])
+        if content == NO_CONTENT:
+            assert last == NO_CONTENT and (index.content[blocks[place:]] == NO_CONTENT).all()
+            return
+        parent = content
+    assert last == parent
 
 
 def told(model, parents, blocks, ids, contents):
@@ -122,7 +141,9 @@ def told(model, parents, blocks, ids, contents):
 @settings(max_examples=250, deadline=None, derandomize=True)
 @given(OPERATIONS)
 def test_against_a_model(operations):
-    replay_operations(operations, collisions=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prefix_index, "_MANY", 1)
+        replay_operations(operations, collisions=False)
 
 
 @settings(max_examples=250, deadline=None, derandomize=True)
@@ -130,6 +151,7 @@ def test_against_a_model(operations):
 def test_hits_are_exact_though_all_keys_collide(operations):
     with pytest.MonkeyPatch.context() as patch:
         collide(patch)
+        patch.setattr(prefix_index, "_MANY", 1)
         replay_operations(operations, collisions=True)
 
 
@@ -178,6 +200,21 @@ def test_a_plain_column_is_no_twin_of_a_block_with_media(monkeypatch):
     index = PrefixIndex(8, SIZE)
     insert(index, 1, ROOT, tokens_of(1, 2), b"image" * 8)
     assert index.insert_many(np.array([2]), np.array([ROOT]), np.array([[1, 2]], np.int32)).tolist() == [-1]
+
+
+@pytest.mark.parametrize("many", [1, 3, 100])
+def test_a_chain_gets_the_ids_that_one_by_one_gives(monkeypatch, many):
+    monkeypatch.setattr(prefix_index, "_MANY", many)
+    tokens, extras = np.arange(12, dtype=np.int32).reshape(6, SIZE), {2: b"image" * 8, 4: b"video" * 8}
+    at_once, alone = PrefixIndex(16, SIZE), PrefixIndex(16, SIZE)
+    for index in (at_once, alone):
+        insert(index, 9, ROOT, tokens[0])  # the chain begins with a twin
+    last, content = at_once.insert_chain(np.arange(1, 7, dtype=np.int32), ROOT, tokens, extras), ROOT
+    for place in range(6):
+        content = insert(alone, place + 1, content, tokens[place], extras.get(place, b""))
+    assert last == content and at_once.content.tolist() == alone.content.tolist()
+    assert find(at_once, int(alone.content[2]), tokens[2], extras[2]) == 3
+    assert find(at_once, int(alone.content[2]), tokens[2]) == -1
 
 
 def test_parents_chain():

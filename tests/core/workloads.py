@@ -22,19 +22,20 @@ def small_config(rng: random.Random) -> EngineConfig:
     num_draft_tokens = rng.choice([0, 0, 1, 3])
     return EngineConfig(
         max_num_seqs=max_num_seqs,
-        token_budget=rng.randint(max_num_seqs, 40),
+        token_budget=rng.randint(max(max_num_seqs, block_size, 4), 40),
         max_model_len=max_model_len,
         block_size=block_size,
         num_blocks=1 + blocks_each + rng.randint(0, 2 * blocks_each),
         enable_prefix_caching=rng.random() < 0.8,
-        long_prefill_token_threshold=rng.choice([0, 0, 3, 7]),
+        long_prefill_token_threshold=(threshold := rng.choice([0, 0, 3, 7])),
         encoder_budget=rng.randint(4, 16),
         encoder_cache_size=rng.randint(4, 24),
-        split_media=rng.random() < 0.8,
+        split_media=(split_media := rng.random() < 0.8),
+        max_item_embeds=0 if split_media or compat else 3 if threshold == 3 else 4,
         policy=rng.choice(["fcfs", "priority"] if compat else ["fcfs", "priority", "prefill_first"]),
-        swap_blocks=(swap_blocks := rng.choice([0, 0, 3, 40])),
-        preempt_mode=rng.choice(["auto", "recompute", "swap"] if swap_blocks else ["auto", "recompute"]),
-        admission_reserve=rng.choice(["none", "prompt", "output"]),
+        swap_blocks=(swap_blocks := 0 if compat else rng.choice([0, 0, 3, 40])),
+        preempt_mode=rng.choice(["auto", "swap"] if swap_blocks else ["auto", "recompute"]),
+        admission_reserve=rng.choice(["none", "prompt"] if compat else ["none", "prompt", "output"]),
         num_draft_tokens=num_draft_tokens,
         max_in_flight=1 if compat or num_draft_tokens else rng.choice([1, 2]),
         lookahead_tokens=num_draft_tokens * rng.randint(0, 1),
@@ -74,10 +75,10 @@ def small_request(
 def _media(rng: random.Random, length: int, config: EngineConfig) -> list[MediaItem]:
     """Images, and videos whose runs have text between them, in ascending places."""
     items, place = [], 0
-    largest = min(config.encoder_budget, config.encoder_cache_size)
+    most_runs = [1, 1, 3] if config.split_media or config.compat else [1]
     while rng.random() < 0.6 and len(items) < 3:
-        runs, left = [], largest
-        for _ in range(rng.choice([1, 1, 3])):
+        runs, left = [], config.largest_item
+        for _ in range(rng.choice(most_runs)):
             start = place + rng.randint(0, 4)
             size = rng.randint(1, max(1, min(left, 8)))
             if start + size > length or size > left:

@@ -33,7 +33,7 @@ from tests.replay.runs import busy_run
 
 SETTINGS = (
     *("policy", "compat", "num_draft_tokens", "lookahead_tokens", "admission_reserve", "split_media"),
-    *("max_in_flight", "long_prefill_token_threshold", "enable_prefix_caching"),
+    *("max_in_flight", "long_prefill_token_threshold", "enable_prefix_caching", "max_item_embeds"),
 )
 
 

@@ -101,4 +101,4 @@ def test_two_steps_in_flight(tmp_path):
     assert report.ok and report.requests == 5
     assert any(isinstance(each.event, Dispatched) for each in LogReader(tmp_path / "log"))
     refused = simulate(requests, "--config", config, "--decisions", tmp_path / "out.jsonl")
-    assert refused.returncode == 1 and "max_in_flight" in refused.stderr
+    assert refused.returncode == 2 and "max_in_flight" in refused.stderr

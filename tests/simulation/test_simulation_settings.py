@@ -4,6 +4,7 @@ import pytest
 
 from mmengine.errors import ConfigError
 from mmengine.simulation import SimRequest, Workload, read_settings
+from mmengine.simulation.workload import image_item
 
 WORK = Workload("w", [SimRequest("a", 90, lambda: None, 10)], timed=False)
 SCENARIO = {
@@ -37,7 +38,20 @@ def test_all_words_of_a_scenario():
 
 
 def test_ngram_needs_no_blocks_ahead():
-    assert read_settings({**SCENARIO, "spec_method": "ngram"}, WORK).config.lookahead_tokens == 0
+    assert read_settings({**SCENARIO, "spec_method": "ngram"}, WORK, "vllm").config.lookahead_tokens == 0
+
+
+def test_items_that_are_not_split_must_fit_a_chunk():
+    with pytest.raises(
+        ConfigError, match="long_prefill_token_threshold 32 .* 64 embeddings that split_media"
+    ):
+        read_settings(SCENARIO, WORK)
+    small = {**SCENARIO, "max_tokens_per_mm_item": 0}
+    assert read_settings(small, WORK).config.max_item_embeds == 1
+    item = image_item(0, 33, "large")
+    work = Workload("w", [SimRequest("a", 90, lambda: None, 10, media=(item,))], timed=False)
+    with pytest.raises(ConfigError, match="smaller than an item of 33 embeddings"):
+        read_settings(small, work)
 
 
 def test_what_is_not_said_fits_the_workload_and_a_large_gpu():
