@@ -139,6 +139,7 @@ TestEngineMachine.settings = settings(
     deadline=None,
     suppress_health_check=list(HealthCheck),
     derandomize=True,
+    print_blob=True,
 )
 
 
@@ -153,5 +154,6 @@ def test_soak():
             stateful_step_count=60,
             deadline=None,
             suppress_health_check=list(HealthCheck),
+            print_blob=True,
         ),
     )
