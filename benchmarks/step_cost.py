@@ -20,6 +20,7 @@ from pathlib import Path
 from step_cost_engine import Shape, bare_loop, boundary, decode, memory, percentile, steady, storm, trace
 
 SIZES = (16, 64, 256, 1024, 4096)
+OVERLAPPED = (16, 256, 1024)
 PHASES = ("schedule", "evolve", "append", "batch", "complete")
 
 
@@ -68,6 +69,9 @@ def measure(table: Table, folder: Path, args: argparse.Namespace) -> None:
         bare = percentile(bare_loop(rows, 101), 50)
         plain = decode(Shape(rows), folder, count)
         table.add("decode", rows, plain, bare)
+        if rows in OVERLAPPED:
+            overlapped = decode(Shape(rows, max_in_flight=2), folder, count)
+            table.add("decode, two in flight", rows, overlapped, bare)
         drafts = decode(Shape(rows, num_drafts=3), folder, count)
         table.add("decode, 3 drafts", rows, drafts, bare)
         aligned = boundary(rows, folder, max(6, count // 100))

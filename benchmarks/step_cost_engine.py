@@ -33,12 +33,14 @@ def percentile(values: Iterable[int], share: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """`prefill`: long prompts come in chunks beside the rows that decode."""
+    """`prefill`: long prompts come in chunks beside the rows that decode. `max_in_flight`: steps decided
+    before the oldest of them is back."""
 
     rows: int
     num_drafts: int = 0
     prefill: bool = False
     aligned: bool = False
+    max_in_flight: int = 1
 
 
 class _Bare:
@@ -189,6 +191,7 @@ def _running(shape: Shape, folder: Path, num_steps: int) -> Bench:
         num_blocks=shape.rows * blocks_each + 1024,
         num_draft_tokens=shape.num_drafts,
         long_prefill_token_threshold=256 if shape.prefill else 0,
+        max_in_flight=shape.max_in_flight,
     )
     for number in range(shape.rows):
         bench.ask(BLOCK if shape.aligned else BLOCK + number % BLOCK)

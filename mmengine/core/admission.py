@@ -186,7 +186,7 @@ def _cached_prefix(view: View, known: RequestState) -> np.ndarray:
     index = view.blocks.index
     tokens = content_windows(known.tokens, 0, count, size, view.content_width)
     parts = index.token_parts(tokens).tolist()
-    extras = block_extras(known.request, count * size, size)
+    extras = block_extras(known.request, 0, count, size)
     blocks, content = [], ROOT
     for number in range(count):
         block = index.find(content, parts[number], tokens[number], extras.get(number, b""))

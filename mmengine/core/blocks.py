@@ -1,6 +1,7 @@
 """The pool of KV blocks: reference counts, the free list, and what full blocks hold."""
 
 import hashlib
+import struct
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,8 @@ import numpy as np
 from mmengine.core.free_list import FreeList
 from mmengine.core.prefix_index import NO_CONTENT, PrefixIndex
 from mmengine.request import Request
+
+_PART = struct.Struct("<Iqq")  # length of the hash before it, place, first embedding; -1: a salt
 
 
 class BlockPool:
@@ -73,29 +76,23 @@ def content_windows(token_ids: np.ndarray, first: int, last: int, size: int, wid
     return token_ids[starts + np.arange(width)]
 
 
-def block_extras(request: Request, num_tokens: int, block_size: int) -> dict[int, bytes]:
-    """Digests of what tokens alone do not say, by block number: which embeddings lie where in the
-    block (hash of the item, the run's place against the block, its first embedding) and, in block 0,
-    the tenant's salt. SHA-256, whole."""
-    overlaps: dict[int, list[tuple[bytes, int, int]]] = {}
+def block_extras(request: Request, first: int, last: int, block_size: int) -> dict[int, bytes]:
+    """What tokens alone do not say of blocks [first, last), by block number: which embeddings lie where in
+    the block (hash of the item, the run's place against the block, its first embedding) and, in block 0,
+    a hash of the tenant's salt. Written out, each part with its length behind it, so that equal bytes are
+    equal facts."""
+    extras: dict[int, bytes] = {}
     for item in request.media:
-        first = 0
+        embedding = 0
         for start, length in item.runs:
-            for number in range(start // block_size, (start + length - 1) // block_size + 1):
-                overlaps.setdefault(number, []).append((item.mm_hash, start - number * block_size, first))
-            first += length
-    if request.cache_salt:
-        overlaps.setdefault(0, [])
-    extras = {}
-    for number, parts in overlaps.items():
-        if (number + 1) * block_size > num_tokens:
-            continue
-        digest = hashlib.sha256()
-        for mm_hash, *places in parts:
-            digest.update(mm_hash + b"".join(place.to_bytes(8, "little", signed=True) for place in places))
-        if number == 0:
-            digest.update(b"salt" + request.cache_salt.encode())
-        extras[number] = digest.digest()
+            end = (start + length - 1) // block_size + 1
+            for number in range(max(first, start // block_size), min(last, end)):
+                part = item.mm_hash + _PART.pack(len(item.mm_hash), start - number * block_size, embedding)
+                extras[number] = extras.get(number, b"") + part
+            embedding += length
+    if request.cache_salt and first == 0 < last:
+        salt = hashlib.sha256(request.cache_salt.encode()).digest()
+        extras[0] = extras.get(0, b"") + salt + _PART.pack(len(salt), 0, -1)
     return extras
 
 

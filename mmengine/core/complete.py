@@ -1,5 +1,7 @@
 """What ends: decided from the state after a step, or after a consumer left."""
 
+import numpy as np
+
 from mmengine.core.request_state import RequestState
 from mmengine.core.state import BROKEN, LOST, RUNS_ON, STOPPED, View
 from mmengine.events import vocabulary as ev
@@ -9,9 +11,11 @@ def complete(view: View) -> list[ev.Event]:
     """FINISHED for requests that stopped, are full, broke or were cancelled; PREEMPTED for those
     whose step failed and that may try again. In admission order, cancelled waiting ones last."""
     running = view.running
-    over = view.num_tokens[running] >= view.max_total[running]
-    over |= view.ended[running] != RUNS_ON
-    events = [_end_of(view, view.requests_by_row[row]) for row in running[over.nonzero()[0]].tolist()]
+    # Of all rows, as the columns lie: that nobody is over is seen at once, and rows without a request
+    # never are.
+    over = (view.num_tokens >= view.max_total) | (view.ended != RUNS_ON)
+    ending = running[over[running]] if np.count_nonzero(over) else running[:0]
+    events = [_end_of(view, view.requests_by_row[row]) for row in ending.tolist()]
     ended = {event.request_id for event in events}
     for name in view.cancelled:
         if name not in ended:
@@ -20,7 +24,9 @@ def complete(view: View) -> list[ev.Event]:
         if name not in ended and not view.requests[name].cancelled:
             events.append(ev.Finished(name, "error", view.requests[name].detail))
     if view.resetting:
-        names = [view.requests_by_row[row].request.request_id for row in running[~over][::-1].tolist()]
+        names = [
+            view.requests_by_row[row].request.request_id for row in running[~over[running]][::-1].tolist()
+        ]
         gone = {event.request_id for event in events}
         events += [
             ev.Preempted(name, view.requests[name].row, "recompute", "the prefix cache was reset")

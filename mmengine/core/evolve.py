@@ -99,7 +99,8 @@ def _admitted(state: State, event: ev.Admitted) -> None:
     state.free_rows.remove(row)
     cached = np.frombuffer(event.cached_blocks, np.int32)
     new = np.frombuffer(event.new_blocks, np.int32)
-    state.blocks.share(cached)
+    if len(cached):
+        state.blocks.share(cached)
     state.blocks.take_new(new)
     computed = len(cached) * state.block_size if event.num_computed < 0 else event.num_computed
     if event.copy is not None:

@@ -107,8 +107,8 @@ def _fill_blocks(state: State, rows: np.ndarray, computed: np.ndarray) -> None:
 def _fill_row_blocks(state: State, row: int, first: int, last: int) -> None:
     content, blocks = int(state.content[row]), state.block_table[row, first:last].copy()
     if content != NO_CONTENT:
-        extras = block_extras(state.requests_by_row[row].request, last * state.block_size, state.block_size)
-        extras = {number - first: extra for number, extra in extras.items() if number >= first}
+        extras = block_extras(state.requests_by_row[row].request, first, last, state.block_size)
+        extras = {number - first: extra for number, extra in extras.items()}
         tokens = state.block_tokens[row, first:last]
         state.content[row] = state.blocks.index.insert_chain(blocks, content, tokens, extras)
     state.step_filled.append(blocks)
@@ -183,6 +183,7 @@ def _free_row(state: State, row: int, keys: list[bytes]) -> None:
     state.blocks.release(state.block_table[row, : state.num_blocks[row]])
     state.block_table[row, : state.num_blocks[row]] = 0
     state.num_blocks[row] = 0
+    state.max_total[row], state.ended[row] = NEVER, RUNS_ON
     state.free_rows.append(row)
 
 

@@ -94,18 +94,18 @@ class PrefixIndex:
     ) -> bool:
         """All of a chain that stands behind the newest content; False, and nothing done, where keys
         collide."""
-        content = np.arange(self._next_content, self._next_content + len(blocks))
+        content, numbers = np.arange(self._next_content, self._next_content + len(blocks)), blocks.tolist()
         keys = _keys(content - 1, parts)
         if extras:
             heads = b"".join(extra[:8] for extra in extras.values())
             keys[list(extras)] += np.frombuffer(heads, "<u8")
-        owned = dict(zip(keys.tolist(), blocks.tolist(), strict=True))
+        owned = dict(zip(keys.tolist(), numbers, strict=True))
         if len(owned) < len(blocks) or not self._owner.keys().isdisjoint(owned):
             return False
         self._owner.update(owned)
         self._next_content += len(blocks)
         self._write(blocks, content - 1, tokens, keys, content)
-        self._extra.update((int(blocks[place]), extra) for place, extra in extras.items())
+        self._extra.update({numbers[place]: extra for place, extra in extras.items()})
         return True
 
     def insert_many(self, blocks: np.ndarray, parents: np.ndarray, tokens: np.ndarray) -> np.ndarray:

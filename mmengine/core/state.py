@@ -25,11 +25,12 @@ NEVER = np.int32(2**31 - 1)
 # Values of the column `ended`. LOST: the step that the row was in failed as a whole. LEFT: the request
 # is gone, a step in flight still names the row.
 RUNS_ON, STOPPED, BROKEN, LOST, LEFT = 0, 1, 2, 3, 4
+_NO_ROWS = np.zeros(0, np.intp)
 
 _ROW_COLUMNS = {
     "num_tokens": np.int32,  # known
     "num_computed": np.int32,  # whose KV is there, or will be when the open step has run
-    "max_total": np.int32,  # known tokens at which the request ends by length
+    "max_total": np.int32,  # known tokens at which the request ends by length; of a free row: NEVER
     "num_blocks": np.int32,  # held
     "next_media": np.int32,  # start of the first embedding run not computed yet, or NEVER
     "release_at": np.int32,  # computed tokens at which an encoder reference may go, or NEVER
@@ -60,6 +61,7 @@ class State:
         rows, self.block_size = config.max_num_seqs, config.block_size
         for name, dtype in (*_ROW_COLUMNS.items(), *_FLIGHT_COLUMNS.items()):
             setattr(self, name, np.zeros(rows, dtype))
+        self.max_total[:] = NEVER
         # With a drafter that keeps KV, what a slot holds depends on the token behind it too.
         self.content_width = config.block_size + bool(config.lookahead_tokens)
         longest = config.max_model_len + config.num_draft_tokens
@@ -73,7 +75,7 @@ class State:
         self.num_with_media = 0  # rows whose request has any
         self.free_rows = list(range(rows - 1, -1, -1))
         # Rows are kept as numpy indexes with them: other integers are cast at each use.
-        self.running = np.zeros(0, np.intp)  # rows in admission order
+        self.running = _NO_ROWS  # in admission order
         self.requests: dict[str, RequestState] = {}
         self.waiting: list[RequestState] = []  # by rank
         self.num_arrived = 0
@@ -89,7 +91,7 @@ class State:
         self.flights: deque[Flight] = deque()  # dispatched, the oldest first
         # Rows that requests left while a step in flight names them, and the encoder keys they held.
         self.leaving: dict[int, list[bytes]] = {}
-        self.last_rows = np.zeros(0, np.intp)  # what "the rows of the step before" stands for
+        self.last_rows = _NO_ROWS  # what "the rows of the step before" stands for
         self.due_places: np.ndarray | None = None  # what `due` found since the last event
         self.history = hashlib.blake2b(digest_size=16)  # over all tokens that came in or out, in order
         self.reset_step()
@@ -101,7 +103,7 @@ class State:
         self.tokens_left = self.config.token_budget
         self.encoder_left = self.config.encoder_budget
         self.scan_from = 0  # waiting requests before it were passed over in this step
-        self.step_rows = np.zeros(0, np.intp)  # rows of the open step, in order
+        self.step_rows = _NO_ROWS  # of the open step, in order
         self.step_filled: list[np.ndarray] = []  # blocks whose content the open step completes
         self.num_decided = 0  # running rows up to here got what they get in this step
         self.made_room_for = (-1, 0)  # the row for which others gave way, and its tokens

@@ -53,6 +53,13 @@ def test_rows_decode_one_token_each_at_places_of_their_own(engine, tmp_path):
     assert max(map(num_new, decoding)) == 1, "no two rows need a block in the same step"
 
 
+def test_steps_are_decided_while_the_one_before_runs(engine, tmp_path):
+    engine.decode(engine.Shape(4, max_in_flight=2), tmp_path, 10)
+    kinds = [type(event) for event in events_of(tmp_path)][-30:]
+    assert kinds.count(ev.Dispatched) >= 9
+    assert (ev.Dispatched, ev.Executed, ev.Scheduled) in zip(kinds, kinds[1:], kinds[2:])
+
+
 def test_drafts_are_accepted_in_part(engine, tmp_path):
     engine.decode(engine.Shape(4, num_drafts=3), tmp_path, 10)
     executed = [event for event in events_of(tmp_path) if isinstance(event, ev.Executed)]
@@ -104,4 +111,9 @@ def test_a_quick_run_ends_with_a_table_and_its_targets(module, engine, tmp_path,
     assert set(targets) == {"whole step at 16 rows, µs", "full garbage collections in 1,000 steps"}
     assert targets["full garbage collections in 1,000 steps"] == {"measured": 0, "bar": 0, "met": True}
     cases = [line.split(" | ")[0] for line in out.read_text().splitlines() if line.startswith("| ")]
-    assert {"| decode", "| all rows need a block", "| preemption storm, swap"} <= set(cases)
+    assert {
+        "| decode",
+        "| decode, two in flight",
+        "| all rows need a block",
+        "| preemption storm, swap",
+    } <= set(cases)

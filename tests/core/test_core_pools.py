@@ -104,23 +104,27 @@ def test_a_block_taken_anew_is_no_hit_any_more():
 
 def test_what_tokens_alone_do_not_say_of_a_block():
     plain = request("p", 16)
-    assert block_extras(plain, 16, 4) == {}
-    one = block_extras(request("a", 16, media=[image(1, 5, 4)]), 16, 4)
+    assert block_extras(plain, 0, 4, 4) == {}
+    one = block_extras(request("a", 16, media=[image(1, 5, 4)]), 0, 4, 4)
     assert set(one) == {1, 2}
-    assert block_extras(request("b", 16, media=[image(1, 5, 4)]), 16, 4) == one
-    moved = block_extras(request("c", 16, media=[image(1, 6, 4)]), 16, 4)
-    other = block_extras(request("d", 16, media=[image(2, 5, 4)]), 16, 4)
+    assert block_extras(request("b", 16, media=[image(1, 5, 4)]), 0, 4, 4) == one
+    moved = block_extras(request("c", 16, media=[image(1, 6, 4)]), 0, 4, 4)
+    other = block_extras(request("d", 16, media=[image(2, 5, 4)]), 0, 4, 4)
     assert not set(one.values()) & set(moved.values()) and not set(one.values()) & set(other.values())
-    assert set(block_extras(request("e", 16, cache_salt="x"), 16, 4)) == {0}
-    salted = block_extras(request("f", 16, media=[image(1, 1, 2)], cache_salt="x"), 16, 4)
-    unsalted = block_extras(request("g", 16, media=[image(1, 1, 2)]), 16, 4)
+    assert set(block_extras(request("e", 16, cache_salt="x"), 0, 4, 4)) == {0}
+    salted = block_extras(request("f", 16, media=[image(1, 1, 2)], cache_salt="x"), 0, 4, 4)
+    unsalted = block_extras(request("g", 16, media=[image(1, 1, 2)]), 0, 4, 4)
     assert salted[0] != unsalted[0]
-    assert set(block_extras(request("h", 16, media=[image(1, 5, 4)]), 9, 4)) == {1}, "block 2 is not full"
-    both = block_extras(request("i", 8, media=[image(1, 0, 2), image(2, 2, 2)]), 8, 4)
-    swapped = block_extras(request("j", 8, media=[image(2, 0, 2), image(1, 2, 2)]), 8, 4)
+    assert set(block_extras(request("h", 16, media=[image(1, 5, 4)]), 0, 2, 4)) == {1}, (
+        "block 2 is not asked for"
+    )
+    assert block_extras(request("a", 16, media=[image(1, 5, 4)]), 2, 4, 4) == {2: one[2]}
+    assert block_extras(request("e", 16, cache_salt="x"), 1, 4, 4) == {}
+    both = block_extras(request("i", 8, media=[image(1, 0, 2), image(2, 2, 2)]), 0, 2, 4)
+    swapped = block_extras(request("j", 8, media=[image(2, 0, 2), image(1, 2, 2)]), 0, 2, 4)
     assert both[0] != swapped[0]
-    between = block_extras(request("k", 16, media=[video(1, (1, 2), (9, 2))]), 16, 4)
-    assert set(between) == {0, 2}, "the text between runs needs no digest"
+    between = block_extras(request("k", 16, media=[video(1, (1, 2), (9, 2))]), 0, 4, 4)
+    assert set(between) == {0, 2}, "the text between runs says all"
 
 
 class CacheModel:
