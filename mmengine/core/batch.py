@@ -23,7 +23,7 @@ def batch(view: View, decisions: list[ev.Event]) -> StepPlan:
     width = int(view.num_blocks[rows].max(initial=0))
     input_ids = view.token_ids[token_rows, token_index]
     if view.flights:
-        input_ids[token_index >= np.repeat(view.num_tokens[rows], num_scheduled)] = PENDING
+        input_ids[token_index >= view.num_tokens[token_rows]] = PENDING
     admitted = [event for event in decisions if isinstance(event, ev.Admitted)]
     return StepPlan(
         step=view.step,
