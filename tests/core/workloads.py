@@ -8,7 +8,8 @@ import numpy as np
 
 from mmengine.config import EngineConfig
 from mmengine.core.executor import Executor, StepPlan, StepResult
-from mmengine.core.state import NEVER, State
+from mmengine.core.state import State
+from mmengine.replay.invariants import broken
 from mmengine.request import MediaItem, Request, SamplingParams
 
 
@@ -95,41 +96,8 @@ def _media(rng: random.Random, length: int, config: EngineConfig) -> list[MediaI
 
 def check_invariants(state: State) -> None:
     """What must hold between any two events of a run."""
-    pool, rows = state.blocks, state.running
-    held = np.zeros(pool.num_blocks, np.int32)
-    for row in [*rows.tolist(), *state.leaving]:
-        np.add.at(held, state.block_table[row, : state.num_blocks[row]], 1)
-    assert (held == pool.references).all(), "reference counts are those of the block tables"
-    assert held[0] == 0, "nobody holds the dummy block"
-    free = pool.free_list.order()
-    assert len(free) == pool.num_free == len(set(free.tolist())), "the free list holds each block once"
-    assert set(free.tolist()) == set(np.flatnonzero(held[1:] == 0) + 1), "a block is held or free"
-    swapped = [block for known in state.requests.values() for block in known.host_blocks.tolist()]
-    assert sorted(swapped + state.free_host_blocks.tolist()) == list(range(state.config.swap_blocks))
-    placed = [*rows.tolist(), *state.free_rows, *state.leaving]
-    assert sorted(placed) == list(range(state.config.max_num_seqs)), "a row runs, is free, or is being left"
-    for known in state.requests.values():
-        waits = any(known is other for other in state.waiting)
-        assert waits == (known.row < 0), "a request waits or runs"
-        assert known.row < 0 or state.requests_by_row[known.row] is known
-    assert state.tokens_left >= 0 and state.encoder_left >= 0, "budgets are kept"
-    known = state.num_tokens[rows] + state.num_pending[rows] + state.scheduled_drafts[rows]
-    assert (state.num_computed[rows] <= known).all()
-    assert (state.num_blocks[rows] * state.block_size >= state.num_computed[rows]).all()
-    _check_flights(state)
-    _check_encoder(state)
-
-
-def _check_flights(state: State) -> None:
-    """Nothing that a dispatched step names is back in its pool."""
-    assert len(state.flights) <= state.config.max_in_flight
-    in_flight, pending = np.zeros_like(state.in_flight), np.zeros_like(state.num_pending)
-    for flight in state.flights:
-        in_flight[flight.rows] += 1
-        pending[flight.sampled] += 1
-        assert not set(flight.rows.tolist()) & set(state.free_rows), "a row in flight is not free"
-    assert (in_flight == state.in_flight).all() and (pending == state.num_pending).all()
-    assert all(in_flight[row] for row in state.leaving), "a row is left only as long as it must be"
+    found = broken(state)
+    assert found is None, found
 
 
 class Watched:
@@ -173,21 +141,3 @@ class Watched:
                     others = set().union(*(held for other, held in owners.items() if other != row)) - {0}
                     shared = {block for block in own & others if self.state.blocks.references[block] > 1}
                     assert not (own & others) - shared, "nobody writes where a step in flight reads"
-
-
-def _check_encoder(state: State) -> None:
-    cache = state.encoder
-    assert cache.used == sum(entry.size for entry in cache.entries.values()) <= cache.capacity
-    holders: dict[bytes, int] = {}
-    for keys in state.leaving.values():
-        for key in keys:
-            holders[key] = holders.get(key, 0) + 1
-    for row in state.running.tolist():
-        known = state.requests_by_row[row]
-        for index in known.held_media:
-            key = known.media_keys[index]
-            holders[key] = holders.get(key, 0) + 1
-        assert (state.release_at[row] == NEVER) == (not known.held_media)
-    counts = {key: entry.references for key, entry in cache.entries.items() if entry.references}
-    assert counts == holders, "encoder references are those of the running requests"
-    assert set(cache.idle) == set(cache.entries) - set(counts)

@@ -2,10 +2,11 @@
 
 import typer
 
-from mmengine.cli.logs import show, verify
+from mmengine.cli.logs import minimize, show, verify
 
 log_app = typer.Typer(
     help="Verify an event log, or show what is in it.", no_args_is_help=True, rich_markup_mode="rich"
 )
 log_app.command(help=verify.HELP)(verify.verify)
 log_app.command(help=show.HELP)(show.show)
+log_app.command(help=minimize.HELP)(minimize.minimize)

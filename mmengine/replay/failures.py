@@ -1,0 +1,192 @@
+"""Plays a script again and says how it fails: the first failure of a kind, with its step.
+
+Kinds: an invariant of the state by its name, "any" of them, or what only a run shows: "stalled" (no
+progress), "thrash", "crash" (an exception that nobody raised on purpose), "tokens" (KV was read that is
+not the request's own), "divergence" (the run's own log does not verify).
+"""
+
+import re
+import tempfile
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from mmengine.core.admit import check_request
+from mmengine.core.executor import Executor
+from mmengine.core.simulate import SimulatedExecutor, reference_tokens
+from mmengine.core.stall import THRASH
+from mmengine.errors import InvalidRequest, LogError, MMEngineError
+from mmengine.events import vocabulary as ev
+from mmengine.events.log import LogWriter, Sink
+from mmengine.replay.invariants import INVARIANTS, broken
+from mmengine.replay.playback import Playback
+from mmengine.replay.script import Script, read_script, request_of
+from mmengine.replay.scripted import ScriptedExecutor
+from mmengine.replay.verify import verify
+
+IN_A_RUN = ("stalled", "thrash", "crash", "tokens", "divergence")
+KINDS = (*INVARIANTS, "any", *IN_A_RUN)
+_VARIES = re.compile(r"0x[0-9a-f]+|'[^']*'|\b[0-9a-f]{8,}\b|\d+(?:\.\d+)?")
+
+
+class Failure(NamedTuple):
+    """`kind`: of KINDS, never "any". `step`: the one that was open or next; -1 for a command."""
+
+    kind: str
+    what: str
+    step: int
+
+    @property
+    def signature(self) -> tuple[str, str]:
+        """The kind and the text without its numbers and names: equal for what is the same failure."""
+        return self.kind, _VARIES.sub("#", self.what)
+
+    def __str__(self) -> str:
+        return f"{self.kind}, at step {self.step}: {self.what}"
+
+
+def replay_failure(folder: Path, kind: str) -> Failure | None:
+    """How a log's requests fail when this build serves them again; None when they do not. `kind`: see
+    KINDS. Raises what `verify` raises."""
+    return find_failure(read_script(Path(folder)), kind)
+
+
+def find_failure(
+    script: Script, kind: str, *, sink: Sink | None = None, max_steps: int = 2**62
+) -> Failure | None:
+    """Play a script until it fails as `kind` says, or in some other way that ends it."""
+    if kind == "tokens":
+        return _wrong_tokens(script, sink, max_steps)
+    if kind == "divergence":
+        return _divergence(script, max_steps)
+    executor = ScriptedExecutor(script.config, script.answers, failed_steps=script.failed_steps)
+    run = _Run(script, executor, sink)
+    names = INVARIANTS if kind == "any" else {kind} & INVARIANTS.keys()
+    return run.until_failure(lambda: run.broken(names), max_steps)
+
+
+class _Run:
+    """One playback. What ends it by itself is a failure too, whatever was looked for."""
+
+    def __init__(self, script: Script, executor: Executor, sink: Sink | None):
+        self._thrashing = ""
+        self.playback = Playback(script.config, script.observations, executor, sink=sink, see=self._see)
+        self.outputs: dict[str, list[int]] = {}
+        self.ended: list[tuple[str, str]] = []
+
+    def _see(self, event: ev.Event) -> None:
+        if isinstance(event, ev.Stalled) and event.kind == THRASH:
+            self._thrashing = event.detail
+
+    def broken(self, names: Iterable[str]) -> Failure | None:
+        state = self.playback.core.state
+        for name in names:
+            if (found := broken(state, name)) is not None:
+                return Failure(*found, state.step)
+        return None
+
+    def until_failure(self, look: Callable[[], Failure | None], max_steps: int) -> Failure | None:
+        core = self.playback.core
+        try:
+            while core.state.step <= max_steps:
+                outputs = self.playback.step()
+                if outputs is None:
+                    return None
+                for output in outputs:
+                    self.outputs.setdefault(output.request_id, []).extend(output.token_ids)
+                    if output.finish_reason in ("stop", "length"):
+                        self.ended.append((output.request_id, output.finish_reason))
+                if (failure := look()) is not None:
+                    return failure
+                if self._thrashing:
+                    return Failure("thrash", self._thrashing, core.state.step)
+        except LogError:
+            raise
+        except MMEngineError as error:
+            return look() or Failure("stalled", str(error), core.state.step)
+        except Exception as error:
+            return look() or Failure("crash", _place(error), core.state.step)
+        return None
+
+
+def _place(error: Exception) -> str:
+    """What an exception says, and the function that raised it."""
+    trace = error.__traceback__
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    code = trace.tb_frame.f_code
+    text = (str(error).splitlines() or [""])[0][:200]
+    return f"{type(error).__name__} in {Path(code.co_filename).name}, {code.co_name}: {text}"
+
+
+def _wrong_tokens(script: Script, sink: Sink | None, max_steps: int) -> Failure | None:
+    """Serve the requests with an executor whose tokens depend on each KV slot that is read."""
+    script = _by_length(script)
+    executor = SimulatedExecutor(script.config, check_kv=True, fault=script.failed_steps.get)
+    run = _Run(script, executor, sink)
+    asked = {event.request_id: event for event in script.requests}
+
+    def look() -> Failure | None:
+        for name, reason in run.ended:
+            expected = reference_tokens(request_of(asked[name]), script.config)
+            got = run.outputs.pop(name, [])
+            if (got, reason) != expected:
+                place = next(
+                    (n for n, pair in enumerate(zip(got, expected[0])) if len({*pair}) > 1), len(got)
+                )
+                what = f"request {name!r} got another token at output {place} than it gets alone"
+                return Failure("tokens", what, run.playback.core.state.step)
+        run.ended.clear()
+        return None
+
+    return run.until_failure(look, max_steps)
+
+
+def _by_length(script: Script) -> Script:
+    """The same with answers that end by length where they ended in the log."""
+    observations = []
+    for each in script.observations:
+        event = each.event
+        if isinstance(event, ev.Queued):
+            answer = script.answers[event.request_id]
+            if answer.stop or answer.error:
+                limits = {"max_tokens": max(1, len(answer.tokens)), "min_tokens": 0}
+                sampling = msgspec.structs.replace(event.sampling, **limits)
+                event = msgspec.structs.replace(event, sampling=sampling)
+        observations.append(replace(each, event=event))
+    return replace(script, observations=observations)
+
+
+def _divergence(script: Script, max_steps: int) -> Failure | None:
+    """Whether decisions derived from the run's own log are those of the run."""
+    with tempfile.TemporaryDirectory() as folder:
+        failure = write_log(script, "any", Path(folder), max_steps)
+        if failure is not None and failure.kind not in INVARIANTS:
+            return failure
+        found = verify(Path(folder)).divergence
+    if found is None:
+        return failure
+    what = f"{found.event}, field {found.field}: logged {found.logged!r}, derived {found.derived!r}"
+    return Failure("divergence", what[:300], found.step)
+
+
+def write_log(script: Script, kind: str, folder: Path, max_steps: int = 2**62) -> Failure | None:
+    """Play a script into a new log, up to its failure."""
+    sink = LogWriter(folder)
+    try:
+        return find_failure(script, kind, sink=sink, max_steps=max_steps)
+    finally:
+        sink.close()
+
+
+def is_playable(script: Script) -> bool:
+    """Whether each request could be accepted under the script's settings."""
+    try:
+        for event in script.requests:
+            check_request(request_of(event), script.config)
+    except InvalidRequest:
+        return False
+    return True

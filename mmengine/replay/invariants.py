@@ -1,0 +1,149 @@
+"""What must hold of a state between any two events, by name. Tests and `mmengine log minimize` use these."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from mmengine.core.state import NEVER, State
+
+
+class Broken(NamedTuple):
+    """`name`: of the invariant. `what`: how the state breaks it."""
+
+    name: str
+    what: str
+
+
+def broken(state: State, name: str = "") -> Broken | None:
+    """The first invariant that does not hold, or the one of that name if it does not."""
+    for each in [name] if name else INVARIANTS:
+        what = next(INVARIANTS[each](state), None)
+        if what is not None:
+            return Broken(each, what)
+    return None
+
+
+def _references(state: State) -> Iterator[str]:
+    """Reference counts are those of the block tables."""
+    held = _held_blocks(state)
+    wrong = np.flatnonzero(held != state.blocks.references)
+    if len(wrong):
+        block = int(wrong[0])
+        yield (
+            f"block {block} has {int(state.blocks.references[block])} references, but stands in "
+            f"{int(held[block])} block tables"
+        )
+    if held[0]:
+        yield "a row holds block 0, the dummy"
+
+
+def _held_blocks(state: State) -> np.ndarray:
+    held = np.zeros(state.blocks.num_blocks, np.int32)
+    for row in (*state.running.tolist(), *state.leaving):
+        np.add.at(held, state.block_table[row, : state.num_blocks[row]], 1)
+    return held
+
+
+def _blocks(state: State) -> Iterator[str]:
+    """Each block is held or free, once."""
+    free = state.blocks.free_list.order()
+    if len(free) != state.blocks.num_free or len(np.unique(free)) != len(free):
+        yield f"the free list holds {len(free)} blocks, not {state.blocks.num_free} different ones"
+    expected = np.flatnonzero(_held_blocks(state)[1:] == 0) + 1
+    if not np.array_equal(np.sort(free), expected):
+        lost = np.setxor1d(free, expected)
+        yield f"{len(lost)} blocks are neither held nor free, or both; one is block {int(lost[0])}"
+
+
+def _host_blocks(state: State) -> Iterator[str]:
+    """Each block of the host pool is free or holds somebody's KV, once."""
+    swapped = [known.host_blocks for known in state.requests.values()]
+    placed = np.sort(np.concatenate([*swapped, state.free_host_blocks]))
+    if not np.array_equal(placed, np.arange(state.config.swap_blocks)):
+        yield f"{len(placed)} host blocks are held or free; there are {state.config.swap_blocks}"
+
+
+def _rows(state: State) -> Iterator[str]:
+    """Each row runs, is free or is being left, and a request waits or runs."""
+    placed = sorted([*state.running.tolist(), *state.free_rows, *state.leaving])
+    if placed != list(range(state.config.max_num_seqs)):
+        yield f"{len(placed)} rows run, are free or are being left; there are {state.config.max_num_seqs}"
+    waiting = Counter(map(id, state.waiting))
+    for name, known in state.requests.items():
+        if waiting[id(known)] != (known.row < 0):
+            yield f"request {name!r} stands {waiting[id(known)]} times in the queue and has row {known.row}"
+        if known.row >= 0 and state.requests_by_row[known.row] is not known:
+            yield f"row {known.row} of request {name!r} belongs to another"
+
+
+def _budgets(state: State) -> Iterator[str]:
+    """A step computes no more tokens and embeddings than its budgets."""
+    for name in ("tokens_left", "encoder_left"):
+        if getattr(state, name) < 0:
+            yield f"{name} is {getattr(state, name)}"
+
+
+def _computed(state: State) -> Iterator[str]:
+    """Rows compute tokens that are known, into blocks that they hold."""
+    rows = state.running
+    known = state.num_tokens[rows] + state.num_pending[rows] + state.scheduled_drafts[rows]
+    room = state.num_blocks[rows] * state.block_size
+    for most, text in ((known, "tokens are known"), (room, "slots are held")):
+        over = np.flatnonzero(state.num_computed[rows] > most)
+        if len(over):
+            row = int(rows[over[0]])
+            yield f"row {row} has computed {int(state.num_computed[row])} tokens; {int(most[over[0]])} {text}"
+
+
+def _flights(state: State) -> Iterator[str]:
+    """No row that a dispatched step names is free, and what steps in flight will give is counted."""
+    if len(state.flights) > state.config.max_in_flight:
+        yield f"{len(state.flights)} steps are in flight"
+    named, pending = np.zeros_like(state.in_flight), np.zeros_like(state.num_pending)
+    for flight in state.flights:
+        named[flight.rows] += 1
+        pending[flight.sampled] += 1
+    if not (np.array_equal(named, state.in_flight) and np.array_equal(pending, state.num_pending)):
+        yield "rows count other steps in flight than there are"
+    if free := [row for row in state.free_rows if named[row]]:
+        yield f"row {free[0]} is free, and a step in flight names it"
+    if left := [row for row in state.leaving if not named[row]]:
+        yield f"row {left[0]} is being left, and no step in flight names it"
+
+
+def _encoder(state: State) -> Iterator[str]:
+    """The encoder cache fits, and its reference counts are those of the running requests."""
+    cache = state.encoder
+    size = sum(entry.size for entry in cache.entries.values())
+    if not cache.used == size <= cache.capacity:
+        yield f"the encoder cache counts {cache.used} embeddings, holds {size}, and fits {cache.capacity}"
+    holders = Counter(key for keys in state.leaving.values() for key in keys)
+    for row in state.running.tolist():
+        known = state.requests_by_row[row]
+        holders.update(known.media_keys[index] for index in known.held_media)
+        if (state.release_at[row] == NEVER) != (not known.held_media):
+            yield f"row {row} holds {len(known.held_media)} items and releases at {state.release_at[row]}"
+    for key, entry in cache.entries.items():
+        if entry.references != holders[key]:
+            yield (
+                f"encoder entry {key.hex()[:8]} has {entry.references} references, but "
+                f"{holders[key]} running requests hold it"
+            )
+        if (key in cache.idle) != (entry.references == 0):
+            yield f"encoder entry {key.hex()[:8]} with {entry.references} references is idle, or is not"
+    if gone := holders.keys() - cache.entries.keys():
+        yield f"{len(gone)} items that requests hold are not in the encoder cache"
+
+
+INVARIANTS: dict[str, Callable[[State], Iterator[str]]] = {
+    "encoder": _encoder,
+    "references": _references,
+    "blocks": _blocks,
+    "host_blocks": _host_blocks,
+    "rows": _rows,
+    "budgets": _budgets,
+    "computed": _computed,
+    "flights": _flights,
+}

@@ -1,0 +1,232 @@
+"""Makes a failing log small: fewer requests first, then smaller values, while it fails in the same way.
+
+A candidate is the log's script with something left out. It is served again by this build, in memory; it
+counts as failing when the failure has the signature of the log's own (its kind, and its text without
+numbers). Steps behind the first failure do not matter, so they go first.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from mmengine.errors import ConfigError, LogError
+from mmengine.events import vocabulary as ev
+from mmengine.replay import shrink
+from mmengine.replay.failures import Failure, is_playable
+from mmengine.replay.script import Script
+
+Probe = Callable[[Script, int], Failure | None]  # the failure of a script within so many steps
+MAX_ROUNDS = 8  # each but the last one made something smaller
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """`num_steps`: up to the failure. `tried`: candidates so far."""
+
+    phase: str
+    tried: int
+    num_requests: int
+    num_tokens: int
+    num_steps: int
+
+
+class Minimizer:
+    """`best` is the smallest script so far that fails as the whole one does, and `failure` how.
+
+    `probe`: how a script fails. `is_over`: asked before each candidate; once it is true, no more are
+    tried. Raises LogError when the script as it stands does not fail.
+    """
+
+    def __init__(
+        self,
+        script: Script,
+        probe: Probe,
+        *,
+        is_over: Callable[[], bool] = lambda: False,
+        progress: Callable[[Progress], None] = lambda progress: None,
+    ):
+        self._probe, self._is_over, self._progress = probe, is_over, progress
+        self._phase, self.tried = "looking for the failure", 0
+        self.best = script
+        self._tell()
+        failure = probe(script, 2**62)
+        if failure is None:
+            raise LogError(
+                "the log's requests were served again by this build and nothing failed; was the log written "
+                "by another build, or is the failure one that this kind does not see?"
+            )
+        self.failure = failure
+        self._tell()
+
+    def minimize(self, *, settings: bool = False) -> Script:
+        """Shrink until nothing gets smaller any more. `settings`: then shrink those too, and go on."""
+        if self.failure.step >= 0:
+            self._phase = "dropping what came later"
+            self._try(shrink.until(self.best, self.failure.step))
+        self._rounds(self._everything)
+        if settings:
+            self._rounds(lambda: (self._settings(), self._everything()))
+        return self.best
+
+    def _rounds(self, shrink_once: Callable[[], object]) -> None:
+        for _ in range(MAX_ROUNDS):
+            before = self._size()
+            shrink_once()
+            if self._size() == before:
+                break
+
+    def _everything(self) -> None:
+        self._requests()
+        self._happenings()
+        self._merges()
+        self._ages()
+        self._values()
+
+    def _try(self, script: Script) -> bool:
+        """Whether the script fails in the same way; then it is the best one."""
+        if self._is_over() or not is_playable(script):
+            return False
+        self.tried += 1
+        most = 2 * self.failure.step + 64 if self.failure.step >= 0 else 2**62
+        failure = self._probe(script, most)
+        same = failure is not None and failure.signature == self.failure.signature
+        if same:
+            self.best, self.failure = script, failure
+        self._tell()
+        return same
+
+    def _requests(self) -> None:
+        self._phase = "leaving out requests"
+        whole = self.best
+        names = [event.request_id for event in whole.requests]
+        recent = len(names) // 2
+        while recent and self._try(shrink.only(whole, names[-recent:])):
+            names, recent = names[-recent:], recent // 2
+        whole = self.best
+        shrink.fewest(names, lambda some: self._try(shrink.only(whole, some)))
+
+    def _happenings(self) -> None:
+        """What else happened: cancels, grammars, resets, failed steps."""
+        self._phase = "leaving out what happened to them"
+        whole = self.best
+        others = [each for each in whole.observations if not isinstance(each.event, ev.Queued)]
+        shrink.fewest(others, lambda some: self._try(shrink.with_observations(whole, some)))
+        whole = self.best
+        steps = list(whole.failed_steps)
+        shrink.fewest(
+            steps,
+            lambda some: self._try(replace(whole, failed_steps={s: whole.failed_steps[s] for s in some})),
+        )
+
+    def _merges(self) -> None:
+        """One long request can hold the memory of two."""
+        self._phase = "merging requests"
+        for name in [event.request_id for event in reversed(self.best.requests)]:
+            others = [event.request_id for event in self.best.requests if event.request_id != name]
+            any(self._try(shrink.merged(self.best, name, into)) for into in others)
+
+    def _ages(self) -> None:
+        """Long prompts hold the memory of long answers, in fewer steps."""
+        self._phase = "turning answers into prompts"
+        whole = self.best
+        most = max((event.sampling.max_tokens for event in whole.requests), default=1) - 1
+        shrink.smallest(0, most, lambda kept: self._try(shrink.aged(whole, most - kept)))
+
+    def _values(self) -> None:
+        names = [event.request_id for event in self.best.requests]
+        self._phase = "making values plain"
+        self._try(shrink.plain_tokens(self.best, names))
+        self._phase = "letting all arrive at once"
+        at_once = self.best
+        for name in names:
+            at_once = shrink.arriving(at_once, name, 0)
+        self._try(at_once)
+        for name in names:
+            self._arrival(name)
+            self._answer(name)
+            self._media(name)
+            self._prompt(name)
+            self._fields(name)
+
+    def _arrival(self, name: str) -> None:
+        self._phase = "arrivals"
+        whole = self.best
+        step = next(o.step for o in whole.observations if getattr(o.event, "request_id", "") == name)
+        shrink.smallest(0, step, lambda step: self._try(shrink.arriving(whole, name, step)))
+
+    def _answer(self, name: str) -> None:
+        self._phase = "answers"
+        whole = self.best
+        most = self._asked(name).sampling.max_tokens
+        shrink.smallest(1, most, lambda count: self._try(shrink.with_answer(whole, name, count)))
+
+    def _media(self, name: str) -> None:
+        self._phase = "media"
+        for index in reversed(range(len(self._asked(name).media))):
+            if self._try(shrink.without_media(self.best, name, index)):
+                continue
+            whole, item = self.best, self._asked(name).media[index]
+            shrink.smallest(
+                1,
+                item.runs[0][1] if len(item.runs) == 1 else item.runs[0][1] + 1,
+                lambda size, whole=whole, item=item: (
+                    size <= item.runs[0][1] and self._try(shrink.with_media_size(whole, item.mm_hash, size))
+                ),
+            )
+
+    def _prompt(self, name: str) -> None:
+        self._phase = "prompts"
+        for start, end in shrink.texts(self._asked(name)):
+            whole = self.best
+            shrink.smallest(
+                0,
+                end - start,
+                lambda kept, whole=whole, start=start, end=end: self._try(
+                    shrink.without_text(whole, name, start + kept, end - start - kept)
+                ),
+            )
+
+    def _fields(self, name: str) -> None:
+        self._phase = "making values plain"
+        self._try(shrink.plain_tokens(self.best, [name]))
+        for fields in shrink.plain_fields(self._asked(name)):
+            if self._try(shrink.with_fields(self.best, name, fields)) and len(fields) > 1:
+                break
+
+    def _settings(self) -> None:
+        self._phase = "settings"
+        for name in shrink.SIZES:
+            whole = self.best
+            shrink.smallest(
+                0,
+                getattr(whole.config, name),
+                lambda value, name=name, whole=whole: self._try_setting(whole, name, value),
+            )
+
+    def _try_setting(self, whole: Script, name: str, value: int) -> bool:
+        config = msgspec.structs.replace(whole.config, **{name: value})
+        try:
+            config.check_resolved()
+        except ConfigError:
+            return False
+        return self._try(replace(whole, config=config))
+
+    def _asked(self, name: str) -> ev.Queued:
+        return next(event for event in self.best.requests if event.request_id == name)
+
+    def _size(self) -> tuple:
+        """Gets smaller with each round, or stays."""
+        requests = self.best.requests
+        limits = sum(event.sampling.max_tokens for event in requests)
+        config = tuple(getattr(self.best.config, name) for name in shrink.SIZES)
+        observations = self.best.observations
+        steps = sum(each.step for each in observations)
+        return len(observations), self._num_tokens(), limits, steps, config
+
+    def _num_tokens(self) -> int:
+        return sum(len(event.prompt) // 4 for event in self.best.requests)
+
+    def _tell(self) -> None:
+        step = self.failure.step if hasattr(self, "failure") else -1
+        self._progress(Progress(self._phase, self.tried, len(self.best.requests), self._num_tokens(), step))

@@ -1,0 +1,143 @@
+"""Plays a script through the engine's own loop: other settings, fewer requests, the same answers.
+
+    script ──► Playback (the source: what is due) ──► EngineCore ──► executor (answers, time)
+
+Due is counted in steps, as the log stamped them, or in ns of the executor's clock. An engine that has
+nothing to do waits for what comes next; later observations keep their distance to it.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from mmengine.config import EngineConfig
+from mmengine.core.engine import EngineCore
+from mmengine.core.executor import Executor
+from mmengine.core.outputs import Outputs
+from mmengine.events import vocabulary as ev
+from mmengine.events.log import MemoryLog, Sink
+from mmengine.replay.script import Observation
+
+
+class Clock(Protocol):
+    """What `Observation`s are due by."""
+
+    def due(self, observation: Observation) -> int: ...
+
+    def now(self) -> int: ...
+
+    def wait_until(self, due: int) -> None: ...
+
+
+class Timer:
+    """By ns: the executor's clock shows 0 when the first observation comes."""
+
+    def __init__(self, executor: Executor, start_ns: int):
+        self._executor, self._start_ns = executor, start_ns
+
+    def due(self, observation: Observation) -> int:
+        return observation.mono_ns - self._start_ns
+
+    def now(self) -> int:
+        return self._executor.clock_ns
+
+    def wait_until(self, due: int) -> None:
+        self._executor.wait_until(due)
+
+
+class Counter:
+    """By steps, decided and landed. Waiting makes all later ones count from further on."""
+
+    def __init__(self, core: EngineCore):
+        self._core, self._skipped = core, 0
+
+    def due(self, observation: Observation) -> int:
+        return observation.step + observation.landed
+
+    def now(self) -> int:
+        state = self._core.state
+        return 2 * state.step - len(state.flights) + self._skipped
+
+    def wait_until(self, due: int) -> None:
+        self._skipped += max(0, due - self.now())
+
+
+class Playback:
+    """An engine and what happens to it. `timed`: observations are due at their time on the executor's
+    clock, and deadlines pass by it; else at their step, and deadlines pass where the log says.
+
+    `executor` has a clock, `clock_ns`. `see` hears of each event right before it is applied.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        observations: list[Observation],
+        executor: Executor,
+        *,
+        timed: bool = False,
+        sink: Sink | None = None,
+        see: Callable[[ev.Event], None] = lambda event: None,
+    ):
+        self._observations, self._next = observations, 0
+        self._timed, self._see = timed, see
+        self._inner = sink or MemoryLog(limit=1)
+        self._moved = False  # something was logged in this turn
+        self.core = EngineCore(
+            config,
+            executor,
+            sink=self,
+            source=self,
+            fingerprints={"executor": "playback"},
+            clock=lambda: executor.clock_ns,
+        )
+        start_ns = observations[0].mono_ns if observations else 0
+        self._clock: Clock = Timer(executor, start_ns) if timed else Counter(self.core)
+
+    def step(self) -> Outputs | None:
+        """One turn of the loop; None when nothing is left that could happen. Raises what the engine
+        raises when it makes no progress."""
+        if not self.core.has_work:
+            return None
+        self._moved = False
+        outputs = self.core.step()
+        if self._moved or outputs:
+            return outputs
+        if self._next == len(self._observations):
+            return None  # what is left waits for a grammar that never came
+        self._clock.wait_until(self._clock.due(self._observations[self._next]))
+        return outputs
+
+    # Source
+
+    def drain(self) -> list[ev.Event]:
+        inbox, clock = self.core.inbox, self._clock
+        events: list[ev.Event] = []
+        if not self.core.state.requests and self._next < len(self._observations):
+            clock.wait_until(clock.due(self._observations[self._next]))
+        while self._next < len(self._observations):
+            observation = self._observations[self._next]
+            if clock.due(observation) > clock.now():
+                break
+            self._next += 1
+            event = observation.event
+            if not self._timed:
+                events.append(event)
+            elif not (isinstance(event, ev.Cancelled) and event.reason == "deadline"):
+                inbox.put(event)
+        return events + inbox.drain()
+
+    def __len__(self) -> int:
+        return len(self._observations) - self._next
+
+    # Sink
+
+    def append(self, event: ev.Event, step: int, mono_ns: int) -> None:
+        self._moved = True
+        self._inner.append(event, step, mono_ns)
+        self._see(event)
+
+    def commit(self) -> bool:
+        return self._inner.commit()
+
+    def close(self) -> None:
+        self._inner.close()

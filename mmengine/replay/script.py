@@ -1,0 +1,139 @@
+"""What a log's requests brought and got, apart from how they were scheduled: what a re-run plays again.
+
+A script is the observations of a log (arrivals, grammars, cancels, resets) with the step and the time at
+which the scheduler saw them, and the answer of each request: its tokens, and whether its text stopped or
+broke behind them. Settings can be changed and requests left out; what is left still has its answers.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from mmengine.config import EngineConfig
+from mmengine.core.state import BROKEN, State
+from mmengine.events import vocabulary as ev
+from mmengine.events.codec import Record
+from mmengine.replay.checked import CheckedLog
+from mmengine.request import Request
+
+
+@dataclass(slots=True)
+class Answer:
+    """`tokens`: int32. `stop`: how the text ended behind them, or empty. `error`: what broke the row
+    when its next token was due, or empty. Neither: it ran on, by length or until it was given up."""
+
+    tokens: np.ndarray
+    stop: str = ""
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """`step`: the one that was next when it was seen. `landed`: steps that were back by then; with one
+    in flight at most, that is the same. `mono_ns`: of its record."""
+
+    step: int
+    landed: int
+    mono_ns: int
+    event: ev.Queued | ev.GrammarReady | ev.GrammarFailed | ev.Cancelled | ev.CacheReset
+
+
+@dataclass(slots=True)
+class Script:
+    """`failed_steps`: error texts by step. `num_rejected`: arrivals that found the queue full; the log
+    does not hold their prompts, so nobody can play them again."""
+
+    config: EngineConfig
+    observations: list[Observation] = field(default_factory=list)
+    answers: dict[str, Answer] = field(default_factory=dict)
+    failed_steps: dict[int, str] = field(default_factory=dict)
+    num_rejected: int = 0
+
+    @property
+    def requests(self) -> list[ev.Queued]:
+        """In order of arrival."""
+        return [each.event for each in self.observations if isinstance(each.event, ev.Queued)]
+
+
+Watch = Callable[[State, Record], None]
+
+
+def read_script(folder: Path, watch: Watch = lambda state, record: None) -> Script:
+    """The script of a log. `watch` sees each record with the state before it. An id that comes again is
+    numbered ("a", then "a#2"), so that ids are unique in a script. Raises what `verify` raises."""
+    log = CheckedLog(folder)
+    with log.naming():
+        state = State(log.config)
+    reader = _Reader(Script(log.config))
+    for record in log:
+        with log.naming(record):
+            watch(state, record)
+            reader.read(state, record)
+            log.apply(state, record.event)
+    for name in state.requests:
+        reader.answer(state, name)
+    return reader.script
+
+
+def request_of(event: ev.Queued) -> Request:
+    return Request(
+        event.request_id,
+        np.frombuffer(event.prompt, np.int32),
+        event.sampling,
+        event.media,
+        event.sample_index,
+        event.priority,
+        event.cache_salt,
+        event.deadline_ns,
+        event.grammar,
+        event.group,
+    )
+
+
+class _Reader:
+    def __init__(self, script: Script):
+        self.script = script
+        self._times: dict[str, int] = {}  # how often an id has come
+        self._name_of: dict[str, str] = {}  # of the living, and of the last dead, in the script
+
+    def read(self, state: State, record: Record) -> None:
+        event = record.event
+        match event:
+            case ev.Queued(request_id=name):
+                number = self._times[name] = self._times.get(name, 0) + 1
+                unique = self._name_of[name] = name if number == 1 else f"{name}#{number}"
+                group = self._name_of.get(event.group, "")
+                self._observe(state, record, msgspec.structs.replace(event, request_id=unique, group=group))
+            case ev.GrammarReady(request_id=name) | ev.GrammarFailed(request_id=name):
+                self._observe(state, record, msgspec.structs.replace(event, request_id=self._name_of[name]))
+            case ev.Cancelled(request_id=name):
+                self._observe(state, record, msgspec.structs.replace(event, request_id=self._name_of[name]))
+            case ev.CacheReset():
+                self._observe(state, record, event)
+            case ev.Failed(error=error):
+                self.script.failed_steps[record.step] = error
+            case ev.Finished(request_id=name) if name in state.requests:
+                self.answer(state, name, event)
+            case ev.Finished():
+                self.script.num_rejected += 1
+
+    def _observe(self, state: State, record: Record, event: ev.Event) -> None:
+        landed = state.step - len(state.flights)
+        self.script.observations.append(Observation(record.step, landed, record.mono_ns, event))
+
+    def answer(self, state: State, name: str, end: ev.Finished | None = None) -> None:
+        """Keep what a request has got. `end`: how it finished, None: the log ends before it does."""
+        known = state.requests[name]
+        tokens, broke = known.tokens, False
+        if known.row >= 0:
+            tokens = state.token_ids[known.row, : state.num_tokens[known.row]]
+            broke = bool(state.ended[known.row] == BROKEN)
+        answer = Answer(tokens[known.num_prompt :].copy())
+        if end is not None and end.reason == "stop":
+            answer.stop = end.detail or "eos"
+        elif end is not None and broke:
+            answer.error = end.detail or "error"
+        self.script.answers[self._name_of[name]] = answer

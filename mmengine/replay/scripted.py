@@ -1,0 +1,160 @@
+"""An executor that gives each request the answer of a script, in the time that a cost model says."""
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import numpy as np
+
+from mmengine.config import EngineConfig
+from mmengine.core.executor import StepPlan, StepResult
+from mmengine.core.simulate import CostModel
+from mmengine.errors import ExecutorFailed
+from mmengine.replay.script import Answer
+from mmengine.request import Request
+from mmengine.simulation.executor import Observer
+
+_ODD, _MIX = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9)
+
+
+class Cost(Protocol):
+    def price(self, plan: StepPlan, num_embeds: int) -> int:
+        """Ns that the device takes for a step in which so many embeddings are computed."""
+
+
+class ScriptedExecutor:
+    """Gives each request the tokens of its answer, then stand-ins up to its length.
+
+    `host_ns`: what the engine takes for a step of so many rows before the device gets it. `failed_steps`:
+    error texts by step. `acceptance`: the chance of a draft to be right, if those before
+    it were; drafts are as good as that on average, and the same in each run.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        answers: Mapping[str, Answer],
+        *,
+        cost: Cost = CostModel(),  # noqa: B008 - frozen
+        host_ns: Callable[[int], int] = lambda num_rows: 0,
+        observers: tuple[Observer, ...] = (),
+        failed_steps: Mapping[int, str] | None = None,
+        acceptance: float = 0.0,
+    ):
+        self._config, self._answers = config, answers
+        self._cost, self._host_ns = cost, host_ns
+        self._observers = observers
+        self._failed_steps = failed_steps or {}
+        self._acceptance = acceptance
+        rows, width = config.max_num_seqs, config.max_model_len + config.num_draft_tokens + 1
+        self._tokens = np.zeros((rows, width), np.int32)  # by output index
+        self._num_prompt = np.zeros(rows, np.int64)
+        self._ends_at = np.zeros(rows, np.int64)  # output index of a stop or an error, -1: none
+        self._end: list[Answer | None] = [None] * rows
+        self._room = np.zeros(rows, np.int64)  # tokens, prompt and answer, at which it ends by length
+        self._plans: deque[tuple[StepPlan, int, int]] = deque()  # with ns on the device, and when it ends
+        self._free_at_ns = 0
+        self.clock_ns = 0
+
+    def dispatch(self, plan: StepPlan) -> None:
+        for admission in plan.admitted:
+            self._set_row(admission.row, admission.request)
+        num_embeds = sum(item.request.media[item.index].num_embeds for item in plan.encode)
+        self.clock_ns += self._host_ns(len(plan.rows))
+        device_ns = self._cost.price(plan, num_embeds)
+        self._free_at_ns = max(self.clock_ns, self._free_at_ns) + device_ns
+        self._plans.append((plan, device_ns, self._free_at_ns))
+        for observer in self._observers:
+            observer.dispatched(plan)
+
+    def collect(self) -> StepResult:
+        plan, device_ns, end_ns = self._plans.popleft()
+        self.clock_ns = max(self.clock_ns, end_ns)
+        if plan.step in self._failed_steps:
+            raise ExecutorFailed(self._failed_steps[plan.step])
+        result = self._run(plan, device_ns)
+        for observer in self._observers:
+            observer.collected(plan, result, self.clock_ns)
+        return result
+
+    def discard(self) -> None:
+        self._plans.clear()
+
+    def close(self) -> None:
+        self._plans.clear()
+
+    def wait_until(self, time_ns: int) -> None:
+        """Let time pass in which nothing runs."""
+        self.clock_ns = max(self.clock_ns, time_ns)
+
+    def _set_row(self, row: int, request: Request) -> None:
+        answer = self._answers[request.request_id]
+        count = len(answer.tokens)
+        width = self._tokens.shape[1]
+        self._num_prompt[row] = len(request.prompt_token_ids)
+        longest = min(request.sampling.max_tokens, width)
+        self._tokens[row, :longest] = np.arange(longest) % 997
+        self._tokens[row, : min(count, width)] = answer.tokens[:width]
+        self._ends_at[row] = count - 1 if answer.stop else count if answer.error else -1
+        self._end[row] = answer
+        total = self._num_prompt[row] + request.sampling.max_tokens
+        self._room[row] = min(int(total), self._config.max_model_len)
+
+    def _run(self, plan: StepPlan, device_ns: int) -> StepResult:
+        rows = plan.rows[plan.sample].astype(np.int64)
+        last = np.cumsum(plan.num_scheduled, dtype=np.int64)[plan.sample] - 1
+        num_drafts = np.zeros(len(rows), np.int64)
+        if plan.num_drafts is not None:
+            num_drafts += plan.num_drafts[plan.sample]
+        num_known = plan.token_index[last] + 1 - num_drafts
+        most = int(num_drafts.max(initial=0))
+        index = (num_known - self._num_prompt[rows])[:, None] + np.arange(most + 1)
+        tokens = self._tokens[rows[:, None], np.minimum(index, self._tokens.shape[1] - 1)]
+        counts = np.ones(len(rows), np.int64)
+        if most:
+            counts += self._accepted(plan, last, num_drafts, tokens)
+            counts = np.minimum(counts, np.maximum(self._room[rows] - num_known, 1))
+        ends = (index == self._ends_at[rows][:, None]) & (np.arange(most + 1) < counts[:, None])
+        ended = ends.any(axis=1).nonzero()[0]
+        counts[ended] = ends[ended].argmax(axis=1) + 1
+        stops, errors = [], []
+        for place in ended.tolist():
+            answer = self._end[rows[place]]
+            (errors if answer.error else stops).append((place, answer.error or answer.stop))
+        given = np.arange(most + 1) < counts[:, None]
+        drafts, num_next = self._draft(rows, num_known + counts, ended)
+        return StepResult(
+            tokens[given],
+            tuple(stops),
+            tuple(errors),
+            device_ns=device_ns,
+            counts=counts.astype(np.int32) if plan.num_drafts is not None else None,
+            drafts=drafts,
+            num_drafts=num_next,
+        )
+
+    @staticmethod
+    def _accepted(plan: StepPlan, last: np.ndarray, num_drafts: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+        number = np.arange(tokens.shape[1] - 1)
+        there = number < num_drafts[:, None]
+        index = (last - num_drafts + 1)[:, None] + number
+        drafts = plan.input_ids[np.where(there, index, 0)]
+        right = there & (drafts == tokens[:, :-1])
+        return np.logical_and.accumulate(right, axis=1).sum(axis=1)
+
+    def _draft(
+        self, rows: np.ndarray, places: np.ndarray, ended: np.ndarray
+    ) -> tuple[np.ndarray | None, np.ndarray | None]:
+        count = self._config.num_draft_tokens
+        if not count:
+            return None, None
+        index = (places - self._num_prompt[rows])[:, None] + np.arange(count)
+        tokens = self._tokens[rows[:, None], np.minimum(index, self._tokens.shape[1] - 1)]
+        salt = self._num_prompt[rows].astype(np.uint64) * _ODD + places.astype(np.uint64)
+        mixed = (salt[:, None] * np.uint64(count + 1) + np.arange(count, dtype=np.uint64)) * _MIX
+        chance = ((mixed ^ (mixed >> np.uint64(29))) * _ODD >> np.uint64(11)).astype(np.float64) / 2.0**53
+        right = np.logical_and.accumulate(chance < self._acceptance, axis=1)
+        num_next = np.full(len(rows), count, np.int32)
+        num_next[ended] = 0
+        drafts = np.where(right, tokens, (tokens + 1) % 2**30)
+        return drafts[np.arange(count) < num_next[:, None]].astype(np.int32), num_next
