@@ -69,6 +69,7 @@ class EngineCore:
         self._plan: StepPlan | None = None  # decided, not dispatched yet
         # The dispatched steps, the oldest first: why one will not come back, if that is known already.
         self._in_flight: deque[Exception | None] = deque()
+        self._collect_first = False
         self._outputs = Outputs()
         self._stats = Stats(kv_blocks_total=config.num_blocks - 1)
         self._checkpointed_step = 0
@@ -148,14 +149,15 @@ class EngineCore:
         return self._release()
 
     def _advance(self) -> None:
-        full = len(self._in_flight) == self.config.max_in_flight
-        if full:
-            self._collect()
-        self._take_in()
-        if not self._decide() and self._in_flight and not full:
-            self._collect()
+        if not self._collect_first and len(self._in_flight) < self.config.max_in_flight:
             self._take_in()
-            self._decide()
+            if self._decide() or not self._in_flight:
+                return
+            self._collect_first = True  # an interrupt leaves it to the next call
+        self._collect()
+        self._collect_first = False
+        self._take_in()
+        self._decide()
 
     def _take_in(self) -> None:
         """End what is over, and see what arrived."""

@@ -5,7 +5,7 @@ import pytest
 from mmengine.core.simulate import SimulatedExecutor, reference_tokens
 from mmengine.errors import ConfigError
 from mmengine.events import vocabulary as ev
-from mmengine.events.log import LogWriter
+from mmengine.events.log import LogReader, LogWriter
 from mmengine.replay import verify
 from tests.core.small_engine import Bench, image, ints, request, settings_of
 from tests.core.workloads import Watched
@@ -172,6 +172,31 @@ def test_a_dispatch_that_raises_loses_its_step_and_not_the_one_before():
     kinds = [type(event) for event in events if isinstance(event, (ev.Executed, ev.Failed))]
     assert kinds[:3] == [ev.Executed, ev.Executed, ev.Failed]
     assert bench.tokens["a"] == reference_tokens(one, bench.config)[0]
+
+
+def test_a_wait_that_is_interrupted_is_taken_up_before_anything_else(tmp_path):
+    class Interrupted(SimulatedExecutor):
+        def collect(self):
+            if not interrupts:
+                interrupts.append(True)
+                raise KeyboardInterrupt
+            return super().collect()
+
+    interrupts = []
+    config = settings_of(max_in_flight=2)
+    bench = Bench(executor=Interrupted(config), max_in_flight=2, sink=LogWriter(tmp_path / "log"))
+    bench.submit(request("a", 5, max_tokens=1))
+    bench.core.step()
+    with pytest.raises(KeyboardInterrupt):
+        bench.core.step()  # nothing else can be decided: it waits
+    bench.core.delivered("somebody before")
+    while bench.core.has_work:
+        bench.core.step()
+    bench.core.close()
+    kinds = [type(record.event) for record in LogReader(tmp_path / "log")]
+    assert kinds.index(ev.Failed) < kinds.index(ev.Delivered)
+    report = verify(tmp_path / "log")
+    assert report.ok and not report.unfinished, report.divergence
 
 
 def test_its_log_verifies(tmp_path):
