@@ -1,5 +1,6 @@
 """Which waiting request starts next, and on what: prefix hits, a shared prompt, blocks of the host."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -22,13 +23,17 @@ class Start(NamedTuple):
     swap_in: bool = False
 
 
-def admit_next(view: View) -> ev.Admitted | ev.Evicted | None:
-    """The first waiting request that can start. One that waits for its grammar, for the encoder, or
-    for the prefill that it shares is passed over; one whose blocks do not fit holds back those behind
-    it."""
+def admit_next(
+    view: View, may_start: Callable[[RequestState], bool] | None = None
+) -> ev.Admitted | ev.Evicted | None:
+    """The first waiting request that can start, of those that `may_start` where that is given. One that
+    waits for its grammar, for the encoder, or for the prefill that it shares is passed over; one whose
+    blocks do not fit holds back those behind it."""
     if not view.free_rows or view.tokens_left <= 0 or (view.preempted_in_step and len(view.running)):
         return None
     for known in view.waiting[view.scan_from :]:
+        if may_start is not None and not may_start(known):
+            continue
         start = start_of(view, known)
         if start is None:
             continue

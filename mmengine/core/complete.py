@@ -3,13 +3,14 @@
 import numpy as np
 
 from mmengine.core.request_state import RequestState
-from mmengine.core.state import BROKEN, LOST, RUNS_ON, STOPPED, View
+from mmengine.core.state import BROKEN, CRASHED, LOST, RUNS_ON, STOPPED, View
 from mmengine.events import vocabulary as ev
 
 
 def complete(view: View) -> list[ev.Event]:
     """FINISHED for requests that stopped, are full, broke or were cancelled; PREEMPTED for those
-    whose step failed and that may try again. In admission order, cancelled waiting ones last."""
+    whose step failed, or whose process ended, and that may try again. In admission order, cancelled
+    waiting ones last."""
     running = view.running
     # Of all rows, as the columns lie: that nobody is over is seen at once, and rows without a request
     # never are.
@@ -43,8 +44,12 @@ def _end_of(view: View, known: RequestState) -> ev.Event:
         return ev.Finished(name, "stop", known.detail)
     if ended == BROKEN:
         return ev.Finished(name, "error", known.detail)
-    if ended == LOST and known.cancelled:
+    if ended in (LOST, CRASHED) and known.cancelled:
         return ev.Finished(name, "abort", known.cancelled)
+    if ended in (LOST, CRASHED) and name in view.grammar_failed:
+        return ev.Finished(name, "error", known.detail)
+    if ended == CRASHED:
+        return ev.Preempted(name, row, "recompute", "crash")
     if ended == LOST and known.failures > view.config.max_retries:
         return ev.Finished(name, "error", known.detail)
     if ended == LOST:

@@ -25,6 +25,7 @@ from mmengine.core.evolve import evolve
 from mmengine.core.executor import Executor, StepPlan, StepResult
 from mmengine.core.inbox import Inbox, Source
 from mmengine.core.outputs import Outputs, Stats
+from mmengine.core.request_state import queued_of
 from mmengine.core.schedule import DECISION_VERSION, schedule
 from mmengine.core.stall import NO_PROGRESS, THRASH, find_stalls
 from mmengine.core.state import State, View
@@ -42,7 +43,8 @@ class EngineCore:
     """Owns the state. One thread calls it.
 
     `config` must be resolved: max_model_len and num_blocks known. `started` is given by a replay,
-    which repeats the log's own first record. Raises ConfigError for settings that contradict each other.
+    which repeats the log's own first record. `state`: of a log that is continued; call `recover` next.
+    Raises ConfigError for settings that contradict each other.
     """
 
     def __init__(
@@ -55,12 +57,13 @@ class EngineCore:
         fingerprints: dict[str, str] | None = None,
         clock: Callable[[], int] = time.monotonic_ns,
         started: ev.Started | None = None,
+        state: State | None = None,
     ):
         if started is None:
             config.check_resolved()
         self.config = config
         self.executor = executor
-        self.state = State(config)
+        self.state = state if state is not None else State(config)
         self.view = View(self.state)
         self.sink = sink if sink is not None else MemoryLog()
         self.inbox = Inbox(clock)
@@ -72,9 +75,9 @@ class EngineCore:
         self._collect_first = False
         self._outputs = Outputs()
         self._stats = Stats(kv_blocks_total=config.num_blocks - 1)
-        self._checkpointed_step = 0
         self.last_stall: tuple[int, ev.Stalled] | None = None  # and the step at which it was found
-        self._emit(started or _started(config, fingerprints or {}))
+        if state is None:
+            self._emit(started or _started(config, fingerprints or {}))
 
     # What consumers call
 
@@ -106,6 +109,15 @@ class EngineCore:
         """Forget all cached prefixes, from the next step on; with `preempt_running`, what runs starts
         again from nothing."""
         self.inbox.put(ev.CacheReset(preempt_running))
+
+    def recover(self, event: ev.Recovered) -> None:
+        """Go on from a state whose process ended: no step of it comes back. Deadlines of its requests
+        count from now."""
+        self._plan, self._outputs = None, Outputs()
+        self._in_flight.clear()
+        self._emit(event)
+        for name, known in self.state.requests.items():
+            self.inbox.expect(name, known.request.deadline_ns)
 
     @property
     def has_work(self) -> bool:
@@ -171,7 +183,7 @@ class EngineCore:
         if changed:
             for event in complete(self.view):
                 self._emit(event)
-        if self.state.step - self._checkpointed_step >= self.config.checkpoint_interval:
+        if self.state.step - self.state.checkpointed_step >= self.config.checkpoint_interval:
             self.checkpoint()
 
     def _decide(self) -> bool:
@@ -248,7 +260,6 @@ class EngineCore:
 
     def checkpoint(self) -> None:
         """Record a digest of the state."""
-        self._checkpointed_step = self.state.step
         self._emit(ev.Checkpoint(self.state.digest()))
 
     def _emit(self, event: ev.Event, step: int | None = None) -> None:
@@ -281,20 +292,8 @@ class EngineCore:
 
 def _queued(request: Request) -> ev.Queued:
     """The request as the log will have it. Raises InvalidRequest for what cannot be written down."""
-    asked = ev.Queued(
-        request.request_id,
-        request.prompt_token_ids.tobytes(),
-        request.sampling,
-        request.media,
-        request.sample_index,
-        request.priority,
-        request.cache_salt,
-        request.deadline_ns,
-        request.grammar,
-        request.group,
-    )
     try:
-        return settled(asked)
+        return settled(queued_of(request))
     except ValueError as error:
         raise InvalidRequest(f"request {request.request_id!r} cannot be written to a log: {error}") from None
 

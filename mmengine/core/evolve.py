@@ -22,9 +22,11 @@ from mmengine.core.fold_rows import (
     take_runs,
 )
 from mmengine.core.prefix_index import NO_CONTENT
-from mmengine.core.state import BROKEN, LEFT, LOST, STOPPED, State
+from mmengine.core.request_state import RequestState, request_of
+from mmengine.core.state import BROKEN, CRASHED, LEFT, LOST, NEVER, RUNS_ON, STOPPED, State
 from mmengine.events import vocabulary as ev
-from mmengine.request import Request
+
+TRIALS_SINCE = 2  # decision version
 
 
 def evolve(state: State, event: ev.Event) -> None:
@@ -33,22 +35,13 @@ def evolve(state: State, event: ev.Event) -> None:
 
 
 def _started(state: State, event: ev.Started) -> None:
-    """The state was made from this event; there is nothing to add."""
+    """The state was made from its settings; what is left are the rules that the log keeps to."""
+    state.decision_version = event.decision_version
+    state.history.begin(event.decision_version)
 
 
 def _queued(state: State, event: ev.Queued) -> None:
-    request = Request(
-        request_id=event.request_id,
-        prompt_token_ids=np.frombuffer(event.prompt, np.int32),
-        sampling=event.sampling,
-        media=event.media,
-        sample_index=event.sample_index,
-        priority=event.priority,
-        cache_salt=event.cache_salt,
-        deadline_ns=event.deadline_ns,
-        grammar=event.grammar,
-        group=event.group,
-    )
+    request = request_of(event)
     known = state.new_request(request)
     known.waits_for_grammar = request.grammar is not None
     state.requests[event.request_id] = known
@@ -192,6 +185,9 @@ def _executed(state: State, event: ev.Executed) -> None:
             release_media(state, row, reached)
     if state.leaving:
         free_rows_left(state)
+    if state.suspects:
+        for row in sampled[state.ended[sampled] < BROKEN].tolist():
+            state.clear_suspicion(state.requests_by_row[row])
 
 
 def _failed(state: State, event: ev.Failed) -> None:
@@ -206,10 +202,20 @@ def _failed(state: State, event: ev.Failed) -> None:
         if state.ended[row] != LEFT:
             state.requests_by_row[row].detail = event.error
             state.ended[row] = LOST
-    for row in failed.rows.tolist():
-        if state.ended[row] == LOST:
-            state.requests_by_row[row].failures += 1
+    lost = [state.requests_by_row[row] for row in failed.rows.tolist() if state.ended[row] == LOST]
+    for known in lost:
+        _blame(state, known, len(failed.rows))
     free_rows_left(state)
+
+
+def _blame(state: State, known: RequestState, num_rows: int) -> None:
+    """The request was in a step of `num_rows` that failed."""
+    if state.decision_version < TRIALS_SINCE or state.config.compat:
+        known.failures += 1
+        return
+    known.failures = known.failures + 1 if num_rows == 1 else max(known.failures, 1)
+    known.trial = max(1, num_rows // 2)
+    state.suspects[known.request.request_id] = None
 
 
 def _forget(state: State, flight: Flight) -> None:
@@ -234,7 +240,7 @@ def _preempted(state: State, event: ev.Preempted) -> None:
     known.tokens = state.token_ids[event.row, : state.num_tokens[event.row]].copy()
     if event.mode == "swap":
         swap_out(state, known, np.frombuffer(event.host_blocks, np.int32))
-    for_room = state.ended[event.row] != LOST and not state.resetting
+    for_room = state.ended[event.row] not in (LOST, CRASHED) and not state.resetting
     if state.scheduled[event.row]:
         leave_step(state, known)
     leave_row(state, known)
@@ -251,6 +257,7 @@ def _finished(state: State, event: ev.Finished) -> None:
     if known is None:
         return  # refused before it was queued
     drop_host_blocks(state, known)
+    state.clear_suspicion(known)
     if known.row < 0:
         state.waiting.remove(known)
     else:
@@ -273,13 +280,39 @@ def _cache_reset(state: State, event: ev.CacheReset) -> None:
     state.resetting = event.preempt_running and len(state.running) > 0
 
 
+def _recovered(state: State, event: ev.Recovered) -> None:
+    """Only tokens and what waits outlive a process: no step comes back, and no KV, no encoder output,
+    no block of the host is there any more."""
+    while state.flights:
+        _land(state)
+    if state.is_open:
+        _close_step(state)
+    state.reset_step()
+    free_rows_left(state)
+    for known in state.requests.values():
+        known.held_media.clear()
+        drop_host_blocks(state, known)
+    rows = state.running
+    state.release_at[rows] = NEVER
+    state.encoder.clear()
+    state.blocks.reset_cache()
+    state.content[rows] = NO_CONTENT
+    state.resetting = False
+    goes_on = (state.ended[rows] == RUNS_ON) & (state.num_tokens[rows] < state.max_total[rows])
+    state.ended[rows[goes_on]] = CRASHED
+    for name, why in event.lost:
+        state.requests[name].detail = why
+        state.grammar_failed.append(name)
+
+
 def _stalled(state: State, event: ev.Stalled) -> None:
     if event.request_id in state.thrashing:
         state.thrashing.remove(event.request_id)
 
 
 def _checkpoint(state: State, event: ev.Checkpoint) -> None:
-    """A digest says something of the state and changes nothing."""
+    """A digest says something of the state; the next one is due so many steps later."""
+    state.checkpointed_step = state.step
 
 
 _APPLY: dict[type[ev.Event], Callable[[State, ev.Event], None]] = {
@@ -298,6 +331,7 @@ _APPLY: dict[type[ev.Event], Callable[[State, ev.Event], None]] = {
     ev.Finished: _finished,
     ev.Delivered: _delivered,
     ev.CacheReset: _cache_reset,
+    ev.Recovered: _recovered,
     ev.Checkpoint: _checkpoint,
     ev.Stalled: _stalled,
 }

@@ -54,6 +54,23 @@ class FreeList:
             start = end
         return np.concatenate(parts)
 
+    def lines(self) -> tuple[np.ndarray, np.ndarray]:
+        """Free blocks without content, the last goes next, and those with content, the first goes next,
+        int32 both."""
+        stack, queue = self._stack[: self._top], self._queue[self._head : self._tail]
+        on_stack = self._is_live(stack, self._stack_stamp[: self._top])
+        return stack[on_stack], queue[self._is_live(queue, self._queue_stamp[self._head : self._tail])]
+
+    def fill(self, stack: np.ndarray, queue: np.ndarray) -> None:
+        """Take over what `lines` gave. Raises ValueError for a block that stands there twice, or block 0."""
+        blocks = np.concatenate((stack, queue))
+        if len(np.unique(blocks)) < len(blocks) or (blocks < 1).any():
+            raise ValueError("the free list holds a block twice, or the dummy")
+        self.num_free = len(blocks)
+        self._stamp[:] = self._stack_stamp[:] = self._queue_stamp[:] = 0
+        self._top, self._head, self._tail = len(stack), 0, len(queue)
+        self._stack[: self._top], self._queue[: self._tail] = stack, queue
+
     def take(self, blocks: np.ndarray) -> None:
         """These blocks, int32, are free no longer."""
         head, no_dead_entry = self._head + len(blocks), self._no_dead_entry()

@@ -32,11 +32,15 @@ class Inbox:
     def put(self, event: ev.Event) -> None:
         if isinstance(event, ev.Queued):
             self.queued.add(event.request_id)
-            if event.deadline_ns:
-                deadline = self._clock() + event.deadline_ns
-                self._deadline_of[event.request_id] = deadline
-                heapq.heappush(self._deadlines, (deadline, event.request_id))
+            self.expect(event.request_id, event.deadline_ns)
         self._events.append(event)
+
+    def expect(self, request_id: str, deadline_ns: int) -> None:
+        """A request is to be given up so long from now; 0: never."""
+        if deadline_ns:
+            deadline = self._clock() + deadline_ns
+            self._deadline_of[request_id] = deadline
+            heapq.heappush(self._deadlines, (deadline, request_id))
 
     def ended(self, request_id: str) -> None:
         """A request is over: its deadline means nothing any more, also to a later one of that id."""

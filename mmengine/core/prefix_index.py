@@ -7,6 +7,7 @@ only costs a miss.
 """
 
 from collections import deque
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -26,10 +27,10 @@ class PrefixIndex:
         self._parent = np.zeros(num_blocks, np.int64)
         self._tokens = np.zeros((num_blocks, width), np.int32)
         self._key = np.zeros(num_blocks, np.uint64)
-        self._extra: dict[int, bytes] = {}  # of blocks that overlap media or begin a salted prompt
+        self.extra: dict[int, bytes] = {}  # of blocks that overlap media or begin a salted prompt
         self._owner: dict[int, int] = {}  # key -> the block that serves hits
-        self._twins: dict[int, list[int]] = {}  # key -> further blocks with the same content
-        self._next_content = ROOT + 1
+        self.twins: dict[int, list[int]] = {}  # key -> further blocks with the same content
+        self.next_content = ROOT + 1
         powers = [pow(0xD1342543DE82EF95, j + 1, 2**64) for j in range(width)]  # odd factors
         self._factors = np.array(powers, np.uint64)
 
@@ -47,7 +48,7 @@ class PrefixIndex:
     def _holds(self, block: int, parent: int, tokens: np.ndarray, extra: bytes) -> bool:
         return (
             self._parent[block] == parent
-            and self._extra.get(block, b"") == extra
+            and self.extra.get(block, b"") == extra
             and bool((self._tokens[block] == tokens).all())
         )
 
@@ -56,17 +57,17 @@ class PrefixIndex:
         key = _key(parent, part, extra)
         owner = self._owner.setdefault(key, block)
         if owner == block:
-            content = self._next_content
-            self._next_content += 1
+            content = self.next_content
+            self.next_content += 1
         elif self._holds(owner, parent, tokens, extra):
             content = int(self.content[owner])
-            self._twins.setdefault(key, []).append(block)
+            self.twins.setdefault(key, []).append(block)
         else:
             return NO_CONTENT
         self.content[block], self._parent[block], self._key[block] = content, parent, key
         self._tokens[block] = tokens
         if extra:
-            self._extra[block] = extra
+            self.extra[block] = extra
         return content
 
     def insert_chain(
@@ -123,28 +124,28 @@ class PrefixIndex:
         keys, numbers = _keys(parents, self.token_parts(tokens)), blocks.tolist()
         served_by = list(map(self._owner.setdefault, keys.tolist(), numbers))
         if served_by == numbers:  # nobody held any of it
-            content = np.arange(self._next_content, self._next_content + len(numbers))
-            self._next_content += len(numbers)
+            content = np.arange(self.next_content, self.next_content + len(numbers))
+            self.next_content += len(numbers)
             self._write(blocks, parents, tokens, keys, content)
             return content
         owners = np.array(served_by)
         new = owners == blocks
         content = np.full(len(blocks), NO_CONTENT, np.int64)
-        content[new] = self._next_content + np.arange(int(new.sum()))
-        self._next_content += int(new.sum())
+        content[new] = self.next_content + np.arange(int(new.sum()))
+        self.next_content += int(new.sum())
         self._write(blocks[new], parents[new], tokens[new], keys[new], content[new])
         old = np.flatnonzero(~new)
         old = old[self._same_content(owners[old], parents[old], tokens[old])]
         content[old] = self.content[owners[old]]
         self._write(blocks[old], parents[old], tokens[old], keys[old], content[old])
         for index in old.tolist():
-            self._twins.setdefault(int(keys[index]), []).append(numbers[index])
+            self.twins.setdefault(int(keys[index]), []).append(numbers[index])
         return content
 
     def _same_content(self, owners: np.ndarray, parents: np.ndarray, tokens: np.ndarray) -> np.ndarray:
         same = (self._parent[owners] == parents) & (self._tokens[owners] == tokens).all(axis=1)
-        if self._extra:
-            same &= ~np.fromiter(map(self._extra.__contains__, owners.tolist()), bool, len(owners))
+        if self.extra:
+            same &= ~np.fromiter(map(self.extra.__contains__, owners.tolist()), bool, len(owners))
         return same
 
     def _write(
@@ -167,16 +168,16 @@ class PrefixIndex:
         blocks = blocks[content != NO_CONTENT]
         self.content[blocks] = NO_CONTENT
         keys = self._key[blocks].tolist()
-        if self._extra:
-            deque(map(self._extra.pop, blocks.tolist(), [b""] * len(blocks)), maxlen=0)
-        if not self._twins:
+        if self.extra:
+            deque(map(self.extra.pop, blocks.tolist(), [b""] * len(blocks)), maxlen=0)
+        if not self.twins:
             deque(map(self._owner.pop, keys), maxlen=0)
             return
         for key, block in zip(keys, blocks.tolist(), strict=True):
             self._forget_one(key, block)
 
     def _forget_one(self, key: int, block: int) -> None:
-        twins = self._twins.get(key, [])
+        twins = self.twins.get(key, [])
         if self._owner[key] != block:
             twins.remove(block)
         elif twins:
@@ -184,14 +185,36 @@ class PrefixIndex:
         else:
             del self._owner[key]
         if not twins:
-            self._twins.pop(key, None)
+            self.twins.pop(key, None)
+
+    def columns(self) -> tuple[np.ndarray, ...]:
+        """Content id, parent, tokens and key of each block; they mean something where there is content."""
+        return self.content, self._parent, self._tokens, self._key
+
+    def fill(
+        self,
+        blocks: np.ndarray,
+        columns: tuple[np.ndarray, ...],
+        extra: dict[int, bytes],
+        twins: Iterable[tuple[int, ...]],
+        next_content: int,
+    ) -> None:
+        """Take over the `columns` of `blocks` (intp) and what goes with them. The index must be empty."""
+        for column, values in zip(self.columns(), columns, strict=True):
+            column[blocks] = values
+        self.extra.update(extra)
+        self.twins.update({int(self._key[group[0]]): list(group) for group in twins})
+        behind = {block for group in self.twins.values() for block in group}
+        keys = self._key[blocks].tolist()
+        self._owner.update((key, b) for key, b in zip(keys, blocks.tolist(), strict=True) if b not in behind)
+        self.next_content = next_content
 
     def clear(self) -> None:
         """Forget all content. Content ids go on counting: none is ever used for two contents."""
         self.content[:] = NO_CONTENT
         self._owner.clear()
-        self._twins.clear()
-        self._extra.clear()
+        self.twins.clear()
+        self.extra.clear()
 
 
 def _key(parent: int, part: int, extra: bytes) -> int:

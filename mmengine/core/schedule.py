@@ -19,17 +19,18 @@ from that one counts as known (`num_pending`), though nobody knows yet which it 
 from mmengine.core.admission import admit_next
 from mmengine.core.running import schedule_running
 from mmengine.core.state import View
+from mmengine.core.trial import try_suspects
 from mmengine.events import vocabulary as ev
 
-DECISION_VERSION = 1
+DECISION_VERSION = 2
 
 
 def schedule(view: View) -> ev.Event | None:
     """The next decision of this step; None when the step is complete, or nothing can run."""
-    event = _next_event(view)
+    event = try_suspects(view) if view.suspects else _next_event(view)
     if isinstance(event, ev.Preempted) and view.flights:
         return None  # blocks that a step in flight names would not become free now
-    if event is None and not view.is_open and len(view.running):
+    if event is None and view.config.compat and not view.is_open and len(view.running):
         # Each row waits for what its drafter would read next, and another holds: vLLM stands still.
         return schedule_running(view, view.running, patient=False)
     return event

@@ -16,6 +16,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from mmengine.config import EngineConfig
 from mmengine.core.blocks import BlockPool
 from mmengine.core.flight import Flight
+from mmengine.core.history import History
 from mmengine.core.policy import Policy, policy_of
 from mmengine.core.request_state import RequestState
 from mmengine.encoder_cache.cache import EncoderCache, encoder_key
@@ -23,8 +24,8 @@ from mmengine.request import Request
 
 NEVER = np.int32(2**31 - 1)
 # Values of the column `ended`. LOST: the step that the row was in failed as a whole. LEFT: the request
-# is gone, a step in flight still names the row.
-RUNS_ON, STOPPED, BROKEN, LOST, LEFT = 0, 1, 2, 3, 4
+# is gone, a step in flight still names the row. CRASHED: the process that held the row is gone.
+RUNS_ON, STOPPED, BROKEN, LOST, LEFT, CRASHED = 0, 1, 2, 3, 4, 5
 _NO_ROWS = np.zeros(0, np.intp)
 
 _ROW_COLUMNS = {
@@ -49,6 +50,9 @@ _FLIGHT_COLUMNS = {
     "num_pending": np.int32,  # tokens that they will give it
     "runs_ahead_to": np.int32,  # tokens, known and pending, at which it waits for those steps
 }
+
+
+COLUMNS = (*_ROW_COLUMNS, *_FLIGHT_COLUMNS)
 
 
 class State:
@@ -85,6 +89,7 @@ class State:
         self.free_host_blocks = np.arange(config.swap_blocks, dtype=np.int32)[::-1]  # the last goes next
         self.cancelled: list[str] = []
         self.grammar_failed: list[str] = []
+        self.suspects: dict[str, None] = {}  # requests on trial after a step that failed
         self.thrashing: list[str] = []  # reached thrash_limit, not reported yet
         self.resetting = False  # what runs is about to be preempted and to start again
         self.step = 0  # the open step, or the next one
@@ -93,7 +98,9 @@ class State:
         self.leaving: dict[int, list[bytes]] = {}
         self.last_rows = _NO_ROWS  # what "the rows of the step before" stands for
         self.due_places: np.ndarray | None = None  # what `due` found since the last event
-        self.history = hashlib.blake2b(digest_size=16)  # over all tokens that came in or out, in order
+        self.history = History()
+        self.decision_version = 1  # of the log
+        self.checkpointed_step = 0  # the step of the last CHECKPOINT
         self.reset_step()
 
     def reset_step(self) -> None:
@@ -116,6 +123,10 @@ class State:
         """Put a request without a row where its rank belongs."""
         request.rank = self.policy.rank(request)
         insort(self.waiting, request, key=lambda waiting: waiting.rank)
+
+    def clear_suspicion(self, known: RequestState) -> None:
+        known.trial = 0
+        self.suspects.pop(known.request.request_id, None)
 
     def new_request(self, request: Request) -> RequestState:
         keys = tuple(encoder_key(item.mm_hash, request.cache_salt) for item in request.media)
@@ -174,6 +185,8 @@ class State:
             swapped = (known.num_swapped, *known.host_blocks.tolist())
             facts = (known.arrival, known.row, known.num_cached, known.failures, *flags, *held, *swapped)
             digest.update(name.encode() + b"\2" + np.array(facts, np.int64).tobytes())
+            if known.trial:
+                digest.update(known.trial.to_bytes(4, "little") + b"\5")
         pool = self.blocks
         digest.update(
             pool.references.tobytes() + pool.free_list.order().tobytes() + pool.index.content.tobytes()
@@ -210,6 +223,7 @@ def _wide_column(rows: int, width: int) -> np.ndarray:
 _PARTS = (
     *("config", "policy", "block_size", "requests_by_row", "free_rows", "requests", "waiting"),
     *("blocks", "encoder", "cancelled", "grammar_failed", "flights", "leaving"),
+    "suspects",
 )
 # What is replaced, and read in every step.
 _REPLACED = (
@@ -223,7 +237,7 @@ class View:
 
     def __init__(self, state: State):
         self._state = state
-        for name in (*_ROW_COLUMNS, *_FLIGHT_COLUMNS, "token_ids", "block_table"):
+        for name in (*COLUMNS, "token_ids", "block_table"):
             array = getattr(state, name).view()
             array.flags.writeable = False
             setattr(self, name, array)

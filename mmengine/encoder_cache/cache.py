@@ -59,6 +59,14 @@ class EncoderCache:
         self.used += size
         self.idle_size += size
 
+    def restore(self, key: bytes, size: int, references: int, valid: bool) -> None:
+        """Take over an entry as it was."""
+        self.add(key, size)
+        self.entries[key].references, self.entries[key].valid = references, valid
+        if references:
+            del self.idle[key]
+            self.idle_size -= size
+
     def evict(self, key: bytes) -> None:
         entry = self.entries.pop(key)
         del self.idle[key]
@@ -92,6 +100,13 @@ class EncoderCache:
         entry.valid = False
         if entry.references == 0:
             self._drop(key)
+
+    def clear(self) -> None:
+        """Everything is gone, and nobody holds any of it."""
+        self.entries.clear()
+        self.idle.clear()
+        self.dropped.clear()
+        self.used = self.idle_size = 0
 
     def _drop(self, key: bytes) -> None:
         self.evict(key)

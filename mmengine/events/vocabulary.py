@@ -190,6 +190,23 @@ class Checkpoint(Event):
     digest: bytes
 
 
+class Recovered(Event):
+    """Observation: the process that wrote the log so far ended, and another one goes on. What runs is
+    computed again from its tokens.
+
+    `steps`: numbers of those that were open or in flight. `mode`: how the log was repaired; `cuts`:
+    (segment, byte, number of bytes) that were no whole records. `lost`: (request, why) of requests
+    that cannot go on. `fingerprints`: of the engine that goes on.
+    """
+
+    steps: tuple[int, ...] = ()
+    mode: str = "tail"
+    cuts: tuple[tuple[str, int, int], ...] = ()
+    lost: tuple[tuple[str, str], ...] = ()
+    fingerprints: dict[str, str] = {}
+    engine_version: str = ""
+
+
 class Stalled(Event):
     """Decision: the loop goes on and gets nowhere. kind: "no progress" or "thrash"."""
 
@@ -216,6 +233,7 @@ TYPES: dict[int, type[Event]] = {
     15: Stalled,
     16: Evicted,
     17: Dispatched,
+    18: Recovered,
 }
 NUMBERS: dict[type[Event], int] = {cls: number for number, cls in TYPES.items()}
 OBSERVATIONS = (
@@ -228,4 +246,5 @@ OBSERVATIONS = (
     Failed,
     Delivered,
     CacheReset,
+    Recovered,
 )

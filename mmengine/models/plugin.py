@@ -15,12 +15,23 @@ from mmengine.request import MediaItem
 
 
 @dataclass(frozen=True, slots=True)
+class MediaSource:
+    """An image or a video as it was given: the encoded bytes (or the file that holds them), and the
+    options that were asked for, plain numbers and truths by name."""
+
+    data: bytes | Path
+    options: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class MediaInput:
     """A media item and what its encoder reads: uint8 [num_patches, channels * temporal * patch²],
-    rows in the order of the encoder (windows of merge x merge patches together)."""
+    rows in the order of the encoder (windows of merge x merge patches together). `source`: what
+    `Processor.restore` makes the same of again; None where there were no encoded bytes."""
 
     item: MediaItem
     patches: np.ndarray
+    source: MediaSource | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +86,10 @@ class Processor(Protocol):
         media_options: dict[str, Any] | None = None,
     ) -> Prepared:
         """A prompt string that already holds placeholders, as transformers' processor takes it."""
+
+    def restore(self, item: MediaItem, source: MediaSource) -> MediaInput:
+        """The patches of an item once more. Raises InvalidMedia when the source gives other pixels now
+        than those that `item` is the hash of."""
 
 
 @dataclass(frozen=True, slots=True)

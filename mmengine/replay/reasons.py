@@ -21,6 +21,7 @@ BLOCKS, ROWS, TOKENS = "blocks", "rows", "token budget"
 ENCODER_BUDGET, ENCODER_CACHE = "encoder budget", "encoder cache"  # as Shortage names them
 GRAMMAR, GROUP, BEHIND, FLIGHT = "grammar", "group prefill", "behind", "in flight"
 GAVE_WAY, PREEMPTING, PREFILL_FIRST, OTHER = "gave way", "preempting step", "prefill first", "other rules"
+TRIAL = "trial"
 
 
 class Reason(msgspec.Struct, frozen=True):
@@ -63,6 +64,7 @@ _SENTENCES = {
     GAVE_WAY: "was preempted in this step",
     PREEMPTING: "nobody starts or goes on in a step that preempts",
     PREFILL_FIRST: "prompts go first, and some were computed in this step",
+    TRIAL: "a step failed, and requests that were in it are tried apart from all others",
     OTHER: "the rules of this build would not have let it wait",
 }
 
@@ -76,6 +78,8 @@ class Reasons:
 
     def before(self, event: ev.Event) -> None:
         """`schedule` decided this event on the state as it is now."""
+        if self._view.suspects and not isinstance(event, ev.Preempted):
+            return
         match event:
             case ev.Scheduled():
                 self._ask_running(event)
@@ -88,8 +92,9 @@ class Reasons:
     def at_end(self) -> list[Reason]:
         """The step is complete: one reason for each request that is not in it, those with a row first."""
         view, step = self._view, set(self._view.step_rows.tolist())
-        self._ask_running(None)
-        self._ask_waiting()
+        if not view.suspects:
+            self._ask_running(None)
+            self._ask_waiting()
         idle = [view.requests_by_row[row] for row in view.running.tolist() if row not in step]
         return [self._reason_of(known) for known in (*idle, *view.waiting)]
 
@@ -97,6 +102,8 @@ class Reasons:
         view, name = self._view, known.request.request_id
         if name in self._found:
             return self._found[name]
+        if view.suspects:
+            return Reason(name, GRAMMAR if known.waits_for_grammar else TRIAL)
         if known.row >= 0 and view.preempted_in_step:
             return Reason(name, PREEMPTING)
         if known.row >= 0 and view.policy.prefill_first and view.is_open:

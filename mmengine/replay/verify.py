@@ -74,6 +74,10 @@ class _Parted(BaseException):
         self.divergence = divergence
 
 
+class _Crashed(BaseException):
+    """The process ended here, and another one went on: RECOVERED comes next."""
+
+
 class _LogEnded(BaseException):
     """The loop would go on where the log stops: a crash cut the step short."""
 
@@ -98,6 +102,8 @@ class _Tape:
 
     def collect(self) -> StepResult:
         event = self._expect().event
+        if isinstance(event, ev.Recovered):
+            raise _Crashed
         if isinstance(event, ev.Failed):
             raise ExecutorFailed(event.error)
         if not isinstance(event, ev.Executed):
@@ -135,6 +141,8 @@ class _Tape:
     def append(self, event: ev.Event, step: int, mono_ns: int) -> None:
         record = self._expect()
         logged = record.event
+        if isinstance(logged, ev.Recovered) and not isinstance(event, ev.Recovered):
+            raise _Crashed
         if type(event) is not type(logged):
             raise _Parted(self.divergence("event", type(logged).__name__, type(event).__name__))
         if event != logged:
@@ -229,10 +237,13 @@ def _derive(tape: _Tape, log: CheckedLog) -> State | Divergence:
         core = EngineCore(log.config, tape, sink=tape, source=tape, clock=lambda: 0, started=log.started)
         while tape.next is not None:
             here = tape.next.sequence
-            if isinstance(tape.next.event, ev.Checkpoint):
-                core.checkpoint()
-            else:
-                core.step()
+            try:
+                _advance(core, tape.next.event)
+            except _Crashed:
+                continue  # RECOVERED is next
+            except MMEngineError:
+                if tape.next is None or not isinstance(tape.next.event, ev.Recovered):
+                    raise
             if tape.next is not None and tape.next.sequence == here:
                 return tape.divergence("event", type(tape.next.event).__name__, "nothing")
     except _Parted as parted:
@@ -247,6 +258,16 @@ def _derive(tape: _Tape, log: CheckedLog) -> State | Divergence:
     except Exception as error:
         raise log.contradiction(tape.last or log.record, error) from error
     return core.state
+
+
+def _advance(core: EngineCore, coming: ev.Event) -> None:
+    match coming:
+        case ev.Checkpoint():
+            core.checkpoint()
+        case ev.Recovered():
+            core.recover(coming)
+        case _:
+            core.step()
 
 
 def _fold(tape: _Tape, log: CheckedLog) -> State | Divergence:

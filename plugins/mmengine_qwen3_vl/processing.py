@@ -3,24 +3,33 @@
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from mmengine.errors import InvalidRequest, ModelError
+from mmengine.errors import InvalidMedia, InvalidRequest, ModelError
 from mmengine.models.files import read_json
-from mmengine.models.plugin import MediaInput, Prepared
+from mmengine.models.plugin import MediaInput, MediaSource, Prepared
 from mmengine.request import MediaItem
 from mmengine_qwen3_vl.arguments import as_images, as_videos, for_item, read_arguments
 from mmengine_qwen3_vl.config import ModelConfig, read_config
 from mmengine_qwen3_vl.images import load_rgb
 from mmengine_qwen3_vl.messages import MediaPart, fill, read_messages
+from mmengine_qwen3_vl.options import NAMES as OPTION_NAMES
 from mmengine_qwen3_vl.options import ImageOptions, image_options, video_options
 from mmengine_qwen3_vl.patches import image_size, patchify
 from mmengine_qwen3_vl.settings import ImageSettings, PatchSettings, Settings, read_settings
-from mmengine_qwen3_vl.sources import Access
+from mmengine_qwen3_vl.sources import (
+    MAX_IMAGE_BYTES,
+    MAX_VIDEO_BYTES,
+    Access,
+    is_source,
+    keepable,
+    read_source,
+)
 from mmengine_qwen3_vl.template import ChatTemplate
 from mmengine_qwen3_vl.token_writer import TokenWriter
 from mmengine_qwen3_vl.tokens import QwenTokenizer
@@ -157,19 +166,38 @@ class Qwen3VLProcessor:
             given = for_item({**options, **part.options}, numbers[modality], part.where)
             numbers[modality] += 1
             if modality == "image":
-                rows, grid = self._image(part, given, access)
+                source = _image_source(part, given, access)
+                rows, grid = self._image(
+                    part if source is None else replace(part, source=source.data), given, access
+                )
                 runs = (tokens.repeat(piece, self._embeds(grid)),)
             else:
-                video = self._video(part, given, access)
+                source = _video_source(part, given, access)
+                video = self._video(
+                    part if source is None else replace(part, source=source.data), given, access
+                )
                 rows, grid = video.patches, video.grid
                 runs = tuple(self._frame(tokens, piece, seconds, grid) for seconds in video.timestamps)
-            media.append(
-                MediaInput(MediaItem(self._mm_hash(modality, rows, grid), modality, runs, grid), rows)
-            )
+            item = MediaItem(self._mm_hash(modality, rows, grid), modality, runs, grid)
+            media.append(MediaInput(item, rows, source))
             self._check_length(tokens.count)
         ids = tokens.finish()
         self._check_length(len(ids))
         return Prepared(ids, tuple(media), text)
+
+    def restore(self, item: MediaItem, source: MediaSource) -> MediaInput:
+        part = MediaPart(item.modality, source.data, {}, f"the stored {item.modality}")
+        if item.modality == "image":
+            rows, grid = self._image(part, source.options, Access())
+        else:
+            video = self._video(part, source.options, Access())
+            rows, grid = video.patches, video.grid
+        if self._mm_hash(item.modality, rows, grid) != item.mm_hash:
+            raise InvalidMedia(
+                f"the stored {item.modality} gives other pixels than before; was a library that decodes it "
+                "changed?"
+            )
+        return MediaInput(item, rows, source)
 
     def _image(self, part: MediaPart, given: Mapping[str, Any], access: Access) -> tuple[np.ndarray, tuple]:
         options = image_options(given, part.where)
@@ -220,6 +248,23 @@ class Qwen3VLProcessor:
                 f"the prompt has {length} tokens or more, the model takes at most {self.max_positions}; "
                 "shorten it, or send fewer or smaller images"
             )
+
+
+def _image_source(part: MediaPart, given: Mapping[str, Any], access: Access) -> MediaSource | None:
+    if not is_source(part.source):
+        return None
+    return MediaSource(read_source(part.source, access, MAX_IMAGE_BYTES, part.where), _plain(given))
+
+
+def _video_source(part: MediaPart, given: Mapping[str, Any], access: Access) -> MediaSource | None:
+    source = part.source[0] if isinstance(part.source, tuple) and part.source else part.source
+    data = keepable(source, access, MAX_VIDEO_BYTES, part.where)
+    return None if data is None else MediaSource(data, _plain(given))
+
+
+def _plain(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that mean something, as a file can hold them."""
+    return {name: given[name] for name in OPTION_NAMES if isinstance(given.get(name), (bool, int, float))}
 
 
 def _image_target(

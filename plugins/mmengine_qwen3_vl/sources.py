@@ -78,6 +78,16 @@ def _data_url(url: str, max_bytes: int, where: str) -> bytes:
     return decode_base64(url[comma + 1 :], max_bytes, where)
 
 
+def keepable(value: Any, access: Access, max_bytes: int, where: str) -> bytes | Path | None:
+    """The encoded bytes, or the file that holds them; None for pixels that were decoded elsewhere."""
+    if not is_source(value):
+        return None
+    if isinstance(value, os.PathLike) or (isinstance(value, str) and value[:5].lower() != "data:"):
+        with open_source(value, access, max_bytes, where) as file:
+            return Path(file.name).absolute()
+    return read_source(value, access, max_bytes, where)
+
+
 def _open_file(value: str | os.PathLike, access: Access, max_bytes: int, where: str) -> BinaryIO:
     if not access.local_files:
         raise InvalidMedia(f"{where} names a file, which is not allowed here; send it as a data: URL")

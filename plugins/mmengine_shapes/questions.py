@@ -17,8 +17,16 @@ from mmengine_shapes.scenes import COLOURS, POSITIONS, SHAPES, Clip, Scene, Thin
 Pairs = list[tuple[str, str]]
 
 IMAGE_TASKS = (
-    "json", "describe", "count", "colour_of", "size_of", "where", "what_at", "count_colour",
-    "background", "exists",
+    "json",
+    "describe",
+    "count",
+    "colour_of",
+    "size_of",
+    "where",
+    "what_at",
+    "count_colour",
+    "background",
+    "exists",
 )
 PAIR_TASKS = ("more", "count_in", "describe_in")
 CLIP_TASKS = ("direction", "becomes", "happens")

@@ -17,12 +17,26 @@ from PIL import Image, ImageDraw
 
 SHAPES = ("circle", "square", "triangle", "star", "cross")
 COLOURS = {
-    "red": (215, 35, 35), "green": (40, 160, 60), "blue": (40, 70, 215), "yellow": (240, 215, 40),
-    "orange": (245, 140, 25), "purple": (135, 50, 170), "cyan": (50, 200, 215), "pink": (250, 145, 190),
+    "red": (215, 35, 35),
+    "green": (40, 160, 60),
+    "blue": (40, 70, 215),
+    "yellow": (240, 215, 40),
+    "orange": (245, 140, 25),
+    "purple": (135, 50, 170),
+    "cyan": (50, 200, 215),
+    "pink": (250, 145, 190),
 }
 SIZES = {"small": (0.085, 0.095), "medium": (0.115, 0.130), "large": (0.152, 0.165)}
 POSITIONS = (
-    "top left", "top", "top right", "left", "centre", "right", "bottom left", "bottom", "bottom right",
+    "top left",
+    "top",
+    "top right",
+    "left",
+    "centre",
+    "right",
+    "bottom left",
+    "bottom",
+    "bottom right",
 )
 BACKGROUNDS = {"white": (250, 250, 250), "grey": (128, 128, 128), "black": (12, 12, 12)}
 DIRECTIONS = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1)}
@@ -127,8 +141,18 @@ def _star() -> list[tuple[float, float]]:
 def _cross(arm: float = 1.0, half: float = 0.32) -> list[tuple[float, float]]:
     """Twelve corners of an upright cross."""
     return [
-        (-half, -arm), (half, -arm), (half, -half), (arm, -half), (arm, half), (half, half),
-        (half, arm), (-half, arm), (-half, half), (-arm, half), (-arm, -half), (-half, -half),
+        (-half, -arm),
+        (half, -arm),
+        (half, -half),
+        (arm, -half),
+        (arm, half),
+        (half, half),
+        (half, arm),
+        (-half, arm),
+        (-half, half),
+        (-arm, half),
+        (-arm, -half),
+        (-half, -half),
     ]
 
 

@@ -35,6 +35,9 @@ def one_of_each() -> list[ev.Event]:
         ev.CacheReset(),
         ev.Evicted((b"key",), (b"old",)),
         ev.Dispatched(),
+        ev.Recovered(
+            (3, 4), "tail", (("0.mmlog", 99, 7),), (("a", "its image is lost"),), {"dtype": "x"}, "1"
+        ),
         ev.Checkpoint(b"\x01" * 16),
     ]
 

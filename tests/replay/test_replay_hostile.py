@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from mmengine.core.schedule import DECISION_VERSION
 from mmengine.errors import CorruptLog, LogError
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader
@@ -28,7 +29,7 @@ def records(tmp_path_factory):
     return list(LogReader(folder))
 
 
-def started(decision_version=1, **settings):
+def started(decision_version=DECISION_VERSION, **settings):
     config = settings_of().as_dict() | settings
     return ev.Started(1, "0.1.0", decision_version, config, {}, config["num_blocks"])
 
@@ -163,7 +164,7 @@ def named(events):
 
 
 @pytest.mark.parametrize("name", OBSERVED)
-@pytest.mark.parametrize("decision_version", [1, 99])
+@pytest.mark.parametrize("decision_version", [DECISION_VERSION, 99])
 def test_a_lie_that_is_observed_is_refused_by_all(tmp_path, name, decision_version):
     events = [started(decision_version), *OBSERVED[name]]
     log = write_log(tmp_path / "log", events)
@@ -214,7 +215,7 @@ def spoiled(event, rng):
         return event
 
 
-@pytest.mark.parametrize("decision_version", [1, 99])
+@pytest.mark.parametrize("decision_version", [DECISION_VERSION, 99])
 def test_whatever_is_changed_is_an_answer_or_a_log_error(records, tmp_path, decision_version):
     """Many logs with one or two records spoiled, dropped, doubled or swapped."""
     rng = random.Random(decision_version)

@@ -25,6 +25,7 @@ from mmengine.replay.reasons import (
     PREFILL_FIRST,
     ROWS,
     TOKENS,
+    TRIAL,
     Reasons,
     reasons_of,
 )
@@ -51,7 +52,7 @@ def test_exactly_those_without_tokens_have_one(tmp_path):
             reasons = reasons_of(step)
             check_all(step, reasons)
             kinds.update(reason.kind for reason in reasons)
-    everything = {*ENLARGED, GRAMMAR, GROUP, BEHIND, FLIGHT, GAVE_WAY, PREEMPTING, PREFILL_FIRST}
+    everything = {*ENLARGED, GRAMMAR, GROUP, BEHIND, FLIGHT, GAVE_WAY, PREEMPTING, PREFILL_FIRST, TRIAL}
     assert set(kinds) == everything, "each reason was met"
 
 
@@ -84,6 +85,8 @@ def check(step, reason):
             assert any(isinstance(event, ev.Preempted) for event in step.logged)
         case _ if reason.kind == FLIGHT:
             assert known.row >= 0 and state.num_pending[known.row]
+        case _ if reason.kind == TRIAL:
+            assert state.suspects
         case _ if reason.kind == PREFILL_FIRST:
             assert known.row >= 0 and state.policy.prefill_first
 

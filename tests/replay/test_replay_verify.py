@@ -42,7 +42,7 @@ def find(records, kind, test=lambda event: True, nth=0):
 def test_the_run_has_everything_in_it(run):
     _, records, live = run
     kinds = {type(record.event) for record in records}
-    assert kinds == set(ev.TYPES.values()) - {ev.Stalled, ev.Evicted, ev.Dispatched}
+    assert kinds == set(ev.TYPES.values()) - {ev.Stalled, ev.Evicted, ev.Dispatched, ev.Recovered}
     events = [record.event for record in records]
     ends = {event.reason for event in events if isinstance(event, ev.Finished)}
     assert ends == {"stop", "length", "abort", "error", "rejected"}

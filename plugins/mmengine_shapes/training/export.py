@@ -1,6 +1,6 @@
 """Writes a checkpoint folder in hub layout: weights in bf16, configuration, tokenizer, processors.
 
-    python -m mmengine_shapes.training.export WEIGHTS.pt FOLDER
+python -m mmengine_shapes.training.export WEIGHTS.pt FOLDER
 """
 
 import argparse

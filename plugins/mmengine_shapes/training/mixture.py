@@ -7,10 +7,21 @@ from mmengine_shapes.training.texts import TEXT_TASKS
 
 # A question is drawn by these weights among those its image allows; JSON is in every image row.
 TASK_WEIGHTS = {
-    "describe": 1.0, "count": 0.7, "colour_of": 3.0, "size_of": 2.5, "where": 3.5, "what_at": 1.5,
-    "count_colour": 1.2, "background": 0.3, "exists": 1.5,
-    "more": 4.0, "count_in": 1.0, "describe_in": 1.0,
-    "direction": 1.0, "becomes": 1.0, "happens": 1.0,
+    "describe": 1.0,
+    "count": 0.7,
+    "colour_of": 3.0,
+    "size_of": 2.5,
+    "where": 3.5,
+    "what_at": 1.5,
+    "count_colour": 1.2,
+    "background": 0.3,
+    "exists": 1.5,
+    "more": 4.0,
+    "count_in": 1.0,
+    "describe_in": 1.0,
+    "direction": 1.0,
+    "becomes": 1.0,
+    "happens": 1.0,
 }
 EVEN_TEXTS = dict.fromkeys(TEXT_TASKS, 1.0)
 

@@ -1,0 +1,150 @@
+"""What a log says of the process that wrote it: the state in which it ended, and the answers that
+nobody received yet."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mmengine.config import EngineConfig
+from mmengine.core import snapshot
+from mmengine.core.evolve import evolve
+from mmengine.core.request_state import RequestState
+from mmengine.core.state import State
+from mmengine.errors import CorruptLog, LogError
+from mmengine.events import vocabulary as ev
+from mmengine.events.log import LogReader, Record
+from mmengine.events.segment import snapshot_sequences
+from mmengine.events.snapshots import read_snapshot
+
+
+@dataclass(slots=True)
+class PastAnswer:
+    """One request, and what it has of its answer. `reason` is empty while it is live."""
+
+    queued: ev.Queued
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[tuple[tuple[int, float], ...]] | None = None
+    reason: str = ""
+    detail: str = ""
+    num_cached_tokens: int = 0
+
+
+@dataclass(slots=True)
+class Past:
+    """`answers`: of requests that are live, or ended and were not delivered (or are wanted again), by id.
+    `steps`: numbers of those that were open or in flight at the end."""
+
+    started: ev.Started
+    config: EngineConfig
+    state: State
+    answers: dict[str, PastAnswer]
+    steps: tuple[int, ...]
+
+
+def read_past(folder: Path, wanted: Callable[[str], bool] = lambda request_id: False) -> Past | None:
+    """Fold the log in `folder`; None when it holds no record. `wanted`: requests whose answers are
+    needed though they were delivered.
+
+    Raises LogError when there is no log, CorruptLog when it is damaged.
+    """
+    begins = _begins(folder, wanted)
+    reader = LogReader(folder)
+    base = _base(folder, min(begins.values(), default=None))
+    if base is None:
+        records = iter(reader)
+        first = next(records, None)
+        if first is None:
+            return None
+        if not isinstance(first.event, ev.Started):
+            raise CorruptLog(f"{folder} does not begin with STARTED, and no snapshot there can be used")
+        started, state = first.event, State(EngineConfig.from_dict(first.event.config))
+        evolve(state, started)
+    else:
+        state, body = base
+        started, records = body.started, iter(LogReader(folder, start=body.sequence + 1))
+    answers = _fold(state, records, begins)
+    for known in state.requests.values():
+        answer = answers[known.request.request_id]
+        answer.token_ids, answer.num_cached_tokens = _tokens(state, known), max(0, known.num_cached)
+    steps = [flight.step for flight in state.flights] + ([state.step] if state.is_open else [])
+    return Past(started, state.config, state, answers, tuple(steps))
+
+
+def _begins(folder: Path, wanted: Callable[[str], bool]) -> dict[str, int]:
+    """Where the requests begin whose answers are needed: sequences of their QUEUED, by id."""
+    begins: dict[str, int] = {}
+    ended: set[str] = set()
+    for record in LogReader(folder):
+        match record.event:
+            case ev.Queued(request_id=name):
+                begins[name] = record.sequence
+                ended.discard(name)
+            case ev.Finished(request_id=name):
+                ended.add(name)
+            case ev.Delivered(request_id=name) if name in ended and not wanted(name):
+                begins.pop(name, None)
+                ended.discard(name)
+    return begins
+
+
+def _base(folder: Path, needed: int | None) -> tuple[State, snapshot.Body] | None:
+    """The newest snapshot that can be read, of before record `needed`."""
+    for sequence in reversed(snapshot_sequences(folder)):
+        if needed is not None and sequence >= needed:
+            continue
+        try:
+            state, body = snapshot.restore(read_snapshot(folder, sequence))
+        except LogError:
+            continue  # an older one, or the log from its beginning, says the same
+        if body.sequence == sequence:
+            return state, body
+    return None
+
+
+def _fold(state: State, records: Iterator[Record], begins: dict[str, int]) -> dict[str, PastAnswer]:
+    answers: dict[str, PastAnswer] = {}
+    for record in records:
+        event = record.event
+        try:
+            match event:
+                case ev.Queued(request_id=name) if begins.get(name) == record.sequence:
+                    answers[name] = PastAnswer(event)
+                case ev.Finished(request_id=name) if name in answers and name in state.requests:
+                    _end(state, answers[name], event)
+                case ev.Executed(logprobs=logprobs) if logprobs:
+                    _take_logprobs(state, event, answers)
+                    continue
+            evolve(state, event)
+        except (ValueError, IndexError, KeyError, TypeError, AttributeError) as error:
+            raise CorruptLog(
+                f"record {record.sequence} (step {record.step}, {type(event).__name__}) cannot follow what "
+                f"the log says before it: {type(error).__name__}: {error}"
+            ) from error
+    return answers
+
+
+def _end(state: State, answer: PastAnswer, event: ev.Finished) -> None:
+    known = state.requests[event.request_id]
+    answer.token_ids, answer.num_cached_tokens = _tokens(state, known), max(0, known.num_cached)
+    answer.reason, answer.detail = event.reason, event.detail
+
+
+def _tokens(state: State, known: RequestState) -> list[int]:
+    tokens = known.tokens
+    if known.row >= 0:
+        tokens = state.token_ids[known.row, : state.num_tokens[known.row]]
+    return tokens[known.num_prompt :].tolist()
+
+
+def _take_logprobs(state: State, event: ev.Executed, answers: dict[str, PastAnswer]) -> None:
+    """Apply EXECUTED, and keep the logprobs of those that took their token."""
+    sampled = state.sampled_rows()
+    before, owners = state.num_tokens[sampled], state.requests_by_row[sampled]
+    evolve(state, event)
+    took = state.num_tokens[sampled] > before
+    for index, entries in event.logprobs:
+        known = owners[index]
+        answer = answers.get(known.request.request_id) if known is not None and took[index] else None
+        if answer is not None:
+            answer.logprobs = answer.logprobs or []
+            answer.logprobs.append(entries)

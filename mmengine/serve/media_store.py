@@ -1,0 +1,222 @@
+"""Images and videos of live requests, beside the log: after a crash their pixels are needed again.
+
+    MEDIA_FOLDER/<hex of mm_hash>.media
+    magic "MMMD" u32 | version u16 | kind u16 | meta length u32 | reserved u32 | data length u64 |
+    crc32 u32 of meta and data; meta is msgpack, then the data
+
+Kind 1 holds the encoded bytes as they were given, with the options that were asked for; kind 2 the
+patches themselves (uint8), for pixels that were decoded elsewhere. Files are readable by their owner
+alone, are written whole before the request is, and go when no live request needs them.
+"""
+
+import os
+import struct
+import zlib
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+import numpy as np
+
+from mmengine.errors import InvalidMedia, LogError, QueueFull
+from mmengine.models.plugin import MediaInput, MediaSource, Processor
+from mmengine.request import MediaItem
+
+SUFFIX = ".media"
+MAGIC, VERSION = b"MMMD", 1
+ENCODED, PATCHES = 1, 2
+HEADER = struct.Struct("<4sHHIIQI")
+MAX_META = 2**16
+_CHUNK = 2**20
+
+
+class MediaStore:
+    """`max_bytes`: of all files together. Not thread-safe. Raises LogError when the folder cannot be
+    had."""
+
+    def __init__(self, folder: Path, max_bytes: int):
+        self._folder, self._max_bytes = folder, max_bytes
+        self._holders: dict[bytes, set[str]] = {}  # request ids by mm_hash
+        self._held: dict[str, tuple[bytes, ...]] = {}
+        self._sizes: dict[bytes, int] = {}
+        self.num_bytes = 0
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for path in folder.iterdir():
+                self._take_stock(path)
+        except OSError as error:
+            raise LogError(f"the media store {folder} cannot be used: {error.strerror}") from None
+
+    def _take_stock(self, path: Path) -> None:
+        """What an earlier process left: whole files count, pieces go."""
+        try:
+            mm_hash = bytes.fromhex(path.name.removesuffix(SUFFIX))
+        except ValueError:
+            mm_hash = b""
+        if path.suffix == SUFFIX and len(mm_hash) == 32 and path.is_file() and not path.is_symlink():
+            self._sizes[mm_hash] = path.stat().st_size
+            self.num_bytes += self._sizes[mm_hash]
+        elif path.name.endswith(f"{SUFFIX}.tmp"):
+            path.unlink()
+
+    def hold(self, request_id: str, media: Sequence[MediaInput]) -> None:
+        """Keep the media of a request until `release`. Raises QueueFull where they do not fit beside the
+        others, LogError when they cannot be written; nothing is held then."""
+        self.hold_stored(request_id, [one.item for one in media])
+        try:
+            for one in media:
+                if one.item.mm_hash not in self._sizes:
+                    self._write(one)
+        except BaseException:
+            self.release(request_id)
+            raise
+
+    def hold_stored(self, request_id: str, items: Iterable[MediaItem]) -> None:
+        """The same for media that may be here already: those of a request of an earlier process."""
+        hashes = tuple(dict.fromkeys(item.mm_hash for item in items))
+        self._held[request_id] = hashes
+        for mm_hash in hashes:
+            self._holders.setdefault(mm_hash, set()).add(request_id)
+
+    def release(self, request_id: str) -> None:
+        """The request is over; an unknown one is no error."""
+        for mm_hash in self._held.pop(request_id, ()):
+            self._holders[mm_hash].discard(request_id)
+            if not self._holders[mm_hash]:
+                del self._holders[mm_hash]
+                self._drop(mm_hash)
+
+    def sweep(self) -> None:
+        """Drop what no request holds."""
+        for mm_hash in [mm_hash for mm_hash in self._sizes if mm_hash not in self._holders]:
+            self._drop(mm_hash)
+
+    def load(self, item: MediaItem, processor: Processor) -> MediaInput:
+        """An item of a held request once more. Raises InvalidMedia when it is not here, or damaged."""
+        path = self._path(item.mm_hash)
+        try:
+            with _open(path) as file:
+                kind, meta, length = _read_head(file, item)
+                if kind == PATCHES:
+                    return _patches(file, item, meta, length)
+                _check_sum(file, item)
+        except OSError as error:
+            reason = (
+                "it is not in the media store" if isinstance(error, FileNotFoundError) else error.strerror
+            )
+            raise InvalidMedia(f"the {item.modality} of the request is lost: {reason}") from None
+        options = meta if isinstance(meta, dict) else {}
+        return processor.restore(item, _stored_source(path, item, options, length))
+
+    def _path(self, mm_hash: bytes) -> Path:
+        return self._folder / f"{mm_hash.hex()}{SUFFIX}"
+
+    def _drop(self, mm_hash: bytes) -> None:
+        size = self._sizes.pop(mm_hash, None)
+        if size is not None:
+            self.num_bytes -= size
+            with suppress(OSError):  # one that stays is dropped by the next process
+                self._path(mm_hash).unlink()
+
+    def _write(self, media: MediaInput) -> None:
+        path = self._path(media.item.mm_hash)
+        partial = path.with_name(path.name + ".tmp")
+        try:
+            fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+            with open(fd, "wb") as file:
+                size = self._write_file(file, media)
+            os.replace(partial, path)
+        except OSError as error:
+            with suppress(OSError):
+                partial.unlink()
+            raise LogError(f"the media store {self._folder} cannot be written: {error.strerror}") from None
+        except BaseException:
+            with suppress(OSError):
+                partial.unlink()
+            raise
+        self._sizes[media.item.mm_hash] = size
+        self.num_bytes += size
+
+    def _write_file(self, file: BinaryIO, media: MediaInput) -> int:
+        """Gives the file's size. Raises QueueFull."""
+        source = media.source
+        if source is None:
+            kind, meta = PATCHES, msgspec.msgpack.encode(media.patches.shape)
+            pieces: Iterable[Any] = [np.ascontiguousarray(media.patches).reshape(-1).data]
+        else:
+            kind, meta = ENCODED, msgspec.msgpack.encode(source.options)
+            pieces = [source.data] if isinstance(source.data, bytes) else _chunks(source.data)
+        room = self._max_bytes - self.num_bytes
+        file.write(bytes(HEADER.size) + meta)
+        crc, length = zlib.crc32(meta), 0
+        for piece in pieces:
+            length += len(piece)
+            if HEADER.size + len(meta) + length > room:
+                raise QueueFull(
+                    f"the media store holds {self.num_bytes} of {self._max_bytes} bytes (media_store_bytes) "
+                    "and has no room for this request; try again later, or raise it"
+                )
+            crc = zlib.crc32(piece, crc)
+            file.write(piece)
+        file.seek(0)
+        file.write(HEADER.pack(MAGIC, VERSION, kind, len(meta), 0, length, crc))
+        return HEADER.size + len(meta) + length
+
+
+def _chunks(path: Path) -> Iterable[bytes]:
+    with path.open("rb") as file:
+        while piece := file.read(_CHUNK):
+            yield piece
+
+
+def _open(path: Path) -> BinaryIO:
+    return open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb")
+
+
+def _read_head(file: BinaryIO, item: MediaItem) -> tuple[int, Any, int]:
+    """Kind, meta and length of the data."""
+    head = file.read(HEADER.size)
+    if len(head) == HEADER.size:
+        magic, version, kind, meta_length, _, length, _ = HEADER.unpack(head)
+        whole = os.fstat(file.fileno()).st_size == HEADER.size + meta_length + length
+        if (
+            magic == MAGIC
+            and version == VERSION
+            and kind in (ENCODED, PATCHES)
+            and whole
+            and meta_length <= MAX_META
+        ):
+            with suppress(msgspec.MsgspecError):
+                return kind, msgspec.msgpack.decode(file.read(meta_length)), length
+    raise _damaged(item)
+
+
+def _check_sum(file: BinaryIO, item: MediaItem) -> None:
+    file.seek(0)
+    expected, crc = HEADER.unpack(file.read(HEADER.size))[-1], 0
+    while piece := file.read(_CHUNK):
+        crc = zlib.crc32(piece, crc)
+    if crc != expected:
+        raise _damaged(item)
+
+
+def _patches(file: BinaryIO, item: MediaItem, shape: Any, length: int) -> MediaInput:
+    _check_sum(file, item)
+    fits = isinstance(shape, list) and len(shape) == 2 and all(type(n) is int and n > 0 for n in shape)
+    if not fits or shape[0] * shape[1] != length:
+        raise _damaged(item)
+    file.seek(-length, os.SEEK_END)
+    return MediaInput(item, np.frombuffer(file.read(length), np.uint8).reshape(shape))
+
+
+def _stored_source(path: Path, item: MediaItem, options: dict[str, Any], length: int) -> MediaSource:
+    """The encoded bytes; a plugin gets them in memory, whether they were a file once or not."""
+    with _open(path) as file:
+        file.seek(-length, os.SEEK_END)
+        return MediaSource(file.read(length), options)
+
+
+def _damaged(item: MediaItem) -> InvalidMedia:
+    return InvalidMedia(f"the {item.modality} of the request is lost: its file in the media store is damaged")
