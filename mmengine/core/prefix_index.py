@@ -82,11 +82,11 @@ class PrefixIndex:
         for place, block in enumerate(blocks.tolist()):
             if content == NO_CONTENT:
                 break
-            newest = content == self._next_content - 1  # nothing stands behind it yet
+            newest = content == self.next_content - 1  # nothing stands behind it yet
             if newest and len(blocks) - place >= _MANY:
                 rest = {number - place: extra for number, extra in extras.items() if number >= place}
                 if self._append_chain(blocks[place:], parts[place:], tokens[place:], rest):
-                    return self._next_content - 1
+                    return self.next_content - 1
             content = self.insert(block, content, int(parts[place]), tokens[place], extras.get(place, b""))
         return content
 
@@ -95,7 +95,7 @@ class PrefixIndex:
     ) -> bool:
         """All of a chain that stands behind the newest content; False, and nothing done, where keys
         collide."""
-        content, numbers = np.arange(self._next_content, self._next_content + len(blocks)), blocks.tolist()
+        content, numbers = np.arange(self.next_content, self.next_content + len(blocks)), blocks.tolist()
         keys = _keys(content - 1, parts)
         if extras:
             heads = b"".join(extra[:8] for extra in extras.values())
@@ -104,9 +104,9 @@ class PrefixIndex:
         if len(owned) < len(blocks) or not self._owner.keys().isdisjoint(owned):
             return False
         self._owner.update(owned)
-        self._next_content += len(blocks)
+        self.next_content += len(blocks)
         self._write(blocks, content - 1, tokens, keys, content)
-        self._extra.update({numbers[place]: extra for place, extra in extras.items()})
+        self.extra.update({numbers[place]: extra for place, extra in extras.items()})
         return True
 
     def insert_many(self, blocks: np.ndarray, parents: np.ndarray, tokens: np.ndarray) -> np.ndarray:

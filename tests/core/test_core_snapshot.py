@@ -20,7 +20,16 @@ PARTS = {
     *("token_ids", "block_table", "requests_by_row", "free_rows", "running", "requests", "waiting"),
     *("blocks", "encoder", "free_host_blocks", "flights", "leaving", "last_rows", "history"),
     *("step_rows", "step_filled", "step_encoded", "step_evicted", "step_swapped", "step_copies"),
-    *("made_room_for", "config", "policy", "block_size", "content_width", "suspects", "block_tokens", "due_places"),
+    *(
+        "made_room_for",
+        "config",
+        "policy",
+        "block_size",
+        "content_width",
+        "suspects",
+        "block_tokens",
+        "due_places",
+    ),
 }
 
 
