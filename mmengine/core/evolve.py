@@ -183,11 +183,11 @@ def _executed(state: State, event: ev.Executed) -> None:
         done = state.release_at[rows] <= computed
         for row, reached in zip(rows[done].tolist(), computed[done].tolist(), strict=True):
             release_media(state, row, reached)
-    if state.leaving:
-        free_rows_left(state)
     if state.suspects:
         for row in sampled[state.ended[sampled] < BROKEN].tolist():
             state.clear_suspicion(state.requests_by_row[row])
+    if state.leaving:
+        free_rows_left(state)
 
 
 def _failed(state: State, event: ev.Failed) -> None:
