@@ -1,11 +1,12 @@
 """Reading a log: the records of a folder in order, from any format that there was."""
 
 from collections.abc import Iterator
+from mmap import mmap
 from pathlib import Path
 
 from mmengine.errors import CorruptLog, LogError
 from mmengine.events import codec, format_1
-from mmengine.events.codec import Record, UnknownRecord
+from mmengine.events.codec import Frame, Record, UnknownRecord
 from mmengine.events.recovery import Cut, Mode, Recovery, Walk, check_mode
 from mmengine.events.segment import SUFFIX, first_sequence_of, opened, segment_paths, snapshot_sequences
 
@@ -60,10 +61,15 @@ class LogReader:
             for frame in Walk(path, data, self.recovery, is_last=is_last):
                 if frame.sequence + frame.count <= start:
                     continue
-                try:
-                    records = (codec if frame.number < 0 else format_1).records_in(data, frame)
-                except UnknownRecord as error:
-                    raise CorruptLog(f"{path.name}: {error}", error.kind) from None
+                records = records_of(path, data, frame)
                 if frame.sequence < start:
                     records = records[start - frame.sequence :]
                 yield from records
+
+
+def records_of(path: Path, data: bytes | mmap, frame: Frame) -> list[Record]:
+    """The records of a whole frame. Raises CorruptLog for what a newer build wrote."""
+    try:
+        return (codec if frame.number < 0 else format_1).records_in(data, frame)
+    except UnknownRecord as error:
+        raise CorruptLog(f"{path.name}: {error}", error.kind) from None

@@ -145,6 +145,7 @@ def repair_tail(folder: Path, mode: Mode) -> Recovery:
     segment in a file ending in .cut, where the disk has room. Raises CorruptLog for what `mode` does
     not forgive, LogError when the disk refuses.
     """
+    check_mode(mode)
     recovery = Recovery(mode)
     paths = segment_paths(folder)
     if not paths:

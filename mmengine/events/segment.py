@@ -261,9 +261,6 @@ def _unpacked(path: Path, fd: int, size: int) -> bytes:
             what = "does not say how much it holds" if claimed < 0 else f"claims to hold {claimed} bytes"
             raise CorruptLog(f"{path.name} {what}; at most {MAX_UNPACKED_BYTES} are unpacked", "oversize")
         unpacker = zstandard.ZstdDecompressor(max_window_size=MAX_UNPACKED_BYTES)
-        begin = unpacker.stream_reader(packed).read(HEADER_SIZE)
-        if begin[:8] != _HEADER_MAGIC and begin[:4] != format_1.MAGIC:
-            raise CorruptLog(f"{path.name}, byte 0: what is packed does not begin as a segment does")
         return unpacker.decompress(packed, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise CorruptLog(f"{path.name} cannot be unpacked, it is damaged: {error}") from None

@@ -6,7 +6,6 @@ again, gives up its reserve and writes once more. While it lives on the reserve,
 """
 
 import errno
-import fcntl
 import os
 import time
 import zlib
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from mmengine.errors import LogError
 from mmengine.events.codec import HEADER, encode
+from mmengine.events.lock import lock
 from mmengine.events.reader import LogReader
 from mmengine.events.recovery import Mode, Recovery, repair_tail
 from mmengine.events.reserve import FULL, RESERVE_BYTES, Reserve
@@ -72,7 +72,7 @@ class LogWriter:
         self.recovery: Recovery | None = None
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._lock = _lock(folder)
+            self._lock = lock(folder)
         except OSError as error:
             what = f"no log can be written in {folder}: {error.strerror}"
             raise LogError(f"{what}; name another folder") from None
@@ -273,14 +273,3 @@ class LogWriter:
             self._reserve.release()
             self._cut()
             os.fdatasync(self._fd)
-
-
-def _lock(folder: Path) -> int:
-    """An exclusive lock on the folder, held as long as its descriptor is open."""
-    fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(fd)
-        raise LogError(f"another process writes the log in {folder}; name another folder") from None
-    return fd

@@ -26,7 +26,7 @@ def golden(request):
 
 
 def test_there_is_one_for_each_format():
-    assert [folder.name for folder in FOLDERS] == ["format_1"]
+    assert [folder.name for folder in FOLDERS] == ["format_1", "format_2"]
     assert sum(path.stat().st_size for folder in FOLDERS for path in folder.iterdir()) < 200_000
 
 

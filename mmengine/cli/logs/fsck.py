@@ -1,0 +1,106 @@
+"""`mmengine log fsck`: whether the files of a log are whole, and what stands in them."""
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mmengine.cli.logs.printing import Folder, Json, clean, console, existing, print_json, printable
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from mmengine.events.fsck import FsckReport
+
+HELP = (
+    "Check every byte of a log, list its segments, and repair its tail.\n\n"
+    "Nothing is folded and no decision is derived: that is what verify does. A torn tail is what a killed "
+    "process or a power cut leaves; --repair cuts it off (the bytes stay in a .cut file) and closes the log. "
+    "Damage before the tail is only told.\n\n"
+    "[bold]Exit codes[/bold]\n\n"
+    "0 whole; 4 bytes contradict their checksum; 6 truncated; 7 a length that reaches past the end; 8 a "
+    "format or a type newer than this build; 9 a size that no log has; 10 a link; 11 another process "
+    "writes the log; 12 records are missing; 2 wrong arguments; 1 anything else. With several findings: "
+    "that of the first.\n\n"
+    "[bold]Examples[/bold]\n\n  mmengine log fsck run.log\n\n  mmengine log fsck run.log --repair"
+)
+
+
+def fsck(
+    folder: Folder,
+    repair: Annotated[bool, typer.Option("--repair", help="Cut a torn tail off, and close the log.")] = False,
+    json_output: Json = False,
+) -> None:
+    from mmengine.events.fsck import fsck as check  # lazy: help needs none of it
+
+    report = check(existing(folder), repair=repair)
+    if json_output:
+        print_json(_as_json(report))
+    else:
+        _print(report)
+    raise typer.Exit(report.exit_code)
+
+
+def _print(report: "FsckReport") -> None:
+    out = console()
+    if report.segments:
+        out.print(_table(report))
+    if report.snapshots:
+        out.print(f"{len(report.snapshots)} snapshots, the last one behind record {report.snapshots[-1]}")
+    lines = [f"repaired: {cut}" for cut in report.repaired.cuts] if report.repaired is not None else []
+    lines += [f"{finding.kind}: {finding.text}" for finding in report.findings]
+    for line in [*lines, *_verdict(report)]:
+        out.print(printable(line), markup=False, soft_wrap=True)
+
+
+def _verdict(report: "FsckReport") -> list[str]:
+    if report.findings:
+        return []
+    records = sum(segment.records for segment in report.segments)
+    if report.has_writer:
+        return [f"whole so far: {records} records; a writer is at work"]
+    if report.segments[-1].format == 1:
+        return [f"whole: {records} records; format 1 does not tell whether its writer closed it"]
+    if not report.is_closed:
+        return [f"whole: {records} records; the log was not closed, so its process was killed"]
+    return [f"whole: {records} records, closed by its writer"]
+
+
+def _table(report: "FsckReport") -> "Table":
+    from datetime import UTC, datetime
+
+    from rich.table import Table
+
+    table = Table(
+        "segment", "bytes", "records", "sequences", "steps", "begun", "requests", "ended", "tokens", ""
+    )
+    for each in report.segments:
+        begun = datetime.fromtimestamp(each.wall_ns / 1e9, UTC).strftime("%F %T") if each.wall_ns else ""
+        end = "closed" if each.is_closed else "open" if each.format > 1 else "format 1"
+        table.add_row(
+            clean(each.name.split(".")[0].lstrip("0") or "0")
+            + (" zst" if each.name.endswith(".zst") else ""),
+            f"{each.num_bytes:,}",
+            f"{each.records:,}",
+            f"{each.first_sequence}-{each.last_sequence}" if each.records else "",
+            f"{each.first_step}-{each.last_step}" if each.records else "",
+            begun,
+            str(each.queued),
+            str(each.finished),
+            f"{each.tokens:,}",
+            end,
+        )
+    return table
+
+
+def _as_json(report: "FsckReport") -> dict:
+    cuts = report.repaired.cuts if report.repaired is not None else []
+    return {
+        "exit_code": report.exit_code,
+        "is_closed": report.is_closed,
+        "has_writer": report.has_writer,
+        "findings": [asdict(finding) for finding in report.findings],
+        "repaired": [str(cut) for cut in cuts],
+        "snapshots": report.snapshots,
+        "segments": [asdict(segment) for segment in report.segments],
+    }

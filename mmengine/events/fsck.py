@@ -1,0 +1,191 @@
+"""Check a log without folding it: every segment, every frame, every record; what stands where; and on
+request the repair of its tail."""
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mmengine.errors import CorruptLog, LogError
+from mmengine.events import vocabulary as ev
+from mmengine.events.codec import Record
+from mmengine.events.lock import is_locked, lock
+from mmengine.events.reader import records_of
+from mmengine.events.recovery import Recovery, Walk, repair_tail
+from mmengine.events.segment import (
+    SUFFIX,
+    first_sequence_of,
+    opened,
+    segment_paths,
+    snapshot_sequences,
+)
+
+# What is wrong, and the exit code of `mmengine log fsck` for it.
+KINDS = {
+    "checksum": 4,
+    "truncated": 6,
+    "length": 7,
+    "version": 8,
+    "oversize": 9,
+    "link": 10,
+    "locked": 11,
+    "gap": 12,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong, in a line; `kind` is one of KINDS."""
+
+    kind: str
+    text: str
+
+
+@dataclass(slots=True)
+class SegmentIndex:
+    """What stands in a segment. Sequences, steps and times are those of its first and last record;
+    `wall_ns`: the time of day at its first record, 0 in format 1."""
+
+    name: str
+    format: int
+    num_bytes: int
+    is_closed: bool
+    engine_version: str = ""
+    wall_ns: int = 0
+    records: int = 0
+    first_sequence: int = 0
+    last_sequence: int = 0
+    first_step: int = 0
+    last_step: int = 0
+    first_mono_ns: int = 0
+    last_mono_ns: int = 0
+    queued: int = 0
+    finished: int = 0
+    delivered: int = 0
+    tokens: int = 0
+
+
+@dataclass(slots=True)
+class FsckReport:
+    """`repaired`: what was cut off the tail, when that was asked for. `has_writer`: one is at work, so
+    the end of the log may be in motion."""
+
+    folder: Path
+    segments: list[SegmentIndex] = field(default_factory=list)
+    snapshots: list[int] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    has_writer: bool = False
+    repaired: Recovery | None = None
+
+    @property
+    def is_closed(self) -> bool:
+        return bool(self.segments) and self.segments[-1].is_closed
+
+    @property
+    def exit_code(self) -> int:
+        """0: whole. Otherwise that of the first finding."""
+        return KINDS[self.findings[0].kind] if self.findings else 0
+
+
+def fsck(folder: Path, *, repair: bool = False) -> FsckReport:
+    """Look at everything in a log. With `repair` its tail is cut where it is torn, and the last segment
+    closed, unless a writer is at work. Raises LogError when there is no log, or the disk refuses."""
+    report = FsckReport(folder, has_writer=is_locked(folder))
+    if repair and report.has_writer:
+        report.findings.append(
+            Finding("locked", f"another process writes the log in {folder}; stop it before a repair")
+        )
+        return report
+    links = [path for path in sorted(folder.glob("*.mmlog*")) if path.is_symlink()]
+    if links:
+        report.findings += (
+            Finding("link", f"{path.name} is a link; links are not followed") for path in links
+        )
+        return report
+    if not segment_paths(folder):
+        raise LogError(f"{folder} holds no log: no file there ends in {SUFFIX}")
+    if repair:
+        report.repaired = _repair(folder)
+    _check_all(folder, report)
+    return report
+
+
+def _repair(folder: Path) -> Recovery | None:
+    """Only the tail. Damage before it is left for the check to tell."""
+    try:
+        fd = lock(folder)
+    except OSError as error:
+        raise LogError(f"{folder} cannot be repaired: {error.strerror}") from None
+    try:
+        return repair_tail(folder, "tail")
+    except CorruptLog:
+        return None
+    finally:
+        os.close(fd)
+
+
+def _check_all(folder: Path, report: FsckReport) -> None:
+    paths = segment_paths(folder)
+    report.snapshots = snapshot_sequences(folder)
+    recovery = Recovery("salvage", next_sequence=first_sequence_of(paths[0]) if paths else 0)
+    begins = recovery.next_sequence
+    if begins and (not report.snapshots or report.snapshots[-1] < begins - 1):
+        report.findings.append(
+            Finding("gap", f"the log begins with record {begins}, and no snapshot holds what was before")
+        )
+    for path, after in zip(paths, [*paths[1:], None]):
+        error = _check_segment(path, report, recovery, is_last=after is None)
+        report.findings += _of_cuts(report, recovery)
+        recovery.cuts.clear()
+        if error is not None:
+            report.findings.append(Finding(error.kind, str(error)))
+            recovery.next_sequence = first_sequence_of(after) if after is not None else 0
+
+
+def _check_segment(path: Path, report: FsckReport, recovery: Recovery, *, is_last: bool) -> CorruptLog | None:
+    """Why the rest of the segment cannot even be skipped, or None."""
+    index = SegmentIndex(path.name, 1, path.stat().st_size, False)
+    report.segments.append(index)
+    try:
+        with opened(path) as data:
+            walk = Walk(path, data, recovery, is_last=is_last)
+            for frame in walk:
+                for record in records_of(path, data, frame):
+                    _note(index, record)
+            _note_header(index, walk)
+    except CorruptLog as error:
+        return error
+    return None
+
+
+def _of_cuts(report: FsckReport, recovery: Recovery) -> list[Finding]:
+    """A tail that a writer at work may be about to complete is no finding."""
+    return [
+        Finding(cut.kind, str(cut))
+        for cut in recovery.cuts
+        if not (report.has_writer and cut is recovery.torn and cut.kind == "truncated")
+    ]
+
+
+def _note_header(index: SegmentIndex, walk: Walk) -> None:
+    header = walk.scan.header
+    if header is not None:
+        index.format, index.engine_version, index.wall_ns = 2, header.engine_version, header.wall_ns
+    index.is_closed = walk.scan.is_closed
+
+
+def _note(index: SegmentIndex, record: Record) -> None:
+    if not index.records:
+        index.first_sequence, index.first_step = record.sequence, record.step
+        index.first_mono_ns = record.mono_ns
+    index.records += 1
+    index.last_sequence, index.last_step = record.sequence, record.step
+    index.last_mono_ns = record.mono_ns
+    event = record.event
+    if isinstance(event, ev.Executed):
+        index.tokens += len(event.token_ids) // 4
+    elif isinstance(event, ev.Queued):
+        index.queued += 1
+    elif isinstance(event, ev.Finished):
+        index.finished += 1
+    elif isinstance(event, ev.Delivered):
+        index.delivered += 1

@@ -1,0 +1,200 @@
+"""fsck: one line and one kind for each way in which a log can be wrong; the tail is repaired on request."""
+
+import struct
+import zlib
+
+import pytest
+
+from mmengine.errors import LogError
+from mmengine.events import vocabulary as ev
+from mmengine.events.codec import HEADER
+from mmengine.events.fsck import KINDS, fsck
+from mmengine.events.log import LogReader, LogWriter
+from mmengine.events.segment import FOOTER_SIZE, HEADER_SIZE
+from tests.events.logs import one_of_each, read_events, segments, write_log
+from tests.events.test_events_codec import record_of
+
+COUNT = 3 * len(one_of_each())
+
+
+@pytest.fixture
+def log(tmp_path):
+    """A log of several segments that was killed: the last one has no footer."""
+    folder = write_log(tmp_path / "log", one_of_each() * 3, segment_bytes=700)
+    last = segments(folder)[-1]
+    last.write_bytes(last.read_bytes()[:-FOOTER_SIZE])
+    return folder
+
+
+def edit(path, change):
+    data = bytearray(path.read_bytes())
+    path.write_bytes(change(data) or data)
+
+
+def truncate(folder):
+    edit(segments(folder)[-1], lambda data: data[:-3])
+
+
+def flip(folder):
+    def change(data):
+        data[HEADER_SIZE + 60] ^= 1
+
+    edit(segments(folder)[1], change)
+
+
+def lie(folder):
+    """The first frame of a segment claims more than the file holds; whole ones follow."""
+    edit(segments(folder)[0], lambda data: data[:72] + struct.pack("<I", 10**6) + data[76:])
+
+
+def claim_gigabytes(folder):
+    edit(segments(folder)[-1], lambda data: data + HEADER.pack(b"MMFR", 0, 3 * 10**9, 1, COUNT, 0, 0))
+
+
+def newer_format(folder):
+    def change(data):
+        block = bytes(data[:8]) + (9).to_bytes(2, "little") + bytes(data[10 : HEADER_SIZE - 4])
+        return block + zlib.crc32(block).to_bytes(4, "little") + data[HEADER_SIZE:]
+
+    edit(segments(folder)[1], change)
+
+
+def newer_type(folder):
+    edit(segments(folder)[-1], lambda data: data + record_of(b"\x90", number=99, start=(COUNT, 0, 0)))
+
+
+def huge_file(folder):
+    with segments(folder)[1].open("r+b") as file:
+        file.truncate(2**40)  # sparse
+
+
+def link(folder):
+    path = segments(folder)[1]
+    path.rename(folder.parent / "elsewhere")
+    path.symlink_to(folder.parent / "elsewhere")
+
+
+def lose_a_segment(folder):
+    segments(folder)[1].unlink()
+
+
+def lose_the_first(folder):
+    segments(folder)[0].unlink()
+
+
+def bomb(folder):
+    import zstandard
+
+    packed = zstandard.ZstdCompressor().compress(bytes(2**30))
+    path = segments(folder)[1]
+    path.with_name(path.name + ".zst").write_bytes(packed)
+    path.unlink()
+
+
+WRONG = {
+    truncate: ("truncated", "cut short"),
+    flip: ("checksum", "checksum does not match"),
+    lie: ("length", "cut short"),
+    claim_gigabytes: ("oversize", "claims 3000000000 bytes"),
+    huge_file: ("oversize", "1099511627776 bytes"),
+    bomb: ("oversize", "claims to hold 1073741824 bytes"),
+    newer_format: ("version", "format 9 is newer"),
+    newer_type: ("version", "type 99 is newer"),
+    link: ("link", "is a link"),
+    lose_a_segment: ("gap", "records are missing"),
+    lose_the_first: ("gap", "begins with record"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: wrong.__name__)
+def test_what_is_wrong_is_named(log, wrong):
+    wrong(log)
+    report = fsck(log)
+    kind, text = WRONG[wrong]
+    assert report.findings[0].kind == kind and text in report.findings[0].text
+    assert report.exit_code == KINDS[kind] and "\n" not in report.findings[0].text
+    assert len(report.findings) == 1
+
+
+def test_every_kind_has_a_code_of_its_own():
+    assert len(set(KINDS.values())) == len(KINDS) and not {0, 1, 2, 3, 5} & set(KINDS.values())
+    assert {kind for kind, _ in WRONG.values()} | {"locked"} == set(KINDS)
+
+
+def test_all_that_is_wrong_is_told_in_one_go(log):
+    flip(log)
+    truncate(log)
+    assert [finding.kind for finding in fsck(log).findings] == ["checksum", "truncated"]
+
+
+def test_the_index_says_what_stands_where(log):
+    report = fsck(log)
+    records = list(LogReader(log))
+    assert report.exit_code == 0 and not report.is_closed and len(report.segments) > 4
+    assert sum(each.records for each in report.segments) == len(records) == COUNT
+    for each in report.segments:
+        inside = records[each.first_sequence : each.last_sequence + 1]
+        assert each.records == len(inside) and each.format == 2
+        assert (each.first_step, each.last_step) == (inside[0].step, inside[-1].step)
+        assert (each.first_mono_ns, each.last_mono_ns) == (inside[0].mono_ns, inside[-1].mono_ns)
+        assert each.queued == sum(isinstance(record.event, ev.Queued) for record in inside)
+    for name, kind in (("finished", ev.Finished), ("delivered", ev.Delivered), ("queued", ev.Queued)):
+        total = sum(isinstance(record.event, kind) for record in records)
+        assert sum(getattr(each, name) for each in report.segments) == total > 0
+    assert sum(each.tokens for each in report.segments) == 6
+
+
+def test_a_repair_cuts_the_tail_keeps_its_bytes_and_closes_the_log(log):
+    whole = segments(log)[-1].read_bytes()
+    edit(segments(log)[-1], lambda data: data + b"MMFR and no more")
+    report = fsck(log, repair=True)
+    assert report.exit_code == 0 and report.is_closed
+    (cut,) = report.repaired.cuts
+    assert (cut.offset, cut.num_bytes, cut.kind) == (len(whole), 16, "truncated")
+    assert next(log.glob("*.cut")).read_bytes() == b"MMFR and no more"
+    assert segments(log)[-1].read_bytes()[:-FOOTER_SIZE] == whole
+    assert read_events(log) == one_of_each() * 3
+    again = fsck(log, repair=True)
+    assert again.exit_code == 0 and not again.repaired.cuts
+
+
+def test_a_repair_leaves_damage_in_the_middle_alone(log):
+    flip(log)
+    before = segments(log)[1].read_bytes()
+    report = fsck(log, repair=True)
+    assert report.exit_code == KINDS["checksum"] and segments(log)[1].read_bytes() == before
+    assert report.is_closed
+
+
+def test_two_writers(log):
+    writer = LogWriter(log, reopen="tail")
+    writer.append(ev.CacheReset(), 0, 0)
+    assert writer.commit()
+    report = fsck(log)
+    assert report.has_writer and report.exit_code == 0
+    edit(segments(log)[-1], lambda data: data + b"MM")  # a write on its way
+    assert fsck(log).exit_code == 0
+    refused = fsck(log, repair=True)
+    assert refused.exit_code == KINDS["locked"] and "another process" in refused.findings[0].text
+    writer.close()
+
+
+def test_packed_segments_are_checked_too(tmp_path):
+    writer = LogWriter(tmp_path / "log", segment_bytes=500)
+    for event in one_of_each() * 3:
+        writer.append(event, 0, 0)
+        assert writer.commit()
+    writer.close()
+    report = fsck(tmp_path / "log")
+    assert report.exit_code == 0 and report.is_closed
+    packed = sorted((tmp_path / "log").glob("*.zst"))
+    assert len(packed) == len(report.segments) - 1 > 3
+    data = bytearray(packed[1].read_bytes())
+    data[len(data) // 2] ^= 8
+    packed[1].write_bytes(data)
+    assert fsck(tmp_path / "log").findings[0].kind == "checksum"
+
+
+def test_no_log(tmp_path):
+    with pytest.raises(LogError, match="holds no log"):
+        fsck(tmp_path)

@@ -1,0 +1,247 @@
+"""Full segments are packed; old ones go, and never one that is still needed."""
+
+import os
+
+import pytest
+
+from mmengine.errors import LogError
+from mmengine.events import retention as module
+from mmengine.events import vocabulary as ev
+from mmengine.events.log import LogReader, LogWriter
+from mmengine.events.retention import Retention
+from mmengine.request import SamplingParams
+from tests.events.logs import read_events, write_log
+
+FEW = Retention(max_bytes=1)
+
+
+class Days:
+    """A log of requests, a record a commit and three or four records a segment."""
+
+    def __init__(self, folder, retention, **options):
+        self.folder = folder
+        self.writer = LogWriter(folder, retention=retention, segment_bytes=330, **options)
+
+    def add(self, event):
+        self.writer.append(event, 0, 0)
+        assert self.writer.commit()
+
+    def fill(self, count=8):
+        for number in range(count):
+            self.add(ev.Failed(f"number {number}"))
+
+    def queue(self, name):
+        self.add(ev.Queued(name, b"", SamplingParams()))
+
+    def snapshot(self, sequence):
+        (self.folder / f"snapshot-{sequence:020d}.mmsnap").write_bytes(b"")
+
+    def tidy(self):
+        self.writer._tidy_at = 0.0
+        self.writer.tidy()
+
+    @property
+    def first(self):
+        return LogReader(self.folder, "salvage").first_sequence
+
+    @property
+    def firsts(self):
+        return sorted(int(path.name.split(".")[0]) for path in self.folder.glob("*.mmlog*"))
+
+
+@pytest.fixture
+def days(tmp_path):
+    days = Days(tmp_path / "log", FEW)
+    yield days
+    days.writer.close()
+
+
+def test_full_segments_are_packed_and_the_last_one_is_not(tmp_path):
+    days = Days(tmp_path / "log", Retention())
+    days.fill(20)
+    assert not list(days.folder.glob("*.zst"))
+    days.tidy()
+    plain = list(days.folder.glob("*.mmlog"))
+    packed = list(days.folder.glob("*.zst"))
+    assert len(plain) == 1 and len(packed) == len(days.firsts) - 1 > 3
+    assert all(path.stat().st_mode & 0o777 == 0o600 for path in packed)
+    assert [event.error for event in read_events(days.folder)] == [f"number {n}" for n in range(20)]
+    days.fill(1)
+    days.writer.close()
+    assert len(read_events(days.folder)) == 21
+
+
+def test_a_log_packs_to_less(tmp_path):
+    log = write_log(tmp_path / "log", [ev.Executed(bytes(4000))] * 50)
+    (path,) = log.glob("*.mmlog")
+    size, time_ns = path.stat().st_size, path.stat().st_mtime_ns
+    module.pack(path)
+    (packed,) = log.glob("*.zst")
+    assert packed.stat().st_size < size / 10 and packed.stat().st_mtime_ns == time_ns and not path.exists()
+
+
+def test_nothing_goes_without_a_snapshot(days):
+    days.fill(20)
+    days.tidy()
+    assert days.first == 0
+
+
+@pytest.mark.parametrize("sequence", range(12))
+def test_a_segment_goes_when_a_snapshot_holds_the_state_behind_it(days, sequence):
+    days.fill(20)
+    firsts = days.firsts
+    days.snapshot(sequence)
+    days.tidy()
+    assert days.first == max(first for first in firsts if first <= sequence)
+    records = [record.sequence for record in LogReader(days.folder)]
+    assert records == list(range(days.first, 20))
+
+
+def test_a_segment_stays_while_a_request_that_begins_in_it_was_not_delivered(days):
+    days.fill(5)
+    days.queue("a")
+    place = days.writer.next_sequence - 1
+    days.fill(20)
+    days.snapshot(days.writer.next_sequence - 1)
+    days.tidy()
+    assert days.first == max(first for first in days.firsts if first <= place) == days.firsts[0]
+    days.add(ev.Finished("a", "stop"))
+    days.tidy()
+    assert days.first == days.firsts[0] <= place, "finished, and nobody has the answer"
+    days.add(ev.Delivered("a"))
+    days.fill(8)
+    days.snapshot(days.writer.next_sequence - 1)
+    days.tidy()
+    assert days.first == days.firsts[0] > place and len(days.firsts) == 1
+
+
+def test_the_oldest_request_counts_not_the_last(days):
+    for name in ("a", "b", "c"):
+        days.queue(name)
+        days.fill(6)
+    days.add(ev.Delivered("b"))
+    days.add(ev.Delivered("no such"))
+    days.snapshot(days.writer.next_sequence - 1)
+    days.tidy()
+    assert days.first == 0
+    days.add(ev.Delivered("a"))
+    days.tidy()
+    assert 0 < days.first <= 14
+
+
+def test_bytes(tmp_path):
+    days = Days(tmp_path / "log", Retention(max_bytes=1000), pack_full=False)
+    days.fill(40)
+    days.snapshot(39)
+    days.tidy()
+    size = sum(path.stat().st_size for path in days.folder.glob("*.mmlog"))
+    assert 600 < size <= 1000 and days.first > 20
+    days.writer.close()
+
+
+def test_age(tmp_path):
+    days = Days(tmp_path / "log", Retention(max_age_s=3600))
+    days.fill(20)
+    days.snapshot(19)
+    days.tidy()
+    assert days.first == 0
+    paths = sorted(days.folder.glob("*.zst"))
+    for path in paths[:2]:
+        os.utime(path, (0, 0))
+    days.tidy()
+    assert days.first == days.firsts[0] and len(list(days.folder.glob("*.zst"))) == len(paths) - 2
+    days.writer.close()
+
+
+def test_snapshots_that_nothing_continues_go_too(days):
+    days.fill(20)
+    for sequence in (1, 7, 15, 18):
+        days.snapshot(sequence)
+    days.tidy()
+    left = sorted(int(path.stem.split("-")[1]) for path in days.folder.glob("*.mmsnap"))
+    assert left == [sequence for sequence in (1, 7, 15, 18) if sequence >= days.first - 1]
+    assert len(left) < 4 and list(LogReader(days.folder))
+
+
+def test_what_was_not_delivered_is_known_again_after_a_restart(days):
+    days.queue("a")
+    days.fill(20)
+    days.writer.close()
+    days.writer = LogWriter(days.folder, reopen="tail", retention=FEW, segment_bytes=330)
+    days.fill(8)
+    days.snapshot(days.writer.next_sequence - 1)
+    days.tidy()
+    assert days.first == 0
+    days.add(ev.Delivered("a"))
+    days.tidy()
+    assert days.first > 0
+
+
+def test_segments_that_were_not_packed_are_packed_after_a_restart(tmp_path):
+    folder = write_log(tmp_path / "log", [ev.Failed(f"number {n}") for n in range(20)], segment_bytes=330)
+    writer = LogWriter(folder, reopen="tail")
+    writer.close()
+    assert not list(folder.glob("*.mmlog")) and len(read_events(folder)) == 20
+
+
+def test_a_disk_that_has_no_room_to_pack_keeps_what_is_there(days, monkeypatch):
+    days.fill(12)
+    monkeypatch.setattr(module.os, "fsync", lambda fd: (_ for _ in ()).throw(OSError(28, "planted")))
+    days.tidy()
+    assert not list(days.folder.glob("*.part")) and not list(days.folder.glob("*.zst"))
+    calls = []
+    monkeypatch.setattr(module.os, "fsync", lambda fd: calls.append(fd))
+    days.writer.tidy()
+    assert not calls, "not again at once"
+    days.tidy()
+    assert calls and list(days.folder.glob("*.zst"))
+    assert len(read_events(days.folder)) == 12
+
+
+def test_tidying_and_appending_at_once(tmp_path):
+    """As the background thread of an engine does it."""
+    import threading
+
+    days, done = Days(tmp_path / "log", Retention(max_bytes=3000)), threading.Event()
+    errors = []
+
+    def tidy():
+        while not done.is_set():
+            try:
+                days.tidy()
+            except Exception as error:
+                errors.append(error)
+                return
+
+    thread = threading.Thread(target=tidy)
+    thread.start()
+    for number in range(150):
+        days.queue(f"r{number}")
+        days.add(ev.Delivered(f"r{number}"))
+        if number % 10 == 9:
+            days.snapshot(days.writer.next_sequence - 1)
+    done.set()
+    thread.join()
+    days.writer.close()
+    assert not errors
+    records = [record.sequence for record in LogReader(days.folder)]
+    assert records == list(range(records[0], 300)) and records[0] > 100
+
+
+def test_a_packed_segment_that_claims_too_much(tmp_path):
+    folder = write_log(tmp_path / "log", [ev.CacheReset()])
+    (path,) = folder.glob("*.mmlog")
+    module.pack(path)
+    (packed,) = folder.glob("*.zst")
+    import zstandard
+
+    for data, what in (
+        (zstandard.ZstdCompressor().compress(bytes(2**28)), "claims to hold"),
+        (zstandard.ZstdCompressor(write_content_size=False).compress(b"x" * 99), "does not say"),
+        (packed.read_bytes() + b"more", "damaged"),
+        (packed.read_bytes()[:-5], "damaged"),
+        (b"", "damaged"),
+    ):
+        packed.write_bytes(data)
+        with pytest.raises(LogError, match=what):
+            list(LogReader(folder))
