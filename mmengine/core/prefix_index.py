@@ -209,6 +209,14 @@ class PrefixIndex:
         self._owner.update((key, b) for key, b in zip(keys, blocks.tolist(), strict=True) if b not in behind)
         self.next_content = next_content
 
+    def follows(self, parent: int) -> np.ndarray:
+        """Blocks that hold what stands right behind a content id, int64."""
+        return np.flatnonzero((self.content != NO_CONTENT) & (self._parent == parent))
+
+    def tokens_of(self, blocks: np.ndarray) -> np.ndarray:
+        """The tokens that say what each of n blocks holds, int32 [n, width]."""
+        return self._tokens[blocks]
+
     def clear(self) -> None:
         """Forget all content. Content ids go on counting: none is ever used for two contents."""
         self.content[:] = NO_CONTENT

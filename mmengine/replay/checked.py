@@ -4,7 +4,7 @@ What would cost memory or never end is refused here by its size. Everything else
 lie about makes the fold raise, and `naming` turns that into CorruptLog with the record's number.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from mmengine.core.state import State
 from mmengine.errors import ConfigError, CorruptLog, LogError
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
+from mmengine.events.follow import LogFollower
 from mmengine.events.log import LogReader
 from mmengine.events.recovery import Cut
 
@@ -25,13 +26,14 @@ MAX_CELLS = 2**31  # rows x tokens, or KV slots, that a log's settings may ask a
 
 
 class CheckedLog:
-    """Iterates over the records of a folder. `record` is the one at hand.
+    """Iterates over the records of a folder. `record` is the one at hand. With `wait` the log is one that
+    is being written: see LogFollower.
 
     Raises LogError when there is no log, CorruptLog when it is damaged or is none.
     """
 
-    def __init__(self, folder: Path):
-        self._reader = LogReader(folder)
+    def __init__(self, folder: Path, wait: Callable[[], bool] | None = None):
+        self._reader = LogReader(folder) if wait is None else LogFollower(folder, wait)
         self._records = iter(self._reader)
         first = next(self._records, None)
         if first is None or not isinstance(first.event, ev.Started):

@@ -12,7 +12,7 @@ from mmengine.core.admission import blocks_wanted, first_chunk, start_of
 from mmengine.core.blocks import further_blocks
 from mmengine.core.encoder_draft import EncoderDraft, Shortage
 from mmengine.core.request_state import RequestState
-from mmengine.core.running import wanted_by
+from mmengine.core.running import Wanted, wanted_by
 from mmengine.core.state import View
 from mmengine.events import vocabulary as ev
 from mmengine.replay.timeline import Step
@@ -43,25 +43,23 @@ class Reason(msgspec.Struct, frozen=True):
         return max(0, self.needed - self.free)
 
     def sentence(self) -> str:
-        """For a person, without the request. `other` stands in it as the log has it."""
-        if (text := _SENTENCES.get(self.kind)) is not None:
-            return text.format(r=self)
-        return f"its image or video needs {self.needed} of the {self.kind}, {self.free} are left"
+        """For a person; the request is "it". `other` stands in it as the log has it."""
+        return _SENTENCES[self.kind].format(r=self)
 
 
 _SENTENCES = {
-    BLOCKS: "needs {r.needed} free blocks, {r.free} are free ({r.short} short)",
+    BLOCKS: "it needs {r.needed} free blocks and finds {r.free}: {r.short} short",
     ROWS: "all rows are taken",
-    TOKENS: "the token budget is spent ({r.needed} needed, {r.free} left)",
-    ENCODER_CACHE: "its image or video needs {r.needed} embeddings of the encoder cache, {r.free} can be had "
-    "({r.short} short)",
-    ENCODER_BUDGET: "its image or video needs {r.needed} embeddings of the step's encoder budget, {r.free} "
-    "are left ({r.short} short)",
+    TOKENS: "the token budget is spent",
+    ENCODER_CACHE: "its image or video needs {r.needed} embeddings of the encoder cache, and {r.free} can be "
+    "had: {r.short} short",
+    ENCODER_BUDGET: "its image or video needs {r.needed} embeddings of the encoder budget, and {r.free} are "
+    "left: {r.short} short",
     GRAMMAR: "its grammar is not compiled yet",
-    GROUP: "waits for {r.other}, which computes the prompt that both share",
-    BEHIND: "stands behind {r.other}, which comes first and does not fit",
+    GROUP: "it waits for {r.other}, which computes the prompt that both share",
+    BEHIND: "it stands behind {r.other}, which comes first and does not fit",
     FLIGHT: "a step in flight computes the token that it needs to go on",
-    GAVE_WAY: "was preempted in this step",
+    GAVE_WAY: "it was preempted in this step",
     PREEMPTING: "nobody starts or goes on in a step that preempts",
     PREFILL_FIRST: "prompts go first, and some were computed in this step",
     TRIAL: "a step failed, and requests that were in it are tried apart from all others",
@@ -98,6 +96,18 @@ class Reasons:
         idle = [view.requests_by_row[row] for row in view.running.tolist() if row not in step]
         return [self._reason_of(known) for known in (*idle, *view.waiting)]
 
+    def blocks_short(self) -> tuple[int, int]:
+        """Blocks that the running rows need on this state for what they would get, and those that are
+        free: what a preemption is decided on."""
+        rows = self._undecided(None)
+        if not len(rows):
+            return 0, self._view.blocks.num_free
+        wanted = wanted_by(self._view, rows)
+        return self._needed(wanted), self._view.blocks.num_free
+
+    def _needed(self, wanted: Wanted) -> int:
+        return int(further_blocks(self._view, wanted.rows, wanted.tokens)[1].sum())
+
     def _reason_of(self, known: RequestState) -> Reason:
         view, name = self._view, known.request.request_id
         if name in self._found:
@@ -124,7 +134,7 @@ class Reasons:
             wanted = wanted_by(view, rows, patient=False) if len(rows) else None
         if wanted is None:
             return
-        needed = int(further_blocks(view, wanted.rows, wanted.tokens)[1].sum())
+        needed = self._needed(wanted)
         served = set(wanted.rows.tolist())
         for row in rows.tolist():
             name = view.requests_by_row[row].request.request_id
@@ -165,8 +175,7 @@ class Reasons:
 
     def _ask_waiting(self) -> None:
         """Requests that were asked, and those behind, when no further one started."""
-        view = self._view
-        ahead = ""
+        view, ahead = self._view, ""
         for known in view.waiting[view.scan_from :]:
             name = known.request.request_id
             if view.preempted_in_step and (len(view.running) or view.config.compat):

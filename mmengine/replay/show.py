@@ -9,7 +9,7 @@ from mmengine.core.state import State
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
 from mmengine.replay.checked import CheckedLog
-from mmengine.replay.timeline import fold
+from mmengine.replay.timeline import fold, taken_tokens
 
 
 @dataclass(slots=True)
@@ -49,48 +49,68 @@ class StepLine:
     failed: str = ""
 
 
+class _Requests:
+    """The lines of the requests that live, kept up to date by each record with the state before it."""
+
+    def __init__(self) -> None:
+        self._live: dict[str, RequestLine] = {}  # an id may come again once its request has ended
+
+    def queued(self, record: Record) -> RequestLine | None:
+        """The line of a request that this record begins."""
+        match record.event:
+            case ev.Queued(request_id=name, prompt=prompt, media=media):
+                line = RequestLine(name, len(prompt) // 4, len(media), record.mono_ns, record.step)
+                self._live[name] = line
+                return line
+        return None
+
+    def ended(self, state: State, record: Record) -> RequestLine | None:
+        """Take the record in; the line of a request that it ends."""
+        event = record.event
+        match event:
+            case ev.Admitted(request_id=name) if self._live[name].num_preemptions == 0:
+                self._live[name].num_cached_tokens = len(event.cached_blocks) // 4 * state.block_size
+            case ev.Preempted(request_id=name):
+                self._live[name].num_preemptions += 1
+            case ev.Executed():
+                for row, tokens in taken_tokens(state, event):
+                    line = self._live[state.requests_by_row[row].request.request_id]
+                    line.num_output_tokens += len(tokens)
+                    if line.first_token_ns < 0:
+                        line.first_token_ns = record.mono_ns - line.queued_ns
+            case ev.Finished(request_id=name) if name in state.requests:
+                line = self._live.pop(name)
+                line.finish_reason, line.detail = event.reason, event.detail
+                line.end_ns, line.end_step = record.mono_ns - line.queued_ns, record.step
+                return line
+        return None
+
+
 def request_lines(folder: Path) -> list[RequestLine]:
     """Every request of a log, in order of arrival. Raises what `verify` raises."""
     log = CheckedLog(folder)
-    lines: list[RequestLine] = []
-    by_id: dict[str, RequestLine] = {}  # an id may come again once its request has ended
+    lines, requests = [], _Requests()
     with log.naming():
         for state, record in fold(log):
-            event = record.event
-            match event:
-                case ev.Queued(request_id=name):
-                    num_prompt = len(event.prompt) // 4
-                    line = RequestLine(name, num_prompt, len(event.media), record.mono_ns, record.step)
-                    by_id[name] = line
-                    lines.append(line)
-                case ev.Admitted(request_id=name) if by_id[name].num_preemptions == 0:
-                    by_id[name].num_cached_tokens = len(event.cached_blocks) // 4 * state.block_size
-                case ev.Preempted(request_id=name):
-                    by_id[name].num_preemptions += 1
-                case ev.Executed():
-                    _count_tokens(state, record, by_id)
-                case ev.Finished(request_id=name) if name in state.requests:
-                    line = by_id[name]
-                    line.finish_reason, line.detail = event.reason, event.detail
-                    line.end_ns, line.end_step = record.mono_ns - line.queued_ns, record.step
+            if (line := requests.queued(record)) is not None:
+                lines.append(line)
+            requests.ended(state, record)
     return lines
 
 
-def _count_tokens(state: State, record: Record, lines: dict[str, RequestLine]) -> None:
-    sampled = state.sampled_rows().tolist()
-    broken = {index for index, _ in record.event.errors}
-    for index, row in enumerate(sampled):
-        if index in broken or state.requests_by_row[row] is None:  # its request left while the step ran
-            continue
-        line = lines[state.requests_by_row[row].request.request_id]
-        line.num_output_tokens += 1
-        if line.first_token_ns < 0:
-            line.first_token_ns = record.mono_ns - line.queued_ns
+def ended_requests(log: CheckedLog) -> Iterator[RequestLine]:
+    """Every request of a log, when it ends."""
+    requests = _Requests()
+    with log.naming():
+        for state, record in fold(log):
+            requests.queued(record)
+            if (line := requests.ended(state, record)) is not None:
+                yield line
 
 
-def step_lines(folder: Path) -> Iterator[StepLine]:
-    """Every step of a log that ran or failed. Raises what `verify` raises."""
-    log = CheckedLog(folder)
+def step_lines(log: CheckedLog | Path) -> Iterator[StepLine]:
+    """Every step of a log (or of the one in a folder) that ran or failed. Raises what `verify` raises."""
+    log = CheckedLog(log) if isinstance(log, Path) else log
     admitted = encoded = preempted = 0
     decided: deque[StepLine] = deque()  # in flight
     with log.naming():

@@ -14,8 +14,10 @@ from collections.abc import Iterator
 from os import PathLike
 from pathlib import Path
 
+import numpy as np
+
 from mmengine.core.schedule import schedule
-from mmengine.core.state import LOST, State, View
+from mmengine.core.state import CRASHED, LEFT, LOST, State, View
 from mmengine.errors import CorruptLog, Diverged, LogError
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
@@ -43,14 +45,28 @@ def fold(log: CheckedLog) -> Iterator[tuple[State, Record]]:
 
 
 def is_scheduling(state: State, event: ev.Event) -> bool:
-    """Whether `schedule` decided this event, given the state before it. A request whose step failed, or
-    whose cache is being reset, is preempted before the scheduler is asked."""
+    """Whether `schedule` decided this event, given the state before it. A request whose step failed, whose
+    process ended, or whose cache is being reset is preempted before the scheduler is asked."""
     match event:
         case ev.Scheduled() | ev.Admitted() | ev.Evicted():
             return True
         case ev.Preempted(row=row):
-            return bool(state.ended[row] != LOST) and not state.resetting
+            return state.ended[row] not in (LOST, CRASHED) and not state.resetting
     return False
+
+
+def taken_tokens(state: State, event: ev.Executed) -> Iterator[tuple[int, np.ndarray]]:
+    """What each row gains by the event (row, int32 token ids), given the state before it. Rows that broke,
+    or that their request left while the step ran, gain nothing."""
+    sampled, tokens = state.sampled_rows().tolist(), np.frombuffer(event.token_ids, np.int32)
+    counts = [1] * len(sampled) if event.counts is None else np.frombuffer(event.counts, np.int32).tolist()
+    broken = {index for index, _ in event.errors}
+    end = 0
+    for index, (row, count) in enumerate(zip(sampled, counts, strict=True)):
+        start, end = end, end + count
+        if index not in broken and state.ended[row] != LEFT:
+            room = int(state.max_total[row] - state.num_tokens[row])
+            yield row, tokens[start : start + min(count, room)]
 
 
 class Timeline:

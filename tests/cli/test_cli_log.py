@@ -2,6 +2,9 @@
 
 import json
 import shutil
+import signal
+import subprocess
+import sys
 
 import pytest
 from msgspec.structs import replace
@@ -11,6 +14,7 @@ from mmengine.events.log import LogReader, LogWriter
 from mmengine.events.vocabulary import Finished, Started
 from mmengine.serve.engine import Engine
 from tests.cli.cli_process import loaded, run_cli
+from tests.core.small_engine import Bench, request
 from tests.serve.serve_fakes import builder
 
 
@@ -107,10 +111,68 @@ def test_show_lists_requests_and_steps(log, monkeypatch, capsys):
     assert len(lines) == 3 and lines[0]["step"] < lines[2]["step"]
 
 
+def test_show_one_request_one_step_and_the_state(log, monkeypatch, capsys):
+    code, printed = call(monkeypatch, capsys, "log", "show", log, "--json", "--limit", "1")
+    name = json.loads(printed.out)["request_id"]
+    code, printed = call(monkeypatch, capsys, "log", "show", log, "--request", name)
+    assert code == 0 and "arrived: " in printed.out and "ended: stop eos" in printed.out
+    code, printed = call(monkeypatch, capsys, "log", "show", log, "--step", "0")
+    assert code == 0 and "KV blocks" in printed.out and "admitted" in printed.out
+    code, printed = call(monkeypatch, capsys, "log", "show", log, "--step", "1", "--json")
+    assert len(json.loads(printed.out)["batch"]) == 4
+    code, printed = call(monkeypatch, capsys, "log", "show", log, "--at", "1")
+    assert code == 0 and "before step 1: 4 run, 3 wait, 7 came so far" in printed.out
+    code, printed = call(monkeypatch, capsys, "log", "show", log, "--at", "-1", "--json")
+    assert json.loads(printed.out)["running"] == []
+    code, printed = call(monkeypatch, capsys, "log", "why", log, name)
+    assert code == 0 and "It came with" in printed.out and "It ended after" in printed.out
+
+
+def test_show_says_what_it_cannot_show(log, monkeypatch, capsys):
+    for arguments, said, expected in (
+        (["--step", "9999"], "nothing was decided in step 9999", 1),
+        (["--request", "nobody"], "has that id", 1),
+        (["--step", "1", "--steps"], "choose one of", 2),
+        (["--at", "1", "--follow"], "choose one of", 2),
+    ):
+        code, printed = call(monkeypatch, capsys, "log", "show", log, *arguments)
+        assert code == expected and said in printed.err and len(printed.err.splitlines()) == 1
+
+
+def test_follow_goes_on_until_it_is_interrupted(tmp_path):
+    """The log is written while another process reads it."""
+    folder = tmp_path / "log"
+    folder.mkdir()
+    program = "from mmengine.cli.main import main; main()"
+    reader = subprocess.Popen(
+        [sys.executable, "-c", program, "log", "show", str(folder), "--follow", "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with Engine(builder=builder(), log=folder) as engine:
+        engine.generate(["one", "two"], max_tokens=9)
+    ended = {json.loads(reader.stdout.readline())["finish_reason"] for _ in range(2)}
+    reader.send_signal(signal.SIGINT)
+    out, err = reader.communicate(timeout=60)
+    assert ended == {"stop"} and (reader.returncode, out, err) == (0, "", "")
+
+
 def test_text_of_a_log_cannot_steer_the_terminal(tmp_path, monkeypatch, capsys):
-    with Engine(builder=builder(), log=tmp_path / "log") as engine:
-        engine.submit("x", request_id="[red]name[/red]", max_tokens=3)
-        while engine.has_work:
-            engine.step()
-    code, printed = call(monkeypatch, capsys, "log", "show", tmp_path / "log")
-    assert code == 0 and "[red]name[/red]" in printed.out
+    name = "[red]name[/red]\x1b[31m"
+    bench = Bench(sink=LogWriter(tmp_path / "log"))
+    bench.submit(request(name, 5))
+    while bench.core.has_work:
+        bench.core.step()
+    bench.core.close()
+    verbs = (
+        ["show"],
+        ["show", "--step", "0"],
+        ["show", "--at", "1"],
+        ["show", "--request", name],
+        ["why", name],
+    )
+    for verb, *arguments in verbs:
+        code, printed = call(monkeypatch, capsys, "log", verb, tmp_path / "log", *arguments)
+        assert code == 0 and "\x1b" not in printed.out
+        assert "[red]name[/red]\ufffd" in printed.out or name in arguments

@@ -1,91 +1,132 @@
-"""`mmengine log show`."""
+"""`mmengine log show`: requests, steps, one request's life, one step, the state at a step."""
 
+import sys
+from collections import deque
+from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mmengine.cli.logs.printing import Folder, Json, clean, console, existing, ms, print_json
+from mmengine.cli.logs.printing import Folder, Json, console, existing, print_json
+from mmengine.errors import InvalidRequest, LogError
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from mmengine.replay.checked import CheckedLog
 
+POLL_S = 0.2  # how often --follow looks
 HELP = (
-    "Show the requests of a log, or its steps.\n\n"
-    "[bold]Examples[/bold]\n\n  mmengine log show run.log\n\n"
-    "  mmengine log show run.log --steps --limit 100"
+    "Show the requests of a log, its steps, one request's life, one step, or the state at a step.\n\n"
+    "[bold]Examples[/bold]\n\n"
+    "  mmengine log show run.log                 requests: what each took, and how it ended\n\n"
+    "  mmengine log show run.log --request r17   every event of one request\n\n"
+    "  mmengine log show run.log --steps         one line a step\n\n"
+    "  mmengine log show run.log --step 120      its batch, its budgets, who waited and why\n\n"
+    "  mmengine log show run.log --at 120        the whole state just before step 120; -1: at the end\n\n"
+    "  mmengine log show run.log --steps --follow   as the steps come, until Ctrl-C"
 )
 
 
 def show(
     folder: Folder,
-    steps: Annotated[bool, typer.Option("--steps", help="One line a step, not one a request.")] = False,
-    limit: Annotated[int, typer.Option(min=1, help="Most lines shown; the last ones.")] = 40,
+    request: Annotated[str | None, typer.Option(metavar="ID", help="The life of one request.")] = None,
+    steps: Annotated[bool, typer.Option("--steps", help="One line a step.")] = False,
+    step: Annotated[int | None, typer.Option(min=0, metavar="N", help="One step, and who waited.")] = None,
+    at: Annotated[int | None, typer.Option(min=-1, metavar="N", help="The state before a step.")] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on with a log that is being written.")
+    ] = False,
+    limit: Annotated[int, typer.Option(min=1, help="Most lines shown of a list; the last ones.")] = 40,
     json_output: Json = False,
 ) -> None:
-    from collections import deque
-    from dataclasses import asdict
+    from mmengine.cli.logs import show_tables as tables  # lazy, like all below: help needs none of it
+    from mmengine.replay.show import request_lines, step_lines
 
-    from mmengine.replay.show import request_lines, step_lines  # lazy: numpy
+    existing(folder)
+    views = [request is not None, steps, step is not None, at is not None]
+    if sum(views) > 1 or follow and (step is not None or at is not None):
+        raise InvalidRequest(
+            "choose one of --request, --steps, --step and --at; --follow goes with the first two, or alone"
+        )
+    if follow:
+        _follow(folder, request, steps, json_output)
+    elif step is not None:
+        from mmengine.replay.step_report import step_report
 
-    lines = deque((step_lines if steps else request_lines)(existing(folder)), maxlen=limit)
+        _one(step_report(folder, step), tables.step_tables, limit, json_output)
+    elif at is not None:
+        from mmengine.replay.state_report import state_report
+
+        _one(state_report(folder, at), tables.state_tables, limit, json_output)
+    elif request is not None:
+        from mmengine.replay.checked import CheckedLog
+        from mmengine.replay.life import life_lines
+
+        lines = list(life_lines(CheckedLog(folder), request))
+        if not lines:
+            raise LogError(f"no request in {folder} has that id; see mmengine log show {folder}")
+        _list(tables.life_table(lines), lines, json_output)
+    elif steps:
+        lines = deque(step_lines(folder), maxlen=limit)
+        _list(tables.step_table(lines), lines, json_output)
+    else:
+        lines = deque(request_lines(folder), maxlen=limit)
+        _list(tables.request_table(lines), lines, json_output)
+
+
+def _list(table: Any, lines: Iterable[Any], json_output: bool) -> None:
     if json_output:
         for line in lines:
-            print_json(asdict(line))
+            print_json(_builtins(line))
+    else:
+        console().print(table)
+
+
+def _one(report: Any, tables: Any, limit: int, json_output: bool) -> None:
+    if json_output:
+        print_json(_builtins(report))
         return
-    console().print(_step_table(lines) if steps else _request_table(lines))
+    out = console()
+    for part in tables(report, limit):
+        out.print(part)
 
 
-def _request_table(lines: Any) -> "Table":
-    from rich.table import Table
+def _builtins(value: Any) -> dict[str, Any]:
+    import msgspec  # lazy
 
-    table = Table(
-        "request", "prompt", "media", "cached", "tokens", "preempted", "first ms", "total ms", "end"
-    )
+    return msgspec.to_builtins(value)
+
+
+def _follow(folder: Path, request: str | None, steps: bool, json_output: bool) -> None:
+    """Lines as they come, until Ctrl-C."""
+    import time
+
+    from mmengine.replay.checked import CheckedLog  # lazy
+
+    def wait() -> bool:
+        time.sleep(POLL_S)
+        return True
+
+    try:
+        _print_lines(CheckedLog(folder, wait), request, steps, json_output)
+    except KeyboardInterrupt:
+        return
+
+
+def _print_lines(log: "CheckedLog", request: str | None, steps: bool, json_output: bool) -> None:
+    from mmengine.cli.logs import show_tables as tables  # lazy
+    from mmengine.replay.life import life_lines
+    from mmengine.replay.show import ended_requests, step_lines
+
+    if request is not None:
+        lines, text = life_lines(log, request), tables.life_text
+    elif steps:
+        lines, text = step_lines(log), tables.step_text
+    else:
+        lines, text = ended_requests(log), tables.request_text
     for line in lines:
-        end = line.finish_reason or "unfinished"
-        table.add_row(
-            clean(line.request_id),
-            str(line.num_prompt_tokens),
-            str(line.num_media),
-            str(line.num_cached_tokens),
-            str(line.num_output_tokens),
-            str(line.num_preemptions),
-            ms(line.first_token_ns),
-            ms(line.end_ns),
-            clean(f"{end}: {line.detail}" if line.detail else end),
-        )
-    return table
-
-
-def _step_table(lines: Any) -> "Table":
-    from rich.table import Table
-
-    table = Table(
-        "step",
-        "rows",
-        "tokens",
-        "admitted",
-        "encoded",
-        "preempted",
-        "running",
-        "waiting",
-        "free",
-        "encoder",
-        "ms",
-        "",
-    )
-    for line in lines:
-        counts = (
-            line.step,
-            line.num_rows,
-            line.num_tokens,
-            line.num_admitted,
-            line.num_encoded,
-            line.num_preempted,
-            line.num_running,
-            line.num_waiting,
-            line.num_free_blocks,
-            line.encoder_used,
-        )
-        table.add_row(*(str(count) for count in counts), f"{line.device_ms:.2f}", clean(line.failed))
-    return table
+        if json_output:
+            print_json(_builtins(line))
+        else:
+            print(text(line))
+        sys.stdout.flush()

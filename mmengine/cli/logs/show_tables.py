@@ -1,0 +1,245 @@
+"""What `mmengine log show` prints, as tables and as lines."""
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+from mmengine.cli.logs.printing import clean, ms, printable
+
+if TYPE_CHECKING:
+    from mmengine.replay.life import LifeLine
+    from mmengine.replay.show import RequestLine, StepLine
+    from mmengine.replay.state_report import StateReport
+    from mmengine.replay.step_report import BatchRow, StepReport
+
+
+def request_table(lines: Iterable["RequestLine"]) -> Table:
+    table = Table(
+        "request", "prompt", "media", "cached", "tokens", "preempted", "first ms", "total ms", "end"
+    )
+    for line in lines:
+        counts = (line.num_prompt_tokens, line.num_media, line.num_cached_tokens)
+        counts += (line.num_output_tokens, line.num_preemptions)
+        times = ms(line.first_token_ns), ms(line.end_ns)
+        table.add_row(clean(line.request_id), *map(str, counts), *times, clean(_end(line)))
+    return table
+
+
+def request_text(line: "RequestLine") -> str:
+    """One line, when the request ends."""
+    return printable(
+        f"step {line.end_step}  {line.request_id}  {line.num_prompt_tokens} + {line.num_output_tokens} "
+        f"tokens, {line.num_cached_tokens} cached, {line.num_preemptions} preemptions, first "
+        f"{ms(line.first_token_ns)} ms, all {ms(line.end_ns)} ms, {_end(line)}"
+    )
+
+
+def _end(line: "RequestLine") -> str:
+    end = line.finish_reason or "unfinished"
+    return f"{end}: {line.detail}" if line.detail else end
+
+
+def step_table(lines: Iterable["StepLine"]) -> Table:
+    table = Table(
+        *("step", "rows", "tokens", "admitted", "encoded", "preempted", "running", "waiting", "free"),
+        *("encoder", "ms", ""),
+    )
+    for line in lines:
+        counts = (line.step, line.num_rows, line.num_tokens, line.num_admitted, line.num_encoded)
+        counts += (line.num_preempted, line.num_running, line.num_waiting, line.num_free_blocks)
+        counts += (line.encoder_used,)
+        table.add_row(*map(str, counts), f"{line.device_ms:.2f}", clean(line.failed))
+    return table
+
+
+def step_text(line: "StepLine") -> str:
+    text = (
+        f"step {line.step}  {line.num_rows} rows, {line.num_tokens} tokens, {line.num_admitted} admitted, "
+        f"{line.num_encoded} encoded, {line.num_preempted} preempted; {line.num_running} run, "
+        f"{line.num_waiting} wait, {line.num_free_blocks} blocks free, {line.device_ms:.2f} ms"
+    )
+    return printable(f"{text}, failed: {line.failed}" if line.failed else text)
+
+
+def life_table(lines: list["LifeLine"]) -> Table:
+    """Steps that only decode, one token each, are drawn together."""
+    table = Table("step", "ms", "event", "what")
+    for group in _decode_runs(lines):
+        first, last = group[0], group[-1]
+        if len(group) == 1:
+            table.add_row(str(first.step), ms(first.since_ns), first.event, clean(first.text))
+            continue
+        tokens = [token for line in group for token in line.changed.get("token_ids", ())]
+        what = f"decodes: {len(tokens)} tokens, one a step, up to token {group[-1].changed['num_tokens']}"
+        times = f"{ms(first.since_ns)} to {ms(last.since_ns)}"
+        table.add_row(f"{first.step} to {last.step}", times, "Executed", what)
+    return table
+
+
+def life_text(line: "LifeLine") -> str:
+    return printable(f"step {line.step}  {ms(line.since_ns)} ms  {line.event}  {line.text}")
+
+
+def _decode_runs(lines: list["LifeLine"]) -> Iterator[list["LifeLine"]]:
+    """Runs of (SCHEDULED one token, EXECUTED one token) that say nothing else, as one group; the other
+    lines one by one."""
+    run: list[LifeLine] = []
+    for line in lines:
+        if _is_plain(line):
+            run.append(line)
+            continue
+        yield from _as_groups(run)
+        run = []
+        yield [line]
+    yield from _as_groups(run)
+
+
+def _as_groups(run: list["LifeLine"]) -> Iterator[list["LifeLine"]]:
+    if run and run[0].event == "Executed":  # the token that a chunk of the prompt gave
+        yield [run.pop(0)]
+    behind = [run.pop()] if run and run[-1].event == "Scheduled" else []
+    if len(run) > 4:
+        yield run
+    else:
+        yield from ([line] for line in run)
+    yield from ([line] for line in behind)
+
+
+def _is_plain(line: "LifeLine") -> bool:
+    changed = line.changed
+    match line.event:
+        case "Scheduled":
+            low, high = changed["tokens"]
+            return high - low == 1 and not changed["drafts"] and not changed["encode"]
+        case "Executed":
+            return len(changed["token_ids"]) == 1 and set(changed) == {"token_ids", "num_tokens"}
+    return False
+
+
+def step_tables(report: "StepReport", limit: int) -> Iterator[Table | str]:
+    when = f"{report.mono_ns / 1e6:.1f} ms after the log begins"
+    took = f", {report.device_ns / 1e6:.2f} ms on the device" if report.device_ns else ""
+    outcome = {"": "; the log does not tell how it went", "executed": f"; it ran{took}"}.get(
+        report.outcome, f"; it FAILED: {report.error}"
+    )
+    yield clean(f"step {report.step}, decided {when}{outcome}")
+    if not report.is_whole:
+        yield "the log ends within this step: more may have been decided"
+    yield _batch_table(report.batch[:limit], len(report.batch))
+    budgets = Table("budget", "used", "of")
+    for name, budget in report.budgets.items():
+        if budget.total:
+            budgets.add_row(name, str(budget.used), str(budget.total))
+    yield budgets
+    for name, mode, other in report.preempted:
+        yield clean(f"preempted ({mode}): {name}" + (f", to make room for {other}" if other else ""))
+    if report.num_evicted:
+        yield f"{report.num_evicted} encoder outputs evicted"
+    if report.waits:
+        yield _waits_table(report, limit)
+
+
+def _batch_table(batch: list["BatchRow"], count: int) -> Table:
+    table = Table("row", "request", "tokens", "of", "drafts", "gives a token", "")
+    for row in batch:
+        span = str(row.first) if row.num_tokens == 1 else f"{row.first} to {row.first + row.num_tokens - 1}"
+        notes = [row.start] if row.start else []
+        if row.num_cached_tokens:
+            notes.append(f"{row.num_cached_tokens} cached")
+        if row.encode:
+            notes.append(f"encodes item {', '.join(map(str, row.encode))}")
+        counts = str(row.known), str(row.num_drafts or "")
+        given = "yes" if row.samples else ""
+        table.add_row(str(row.row), clean(row.request_id), span, *counts, given, ", ".join(notes))
+    if count > len(batch):
+        table.caption = f"{count - len(batch)} more rows: --limit {count}"
+    return table
+
+
+def _waits_table(report: "StepReport", limit: int) -> Table:
+    table = Table("got nothing", "why", "")
+    for reason in report.waits[:limit]:
+        table.add_row(clean(reason.request_id), reason.kind, clean(reason.sentence()))
+    if len(report.waits) > limit:
+        table.caption = f"{len(report.waits) - limit} more: --limit {len(report.waits)}"
+    return table
+
+
+def state_tables(report: "StateReport", limit: int) -> Iterator[Table | str]:
+    yield (
+        f"before step {report.step}: {len(report.running)} run, {len(report.waiting)} wait, "
+        f"{report.num_arrived} came so far, {report.num_preempted} preemptions so far"
+    )
+    pools = Table("pool", "total", "free", "")
+    blocks, encoder = report.blocks, report.encoder
+    note = f"{blocks['free_with_content']} free ones hold prefixes, {blocks['shared']} are shared"
+    pools.add_row("KV blocks", str(blocks["total"]), str(blocks["free"]), note)
+    free = encoder["capacity"] - encoder["used"]
+    note = f"{encoder['items']} items, {encoder['idle']} embeddings of them idle"
+    pools.add_row("encoder cache", str(encoder["capacity"]), str(free), note)
+    if report.host_blocks["total"]:
+        pools.add_row("host blocks", *(str(report.host_blocks[name]) for name in ("total", "free")), "")
+    rows = len(report.free_rows) + len(report.running) + len(report.rows_being_left)
+    pools.add_row("rows", str(rows), str(len(report.free_rows)), "")
+    yield pools
+    yield _running_table(report.running[:limit], len(report.running))
+    if report.waiting:
+        yield _waiting_table(report.waiting[:limit], len(report.waiting))
+    for flight in report.in_flight:
+        yield f"in flight: step {flight['step']}, {len(flight['rows'])} rows, {flight['num_tokens']} tokens"
+    yield f"digest {report.digest}"
+
+
+def _running_table(running: list[dict[str, Any]], count: int) -> Table:
+    table = Table(
+        *("row", "request", "prompt", "tokens", "computed", "cached", "most", "drafts", "blocks", "media"),
+        title="running, in admission order",
+        title_justify="left",
+    )
+    names = ("num_prompt_tokens", "num_tokens", "num_computed_tokens", "num_cached_tokens", "max_tokens")
+    for each in running:
+        figures = [str(each[name]) for name in names]
+        held = ", ".join(map(str, each["held_media"]))
+        drafts = str(each["num_drafts"] or "")
+        table.add_row(
+            str(each["row"]), clean(each["request_id"]), *figures, drafts, _ranges(each["blocks"]), held
+        )
+    if count > len(running):
+        table.caption = f"{count - len(running)} more: --limit {count}"
+    return table
+
+
+def _waiting_table(waiting: list[dict[str, Any]], count: int) -> Table:
+    table = Table(
+        "request", "prompt", "tokens", "", title="waiting, the next one first", title_justify="left"
+    )
+    for each in waiting:
+        notes = []
+        if each["preempted"]:
+            notes.append("was preempted")
+        if each["num_swapped_tokens"]:
+            notes.append(f"{each['num_swapped_tokens']} tokens on the host")
+        if each["waits_for_grammar"]:
+            notes.append("its grammar is not compiled")
+        if each["group"]:
+            notes.append(f"shares the prompt of {each['group']}")
+        if each["priority"]:
+            notes.append(f"priority {each['priority']}")
+        figures = str(each["num_prompt_tokens"]), str(each["num_tokens"])
+        table.add_row(clean(each["request_id"]), *figures, clean(", ".join(notes)))
+    if count > len(waiting):
+        table.caption = f"{count - len(waiting)} more: --limit {count}"
+    return table
+
+
+def _ranges(numbers: list[int]) -> str:
+    """7, 8, 9, 12 as "7-9, 12"; the first few ranges of them."""
+    ranges: list[list[int]] = []
+    for number in numbers:
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    texts = [str(low) if low == high else f"{low}-{high}" for low, high in ranges[:6]]
+    return ", ".join([*texts, f"… ({len(numbers)})"] if len(ranges) > 6 else texts)

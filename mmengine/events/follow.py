@@ -1,0 +1,60 @@
+"""Reading a log while it is written."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from mmengine.errors import CorruptLog
+from mmengine.events import codec, format_1
+from mmengine.events.codec import DamagedRecord, Frame, Record, TornRecord, UnknownRecord
+from mmengine.events.segment import Scan, first_sequence_of, opened, segment_paths
+
+
+class LogFollower:
+    """Iterates over the records of a folder, and goes on with those that are appended meanwhile.
+
+    `wait` is called when there are no more; it gives False to end the iteration. What is not whole at
+    the very end may still be in the making, and is looked at again. Raises CorruptLog for damage that
+    other segments stand behind, and for a gap.
+    """
+
+    torn = None  # nothing is: it may still become whole
+
+    def __init__(self, folder: Path, wait: Callable[[], bool]):
+        self._folder, self._wait = folder, wait
+        self._segment = -1  # the first sequence of the one at hand; its name changes when it is packed
+        self._offset: int | None = None
+        self._next = 0
+
+    def __iter__(self) -> Iterator[Record]:
+        while True:
+            for path in segment_paths(self._folder):
+                first = first_sequence_of(path)
+                if first > self._segment:
+                    if self._segment >= 0 and first != self._next:
+                        raise CorruptLog(f"record {self._next} is missing before {path.name}", "gap")
+                    self._segment, self._offset, self._next = first, None, first
+                if first == self._segment:
+                    yield from self._rest_of(path)
+            if not self._wait():
+                return
+
+    def _rest_of(self, path: Path) -> Iterator[Record]:
+        with opened(path) as data:
+            scan = Scan(data)
+            try:
+                for frame in scan.frames(self._offset):
+                    if frame.sequence != self._next:
+                        raise CorruptLog(f"{path.name}: record {self._next} is missing", "gap")
+                    records = _records(path, data, frame)
+                    self._offset, self._next = frame.end, frame.sequence + frame.count
+                    yield from records
+            except (TornRecord, DamagedRecord) as error:
+                if any(first_sequence_of(other) > self._segment for other in segment_paths(self._folder)):
+                    raise CorruptLog(f"{path.name}: {error}") from None
+
+
+def _records(path: Path, data: bytes, frame: Frame) -> list[Record]:
+    try:
+        return (codec if frame.number < 0 else format_1).records_in(data, frame)
+    except UnknownRecord as error:
+        raise CorruptLog(f"{path.name}: {error}", error.kind) from None

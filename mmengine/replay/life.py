@@ -1,0 +1,188 @@
+"""One request's life: every event that touched it, and what it changed."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from mmengine.core.state import State
+from mmengine.events import vocabulary as ev
+from mmengine.events.codec import Record
+from mmengine.replay.checked import CheckedLog
+from mmengine.replay.timeline import fold, taken_tokens
+
+
+class LifeLine(msgspec.Struct, frozen=True):
+    """One event of a request. `since_ns`: since its arrival. `changed`: numbers and names by what they
+    are; `text` says the same to a person."""
+
+    sequence: int
+    step: int
+    since_ns: int
+    event: str
+    text: str
+    changed: dict[str, Any]
+
+
+def life_lines(log: CheckedLog, request_id: str) -> Iterator[LifeLine]:
+    """The life of each request that had this id. Yields nothing for an id that never was."""
+    queued_ns = -1
+    with log.naming():
+        for state, record in fold(log):
+            if isinstance(record.event, ev.Queued) and record.event.request_id == request_id:
+                queued_ns = record.mono_ns
+            if queued_ns < 0:
+                continue
+            found = _change(state, record, request_id)
+            if found is not None:
+                text, changed = found
+                kind = type(record.event).__name__
+                since = record.mono_ns - queued_ns
+                yield LifeLine(record.sequence, record.step, since, kind, text, changed)
+
+
+def _change(state: State, record: Record, name: str) -> tuple[str, dict[str, Any]] | None:
+    event = record.event
+    if getattr(event, "request_id", None) == name:
+        return _own(state, event)
+    known = state.requests.get(name)
+    if known is not None and isinstance(event, ev.Recovered):
+        return "the process ended, and another one goes on with the log", {}
+    if known is None or known.row < 0:
+        return None
+    match event:
+        case ev.Scheduled():
+            return _scheduled(state, event, known.row)
+        case ev.Executed():
+            return _executed(state, event, known.row)
+        case ev.Failed(error=error) if state.in_flight[known.row] or state.scheduled[known.row]:
+            return f"the step failed: {error}", {"error": error}
+        case ev.CacheReset():
+            return "all cached prefixes are forgotten", {}
+    return None
+
+
+def _own(state: State, event: ev.Event) -> tuple[str, dict[str, Any]]:
+    """An event that names the request."""
+    match event:
+        case ev.Queued():
+            return _queued(state, event)
+        case ev.Admitted():
+            return _admitted(state, event)
+        case ev.Preempted():
+            tokens, blocks = int(state.num_tokens[event.row]), int(state.num_blocks[event.row])
+            where = "its KV goes to the host" if event.mode == "swap" else "its KV is dropped"
+            changed: dict[str, Any] = {"mode": event.mode, "reason": event.reason, "blocks": blocks}
+            text = f"preempted ({event.reason}) at {tokens} tokens: {blocks} blocks given up, {where}"
+            if event.for_row >= 0 and state.requests_by_row[event.for_row] is not None:
+                changed["for"] = state.requests_by_row[event.for_row].request.request_id
+                text += f", to make room for {changed['for']}"
+            return text, changed
+        case ev.Finished():
+            return f"ended: {event.reason} {event.detail}".rstrip(), {
+                "reason": event.reason,
+                "detail": event.detail,
+            }
+        case ev.Cancelled():
+            return f"given up: {event.reason}", {"reason": event.reason}
+        case ev.GrammarReady():
+            return "its grammar is compiled", {}
+        case ev.GrammarFailed():
+            return f"its grammar cannot be compiled: {event.detail}", {"detail": event.detail}
+        case ev.Delivered():
+            return "the answer reached its consumer", {}
+        case ev.Stalled():
+            return f"reported: {event.kind}; {event.detail}", {"kind": event.kind, "detail": event.detail}
+    return type(event).__name__, {}
+
+
+def _queued(state: State, event: ev.Queued) -> tuple[str, dict[str, Any]]:
+    changed: dict[str, Any] = {
+        "prompt_tokens": len(event.prompt) // 4,
+        "media": [{"modality": item.modality, "embeddings": item.num_embeds} for item in event.media],
+        "max_tokens": event.sampling.max_tokens,
+        "behind": len(state.waiting),
+    }
+    parts = [f"{changed['prompt_tokens']} prompt tokens"]
+    if event.media:
+        parts.append(
+            f"{len(event.media)} images or videos of {sum(i.num_embeds for i in event.media)} embeddings"
+        )
+    if event.priority:
+        changed["priority"] = event.priority
+        parts.append(f"priority {event.priority}")
+    if event.group:
+        changed["group"] = event.group
+        parts.append(f"the prompt of {event.group}")
+    if event.grammar is not None:
+        changed["grammar"] = True
+        parts.append("with a grammar")
+    parts.append(f"{len(state.waiting)} wait already")
+    return "arrived: " + ", ".join(parts), changed
+
+
+def _admitted(state: State, event: ev.Admitted) -> tuple[str, dict[str, Any]]:
+    known = state.requests[event.request_id]
+    cached = len(event.cached_blocks) // 4 * state.block_size
+    first = cached if event.num_computed < 0 else event.num_computed
+    changed: dict[str, Any] = {
+        "row": event.row,
+        "tokens": [first, first + event.num_tokens],
+        "cached_tokens": cached,
+        "new_blocks": len(event.new_blocks) // 4,
+        "encode": [index for _, _, index in event.encode],
+        "swap_in": event.swap_in,
+    }
+    text = f"got row {event.row}: computes {_span(first, event.num_tokens, len(known.tokens))}"
+    text += f", {cached} of {len(known.tokens)} tokens cached, {changed['new_blocks']} new blocks"
+    if event.swap_in:
+        text += f", {known.num_swapped} tokens come back from the host"
+    if event.copy is not None:
+        text += ", the block that ends its prompt is copied"
+    return text + _encoding(changed["encode"]), changed
+
+
+def _scheduled(state: State, event: ev.Scheduled, row: int) -> tuple[str, dict[str, Any]] | None:
+    rows = state.last_rows if event.rows is None else np.frombuffer(event.rows, np.int32)
+    places = np.flatnonzero(rows == row)
+    if not len(places):
+        return None
+    place = int(places[0])
+    count = 1 if event.num_tokens is None else int(np.frombuffer(event.num_tokens, np.int32)[place])
+    drafts = 0 if event.num_drafts is None else int(np.frombuffer(event.num_drafts, np.int32)[place])
+    first = int(state.num_computed[row])
+    encode = [index for _, owner, index in event.encode if owner == row]
+    changed: dict[str, Any] = {"tokens": [first, first + count], "drafts": drafts, "encode": encode}
+    text = f"computes {_span(first, count, int(state.num_tokens[row] + state.num_pending[row]))}"
+    if drafts:
+        text += f", {drafts} of them drafts"
+    return text + _encoding(encode), changed
+
+
+def _executed(state: State, event: ev.Executed, row: int) -> tuple[str, dict[str, Any]] | None:
+    sampled = state.sampled_rows().tolist()
+    if row not in sampled:
+        return None
+    index = sampled.index(row)
+    stops, errors = dict(event.stops), dict(event.errors)
+    tokens = next((list(map(int, tokens)) for each, tokens in taken_tokens(state, event) if each == row), [])
+    changed: dict[str, Any] = {"token_ids": tokens, "num_tokens": int(state.num_tokens[row]) + len(tokens)}
+    text = f"token {tokens[0]}" if len(tokens) == 1 else f"tokens {', '.join(map(str, tokens))}"
+    if index in stops:
+        changed["stop"] = stops[index]
+        text += f"; the text ends ({stops[index]})"
+    if index in errors:
+        changed["error"] = errors[index]
+        text = f"the row broke: {errors[index]}"
+    return text, changed
+
+
+def _span(first: int, count: int, known: int) -> str:
+    if count == 1:
+        return f"token {first} of {known}"
+    return f"tokens {first} to {first + count - 1} of {known}"
+
+
+def _encoding(indices: list[int]) -> str:
+    return f", encodes item {', '.join(map(str, indices))}" if indices else ""

@@ -1,0 +1,55 @@
+"""What became of a request's images and videos in the encoder cache."""
+
+from typing import Any
+
+from mmengine.core.state import State
+from mmengine.encoder_cache.cache import encoder_key
+from mmengine.events import vocabulary as ev
+from mmengine.events.codec import Record
+from mmengine.request import Request
+
+
+class MediaTrail:
+    """Follows the encoder outputs that a request needs, from the log's first record on: feed it every
+    record once it was applied."""
+
+    def __init__(self, state: State, request: Request):
+        self._keys = {encoder_key(item.mm_hash, request.cache_salt) for item in request.media}
+        self._there: set[bytes] = set()
+        self._lost: dict[bytes, tuple[int, str, str]] = {}  # step, why, for whom
+
+    def after(self, state: State, record: Record) -> None:
+        """The record was applied."""
+        for key in self._keys:
+            if state.encoder.has(key):
+                self._there.add(key)
+            elif key in self._there:
+                self._there.discard(key)
+                self._lost[key] = (record.step, *_cause(state, record))
+
+    def miss(self, key: bytes) -> tuple[str, dict[str, Any]]:
+        """Why a key was not in the cache, in words and as facts."""
+        if key not in self._lost:
+            return "nobody had encoded it before", {"miss": "never there"}
+        step, why, name = self._lost[key]
+        facts = {"miss": "lost", "lost_step": step, "why": why, "for": name}
+        if why == "crash":
+            return f"it went with the process that ended at step {step}", facts
+        if why == "failed":
+            return f"step {step}, which encoded it, failed", facts
+        text = f"it was evicted from the cache in step {step}"
+        return text + (f" to make room for {name}" if name else ""), facts
+
+
+def _cause(state: State, record: Record) -> tuple[str, str]:
+    match record.event:
+        case ev.Admitted(request_id=name):
+            return "evicted", name
+        case ev.Scheduled(encode=encode):
+            rows = [state.requests_by_row[row] for _, row, _ in encode]
+            return "evicted", next((known.request.request_id for known in rows if known is not None), "")
+        case ev.Failed():
+            return "failed", ""
+        case ev.Recovered():
+            return "crash", ""
+    return "evicted", ""

@@ -1,0 +1,107 @@
+"""The whole state of an engine at a moment of its log, as plain numbers and names."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from mmengine.core.request_state import RequestState
+from mmengine.core.state import State
+from mmengine.replay.checked import CheckedLog
+from mmengine.replay.timeline import first_state, open_log
+
+
+class StateReport(msgspec.Struct, frozen=True):
+    """The whole state just before a step is decided, or at the end of the log."""
+
+    step: int
+    running: list[dict[str, Any]]
+    waiting: list[dict[str, Any]]
+    blocks: dict[str, int]
+    encoder: dict[str, int]
+    host_blocks: dict[str, int]
+    in_flight: list[dict[str, Any]]
+    free_rows: list[int]
+    rows_being_left: list[int]
+    num_arrived: int
+    num_preempted: int
+    digest: str
+
+
+def state_report(folder: Path, number: int) -> StateReport:
+    """`number` -1: where the log ends. Raises what `step_report` raises."""
+    if number >= 0:
+        return report_of(open_log(folder).at(number).state)
+    log = CheckedLog(folder)
+    state = first_state(log)
+    for record in log:
+        with log.naming(record):
+            log.apply(state, record.event)
+    return report_of(state)
+
+
+def report_of(state: State) -> StateReport:
+    pool, cache = state.blocks, state.encoder
+    cached = int(np.count_nonzero(pool.index.content[pool.free_list.order()] >= 0))
+    return StateReport(
+        step=state.step,
+        running=[_running(state, row) for row in state.running.tolist()],
+        waiting=[_waiting(known) for known in state.waiting],
+        blocks={
+            "total": pool.num_blocks - 1,
+            "free": pool.num_free,
+            "free_with_content": cached,
+            "shared": int(np.count_nonzero(pool.references > 1)),
+        },
+        encoder={
+            "capacity": cache.capacity,
+            "used": cache.used,
+            "idle": cache.idle_size,
+            "items": len(cache.entries),
+        },
+        host_blocks={"total": state.config.swap_blocks, "free": len(state.free_host_blocks)},
+        in_flight=[
+            {"step": flight.step, "rows": flight.rows.tolist(), "num_tokens": flight.num_tokens}
+            for flight in state.flights
+        ],
+        free_rows=sorted(state.free_rows),
+        rows_being_left=sorted(state.leaving),
+        num_arrived=state.num_arrived,
+        num_preempted=state.num_preempted,
+        digest=state.digest().hex(),
+    )
+
+
+def _running(state: State, row: int) -> dict[str, Any]:
+    known = state.requests_by_row[row]
+    return {
+        "row": row,
+        "request_id": known.request.request_id,
+        "num_prompt_tokens": known.num_prompt,
+        "num_tokens": int(state.num_tokens[row]),
+        "num_computed_tokens": int(state.num_computed[row]),
+        "num_cached_tokens": max(0, known.num_cached),
+        "num_pending": int(state.num_pending[row]),
+        "num_drafts": int(state.num_drafts[row]),
+        "max_tokens": int(state.max_total[row]) - known.num_prompt,
+        "blocks": state.block_table[row, : state.num_blocks[row]].tolist(),
+        "held_media": sorted(known.held_media),
+        "admitted_step": known.admitted_step,
+        "failures": known.failures,
+    }
+
+
+def _waiting(known: RequestState) -> dict[str, Any]:
+    return {
+        "request_id": known.request.request_id,
+        "num_prompt_tokens": known.num_prompt,
+        "num_tokens": len(known.tokens),
+        "preempted": known.preempted > 0,
+        "num_swapped_tokens": known.num_swapped,
+        "waits_for_grammar": known.waits_for_grammar,
+        "group": known.request.group,
+        "priority": known.request.priority,
+        "cancelled": known.cancelled,
+        "failures": known.failures,
+    }

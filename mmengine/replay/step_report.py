@@ -1,0 +1,137 @@
+"""One step whole: its batch, its budgets, who got nothing and why, and what came of it."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from mmengine.core.state import State
+from mmengine.events import vocabulary as ev
+from mmengine.replay.checked import CheckedLog
+from mmengine.replay.reasons import Reason, Reasons
+from mmengine.replay.timeline import Step, open_log
+
+
+class BatchRow(msgspec.Struct, frozen=True):
+    """One row of a step. It computes tokens [first, first + num_tokens) of the `known` ones of its
+    request; the last `num_drafts` are drafts. `start`: "" for a row that ran before, else "admitted" or
+    "swapped in"."""
+
+    row: int
+    request_id: str
+    first: int
+    num_tokens: int
+    num_drafts: int
+    known: int
+    samples: bool
+    start: str = ""
+    num_cached_tokens: int = 0
+    encode: tuple[int, ...] = ()  # items of its request
+
+
+class Budget(msgspec.Struct, frozen=True):
+    used: int
+    total: int
+
+
+class StepReport(msgspec.Struct, frozen=True):
+    """`budgets`: by name, as the step leaves them. `preempted`: (request, mode, for whom). `outcome`:
+    "executed", "failed", or "" when the log does not tell. `mono_ns`: since the log's first record."""
+
+    step: int
+    mono_ns: int
+    batch: list[BatchRow]
+    waits: list[Reason]
+    budgets: dict[str, Budget]
+    preempted: list[tuple[str, str, str]]
+    num_evicted: int
+    is_whole: bool
+    outcome: str = ""
+    outcome_ns: int = 0
+    device_ns: int = 0
+    error: str = ""
+
+
+def step_report(folder: Path, number: int) -> StepReport:
+    """Raises LogError when nothing was decided in that step, and what `verify` raises."""
+    step = open_log(folder).at(number)
+    reasons, starts, preempted = Reasons(step.view), {}, []
+    num_evicted = 0
+    for event in step.follow():
+        reasons.before(event)
+        num_evicted += len(getattr(event, "evict", ()))
+        match event:
+            case ev.Admitted(row=row):
+                starts[row] = event
+            case ev.Preempted(row=row, request_id=name, mode=mode):
+                starts.pop(row, None)
+                other = step.state.requests_by_row[event.for_row] if event.for_row >= 0 else None
+                preempted.append((name, mode, other.request.request_id if other is not None else ""))
+    began, outcome = _outcome(folder, number)
+    return StepReport(
+        step=number,
+        mono_ns=step.record.mono_ns - began,
+        batch=_batch(step.state, starts),
+        waits=reasons.at_end() if step.is_whole else [],
+        budgets=_budgets(step),
+        preempted=preempted,
+        num_evicted=num_evicted,
+        is_whole=step.is_whole,
+        **outcome,
+    )
+
+
+def _batch(state: State, starts: dict[int, ev.Admitted]) -> list[BatchRow]:
+    sampled = set(state.open_step().sampled.tolist())
+    rows = []
+    for row in state.step_rows.tolist():
+        name, count = state.requests_by_row[row].request.request_id, int(state.scheduled[row])
+        start = starts.get(row)
+        encode = tuple(
+            index for _, request, index in state.step_encoded if request is state.requests_by_row[row].request
+        )
+        rows.append(
+            BatchRow(
+                row=row,
+                request_id=name,
+                first=int(state.num_computed[row]) - count,
+                num_tokens=count,
+                num_drafts=int(state.scheduled_drafts[row]),
+                known=int(state.num_tokens[row] + state.num_pending[row]),
+                samples=row in sampled,
+                start="" if start is None else "swapped in" if start.swap_in else "admitted",
+                num_cached_tokens=0 if start is None else len(start.cached_blocks) // 4 * state.block_size,
+                encode=encode,
+            )
+        )
+    return rows
+
+
+def _budgets(step: Step) -> dict[str, Budget]:
+    state, config = step.state, step.state.config
+    blocks, rows = config.num_blocks - 1, config.max_num_seqs
+    return {
+        "tokens": Budget(config.token_budget - state.tokens_left, config.token_budget),
+        "rows": Budget(rows - len(state.free_rows), rows),
+        "KV blocks": Budget(blocks - state.blocks.num_free, blocks),
+        "encoder budget": Budget(config.encoder_budget - state.encoder_left, config.encoder_budget),
+        "encoder cache": Budget(state.encoder.used, state.encoder.capacity),
+        "host blocks": Budget(config.swap_blocks - len(state.free_host_blocks), config.swap_blocks),
+    }
+
+
+def _outcome(folder: Path, number: int) -> tuple[int, dict[str, Any]]:
+    """When the log begins, and how the step ended: with a step that failed, those in flight behind it are
+    void too."""
+    began, dispatched = -1, False
+    for record in CheckedLog(folder):
+        began = record.mono_ns if began < 0 else began
+        match record.event:
+            case ev.Executed(device_ns=device_ns) if record.step == number:
+                when = record.mono_ns - began
+                return began, {"outcome": "executed", "outcome_ns": when, "device_ns": device_ns}
+            case ev.Failed(error=error) if record.step == number or dispatched:
+                return began, {"outcome": "failed", "outcome_ns": record.mono_ns - began, "error": error}
+            case ev.Dispatched() if record.step == number:
+                dispatched = True
+    return began, {}

@@ -1,0 +1,271 @@
+"""Why a request went as it did: what it waited for, what it lost and to whom, what the caches had of it.
+
+Every claim is taken from the fold at the moment of the decision that it explains.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from mmengine.core.request_state import request_of
+from mmengine.core.state import View
+from mmengine.errors import LogError
+from mmengine.events import vocabulary as ev
+from mmengine.events.codec import Record
+from mmengine.replay.checked import CheckedLog
+from mmengine.replay.media_trail import MediaTrail
+from mmengine.replay.prefix_trail import PrefixTrail
+from mmengine.replay.reasons import GAVE_WAY, Reasons
+from mmengine.replay.timeline import first_state, is_scheduling
+from mmengine.replay.waits import Wait, told
+
+
+class Claim(msgspec.Struct, frozen=True):
+    """One thing that happened to the request, and why. It holds of `step` (to `last_step`). `since_ns`:
+    since the request came. `facts`: the figures in the text."""
+
+    step: int
+    last_step: int
+    since_ns: int
+    kind: str
+    text: str
+    facts: dict[str, Any] = {}
+
+
+def why(folder: Path, request_id: str) -> list[Claim]:
+    """What happened to the last request of that id. Raises LogError when there was none, and what `verify`
+    raises."""
+    queued, refused = None, None
+    for record in CheckedLog(folder):
+        match record.event:
+            case ev.Queued(request_id=name) if name == request_id:
+                queued = record
+            case ev.Finished(request_id=name, reason="rejected") if name == request_id:
+                refused = record
+    if queued is not None and (refused is None or refused.sequence < queued.sequence):
+        return _Inquiry(CheckedLog(folder), queued).claims()
+    if refused is None:
+        raise LogError(f"no request in {folder} has that id; see mmengine log show {folder}")
+    text = f"It was refused when it came: {refused.event.detail}."
+    return [Claim(refused.step, refused.step, 0, "end", text, {"reason": "rejected"})]
+
+
+class _Inquiry:
+    """One fold of the log, with an eye on one request."""
+
+    def __init__(self, log: CheckedLog, queued: Record):
+        self._log, self._queued = log, queued
+        self._name: str = queued.event.request_id
+        self.state = first_state(log)
+        self.view = View(self.state)
+        with log.naming(queued):
+            self._request = request_of(queued.event)
+            self._prefix = self._trail(self._request.prompt_token_ids)
+            self._media = MediaTrail(self.state, self._request)
+        self._reasons: Reasons | None = None
+        self._found: list[Claim] = []
+        self._waits: list[Wait] = []
+        self._is_live = False
+
+    def claims(self) -> list[Claim]:
+        for record in self._log:
+            with self._log.naming(record):
+                if self._is_live or record.sequence == self._queued.sequence:
+                    self._before(record)
+                self._log.apply(self.state, record.event)
+                self._prefix.after(self.state, record)
+                self._media.after(self.state, record)
+            if self._found and self._found[-1].kind == "end":
+                break
+        self._tell_waits()
+        if self._is_live:
+            where = "runs" if self.state.requests[self._name].row >= 0 else "waits"
+            self._claim(record, "open", f"The log ends here; the request still {where}.")
+        return self._found
+
+    def _trail(self, tokens: np.ndarray) -> PrefixTrail:
+        return PrefixTrail(self.state, self._request, tokens)
+
+    def _claim(self, record: Record, kind: str, text: str, **facts: Any) -> None:
+        since = record.mono_ns - self._queued.mono_ns
+        self._found.append(Claim(record.step, record.step, since, kind, text, facts))
+
+    # What each record says of the request
+
+    def _before(self, record: Record) -> None:
+        event = record.event
+        if is_scheduling(self.state, event):
+            self._reasons = self._reasons or Reasons(self.view)
+            if isinstance(event, ev.Preempted) and event.request_id == self._name:
+                self._tell_waits()
+                self._preempted(record, self._reasons.blocks_short())
+            self._reasons.before(event)
+        elif self._reasons is not None:
+            self._note_wait(record)
+        match event:
+            case ev.Queued(request_id=name) if name == self._name:
+                self._arrived(record)
+            case ev.Admitted(request_id=name) if name == self._name:
+                self._tell_waits()
+                self._admitted(record)
+            case ev.Scheduled():
+                self._encoded(record, event.encode)
+            case ev.Preempted(request_id=name) if name == self._name and not is_scheduling(self.state, event):
+                self._tell_waits()
+                self._preempted(record, None)
+            case ev.Recovered() if self._is_live:
+                self._claim(record, "crash", "The process ended, and another one went on with the log.")
+            case ev.Failed() if self._was_in_step():
+                self._claim(record, "failed step", f"A step that it was in failed: {event.error}.")
+            case ev.Cancelled(request_id=name) if name == self._name:
+                self._claim(record, "cancelled", f"It was given up ({event.reason}).", reason=event.reason)
+            case ev.GrammarReady(request_id=name) if name == self._name:
+                self._claim(record, "grammar", "Its grammar was compiled.")
+            case ev.Stalled(request_id=name) if name == self._name:
+                self._claim(record, "stall", f"The engine reported it: {event.kind}, {event.detail}.")
+            case ev.Finished(request_id=name) if name == self._name:
+                self._tell_waits()
+                self._ended(record)
+
+    def _was_in_step(self) -> bool:
+        row = self.state.requests[self._name].row
+        return row >= 0 and bool(self.state.in_flight[row] or self.state.scheduled[row])
+
+    def _note_wait(self, record: Record) -> None:
+        """The step's last decision was made: what it left the request without."""
+        assert self._reasons is not None
+        reasons, self._reasons = self._reasons, None
+        known = self.state.requests.get(self._name)
+        if known is None or known.row >= 0 and known.row in self.state.step_rows:
+            return
+        by_name = {reason.request_id: reason for reason in reasons.at_end()}
+        reason = by_name[self._name]
+        if reason.kind != GAVE_WAY:
+            since = record.mono_ns - self._queued.mono_ns
+            self._waits.append(Wait(self.state.step, since, reason, by_name.get(reason.other)))
+
+    def _tell_waits(self) -> None:
+        if self._waits:
+            text, facts = told(self._waits)
+            first, last = self._waits[0], self._waits[-1]
+            self._found.append(Claim(first.step, last.step, first.since_ns, "wait", text, facts))
+        self._waits.clear()
+
+    def _arrived(self, record: Record) -> None:
+        self._is_live = True
+        running, waiting = len(self.state.running), len(self.state.waiting)
+        prompt = len(record.event.prompt) // 4
+        media = sum(item.num_embeds for item in record.event.media)
+        of_media = f", {media} of them embeddings of {len(record.event.media)} items" if media else ""
+        text = f"It came with {prompt} prompt tokens{of_media}; {running} ran, {waiting} waited."
+        self._claim(record, "arrival", text, prompt_tokens=prompt, running=running, waiting=waiting)
+
+    def _admitted(self, record: Record) -> None:
+        event, known = record.event, self.state.requests[self._name]
+        cached = len(event.cached_blocks) // 4 * self.state.block_size
+        again = " again" if known.num_cached >= 0 else ""
+        text = f"It started{again} in row {event.row}."
+        self._claim(record, "start", text, row=event.row, tokens=event.num_tokens)
+        if event.swap_in:
+            text = f"{known.num_swapped} tokens of its KV came back from the host."
+            self._claim(record, "swap in", text, tokens=known.num_swapped)
+        elif event.num_computed >= 0:
+            text = f"It shares the prompt that {self._request.group} computed: {event.num_computed} tokens."
+            self._claim(record, "group", text, tokens=event.num_computed)
+        else:
+            self._cached(record, cached, len(known.tokens))
+        self._encoded(record, event.encode)
+
+    def _cached(self, record: Record, cached: int, total: int) -> None:
+        state, size, facts = self.state, self.state.block_size, {"cached_tokens": cached, "tokens": total}
+        most = (total - 1) // size * size
+        if not state.config.enable_prefix_caching:
+            text = "Prefix caching is off."
+        elif not most:
+            text = f"Its {total} tokens fill no block of {size} and leave one to compute: nothing to hit."
+        elif cached == most:
+            text = f"All {cached} tokens that can be hits were: {cached // size} blocks."
+        else:
+            miss, more = self._miss(cached // size)
+            facts |= more
+            text = f"{cached} of its {total} tokens were in the prefix cache. "
+            text += f"Block {cached // size} was not: {miss}."
+        self._claim(record, "prefix cache", text, **facts)
+
+    def _miss(self, number: int) -> tuple[str, dict[str, Any]]:
+        loss = self._prefix.losses.get(number)
+        if loss is not None and loss.until >= 0:
+            whose = f"{loss.by or 'a request'} had computed it in step {loss.since}, and "
+            how = {
+                "taken": f"it was taken in step {loss.until} for {loss.taken_by}",
+                "reset": f"the cache was reset in step {loss.until}",
+                "crash": f"the process ended at step {loss.until}",
+                "failed": f"step {loss.until} failed, which was to fill it",
+            }.get(loss.why, f"its content was given up in step {loss.until}")
+            return whose + how, {"miss": "lost", "loss": msgspec.to_builtins(loss)}
+        found = self._prefix.difference(self.state)
+        if found["kind"] == "tokens":
+            text = (
+                f"cached blocks go on from here ({found['others']}), but none with its tokens: the closest "
+            )
+            return f"{text}differs at token {found['at']}", {"miss": "tokens", "at": found["at"]}
+        if found["kind"] == "media or salt":
+            text = "a cached block has its tokens, but other media or another tenant's salt"
+            return text, {"miss": "media or salt"}
+        return "nobody had computed it before", {"miss": "never there"}
+
+    def _encoded(self, record: Record, encode: tuple[tuple[bytes, int, int], ...]) -> None:
+        """Items of the request that this decision has encoded."""
+        row = getattr(record.event, "row", None)
+        row = self.state.requests[self._name].row if row is None else row
+        for key, owner, index in encode if row >= 0 else ():
+            if owner == row:
+                item = self._request.media[index]
+                text = f"Item {index} ({item.modality}, {item.num_embeds} embeddings) was encoded: "
+                miss, facts = self._media.miss(key)
+                self._claim(record, "encoder cache", f"{text}{miss}.", item=index, **facts)
+
+    def _preempted(self, record: Record, blocks: tuple[int, int] | None) -> None:
+        event, state = record.event, self.state
+        facts: dict[str, Any] = {"mode": event.mode, "reason": event.reason}
+        text = f"It was preempted: {event.reason}"
+        if blocks is not None:
+            needed, free = blocks
+            facts |= {"needed": needed, "free": free}
+            text += f", what runs needed {needed} more and found {free}"
+        other = state.requests_by_row[event.for_row] if event.for_row >= 0 else None
+        if other is not None and event.for_row != event.row:
+            facts["for"] = other.request.request_id
+            text += f", and {facts['for']} was next"
+        if blocks is not None:
+            text += f". The policy {state.config.policy} gives up {_VICTIMS.get(state.config.policy, 'it')}"
+        kept = "were copied to the host" if event.mode == "swap" else "are computed again"
+        tokens = int(state.num_computed[event.row])
+        self._claim(record, "preemption", f"{text}. {tokens} computed tokens {kept}.", tokens=tokens, **facts)
+        self._prefix = self._trail(state.token_ids[event.row, : state.num_tokens[event.row]].copy())
+
+    def _ended(self, record: Record) -> None:
+        event, known = record.event, self.state.requests[self._name]
+        self._is_live = False
+        num_tokens = int(self.state.num_tokens[known.row]) if known.row >= 0 else len(known.tokens)
+        output = num_tokens - known.num_prompt
+        limit = self._request.sampling.max_tokens
+        how = {
+            "length": f"it reached its max_tokens {limit}"
+            if output >= limit
+            else f"prompt and answer reached max_model_len {self.state.config.max_model_len}",
+            "stop": f"its text ended ({event.detail})",
+            "abort": f"it was given up ({event.detail})",
+            "error": f"an error: {event.detail}",
+        }.get(event.reason, event.reason)
+        text = f"It ended after {output} tokens: {how}."
+        self._claim(record, "end", text, reason=event.reason, detail=event.detail, output_tokens=output)
+
+
+_VICTIMS = {
+    "fcfs": "the one that was admitted last",
+    "prefill_first": "the one that was admitted last",
+    "priority": "the least important, of equals the one that came last",
+}
