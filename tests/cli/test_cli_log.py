@@ -15,6 +15,7 @@ from mmengine.events.vocabulary import Finished, Started
 from mmengine.serve.engine import Engine
 from tests.cli.cli_process import loaded, run_cli
 from tests.core.small_engine import Bench, request
+from tests.replay.runs import busy_run
 from tests.serve.serve_fakes import builder
 
 
@@ -111,21 +112,24 @@ def test_show_lists_requests_and_steps(log, monkeypatch, capsys):
     assert len(lines) == 3 and lines[0]["step"] < lines[2]["step"]
 
 
-def test_show_one_request_one_step_and_the_state(log, monkeypatch, capsys):
-    code, printed = call(monkeypatch, capsys, "log", "show", log, "--json", "--limit", "1")
-    name = json.loads(printed.out)["request_id"]
-    code, printed = call(monkeypatch, capsys, "log", "show", log, "--request", name)
-    assert code == 0 and "arrived: " in printed.out and "ended: stop eos" in printed.out
-    code, printed = call(monkeypatch, capsys, "log", "show", log, "--step", "0")
-    assert code == 0 and "KV blocks" in printed.out and "admitted" in printed.out
-    code, printed = call(monkeypatch, capsys, "log", "show", log, "--step", "1", "--json")
-    assert len(json.loads(printed.out)["batch"]) == 4
-    code, printed = call(monkeypatch, capsys, "log", "show", log, "--at", "1")
-    assert code == 0 and "before step 1: 4 run, 3 wait, 7 came so far" in printed.out
+def test_show_one_request_one_step_and_the_state(tmp_path, monkeypatch, capsys):
+    log = tmp_path / "log"
+    live = busy_run(log, 1)
+    code, printed = call(monkeypatch, capsys, "log", "show", log, "--request", live.queued[0])
+    assert code == 0 and "arrived: " in printed.out and "ended: " in printed.out
+    code, printed = call(monkeypatch, capsys, "log", "show", log, "--step", "20")
+    assert code == 0 and "KV blocks" in printed.out and "got nothing" in printed.out
+    code, printed = call(monkeypatch, capsys, "log", "show", log, "--step", "20", "--json")
+    step = json.loads(printed.out)
+    assert len(step["batch"]) == live.steps[20][0] and step["waits"][0]["kind"]
+    code, printed = call(monkeypatch, capsys, "log", "show", log, "--at", "20")
+    assert code == 0 and "before step 20: " in printed.out and "waiting, the next one first" in printed.out
     code, printed = call(monkeypatch, capsys, "log", "show", log, "--at", "-1", "--json")
     assert json.loads(printed.out)["running"] == []
-    code, printed = call(monkeypatch, capsys, "log", "why", log, name)
+    code, printed = call(monkeypatch, capsys, "log", "why", log, live.queued[0])
     assert code == 0 and "It came with" in printed.out and "It ended after" in printed.out
+    code, printed = call(monkeypatch, capsys, "log", "why", log, live.queued[0], "--json")
+    assert json.loads(printed.out.splitlines()[0])["kind"] == "arrival"
 
 
 def test_show_says_what_it_cannot_show(log, monkeypatch, capsys):
