@@ -166,10 +166,20 @@ class EngineCore:
             if self._decide() or not self._in_flight:
                 return
             self._collect_first = True  # an interrupt leaves it to the next call
+        if self.config.compat:
+            self._let_go()
         self._collect()
         self._collect_first = False
         self._take_in()
         self._decide()
+
+    def _let_go(self) -> None:
+        """With vLLM's decisions, who left while the step ran is gone before its tokens are applied."""
+        for asked in self._source.leavers():
+            for event in admit(self.view, asked):
+                self._emit(event)
+            for event in complete(self.view):
+                self._emit(event)
 
     def _take_in(self) -> None:
         """End what is over, and see what arrived."""

@@ -119,9 +119,9 @@ def take_runs(state: State, rows: np.ndarray, tokens: np.ndarray, counts: np.nda
     places = np.arange(len(tokens), dtype=np.int32) - np.repeat(np.cumsum(counts) - counts, counts)
     places += np.repeat(state.num_tokens[rows], counts)
     owners = np.repeat(rows, counts)
-    kept = (places < state.max_total[owners]) & (state.ended[owners] != BROKEN)
+    kept = (places < state.max_total[owners]) & (state.ended[owners] < BROKEN)
     state.token_ids[owners[kept], places[kept]] = tokens[kept]
-    whole = state.ended[rows] != BROKEN
+    whole = state.ended[rows] < BROKEN
     rows, counts = rows[whole], counts[whole]
     state.num_tokens[rows] = np.minimum(state.num_tokens[rows] + counts, state.max_total[rows])
 
@@ -163,11 +163,14 @@ def leave_row(state: State, known: RequestState) -> None:
     state.resetting = state.resetting and len(state.running) > 0
     state.requests_by_row[row] = None
     known.row = -1
-    if state.in_flight[row]:
-        state.ended[row] = LEFT
-        state.leaving[row] = keys
-    else:
+    if not (state.in_flight[row] or state.is_open and (state.step_rows == row).any()):
         _free_row(state, row, keys)
+        return
+    state.ended[row] = LEFT
+    if state.config.compat:  # vLLM lets go at once
+        _let_go(state, row, keys)
+        keys = []
+    state.leaving[row] = keys
 
 
 def free_rows_left(state: State) -> None:
@@ -177,14 +180,18 @@ def free_rows_left(state: State) -> None:
 
 
 def _free_row(state: State, row: int, keys: list[bytes]) -> None:
+    _let_go(state, row, keys)
+    state.max_total[row], state.ended[row] = NEVER, RUNS_ON
+    state.free_rows.append(row)
+
+
+def _let_go(state: State, row: int, keys: list[bytes]) -> None:
     """The row's blocks, and the encoder outputs `keys` that it held, go back to their pools."""
     for key in keys:
         state.encoder.release(key)
     state.blocks.release(state.block_table[row, : state.num_blocks[row]])
     state.block_table[row, : state.num_blocks[row]] = 0
     state.num_blocks[row] = 0
-    state.max_total[row], state.ended[row] = NEVER, RUNS_ON
-    state.free_rows.append(row)
 
 
 def leave_step(state: State, known: RequestState) -> None:

@@ -13,6 +13,10 @@ class Source(Protocol):
 
     def drain(self) -> Iterable[ev.Event]: ...
 
+    def leavers(self) -> Iterable[ev.Event]:
+        """Whom vLLM would let go before the result of the step that runs is applied. Asked for only
+        where decisions are its own."""
+
     def __len__(self) -> int: ...
 
 
@@ -28,6 +32,10 @@ class Inbox:
 
     def __len__(self) -> int:
         return len(self._events)
+
+    def leavers(self) -> tuple[ev.Event, ...]:
+        """Nobody: who leaves while a step runs is seen behind its result."""
+        return ()
 
     def put(self, event: ev.Event) -> None:
         if isinstance(event, ev.Queued):

@@ -126,6 +126,10 @@ class Playback:
                 inbox.put(event)
         return events + inbox.drain()
 
+    def leavers(self) -> tuple[ev.Event, ...]:
+        """Nobody: all observations are handed out between steps."""
+        return ()
+
     def __len__(self) -> int:
         return len(self._observations) - self._next
 

@@ -127,7 +127,14 @@ class _Tape:
 
     def drain(self) -> Iterator[ev.Event]:
         """The observations that stand here; each comes back through `append` before the next."""
-        while self.next is not None and (asked := _asked(self.next.event)) is not None:
+        return self._standing(_asked)
+
+    def leavers(self) -> Iterator[ev.Event]:
+        leaves = (ev.Cancelled, ev.GrammarFailed)
+        return self._standing(lambda event: event if isinstance(event, leaves) else None)
+
+    def _standing(self, choose: Callable[[ev.Event], ev.Event | None]) -> Iterator[ev.Event]:
+        while self.next is not None and (asked := choose(self.next.event)) is not None:
             before = self.next.sequence
             yield asked
             if self.next is not None and self.next.sequence == before:

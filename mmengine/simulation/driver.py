@@ -36,10 +36,11 @@ class SimulationReport:
 
 
 class _Feed:
-    """The core's source: `fill` puts what is due into the inbox at the moment the core asks."""
+    """The core's source: `fill` puts what is due into the inbox at the moment the core asks. `leavers`
+    takes out who leaves while the step runs."""
 
-    def __init__(self, fill: Callable[[], None]):
-        self._fill = fill
+    def __init__(self, fill: Callable[[], None], leavers: Callable[[], list[ev.Event]]):
+        self._fill, self.leavers = fill, leavers
         self.inbox: Inbox
 
     def drain(self) -> list[ev.Event]:
@@ -102,7 +103,7 @@ class Driver:
         observers = (self._meter,) if recorder is None else (self._meter, recorder)
         requests = {each.request_id: each for each in workload.requests}
         self._executor = FakeExecutor(settings.config, requests, settings.cost, observers)
-        feed = _Feed(self._between_steps)
+        feed = _Feed(self._between_steps, self._leavers)
         self._core = EngineCore(
             settings.config,
             self._executor,
@@ -157,6 +158,11 @@ class Driver:
         if self._recorder is not None:
             self._recorder.finished(event.request_id, event.reason)
 
+    def _leavers(self) -> list[ev.Event]:
+        leaving = [_gone(event) for event in self._late if event.op in ("abort", "grammar_error")]
+        self._late = [event for event in self._late if event.op not in ("abort", "grammar_error")]
+        return leaving
+
     def _between_steps(self) -> None:
         """The step before is applied; hand over what the next one shall see."""
         late, self._late = self._late, []
@@ -170,13 +176,23 @@ class Driver:
             aborted = {event.request_id for event in self._late if event.op == "abort"}
             self._recorder.begin(self._step, aborted)
         self._happen(late)
+        first = self._next
         if over:
             self._give_up()
         elif self._workload.timed:
             self._arrive_until_now()
         else:
             self._arrive(self._step)
+        if self._ends_late(self._pending[first : self._next]):
+            self._late += [event for event in now if event.op == "grammar_error"]
+            now = [event for event in now if event.op != "grammar_error"]
         self._happen(now)
+
+    def _ends_late(self, arrived: list[SimRequest]) -> bool:
+        """Whether who has no grammar ends when the step is back, as in vLLM: there must be one."""
+        state = self._core.state
+        runs = any(not known.waits_for_grammar for known in state.requests.values())
+        return state.config.compat == "vllm" and (runs or any(not each.ranges for each in arrived))
 
     def _arrive_until_now(self) -> None:
         """An engine without work waits for the next arrival."""
@@ -207,13 +223,11 @@ class Driver:
         core, leaving = self._core, set()
         for event in events:
             match event.op:
-                case "abort":
+                case "abort" | "grammar_error":
                     leaving.add(event.request_id)
-                    core.cancel(event.request_id)
+                    core.inbox.put(_gone(event))
                 case "grammar_ready":
                     core.inbox.put(ev.GrammarReady(event.request_id))
-                case "grammar_error":
-                    core.inbox.put(ev.GrammarFailed(event.request_id, "the grammar does not compile"))
                 case "reset_prefix_cache":
                     if event.reset_running or not self._vllm_refuses_reset(leaving):
                         core.inbox.put(ev.CacheReset(event.reset_running))
@@ -231,3 +245,10 @@ class Driver:
         self._events.clear()
         for name in self._core.state.requests:
             self._core.cancel(name)
+
+
+def _gone(event: SimEvent) -> ev.Event:
+    """What the engine hears of an abort or a grammar_error."""
+    if event.op == "abort":
+        return ev.Cancelled(event.request_id, "cancelled")
+    return ev.GrammarFailed(event.request_id, "the grammar does not compile")

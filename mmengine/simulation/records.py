@@ -104,9 +104,9 @@ class Recorder:
             self._ending.keep = True
 
     def updated(self, state: State) -> None:
-        """The tokens of the step that ran are applied. Requests given up while it ran are not gone
-        yet, so nothing is said then of what is free."""
-        if self._ending.keep and not self._ending.aborted:
+        """The tokens of the step that ran are applied. Requests given up while it ran are not gone yet,
+        unless decisions are vLLM's, so nothing is said then of what is free."""
+        if self._ending.keep and (state.config.compat or not self._ending.aborted):
             self._ending.record["free_after"] = state.blocks.num_free
             self._ending.record["enc_free_after"] = _encoder_free(state)
 

@@ -3,6 +3,9 @@
 import pytest
 from simulated import request, run, write_scenario
 
+from mmengine.events.log import LogReader, LogWriter
+from mmengine.replay import verify
+
 GRAMMAR = {"ranges": [[2000, 2010]]}
 
 
@@ -107,3 +110,48 @@ def test_a_reset_while_nobody_runs_preempts_nobody_later(tmp_path, compat):
     path = write_scenario(tmp_path, [request("a", at=1)], events=events)
     _, records, _ = run(path, compat=compat)
     assert not any("preempt" in record for record in records)
+
+
+def picture(name, content, **more):
+    return request(name, prompt=[["img", 8], ["gen", name, 10, 0]], images=[[0, 8, content]], **more)
+
+
+def test_who_leaves_while_its_step_runs_lets_go_before_its_tokens_are_applied(tmp_path):
+    """Both are done with their pictures after step 1, in which `b` is given up: vLLM frees the one of `b`
+    first, so it is the first to be evicted."""
+    requests = [picture("a", "first"), picture("b", "second"), picture("c", "third", at=2)]
+    events = [{"step": 1, "op": "abort", "id": "b", "when": "before_update"}]
+    config = {"long_prefill_token_threshold": 6, "encoder_cache_size": 20}
+    theirs, ours = both(tmp_path, requests, config=config, events=events)
+    assert first(theirs, "enc_evict")["enc_evict"] == ["second"]
+    assert first(ours, "enc_evict")["enc_evict"] == ["first"]
+    assert "b" not in theirs[1].get("out", {}) and theirs[1]["free_after"] > theirs[1]["free"]
+
+
+@pytest.mark.parametrize("drafts", [{}, {"num_spec_tokens": 3, "spec_method": "eagle3"}])
+def test_a_log_with_those_who_left_verifies(tmp_path, drafts):
+    """`b` decodes, with drafts or without, when it leaves."""
+    requests = [request("a", out=20), request("b", out=20), request("c", at=5, out=4)]
+    events = [{"step": 4, "op": "abort", "id": "b", "when": "before_update"}]
+    path = write_scenario(tmp_path, requests, config=drafts, events=events)
+    sink = LogWriter(tmp_path / "log")
+    _, records, _ = run(path, compat="vllm", log=sink)
+    sink.close()
+    assert [name for name, _ in records[4]["sched"]] == ["a", "b"] and list(records[4]["out"]) == ["a"]
+    kinds = [type(record.event).__name__ for record in LogReader(tmp_path / "log")]
+    left = kinds.index("Cancelled")
+    assert kinds[left : left + 3] == ["Cancelled", "Finished", "Executed"]
+    report = verify(tmp_path / "log")
+    assert report.ok and not report.unfinished, report.divergence
+
+
+def test_who_has_no_grammar_waits_until_the_step_beside_is_back(tmp_path):
+    requests = [request("a", out=9), request("g", grammar=GRAMMAR)]
+    events = [{"step": 3, "op": "grammar_error", "id": "g"}]
+    theirs, ours = both(tmp_path, requests, events=events)
+    assert (theirs[3]["waiting"], ours[3]["waiting"]) == (["g"], [])
+    assert theirs[3]["finish"] == ours[3]["finish"] == {"g": "error"}
+    alone = write_scenario(tmp_path, requests[1:], events=events)
+    for compat in ("vllm", ""):
+        _, records, _ = run(alone, compat=compat)
+        assert records[-1]["finish"] == {"g": "error"}
