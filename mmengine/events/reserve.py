@@ -19,19 +19,16 @@ class Reserve:
     """
 
     def __init__(self, folder: Path, num_bytes: int = RESERVE_BYTES):
-        self._path = folder / "reserve"
+        self._folder, self._path = folder, folder / "reserve"
         self._num_bytes = num_bytes
-        while not (held := self._hold(self._num_bytes)) and self._num_bytes > MIN_BYTES:
+        while not (held := self._hold(4)) and self._num_bytes > MIN_BYTES:
             self._num_bytes //= 4  # a small disk gets a small reserve
         self.is_held = held
 
     def take_back(self) -> bool:
         """Hold the room again, once there is twice as much: who is full now should not be full at once
         again. False while there is not."""
-        self.is_held = self._hold(2 * self._num_bytes)
-        if self.is_held:
-            with suppress(OSError):
-                os.truncate(self._path, self._num_bytes)
+        self.is_held = self._hold(2)
         return self.is_held
 
     def release(self) -> None:
@@ -40,15 +37,18 @@ class Reserve:
         with suppress(OSError):
             self._path.unlink()
 
-    def _hold(self, num_bytes: int) -> bool:
-        """False when the disk is full. True also where room cannot be held for another reason: then it
-        would tell nothing."""
+    def _hold(self, times: int) -> bool:
+        """Take the room, from a disk that has `times` as much. False when it is full. True also where
+        room cannot be held for another reason: then it would tell nothing."""
         try:
+            status = os.statvfs(self._folder)
+            if status.f_bavail * status.f_frsize < times * self._num_bytes:
+                return False
             fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         except OSError as error:
             return error.errno not in FULL
         try:
-            os.posix_fallocate(fd, 0, num_bytes)
+            os.posix_fallocate(fd, 0, self._num_bytes)
             return True
         except OSError as error:
             with suppress(OSError):

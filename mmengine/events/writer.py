@@ -67,6 +67,7 @@ class LogWriter:
         self._retention, self._undelivered = retention, Undelivered()
         self._tidy_at = 0.0
         self._stalled = ""
+        self._is_stuck = False  # the last commit could not be written
         self.num_bytes = 0
         self.next_sequence = 0
         self.recovery: Recovery | None = None
@@ -124,10 +125,12 @@ class LogWriter:
                 self._store(frames)
         except OSError as error:
             self._stalled = f"the log in {self._folder} cannot be written: {error.strerror}"
+            self._is_stuck = True
             with suppress(OSError):  # the next try cuts again
                 self._cut()
             return False
         self._pending.clear()
+        self._is_stuck = False
         if self._stalled:
             self._look_for_room()
         return True
@@ -135,7 +138,7 @@ class LogWriter:
     @property
     def stalled(self) -> str:
         """Why no new requests should be taken, or empty. Looks again whether there is room."""
-        if self._stalled and not self._pending:
+        if self._stalled and not self._is_stuck:
             self._look_for_room()
         return self._stalled
 
