@@ -12,6 +12,7 @@ from mmengine.core.engine import EngineCore
 from mmengine.core.policy import policy_of
 from mmengine.errors import ConfigError, ModelError
 from mmengine.events.log import LogWriter
+from mmengine.events.retention import Retention
 from mmengine.models.loader import resolve_folder
 from mmengine.models.plugin import ModelPlugin, ModelSpec, Processor, Tokenizer
 from mmengine.models.registry import plugin_for
@@ -77,9 +78,14 @@ def build(
         "dtype": dtype,
         "backend": f"{torch.device(device).type}/{attention}",
     }
-    sink = LogWriter(log, sync_always=config.log_sync == "always") if log is not None else None
+    sink = _open_log(log, config) if log is not None else None
     core = EngineCore(config, executor, sink=sink, fingerprints=fingerprints)
     return Built(core, processor, plugin, executor, config, network.spec, folder, device, dtype)
+
+
+def _open_log(folder: Path, config: EngineConfig) -> LogWriter:
+    retention = Retention(config.log_retain_bytes, config.log_retain_s)
+    return LogWriter(folder, sync_always=config.log_sync == "always", retention=retention)
 
 
 def _device(name: str) -> str:

@@ -42,6 +42,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     checkpoint_interval: int = 256  # steps between state digests in the log
     eos_token_ids: tuple[int, ...] = ()
     log_sync: Literal["background", "always", "never"] = "background"
+    # Of the log, the newest so many bytes and seconds are kept (docs/log-format.md); 0: all of it.
+    log_retain_bytes: int = 0
+    log_retain_s: int = 0
 
     def as_dict(self) -> dict:
         return msgspec.to_builtins(self)
@@ -195,4 +198,6 @@ _RANGES = (
     ("max_media_per_request", 0, 4096),
     ("max_retries", 0, 100),
     ("checkpoint_interval", 1, 2**20),
+    ("log_retain_bytes", 0, 2**50),
+    ("log_retain_s", 0, 2**40),
 )

@@ -97,8 +97,7 @@ class Engine:
         self._failure = ""  # why the last step raised
         self._closed = False
         self.metrics = Metrics(self._core.stats, lambda: self.readiness().ready)
-        background = log is not None and self.config.log_sync == "background"
-        self._syncer = LogSyncer(self._core.sync) if background else None
+        self._syncer = self._new_syncer() if log is not None else None
         built = self.built
         operator_log.info("engine ready", model=str(built.folder), device=built.device, dtype=built.dtype)
 
@@ -170,26 +169,33 @@ class Engine:
         if any(answer.stream is not None for _, answer in self._answers.values()):
             raise InvalidRequest("submitted requests are on their way; step until has_work is False")
 
+    def _new_syncer(self) -> LogSyncer:
+        in_background = self.config.log_sync == "background"
+        return LogSyncer(self._core.sync if in_background else None, self._core.sink.tidy)
+
     @property
     def stalled(self) -> bool:
-        """Whether the log cannot be written. Nothing moves until it can; `step` tries again."""
+        """Whether the disk of the log is full. New requests are refused, what runs goes on while it can
+        be written; `step` looks for room again."""
         return bool(self._core.stalled)
 
     def check_stall(self, limit_s: float | None = None) -> None:
-        """Raise LogError when the log could not be written for `limit_s` (a minute). A server may
+        """Raise LogError when the disk was full and nothing moved for `limit_s` (a minute). A server may
         wait for room on the disk; a batch, or an engine that closes, should not wait for ever."""
         limit_s = STALL_LIMIT_S if limit_s is None else limit_s
         if self._stalled_since and time.monotonic() - self._stalled_since > limit_s:
             raise LogError(f"given up after {limit_s:g} seconds: {self._core.stalled}")
 
-    def _watch_stall(self) -> None:
+    def _watch_stall(self, *, moved: bool) -> None:
         if not self._core.stalled:
             self._stalled_since = 0.0
             return
         if not self._stalled_since:
-            self._stalled_since = time.monotonic()
             operator_log.warning("engine stalled", reason=self._core.stalled)
-        time.sleep(STALL_PAUSE_S)
+        if moved or not self._stalled_since:
+            self._stalled_since = time.monotonic()
+        if not moved:
+            time.sleep(STALL_PAUSE_S)
 
     @property
     def is_idle(self) -> bool:
@@ -208,7 +214,7 @@ class Engine:
             self._failure = str(engine_failed(error))
             raise
         self._failure = ""
-        self._watch_stall()
+        self._watch_stall(moved=bool(outputs))
         return [output for output in outputs if output is not None]
 
     def _mark_delivered(self) -> None:

@@ -1,4 +1,4 @@
-"""Forcing the log to the disk beside the engine, not in its way."""
+"""Forcing the log to the disk, and tidying it, beside the engine and not in its way."""
 
 import threading
 import time
@@ -10,13 +10,14 @@ SYNC_INTERVAL_S = 0.01
 
 
 class LogSyncer:
-    """Forces the log to the disk in the background, at most every 10 ms and only after a step.
+    """Calls `sync` and `tidy` in the background, at most every 10 ms and only after a step.
 
-    A killed process loses nothing without it; this is about power cuts.
+    A killed process loses nothing without it; `sync` (None: nobody asks for it) is about power cuts.
+    `tidy` packs full segments and lets old ones go.
     """
 
-    def __init__(self, sync: Callable[[], None]):
-        self._sync = sync
+    def __init__(self, sync: Callable[[], None] | None, tidy: Callable[[], None]):
+        self._sync, self._tidy = sync, tidy
         self._dirty = threading.Event()
         self._closing = False
         self._error: OSError | None = None
@@ -34,10 +35,12 @@ class LogSyncer:
             self._dirty.wait()
             self._dirty.clear()
             try:
-                self._sync()
+                if self._sync is not None:
+                    self._sync()
             except OSError as error:
                 self._error = error
                 return
+            self._tidy()
             time.sleep(SYNC_INTERVAL_S)
 
     def close(self) -> None:

@@ -119,7 +119,7 @@ class FakeBuilt:
         self.core.close()
 
 
-def builder(*, fail_at=None, **settings):
+def builder(*, fail_at=None, log_options=None, **settings):
     """A stand-in for mmengine.build.build. Settings are the engine's."""
 
     def build(model=None, *, config=None, log=None, stop_watcher_factory=None, **kwargs):
@@ -127,7 +127,7 @@ def builder(*, fail_at=None, **settings):
         values["max_model_len"] = min(values["max_model_len"], (values["num_blocks"] - 1) * 16)
         resolved = EngineConfig(eos_token_ids=(EOS,), **values)
         executor = EchoExecutor(stop_watcher_factory(EchoProcessor.tokenizer), fail_at)
-        sink = LogWriter(log) if log is not None else None
+        sink = LogWriter(log, **(log_options or {})) if log is not None else None
         return FakeBuilt(EngineCore(resolved, executor, sink=sink), executor, resolved)
 
     return build

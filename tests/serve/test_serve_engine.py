@@ -272,3 +272,12 @@ def test_a_closed_engine_refuses_and_closes_twice():
     assert engine.built.closed
     with pytest.raises(InvalidRequest, match="closed"):
         engine.submit("hello")
+
+
+def test_full_segments_are_packed_beside_the_engine(tmp_path, monkeypatch):
+    monkeypatch.setattr("mmengine.events.writer.TIDY_S", 0.0)
+    with Engine(builder=builder(log_options={"segment_bytes": 2000}), log=tmp_path / "log") as engine:
+        engine.generate([f"prompt {k}" for k in range(30)], max_tokens=20)
+        packed = list((tmp_path / "log").glob("*.zst"))
+    assert packed, "while it ran"
+    assert verify(tmp_path / "log").ok
