@@ -1,0 +1,242 @@
+"""From a log to the columns that the page shows: one entry a step, one lane a request.
+
+A lane is a row of segments: what state the request is in from a step on, and why it waits. What a row
+computes in a step is one token, unless `chunks` says otherwise.
+"""
+
+import heapq
+from array import array
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from mmengine.core.request_state import RequestState
+from mmengine.core.state import LOST, View
+from mmengine.events import vocabulary as ev
+from mmengine.events.codec import Record
+from mmengine.replay.checked import CheckedLog
+from mmengine.replay.reasons import Reason, Reasons
+from mmengine.replay.timeline import first_state, is_scheduling
+
+QUEUED, PREFILL, DECODE, PREEMPTED, SWAPPED, PASSED_OVER = range(6)  # states of a lane; the last has a row
+STATES = ("queued", "prefill", "decode", "preempted", "swapped", "running, got nothing")
+MAX_STEPS = 2_000_000
+MAX_SEGMENTS = 8_000_000
+REASONS_EVERY = 16  # steps, where nothing happened that could change them
+
+_BY_STEP = (
+    *("time_ns", "device_ns", "tokens", "rows", "running", "waiting", "free_blocks"),
+    *("encoder_used", "encoder_held", "encoded", "preempted", "admitted"),
+)
+
+
+class Lanes:
+    """Requests in order of arrival, and their segments. `end`: step, -1 while the log does not end it."""
+
+    def __init__(self) -> None:
+        self.ids: list[str] = []
+        self.ends: list[str] = []  # finish reason, with its detail
+        self.columns = {
+            name: array("i")
+            for name in ("start", "end", "prompt", "media", "embeds", "cached", "answer", "preemptions")
+        }
+        # Flat, in order of time; `lane` says whose.
+        self.segments = {name: array("i") for name in ("lane", "step", "state", "reason", "needed")}
+        self.by_id: dict[str, int] = {}
+        self._last: list[tuple[int, int, int]] = []
+
+    def arrive(self, event: ev.Queued, step: int) -> None:
+        lane = self.by_id[event.request_id] = len(self.ids)
+        self.ids.append(event.request_id)
+        self.ends.append("")
+        embeds = sum(item.num_embeds for item in event.media)
+        values = (step, -1, len(event.prompt) // 4, len(event.media), embeds, -1, 0, 0)
+        for column, value in zip(self.columns.values(), values, strict=True):
+            column.append(value)
+        self._last.append((-1, -1, -1))
+        self.enter(lane, step, QUEUED)
+
+    def enter(self, lane: int, step: int, state: int, reason: int = 0, needed: int = 0) -> None:
+        """The lane is in this state from `step` on."""
+        if self._last[lane] == (state, reason, needed) or len(self.segments["lane"]) >= MAX_SEGMENTS:
+            return
+        self._last[lane] = (state, reason, needed)
+        for column, value in zip(
+            self.segments.values(), (lane, step, state, reason, min(needed, 2**31 - 1)), strict=True
+        ):
+            column.append(value)
+
+    def state_of(self, lane: int) -> int:
+        return self._last[lane][0]
+
+    def finish(self, event: ev.Finished, step: int, known: RequestState, num_tokens: int) -> None:
+        lane = self.by_id.pop(event.request_id)
+        self.columns["end"][lane] = step
+        self.columns["answer"][lane] = num_tokens - known.num_prompt
+        self.ends[lane] = f"{event.reason}: {event.detail}" if event.detail else event.reason
+
+
+class Collector:
+    """Reads a log from its beginning to its end. `reasons`: the kinds that segments name, from 1 on."""
+
+    def __init__(self, log: CheckedLog):
+        self.log = log
+        self.state = first_state(log)
+        self._view = View(self.state)
+        self.lanes = Lanes()
+        self.steps = {name: array("q") for name in _BY_STEP}
+        self.chunks: list[np.ndarray] = []  # int32 [n, 3]: step, lane, tokens
+        self.reasons = [""]
+        self.notes: list[tuple[int, str]] = []  # what happened to the whole engine
+        self.first_step = -1
+        self.failed: list[int] = []
+        self._lane_of_row = np.full(log.config.max_num_seqs, -1, np.int32)
+        self._phase = np.full(log.config.max_num_seqs, -1, np.int8)
+        self._why: Reasons | None = None
+        self._stale = True  # reasons may have changed since they were asked
+        self._admitted = self._preempted = 0
+        self._in_flight: list[int] = []  # places in `steps`
+
+    def read(self, progress: Callable[[Record], None]) -> None:
+        for record in self.log:
+            with self.log.naming(record):
+                self._before(record)
+                self.log.apply(self.state, record.event)
+                self._after(record)
+            progress(record)
+        for name, lane in self.lanes.by_id.items():
+            known = self.state.requests[name]
+            count = len(known.tokens) if known.row < 0 else int(self.state.num_tokens[known.row])
+            self.lanes.columns["answer"][lane] = count - known.num_prompt
+
+    # Before a record is applied
+
+    def _before(self, record: Record) -> None:
+        state, event = self.state, record.event
+        if is_scheduling(state, event):
+            self._ask(event)
+        match event:
+            case ev.Dispatched() | ev.Executed() | ev.Failed() if state.is_open:
+                self._close_step(record)
+        match event:
+            case ev.Executed(device_ns=device_ns):
+                self.steps["device_ns"][self._in_flight.pop(0)] = device_ns
+            case ev.Failed(error=error):
+                self.failed += self._in_flight
+                self._in_flight.clear()
+                self.notes.append((record.step, f"the step failed: {error}"))
+            case ev.Stalled(kind=kind, detail=detail):
+                self.notes.append((record.step, f"{kind}: {detail}"))
+            case ev.CacheReset():
+                self.notes.append((record.step, "the prefix cache was reset"))
+            case ev.Finished(request_id=name) if name in state.requests:
+                known = state.requests[name]
+                count = len(known.tokens) if known.row < 0 else int(state.num_tokens[known.row])
+                self.lanes.finish(event, state.step, known, count)
+                self._stale = True
+            case ev.Preempted(row=row):
+                self._preempted += bool(state.ended[row] != LOST)
+
+    def _ask(self, event: ev.Event) -> None:
+        """Reasons are taken while the step is decided. In a step like the one before, with nobody new,
+        they are as they were."""
+        state = self.state
+        same = isinstance(event, ev.Scheduled) and event.rows is None and not event.encode
+        everyone = len(state.running) == len(state.last_rows)
+        if same and everyone and not (state.waiting and (self._stale or state.step % REASONS_EVERY == 0)):
+            return
+        self._why = self._why or Reasons(self._view)
+        self._why.before(event)
+
+    def _close_step(self, record: Record) -> None:
+        """The open step is decided: its batch, and who is not in it."""
+        state = self.state
+        if self.first_step < 0:
+            self.first_step = state.step
+        self._in_flight.append(len(self.steps["rows"]))
+        rows = state.step_rows
+        encoded = sum(request.media[index].num_embeds for _, request, index in state.step_encoded)
+        values = (
+            *(record.mono_ns, 0, state.config.token_budget - state.tokens_left, len(rows)),
+            *(len(state.running), len(state.waiting), state.blocks.num_free, state.encoder.used),
+            *(state.encoder.used - state.encoder.idle_size, encoded, self._preempted, self._admitted),
+        )
+        for column, value in zip(self.steps.values(), values, strict=True):
+            column.append(value)
+        self._admitted = self._preempted = 0
+        self._place(rows)
+        if self._why is not None:
+            for reason in self._why.at_end():
+                self._wait(reason)
+            self._why, self._stale = None, False
+
+    def _place(self, rows: np.ndarray) -> None:
+        """Segments of the rows in the step that change their state, and chunks of other than one token."""
+        state = self.state
+        scheduled = state.scheduled[rows]
+        before = state.num_computed[rows] - scheduled
+        behind = state.num_tokens[rows] + state.num_pending[rows] - before
+        phase = np.where(behind > 1, PREFILL, DECODE).astype(np.int8)
+        for place in (phase != self._phase[rows]).nonzero()[0].tolist():
+            self.lanes.enter(int(self._lane_of_row[rows[place]]), state.step, int(phase[place]))
+        self._phase[rows] = phase
+        other = (scheduled != 1).nonzero()[0]
+        if len(other):
+            numbers = np.full(len(other), state.step)
+            self.chunks.append(
+                np.stack((numbers, self._lane_of_row[rows[other]], scheduled[other]), axis=1).astype(np.int32)
+            )
+
+    def _wait(self, reason: Reason) -> None:
+        lane = self.lanes.by_id[reason.request_id]
+        known = self.state.requests[reason.request_id]
+        if known.row >= 0:
+            self._phase[known.row] = PASSED_OVER
+        state = PASSED_OVER if known.row >= 0 else self.lanes.state_of(lane)
+        if reason.kind not in self.reasons:
+            self.reasons.append(reason.kind)
+        self.lanes.enter(lane, self.state.step, state, self.reasons.index(reason.kind), reason.needed)
+
+    # After it was applied
+
+    def _after(self, record: Record) -> None:
+        state, event = self.state, record.event
+        match event:
+            case ev.Queued():
+                self.lanes.arrive(event, state.step)
+                self._stale = True
+            case ev.Admitted(request_id=name, row=row):
+                lane = self._lane_of_row[row] = self.lanes.by_id[name]
+                self._phase[row] = -1
+                self._admitted += 1
+                self._stale = True
+                if self.lanes.columns["cached"][lane] < 0:
+                    self.lanes.columns["cached"][lane] = state.requests[name].num_cached
+            case ev.Preempted(request_id=name, mode=mode):
+                lane = self.lanes.by_id[name]
+                self.lanes.columns["preemptions"][lane] += 1
+                self.lanes.enter(lane, state.step, SWAPPED if mode == "swap" else PREEMPTED)
+                self._stale = True
+            case ev.GrammarReady() | ev.GrammarFailed() | ev.Cancelled():
+                self._stale = True
+
+
+def slots_of(start: np.ndarray, end: np.ndarray) -> np.ndarray:
+    """Where each lane is drawn, int32: the first line that is free from its start to its end. Both
+    ascend with the lanes' order of arrival, or are the log's end."""
+    slots, free, busy = np.zeros(len(start), np.int32), [], []
+    for lane, (first, last) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):
+        while busy and busy[0][0] <= first:
+            heapq.heappush(free, heapq.heappop(busy)[1])
+        slot = heapq.heappop(free) if free else len(busy)
+        slots[lane] = slot
+        heapq.heappush(busy, (max(last, first + 1), slot))
+    return slots
+
+
+def collect(folder: Path, progress: Callable[[Record], None] = lambda record: None) -> Collector:
+    """Everything that the page shows of a log. Raises what `verify` raises."""
+    collector = Collector(CheckedLog(folder))
+    collector.read(progress)
+    return collector

@@ -1,0 +1,117 @@
+// The log's columns as typed arrays, and how to look things up in them.
+
+async function readData() {
+  const text = document.getElementById("data").textContent;
+  const packed = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
+  const buffer = await new Response(stream).arrayBuffer();
+  const headLength = new DataView(buffer).getInt32(0, true);
+  const data = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, headLength)));
+  const types = { int32: Int32Array, float64: Float64Array };
+  for (const [name, place] of Object.entries(data.columns)) {
+    data[name] = new types[place.type](buffer, 4 + headLength + place.offset, place.length);
+  }
+  data.numSteps = data.step_rows.length;
+  data.numLanes = data.ids.length;
+  data.numSlots = data.lane_slot.reduce((most, slot) => Math.max(most, slot + 1), 1);
+  data.bySlot = groupBySlot(data);
+  return data;
+}
+
+// Lanes of each slot in order of time: `lanes` flat, slot s has [starts[s], starts[s + 1]).
+function groupBySlot(data) {
+  const starts = new Int32Array(data.numSlots + 1);
+  for (const slot of data.lane_slot) starts[slot + 1]++;
+  for (let slot = 0; slot < data.numSlots; slot++) starts[slot + 1] += starts[slot];
+  const next = starts.slice(), lanes = new Int32Array(data.numLanes);
+  for (let lane = 0; lane < data.numLanes; lane++) lanes[next[data.lane_slot[lane]]++] = lane;
+  return { starts, lanes };
+}
+
+// The last place in [low, high) whose value is at most `value`; low - 1 when there is none.
+function lastAtMost(column, low, high, value) {
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (column[middle] <= value) low = middle + 1;
+    else high = middle;
+  }
+  return low - 1;
+}
+
+// The segment in which a lane is at a step, or -1.
+function segmentAt(data, lane, step) {
+  if (step < data.lane_start[lane] || step >= data.lane_end[lane]) return -1;
+  const first = data.lane_segments[lane];
+  const place = lastAtMost(data.segment_step, first, data.lane_segments[lane + 1], step);
+  return place < first ? -1 : place;
+}
+
+// The lane drawn in a slot at a step, or -1.
+function laneAt(data, slot, step) {
+  if (slot < 0 || slot >= data.numSlots) return -1;
+  const { starts, lanes } = data.bySlot;
+  let low = starts[slot], high = starts[slot + 1];
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (data.lane_start[lanes[middle]] <= step) low = middle + 1;
+    else high = middle;
+  }
+  const lane = lanes[low - 1];
+  return low > starts[slot] && Math.max(data.lane_end[lane], data.lane_start[lane] + 1) > step ? lane : -1;
+}
+
+// Tokens that a lane computes in a step: one, unless the log says otherwise.
+function tokensAt(data, step) {
+  const tokens = new Map();
+  let place = lastAtMost(data.chunk_step, 0, data.chunk_step.length, step);
+  for (; place >= 0 && data.chunk_step[place] === step; place--) {
+    tokens.set(data.chunk_lane[place], data.chunk_tokens[place]);
+  }
+  return tokens;
+}
+
+// Who is in a step's batch, and who waits, in order of arrival: [{ lane, segment }].
+function stepAt(data, step) {
+  const batch = [], waiting = [];
+  for (let lane = 0; lane < data.numLanes; lane++) {
+    if (data.lane_start[lane] > step) break; // lanes are in order of arrival
+    const segment = segmentAt(data, lane, step);
+    if (segment < 0) continue;
+    const state = data.segment_state[segment];
+    (state === PREFILL || state === DECODE ? batch : waiting).push({ lane, segment });
+  }
+  return { batch, waiting };
+}
+
+// Sums and maxima over 1, 2, 4, … steps, so that a pixel reads a few numbers however many steps it covers.
+class Pyramid {
+  constructor(values) {
+    this.length = values.length;
+    this.sums = [Float64Array.from(values)];
+    this.most = [this.sums[0]];
+    while (this.sums.at(-1).length > 1) {
+      const sums = this.sums.at(-1), most = this.most.at(-1), half = (sums.length + 1) >> 1;
+      const nextSums = new Float64Array(half), nextMost = new Float64Array(half);
+      for (let place = 0; place < half; place++) {
+        const left = 2 * place, right = Math.min(left + 1, sums.length - 1);
+        nextSums[place] = sums[left] + (right > left ? sums[right] : 0);
+        nextMost[place] = Math.max(most[left], most[right]);
+      }
+      this.sums.push(nextSums);
+      this.most.push(nextMost);
+    }
+  }
+
+  // { mean, most } of steps [first, last).
+  over(first, last) {
+    let low = Math.max(0, first), high = Math.min(this.length, last), sum = 0, most = -Infinity;
+    const count = high - low;
+    for (let level = 0; low < high; level++) {
+      if (low & 1) { sum += this.sums[level][low]; most = Math.max(most, this.most[level][low]); low++; }
+      if (high & 1) { high--; sum += this.sums[level][high]; most = Math.max(most, this.most[level][high]); }
+      low >>= 1;
+      high >>= 1;
+    }
+    return { mean: count > 0 ? sum / count : 0, most: count > 0 ? most : 0 };
+  }
+}

@@ -1,0 +1,143 @@
+// The lanes: written pixel by pixel, so that a frame costs the same whether it shows 100 steps or 100,000.
+
+class LaneChart {
+  constructor(canvas, view) {
+    this.canvas = canvas;
+    this.view = view;
+    this.context = canvas.getContext("2d");
+  }
+
+  resize() {
+    this.scale = window.devicePixelRatio || 1;
+    const { width, height } = this.canvas.getBoundingClientRect();
+    this.canvas.width = Math.max(1, Math.round(width * this.scale));
+    this.canvas.height = Math.max(1, Math.round(height * this.scale));
+    this.image = this.context.createImageData(this.canvas.width, this.canvas.height);
+    this.pixels = new Uint32Array(this.image.data.buffer);
+    this.view.width = width;
+    this.view.height = height;
+  }
+
+  recolour(style) {
+    this.colours = STATE_CLASSES.map((name) => pixelOf(style.getPropertyValue(`--${name}`)));
+    this.back = pixelOf(style.getPropertyValue("--card"));
+    this.text = style.getPropertyValue("--text");
+    this.mark = style.getPropertyValue("--mark");
+    this.bad = style.getPropertyValue("--preempted");
+    this.bright = style.getPropertyValue("--card");
+  }
+
+  draw() {
+    const { view, pixels, canvas } = this, { data } = view;
+    pixels.fill(this.back);
+    const slotHeight = view.slotHeight * this.scale;
+    const gap = slotHeight >= 4 ? Math.min(3, Math.round(slotHeight * 0.2)) : 0;
+    const firstSlot = Math.max(0, Math.floor(view.top));
+    const lastSlot = Math.min(data.numSlots, Math.ceil(view.bottom));
+    for (let slot = firstSlot; slot < lastSlot; slot++) {
+      const top = Math.round((slot - view.top) * slotHeight);
+      const bottom = Math.max(top + 1, Math.round((slot + 1 - view.top) * slotHeight) - gap);
+      this.drawSlot(slot, Math.max(0, top), Math.min(canvas.height, bottom));
+    }
+    this.context.putImageData(this.image, 0, 0);
+    this.drawOver(slotHeight, gap, firstSlot, lastSlot);
+  }
+
+  drawSlot(slot, top, bottom) {
+    const { view } = this, { data } = view, { starts, lanes } = data.bySlot;
+    const scale = view.stepWidth * this.scale, left = GUTTER * this.scale - view.first * scale;
+    let low = starts[slot], high = starts[slot + 1];
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (data.lane_end[lanes[middle]] < view.first) low = middle + 1;
+      else high = middle;
+    }
+    for (let place = low; place < starts[slot + 1]; place++) {
+      const lane = lanes[place];
+      if (data.lane_start[lane] >= view.last) break;
+      this.drawLane(lane, top, bottom, scale, left);
+    }
+  }
+
+  drawLane(lane, top, bottom, scale, left) {
+    const { data } = this.view, end = data.lane_end[lane];
+    const last = data.lane_segments[lane + 1];
+    const seen = lastAtMost(data.segment_step, data.lane_segments[lane], last, this.view.first);
+    let segment = Math.max(data.lane_segments[lane], seen), drawn = -1;
+    while (segment < last) {
+      const state = data.segment_state[segment], from = data.segment_step[segment];
+      let next = segment + 1; // segments that differ in their reason only look the same
+      while (next < last && data.segment_state[next] === state) next++;
+      const to = next < last ? data.segment_step[next] : end;
+      const x0 = Math.floor(left + from * scale), x1 = Math.max(Math.floor(left + to * scale), x0 + 1);
+      // What is narrower than a pixel shows where nothing else does, a preemption wherever it is.
+      if (x1 > drawn || state === PREEMPTED || state === SWAPPED) this.fill(x0, x1, top, bottom, state);
+      drawn = Math.max(drawn, x1);
+      if (from > this.view.last) break;
+      segment = next;
+    }
+  }
+
+  fill(x0, x1, top, bottom, state) {
+    const { width } = this.canvas, colour = this.colours[state];
+    const low = Math.max(0, x0), high = Math.min(width, x1);
+    const from = state === QUEUED && bottom - top > 6 ? top + Math.floor((bottom - top) / 3) : top;
+    const to = from > top ? bottom - Math.floor((bottom - top) / 3) : bottom;
+    if (low >= high) return;
+    for (let y = from; y < to; y++) this.pixels.fill(colour, y * width + low, y * width + high);
+  }
+
+  // Names, ends, the chosen lane and the chosen step.
+  drawOver(slotHeight, gap, firstSlot, lastSlot) {
+    const { context, view, scale } = this, { data } = view;
+    context.save();
+    context.scale(scale, scale);
+    const height = slotHeight / scale;
+    if (height >= 12) this.drawNames(height, firstSlot, lastSlot);
+    if (view.lane >= 0) {
+      const y = (data.lane_slot[view.lane] - view.top) * height;
+      const x0 = view.x(data.lane_start[view.lane]), x1 = view.x(data.lane_end[view.lane]);
+      context.strokeStyle = this.mark;
+      context.lineWidth = 1.5;
+      context.strokeRect(x0 - 1, y - 1, Math.max(x1 - x0, 2) + 2, Math.max(height - gap / scale, 2) + 2);
+    }
+    drawCursor(context, view, this.mark, view.height);
+    context.restore();
+  }
+
+  drawNames(height, firstSlot, lastSlot) {
+    const { context, view } = this, { data } = view;
+    context.font = `${Math.min(12, Math.round(height * 0.62))}px system-ui, "DejaVu Sans", sans-serif`;
+    context.textBaseline = "middle";
+    for (let slot = firstSlot; slot < lastSlot; slot++) {
+      const { starts, lanes } = data.bySlot;
+      for (let place = starts[slot]; place < starts[slot + 1]; place++) {
+        const lane = lanes[place];
+        if (data.lane_start[lane] >= view.last) break;
+        const x0 = Math.max(view.x(data.lane_start[lane]), 4), x1 = view.x(data.lane_end[lane]);
+        if (x1 - x0 < 46) continue;
+        context.save();
+        context.beginPath();
+        context.rect(x0, (slot - view.top) * height, x1 - x0 - 4, height);
+        context.clip();
+        context.fillStyle = this.text;
+        context.fillText(data.ids[lane].slice(0, 80), x0 + 5, (slot - view.top + 0.45) * height);
+        context.restore();
+      }
+    }
+  }
+}
+
+function drawCursor(context, view, colour, height) {
+  const x = view.x(view.step), width = Math.max(view.stepWidth, 1);
+  context.globalAlpha = width > 3 ? 0.18 : 0.75;
+  context.fillStyle = colour;
+  context.fillRect(x, 0, width, height);
+  context.globalAlpha = 1;
+}
+
+// "#rrggbb" as one pixel of an ImageData on a little-endian machine.
+function pixelOf(colour) {
+  const value = parseInt(colour.trim().slice(1), 16);
+  return ((255 << 24) | ((value & 255) << 16) | (value & 0xff00) | (value >> 16)) >>> 0;
+}

@@ -1,0 +1,155 @@
+// What is written beside the charts. A log's texts go in as text only.
+
+const MOST_ROWS = 60;
+
+function element(tag, properties = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties)) {
+    if (name === "width") made.style.width = value;
+    else if (name === "click") made.addEventListener("click", value);
+    else made[name] = value;
+  }
+  made.append(...children);
+  return made;
+}
+
+function drawPanel(panel, view, choose) {
+  const { data, step } = view;
+  const parts = [
+    element("h2", {}, `Step ${formatCount(step + data.first_step)}`),
+    element("p", { className: "when" }, whenOf(data, step)),
+    ...notesAt(data, step).map((note) => element("p", { className: "note" }, note)),
+    ...metersOf(data, step),
+  ];
+  const { batch, waiting } = stepAt(data, step);
+  const tokens = tokensAt(data, step);
+  parts.push(
+    ...tableOf(`In the batch (${batch.length})`, batch, ({ lane, segment }) => [
+      `${formatCount(tokens.get(lane) ?? 1)} ${data.states[data.segment_state[segment]]}`,
+    ], view, choose),
+    ...tableOf(`Waiting (${waiting.length})`, waiting, ({ segment }) => [
+      reasonOf(data, segment, firstThatDoesNotFit(data, waiting)),
+    ], view, choose),
+  );
+  if (view.lane >= 0) parts.push(...lifeOf(data, view.lane, choose));
+  panel.replaceChildren(...parts);
+}
+
+function whenOf(data, step) {
+  const parts = [`${formatMs(data.step_time_ms[step])} after the first step`];
+  parts.push(data.step_failed[step] ? "the step failed" : `${formatMs(data.step_device_ms[step])} on the device`);
+  return parts.join(", ");
+}
+
+function notesAt(data, step) {
+  const number = step + data.first_step, end = data.numSteps - 1;
+  return data.notes
+    .filter(([at]) => at === number || (step === end && at > number))
+    .slice(0, 4)
+    .map(([, text]) => text);
+}
+
+function metersOf(data, step) {
+  const { config } = data, blocks = config.num_blocks - 1;
+  const rows = [
+    ["tokens", data.step_tokens[step], config.token_budget],
+    ["rows", data.step_rows[step], config.max_num_seqs],
+    ["KV blocks", blocks - data.step_free_blocks[step], blocks],
+    ["encoder held", data.step_encoder_held[step], config.encoder_cache_size],
+    ["encoded", data.step_encoded[step], config.encoder_budget],
+  ];
+  return rows.map(([name, used, whole]) =>
+    element(
+      "div",
+      { className: "meter" },
+      element("span", {}, name),
+      element("div", { className: "bar" }, element("i", { width: `${Math.min(100, (100 * used) / Math.max(whole, 1))}%` })),
+      element("span", { className: "number" }, `${formatCount(used)} / ${formatCount(whole)}`),
+    ),
+  );
+}
+
+function tableOf(title, entries, cells, view, choose) {
+  const { data } = view, parts = [element("h3", {}, title)];
+  const rows = entries.slice(0, MOST_ROWS).map((entry) => {
+    const state = data.segment_state[entry.segment];
+    return element(
+      "tr",
+      { className: entry.lane === view.lane ? "chosen" : "", click: () => choose(entry.lane) },
+      element("td", {}, element("i", { className: `dot ${STATE_CLASSES[state]}` })),
+      element("td", { className: "name", title: data.ids[entry.lane] }, data.ids[entry.lane]),
+      ...cells(entry).map((text) => element("td", {}, text)),
+    );
+  });
+  parts.push(element("table", {}, element("tbody", {}, ...rows)));
+  if (entries.length > MOST_ROWS) {
+    parts.push(element("p", { className: "more" }, `and ${formatCount(entries.length - MOST_ROWS)} more`));
+  }
+  return parts;
+}
+
+// Who holds back those behind: the first without a row that lacks blocks or tokens. Its id, or "another".
+function firstThatDoesNotFit(data, waiting) {
+  const first = waiting.find(({ segment }) => {
+    const kind = data.reasons[data.segment_reason[segment]];
+    return data.segment_state[segment] !== PASSED_OVER && (kind === "blocks" || kind === "token budget");
+  });
+  return first ? data.ids[first.lane] : "another";
+}
+
+// Why a lane gets nothing in a segment, in a few words. `ahead`: who comes first.
+function reasonOf(data, segment, ahead = "another") {
+  const kind = data.reasons[data.segment_reason[segment]], needed = formatCount(data.segment_needed[segment]);
+  const sentences = {
+    "": "arrived",
+    blocks: `needs ${needed} free blocks`,
+    rows: "all rows are taken",
+    "token budget": "the token budget is spent",
+    "encoder budget": `needs ${needed} of the encoder budget`,
+    "encoder cache": `needs ${needed} of the encoder cache`,
+    grammar: "its grammar is not compiled yet",
+    "group prefill": "another computes the prompt they share",
+    behind: `behind ${ahead}`,
+    "in flight": "its last token is still in flight",
+    "gave way": "was preempted in this step",
+    "preempting step": "nobody starts in a step that preempts",
+    "prefill first": "prompts go first",
+  };
+  return sentences[kind] ?? kind;
+}
+
+function lifeOf(data, lane, choose) {
+  const end = data.lane_end[lane] < data.numSteps || data.ends[lane] ? data.ends[lane] || "ended" : "no end in this log";
+  const facts = [
+    `${formatCount(data.lane_prompt[lane])} prompt tokens`,
+    `${formatCount(Math.max(0, data.lane_cached[lane]))} of them cached`,
+    data.lane_media[lane] ? `${data.lane_media[lane]} media, ${formatCount(data.lane_embeds[lane])} embeddings` : "no media",
+    `${formatCount(data.lane_answer[lane])} tokens of answer`,
+    `${data.lane_preemptions[lane]} preemptions`,
+    end,
+  ];
+  const rows = [], last = data.lane_segments[lane + 1];
+  let before = "";
+  for (let segment = data.lane_segments[lane]; segment < last && rows.length < MOST_ROWS; segment++) {
+    const state = data.segment_state[segment], step = data.segment_step[segment];
+    const waits = state !== PREFILL && state !== DECODE;
+    const text = `${data.states[state]}${waits && data.segment_reason[segment] ? `: ${reasonOf(data, segment)}` : ""}`;
+    if (text === before) continue;
+    before = text;
+    rows.push(
+      element(
+        "tr",
+        { click: () => choose(lane, step) },
+        element("td", {}, element("i", { className: `dot ${STATE_CLASSES[state]}` })),
+        element("td", { className: "number" }, formatCount(step + data.first_step)),
+        element("td", {}, text),
+      ),
+    );
+  }
+  return [
+    element("h3", {}, "Request"),
+    element("b", {}, data.ids[lane]),
+    element("p", { className: "more" }, facts.join(" · ")),
+    element("table", {}, element("tbody", {}, ...rows)),
+  ];
+}

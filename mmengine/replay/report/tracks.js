@@ -1,0 +1,145 @@
+// Curves under the lanes: memory, budgets and queues over the same stretch of steps.
+
+const TRACK_GAP = 8, AXIS = 20;
+
+class TrackChart {
+  constructor(canvas, view) {
+    this.canvas = canvas;
+    this.view = view;
+    this.context = canvas.getContext("2d");
+    this.tracks = tracksOf(view.data);
+  }
+
+  resize() {
+    this.scale = window.devicePixelRatio || 1;
+    const { width, height } = this.canvas.getBoundingClientRect();
+    this.canvas.width = Math.max(1, Math.round(width * this.scale));
+    this.canvas.height = Math.max(1, Math.round(height * this.scale));
+    this.width = width;
+    this.height = height;
+  }
+
+  recolour(style) {
+    this.style = Object.fromEntries(
+      ["text", "faint", "line", "mark", "shade", ...STATE_CLASSES, "good"].map((name) => [
+        name,
+        style.getPropertyValue(`--${name}`),
+      ]),
+    );
+  }
+
+  draw() {
+    const { context, tracks } = this;
+    context.setTransform(this.scale, 0, 0, this.scale, 0, 0);
+    context.clearRect(0, 0, this.width, this.height);
+    const height = (this.height - AXIS - 4) / tracks.length;
+    tracks.forEach((track, number) => this.drawTrack(track, 4 + number * height, height - TRACK_GAP));
+    this.drawAxis();
+    drawCursor(context, this.view, this.style.mark, this.height - AXIS);
+  }
+
+  drawTrack(track, top, height) {
+    const { context, view, style } = this;
+    context.fillStyle = style.shade;
+    context.fillRect(GUTTER, top, view.inner, height);
+    const scale = height / Math.max(track.whole, 1);
+    for (const { pyramid, colour, share } of track.curves) {
+      this.drawCurve(pyramid, top, height, scale, style[colour], share);
+    }
+    context.font = '11px system-ui, "DejaVu Sans", sans-serif';
+    context.textBaseline = "top";
+    this.drawLabel(track.name, GUTTER + 5, top + 3, "left");
+    this.drawLabel(track.now(view.step), GUTTER + view.inner - 5, top + 3, "right");
+  }
+
+  // The largest value of each pixel's steps pale, their mean strong.
+  drawCurve(pyramid, top, height, scale, colour, share) {
+    const { context, view } = this;
+    const bottom = top + height;
+    context.fillStyle = colour;
+    const wide = view.stepWidth > 1 ? view.stepWidth : 1;
+    for (let x = GUTTER; x < GUTTER + view.inner; x += wide) {
+      const step = view.stepWidth > 1 ? Math.floor(view.stepAt(x + 1e-6)) : view.stepAt(x);
+      const first = Math.floor(step), last = Math.max(first + 1, Math.floor(view.stepAt(x + wide)));
+      if (last <= 0 || first >= pyramid.length) continue;
+      const { mean, most } = pyramid.over(first, view.stepWidth > 1 ? first + 1 : last);
+      const left = view.stepWidth > 1 ? Math.max(view.x(first), GUTTER) : x;
+      context.globalAlpha = 0.3 * share;
+      context.fillRect(left, bottom - most * scale, wide, (most - mean) * scale);
+      context.globalAlpha = share;
+      context.fillRect(left, bottom - mean * scale, wide, mean * scale);
+    }
+    context.globalAlpha = 1;
+  }
+
+  drawLabel(text, x, y, align) {
+    const { context, style } = this;
+    context.textAlign = align;
+    context.lineWidth = 3;
+    context.lineJoin = "round";
+    context.strokeStyle = style.shade;
+    context.strokeText(text, x, y);
+    context.fillStyle = style.text;
+    context.fillText(text, x, y);
+    context.textAlign = "left";
+  }
+
+  drawAxis() {
+    const { context, view, style } = this, { data } = view;
+    const wanted = (view.last - view.first) / Math.max(2, view.inner / 110);
+    const power = 10 ** Math.floor(Math.log10(wanted));
+    const each = Math.max(1, power * [1, 2, 5, 10].find((times) => times * power >= wanted));
+    context.fillStyle = style.faint;
+    context.font = '11px system-ui, "DejaVu Sans", sans-serif';
+    context.textBaseline = "bottom";
+    for (let step = Math.ceil(view.first / each) * each; step < view.last; step += each) {
+      if (step < 0 || step >= data.numSteps) continue;
+      const x = view.x(step);
+      context.fillRect(x, this.height - AXIS, 1, 4);
+      const text = `${formatCount(step + data.first_step)}  ·  ${formatMs(data.step_time_ms[step])}`;
+      if (x + 100 < this.width) context.fillText(text, x + 3, this.height - 3);
+    }
+  }
+}
+
+// Curves of a track are drawn over one another, the largest first; `now` says the values of a step.
+function tracksOf(data) {
+  const { config } = data, blocks = config.num_blocks - 1, count = formatCount;
+  const used = data.step_free_blocks.map((free) => blocks - free);
+  const present = data.step_running.map((running, step) => running + data.step_waiting[step]);
+  const most = present.reduce((high, value) => Math.max(high, value), 1);
+  const curve = (values, colour, share = 0.85) => ({ pyramid: new Pyramid(values), colour, share });
+  const held = data.step_encoder_held, kept = data.step_encoder_used;
+  return [
+    {
+      name: "KV blocks in use",
+      whole: blocks,
+      now: (step) => `${count(used[step])} of ${count(blocks)}`,
+      curves: [curve(used, "decode")],
+    },
+    {
+      name: "encoder cache: held, and kept",
+      whole: config.encoder_cache_size,
+      now: (step) => `${count(held[step])} held, ${count(kept[step] - held[step])} kept, of ${count(config.encoder_cache_size)}`,
+      curves: [curve(kept, "queued", 0.9), curve(held, "swapped")],
+    },
+    {
+      name: "token budget",
+      whole: config.token_budget,
+      now: (step) => `${count(data.step_tokens[step])} of ${count(config.token_budget)}`,
+      curves: [curve(data.step_tokens, "prefill")],
+    },
+    {
+      name: "encoder budget",
+      whole: config.encoder_budget,
+      now: (step) => `${count(data.step_encoded[step])} of ${count(config.encoder_budget)}`,
+      curves: [curve(data.step_encoded, "good")],
+    },
+    {
+      name: "running, and waiting",
+      whole: most,
+      now: (step) => `${count(data.step_running[step])} run, ${count(data.step_waiting[step])} wait`,
+      curves: [curve(present, "queued", 0.9), curve(data.step_running, "decode")],
+    },
+  ];
+}
