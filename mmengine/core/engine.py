@@ -331,7 +331,7 @@ def _check_result(result: StepResult, state: State, sampled: np.ndarray) -> None
         if not fits or result.drafts is None or len(result.drafts) != int(counts.sum()):
             raise ExecutorFailed(f"the executor proposed drafts that do not fit num_draft_tokens {most}")
     for entries in (result.stops, result.errors, result.logprobs):
-        if any(not 0 <= index < num_sampled for index, _ in entries):
+        if entries and any(not 0 <= index < num_sampled for index, _ in entries):
             raise ExecutorFailed(f"the executor names a row beyond the {num_sampled} that sampled")
 
 

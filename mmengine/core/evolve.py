@@ -70,7 +70,8 @@ def _scheduled(state: State, event: ev.Scheduled) -> None:
     if event.rows is not None:
         rows = np.frombuffer(event.rows, np.int32).astype(np.intp)
     num_tokens = 1 if event.num_tokens is None else np.frombuffer(event.num_tokens, np.int32)
-    encode(state, event.encode, event.evict)
+    if event.encode or event.evict:
+        encode(state, event.encode, event.evict)
     if event.new_blocks:
         deal_blocks(state, rows, num_tokens, np.frombuffer(event.new_blocks, np.int32))
     if state.config.compat and len(rows):

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
 import numpy as np
 
 from mmengine.request import Request
@@ -39,8 +40,7 @@ class MediaSpan:
     length: int
 
 
-@dataclass(frozen=True, slots=True)
-class StepPlan:
+class StepPlan(msgspec.Struct, frozen=True, eq=False):
     """One step, for an executor. n scheduled rows, t = num_scheduled.sum() tokens, s sampling rows.
 
     The arrays are the executor's own: nothing else writes them after dispatch.

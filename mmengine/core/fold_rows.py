@@ -73,27 +73,28 @@ def compute(state: State, rows: np.ndarray, num_tokens: np.ndarray | int) -> Non
     each = isinstance(num_tokens, int)
     state.tokens_left -= num_tokens * len(rows) if each else int(num_tokens.sum())
     if state.config.enable_prefix_caching:
-        ripe = (after >= (state.num_filled[rows] + 1) * state.block_size).nonzero()[0]
+        full = after // state.block_size
+        ripe = (full > state.num_filled[rows]).nonzero()[0]
         if len(ripe):
-            _fill_blocks(state, rows[ripe], after[ripe])
+            _fill_blocks(state, rows[ripe], full[ripe])
     if state.num_with_media:
         for row in rows[state.next_media[rows] < after + bool(state.config.lookahead_tokens)].tolist():
             reference_media(state, row)
 
 
-def _fill_blocks(state: State, rows: np.ndarray, computed: np.ndarray) -> None:
-    """Record the content of blocks that are full once `computed` tokens are. What holds drafts, or
-    tokens that are not known yet, does not count. Rows that fill one plain block go together; the others
-    go one by one."""
-    size, spare = state.block_size, state.content_width - state.block_size
-    known = np.minimum(computed, state.num_tokens[rows] - spare)
-    first = state.num_filled[rows]
-    filled = np.maximum(known // size, first)
-    state.num_filled[rows] = filled
-    plain = (filled - first == 1) & (first * size >= state.plain_from[rows])
+def _fill_blocks(state: State, rows: np.ndarray, full: np.ndarray) -> None:
+    """Record the content of the first `full` blocks of each row, as far as it is not yet. Rows that fill
+    one plain block go together; the others go one by one."""
+    config, size, first = state.config, state.block_size, state.num_filled[rows]
+    if config.num_draft_tokens or config.lookahead_tokens or config.max_in_flight > 1:
+        # Tokens that are drafts, or that nobody knows yet, do not count.
+        known = state.num_tokens[rows] - (state.content_width - size)
+        full = np.maximum(np.minimum(full, known // size), first)
+    state.num_filled[rows] = full
+    plain = (full - first == 1) & (first * size >= state.plain_from[rows])
     others = ()
     if np.count_nonzero(plain) < len(rows):
-        others = np.stack((rows, first, filled), axis=1)[~plain & (filled > first)].tolist()
+        others = np.stack((rows, first, full), axis=1)[~plain & (full > first)].tolist()
         rows, first = rows[plain], first[plain]
     if len(rows):
         blocks = state.block_table[rows, first]

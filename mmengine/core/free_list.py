@@ -32,7 +32,7 @@ class FreeList:
         else:
             line, stamps = self._queue[self._head : self._tail], self._queue_stamp[self._head : self._tail]
         chosen = line[:count]
-        if count <= len(line) and (self._no_dead_entry() or self._all_live(chosen, stamps[:count])):
+        if count <= len(line) and (self._no_dead_entry() or self._is_live(chosen, stamps[:count]).all()):
             return chosen.copy()
         return self.order(count)
 
@@ -109,9 +109,6 @@ class FreeList:
 
     def _is_live(self, blocks: np.ndarray, stamps: np.ndarray) -> np.ndarray:
         return self._stamp[blocks] == stamps
-
-    def _all_live(self, blocks: np.ndarray, stamps: np.ndarray) -> bool:
-        return np.count_nonzero(self._is_live(blocks, stamps)) == len(blocks)
 
     def _trim(self) -> None:
         """Drop dead entries from both ends that are read first."""

@@ -26,12 +26,15 @@ class Output:
     logprobs: list[tuple[tuple[int, float], ...]] | None = None
 
 
+_NO_REQUESTS, _NO_TOKENS = np.zeros(0, object), np.zeros(0, np.int32)
+
+
 class Outputs:
     """Gathers the events of a step; iterating gives one Output for each request that changed."""
 
     def __init__(self) -> None:
-        self._requests = np.zeros(0, object)  # of RequestState
-        self._tokens = np.zeros(0, np.int32)  # of all of them, one after the other
+        self._requests = _NO_REQUESTS  # of RequestState
+        self._tokens = _NO_TOKENS  # of all of them, one after the other
         self._counts: np.ndarray | None = None  # tokens of each; None: one
         self._logprobs: dict[int, tuple[tuple[int, float], ...]] = {}
         self._ends: dict[str, tuple[ev.Finished, int]] = {}

@@ -14,7 +14,8 @@ import numpy as np
 NO_CONTENT = -1
 ROOT = 0  # the content id before the first block
 _MASK = 2**64 - 1
-_MANY = 8  # blocks from which on one by one costs more than all at once
+_FEW = 4  # rows below which one by one costs less than columns
+_MANY = 8  # blocks of a row from which on one by one costs more than all at once
 _PARENT_FACTOR = 0x9E3779B97F4A7C15
 
 
@@ -53,7 +54,10 @@ class PrefixIndex:
         )
 
     def insert(self, block: int, parent: int, part: int, tokens: np.ndarray, extra: bytes) -> int:
-        """Record what `block` holds; gives its content id, NO_CONTENT after a collision of keys."""
+        """Record what `block` holds; gives its content id, NO_CONTENT after a collision of keys. What
+        stands behind NO_CONTENT is not recorded."""
+        if parent == NO_CONTENT:
+            return NO_CONTENT
         key = _key(parent, part, extra)
         owner = self._owner.setdefault(key, block)
         if owner == block:
@@ -80,8 +84,6 @@ class PrefixIndex:
         """
         parts, content = self.token_parts(tokens), parent
         for place, block in enumerate(blocks.tolist()):
-            if content == NO_CONTENT:
-                break
             newest = content == self.next_content - 1  # nothing stands behind it yet
             if newest and len(blocks) - place >= _MANY:
                 rest = {number - place: extra for number, extra in extras.items() if number >= place}
@@ -110,11 +112,13 @@ class PrefixIndex:
         return True
 
     def insert_many(self, blocks: np.ndarray, parents: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """`insert` for n blocks of different rows, without extras: the blocks that decoding fills. What
-        stands behind NO_CONTENT is not recorded.
+        """`insert` for n blocks of different rows, without extras: the blocks that decoding fills.
 
         blocks int32 [n], parents int64 [n], tokens int32 [n, width]; gives content ids [n].
         """
+        if len(blocks) < _FEW:
+            columns = blocks.tolist(), parents.tolist(), self.token_parts(tokens).tolist()
+            return np.array([self.insert(*row, b"") for row in zip(*columns, tokens, strict=True)])
         if parents.min() == NO_CONTENT:
             content = np.full(len(blocks), NO_CONTENT, np.int64)
             known = parents != NO_CONTENT

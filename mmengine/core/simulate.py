@@ -8,9 +8,10 @@ they should have been.
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
+from msgspec.structs import replace
 
 from mmengine.config import EngineConfig
 from mmengine.core.executor import PENDING, StepPlan, StepResult

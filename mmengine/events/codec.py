@@ -108,8 +108,9 @@ def encode(records: Sequence[tuple[int, int, int, Event]], sequence: int) -> lis
         if not half:
             raise ValueError(f"record {sequence} needs {len(body)} bytes, more than {MAX_BODY}")
         return encode(records[:half], sequence) + encode(records[half:], sequence + half)
-    checked = _CHECKED.pack(len(body), len(records), sequence, step, mono_ns) + body
-    return [MAGIC + zlib.crc32(checked).to_bytes(4, "little") + checked]
+    checked = _CHECKED.pack(len(body), len(records), sequence, step, mono_ns)
+    crc = zlib.crc32(body, zlib.crc32(checked))
+    return [b"".join((MAGIC, crc.to_bytes(4, "little"), checked, body))]
 
 
 def frame_at(data: bytes | memoryview, offset: int) -> Frame:

@@ -1,11 +1,11 @@
 """TorchExecutor driven by plans made by hand, against a dense model without a cache."""
 
 import itertools
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 from runtime_toy import EOS, VOCAB, Driver, ToyModel, dense_greedy, dense_logits, positions_of, toy_request
 
 from mmengine.config import EngineConfig
