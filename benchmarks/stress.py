@@ -1,8 +1,8 @@
 """10,000 requests through a pool far too small for them: `python benchmarks/stress.py [--requests N]`.
 
-With preemption by recompute, by swap, and by swap beside drafts, each with its log on disk. The simulated
-model's tokens depend on every KV slot that a request reads; all answers are compared with those of requests
-that run alone, and the logs are verified. Exits with 1 when anything differs.
+With preemption by recompute and by swap, alone, beside drafts, and with two steps in flight, each with its
+log on disk. The simulated model's tokens depend on every KV slot that a request reads; all answers are
+compared with those of requests that run alone, and the logs are verified. Exits with 1 when anything differs.
 
     --traces DIR   also every trace in this folder (.csv, .jsonl, maybe .gz): each request must finish, and
                    the log must verify
@@ -48,10 +48,15 @@ PRESSED = EngineConfig(
     admission_reserve="none",
     max_waiting=256,
 )
+RECOMPUTE = {"preempt_mode": "recompute"}
+SWAP = {"preempt_mode": "swap", "swap_blocks": 512}
 CASES = {
-    "recompute": {"preempt_mode": "recompute"},
-    "swap": {"preempt_mode": "swap", "swap_blocks": 512},
-    "swap, drafts": {"preempt_mode": "swap", "swap_blocks": 512, "num_draft_tokens": 3},
+    "recompute": RECOMPUTE,
+    "swap": SWAP,
+    "recompute, drafts": {**RECOMPUTE, "num_draft_tokens": 3},
+    "swap, drafts": {**SWAP, "num_draft_tokens": 3},
+    "recompute, two in flight": {**RECOMPUTE, "max_in_flight": 2},
+    "swap, two in flight": {**SWAP, "max_in_flight": 2},
 }
 STRESS_HEAD = (
     *("preemption by", "requests", "tokens", "steps", "preemptions", "swapped out", "blocks swapped"),

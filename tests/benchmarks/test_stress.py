@@ -52,14 +52,14 @@ def test_every_answer_is_right_though_the_pool_runs_dry(stress, tmp_path, capsys
     traces.mkdir()
     for name, text in TRACES.items():
         (traces / name).write_text(text)
-    assert stress("--requests", 300, "--traces", traces, "--out", tmp_path / "new" / "table.md") == 0
+    assert stress("--requests", 200, "--traces", traces, "--out", tmp_path / "new" / "table.md") == 0
     text = capsys.readouterr().out
     assert (tmp_path / "new" / "table.md").read_text() == text and "token by token: equal" in text
-    runs, traced = tables(text)[:3], tables(text)[3:]
+    runs, traced = tables(text)[:6], tables(text)[6:]
     for row in runs:
-        assert (row["requests"], row["wrong answers"], row["verified"]) == ("300", "0", "yes")
-        assert int(row["preemptions"]) > 100
-    assert [int(row["blocks swapped"]) > 300 for row in runs] == [False, True, True]
+        assert (row["requests"], row["wrong answers"], row["verified"]) == ("200", "0", "yes")
+        assert int(row["preemptions"]) > 50
+    assert [int(row["blocks swapped"]) > 100 for row in runs] == [False, True] * 3
     assert [(row["trace"], row["requests"], row["finished"]) for row in traced] == [
         ("code.csv", "2", "2"),
         ("images.jsonl", "1", "1"),
@@ -77,7 +77,7 @@ def test_a_wrong_answer_fails_the_run(stress, monkeypatch, capsys):
         ),
     )
     assert stress("--requests", 20) == 1
-    assert [row["wrong answers"] for row in tables(capsys.readouterr().out)] == ["1", "1", "1"]
+    assert [row["wrong answers"] for row in tables(capsys.readouterr().out)] == ["1"] * 6
 
 
 def test_a_request_that_a_trace_refuses_fails_the_run(stress, tmp_path, capsys):
@@ -85,7 +85,7 @@ def test_a_request_that_a_trace_refuses_fails_the_run(stress, tmp_path, capsys):
         "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9,900000,10\n"
     )
     assert stress("--requests", 5, "--traces", tmp_path) == 1
-    assert tables(capsys.readouterr().out)[3]["refused"] == "1"
+    assert tables(capsys.readouterr().out)[6]["refused"] == "1"
 
 
 @pytest.mark.soak
