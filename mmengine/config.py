@@ -104,8 +104,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     @property
     def largest_item(self) -> int:
         """Embeddings of the largest image or video that is taken."""
-        sizes = (self.encoder_budget, self.encoder_cache_size)
-        return min(*sizes, self.max_item_embeds) if self.max_item_embeds else min(sizes)
+        limits = (self.max_item_embeds, self.max_model_len - 1)  # where they are known
+        return min(self.encoder_budget, self.encoder_cache_size, *(each for each in limits if each > 0))
 
 
 def _contradictions(config: EngineConfig) -> Iterator[str]:

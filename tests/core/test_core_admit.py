@@ -6,7 +6,7 @@ import pytest
 
 from mmengine.config import EngineConfig
 from mmengine.core.engine import EngineCore
-from mmengine.core.simulate import SimulatedExecutor
+from mmengine.core.simulate import SimulatedExecutor, reference_tokens
 from mmengine.errors import ConfigError, InvalidRequest, QueueFull
 from mmengine.events import vocabulary as ev
 from mmengine.request import MediaItem, Request, SamplingParams
@@ -274,11 +274,11 @@ OPPOSED = {  # words of the message: settings that contradict each other, and ho
         {"max_item_embeds": 65, "encoder_budget": 99},
         {"encoder_cache_size": 65},
     ),
-    "token_budget 32 is smaller than an item of 64 embeddings that split_media=false": (
+    "token_budget 32 is smaller than an item of 63 embeddings that split_media=false": (
         {"split_media": False, "token_budget": 32},
         {"max_item_embeds": 32},
     ),
-    "long_prefill_token_threshold 8 is smaller than an item of 64 embeddings that split_media=false": (
+    "long_prefill_token_threshold 8 is smaller than an item of 63 embeddings that split_media=false": (
         {"split_media": False, "long_prefill_token_threshold": 8},
         {"encoder_budget": 8},
     ),
@@ -304,6 +304,25 @@ def test_settings_that_contradict_each_other(words):
         settings_of(**opposed).check()
     assert "\n" not in str(error.value)
     settings_of(**{**opposed, **mended}).check()
+
+
+def test_an_item_is_no_longer_than_a_prompt():
+    settings_of(split_media=False, max_model_len=33, token_budget=32).check()
+    with pytest.raises(ConfigError, match="smaller than an item of 33 embeddings"):
+        settings_of(split_media=False, max_model_len=34, token_budget=32).check()
+
+
+@pytest.mark.parametrize("group", ["nobody", "alone", "bad"])
+def test_a_group_that_is_not_there_harms_nobody(group):
+    """Who leads it is gone, was never there, or is the request itself: it runs alone."""
+    bench = Bench()
+    alone = request("alone", 9, group=group)
+    bench.submit(alone, request("other", 9))
+    with pytest.raises(InvalidRequest):
+        bench.submit(request("bad", []))
+    bench.run()
+    assert bench.tokens["alone"] == reference_tokens(alone, bench.config)[0]
+    assert bench.ends == {"alone": ("length", ""), "other": ("length", "")}
 
 
 def test_what_vllm_takes_is_taken_where_decisions_are_its_own():
