@@ -89,12 +89,15 @@ def _fill_blocks(state: State, rows: np.ndarray, full: np.ndarray) -> None:
     if config.num_draft_tokens or config.lookahead_tokens or config.max_in_flight > 1:
         # Tokens that are drafts, or that nobody knows yet, do not count.
         known = state.num_tokens[rows] - (state.content_width - size)
-        full = np.maximum(np.minimum(full, known // size), first)
+        full = np.minimum(full, known // size)
+        some = full > first
+        rows, first, full = rows[some], first[some], full[some]
     state.num_filled[rows] = full
     plain = (full - first == 1) & (first * size >= state.plain_from[rows])
     others = ()
     if np.count_nonzero(plain) < len(rows):
-        others = np.stack((rows, first, full), axis=1)[~plain & (full > first)].tolist()
+        slow = ~plain
+        others = zip(rows[slow].tolist(), first[slow].tolist(), full[slow].tolist(), strict=True)
         rows, first = rows[plain], first[plain]
     if len(rows):
         blocks = state.block_table[rows, first]

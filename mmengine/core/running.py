@@ -66,7 +66,9 @@ def _ahead_of_results(view: View, rows: np.ndarray, wanted: np.ndarray) -> np.nd
     they end there or because a grammar must see them first."""
     pending = view.num_pending[rows]
     waits = (pending > 0) & (view.num_tokens[rows] + pending >= view.runs_ahead_to[rows])
-    return np.where(waits, 0, wanted + pending)
+    wanted = wanted + pending
+    wanted[waits] = 0
+    return wanted
 
 
 def _scheduled(view: View, wanted: Wanted, num_new: int) -> ev.Scheduled:
