@@ -69,7 +69,9 @@ class EngineCore:
         self.inbox = Inbox(clock)
         self._source: Source = source if source is not None else self.inbox
         self._clock = clock
-        self._plan: StepPlan | None = None  # decided, not dispatched yet
+        self._is_decided = False  # a step is, and was not dispatched yet
+        self._plan: StepPlan | None = None  # of that step
+        self._needs_plan = getattr(executor, "needs_plan", True)
         # The dispatched steps, the oldest first: why one will not come back, if that is known already.
         self._in_flight: deque[Exception | None] = deque()
         self._collect_first = False
@@ -113,7 +115,7 @@ class EngineCore:
     def recover(self, event: ev.Recovered) -> None:
         """Go on from a state whose process ended: no step of it comes back. Deadlines of its requests
         count from now."""
-        self._plan, self._outputs = None, Outputs()
+        self._is_decided, self._plan, self._outputs = False, None, Outputs()
         self._in_flight.clear()
         self._emit(event)
         for name, known in self.state.requests.items():
@@ -121,7 +123,9 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        return bool(self.state.requests or self._source or self._outputs or self._in_flight or self._plan)
+        return bool(
+            self.state.requests or self._source or self._outputs or self._in_flight or self._is_decided
+        )
 
     @property
     def stalled(self) -> str:
@@ -156,7 +160,7 @@ class EngineCore:
         Gives what the finished step produced. While the log cannot be written nothing is started
         and nothing comes out; call again.
         """
-        if self._plan is None and not self._outputs:
+        if not self._is_decided and not self._outputs:
             self._advance()
         return self._release()
 
@@ -210,7 +214,8 @@ class EngineCore:
                 self.sink.commit()
                 raise MMEngineError(f"no progress at step {self.state.step}: {stall.detail}")
         if decisions:
-            self._plan = batch(self.view, decisions)
+            self._is_decided = True
+            self._plan = batch(self.view, decisions) if self._needs_plan else None
             if self.config.max_in_flight > 1:
                 self._emit(ev.Dispatched())
         return bool(decisions)
@@ -255,8 +260,8 @@ class EngineCore:
         """Commit; only then let the batch and the tokens go."""
         if not self.sink.commit():
             return Outputs()
-        if self._plan is not None:
-            plan, self._plan = self._plan, None
+        if self._is_decided:
+            plan, self._is_decided, self._plan = self._plan, False, None
             self._in_flight.append(None)
             try:
                 self.executor.dispatch(plan)

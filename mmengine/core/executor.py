@@ -92,6 +92,8 @@ class StepResult:
 class Executor(Protocol):
     """Takes up to max_in_flight steps, and computes them in the order in which they came."""
 
+    """An attribute `needs_plan = False` says that `dispatch` wants no plan; it is then given None."""
+
     def dispatch(self, plan: StepPlan) -> None:
         """Take one step. Returns at once where the device allows it. When it raises, it has not."""
 

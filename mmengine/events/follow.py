@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from mmengine.errors import CorruptLog
-from mmengine.events import codec, format_1
-from mmengine.events.codec import DamagedRecord, Frame, Record, TornRecord, UnknownRecord
+from mmengine.events.codec import DamagedRecord, Record, TornRecord
+from mmengine.events.reader import records_of
 from mmengine.events.segment import Scan, first_sequence_of, opened, segment_paths
 
 
@@ -45,16 +45,9 @@ class LogFollower:
                 for frame in scan.frames(self._offset):
                     if frame.sequence != self._next:
                         raise CorruptLog(f"{path.name}: record {self._next} is missing", "gap")
-                    records = _records(path, data, frame)
+                    records = records_of(path, data, frame)
                     self._offset, self._next = frame.end, frame.sequence + frame.count
                     yield from records
             except (TornRecord, DamagedRecord) as error:
                 if any(first_sequence_of(other) > self._segment for other in segment_paths(self._folder)):
                     raise CorruptLog(f"{path.name}: {error}") from None
-
-
-def _records(path: Path, data: bytes, frame: Frame) -> list[Record]:
-    try:
-        return (codec if frame.number < 0 else format_1).records_in(data, frame)
-    except UnknownRecord as error:
-        raise CorruptLog(f"{path.name}: {error}", error.kind) from None

@@ -22,6 +22,7 @@ from mmengine.events.follow import LogFollower
 from mmengine.events.log import LogReader
 from mmengine.events.recovery import Cut
 
+_CHECKED = frozenset((ev.Started, ev.Queued, ev.Finished))
 MAX_CELLS = 2**31  # rows x tokens, or KV slots, that a log's settings may ask a replay to hold
 
 
@@ -52,8 +53,10 @@ class CheckedLog:
         yield self.record
         for record in self._records:
             self.record = record
-            with self.naming():
-                self._check_observation(record.event)
+            kind = type(record.event)
+            if kind in _CHECKED or kind is ev.Executed and len(record.event.token_ids) % 4:
+                with self.naming():
+                    self._check_observation(record.event)
             yield record
 
     @contextmanager
@@ -91,7 +94,7 @@ class CheckedLog:
             case ev.Finished(request_id=name):
                 self._live.discard(name)
             case ev.Executed():
-                np.frombuffer(event.token_ids, np.int32)
+                raise ValueError(f"{len(event.token_ids)} bytes are no int32 token ids")
 
 
 def _replay_config(started: ev.Started, folder: Path) -> EngineConfig:

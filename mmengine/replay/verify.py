@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from mmengine.core.engine import EngineCore
-from mmengine.core.executor import StepPlan, StepResult
+from mmengine.core.executor import StepResult
 from mmengine.core.schedule import DECISION_VERSION
 from mmengine.core.state import State
 from mmengine.errors import ExecutorFailed, LogError, MMEngineError
@@ -24,6 +24,7 @@ from mmengine.replay.checked import CheckedLog
 from mmengine.request import SamplingParams
 from mmengine.version import __version__
 
+_OBSERVATIONS = frozenset(ev.OBSERVATIONS)
 RECENT = 8  # observations shown with a divergence
 
 
@@ -85,6 +86,8 @@ class _LogEnded(BaseException):
 class _Tape:
     """The log as executor, source and sink of a replay."""
 
+    needs_plan = False
+
     def __init__(
         self, records: Iterator[Record], report: VerifyReport, progress: Callable[[Record], None] | None
     ):
@@ -97,7 +100,7 @@ class _Tape:
 
     # Executor
 
-    def dispatch(self, plan: StepPlan) -> None:
+    def dispatch(self, plan: None) -> None:
         """The log knows how the step went."""
 
     def collect(self) -> StepResult:
@@ -156,7 +159,7 @@ class _Tape:
             name = next(n for n in event.__struct_fields__ if getattr(event, n) != getattr(logged, n))
             raise _Parted(self.divergence(name, getattr(logged, name), getattr(event, name)))
         self._count(record)
-        if isinstance(logged, ev.OBSERVATIONS):
+        if type(logged) in _OBSERVATIONS:
             self._recent.append(record)
         self.last, self.next = record, next(self._records, None)
 
@@ -172,12 +175,13 @@ class _Tape:
     def _count(self, record: Record) -> None:
         report, event = self._report, record.event
         report.events += 1
-        if isinstance(event, ev.Executed):
+        kind = type(event)
+        if kind is ev.Executed:
             report.steps += 1
             report.tokens += len(event.token_ids) // 4
-        elif isinstance(event, ev.Queued):
+        elif kind is ev.Queued:
             report.requests += 1
-        elif isinstance(event, ev.Checkpoint):
+        elif kind is ev.Checkpoint:
             report.checkpoints += 1
         if self._progress is not None:
             self._progress(record)
