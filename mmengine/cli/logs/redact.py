@@ -1,0 +1,70 @@
+"""`mmengine log redact`: the same decisions, nobody's words."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mmengine.cli.logs.printing import Json, console, existing, print_json
+from mmengine.errors import InvalidRequest
+
+HELP = (
+    "Write a log without content, for showing to strangers.\n\n"
+    "Each token becomes a number that depends on all before it and on a secret key, so that only equal "
+    "beginnings stay equal; ids, salts and hashes of media become keyed hashes; grammars, stop strings, "
+    "logprobs and texts of errors are dropped. What stays: lengths, shapes, times, settings. The result "
+    "has the same decisions, and is verified at the end.\n\n"
+    "[bold]Example[/bold]\n\n  mmengine log redact run.log public.log"
+)
+MAX_KEY_BYTES = 2**20
+
+
+def redact(
+    source: Annotated[Path, typer.Argument(metavar="IN", help="A log.", show_default=False)],
+    target: Annotated[Path, typer.Argument(metavar="OUT", help="A new folder.", show_default=False)],
+    key: Annotated[
+        Path | None,
+        typer.Option(help="A file with 16 bytes or more: the same names as with it before."),
+    ] = None,
+    json_output: Json = False,
+) -> None:
+    from mmengine.replay.redact import redact as redact_log  # lazy: numpy
+    from mmengine.replay.verify import verify
+
+    existing(source)
+    if target.exists() and any(target.iterdir() if target.is_dir() else [target]):
+        raise InvalidRequest(f"{target} is there already; name a new folder")
+    secret = os.urandom(32) if key is None else _key_in(key)
+    report = redact_log(source, target, secret)
+    verified = verify(target)
+    if json_output:
+        print_json(
+            {
+                "records": report.records,
+                "requests": report.requests,
+                "tokens": report.tokens,
+                "verified": verified.ok and verified.rederived,
+            }
+        )
+    else:
+        out = console()
+        counts = f"{report.records} records, {report.requests} requests, {report.tokens} tokens"
+        text = f"{counts} redacted to {target}"
+        out.print(text, markup=False, soft_wrap=True)
+        if verified.divergence is not None:
+            found = verified.divergence
+            where = f"step {found.step}, record {found.sequence}"
+            out.print(f"it diverges at {where}, as the log itself does: see mmengine log verify {source}")
+        elif verified.rederived:
+            out.print("verified: the same decisions follow from it")
+        else:
+            out.print("folded: its decisions were made under other rules than those of this build")
+
+
+def _key_in(path: Path) -> bytes:
+    with path.open("rb") as file:
+        data = file.read(MAX_KEY_BYTES + 1)
+    if len(data) > MAX_KEY_BYTES:
+        raise InvalidRequest(f"{path} is no key: it has more than {MAX_KEY_BYTES} bytes")
+    return data

@@ -1,0 +1,297 @@
+"""A log without content, for showing to strangers: the same decisions, nobody's words.
+
+Each token becomes a keyed pseudo-random function of all that stands before it in its request and of
+itself: the tokens, where which image begins, the tenant's salt. So equal beginnings stay equal, which is
+all that the prefix cache ever compares, and nothing else does: a word that occurs twice is two numbers.
+Media hashes, salts, ids and fingerprints become keyed hashes. Grammars, stop strings, biases, seeds,
+logprobs and the texts of errors are dropped. Lengths, shapes, times and settings stay.
+
+    state(i) = BLAKE2b(key, state(i - 1) | token i | runs of media that begin at i)
+    token(i) = 31 bits of BLAKE2b(key, state(i - 1) | token i)
+
+A token does not depend on media that begin at its own place: with a drafter that keeps KV, what a block
+holds includes the next block's first token, but not the next block's media.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from mmengine.core.evolve import evolve
+from mmengine.core.stall import find_stalls
+from mmengine.core.state import LEFT, View
+from mmengine.encoder_cache.cache import encoder_key
+from mmengine.errors import InvalidRequest, LogError
+from mmengine.events import vocabulary as ev
+from mmengine.events.codec import Record
+from mmengine.events.log import LogWriter
+from mmengine.replay.checked import CheckedLog
+from mmengine.replay.timeline import first_state
+from mmengine.request import MediaItem
+
+MIN_KEY_BYTES = 16
+COMMIT_RECORDS = 64
+_MODALITIES = frozenset({"image", "video", "audio"})
+# Words of this engine. Any other text may be somebody's.
+_WORDS = frozenset(
+    {
+        *("", "eos", "token", "string", "grammar", "cancelled", "deadline", "crash"),
+        *("stop", "length", "abort", "error", "rejected", "recompute", "swap"),
+        *("no free blocks", "the step failed", "the prefix cache was reset"),
+    }
+)
+_REDACTED = "redacted"
+
+
+@dataclass(slots=True)
+class RedactReport:
+    records: int = 0
+    requests: int = 0
+    tokens: int = 0
+
+
+def redact(source: Path, target: Path, key: bytes) -> RedactReport:
+    """Write the log in `source` to `target` without content. The result verifies when the source does,
+    with the same decisions; a digest that is wrong there is wrong here too.
+
+    `key`: at least 16 bytes nobody can guess; it is not stored, and logs redacted with the same one have
+    the same names for the same things. Raises LogError for a folder that cannot be written, or a log
+    whose beginning is gone, and what `verify` raises.
+    """
+    if len(key) < MIN_KEY_BYTES:
+        raise InvalidRequest(f"the key has {len(key)} bytes; give at least {MIN_KEY_BYTES}")
+    log = CheckedLog(source)
+    if log.record.sequence:
+        raise LogError(f"the beginning of the log in {source} is gone, so nobody knows its prompts")
+    redactor, began = _Redactor(log, key), log.record.mono_ns
+    writer = LogWriter(target, wall_ns=lambda: 0)
+    try:
+        for record in log:
+            with log.naming(record):
+                event = redactor.redacted(record)
+            writer.append(event, record.step, max(0, record.mono_ns - began))
+            if record.sequence % COMMIT_RECORDS == 0 and not writer.commit():
+                raise LogError(f"{target} cannot be written: {writer.stalled}")
+    finally:
+        writer.close()
+    return redactor.report
+
+
+class _Hashes:
+    """Keyed hashes of the things of a log, each kind apart from the others."""
+
+    def __init__(self, key: bytes):
+        self._key = hashlib.blake2b(key, digest_size=64, person=b"mmengine-redact").digest()
+
+    def of(self, kind: bytes, value: bytes, size: int = 32) -> bytes:
+        return hashlib.blake2b(value, key=self._key, person=kind, digest_size=size).digest()
+
+    def name(self, name: str) -> str:
+        return "r" + self.of(b"id", name.encode("utf-8", "surrogatepass"), 8).hex() if name else ""
+
+    def salt(self, salt: str) -> str:
+        return self.of(b"salt", salt.encode("utf-8", "surrogatepass"), 16).hex() if salt else ""
+
+    def text(self, text: str) -> str:
+        return text if text in _WORDS else _REDACTED
+
+    def prints(self, fingerprints: dict[str, str]) -> dict[str, str]:
+        """The names stay; equal prints stay equal."""
+        return {
+            name: self.of(b"print", f"{name}={value}".encode("utf-8", "surrogatepass"), 16).hex()
+            for name, value in fingerprints.items()
+        }
+
+    def chain(
+        self, state: bytes, tokens: np.ndarray, keep: int, marks: dict[int, bytes] | None = None
+    ) -> tuple[np.ndarray, bytes]:
+        """Tokens behind a state as numbers (int32 both), and the state behind `keep` of them. `marks`: what
+        begins at a token."""
+        numbers, kept = np.empty(len(tokens), np.int32), state
+        key, blake2b, data = self._key, hashlib.blake2b, tokens.astype("<i4").tobytes()
+        for place in range(len(tokens)):
+            value = blake2b(state + data[4 * place : 4 * place + 4], key=key, digest_size=20).digest()
+            numbers[place] = int.from_bytes(value[16:], "little") & 0x7FFFFFFF
+            state = value[:16]
+            if marks and place in marks:
+                state = blake2b(state + marks[place], key=key, person=b"media", digest_size=16).digest()
+            if place + 1 == keep:
+                kept = state
+        return numbers, kept
+
+
+class _Redactor:
+    """Makes the events of the redacted log, one after the other, and folds both logs."""
+
+    def __init__(self, log: CheckedLog, key: bytes):
+        self._hashes = _Hashes(key)
+        self._log = log
+        self._original, self._state = first_state(log), first_state(log)
+        self._chains: dict[str, bytes] = {}  # of live requests, by their new names
+        self._keys: dict[bytes, bytes] = {}  # encoder keys
+        self.report = RedactReport()
+
+    def redacted(self, record: Record) -> ev.Event:
+        event = self._of(record.event)
+        self._log.apply(self._original, record.event)
+        evolve(self._state, event)
+        self.report.records += 1
+        return event
+
+    def _of(self, event: ev.Event) -> ev.Event:
+        hashes, replace = self._hashes, msgspec.structs.replace
+        match event:
+            case ev.Started():
+                return self._started(event)
+            case ev.Queued():
+                return self._queued(event)
+            case ev.Executed():
+                return self._executed(event)
+            case ev.Scheduled() | ev.Admitted():
+                event = replace(
+                    event,
+                    encode=tuple((self._key_of(key), row, index) for key, row, index in event.encode),
+                    evict=tuple(map(self._key_of, event.evict)),
+                )
+            case ev.Evicted():
+                keys, used = map(self._key_of, event.keys), map(self._key_of, event.used)
+                return replace(event, keys=tuple(keys), used=tuple(used))
+            case ev.Preempted():
+                event = replace(event, mode=hashes.text(event.mode), reason=hashes.text(event.reason))
+            case ev.Failed():
+                return replace(event, error=hashes.text(event.error))
+            case ev.GrammarFailed():
+                event = replace(event, detail=hashes.text(event.detail))
+            case ev.Cancelled():
+                event = replace(event, reason=hashes.text(event.reason))
+            case ev.Finished():
+                return self._finished(event)
+            case ev.Checkpoint():
+                return self._checkpoint(event)
+            case ev.Stalled():
+                return self._stalled(event)
+            case ev.Recovered():
+                return self._recovered(event)
+        if hasattr(event, "request_id"):
+            event = replace(event, request_id=hashes.name(event.request_id))
+        return event
+
+    def _started(self, event: ev.Started) -> ev.Started:
+        config = {**event.config, "eos_token_ids": ()}
+        return msgspec.structs.replace(
+            event, config=config, fingerprints=self._hashes.prints(event.fingerprints)
+        )
+
+    def _queued(self, event: ev.Queued) -> ev.Queued:
+        hashes, name, salt = (
+            self._hashes,
+            self._hashes.name(event.request_id),
+            self._hashes.salt(event.cache_salt),
+        )
+        media, marks = tuple(map(self._item, event.media)), {}
+        for old, new in zip(event.media, media, strict=True):
+            self._keys[encoder_key(old.mm_hash, event.cache_salt)] = encoder_key(new.mm_hash, salt)
+            first = 0
+            for start, length in old.runs:
+                marks[start] = new.mm_hash + first.to_bytes(8, "little")
+                first += length
+        tokens = np.frombuffer(event.prompt, np.int32)
+        numbers, self._chains[name] = hashes.chain(salt.encode(), tokens, len(tokens), marks)
+        self._forget_keys()
+        self.report.requests += 1
+        self.report.tokens += len(tokens)
+        sampling = msgspec.structs.replace(
+            event.sampling, stop=(), stop_token_ids=(), logit_bias={}, seed=None, logprobs=None
+        )
+        return msgspec.structs.replace(
+            event,
+            request_id=name,
+            prompt=numbers.tobytes(),
+            sampling=sampling,
+            media=media,
+            cache_salt=salt,
+            grammar=None if event.grammar is None else _REDACTED,
+            group=hashes.name(event.group),
+        )
+
+    def _item(self, item: MediaItem) -> MediaItem:
+        modality = item.modality if item.modality in _MODALITIES else _REDACTED
+        return MediaItem(self._hashes.of(b"media", item.mm_hash), modality, item.runs, item.grid)
+
+    def _key_of(self, key: bytes) -> bytes:
+        return self._keys[key] if key in self._keys else self._hashes.of(b"key", key)
+
+    def _forget_keys(self) -> None:
+        """Keep the names of encoder outputs that are in the cache, or that a live request may ask for."""
+        live = self._original.requests.values()
+        needed = len(self._original.encoder.entries) + sum(len(known.media_keys) for known in live)
+        if len(self._keys) > 2 * needed + 4096:
+            keep = {key for known in live for key in known.media_keys} | set(self._original.encoder.entries)
+            newest = dict(list(self._keys.items())[-2048:])  # those of the request at hand are among them
+            self._keys = {key: new for key, new in self._keys.items() if key in keep} | newest
+
+    def _executed(self, event: ev.Executed) -> ev.Executed:
+        """Rows that broke, or that nobody has any more, get zeros: their tokens are part of nothing."""
+        state, sampled = self._state, self._state.sampled_rows().tolist()
+        tokens, drafts = np.frombuffer(event.token_ids, np.int32), np.frombuffer(event.drafts, np.int32)
+        counts, num_drafts = _ints(event.counts, len(sampled), 1), _ints(event.num_drafts, len(sampled), 0)
+        broken = {index for index, _ in event.errors}
+        new_tokens, new_drafts = np.zeros_like(tokens), np.zeros_like(drafts)
+        at = draft_at = 0
+        for index, (row, count, ahead) in enumerate(zip(sampled, counts, num_drafts, strict=True)):
+            own, own_drafts = slice(at, at + count), slice(draft_at, draft_at + ahead)
+            at, draft_at = at + count, draft_at + ahead
+            if index in broken or state.ended[row] == LEFT:
+                continue
+            name = state.requests_by_row[row].request.request_id
+            run = np.concatenate((tokens[own], drafts[own_drafts]))
+            keep = min(count, int(state.max_total[row] - state.num_tokens[row]))
+            numbers, self._chains[name] = self._hashes.chain(self._chains[name], run, keep)
+            new_tokens[own], new_drafts[own_drafts] = numbers[:count], numbers[count:]
+        self.report.tokens += len(tokens)
+        return msgspec.structs.replace(
+            event,
+            token_ids=new_tokens.tobytes(),
+            drafts=new_drafts.tobytes(),
+            stops=tuple((index, self._hashes.text(kind)) for index, kind in event.stops),
+            errors=tuple((index, self._hashes.text(what)) for index, what in event.errors),
+            logprobs=(),
+        )
+
+    def _finished(self, event: ev.Finished) -> ev.Finished:
+        name, detail = self._hashes.name(event.request_id), event.detail
+        self._chains.pop(name, None)
+        full = f"{self._state.config.max_waiting} requests wait already (max_waiting)"
+        kept = detail if detail == full else self._hashes.text(detail)
+        return ev.Finished(name, self._hashes.text(event.reason), kept)
+
+    def _checkpoint(self, event: ev.Checkpoint) -> ev.Checkpoint:
+        digest = self._state.digest()
+        if event.digest != self._original.digest():
+            digest = bytes(byte ^ 0xFF for byte in digest)  # a divergence stays one
+        return ev.Checkpoint(digest)
+
+    def _stalled(self, event: ev.Stalled) -> ev.Stalled:
+        """Its text is made from numbers, and made again here rather than believed."""
+        name = self._hashes.name(event.request_id)
+        for stall in find_stalls(View(self._state)):
+            if (stall.kind, stall.request_id) == (event.kind, name):
+                return stall
+        return ev.Stalled(self._hashes.text(event.kind), name, _REDACTED)
+
+    def _recovered(self, event: ev.Recovered) -> ev.Recovered:
+        hashes = self._hashes
+        return msgspec.structs.replace(
+            event,
+            mode=event.mode if event.mode in ("strict", "tail", "salvage") else _REDACTED,
+            cuts=tuple(("", offset, num_bytes) for _, offset, num_bytes in event.cuts),
+            lost=tuple((hashes.name(name), hashes.text(why)) for name, why in event.lost),
+            fingerprints=hashes.prints(event.fingerprints),
+        )
+
+
+def _ints(column: bytes | None, count: int, each: int) -> list[int]:
+    return [each] * count if column is None else np.frombuffer(column, np.int32).tolist()
