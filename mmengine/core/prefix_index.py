@@ -6,6 +6,7 @@ modulo 2^64; a hit compares those three themselves. By induction a hit is exact:
 only costs a miss.
 """
 
+import zlib
 from collections import deque
 from collections.abc import Iterable
 
@@ -100,8 +101,7 @@ class PrefixIndex:
         content, numbers = np.arange(self.next_content, self.next_content + len(blocks)), blocks.tolist()
         keys = _keys(content - 1, parts)
         if extras:
-            heads = b"".join(extra[:8] for extra in extras.values())
-            keys[list(extras)] += np.frombuffer(heads, "<u8")
+            keys[list(extras)] += np.fromiter(map(_head, extras.values()), np.uint64, len(extras))
         owned = dict(zip(keys.tolist(), numbers, strict=True))
         if len(owned) < len(blocks) or not self._owner.keys().isdisjoint(owned):
             return False
@@ -230,7 +230,13 @@ class PrefixIndex:
 
 
 def _key(parent: int, part: int, extra: bytes) -> int:
-    return (part + parent * _PARENT_FACTOR + int.from_bytes(extra[:8], "little")) & _MASK
+    return (part + parent * _PARENT_FACTOR + _head(extra)) & _MASK
+
+
+def _head(extra: bytes) -> int:
+    """64 bits of an extra: those of the first hash in it, and a checksum of the rest, because blocks of
+    equal tokens may begin with the same image and go on with others."""
+    return int.from_bytes(extra[:8], "little") ^ zlib.crc32(extra)
 
 
 def _keys(parents: np.ndarray, parts: np.ndarray) -> np.ndarray:

@@ -167,6 +167,15 @@ def test_a_collision_costs_a_miss(monkeypatch):
     assert insert(index, 4, ROOT, tokens_of(3, 4)) > first
 
 
+def test_extras_that_begin_alike_do_not_collide():
+    """Two small images in a block, of which the first is the same."""
+    index, tokens = PrefixIndex(8, SIZE), np.zeros(SIZE, np.int32)
+    extras = [b"first image" + second for second in (b"", b"one", b"two")]
+    content = [insert(index, block + 1, ROOT, tokens, extra) for block, extra in enumerate(extras)]
+    assert len({*content, NO_CONTENT}) == 4
+    assert [find(index, ROOT, tokens, extra) for extra in extras] == [1, 2, 3]
+
+
 def test_nothing_is_recorded_behind_unknown_content():
     index = PrefixIndex(8, SIZE)
     rows = np.array([[1, 2], [3, 4], [5, 6]], np.int32)
