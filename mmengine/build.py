@@ -8,11 +8,11 @@ import msgspec
 import torch
 
 from mmengine.config import EngineConfig
+from mmengine.core.continuation import OpenLog, open_log
 from mmengine.core.engine import EngineCore
+from mmengine.core.past import Past, Resume
 from mmengine.core.policy import policy_of
 from mmengine.errors import ConfigError, ModelError
-from mmengine.events.log import LogWriter
-from mmengine.events.retention import Retention
 from mmengine.models.loader import resolve_folder
 from mmengine.models.plugin import ModelPlugin, ModelSpec, Processor, Tokenizer
 from mmengine.models.registry import plugin_for
@@ -40,6 +40,7 @@ class Built:
     folder: Path
     device: str
     dtype: str
+    past: Past | None = None  # of the log that is continued; the core waits for `recover`
 
     def close(self) -> None:
         self.core.close()
@@ -53,39 +54,63 @@ def build(
     dtype: str = "auto",
     attention: str = "auto",
     log: Path | None = None,
+    resume: Resume | None = None,
     stop_watcher_factory: Callable[[Tokenizer], StopWatcher] | None = None,
 ) -> Built:
     """Load a model (a folder, a hub id, or None for the embedded checkpoint) and make its engine.
 
-    `log`: a folder for the event log; None keeps the last events in memory. Raises ModelError,
+    `log`: a folder for the event log; None keeps the last events in memory. `resume`: continue the log
+    that stands there, if there is one; the caller then owes the core a `recover`. Raises ModelError,
     ConfigError, LogError.
     """
     config = config or EngineConfig()
     config.check()
     policy_of(config)  # raises for one that nobody knows, before weights are read
+    opened = open_log(log, resume, config) if log is not None else None  # a refusal comes at once
+    try:
+        return _build(model, config, device, dtype, attention, opened, resume, stop_watcher_factory)
+    except BaseException:
+        if opened is not None:
+            opened.sink.close()
+        raise
+
+
+def _build(
+    model: str | Path | None,
+    config: EngineConfig,
+    device: str,
+    dtype: str,
+    attention: str,
+    opened: OpenLog | None,
+    resume: Resume | None,
+    stop_watcher_factory: Callable[[Tokenizer], StopWatcher] | None,
+) -> Built:
+    past = opened.past if opened is not None else None
     folder = resolve_folder(model)
     plugin = plugin_for(folder)
     device = _device(device)
     dtype = _dtype(dtype, device, folder)
     processor = plugin.load_processor(folder)
-    network = plugin.load_model(folder, device=device, dtype=dtype)
-    config = _resolve(config, network.spec, DTYPES[dtype], device, processor)
-    watcher = stop_watcher_factory(processor.tokenizer) if stop_watcher_factory else None
-    executor = TorchExecutor(network, plugin.positions, config, device, DTYPES[dtype], attention, watcher)
     fingerprints = {
         "weights": plugin.fingerprint(folder),
         "processor": processor.fingerprint,
         "dtype": dtype,
         "backend": f"{torch.device(device).type}/{attention}",
     }
-    sink = _open_log(log, config) if log is not None else None
-    core = EngineCore(config, executor, sink=sink, fingerprints=fingerprints)
-    return Built(core, processor, plugin, executor, config, network.spec, folder, device, dtype)
-
-
-def _open_log(folder: Path, config: EngineConfig) -> LogWriter:
-    retention = Retention(config.log_retain_bytes, config.log_retain_s)
-    return LogWriter(folder, sync_always=config.log_sync == "always", retention=retention)
+    if opened is not None:
+        opened.check_fingerprints(fingerprints, resume)
+    network = plugin.load_model(folder, device=device, dtype=dtype)
+    if past is None:
+        config = _resolve(config, network.spec, DTYPES[dtype], device, processor)
+    else:
+        config = past.config_for(config)
+    watcher = stop_watcher_factory(processor.tokenizer) if stop_watcher_factory else None
+    executor = TorchExecutor(network, plugin.positions, config, device, DTYPES[dtype], attention, watcher)
+    if opened is not None:
+        core = opened.core(config, executor, fingerprints)
+    else:
+        core = EngineCore(config, executor, fingerprints=fingerprints)
+    return Built(core, processor, plugin, executor, config, network.spec, folder, device, dtype, past)
 
 
 def _device(name: str) -> str:

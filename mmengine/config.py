@@ -7,6 +7,9 @@ import msgspec
 
 from mmengine.errors import ConfigError, shown
 
+# Settings that no decision depends on; a process that continues a log may have others.
+OPERATIONAL = (*("log_sync", "log_retain_bytes", "log_retain_s", "snapshot_bytes", "media_store_bytes"),)
+
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Sizes are in tokens unless the name says otherwise; encoder sizes are in embeddings.
@@ -45,6 +48,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     # Of the log, the newest so many bytes and seconds are kept (docs/log-format.md); 0: all of it.
     log_retain_bytes: int = 0
     log_retain_s: int = 0
+    snapshot_bytes: int = 64 * 2**20  # of log between two snapshots of the state beside it; 0: none
+    media_store_bytes: int = 16 * 2**30  # of images and videos kept beside the log; 0: none are
 
     def as_dict(self) -> dict:
         return msgspec.to_builtins(self)
@@ -200,4 +205,6 @@ _RANGES = (
     ("checkpoint_interval", 1, 2**20),
     ("log_retain_bytes", 0, 2**50),
     ("log_retain_s", 0, 2**40),
+    ("snapshot_bytes", 0, 2**40),
+    ("media_store_bytes", 0, 2**50),
 )

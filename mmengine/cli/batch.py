@@ -5,72 +5,101 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import BinaryIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from mmengine.errors import InvalidRequest
+from mmengine.core.past import Resume
+from mmengine.errors import InvalidRequest, MMEngineError
 from mmengine.serve.answers import Completion
-from mmengine.serve.batchfile import RequestFile, count_lines
+from mmengine.serve.batch_progress import AnswerFile, RequestIndex, answered_in
+from mmengine.serve.batchfile import RequestFile
 from mmengine.serve.batching import run_batch
 from mmengine.serve.engine import Engine
 
 INTERRUPTED = 130
 
 
-def run_batch_file(requests: Path, out: Path, log: Path | None, make_engine: Callable[[], Engine]) -> int:
+def run_batch_file(
+    requests: Path, out: Path, log: Path | None, make_engine: Callable[[Resume | None], Engine]
+) -> int:
     """Answer every line of `requests` into `out`. 0 when each line got an answer or an error, 130
-    when a signal ended it before."""
-    total = count_lines(requests)
+    when a signal ended it before. With a `log` that this batch began, go on where that ends."""
+    index = RequestIndex(requests)
     if out.exists() and out.samefile(requests):
         raise InvalidRequest("--out is the request file itself; name another file")
     console = Console(stderr=True)
-    with requests.open("rb") as source, out.open("wb") as sink, make_engine() as engine:
-        drain, stop = threading.Event(), threading.Event()
-        with _signals(drain, stop), _progress(console) as progress:
-            counts = _answer_all(engine, source, requests.parent, sink, progress, total, drain, stop)
-    answered, failed, tokens, seconds = counts
-    where = f"; log in {log}" if log is not None else ""
-    console.print(
-        f"{answered} answers and {failed} errors in {out}, {tokens} tokens in {seconds:.1f} s{where}",
-        highlight=False,
-        soft_wrap=True,
-    )
-    if answered + failed < total:
-        console.print(f"stopped: {total - answered - failed} of {total} lines have no answer", soft_wrap=True)
+    resume = None
+    if log is not None and index.is_begun(log):
+        answered = answered_in(out, index)
+        if len(answered) == len(index):
+            console.print(f"all {len(index)} lines have their answers in {out}", soft_wrap=True)
+            return 0
+        resume = Resume(wanted=index.wanted(answered))
+    with make_engine(resume) as engine:
+        if log is not None and resume is None:
+            index.begin(log)
+        with closing(AnswerFile(out, index, fresh=resume is None)) as answers:
+            return _answer_all(engine, index, answers, console, log)
+
+
+def _answer_all(
+    engine: Engine, index: RequestIndex, answers: AnswerFile, console: Console, log: Path | None
+) -> int:
+    before = len(answers.answered)
+    if before:
+        console.print(f"going on: {before} of {len(index)} lines have their answers", soft_wrap=True)
+    counts = _Counts()
+    drain, stop = threading.Event(), threading.Event()
+    with index.path.open("rb") as source, _signals(drain, stop), _progress(console) as progress:
+        file = RequestFile(source, index.path.parent, answers.answered)
+        task = progress.add_task("answering", total=len(index), completed=before, tokens=0)
+        for place, answer in run_batch(engine, file, received=False, drain=drain, stop=stop):
+            counts.take(answer)
+            answers.write(file.answer_line(place, answer), _request_id(answer))
+            for request_id in answers.delivered():
+                engine.delivered(request_id)
+            progress.update(task, advance=1, tokens=counts.tokens_a_second)
+    for request_id in answers.delivered(now=True):
+        engine.delivered(request_id)
+    console.print(counts.line(answers.path, log), highlight=False, soft_wrap=True)
+    missing = len(index) - before - counts.answered - counts.failed
+    if missing:
+        console.print(f"stopped: {missing} of {len(index)} lines have no answer", soft_wrap=True)
         return INTERRUPTED
     return 0
 
 
-def _answer_all(
-    engine: Engine,
-    source: BinaryIO,
-    folder: Path,
-    sink: BinaryIO,
-    progress: Progress,
-    total: int,
-    drain: threading.Event,
-    stop: threading.Event,
-) -> tuple[int, int, int, float]:
-    """Answers, errors, tokens and seconds."""
-    file = RequestFile(source, folder)
-    task = progress.add_task("answering", total=total, tokens=0)
-    answered = failed = tokens = 0
-    begin = time.monotonic()
-    for index, answer in run_batch(engine, file, drain=drain, stop=stop):
-        sink.write(file.answer_line(index, answer))
-        sink.flush()
+def _request_id(answer: Completion | MMEngineError) -> str:
+    return answer.request_id if isinstance(answer, Completion) else ""
+
+
+class _Counts:
+    def __init__(self) -> None:
+        self.answered = self.failed = self.tokens = 0
+        self._begin = time.monotonic()
+
+    def take(self, answer: Completion | MMEngineError) -> None:
         if isinstance(answer, Completion) and answer.error() is None:
-            answered += 1
-            tokens += sum(len(choice.token_ids) for choice in answer.choices)
+            self.answered += 1
+            self.tokens += sum(len(choice.token_ids) for choice in answer.choices)
         else:
-            failed += 1
-        progress.update(task, advance=1, tokens=int(tokens / max(time.monotonic() - begin, 1e-3)))
-    return answered, failed, tokens, time.monotonic() - begin
+            self.failed += 1
+
+    @property
+    def tokens_a_second(self) -> int:
+        return int(self.tokens / max(time.monotonic() - self._begin, 1e-3))
+
+    def line(self, out: Path, log: Path | None) -> str:
+        seconds = time.monotonic() - self._begin
+        where = f"; log in {log}" if log is not None else ""
+        return (
+            f"{self.answered} answers and {self.failed} errors in {out}, {self.tokens} tokens in "
+            f"{seconds:.1f} s{where}"
+        )
 
 
 def _progress(console: Console) -> Progress:

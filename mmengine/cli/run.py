@@ -2,6 +2,7 @@
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +11,7 @@ import typer
 from mmengine.errors import ConfigError, InvalidRequest
 
 if TYPE_CHECKING:
+    from mmengine.core.past import Resume
     from mmengine.serve.engine import Engine
 
 HELP = """Answer a question about images or videos, or a file of questions.
@@ -27,7 +29,9 @@ HELP = """Answer a question about images or videos, or a file of questions.
 """ + (
     'A line of a request file is {"custom_id": "a", "messages": […], "max_tokens": 64, …}; paths in it are '
     "relative to the file. An answer line holds custom_id, text, token_ids, finish_reason and usage, or "
-    "custom_id and error. Ctrl-C once finishes what runs, twice stops."
+    "custom_id and error. Ctrl-C once finishes what runs, twice stops. A run with --log that was stopped, or "
+    "killed, is finished by the same command: each request has one line in the end, with the tokens that it "
+    "would have had."
 )
 _CONTROL = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)), "�")
 SAMPLING, MODEL, BATCH = "Sampling (in a request file: on each line)", "Model", "Files"
@@ -73,19 +77,42 @@ def run(
     ] = None,
     out: Annotated[Path | None, typer.Option(rich_help_panel=BATCH, help="Where the answers go.")] = None,
     log: Annotated[
-        Path | None, typer.Option(rich_help_panel=BATCH, help="Folder for the event log; must hold none yet.")
+        Path | None,
+        typer.Option(
+            rich_help_panel=BATCH,
+            help="Folder for the event log. A batch that was interrupted goes on with its own log; else the "
+            "folder must hold none.",
+        ),
     ] = None,
+    force_resume: Annotated[
+        bool,
+        typer.Option(
+            "--force-resume",
+            rich_help_panel=BATCH,
+            help="Go on though model, processor, dtype or device changed.",
+        ),
+    ] = False,
+    no_media_store: Annotated[
+        bool,
+        typer.Option(
+            "--no-media-store",
+            rich_help_panel=BATCH,
+            help="Keep no images and videos beside the log; requests that need theirs after a crash fail.",
+        ),
+    ] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="Tell on stderr what happens.")] = False,
 ) -> None:
     _configure_logging(verbose)
-    config = _engine_config(setting or [])
+    config = _engine_config([*(setting or []), *(["media_store_bytes=0"] if no_media_store else [])])
     if model is None:
         use_one_thread()
 
-    def make_engine() -> "Engine":
+    def make_engine(resume: "Resume | None" = None) -> "Engine":
         from mmengine.serve.engine import Engine  # lazy: torch
 
-        return Engine(model, config=config, device=device, dtype=dtype, log=log)
+        if resume is not None and force_resume:
+            resume = replace(resume, force=True)
+        return Engine(model, config=config, device=device, dtype=dtype, log=log, resume=resume)
 
     if batch is not None:
         _refuse_beside_batch(prompt=prompt, image=image, video=video, system=system, json=json_output)

@@ -18,6 +18,7 @@ from collections.abc import Callable
 import numpy as np
 
 from mmengine.config import EngineConfig
+from mmengine.core import snapshot
 from mmengine.core.admit import admit, check_request
 from mmengine.core.batch import batch
 from mmengine.core.complete import complete
@@ -33,6 +34,7 @@ from mmengine.errors import ExecutorFailed, InvalidRequest, MMEngineError, Queue
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import settled
 from mmengine.events.log import MemoryLog, Sink
+from mmengine.events.snapshots import SnapshotFolder
 from mmengine.request import Request
 from mmengine.version import __version__
 
@@ -43,7 +45,8 @@ class EngineCore:
     """Owns the state. One thread calls it.
 
     `config` must be resolved: max_model_len and num_blocks known. `started` is given by a replay,
-    which repeats the log's own first record. `state`: of a log that is continued; call `recover` next.
+    which repeats the log's own first record. `state`: of a log that is continued, which `started` began;
+    call `recover` next. `snapshots`: where the state is saved as the log grows.
     Raises ConfigError for settings that contradict each other.
     """
 
@@ -58,6 +61,7 @@ class EngineCore:
         clock: Callable[[], int] = time.monotonic_ns,
         started: ev.Started | None = None,
         state: State | None = None,
+        snapshots: SnapshotFolder | None = None,
     ):
         if started is None:
             config.check_resolved()
@@ -78,8 +82,10 @@ class EngineCore:
         self._outputs = Outputs()
         self._stats = Stats(kv_blocks_total=config.num_blocks - 1)
         self.last_stall: tuple[int, ev.Stalled] | None = None  # and the step at which it was found
+        self._snapshots = snapshots
+        self._started = started or _started(config, fingerprints or {})
         if state is None:
-            self._emit(started or _started(config, fingerprints or {}))
+            self._emit(self._started)
 
     # What consumers call
 
@@ -270,8 +276,17 @@ class EngineCore:
             except BaseException:
                 self._in_flight[-1] = ExecutorFailed("the step was interrupted")
                 raise
+        if self._snapshots is not None and self._snapshots.is_due(self.sink.num_bytes):
+            self._save()
         outputs, self._outputs = self._outputs, Outputs()
         return outputs
+
+    def _save(self) -> None:
+        """Write a snapshot of the state, all of which is in the log."""
+        self.sink.sync()  # a power cut must not leave a state that the log does not reach
+        sequence = self.sink.next_sequence - 1
+        data = snapshot.take(self.state, self._started, sequence)
+        self._snapshots.write(sequence, data, self.sink.num_bytes)
 
     def checkpoint(self) -> None:
         """Record a digest of the state."""

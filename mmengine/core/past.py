@@ -5,16 +5,31 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mmengine.config import EngineConfig
+import msgspec
+
+from mmengine.config import OPERATIONAL, EngineConfig
 from mmengine.core import snapshot
 from mmengine.core.evolve import evolve
 from mmengine.core.request_state import RequestState
 from mmengine.core.state import State
-from mmengine.errors import CorruptLog, LogError
+from mmengine.errors import ConfigError, CorruptLog, LogError
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader, Record
+from mmengine.events.recovery import Mode
 from mmengine.events.segment import snapshot_sequences
 from mmengine.events.snapshots import read_snapshot
+from mmengine.version import __version__
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """How to continue a log, where there is one. `mode`: what damage is forgiven, as in events/recovery.
+    `force`: also with other weights, processor, dtype or backend. `wanted`: requests whose answers are
+    needed though they were delivered."""
+
+    mode: Mode = "tail"
+    force: bool = False
+    wanted: Callable[[str], bool] = lambda request_id: False
 
 
 @dataclass(slots=True)
@@ -32,65 +47,90 @@ class PastAnswer:
 @dataclass(slots=True)
 class Past:
     """`answers`: of requests that are live, or ended and were not delivered (or are wanted again), by id.
-    `steps`: numbers of those that were open or in flight at the end."""
+    `steps`: numbers of those that were open or in flight at the end. `mode` and `cuts`: how the log was
+    repaired. `fingerprints`: of the model that went on with it last, or goes on now."""
 
     started: ev.Started
-    config: EngineConfig
     state: State
     answers: dict[str, PastAnswer]
     steps: tuple[int, ...]
+    fingerprints: dict[str, str]
+    mode: str = "tail"
+    cuts: tuple[tuple[str, int, int], ...] = ()
+
+    def config_for(self, given: EngineConfig) -> EngineConfig:
+        """The log's settings, with those of `given` that no decision depends on. Raises ConfigError for
+        one that was given and differs."""
+        logged, default = self.state.config, EngineConfig()
+        for name in EngineConfig.__struct_fields__:
+            value = getattr(given, name)
+            if name not in OPERATIONAL and value not in (getattr(default, name), getattr(logged, name)):
+                raise ConfigError(
+                    f"the log was begun with {name} {getattr(logged, name)}, not {value}; leave that setting "
+                    "out, or begin another log"
+                )
+        return msgspec.structs.replace(logged, **{name: getattr(given, name) for name in OPERATIONAL})
+
+    def recovered(self, lost: tuple[tuple[str, str], ...]) -> ev.Recovered:
+        """The event that goes on from here; `lost`: requests that cannot go on, and why."""
+        return ev.Recovered(self.steps, self.mode, self.cuts, lost, self.fingerprints, __version__)
 
 
-def read_past(folder: Path, wanted: Callable[[str], bool] = lambda request_id: False) -> Past | None:
-    """Fold the log in `folder`; None when it holds no record. `wanted`: requests whose answers are
-    needed though they were delivered.
-
-    Raises LogError when there is no log, CorruptLog when it is damaged.
-    """
-    begins = _begins(folder, wanted)
-    reader = LogReader(folder)
-    base = _base(folder, min(begins.values(), default=None))
+def read_past(folder: Path, resume: Resume) -> Past:
+    """Fold the log in `folder`. Raises LogError when there is none, CorruptLog when it is damaged."""
+    survey = _survey(folder, resume)
+    base = _base(folder, min(survey.begins.values(), default=survey.last + 1))
     if base is None:
-        records = iter(reader)
-        first = next(records, None)
-        if first is None:
-            return None
+        records = iter(LogReader(folder, resume.mode))
+        first = next(records)
         if not isinstance(first.event, ev.Started):
             raise CorruptLog(f"{folder} does not begin with STARTED, and no snapshot there can be used")
         started, state = first.event, State(EngineConfig.from_dict(first.event.config))
         evolve(state, started)
     else:
         state, body = base
-        started, records = body.started, iter(LogReader(folder, start=body.sequence + 1))
-    answers = _fold(state, records, begins)
+        started, records = body.started, iter(LogReader(folder, resume.mode, body.sequence + 1))
+    answers = _fold(state, records, survey.begins)
     for known in state.requests.values():
         answer = answers[known.request.request_id]
         answer.token_ids, answer.num_cached_tokens = _tokens(state, known), max(0, known.num_cached)
     steps = [flight.step for flight in state.flights] + ([state.step] if state.is_open else [])
-    return Past(started, state.config, state, answers, tuple(steps))
+    return Past(started, state, answers, tuple(steps), survey.fingerprints)
 
 
-def _begins(folder: Path, wanted: Callable[[str], bool]) -> dict[str, int]:
-    """Where the requests begin whose answers are needed: sequences of their QUEUED, by id."""
-    begins: dict[str, int] = {}
-    ended: set[str] = set()
-    for record in LogReader(folder):
+@dataclass(slots=True)
+class _Survey:
+    """`begins`: sequences of the QUEUED of requests whose answers are needed, by id. `last`: sequence of
+    the last record. `fingerprints`: of the last RECOVERED."""
+
+    begins: dict[str, int] = field(default_factory=dict)
+    last: int = -1
+    fingerprints: dict[str, str] = field(default_factory=dict)
+
+
+def _survey(folder: Path, resume: Resume) -> _Survey:
+    survey = _Survey()
+    begins, ended = survey.begins, set()
+    for record in LogReader(folder, resume.mode):
+        survey.last = record.sequence
         match record.event:
             case ev.Queued(request_id=name):
                 begins[name] = record.sequence
                 ended.discard(name)
             case ev.Finished(request_id=name):
                 ended.add(name)
-            case ev.Delivered(request_id=name) if name in ended and not wanted(name):
+            case ev.Delivered(request_id=name) if name in ended and not resume.wanted(name):
                 begins.pop(name, None)
                 ended.discard(name)
-    return begins
+            case ev.Recovered(fingerprints=fingerprints):
+                survey.fingerprints = fingerprints
+    return survey
 
 
-def _base(folder: Path, needed: int | None) -> tuple[State, snapshot.Body] | None:
+def _base(folder: Path, needed: int) -> tuple[State, snapshot.Body] | None:
     """The newest snapshot that can be read, of before record `needed`."""
     for sequence in reversed(snapshot_sequences(folder)):
-        if needed is not None and sequence >= needed:
+        if sequence >= needed:
             continue
         try:
             state, body = snapshot.restore(read_snapshot(folder, sequence))

@@ -13,11 +13,14 @@ MAX_BYTES = 2**33
 
 
 class SnapshotFolder:
-    """Writes one each time the log grew by `every_bytes`. A disk that refuses one costs nothing else."""
+    """Of the log's writer: one each time the log grew by `every_bytes`. A disk that refuses one costs
+    nothing else."""
 
     def __init__(self, folder: Path, every_bytes: int):
         self._folder, self._every_bytes = folder, every_bytes
         self._next_at = every_bytes
+        for part in folder.glob(f"snapshot-*{SUFFIX}.part"):  # of a process that was killed
+            part.unlink(missing_ok=True)
 
     def is_due(self, num_bytes: int) -> bool:
         """`num_bytes`: what was appended to the log so far."""

@@ -8,7 +8,7 @@ With n above 1 an answer has `choices`, each with index, text, token_ids and fin
 place of the one. Messages are in OpenAI's shape; a path is read relative to the file.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -16,7 +16,7 @@ import msgspec
 
 from mmengine.errors import InvalidRequest, MMEngineError
 from mmengine.serve.answers import Completion
-from mmengine.serve.batching import Job
+from mmengine.serve.batching import Answered, Job
 from mmengine.serve.prompts import MAX_ID_CHARS, Options, Prompt, make_sampling
 
 MAX_LINE_BYTES = 32 * 2**20  # room for a few large images in base64
@@ -26,26 +26,30 @@ _OWN_FIELDS = ("custom_id", "messages", "priority", "cache_salt", "deadline_s")
 
 class RequestFile:
     """Reads requests; iterating gives a job, or the error that takes its place, for each line that
-    is not blank. `custom_ids` holds the id of each until `answer_line` took it."""
+    is not blank. `custom_ids` holds the id of each until `answer_line` took it. `answered`: indices of
+    lines whose answers are where they belong."""
 
-    def __init__(self, file: BinaryIO, base_folder: Path):
+    def __init__(self, file: BinaryIO, base_folder: Path, answered: Set[int] = frozenset()):
         self._file = file
+        self._answered = answered
         self._base_folder = base_folder
         self._seen: set[str] = set()
         self.custom_ids: dict[int, str | None] = {}
 
-    def __iter__(self) -> Iterator[Job | MMEngineError]:
+    def __iter__(self) -> Iterator[Job | MMEngineError | Answered]:
         index = 0
-        for number, line in enumerate(_bounded_lines(self._file), 1):
+        for number, line in enumerate(bounded_lines(self._file), 1):
             if line is not None and not line.strip():
                 continue
             self.custom_ids[index] = None
             try:
                 job = self._job(index, line)
             except MMEngineError as error:
-                yield InvalidRequest(f"line {number}: {error}")
+                done = index in self._answered
+                yield Answered("", 1) if done else InvalidRequest(f"line {number}: {error}")
             else:
-                yield job
+                done = index in self._answered
+                yield Answered(job[1].request_id, job[1].sampling.n) if done else job
             index += 1
 
     def _job(self, index: int, line: bytes | None) -> Job:
@@ -76,13 +80,7 @@ class RequestFile:
         return msgspec.json.encode({"custom_id": self.custom_ids.pop(index), **body}) + b"\n"
 
 
-def count_lines(path: Path) -> int:
-    """Lines of a file that are not blank, a very long one counted once."""
-    with path.open("rb") as file:
-        return sum(1 for line in _bounded_lines(file) if line is None or line.strip())
-
-
-def _bounded_lines(file: BinaryIO) -> Iterator[bytes | None]:
+def bounded_lines(file: BinaryIO) -> Iterator[bytes | None]:
     """Lines without their ends; None stands for one that is too long, and is not kept in memory."""
     while line := file.readline(MAX_LINE_BYTES + 1):
         if line.endswith(b"\n") or len(line) <= MAX_LINE_BYTES:

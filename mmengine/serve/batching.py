@@ -4,15 +4,23 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from mmengine.errors import MMEngineError
+from mmengine.errors import MMEngineError, QueueFull
 from mmengine.models.plugin import Prepared
 from mmengine.serve.answers import Completion, engine_failed
 from mmengine.serve.prompts import Options, Prompt
 
 if TYPE_CHECKING:
     from mmengine.serve.engine import Engine
+
+
+class Answered(NamedTuple):
+    """In place of a job: its answer is where it belongs already."""
+
+    request_id: str
+    num_choices: int
+
 
 Job = tuple[Prompt, Options]
 Result = tuple[int, Completion | MMEngineError]
@@ -22,8 +30,9 @@ ABANDON_LIMIT_S = 1.0  # how long an end waits for a log that cannot be written
 
 def run_batch(
     engine: "Engine",
-    jobs: Iterable[Job | MMEngineError],
+    jobs: Iterable[Job | MMEngineError | Answered],
     *,
+    received: bool = True,
     workers: int = 2,
     drain: threading.Event | None = None,
     stop: threading.Event | None = None,
@@ -33,12 +42,14 @@ def run_batch(
 
     Jobs enter the engine in order. At most twice as many answers as there are rows are inside at
     once, and never more than `max_waiting`, so that none is rejected for want of a place.
-    Once `drain` is set no further job is taken; what runs is finished. `stop`, or leaving the
+    Requests that the engine has of a process before are taken up by their ids. `received` False: an
+    answer counts as received when the caller says so with `engine.delivered`, not when it asks for the
+    next one. Once `drain` is set no further job is taken; what runs is finished. `stop`, or leaving the
     iteration early, cancels what runs. Raises InvalidRequest while requests that were submitted
     by hand are on their way: their outputs would be lost.
     """
     engine.check_batchable()
-    batch = _Batch(engine, jobs, drain or threading.Event(), stop or threading.Event())
+    batch = _Batch(engine, jobs, received, drain or threading.Event(), stop or threading.Event())
     with ThreadPoolExecutor(workers, thread_name_prefix="mmengine-media") as pool:
         try:
             yield from batch.run(pool)
@@ -50,16 +61,19 @@ class _Batch:
     def __init__(
         self,
         engine: "Engine",
-        jobs: Iterable[Job | MMEngineError],
+        jobs: Iterable[Job | MMEngineError | Answered],
+        received: bool,
         drain: threading.Event,
         stop: threading.Event,
     ):
         self._engine = engine
         self._jobs = enumerate(jobs)
+        self._received = received
         self._drain = drain
         self._stop = stop
         self._more = True
-        self._ahead: deque[tuple[int, Options | None, Future[Prepared] | MMEngineError]] = deque()
+        # With None in place of what is prepared, the engine has the request already.
+        self._ahead: deque[tuple[int, Options | None, Future[Prepared] | MMEngineError | None]] = deque()
         self._running: dict[str, tuple[int, int]] = {}  # index and number of answers
         self._inside = 0  # answers on their way
         config = engine.config
@@ -91,9 +105,20 @@ class _Batch:
                 self._more = False
             elif isinstance(job[1], MMEngineError):
                 self._ahead.append((job[0], None, job[1]))
+            elif isinstance(job[1], Answered):
+                self._engine.drop_past(*job[1])
             else:
                 prompt, options = job[1]
-                self._ahead.append((job[0], options, pool.submit(prompt.prepare, self._engine.processor)))
+                self._ahead.append((job[0], options, self._prepared(prompt, options, pool)))
+
+    def _prepared(
+        self, prompt: Prompt, options: Options, pool: ThreadPoolExecutor
+    ) -> "Future[Prepared] | None":
+        known_as = options.request_id, options.sampling.n
+        if self._engine.can_take_up(*known_as):
+            return None
+        self._engine.drop_past(*known_as)
+        return pool.submit(prompt.prepare, self._engine.processor)
 
     def _submit(self) -> Iterator[Result]:
         """Move prepared jobs into the engine while there is room, the oldest first."""
@@ -105,16 +130,33 @@ class _Batch:
             if isinstance(future, Future) and not future.done() and self._running:
                 return  # compute meanwhile
             self._ahead.popleft()
-            error = future if isinstance(future, MMEngineError) else _error_of(future)
-            if error is None:
-                try:
-                    request_id = self._engine.submit_prepared(future.result(), options, stream=False)
-                    self._running[request_id] = index, count
-                    self._inside += count
-                except MMEngineError as refusal:
-                    error = refusal
-            if error is not None:
-                yield index, error
+            answer = self._begin(index, options, future)
+            if isinstance(answer, QueueFull) and self._running:
+                self._ahead.appendleft((index, options, future))
+                return  # the media store is full for now
+            if answer is not None:
+                yield index, answer
+
+    def _begin(
+        self, index: int, options: Options | None, future: Future[Prepared] | MMEngineError | None
+    ) -> Completion | MMEngineError | None:
+        """Bring one job into the engine; gives what stands in for its answer if that is known at once."""
+        error = future if isinstance(future, MMEngineError) else future and _error_of(future)
+        if error is not None:
+            return error
+        count = options.sampling.n
+        try:
+            if future is None:
+                request_id = options.request_id
+                if (completion := self._engine.take_up(request_id, count)) is not None:
+                    return completion
+            else:
+                request_id = self._engine.submit_prepared(future.result(), options, stream=False)
+        except MMEngineError as refusal:
+            return refusal
+        self._running[request_id] = index, count
+        self._inside += count
+        return None
 
     def _step(self) -> Iterator[Result]:
         done = self._engine.batch_done
@@ -127,7 +169,7 @@ class _Batch:
 
     def _advance(self) -> None:
         """One step. Its answers may be another batch's, begun between two answers of this one."""
-        for output in self._engine.step():
+        for output in self._engine.step(received=self._received):
             if output.completion is not None:
                 self._engine.batch_done[output.request_id] = output.completion
         self._engine.check_stall()

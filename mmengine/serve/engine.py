@@ -5,15 +5,18 @@ with Engine() as engine:
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from mmengine.config import EngineConfig
 from mmengine.core.outputs import Output, Stats
+from mmengine.core.past import PastAnswer, Resume
 from mmengine.errors import InvalidRequest, LogError
-from mmengine.models.plugin import Prepared
+from mmengine.models.plugin import MediaInput, Prepared
 from mmengine.request import Request, SamplingParams
 from mmengine.serve.answers import Choice, Completion, Logprobs, RequestOutput, engine_failed
 from mmengine.serve.batching import run_batch
@@ -22,7 +25,8 @@ from mmengine.serve.health import Readiness, core_reasons
 from mmengine.serve.log_sync import LogSyncer
 from mmengine.serve.metrics import Metrics
 from mmengine.serve.operators import operator_log
-from mmengine.serve.prompts import Options, Prompt, core_requests, make_sampling, request_ids
+from mmengine.serve.prompts import Options, Prompt, core_ids, core_requests, make_sampling, request_ids
+from mmengine.serve.recovery import add_news, open_store, recover, was_given_up
 
 if TYPE_CHECKING:
     from mmengine.build import Built
@@ -57,7 +61,9 @@ class Engine:
     """Runs a model. Not thread-safe; AsyncEngine is the one for many callers.
 
     `model`: a folder, a hub id, or None for the embedded checkpoint. `log`: folder for the event
-    log; None keeps a bounded one in memory. `builder` replaces `mmengine.build.build` in tests.
+    log; None keeps a bounded one in memory. `resume`: go on with the log that stands there, if one does;
+    its live requests run on, and `take_up` gives the answers of those and of the ones that nobody
+    received. `builder` replaces `mmengine.build.build` in tests.
     Raises ModelError, ConfigError, LogError.
     """
 
@@ -70,6 +76,7 @@ class Engine:
         dtype: str = "auto",
         attention: str = "auto",
         log: str | Path | None = None,
+        resume: Resume | None = None,
         builder: "Callable[..., Built] | None" = None,
     ):
         if builder is None:
@@ -82,6 +89,7 @@ class Engine:
             dtype=dtype,
             attention=attention,
             log=Path(log) if log is not None else None,
+            resume=resume,
             stop_watcher_factory=StopStrings,
         )
         self.processor = self.built.processor
@@ -91,13 +99,18 @@ class Engine:
         self._new_id = request_ids()
         self._pending: dict[str, _Pending] = {}
         self._answers: dict[str, tuple[_Pending, _Answer]] = {}
-        self._undelivered: list[str] = []
+        self._undelivered: dict[str, list[str]] = {}  # core ids of ended answers, by request id
+        self._store = open_store(log, self.config) if log is not None else None
+        self.past: dict[str, PastAnswer] = {}  # of the process before, by core id, not taken up yet
         self.batch_done: dict[str, Completion] = {}  # answers of batches that no batch has taken yet
         self._stalled_since = 0.0
         self._failure = ""  # why the last step raised
         self._closed = False
+        self._received = True  # whether a step says that the answers before it were
         self.metrics = Metrics(self._core.stats, lambda: self.readiness().ready)
         self._syncer = self._new_syncer() if log is not None else None
+        if self.built.past is not None:
+            self.past = recover(self.built, self._store)
         built = self.built
         operator_log.info("engine ready", model=str(built.folder), device=built.device, dtype=built.dtype)
 
@@ -141,15 +154,59 @@ class Engine:
     def _submit_all(self, requests: list[Request], prepared: Prepared) -> None:
         """All choices, or none: a queue that fills up half way takes the others back."""
         for count, request in enumerate(requests):
-            self.built.executor.attach(request.request_id, prepared.media)
             try:
+                self._hold(request.request_id, prepared.media)
                 self._core.submit(request)
                 self.metrics.submitted(request.request_id)
             except Exception:
-                self.built.executor.detach(request.request_id)
+                self._let_go(request.request_id)
                 for taken in requests[:count]:
                     self._core.cancel(taken.request_id, "another answer to the same prompt was refused")
                 raise
+
+    def _hold(self, core_id: str, media: Sequence[MediaInput]) -> None:
+        """Keep the pixels of a request where the device finds them, and where the next process would."""
+        self.built.executor.attach(core_id, media)
+        if self._store is not None:
+            self._store.hold(core_id, media)
+
+    def _let_go(self, core_id: str) -> None:
+        self.built.executor.detach(core_id)
+        if self._store is not None:
+            self._store.release(core_id)
+
+    def can_take_up(self, request_id: str, num_choices: int = 1) -> bool:
+        """Whether the process before had this request, with so many answers, and did not give it up."""
+        names = core_ids(request_id, num_choices) if self.past else [""]
+        found = [self.past.get(name) for name in names]
+        return all(one is not None and not was_given_up(one) for one in found)
+
+    def take_up(self, request_id: str, num_choices: int = 1) -> Completion | None:
+        """Go on with a request of the process before. Gives its answer when it ended there; else that
+        comes out of `step`. Raises KeyError for one that `can_take_up` denies."""
+        names = core_ids(request_id, num_choices)
+        found = [self.past.pop(name) for name in names]
+        first, completion = found[0].queued, None
+        prepared = Prepared(np.frombuffer(first.prompt, np.int32), (), "")
+        pending = self._pending[request_id] = _Pending(request_id, prepared, first.sampling, num_choices)
+        for name, one in zip(names, found, strict=True):
+            answer = _Answer(one.queued.sample_index, None, one.token_ids, one.logprobs)
+            self._answers[name] = pending, answer
+            if one.reason:
+                ended = Output(name, [], one.reason, one.detail, one.num_cached_tokens)
+                pending.num_cached_tokens = max(pending.num_cached_tokens, one.num_cached_tokens)
+                completion = self._finish(ended, pending, answer)
+        return completion
+
+    def drop_past(self, request_id: str, num_choices: int = 1) -> None:
+        """Nobody needs the answers of a request of the process before any more, if it had it."""
+        for name in core_ids(request_id, num_choices):
+            if (one := self.past.pop(name, None)) is None:
+                continue
+            if one.reason:
+                self._core.delivered(name)
+            else:
+                self._core.cancel(name, "its answer was delivered before")
 
     def _new_answer(self, request: Request, stream: bool) -> _Answer:
         sampling = request.sampling
@@ -202,10 +259,13 @@ class Engine:
         """Whether no request is on its way."""
         return not self._answers
 
-    def step(self) -> list[RequestOutput]:
+    def step(self, *, received: bool = True) -> list[RequestOutput]:
         """Compute one step and return what is new, in the order of the engine. Calling it again
-        says that the answers of the last call were received."""
-        self._mark_delivered()
+        says that the answers of the last call were received, unless `received` is False; then
+        `delivered` says so of each."""
+        self._received = received
+        if received:
+            self._mark_delivered()
         try:
             outputs = [self._take(output) for output in self._core.step()]
             if self._syncer is not None:
@@ -218,16 +278,20 @@ class Engine:
         return [output for output in outputs if output is not None]
 
     def _mark_delivered(self) -> None:
-        for core_id in self._undelivered:
+        for request_id in list(self._undelivered):
+            self.delivered(request_id)
+
+    def delivered(self, request_id: str) -> None:
+        """The answer is where it will not be lost; the next step writes that down. Until then another
+        process that takes this log up has it again."""
+        for core_id in self._undelivered.pop(request_id, ()):
             self._core.delivered(core_id)
-        self._undelivered.clear()
 
     def _take(self, output: Output) -> RequestOutput | None:
         self.metrics.saw(output)
         if output.request_id not in self._answers:
-            if output.finish_reason is not None:
-                self.built.executor.detach(output.request_id)
-            return None  # taken back in _submit_all
+            self._take_unclaimed(output)
+            return None
         pending, answer = self._answers[output.request_id]
         answer.token_ids.extend(output.token_ids)
         if output.logprobs is not None:
@@ -243,11 +307,22 @@ class Engine:
             pending.request_id, answer.index, text, output.token_ids, output.finish_reason, completion
         )
 
+    def _take_unclaimed(self, output: Output) -> None:
+        """News of a request of the process before that nobody took up yet, or of one that was taken back
+        in _submit_all."""
+        ended = output.finish_reason is not None
+        if ended:
+            self._let_go(output.request_id)
+        if output.request_id in self.past:
+            add_news(self.past[output.request_id], output)
+        elif ended:
+            self._core.delivered(output.request_id)
+
     def _finish(self, output: Output, pending: _Pending, answer: _Answer) -> Completion | None:
-        self.built.executor.detach(output.request_id)
+        self._let_go(output.request_id)
         if output.finish_reason in ("error", "rejected"):
             operator_log.warning("request failed", request_id=output.request_id, reason=output.detail)
-        self._undelivered.append(output.request_id)
+        self._undelivered.setdefault(pending.request_id, []).append(output.request_id)
         del self._answers[output.request_id]
         sampling = pending.sampling
         text = answer_text(
@@ -322,9 +397,10 @@ class Engine:
         if self._syncer is not None:
             self._syncer.close()
         try:
-            if self._undelivered and self.is_idle:
+            if self._received and self.is_idle:
                 self._mark_delivered()
-                self._core.step()  # writes them down
+            if self._core.inbox and not self._core.state.requests:
+                self._core.step()  # writes down what was delivered
         finally:
             self.built.close()
 

@@ -117,7 +117,7 @@ def core_requests(request_id: str, prepared: Prepared, options: Options) -> list
     count = options.sampling.n
     return [
         Request(
-            request_id=request_id if count == 1 else f"{request_id}/{index}",
+            request_id=name,
             prompt_token_ids=np.asarray(prepared.prompt_token_ids, dtype=np.int32),
             sampling=sampling,
             media=tuple(media.item for media in prepared.media),
@@ -127,8 +127,13 @@ def core_requests(request_id: str, prepared: Prepared, options: Options) -> list
             deadline_ns=int(options.deadline_s * 1e9),
             group=f"{request_id}/0" if index else "",
         )
-        for index in range(count)
+        for index, name in enumerate(core_ids(request_id, count))
     ]
+
+
+def core_ids(request_id: str, count: int) -> list[str]:
+    """The ids by which the core knows the answers to one prompt."""
+    return [request_id] if count == 1 else [f"{request_id}/{index}" for index in range(count)]
 
 
 def request_ids() -> Callable[[], str]:

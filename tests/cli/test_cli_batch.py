@@ -25,7 +25,7 @@ def line(custom_id, text, **fields):
 def answer(tmp_path, lines, **settings):
     requests, out = tmp_path / "requests.jsonl", tmp_path / "answers.jsonl"
     requests.write_bytes(b"\n".join(one.encode() if isinstance(one, str) else one for one in lines))
-    code = run_batch_file(requests, out, None, lambda: Engine(builder=builder(**settings)))
+    code = run_batch_file(requests, out, None, lambda resume: Engine(builder=builder(**settings)))
     return code, [json.loads(one) for one in out.read_bytes().splitlines()]
 
 
@@ -86,7 +86,7 @@ def test_the_request_file_is_not_written_over(tmp_path):
     path = tmp_path / "requests.jsonl"
     path.write_text(line("a", "hello"))
     with pytest.raises(InvalidRequest, match="request file itself"):
-        run_batch_file(path, path, None, lambda: Engine(builder=builder()))
+        run_batch_file(path, path, None, lambda resume: Engine(builder=builder()))
     assert path.read_text()
 
 
@@ -104,7 +104,7 @@ def slow(self):
 fakes.EchoExecutor.collect = slow
 folder = Path(sys.argv[1])
 sys.exit(run_batch_file(folder / "r", folder / "a", folder / "log",
-                        lambda: Engine(builder=fakes.builder(), log=folder / "log")))
+                        lambda resume: Engine(builder=fakes.builder(), log=folder / "log")))
 """
 
 

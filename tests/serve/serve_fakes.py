@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 
 from mmengine.config import EngineConfig
+from mmengine.core.continuation import open_log
 from mmengine.core.engine import EngineCore
 from mmengine.core.executor import StepResult
+from mmengine.core.past import Past
 from mmengine.errors import InvalidMedia, InvalidRequest
-from mmengine.events.log import LogWriter
 from mmengine.models.plugin import Prepared
 
 EOS = 256
@@ -68,7 +69,7 @@ class EchoExecutor:
         self.attached.add(request_id)
 
     def detach(self, request_id):
-        self.attached.remove(request_id)
+        self.attached.discard(request_id)
 
     def dispatch(self, plan):
         for admission in plan.admitted:
@@ -113,6 +114,7 @@ class FakeBuilt:
     dtype: str = "float32"
     folder: Path = Path("fake")
     closed: bool = False
+    past: Past | None = None
 
     def close(self):
         self.closed = True
@@ -122,12 +124,14 @@ class FakeBuilt:
 def builder(*, fail_at=None, log_options=None, **settings):
     """A stand-in for mmengine.build.build. Settings are the engine's."""
 
-    def build(model=None, *, config=None, log=None, stop_watcher_factory=None, **kwargs):
+    def build(model=None, *, config=None, log=None, resume=None, stop_watcher_factory=None, **kwargs):
         values = {"num_blocks": 200, "max_model_len": 400, "max_num_seqs": 4, "max_waiting": 50, **settings}
         values["max_model_len"] = min(values["max_model_len"], (values["num_blocks"] - 1) * 16)
         resolved = EngineConfig(eos_token_ids=(EOS,), **values)
         executor = EchoExecutor(stop_watcher_factory(EchoProcessor.tokenizer), fail_at)
-        sink = LogWriter(log, **(log_options or {})) if log is not None else None
-        return FakeBuilt(EngineCore(resolved, executor, sink=sink), executor, resolved)
+        if log is None:
+            return FakeBuilt(EngineCore(resolved, executor), executor, resolved)
+        opened = open_log(log, resume, resolved, **(log_options or {}))
+        return FakeBuilt(opened.core(resolved, executor, {}), executor, resolved, past=opened.past)
 
     return build

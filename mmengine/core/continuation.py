@@ -1,0 +1,94 @@
+"""The log of an engine that is built: a new one, or one that another process left, which is continued."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mmengine.config import EngineConfig
+from mmengine.core.engine import EngineCore
+from mmengine.core.executor import Executor
+from mmengine.core.past import Past, Resume, read_past
+from mmengine.core.schedule import DECISION_VERSION
+from mmengine.errors import LogError
+from mmengine.events.log import LogWriter
+from mmengine.events.retention import Retention
+from mmengine.events.snapshots import SnapshotFolder
+
+_SHOWN = 12  # characters of a fingerprint in an error
+
+
+@dataclass(slots=True)
+class OpenLog:
+    """`past`: what stands in the log already; None for a new one."""
+
+    folder: Path
+    sink: LogWriter
+    past: Past | None = None
+
+    def check_fingerprints(self, now: dict[str, str], resume: Resume | None) -> None:
+        """Raise LogError for a model that would give other tokens than the one that wrote the log so
+        far, unless that is wanted."""
+        if self.past is None:
+            return
+        before = {**self.past.started.fingerprints, **self.past.fingerprints}
+        changed = [
+            f"{name} (was {_short(before.get(name))}, is {_short(now.get(name))})"
+            for name in sorted({*before, *now})
+            if before.get(name) != now.get(name)
+        ]
+        if changed and not (resume is not None and resume.force):
+            raise LogError(
+                f"the log in {self.folder} was written with other {', '.join(changed)}; answers would be a "
+                "mixture of both. Use what it was written with, or insist with --force-resume"
+            )
+        self.past.fingerprints = now
+
+    def core(self, config: EngineConfig, executor: Executor, fingerprints: dict[str, str]) -> EngineCore:
+        """A core that writes here. One with a past waits for `recover`."""
+        snapshots = SnapshotFolder(self.folder, config.snapshot_bytes) if config.snapshot_bytes else None
+        if self.past is None:
+            return EngineCore(
+                config, executor, sink=self.sink, fingerprints=fingerprints, snapshots=snapshots
+            )
+        started, state = self.past.started, self.past.state
+        state.config = config
+        return EngineCore(config, executor, sink=self.sink, started=started, state=state, snapshots=snapshots)
+
+
+def open_log(folder: Path, resume: Resume | None, config: EngineConfig, **options: Any) -> OpenLog:
+    """The log in `folder`; `options` are those of its writer.
+
+    Raises LogError when one stands there and `resume` is None, or it cannot be continued by this build;
+    ConfigError for settings that contradict the log's.
+    """
+    options["sync_always"] = config.log_sync == "always"
+    options["retention"] = Retention(config.log_retain_bytes, config.log_retain_s)
+    if resume is None:
+        return OpenLog(folder, LogWriter(folder, **options))
+    opened = OpenLog(folder, LogWriter(folder, reopen=resume.mode, **options))
+    try:
+        if opened.sink.next_sequence:
+            opened.past = _past_of(opened, resume, config)
+    except BaseException:
+        opened.sink.close()
+        raise
+    return opened
+
+
+def _past_of(opened: OpenLog, resume: Resume, config: EngineConfig) -> Past:
+    past = read_past(opened.folder, resume)
+    version = past.started.decision_version
+    if version != DECISION_VERSION:
+        raise LogError(
+            f"the log in {opened.folder} was written under rules {version} of the scheduler, and this build "
+            f"has {DECISION_VERSION}; finish it with mmengine {past.started.engine_version}, or name another "
+            "folder"
+        )
+    past.mode = resume.mode
+    past.cuts = tuple((cut.path.name, cut.offset, cut.num_bytes) for cut in opened.sink.recovery.cuts)
+    past.config_for(config)
+    return past
+
+
+def _short(fingerprint: str | None) -> str:
+    return "nothing" if fingerprint is None else fingerprint[:_SHOWN]

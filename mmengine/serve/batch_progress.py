@@ -1,0 +1,212 @@
+"""How far a batch came: which lines of the request file have their answer in the answer file.
+
+The answer file is the truth. A line that was torn off at its end is cut; a line of it answers the request
+with its custom_id, or, where that is null or stands in several requests, the one whose line number its
+error begins with. `batch.json` beside the log says which request file the log belongs to.
+"""
+
+import hashlib
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+
+from mmengine.errors import InvalidRequest, LogError
+from mmengine.events.retention import sync_folder
+from mmengine.events.segment import segment_paths
+from mmengine.serve.batchfile import bounded_lines
+from mmengine.serve.prompts import MAX_ID_CHARS
+
+MANIFEST = "batch.json"
+SYNC_INTERVAL_S = 0.1
+MAX_MANIFEST_BYTES = 2**20
+_LINE_NUMBER = re.compile(r"line (\d+): ")
+
+
+class _Manifest(msgspec.Struct):
+    sha256: str
+    num_lines: int
+
+
+class _Head(msgspec.Struct):
+    """What is read of a line of either file."""
+
+    custom_id: Any = None
+    error: Any = None
+
+
+class RequestIndex:
+    """The lines of a request file that are not blank: `numbers` (from 1) and `custom_ids` (None where a
+    line has none), and the hash of the whole file."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.numbers: list[int] = []
+        self.custom_ids: list[str | None] = []
+        digest = hashlib.sha256()
+        with path.open("rb") as file:
+            for number, line in enumerate(bounded_lines(_Hashing(file, digest)), 1):
+                if line is None or line.strip():
+                    self.numbers.append(number)
+                    self.custom_ids.append(_custom_id(line))
+        self.sha256 = digest.hexdigest()
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def wanted(self, answered: set[int]) -> Callable[[str], bool]:
+        """Says of a request of the engine whether its answer is still needed."""
+        missing = {name for place, name in enumerate(self.custom_ids) if place not in answered}
+        return lambda core_id: core_id in missing or core_id.rpartition("/")[0] in missing
+
+    def begin(self, log: Path) -> None:
+        """Note beside a new log whose it is."""
+        manifest = _Manifest(self.sha256, len(self))
+        part = log / f"{MANIFEST}.part"
+        with part.open("wb") as file:
+            file.write(msgspec.json.encode(manifest))
+            file.flush()
+            os.fsync(file.fileno())
+        part.rename(log / MANIFEST)
+        sync_folder(log)
+
+    def is_begun(self, log: Path) -> bool:
+        """Whether a log of this batch is there to be continued. Raises LogError when a log is, and
+        belongs to something else."""
+        if not log.is_dir() or not segment_paths(log):
+            return False
+        try:
+            with (log / MANIFEST).open("rb") as file:
+                manifest = msgspec.json.decode(file.read(MAX_MANIFEST_BYTES), type=_Manifest)
+        except FileNotFoundError:
+            raise LogError(
+                f"{log} holds a log that no batch began; name another folder, or move that one away"
+            ) from None
+        except (OSError, msgspec.MsgspecError) as error:
+            raise LogError(f"{log / MANIFEST} cannot be read: {error}") from None
+        if manifest.sha256 != self.sha256:
+            raise LogError(
+                f"{self.path} is not the file that the log in {log} was begun with: it had "
+                f"{manifest.num_lines} requests and the SHA-256 {manifest.sha256[:12]}, this one has "
+                f"{len(self)} and {self.sha256[:12]}. Bring the old one back, or name another --log and --out"
+            )
+        return True
+
+
+class _Hashing:
+    """A file whose lines are hashed as they are read."""
+
+    def __init__(self, file: BinaryIO, digest: Any):
+        self._file, self._digest = file, digest
+
+    def readline(self, limit: int) -> bytes:
+        line = self._file.readline(limit)
+        self._digest.update(line)
+        return line
+
+
+def _custom_id(line: bytes | None) -> str | None:
+    """As the reader of requests takes it."""
+    try:
+        name = msgspec.json.decode(line or b"", type=_Head).custom_id
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    return name if isinstance(name, str) and 1 <= len(name) <= MAX_ID_CHARS else None
+
+
+class AnswerFile:
+    """Appends answers, each of which counts as delivered once it is on the disk.
+
+    `fresh`: what the file holds belongs to another run and goes. Else a line torn off at its end is cut.
+    Raises InvalidRequest for a file that is none of this batch's.
+    """
+
+    def __init__(self, path: Path, index: RequestIndex, *, fresh: bool):
+        self.path = path
+        self._file = path.open("w+b" if fresh or not path.exists() else "r+b")
+        self.answered: set[int] = set()  # indices of requests whose answers it held when it was opened
+        self._written: list[str] = []  # requests whose answers are in the file, perhaps not on the disk
+        self._synced_at = 0.0
+        try:
+            end = 0
+            if not fresh:
+                self.answered, end = _read_answers(self._file, path, index)
+            self._file.seek(end)
+            self._file.truncate()
+        except BaseException:
+            self._file.close()
+            raise
+
+    def write(self, line: bytes, request_id: str) -> None:
+        """`request_id` is empty for a line that never became a request."""
+        self._file.write(line)
+        self._file.flush()
+        if request_id:
+            self._written.append(request_id)
+
+    def delivered(self, *, now: bool = False) -> list[str]:
+        """Requests whose answers are on the disk since the last call; the disk is asked a few times a
+        second, or `now`."""
+        if not self._written or not (now or time.monotonic() - self._synced_at > SYNC_INTERVAL_S):
+            return []
+        os.fdatasync(self._file.fileno())
+        self._synced_at = time.monotonic()
+        written, self._written = self._written, []
+        return written
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def answered_in(path: Path, index: RequestIndex) -> set[int]:
+    """Indices of requests whose answers a file holds, which is left alone. Raises InvalidRequest."""
+    if not path.exists():
+        return set()
+    with path.open("rb") as file:
+        return _read_answers(file, path, index)[0]
+
+
+def _read_answers(file: BinaryIO, path: Path, index: RequestIndex) -> tuple[set[int], int]:
+    """Who is answered, and where the last whole line ends."""
+    places = {number: place for place, number in enumerate(index.numbers)}
+    owners: dict[str, list[int]] = {}
+    for place, name in enumerate(index.custom_ids):
+        if name is not None:
+            owners.setdefault(name, []).append(place)
+    answered: set[int] = set()
+    end = 0
+    for number, line in enumerate(_whole_lines(file), 1):
+        place = _owner(line, owners, places)
+        if place is None or place in answered:
+            what = "is no answer of this batch" if place is None else "answers a request once more"
+            raise InvalidRequest(f"{path}, line {number}, {what}; move the file away, or name another --out")
+        answered.add(place)
+        end += len(line)
+    return answered, end
+
+
+def _whole_lines(file: BinaryIO) -> Iterator[bytes]:
+    for line in file:
+        if not line.endswith(b"\n"):
+            return  # the process ended in the middle of it
+        yield line
+
+
+def _owner(line: bytes, owners: dict[str, list[int]], places: dict[int, int]) -> int | None:
+    """Which request a line answers; None for one that answers none."""
+    try:
+        head = msgspec.json.decode(line, type=_Head)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    named = owners.get(head.custom_id, []) if isinstance(head.custom_id, str) else []
+    if len(named) == 1:
+        return named[0]
+    match = _LINE_NUMBER.match(head.error) if isinstance(head.error, str) else None
+    place = places.get(int(match[1])) if match is not None else None
+    if head.custom_id is None or place in named:
+        return place
+    return named[0] if named else None

@@ -1,0 +1,124 @@
+"""A batch with the embedded checkpoint, killed with kill -9 at random instants and started again with the
+same command: each request once in the answers, tokens as in a run that nobody disturbed."""
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mmengine.events import vocabulary as ev
+from mmengine.events.log import LogReader
+from mmengine.replay.verify import verify
+
+COMMAND = (sys.executable, "-m", "mmengine.cli.main", "run", "--batch", "requests.jsonl")
+# Few rows and small steps, so that there is something to kill.
+SETTINGS = ("--set", "max_num_seqs=3", "--set", "token_budget=64", "--set", "snapshot_bytes=4000")
+START_S = 60
+
+
+def write_requests(folder, num_requests):
+    """Texts and images, greedy and seeded, several answers, logprobs, stop strings, and nonsense."""
+    for number in range(3):
+        pixels = np.random.default_rng(number).integers(0, 255, (64, 96, 3), np.uint8)
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+    lines = []
+    for number in range(num_requests):
+        content = [{"type": "text", "text": f"What is shape {number}?"}]
+        if number % 2 == 0:
+            content.insert(0, {"type": "image", "image": f"{number % 3}.png"})
+        line = {"custom_id": f"q{number}", "messages": [{"role": "user", "content": content}]}
+        line |= {"max_tokens": 8 + number % 5, "ignore_eos": number % 3 == 0}
+        if number % 3:
+            line |= {"temperature": 0.9, "seed": number}
+        line |= [{}, {"n": 2}, {"logprobs": 2}, {"stop": ["e"]}][number % 4]
+        lines.append(json.dumps(line))
+    lines[3:3] = ["", '{"custom_id": "no messages"}', "not json"]
+    (folder / "requests.jsonl").write_text("\n".join(lines))
+
+
+def run(folder, *arguments, expect=0):
+    result = subprocess.run([*COMMAND, *arguments], cwd=folder, capture_output=True, timeout=START_S)
+    assert result.returncode == expect, result.stderr
+    return result.stderr.decode()
+
+
+def answers(path):
+    """Answers by custom_id (or by error where that is null), without what a crash may change."""
+    found = {}
+    for line in path.read_text().splitlines():
+        answer = json.loads(line)
+        name = answer["custom_id"] or answer["error"]
+        assert name not in found, "each request once"
+        answer.get("usage", {}).pop("cached_tokens", None)
+        for choice in answer.get("choices", [answer]):
+            choice["logprobs"] = [
+                [(token, pytest.approx(logprob, abs=1e-4)) for token, logprob in entries]
+                for entries in choice.get("logprobs", [])
+            ]
+        found[name] = answer
+    return found
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("undisturbed")
+    write_requests(folder, 14)
+    run(folder, "--out", "answers.jsonl", *SETTINGS)
+    return folder, answers(folder / "answers.jsonl")
+
+
+def log_size(log):
+    return sum(path.stat().st_size for path in log.glob("*.mmlog")) if log.exists() else 0
+
+
+def kill_at_random(command, folder, log, rng):
+    """Start, wait until something is new in the log, and kill after that. Gives how it ended."""
+    before, deadline = log_size(log), time.monotonic() + START_S
+    process = subprocess.Popen(command, cwd=folder, stderr=subprocess.DEVNULL)
+    while process.poll() is None and log_size(log) == before and time.monotonic() < deadline:
+        time.sleep(0.001)
+    time.sleep(rng.random() * rng.choice((0.005, 0.03, 0.15)))
+    process.send_signal(signal.SIGKILL)
+    return process.wait()
+
+
+def check_killed(undisturbed, seed, kills):
+    folder, expected = undisturbed
+    rng = random.Random(seed)
+    out, log = folder / f"{seed}.jsonl", folder / f"{seed}.log"
+    arguments = ("--out", out.name, "--log", log.name, *SETTINGS)
+    killed = 0
+    for _ in range(kills):
+        killed += kill_at_random([*COMMAND, *arguments], folder, log, rng) == -signal.SIGKILL
+        if rng.random() < 0.3 and out.exists():  # a line torn by a power cut
+            with out.open("r+b") as file:
+                file.truncate(max(0, out.stat().st_size - rng.randrange(3)))
+    run(folder, *arguments)
+    assert killed
+    assert answers(out) == expected
+    report = verify(log)
+    assert report.ok and report.rederived and not report.unfinished and report.torn is None
+    events = [record.event for record in LogReader(log)]
+    ended = [event.request_id for event in events if isinstance(event, ev.Finished)]
+    queued = [event.request_id for event in events if isinstance(event, ev.Queued)]
+    assert len(ended) == len(set(ended)) and set(ended) == set(queued), "each finished exactly once"
+    delivered = {event.request_id for event in events if isinstance(event, ev.Delivered)}
+    assert delivered <= set(ended)
+    assert not list((log / "media").iterdir()), "images go with their requests"
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_batch_survives_five_kills(undisturbed, seed):
+    check_killed(undisturbed, seed, 5)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(100, 120))
+def test_a_batch_survives_many_kills(undisturbed, seed):
+    check_killed(undisturbed, seed, 10)
