@@ -136,7 +136,7 @@ def records_in(data: bytes | memoryview, frame: Frame) -> list[Record]:
     try:
         outline = _outline.decode(data[frame.start : frame.end])
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise UnknownRecord(offset, f"its body is no list of records: {error}") from None
+        raise UnknownRecord(offset, f"its body is no list of records: {_said(error)}") from None
     if len(outline) != frame.count:
         raise UnknownRecord(offset, f"it claims {frame.count} records and holds {len(outline)}")
     records = []
@@ -158,7 +158,7 @@ def decode_event(fmt: int, number: int, body: bytes | msgspec.Raw, offset: int) 
         upcast = UPCASTERS.get((fmt, number))
         return decoder.decode(body) if upcast is None else _upcast(upcast, number, body)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # bad UTF-8 is a ValueError
-        raise UnknownRecord(offset, f"its body is no {TYPES[number].__name__}: {error}") from None
+        raise UnknownRecord(offset, f"its body is no {TYPES[number].__name__}: {_said(error)}") from None
 
 
 def _upcast(upcast: Callable[[list], list], number: int, body: bytes | msgspec.Raw) -> Event:
@@ -166,3 +166,8 @@ def _upcast(upcast: Callable[[list], list], number: int, body: bytes | msgspec.R
     if not isinstance(fields, list):
         raise ValueError("it is no array")
     return _decoders[number].decode(_encoder.encode(upcast(fields)))
+
+
+def _said(error: Exception) -> str:
+    """What an error says, which may quote a stranger's names, fit for one line of a terminal."""
+    return "".join(c if c.isprintable() else "\ufffd" for c in str(error)[:200])

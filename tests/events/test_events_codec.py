@@ -392,3 +392,11 @@ def test_settled_refuses_what_is_too_long(monkeypatch):
 def test_settled_gives_what_the_reader_will_see():
     event = settled(ev.Queued("a", b"", SamplingParams(temperature=1), media=[]))
     assert event.media == () and type(event.sampling.temperature) is float
+
+
+def test_what_an_error_quotes_of_a_log_cannot_steer_the_terminal():
+    sampling = {"\x1b[31mmax_\ntokens": 1}
+    body = msgspec.msgpack.encode(["a", b"", sampling])
+    with pytest.raises(UnknownRecord, match="no Queued") as error:
+        read(record_of(body, number=2))
+    assert str(error.value).isprintable() and "max_" in str(error.value)

@@ -1,0 +1,106 @@
+"""A coverage-guided fuzzer of the reader: python -m tests.events.fuzz_reader FOLDER [libFuzzer options]
+
+The bytes are a segment of a stranger. Whatever they are, a reader gives records or CorruptLog, in bounded
+memory, and never two records of one sequence; what it gives in `strict` it gives in `tail`, and what in
+`tail` also in `salvage`. The mutator sets checksums right in most of what it makes, because a guess never
+would; so what stands behind them is reached too.
+"""
+
+import struct
+import sys
+import zlib
+from pathlib import Path
+
+import atheris
+
+with atheris.instrument_imports(include=["mmengine.events", "mmengine.request"]):
+    from mmengine.errors import CorruptLog
+    from mmengine.events import codec, format_1
+    from mmengine.events.reader import records_of
+    from mmengine.events.recovery import Recovery, Walk
+    from mmengine.events.segment import FOOTER_SIZE, HEADER_SIZE
+
+HERE = Path(__file__).parent
+NAME = Path("00000000000000000000.mmlog")
+
+
+def read(data: bytes, mode: str) -> tuple[list, bool]:
+    """Records, and whether the end was reached without an error."""
+    records = []
+    try:
+        for frame in Walk(NAME, data, Recovery(mode), is_last=True):
+            records += records_of(NAME, data, frame)
+    except CorruptLog as error:
+        text = str(error)
+        if not text or "\n" in text or len(text) > 2000:
+            raise AssertionError(f"no good line: {text!r}") from None
+        return records, False
+    return records, True
+
+
+def check(data: bytes) -> None:
+    strict, ended = read(data, "strict")
+    tail, tail_ended = read(data, "tail")
+    salvage, _ = read(data, "salvage")
+    assert not ended or tail_ended and strict == tail
+    assert strict == tail[: len(strict)] and tail == salvage[: len(tail)]
+    sequences = [record.sequence for record in salvage]
+    assert sequences == sorted(set(sequences))
+    assert [record.sequence for record in tail] == list(range(len(tail)))
+
+
+def with_checksums(data: bytearray) -> bytearray:
+    """Checksums, and lengths that reach past the end, made right."""
+    if len(data) >= HEADER_SIZE and data[:4] != format_1.MAGIC:
+        data[HEADER_SIZE - 4 : HEADER_SIZE] = _crc(data[: HEADER_SIZE - 4])
+    for framing, length_at, crc_at in ((codec, 8, 4), (format_1, 8, 12)):
+        place = data.find(framing.MAGIC)
+        while 0 <= place <= len(data) - framing.HEADER.size:
+            end = data.find(framing.MAGIC, place + framing.HEADER.size)
+            end = len(data) if end < 0 else end
+            struct.pack_into("<I", data, place + length_at, end - place - framing.HEADER.size)
+            if framing is codec:
+                data[place + crc_at : place + 8] = _crc(data[place + 8 : end])
+            else:
+                data[place + crc_at : place + crc_at + 4] = bytes(4)
+                data[place + crc_at : place + crc_at + 4] = _crc(data[place:end])
+            place = data.find(framing.MAGIC, end)
+    place = data.find(b"MMELOGEN")
+    if 0 <= place <= len(data) - FOOTER_SIZE:
+        data[place + FOOTER_SIZE - 4 : place + FOOTER_SIZE] = _crc(data[place : place + FOOTER_SIZE - 4])
+    return data
+
+
+def _crc(data: bytes) -> bytes:
+    return zlib.crc32(data).to_bytes(4, "little")
+
+
+def mutate(data: bytes, max_size: int, seed: int) -> bytes:
+    changed = bytearray(atheris.Mutate(data, max_size))
+    return bytes(with_checksums(changed) if seed % 4 else changed)
+
+
+def write_corpus(folder: Path) -> None:
+    """Segments to begin with: the golden ones, cut so that they stay small, and one of each event."""
+    from tests.events.logs import one_of_each, segments, write_log
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("format_1", "format_2"):
+        (path,) = (HERE.parent / "golden" / name).glob("*.mmlog")
+        (folder / name).write_bytes(path.read_bytes()[:4000])
+    (path,) = segments(write_log(folder / "log", one_of_each()))
+    path.rename(folder / "each")
+    (folder / "log" / "lock").unlink()
+    (folder / "log").rmdir()
+
+
+def main() -> None:
+    corpus = Path(sys.argv[1])
+    write_corpus(corpus)
+    options = ["-max_len=6000", "-rss_limit_mb=2048", "-timeout=10", *sys.argv[2:]]
+    atheris.Setup([sys.argv[0], str(corpus), *options], check, custom_mutator=mutate)
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()
