@@ -180,3 +180,26 @@ def test_text_of_a_log_cannot_steer_the_terminal(tmp_path, monkeypatch, capsys):
         code, printed = call(monkeypatch, capsys, "log", verb, tmp_path / "log", *arguments)
         assert code == 0 and "\x1b" not in printed.out
         assert "[red]name[/red]\ufffd" in printed.out or name in arguments
+
+
+def test_diff_and_redact(tmp_path, monkeypatch, capsys):
+    busy_run(tmp_path / "a", 1)
+    busy_run(tmp_path / "b", 1, token_budget=23)
+    code, printed = call(monkeypatch, capsys, "log", "diff", tmp_path / "a", tmp_path / "a")
+    assert code == 0 and printed.out.startswith("the same: ")
+    code, printed = call(monkeypatch, capsys, "log", "diff", tmp_path / "a", tmp_path / "b")
+    assert code == 3 and "token_budget" in printed.out and "then other decisions: tokens of" in printed.out
+    code, printed = call(monkeypatch, capsys, "log", "diff", tmp_path / "a", tmp_path / "b", "--json")
+    found = json.loads(printed.out)
+    assert code == 3 and not found["same"] and found["settings"]["token_budget"] == [24, 23]
+    code, printed = call(monkeypatch, capsys, "log", "redact", tmp_path / "a", tmp_path / "public")
+    assert code == 0 and "verified: the same decisions follow from it" in printed.out
+    code, printed = call(monkeypatch, capsys, "log", "redact", tmp_path / "a", tmp_path / "public")
+    assert code == 2 and "is there already" in printed.err
+    (tmp_path / "key").write_bytes(b"short")
+    arguments = tmp_path / "a", tmp_path / "other", "--key", tmp_path / "key"
+    code, printed = call(monkeypatch, capsys, "log", "redact", *arguments)
+    assert code == 2 and "at least 16" in printed.err and not (tmp_path / "other").exists()
+    (tmp_path / "key").write_bytes(bytes(32))
+    code, printed = call(monkeypatch, capsys, "log", "redact", *arguments, "--json")
+    assert code == 0 and json.loads(printed.out)["verified"] is True

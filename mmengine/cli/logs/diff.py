@@ -1,0 +1,95 @@
+"""`mmengine log diff`: where two logs part."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from mmengine.cli.logs.printing import Json, clean, console, existing, print_json, short
+from mmengine.cli.logs.verify import DIVERGED, SAME
+
+if TYPE_CHECKING:
+    from mmengine.replay.diff import LogDifference, Side
+
+HELP = (
+    "The first step in which two logs part, and how: by what came in, or by what was decided.\n\n"
+    "Row and block numbers and times are no difference. Exit code 0 when the logs do not part, 3 when they "
+    "do.\n\n"
+    "[bold]Examples[/bold]\n\n  mmengine log diff before.log after.log\n\n"
+    "  mmengine log diff monday.log tuesday.log --match arrival"
+)
+Log = Annotated[Path, typer.Argument(metavar="LOG", help="A log.", show_default=False)]
+
+
+def diff(
+    first: Log,
+    second: Log,
+    match: Annotated[
+        Literal["id", "arrival"], typer.Option(help="Which requests are the same: by id, or in order.")
+    ] = "id",
+    json_output: Json = False,
+) -> None:
+    import msgspec  # lazy, like all below: help needs none of it
+
+    from mmengine.replay.diff import diff as compare
+
+    found = compare(existing(first), existing(second), match)
+    if json_output:
+        print_json({"same": not found.kind, **msgspec.to_builtins(found)})
+    else:
+        _print(found, first, second, match)
+    raise typer.Exit(DIVERGED if found.kind else SAME)
+
+
+def _print(found: "LogDifference", first: Path, second: Path, match: str) -> None:
+    from rich.table import Table
+
+    out = console()
+    if found.settings:
+        table = Table("setting", clean(str(first)), clean(str(second)))
+        for name, (one, two) in found.settings.items():
+            table.add_row(clean(name), clean(short(one, 80)), clean(short(two, 80)))
+        out.print(table)
+    if not found.kind or found.sides is None:
+        out.print(f"the same: {found.events} events up to step {found.last_common_step}")
+        return
+    of = f" of {found.request}" if found.request and found.field != "request_id" else ""
+    how = {
+        "inputs": f"other inputs: {found.field}{of}",
+        "decisions": f"other decisions: {found.field}{of}",
+        "end": "one log ends, the other goes on",
+    }[found.kind]
+    out.print(f"{found.events} events are the same; then {how}", markup=False, soft_wrap=True)
+    table = Table("", clean(str(first)), clean(str(second)))
+    one, two = found.sides
+    table.add_row("record", *(f"{side.sequence} {side.event}" if side.event else "" for side in (one, two)))
+    table.add_row("step", *(str(side.step) if side.event else "" for side in (one, two)))
+    table.add_row(clean(found.field + of), *(clean(text) for text in _values(one, two)))
+    for name in ("running", "waiting", "free_blocks"):
+        figures = (str(getattr(side, name)) if side.event else "" for side in (one, two))
+        table.add_row(name.replace("_", " "), *figures)
+    out.print(table)
+    if found.field == "request_id" and match == "id":
+        out.print("if these are the same requests under other ids, compare with --match arrival")
+
+
+def _values(one: "Side", two: "Side") -> tuple[str, str]:
+    """Both values; of long ones, where they begin to differ."""
+    left, right = one.value, two.value
+    if isinstance(left, dict) and isinstance(right, dict):
+        names = [name for name in {**left, **right} if left.get(name) != right.get(name)]
+        left, right = ({name: side[name] for name in names if name in side} for side in (left, right))
+    if isinstance(left, list) and isinstance(right, list):
+        pairs = zip(left, right, strict=False)
+        place = next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(left), len(right)))
+        if place > 4:
+            return _from(left, place), _from(right, place)
+    return _shown(left), _shown(right)
+
+
+def _from(values: list[Any], place: int) -> str:
+    return f"from {place} of {len(values)}: {short(values[place : place + 8], 200)}"
+
+
+def _shown(value: Any) -> str:
+    return "" if value is None else short(value, 200)

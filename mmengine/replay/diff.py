@@ -1,0 +1,213 @@
+"""Where two logs part: both are folded side by side, and each event is compared in terms of requests.
+
+Row and block numbers are no difference, nor is time; digests and deliveries are passed over. What came
+in and what was decided from it are told apart, because only one of them can be to blame.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from mmengine.core.state import State
+from mmengine.events import vocabulary as ev
+from mmengine.events.codec import Record
+from mmengine.replay.checked import CheckedLog
+from mmengine.replay.timeline import fold, taken_tokens
+
+Match = Literal["id", "arrival"]
+_PASSED_OVER = (ev.Started, ev.Checkpoint, ev.Delivered)
+_TIMES = {"device_ns", "logprobs"}
+
+
+class Side(msgspec.Struct, frozen=True):
+    """One log where they part. `event` "": it has ended. `value`: of the field that differs."""
+
+    sequence: int
+    step: int
+    event: str
+    value: Any
+    running: int
+    waiting: int
+    free_blocks: int
+
+
+class LogDifference(msgspec.Struct, frozen=True):
+    """`kind`: "inputs", "decisions", "end" (one log is the beginning of the other), or "" when they do not
+    part. `settings`: those that differ, (of the first log, of the second). `events`: compared and equal.
+    `request`: that the field is of, where it is of one."""
+
+    kind: str
+    settings: dict[str, tuple[Any, Any]]
+    events: int
+    last_common_step: int
+    field: str = ""
+    request: str = ""
+    sides: tuple[Side, Side] | None = None
+
+
+def diff(first: Path, second: Path, match: Match = "id") -> LogDifference:
+    """The first difference. `match`: which requests are the same, those of one id, or those that came as
+    the same in order. Raises what `verify` raises."""
+    logs = CheckedLog(first), CheckedLog(second)
+    settings = _settings(*(log.started for log in logs))
+    walks = tuple(_facts(log, match) for log in logs)
+    count, step = 0, -1
+    while True:
+        one, two = (next(walk, None) for walk in walks)
+        if one is None and two is None:
+            return LogDifference("", settings, count, step)
+        if one is None or two is None or one[2:] != two[2:]:
+            return _difference(logs, one, two, settings, count, step)
+        count, step = count + 1, one[1].step
+
+
+_Fact = tuple[State, Record, str, dict[str, Any]]
+
+
+def _facts(log: CheckedLog, match: Match) -> Iterator[_Fact]:
+    """Each event that counts: the state before it, its record, its kind, and its fields by name, rows as
+    requests."""
+    for state, record in fold(log):
+        if not isinstance(record.event, _PASSED_OVER):
+            with log.naming(record):
+                fields = _Fields(state, match).of(record)
+            yield state, record, type(record.event).__name__, fields
+
+
+class _Fields:
+    def __init__(self, state: State, match: Match):
+        self._state, self._by_arrival = state, match == "arrival"
+
+    def of(self, record: Record) -> dict[str, Any]:
+        event = record.event
+        match event:
+            case ev.Scheduled():
+                fields = self._scheduled(event)
+            case ev.Admitted():
+                fields = self._admitted(event)
+            case ev.Executed():
+                fields = self._executed(event)
+            case ev.Preempted(for_row=row):
+                fields = {"mode": event.mode, "reason": event.reason, "for": self._holder(row)}
+            case ev.Queued():
+                fields = msgspec.structs.asdict(event)
+                fields["prompt"] = np.frombuffer(event.prompt, np.int32).tolist()
+                fields["group"] = self._name(event.group)
+            case _:
+                fields = msgspec.structs.asdict(event)
+        if hasattr(event, "request_id"):
+            fields["request_id"] = self._name(event.request_id)
+        return {"step": record.step, **fields}
+
+    def _name(self, name: str) -> str:
+        if not self._by_arrival or not name:
+            return name
+        known = self._state.requests.get(name)
+        return f"#{known.arrival if known is not None else self._state.num_arrived}"
+
+    def _holder(self, row: int) -> str:
+        known = self._state.requests_by_row[row] if row >= 0 else None
+        return self._name(known.request.request_id) if known is not None else ""
+
+    def _encode(self, event: ev.Scheduled | ev.Admitted, own: str) -> list[tuple[str, int]]:
+        rows = ((own or self._holder(row), index) for _, row, index in event.encode)
+        return [(name, index) for name, index in rows]
+
+    def _scheduled(self, event: ev.Scheduled) -> dict[str, Any]:
+        rows = self._state.last_rows if event.rows is None else np.frombuffer(event.rows, np.int32)
+        names = [self._holder(row) for row in rows.tolist()]
+        return {
+            "tokens": dict(zip(names, _ints(event.num_tokens, len(names), 1), strict=True)),
+            "drafts": dict(zip(names, _ints(event.num_drafts, len(names), 0), strict=True)),
+            "new_blocks": len(event.new_blocks) // 4,
+            "encode": self._encode(event, ""),
+            "evict": [key.hex() for key in event.evict],
+        }
+
+    def _admitted(self, event: ev.Admitted) -> dict[str, Any]:
+        name = self._name(event.request_id)
+        return {
+            "tokens": event.num_tokens,
+            "cached_blocks": len(event.cached_blocks) // 4,
+            "new_blocks": len(event.new_blocks) // 4,
+            "num_computed": event.num_computed,
+            "encode": self._encode(event, name),
+            "evict": [key.hex() for key in event.evict],
+            "copies": event.copy is not None,
+            "swap_in": event.swap_in,
+        }
+
+    def _executed(self, event: ev.Executed) -> dict[str, Any]:
+        sampled = self._state.sampled_rows().tolist()
+        drafts, counts = np.frombuffer(event.drafts, np.int32), _ints(event.num_drafts, len(sampled), 0)
+        ends = np.cumsum(counts, dtype=np.int64).tolist()
+        return {
+            "tokens": {
+                self._holder(row): tokens.tolist() for row, tokens in taken_tokens(self._state, event)
+            },
+            "stops": {self._holder(sampled[index]): kind for index, kind in event.stops},
+            "errors": {self._holder(sampled[index]): what for index, what in event.errors},
+            "drafts": {
+                self._holder(row): drafts[end - count : end].tolist()
+                for row, count, end in zip(sampled, counts, ends, strict=True)
+                if count
+            },
+        }
+
+
+def _ints(column: bytes | None, count: int, each: int) -> list[int]:
+    return [each] * count if column is None else np.frombuffer(column, np.int32).tolist()
+
+
+def _settings(one: ev.Started, two: ev.Started) -> dict[str, tuple[Any, Any]]:
+    sides = []
+    for started in (one, two):
+        prints = {f"fingerprint of {name}": value for name, value in started.fingerprints.items()}
+        versions = {"engine version": started.engine_version, "decision rules": started.decision_version}
+        sides.append({**started.config, **versions, **prints})
+    names = [name for name in {**sides[0], **sides[1]} if sides[0].get(name) != sides[1].get(name)]
+    return {name: (sides[0].get(name), sides[1].get(name)) for name in names}
+
+
+def _difference(
+    logs: tuple[CheckedLog, CheckedLog],
+    one: _Fact | None,
+    two: _Fact | None,
+    settings: dict[str, tuple[Any, Any]],
+    count: int,
+    step: int,
+) -> LogDifference:
+    if one is None or two is None:
+        sides = _side(one, None if one is None else one[3]), _side(two, None if two is None else two[3])
+        return LogDifference("end", settings, count, step, "event", "", sides)
+    kind = "inputs" if _is_input(one[1].event, two[1].event) else "decisions"
+    if one[2] != two[2]:
+        request = str(one[3].get("request_id") or two[3].get("request_id") or "")
+        sides = _side(one, one[3]), _side(two, two[3])
+        return LogDifference(kind, settings, count, step, "event", request, sides)
+    name = next(name for name in {**one[3], **two[3]} if one[3].get(name) != two[3].get(name))
+    values, request = (one[3].get(name), two[3].get(name)), str(one[3].get("request_id", ""))
+    if all(isinstance(value, dict) for value in values) and list(values[0]) == list(values[1]):
+        request = next(each for each in values[0] if values[0][each] != values[1][each])
+        values = values[0][request], values[1][request]
+    sides = _side(one, values[0]), _side(two, values[1])
+    return LogDifference(kind, settings, count, step, name, request, sides)
+
+
+def _is_input(one: ev.Event, two: ev.Event) -> bool:
+    """Whether what came from outside differs. Where one log has a result and the other a decision, the
+    other decided more."""
+    results = [isinstance(event, (ev.Executed, ev.Failed)) for event in (one, two)]
+    seen = [isinstance(event, ev.OBSERVATIONS) for event in (one, two)]
+    return all(seen) or any(seen) and not any(results)
+
+
+def _side(fact: _Fact | None, value: Any) -> Side:
+    if fact is None:
+        return Side(-1, -1, "", None, 0, 0, 0)
+    state, record, kind, _ = fact
+    pools = len(state.running), len(state.waiting), state.blocks.num_free
+    return Side(record.sequence, record.step, kind, value, *pools)
