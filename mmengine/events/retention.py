@@ -114,6 +114,8 @@ def expendable(folder: Path, retention: Retention, needed_from: int) -> list[Pat
 
 def drop(folder: Path, paths: list[Path]) -> None:
     """Delete segments, what was cut off them, and the snapshots that nothing continues any more."""
+    if not paths:
+        return
     for path in paths:
         for cut in folder.glob(f"{path.name.split('.')[0]}.*.cut"):
             cut.unlink(missing_ok=True)

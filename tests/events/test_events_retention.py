@@ -80,6 +80,12 @@ def test_a_log_packs_to_less(tmp_path):
     assert packed.stat().st_size < size / 10 and packed.stat().st_mtime_ns == time_ns and not path.exists()
 
 
+def test_a_log_that_has_not_begun_is_tidy(days):
+    days.tidy()
+    days.fill(1)
+    assert days.first == 0
+
+
 def test_nothing_goes_without_a_snapshot(days):
     days.fill(20)
     days.tidy()
