@@ -60,17 +60,17 @@ CASES = {
 }
 STRESS_HEAD = (
     *("preemption by", "requests", "tokens", "steps", "preemptions", "swapped out", "blocks swapped"),
-    *("wrong answers", "run s", "log MB", "verify s", "verified"),
+    *("wrong answers", "run CPU s", "log MB", "verify CPU s", "verified"),
 )
 TRACE_HEAD = (
     *("trace", "requests", "finished", "refused", "tokens", "steps", "preemptions"),
-    *("run s", "log MB", "verify s", "verified"),
+    *("run CPU s", "log MB", "verify CPU s", "verified"),
 )
 
 
 @dataclass(slots=True)
 class Run:
-    """What a run gave. `answers`: tokens and finish reason by request id."""
+    """What a run gave. `answers`: tokens and finish reason by request id. `seconds`: of CPU time."""
 
     answers: dict[str, tuple[list[int], str]] = field(default_factory=dict)
     seconds: float = 0.0
@@ -83,7 +83,7 @@ def run_engine(config: EngineConfig, requests: Iterable[Request], log: Path) -> 
     core = EngineCore(config, executor, sink=LogWriter(log))
     run, tokens, waiting = Run(), {}, iter(requests)
     more = True
-    begin = time.perf_counter()
+    begin = time.process_time()
     while more or core.has_work:
         while more and core.stats().num_waiting + len(core.inbox) < config.max_waiting:
             request = next(waiting, None)
@@ -97,7 +97,7 @@ def run_engine(config: EngineConfig, requests: Iterable[Request], log: Path) -> 
                 run.answers[output.request_id] = tokens.pop(output.request_id), output.finish_reason
                 core.delivered(output.request_id)
     core.close()
-    run.seconds, run.steps = time.perf_counter() - begin, core.stats().steps
+    run.seconds, run.steps = time.process_time() - begin, core.stats().steps
     assert not tokens, "a request has no end"
     return run
 
@@ -131,10 +131,10 @@ def preemptions(log: Path) -> Counter:
 
 
 def verified_log(log: Path) -> tuple[str, str, str]:
-    """Size, time and outcome of `verify`; an unfinished request is no good outcome."""
-    begin = time.perf_counter()
+    """Size, CPU time and outcome of `verify`; an unfinished request is no good outcome."""
+    begin = time.process_time()
     report = verify(log)
-    seconds = time.perf_counter() - begin
+    seconds = time.process_time() - begin
     whole = report.ok and report.rederived and not report.unfinished and report.torn is None
     size = sum(path.stat().st_size for path in log.iterdir()) / 1e6
     return f"{size:.1f}", f"{seconds:.1f}", "yes" if whole else f"no: {report.divergence or 'unfinished'}"
@@ -143,9 +143,9 @@ def verified_log(log: Path) -> tuple[str, str, str]:
 def trace_row(path: Path, limit: int | None, log: Path) -> tuple[list[object], bool]:
     workload = load_workload(path, "auto", limit)
     sink = LogWriter(log)
-    begin = time.perf_counter()
+    begin = time.process_time()
     report = Driver(workload, read_settings({}, workload), log=sink).run()
-    run_s = time.perf_counter() - begin
+    run_s = time.process_time() - begin
     sink.close()
     finished = sum(report.meter.ends.get(reason, 0) for reason in ("stop", "length"))
     size, seconds, verified = verified_log(log)
