@@ -2,7 +2,8 @@
 or too old.
 
 A segment goes only when every request that begins in it or before it was delivered, and a snapshot holds
-the state behind its last record, so that what is kept can be replayed and resumed.
+the state behind its last record and before the first request that was not: from there what is kept can be
+replayed, and every request in it can be resumed.
 """
 
 import os
@@ -95,8 +96,7 @@ def expendable(folder: Path, retention: Retention, needed_from: int) -> list[Pat
     """Segments that may go, the oldest first. `needed_from`: the first record that a request which was
     not delivered began with. The last segment always stays."""
     paths = segment_paths(folder)
-    snapshots = snapshot_sequences(folder)
-    covered = snapshots[-1] if snapshots else -1
+    covered = max((number for number in snapshot_sequences(folder) if number < needed_from), default=-1)
     status = [path.stat() for path in paths]
     total = sum(each.st_size for each in status)
     now_s = time.time()
@@ -105,7 +105,7 @@ def expendable(folder: Path, retention: Retention, needed_from: int) -> list[Pat
         behind = first_sequence_of(after)  # the record behind the segment's last
         too_large = retention.max_bytes and total > retention.max_bytes
         too_old = retention.max_age_s and now_s - each.st_mtime > retention.max_age_s
-        if not (too_large or too_old) or behind > needed_from or behind > covered:
+        if not (too_large or too_old) or behind > needed_from or behind > covered + 1:
             break
         total -= each.st_size
         gone.append(path)

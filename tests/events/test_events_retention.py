@@ -4,12 +4,17 @@ import os
 
 import pytest
 
+from mmengine.core.engine import EngineCore
+from mmengine.core.past import Resume, read_past
+from mmengine.core.simulate import SimulatedExecutor
 from mmengine.errors import LogError
 from mmengine.events import retention as module
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader, LogWriter
 from mmengine.events.retention import Retention
+from mmengine.events.snapshots import SnapshotFolder
 from mmengine.request import SamplingParams
+from tests.core.small_engine import request, settings_of
 from tests.events.logs import read_events, write_log
 
 FEW = Retention(max_bytes=1)
@@ -98,7 +103,7 @@ def test_a_segment_goes_when_a_snapshot_holds_the_state_behind_it(days, sequence
     firsts = days.firsts
     days.snapshot(sequence)
     days.tidy()
-    assert days.first == max(first for first in firsts if first <= sequence)
+    assert days.first == max(first for first in firsts if first <= sequence + 1)
     records = [record.sequence for record in LogReader(days.folder)]
     assert records == list(range(days.first, 20))
 
@@ -108,9 +113,10 @@ def test_a_segment_stays_while_a_request_that_begins_in_it_was_not_delivered(day
     days.queue("a")
     place = days.writer.next_sequence - 1
     days.fill(20)
+    days.snapshot(place - 1)
     days.snapshot(days.writer.next_sequence - 1)
     days.tidy()
-    assert days.first == max(first for first in days.firsts if first <= place) == days.firsts[0]
+    assert days.first == max(first for first in days.firsts if first <= place) == days.firsts[0] > 0
     days.add(ev.Finished("a", "stop"))
     days.tidy()
     assert days.first == days.firsts[0] <= place, "finished, and nobody has the answer"
@@ -127,12 +133,26 @@ def test_the_oldest_request_counts_not_the_last(days):
         days.fill(6)
     days.add(ev.Delivered("b"))
     days.add(ev.Delivered("no such"))
-    days.snapshot(days.writer.next_sequence - 1)
+    for sequence in (3, 6, days.writer.next_sequence - 1):
+        days.snapshot(sequence)
     days.tidy()
     assert days.first == 0
     days.add(ev.Delivered("a"))
     days.tidy()
-    assert 0 < days.first <= 14
+    assert 3 < days.first <= 7
+
+
+def test_without_a_snapshot_before_the_oldest_request_nothing_goes(days):
+    """The state at its arrival could not be made from what is kept."""
+    days.fill(9)
+    days.queue("a")
+    days.fill(9)
+    days.snapshot(12)
+    days.tidy()
+    assert days.first == 0
+    days.snapshot(8)
+    days.tidy()
+    assert 0 < days.first <= 9
 
 
 def test_bytes(tmp_path):
@@ -251,3 +271,41 @@ def test_a_packed_segment_that_claims_too_much(tmp_path):
         packed.write_bytes(data)
         with pytest.raises(LogError, match=what):
             list(LogReader(folder))
+
+
+def test_a_long_run_in_little_room_can_always_be_resumed(tmp_path):
+    """Requests come and go, one answer waits long for its consumer; segments go meanwhile."""
+    folder, config = tmp_path / "log", settings_of()
+    writer = LogWriter(folder, segment_bytes=2500, retention=Retention(max_bytes=5000))
+    snapshots = SnapshotFolder(folder, 1500)
+    core = EngineCore(config, SimulatedExecutor(config), sink=writer, snapshots=snapshots)
+    tokens, ended, firsts, number = {}, set(), [], 0
+    while number < 90 or core.has_work:
+        if number < 90 and len(tokens) - len(ended) < 3:
+            core.submit(request(f"r{number}", 5 + number % 9, max_tokens=4 + number % 13))
+            tokens[f"r{number}"] = []
+            number += 1
+        for output in core.step():
+            tokens[output.request_id] += output.token_ids
+            if output.finish_reason:
+                ended.add(output.request_id)
+                if output.request_id != "r40":
+                    core.delivered(output.request_id)
+        if number == 80 and "r40" in ended:
+            core.delivered("r40")
+            ended.discard("r40")
+        writer._tidy_at = 0.0
+        writer.tidy()
+        if not firsts or LogReader(folder).first_sequence != firsts[-1]:
+            firsts.append(LogReader(folder).first_sequence)
+            answers = read_past(folder, Resume()).answers
+            assert all(answers[name].token_ids == tokens[name] for name in answers)
+            assert {name for name in tokens if name not in ended} - {f"r{number - 1}"} <= set(answers) | {
+                "r40"
+            }
+            assert "r40" not in ended or "r40" in answers
+    assert len(firsts) > 5 and firsts[-1] > firsts[len(firsts) // 2]
+    core.close()
+    kept = sum(path.stat().st_size for path in folder.iterdir() if "snapshot" not in path.name)
+    assert kept < 4 * 2500 + 5000
+    assert not read_past(folder, Resume()).answers
