@@ -203,3 +203,19 @@ def test_diff_and_redact(tmp_path, monkeypatch, capsys):
     (tmp_path / "key").write_bytes(bytes(32))
     code, printed = call(monkeypatch, capsys, "log", "redact", *arguments, "--json")
     assert code == 0 and json.loads(printed.out)["verified"] is True
+
+
+def test_export(tmp_path, monkeypatch, capsys):
+    live = busy_run(tmp_path / "log", 1)
+    code, printed = call(monkeypatch, capsys, "log", "export", tmp_path / "log", "--csv")
+    assert code == 0 and len(printed.out.splitlines()) == 1 + len(live.queued)
+    out = tmp_path / "trace.json"
+    code, printed = call(monkeypatch, capsys, "log", "export", tmp_path / "log", "--perfetto", "-o", out)
+    assert code == 0 and not printed.out and json.loads(out.read_text())["traceEvents"]
+    code, printed = call(monkeypatch, capsys, "log", "export", tmp_path / "log", "--mooncake")
+    assert [json.loads(line)["input_length"] for line in printed.out.splitlines()] == [
+        live.prompts[name][0] for name in live.queued
+    ]
+    for arguments in ([], ["--csv", "--mooncake"], ["--mooncake", "--steps"]):
+        code, printed = call(monkeypatch, capsys, "log", "export", tmp_path / "log", *arguments)
+        assert code == 2 and "choose one of" in printed.err

@@ -2,7 +2,7 @@
 
 import typer
 
-from mmengine.cli.logs import diff, fsck, minimize, redact, report, show, verify, why
+from mmengine.cli.logs import diff, export, fsck, minimize, redact, report, show, verify, why
 
 log_app = typer.Typer(
     help="Verify an event log, or show what is in it.", no_args_is_help=True, rich_markup_mode="rich"
@@ -11,6 +11,7 @@ log_app.command(help=verify.HELP)(verify.verify)
 log_app.command(help=show.HELP)(show.show)
 log_app.command(help=why.HELP)(why.why)
 log_app.command(help=diff.HELP)(diff.diff)
+log_app.command(help=export.HELP)(export.export)
 log_app.command(help=redact.HELP)(redact.redact)
 log_app.command(help=minimize.HELP)(minimize.minimize)
 log_app.command(help=fsck.HELP)(fsck.fsck)

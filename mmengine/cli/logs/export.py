@@ -1,0 +1,43 @@
+"""`mmengine log export`: a log for other programs."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mmengine.cli.logs.printing import Folder, existing
+from mmengine.errors import InvalidRequest
+
+HELP = (
+    "Write a log in a form that other programs read.\n\n"
+    "[bold]Examples[/bold]\n\n"
+    "  mmengine log export run.log --perfetto -o run.json     for https://ui.perfetto.dev\n\n"
+    "  mmengine log export run.log --mooncake -o trace.jsonl  for mmengine simulate --format mooncake\n\n"
+    "  mmengine log export run.log --csv -o requests.csv      with --steps: one line a step"
+)
+
+
+def export(
+    folder: Folder,
+    perfetto: Annotated[bool, typer.Option("--perfetto", help="A Chrome trace (JSON).")] = False,
+    mooncake: Annotated[bool, typer.Option("--mooncake", help="A trace of lengths and prefixes.")] = False,
+    csv: Annotated[bool, typer.Option("--csv", help="A table, one line a request.")] = False,
+    steps: Annotated[bool, typer.Option("--steps", help="With --csv: one line a step.")] = False,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="A file; else standard output.")] = None,
+) -> None:
+    from mmengine.replay.export import csv_lines, mooncake_lines  # lazy: numpy
+    from mmengine.replay.perfetto import perfetto_lines
+
+    if perfetto + mooncake + csv != 1 or steps and not csv:
+        raise InvalidRequest("choose one of --perfetto, --mooncake and --csv; --steps goes with --csv")
+    existing(folder)
+    if perfetto:
+        lines = perfetto_lines(folder)
+    else:
+        lines = mooncake_lines(folder) if mooncake else csv_lines(folder, steps=steps)
+    if out is None:
+        sys.stdout.writelines(f"{line}\n" for line in lines)
+        return
+    with out.open("w", encoding="utf-8") as file:
+        file.writelines(f"{line}\n" for line in lines)

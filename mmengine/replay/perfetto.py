@@ -1,0 +1,196 @@
+"""A log as a Chrome trace (JSON), which https://ui.perfetto.dev and chrome://tracing open.
+
+One process; a track for the steps, one a row, one a request (asynchronous slices), and counters. Times
+are the log's own, in us since its first record. Format: "Trace Event Format", Google, 2016.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mmengine.core.state import State
+from mmengine.events import vocabulary as ev
+from mmengine.events.codec import Record
+from mmengine.replay.checked import CheckedLog
+from mmengine.replay.timeline import fold, taken_tokens
+
+QUEUED, PREFILL, DECODE, PREEMPTED = "QUEUED", "PREFILL", "DECODE", "PREEMPTED"
+_PID, _STEPS, _FIRST_ROW = 1, 1, 2  # thread ids
+
+
+def perfetto_lines(folder: Path) -> Iterator[str]:
+    """The trace, line by line; nothing of it is kept. Raises what `verify` raises."""
+    yield '{"displayTimeUnit": "ms", "traceEvents": ['
+    log = CheckedLog(folder)
+    trace = _Trace(log.record.mono_ns)
+    before = ""
+    for state, record in fold(log):
+        with log.naming(record):
+            for event in trace.of(state, record):
+                yield before + json.dumps(event)
+                before = ","
+    for event in trace.at_end():
+        yield "," + json.dumps(event)
+    yield "]}"
+
+
+@dataclass(slots=True)
+class _Life:
+    """Where a live request is: its state and since when (ns), its row."""
+
+    number: int
+    phase: str
+    since: int
+    row: int = -1
+    row_since: int = 0
+    resumed: int = 0  # how often it came back
+
+
+class _Trace:
+    def __init__(self, began: int):
+        self._began, self._last = began, began
+        self._lives: dict[str, _Life] = {}
+        self._num_requests = self._num_named = 0
+        self._counters: dict[str, dict[str, int]] = {}
+        self._dispatched: dict[int, tuple[int, dict[str, int]]] = {}  # steps under way: since when, facts
+
+    def of(self, state: State, record: Record) -> Iterator[dict[str, Any]]:
+        """What a record adds, given the state before it."""
+        now, event = record.mono_ns, record.event
+        self._last = now
+        if isinstance(event, ev.Started):
+            yield from self._names(state, event)
+        match event:
+            case ev.Queued(request_id=name, prompt=prompt):
+                self._num_requests += 1
+                self._lives[name] = _Life(self._num_requests, QUEUED, now)
+                args = {"prompt_tokens": len(prompt) // 4, "media": len(event.media), "step": record.step}
+                yield self._async(name, "b", name, now, args)
+                yield self._async(name, "b", QUEUED, now)
+            case ev.Admitted(request_id=name, row=row):
+                yield from self._admitted(name, row, now)
+            case ev.Preempted(request_id=name, reason=reason):
+                yield from self._preempted(name, now, {"reason": reason, "mode": event.mode})
+            case ev.Executed():
+                yield from self._executed(state, record)
+            case ev.Failed(error=error):
+                yield from self._failed(now, error)
+            case ev.Finished(request_id=name, reason=reason) if name in self._lives:
+                yield from self._ended(name, now, {"finish_reason": reason, "detail": event.detail})
+        if isinstance(event, (ev.Dispatched, ev.Executed, ev.Failed)) and state.is_open:
+            yield from self._decided(state, record)
+
+    def at_end(self) -> Iterator[dict[str, Any]]:
+        """Close what the log leaves open."""
+        for name in list(self._lives):
+            yield from self._ended(name, self._last, {"finish_reason": "", "detail": "the log ends"})
+
+    def _us(self, now: int) -> float:
+        return (now - self._began) / 1000
+
+    def _names(self, state: State, event: ev.Started) -> Iterator[dict[str, Any]]:
+        yield _meta("process_name", f"mmengine {event.engine_version}", 0)
+        yield _meta("thread_name", "steps", _STEPS)
+        for row in range(min(state.config.max_num_seqs, 4096)):
+            yield _meta("thread_name", f"row {row}", _FIRST_ROW + row)
+
+    # Requests
+
+    def _async(
+        self, request: str, phase: str, name: str, now: int, args: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        number = self._lives[request].number
+        head = {"ph": phase, "cat": "request", "id": number, "name": name, "pid": _PID, "tid": _STEPS}
+        return {**head, "ts": self._us(now), "args": args or {}}
+
+    def _turn(self, name: str, phase: str, now: int) -> Iterator[dict[str, Any]]:
+        life = self._lives[name]
+        yield self._async(name, "e", life.phase, now)
+        life.phase, life.since = phase, now
+        yield self._async(name, "b", phase, now)
+
+    def _admitted(self, name: str, row: int, now: int) -> Iterator[dict[str, Any]]:
+        life = self._lives[name]
+        again = life.phase == PREEMPTED
+        yield from self._turn(name, PREFILL, now)
+        life.row, life.row_since = row, now
+        if again:
+            life.resumed += 1
+            yield self._flow("f", life, now) | {"bp": "e"}
+
+    def _flow(self, phase: str, life: _Life, now: int) -> dict[str, Any]:
+        """An arrow from a preemption to the row in which the request goes on."""
+        number = life.number * 4096 + life.resumed % 4096
+        head = {"ph": phase, "cat": "preemption", "name": "resume", "id": number}
+        return {**head, "pid": _PID, "tid": _FIRST_ROW + life.row, "ts": self._us(now)}
+
+    def _preempted(self, name: str, now: int, args: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        life = self._lives[name]
+        yield from self._leave_row(name, now, args)
+        life.resumed += 1
+        yield self._flow("s", life, max(life.row_since, now - 1))
+        life.resumed -= 1
+        life.row = -1
+        yield from self._turn(name, PREEMPTED, now)
+
+    def _leave_row(self, name: str, now: int, args: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        life = self._lives[name]
+        yield self._slice(name, _FIRST_ROW + life.row, life.row_since, now, {"request": life.number, **args})
+
+    def _slice(self, name: str, tid: int, start: int, end: int, args: dict[str, Any]) -> dict[str, Any]:
+        span = {"ts": self._us(start), "dur": (end - start) / 1000}
+        return {"ph": "X", "pid": _PID, "tid": tid, "name": name, **span, "args": args}
+
+    def _ended(self, name: str, now: int, args: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        life = self._lives[name]
+        if life.row >= 0:
+            yield from self._leave_row(name, now, args)
+        yield self._async(name, "e", life.phase, now)
+        yield self._async(name, "e", name, now, args)
+        del self._lives[name]
+
+    # Steps
+
+    def _executed(self, state: State, record: Record) -> Iterator[dict[str, Any]]:
+        for row, _ in taken_tokens(state, record.event):
+            name = state.requests_by_row[row].request.request_id
+            if self._lives[name].phase == PREFILL:
+                yield from self._turn(name, DECODE, record.mono_ns)
+        if state.is_open and not state.flights:
+            return  # `_decided` draws it, because nothing said before when it was decided
+        yield from self._ran(record.step, record.mono_ns, record.event.device_ns)
+
+    def _ran(self, step: int, now: int, device_ns: int) -> Iterator[dict[str, Any]]:
+        since, facts = self._dispatched.pop(step, (now, {}))
+        start = max(since, now - device_ns) if device_ns else since
+        yield self._slice(f"step {step}", _STEPS, start, now, facts)
+
+    def _failed(self, now: int, error: str) -> Iterator[dict[str, Any]]:
+        head = {"ph": "i", "s": "p", "pid": _PID, "tid": _STEPS, "name": "step failed"}
+        yield {**head, "ts": self._us(now), "args": {"error": error, "steps": sorted(self._dispatched)}}
+        self._dispatched.clear()
+
+    def _decided(self, state: State, record: Record) -> Iterator[dict[str, Any]]:
+        """The open step is whole: counters, and where the log says only now that it ran, its slice."""
+        flight, now = state.open_step(), record.mono_ns
+        facts = {"rows": len(flight.rows), "tokens": flight.num_tokens, "encoded": len(flight.encoded)}
+        if isinstance(record.event, ev.Dispatched):
+            self._dispatched[flight.step] = now, facts
+        elif isinstance(record.event, ev.Executed) and not state.flights:
+            self._dispatched[flight.step] = now - record.event.device_ns, facts
+            yield from self._ran(flight.step, now, record.event.device_ns)
+        blocks = state.blocks.num_blocks - 1 - state.blocks.num_free
+        for name, values in (
+            ("KV blocks", {"used": blocks}),
+            ("encoder cache", {"used": state.encoder.used}),
+            ("requests", {"running": len(state.running), "waiting": len(state.waiting)}),
+        ):
+            if self._counters.get(name) != values:
+                self._counters[name] = values
+                yield {"ph": "C", "pid": _PID, "name": name, "ts": self._us(now), "args": values}
+
+
+def _meta(kind: str, name: str, tid: int) -> dict[str, Any]:
+    return {"ph": "M", "pid": _PID, "tid": tid, "name": kind, "args": {"name": name}}
