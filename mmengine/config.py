@@ -165,7 +165,8 @@ def _unsplit(config: EngineConfig) -> Iterator[str]:
         if 0 < getattr(config, name) < config.largest_item:
             yield (
                 f"{name} {getattr(config, name)} is smaller than an item of {config.largest_item} embeddings "
-                f"that split_media=false computes at once; raise {name}, lower max_item_embeds or split media"
+                f"that split_media=false computes at once; raise {name}, set a smaller max_item_embeds, "
+                "or split media"
             )
 
 

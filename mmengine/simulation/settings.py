@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import msgspec
 
 from mmengine.config import EngineConfig
+from mmengine.core.policy import policy_of
 from mmengine.core.simulate import CostModel
 from mmengine.errors import ConfigError
 from mmengine.simulation.workload import Workload
@@ -74,6 +75,7 @@ def read_settings(given: dict[str, Any], workload: Workload, compat: str = "") -
     fields = {**_defaults(workload), **given, **_translated(words, given, workload)}
     config = EngineConfig.from_dict({**fields, "compat": compat})
     config.check_resolved()
+    policy_of(config)  # raises for one that nobody knows, before a log is begun
     return Settings(config, CostModel(**msgspec.structs.asdict(words.cost)))
 
 

@@ -82,6 +82,9 @@ def test_prices_are_settings():
         ({"cost": {"coffee_ns": 1}}, "coffee_ns"),
         ({"cost": {"step_ns": -1}}, "cost.step_ns"),
         ({"max_num_batched_tokens": 8, "max_num_seqs": 9}, "token_budget 8"),
+        ({"max_num_batched_tokens": 8, "max_num_seqs": 8}, "token_budget 8 is smaller than block_size 16"),
+        ({"policy": "lifo"}, "no policy is called 'lifo'"),
+        ({"preempt_mode": "swap"}, "set swap_blocks"),
     ],
 )
 def test_contradictions_and_strangers_are_refused(given, message):
