@@ -16,18 +16,20 @@ from mmengine.core.state import LOST, View
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
 from mmengine.replay.checked import CheckedLog
-from mmengine.replay.reasons import Reason, Reasons
+from mmengine.replay.reasons import BEHIND, PREEMPTING, PREFILL_FIRST, ROWS, TOKENS, Reason, Reasons
 from mmengine.replay.timeline import first_state, is_scheduling
 
 QUEUED, PREFILL, DECODE, PREEMPTED, SWAPPED, PASSED_OVER = range(6)  # states of a lane; the last has a row
 STATES = ("queued", "prefill", "decode", "preempted", "swapped", "running, got nothing")
 MAX_STEPS = 2_000_000
 MAX_SEGMENTS = 8_000_000
+# Why all wait who have no reason of their own: a fact of the step, kept once a step.
+COMMON = frozenset((BEHIND, PREEMPTING, PREFILL_FIRST, ROWS, TOKENS))
 REASONS_EVERY = 16  # steps, where nothing happened that could change them
 
 _BY_STEP = (
     *("time_ns", "device_ns", "tokens", "rows", "running", "waiting", "free_blocks"),
-    *("encoder_used", "encoder_held", "encoded", "preempted", "admitted"),
+    *("encoder_used", "encoder_held", "encoded", "preempted", "admitted", "common_reason"),
 )
 
 
@@ -78,7 +80,8 @@ class Lanes:
 
 
 class Collector:
-    """Reads a log from its beginning to its end. `reasons`: the kinds that segments name, from 1 on."""
+    """Reads a log from its beginning to its end. `reasons`: the kinds that segments and steps name, from
+    1 on; a waiting segment that names none has the reason of its step."""
 
     def __init__(self, log: CheckedLog):
         self.log = log
@@ -96,6 +99,7 @@ class Collector:
         self._why: Reasons | None = None
         self._stale = True  # reasons may have changed since they were asked
         self._admitted = self._preempted = 0
+        self._common = 0  # of `reasons`
         self._in_flight: list[int] = []  # places in `steps`
 
     def read(self, progress: Callable[[Record], None]) -> None:
@@ -160,7 +164,7 @@ class Collector:
         values = (
             *(record.mono_ns, 0, state.config.token_budget - state.tokens_left, len(rows)),
             *(len(state.running), len(state.waiting), state.blocks.num_free, state.encoder.used),
-            *(state.encoder.used - state.encoder.idle_size, encoded, self._preempted, self._admitted),
+            *(state.encoder.used - state.encoder.idle_size, encoded, self._preempted, self._admitted, 0),
         )
         for column, value in zip(self.steps.values(), values, strict=True):
             column.append(value)
@@ -170,6 +174,7 @@ class Collector:
             for reason in self._why.at_end():
                 self._wait(reason)
             self._why, self._stale = None, False
+        self.steps["common_reason"][-1] = self._common
 
     def _place(self, rows: np.ndarray) -> None:
         """Segments of the rows in the step that change their state, and chunks of other than one token."""
@@ -189,14 +194,21 @@ class Collector:
             )
 
     def _wait(self, reason: Reason) -> None:
-        lane = self.lanes.by_id[reason.request_id]
         known = self.state.requests[reason.request_id]
+        lane = self.lanes.by_id[reason.request_id]
         if known.row >= 0:
             self._phase[known.row] = PASSED_OVER
         state = PASSED_OVER if known.row >= 0 else self.lanes.state_of(lane)
-        if reason.kind not in self.reasons:
-            self.reasons.append(reason.kind)
-        self.lanes.enter(lane, self.state.step, state, self.reasons.index(reason.kind), reason.needed)
+        if reason.kind in COMMON:
+            self._common = self._number_of(reason.kind)
+            self.lanes.enter(lane, self.state.step, state)
+        else:
+            self.lanes.enter(lane, self.state.step, state, self._number_of(reason.kind), reason.needed)
+
+    def _number_of(self, kind: str) -> int:
+        if kind not in self.reasons:
+            self.reasons.append(kind)
+        return self.reasons.index(kind)
 
     # After it was applied
 

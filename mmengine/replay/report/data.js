@@ -2,7 +2,8 @@
 
 async function readData() {
   const text = document.getElementById("data").textContent;
-  const packed = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+  const letters = atob(text), packed = new Uint8Array(letters.length);
+  for (let place = 0; place < letters.length; place++) packed[place] = letters.charCodeAt(place);
   const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
   const buffer = await new Response(stream).arrayBuffer();
   const headLength = new DataView(buffer).getInt32(0, true);
@@ -15,7 +16,25 @@ async function readData() {
   data.numLanes = data.ids.length;
   data.numSlots = data.lane_slot.reduce((most, slot) => Math.max(most, slot + 1), 1);
   data.bySlot = groupBySlot(data);
+  Object.assign(data, spansOf(data));
   return data;
+}
+
+// Segments without their reasons: stretches of one state, which is what lanes are drawn from.
+function spansOf(data) {
+  const { lane_segments: segments, segment_step: step, segment_state: state } = data;
+  const lane_spans = new Int32Array(data.numLanes + 1);
+  const span_step = new Int32Array(step.length), span_state = new Int32Array(step.length);
+  let count = 0;
+  for (let lane = 0; lane < data.numLanes; lane++) {
+    for (let segment = segments[lane]; segment < segments[lane + 1]; segment++) {
+      if (count > lane_spans[lane] && span_state[count - 1] === state[segment]) continue;
+      span_step[count] = step[segment];
+      span_state[count++] = state[segment];
+    }
+    lane_spans[lane + 1] = count;
+  }
+  return { lane_spans, span_step: span_step.slice(0, count), span_state: span_state.slice(0, count) };
 }
 
 // Lanes of each slot in order of time: `lanes` flat, slot s has [starts[s], starts[s + 1]).

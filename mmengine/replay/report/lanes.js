@@ -60,21 +60,17 @@ class LaneChart {
   }
 
   drawLane(lane, top, bottom, scale, left) {
-    const { data } = this.view, end = data.lane_end[lane];
-    const last = data.lane_segments[lane + 1];
-    const seen = lastAtMost(data.segment_step, data.lane_segments[lane], last, this.view.first);
-    let segment = Math.max(data.lane_segments[lane], seen), drawn = -1;
-    while (segment < last) {
-      const state = data.segment_state[segment], from = data.segment_step[segment];
-      let next = segment + 1; // segments that differ in their reason only look the same
-      while (next < last && data.segment_state[next] === state) next++;
-      const to = next < last ? data.segment_step[next] : end;
-      const x0 = Math.floor(left + from * scale), x1 = Math.max(Math.floor(left + to * scale), x0 + 1);
+    const { data, first, last: lastStep } = this.view, { span_step: steps, span_state: states } = data;
+    const last = data.lane_spans[lane + 1], end = data.lane_end[lane];
+    let span = data.lane_spans[lane], drawn = -1;
+    if (last - span > 8) span = Math.max(span, lastAtMost(steps, span, last, first));
+    for (; span < last && steps[span] <= lastStep; span++) {
+      const state = states[span], to = span + 1 < last ? steps[span + 1] : end;
+      if (to < first) continue;
+      const x0 = Math.floor(left + steps[span] * scale), x1 = Math.max(Math.floor(left + to * scale), x0 + 1);
       // What is narrower than a pixel shows where nothing else does, a preemption wherever it is.
       if (x1 > drawn || state === PREEMPTED || state === SWAPPED) this.fill(x0, x1, top, bottom, state);
-      drawn = Math.max(drawn, x1);
-      if (from > this.view.last) break;
-      segment = next;
+      if (x1 > drawn) drawn = x1;
     }
   }
 

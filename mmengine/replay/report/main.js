@@ -169,7 +169,7 @@ function listenToTip(canvas, view, tip) {
     if (tip.hidden) return;
     const state = data.segment_state[segment], waits = state !== PREFILL && state !== DECODE;
     const text = `step ${formatCount(step + data.first_step)}: ${data.states[state]}`;
-    tip.replaceChildren(element("b", {}, data.ids[lane]), waits ? `${text}, ${reasonOf(data, segment)}` : text);
+    tip.replaceChildren(element("b", {}, data.ids[lane]), waits ? `${text}, ${reasonOf(data, segment, step)}` : text);
     tip.style.left = `${Math.min(event.clientX + 14, innerWidth - 330)}px`;
     tip.style.top = `${event.clientY + 16}px`;
   });

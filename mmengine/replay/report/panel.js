@@ -28,7 +28,7 @@ function drawPanel(panel, view, choose) {
       `${formatCount(tokens.get(lane) ?? 1)} ${data.states[data.segment_state[segment]]}`,
     ], view, choose),
     ...tableOf(`Waiting (${waiting.length})`, waiting, ({ segment }) => [
-      reasonOf(data, segment, firstThatDoesNotFit(data, waiting)),
+      reasonOf(data, segment, step, firstThatDoesNotFit(data, waiting)),
     ], view, choose),
   );
   if (view.lane >= 0) parts.push(...lifeOf(data, view.lane, choose));
@@ -88,18 +88,19 @@ function tableOf(title, entries, cells, view, choose) {
   return parts;
 }
 
-// Who holds back those behind: the first without a row that lacks blocks or tokens. Its id, or "another".
+// Who holds back those behind: the first without a row that lacks blocks. Its id, or "another".
 function firstThatDoesNotFit(data, waiting) {
   const first = waiting.find(({ segment }) => {
     const kind = data.reasons[data.segment_reason[segment]];
-    return data.segment_state[segment] !== PASSED_OVER && (kind === "blocks" || kind === "token budget");
+    return data.segment_state[segment] !== PASSED_OVER && (kind === "blocks");
   });
   return first ? data.ids[first.lane] : "another";
 }
 
-// Why a lane gets nothing in a segment, in a few words. `ahead`: who comes first.
-function reasonOf(data, segment, ahead = "another") {
-  const kind = data.reasons[data.segment_reason[segment]], needed = formatCount(data.segment_needed[segment]);
+// Why a lane gets nothing at a step of a segment, in a few words. `ahead`: who comes first.
+function reasonOf(data, segment, step, ahead = "another") {
+  const kind = data.reasons[data.segment_reason[segment] || data.step_common_reason[step]];
+  const needed = formatCount(data.segment_needed[segment]);
   const sentences = {
     "": "arrived",
     blocks: `needs ${needed} free blocks`,
@@ -133,7 +134,7 @@ function lifeOf(data, lane, choose) {
   for (let segment = data.lane_segments[lane]; segment < last && rows.length < MOST_ROWS; segment++) {
     const state = data.segment_state[segment], step = data.segment_step[segment];
     const waits = state !== PREFILL && state !== DECODE;
-    const text = `${data.states[state]}${waits && data.segment_reason[segment] ? `: ${reasonOf(data, segment)}` : ""}`;
+    const text = `${data.states[state]}${waits && data.segment_reason[segment] ? `: ${reasonOf(data, segment, step)}` : ""}`;
     if (text === before) continue;
     before = text;
     rows.push(
