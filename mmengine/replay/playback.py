@@ -29,7 +29,7 @@ class Clock(Protocol):
 
 
 class Timer:
-    """By ns: the executor's clock shows 0 when the first observation comes."""
+    """By ns: the executor's clock shows 0 at `start_ns`."""
 
     def __init__(self, executor: Executor, start_ns: int):
         self._executor, self._start_ns = executor, start_ns
@@ -65,7 +65,8 @@ class Playback:
     """An engine and what happens to it. `timed`: observations are due at their time on the executor's
     clock, and deadlines pass by it; else at their step, and deadlines pass where the log says.
 
-    `executor` has a clock, `clock_ns`. `see` hears of each event right before it is applied.
+    `executor` has a clock, `clock_ns`, which shows 0 at `start_ns` of the log. `see` hears of each event
+    right before it is applied.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class Playback:
         timed: bool = False,
         sink: Sink | None = None,
         see: Callable[[ev.Event], None] = lambda event: None,
+        start_ns: int = 0,
     ):
         self._observations, self._next = observations, 0
         self._timed, self._see = timed, see
@@ -90,7 +92,6 @@ class Playback:
             fingerprints={"executor": "playback"},
             clock=lambda: executor.clock_ns,
         )
-        start_ns = observations[0].mono_ns if observations else 0
         self._clock: Clock = Timer(executor, start_ns) if timed else Counter(self.core)
 
     def step(self) -> Outputs | None:

@@ -43,12 +43,14 @@ class Observation:
 
 @dataclass(slots=True)
 class Script:
-    """`failed_steps`: error texts by step. `num_rejected`: arrivals that found the queue full; the log
+    """`unfinished`: ids of requests that the log ends before they do. `failed_steps`: error texts by step.
+    `num_rejected`: arrivals that found the queue full; the log
     does not hold their prompts, so nobody can play them again."""
 
     config: EngineConfig
     observations: list[Observation] = field(default_factory=list)
     answers: dict[str, Answer] = field(default_factory=dict)
+    unfinished: list[str] = field(default_factory=list)
     failed_steps: dict[int, str] = field(default_factory=dict)
     num_rejected: int = 0
 
@@ -74,7 +76,7 @@ def read_script(folder: Path, watch: Watch = lambda state, record: None) -> Scri
             reader.read(state, record)
             log.apply(state, record.event)
     for name in state.requests:
-        reader.answer(state, name)
+        reader.script.unfinished.append(reader.answer(state, name))
     return reader.script
 
 
@@ -124,8 +126,9 @@ class _Reader:
         landed = state.step - len(state.flights)
         self.script.observations.append(Observation(record.step, landed, record.mono_ns, event))
 
-    def answer(self, state: State, name: str, end: ev.Finished | None = None) -> None:
-        """Keep what a request has got. `end`: how it finished, None: the log ends before it does."""
+    def answer(self, state: State, name: str, end: ev.Finished | None = None) -> str:
+        """Keep what a request has got; gives its name in the script. `end`: how it finished, None: the
+        log ends before it does."""
         known = state.requests[name]
         tokens, broke = known.tokens, False
         if known.row >= 0:
@@ -137,3 +140,4 @@ class _Reader:
         elif end is not None and broke:
             answer.error = end.detail or "error"
         self.script.answers[self._name_of[name]] = answer
+        return self._name_of[name]

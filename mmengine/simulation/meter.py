@@ -71,14 +71,21 @@ class Meter:
             return
         computed = dict(zip(plan.rows.tolist(), plan.num_computed.tolist(), strict=True))
         for admission in plan.admitted:
-            number = self._numbers[admission.request.request_id]
-            self._by_row[admission.row] = number
-            if self.num_cached[number] == _NEVER:
-                self.num_cached[number] = computed[admission.row]
+            self.admitted(admission.request.request_id, admission.row, computed[admission.row])
+
+    def admitted(self, request_id: str, row: int, num_computed: int) -> None:
+        """`num_computed`: tokens whose KV was there when it got its row."""
+        number = self._by_row[row] = self._numbers[request_id]
+        if self.num_cached[number] == _NEVER:
+            self.num_cached[number] = num_computed
 
     def collected(self, plan: StepPlan, result: StepResult, clock_ns: int) -> None:
-        numbers = self._by_row[plan.rows[plan.sample]]
-        counts = np.ones(len(numbers), np.int64) if result.counts is None else result.counts.astype(np.int64)
+        self.sampled(plan.rows[plan.sample], result.counts, clock_ns)
+
+    def sampled(self, rows: np.ndarray, counts: np.ndarray | None, clock_ns: int) -> None:
+        """Each row got so many tokens (None: one)."""
+        numbers = self._by_row[rows]
+        counts = np.ones(len(numbers), np.int64) if counts is None else counts.astype(np.int64)
         if (over := self._over[numbers]).any():  # it ended while this step ran
             numbers, counts = numbers[~over], counts[~over]
         self.num_output_tokens += int(counts.sum())

@@ -2,7 +2,7 @@
 
 import typer
 
-from mmengine.cli.logs import diff, export, fsck, minimize, redact, report, show, verify, why
+from mmengine.cli.logs import diff, export, fsck, minimize, redact, report, rerun, show, verify, why
 
 log_app = typer.Typer(
     help="Verify an event log, or show what is in it.", no_args_is_help=True, rich_markup_mode="rich"
@@ -16,3 +16,4 @@ log_app.command(help=redact.HELP)(redact.redact)
 log_app.command(help=minimize.HELP)(minimize.minimize)
 log_app.command(help=fsck.HELP)(fsck.fsck)
 log_app.command(help=report.HELP)(report.report)
+log_app.command(help=rerun.HELP)(rerun.rerun)

@@ -1,0 +1,106 @@
+"""A cost model of steps, fitted to what a log says they took.
+
+The time of a step is a sum of non-negative prices: for the step, its tokens, its rows, the tokens that rows
+attend to (each row's length), the pairs of a token and one that it attends to, and the embeddings computed.
+The prices minimise relative errors, and a step that took unusually long counts little (Huber weights,
+repeated least squares; Lawson and Hanson's active sets keep prices from going below zero).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from mmengine.core.executor import StepPlan
+
+PARTS = ("step", "token", "row", "attended token", "attended pair", "embedding")
+FOLDS = 5
+HUBER = 1.345  # standard deviations from which on an error counts by its size, not by its square
+ROUNDS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class FitError:
+    """Relative errors of steps that the fit had not seen: shares, not percent. `total`: of their sum."""
+
+    num_steps: int
+    median: float
+    p90: float
+    total: float
+
+
+@dataclass(frozen=True, slots=True)
+class FittedCost:
+    """`prices`: ns, float64, as PARTS names them. `host_prices`: ns a step and a row."""
+
+    prices: np.ndarray
+    host_prices: np.ndarray
+
+    def price(self, plan: StepPlan, num_embeds: int) -> int:
+        work = work_of(plan.num_scheduled, plan.num_computed, num_embeds)
+        return round(float(work @ self.prices))
+
+    def host_ns(self, num_rows: int) -> int:
+        return round(float(self.host_prices[0] + self.host_prices[1] * num_rows))
+
+
+def work_of(num_scheduled: np.ndarray, num_computed: np.ndarray, num_embeds: int) -> np.ndarray:
+    """How much of each part a step has, float64 [6]. `num_computed`: before the step, of each row."""
+    scheduled, computed = num_scheduled.astype(np.int64), num_computed.astype(np.int64)
+    pairs = scheduled * computed + scheduled * (scheduled + 1) // 2
+    tokens, rows = int(scheduled.sum()), len(scheduled)
+    return np.array([1, tokens, rows, int(computed.sum()) + tokens, int(pairs.sum()), num_embeds], np.float64)
+
+
+def fit(work: np.ndarray, time_ns: np.ndarray) -> np.ndarray:
+    """Prices for steps of `work` [n, p] that took `time_ns` [n] (positive), float64 [p]."""
+    scale = np.maximum(work.max(axis=0), 1.0)
+    relative, ones = work / scale / time_ns[:, None], np.ones(len(work))
+    weights = ones
+    for _ in range(ROUNDS):
+        root = np.sqrt(weights)
+        prices = non_negative(relative * root[:, None], root)
+        error = np.abs(relative @ prices - 1.0)
+        spread = max(1.4826 * float(np.median(error)), 1e-9)
+        weights = np.minimum(1.0, HUBER * spread / np.maximum(error, 1e-12))
+    return prices / scale
+
+
+def non_negative(matrix: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """x >= 0 that minimises |matrix x - target|: Lawson and Hanson, Solving Least Squares Problems, 23.10."""
+    count = matrix.shape[1]
+    x, active = np.zeros(count), np.zeros(count, bool)
+    for _ in range(3 * count + 3):
+        gradient = matrix.T @ (target - matrix @ x)
+        gradient[active] = -np.inf
+        best = int(gradient.argmax())
+        if active.all() or gradient[best] <= 1e-10 * len(target):
+            break
+        active[best] = True
+        while True:
+            free = np.zeros(count)
+            free[active] = np.linalg.lstsq(matrix[:, active], target, rcond=None)[0]
+            below = active & (free <= 0)
+            if not below.any():
+                break
+            with np.errstate(divide="ignore", invalid="ignore"):
+                reach = np.where(below, x / (x - free), np.inf)
+            x = x + min(1.0, float(np.nanmin(reach))) * (free - x)
+            dropped = active & (x <= 1e-12)
+            if not dropped.any():
+                dropped = below
+            active &= ~dropped
+            x[~active] = 0.0
+        x = free
+    return x
+
+
+def held_out_error(work: np.ndarray, time_ns: np.ndarray) -> FitError:
+    """The error on each fifth of the steps, in order, of prices fitted to the other four."""
+    predicted = np.zeros(len(work))
+    for part in np.array_split(np.arange(len(work)), FOLDS):
+        rest = np.ones(len(work), bool)
+        rest[part] = False
+        predicted[part] = work[part] @ fit(work[rest], time_ns[rest])
+    error = np.abs(predicted - time_ns) / time_ns
+    total = float(predicted.sum() / time_ns.sum() - 1.0)
+    return FitError(len(work), float(np.median(error)), float(np.quantile(error, 0.9)), total)

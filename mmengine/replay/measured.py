@@ -1,0 +1,117 @@
+"""What a log says of time: what its requests waited for, and what its steps took."""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from mmengine.config import EngineConfig
+from mmengine.core.state import State
+from mmengine.events import vocabulary as ev
+from mmengine.events.codec import Record
+from mmengine.replay.fit import work_of
+from mmengine.simulation.meter import Meter
+
+MAX_REQUESTS = 2**22
+
+
+@dataclass(slots=True)
+class Measured:
+    """`work` [n, p] of steps (see fit.PARTS), what the device took for them (ns), and for the `host_rows`
+    steps that began right behind another, what passed beside that. `meter`: of the log's own times, from
+    its first arrival on."""
+
+    meter: Meter
+    duration_ns: int = 0
+    num_steps: int = 0
+    num_encoder_hits: int = 0
+    work: list[np.ndarray] = field(default_factory=list)
+    device_ns: list[int] = field(default_factory=list)
+    host_rows: list[int] = field(default_factory=list)
+    host_ns: list[int] = field(default_factory=list)
+    num_accepted: int = 0  # drafts
+    num_refused: int = 0  # rows that had drafts, of which one was wrong
+
+
+class Watch:
+    """Sees each record of a log with the state before it; `measured` is good when all were seen."""
+
+    def __init__(self, config: EngineConfig, num_requests: int):
+        self.measured = Measured(Meter(num_requests, config.max_num_seqs))
+        self._names: dict[str, str] = {}
+        self._count = 0
+        self._start_ns = -1
+        self._decided: deque[tuple[np.ndarray, int, int]] = deque()  # work, rows, when
+        self._last_ns = -1  # when a step came back, and work was left
+        self._admitted: tuple[str, int] | None = None
+        self._overlaps = config.max_in_flight > 1
+
+    def see(self, state: State, record: Record) -> None:
+        measured, event = self.measured, record.event
+        if self._admitted is not None:
+            name, num_encoded = self._admitted
+            measured.num_encoder_hits += len(state.requests[name].held_media) - num_encoded
+            self._admitted = None
+        if not state.requests:
+            self._last_ns = -1
+        now = record.mono_ns - self._start_ns
+        if isinstance(event, (ev.Dispatched, ev.Executed, ev.Failed)) and state.is_open:
+            self._decide(state, record)
+        match event:
+            case ev.Queued(request_id=name):
+                if self._start_ns < 0:
+                    self._start_ns, now = record.mono_ns, 0
+                unique = self._names[name] = str(self._count)
+                self._count += 1
+                measured.meter.arrived(unique, len(event.prompt) // 4, now)
+            case ev.Scheduled(encode=encode):
+                measured.meter.num_encoded += len(encode)
+            case ev.Admitted(request_id=name, encode=encode):
+                hits = len(event.cached_blocks) // 4 * state.block_size
+                computed = hits if event.num_computed < 0 else event.num_computed
+                measured.meter.admitted(self._names[name], event.row, computed)
+                measured.meter.num_encoded += len(encode)
+                self._admitted = name, len(encode)
+            case ev.Preempted():
+                measured.meter.preempted()
+            case ev.Executed():
+                self._land(state, record, now)
+            case ev.Failed():
+                self._decided.clear()
+                self._last_ns = -1
+            case ev.Finished(request_id=name) if name in state.requests:
+                measured.meter.finished(self._names[name], event.reason, now)
+
+    def _decide(self, state: State, record: Record) -> None:
+        rows = state.step_rows
+        scheduled = state.scheduled[rows]
+        embeds = sum(request.media[index].num_embeds for _, request, index in state.step_encoded)
+        work = work_of(scheduled, state.num_computed[rows] - scheduled, embeds)
+        self._decided.append((work, len(rows), record.mono_ns))
+        if self._overlaps and self._last_ns >= 0:
+            self.measured.host_rows.append(len(rows))
+            self.measured.host_ns.append(record.mono_ns - self._last_ns)
+
+    def _land(self, state: State, record: Record, now: int) -> None:
+        measured, event = self.measured, record.event
+        work, num_rows, _ = self._decided.popleft()
+        measured.num_steps += 1
+        measured.duration_ns = now
+        if event.device_ns > 0 and num_rows:
+            measured.work.append(work)
+            measured.device_ns.append(event.device_ns)
+            if not self._overlaps and self._last_ns >= 0:
+                measured.host_rows.append(num_rows)
+                measured.host_ns.append(max(0, record.mono_ns - self._last_ns - event.device_ns))
+        self._last_ns = record.mono_ns
+        rows = state.sampled_rows()
+        counts = None if event.counts is None else np.frombuffer(event.counts, np.int32)
+        whole = np.ones(len(rows), bool)
+        whole[[index for index, _ in event.errors]] = False
+        if counts is not None:
+            drafts = state.scheduled_drafts[rows]
+            measured.num_accepted += int((counts - 1).sum())
+            measured.num_refused += int((counts - 1 < drafts).sum())
+            room = state.max_total[rows] - state.num_tokens[rows]
+            counts = np.minimum(counts, room)[whole]
+        measured.meter.sampled(rows[whole], counts, now)

@@ -1,0 +1,239 @@
+"""What if: a log's requests under other settings, in time that a model fitted to the log says.
+
+Requests arrive, are cancelled and get their grammars when they did; they get the answers that they got. The
+scheduler is the engine's own. The log's own settings are played as well, so that the error of the whole
+estimate is seen beside it: what was logged against what is simulated of the same.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from mmengine.config import EngineConfig
+from mmengine.core.admit import check_request
+from mmengine.core.schedule import DECISION_VERSION
+from mmengine.errors import ConfigError, InvalidRequest, LogError, MMEngineError
+from mmengine.events import vocabulary as ev
+from mmengine.replay.fit import FitError, FittedCost, fit, held_out_error
+from mmengine.replay.measured import MAX_REQUESTS, Measured, Watch
+from mmengine.replay.playback import Playback
+from mmengine.replay.script import Script, read_script, request_of
+from mmengine.replay.scripted import ScriptedExecutor
+from mmengine.replay.timeline import open_log
+from mmengine.simulation.meter import Meter
+
+MIN_STEPS = 50
+
+
+@dataclass(slots=True)
+class Estimate:
+    """One run in numbers; latencies in ms. `notes`: what else there is to say of it."""
+
+    numbers: dict[str, float]
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Rerun:
+    """`again`: the log's own settings, simulated. `errors`: of `again` against `logged`, by number, as
+    shares; None where the logged one is 0."""
+
+    logged: Estimate
+    again: Estimate
+    what_if: Estimate
+    changed: dict[str, tuple[Any, Any]]
+    fit_error: FitError
+    prices: FittedCost
+    notes: list[str]
+
+    @property
+    def errors(self) -> dict[str, float | None]:
+        pairs = {name: (value, self.again.numbers[name]) for name, value in self.logged.numbers.items()}
+        return {name: again / value - 1.0 if value else None for name, (value, again) in pairs.items()}
+
+
+def rerun(
+    folder: Path, changes: dict[str, Any], progress: Callable[[str], None] = lambda text: None
+) -> Rerun:
+    """Play a log under its own settings and under those with `changes` (names of EngineConfig).
+
+    Raises ConfigError for settings that no engine could have, LogError for a log too short to fit a cost
+    model to, and what `verify` raises.
+    """
+    timeline = open_log(folder)
+    config = _changed(timeline.config, changes)
+    watch = Watch(timeline.config, _count_requests(folder))
+    progress("reading the log")
+    script = read_script(folder, watch.see)
+    measured = watch.measured
+    cost, error = _fit(measured, folder)
+    acceptance = _acceptance(measured, timeline.config, config)
+    script, notes = _whole(script)
+    if timeline.started.decision_version != DECISION_VERSION:
+        notes.append(
+            f"logged under decision version {timeline.started.decision_version}; both simulations decide by "
+            f"version {DECISION_VERSION}"
+        )
+    progress("simulating the log's own settings")
+    again = _simulate(script, cost, acceptance)
+    progress("simulating the other settings")
+    what_if = _simulate(replace(script, config=config), cost, acceptance)
+    changed = {name: (getattr(timeline.config, name), getattr(config, name)) for name in changes}
+    return Rerun(_logged(measured), again, what_if, changed, error, cost, notes)
+
+
+def _changed(config: EngineConfig, changes: dict[str, Any]) -> EngineConfig:
+    changed = EngineConfig.from_dict({**config.as_dict(), **changes})
+    changed.check_resolved()
+    return changed
+
+
+def _count_requests(folder: Path) -> int:
+    count = sum(isinstance(record.event, ev.Queued) for _, record in open_log(folder).events())
+    if count > MAX_REQUESTS:
+        raise LogError(f"{folder} holds {count} requests, more than {MAX_REQUESTS}")
+    return count
+
+
+def _fit(measured: Measured, folder: Path) -> tuple[FittedCost, FitError]:
+    if len(measured.work) < MIN_STEPS:
+        raise LogError(
+            f"{folder} holds {len(measured.work)} steps with a time; a cost model needs {MIN_STEPS} or more, "
+            "of prompts and of answers"
+        )
+    work, device_ns = np.array(measured.work), np.array(measured.device_ns, np.float64)
+    host = np.zeros(2)
+    host_ns = np.array(measured.host_ns, np.float64)
+    if len(host_ns) and np.median(host_ns) > 0:
+        rows = np.array(measured.host_rows, np.float64)
+        host = fit(np.stack((np.ones(len(rows)), rows), axis=1), np.maximum(host_ns, 1.0))
+    return FittedCost(fit(work, device_ns), host), held_out_error(work, device_ns)
+
+
+def _acceptance(measured: Measured, logged: EngineConfig, config: EngineConfig) -> float:
+    """How often a draft was right when those before it were."""
+    tried = measured.num_accepted + measured.num_refused
+    if config.num_draft_tokens and not tried:
+        raise ConfigError(
+            f"num_draft_tokens {config.num_draft_tokens}: the log has no drafts, so nobody knows how many "
+            f"would have been right; leave it at {logged.num_draft_tokens}"
+        )
+    return measured.num_accepted / tried if tried else 0.0
+
+
+def _whole(script: Script) -> tuple[Script, list[str]]:
+    """The script with an end for each request; what it cannot repeat, in words."""
+    notes, unfinished = [], set(script.unfinished)
+    observations = []
+    for each in script.observations:
+        event = each.event
+        if isinstance(event, ev.Queued) and event.request_id in unfinished:
+            count = max(1, len(script.answers[event.request_id].tokens))
+            sampling = msgspec.structs.replace(event.sampling, max_tokens=count, min_tokens=0)
+            each = replace(each, event=msgspec.structs.replace(event, sampling=sampling))
+        observations.append(each)
+    if unfinished:
+        notes.append(f"{len(unfinished)} requests have no end in the log; here they end with what they had")
+    if script.num_rejected:
+        notes.append(f"{script.num_rejected} arrivals that found the queue full are not in the log")
+    if script.failed_steps:
+        notes.append(f"{len(script.failed_steps)} steps failed in the log; in the simulations none does")
+    return replace(script, observations=observations), notes
+
+
+def _simulate(script: Script, cost: FittedCost, acceptance: float) -> Estimate:
+    notes = []
+    refused, reason = _refused(script)
+    kept = [o for o in script.observations if getattr(o.event, "request_id", "") not in refused]
+    if refused:
+        notes.append(f"{len(refused)} requests are refused, the first: {reason}")
+    meter = Meter(len(script.requests), script.config.max_num_seqs)
+    start_ns = script.observations[0].mono_ns if script.observations else 0
+    for each in kept:
+        if isinstance(each.event, ev.Queued):
+            meter.arrived(each.event.request_id, len(each.event.prompt) // 4, each.mono_ns - start_ns)
+    executor = ScriptedExecutor(
+        script.config,
+        script.answers,
+        cost=cost,
+        host_ns=cost.host_ns,
+        observers=(meter,),
+        acceptance=acceptance,
+    )
+
+    def see(event: ev.Event) -> None:
+        if isinstance(event, ev.Preempted):
+            meter.preempted()
+        elif isinstance(event, ev.Finished):
+            meter.finished(event.request_id, event.reason, executor.clock_ns)
+
+    playback = Playback(script.config, kept, executor, timed=True, see=see, start_ns=start_ns)
+    try:
+        while playback.step() is not None:
+            pass
+    except MMEngineError as error:
+        notes.append(f"the engine stops: {error}")
+    stats = playback.core.stats()
+    numbers = _numbers(meter, executor.clock_ns, stats.steps, stats.num_encoder_hits)
+    return Estimate(numbers, notes)
+
+
+def _refused(script: Script) -> tuple[set[str], str]:
+    """Requests that these settings would not take, and why the first is not."""
+    names, reason = set(), ""
+    for event in script.requests:
+        try:
+            check_request(request_of(event), script.config)
+        except InvalidRequest as error:
+            names.add(event.request_id)
+            reason = reason or f"{event.request_id}: {error}"
+    return names, reason
+
+
+def _logged(measured: Measured) -> Estimate:
+    return Estimate(
+        _numbers(measured.meter, measured.duration_ns, measured.num_steps, measured.num_encoder_hits)
+    )
+
+
+def _numbers(meter: Meter, duration_ns: int, num_steps: int, num_encoder_hits: int) -> dict[str, float]:
+    seconds = duration_ns / 1e9
+    ran = meter.num_cached >= 0
+    asked, items = int(meter.num_prompt[ran].sum()), num_encoder_hits + meter.num_encoded
+    numbers: dict[str, float] = {}
+    for name, spread in (
+        ("ttft_ms", meter.ttft()),
+        ("inter_token_ms", meter.inter_token()),
+        ("end_to_end_ms", meter.end_to_end()),
+    ):
+        numbers |= {f"{name}_{each}": getattr(spread, each) / 1e6 for each in ("p50", "p90", "p99")}
+    return numbers | {
+        "tokens_per_s": meter.num_output_tokens / seconds if seconds else 0.0,
+        "requests_per_s": sum(meter.ends.get(end, 0) for end in ("stop", "length")) / seconds
+        if seconds
+        else 0.0,
+        "duration_s": seconds,
+        "steps": num_steps,
+        "output_tokens": meter.num_output_tokens,
+        "preemptions": meter.num_preemptions,
+        "prefix_hit_percent": 100.0 * int(meter.num_cached[ran].sum()) / asked if asked else 0.0,
+        "encoder_hit_percent": 100.0 * num_encoder_hits / items if items else 0.0,
+    }
+
+
+def read_changes(pairs: list[str]) -> dict[str, Any]:
+    """`name=value` as settings; a value is JSON, or a word. Raises ConfigError for a pair without "="."""
+    changes: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
+            raise ConfigError(f"{pair!r} is no setting; write it as name=value")
+        try:
+            changes[name.strip()] = msgspec.json.decode(value)
+        except msgspec.DecodeError:
+            changes[name.strip()] = value
+    return changes

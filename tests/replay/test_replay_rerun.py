@@ -1,0 +1,189 @@
+"""What if: a simulated log is simulated again to the step, and its cost model is found from its times."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+
+from mmengine.cli import main as cli
+from mmengine.core.simulate import CostModel
+from mmengine.errors import ConfigError, LogError
+from mmengine.events.log import LogWriter
+from mmengine.replay import request_lines
+from mmengine.replay.fit import fit, held_out_error, non_negative
+from mmengine.replay.rerun import read_changes, rerun
+from mmengine.simulation import Driver, Settings, SimRequest, Workload
+from mmengine.simulation.meter import Spread
+from mmengine.simulation.workload import generated_tokens, image_item
+from tests.core.small_engine import settings_of
+from tests.replay.runs import busy_run
+
+COST = CostModel(step_ns=3_000_000, token_ns=40_000, context_ns=900, embed_ns=60_000)
+
+
+def simulated_log(folder, *, count=60, cost=COST, **settings):
+    """Requests with images over a simulated minute; the pool is now and then too small."""
+    rng, requests, now = random.Random(5), [], 0
+    for number in range(count):
+        now += int(rng.expovariate(1 / 60e6))
+        length = rng.randint(8, 90)
+        media = (image_item(2, 6, f"image {rng.randrange(9)}"),) if rng.random() < 0.5 else ()
+
+        def prompt(number=number, length=length):
+            return generated_tokens(f"prompt {number % 7}", 0, length)
+
+        requests.append(SimRequest(f"r{number}", length, prompt, rng.randint(2, 40), now, media))
+    values = {"max_model_len": 160, "num_blocks": 90, "max_num_seqs": 8, "encoder_budget": 8, **settings}
+    config = settings_of(**values)
+    log = LogWriter(folder)
+    report = Driver(Workload("w", requests, timed=True), Settings(config, cost), log=log).run()
+    log.close()
+    return report
+
+
+def spread_of(values):
+    return Spread.of(np.array(values))
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("rerun") / "log"
+    return folder, simulated_log(folder)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"num_draft_tokens": 3}, {"swap_blocks": 30, "preempt_mode": "swap"}, {"policy": "priority"}],
+)
+def test_the_logged_settings_are_simulated_as_they_were(tmp_path, settings):
+    report = simulated_log(tmp_path / "log", **settings)
+    result = rerun(tmp_path / "log", {})
+    logged, again = result.logged.numbers, result.again.numbers
+    assert logged["steps"] == report.num_steps and logged["preemptions"] == report.meter.num_preemptions
+    lines = request_lines(tmp_path / "log")  # they count from when the scheduler saw a request
+    assert logged["ttft_ms_p90"] == spread_of([line.first_token_ns for line in lines]).p90 / 1e6
+    assert logged["end_to_end_ms_p50"] == spread_of([line.end_ns for line in lines]).p50 / 1e6
+    assert logged["inter_token_ms_p99"] == report.meter.inter_token().p99 / 1e6
+    assert logged["output_tokens"] == again["output_tokens"] == report.meter.num_output_tokens
+    hits, encoded = report.stats.num_encoder_hits, report.meter.num_encoded
+    assert logged["encoder_hit_percent"] == pytest.approx(100 * hits / (hits + encoded))
+    most = 0.4 if settings.get("num_draft_tokens") else 0.02  # which drafts are right is not known
+    for name, error in result.errors.items():
+        assert error is None or abs(error) < most or name in ("preemptions", "prefix_hit_percent"), name
+    assert again == result.what_if.numbers, "nothing was changed"
+
+
+def test_the_prices_are_found(log):
+    result = rerun(log[0], {})
+    step, token, row, attended, pair, embedding = result.prices.prices
+    assert result.fit_error.median < 0.01 and abs(result.fit_error.total) < 0.01
+    assert token == pytest.approx(COST.token_ns, rel=0.2)
+    assert embedding == pytest.approx(COST.embed_ns, rel=0.2)
+    assert step + 4 * row == pytest.approx(COST.step_ns, rel=0.1)
+
+
+def test_more_memory_is_seen_as_it_would_be(log, tmp_path):
+    changes = {"num_blocks": 400, "max_num_seqs": 16}
+    report = simulated_log(tmp_path / "other", **changes)
+    result = rerun(log[0], changes)
+    truth, estimate = rerun(tmp_path / "other", {}).logged.numbers, result.what_if.numbers
+    assert report.num_steps != log[1].num_steps
+    assert result.changed == {"num_blocks": (90, 400), "max_num_seqs": (8, 16)}
+    for name, value in truth.items():
+        step_ms = 5 if name.startswith(("ttft", "end")) else 0.5  # what an arrival may be off
+        assert estimate[name] == pytest.approx(value, rel=0.03, abs=step_ms), name
+
+
+def test_requests_that_the_other_settings_refuse_are_named(log):
+    result = rerun(log[0], {"max_model_len": 60})
+    assert "requests are refused, the first: r" in result.what_if.notes[0]
+    assert result.what_if.numbers["output_tokens"] < result.logged.numbers["output_tokens"]
+
+
+def test_a_log_with_everything_in_it(tmp_path):
+    busy_run(tmp_path / "log", 2, num_requests=60)
+    result = rerun(tmp_path / "log", {"policy": "fcfs", "max_in_flight": 2})
+    assert any("steps failed in the log" in note for note in result.notes)
+    assert result.again.numbers["steps"] > 0 and result.what_if.numbers["output_tokens"] > 0
+
+
+def test_two_steps_in_flight_hide_the_host(tmp_path):
+    """The engine's own time passes while the device works."""
+    from mmengine.replay import rerun as module
+
+    simulated_log(tmp_path / "log", count=30, cost=CostModel(step_ns=5_000_000))
+    real = module._fit
+
+    def with_host(measured, folder):
+        cost, error = real(measured, folder)
+        return type(cost)(cost.prices, np.array([2_000_000.0, 0.0])), error
+
+    module._fit = with_host
+    try:
+        result = rerun(tmp_path / "log", {"max_in_flight": 2})
+    finally:
+        module._fit = real
+    saved = result.again.numbers["inter_token_ms_p50"] - result.what_if.numbers["inter_token_ms_p50"]
+    assert saved == pytest.approx(2.0, abs=0.3)
+
+
+def test_what_cannot_be_estimated_is_refused(log, tmp_path):
+    with pytest.raises(ConfigError, match="no drafts"):
+        rerun(log[0], {"num_draft_tokens": 2})
+    with pytest.raises(ConfigError, match="num_blocks"):
+        rerun(log[0], {"num_blocks": 3})
+    with pytest.raises(ConfigError, match="no_such"):
+        rerun(log[0], {"no_such": 3})
+    simulated_log(tmp_path / "short", count=2)
+    with pytest.raises(LogError, match="steps with a time"):
+        rerun(tmp_path / "short", {})
+
+
+def test_changes_are_read_as_json_or_words():
+    pairs = ["num_blocks=12", "policy=priority", "enable_prefix_caching=false", 'compat="vllm"']
+    assert read_changes(pairs) == {
+        "num_blocks": 12,
+        "policy": "priority",
+        "enable_prefix_caching": False,
+        "compat": "vllm",
+    }
+    with pytest.raises(ConfigError, match="name=value"):
+        read_changes(["num_blocks"])
+
+
+def test_least_squares_without_negative_prices():
+    rng = np.random.default_rng(2)
+    for _ in range(50):
+        matrix, target = rng.normal(size=(30, 5)), rng.normal(size=30)
+        x = non_negative(matrix, target)
+        gradient = matrix.T @ (target - matrix @ x)
+        assert (x >= 0).all() and (gradient < 1e-6).all(), "no price could grow to the better"
+        assert np.abs(gradient[x > 0]).max(initial=0) < 1e-6, "and none that is used could change"
+
+
+def test_steps_that_took_unusually_long_do_not_count():
+    rng = np.random.default_rng(3)
+    work = np.stack((np.ones(400), rng.integers(1, 300, 400)), axis=1).astype(float)
+    time_ns = work @ [1e6, 3e4] * rng.normal(1, 0.02, 400)
+    time_ns[::17] *= 20
+    assert fit(work, time_ns) == pytest.approx([1e6, 3e4], rel=0.05)
+    error = held_out_error(work, time_ns)
+    assert error.median < 0.03 < error.p90 + 0.03 and error.num_steps == 400
+
+
+def test_the_command(log, monkeypatch, capsys, tmp_path):
+    other = tmp_path / "other.json"
+    other.write_text('{"num_blocks": 400}')
+    for extra in ([], ["--json"]):
+        arguments = ["rerun", log[0], "--config", other, "--set", "max_num_seqs=16", *extra]
+        monkeypatch.setattr("sys.argv", ["mmengine", "log", *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        assert not end.value.code
+        said = capsys.readouterr().out
+        if not extra:
+            assert "simulated as logged" in said and "num_blocks 90 -> 400, max_num_seqs 8 -> 16" in said
+    report = json.loads(said)
+    assert report["changed"]["num_blocks"] == {"logged": 90, "what_if": 400}
+    assert report["logged"].keys() == report["what_if"].keys() == report["error"].keys()
