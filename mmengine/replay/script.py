@@ -23,11 +23,15 @@ from mmengine.request import Request
 @dataclass(slots=True)
 class Answer:
     """`tokens`: int32. `stop`: how the text ended behind them, or empty. `error`: what broke the row
-    when its next token was due, or empty. Neither: it ran on, by length or until it was given up."""
+    when its next token was due, or empty. Neither: it ran on, by length or until it was given up.
+
+    `runs`: int32 [n, 3], for steps with drafts: output index at which the step began, tokens that it
+    gave, drafts that it had."""
 
     tokens: np.ndarray
     stop: str = ""
     error: str = ""
+    runs: np.ndarray = field(default_factory=lambda: np.zeros((0, 3), np.int32))
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +102,7 @@ def request_of(event: ev.Queued) -> Request:
 class _Reader:
     def __init__(self, script: Script):
         self.script = script
+        self._runs: dict[str, list[tuple[int, int, int]]] = {}
         self._times: dict[str, int] = {}  # how often an id has come
         self._name_of: dict[str, str] = {}  # of the living, and of the last dead, in the script
 
@@ -115,6 +120,8 @@ class _Reader:
                 self._observe(state, record, msgspec.structs.replace(event, request_id=self._name_of[name]))
             case ev.CacheReset():
                 self._observe(state, record, event)
+            case ev.Executed(counts=counts) if counts is not None:
+                self._note_runs(state, np.frombuffer(counts, np.int32))
             case ev.Failed(error=error):
                 self.script.failed_steps[record.step] = error
             case ev.Finished(request_id=name) if name in state.requests:
@@ -126,6 +133,15 @@ class _Reader:
         landed = state.step - len(state.flights)
         self.script.observations.append(Observation(record.step, landed, record.mono_ns, event))
 
+    def _note_runs(self, state: State, counts: np.ndarray) -> None:
+        rows = state.sampled_rows()
+        drafts, known = state.scheduled_drafts[rows], state.num_tokens[rows]
+        for row, *run in zip(*(each.tolist() for each in (rows, known, counts, drafts)), strict=True):
+            request = state.requests_by_row[row]
+            if request is not None:
+                run[0] -= request.num_prompt
+                self._runs.setdefault(request.request.request_id, []).append(tuple(run))
+
     def answer(self, state: State, name: str, end: ev.Finished | None = None) -> str:
         """Keep what a request has got; gives its name in the script. `end`: how it finished, None: the
         log ends before it does."""
@@ -135,6 +151,8 @@ class _Reader:
             tokens = state.token_ids[known.row, : state.num_tokens[known.row]]
             broke = bool(state.ended[known.row] == BROKEN)
         answer = Answer(tokens[known.num_prompt :].copy())
+        if runs := self._runs.pop(name, None):
+            answer.runs = np.array(runs, np.int32)
         if end is not None and end.reason == "stop":
             answer.stop = end.detail or "eos"
         elif end is not None and broke:

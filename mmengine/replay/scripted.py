@@ -26,8 +26,8 @@ class ScriptedExecutor:
     """Gives each request the tokens of its answer, then stand-ins up to its length.
 
     `host_ns`: what the engine takes for a step of so many rows before the device gets it. `failed_steps`:
-    error texts by step. `acceptance`: the chance of a draft to be right, if those before
-    it were; drafts are as good as that on average, and the same in each run.
+    error texts by step. Drafts are right where the answer says that they were; `acceptance`: the chance of
+    one to be right elsewhere, if those before it were, the same in each run.
     """
 
     def __init__(
@@ -51,6 +51,9 @@ class ScriptedExecutor:
         self._num_prompt = np.zeros(rows, np.int64)
         self._ends_at = np.zeros(rows, np.int64)  # output index of a stop or an error, -1: none
         self._end: list[Answer | None] = [None] * rows
+        # By output index: how many drafts were right there, and how many there were; -1: nobody knows.
+        drafted = (rows, width) if config.num_draft_tokens else (0, 0)
+        self._right, self._offered = np.full(drafted, -1, np.int8), np.full(drafted, -1, np.int8)
         self._room = np.zeros(rows, np.int64)  # tokens, prompt and answer, at which it ends by length
         self._plans: deque[tuple[StepPlan, int, int]] = deque()  # with ns on the device, and when it ends
         self._free_at_ns = 0
@@ -97,6 +100,10 @@ class ScriptedExecutor:
         self._tokens[row, : min(count, width)] = answer.tokens[:width]
         self._ends_at[row] = count - 1 if answer.stop else count if answer.error else -1
         self._end[row] = answer
+        if self._config.num_draft_tokens:
+            index, given, drafts = answer.runs[answer.runs[:, 0] < width].T
+            self._right[row], self._offered[row] = -1, -1
+            self._right[row, index], self._offered[row, index] = given - 1, drafts
         total = self._num_prompt[row] + request.sampling.max_tokens
         self._room[row] = min(int(total), self._config.max_model_len)
 
@@ -153,8 +160,11 @@ class ScriptedExecutor:
         salt = self._num_prompt[rows].astype(np.uint64) * _ODD + places.astype(np.uint64)
         mixed = (salt[:, None] * np.uint64(count + 1) + np.arange(count, dtype=np.uint64)) * _MIX
         chance = ((mixed ^ (mixed >> np.uint64(29))) * _ODD >> np.uint64(11)).astype(np.float64) / 2.0**53
-        right = np.logical_and.accumulate(chance < self._acceptance, axis=1)
-        num_next = np.full(len(rows), count, np.int32)
+        luck = np.logical_and.accumulate(chance < self._acceptance, axis=1).sum(axis=1)
+        at = rows, np.minimum(index[:, 0], self._right.shape[1] - 1)
+        num_right = np.where(self._right[at] >= 0, self._right[at], luck)
+        num_next = np.where(self._right[at] >= 0, np.minimum(self._offered[at], count), count)
         num_next[ended] = 0
+        right = np.arange(count) < num_right[:, None]
         drafts = np.where(right, tokens, (tokens + 1) % 2**30)
-        return drafts[np.arange(count) < num_next[:, None]].astype(np.int32), num_next
+        return drafts[np.arange(count) < num_next[:, None]].astype(np.int32), num_next.astype(np.int32)
