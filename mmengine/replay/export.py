@@ -49,16 +49,18 @@ def _output_lengths(folder: Path) -> list[int]:
     """Tokens that each request was given, in order of arrival; at least 1."""
     lengths: list[int] = []
     number_of: dict[str, int] = {}
-    for state, record in fold(CheckedLog(folder)):
-        match record.event:
-            case ev.Queued(request_id=name):
-                number_of[name] = len(lengths)
-                lengths.append(0)
-            case ev.Executed():
-                for row, tokens in taken_tokens(state, record.event):
-                    lengths[number_of[state.requests_by_row[row].request.request_id]] += len(tokens)
-            case ev.Finished(request_id=name):
-                number_of.pop(name, None)
+    log = CheckedLog(folder)
+    with log.naming():
+        for state, record in fold(log):
+            match record.event:
+                case ev.Queued(request_id=name):
+                    number_of[name] = len(lengths)
+                    lengths.append(0)
+                case ev.Executed():
+                    for row, tokens in taken_tokens(state, record.event):
+                        lengths[number_of[state.requests_by_row[row].request.request_id]] += len(tokens)
+                case ev.Finished(request_id=name):
+                    number_of.pop(name, None)
     return [max(1, length) for length in lengths]
 
 

@@ -97,7 +97,7 @@ class Timeline:
             if opens:
                 decided = record.step
                 logged, behind = _decisions(log, state, record, unread)
-                step = Step(log, state, record, [each.event for each in logged], is_whole=bool(behind))
+                step = Step(log, state, record, [each.event for each in logged], behind)
                 yield step
                 ahead.extend((*logged[step.agreed() :], *behind))
 
@@ -119,15 +119,18 @@ class Step:
     """A step about to be decided. `state` is that moment's; `view` is what decisions see of it.
 
     `logged`: what the log says was decided, in order. `record`: the first of it, with its time.
-    `is_whole`: False when the log ends before the step's last decision may have been reached.
+    `is_whole`: False when the log, or the process that wrote it, ended before the step's last decision may
+    have been reached.
     """
 
     def __init__(
-        self, log: CheckedLog, state: State, record: Record, logged: list[ev.Event], *, is_whole: bool
+        self, log: CheckedLog, state: State, record: Record, logged: list[ev.Event], behind: list[Record]
     ):
         self.number = record.step
         self.state, self.view = state, View(state)
-        self.record, self.logged, self.is_whole = record, logged, is_whole
+        self.record, self.logged = record, logged
+        self.is_whole = bool(behind) and not isinstance(behind[0].event, ev.Recovered)
+        self._log_goes_on = bool(behind)
         self.decided: list[ev.Event] = []
         self._log = log
         self._is_complete = False
@@ -167,7 +170,7 @@ class Step:
         """How many of the logged decisions were decided here too. Raises Diverged when others were."""
         count = min(len(self.decided), len(self.logged))
         apart = self.decided[:count] != self.logged[:count]
-        too_many = len(self.decided) > count and self.is_whole
+        too_many = len(self.decided) > count and self._log_goes_on
         if apart or too_many or self._is_complete and count < len(self.logged):
             raise Diverged(
                 f"step {self.number} was decided otherwise than the log says, so the steps behind it have no "

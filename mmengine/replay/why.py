@@ -138,6 +138,8 @@ class _Inquiry:
         assert self._reasons is not None
         reasons, self._reasons = self._reasons, None
         known = self.state.requests.get(self._name)
+        if isinstance(record.event, ev.Recovered):
+            return  # the process ended before the step was decided
         if known is None or known.row >= 0 and known.row in self.state.step_rows:
             return
         by_name = {reason.request_id: reason for reason in reasons.at_end()}

@@ -125,7 +125,7 @@ def step_tables(report: "StepReport", limit: int) -> Iterator[Table | str]:
     )
     yield clean(f"step {report.step}, decided {when}{outcome}")
     if not report.is_whole:
-        yield "the log ends within this step: more may have been decided"
+        yield "the log, or the process that wrote it, ended within this step: more may have been decided"
     yield _batch_table(report.batch[:limit], len(report.batch))
     budgets = Table("budget", "used", "of")
     for name, budget in report.budgets.items():
