@@ -8,7 +8,10 @@ import msgspec
 from mmengine.errors import ConfigError, shown
 
 # Settings that no decision depends on; a process that continues a log may have others.
-OPERATIONAL = (*("log_sync", "log_retain_bytes", "log_retain_s", "snapshot_bytes", "media_store_bytes"),)
+OPERATIONAL = (
+    *("log_sync", "log_retain_bytes", "log_retain_s", "snapshot_bytes", "media_store_bytes"),
+    "step_timeout_s",
+)
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -49,6 +52,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     log_retain_bytes: int = 0
     log_retain_s: int = 0
     snapshot_bytes: int = 64 * 2**20  # of log between two snapshots of the state beside it; 0: none
+    step_timeout_s: int = 0  # after which a step counts as hung and the process ends; 0: never
     media_store_bytes: int = 16 * 2**30  # of images and videos kept beside the log; 0: none are
 
     def as_dict(self) -> dict:
@@ -208,4 +212,5 @@ _RANGES = (
     ("log_retain_s", 0, 2**40),
     ("snapshot_bytes", 0, 2**40),
     ("media_store_bytes", 0, 2**50),
+    ("step_timeout_s", 0, 10**6),
 )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mmengine.cli.supervisor import end_with_supervisor, ended_by, is_supervised, supervise
 from mmengine.errors import ConfigError, InvalidRequest
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ HELP = """Answer a question about images or videos, or a file of questions.
     "would have had."
 )
 _CONTROL = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)), "�")
+STEP_TIMEOUT_S = 600  # unless step_timeout_s is set
 SAMPLING, MODEL, BATCH = "Sampling (in a request file: on each line)", "Model", "Files"
 
 
@@ -110,14 +112,18 @@ def run(
     def make_engine(resume: "Resume | None" = None) -> "Engine":
         from mmengine.serve.engine import Engine  # lazy: torch
 
-        if resume is not None and force_resume:
-            resume = replace(resume, force=True)
+        if resume is not None:
+            resume = replace(resume, force=force_resume, cause=ended_by())
         return Engine(model, config=config, device=device, dtype=dtype, log=log, resume=resume)
 
     if batch is not None:
         _refuse_beside_batch(prompt=prompt, image=image, video=video, system=system, json=json_output)
         if out is None:
             raise InvalidRequest("--batch needs --out, the file that the answers go to")
+        if log is not None and not is_supervised():
+            raise typer.Exit(supervise(sys.argv[1:], lambda: out.stat().st_size if out.exists() else 0))
+        if is_supervised():
+            end_with_supervisor()
         from mmengine.cli.batch import run_batch_file  # lazy: numpy, msgspec
 
         raise typer.Exit(run_batch_file(batch, out, log, make_engine))
@@ -205,7 +211,7 @@ def _engine_config(settings: list[str]) -> Any:
     """EngineConfig from `name=value` words."""
     from mmengine.config import EngineConfig  # lazy: msgspec
 
-    values: dict[str, Any] = {}
+    values: dict[str, Any] = {"step_timeout_s": STEP_TIMEOUT_S}
     for word in settings:
         name, equals, value = word.partition("=")
         if not equals:

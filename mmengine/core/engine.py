@@ -14,6 +14,7 @@ events. Nothing leaves the process (no batch, no token) before the write that re
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 
 import numpy as np
 
@@ -79,6 +80,7 @@ class EngineCore:
         # The dispatched steps, the oldest first: why one will not come back, if that is known already.
         self._in_flight: deque[Exception | None] = deque()
         self._collect_first = False
+        self._at_device = False  # the executor was asked for a result, and has not answered
         self._outputs = Outputs()
         self._stats = Stats(kv_blocks_total=config.num_blocks - 1)
         self.last_stall: tuple[int, ev.Stalled] | None = None  # and the step at which it was found
@@ -86,6 +88,8 @@ class EngineCore:
         self._started = started or _started(config, fingerprints or {})
         if state is None:
             self._emit(self._started)
+        else:  # a replay may begin while steps are with the executor
+            self._in_flight.extend([None] * (len(state.flights) or int(state.is_open)))
 
     # What consumers call
 
@@ -118,11 +122,14 @@ class EngineCore:
         again from nothing."""
         self.inbox.put(ev.CacheReset(preempt_running))
 
-    def recover(self, event: ev.Recovered) -> None:
-        """Go on from a state whose process ended: no step of it comes back. Deadlines of its requests
-        count from now."""
+    def recover(self, event: ev.Recovered, cause: str = "") -> None:
+        """Go on from a state whose process ended: no step of it comes back. `cause` puts the blame on the
+        oldest of them. Deadlines of requests count from now."""
+        if cause and self._in_flight:
+            self._emit(ev.Failed(_writable(cause)), self._oldest_step())
         self._is_decided, self._plan, self._outputs = False, None, Outputs()
         self._in_flight.clear()
+        self._collect_first = False
         self._emit(event)
         for name, known in self.state.requests.items():
             self.inbox.expect(name, known.request.deadline_ns)
@@ -159,6 +166,13 @@ class EngineCore:
             self.executor.close()
 
     # The loop
+
+    def hang(self, text: str) -> None:
+        """The executor does not come back: record that its oldest step failed. To be called from another
+        thread; the core must not be used after it, and the process should end."""
+        if self._at_device:
+            self._emit(ev.Failed(_writable(text)), self._oldest_step())
+            self.sink.commit()
 
     def step(self) -> Outputs:
         """Finish a step in flight, decide the next one, write both down, and start it.
@@ -227,12 +241,12 @@ class EngineCore:
         return bool(decisions)
 
     def _collect(self) -> None:
-        step = self.state.flights[0].step if self.state.flights else self.state.step
+        step = self._oldest_step()
         sampled = self.state.sampled_rows()
         try:
             if self._in_flight[0] is not None:
                 raise self._in_flight[0]
-            result = self.executor.collect()
+            result = self._wait_for_device()
             _check_result(result, self.state, sampled)
         except Exception as error:  # whatever the device says: the step is lost, the engine is not
             self.executor.discard()
@@ -262,6 +276,17 @@ class EngineCore:
         self._outputs.tokens(self.view, sampled, taken, event)
         self._stats.num_output_tokens += len(sampled) if one_each else int(taken.sum())
 
+    def _oldest_step(self) -> int:
+        """The step whose result comes next."""
+        return self.state.flights[0].step if self.state.flights else self.state.step
+
+    def _wait_for_device(self) -> StepResult:
+        self._at_device = True
+        try:
+            return self.executor.collect()
+        finally:
+            self._at_device = False
+
     def _release(self) -> Outputs:
         """Commit; only then let the batch and the tokens go."""
         if not self.sink.commit():
@@ -283,7 +308,8 @@ class EngineCore:
 
     def _save(self) -> None:
         """Write a snapshot of the state, all of which is in the log."""
-        self.sink.sync()  # a power cut must not leave a state that the log does not reach
+        with suppress(OSError):  # the next sync says so
+            self.sink.sync()  # a power cut must not leave a state that the log does not reach
         sequence = self.sink.next_sequence - 1
         data = snapshot.take(self.state, self._started, sequence)
         self._snapshots.write(sequence, data, self.sink.num_bytes)

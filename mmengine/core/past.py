@@ -24,11 +24,13 @@ from mmengine.version import __version__
 @dataclass(frozen=True, slots=True)
 class Resume:
     """How to continue a log, where there is one. `mode`: what damage is forgiven, as in events/recovery.
-    `force`: also with other weights, processor, dtype or backend. `wanted`: requests whose answers are
+    `force`: also with other weights, processor, dtype or backend. `cause`: how the process before ended,
+    where that was the doing of a step. `wanted`: requests whose answers are
     needed though they were delivered."""
 
     mode: Mode = "tail"
     force: bool = False
+    cause: str = ""
     wanted: Callable[[str], bool] = lambda request_id: False
 
 

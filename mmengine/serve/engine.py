@@ -4,8 +4,11 @@ with Engine() as engine:
     print(engine.generate(["What is a triangle?"], max_tokens=32)[0].text)
 """
 
+import os
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +30,7 @@ from mmengine.serve.metrics import Metrics
 from mmengine.serve.operators import operator_log
 from mmengine.serve.prompts import Options, Prompt, core_ids, core_requests, make_sampling, request_ids
 from mmengine.serve.recovery import add_news, open_store, recover, was_given_up
+from mmengine.serve.watchdog import HANG_EXIT, Watchdog
 
 if TYPE_CHECKING:
     from mmengine.build import Built
@@ -63,7 +67,8 @@ class Engine:
     `model`: a folder, a hub id, or None for the embedded checkpoint. `log`: folder for the event
     log; None keeps a bounded one in memory. `resume`: go on with the log that stands there, if one does;
     its live requests run on, and `take_up` gives the answers of those and of the ones that nobody
-    received. `builder` replaces `mmengine.build.build` in tests.
+    received. `on_hang`: called on another thread when a step took longer than step_timeout_s; None notes
+    that in the log and ends the process. `builder` replaces `mmengine.build.build` in tests.
     Raises ModelError, ConfigError, LogError.
     """
 
@@ -77,6 +82,7 @@ class Engine:
         attention: str = "auto",
         log: str | Path | None = None,
         resume: Resume | None = None,
+        on_hang: Callable[[], None] | None = None,
         builder: "Callable[..., Built] | None" = None,
     ):
         if builder is None:
@@ -110,7 +116,9 @@ class Engine:
         self.metrics = Metrics(self._core.stats, lambda: self.readiness().ready)
         self._syncer = self._new_syncer() if log is not None else None
         if self.built.past is not None:
-            self.past = recover(self.built, self._store)
+            self.past = recover(self.built, self._store, resume.cause)
+        limit_s = self.config.step_timeout_s
+        self._watchdog = Watchdog(limit_s, on_hang or self._end_process) if limit_s else nullcontext()
         built = self.built
         operator_log.info("engine ready", model=str(built.folder), device=built.device, dtype=built.dtype)
 
@@ -267,7 +275,9 @@ class Engine:
         if received:
             self._mark_delivered()
         try:
-            outputs = [self._take(output) for output in self._core.step()]
+            with self._watchdog:
+                news = self._core.step()
+            outputs = [self._take(output) for output in news]
             if self._syncer is not None:
                 self._syncer.notify()
         except Exception as error:
@@ -388,6 +398,17 @@ class Engine:
         reasons = ["the engine is closed"] if self._closed else core_reasons(self._core)
         return Readiness((*([self._failure] if self._failure else []), *reasons))
 
+    def note_hang(self) -> str:
+        """Write into the log that the step which runs hangs; gives what is to be said of it. The engine
+        must not be used after it."""
+        text = f"a step did not end within {self.config.step_timeout_s} seconds (step_timeout_s)"
+        self._core.hang(f"hang: {text}")
+        return text
+
+    def _end_process(self) -> None:
+        print(f"mmengine: {self.note_hang()}", file=sys.stderr, flush=True)
+        os._exit(HANG_EXIT)
+
     def close(self) -> None:
         """Free the device and close the log. Closing twice is no error."""
         if self._closed:
@@ -396,6 +417,8 @@ class Engine:
         operator_log.info("engine closes", model=str(self.built.folder))
         if self._syncer is not None:
             self._syncer.close()
+        if isinstance(self._watchdog, Watchdog):
+            self._watchdog.close()
         try:
             if self._received and self.is_idle:
                 self._mark_delivered()

@@ -27,9 +27,9 @@ def open_store(log: str | Path, config: EngineConfig) -> MediaStore | None:
     return MediaStore(Path(log) / MEDIA_FOLDER, config.media_store_bytes)
 
 
-def recover(built: "Built", store: MediaStore | None) -> dict[str, PastAnswer]:
-    """Let the core go on. A request whose media cannot be had again ends with an error. Gives the answers
-    that were on their way, or not received, by core id."""
+def recover(built: "Built", store: MediaStore | None, cause: str) -> dict[str, PastAnswer]:
+    """Let the core go on. A request whose media cannot be had again ends with an error. `cause`: see
+    Resume. Gives the answers that were on their way, or not received, by core id."""
     past, loaded = built.past, {}
     lost = []
     for name, known in past.state.requests.items():
@@ -44,7 +44,7 @@ def recover(built: "Built", store: MediaStore | None) -> dict[str, PastAnswer]:
         built.executor.attach(name, media)
     if store is not None:
         store.sweep()
-    built.core.recover(past.recovered(tuple(lost)))
+    built.core.recover(past.recovered(tuple(lost)), cause)
     running = len(past.state.requests)
     operator_log.info("log continued", steps_lost=len(past.steps), requests=running, media_lost=len(lost))
     return past.answers

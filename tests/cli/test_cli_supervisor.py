@@ -1,0 +1,148 @@
+"""A step that hangs, and native code that crashes: the process is started again, the request to blame ends
+with an error, and the others have the answers that they would have had."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from mmengine.cli import supervisor
+from mmengine.errors import MMEngineError
+from mmengine.events import vocabulary as ev
+from mmengine.events.log import LogReader
+from mmengine.replay.verify import verify
+
+ROOT = Path(__file__).parents[2]
+CHILD = """
+import os, signal, sys, time
+from dataclasses import replace
+from pathlib import Path
+from mmengine.cli.batch import run_batch_file
+from mmengine.cli.supervisor import end_with_supervisor, ended_by
+from mmengine.serve.engine import Engine
+from tests.serve import serve_fakes as fakes
+
+end_with_supervisor()
+folder, how = Path(sys.argv[1]), sys.argv[2]
+dispatch, collect = fakes.EchoExecutor.dispatch, fakes.EchoExecutor.collect
+
+def note(self, plan):
+    dispatch(self, plan)
+    self.names = {self._rows[row].request_id for row in plan.rows.tolist()}
+
+def kill(self):
+    if "killer" in self.names and how == "hang":
+        time.sleep(1000)
+    if "killer" in self.names and how == "crash":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if how == "slow":
+        time.sleep(0.02)
+    return collect(self)
+
+fakes.EchoExecutor.dispatch, fakes.EchoExecutor.collect = note, kill
+
+def make_engine(resume):
+    resume = resume and replace(resume, cause=ended_by())
+    builder = fakes.builder(step_timeout_s=1, max_num_seqs=8)
+    return Engine(builder=builder, log=folder / "log", resume=resume)
+
+sys.exit(run_batch_file(folder / "r", folder / "a", folder / "log", make_engine))
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(supervisor, "COMMAND", (sys.executable, "-c", CHILD, str(tmp_path)))
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'plugins'}")
+    return tmp_path
+
+
+def write(folder, names):
+    lines = [
+        {"custom_id": name, "messages": [{"role": "user", "content": f"text of {name}"}], "max_tokens": 30}
+        for name in names
+    ]
+    (folder / "r").write_text("\n".join(map(json.dumps, lines)))
+
+
+def answers(folder):
+    found = [json.loads(line) for line in (folder / "a").read_text().splitlines()]
+    by_id = {answer["custom_id"]: answer for answer in found}
+    assert len(by_id) == len(found), "each request once"
+    return by_id
+
+
+@pytest.mark.parametrize("how", ["hang", "crash"])
+def test_the_killer_is_found_and_the_others_go_on(folder, how, capfd):
+    names = ["a", "b", "killer", "c", "d"]
+    write(folder, names)
+    size = lambda: (folder / "a").stat().st_size if (folder / "a").exists() else 0  # noqa: E731
+    assert supervisor.supervise([how], size) == 0
+    found = answers(folder)
+    assert set(found) == set(names)
+    assert all(found[name]["text"] == f"TEXT OF {name.upper()}" for name in names if name != "killer")
+    assert "hang: a step did not end" in found["killer"]["error"] or "SIGSEGV" in found["killer"]["error"]
+    events = [record.event for record in LogReader(folder / "log")]
+    failed, recovered = (sum(isinstance(e, kind) for e in events) for kind in (ev.Failed, ev.Recovered))
+    assert failed == recovered <= 4, "five rows, two, one, and that one again"
+    report = verify(folder / "log")
+    assert report.ok and not report.unfinished
+    assert "starting again" in capfd.readouterr().err
+
+
+def test_it_gives_up_when_nothing_is_gained(folder, monkeypatch):
+    code = "import os, signal; os.kill(os.getpid(), signal.SIGABRT)"
+    monkeypatch.setattr(supervisor, "COMMAND", (sys.executable, "-c", code))
+    monkeypatch.setattr(supervisor, "MAX_RESTARTS", 3)
+    with pytest.raises(MMEngineError, match="3 restarts without a new answer: the process died of SIGABRT"):
+        supervisor.supervise([], lambda: 0)
+
+
+@pytest.mark.parametrize("code, seen", [(0, 0), (2, 2), (130, 130), (-signal.SIGKILL, 137)])
+def test_other_ends_are_passed_on(monkeypatch, code, seen):
+    end = f"import os, sys; os.kill(os.getpid(), {-code}) if {code} < 0 else sys.exit({code})"
+    monkeypatch.setattr(supervisor, "COMMAND", (sys.executable, "-c", end))
+    assert supervisor.supervise([], lambda: 0) == seen
+
+
+def test_the_child_does_not_outlive_its_supervisor(folder):
+    write(folder, [f"r{k}" for k in range(200)])
+    code = (
+        "import sys\nfrom mmengine.cli import supervisor\n"
+        f"supervisor.COMMAND = (sys.executable, '-c', {CHILD!r}, {str(folder)!r})\n"
+        "sys.exit(supervisor.supervise(['slow'], lambda: 0))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
+    deadline = time.monotonic() + 60
+    while not (folder / "a").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    time.sleep(0.3)
+    size = sum(path.stat().st_size for path in (folder / "log").glob("*.mmlog"))
+    time.sleep(0.3)
+    assert size == sum(path.stat().st_size for path in (folder / "log").glob("*.mmlog"))
+    process = subprocess.Popen([sys.executable, "-c", code.replace("(['slow']", "(['fast']")], cwd=ROOT)
+    assert process.wait(60) == 0 and len(answers(folder)) == 200
+
+
+def test_a_signal_to_the_supervisor_reaches_the_child(folder):
+    write(folder, [f"r{k}" for k in range(200)])
+    code = (
+        "import sys\nfrom mmengine.cli import supervisor\n"
+        f"supervisor.COMMAND = (sys.executable, '-c', {CHILD!r}, {str(folder)!r})\n"
+        "sys.exit(supervisor.supervise(['slow'], lambda: 0))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 60
+    while not ((folder / "a").exists() and answers(folder)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGTERM)
+    _, printed = process.communicate(timeout=60)
+    assert process.returncode == 130 and b"finishing what runs" in printed
+    assert 0 < len(answers(folder)) < 200
