@@ -121,17 +121,18 @@ class FakeBuilt:
         self.core.close()
 
 
-def builder(*, fail_at=None, log_options=None, **settings):
+def builder(*, fail_at=None, log_options=None, processor=None, executor_class=EchoExecutor, **settings):
     """A stand-in for mmengine.build.build. Settings are the engine's."""
 
     def build(model=None, *, config=None, log=None, resume=None, stop_watcher_factory=None, **kwargs):
         values = {"num_blocks": 200, "max_model_len": 400, "max_num_seqs": 4, "max_waiting": 50, **settings}
         values["max_model_len"] = min(values["max_model_len"], (values["num_blocks"] - 1) * 16)
         resolved = EngineConfig(eos_token_ids=(EOS,), **values)
-        executor = EchoExecutor(stop_watcher_factory(EchoProcessor.tokenizer), fail_at)
+        executor = executor_class(stop_watcher_factory(EchoProcessor.tokenizer), fail_at)
+        front = processor or EchoProcessor()
         if log is None:
-            return FakeBuilt(EngineCore(resolved, executor), executor, resolved)
+            return FakeBuilt(EngineCore(resolved, executor), executor, resolved, front)
         opened = open_log(log, resume, resolved, **(log_options or {}))
-        return FakeBuilt(opened.core(resolved, executor, {}), executor, resolved, past=opened.past)
+        return FakeBuilt(opened.core(resolved, executor, {}), executor, resolved, front, past=opened.past)
 
     return build

@@ -1,0 +1,223 @@
+"""A process that ends before, in the middle of, and after each of its writes (the log, the answers, the
+media, the manifest, snapshots), and another that goes on: each request once, with the same tokens."""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mmengine.cli.batch import run_batch_file
+from mmengine.errors import InvalidMedia
+from mmengine.events import vocabulary as ev
+from mmengine.events.log import LogReader
+from mmengine.models.plugin import MediaInput, MediaSource, Prepared
+from mmengine.replay.verify import verify
+from mmengine.request import MediaItem
+from mmengine.serve.batch_progress import AnswerFile
+from mmengine.serve.engine import Engine
+from tests.serve import serve_fakes as fakes
+
+DIED = 77
+
+
+class Picturing(fakes.EchoProcessor):
+    """A digit in the text is a picture: four placeholders, and patches of that digit."""
+
+    def prepare_text(self, text, *, images=(), videos=(), media_options=None):
+        if "bad" in text:
+            raise InvalidMedia("image 1 is no image")
+        tokens, media = [], []
+        for letter in text:
+            if letter.isdigit():
+                item = MediaItem(letter.encode().ljust(32, b"\0"), "image", ((len(tokens), 4),), (1, 4, 4))
+                media.append(self.restore(item, MediaSource(letter.encode() * 50, {})))
+                tokens += [ord("#")] * 4
+            else:
+                tokens.append(ord(letter))
+        return Prepared(np.array(tokens, np.int32), tuple(media), text)
+
+    def restore(self, item, source):
+        if source.data != item.mm_hash[:1] * 50:
+            raise InvalidMedia("other pixels")
+        return MediaInput(item, np.full((16, 8), source.data[0], np.uint8), source)
+
+
+class Encoding(fakes.EchoExecutor):
+    """Encodes nothing that it has no pixels of."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.pixels = {}
+
+    def attach(self, request_id, media):
+        super().attach(request_id, media)
+        self.pixels[request_id] = media
+
+    def dispatch(self, plan):
+        for item in plan.encode:
+            assert self.pixels[item.request.request_id][item.index].patches[0, 0] == item.key[0]
+        super().dispatch(plan)
+
+
+def write_requests(folder):
+    texts = ["hello", "2 is a number", "bad", "one 1 two 2", "again 1"]
+    lines = [
+        {"custom_id": f"q{k}", "messages": [{"role": "user", "content": text}], "max_tokens": 6}
+        for k, text in enumerate(texts)
+    ]
+    lines[1]["n"] = 2
+    folder.mkdir()
+    (folder / "requests").write_text("\n".join([*map(json.dumps, lines), "no json"]))
+
+
+def run_batch(folder, **settings):
+    builder = fakes.builder(
+        processor=Picturing(),
+        executor_class=Encoding,
+        **{"max_num_seqs": 2, "snapshot_bytes": 2500, **settings},
+    )
+
+    def make_engine(resume):
+        return Engine(builder=builder, log=folder / "log", resume=resume)
+
+    return run_batch_file(folder / "requests", folder / "answers", folder / "log", make_engine)
+
+
+def in_a_process(folder, death=-1, **settings):
+    """Run the batch in a process that dies at that point of its writes; gives its exit code."""
+    pid = os.fork()
+    if pid:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    code = 1
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        points = Points(death)
+        points.guard()
+        code = run_batch(folder, **settings)
+        (folder / "points").write_text(str(points.count))
+    finally:
+        os._exit(code)
+
+
+class Points:
+    """Counts the places at which a process could die, and dies at one of them."""
+
+    def __init__(self, death):
+        self.count, self._death = 0, death
+
+    def here(self):
+        if self.count == self._death:
+            os._exit(DIED)
+        self.count += 1
+
+    def guard(self):
+        write, replace, rename, unlink, sync = os.write, os.replace, Path.rename, Path.unlink, os.fdatasync
+        os.write = lambda fd, data: self._in_pieces(lambda part: write(fd, part), data)
+        os.replace = self._around(replace)
+        Path.rename = self._around(rename)
+        Path.unlink = self._around(unlink)
+        os.fdatasync = self._around(sync)
+        answer = AnswerFile.write
+
+        def whole_or_not(file, line, request_id):
+            self.here()
+            if self.count == self._death:
+                answer(file, line[: len(line) // 2], "")
+            self.here()
+            answer(file, line, request_id)
+            self.here()
+
+        AnswerFile.write = whole_or_not
+
+    def _in_pieces(self, write, data):
+        self.here()
+        if self.count == self._death:
+            write(data[: len(data) // 2])
+        self.here()
+        written = write(data)
+        self.here()
+        return written
+
+    def _around(self, call):
+        def guarded(*args, **kwargs):
+            self.here()
+            result = call(*args, **kwargs)
+            self.here()
+            return result
+
+        return guarded
+
+
+def answers(folder):
+    return sorted((folder / "answers").read_text().splitlines())
+
+
+def strip(lines):
+    found = [json.loads(line) for line in lines]
+    for answer in found:
+        answer.get("usage", {}).pop("cached_tokens", None)
+    return found
+
+
+def check(folder, expected):
+    assert strip(answers(folder)) == expected
+    report = verify(folder / "log")
+    assert report.ok and not report.unfinished
+    events = [record.event for record in LogReader(folder / "log")]
+    ended = [event.request_id for event in events if isinstance(event, ev.Finished)]
+    queued = [event.request_id for event in events if isinstance(event, ev.Queued)]
+    assert sorted(queued) == sorted(ended) == sorted(set(ended))
+    assert not list((folder / "log" / "media").glob("*"))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("undisturbed") / "run"
+    write_requests(folder)
+    assert in_a_process(folder) == 0
+    return strip(answers(folder)), int((folder / "points").read_text())
+
+
+def die_and_go_on(tmp_path, undisturbed, deaths):
+    expected, _ = undisturbed
+    for death in deaths:
+        folder = tmp_path / f"{death}"
+        write_requests(folder)
+        assert in_a_process(folder, death) == DIED
+        assert in_a_process(folder) == 0
+        check(folder, expected)
+
+
+def test_between_writes(tmp_path, undisturbed):
+    die_and_go_on(tmp_path, undisturbed, range(0, undisturbed[1], 4))
+
+
+@pytest.mark.soak
+def test_between_any_two_writes(tmp_path, undisturbed):
+    die_and_go_on(tmp_path, undisturbed, range(undisturbed[1]))
+
+
+def test_again_and_again(tmp_path, undisturbed):
+    """Each process gets a little further."""
+    folder, deaths = tmp_path / "run", 0
+    write_requests(folder)
+    while (code := in_a_process(folder, 9 + deaths % 17)) == DIED:
+        deaths += 1
+        assert deaths < 200
+    assert code == 0 and deaths > 5
+    check(folder, undisturbed[0])
+
+
+def test_without_a_media_store_what_needs_pixels_again_ends_with_an_error(tmp_path, undisturbed):
+    folder = tmp_path / "run"
+    write_requests(folder)
+    assert in_a_process(folder, 25, media_store_bytes=0) == DIED
+    assert in_a_process(folder, media_store_bytes=0) == 0
+    found = {answer["custom_id"]: answer for answer in strip(answers(folder))}
+    whole = {answer["custom_id"]: answer for answer in undisturbed[0]}
+    lost = [name for name in found if "were not kept beside the log" in found[name].get("error", "")]
+    assert lost and set(lost) <= {"q1", "q3", "q4"}
+    assert all(found[name] == whole[name] for name in found if name not in lost)
+    assert not (folder / "log" / "media").exists()
