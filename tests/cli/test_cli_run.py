@@ -18,12 +18,12 @@ def picture(tmp_path_factory):
 
 
 @pytest.fixture
-def call(monkeypatch, capsys):
+def call(monkeypatch, capfd):
     def run(*arguments):
         monkeypatch.setattr("sys.argv", ["mmengine", *map(str, arguments)])
         with pytest.raises(SystemExit) as end:
             cli.main()
-        return end.value.code or 0, capsys.readouterr()
+        return end.value.code or 0, capfd.readouterr()
 
     return run
 
