@@ -11,6 +11,7 @@ step and time count from the header's. Sequences of records are dense, so a reco
 import struct
 import zlib
 from collections.abc import Callable, Sequence
+from typing import Annotated
 
 import msgspec
 
@@ -24,10 +25,12 @@ HEADER = struct.Struct("<4sIIIQQQ")
 _CHECKED = struct.Struct("<IIQQQ")  # the header's part that the checksum covers
 _CRC_FROM = HEADER.size - _CHECKED.size
 MAX_BODY = 256 * 2**20  # the longest prompt that settings allow, with a run of media at each token, fits
+MAX_RECORDS = 2**16  # of one frame
 MAX_COUNTER = 2**64
 
 _encoder = msgspec.msgpack.Encoder()
-_outline = msgspec.msgpack.Decoder(list[tuple[int, int, int, msgspec.Raw]])
+_Outline = Annotated[list[tuple[int, int, int, msgspec.Raw]], msgspec.Meta(max_length=MAX_RECORDS)]
+_outline = msgspec.msgpack.Decoder(_Outline)
 _decoders = {number: msgspec.msgpack.Decoder(cls) for number, cls in TYPES.items()}
 
 
@@ -97,13 +100,13 @@ def settled(event: Event) -> Event:
 
 def encode(records: Sequence[tuple[int, int, int, Event]], sequence: int) -> list[bytes]:
     """Frames of (type number, step, mono ns, event), the first of which is record `sequence`: one, or
-    as few as the limit of a body allows. Raises ValueError when one record alone is above it."""
+    as few as the limits of one allow. Raises ValueError when one record alone is above it."""
     kind, step, mono_ns, event = records[0]
     if len(records) == 1:
         body = _encoder.encode([(kind, 0, 0, event)])
     else:
         body = _encoder.encode([(kind, at - step, ns - mono_ns, event) for kind, at, ns, event in records])
-    if len(body) > MAX_BODY:
+    if len(body) > MAX_BODY or len(records) > MAX_RECORDS:
         half = len(records) // 2
         if not half:
             raise ValueError(f"record {sequence} needs {len(body)} bytes, more than {MAX_BODY}")

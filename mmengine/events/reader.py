@@ -24,7 +24,7 @@ class LogReader:
         self.paths = segment_paths(folder)
         if not self.paths:
             raise LogError(f"{folder} holds no log: no file there ends in {SUFFIX}")
-        self.num_bytes = sum(path.stat().st_size for path in self.paths)
+        self.num_bytes = sum(path.stat().st_size for path in self.paths if path.exists())
         self.first_sequence = first_sequence_of(self.paths[0])
         self.recovery = Recovery(mode)
         self._start = start

@@ -228,10 +228,7 @@ def snapshot_sequences(folder: Path) -> list[int]:
 def opened(path: Path) -> Iterator[bytes | mmap.mmap]:
     """The bytes of a segment, unpacked. Raises CorruptLog for a size that no segment has, or a packed
     one that is damaged; LogError where it cannot be read."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError as error:
-        raise LogError(f"{path} cannot be read: {error.strerror}") from None
+    path, fd = _opened_file(path)
     try:
         status = os.fstat(fd)
         if not S_ISREG(status.st_mode):
@@ -248,6 +245,18 @@ def opened(path: Path) -> Iterator[bytes | mmap.mmap]:
                 yield data
     finally:
         os.close(fd)
+
+
+def _opened_file(path: Path) -> tuple[Path, int]:
+    """The descriptor, and the name under which it was found: a writer at work may just have packed it."""
+    try:
+        return path, os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        if path.name.endswith(SUFFIX):
+            return _opened_file(path.with_name(path.stem + PACKED_SUFFIX))
+        raise LogError(f"{path} went away while the log was read") from None
+    except OSError as error:
+        raise LogError(f"{path} cannot be read: {error.strerror}") from None
 
 
 def _unpacked(path: Path, fd: int, size: int) -> bytes:

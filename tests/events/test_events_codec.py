@@ -195,6 +195,19 @@ def test_a_commit_above_the_limit_of_a_body_becomes_several_frames(monkeypatch):
         encode([(8, 0, 0, ev.Failed("x" * 400))], 5)
 
 
+def test_a_commit_of_very_many_records_becomes_several_frames():
+    frames = encode([(11, 0, 0, ev.CacheReset())] * 100_000, 0)
+    assert len(frames) == 2 and sum(len(read(frame)) for frame in frames) == 100_000
+    tiny = b"\xdd" + struct.pack(">I", 10**6) + b"\x94\x0b\0\0\x90" * 10**6
+    tracemalloc.start()
+    try:
+        with pytest.raises(UnknownRecord, match="no list of records"):
+            read(framed(tiny, count=10**6))
+        assert tracemalloc.get_traced_memory()[1] < 3 * len(tiny)
+    finally:
+        tracemalloc.stop()
+
+
 def test_logprobs_need_not_be_numbers():
     event = ev.Executed(b"", logprobs=((0, ((1, float("nan")), (2, float("-inf")))),))
     data = one_record(event)

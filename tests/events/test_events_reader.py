@@ -1,7 +1,6 @@
 """Reading a folder: nothing false ever comes out, a cut tail is reported, damage is refused."""
 
 import os
-import random
 import zlib
 
 import msgspec
@@ -58,9 +57,8 @@ def ends_of(path):
     return [frame.offset for frame in scan.frames()] + [len(data) - FOOTER_SIZE * scan.is_closed]
 
 
-@pytest.mark.parametrize("which", ["single", "closed"])
-def test_a_cut_at_every_byte(which, request):
-    path, data, events = request.getfixturevalue(which)
+def test_a_cut_at_every_byte(closed):
+    path, data, events = closed
     starts = ends_of(path)
     for cut in range(len(data)):
         path.write_bytes(data[:cut])
@@ -89,30 +87,6 @@ def test_a_tail_of_zeros_is_torn(single):
     reader = LogReader(path.parent)
     assert [record.event for record in reader] == events
     assert (reader.torn.offset, reader.torn.num_bytes) == (len(data), 4096)
-
-
-def test_two_thousand_flipped_bits(single):
-    path, data, events = single
-    starts = ends_of(path)
-    rng = random.Random(7)
-    torn = 0
-    for _ in range(2000):
-        bit = rng.randrange(8 * len(data))
-        flipped = bytearray(data)
-        flipped[bit // 8] ^= 1 << bit % 8
-        path.write_bytes(flipped)
-        reader, got = LogReader(path.parent), []
-        hit = max((number for number, start in enumerate(starts) if start <= bit // 8), default=0)
-        if hit < len(events) - 1:
-            place = starts[hit] if bit // 8 >= HEADER_SIZE else 0
-            with pytest.raises(CorruptLog, match=f"{path.name}.*byte {place}"):
-                got += (record.event for record in reader)
-        else:
-            got = [record.event for record in reader]
-            assert reader.torn.offset == starts[hit]
-            torn += 1
-        assert got == events[:hit]
-    assert torn > 10
 
 
 def test_no_bit_of_a_closed_log_flips_unseen(closed):

@@ -91,6 +91,18 @@ def test_a_log_that_has_not_begun_is_tidy(days):
     assert days.first == 0
 
 
+def test_a_reader_finds_what_was_packed_meanwhile(days):
+    days.fill(20)
+    records = iter(LogReader(days.folder))
+    first = next(records)
+    days.tidy()
+    assert [record.sequence for record in (first, *records)] == list(range(20))
+    reader = LogReader(days.folder)
+    days.folder.joinpath(f"{days.firsts[1]:020d}.mmlog.zst").unlink()
+    with pytest.raises(LogError, match="went away"):
+        list(reader)
+
+
 def test_nothing_goes_without_a_snapshot(days):
     days.fill(20)
     days.tidy()

@@ -170,12 +170,12 @@ def test_torn_bytes_that_cannot_be_cut_at_once_are_cut_before_the_next_write(tmp
 @pytest.mark.parametrize("sync_always", [False, True])
 def test_any_system_call_may_fail_once(tmp_path, monkeypatch, sync_always):
     """For every call of a short run: each record stands in the log once, in order."""
-    events, kinds = one_of_each(), set()
+    events, kinds = one_of_each()[3:12], set()
     for fail_at in range(1, 100):
         folder = tmp_path / str(fail_at)
         with monkeypatch.context() as patch:
             disk = Disk(patch, fail_at=fail_at)
-            writer, refused = LogWriter(folder, sync_always=sync_always, segment_bytes=400), 0
+            writer, refused = LogWriter(folder, sync_always=sync_always, segment_bytes=340), 0
             for event in events:
                 writer.append(event, 0, 0)
                 refused += not writer.commit()
