@@ -36,7 +36,7 @@ def test_the_commands_work(tmp_path, monkeypatch, capsys):
     (tmp_path / "requests.jsonl").write_text(json.dumps(line))
     monkeypatch.chdir(tmp_path)
     commands = [line for block in blocks("sh") for line in block.splitlines()]
-    assert len(commands) == 6
+    assert len(commands) == 7
     for command in commands:
         monkeypatch.setattr("sys.argv", shlex.split(command))
         with pytest.raises(SystemExit) as end:
