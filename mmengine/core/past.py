@@ -8,16 +8,14 @@ from pathlib import Path
 import msgspec
 
 from mmengine.config import OPERATIONAL, EngineConfig
-from mmengine.core import snapshot
 from mmengine.core.evolve import evolve
 from mmengine.core.request_state import RequestState
+from mmengine.core.snapshot import newest_before
 from mmengine.core.state import State
-from mmengine.errors import ConfigError, CorruptLog, LogError
+from mmengine.errors import ConfigError, CorruptLog
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader, Record
 from mmengine.events.recovery import Mode
-from mmengine.events.segment import snapshot_sequences
-from mmengine.events.snapshots import read_snapshot
 from mmengine.version import __version__
 
 
@@ -81,7 +79,7 @@ class Past:
 def read_past(folder: Path, resume: Resume) -> Past:
     """Fold the log in `folder`. Raises LogError when there is none, CorruptLog when it is damaged."""
     survey = _survey(folder, resume)
-    base = _base(folder, min(survey.begins.values(), default=survey.last + 1))
+    base = newest_before(folder, min(survey.begins.values(), default=survey.last + 1))
     if base is None:
         records = iter(LogReader(folder, resume.mode))
         first = next(records)
@@ -127,20 +125,6 @@ def _survey(folder: Path, resume: Resume) -> _Survey:
             case ev.Recovered(fingerprints=fingerprints):
                 survey.fingerprints = fingerprints
     return survey
-
-
-def _base(folder: Path, needed: int) -> tuple[State, snapshot.Body] | None:
-    """The newest snapshot that can be read, of before record `needed`."""
-    for sequence in reversed(snapshot_sequences(folder)):
-        if sequence >= needed:
-            continue
-        try:
-            state, body = snapshot.restore(read_snapshot(folder, sequence))
-        except LogError:
-            continue  # an older one, or the log from its beginning, says the same
-        if body.sequence == sequence:
-            return state, body
-    return None
 
 
 def _fold(state: State, records: Iterator[Record], begins: dict[str, int]) -> dict[str, PastAnswer]:

@@ -12,6 +12,7 @@ out again. Fields of the body are only ever added, with a default.
 import struct
 import zlib
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -23,8 +24,10 @@ from mmengine.core.prefix_index import NO_CONTENT, PrefixIndex
 from mmengine.core.request_state import RequestState, queued_of, request_of
 from mmengine.core.state import COLUMNS, State
 from mmengine.encoder_cache.cache import EncoderCache, encoder_key
-from mmengine.errors import ConfigError, CorruptLog
+from mmengine.errors import ConfigError, CorruptLog, LogError
 from mmengine.events import vocabulary as ev
+from mmengine.events.segment import snapshot_sequences
+from mmengine.events.snapshots import read_snapshot
 from mmengine.request import Request
 
 MAGIC = b"MMSN"
@@ -142,6 +145,11 @@ def take(state: State, started: ev.Started, sequence: int) -> bytes:
 def restore(data: bytes) -> tuple[State, Body]:
     """The state in a snapshot. Raises CorruptLog for anything that `take` did not make."""
     body = _read(data)
+    return filled(body), body
+
+
+def filled(body: Body) -> State:
+    """The state that a body tells of. Raises CorruptLog as `restore` does."""
     try:
         state = State(_config_of(body.started))
         _fill(state, body)
@@ -150,7 +158,28 @@ def restore(data: bytes) -> tuple[State, Body]:
         raise CorruptLog(f"the snapshot contradicts itself: {type(error).__name__}: {error}") from None
     if digest != body.digest:
         raise CorruptLog("the snapshot gives another state than the one it was taken of")
-    return state, body
+    return state
+
+
+def newest_before(folder: Path, sequence: int) -> tuple[State, Body] | None:
+    """The newest snapshot beside a log, of before record `sequence`, that can be read."""
+    return _first_usable(folder, [one for one in snapshot_sequences(folder) if one < sequence][::-1])
+
+
+def oldest_after(folder: Path, sequence: int) -> tuple[State, Body] | None:
+    """The oldest one, of record `sequence` or behind it."""
+    return _first_usable(folder, [one for one in snapshot_sequences(folder) if one >= sequence])
+
+
+def _first_usable(folder: Path, sequences: list[int]) -> tuple[State, Body] | None:
+    for sequence in sequences:
+        try:
+            state, body = restore(read_snapshot(folder, sequence))
+        except LogError:
+            continue  # another one, or the log from its beginning, says the same
+        if body.sequence == sequence:
+            return state, body
+    return None
 
 
 def _read(data: bytes) -> Body:

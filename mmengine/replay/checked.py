@@ -6,6 +6,7 @@ lie about makes the fold raise, and `naming` turns that into CorruptLog with the
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from mmengine.config import EngineConfig
 from mmengine.core.admit import check_content
 from mmengine.core.evolve import evolve
 from mmengine.core.policy import policy_named
+from mmengine.core.snapshot import filled, newest_before, oldest_after
 from mmengine.core.state import State
 from mmengine.errors import ConfigError, CorruptLog, LogError
 from mmengine.events import vocabulary as ev
@@ -28,21 +30,45 @@ MAX_CELLS = 2**31  # rows x tokens, or KV slots, that a log's settings may ask a
 
 class CheckedLog:
     """Iterates over the records of a folder. `record` is the one at hand. With `wait` the log is one that
-    is being written: see LogFollower.
+    is being written: see LogFollower. `after`: begin behind the newest snapshot of before that record; a
+    log whose beginning is gone begins behind its oldest snapshot. `begins_after` is its record, -1
+    without one; `first` is the first record, if any.
 
     Raises LogError when there is no log, CorruptLog when it is damaged or is none.
     """
 
-    def __init__(self, folder: Path, wait: Callable[[], bool] | None = None):
-        self._reader = LogReader(folder) if wait is None else LogFollower(folder, wait)
-        self._records = iter(self._reader)
-        first = next(self._records, None)
-        if first is None or not isinstance(first.event, ev.Started):
+    def __init__(self, folder: Path, wait: Callable[[], bool] | None = None, after: int | None = None):
+        self._reader: LogReader | LogFollower = LogReader(folder)
+        base = None
+        if after is not None:
+            base = newest_before(folder, after)
+        elif self._reader.first_sequence:
+            base = oldest_after(folder, self._reader.first_sequence - 1)
+        if wait is not None:
+            self._reader = LogFollower(folder, wait)
+        elif base is not None:
+            self._reader = LogReader(folder, start=base[1].sequence + 1)
+        self._base = base[1] if base is not None else None
+        self.begins_after = -1 if self._base is None else self._base.sequence
+        self._records = (record for record in self._reader if record.sequence > self.begins_after)
+        self.first = self.record = next(self._records, None)
+        self.started = self._started(folder)
+        self.config = _replay_config(self.started, folder)
+        self._live: set[str] = set() if base is None else set(base[0].requests)
+
+    def _started(self, folder: Path) -> ev.Started:
+        if self._base is not None:
+            return self._base.started
+        if self.first is None or not isinstance(self.first.event, ev.Started):
             raise CorruptLog(f"{folder} does not begin with STARTED; it is no whole log")
-        self.record: Record = first
-        self.started: ev.Started = first.event
-        self.config = _replay_config(first.event, folder)
-        self._live: set[str] = set()
+        return self.first.event
+
+    def first_state(self) -> State:
+        """The state before the first record."""
+        if self._base is not None:
+            return filled(self._base)
+        with self.naming():
+            return State(self.config)
 
     @property
     def torn(self) -> Cut | None:
@@ -50,8 +76,11 @@ class CheckedLog:
         return self._reader.torn
 
     def __iter__(self) -> Iterator[Record]:
-        yield self.record
-        for record in self._records:
+        if self.first is None:
+            return
+        if self._base is None:
+            yield self.first
+        for record in self._records if self._base is None else chain((self.first,), self._records):
             self.record = record
             kind = type(record.event)
             if kind in _CHECKED or kind is ev.Executed and len(record.event.token_ids) % 4:

@@ -29,7 +29,6 @@ from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
 from mmengine.events.log import LogWriter
 from mmengine.replay.checked import CheckedLog
-from mmengine.replay.timeline import first_state
 from mmengine.request import MediaItem
 
 MIN_KEY_BYTES = 16
@@ -129,7 +128,7 @@ class _Redactor:
     def __init__(self, log: CheckedLog, key: bytes):
         self._hashes = _Hashes(key)
         self._log = log
-        self._original, self._state = first_state(log), first_state(log)
+        self._original, self._state = log.first_state(), log.first_state()
         self._chains: dict[str, bytes] = {}  # of live requests, by their new names
         self._keys: dict[bytes, bytes] = {}  # encoder keys
         self.report = RedactReport()

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from mmengine.core.flight import Flight
 from mmengine.core.state import State
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
@@ -55,6 +56,18 @@ class _Requests:
     def __init__(self) -> None:
         self._live: dict[str, RequestLine] = {}  # an id may come again once its request has ended
 
+    def from_before(self, log: CheckedLog) -> list[RequestLine]:
+        """Lines of requests that are older than what the log holds of them. Their times count from there."""
+        state, first = log.first_state(), log.first
+        for name, known in state.requests.items():
+            row, queued = known.row, known.request
+            tokens = len(known.tokens) if row < 0 else int(state.num_tokens[row])
+            line = RequestLine(name, known.num_prompt, len(queued.media), first.mono_ns, first.step)
+            line.num_output_tokens = tokens - known.num_prompt
+            line.num_cached_tokens = max(0, known.num_cached)
+            self._live[name] = line
+        return list(self._live.values())
+
     def queued(self, record: Record) -> RequestLine | None:
         """The line of a request that this record begins."""
         match record.event:
@@ -89,7 +102,8 @@ class _Requests:
 def request_lines(folder: Path) -> list[RequestLine]:
     """Every request of a log, in order of arrival. Raises what `verify` raises."""
     log = CheckedLog(folder)
-    lines, requests = [], _Requests()
+    requests = _Requests()
+    lines = requests.from_before(log)
     with log.naming():
         for state, record in fold(log):
             if (line := requests.queued(record)) is not None:
@@ -101,6 +115,7 @@ def request_lines(folder: Path) -> list[RequestLine]:
 def ended_requests(log: CheckedLog) -> Iterator[RequestLine]:
     """Every request of a log, when it ends."""
     requests = _Requests()
+    requests.from_before(log)
     with log.naming():
         for state, record in fold(log):
             requests.queued(record)
@@ -112,7 +127,8 @@ def step_lines(log: CheckedLog | Path) -> Iterator[StepLine]:
     """Every step of a log (or of the one in a folder) that ran or failed. Raises what `verify` raises."""
     log = CheckedLog(log) if isinstance(log, Path) else log
     admitted = encoded = preempted = 0
-    decided: deque[StepLine] = deque()  # in flight
+    state = log.first_state()
+    decided = deque(_decided(state, each, 0, 0, 0) for each in state.flights)  # in flight
     with log.naming():
         for state, record in fold(log):
             match record.event:
@@ -123,7 +139,7 @@ def step_lines(log: CheckedLog | Path) -> Iterator[StepLine]:
                 case ev.Admitted(encode=encode):
                     admitted, encoded = admitted + 1, encoded + len(encode)
                 case ev.Dispatched() | ev.Executed() | ev.Failed() if state.is_open:
-                    decided.append(_decided(state, admitted, encoded, preempted))
+                    decided.append(_decided(state, state.open_step(), admitted, encoded, preempted))
                     admitted = encoded = preempted = 0
             match record.event:
                 case ev.Executed(device_ns=device_ns):
@@ -137,8 +153,7 @@ def step_lines(log: CheckedLog | Path) -> Iterator[StepLine]:
                     decided.clear()
 
 
-def _decided(state: State, admitted: int, encoded: int, preempted: int) -> StepLine:
-    step = state.open_step()
+def _decided(state: State, step: Flight, admitted: int, encoded: int, preempted: int) -> StepLine:
     return StepLine(
         step=step.step,
         num_rows=len(step.rows),

@@ -9,7 +9,7 @@ import numpy as np
 from mmengine.core.request_state import RequestState
 from mmengine.core.state import State
 from mmengine.replay.checked import CheckedLog
-from mmengine.replay.timeline import first_state, open_log
+from mmengine.replay.timeline import open_log
 
 
 class StateReport(msgspec.Struct, frozen=True):
@@ -34,7 +34,7 @@ def state_report(folder: Path, number: int) -> StateReport:
     if number >= 0:
         return report_of(open_log(folder).at(number).state)
     log = CheckedLog(folder)
-    state = first_state(log)
+    state = log.first_state()
     for record in log:
         with log.naming(record):
             log.apply(state, record.event)

@@ -29,15 +29,9 @@ def open_log(folder: str | PathLike) -> "Timeline":
     return Timeline(Path(folder))
 
 
-def first_state(log: CheckedLog) -> State:
-    """The state before the log's first record."""
-    with log.naming():
-        return State(log.config)
-
-
 def fold(log: CheckedLog) -> Iterator[tuple[State, Record]]:
     """Each record with the state before it. The state is one, and moves on with the iteration."""
-    state = first_state(log)
+    state = log.first_state()
     for record in log:
         yield state, record
         with log.naming(record):
@@ -87,7 +81,7 @@ class Timeline:
         good until the next one is asked for. Raises what `events` raises, and Diverged when a step's
         `decide` led away from the log."""
         log = CheckedLog(self.folder)
-        state = first_state(log)
+        state = log.first_state()
         unread, ahead, decided = iter(log), deque[Record](), -1
         while (record := ahead.popleft() if ahead else next(unread, None)) is not None:
             with log.naming(record):

@@ -44,13 +44,15 @@ class Divergence:
 @dataclass(slots=True)
 class VerifyReport:
     """`rederived` False: the log was written under other rules (`logged_version`, not `version`), so it
-    was only folded and its digests compared. `unfinished`: requests without an end in the log."""
+    was only folded and its digests compared. `unfinished`: requests without an end in the log.
+    `begins_after`: the record of the snapshot that it began at, or -1."""
 
     steps: int = 0
     events: int = 0
     requests: int = 0
     tokens: int = 0
     checkpoints: int = 0
+    begins_after: int = -1
     rederived: bool = True
     logged_version: int = 0
     logged_engine: str = ""
@@ -222,14 +224,19 @@ def _readable(value: Any) -> Any:
     return value
 
 
-def verify(folder: Path, progress: Callable[[Record], None] | None = None) -> VerifyReport:
-    """Fold a log and derive its decisions again. `progress` is called with each record.
+def verify(
+    folder: Path, progress: Callable[[Record], None] | None = None, after: int | None = None
+) -> VerifyReport:
+    """Fold a log and derive its decisions again. `progress` is called with each record. `after`: begin at
+    the newest snapshot of before that record, see CheckedLog.
 
     Raises LogError when there is no log, CorruptLog when it is damaged or is none.
     """
-    log = CheckedLog(folder)
+    log = CheckedLog(folder, after=after)
     report = VerifyReport(
-        logged_version=log.started.decision_version, logged_engine=log.started.engine_version
+        begins_after=log.begins_after,
+        logged_version=log.started.decision_version,
+        logged_engine=log.started.engine_version,
     )
     report.rederived = log.started.decision_version == DECISION_VERSION
     tape = _Tape(iter(log), report, progress)
@@ -245,7 +252,15 @@ def verify(folder: Path, progress: Callable[[Record], None] | None = None) -> Ve
 def _derive(tape: _Tape, log: CheckedLog) -> State | Divergence:
     core: EngineCore | None = None
     try:
-        core = EngineCore(log.config, tape, sink=tape, source=tape, clock=lambda: 0, started=log.started)
+        core = EngineCore(
+            log.config,
+            tape,
+            sink=tape,
+            source=tape,
+            clock=lambda: 0,
+            started=log.started,
+            state=log.first_state() if log.begins_after >= 0 else None,
+        )
         while tape.next is not None:
             here = tape.next.sequence
             try:
@@ -283,8 +298,7 @@ def _advance(core: EngineCore, coming: ev.Event) -> None:
 
 def _fold(tape: _Tape, log: CheckedLog) -> State | Divergence:
     """Apply every event as it stands, and compare the digests."""
-    with log.naming():
-        state = State(log.config)
+    state = log.first_state()
     while tape.next is not None:
         event = tape.next.event
         if isinstance(event, ev.Checkpoint):

@@ -18,7 +18,7 @@ from mmengine.replay.checked import CheckedLog
 from mmengine.replay.media_trail import MediaTrail
 from mmengine.replay.prefix_trail import PrefixTrail
 from mmengine.replay.reasons import GAVE_WAY, Reasons
-from mmengine.replay.timeline import first_state, is_scheduling
+from mmengine.replay.timeline import is_scheduling
 from mmengine.replay.waits import Wait, told
 
 
@@ -58,7 +58,7 @@ class _Inquiry:
     def __init__(self, log: CheckedLog, queued: Record):
         self._log, self._queued = log, queued
         self._name: str = queued.event.request_id
-        self.state = first_state(log)
+        self.state = log.first_state()
         self.view = View(self.state)
         with log.naming(queued):
             self._request = request_of(queued.event)

@@ -17,7 +17,7 @@ from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
 from mmengine.replay.checked import CheckedLog
 from mmengine.replay.reasons import BEHIND, PREEMPTING, PREFILL_FIRST, ROWS, TOKENS, Reason, Reasons
-from mmengine.replay.timeline import first_state, is_scheduling
+from mmengine.replay.timeline import is_scheduling
 
 QUEUED, PREFILL, DECODE, PREEMPTED, SWAPPED, PASSED_OVER = range(6)  # states of a lane; the last has a row
 STATES = ("queued", "prefill", "decode", "preempted", "swapped", "running, got nothing")
@@ -85,7 +85,7 @@ class Collector:
 
     def __init__(self, log: CheckedLog):
         self.log = log
-        self.state = first_state(log)
+        self.state = log.first_state()
         self._view = View(self.state)
         self.lanes = Lanes()
         self.steps = {name: array("q") for name in _BY_STEP}

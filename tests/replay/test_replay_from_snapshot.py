@@ -1,0 +1,107 @@
+"""Replay from any snapshot equals replay from record 0, also where the beginning of the log is gone."""
+
+import random
+
+import pytest
+
+from mmengine.core import snapshot
+from mmengine.core.engine import EngineCore
+from mmengine.core.simulate import SimulatedExecutor
+from mmengine.errors import CorruptLog
+from mmengine.events.log import LogReader, LogWriter
+from mmengine.events.retention import drop
+from mmengine.events.segment import segment_paths, snapshot_sequences
+from mmengine.events.snapshots import SnapshotFolder
+from mmengine.replay import open_log, request_lines, step_lines, verify
+from mmengine.replay.checked import CheckedLog
+from tests.core.small_engine import image, request, settings_of
+
+
+def write_run(folder, **settings):
+    config = settings_of(max_num_seqs=3, num_blocks=17, checkpoint_interval=4, **settings)
+    writer = LogWriter(folder, segment_bytes=2500, pack_full=False)
+    executor = SimulatedExecutor(config, fault=lambda step: "planted" if step == 20 else None)
+    core = EngineCore(config, executor, sink=writer, snapshots=SnapshotFolder(folder, 1500))
+    rng = random.Random(1)
+    for number in range(24):
+        media = [image(number % 3, 1, 4)] if number % 2 else []
+        core.submit(request(f"r{number}", rng.randint(6, 20), max_tokens=rng.randint(2, 18), media=media))
+        for _ in range(rng.randrange(6)):
+            deliver(core)
+    while core.has_work:
+        deliver(core)
+    core.close()
+    return core
+
+
+def deliver(core):
+    for output in core.step():
+        if output.finish_reason is not None:
+            core.delivered(output.request_id)
+
+
+@pytest.fixture(scope="module", params=[1, 2])
+def run(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run") / "log"
+    return folder, write_run(folder, max_in_flight=request.param)
+
+
+def test_verify_from_each_snapshot(run):
+    folder, core = run
+    whole = verify(folder)
+    assert whole.ok and whole.begins_after == -1
+    snapshots = snapshot_sequences(folder)
+    assert len(snapshots) > 5
+    for sequence in snapshots:
+        report = verify(folder, after=sequence + 1)
+        assert report.ok and report.rederived and report.begins_after == sequence
+        assert report.events == whole.events - sequence - 1 and not report.unfinished
+    assert verify(folder, after=10**9).begins_after == snapshots[-1]
+    assert verify(folder, after=0).begins_after == -1
+
+
+def test_a_snapshot_is_the_state_there(run):
+    folder, _ = run
+    digests = {record.sequence: state for state, record in walk(folder)}
+    for sequence in snapshot_sequences(folder):
+        assert CheckedLog(folder, after=sequence + 1).first_state().digest() == digests[sequence]
+
+
+def walk(folder):
+    state = CheckedLog(folder).first_state()
+    log = CheckedLog(folder)
+    for record in log:
+        log.apply(state, record.event)
+        yield state.digest(), record
+
+
+def test_a_log_without_its_beginning(run, tmp_path):
+    folder, core = run
+    old = tmp_path / "old"
+    old.mkdir()
+    for path in folder.iterdir():
+        (old / path.name).write_bytes(path.read_bytes())
+    drop(old, segment_paths(old)[:3])
+    first = LogReader(old).first_sequence
+    report = verify(old)
+    assert report.ok and report.rederived and report.begins_after >= first - 1 > 0
+    assert request_lines(old) and list(step_lines(old))
+    steps = list(open_log(old).steps())
+    assert steps and steps[-1].state.digest()
+    for sequence in snapshot_sequences(old):
+        (old / f"snapshot-{sequence:020d}.mmsnap").write_bytes(b"nonsense")
+    with pytest.raises(CorruptLog):
+        verify(old)
+
+
+def test_a_damaged_snapshot_is_passed_over(run, tmp_path):
+    folder, _ = run
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for path in folder.iterdir():
+        (copy / path.name).write_bytes(path.read_bytes())
+    *_, before, last = snapshot_sequences(copy)
+    path = copy / f"snapshot-{last:020d}.mmsnap"
+    path.write_bytes(path.read_bytes()[:-1])
+    assert verify(copy, after=10**9).begins_after == before
+    assert snapshot.newest_before(copy, 10**9)[1].sequence == before
