@@ -124,7 +124,7 @@ class _Fields:
             "drafts": dict(zip(names, _ints(event.num_drafts, len(names), 0), strict=True)),
             "new_blocks": len(event.new_blocks) // 4,
             "encode": self._encode(event, ""),
-            "evict": [key.hex() for key in event.evict],
+            "evict": [key[:8].hex() for key in event.evict],
         }
 
     def _admitted(self, event: ev.Admitted) -> dict[str, Any]:
@@ -135,7 +135,7 @@ class _Fields:
             "new_blocks": len(event.new_blocks) // 4,
             "num_computed": event.num_computed,
             "encode": self._encode(event, name),
-            "evict": [key.hex() for key in event.evict],
+            "evict": [key[:8].hex() for key in event.evict],
             "copies": event.copy is not None,
             "swap_in": event.swap_in,
         }

@@ -106,9 +106,8 @@ def _queued(state: State, event: ev.Queued) -> tuple[str, dict[str, Any]]:
     }
     parts = [f"{changed['prompt_tokens']} prompt tokens"]
     if event.media:
-        parts.append(
-            f"{len(event.media)} images or videos of {sum(i.num_embeds for i in event.media)} embeddings"
-        )
+        embeddings = sum(item.num_embeds for item in event.media)
+        parts.append(f"{embeddings} of them embeddings of images or videos ({len(event.media)})")
     if event.priority:
         changed["priority"] = event.priority
         parts.append(f"priority {event.priority}")

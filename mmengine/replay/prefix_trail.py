@@ -27,14 +27,15 @@ class Loss(msgspec.Struct, frozen=True):
 class PrefixTrail:
     """Follows the blocks that the beginning of a request would hit, from the log's first record on: feed
     it every record, `before` and `after` it was applied. `tokens`: int32 [n], those the request is
-    admitted with."""
+    admitted with. `by`: who computed what is there when the trail begins."""
 
-    def __init__(self, state: State, request: Request, tokens: np.ndarray):
+    def __init__(self, state: State, request: Request, tokens: np.ndarray, by: str = ""):
         size, width = state.block_size, state.content_width
         self.num_blocks = (len(tokens) - 1) // size
         self._windows = content_windows(tokens, 0, self.num_blocks, size, width)
         self._parts = state.blocks.index.token_parts(self._windows).tolist()
         self._extras = block_extras(request, 0, self.num_blocks, size)
+        self._by = by
         self._blocks: list[int] = []  # that hold the prefix now
         self._content: list[int] = []
         self.losses: dict[int, Loss] = {}  # by number of the block: where it is, or how it was lost last
@@ -61,7 +62,7 @@ class PrefixTrail:
             self._blocks.append(block)
             self._content.append(int(index.content[block]))
             if self.losses.get(number) is None or self.losses[number].until >= 0:
-                self.losses[number] = Loss(record.step, _holder(state, block))
+                self.losses[number] = Loss(record.step, _holder(state, block) or self._by)
 
     def _cut(self, state: State, record: Record, length: int) -> None:
         why, taken_by = _cause(state, record, self._blocks[length:])

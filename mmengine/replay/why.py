@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from mmengine.core.request_state import request_of
 from mmengine.core.state import View
@@ -62,7 +61,7 @@ class _Inquiry:
         self.view = View(self.state)
         with log.naming(queued):
             self._request = request_of(queued.event)
-            self._prefix = self._trail(self._request.prompt_token_ids)
+            self._prefix = PrefixTrail(self.state, self._request, self._request.prompt_token_ids)
             self._media = MediaTrail(self.state, self._request)
         self._reasons: Reasons | None = None
         self._found: list[Claim] = []
@@ -83,10 +82,7 @@ class _Inquiry:
         if self._is_live:
             where = "runs" if self.state.requests[self._name].row >= 0 else "waits"
             self._claim(record, "open", f"The log ends here; the request still {where}.")
-        return self._found
-
-    def _trail(self, tokens: np.ndarray) -> PrefixTrail:
-        return PrefixTrail(self.state, self._request, tokens)
+        return sorted(self._found, key=lambda claim: claim.since_ns)
 
     def _claim(self, record: Record, kind: str, text: str, **facts: Any) -> None:
         since = record.mono_ns - self._queued.mono_ns
@@ -160,7 +156,8 @@ class _Inquiry:
         running, waiting = len(self.state.running), len(self.state.waiting)
         prompt = len(record.event.prompt) // 4
         media = sum(item.num_embeds for item in record.event.media)
-        of_media = f", {media} of them embeddings of {len(record.event.media)} items" if media else ""
+        num_items = len(record.event.media)
+        of_media = f", {media} of them for images or videos ({num_items})" if media else ""
         text = f"It came with {prompt} prompt tokens{of_media}; {running} ran, {waiting} waited."
         self._claim(record, "arrival", text, prompt_tokens=prompt, running=running, waiting=waiting)
 
@@ -200,6 +197,8 @@ class _Inquiry:
         loss = self._prefix.losses.get(number)
         if loss is not None and loss.until >= 0:
             whose = f"{loss.by or 'a request'} had computed it in step {loss.since}, and "
+            if loss.by == self._name:
+                whose = "it had computed that itself, and "
             how = {
                 "taken": f"it was taken in step {loss.until} for {loss.taken_by}",
                 "reset": f"the cache was reset in step {loss.until}",
@@ -246,7 +245,8 @@ class _Inquiry:
         kept = "were copied to the host" if event.mode == "swap" else "are computed again"
         tokens = int(state.num_computed[event.row])
         self._claim(record, "preemption", f"{text}. {tokens} computed tokens {kept}.", tokens=tokens, **facts)
-        self._prefix = self._trail(state.token_ids[event.row, : state.num_tokens[event.row]].copy())
+        known = state.token_ids[event.row, : state.num_tokens[event.row]].copy()
+        self._prefix = PrefixTrail(state, self._request, known, self._name)
 
     def _ended(self, record: Record) -> None:
         event, known = record.event, self.state.requests[self._name]

@@ -64,7 +64,8 @@ def _print(found: "LogDifference", first: Path, second: Path, match: str) -> Non
     one, two = found.sides
     table.add_row("record", *(f"{side.sequence} {side.event}" if side.event else "" for side in (one, two)))
     table.add_row("step", *(str(side.step) if side.event else "" for side in (one, two)))
-    table.add_row(clean(found.field + of), *(clean(text) for text in _values(one, two)))
+    values = _values(one, two) if found.field != "event" else (_told(one), _told(two))
+    table.add_row(clean(found.field + of), *(clean(text) for text in values))
     for name in ("running", "waiting", "free_blocks"):
         figures = (str(getattr(side, name)) if side.event else "" for side in (one, two))
         table.add_row(name.replace("_", " "), *figures)
@@ -85,6 +86,20 @@ def _values(one: "Side", two: "Side") -> tuple[str, str]:
         if place > 4:
             return _from(left, place), _from(right, place)
     return _shown(left), _shown(right)
+
+
+def _told(side: "Side") -> str:
+    """An event that the other log does not have here."""
+    if side.event in ("Executed", "Dispatched", "Failed", ""):
+        return {
+            "Executed": "the step ran",
+            "Dispatched": "the step is whole",
+            "Failed": "the step failed",
+        }.get(side.event, "the log ends")
+    facts = {
+        name: value for name, value in side.value.items() if value not in (0, "", [], {}, False, -1, None)
+    }
+    return ", ".join(f"{name} {_shown(value)}" for name, value in facts.items() if name != "step")
 
 
 def _from(values: list[Any], place: int) -> str:

@@ -3,6 +3,7 @@
 A log comes from anybody; nothing of it reaches a terminal before `clean` or `short` looked at it.
 """
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -28,12 +29,13 @@ def existing(folder: Path) -> Path:
 
 def console() -> "Console":
     """Standard output. A pipe has no width of its own, and a table cut to 80 columns would be of no
-    use there."""
+    use there; COLUMNS says another."""
     from rich.console import Console  # lazy: help needs none of it
 
     if sys.stdout.isatty():
         return Console(highlight=False)
-    return Console(width=160, highlight=False)
+    columns = os.environ.get("COLUMNS", "")
+    return Console(width=int(columns) if columns.isdecimal() else 160, highlight=False)
 
 
 def printable(text: str, most: int = MAX_SHOWN_CHARS) -> str:

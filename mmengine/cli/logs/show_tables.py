@@ -135,7 +135,7 @@ def step_tables(report: "StepReport", limit: int) -> Iterator[Table | str]:
     for name, mode, other in report.preempted:
         yield clean(f"preempted ({mode}): {name}" + (f", to make room for {other}" if other else ""))
     if report.num_evicted:
-        yield f"{report.num_evicted} encoder outputs evicted"
+        yield f"encoder outputs evicted: {report.num_evicted}"
     if report.waits:
         yield _waits_table(report, limit)
 

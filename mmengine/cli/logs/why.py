@@ -27,12 +27,17 @@ def why(
         for claim in claims:
             print_json(msgspec.to_builtins(claim))
         return
+    import textwrap
+
     out = console()
     width = max(len(_steps(claim.step, claim.last_step)) for claim in claims)
     for claim in claims:
-        where = _steps(claim.step, claim.last_step).ljust(width)
-        text = printable(claim.text, 1000)
-        out.print(f"{where}  {ms(claim.since_ns):>9} ms  {text}", markup=False, soft_wrap=True)
+        steps = _steps(claim.step, claim.last_step).ljust(width)
+        head = f"{steps}  {ms(claim.since_ns):>9} ms  "
+        lines = textwrap.wrap(printable(claim.text, 1000), max(40, out.width - len(head))) or [""]
+        for line in lines:
+            out.print(head + line, markup=False, soft_wrap=True)
+            head = " " * len(head)
 
 
 def _steps(first: int, last: int) -> str:

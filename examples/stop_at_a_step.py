@@ -1,0 +1,24 @@
+"""Stop a log at a step, look at the state, and let the real scheduler decide it again.
+
+    python examples/stop_at_a_step.py run.log 9
+
+Set a breakpoint in mmengine/core/schedule.py and it stops there: the state is the one that the engine had.
+"""
+
+import sys
+
+from mmengine.replay import open_log
+
+log = open_log(sys.argv[1])
+step = log.at(int(sys.argv[2]))
+
+print(f"step {step.number}: {step.view.blocks.num_free} blocks free")
+for row in step.view.running.tolist():
+    name = step.view.requests_by_row[row].request.request_id
+    print(
+        f"  row {row}: {name}, {step.view.num_computed[row]} of {step.view.num_tokens[row]} tokens computed"
+    )
+
+while (event := step.next_decision()) is not None:
+    print("decides", type(event).__name__, getattr(event, "request_id", ""))
+print("as logged" if step.decided == step.logged else "not as logged")

@@ -1,0 +1,71 @@
+"""Documents that show a console: the commands in them are run, and what they print is what stands there.
+
+    python -m tests.cli.console_docs docs/log.md     writes what the commands print into the document
+
+In a block marked `console` a line "$ command" is followed by its output. A line "…" stands for any
+lines. `mmengine` and `python` are this checkout's, other commands the shell's; all blocks share one folder.
+"""
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+COLUMNS = "110"
+_BLOCK = re.compile(r"^```console\n(.*?)^```$", re.M | re.S)
+
+
+def commands(text: str) -> list[tuple[str, list[str]]]:
+    """Each command with the lines that the document shows behind it."""
+    found: list[tuple[str, list[str]]] = []
+    for block in _BLOCK.findall(text):
+        for line in block.splitlines():
+            if line.startswith("$ "):
+                found.append((line[2:], []))
+            else:
+                found[-1][1].append(line)
+    return found
+
+
+def run(command: str, folder: Path) -> list[str]:
+    """What a command prints."""
+    (folder / "bin").mkdir(exist_ok=True)
+    for name, arguments in {"mmengine": "-m mmengine.cli.main ", "python": ""}.items():
+        program = folder / "bin" / name
+        program.write_text(f'#!/bin/sh\nexec {sys.executable} {arguments}"$@"\n')
+        program.chmod(0o755)
+    if not (folder / "examples").exists():
+        (folder / "examples").symlink_to(ROOT / "examples")
+    path = os.pathsep.join([str(ROOT), str(ROOT / "plugins"), *sys.path])
+    environment = {**os.environ, "PYTHONPATH": path, "COLUMNS": COLUMNS}
+    environment["PATH"] = f"{program.parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        command, shell=True, cwd=folder, env=environment, capture_output=True, text=True, timeout=120
+    )
+    return [line.rstrip() for line in (done.stdout + done.stderr).splitlines()]
+
+
+def agrees(shown: list[str], printed: list[str]) -> bool:
+    pattern = "\n".join("…" if line.strip() == "…" else line for line in shown)
+    expression = re.escape(pattern).replace(re.escape("…"), ".*")
+    return re.fullmatch(expression, "\n".join(printed), re.S) is not None
+
+
+def rewrite(path: Path) -> None:
+    """Put in what the commands print; where the document elides lines, its own stay."""
+    text = path.read_text()
+    with tempfile.TemporaryDirectory() as folder:
+        for command, shown in commands(text):
+            printed = run(command, Path(folder))
+            if not agrees(shown, printed):
+                old = "\n".join([f"$ {command}", *shown])
+                text = text.replace(old + "\n", "\n".join([f"$ {command}", *printed]) + "\n", 1)
+                print(f"rewritten: {command}")
+    path.write_text(text)
+
+
+if __name__ == "__main__":
+    rewrite(Path(sys.argv[1]))
