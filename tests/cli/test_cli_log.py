@@ -29,6 +29,7 @@ def log(tmp_path):
 
 def call(monkeypatch, capsys, *arguments):
     monkeypatch.setattr("sys.argv", ["mmengine", *map(str, arguments)])
+    monkeypatch.delenv("COLUMNS", raising=False)
     with pytest.raises(SystemExit) as end:
         cli.main()
     return end.value.code or 0, capsys.readouterr()
