@@ -79,10 +79,10 @@ class LogWriter:
             raise LogError(f"{what}; name another folder") from None
         try:
             self._continue(reopen)
+            self._reserve = Reserve(folder, reserve_bytes)
         except BaseException:
             os.close(self._lock)
             raise
-        self._reserve = Reserve(folder, reserve_bytes)
         if not self._reserve.is_held:
             self._stalled = self._on_reserve()
 

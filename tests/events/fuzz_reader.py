@@ -12,6 +12,7 @@ import zlib
 from pathlib import Path
 
 import atheris
+import msgspec
 
 with atheris.instrument_imports(include=["mmengine.events", "mmengine.request"]):
     from mmengine.errors import CorruptLog
@@ -25,11 +26,13 @@ NAME = Path("00000000000000000000.mmlog")
 
 
 def read(data: bytes, mode: str) -> tuple[list, bool]:
-    """Records, and whether the end was reached without an error."""
+    """Records, their events as bytes (a logprob may be no number), and whether the end was reached."""
     records = []
     try:
         for frame in Walk(NAME, data, Recovery(mode), is_last=True):
-            records += records_of(NAME, data, frame)
+            for record in records_of(NAME, data, frame):
+                event = msgspec.msgpack.encode(record.event)
+                records.append((record.sequence, record.step, record.mono_ns, event))
     except CorruptLog as error:
         text = str(error)
         if not text or "\n" in text or len(text) > 2000:
@@ -44,9 +47,9 @@ def check(data: bytes) -> None:
     salvage, _ = read(data, "salvage")
     assert not ended or tail_ended and strict == tail
     assert strict == tail[: len(strict)] and tail == salvage[: len(tail)]
-    sequences = [record.sequence for record in salvage]
+    sequences = [sequence for sequence, *_ in salvage]
     assert sequences == sorted(set(sequences))
-    assert [record.sequence for record in tail] == list(range(len(tail)))
+    assert [sequence for sequence, *_ in tail] == list(range(len(tail)))
 
 
 def with_checksums(data: bytearray) -> bytearray:
