@@ -301,7 +301,8 @@ class EngineCore:
             except BaseException:
                 self._in_flight[-1] = ExecutorFailed("the step was interrupted")
                 raise
-        if self._snapshots is not None and self._snapshots.is_due(self.sink.num_bytes):
+        is_due = self._snapshots is not None and self._snapshots.is_due(self.sink.num_bytes)
+        if is_due and not self.stalled:  # what is left of a full disk is for what runs
             self._save()
         outputs, self._outputs = self._outputs, Outputs()
         return outputs

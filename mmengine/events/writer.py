@@ -238,7 +238,7 @@ class LogWriter:
             return
         self._tidy_at = now + TIDY_S
         try:
-            while self._full:
+            while self._full and not self._stalled:  # packing needs room for a while
                 pack(self._full[0])
                 self._full.popleft()
             if self._retention:

@@ -17,6 +17,7 @@ from mmengine.errors import LogError, MMEngineError
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader, LogWriter
 from mmengine.events.reserve import MIN_BYTES, RESERVE_BYTES
+from mmengine.events.snapshots import SnapshotFolder
 from mmengine.replay import verify
 from tests.core.small_engine import request, settings_of
 
@@ -124,6 +125,27 @@ def test_what_runs_is_finished_on_the_reserve(tmp_path, monkeypatch):
     assert report.ok and report.torn is None and not report.unfinished
     assert report.requests == len(users.requests)
     assert disk.reserve == 0 and not (tmp_path / "log" / "reserve").exists()
+
+
+def test_on_the_reserve_nothing_else_takes_room(tmp_path, monkeypatch):
+    """Neither a packed segment nor a snapshot; retention, which gives room, goes on."""
+    disk, folder = SmallDisk(monkeypatch, 300_000), tmp_path / "log"
+    users = Users(folder, reserve_bytes=60_000, segment_bytes=20_000)
+    users.core._snapshots = SnapshotFolder(folder, 20_000)
+    users.run_until_refused()
+    before = set(folder.glob("snapshot-*"))
+    assert before
+    users.core.sink._tidy_at = 0.0
+    users.core.sink.tidy()
+    users.finish()
+    assert users.core.stalled and set(folder.glob("snapshot-*")) == before and not list(folder.glob("*.zst"))
+    disk.free += 10**6
+    users.submit()
+    users.core.sink._tidy_at = 0.0
+    users.core.sink.tidy()
+    users.finish()
+    assert set(folder.glob("snapshot-*")) > before and list(folder.glob("*.zst"))
+    users.core.close()
 
 
 def test_when_the_reserve_is_gone_too_nothing_comes_out_that_is_not_in_the_log(tmp_path, monkeypatch):
