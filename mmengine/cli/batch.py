@@ -12,7 +12,7 @@ from types import FrameType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from mmengine.core.past import Resume
+from mmengine.core.past import Past, Resume
 from mmengine.errors import InvalidRequest, MMEngineError
 from mmengine.serve.answers import Completion
 from mmengine.serve.batch_progress import AnswerFile, RequestIndex, answered_in
@@ -50,8 +50,12 @@ def _answer_all(
     engine: Engine, index: RequestIndex, answers: AnswerFile, console: Console, log: Path | None
 ) -> int:
     before = len(answers.answered)
-    if before:
-        console.print(f"going on: {before} of {len(index)} lines have their answers", soft_wrap=True)
+    if engine.built.past is not None:
+        console.print(
+            f"going on: {before} of {len(index)} lines have their answers; {_lost(engine.built.past)}",
+            highlight=False,
+            soft_wrap=True,
+        )
     counts = _Counts()
     drain, stop = threading.Event(), threading.Event()
     with index.path.open("rb") as source, _signals(drain, stop), _progress(console) as progress:
@@ -71,6 +75,12 @@ def _answer_all(
         console.print(f"stopped: {missing} of {len(index)} lines have no answer", soft_wrap=True)
         return INTERRUPTED
     return 0
+
+
+def _lost(past: Past) -> str:
+    """What the end of the process before cost, in words."""
+    cut = "".join(f", {size} bytes were cut from {name} at {place}" for name, place, size in past.cuts)
+    return f"{len(past.steps)} steps are computed again{cut}"
 
 
 def _request_id(answer: Completion | MMEngineError) -> str:

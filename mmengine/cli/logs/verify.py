@@ -35,6 +35,12 @@ def verify(
         list[Path], typer.Argument(metavar="DIR...", help="Logs, or folders of logs.", show_default=False)
     ],
     json_output: Json = False,
+    after: Annotated[
+        int | None,
+        typer.Option(
+            "--from", min=0, help="Begin at the newest snapshot of before this record.", show_default=False
+        ),
+    ] = None,
 ) -> None:
     from mmengine.replay.verify import verify as verify_log  # lazy, like all below: help needs none of it
 
@@ -43,7 +49,7 @@ def verify(
     with _progress(logs) as begin:
         for log in logs:
             try:
-                results.append((log, verify_log(log, begin(log))))
+                results.append((log, verify_log(log, begin(log), after)))
             except LogError as error:
                 if len(logs) == 1 and not json_output:
                     raise
@@ -81,6 +87,8 @@ def report_lines(report: "VerifyReport") -> list[str]:
         f"{report.steps} steps, {report.events} events, {report.requests} requests, {report.tokens} tokens, "
         f"{report.checkpoints} state digests"
     ]
+    if report.begins_after >= 0:
+        lines.append(f"begun at the snapshot behind record {report.begins_after}")
     if report.torn is not None:
         lines.append(
             f"torn tail: {report.torn.num_bytes} bytes at the end of {report.torn.path.name} are no whole "
