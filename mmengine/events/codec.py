@@ -17,6 +17,7 @@ import msgspec
 
 from mmengine.errors import CorruptLog
 from mmengine.events.upcast import UPCASTERS
+from mmengine.events.values import MAX_VALUES, holds_too_many
 from mmengine.events.vocabulary import NUMBERS, TYPES, Event
 
 FORMAT = 2
@@ -25,7 +26,7 @@ HEADER = struct.Struct("<4sIIIQQQ")
 _CHECKED = struct.Struct("<IIQQQ")  # the header's part that the checksum covers
 _CRC_FROM = HEADER.size - _CHECKED.size
 MAX_BODY = 256 * 2**20  # the longest prompt that settings allow, with a run of media at each token, fits
-MAX_RECORDS = 2**16  # of one frame
+MAX_RECORDS = 2**14  # of one frame
 MAX_COUNTER = 2**64
 
 _encoder = msgspec.msgpack.Encoder()
@@ -136,8 +137,11 @@ def frame_at(data: bytes | memoryview, offset: int) -> Frame:
 def records_in(data: bytes | memoryview, frame: Frame) -> list[Record]:
     """The records of a frame. Raises UnknownRecord."""
     offset, sequence, step, mono_ns = frame.offset, frame.sequence, frame.step, frame.mono_ns
+    body = data[frame.start : frame.end]
+    if holds_too_many(body):
+        raise UnknownRecord(offset, f"it holds more than {MAX_VALUES} values")
     try:
-        outline = _outline.decode(data[frame.start : frame.end])
+        outline = _outline.decode(body)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise UnknownRecord(offset, f"its body is no list of records: {_said(error)}") from None
     if len(outline) != frame.count:

@@ -20,6 +20,7 @@ from mmengine.events.codec import (
     UnknownRecord,
     decode_event,
 )
+from mmengine.events.values import MAX_VALUES, holds_too_many
 
 FORMAT = 1
 MAGIC = b"MMEV"
@@ -49,5 +50,8 @@ def frame_at(data: bytes | memoryview, offset: int) -> Frame:
 
 def records_in(data: bytes | memoryview, frame: Frame) -> list[Record]:
     """The one record of a frame. Raises UnknownRecord."""
-    event = decode_event(FORMAT, frame.number, data[frame.start : frame.end], frame.offset)
+    body = data[frame.start : frame.end]
+    if holds_too_many(body):
+        raise UnknownRecord(frame.offset, f"it holds more than {MAX_VALUES} values")
+    event = decode_event(FORMAT, frame.number, body, frame.offset)
     return [Record(frame.sequence, frame.step, frame.mono_ns, event, frame.offset)]

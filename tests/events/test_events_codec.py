@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmengine.errors import CorruptLog
-from mmengine.events import codec, format_1
+from mmengine.events import codec, format_1, values
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import (
     MAX_BODY,
@@ -197,12 +197,12 @@ def test_a_commit_above_the_limit_of_a_body_becomes_several_frames(monkeypatch):
 
 def test_a_commit_of_very_many_records_becomes_several_frames():
     frames = encode([(11, 0, 0, ev.CacheReset())] * 100_000, 0)
-    assert len(frames) == 2 and sum(len(read(frame)) for frame in frames) == 100_000
-    tiny = b"\xdd" + struct.pack(">I", 10**6) + b"\x94\x0b\0\0\x90" * 10**6
+    assert len(frames) == 8 and sum(len(read(frame)) for frame in frames) == 100_000
+    tiny = b"\xdd" + struct.pack(">I", 20_000) + b"\x94\x0b\0\0\x90" * 20_000
     tracemalloc.start()
     try:
         with pytest.raises(UnknownRecord, match="no list of records"):
-            read(framed(tiny, count=10**6))
+            read(framed(tiny, count=20_000))
         assert tracemalloc.get_traced_memory()[1] < 3 * len(tiny)
     finally:
         tracemalloc.stop()
@@ -413,3 +413,44 @@ def test_what_an_error_quotes_of_a_log_cannot_steer_the_terminal():
     with pytest.raises(UnknownRecord, match="no Queued") as error:
         read(record_of(body, number=2))
     assert str(error.value).isprintable() and "max_" in str(error.value)
+
+
+@pytest.mark.parametrize("field", ["stops", "runs"])
+def test_a_body_of_very_many_tiny_values_is_refused_without_memory(field, monkeypatch):
+    monkeypatch.setattr(values, "MAX_VALUES", 10**5)
+    many = b"\xdd" + struct.pack(">I", 10**6) + b"\x92\x00\xa0" * 10**6
+    if field == "runs":
+        item = b"\x91\x94\xc4\0\xa5image" + many + b"\x93\1\1\1"
+        body, number = b"\x94\xa1a\xc4\0\x80" + item, 2
+    else:
+        body, number = b"\x92\xc4\0" + many, 7
+    for data, framing in (
+        (record_of(body, number=number), codec),
+        (old_record(body, number=number), format_1),
+    ):
+        tracemalloc.start()
+        try:
+            with pytest.raises(UnknownRecord, match="it holds more than"):
+                read(data, framing=framing)
+            assert tracemalloc.get_traced_memory()[1] < 2 * len(data)
+        finally:
+            tracemalloc.stop()
+
+
+def test_values_are_counted_as_msgpack_lays_them_out(monkeypatch):
+    monkeypatch.setattr(values, "LARGE", 0)
+    shapes = [None, True, 5, -3, 300, 2**40, -(2**40), 1.5, "short", "x" * 40, "x" * 300, "x" * 70_000]
+    shapes += [b"a", b"a" * 300, b"a" * 70_000, [1] * 20, list(range(70_000)), {"a": [1, {"b": 2.0}]}]
+    shapes += [{str(n): n for n in range(20)}, [[], {}, [[]]]]
+
+    def count(value):
+        if isinstance(value, dict):
+            return 1 + sum(count(key) + count(each) for key, each in value.items())
+        return 1 + sum(map(count, value)) if isinstance(value, list) else 1
+
+    for shape in shapes:
+        body = msgspec.msgpack.encode(shape)
+        monkeypatch.setattr(values, "MAX_VALUES", count(shape))
+        assert not values.holds_too_many(body), shape
+        monkeypatch.setattr(values, "MAX_VALUES", count(shape) - 1)
+        assert values.holds_too_many(body), shape

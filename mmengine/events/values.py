@@ -1,0 +1,47 @@
+"""How many values a msgpack body holds, before any of them is made.
+
+Three bytes of msgpack can become a hundred of Python; a body of many megabytes in which everything is tiny
+would not fit into memory. What an engine writes is large by its columns, which are one value each.
+"""
+
+import struct
+
+LARGE = 2**20  # bytes; below, nothing needs to be counted
+MAX_VALUES = 8 * 2**20
+
+
+def _sizes() -> list[int]:
+    """Bytes that a value takes by its first one; 0: its length stands behind that."""
+    sizes = [1] * 256
+    sizes[0xA0:0xC0] = range(1, 33)  # short strings
+    for first, size in ((0xC4, 0), (0xCA, 5), (0xCB, 9), (0xCC, 2), (0xCD, 3), (0xCE, 5), (0xCF, 9)):
+        sizes[first] = size
+    for first, size in ((0xC5, 0), (0xC6, 0), (0xD0, 2), (0xD1, 3), (0xD2, 5), (0xD3, 9), (0xD9, 0)):
+        sizes[first] = size
+    for first, size in ((0xDA, 0), (0xDB, 0), (0xDC, 3), (0xDD, 5), (0xDE, 3), (0xDF, 5)):
+        sizes[first] = size
+    return sizes
+
+
+_SIZES = _sizes()
+_U8, _U16, _U32 = struct.Struct(">B"), struct.Struct(">H"), struct.Struct(">I")
+_LENGTHS = {0xC4: _U8, 0xC5: _U16, 0xC6: _U32, 0xD9: _U8, 0xDA: _U16, 0xDB: _U32}
+
+
+def holds_too_many(body: bytes) -> bool:
+    """Whether a large body holds more than MAX_VALUES. One that is no msgpack may give either answer."""
+    if len(body) <= LARGE:
+        return False
+    place, count, end, sizes = 0, 0, len(body), _SIZES
+    while place < end:
+        size = sizes[body[place]]
+        if not size:
+            form = _LENGTHS[body[place]]
+            if place + 1 + form.size > end:
+                return False
+            size = 1 + form.size + form.unpack_from(body, place + 1)[0]
+        place += size
+        count += 1
+        if count > MAX_VALUES:
+            return True
+    return False
