@@ -23,6 +23,7 @@ from mmengine.events.codec import Record
 from mmengine.events.follow import LogFollower
 from mmengine.events.log import LogReader
 from mmengine.events.recovery import Cut
+from mmengine.events.segment import segment_paths
 
 _CHECKED = frozenset((ev.Started, ev.Queued, ev.Finished))
 MAX_CELLS = 2**31  # rows x tokens, or KV slots, that a log's settings may ask a replay to hold
@@ -38,6 +39,8 @@ class CheckedLog:
     """
 
     def __init__(self, folder: Path, wait: Callable[[], bool] | None = None, after: int | None = None):
+        while wait is not None and not segment_paths(folder) and wait():
+            pass  # nobody writes yet
         self._reader: LogReader | LogFollower = LogReader(folder)
         base = None
         if after is not None:

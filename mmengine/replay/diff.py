@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from mmengine.core.state import State
+from mmengine.errors import LogError
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
 from mmengine.replay.checked import CheckedLog
@@ -52,6 +53,11 @@ def diff(first: Path, second: Path, match: Match = "id") -> LogDifference:
     """The first difference. `match`: which requests are the same, those of one id, or those that came as
     the same in order. Raises what `verify` raises."""
     logs = CheckedLog(first), CheckedLog(second)
+    if logs[0].begins_after != logs[1].begins_after:
+        gone = first if logs[0].begins_after > logs[1].begins_after else second
+        raise LogError(
+            f"the beginning of the log in {gone} is gone, so the two cannot be compared from there"
+        )
     settings = _settings(*(log.started for log in logs))
     walks = tuple(_facts(log, match) for log in logs)
     count, step = 0, -1

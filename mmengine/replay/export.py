@@ -24,7 +24,8 @@ MOONCAKE_BLOCK = 512  # tokens behind one hash id
 def mooncake_lines(folder: Path) -> Iterator[str]:
     """One line a request, in order of arrival: {"timestamp" (ms), "input_length", "output_length",
     "hash_ids"}. Equal ids are equal beginnings: of tokens, media and salt up to the end of that block of
-    512. Ids count from 0, so nothing of the prompts is in them. Raises what `verify` raises.
+    512. Ids count from 0, so nothing of the prompts is in them. Requests whose arrival is gone with the
+    beginning of the log are left out. Raises what `verify` raises.
 
     The format is that of the Mooncake traces (FAST'25); `mmengine simulate --format mooncake` reads it.
     """
@@ -58,7 +59,9 @@ def _output_lengths(folder: Path) -> list[int]:
                     lengths.append(0)
                 case ev.Executed():
                     for row, tokens in taken_tokens(state, record.event):
-                        lengths[number_of[state.requests_by_row[row].request.request_id]] += len(tokens)
+                        name = state.requests_by_row[row].request.request_id
+                        if name in number_of:  # else it came before what the log holds
+                            lengths[number_of[name]] += len(tokens)
                 case ev.Finished(request_id=name):
                     number_of.pop(name, None)
     return [max(1, length) for length in lengths]

@@ -26,10 +26,13 @@ class LifeLine(msgspec.Struct, frozen=True):
 
 
 def life_lines(log: CheckedLog, request_id: str) -> Iterator[LifeLine]:
-    """The life of each request that had this id. Yields nothing for an id that never was."""
+    """The life of each request that had this id. Yields nothing for an id that never was. Where the
+    arrival of a request is gone with the beginning of the log, its times count from there."""
     queued_ns = -1
     with log.naming():
         for state, record in fold(log):
+            if record is log.first and request_id in state.requests:
+                queued_ns = record.mono_ns
             if isinstance(record.event, ev.Queued) and record.event.request_id == request_id:
                 queued_ns = record.mono_ns
             if queued_ns < 0:

@@ -24,13 +24,14 @@ def perfetto_lines(folder: Path) -> Iterator[str]:
     """The trace, line by line; nothing of it is kept. Raises what `verify` raises."""
     yield '{"displayTimeUnit": "ms", "traceEvents": ['
     log = CheckedLog(folder)
-    trace = _Trace(log.record.mono_ns)
-    before = ""
+    trace = _Trace(0 if log.first is None else log.first.mono_ns)
+    yield json.dumps(_meta("process_name", f"mmengine {log.started.engine_version}", 0))
+    for event in trace.begins(log.first_state()):
+        yield "," + json.dumps(event)
     for state, record in fold(log):
         with log.naming(record):
             for event in trace.of(state, record):
-                yield before + json.dumps(event)
-                before = ","
+                yield "," + json.dumps(event)
     for event in trace.at_end():
         yield "," + json.dumps(event)
     yield "]}"
@@ -38,11 +39,10 @@ def perfetto_lines(folder: Path) -> Iterator[str]:
 
 @dataclass(slots=True)
 class _Life:
-    """Where a live request is: its state and since when (ns), its row."""
+    """Where a live request is: its state, its row and since when (ns)."""
 
     number: int
     phase: str
-    since: int
     row: int = -1
     row_since: int = 0
     resumed: int = 0  # how often it came back
@@ -52,7 +52,7 @@ class _Trace:
     def __init__(self, began: int):
         self._began, self._last = began, began
         self._lives: dict[str, _Life] = {}
-        self._num_requests = self._num_named = 0
+        self._num_requests = 0
         self._counters: dict[str, dict[str, int]] = {}
         self._dispatched: dict[int, tuple[int, dict[str, int]]] = {}  # steps under way: since when, facts
 
@@ -60,15 +60,10 @@ class _Trace:
         """What a record adds, given the state before it."""
         now, event = record.mono_ns, record.event
         self._last = now
-        if isinstance(event, ev.Started):
-            yield from self._names(state, event)
         match event:
             case ev.Queued(request_id=name, prompt=prompt):
-                self._num_requests += 1
-                self._lives[name] = _Life(self._num_requests, QUEUED, now)
                 args = {"prompt_tokens": len(prompt) // 4, "media": len(event.media), "step": record.step}
-                yield self._async(name, "b", name, now, args)
-                yield self._async(name, "b", QUEUED, now)
+                yield from self._arrived(name, QUEUED, now, args)
             case ev.Admitted(request_id=name, row=row):
                 yield from self._admitted(name, row, now)
             case ev.Preempted(request_id=name, reason=reason):
@@ -82,6 +77,24 @@ class _Trace:
         if isinstance(event, (ev.Dispatched, ev.Executed, ev.Failed)) and state.is_open:
             yield from self._decided(state, record)
 
+    def begins(self, state: State) -> Iterator[dict[str, Any]]:
+        """Names of tracks, and the requests that are older than what the log holds."""
+        yield _meta("thread_name", "steps", _STEPS)
+        for row in range(min(state.config.max_num_seqs, 4096)):
+            yield _meta("thread_name", f"row {row}", _FIRST_ROW + row)
+        for name, known in state.requests.items():
+            phase = PREEMPTED if known.preempted else QUEUED
+            if known.row >= 0:
+                phase = DECODE if state.num_tokens[known.row] > known.num_prompt else PREFILL
+            yield from self._arrived(name, phase, self._began, {"prompt_tokens": known.num_prompt})
+            self._lives[name].row, self._lives[name].row_since = known.row, self._began
+
+    def _arrived(self, name: str, phase: str, now: int, args: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        self._num_requests += 1
+        self._lives[name] = _Life(self._num_requests, phase)
+        yield self._async(name, "b", name, now, args)
+        yield self._async(name, "b", phase, now)
+
     def at_end(self) -> Iterator[dict[str, Any]]:
         """Close what the log leaves open."""
         for name in list(self._lives):
@@ -89,12 +102,6 @@ class _Trace:
 
     def _us(self, now: int) -> float:
         return (now - self._began) / 1000
-
-    def _names(self, state: State, event: ev.Started) -> Iterator[dict[str, Any]]:
-        yield _meta("process_name", f"mmengine {event.engine_version}", 0)
-        yield _meta("thread_name", "steps", _STEPS)
-        for row in range(min(state.config.max_num_seqs, 4096)):
-            yield _meta("thread_name", f"row {row}", _FIRST_ROW + row)
 
     # Requests
 
@@ -108,7 +115,7 @@ class _Trace:
     def _turn(self, name: str, phase: str, now: int) -> Iterator[dict[str, Any]]:
         life = self._lives[name]
         yield self._async(name, "e", life.phase, now)
-        life.phase, life.since = phase, now
+        life.phase = phase
         yield self._async(name, "b", phase, now)
 
     def _admitted(self, name: str, row: int, now: int) -> Iterator[dict[str, Any]]:
@@ -179,7 +186,7 @@ class _Trace:
         if isinstance(record.event, ev.Dispatched):
             self._dispatched[flight.step] = now, facts
         elif isinstance(record.event, ev.Executed) and not state.flights:
-            self._dispatched[flight.step] = now - record.event.device_ns, facts
+            self._dispatched[flight.step] = max(self._began, now - record.event.device_ns), facts
             yield from self._ran(flight.step, now, record.event.device_ns)
         blocks = state.blocks.num_blocks - 1 - state.blocks.num_free
         for name, values in (

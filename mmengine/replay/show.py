@@ -59,6 +59,8 @@ class _Requests:
     def from_before(self, log: CheckedLog) -> list[RequestLine]:
         """Lines of requests that are older than what the log holds of them. Their times count from there."""
         state, first = log.first_state(), log.first
+        if first is None:
+            return []
         for name, known in state.requests.items():
             row, queued = known.row, known.request
             tokens = len(known.tokens) if row < 0 else int(state.num_tokens[row])

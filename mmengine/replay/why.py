@@ -45,6 +45,11 @@ def why(folder: Path, request_id: str) -> list[Claim]:
                 refused = record
     if queued is not None and (refused is None or refused.sequence < queued.sequence):
         return _Inquiry(CheckedLog(folder), queued).claims()
+    if refused is None and request_id in CheckedLog(folder).first_state().requests:
+        raise LogError(
+            f"the beginning of the log in {folder} is gone, and with it the arrival of that request; what is "
+            "left of it shows mmengine log show --request"
+        )
     if refused is None:
         raise LogError(f"no request in {folder} has that id; see mmengine log show {folder}")
     text = f"It was refused when it came: {refused.event.detail}."

@@ -1,0 +1,76 @@
+"""Ways to look at a log whose beginning is gone: what is left is told, what cannot be is said."""
+
+import json
+import shutil
+
+import pytest
+
+from mmengine.errors import LogError
+from mmengine.events.log import LogReader
+from mmengine.events.retention import drop
+from mmengine.events.segment import segment_paths
+from mmengine.replay import request_lines
+from mmengine.replay.checked import CheckedLog
+from mmengine.replay.diff import diff
+from mmengine.replay.export import csv_lines, mooncake_lines
+from mmengine.replay.life import life_lines
+from mmengine.replay.perfetto import perfetto_lines
+from mmengine.replay.redact import redact
+from mmengine.replay.state_report import state_report
+from mmengine.replay.step_report import step_report
+from mmengine.replay.why import why
+from tests.replay.test_replay_from_snapshot import write_run
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory):
+    whole = tmp_path_factory.mktemp("run") / "whole"
+    write_run(whole)
+    rest = whole.with_name("rest")
+    shutil.copytree(whole, rest)
+    drop(rest, segment_paths(rest)[:3])
+    return whole, rest
+
+
+def test_what_is_left_is_as_in_the_whole_log(logs):
+    whole, rest = logs
+    log = CheckedLog(rest)
+    left = {line.request_id for line in request_lines(rest)}
+    old = set(log.first_state().requests)
+    assert old and old < left
+    for name in sorted(left):
+        all_lines = list(life_lines(CheckedLog(whole), name))
+        lines = list(life_lines(CheckedLog(rest), name))
+        behind = [line for line in all_lines if line.sequence > log.begins_after]
+        assert [(line.sequence, line.text) for line in lines] == [
+            (line.sequence, line.text) for line in behind
+        ]
+    number = log.first.step + 5
+    assert state_report(rest, number) == state_report(whole, number)
+    assert step_report(rest, number).waits == step_report(whole, number).waits
+    rows, all_rows = (list(csv_lines(folder, steps=True))[1:] for folder in (rest, whole))
+    assert rows and rows == all_rows[-len(rows) :]
+
+
+def test_exports_of_what_is_left(logs):
+    _, rest = logs
+    events = json.loads("\n".join(perfetto_lines(rest)))["traceEvents"]
+    begun, ended = ([e["id"] for e in events if e["ph"] == phase] for phase in "be")
+    assert sorted(begun) == sorted(ended) and all(e.get("ts", 0) >= 0 for e in events)
+    queued = [r for r in LogReader(rest) if type(r.event).__name__ == "Queued"]
+    queued = [r for r in queued if r.sequence > CheckedLog(rest).begins_after]
+    assert len(list(mooncake_lines(rest))) == len(queued)
+
+
+def test_what_cannot_be_told(logs, tmp_path):
+    whole, rest = logs
+    name = next(iter(CheckedLog(rest).first_state().requests))
+    for look, said in (
+        (lambda: why(rest, name), "the beginning of the log in .* is gone"),
+        (lambda: redact(rest, tmp_path / "public", bytes(16)), "the beginning of the log in .* is gone"),
+        (lambda: diff(whole, rest), "cannot be compared"),
+    ):
+        with pytest.raises(LogError, match=said):
+            look()
+    assert not (tmp_path / "public").exists()
+    assert diff(rest, rest).kind == ""
