@@ -10,9 +10,11 @@ from mmengine.core.simulate import SimulatedExecutor
 from mmengine.errors import LogError
 from mmengine.events import retention as module
 from mmengine.events import vocabulary as ev
+from mmengine.events.fsck import fsck
 from mmengine.events.log import LogReader, LogWriter
 from mmengine.events.retention import Retention
 from mmengine.events.snapshots import SnapshotFolder
+from mmengine.replay import verify
 from mmengine.request import SamplingParams
 from tests.core.small_engine import request, settings_of
 from tests.events.logs import read_events, write_log
@@ -321,3 +323,6 @@ def test_a_long_run_in_little_room_can_always_be_resumed(tmp_path):
     kept = sum(path.stat().st_size for path in folder.iterdir() if "snapshot" not in path.name)
     assert kept < 4 * 2500 + 5000
     assert not read_past(folder, Resume()).answers
+    report = verify(folder)
+    assert report.ok and report.begins_after > 0 and not report.unfinished
+    assert fsck(folder).exit_code == 0 and LogReader(folder).first_sequence > 100
