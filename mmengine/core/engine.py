@@ -80,7 +80,7 @@ class EngineCore:
         # The dispatched steps, the oldest first: why one will not come back, if that is known already.
         self._in_flight: deque[Exception | None] = deque()
         self._collect_first = False
-        self._at_device = False  # the executor was asked for a result, and has not answered
+        self._at_device: list[None] = []  # one while the executor is awaited; who takes it out goes on
         self._outputs = Outputs()
         self._stats = Stats(kv_blocks_total=config.num_blocks - 1)
         self.last_stall: tuple[int, ev.Stalled] | None = None  # and the step at which it was found
@@ -167,12 +167,16 @@ class EngineCore:
 
     # The loop
 
-    def hang(self, text: str) -> None:
+    def hang(self, text: str) -> bool:
         """The executor does not come back: record that its oldest step failed. To be called from another
-        thread; the core must not be used after it, and the process should end."""
-        if self._at_device:
-            self._emit(ev.Failed(_writable(text)), self._oldest_step())
-            self.sink.commit()
+        thread; the core must not be used after it, and ends the thread that waits should that ever go on.
+        False when nobody waits for the executor: nothing is recorded then."""
+        try:
+            self._at_device.pop()  # one call of C: it and the waiting thread cannot both have it
+        except IndexError:
+            return False
+        self._emit(ev.Failed(_writable(text)), self._oldest_step())
+        return self.sink.commit()
 
     def step(self) -> Outputs:
         """Finish a step in flight, decide the next one, write both down, and start it.
@@ -281,11 +285,14 @@ class EngineCore:
         return self.state.flights[0].step if self.state.flights else self.state.step
 
     def _wait_for_device(self) -> StepResult:
-        self._at_device = True
+        self._at_device.append(None)
         try:
             return self.executor.collect()
         finally:
-            self._at_device = False
+            try:
+                self._at_device.pop()
+            except IndexError:
+                raise SystemExit("the step counted as hung") from None
 
     def _release(self) -> Outputs:
         """Commit; only then let the batch and the tokens go."""

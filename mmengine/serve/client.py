@@ -16,11 +16,13 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from mmengine.core.outputs import Stats
-from mmengine.errors import InvalidRequest, MMEngineError, QueueFull, RequestFailed
+from mmengine.core.past import Resume
+from mmengine.errors import ExecutorFailed, InvalidRequest, MMEngineError, QueueFull, RequestFailed
 from mmengine.models.plugin import Prepared
 from mmengine.request import SamplingParams
 from mmengine.serve.answers import Completion, RequestOutput, engine_failed
@@ -30,6 +32,8 @@ from mmengine.serve.operators import operator_log
 from mmengine.serve.prompts import Options, Prompt
 
 STEP_LIMIT_S = 60.0  # a step that takes longer hangs
+
+MAX_HANGS = 32  # in a row, before the streams hear of it
 
 
 class _Channel:
@@ -91,11 +95,17 @@ class AsyncEngine:
     """A model behind a thread. Takes what `Engine` takes; loading happens in the constructor.
 
     `workers`: threads that decode and resize media. At most `max_waiting + max_num_seqs` requests
-    are open at once; one more raises QueueFull.
+    are open at once; one more raises QueueFull. Where a step takes longer than step_timeout_s and there
+    is a `log`, another engine takes that up on a thread of its own and the streams go on; without a log
+    they end with an error.
     """
 
     def __init__(self, model: str | Path | None = None, *, workers: int = 2, **engine_options: Any):
-        self._engine = Engine(model, **engine_options)
+        self._make_engine = partial(Engine, model, **{"on_hang": self._on_hang, **engine_options})
+        self._has_log = engine_options.get("log") is not None
+        self._num_hangs = 0  # since a step came back
+        self._is_stuck = False  # the engine's thread is, and nobody takes over
+        self._engine = self._make_engine()
         self.config = self._engine.config
         self._limit = self.config.max_waiting + self.config.max_num_seqs
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="mmengine-media")
@@ -109,7 +119,10 @@ class AsyncEngine:
         self.metrics = self._engine.metrics
         self.metrics.ready = lambda: self.readiness().ready
         self._stepping_since = 0.0  # when the step that runs began; 0: none runs
-        self._thread = threading.Thread(target=self._run, name="mmengine", daemon=True)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._thread = threading.Thread(target=self._run, args=(self._engine,), name="mmengine", daemon=True)
         self._thread.start()
 
     # Any thread with a running event loop
@@ -187,8 +200,13 @@ class AsyncEngine:
         for channel in channels:
             self._close_channel(channel)
         self._commands.put(lambda: None)
-        await asyncio.to_thread(self._thread.join)
+        await asyncio.to_thread(self._join)
         self._pool.shutdown()
+
+    def _join(self) -> None:
+        """Wait for the engine's thread, and for one that takes over from it; not for one that is stuck."""
+        while (thread := self._thread).is_alive() and not self._is_stuck:
+            thread.join(0.05)
 
     async def __aenter__(self) -> "AsyncEngine":
         return self
@@ -203,25 +221,59 @@ class AsyncEngine:
 
     # The engine's thread
 
-    def _run(self) -> None:
+    def _run(self, engine: Engine) -> None:
         try:
             while not (self._closing and not self._open):
                 self._take_commands()
-                if self._engine.has_work:
+                if engine.has_work:
                     self._stepping_since = time.monotonic()
-                    outputs = self._engine.step()
-                    self._stepping_since = 0.0
-                    self._stats = replace(self._engine.stats())
+                    outputs = engine.step()
+                    self._stepping_since, self._num_hangs = 0.0, 0
+                    self._stats = replace(engine.stats())
                     self._deliver(outputs)
                 if self._closing:
-                    self._engine.check_stall()
+                    engine.check_stall()
         except BaseException as error:  # every waiter must hear of it, whatever it is
-            self._fail_all(engine_failed(error))
+            if engine is self._engine:
+                self._fail_all(engine_failed(error))
         finally:
             try:
-                self._engine.close()
+                if engine is self._engine:
+                    engine.close()
             except Exception as error:
                 self._fail_all(engine_failed(error))
+
+    # The watchdog's thread, while the engine's is stuck
+
+    def _on_hang(self) -> None:
+        stuck = self._engine
+        self._num_hangs += 1
+        try:
+            if not self._has_log or self._num_hangs > MAX_HANGS or not stuck.abandon():
+                raise ExecutorFailed(stuck.hang_text)
+            operator_log.error("engine hung", reason=stuck.hang_text)
+            self._engine = self._make_engine(resume=Resume())
+            self._take_up(stuck)
+        except BaseException as error:
+            self._fail_all(engine_failed(error))
+            self._is_stuck = True
+            return
+        self._stepping_since = 0.0
+        self.metrics = self._engine.metrics
+        self._begin()
+
+    def _take_up(self, stuck: Engine) -> None:
+        """Let the streams go on with what the log has of their requests."""
+        for request_id, channel in list(self._running.items()):
+            num_choices = channel.options.sampling.n
+            if not self._engine.can_take_up(request_id, num_choices):  # no step had seen it yet
+                options = replace(channel.options, request_id=request_id)
+                self._engine.submit_prepared(stuck.prepared(request_id), options)
+                continue
+            completion = self._engine.take_up(request_id, num_choices, stream=True)
+            if completion is not None:
+                last = completion.choices[-1]
+                self._deliver([RequestOutput(request_id, last.index, "", [], last.finish_reason, completion)])
 
     def _take_commands(self) -> None:
         """Run all commands; wait for one when the engine has nothing to do."""

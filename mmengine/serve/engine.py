@@ -19,6 +19,7 @@ from mmengine.config import EngineConfig
 from mmengine.core.outputs import Output, Stats
 from mmengine.core.past import PastAnswer, Resume
 from mmengine.errors import InvalidRequest, LogError
+from mmengine.events.vocabulary import Queued
 from mmengine.models.plugin import MediaInput, Prepared
 from mmengine.request import Request, SamplingParams
 from mmengine.serve.answers import Choice, Completion, Logprobs, RequestOutput, engine_failed
@@ -183,22 +184,30 @@ class Engine:
         if self._store is not None:
             self._store.release(core_id)
 
+    def prepared(self, request_id: str) -> Prepared:
+        """The prompt of a request that is on its way."""
+        return self._pending[request_id].prepared
+
     def can_take_up(self, request_id: str, num_choices: int = 1) -> bool:
         """Whether the process before had this request, with so many answers, and did not give it up."""
         names = core_ids(request_id, num_choices) if self.past else [""]
         found = [self.past.get(name) for name in names]
         return all(one is not None and not was_given_up(one) for one in found)
 
-    def take_up(self, request_id: str, num_choices: int = 1) -> Completion | None:
+    def take_up(self, request_id: str, num_choices: int = 1, *, stream: bool = False) -> Completion | None:
         """Go on with a request of the process before. Gives its answer when it ended there; else that
-        comes out of `step`. Raises KeyError for one that `can_take_up` denies."""
+        comes out of `step`, with `stream` the text that is new from here on. Raises KeyError for one that
+        `can_take_up` denies."""
         names = core_ids(request_id, num_choices)
         found = [self.past.pop(name) for name in names]
         first, completion = found[0].queued, None
         prepared = Prepared(np.frombuffer(first.prompt, np.int32), (), "")
         pending = self._pending[request_id] = _Pending(request_id, prepared, first.sampling, num_choices)
         for name, one in zip(names, found, strict=True):
-            answer = _Answer(one.queued.sample_index, None, one.token_ids, one.logprobs)
+            answer = self._new_answer(one.queued, stream)
+            answer.token_ids, answer.logprobs = one.token_ids, one.logprobs
+            if answer.stream is not None:
+                answer.stream.push(one.token_ids)
             self._answers[name] = pending, answer
             if one.reason:
                 ended = Output(name, [], one.reason, one.detail, one.num_cached_tokens)
@@ -216,7 +225,7 @@ class Engine:
             else:
                 self._core.cancel(name, "its answer was delivered before")
 
-    def _new_answer(self, request: Request, stream: bool) -> _Answer:
+    def _new_answer(self, request: Request | Queued, stream: bool) -> _Answer:
         sampling = request.sampling
         text = None
         if stream:
@@ -398,15 +407,24 @@ class Engine:
         reasons = ["the engine is closed"] if self._closed else core_reasons(self._core)
         return Readiness((*([self._failure] if self._failure else []), *reasons))
 
-    def note_hang(self) -> str:
-        """Write into the log that the step which runs hangs; gives what is to be said of it. The engine
-        must not be used after it."""
-        text = f"a step did not end within {self.config.step_timeout_s} seconds (step_timeout_s)"
-        self._core.hang(f"hang: {text}")
-        return text
+    @property
+    def hang_text(self) -> str:
+        return f"a step did not end within {self.config.step_timeout_s} seconds (step_timeout_s)"
+
+    def abandon(self) -> bool:
+        """From another thread: note in the log that the step hangs, and let the log go, so that another
+        engine can take it up. Nothing of this one can be used any more. False when it does not hang in
+        its device; then nothing is done."""
+        if not self._core.hang(f"hang: {self.hang_text}"):
+            return False
+        if self._syncer is not None:
+            self._syncer.close()
+        self._core.sink.close()
+        return True
 
     def _end_process(self) -> None:
-        print(f"mmengine: {self.note_hang()}", file=sys.stderr, flush=True)
+        self._core.hang(f"hang: {self.hang_text}")
+        print(f"mmengine: {self.hang_text}", file=sys.stderr, flush=True)
         os._exit(HANG_EXIT)
 
     def close(self) -> None:

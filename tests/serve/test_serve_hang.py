@@ -1,0 +1,108 @@
+"""Steps that hang: another engine takes the log up, and the streams go on."""
+
+import asyncio
+import threading
+import time
+
+import pytest
+
+from mmengine.errors import ExecutorFailed
+from mmengine.events import vocabulary as ev
+from mmengine.events.log import LogReader
+from mmengine.replay.verify import verify
+from mmengine.serve.client import AsyncEngine
+from mmengine.serve.engine import Engine
+from mmengine.serve.watchdog import Watchdog
+from tests.serve import serve_fakes as fakes
+
+
+class Hanging(fakes.EchoExecutor):
+    """A step with a `killer` in it does not come back before `released`."""
+
+    released = threading.Event()
+
+    def dispatch(self, plan):
+        super().dispatch(plan)
+        self.texts = [bytes(self._rows[row].prompt_token_ids.tolist()) for row in plan.rows.tolist()]
+
+    def collect(self):
+        if any(b"killer" in text for text in self.texts):
+            self.released.wait()
+        return super().collect()
+
+    def close(self):
+        """Its requests went on elsewhere."""
+
+
+@pytest.fixture
+def hanging():
+    Hanging.released = threading.Event()
+    yield fakes.builder(executor_class=Hanging, step_timeout_s=1, max_num_seqs=8)
+    Hanging.released.set()
+
+
+async def answer(engine, text):
+    pieces = []
+    async with engine.stream(text, max_tokens=60) as stream:
+        async for output in stream:
+            pieces.append(output.text)
+    return "".join(pieces), stream.completion
+
+
+def test_streams_go_on_and_the_killer_fails(hanging, tmp_path):
+    async def main():
+        engine = AsyncEngine(builder=hanging, log=tmp_path / "log")
+        texts = [f"a rather long text number {k}" for k in range(3)]
+        running = [asyncio.create_task(answer(engine, text)) for text in texts]
+        await asyncio.sleep(0.02)
+        killer = asyncio.create_task(answer(engine, "killer"))
+        for text, (streamed, completion) in zip(texts, await asyncio.gather(*running), strict=True):
+            assert streamed == completion.text == text.upper() and completion.finish_reason == "stop"
+        _, completion = await killer
+        assert completion.finish_reason == "error" and "hang: a step" in completion.choices[0].detail
+        assert (await engine.generate("once more")).text == "ONCE MORE"
+        assert engine.readiness().ready
+        Hanging.released.set()
+        time.sleep(0.1)  # threads that wake up find nothing of theirs
+        assert (await engine.generate("and again")).text == "AND AGAIN"
+        await engine.close()
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+    report = verify(tmp_path / "log")
+    assert report.ok and not report.unfinished, report.divergence
+    events = [record.event for record in LogReader(tmp_path / "log")]
+    failed = [event for event in events if isinstance(event, ev.Failed)]
+    assert 1 <= len(failed) == sum(isinstance(event, ev.Recovered) for event in events) <= 4
+
+
+def test_without_a_log_everyone_hears_of_it(hanging):
+    async def main():
+        engine = AsyncEngine(builder=hanging)
+        with pytest.raises(ExecutorFailed, match="did not end within 1 seconds"):
+            await engine.generate("killer")
+        assert not engine.readiness().ready
+        await engine.close()
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+
+
+def test_an_engine_that_does_not_wait_for_its_device_is_not_abandoned(tmp_path):
+    engine = Engine(builder=fakes.builder(), log=tmp_path / "log")
+    assert not engine.abandon()
+    assert engine.generate(["hello"], max_tokens=20)[0].text == "HELLO"
+    engine.close()
+    assert verify(tmp_path / "log").ok
+
+
+def test_the_watchdog_barks_once_and_only_while_it_watches():
+    barks = []
+    dog = Watchdog(0.1, lambda: barks.append(1))
+    for _ in range(3):
+        with dog:
+            pass
+    time.sleep(0.3)
+    assert not barks
+    with dog:
+        time.sleep(0.3)
+    assert barks == [1]
+    dog.close()
