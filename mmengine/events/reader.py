@@ -1,6 +1,7 @@
 """Reading a log: the records of a folder in order, from any format that there was."""
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from mmap import mmap
 from pathlib import Path
 
@@ -57,7 +58,12 @@ class LogReader:
 
     def _segment(self, path: Path, *, is_last: bool) -> Iterator[Record]:
         start = self._start
-        with opened(path) as data:
+        with ExitStack() as stack:
+            try:
+                data = stack.enter_context(opened(path))
+            except CorruptLog as error:
+                self._leave_out(path, error)
+                return
             for frame in Walk(path, data, self.recovery, is_last=is_last):
                 if frame.sequence + frame.count <= start:
                     continue
@@ -65,6 +71,13 @@ class LogReader:
                 if frame.sequence < start:
                     records = records[start - frame.sequence :]
                 yield from records
+
+    def _leave_out(self, path: Path, error: CorruptLog) -> None:
+        """A segment that cannot even be unpacked. Only a salvage goes on without it."""
+        if self.recovery.mode != "salvage":
+            raise error
+        size, first = path.stat().st_size, self.recovery.next_sequence
+        self.recovery.cuts.append(Cut(path, 0, size, error.kind, str(error), first))
 
 
 def records_of(path: Path, data: bytes | mmap, frame: Frame) -> list[Record]:

@@ -20,6 +20,7 @@ from mmengine.events.codec import DamagedRecord, Frame, TornRecord, UnknownRecor
 from mmengine.events.segment import HEADER_SIZE, Scan, find_whole, first_sequence_of, opened, segment_paths
 
 CUT_SUFFIX = ".cut"
+MAX_KEPT_BYTES = 64 * 2**20  # of a torn tail
 Mode = Literal["strict", "tail", "salvage"]
 
 
@@ -103,7 +104,10 @@ class Walk:
         """Where to go on behind damage; None: nothing whole follows in the segment."""
         data, recovery = self.scan.data, self._recovery
         place = self.end = self.end or (HEADER_SIZE if self.scan.header else 0)
-        behind = find_whole(data, place + 1)
+        try:
+            behind = find_whole(data, place + 1)
+        except CorruptLog as made:
+            raise CorruptLog(f"{self._path.name}: {made}", made.kind) from None
         torn = behind is None and self._is_last
         if recovery.mode == "strict" or recovery.mode == "tail" and not torn:
             kind = "length" if behind is not None else "truncated"
@@ -141,9 +145,9 @@ def repair_tail(folder: Path, mode: Mode) -> Recovery:
     """Make a log ready to be continued in another segment: cut what is torn off its last one, close
     that with a footer, and say what is gone.
 
-    The caller holds the lock. Earlier segments are not looked at. Cut bytes are kept beside the
-    segment in a file ending in .cut, where the disk has room. Raises CorruptLog for what `mode` does
-    not forgive, LogError when the disk refuses.
+    The caller holds the lock. Earlier segments are not looked at. Cut bytes (the first 64 MiB of them)
+    are kept beside the segment in a file ending in .cut, where the disk has room. Raises
+    CorruptLog for what `mode` does not forgive, LogError when the disk refuses.
     """
     check_mode(mode)
     recovery = Recovery(mode)
@@ -156,13 +160,13 @@ def repair_tail(folder: Path, mode: Mode) -> Recovery:
         walk = Walk(path, data, recovery, is_last=True)
         for _ in walk:
             pass
-        torn = bytes(data[walk.end :]) if recovery.torn else b""
+        torn = bytes(data[walk.end : walk.end + MAX_KEPT_BYTES]) if recovery.torn else b""
     footer = walk.scan.footer
     closes = walk.scan.header is not None and not walk.scan.is_closed and len(recovery.cuts) <= bool(torn)
     try:
         if torn:
             with suppress(OSError):  # a full disk must not keep the log from being repaired
-                path.with_name(f"{path.name}.{walk.end}{CUT_SUFFIX}").write_bytes(torn)
+                _keep(path.with_name(f"{path.name}.{walk.end}{CUT_SUFFIX}"), torn)
         if not footer.frames:
             path.unlink()
         elif torn or closes:
@@ -170,6 +174,12 @@ def repair_tail(folder: Path, mode: Mode) -> Recovery:
     except OSError as error:
         raise LogError(f"{path} cannot be repaired: {error.strerror}") from None
     return recovery
+
+
+def _keep(path: Path, torn: bytes) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+    with open(fd, "wb") as file:
+        file.write(torn)
 
 
 def _write_end(path: Path, size: int, end: bytes) -> None:

@@ -7,6 +7,7 @@ import pytest
 from mmengine.errors import CorruptLog, LogError
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader, LogWriter
+from mmengine.events.retention import pack
 from mmengine.events.segment import FOOTER_SIZE
 from mmengine.replay import verify
 from tests.events.logs import read_events, segments, write_log
@@ -88,6 +89,17 @@ def test_salvage_of_worse(log, damage, lost):
     assert told == (lost if lost != [0, 1, 2] else [])  # nobody knows that a log began before it begins
     with pytest.raises(CorruptLog):
         list(LogReader(log, "strict"))
+
+
+def test_salvage_goes_on_without_a_segment_that_cannot_be_unpacked(log):
+    pack(segments(log)[1])
+    (packed,) = log.glob("*.zst")
+    flip(packed, packed.stat().st_size // 2)
+    with pytest.raises(CorruptLog, match="cannot be unpacked"):
+        list(LogReader(log))
+    reader = LogReader(log, "salvage")
+    assert [record.sequence for record in reader] == [0, 1, 2, *range(6, 12)]
+    assert [(cut.path, cut.num_lost) for cut in reader.recovery.cuts] == [(packed, 0), (segments(log)[1], 3)]
 
 
 def test_salvage_takes_no_record_twice(log):
