@@ -18,11 +18,11 @@ from mmengine.simulation.workload import generated_tokens, image_item
 
 CONFIG = EngineConfig(
     max_num_seqs=16,
-    token_budget=256,
-    max_model_len=1024,
-    num_blocks=1 + 160,
-    encoder_budget=512,
-    encoder_cache_size=1536,
+    token_budget=128,
+    max_model_len=640,
+    num_blocks=1 + 64,
+    encoder_budget=256,
+    encoder_cache_size=640,
     checkpoint_interval=64,
 )
 
@@ -32,23 +32,23 @@ def request(rng: random.Random, number: int, arrival_ns: int) -> SimRequest:
     media, place = [], 48
     for _ in range(rng.choice([0, 0, 1, 1, 1, 2, 3])):
         name = f"image {rng.randrange(200)}"
-        size = 64 + 16 * (sum(name.encode()) % 12)
+        size = 32 + 16 * (sum(name.encode()) % 6)
         media.append(image_item(place, size, name))
         place += size + 8
-    shared, length = f"system {rng.randrange(5)}", place + rng.randint(16, 160)
+    shared, length = f"system {rng.randrange(5)}", place + rng.randint(16, 120)
 
     def prompt():
         tokens = generated_tokens(f"question {number}", 0, length)
         tokens[:48] = generated_tokens(shared, 0, 48)
         return tokens
 
-    return SimRequest(f"req-{number:04d}", length, prompt, rng.randint(8, 240), arrival_ns, tuple(media))
+    return SimRequest(f"req-{number:04d}", length, prompt, rng.randint(4, 64), arrival_ns, tuple(media))
 
 
 def main(folder: Path) -> None:
     rng, requests, now = random.Random(31857), [], 0
     for number in range(1000):
-        now += int(rng.expovariate(1 / 90e6))
+        now += int(rng.expovariate(1 / 50e6))
         requests.append(request(rng, number, now))
     work = Workload("night", requests, timed=True)
     log = LogWriter(folder)

@@ -13,7 +13,7 @@ from mmengine.errors import LogError
 from mmengine.events import vocabulary as ev
 from mmengine.replay.failures import IN_A_RUN, KINDS, Failure, replay_failure, write_log
 from mmengine.replay.invariants import INVARIANTS
-from mmengine.replay.script import Script
+from mmengine.replay.script import Script, read_script
 
 PLACE = "{}"  # in a command, where the folder of a log belongs
 
@@ -92,7 +92,7 @@ def reproduce(script: Script, failure: Failure, kind: str | Command, folder: Pat
         what=_plain(f"First seen at step {found.step}: {found.what}" if not command else found.what),
         before=before,
         after=len(script.requests),
-        table="\n".join(_table(script)),
+        table="\n".join(_table(read_script(log))),
         imports="import subprocess\n" if command else "from mmengine.replay import replay_failure\n",
         name=name,
         body=(

@@ -57,17 +57,18 @@ class TrackChart {
     const { context, view } = this;
     const bottom = top + height;
     context.fillStyle = colour;
-    const wide = view.stepWidth > 1 ? view.stepWidth : 1;
-    for (let x = GUTTER; x < GUTTER + view.inner; x += wide) {
-      const step = view.stepWidth > 1 ? Math.floor(view.stepAt(x + 1e-6)) : view.stepAt(x);
-      const first = Math.floor(step), last = Math.max(first + 1, Math.floor(view.stepAt(x + wide)));
+    const wide = Math.max(1, view.stepWidth); // a step, or a pixel of several steps
+    const end = GUTTER + view.inner;
+    for (let x = GUTTER + (wide > 1 ? (Math.floor(view.first) - view.first) * wide : 0); x < end; x += wide) {
+      const first = Math.round(view.stepAt(x)), last = Math.max(first + 1, Math.round(view.stepAt(x + wide)));
       if (last <= 0 || first >= pyramid.length) continue;
-      const { mean, most } = pyramid.over(first, view.stepWidth > 1 ? first + 1 : last);
-      const left = view.stepWidth > 1 ? Math.max(view.x(first), GUTTER) : x;
+      const { mean, most } = pyramid.over(first, last);
+      // Whole pixels, or their edges would show.
+      const left = Math.max(Math.round(x), GUTTER), width = Math.min(Math.round(x + wide), end) - left;
       context.globalAlpha = 0.3 * share;
-      context.fillRect(left, bottom - most * scale, wide, (most - mean) * scale);
+      context.fillRect(left, bottom - most * scale, width, (most - mean) * scale);
       context.globalAlpha = share;
-      context.fillRect(left, bottom - mean * scale, wide, mean * scale);
+      context.fillRect(left, bottom - mean * scale, width, mean * scale);
     }
     context.globalAlpha = 1;
   }

@@ -1,0 +1,76 @@
+"""The commands of docs/debugging.md are run as they stand there, and find what it says."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+TEXT = (ROOT / "docs" / "debugging.md").read_text()
+
+
+def blocks(language):
+    return re.findall(rf"```{language}\n(.*?)```", TEXT, re.DOTALL)
+
+
+def run(command, folder):
+    paths = [str(Path(sys.executable).parent), os.environ["PATH"]]
+    modules = [str(ROOT), str(ROOT / "plugins"), os.environ.get("PYTHONPATH", "")]
+    settings = {"PATH": os.pathsep.join(paths), "PYTHONPATH": os.pathsep.join(modules)}
+    command = command.replace("PYTHONPATH=", "PYTHONPATH=$PYTHONPATH:")
+    return subprocess.run(
+        command, shell=True, cwd=folder, env={**os.environ, **settings}, capture_output=True, text=True
+    )
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory):
+    """What each command printed, in order."""
+    folder = tmp_path_factory.mktemp("debugging")
+    (folder / "examples").symlink_to(ROOT / "examples")
+    said = {}
+    for line in "".join(blocks("sh")).splitlines():
+        command, _, expected = line.partition("  # exits with ")
+        done = run(command, folder)
+        assert done.returncode == int(expected or 0), (line, done.stdout, done.stderr)
+        said[command] = done.stdout
+    return folder, said
+
+
+def of(session, words):
+    return next(said for command, said in session[1].items() if words in command)
+
+
+def test_the_engine_stops_and_the_log_verifies(session):
+    assert "no progress at step 8154" in of(session, "night.py") and "no progress at step 8154" in TEXT
+    assert "verified: no divergence" in of(session, "log verify")
+
+
+def test_minimize_keeps_few_requests_of_a_thousand(session):
+    found = re.search(r"1000 requests became (\d+)", of(session, "log minimize"))
+    assert int(found[1]) <= 5
+    for line in of(session, "log minimize").splitlines()[:3]:
+        assert line in TEXT
+
+
+def test_why_and_the_page_tell_the_story(session):
+    assert "was preempted: no free blocks" in of(session, "log why small")
+    assert "of the encoder cache" in of(session, "log why night")
+    assert (session[0] / "night.html").stat().st_size > 100_000
+    with_more_memory = of(session, "log rerun")
+    assert "num_blocks 65 -> 129" in with_more_memory and "what if: the engine stops" not in with_more_memory
+
+
+def test_the_python_shows_the_leak(session, tmp_path):
+    (tmp_path / "walk.py").write_text(blocks("python")[0])
+    done = run(f"PYTHONPATH=examples/debugging python {tmp_path / 'walk.py'}", session[0])
+    assert done.stdout.splitlines() == ["Preempted holds {0} [1]", "Scheduled holds set() [1]"], done.stderr
+    assert done.stdout in TEXT
+
+
+def test_a_build_without_the_bug_diverges(session):
+    done = run(f"{sys.executable} -m mmengine.cli.main log verify night.log", session[0])
+    assert done.returncode == 3 and "DIVERGED at step 384" in done.stdout and "DIVERGED at\nstep 384" in TEXT
