@@ -9,6 +9,7 @@ from mmengine.config import EngineConfig
 from mmengine.core.state import State
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
+from mmengine.replay.clock import SteadyClock
 from mmengine.replay.fit import work_of
 from mmengine.simulation.meter import Meter
 
@@ -38,29 +39,32 @@ class Watch:
 
     def __init__(self, config: EngineConfig, num_requests: int):
         self.measured = Measured(Meter(num_requests, config.max_num_seqs))
-        self._names: dict[str, str] = {}
+        self._clock = SteadyClock()
+        self._names: dict[str, str] | None = None
         self._count = 0
         self._start_ns = -1
-        self._decided: deque[tuple[np.ndarray, int, int]] = deque()  # work, rows, when
+        self._decided: deque[tuple[np.ndarray | None, int]] = deque()  # work (None: not known), rows
         self._last_ns = -1  # when a step came back, and work was left
         self._admitted: tuple[str, int] | None = None
         self._overlaps = config.max_in_flight > 1
 
     def see(self, state: State, record: Record) -> None:
-        measured, event = self.measured, record.event
+        measured, event, time_ns = self.measured, record.event, self._clock.of(record)
+        if self._names is None:
+            self._begin(state)
         if self._admitted is not None:
             name, num_encoded = self._admitted
             measured.num_encoder_hits += len(state.requests[name].held_media) - num_encoded
             self._admitted = None
         if not state.requests:
             self._last_ns = -1
-        now = record.mono_ns - self._start_ns
+        now = time_ns - self._start_ns
         if isinstance(event, (ev.Dispatched, ev.Executed, ev.Failed)) and state.is_open:
-            self._decide(state, record)
+            self._decide(state, time_ns)
         match event:
             case ev.Queued(request_id=name):
                 if self._start_ns < 0:
-                    self._start_ns, now = record.mono_ns, 0
+                    self._start_ns, now = time_ns, 0
                 unique = self._names[name] = str(self._count)
                 self._count += 1
                 measured.meter.arrived(unique, len(event.prompt) // 4, now)
@@ -75,26 +79,38 @@ class Watch:
             case ev.Preempted():
                 measured.meter.preempted()
             case ev.Executed():
-                self._land(state, record, now)
-            case ev.Failed():
+                self._land(state, event, time_ns)
+            case ev.Failed() | ev.Recovered():
                 self._decided.clear()
                 self._last_ns = -1
             case ev.Finished(request_id=name) if name in state.requests:
                 measured.meter.finished(self._names[name], event.reason, now)
 
-    def _decide(self, state: State, record: Record) -> None:
+    def _begin(self, state: State) -> None:
+        """Requests that were there before the log's first record count from there on."""
+        self._names = {}
+        self._decided.extend([(None, 0)] * len(state.flights))
+        for name, known in state.requests.items():
+            self._start_ns = 0
+            self._names[name] = str(self._count)
+            self.measured.meter.arrived(self._names[name], known.num_prompt, 0)
+            self._count += 1
+            if known.row >= 0:
+                self.measured.meter.admitted(self._names[name], known.row, max(0, known.num_cached))
+
+    def _decide(self, state: State, time_ns: int) -> None:
         rows = state.step_rows
         scheduled = state.scheduled[rows]
         embeds = sum(request.media[index].num_embeds for _, request, index in state.step_encoded)
         work = work_of(scheduled, state.num_computed[rows] - scheduled, embeds)
-        self._decided.append((work, len(rows), record.mono_ns))
+        self._decided.append((work, len(rows)))
         if self._overlaps and self._last_ns >= 0:
             self.measured.host_rows.append(len(rows))
-            self.measured.host_ns.append(record.mono_ns - self._last_ns)
+            self.measured.host_ns.append(time_ns - self._last_ns)
 
-    def _land(self, state: State, record: Record, now: int) -> None:
-        measured, event = self.measured, record.event
-        work, num_rows, _ = self._decided.popleft()
+    def _land(self, state: State, event: ev.Executed, time_ns: int) -> None:
+        measured, now = self.measured, time_ns - self._start_ns
+        work, num_rows = self._decided.popleft()
         measured.num_steps += 1
         measured.duration_ns = now
         if event.device_ns > 0 and num_rows:
@@ -102,8 +118,8 @@ class Watch:
             measured.device_ns.append(event.device_ns)
             if not self._overlaps and self._last_ns >= 0:
                 measured.host_rows.append(num_rows)
-                measured.host_ns.append(max(0, record.mono_ns - self._last_ns - event.device_ns))
-        self._last_ns = record.mono_ns
+                measured.host_ns.append(max(0, time_ns - self._last_ns - event.device_ns))
+        self._last_ns = time_ns
         rows = state.sampled_rows()
         counts = None if event.counts is None else np.frombuffer(event.counts, np.int32)
         whole = np.ones(len(rows), bool)

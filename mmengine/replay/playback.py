@@ -35,7 +35,7 @@ class Timer:
         self._executor, self._start_ns = executor, start_ns
 
     def due(self, observation: Observation) -> int:
-        return observation.mono_ns - self._start_ns
+        return observation.time_ns - self._start_ns
 
     def now(self) -> int:
         return self._executor.clock_ns
@@ -100,6 +100,7 @@ class Playback:
         if not self.core.has_work:
             return None
         self._moved = False
+        self._crash()
         outputs = self.core.step()
         if self._moved or outputs:
             return outputs
@@ -107,6 +108,19 @@ class Playback:
             return None  # what is left waits for a grammar that never came
         self._clock.wait_until(self._clock.due(self._observations[self._next]))
         return outputs
+
+    def _crash(self) -> None:
+        """Where the log's process ended and another one went on; in time of its own nobody does."""
+        while self._next < len(self._observations):
+            event = self._observations[self._next].event
+            due = self._clock.due(self._observations[self._next])
+            if not isinstance(event, ev.Recovered) or due > self._clock.now() and not self._timed:
+                return
+            self._next += 1
+            if not self._timed:
+                self.core.executor.discard()
+                lost = tuple((name, why) for name, why in event.lost if name in self.core.state.requests)
+                self.core.recover(ev.Recovered(mode=event.mode, lost=lost))
 
     # Source
 
@@ -117,10 +131,10 @@ class Playback:
             clock.wait_until(clock.due(self._observations[self._next]))
         while self._next < len(self._observations):
             observation = self._observations[self._next]
-            if clock.due(observation) > clock.now():
+            event = observation.event
+            if clock.due(observation) > clock.now() or isinstance(event, ev.Recovered):
                 break
             self._next += 1
-            event = observation.event
             if not self._timed:
                 events.append(event)
             elif not (isinstance(event, ev.Cancelled) and event.reason == "deadline"):

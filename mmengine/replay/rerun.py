@@ -18,6 +18,7 @@ from mmengine.core.admit import check_request
 from mmengine.core.schedule import DECISION_VERSION
 from mmengine.errors import ConfigError, InvalidRequest, LogError, MMEngineError
 from mmengine.events import vocabulary as ev
+from mmengine.replay.checked import CheckedLog
 from mmengine.replay.fit import FitError, FittedCost, fit, held_out_error
 from mmengine.replay.measured import MAX_REQUESTS, Measured, Watch
 from mmengine.replay.playback import Playback
@@ -93,7 +94,9 @@ def _changed(config: EngineConfig, changes: dict[str, Any]) -> EngineConfig:
 
 
 def _count_requests(folder: Path) -> int:
-    count = sum(isinstance(record.event, ev.Queued) for _, record in open_log(folder).events())
+    log = CheckedLog(folder)
+    count = len(log.first_state().requests)
+    count += sum(isinstance(record.event, ev.Queued) for record in log)
     if count > MAX_REQUESTS:
         raise LogError(f"{folder} holds {count} requests, more than {MAX_REQUESTS}")
     return count
@@ -142,6 +145,8 @@ def _whole(script: Script) -> tuple[Script, list[str]]:
         notes.append(f"{script.num_rejected} arrivals that found the queue full are not in the log")
     if script.failed_steps:
         notes.append(f"{len(script.failed_steps)} steps failed in the log; in the simulations none does")
+    if any(isinstance(each.event, ev.Recovered) for each in observations):
+        notes.append("the log's process ended and another one went on; in the simulations none does")
     return replace(script, observations=observations), notes
 
 
@@ -152,10 +157,10 @@ def _simulate(script: Script, cost: FittedCost, acceptance: float) -> Estimate:
     if refused:
         notes.append(f"{len(refused)} requests are refused, the first: {reason}")
     meter = Meter(len(script.requests), script.config.max_num_seqs)
-    start_ns = script.observations[0].mono_ns if script.observations else 0
+    start_ns = script.observations[0].time_ns if script.observations else 0
     for each in kept:
         if isinstance(each.event, ev.Queued):
-            meter.arrived(each.event.request_id, len(each.event.prompt) // 4, each.mono_ns - start_ns)
+            meter.arrived(each.event.request_id, len(each.event.prompt) // 4, each.time_ns - start_ns)
     executor = ScriptedExecutor(
         script.config,
         script.answers,

@@ -13,10 +13,12 @@ import msgspec
 import numpy as np
 
 from mmengine.config import EngineConfig
+from mmengine.core.request_state import RequestState
 from mmengine.core.state import BROKEN, State
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
 from mmengine.replay.checked import CheckedLog
+from mmengine.replay.clock import SteadyClock
 from mmengine.request import Request
 
 
@@ -37,12 +39,12 @@ class Answer:
 @dataclass(frozen=True, slots=True)
 class Observation:
     """`step`: the one that was next when it was seen. `landed`: steps that were back by then; with one
-    in flight at most, that is the same. `mono_ns`: of its record."""
+    in flight at most, that is the same. `time_ns`: since the log's first record."""
 
     step: int
     landed: int
-    mono_ns: int
-    event: ev.Queued | ev.GrammarReady | ev.GrammarFailed | ev.Cancelled | ev.CacheReset
+    time_ns: int
+    event: ev.Queued | ev.GrammarReady | ev.GrammarFailed | ev.Cancelled | ev.CacheReset | ev.Recovered
 
 
 @dataclass(slots=True)
@@ -71,9 +73,10 @@ def read_script(folder: Path, watch: Watch = lambda state, record: None) -> Scri
     """The script of a log. `watch` sees each record with the state before it. An id that comes again is
     numbered ("a", then "a#2"), so that ids are unique in a script. Raises what `verify` raises."""
     log = CheckedLog(folder)
-    with log.naming():
-        state = State(log.config)
+    state = log.first_state()
     reader = _Reader(Script(log.config))
+    for known in state.requests.values():  # the log's beginning is gone
+        reader.present(state, known)
     for record in log:
         with log.naming(record):
             watch(state, record)
@@ -102,24 +105,36 @@ def request_of(event: ev.Queued) -> Request:
 class _Reader:
     def __init__(self, script: Script):
         self.script = script
+        self._clock, self._now = SteadyClock(), 0
         self._runs: dict[str, list[tuple[int, int, int]]] = {}
         self._times: dict[str, int] = {}  # how often an id has come
         self._name_of: dict[str, str] = {}  # of the living, and of the last dead, in the script
 
+    def present(self, state: State, known: RequestState) -> None:
+        """A request that was there before the log's first record comes with it."""
+        request = known.request
+        fields = {name: getattr(request, name) for name in ev.Queued.__struct_fields__ if name != "prompt"}
+        event = ev.Queued(prompt=request.prompt_token_ids.tobytes(), **fields)
+        self._name_of[request.request_id], self._times[request.request_id] = request.request_id, 1
+        self._observe(state, event)
+
     def read(self, state: State, record: Record) -> None:
-        event = record.event
+        event, self._now = record.event, self._clock.of(record)
         match event:
             case ev.Queued(request_id=name):
                 number = self._times[name] = self._times.get(name, 0) + 1
                 unique = self._name_of[name] = name if number == 1 else f"{name}#{number}"
                 group = self._name_of.get(event.group, "")
-                self._observe(state, record, msgspec.structs.replace(event, request_id=unique, group=group))
+                self._observe(state, msgspec.structs.replace(event, request_id=unique, group=group))
             case ev.GrammarReady(request_id=name) | ev.GrammarFailed(request_id=name):
-                self._observe(state, record, msgspec.structs.replace(event, request_id=self._name_of[name]))
+                self._observe(state, msgspec.structs.replace(event, request_id=self._name_of[name]))
             case ev.Cancelled(request_id=name):
-                self._observe(state, record, msgspec.structs.replace(event, request_id=self._name_of[name]))
+                self._observe(state, msgspec.structs.replace(event, request_id=self._name_of[name]))
             case ev.CacheReset():
-                self._observe(state, record, event)
+                self._observe(state, event)
+            case ev.Recovered(lost=lost):
+                lost = tuple((self._name_of[name], why) for name, why in lost)
+                self._observe(state, ev.Recovered(mode=event.mode, lost=lost))
             case ev.Executed(counts=counts) if counts is not None:
                 self._note_runs(state, np.frombuffer(counts, np.int32))
             case ev.Failed(error=error):
@@ -129,9 +144,9 @@ class _Reader:
             case ev.Finished():
                 self.script.num_rejected += 1
 
-    def _observe(self, state: State, record: Record, event: ev.Event) -> None:
+    def _observe(self, state: State, event: ev.Event) -> None:
         landed = state.step - len(state.flights)
-        self.script.observations.append(Observation(record.step, landed, record.mono_ns, event))
+        self.script.observations.append(Observation(state.step, landed, self._now, event))
 
     def _note_runs(self, state: State, counts: np.ndarray) -> None:
         rows = state.sampled_rows()

@@ -12,16 +12,16 @@ from pathlib import Path
 import numpy as np
 
 from mmengine.core.request_state import RequestState
-from mmengine.core.state import LOST, View
+from mmengine.core.state import View
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
 from mmengine.replay.checked import CheckedLog
+from mmengine.replay.clock import SteadyClock
 from mmengine.replay.reasons import BEHIND, PREEMPTING, PREFILL_FIRST, ROWS, TOKENS, Reason, Reasons
 from mmengine.replay.timeline import is_scheduling
 
 QUEUED, PREFILL, DECODE, PREEMPTED, SWAPPED, PASSED_OVER = range(6)  # states of a lane; the last has a row
 STATES = ("queued", "prefill", "decode", "preempted", "swapped", "running, got nothing")
-MAX_STEPS = 2_000_000
 MAX_SEGMENTS = 8_000_000
 # Why all wait who have no reason of their own: a fact of the step, kept once a step.
 COMMON = frozenset((BEHIND, PREEMPTING, PREFILL_FIRST, ROWS, TOKENS))
@@ -48,16 +48,17 @@ class Lanes:
         self.by_id: dict[str, int] = {}
         self._last: list[tuple[int, int, int]] = []
 
-    def arrive(self, event: ev.Queued, step: int) -> None:
-        lane = self.by_id[event.request_id] = len(self.ids)
-        self.ids.append(event.request_id)
+    def arrive(self, name: str, num_prompt: int, media: tuple[int, int], step: int) -> int:
+        """`media`: how many items and embeddings. Gives the lane."""
+        lane = self.by_id[name] = len(self.ids)
+        self.ids.append(name)
         self.ends.append("")
-        embeds = sum(item.num_embeds for item in event.media)
-        values = (step, -1, len(event.prompt) // 4, len(event.media), embeds, -1, 0, 0)
+        values = (step, -1, num_prompt, *media, -1, 0, 0)
         for column, value in zip(self.columns.values(), values, strict=True):
             column.append(value)
         self._last.append((-1, -1, -1))
         self.enter(lane, step, QUEUED)
+        return lane
 
     def enter(self, lane: int, step: int, state: int, reason: int = 0, needed: int = 0) -> None:
         """The lane is in this state from `step` on."""
@@ -100,7 +101,12 @@ class Collector:
         self._stale = True  # reasons may have changed since they were asked
         self._admitted = self._preempted = 0
         self._common = 0  # of `reasons`
-        self._in_flight: list[int] = []  # places in `steps`
+        self._in_flight = [-1] * len(
+            self.state.flights
+        )  # places in `steps`; -1: decided before the log begins
+        self._clock, self._now = SteadyClock(), 0
+        for known in self.state.requests.values():  # the log's beginning is gone
+            self._present(known)
 
     def read(self, progress: Callable[[Record], None]) -> None:
         for record in self.log:
@@ -114,21 +120,35 @@ class Collector:
             count = len(known.tokens) if known.row < 0 else int(self.state.num_tokens[known.row])
             self.lanes.columns["answer"][lane] = count - known.num_prompt
 
+    def _present(self, known: RequestState) -> None:
+        """A request that was there before the log's first record."""
+        request, step = known.request, self.state.step
+        media = (len(request.media), sum(item.num_embeds for item in request.media))
+        lane = self.lanes.arrive(request.request_id, known.num_prompt, media, step)
+        self.lanes.columns["cached"][lane] = known.num_cached
+        if known.row >= 0:
+            self._lane_of_row[known.row] = lane
+        elif len(known.tokens) > known.num_prompt or known.preempted:
+            self.lanes.enter(lane, step, SWAPPED if known.num_swapped else PREEMPTED)
+
     # Before a record is applied
 
     def _before(self, record: Record) -> None:
-        state, event = self.state, record.event
+        state, event, self._now = self.state, record.event, self._clock.of(record)
         if is_scheduling(state, event):
             self._ask(event)
         match event:
-            case ev.Dispatched() | ev.Executed() | ev.Failed() if state.is_open:
-                self._close_step(record)
+            case ev.Dispatched() | ev.Executed() | ev.Failed() | ev.Recovered() if state.is_open:
+                self._close_step()
         match event:
+            case ev.Recovered():
+                self._lose_flights()
+                self.notes.append((record.step, "the process ended, and another one went on"))
             case ev.Executed(device_ns=device_ns):
-                self.steps["device_ns"][self._in_flight.pop(0)] = device_ns
+                if (place := self._in_flight.pop(0)) >= 0:
+                    self.steps["device_ns"][place] = device_ns
             case ev.Failed(error=error):
-                self.failed += self._in_flight
-                self._in_flight.clear()
+                self._lose_flights()
                 self.notes.append((record.step, f"the step failed: {error}"))
             case ev.Stalled(kind=kind, detail=detail):
                 self.notes.append((record.step, f"{kind}: {detail}"))
@@ -139,8 +159,12 @@ class Collector:
                 count = len(known.tokens) if known.row < 0 else int(state.num_tokens[known.row])
                 self.lanes.finish(event, state.step, known, count)
                 self._stale = True
-            case ev.Preempted(row=row):
-                self._preempted += bool(state.ended[row] != LOST)
+            case ev.Preempted():
+                self._preempted += is_scheduling(state, event)
+
+    def _lose_flights(self) -> None:
+        self.failed += [place for place in self._in_flight if place >= 0]
+        self._in_flight.clear()
 
     def _ask(self, event: ev.Event) -> None:
         """Reasons are taken while the step is decided. In a step like the one before, with nobody new,
@@ -153,7 +177,7 @@ class Collector:
         self._why = self._why or Reasons(self._view)
         self._why.before(event)
 
-    def _close_step(self, record: Record) -> None:
+    def _close_step(self) -> None:
         """The open step is decided: its batch, and who is not in it."""
         state = self.state
         if self.first_step < 0:
@@ -162,7 +186,7 @@ class Collector:
         rows = state.step_rows
         encoded = sum(request.media[index].num_embeds for _, request, index in state.step_encoded)
         values = (
-            *(record.mono_ns, 0, state.config.token_budget - state.tokens_left, len(rows)),
+            *(self._now, 0, state.config.token_budget - state.tokens_left, len(rows)),
             *(len(state.running), len(state.waiting), state.blocks.num_free, state.encoder.used),
             *(state.encoder.used - state.encoder.idle_size, encoded, self._preempted, self._admitted, 0),
         )
@@ -216,7 +240,8 @@ class Collector:
         state, event = self.state, record.event
         match event:
             case ev.Queued():
-                self.lanes.arrive(event, state.step)
+                media = (len(event.media), sum(item.num_embeds for item in event.media))
+                self.lanes.arrive(event.request_id, len(event.prompt) // 4, media, state.step)
                 self._stale = True
             case ev.Admitted(request_id=name, row=row):
                 lane = self._lane_of_row[row] = self.lanes.by_id[name]

@@ -1,0 +1,79 @@
+"""rerun, minimize's playback and the page on logs of more than one process, and on logs without their
+beginning."""
+
+import pytest
+
+from mmengine.core.engine import EngineCore
+from mmengine.core.simulate import SimulatedExecutor
+from mmengine.events import vocabulary as ev
+from mmengine.events.log import LogWriter
+from mmengine.events.retention import drop
+from mmengine.events.segment import segment_paths
+from mmengine.replay import replay_failure, request_lines, step_lines, verify
+from mmengine.replay.report import write_report
+from mmengine.replay.rerun import rerun
+from mmengine.replay.script import read_script
+from tests.core.small_engine import request, settings_of
+from tests.replay.test_replay_from_snapshot import write_run
+from tests.replay.test_replay_report import unpack
+
+
+def write_crashed(folder, in_flight):
+    """A process that dies at step 12; another one, whose clock begins anew, goes on with what it left."""
+    config = settings_of(max_num_seqs=3, num_blocks=17, max_in_flight=in_flight)
+    executor = SimulatedExecutor(config)
+    log = LogWriter(folder)
+    core = EngineCore(config, executor, sink=log, clock=lambda: 10**15 + executor.clock_ns)
+    for number in range(8):
+        core.submit(request(f"r{number}", 9 + number, max_tokens=30))
+    while core.state.step < 12:
+        core.step()
+    second = SimulatedExecutor(config)
+    core = EngineCore(config, second, sink=log, clock=lambda: second.clock_ns, state=core.state)
+    core.recover(ev.Recovered(steps=(12,)))
+    while core.has_work:
+        core.step()
+    core.close()
+
+
+@pytest.mark.parametrize("in_flight", [1, 2])
+def test_a_log_of_two_processes(tmp_path, in_flight):
+    log, page = tmp_path / "log", tmp_path / "page.html"
+    write_crashed(log, in_flight)
+    assert verify(log).ok
+    assert replay_failure(log, "any") is None
+    result = rerun(log, {})
+    assert any("another one went on" in note for note in result.notes)
+    assert 0 < result.logged.numbers["end_to_end_ms_p99"] < 1000, "the clocks' difference is not time"
+    assert result.logged.numbers["output_tokens"] == 8 * 30
+    write_report(log, page)
+    data = unpack(page.read_text())
+    assert data["notes"][0][1] == "the process ended, and another one went on"
+    assert (data["step_time_ms"][1:] >= data["step_time_ms"][:-1]).all()
+    assert data["lane_answer"].tolist() == [30] * 8 and set(data["ends"]) == {"length"}
+    assert data["step_failed"].sum() >= 1
+
+
+@pytest.mark.parametrize("in_flight", [1, 2])
+def test_a_log_without_its_beginning(tmp_path, in_flight):
+    log, page = tmp_path / "log", tmp_path / "page.html"
+    write_run(log, max_in_flight=in_flight)
+    whole = {line.request_id: line.num_output_tokens for line in request_lines(log)}
+    drop(log, segment_paths(log)[:4])
+    lines, steps = request_lines(log), list(step_lines(log))
+    assert len(lines) < len(whole)
+    script = read_script(log)
+    assert {name: len(answer.tokens) for name, answer in script.answers.items()} == {
+        name: count for name, count in whole.items() if name in script.answers
+    }
+    assert replay_failure(log, "any") is None
+    assert rerun(log, {}).again.numbers["steps"] > 0
+    write_report(log, page)
+    data = unpack(page.read_text())
+    assert {name: int(n) for name, n in zip(data["ids"], data["lane_answer"], strict=True)} == {
+        name: whole[name] for name in data["ids"]
+    }
+    shown = [line for line in steps if line.step >= data["first_step"]]  # one may be in flight at first
+    assert len(shown) > len(steps) - in_flight
+    assert data["step_tokens"].tolist() == [line.num_tokens for line in shown]
+    assert data["step_device_ms"].tolist() == pytest.approx([line.device_ms for line in shown])
