@@ -78,9 +78,8 @@ def main(num_steps: int) -> None:
         begin = time.perf_counter()
         steps, requests = write_report(log, page)
         seconds = time.perf_counter() - begin
-        print(
-            f"{steps} steps, {requests} requests: page of {page.stat().st_size / 1e6:.1f} MB in {seconds:.1f} s"
-        )
+        size = page.stat().st_size / 1e6
+        print(f"{steps} steps, {requests} requests: page of {size:.1f} MB in {seconds:.1f} s")
         browser = Browser()
         try:
             begin = time.perf_counter()
