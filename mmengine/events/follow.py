@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from mmengine.errors import CorruptLog
+from mmengine.errors import CorruptLog, LogError
 from mmengine.events.codec import DamagedRecord, Record, TornRecord
 from mmengine.events.reader import records_of
 from mmengine.events.segment import Scan, first_sequence_of, opened, segment_paths
@@ -34,7 +34,12 @@ class LogFollower:
                         raise CorruptLog(f"record {self._next} is missing before {path.name}", "gap")
                     self._segment, self._offset, self._next = first, None, first
                 if first == self._segment:
-                    yield from self._rest_of(path)
+                    try:
+                        yield from self._rest_of(path)
+                    except LogError:
+                        if path.exists():
+                            raise
+                        break  # it was packed just now, and has another name
             if not self._wait():
                 return
 

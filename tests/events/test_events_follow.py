@@ -3,6 +3,7 @@
 import pytest
 
 from mmengine.errors import CorruptLog
+from mmengine.events import follow
 from mmengine.events.follow import LogFollower
 from mmengine.events.log import LogReader, LogWriter
 from mmengine.replay.checked import CheckedLog
@@ -71,6 +72,32 @@ def test_damage_before_another_segment_is_refused(records, tmp_path):
     path.write_bytes(data)
     with pytest.raises(CorruptLog):
         list(LogFollower(tmp_path, lambda: False))
+
+
+def test_a_segment_that_is_packed_meanwhile(records, tmp_path, monkeypatch):
+    """Its name is gone between the look into the folder and the one into the file."""
+    writer = LogWriter(tmp_path / "log")
+    for record in records:
+        writer.append(record.event, record.step, record.mono_ns)
+    writer.close()
+    (path,) = (tmp_path / "log").glob("*.mmlog")
+    hidden, real = tmp_path / "hidden", follow.opened
+
+    def vanishing(asked):
+        if not hidden.exists():
+            path.rename(hidden)
+        return real(asked)
+
+    def wait():
+        if path.exists():
+            return False
+        hidden.rename(path)
+        hidden.touch()
+        return True
+
+    monkeypatch.setattr(follow, "opened", vanishing)
+    seen = [record.event for record in LogFollower(tmp_path / "log", wait)]
+    assert seen == [record.event for record in records]
 
 
 def test_a_fold_follows(records, tmp_path):

@@ -5,7 +5,10 @@ import typer
 from mmengine.cli.logs import diff, export, fsck, minimize, redact, report, rerun, show, verify, why
 
 log_app = typer.Typer(
-    help="Verify an event log, or show what is in it.", no_args_is_help=True, rich_markup_mode="rich"
+    help="Ask an event log what happened, and whether it is true. No model and no GPU is needed.",
+    epilog="Start with: mmengine log show DIR, then mmengine log why DIR REQUEST. Each verb has --help.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
 )
 log_app.command(help=verify.HELP)(verify.verify)
 log_app.command(help=show.HELP)(show.show)

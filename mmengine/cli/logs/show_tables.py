@@ -193,7 +193,7 @@ def state_tables(report: "StateReport", limit: int) -> Iterator[Table | str]:
 
 def _running_table(running: list[dict[str, Any]], count: int) -> Table:
     table = Table(
-        *("row", "request", "prompt", "tokens", "computed", "cached", "most", "drafts", "blocks", "media"),
+        *("row", "request", "prompt", "tokens", "computed", "cached", "max new", "drafts", "blocks", "media"),
         title="running, in admission order",
         title_justify="left",
     )
