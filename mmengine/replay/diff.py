@@ -49,9 +49,10 @@ class LogDifference(msgspec.Struct, frozen=True):
     sides: tuple[Side, Side] | None = None
 
 
-def diff(first: Path, second: Path, match: Match = "id") -> LogDifference:
+def diff(first: Path, second: Path, match: Match = "id", *, shapes: bool = False) -> LogDifference:
     """The first difference. `match`: which requests are the same, those of one id, or those that came as
-    the same in order. Raises what `verify` raises."""
+    the same in order. `shapes`: of tokens, media and texts only how many there are is compared. Raises what
+    `verify` raises, and LogError for logs that begin at different records."""
     logs = CheckedLog(first), CheckedLog(second)
     if logs[0].begins_after != logs[1].begins_after:
         gone = first if logs[0].begins_after > logs[1].begins_after else second
@@ -59,7 +60,7 @@ def diff(first: Path, second: Path, match: Match = "id") -> LogDifference:
             f"the beginning of the log in {gone} is gone, so the two cannot be compared from there"
         )
     settings = _settings(*(log.started for log in logs))
-    walks = tuple(_facts(log, match) for log in logs)
+    walks = tuple(_facts(log, match, shapes) for log in logs)
     count, step = 0, -1
     while True:
         one, two = (next(walk, None) for walk in walks)
@@ -73,14 +74,31 @@ def diff(first: Path, second: Path, match: Match = "id") -> LogDifference:
 _Fact = tuple[State, Record, str, dict[str, Any]]
 
 
-def _facts(log: CheckedLog, match: Match) -> Iterator[_Fact]:
+def _facts(log: CheckedLog, match: Match, shapes: bool) -> Iterator[_Fact]:
     """Each event that counts: the state before it, its record, its kind, and its fields by name, rows as
     requests."""
     for state, record in fold(log):
         if not isinstance(record.event, _PASSED_OVER):
             with log.naming(record):
                 fields = _Fields(state, match).of(record)
+                if shapes:
+                    fields = {name: _shape(name, value) for name, value in fields.items()}
             yield state, record, type(record.event).__name__, fields
+
+
+_CONTENT = {
+    *("prompt", "tokens", "drafts", "media", "evict", "keys", "used", "stops", "errors", "lost", "cuts"),
+    *("sampling", "grammar", "cache_salt", "error", "detail", "fingerprints", "engine_version", "mode"),
+}
+
+
+def _shape(name: str, value: Any) -> Any:
+    """How much of it there is, where it is what somebody said."""
+    if name not in _CONTENT or isinstance(value, int):
+        return value
+    if isinstance(value, dict):
+        return {key: _shape(name, one) for key, one in value.items()}
+    return len(value) if isinstance(value, (list, tuple)) else value is not None
 
 
 class _Fields:

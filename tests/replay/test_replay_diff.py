@@ -70,6 +70,20 @@ def test_another_token_is_an_input(folder, tmp_path):
     assert found.sides[0].value[0] + 1 == found.sides[1].value[0] == seen[0][-1]
 
 
+def test_shapes_are_compared_without_content(folder, tmp_path):
+    """Another token is no difference of shape; one that ends a text is a decision."""
+
+    def other(event, step):
+        if isinstance(event, ev.Executed) and event.token_ids:
+            return replace(event, token_ids=bytes(len(event.token_ids)))
+        return None
+
+    zeros = changed(folder, tmp_path / "zeros", other)
+    assert diff(folder, zeros).field == "tokens" and diff(folder, zeros, shapes=True).kind == ""
+    busy_run(tmp_path / "other", token_budget=16)
+    assert diff(folder, tmp_path / "other", shapes=True).kind == "decisions"
+
+
 def test_another_end_is_a_decision(folder, tmp_path):
     def other(event, step):
         if isinstance(event, ev.Finished) and event.reason == "length":
@@ -101,6 +115,8 @@ def test_requests_may_be_matched_in_order(tmp_path):
         assert (by_id.kind, by_id.field) == ("inputs", "request_id")
         by_order = diff(tmp_path / f"{seed}", tmp_path / f"{seed}-public", "arrival")
         assert by_order.field == "prompt", "the ids are no difference any more"
+        by_shape = diff(tmp_path / f"{seed}", tmp_path / f"{seed}-public", "arrival", shapes=True)
+        assert by_shape.kind == "" and by_shape.events > 200
 
 
 def test_rows_and_blocks_are_no_difference(tmp_path):

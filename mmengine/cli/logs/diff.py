@@ -16,7 +16,7 @@ HELP = (
     "Row and block numbers and times are no difference. Exit code 0 when the logs do not part, 3 when they "
     "do.\n\n"
     "[bold]Examples[/bold]\n\n  mmengine log diff before.log after.log\n\n"
-    "  mmengine log diff monday.log tuesday.log --match arrival"
+    "  mmengine log diff run.log public.log --match arrival --shapes"
 )
 Log = Annotated[Path, typer.Argument(metavar="LOG", help="A log.", show_default=False)]
 
@@ -27,13 +27,16 @@ def diff(
     match: Annotated[
         Literal["id", "arrival"], typer.Option(help="Which requests are the same: by id, or in order.")
     ] = "id",
+    shapes: Annotated[
+        bool, typer.Option("--shapes", help="Of tokens, media and texts compare only how many there are.")
+    ] = False,
     json_output: Json = False,
 ) -> None:
     import msgspec  # lazy, like all below: help needs none of it
 
     from mmengine.replay.diff import diff as compare
 
-    found = compare(existing(first), existing(second), match)
+    found = compare(existing(first), existing(second), match, shapes=shapes)
     if json_output:
         print_json({"same": not found.kind, **msgspec.to_builtins(found)})
     else:
