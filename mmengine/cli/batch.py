@@ -65,10 +65,10 @@ def _answer_all(
             counts.take(answer)
             answers.write(file.answer_line(place, answer), _request_id(answer))
             for request_id in answers.delivered():
-                engine.delivered(request_id)
+                engine.requests.delivered(request_id)
             progress.update(task, advance=1, tokens=counts.tokens_a_second)
     for request_id in answers.delivered(now=True):
-        engine.delivered(request_id)
+        engine.requests.delivered(request_id)
     console.print(counts.line(answers.path, log), highlight=False, soft_wrap=True)
     missing = len(index) - before - counts.answered - counts.failed
     if missing:

@@ -9,6 +9,7 @@ import msgspec
 
 from mmengine.config import OPERATIONAL, EngineConfig
 from mmengine.core.evolve import evolve
+from mmengine.core.outputs import Output
 from mmengine.core.request_state import RequestState
 from mmengine.core.snapshot import newest_before
 from mmengine.core.state import State
@@ -42,6 +43,20 @@ class PastAnswer:
     reason: str = ""
     detail: str = ""
     num_cached_tokens: int = 0
+
+    def add(self, output: Output) -> None:
+        """What another step gave the request."""
+        self.token_ids.extend(output.token_ids)
+        if output.logprobs is not None:
+            self.logprobs = [*(self.logprobs or ()), *output.logprobs]
+        if output.finish_reason is not None:
+            self.reason, self.detail = output.finish_reason, output.detail
+            self.num_cached_tokens = output.num_cached_tokens
+
+    @property
+    def was_given_up(self) -> bool:
+        """Whether the request was cancelled, so that its answer is none. A deadline that passed is one."""
+        return self.reason == "abort" and self.detail != "deadline"
 
 
 @dataclass(slots=True)

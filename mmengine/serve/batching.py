@@ -43,8 +43,8 @@ def run_batch(
     Jobs enter the engine in order. At most twice as many answers as there are rows are inside at
     once, and never more than `max_waiting`, so that none is rejected for want of a place.
     Requests that the engine has of a process before are taken up by their ids. `received` False: an
-    answer counts as received when the caller says so with `engine.delivered`, not when it asks for the
-    next one. Once `drain` is set no further job is taken; what runs is finished. `stop`, or leaving the
+    answer counts as received when the caller says so with `engine.requests.delivered`, not when it asks
+    for the next one. Once `drain` is set no further job is taken; what runs is finished. `stop`, or leaving the
     iteration early, cancels what runs. Raises InvalidRequest while requests that were submitted
     by hand are on their way: their outputs would be lost.
     """
@@ -106,7 +106,7 @@ class _Batch:
             elif isinstance(job[1], MMEngineError):
                 self._ahead.append((job[0], None, job[1]))
             elif isinstance(job[1], Answered):
-                self._engine.drop_past(*job[1])
+                self._engine.requests.drop_past(*job[1])
             else:
                 prompt, options = job[1]
                 self._ahead.append((job[0], options, self._prepared(prompt, options, pool)))
@@ -115,9 +115,9 @@ class _Batch:
         self, prompt: Prompt, options: Options, pool: ThreadPoolExecutor
     ) -> "Future[Prepared] | None":
         known_as = options.request_id, options.sampling.n
-        if self._engine.can_take_up(*known_as):
+        if self._engine.requests.can_take_up(*known_as):
             return None
-        self._engine.drop_past(*known_as)
+        self._engine.requests.drop_past(*known_as)
         return pool.submit(prompt.prepare, self._engine.processor)
 
     def _submit(self) -> Iterator[Result]:
@@ -148,7 +148,7 @@ class _Batch:
         try:
             if future is None:
                 request_id = options.request_id
-                if (completion := self._engine.take_up(request_id, count)) is not None:
+                if (completion := self._engine.requests.take_up(request_id, count)) is not None:
                     return completion
             else:
                 request_id = self._engine.submit_prepared(future.result(), options, stream=False)

@@ -266,11 +266,11 @@ class AsyncEngine:
         """Let the streams go on with what the log has of their requests."""
         for request_id, channel in list(self._running.items()):
             num_choices = channel.options.sampling.n
-            if not self._engine.can_take_up(request_id, num_choices):  # no step had seen it yet
+            if not self._engine.requests.can_take_up(request_id, num_choices):  # no step had seen it yet
                 options = replace(channel.options, request_id=request_id)
-                self._engine.submit_prepared(stuck.prepared(request_id), options)
+                self._engine.submit_prepared(stuck.requests.prepared(request_id), options)
                 continue
-            completion = self._engine.take_up(request_id, num_choices, stream=True)
+            completion = self._engine.requests.take_up(request_id, num_choices, stream=True)
             if completion is not None:
                 last = completion.choices[-1]
                 self._deliver([RequestOutput(request_id, last.index, "", [], last.finish_reason, completion)])

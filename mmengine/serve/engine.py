@@ -9,28 +9,25 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from mmengine.config import EngineConfig
 from mmengine.core.outputs import Output, Stats
-from mmengine.core.past import PastAnswer, Resume
+from mmengine.core.past import Resume
 from mmengine.errors import InvalidRequest, LogError
-from mmengine.events.vocabulary import Queued
 from mmengine.models.plugin import MediaInput, Prepared
 from mmengine.request import Request, SamplingParams
-from mmengine.serve.answers import Choice, Completion, Logprobs, RequestOutput, engine_failed
+from mmengine.serve.answers import Completion, RequestOutput, engine_failed
 from mmengine.serve.batching import run_batch
-from mmengine.serve.detokenize import StopStrings, TextStream, answer_text
+from mmengine.serve.detokenize import StopStrings
 from mmengine.serve.health import Readiness, core_reasons
+from mmengine.serve.in_progress import InProgress
 from mmengine.serve.log_sync import LogSyncer
 from mmengine.serve.metrics import Metrics
 from mmengine.serve.operators import operator_log
-from mmengine.serve.prompts import Options, Prompt, core_ids, core_requests, make_sampling, request_ids
-from mmengine.serve.recovery import add_news, open_store, recover, was_given_up
+from mmengine.serve.prompts import Options, Prompt, core_requests, make_sampling, request_ids
+from mmengine.serve.recovery import open_store, recover
 from mmengine.serve.watchdog import HANG_EXIT, Watchdog
 
 if TYPE_CHECKING:
@@ -40,36 +37,14 @@ STALL_PAUSE_S = 0.05
 STALL_LIMIT_S = 60.0
 
 
-@dataclass(slots=True)
-class _Answer:
-    """A choice on its way."""
-
-    index: int
-    stream: TextStream | None
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: Logprobs | None = None
-
-
-@dataclass(slots=True)
-class _Pending:
-    """A request with choices on their way."""
-
-    request_id: str
-    prepared: Prepared
-    sampling: SamplingParams
-    waiting_for: int
-    choices: dict[int, Choice] = field(default_factory=dict)
-    num_cached_tokens: int = 0
-
-
 class Engine:
     """Runs a model. Not thread-safe; AsyncEngine is the one for many callers.
 
     `model`: a folder, a hub id, or None for the embedded checkpoint. `log`: folder for the event
     log; None keeps a bounded one in memory. `resume`: go on with the log that stands there, if one does;
-    its live requests run on, and `take_up` gives the answers of those and of the ones that nobody
-    received. `on_hang`: called on another thread when a step took longer than step_timeout_s; None notes
-    that in the log and ends the process. `builder` replaces `mmengine.build.build` in tests.
+    its live requests run on, and `requests.take_up` gives the answers of those and of the ones that
+    nobody received. `on_hang`: called on another thread when a step took longer than step_timeout_s;
+    None notes that in the log and ends the process. `builder` replaces `mmengine.build.build` in tests.
     Raises ModelError, ConfigError, LogError.
     """
 
@@ -102,22 +77,24 @@ class Engine:
         self.processor = self.built.processor
         self.config = self.built.config
         self._core = self.built.core
-        self._tokenizer = self.built.processor.tokenizer
         self._new_id = request_ids()
-        self._pending: dict[str, _Pending] = {}
-        self._answers: dict[str, tuple[_Pending, _Answer]] = {}
-        self._undelivered: dict[str, list[str]] = {}  # core ids of ended answers, by request id
-        self._store = open_store(log, self.config) if log is not None else None
-        self.past: dict[str, PastAnswer] = {}  # of the process before, by core id, not taken up yet
         self.batch_done: dict[str, Completion] = {}  # answers of batches that no batch has taken yet
         self._stalled_since = 0.0
         self._failure = ""  # why the last step raised
         self._closed = False
         self._received = True  # whether a step says that the answers before it were
         self.metrics = Metrics(self._core.stats, lambda: self.readiness().ready)
+        self._store, past = None, {}
+        try:
+            if log is not None:
+                self._store = open_store(log, self.config, self.built.past)
+            if self.built.past is not None:
+                past = recover(self.built, self._store, resume.cause)
+        except BaseException:
+            self._core.sink.close()  # without a last word: the state that was found did not go on
+            raise
         self._syncer = self._new_syncer() if log is not None else None
-        if self.built.past is not None:
-            self.past = recover(self.built, self._store, resume.cause)
+        self.requests = InProgress(self._core, self.processor.tokenizer, self._let_go, past)
         limit_s = self.config.step_timeout_s
         self._watchdog = Watchdog(limit_s, on_hang or self._end_process) if limit_s else nullcontext()
         built = self.built
@@ -150,14 +127,11 @@ class Engine:
             raise InvalidRequest("the engine is closed")
         options.check()
         request_id = options.request_id or self._new_id()
-        if request_id in self._pending:
+        if request_id in self.requests:
             raise InvalidRequest(f"a request with the id {request_id!r} is running; ids must differ")
         requests = core_requests(request_id, prepared, options)
-        pending = _Pending(request_id, prepared, requests[0].sampling, len(requests))
         self._submit_all(requests, prepared)
-        self._pending[request_id] = pending
-        for request in requests:
-            self._answers[request.request_id] = pending, self._new_answer(request, stream)
+        self.requests.begin(request_id, prepared, requests, stream)
         return request_id
 
     def _submit_all(self, requests: list[Request], prepared: Prepared) -> None:
@@ -184,54 +158,6 @@ class Engine:
         if self._store is not None:
             self._store.release(core_id)
 
-    def prepared(self, request_id: str) -> Prepared:
-        """The prompt of a request that is on its way."""
-        return self._pending[request_id].prepared
-
-    def can_take_up(self, request_id: str, num_choices: int = 1) -> bool:
-        """Whether the process before had this request, with so many answers, and did not give it up."""
-        names = core_ids(request_id, num_choices) if self.past else [""]
-        found = [self.past.get(name) for name in names]
-        return all(one is not None and not was_given_up(one) for one in found)
-
-    def take_up(self, request_id: str, num_choices: int = 1, *, stream: bool = False) -> Completion | None:
-        """Go on with a request of the process before. Gives its answer when it ended there; else that
-        comes out of `step`, with `stream` the text that is new from here on. Raises KeyError for one that
-        `can_take_up` denies."""
-        names = core_ids(request_id, num_choices)
-        found = [self.past.pop(name) for name in names]
-        first, completion = found[0].queued, None
-        prepared = Prepared(np.frombuffer(first.prompt, np.int32), (), "")
-        pending = self._pending[request_id] = _Pending(request_id, prepared, first.sampling, num_choices)
-        for name, one in zip(names, found, strict=True):
-            answer = self._new_answer(one.queued, stream)
-            answer.token_ids, answer.logprobs = one.token_ids, one.logprobs
-            if answer.stream is not None:
-                answer.stream.push(one.token_ids)
-            self._answers[name] = pending, answer
-            if one.reason:
-                ended = Output(name, [], one.reason, one.detail, one.num_cached_tokens)
-                pending.num_cached_tokens = max(pending.num_cached_tokens, one.num_cached_tokens)
-                completion = self._finish(ended, pending, answer)
-        return completion
-
-    def drop_past(self, request_id: str, num_choices: int = 1) -> None:
-        """Nobody needs the answers of a request of the process before any more, if it had it."""
-        for name in core_ids(request_id, num_choices):
-            if (one := self.past.pop(name, None)) is None:
-                continue
-            if one.reason:
-                self._core.delivered(name)
-            else:
-                self._core.cancel(name, "its answer was delivered before")
-
-    def _new_answer(self, request: Request | Queued, stream: bool) -> _Answer:
-        sampling = request.sampling
-        text = None
-        if stream:
-            text = TextStream(self._tokenizer, stop=sampling.stop, min_tokens=sampling.min_tokens)
-        return _Answer(request.sample_index, text)
-
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
@@ -240,7 +166,7 @@ class Engine:
     def check_batchable(self) -> None:
         """Raise InvalidRequest while requests submitted with `stream` are on their way: a batch
         would step past their outputs."""
-        if any(answer.stream is not None for _, answer in self._answers.values()):
+        if self.requests.any_streams:
             raise InvalidRequest("submitted requests are on their way; step until has_work is False")
 
     def _new_syncer(self) -> LogSyncer:
@@ -274,15 +200,15 @@ class Engine:
     @property
     def is_idle(self) -> bool:
         """Whether no request is on its way."""
-        return not self._answers
+        return not self.requests
 
     def step(self, *, received: bool = True) -> list[RequestOutput]:
         """Compute one step and return what is new, in the order of the engine. Calling it again
         says that the answers of the last call were received, unless `received` is False; then
-        `delivered` says so of each."""
+        `requests.delivered` says so of each."""
         self._received = received
         if received:
-            self._mark_delivered()
+            self.requests.all_delivered()
         try:
             with self._watchdog:
                 news = self._core.step()
@@ -296,69 +222,9 @@ class Engine:
         self._watch_stall(moved=bool(outputs))
         return [output for output in outputs if output is not None]
 
-    def _mark_delivered(self) -> None:
-        for request_id in list(self._undelivered):
-            self.delivered(request_id)
-
-    def delivered(self, request_id: str) -> None:
-        """The answer is where it will not be lost; the next step writes that down. Until then another
-        process that takes this log up has it again."""
-        for core_id in self._undelivered.pop(request_id, ()):
-            self._core.delivered(core_id)
-
     def _take(self, output: Output) -> RequestOutput | None:
         self.metrics.saw(output)
-        if output.request_id not in self._answers:
-            self._take_unclaimed(output)
-            return None
-        pending, answer = self._answers[output.request_id]
-        answer.token_ids.extend(output.token_ids)
-        if output.logprobs is not None:
-            answer.logprobs = (answer.logprobs or []) + list(output.logprobs)
-        pending.num_cached_tokens = max(pending.num_cached_tokens, output.num_cached_tokens)
-        text = answer.stream.push(output.token_ids) if answer.stream is not None else ""
-        if output.finish_reason is None:
-            return RequestOutput(pending.request_id, answer.index, text, output.token_ids)
-        if answer.stream is not None:
-            text += answer.stream.finish()
-        completion = self._finish(output, pending, answer)
-        return RequestOutput(
-            pending.request_id, answer.index, text, output.token_ids, output.finish_reason, completion
-        )
-
-    def _take_unclaimed(self, output: Output) -> None:
-        """News of a request of the process before that nobody took up yet, or of one that was taken back
-        in _submit_all."""
-        ended = output.finish_reason is not None
-        if ended:
-            self._let_go(output.request_id)
-        if output.request_id in self.past:
-            add_news(self.past[output.request_id], output)
-        elif ended:
-            self._core.delivered(output.request_id)
-
-    def _finish(self, output: Output, pending: _Pending, answer: _Answer) -> Completion | None:
-        self._let_go(output.request_id)
-        if output.finish_reason in ("error", "rejected"):
-            operator_log.warning("request failed", request_id=output.request_id, reason=output.detail)
-        self._undelivered.setdefault(pending.request_id, []).append(output.request_id)
-        del self._answers[output.request_id]
-        sampling = pending.sampling
-        text = answer_text(
-            self._tokenizer, answer.token_ids, stop=sampling.stop, min_tokens=sampling.min_tokens
-        )
-        pending.choices[answer.index] = Choice(
-            answer.index, text, answer.token_ids, output.finish_reason, output.detail, answer.logprobs
-        )
-        if len(pending.choices) < pending.waiting_for:
-            return None
-        del self._pending[pending.request_id]
-        return Completion(
-            pending.request_id,
-            pending.prepared.prompt_token_ids,
-            [pending.choices[index] for index in sorted(pending.choices)],
-            pending.num_cached_tokens,
-        )
+        return self.requests.take(output)
 
     def generate(
         self,
@@ -389,9 +255,8 @@ class Engine:
     def cancel(self, request_id: str) -> None:
         """Give up a request; its last output comes with finish_reason "abort". An id that is not
         running any more is no error."""
-        for core_id, (pending, _) in list(self._answers.items()):
-            if pending.request_id == request_id:
-                self._core.cancel(core_id)
+        for core_id in self.requests.core_ids(request_id):
+            self._core.cancel(core_id)
 
     def stats(self) -> Stats:
         """Counters of the core since the start."""
@@ -439,7 +304,7 @@ class Engine:
             self._watchdog.close()
         try:
             if self._received and self.is_idle:
-                self._mark_delivered()
+                self.requests.all_delivered()
             if self._core.inbox and not self._core.state.requests:
                 self._core.step()  # writes down what was delivered
         finally:

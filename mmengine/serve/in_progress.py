@@ -1,0 +1,194 @@
+"""Requests on their way: from what the core says of them to what callers get."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from mmengine.core.engine import EngineCore
+from mmengine.core.outputs import Output
+from mmengine.core.past import PastAnswer
+from mmengine.events.vocabulary import Queued
+from mmengine.models.plugin import Prepared, Tokenizer
+from mmengine.request import Request, SamplingParams
+from mmengine.serve.answers import Choice, Completion, Logprobs, RequestOutput
+from mmengine.serve.detokenize import TextStream, answer_text
+from mmengine.serve.operators import operator_log
+from mmengine.serve.prompts import core_ids
+
+
+@dataclass(slots=True)
+class _Answer:
+    """A choice on its way."""
+
+    index: int
+    stream: TextStream | None
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: Logprobs | None = None
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A request with choices on their way."""
+
+    request_id: str
+    prepared: Prepared
+    sampling: SamplingParams
+    waiting_for: int
+    choices: dict[int, Choice] = field(default_factory=dict)
+    num_cached_tokens: int = 0
+
+
+class InProgress:
+    """`past`: answers of the process before that nobody took up yet, by core id. `let_go`: called with the
+    core id of each request that ended."""
+
+    def __init__(
+        self,
+        core: EngineCore,
+        tokenizer: Tokenizer,
+        let_go: Callable[[str], None],
+        past: dict[str, PastAnswer],
+    ):
+        self._core, self._tokenizer, self._let_go = core, tokenizer, let_go
+        self.past = past
+        self._pending: dict[str, _Pending] = {}
+        self._answers: dict[str, tuple[_Pending, _Answer]] = {}
+        self._undelivered: dict[str, list[str]] = {}  # core ids of ended answers, by request id
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._pending
+
+    @property
+    def any_streams(self) -> bool:
+        """Whether somebody wants text before an answer is whole."""
+        return any(answer.stream is not None for _, answer in self._answers.values())
+
+    def core_ids(self, request_id: str) -> Iterator[str]:
+        """Of the choices that are on their way."""
+        for core_id, (pending, _) in list(self._answers.items()):
+            if pending.request_id == request_id:
+                yield core_id
+
+    def prepared(self, request_id: str) -> Prepared:
+        """The prompt of a request that is on its way."""
+        return self._pending[request_id].prepared
+
+    def begin(self, request_id: str, prepared: Prepared, requests: list[Request], stream: bool) -> None:
+        """The core took these requests, one for each choice."""
+        pending = _Pending(request_id, prepared, requests[0].sampling, len(requests))
+        self._pending[request_id] = pending
+        for request in requests:
+            self._answers[request.request_id] = pending, self._new_answer(request, stream)
+
+    def _new_answer(self, request: Request | Queued, stream: bool) -> _Answer:
+        sampling = request.sampling
+        text = None
+        if stream:
+            text = TextStream(self._tokenizer, stop=sampling.stop, min_tokens=sampling.min_tokens)
+        return _Answer(request.sample_index, text)
+
+    def take(self, output: Output) -> RequestOutput | None:
+        """News for a caller; None where nobody asked."""
+        if output.request_id not in self._answers:
+            self._take_unclaimed(output)
+            return None
+        pending, answer = self._answers[output.request_id]
+        answer.token_ids.extend(output.token_ids)
+        if output.logprobs is not None:
+            answer.logprobs = (answer.logprobs or []) + list(output.logprobs)
+        pending.num_cached_tokens = max(pending.num_cached_tokens, output.num_cached_tokens)
+        text = answer.stream.push(output.token_ids) if answer.stream is not None else ""
+        if output.finish_reason is None:
+            return RequestOutput(pending.request_id, answer.index, text, output.token_ids)
+        if answer.stream is not None:
+            text += answer.stream.finish()
+        completion = self._finish(output, pending, answer)
+        return RequestOutput(
+            pending.request_id, answer.index, text, output.token_ids, output.finish_reason, completion
+        )
+
+    def _take_unclaimed(self, output: Output) -> None:
+        """Of a request of the process before that nobody took up yet, or of one that was taken back."""
+        ended = output.finish_reason is not None
+        if ended:
+            self._let_go(output.request_id)
+        if output.request_id in self.past:
+            self.past[output.request_id].add(output)
+        elif ended:
+            self._core.delivered(output.request_id)
+
+    def _finish(self, output: Output, pending: _Pending, answer: _Answer) -> Completion | None:
+        self._let_go(output.request_id)
+        if output.finish_reason in ("error", "rejected"):
+            operator_log.warning("request failed", request_id=output.request_id, reason=output.detail)
+        self._undelivered.setdefault(pending.request_id, []).append(output.request_id)
+        del self._answers[output.request_id]
+        sampling = pending.sampling
+        text = answer_text(
+            self._tokenizer, answer.token_ids, stop=sampling.stop, min_tokens=sampling.min_tokens
+        )
+        pending.choices[answer.index] = Choice(
+            answer.index, text, answer.token_ids, output.finish_reason, output.detail, answer.logprobs
+        )
+        if len(pending.choices) < pending.waiting_for:
+            return None
+        del self._pending[pending.request_id]
+        return Completion(
+            pending.request_id,
+            pending.prepared.prompt_token_ids,
+            [pending.choices[index] for index in sorted(pending.choices)],
+            pending.num_cached_tokens,
+        )
+
+    def delivered(self, request_id: str) -> None:
+        """The answer is where it will not be lost; the next step writes that down. Until then another
+        process that takes the log up has it again."""
+        for core_id in self._undelivered.pop(request_id, ()):
+            self._core.delivered(core_id)
+
+    def all_delivered(self) -> None:
+        for request_id in list(self._undelivered):
+            self.delivered(request_id)
+
+    # Requests of the process before
+
+    def can_take_up(self, request_id: str, num_choices: int = 1) -> bool:
+        """Whether the process before had this request, with so many answers, and did not give it up."""
+        names = core_ids(request_id, num_choices) if self.past else [""]
+        found = [self.past.get(name) for name in names]
+        return all(one is not None and not one.was_given_up for one in found)
+
+    def take_up(self, request_id: str, num_choices: int = 1, *, stream: bool = False) -> Completion | None:
+        """Go on with a request of the process before. Gives its answer when it ended there; else that
+        comes out of the engine's `step`, with `stream` the text that is new from here on. Raises KeyError
+        for one that `can_take_up` denies."""
+        names = core_ids(request_id, num_choices)
+        found = [self.past.pop(name) for name in names]
+        first, completion = found[0].queued, None
+        prepared = Prepared(np.frombuffer(first.prompt, np.int32), (), "")
+        pending = self._pending[request_id] = _Pending(request_id, prepared, first.sampling, num_choices)
+        for name, one in zip(names, found, strict=True):
+            answer = self._new_answer(one.queued, stream)
+            answer.token_ids, answer.logprobs = one.token_ids, one.logprobs
+            if answer.stream is not None:
+                answer.stream.push(one.token_ids)
+            self._answers[name] = pending, answer
+            if one.reason:
+                ended = Output(name, [], one.reason, one.detail, one.num_cached_tokens)
+                pending.num_cached_tokens = max(pending.num_cached_tokens, one.num_cached_tokens)
+                completion = self._finish(ended, pending, answer)
+        return completion
+
+    def drop_past(self, request_id: str, num_choices: int = 1) -> None:
+        """Nobody needs the answers of a request of the process before any more, if it had it."""
+        for name in core_ids(request_id, num_choices):
+            if (one := self.past.pop(name, None)) is None:
+                continue
+            if one.reason:
+                self._core.delivered(name)
+            else:
+                self._core.cancel(name, "its answer was delivered before")
