@@ -51,7 +51,14 @@ class Failure(NamedTuple):
 def replay_failure(folder: Path, kind: str) -> Failure | None:
     """How a log's requests fail when this build serves them again; None when they do not. `kind`: see
     KINDS. Raises what `verify` raises."""
-    return find_failure(read_script(Path(folder)), kind)
+    script = read_script(Path(folder))
+    return find_failure(script, kind, max_steps=enough_steps(script))
+
+
+def enough_steps(script: Script) -> int:
+    """After so many steps a script that does not fail has shown that. What a log says of its lengths may be
+    a lie, and a run must end."""
+    return 4 * script.num_steps + 10_000
 
 
 def find_failure(

@@ -14,6 +14,7 @@ from mmengine.replay.fit import work_of
 from mmengine.simulation.meter import Meter
 
 MAX_REQUESTS = 2**22
+MAX_STEP_NS = 10**15  # eleven days
 
 
 @dataclass(slots=True)
@@ -110,6 +111,8 @@ class Watch:
 
     def _land(self, state: State, event: ev.Executed, time_ns: int) -> None:
         measured, now = self.measured, time_ns - self._start_ns
+        if event.device_ns > MAX_STEP_NS:
+            raise ValueError(f"a step took {event.device_ns} ns")
         work, num_rows = self._decided.popleft()
         measured.num_steps += 1
         measured.duration_ns = now

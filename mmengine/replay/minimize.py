@@ -13,7 +13,7 @@ import msgspec
 from mmengine.errors import ConfigError, LogError
 from mmengine.events import vocabulary as ev
 from mmengine.replay import shrink
-from mmengine.replay.failures import Failure, is_playable
+from mmengine.replay.failures import Failure, enough_steps, is_playable
 from mmengine.replay.script import Script
 
 Probe = Callable[[Script, int], Failure | None]  # the failure of a script within so many steps
@@ -50,7 +50,7 @@ class Minimizer:
         self._phase, self.tried = "looking for the failure", 0
         self.best = script
         self._tell()
-        failure = probe(script, 2**62)
+        failure = probe(script, enough_steps(script))
         if failure is None:
             raise LogError(
                 "the log's requests were served again by this build and nothing failed; was the log written "

@@ -59,6 +59,7 @@ class Script:
     unfinished: list[str] = field(default_factory=list)
     failed_steps: dict[int, str] = field(default_factory=dict)
     num_rejected: int = 0
+    num_steps: int = 0  # of the log
 
     @property
     def requests(self) -> list[ev.Queued]:
@@ -82,6 +83,7 @@ def read_script(folder: Path, watch: Watch = lambda state, record: None) -> Scri
             watch(state, record)
             reader.read(state, record)
             log.apply(state, record.event)
+    reader.script.num_steps = state.step
     for name in state.requests:
         reader.script.unfinished.append(reader.answer(state, name))
     return reader.script

@@ -51,9 +51,9 @@ class ScriptedExecutor:
         self._num_prompt = np.zeros(rows, np.int64)
         self._ends_at = np.zeros(rows, np.int64)  # output index of a stop or an error, -1: none
         self._end: list[Answer | None] = [None] * rows
-        # By output index: how many drafts were right there, and how many there were; -1: nobody knows.
+        # By output index: tokens that the step there gave, 0: nobody knows, and drafts that it had.
         drafted = (rows, width) if config.num_draft_tokens else (0, 0)
-        self._right, self._offered = np.full(drafted, -1, np.int8), np.full(drafted, -1, np.int8)
+        self._given, self._offered = np.zeros(drafted, np.int8), np.zeros(drafted, np.int8)
         self._room = np.zeros(rows, np.int64)  # tokens, prompt and answer, at which it ends by length
         self._plans: deque[tuple[StepPlan, int, int]] = deque()  # with ns on the device, and when it ends
         self._free_at_ns = 0
@@ -102,8 +102,8 @@ class ScriptedExecutor:
         self._end[row] = answer
         if self._config.num_draft_tokens:
             index, given, drafts = answer.runs[answer.runs[:, 0] < width].T
-            self._right[row], self._offered[row] = -1, -1
-            self._right[row, index], self._offered[row, index] = given - 1, drafts
+            self._given[row] = 0
+            self._given[row, index], self._offered[row, index] = given, drafts
         total = self._num_prompt[row] + request.sampling.max_tokens
         self._room[row] = min(int(total), self._config.max_model_len)
 
@@ -161,9 +161,10 @@ class ScriptedExecutor:
         mixed = (salt[:, None] * np.uint64(count + 1) + np.arange(count, dtype=np.uint64)) * _MIX
         chance = ((mixed ^ (mixed >> np.uint64(29))) * _ODD >> np.uint64(11)).astype(np.float64) / 2.0**53
         luck = np.logical_and.accumulate(chance < self._acceptance, axis=1).sum(axis=1)
-        at = rows, np.minimum(index[:, 0], self._right.shape[1] - 1)
-        num_right = np.where(self._right[at] >= 0, self._right[at], luck)
-        num_next = np.where(self._right[at] >= 0, np.minimum(self._offered[at], count), count)
+        at = rows, np.minimum(index[:, 0], self._given.shape[1] - 1)
+        given = self._given[at]
+        num_right = np.where(given > 0, given - 1, luck)
+        num_next = np.where(given > 0, np.minimum(self._offered[at], count), count)
         num_next[ended] = 0
         right = np.arange(count) < num_right[:, None]
         drafts = np.where(right, tokens, (tokens + 1) % 2**30)

@@ -89,16 +89,20 @@ class Browser:
 
     def open(self, path: Path) -> None:
         self.call("Page.navigate", url=path.resolve().as_uri())
-        end = time.monotonic() + self._timeout
-        while not self.run("Boolean(window.mmengineReport)"):
-            assert time.monotonic() < end and not self.errors, self.errors
-            time.sleep(0.05)
+        self.wait("Boolean(window.mmengineReport)")
 
     def run(self, script: str):
         """The value of an expression in the page; a promise is waited for."""
         done = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in done, done
         return done["result"].get("value")
+
+    def wait(self, condition: str) -> None:
+        """Until an expression in the page is true; input reaches a busy page late."""
+        end = time.monotonic() + self._timeout
+        while not self.run(condition):
+            assert time.monotonic() < end, f"it never came true: {condition}"
+            time.sleep(0.02)
 
     def key(self, key: str, *, shift: bool = False) -> None:
         for kind in ("keyDown", "keyUp"):

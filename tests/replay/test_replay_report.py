@@ -181,35 +181,37 @@ def test_a_browser_can_scrub_zoom_and_search(tmp_path, dark):
         assert browser.run("document.documentElement.classList.contains('dark')") == dark
         for key, step in (("Home", 0), ("ArrowRight", 1), ("ArrowRight", 2), ("ArrowLeft", 1)):
             browser.key(key)
-            assert browser.run("mmengineReport.view.step") == step
+            browser.wait(f"mmengineReport.view.step === {step}")
             assert browser.run("document.querySelector('#panel h2').textContent") == f"Step {step}"
             batch = browser.run(f"mmengineReport.stepAt({step}).batch.length")
             assert batch == lines[step].num_rows
         browser.run("document.getElementById('slider').value = 9")
         browser.run("document.getElementById('slider').dispatchEvent(new Event('input'))")
-        assert browser.run("mmengineReport.view.step") == 9
+        browser.wait("mmengineReport.view.step === 9")
         whole = browser.run("mmengineReport.view.last - mmengineReport.view.first")
         browser.mouse("mouseWheel", 500, 300, deltaX=0, deltaY=-600)
-        near = browser.run("mmengineReport.view.last - mmengineReport.view.first")
-        assert near < whole / 2
+        browser.wait(f"mmengineReport.view.last - mmengineReport.view.first < {whole / 2}")
         first = browser.run("mmengineReport.view.first")
         browser.mouse("mousePressed", 500, 300, button="left", clickCount=1)
         browser.mouse("mouseMoved", 450, 300, button="left", buttons=1)
         browser.mouse("mouseReleased", 450, 300, button="left", clickCount=1)
-        assert browser.run("mmengineReport.view.first") > first
+        browser.wait(f"mmengineReport.view.first > {first}")
         browser.key("/")
+        browser.wait("document.activeElement.id === 'query'")
         browser.call("Input.insertText", text="r1")
         browser.run("document.getElementById('search').requestSubmit()")
-        assert browser.run("mmengineReport.data.ids[mmengineReport.view.lane]") == "r1"
+        browser.wait("mmengineReport.data.ids[mmengineReport.view.lane] === 'r1'")
         browser.key("0")
+        browser.wait("mmengineReport.view.first === 0")
         x, y = browser.run(
             "(() => { const { view, data } = mmengineReport, box = document.getElementById('lanes')"
             ".getBoundingClientRect(); return [box.x + view.x(data.lane_start[3] + 0.5), "
             "box.y + (data.lane_slot[3] + 0.4 - view.top) * view.slotHeight]; })()"
         )
         browser.click(x, y)
-        assert browser.run("mmengineReport.view.lane") == 3
+        browser.wait("mmengineReport.view.lane === 3")
         assert "r3" in browser.run("document.getElementById('panel').textContent")
+        browser.run("mmengineReport.draw()")
         colours = browser.run(
             "new Set(new Uint32Array(document.getElementById('lanes').getContext('2d')"
             ".getImageData(0, 0, 900, 400).data.buffer)).size"
