@@ -81,6 +81,7 @@ class EngineCore:
         self._in_flight: deque[Exception | None] = deque()
         self._collect_first = False
         self._at_device: list[None] = []  # one while the executor is awaited; who takes it out goes on
+        self._is_committed = True  # by the last step, what it and those before it recorded
         self._outputs = Outputs()
         self._stats = Stats(kv_blocks_total=config.num_blocks - 1)
         self.last_stall: tuple[int, ev.Stalled] | None = None  # and the step at which it was found
@@ -139,6 +140,11 @@ class EngineCore:
         return bool(
             self.state.requests or self._source or self._outputs or self._in_flight or self._is_decided
         )
+
+    def is_on_disk(self, request_id: str) -> bool:
+        """Whether the request's QUEUED was written: from then on it is answered, whatever happens to this
+        process. To be asked after a step; of a request that ended, too."""
+        return self._is_committed and request_id not in self.inbox.queued
 
     @property
     def stalled(self) -> str:
@@ -296,7 +302,8 @@ class EngineCore:
 
     def _release(self) -> Outputs:
         """Commit; only then let the batch and the tokens go."""
-        if not self.sink.commit():
+        self._is_committed = self.sink.commit()
+        if not self._is_committed:
             return Outputs()
         if self._is_decided:
             plan, self._is_decided, self._plan = self._plan, False, None

@@ -44,8 +44,8 @@ def run_batch(
     once, and never more than `max_waiting`, so that none is rejected for want of a place.
     Requests that the engine has of a process before are taken up by their ids. `received` False: an
     answer counts as received when the caller says so with `engine.requests.delivered`, not when it asks
-    for the next one. Once `drain` is set no further job is taken; what runs is finished. `stop`, or leaving the
-    iteration early, cancels what runs. Raises InvalidRequest while requests that were submitted
+    for the next one. Once `drain` is set no further job is taken; what runs is finished. `stop`, or
+    leaving the iteration early, cancels what runs. Raises InvalidRequest while requests that were submitted
     by hand are on their way: their outputs would be lost.
     """
     engine.check_batchable()

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -43,6 +44,8 @@ class _Channel:
         self.options = options
         self.loop = asyncio.get_running_loop()
         self.queue: asyncio.Queue[RequestOutput | MMEngineError | None] = asyncio.Queue()
+        self.accepted = asyncio.Event()  # on the disk, or refused with `error`
+        self.error: MMEngineError | None = None
         self.request_id = ""  # set when the engine took the request
         self.closed = False
 
@@ -75,6 +78,13 @@ class Stream:
         if item is None:
             raise StopAsyncIteration
         raise item
+
+    async def accepted(self) -> None:
+        """Wait until the request is in the log: from then on, if that is on a disk, it is answered
+        whatever happens to this process. Raises what the stream would when it is refused."""
+        await self._channel.accepted.wait()
+        if self._channel.error is not None:
+            raise self._channel.error
 
     async def __aenter__(self) -> "Stream":
         return self
@@ -114,7 +124,8 @@ class AsyncEngine:
         self._open: set[_Channel] = set()
         self._closing = False
         self._failure: MMEngineError | None = None
-        self._running: dict[str, _Channel] = {}  # the engine's thread alone
+        self._running: dict[str, _Channel] = {}  # this and the next: the engine's thread alone
+        self._unwritten: list[_Channel] = []  # no step has written them down yet
         self._stats = replace(self._engine.stats())
         self.metrics = self._engine.metrics
         self.metrics.ready = lambda: self.readiness().ready
@@ -231,6 +242,7 @@ class AsyncEngine:
                     self._stepping_since, self._num_hangs = 0.0, 0
                     self._stats = replace(engine.stats())
                     self._deliver(outputs)
+                    self._acknowledge(engine)
                 if self._closing:
                     engine.check_stall()
         except BaseException as error:  # every waiter must hear of it, whatever it is
@@ -294,6 +306,17 @@ class AsyncEngine:
             self._end(channel, engine_failed(error))
         else:
             self._running[channel.request_id] = channel
+            self._unwritten.append(channel)
+
+    def _acknowledge(self, engine: Engine) -> None:
+        """Tell the callers whose requests a step wrote down."""
+        waiting, self._unwritten = self._unwritten, []
+        for channel in waiting:
+            if not engine.is_on_disk(channel.request_id):
+                self._unwritten.append(channel)
+                continue
+            with suppress(RuntimeError):  # the caller's loop is closed
+                channel.loop.call_soon_threadsafe(channel.accepted.set)
 
     def _cancel(self, channel: _Channel) -> None:
         if channel.request_id in self._running:
@@ -320,7 +343,7 @@ class AsyncEngine:
         with self._lock:
             self._open.discard(channel)
         try:
-            channel.loop.call_soon_threadsafe(channel.queue.put_nowait, error)
+            channel.loop.call_soon_threadsafe(_put_end, channel, error)
         except RuntimeError:
             return  # the caller's loop is closed
 
@@ -331,6 +354,12 @@ class AsyncEngine:
             channels = list(self._open)
         for channel in channels:
             self._end(channel, engine_failed(error))
+
+
+def _put_end(channel: _Channel, error: MMEngineError | None) -> None:
+    channel.error = error
+    channel.accepted.set()
+    channel.queue.put_nowait(error)
 
 
 def _put_all(news: list[tuple[_Channel, RequestOutput]]) -> None:

@@ -197,6 +197,11 @@ class Engine:
         if not moved:
             time.sleep(STALL_PAUSE_S)
 
+    def is_on_disk(self, request_id: str) -> bool:
+        """Whether a request was written down, with all its choices, after a step. With a log it is then
+        answered whatever happens to this process."""
+        return all(map(self._core.is_on_disk, self.requests.core_ids(request_id)))
+
     @property
     def is_idle(self) -> bool:
         """Whether no request is on its way."""

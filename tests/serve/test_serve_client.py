@@ -5,6 +5,8 @@ import time
 import pytest
 
 from mmengine.errors import ExecutorFailed, InvalidMedia, InvalidRequest, QueueFull, RequestFailed
+from mmengine.events.log import LogReader, LogWriter
+from mmengine.events.vocabulary import Queued
 from mmengine.serve.client import AsyncEngine
 from tests.serve.serve_fakes import EchoExecutor, EchoProcessor, builder
 
@@ -188,3 +190,25 @@ def test_the_log_is_synced_in_the_background(tmp_path, monkeypatch):
 
     run(main())
     assert synced
+
+
+def test_a_request_is_accepted_when_it_is_in_the_log(tmp_path, monkeypatch):
+    commit, room = LogWriter.commit, [False]
+    monkeypatch.setattr(LogWriter, "commit", lambda log: room[0] and commit(log))
+
+    async def main():
+        engine = AsyncEngine(builder=builder(), log=tmp_path / "log")
+        stream, refused = engine.stream("hello", max_tokens=20), engine.stream("bad", max_tokens=20)
+        with pytest.raises(InvalidMedia):
+            await refused.accepted()
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(stream.accepted(), 0.3)
+        assert not list((tmp_path / "log").glob("*.mmlog"))
+        room[0] = True
+        await stream.accepted()
+        assert any(isinstance(record.event, Queued) for record in LogReader(tmp_path / "log"))
+        assert "".join([output.text async for output in stream]) == "HELLO"
+        await stream.accepted()
+        await engine.close()
+
+    asyncio.run(asyncio.wait_for(main(), 30))
