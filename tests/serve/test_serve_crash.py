@@ -76,7 +76,7 @@ def run_batch(folder, **settings):
     builder = fakes.builder(
         processor=Picturing(),
         executor_class=Encoding,
-        **{"max_num_seqs": 2, "snapshot_bytes": 2500, **settings},
+        **{"max_num_seqs": 2, "snapshot_bytes": 2500, "log_sync": "never", **settings},
     )
 
     def make_engine(resume):
