@@ -1,4 +1,6 @@
-"""Writes the golden log of a format: python -m tests.golden.make_golden NAME
+"""Writes the golden log of a format, or of rules of the scheduler (the last digit is the format's):
+
+    python -m tests.golden.make_golden NAME
 
 Run once for a format, and commit the folder. It is never written again: a build that cannot read
 it, folds it to another digest, or derives other decisions under the same decision version is wrong.
@@ -8,9 +10,19 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+from mmengine.config import EngineConfig
+from mmengine.core import snapshot
+from mmengine.core.engine import EngineCore
+from mmengine.core.evolve import evolve
+from mmengine.core.simulate import SimulatedExecutor
+from mmengine.core.state import State
+from mmengine.events import vocabulary as ev
+from mmengine.events.log import LogReader, LogWriter
+from mmengine.events.snapshots import snapshot_path
 from mmengine.replay import request_lines, step_lines, verify
-from tests.replay.runs import busy_run
+from tests.replay.runs import EOS_IN, busy_run
 
 HERE = Path(__file__).parent
 
@@ -31,11 +43,48 @@ def expected(folder: Path, digest: bytes) -> dict:
     }
 
 
+def crashed_run(folder: Path) -> EngineCore:
+    """Two steps in flight, a process that ends in the middle, and another that goes on."""
+    with TemporaryDirectory() as before:
+        busy_run(Path(before), seed=10, num_requests=60, mixed=True, max_in_flight=2)
+        records = list(LogReader(Path(before)))
+    writer, config = LogWriter(folder), EngineConfig.from_dict(records[0].event.config)
+    state = State(config)
+    for record in records[: len(records) * 2 // 3]:
+        writer.append(record.event, record.step, record.mono_ns)
+        evolve(state, record.event)
+    executor = SimulatedExecutor(config, eos_in=EOS_IN)
+    core = EngineCore(config, executor, sink=writer, state=state, started=records[0].event)
+    steps = tuple(flight.step for flight in state.flights)
+    lost = ((state.waiting[-1].request.request_id, "its image is lost"),)
+    core.recover(ev.Recovered(steps, "tail", (("0.mmlog", 99, 7),), lost, {"weights": "00"}, "0.1.0"))
+    for name, known in state.requests.items():
+        if known.waits_for_grammar:
+            core.inbox.put(ev.GrammarReady(name))
+    while core.has_work:
+        for output in core.step():
+            if output.finish_reason is not None:
+                core.delivered(output.request_id)
+    core.close()
+    return core
+
+
+def save_state(folder: Path) -> None:
+    """A snapshot of the middle of a log, beside it."""
+    records = list(LogReader(folder))
+    state = State(EngineConfig.from_dict(records[0].event.config))
+    middle = len(records) // 2
+    for record in records[: middle + 1]:
+        evolve(state, record.event)
+    snapshot_path(folder, middle).write_bytes(snapshot.take(state, records[0].event, middle))
+
+
 def main(name: str) -> None:
     folder = HERE / name
-    live = busy_run(folder, seed=5, num_requests=60)
+    core = crashed_run(folder)
+    save_state(folder)
     (folder / "lock").unlink()
-    text = json.dumps(expected(folder, live.core.state.digest()), separators=(",", ":"))
+    text = json.dumps(expected(folder, core.state.digest()), separators=(",", ":"))
     (folder / "expected.json").write_text(text + "\n")
 
 

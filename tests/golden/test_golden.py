@@ -14,7 +14,7 @@ from mmengine.core.state import State
 from mmengine.events import codec, format_1
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader
-from mmengine.events.segment import FOOTER_SIZE, HEADER_SIZE
+from mmengine.events.segment import FOOTER_SIZE, HEADER_SIZE, snapshot_sequences
 from mmengine.replay import request_lines, step_lines, verify
 
 FOLDERS = sorted(path.parent for path in Path(__file__).parent.glob("*/expected.json"))
@@ -25,8 +25,8 @@ def golden(request):
     return request.param, json.loads((request.param / "expected.json").read_text())
 
 
-def test_there_is_one_for_each_format():
-    assert [folder.name for folder in FOLDERS] == ["format_1", "format_2"]
+def test_there_is_one_for_each_format_and_for_the_rules_since():
+    assert [folder.name for folder in FOLDERS] == ["format_1", "format_2", "rules_2_format_2"]
     assert sum(path.stat().st_size for folder in FOLDERS for path in folder.iterdir()) < 200_000
 
 
@@ -58,6 +58,15 @@ def test_it_verifies(golden):
     assert {name: getattr(report, name) for name in ("events", "steps", "tokens", "checkpoints")} == {
         name: expected[name] for name in ("events", "steps", "tokens", "checkpoints")
     }
+
+
+def test_its_snapshots_are_read(golden):
+    folder, expected = golden
+    sequences = snapshot_sequences(folder)
+    assert bool(sequences) == (expected["decision_version"] > 1)
+    for sequence in sequences:
+        report = verify(folder, after=sequence + 1)
+        assert report.ok and report.begins_after == sequence
 
 
 def test_it_shows_the_same_figures(golden):
