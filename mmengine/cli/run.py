@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mmengine.cli.supervisor import end_with_supervisor, ended_by, is_supervised, supervise
+from mmengine.cli.supervisor import ended_by, is_supervised, obey_supervisor, supervise
 from mmengine.errors import ConfigError, InvalidRequest
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def run(
         if log is not None and not is_supervised():
             raise typer.Exit(supervise(sys.argv[1:], lambda: out.stat().st_size if out.exists() else 0))
         if is_supervised():
-            end_with_supervisor()
+            obey_supervisor()
         from mmengine.cli.batch import run_batch_file  # lazy: numpy, msgspec
 
         raise typer.Exit(run_batch_file(batch, out, log, make_engine))

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from types import FrameType
 
@@ -17,8 +18,10 @@ from mmengine.errors import MMEngineError
 COMMAND = (sys.executable, "-m", "mmengine.cli.main")
 CHILD = "MMENGINE_SUPERVISED_BY"  # environment: the process id of the supervisor
 CAUSE = "MMENGINE_ENDED_BY"  # environment: how the process before ended
+TRACE = "MMENGINE_CRASH_FILE"  # environment: where to say in what native code crashed
 HANG_EXIT = 75
 MAX_RESTARTS = 32  # in a row, without an answer in between
+MAX_MEDIA_RESTARTS = 2  # where a file that crashes its decoder is read again each time
 FATAL = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT)
 
 
@@ -31,10 +34,13 @@ def ended_by() -> str:
     return os.environ.get(CAUSE, "")
 
 
-def end_with_supervisor() -> None:
-    """Let the kernel kill this process when its supervisor is gone, so that the log becomes free."""
-    import ctypes  # lazy: only a supervised process needs it
+def obey_supervisor() -> None:
+    """Let the kernel kill this process when its supervisor is gone, so that the log becomes free, and tell
+    the supervisor where native code crashes."""
+    import ctypes  # lazy: only a supervised process needs them
+    import faulthandler
 
+    faulthandler.enable(os.open(os.environ[TRACE], os.O_WRONLY))
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     if os.getppid() != int(os.environ[CHILD]):  # it was gone before that
@@ -44,32 +50,36 @@ def end_with_supervisor() -> None:
 def supervise(arguments: list[str], progress: Callable[[], int]) -> int:
     """Run `mmengine` with `arguments` until it ends by itself; gives its exit code. `progress` grows with
     each answer. Raises MMEngineError when it breaks down again and again without any."""
-    environment = {**os.environ, CHILD: str(os.getpid())}
-    restarts, before = 0, progress()
+    restarts, before, cause = 0, progress(), ""
     while True:
-        code = _run(arguments, environment)
-        cause = _cause(code)
-        if cause is None:
+        code, trace = _run(arguments, {**os.environ, CHILD: str(os.getpid()), CAUSE: cause})
+        if code != HANG_EXIT and -code not in FATAL:
             return code if code >= 0 else 128 - code
         now = progress()
         restarts, before = (restarts + 1 if now == before else 1), now
-        if restarts > MAX_RESTARTS:
-            raise MMEngineError(f"given up after {MAX_RESTARTS} restarts without a new answer: {cause}")
-        print(f"mmengine: {cause}; starting again", file=sys.stderr)
-        environment[CAUSE] = cause
+        in_media = _crashed_in_media(trace)
+        what = "a step hung" if code == HANG_EXIT else f"the process died of {signal.Signals(-code).name}"
+        what += " while it read an image or a video" if in_media else ""
+        if restarts > (MAX_MEDIA_RESTARTS if in_media else MAX_RESTARTS):
+            raise MMEngineError(f"given up after {restarts - 1} restarts without a new answer: {what}")
+        print(f"mmengine: {what}; starting again", file=sys.stderr)
+        cause = "" if in_media else what  # no step is to blame for that
 
 
-def _cause(code: int) -> str | None:
-    """Why to start again; None for an end that was meant."""
-    if code == HANG_EXIT:
-        return "a step hung"
-    if -code in FATAL:
-        return f"the process died of {signal.Signals(-code).name}"
-    return None
+def _crashed_in_media(trace: str) -> bool:
+    """Whether native code crashed on a thread that prepared a prompt, by faulthandler's words."""
+    _, _, crashed = trace.partition("Current thread")
+    return "/serve/prompts.py" in crashed.partition("\n\n")[0]
 
 
-def _run(arguments: list[str], environment: dict[str, str]) -> int:
-    process = subprocess.Popen([*COMMAND, *arguments], env=environment)
+def _run(arguments: list[str], environment: dict[str, str]) -> tuple[int, str]:
+    """The exit code, and what was said of a crash."""
+    with tempfile.NamedTemporaryFile("r", prefix="mmengine-crash-", errors="replace") as trace:
+        process = subprocess.Popen([*COMMAND, *arguments], env={**environment, TRACE: trace.name})
+        return _wait(process), trace.read()
+
+
+def _wait(process: subprocess.Popen) -> int:
 
     def forward(number: int, frame: FrameType | None) -> None:
         process.send_signal(number)

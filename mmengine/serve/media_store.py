@@ -21,6 +21,7 @@ import msgspec
 import numpy as np
 
 from mmengine.errors import InvalidMedia, LogError, QueueFull
+from mmengine.events.reserve import FULL
 from mmengine.models.plugin import MediaInput, MediaSource, Processor
 from mmengine.request import MediaItem
 
@@ -63,7 +64,7 @@ class MediaStore:
 
     def hold(self, request_id: str, media: Sequence[MediaInput]) -> None:
         """Keep the media of a request until `release`. Raises QueueFull where they do not fit beside the
-        others, LogError when they cannot be written; nothing is held then."""
+        others or on the disk, LogError when they cannot be written; nothing is held then."""
         self.hold_stored(request_id, [one.item for one in media])
         try:
             for one in media:
@@ -131,7 +132,10 @@ class MediaStore:
         except OSError as error:
             with suppress(OSError):
                 partial.unlink()
-            raise LogError(f"the media store {self._folder} cannot be written: {error.strerror}") from None
+            what = f"the media store {self._folder} cannot be written: {error.strerror}"
+            if error.errno in FULL:  # room may come with the end of other requests
+                raise QueueFull(f"{what}; try again later") from None
+            raise LogError(what) from None
         except BaseException:
             with suppress(OSError):
                 partial.unlink()

@@ -23,11 +23,11 @@ import os, signal, sys, time
 from dataclasses import replace
 from pathlib import Path
 from mmengine.cli.batch import run_batch_file
-from mmengine.cli.supervisor import end_with_supervisor, ended_by
+from mmengine.cli.supervisor import obey_supervisor, ended_by
 from mmengine.serve.engine import Engine
 from tests.serve import serve_fakes as fakes
 
-end_with_supervisor()
+obey_supervisor()
 folder, how = Path(sys.argv[1]), sys.argv[2]
 dispatch, collect = fakes.EchoExecutor.dispatch, fakes.EchoExecutor.collect
 
@@ -53,6 +53,22 @@ def make_engine(resume):
 
 sys.exit(run_batch_file(folder / "r", folder / "a", folder / "log", make_engine))
 """
+
+DECODER = CHILD.replace(
+    "def make_engine",
+    """
+prepare = fakes.EchoProcessor.prepare
+
+def crash(self, messages, **options):
+    if "crash" in messages[-1]["content"]:
+        time.sleep(0.3)
+        signal.raise_signal(signal.SIGSEGV)
+    return prepare(self, messages, **options)
+
+fakes.EchoProcessor.prepare = crash
+
+def make_engine""",
+)
 
 
 @pytest.fixture
@@ -93,6 +109,16 @@ def test_the_killer_is_found_and_the_others_go_on(folder, how, capfd):
     report = verify(folder / "log")
     assert report.ok and not report.unfinished
     assert "starting again" in capfd.readouterr().err
+
+
+def test_a_file_that_crashes_its_decoder_is_no_fault_of_a_step(folder, monkeypatch):
+    """Requests that run beside it are not blamed; the batch ends after a few tries."""
+    monkeypatch.setattr(supervisor, "COMMAND", (sys.executable, "-c", DECODER, str(folder)))
+    write(folder, ["a", "b", "crash", "d"])
+    with pytest.raises(MMEngineError, match="after 2 restarts .* SIGSEGV while it read an image or a video"):
+        supervisor.supervise(["slow"], lambda: 0)
+    events = [record.event for record in LogReader(folder / "log")]
+    assert not any(isinstance(event, ev.Failed) for event in events)
 
 
 def test_it_gives_up_when_nothing_is_gained(folder, monkeypatch):

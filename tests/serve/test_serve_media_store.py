@@ -1,7 +1,9 @@
 """What lies beside a log gives the same patches again, is bounded, and goes with its requests."""
 
 import base64
+import errno
 import io
+import os
 import random
 import stat
 
@@ -151,3 +153,19 @@ def test_other_pixels_are_not_taken_for_the_same(processor, tmp_path):
     names[1].replace(names[0])
     with pytest.raises(InvalidMedia, match="other pixels"):
         store.load(one.item, processor)
+
+
+def test_a_full_disk_is_a_full_queue(processor, tmp_path, monkeypatch):
+    media = prepared(processor, {"type": "image", "image": png(1)})
+    store, replace = MediaStore(tmp_path, 10**8), os.replace
+
+    def full(*names):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(QueueFull, match="No space left"):
+        store.hold("a", media)
+    assert not list(tmp_path.iterdir()) and store.num_bytes == 0
+    monkeypatch.setattr(os, "replace", replace)
+    store.hold("a", media)
+    assert len(list(tmp_path.iterdir())) == 1
