@@ -120,11 +120,13 @@ class Minimizer:
         )
 
     def _merges(self) -> None:
-        """One long request can hold the memory of two."""
+        """One long request can hold the memory of two; when it needs its next block depends on the places
+        in the last one, so all of them are tried."""
         self._phase = "merging requests"
-        for name in [event.request_id for event in reversed(self.best.requests)]:
-            others = [event.request_id for event in self.best.requests if event.request_id != name]
-            any(self._try(shrink.merged(self.best, name, into)) for into in others)
+        for more in range(self.best.config.block_size):
+            for name in [event.request_id for event in reversed(self.best.requests)]:
+                others = [event.request_id for event in self.best.requests if event.request_id != name]
+                any(self._try(shrink.merged(self.best, name, into, more)) for into in others)
 
     def _ages(self) -> None:
         """Long prompts hold the memory of long answers, in fewer steps."""

@@ -137,10 +137,10 @@ def without_text(script: Script, name: str, start: int, count: int) -> Script:
     return _with(script, _without_tokens(_queued(script, name), start, count))
 
 
-def merged(script: Script, name: str, into: str) -> Script:
-    """One request in place of two: `into` gets the length of both."""
+def merged(script: Script, name: str, into: str, more: int = 0) -> Script:
+    """One request in place of two: `into` gets the length of both, and `more` tokens."""
     gone = _queued(script, name)
-    longer = _lengthened(_queued(script, into), len(gone.prompt) // 4)
+    longer = _lengthened(_queued(script, into), len(gone.prompt) // 4 + more)
     rest = [event.request_id for event in script.requests if event.request_id != name]
     return only(_with(script, longer), rest)
 
