@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mmengine.cli.supervisor import ended_by, is_supervised, obey_supervisor, supervise
 from mmengine.errors import ConfigError, InvalidRequest
 
 if TYPE_CHECKING:
@@ -104,6 +103,8 @@ def run(
     ] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="Tell on stderr what happens.")] = False,
 ) -> None:
+    from mmengine.cli import supervisor  # lazy: help needs no processes
+
     _configure_logging(verbose)
     config = _engine_config([*(setting or []), *(["media_store_bytes=0"] if no_media_store else [])])
     if model is None:
@@ -113,17 +114,18 @@ def run(
         from mmengine.serve.engine import Engine  # lazy: torch
 
         if resume is not None:
-            resume = replace(resume, force=force_resume, cause=ended_by())
+            resume = replace(resume, force=force_resume, cause=supervisor.ended_by())
         return Engine(model, config=config, device=device, dtype=dtype, log=log, resume=resume)
 
     if batch is not None:
         _refuse_beside_batch(prompt=prompt, image=image, video=video, system=system, json=json_output)
         if out is None:
             raise InvalidRequest("--batch needs --out, the file that the answers go to")
-        if log is not None and not is_supervised():
-            raise typer.Exit(supervise(sys.argv[1:], lambda: out.stat().st_size if out.exists() else 0))
-        if is_supervised():
-            obey_supervisor()
+        if log is not None and not supervisor.is_supervised():
+            size = lambda: out.stat().st_size if out.exists() else 0  # noqa: E731
+            raise typer.Exit(supervisor.supervise(sys.argv[1:], size))
+        if supervisor.is_supervised():
+            supervisor.obey_supervisor()
         from mmengine.cli.batch import run_batch_file  # lazy: numpy, msgspec
 
         raise typer.Exit(run_batch_file(batch, out, log, make_engine))
