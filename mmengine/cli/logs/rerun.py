@@ -107,7 +107,7 @@ def _words(result: "Rerun") -> list[str]:
         f"changed: {changed or 'nothing'}",
         f"cost model: fitted to {fit.num_steps} steps; on steps it had not seen its error is "
         f"{100 * fit.median:.1f} % (median), {100 * fit.p90:.1f} % (p90), {100 * fit.total:+.1f} % in sum",
-        "prices in ns: " + ", ".join(f"{price:.0f} a {part}" for part, price in prices if price >= 0.5),
+        "prices in ns: " + ", ".join(f"{price:.0f} per {part}" for part, price in prices if price >= 0.5),
         "change: what if against simulated as logged; ±: the error of simulated as logged",
         *result.notes,
         *(f"simulated as logged: {note}" for note in result.again.notes),
