@@ -4,11 +4,11 @@ import random
 
 import pytest
 
-from mmengine.core import snapshot
+from mmengine.core import snapshot, snapshot_body
 from mmengine.core.engine import EngineCore
 from mmengine.core.evolve import evolve
 from mmengine.core.simulate import SimulatedExecutor
-from mmengine.core.state import State
+from mmengine.core.state import COLUMNS, State
 from mmengine.errors import CorruptLog, QueueFull
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import settled
@@ -93,7 +93,7 @@ def test_replay_from_any_event_equals_replay_from_zero(seed):
 
 def test_every_field_of_a_state_is_kept():
     config, _ = random_run(0)
-    kept = {*snapshot.PLAIN, *snapshot.NAMES, *snapshot.COLUMNS, *PARTS}
+    kept = {*snapshot_body.PLAIN, *snapshot_body.NAMES, *COLUMNS, *PARTS}
     assert set(vars(State(config))) == kept
 
 
