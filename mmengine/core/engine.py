@@ -16,20 +16,19 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
-import numpy as np
-
 from mmengine.config import EngineConfig
 from mmengine.core import snapshot
 from mmengine.core.admit import admit, check_request
 from mmengine.core.batch import batch
 from mmengine.core.complete import complete
 from mmengine.core.evolve import evolve
+from mmengine.core.executed import executed, writable
 from mmengine.core.executor import Executor, StepPlan, StepResult
 from mmengine.core.inbox import Inbox, Source
 from mmengine.core.outputs import Outputs, Stats
 from mmengine.core.request_state import queued_of
 from mmengine.core.schedule import DECISION_VERSION, schedule
-from mmengine.core.stall import NO_PROGRESS, THRASH, find_stalls
+from mmengine.core.stall import NO_PROGRESS, find_stalls
 from mmengine.core.state import State, View
 from mmengine.errors import ExecutorFailed, InvalidRequest, MMEngineError, QueueFull
 from mmengine.events import vocabulary as ev
@@ -38,8 +37,6 @@ from mmengine.events.log import MemoryLog, Sink
 from mmengine.events.snapshots import SnapshotFolder
 from mmengine.request import Request
 from mmengine.version import __version__
-
-MAX_ERROR_CHARS = 500
 
 
 class EngineCore:
@@ -127,7 +124,7 @@ class EngineCore:
         """Go on from a state whose process ended: no step of it comes back. `cause` puts the blame on the
         oldest of them. Deadlines of requests count from now."""
         if cause and self._in_flight:
-            self._emit(ev.Failed(_writable(cause)), self._oldest_step())
+            self._emit(ev.Failed(writable(cause)), self._oldest_step())
         self._is_decided, self._plan, self._outputs = False, None, Outputs()
         self._in_flight.clear()
         self._collect_first = False
@@ -181,7 +178,7 @@ class EngineCore:
             self._at_device.pop()  # one call of C: it and the waiting thread cannot both have it
         except IndexError:
             return False
-        self._emit(ev.Failed(_writable(text)), self._oldest_step())
+        self._emit(ev.Failed(writable(text)), self._oldest_step())
         return self.sink.commit()
 
     def step(self) -> Outputs:
@@ -256,29 +253,17 @@ class EngineCore:
         try:
             if self._in_flight[0] is not None:
                 raise self._in_flight[0]
-            result = self._wait_for_device()
-            _check_result(result, self.state, sampled)
+            event = executed(self._wait_for_device(), self.state, sampled)
         except Exception as error:  # whatever the device says: the step is lost, the engine is not
             self.executor.discard()
             self._in_flight.clear()
             text = str(error) if isinstance(error, ExecutorFailed) else f"{type(error).__name__}: {error}"
-            self._emit(ev.Failed(_writable(text)), step)
+            self._emit(ev.Failed(writable(text)), step)
             return
         except BaseException:
             self._in_flight[0] = ExecutorFailed("the step was interrupted")
             raise
         self._in_flight.popleft()
-        event = ev.Executed(
-            result.token_ids.tobytes(),
-            tuple(result.stops),
-            tuple((index, _writable(what)) for index, what in result.errors),
-            tuple((index, tuple(entries)) for index, entries in result.logprobs),
-            result.device_ns,
-            _column(result.counts),
-            _column(result.drafts) or b"",
-            _column(result.num_drafts),
-            _column(result.drafters),
-        )
         one_each = event.counts is None and not event.errors and not self.state.leaving
         before = None if one_each else self.state.num_tokens[sampled]
         self._emit(event, step)
@@ -338,27 +323,10 @@ class EngineCore:
         known = self.state.requests.get(getattr(event, "request_id", ""))
         self.sink.append(event, self.state.step if step is None else step, self._clock())
         evolve(self.state, event)
-        match event:
-            case ev.Executed():
-                self._stats.steps += 1
-                self._stats.device_ns += event.device_ns
-            case ev.Scheduled(encode=encode):
-                self._stats.num_encoded_items += len(encode)
-            case ev.Admitted(encode=encode, cached_blocks=cached):
-                self._stats.num_encoded_items += len(encode)
-                self._stats.num_encoder_hits += len(known.held_media) - len(encode)
-                self._stats.num_cached_tokens += len(cached) // 4 * self.config.block_size
-            case ev.Queued(prompt=prompt):
-                self._stats.num_prompt_tokens += len(prompt) // 4
-            case ev.Preempted():
-                self._stats.num_preemptions += 1
-            case ev.Stalled(kind=kind):
-                self._stats.num_thrashes += kind == THRASH
-                self._stats.num_no_progress += kind == NO_PROGRESS
-            case ev.Finished():
-                self.inbox.ended(event.request_id)
-                self._stats.num_finished += 1
-                self._outputs.finished(event, max(0, known.num_cached) if known else 0)
+        self._stats.count(event, known, self.config.block_size)
+        if isinstance(event, ev.Finished):
+            self.inbox.ended(event.request_id)
+            self._outputs.finished(event, max(0, known.num_cached) if known else 0)
 
 
 def _queued(request: Request) -> ev.Queued:
@@ -367,39 +335,6 @@ def _queued(request: Request) -> ev.Queued:
         return settled(queued_of(request))
     except ValueError as error:
         raise InvalidRequest(f"request {request.request_id!r} cannot be written to a log: {error}") from None
-
-
-def _column(values: np.ndarray | None) -> bytes | None:
-    return None if values is None else values.astype(np.int32).tobytes()
-
-
-def _check_result(result: StepResult, state: State, sampled: np.ndarray) -> None:
-    """Raise ExecutorFailed for a result that does not fit the step; the log must never hold one."""
-    tokens, num_sampled = result.token_ids, len(sampled)
-    num_tokens = num_sampled
-    if result.counts is not None:
-        most = state.scheduled_drafts[sampled] + 1
-        if len(result.counts) != num_sampled or (result.counts < 1).any() or (result.counts > most).any():
-            raise ExecutorFailed("the executor accepted more drafts than a row had, or gave it no token")
-        num_tokens = int(result.counts.sum())
-    if tokens.dtype != np.int32 or len(tokens) != num_tokens:
-        raise ExecutorFailed(
-            f"the executor gave {len(tokens)} tokens of {tokens.dtype} for {num_sampled} rows that sampled"
-        )
-    if result.num_drafts is not None:
-        counts, most = result.num_drafts, state.config.num_draft_tokens
-        fits = len(counts) == num_sampled and not (counts < 0).any() and not (counts > most).any()
-        if not fits or result.drafts is None or len(result.drafts) != int(counts.sum()):
-            raise ExecutorFailed(f"the executor proposed drafts that do not fit num_draft_tokens {most}")
-    for entries in (result.stops, result.errors, result.logprobs):
-        if entries and any(not 0 <= index < num_sampled for index, _ in entries):
-            raise ExecutorFailed(f"the executor names a row beyond the {num_sampled} that sampled")
-
-
-def _writable(text: str) -> str:
-    """The beginning of an error text, without what UTF-8 cannot hold. Done twice it changes nothing,
-    as a replay needs it."""
-    return text[:MAX_ERROR_CHARS].encode("utf-8", "backslashreplace").decode()[:MAX_ERROR_CHARS]
 
 
 def _started(config: EngineConfig, fingerprints: dict[str, str]) -> ev.Started:

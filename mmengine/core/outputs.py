@@ -5,6 +5,8 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
+from mmengine.core.request_state import RequestState
+from mmengine.core.stall import NO_PROGRESS, THRASH
 from mmengine.core.state import View
 from mmengine.events import vocabulary as ev
 
@@ -108,6 +110,28 @@ class Stats:
     kv_blocks_used: int = 0
     kv_blocks_total: int = 0
     log_bytes: int = 0
+
+    def count(self, event: ev.Event, known: RequestState | None, block_size: int) -> None:
+        """`event` was applied; `known`: the request that it names, or None."""
+        match event:
+            case ev.Executed():
+                self.steps += 1
+                self.device_ns += event.device_ns
+            case ev.Scheduled(encode=encode):
+                self.num_encoded_items += len(encode)
+            case ev.Admitted(encode=encode, cached_blocks=cached):
+                self.num_encoded_items += len(encode)
+                self.num_encoder_hits += len(known.held_media) - len(encode)
+                self.num_cached_tokens += len(cached) // 4 * block_size
+            case ev.Queued(prompt=prompt):
+                self.num_prompt_tokens += len(prompt) // 4
+            case ev.Preempted():
+                self.num_preemptions += 1
+            case ev.Stalled(kind=kind):
+                self.num_thrashes += kind == THRASH
+                self.num_no_progress += kind == NO_PROGRESS
+            case ev.Finished():
+                self.num_finished += 1
 
     def as_dict(self) -> dict[str, int]:
         return {field.name: getattr(self, field.name) for field in fields(self)}

@@ -1,0 +1,66 @@
+"""What an executor gives, checked, as the event that a log may hold."""
+
+import numpy as np
+
+from mmengine.core.executor import StepResult
+from mmengine.core.state import State
+from mmengine.errors import ExecutorFailed
+from mmengine.events import vocabulary as ev
+
+MAX_ERROR_CHARS = 500
+
+
+def executed(result: StepResult, state: State, sampled: np.ndarray) -> ev.Executed:
+    """EXECUTED for the step of which the rows `sampled` (intp) give tokens.
+
+    Raises ExecutorFailed for a result that does not fit that step.
+    """
+    _check_tokens(result, state, sampled)
+    _check_drafts(result, state, len(sampled))
+    for entries in (result.stops, result.errors, result.logprobs):
+        if entries and any(not 0 <= index < len(sampled) for index, _ in entries):
+            raise ExecutorFailed(f"the executor names a row beyond the {len(sampled)} that sampled")
+    return ev.Executed(
+        result.token_ids.tobytes(),
+        tuple(result.stops),
+        tuple((index, writable(what)) for index, what in result.errors),
+        tuple((index, tuple(entries)) for index, entries in result.logprobs),
+        result.device_ns,
+        _column(result.counts),
+        _column(result.drafts) or b"",
+        _column(result.num_drafts),
+        _column(result.drafters),
+    )
+
+
+def _check_tokens(result: StepResult, state: State, sampled: np.ndarray) -> None:
+    tokens, num_sampled = result.token_ids, len(sampled)
+    num_tokens = num_sampled
+    if result.counts is not None:
+        most = state.scheduled_drafts[sampled] + 1
+        if len(result.counts) != num_sampled or (result.counts < 1).any() or (result.counts > most).any():
+            raise ExecutorFailed("the executor accepted more drafts than a row had, or gave it no token")
+        num_tokens = int(result.counts.sum())
+    if tokens.dtype != np.int32 or len(tokens) != num_tokens:
+        raise ExecutorFailed(
+            f"the executor gave {len(tokens)} tokens of {tokens.dtype} for {num_sampled} rows that sampled"
+        )
+
+
+def _check_drafts(result: StepResult, state: State, num_sampled: int) -> None:
+    if result.num_drafts is None:
+        return
+    counts, most = result.num_drafts, state.config.num_draft_tokens
+    fits = len(counts) == num_sampled and not (counts < 0).any() and not (counts > most).any()
+    if not fits or result.drafts is None or len(result.drafts) != int(counts.sum()):
+        raise ExecutorFailed(f"the executor proposed drafts that do not fit num_draft_tokens {most}")
+
+
+def _column(values: np.ndarray | None) -> bytes | None:
+    return None if values is None else values.astype(np.int32).tobytes()
+
+
+def writable(text: str) -> str:
+    """The beginning of an error text, without what UTF-8 cannot hold. Done twice it changes nothing,
+    as a replay needs it."""
+    return text[:MAX_ERROR_CHARS].encode("utf-8", "backslashreplace").decode()[:MAX_ERROR_CHARS]
