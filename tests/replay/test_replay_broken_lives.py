@@ -11,8 +11,8 @@ from mmengine.events.retention import drop
 from mmengine.events.segment import segment_paths
 from mmengine.replay import replay_failure, request_lines, step_lines, verify
 from mmengine.replay.report import write_report
-from mmengine.replay.rerun import rerun
-from mmengine.replay.script import read_script
+from mmengine.replay.rerun.rerun import rerun
+from mmengine.replay.rerun.script import read_script
 from tests.core.small_engine import request, settings_of
 from tests.replay.test_replay_from_snapshot import write_run
 from tests.replay.test_replay_report import unpack

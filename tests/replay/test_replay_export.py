@@ -10,8 +10,8 @@ import pytest
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader, LogWriter
 from mmengine.replay import request_lines, step_lines
-from mmengine.replay.export import MOONCAKE_BLOCK, csv_lines, mooncake_lines
-from mmengine.replay.perfetto import DECODE, PREEMPTED, PREFILL, QUEUED, perfetto_lines
+from mmengine.replay.convert.export import MOONCAKE_BLOCK, csv_lines, mooncake_lines
+from mmengine.replay.convert.perfetto import DECODE, PREEMPTED, PREFILL, QUEUED, perfetto_lines
 from mmengine.simulation import Driver, read_settings
 from mmengine.simulation.load import load_workload
 from tests.core.small_engine import Bench, request

@@ -10,10 +10,11 @@ import pytest
 
 from mmengine.cli import main as cli
 from mmengine.core import evolve
-from mmengine.replay import replay_failure, shrink
-from mmengine.replay.failures import find_failure
-from mmengine.replay.minimize import Minimizer
-from mmengine.replay.script import read_script
+from mmengine.replay import replay_failure
+from mmengine.replay.minimize import shrink
+from mmengine.replay.minimize.failures import find_failure
+from mmengine.replay.minimize.minimize import Minimizer
+from mmengine.replay.rerun.script import read_script
 from tests.replay.runs import busy_run
 
 LEAKY = {"num_requests": 60, "fail_at": (), "num_blocks": 13, "token_budget": 9}

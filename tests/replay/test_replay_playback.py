@@ -6,9 +6,9 @@ from mmengine.core.engine import EngineCore
 from mmengine.core.simulate import SimulatedExecutor
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader, LogWriter, MemoryLog
-from mmengine.replay.playback import Playback
-from mmengine.replay.script import read_script
-from mmengine.replay.scripted import ScriptedExecutor
+from mmengine.replay.rerun.playback import Playback
+from mmengine.replay.rerun.script import read_script
+from mmengine.replay.rerun.scripted import ScriptedExecutor
 from tests.core.small_engine import request, settings_of
 from tests.replay.runs import busy_run
 

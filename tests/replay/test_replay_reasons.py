@@ -11,7 +11,7 @@ from mmengine.core.evolve import evolve
 from mmengine.core.state import State, View
 from mmengine.events import vocabulary as ev
 from mmengine.replay import open_log
-from mmengine.replay.reasons import (
+from mmengine.replay.ask.reasons import (
     BEHIND,
     BLOCKS,
     ENCODER_BUDGET,

@@ -13,7 +13,7 @@ from mmengine.errors import InvalidRequest
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader, LogWriter
 from mmengine.replay import verify
-from mmengine.replay.redact import redact
+from mmengine.replay.convert.redact import redact
 from mmengine.request import MediaItem, SamplingParams
 from tests.core.small_engine import request, settings_of
 from tests.replay.runs import busy_run

@@ -15,7 +15,7 @@ from mmengine.core.engine import EngineCore
 from mmengine.core.simulate import SimulatedExecutor
 from mmengine.events.log import LogWriter
 from mmengine.replay import open_log, report, request_lines, step_lines
-from mmengine.replay.reasons import reasons_of
+from mmengine.replay.ask.reasons import reasons_of
 from mmengine.replay.report import write_report
 from mmengine.replay.report.collect import COMMON, DECODE, PREFILL, slots_of
 from mmengine.replay.report.page import SCRIPTS

@@ -11,8 +11,8 @@ from mmengine.core.simulate import CostModel
 from mmengine.errors import ConfigError, LogError
 from mmengine.events.log import LogWriter
 from mmengine.replay import request_lines
-from mmengine.replay.fit import fit, held_out_error, non_negative
-from mmengine.replay.rerun import read_changes, rerun
+from mmengine.replay.rerun.fit import fit, held_out_error, non_negative
+from mmengine.replay.rerun.rerun import read_changes, rerun
 from mmengine.simulation import Driver, Settings, SimRequest, Workload
 from mmengine.simulation.meter import Spread
 from mmengine.simulation.workload import generated_tokens, image_item
@@ -109,7 +109,7 @@ def test_a_log_with_everything_in_it(tmp_path):
 
 def test_two_steps_in_flight_hide_the_host(tmp_path):
     """The engine's own time passes while the device works."""
-    from mmengine.replay import rerun as module
+    from mmengine.replay.rerun import rerun as module
 
     simulated_log(tmp_path / "log", count=30, cost=CostModel(step_ns=5_000_000))
     real = module._fit

@@ -8,7 +8,7 @@ from mmengine.errors import MMEngineError
 from mmengine.events.log import LogReader
 from mmengine.replay import replay_failure
 from mmengine.replay.report import write_report
-from mmengine.replay.rerun import rerun
+from mmengine.replay.rerun.rerun import rerun
 from tests.events.logs import rewrite
 from tests.replay.runs import busy_run
 from tests.replay.test_replay_hostile import spoiled

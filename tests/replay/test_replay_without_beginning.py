@@ -10,15 +10,15 @@ from mmengine.events.log import LogReader
 from mmengine.events.retention import drop
 from mmengine.events.segment import segment_paths
 from mmengine.replay import request_lines
+from mmengine.replay.ask.life import life_lines
+from mmengine.replay.ask.state_report import state_report
+from mmengine.replay.ask.step_report import step_report
+from mmengine.replay.ask.why import why
 from mmengine.replay.checked import CheckedLog
+from mmengine.replay.convert.export import csv_lines, mooncake_lines
+from mmengine.replay.convert.perfetto import perfetto_lines
+from mmengine.replay.convert.redact import redact
 from mmengine.replay.diff import diff
-from mmengine.replay.export import csv_lines, mooncake_lines
-from mmengine.replay.life import life_lines
-from mmengine.replay.perfetto import perfetto_lines
-from mmengine.replay.redact import redact
-from mmengine.replay.state_report import state_report
-from mmengine.replay.step_report import step_report
-from mmengine.replay.why import why
 from tests.replay.test_replay_from_snapshot import write_run
 
 

@@ -26,8 +26,8 @@ def export(
     steps: Annotated[bool, typer.Option("--steps", help="With --csv: one line a step.")] = False,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="A file; else standard output.")] = None,
 ) -> None:
-    from mmengine.replay.export import csv_lines, mooncake_lines  # lazy: numpy
-    from mmengine.replay.perfetto import perfetto_lines
+    from mmengine.replay.convert.export import csv_lines, mooncake_lines  # lazy: numpy
+    from mmengine.replay.convert.perfetto import perfetto_lines
 
     if perfetto + mooncake + csv != 1 or steps and not csv:
         raise InvalidRequest("choose one of --perfetto, --mooncake and --csv; --steps goes with --csv")

@@ -10,8 +10,8 @@ import typer
 from mmengine.cli.logs.printing import Folder, Json, existing, print_json
 
 if TYPE_CHECKING:
-    from mmengine.replay.failures import Failure
-    from mmengine.replay.minimize import Minimizer, Progress
+    from mmengine.replay.minimize.failures import Failure
+    from mmengine.replay.minimize.minimize import Minimizer, Progress
 
 HELP = (
     "Make a failing log small: leave out requests, then shrink values, while it fails in the same way.\n\n"
@@ -37,10 +37,13 @@ def minimize(
 ) -> None:
     from time import monotonic
 
-    from mmengine.replay.failures import KINDS, find_failure  # lazy, like all below: help needs none of it
-    from mmengine.replay.minimize import Minimizer
-    from mmengine.replay.reproduction import Command, reproduce
-    from mmengine.replay.script import read_script
+    from mmengine.replay.minimize.failures import (  # lazy, like all below: help needs none of it
+        KINDS,
+        find_failure,
+    )
+    from mmengine.replay.minimize.minimize import Minimizer
+    from mmengine.replay.minimize.reproduction import Command, reproduce
+    from mmengine.replay.rerun.script import read_script
 
     command = None if failing in KINDS else Command(failing)
     script = read_script(existing(folder))

@@ -29,7 +29,7 @@ def redact(
     ] = None,
     json_output: Json = False,
 ) -> None:
-    from mmengine.replay.redact import redact as redact_log  # lazy: numpy
+    from mmengine.replay.convert.redact import redact as redact_log  # lazy: numpy
     from mmengine.replay.verify import verify
 
     existing(source)

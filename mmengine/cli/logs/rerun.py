@@ -10,7 +10,7 @@ from mmengine.cli.logs.printing import Folder, Json, console, existing, print_js
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from mmengine.replay.rerun import Rerun
+    from mmengine.replay.rerun.rerun import Rerun
 
 HELP = (
     "Estimate what a log's requests would have seen under other settings.\n\n"
@@ -33,7 +33,7 @@ def rerun(
 ) -> None:
     from rich.console import Console  # lazy, like all below: help needs none of it
 
-    from mmengine.replay.rerun import read_changes, rerun
+    from mmengine.replay.rerun.rerun import read_changes, rerun
     from mmengine.simulation.files import read_object
 
     changes = {**(read_object(config) if config is not None else {}), **read_changes(set_ or [])}
@@ -51,7 +51,7 @@ def rerun(
 def _as_json(result: "Rerun") -> dict[str, Any]:
     from dataclasses import asdict
 
-    from mmengine.replay.fit import PARTS
+    from mmengine.replay.rerun.fit import PARTS
 
     return {
         "changed": {name: {"logged": old, "what_if": new} for name, (old, new) in result.changed.items()},
@@ -98,7 +98,7 @@ def _margin(error: float | None, value: float) -> str:
 
 
 def _words(result: "Rerun") -> list[str]:
-    from mmengine.replay.fit import PARTS
+    from mmengine.replay.rerun.fit import PARTS
 
     changed = ", ".join(f"{name} {short(old)} -> {short(new)}" for name, (old, new) in result.changed.items())
     fit = result.fit_error

@@ -40,7 +40,7 @@ def show(
     json_output: Json = False,
 ) -> None:
     from mmengine.cli.logs import show_tables as tables  # lazy, like all below: help needs none of it
-    from mmengine.replay.show import request_lines, step_lines
+    from mmengine.replay.ask.show import request_lines, step_lines
 
     existing(folder)
     views = [request is not None, steps, step is not None, at is not None]
@@ -51,16 +51,16 @@ def show(
     if follow:
         _follow(folder, request, steps, json_output)
     elif step is not None:
-        from mmengine.replay.step_report import step_report
+        from mmengine.replay.ask.step_report import step_report
 
         _one(step_report(folder, step), tables.step_tables, limit, json_output)
     elif at is not None:
-        from mmengine.replay.state_report import state_report
+        from mmengine.replay.ask.state_report import state_report
 
         _one(state_report(folder, at), tables.state_tables, limit, json_output)
     elif request is not None:
+        from mmengine.replay.ask.life import life_lines
         from mmengine.replay.checked import CheckedLog
-        from mmengine.replay.life import life_lines
 
         lines = list(life_lines(CheckedLog(folder), request))
         if not lines:
@@ -115,8 +115,8 @@ def _follow(folder: Path, request: str | None, steps: bool, json_output: bool) -
 
 def _print_lines(log: "CheckedLog", request: str | None, steps: bool, json_output: bool) -> None:
     from mmengine.cli.logs import show_tables as tables  # lazy
-    from mmengine.replay.life import life_lines
-    from mmengine.replay.show import ended_requests, step_lines
+    from mmengine.replay.ask.life import life_lines
+    from mmengine.replay.ask.show import ended_requests, step_lines
 
     if request is not None:
         lines, text = life_lines(log, request), tables.life_text

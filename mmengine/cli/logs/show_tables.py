@@ -8,10 +8,10 @@ from rich.table import Table
 from mmengine.cli.logs.printing import clean, ms, printable
 
 if TYPE_CHECKING:
-    from mmengine.replay.life import LifeLine
-    from mmengine.replay.show import RequestLine, StepLine
-    from mmengine.replay.state_report import StateReport
-    from mmengine.replay.step_report import BatchRow, StepReport
+    from mmengine.replay.ask.life import LifeLine
+    from mmengine.replay.ask.show import RequestLine, StepLine
+    from mmengine.replay.ask.state_report import StateReport
+    from mmengine.replay.ask.step_report import BatchRow, StepReport
 
 
 def request_table(lines: Iterable["RequestLine"]) -> Table:

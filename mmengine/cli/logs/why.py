@@ -20,7 +20,7 @@ def why(
 ) -> None:
     import msgspec  # lazy, like all below: help needs none of it
 
-    from mmengine.replay.why import why as explain
+    from mmengine.replay.ask.why import why as explain
 
     claims = explain(existing(folder), request)
     if json_output:

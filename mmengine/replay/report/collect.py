@@ -15,9 +15,9 @@ from mmengine.core.request_state import RequestState
 from mmengine.core.state import View
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
+from mmengine.replay.ask.reasons import BEHIND, PREEMPTING, PREFILL_FIRST, ROWS, TOKENS, Reason, Reasons
 from mmengine.replay.checked import CheckedLog
-from mmengine.replay.clock import SteadyClock
-from mmengine.replay.reasons import BEHIND, PREEMPTING, PREFILL_FIRST, ROWS, TOKENS, Reason, Reasons
+from mmengine.replay.rerun.clock import SteadyClock
 from mmengine.replay.timeline import is_scheduling
 
 QUEUED, PREFILL, DECODE, PREEMPTED, SWAPPED, PASSED_OVER = range(6)  # states of a lane; the last has a row

@@ -3,7 +3,7 @@
 from collections import Counter
 from typing import Any, NamedTuple
 
-from mmengine.replay.reasons import BEHIND, Reason
+from mmengine.replay.ask.reasons import BEHIND, Reason
 
 
 class Wait(NamedTuple):

@@ -22,9 +22,9 @@ from mmengine.errors import InvalidRequest, LogError, MMEngineError
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogWriter, Sink
 from mmengine.replay.invariants import INVARIANTS, broken
-from mmengine.replay.playback import Playback
-from mmengine.replay.script import Script, read_script, request_of
-from mmengine.replay.scripted import ScriptedExecutor
+from mmengine.replay.rerun.playback import Playback
+from mmengine.replay.rerun.script import Script, read_script, request_of
+from mmengine.replay.rerun.scripted import ScriptedExecutor
 from mmengine.replay.verify import verify
 
 IN_A_RUN = ("stalled", "thrash", "crash", "tokens", "divergence")

@@ -18,7 +18,7 @@ from mmengine.core.state import BROKEN, State
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
 from mmengine.replay.checked import CheckedLog
-from mmengine.replay.clock import SteadyClock
+from mmengine.replay.rerun.clock import SteadyClock
 from mmengine.request import Request
 
 

@@ -19,11 +19,11 @@ from mmengine.core.schedule import DECISION_VERSION
 from mmengine.errors import ConfigError, InvalidRequest, LogError, MMEngineError
 from mmengine.events import vocabulary as ev
 from mmengine.replay.checked import CheckedLog
-from mmengine.replay.fit import FitError, FittedCost, fit, held_out_error
-from mmengine.replay.measured import MAX_REQUESTS, Measured, Watch
-from mmengine.replay.playback import Playback
-from mmengine.replay.script import Script, read_script, request_of
-from mmengine.replay.scripted import ScriptedExecutor
+from mmengine.replay.rerun.fit import FitError, FittedCost, fit, held_out_error
+from mmengine.replay.rerun.measured import MAX_REQUESTS, Measured, Watch
+from mmengine.replay.rerun.playback import Playback
+from mmengine.replay.rerun.script import Script, read_script, request_of
+from mmengine.replay.rerun.scripted import ScriptedExecutor
 from mmengine.replay.timeline import open_log
 from mmengine.simulation.meter import Meter
 

@@ -13,12 +13,12 @@ from mmengine.core.state import View
 from mmengine.errors import LogError
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
+from mmengine.replay.ask.media_trail import MediaTrail
+from mmengine.replay.ask.prefix_trail import PrefixTrail
+from mmengine.replay.ask.reasons import GAVE_WAY, Reasons
+from mmengine.replay.ask.waits import Wait, told
 from mmengine.replay.checked import CheckedLog
-from mmengine.replay.media_trail import MediaTrail
-from mmengine.replay.prefix_trail import PrefixTrail
-from mmengine.replay.reasons import GAVE_WAY, Reasons
 from mmengine.replay.timeline import is_scheduling
-from mmengine.replay.waits import Wait, told
 
 
 class Claim(msgspec.Struct, frozen=True):

@@ -10,7 +10,7 @@ from mmengine.config import EngineConfig
 from mmengine.core.executor import StepPlan, StepResult
 from mmengine.core.simulate import CostModel
 from mmengine.errors import ExecutorFailed
-from mmengine.replay.script import Answer
+from mmengine.replay.rerun.script import Answer
 from mmengine.request import Request
 from mmengine.simulation.executor import Observer
 

@@ -7,8 +7,8 @@ import msgspec
 
 from mmengine.core.state import State
 from mmengine.events import vocabulary as ev
+from mmengine.replay.ask.reasons import Reason, Reasons
 from mmengine.replay.checked import CheckedLog
-from mmengine.replay.reasons import Reason, Reasons
 from mmengine.replay.timeline import Step, open_log
 
 

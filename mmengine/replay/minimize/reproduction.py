@@ -11,9 +11,9 @@ from pathlib import Path
 
 from mmengine.errors import LogError
 from mmengine.events import vocabulary as ev
-from mmengine.replay.failures import IN_A_RUN, KINDS, Failure, replay_failure, write_log
 from mmengine.replay.invariants import INVARIANTS
-from mmengine.replay.script import Script, read_script
+from mmengine.replay.minimize.failures import IN_A_RUN, KINDS, Failure, replay_failure, write_log
+from mmengine.replay.rerun.script import Script, read_script
 
 PLACE = "{}"  # in a command, where the folder of a log belongs
 

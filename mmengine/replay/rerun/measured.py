@@ -9,8 +9,8 @@ from mmengine.config import EngineConfig
 from mmengine.core.state import State
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
-from mmengine.replay.clock import SteadyClock
-from mmengine.replay.fit import work_of
+from mmengine.replay.rerun.clock import SteadyClock
+from mmengine.replay.rerun.fit import work_of
 from mmengine.simulation.meter import Meter
 
 MAX_REQUESTS = 2**22

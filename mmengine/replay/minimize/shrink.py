@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from mmengine.events import vocabulary as ev
-from mmengine.replay.script import Answer, Observation, Script
+from mmengine.replay.rerun.script import Answer, Observation, Script
 from mmengine.request import MediaItem, SamplingParams
 
 T = TypeVar("T")

@@ -14,8 +14,8 @@ import numpy as np
 from mmengine.core.blocks import block_extras
 from mmengine.core.request_state import request_of
 from mmengine.events import vocabulary as ev
+from mmengine.replay.ask.show import RequestLine, StepLine, request_lines, step_lines
 from mmengine.replay.checked import CheckedLog
-from mmengine.replay.show import RequestLine, StepLine, request_lines, step_lines
 from mmengine.replay.timeline import fold, taken_tokens
 
 MOONCAKE_BLOCK = 512  # tokens behind one hash id

@@ -15,7 +15,7 @@ from mmengine.core.executor import Executor
 from mmengine.core.outputs import Outputs
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import MemoryLog, Sink
-from mmengine.replay.script import Observation
+from mmengine.replay.rerun.script import Observation
 
 
 class Clock(Protocol):

@@ -12,9 +12,9 @@ import msgspec
 
 from mmengine.errors import ConfigError, LogError
 from mmengine.events import vocabulary as ev
-from mmengine.replay import shrink
-from mmengine.replay.failures import Failure, enough_steps, is_playable
-from mmengine.replay.script import Script
+from mmengine.replay.minimize import shrink
+from mmengine.replay.minimize.failures import Failure, enough_steps, is_playable
+from mmengine.replay.rerun.script import Script
 
 Probe = Callable[[Script, int], Failure | None]  # the failure of a script within so many steps
 MAX_ROUNDS = 8  # each but the last one made something smaller

@@ -1,0 +1,1 @@
+"""Asking a log: requests, steps, states, and why."""

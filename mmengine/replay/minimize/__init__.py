@@ -1,0 +1,1 @@
+"""From a log that fails to the smallest one that fails alike."""

@@ -1,0 +1,1 @@
+"""Serving a log's requests again: as they were, or under other settings."""
