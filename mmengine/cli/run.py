@@ -4,7 +4,7 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -93,6 +93,14 @@ def run(
             help="Go on though model, processor, dtype or device changed.",
         ),
     ] = False,
+    recovery: Annotated[
+        Literal["strict", "tail", "salvage"],
+        typer.Option(
+            rich_help_panel=BATCH,
+            help="What damage of an interrupted batch's log is forgiven: none; bytes cut short at its end; "
+            "records in the middle too, where a snapshot stands behind them.",
+        ),
+    ] = "tail",
     no_media_store: Annotated[
         bool,
         typer.Option(
@@ -114,7 +122,8 @@ def run(
         from mmengine.serve.engine import Engine  # lazy: torch
 
         if resume is not None:
-            resume = replace(resume, force=force_resume, cause=supervisor.ended_by())
+            cause = supervisor.ended_by()
+            resume = replace(resume, mode=recovery, force=force_resume, cause=cause)
         return Engine(model, config=config, device=device, dtype=dtype, log=log, resume=resume)
 
     if batch is not None:

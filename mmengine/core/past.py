@@ -105,9 +105,11 @@ def read_past(folder: Path, resume: Resume) -> Past:
     else:
         state, body = base
         started, records = body.started, iter(LogReader(folder, resume.mode, body.sequence + 1))
-    answers = _fold(state, records, survey.begins)
-    for known in state.requests.values():
-        answer = answers[known.request.request_id]
+    answers = _fold(state, _without_gap(records, 1 if base is None else body.sequence + 1), survey.begins)
+    for name, known in state.requests.items():
+        if name not in answers:
+            raise CorruptLog(f"the record of how request {name!r} began is lost; begin another log")
+        answer = answers[name]
         answer.token_ids, answer.num_cached_tokens = _tokens(state, known), max(0, known.num_cached)
     steps = [flight.step for flight in state.flights] + ([state.step] if state.is_open else [])
     return Past(started, state, answers, tuple(steps), survey.fingerprints)
@@ -140,6 +142,18 @@ def _survey(folder: Path, resume: Resume) -> _Survey:
             case ev.Recovered(fingerprints=fingerprints):
                 survey.fingerprints = fingerprints
     return survey
+
+
+def _without_gap(records: Iterator[Record], expected: int) -> Iterator[Record]:
+    """`records`, which begin with `expected`; nobody knows what those did that were skipped as damaged."""
+    for record in records:
+        if record.sequence != expected:
+            raise CorruptLog(
+                f"records {expected} to {record.sequence - 1} are lost, and a request that still needs its "
+                "answer began before a snapshot that stands behind them; begin another log"
+            )
+        expected += 1
+        yield record
 
 
 def _fold(state: State, records: Iterator[Record], begins: dict[str, int]) -> dict[str, PastAnswer]:

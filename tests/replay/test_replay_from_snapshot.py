@@ -1,11 +1,13 @@
 """Replay from any snapshot equals replay from record 0, also where the beginning of the log is gone."""
 
 import random
+import shutil
 
 import pytest
 
 from mmengine.core import snapshot
 from mmengine.core.engine import EngineCore
+from mmengine.core.past import Resume, read_past
 from mmengine.core.simulate import SimulatedExecutor
 from mmengine.errors import CorruptLog
 from mmengine.events.log import LogReader, LogWriter
@@ -105,3 +107,37 @@ def test_a_damaged_snapshot_is_passed_over(run, tmp_path):
     path.write_bytes(path.read_bytes()[:-1])
     assert verify(copy, after=10**9).begins_after == before
     assert snapshot.newest_before(copy, 10**9)[1].sequence == before
+
+
+def damage(folder, number):
+    """Flip a bit in the middle of a segment."""
+    path = segment_paths(folder)[number]
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def test_what_stands_behind_damage_and_a_snapshot_can_be_used(run, tmp_path):
+    """With `salvage`, when nobody needs an answer from before it."""
+    folder = shutil.copytree(run[0], tmp_path / "log")
+    whole = read_past(folder, Resume())
+    damage(folder, 1)
+    last = snapshot_sequences(folder)[-1]
+    assert verify(folder, after=last + 1).ok
+    for mode in ("strict", "tail"):
+        with pytest.raises(CorruptLog):
+            read_past(folder, Resume(mode=mode))
+    salvaged = read_past(folder, Resume(mode="salvage"))
+    assert not salvaged.answers and salvaged.state.digest() == whole.state.digest()
+
+
+def test_a_gap_in_what_must_be_known_is_refused(run, tmp_path):
+    """An answer is wanted that began before the damage: what the lost records did nobody knows."""
+    folder = shutil.copytree(run[0], tmp_path / "log")
+    damage(folder, 1)
+    with pytest.raises(CorruptLog, match="are lost"):
+        read_past(folder, Resume(mode="salvage", wanted=lambda name: name == "r0"))
+    for path in folder.glob("*.mmsnap"):
+        path.unlink()
+    with pytest.raises(CorruptLog, match="are lost"):
+        read_past(folder, Resume(mode="salvage"))
