@@ -84,8 +84,7 @@ def _past_of(opened: OpenLog, resume: Resume, config: EngineConfig) -> Past:
             f"has {DECISION_VERSION}; finish it with mmengine {past.started.engine_version}, or name another "
             "folder"
         )
-    past.mode = resume.mode
-    past.cuts = tuple((cut.path.name, cut.offset, cut.num_bytes) for cut in opened.sink.recovery.cuts)
+    past.tell(opened.sink.recovery.cuts)
     past.config_for(config)
     return past
 

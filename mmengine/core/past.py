@@ -16,7 +16,7 @@ from mmengine.core.state import State
 from mmengine.errors import ConfigError, CorruptLog
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader, Record
-from mmengine.events.recovery import Mode
+from mmengine.events.recovery import Cut, Mode
 from mmengine.version import __version__
 
 
@@ -86,6 +86,10 @@ class Past:
                 )
         return msgspec.structs.replace(logged, **{name: getattr(given, name) for name in OPERATIONAL})
 
+    def tell(self, cuts: list[Cut]) -> None:
+        """What of the log does not count, for RECOVERED."""
+        self.cuts += tuple((cut.path.name, cut.offset, cut.num_bytes) for cut in cuts)
+
     def recovered(self, lost: tuple[tuple[str, str], ...]) -> ev.Recovered:
         """The event that goes on from here; `lost`: requests that cannot go on, and why."""
         return ev.Recovered(self.steps, self.mode, self.cuts, lost, self.fingerprints, __version__)
@@ -112,23 +116,27 @@ def read_past(folder: Path, resume: Resume) -> Past:
         answer = answers[name]
         answer.token_ids, answer.num_cached_tokens = _tokens(state, known), max(0, known.num_cached)
     steps = [flight.step for flight in state.flights] + ([state.step] if state.is_open else [])
-    return Past(started, state, answers, tuple(steps), survey.fingerprints)
+    past = Past(started, state, answers, tuple(steps), survey.fingerprints, resume.mode)
+    past.tell(survey.cuts)
+    return past
 
 
 @dataclass(slots=True)
 class _Survey:
     """`begins`: sequences of the QUEUED of requests whose answers are needed, by id. `last`: sequence of
-    the last record. `fingerprints`: of the last RECOVERED."""
+    the last record. `fingerprints`: of the last RECOVERED. `cuts`: what was skipped as damaged."""
 
     begins: dict[str, int] = field(default_factory=dict)
     last: int = -1
     fingerprints: dict[str, str] = field(default_factory=dict)
+    cuts: list[Cut] = field(default_factory=list)
 
 
 def _survey(folder: Path, resume: Resume) -> _Survey:
     survey = _Survey()
     begins, ended = survey.begins, set()
-    for record in LogReader(folder, resume.mode):
+    reader = LogReader(folder, resume.mode)
+    for record in reader:
         survey.last = record.sequence
         match record.event:
             case ev.Queued(request_id=name):
@@ -141,6 +149,7 @@ def _survey(folder: Path, resume: Resume) -> _Survey:
                 ended.discard(name)
             case ev.Recovered(fingerprints=fingerprints):
                 survey.fingerprints = fingerprints
+    survey.cuts = reader.recovery.cuts
     return survey
 
 
