@@ -1,5 +1,7 @@
 """Where vLLM decides otherwise than we do: each rule in a scenario of a few requests, decided both ways."""
 
+from pathlib import Path
+
 import pytest
 from simulated import request, run, write_scenario
 
@@ -155,3 +157,19 @@ def test_who_has_no_grammar_waits_until_the_step_beside_is_back(tmp_path):
     for compat in ("vllm", ""):
         _, records, _ = run(alone, compat=compat)
         assert records[-1]["finish"] == {"g": "error"}
+
+
+def test_the_trace_of_the_docs():
+    """docs/policies.md shows these steps, beside the file that they come from."""
+    path = Path(__file__).parents[2] / "examples" / "give_way.json"
+    table = (path.parents[1] / "docs" / "policies.md").read_text()
+    (_, theirs, _), (_, ours, _) = run(path, compat="vllm"), run(path)
+    assert f"| | {len(ours)} steps | {len(theirs)} steps | |" in table
+    assert first(theirs, "preempt")["preempt"] == first(ours, "preempt")["preempt"] == ["backlog"]
+    for step in (3, 4, 10, 11):
+        cells = [
+            ", ".join(f"{name} {count}" for name, count in decided[step]["sched"])
+            for decided in (ours, theirs)
+        ]
+        assert f"| {step} | {cells[0]} | {cells[1]} |" in table
+    assert (ours[10]["admit"], theirs[11]["admit"]) == ({"backlog": 4}, {"backlog": 0})
