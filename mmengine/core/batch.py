@@ -6,8 +6,36 @@ from mmengine.core.executor import PENDING, Admission, EncodeItem, MediaSpan, St
 from mmengine.core.state import NEVER, View
 from mmengine.events import vocabulary as ev
 
+ROOM = 16  # blocks by which a row may grow before all tables are copied again
 
-def batch(view: View, decisions: list[ev.Event]) -> StepPlan:
+
+class BlockTables:
+    """The block tables of a step's rows. Copying all of them pushes everything else out of the processor's
+    cache, so with one step in flight the copy of the step before is brought up to date. While the array of
+    rows is the same one, nobody joined or left, and tables only grow."""
+
+    def __init__(self, keeps: bool):
+        self._keeps = keeps
+        self._rows: np.ndarray | None = None
+        self._num_blocks, self._tables = np.zeros(0, np.int32), np.zeros((0, 0), np.int32)
+
+    def of(self, view: View) -> np.ndarray:
+        """int32 [n, b] for the rows of the open step; to be read until that step is collected."""
+        rows, num_blocks = view.step_rows, view.num_blocks[view.step_rows]
+        width = int(num_blocks.max(initial=0))
+        if not self._keeps:
+            return view.block_table[:, :width][rows]
+        room = self._tables.shape[1]
+        if rows is self._rows and width <= room:
+            grown = (num_blocks != self._num_blocks).nonzero()[0]
+            self._tables[grown] = view.block_table[rows[grown], :room]
+        else:
+            self._rows, self._tables = rows, view.block_table[:, : width + ROOM][rows]
+        self._num_blocks = num_blocks
+        return self._tables[:, :width]
+
+
+def batch(view: View, decisions: list[ev.Event], tables: BlockTables) -> StepPlan:
     """The plan of the open step, after its `decisions` (SCHEDULED, ADMITTED) were applied."""
     rows = view.step_rows
     num_scheduled, after = view.scheduled[rows], view.num_computed[rows]
@@ -20,7 +48,6 @@ def batch(view: View, decisions: list[ev.Event]) -> StepPlan:
         token_rows = np.repeat(rows, num_scheduled)
         token_index = np.arange(total, dtype=np.int32) + np.repeat(computed - starts, num_scheduled)
     blocks = view.block_table[token_rows, token_index // size]
-    width = int(view.num_blocks[rows].max(initial=0))
     input_ids = view.token_ids[token_rows, token_index]
     if view.flights:
         input_ids[token_index >= view.num_tokens[token_rows]] = PENDING
@@ -33,7 +60,7 @@ def batch(view: View, decisions: list[ev.Event]) -> StepPlan:
         input_ids=input_ids,
         token_index=token_index,
         slot_mapping=np.multiply(blocks, size, dtype=np.int64) + (token_index & (size - 1)),
-        block_table=view.block_table[:, :width][rows],
+        block_table=tables.of(view),
         sample=view.due().astype(np.int32),
         admitted=tuple(_admission(view, event.row) for event in admitted),
         evict=(*view.encoder.dropped, *view.step_evicted),

@@ -19,7 +19,7 @@ from contextlib import suppress
 from mmengine.config import EngineConfig
 from mmengine.core import snapshot
 from mmengine.core.admit import admit, check_request
-from mmengine.core.batch import batch
+from mmengine.core.batch import BlockTables, batch
 from mmengine.core.complete import complete
 from mmengine.core.evolve import evolve
 from mmengine.core.executed import executed, writable
@@ -73,6 +73,7 @@ class EngineCore:
         self._clock = clock
         self._is_decided = False  # a step is, and was not dispatched yet
         self._plan: StepPlan | None = None  # of that step
+        self._tables = BlockTables(keeps=config.max_in_flight == 1)
         self._needs_plan = getattr(executor, "needs_plan", True)
         # The dispatched steps, the oldest first: why one will not come back, if that is known already.
         self._in_flight: deque[Exception | None] = deque()
@@ -242,7 +243,7 @@ class EngineCore:
                 raise MMEngineError(f"no progress at step {self.state.step}: {stall.detail}")
         if decisions:
             self._is_decided = True
-            self._plan = batch(self.view, decisions) if self._needs_plan else None
+            self._plan = batch(self.view, decisions, self._tables) if self._needs_plan else None
             if self.config.max_in_flight > 1:
                 self._emit(ev.Dispatched())
         return bool(decisions)

@@ -43,7 +43,8 @@ class MediaSpan:
 class StepPlan(msgspec.Struct, frozen=True, eq=False):
     """One step, for an executor. n scheduled rows, t = num_scheduled.sum() tokens, s sampling rows.
 
-    The arrays are the executor's own: nothing else writes them after dispatch.
+    The arrays are the executor's own: nothing else writes them after dispatch, but for `block_table`, which
+    is good until the step is collected.
     """
 
     step: int

@@ -109,6 +109,8 @@ class Watched:
         self.state: State | None = None
 
     def dispatch(self, plan: StepPlan) -> None:
+        tables = self.state.block_table[plan.rows, : plan.block_table.shape[1]]
+        assert (plan.block_table == tables).all(), "the plan's tables are those of its rows"
         new = set(plan.block_table.ravel().tolist()) - {0}
         self.plans.append((plan, new))
         self.check()
