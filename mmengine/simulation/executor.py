@@ -9,6 +9,7 @@ from mmengine.config import EngineConfig
 from mmengine.core.executor import StepPlan, StepResult
 from mmengine.core.simulate import CostModel
 from mmengine.simulation.fake_model import FakeModel
+from mmengine.simulation.sampled import sampled_rows
 from mmengine.simulation.workload import SimRequest
 
 BROKEN = "a token breaks the grammar"
@@ -71,18 +72,14 @@ class FakeExecutor:
     def _run(self, plan: StepPlan, device_ns: int) -> StepResult:
         """Sample the rows that reached the end of their known tokens: one token each, and one more
         for each draft that was right."""
-        rows = plan.rows[plan.sample].astype(np.int64)
-        last = np.cumsum(plan.num_scheduled, dtype=np.int64)[plan.sample] - 1
-        num_drafts = np.zeros(len(rows), np.int64)
-        if plan.num_drafts is not None:
-            num_drafts += plan.num_drafts[plan.sample]
-        num_known = plan.token_index[last] + 1 - num_drafts
-        most = int(num_drafts.max(initial=0))
+        sampled = sampled_rows(plan)
+        rows, num_known = sampled.rows, sampled.num_known
+        most = int(sampled.num_drafts.max(initial=0))
         places = num_known[:, None] + np.arange(most + 1)
         tokens = self._model.tokens(rows, places)
         counts = np.ones(len(rows), np.int64)
         if most:
-            counts += self._accepted(plan, last, num_drafts, tokens)
+            counts += sampled.accepted(plan.input_ids, tokens)
         counts, stopped = self._ends(rows, num_known, tokens, counts)
         given = np.arange(most + 1) < counts[:, None]
         broken = (self._model.breaks_grammar(rows, places, tokens) & given).any(axis=1)
@@ -96,17 +93,6 @@ class FakeExecutor:
             drafts=drafts,
             num_drafts=next_counts,
         )
-
-    @staticmethod
-    def _accepted(plan: StepPlan, last: np.ndarray, num_drafts: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """How many drafts of each sampling row equal the model's tokens, up to the first that does not."""
-        most = tokens.shape[1] - 1
-        number = np.arange(most)
-        there = number < num_drafts[:, None]
-        index = (last - num_drafts + 1)[:, None] + number
-        drafts = plan.input_ids[np.where(there, index, 0)]
-        right = there & (drafts == tokens[:, :most])
-        return np.logical_and.accumulate(right, axis=1).sum(axis=1)
 
     def _ends(
         self, rows: np.ndarray, num_known: np.ndarray, tokens: np.ndarray, counts: np.ndarray

@@ -13,6 +13,7 @@ from mmengine.errors import ExecutorFailed
 from mmengine.replay.rerun.script import Answer
 from mmengine.request import Request
 from mmengine.simulation.executor import Observer
+from mmengine.simulation.sampled import sampled_rows
 
 _ODD, _MIX = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9)
 
@@ -108,18 +109,14 @@ class ScriptedExecutor:
         self._room[row] = min(int(total), self._config.max_model_len)
 
     def _run(self, plan: StepPlan, device_ns: int) -> StepResult:
-        rows = plan.rows[plan.sample].astype(np.int64)
-        last = np.cumsum(plan.num_scheduled, dtype=np.int64)[plan.sample] - 1
-        num_drafts = np.zeros(len(rows), np.int64)
-        if plan.num_drafts is not None:
-            num_drafts += plan.num_drafts[plan.sample]
-        num_known = plan.token_index[last] + 1 - num_drafts
-        most = int(num_drafts.max(initial=0))
+        sampled = sampled_rows(plan)
+        rows, num_known = sampled.rows, sampled.num_known
+        most = int(sampled.num_drafts.max(initial=0))
         index = (num_known - self._num_prompt[rows])[:, None] + np.arange(most + 1)
         tokens = self._tokens[rows[:, None], np.minimum(index, self._tokens.shape[1] - 1)]
         counts = np.ones(len(rows), np.int64)
         if most:
-            counts += self._accepted(plan, last, num_drafts, tokens)
+            counts += sampled.accepted(plan.input_ids, tokens)
             counts = np.minimum(counts, np.maximum(self._room[rows] - num_known, 1))
         ends = (index == self._ends_at[rows][:, None]) & (np.arange(most + 1) < counts[:, None])
         ended = ends.any(axis=1).nonzero()[0]
@@ -139,15 +136,6 @@ class ScriptedExecutor:
             drafts=drafts,
             num_drafts=num_next,
         )
-
-    @staticmethod
-    def _accepted(plan: StepPlan, last: np.ndarray, num_drafts: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        number = np.arange(tokens.shape[1] - 1)
-        there = number < num_drafts[:, None]
-        index = (last - num_drafts + 1)[:, None] + number
-        drafts = plan.input_ids[np.where(there, index, 0)]
-        right = there & (drafts == tokens[:, :-1])
-        return np.logical_and.accumulate(right, axis=1).sum(axis=1)
 
     def _draft(
         self, rows: np.ndarray, places: np.ndarray, ended: np.ndarray

@@ -1,0 +1,35 @@
+"""The rows of a plan that sample, and how many of their drafts were right."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from mmengine.core.executor import StepPlan
+
+
+class SampledRows(NamedTuple):
+    """The s rows of a plan that reached the end of their known tokens; all int64 [s]."""
+
+    rows: np.ndarray
+    last: np.ndarray  # places of their last tokens in the batch
+    num_drafts: np.ndarray
+    num_known: np.ndarray  # tokens known, drafts not among them
+
+    def accepted(self, input_ids: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+        """How many drafts of each row, in the plan's `input_ids`, equal the model's `tokens` ([s, k + 1],
+        from `num_known` on), up to the first that does not; int64 [s]."""
+        number = np.arange(tokens.shape[1] - 1)
+        there = number < self.num_drafts[:, None]
+        index = (self.last - self.num_drafts + 1)[:, None] + number
+        drafts = input_ids[np.where(there, index, 0)]
+        right = there & (drafts == tokens[:, :-1])
+        return np.logical_and.accumulate(right, axis=1).sum(axis=1)
+
+
+def sampled_rows(plan: StepPlan) -> SampledRows:
+    last = np.cumsum(plan.num_scheduled, dtype=np.int64)[plan.sample] - 1
+    num_drafts = np.zeros(len(last), np.int64)
+    if plan.num_drafts is not None:
+        num_drafts += plan.num_drafts[plan.sample]
+    rows = plan.rows[plan.sample].astype(np.int64)
+    return SampledRows(rows, last, num_drafts, plan.token_index[last] + 1 - num_drafts)
