@@ -27,10 +27,10 @@ from mmengine.replay.ask.reasons import (
     TOKENS,
     TRIAL,
     Reasons,
-    reasons_of,
 )
 from tests.core.workloads import small_config
 from tests.replay.runs import busy_run
+from tests.replay.step_reasons import reasons_of
 
 SETTINGS = (
     *("policy", "compat", "num_draft_tokens", "lookahead_tokens", "admission_reserve", "split_media"),

@@ -15,17 +15,18 @@ from mmengine.core.engine import EngineCore
 from mmengine.core.simulate import SimulatedExecutor
 from mmengine.events.log import LogWriter
 from mmengine.replay import open_log, report, request_lines, step_lines
-from mmengine.replay.ask.reasons import reasons_of
 from mmengine.replay.report import write_report
 from mmengine.replay.report.collect import COMMON, DECODE, PREFILL, slots_of
 from mmengine.replay.report.page import SCRIPTS
 from tests.core.small_engine import request, settings_of
 from tests.replay.browser import Browser, chromium
 from tests.replay.runs import busy_run
+from tests.replay.step_reasons import reasons_of
 
 needs_chromium = pytest.mark.skipif(
     chromium() is None, reason="no chromium here (Debian: apt-get install chromium)"
 )
+
 HOSTILE = "</script><img src=x onerror=document.title='owned'>\u202e\x1b[31m<!--"
 
 

@@ -12,13 +12,14 @@ from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader, LogWriter
 from mmengine.replay import open_log, request_lines
 from mmengine.replay.ask.life import life_lines
-from mmengine.replay.ask.reasons import GAVE_WAY, reasons_of
+from mmengine.replay.ask.reasons import GAVE_WAY
 from mmengine.replay.ask.state_report import state_report
 from mmengine.replay.ask.step_report import step_report
 from mmengine.replay.ask.why import why
 from mmengine.replay.checked import CheckedLog
 from tests.core.small_engine import image, request, settings_of
 from tests.replay.runs import busy_run
+from tests.replay.step_reasons import reasons_of
 from tests.replay.test_replay_reasons import random_log
 
 

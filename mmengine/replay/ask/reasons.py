@@ -15,7 +15,6 @@ from mmengine.core.request_state import RequestState
 from mmengine.core.running import Wanted, wanted_by
 from mmengine.core.state import View
 from mmengine.events import vocabulary as ev
-from mmengine.replay.timeline import Step
 
 BLOCKS, ROWS, TOKENS = "blocks", "rows", "token budget"
 ENCODER_BUDGET, ENCODER_CACHE = "encoder budget", "encoder cache"  # as Shortage names them
@@ -222,12 +221,3 @@ def _last_row(view: View, event: ev.Scheduled) -> int:
         return int(view.last_rows[-1]) if len(view.last_rows) else -1
     rows = np.frombuffer(event.rows, np.int32)
     return int(rows[-1]) if len(rows) else -1
-
-
-def reasons_of(step: Step) -> list[Reason]:
-    """Why each request that is not in the step got nothing in it. The step moves on to its end, as the log
-    has it; none are given for one that the log cuts short. Raises CorruptLog for a step that cannot be."""
-    reasons = Reasons(step.view)
-    for event in step.follow():
-        reasons.before(event)
-    return reasons.at_end() if step.is_whole else []
