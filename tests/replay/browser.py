@@ -5,9 +5,11 @@ import json
 import os
 import select
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -23,7 +25,8 @@ class Browser:
     def __init__(self, *, width: int = 1440, height: int = 900, dark: bool = False, timeout: float = 60):
         self.errors: list[str] = []
         self._timeout, self._number, self._buffer = timeout, 0, b""
-        self._home = tempfile.TemporaryDirectory()
+        # The browser's own children may write there for a moment after it is gone.
+        self._home = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         ours, its = os.pipe(), os.pipe()  # ours: we write, it reads as 3; its: it writes as 4
         self._out, self._in = ours[1], its[0]
         command = [
@@ -42,6 +45,7 @@ class Browser:
             pass_fds=(ours[0], its[1]),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
+            start_new_session=True,
         )
         os.close(ours[0])
         os.close(its[1])
@@ -122,5 +126,7 @@ class Browser:
         os.close(self._out)
         self._process.terminate()
         self._process.wait(10)
+        with suppress(ProcessLookupError):  # none of its children is left
+            os.killpg(self._process.pid, signal.SIGKILL)
         os.close(self._in)
         self._home.cleanup()
