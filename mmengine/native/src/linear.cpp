@@ -1,0 +1,99 @@
+// A call of a linear layer: how its rows and panels are shared among threads.
+#include "linear.h"
+
+#include <cstdlib>
+#if defined(_OPENMP)
+#include <omp.h>
+#endif
+
+#include "linear_job.h"
+
+namespace mm {
+namespace {
+
+constexpr int64_t kSmall = 100000;  // multiply-adds below which a second thread costs more than it gives
+constexpr int kChunk = 1024;        // rows brought into scratch at a time
+
+// Memory of the calling thread that only grows; workers of its parallel regions share it.
+char* scratch_of_thread(int64_t bytes) {
+  struct Buffer {
+    char* data = nullptr;
+    int64_t size = 0;
+    ~Buffer() { free(data); }
+  };
+  static thread_local Buffer buffer;
+  if (buffer.size < bytes) {
+    free(buffer.data);
+    buffer.size = ceil_div(bytes, 1 << 16) << 16;
+    buffer.data = (char*)aligned_alloc(64, buffer.size);
+    if (!buffer.data) abort();
+  }
+  return buffer.data;
+}
+
+// Threads take neighbouring panels; where there are fewer panels than threads, blocks of rows too.
+Share share_of(const LinearJob& job, int thread, int threads) {
+  int panels = job.panels();
+  int across = threads < panels ? threads : panels;
+  int down = threads / across;
+  if (thread >= across * down) return {0, 0, 0, 0};
+  int blocks = (int)ceil_div(job.m, 32), i = thread % across, j = thread / across;
+  int row0 = (int)((int64_t)blocks * j / down) * 32, row1 = (int)((int64_t)blocks * (j + 1) / down) * 32;
+  return {row0, row1 < job.m ? row1 : job.m, (int)((int64_t)panels * i / across),
+          (int)((int64_t)panels * (i + 1) / across)};
+}
+
+void run_share(const LinearJob& job, char* scratch, int thread, int threads) {
+  Share share = share_of(job, thread, threads);
+  if (job.bf16()) {
+    int blocks = (int)ceil_div(job.m, 16);
+    int row0 = (int)((int64_t)blocks * thread / threads) * 16;
+    int row1 = (int)((int64_t)blocks * (thread + 1) / threads) * 16;
+    linear_prepare(job, scratch, row0, row1 < job.m ? row1 : job.m);
+#pragma omp barrier
+  }
+  if (share.row0 >= share.row1 || share.panel0 >= share.panel1) return;
+  if (job.bf16())
+    linear_run_bf16(job, scratch, share);
+  else
+    linear_run_fp32(job, share);
+}
+
+void run_chunk(const LinearJob& job) {
+  char* scratch = job.bf16() ? scratch_of_thread(linear_scratch_bytes(job)) : nullptr;
+#if defined(_OPENMP)
+#pragma omp parallel if ((int64_t)job.m * job.linear->n * job.linear->k >= kSmall)
+  run_share(job, scratch, omp_get_thread_num(), omp_get_num_threads());
+#else
+  run_share(job, scratch, 0, 1);
+#endif
+}
+
+void run(LinearJob job) {
+  int m = job.m, x_size = job.bf16() ? 2 : 4, y_size = job.bf16() && !job.y_fp32 ? 2 : 4;
+  for (int row = 0; row < m; row += kChunk) {
+    LinearJob chunk = job;
+    chunk.m = m - row < kChunk ? m - row : kChunk;
+    chunk.x = (const char*)job.x + row * job.x_stride * x_size;
+    chunk.y = (char*)job.y + row * job.y_stride * y_size;
+    if (job.residual) chunk.residual = (const char*)job.residual + row * job.y_stride * y_size;
+    run_chunk(chunk);
+  }
+}
+
+}  // namespace
+}  // namespace mm
+
+extern "C" {
+
+void mm_linear_run(const mm_linear* linear, const void* x, int64_t x_stride, int32_t m, void* y,
+                   int64_t y_stride, int32_t y_fp32, const void* residual) {
+  mm::run({linear, x, x_stride, m, y, y_stride, residual, y_fp32 != 0, false});
+}
+
+void mm_linear_gate_up(const mm_linear* linear, const void* x, int64_t x_stride, int32_t m, void* y,
+                       int64_t y_stride) {
+  mm::run({linear, x, x_stride, m, y, y_stride, nullptr, false, true});
+}
+
+}  // extern "C"

@@ -1,0 +1,46 @@
+// Linear layers over packed weights: y = x w^T + bias, w [n, k], float32 or bfloat16.
+//
+// Weights are packed once into panels of 32 output columns, each panel contiguous over all of k, so that
+// a matmul of few rows reads the weights once, in address order. A row's result never depends on the
+// other rows of the call nor on the number of threads: every path of one build sums over k in one order.
+#pragma once
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { MM_FP32 = 0, MM_BF16 = 1 };
+
+typedef struct {
+  int32_t n, k, dtype;
+  const void* packed;  // mm_linear_bytes, aligned to 64 bytes
+  const float* bias;   // [n] or NULL
+} mm_linear;
+
+int64_t mm_linear_bytes(int32_t n, int32_t k, int32_t dtype);
+
+// w is row-major [n, k] of the same dtype.
+void mm_linear_pack(const void* w, int32_t n, int32_t k, int32_t dtype, void* packed);
+
+// Rows of w back out of the packed form: out [count, k]. A row outside [0, n) becomes zeros.
+void mm_linear_rows(const mm_linear* linear, const int64_t* rows, int32_t count, void* out);
+
+// x [m, k] and y [m, n] with strides in elements between rows. y is float32 where y_fp32 is set, else of
+// the linear's dtype. residual (or NULL) has y's dtype and stride and may be y: y = residual + (...).
+// bfloat16 sums in float32, and rounds before the residual is added and again after.
+void mm_linear_run(const mm_linear* linear, const void* x, int64_t x_stride, int32_t m, void* y,
+                   int64_t y_stride, int32_t y_fp32, const void* residual);
+
+// Gate and up in one pass. gate_up is [2i, k], gate's rows first; packed needs mm_linear_bytes(2i, k).
+void mm_linear_pack_gate_up(const void* gate_up, int32_t i, int32_t k, int32_t dtype, void* packed);
+
+// y [m, i] = silu(x gate^T) * (x up^T); linear->n is 2i and its bias, if any, [2i] as gate_up's rows are.
+// bfloat16 rounds gate, up and silu(gate) before the product.
+void mm_linear_gate_up(const mm_linear* linear, const void* x, int64_t x_stride, int32_t m, void* y,
+                       int64_t y_stride);
+
+#ifdef __cplusplus
+}
+#endif

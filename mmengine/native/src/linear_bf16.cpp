@@ -1,0 +1,114 @@
+// bfloat16 without AMX: x and weights as they are through vdpbf16ps, or as float32 through FMA (AVX2).
+#include "linear_job.h"
+#include "linear_vec.h"
+
+#if !defined(__AMX_BF16__)
+
+namespace mm {
+namespace {
+
+#if defined(__AVX512BF16__)
+constexpr int kRows = 12;
+typedef uint16_t Scratch;
+
+// c [M, 32] = x [M, steps * 32] * panel.
+template <int M>
+void block(const Scratch* x, int64_t x_stride, const char* w, int64_t steps, float* c) {
+  __m512 sums[M][2] = {};
+  for (int64_t pair = 0; pair < steps * 16; ++pair) {
+    const char* at = w + pair / 16 * 2048 + pair % 16 * 64;
+    __m512bh b0 = (__m512bh)load_as<__m512i>(at), b1 = (__m512bh)load_as<__m512i>(at + 1024);
+#pragma GCC unroll 16
+    for (int i = 0; i < M; ++i) {
+      __m512bh a = (__m512bh)_mm512_set1_epi32(load_as<int32_t>(x + i * x_stride + 2 * pair));
+      sums[i][0] = _mm512_dpbf16_ps(sums[i][0], a, b0);
+      sums[i][1] = _mm512_dpbf16_ps(sums[i][1], a, b1);
+    }
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < M; ++i) {
+    store_as(c + i * kPanel, sums[i][0]);
+    store_as(c + i * kPanel + 16, sums[i][1]);
+  }
+}
+#else
+constexpr int kRows = 3;
+typedef float Scratch;
+typedef float f8v __attribute__((vector_size(32)));
+typedef uint32_t u8v __attribute__((vector_size(32)));
+
+template <int M>
+void block(const Scratch* x, int64_t x_stride, const char* w, int64_t steps, float* c) {
+  for (int half = 0; half < 2; ++half) {
+    f8v sums[M][2] = {};
+    for (int64_t pair = 0; pair < steps * 16; ++pair) {
+      const char* at = w + pair / 16 * 2048 + half * 1024 + pair % 16 * 64;
+#pragma GCC unroll 2
+      for (int v = 0; v < 2; ++v) {
+        u8v bits = load_as<u8v>(at + v * 32);
+        f8v even = (f8v)(bits << 16), odd = (f8v)(bits & 0xffff0000u);
+#pragma GCC unroll 4
+        for (int i = 0; i < M; ++i) {
+          const float* a = x + i * x_stride + 2 * pair;
+          sums[i][v] += even * a[0];
+          sums[i][v] += odd * a[1];
+        }
+      }
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < M; ++i)
+#pragma GCC unroll 2
+      for (int v = 0; v < 2; ++v) store_as(c + i * kPanel + half * 16 + v * 8, sums[i][v]);
+  }
+}
+#endif
+
+typedef void (*Block)(const Scratch*, int64_t, const char*, int64_t, float*);
+
+template <int... M>
+struct Blocks {
+  static constexpr Block of[] = {nullptr, block<M>...};
+};
+#if defined(__AVX512BF16__)
+typedef Blocks<1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12> All;
+#else
+typedef Blocks<1, 2, 3> All;
+#endif
+
+}  // namespace
+
+int64_t linear_scratch_bytes(const LinearJob& job) {
+  return (int64_t)job.m * job.steps() * kStep * sizeof(Scratch);
+}
+
+void linear_prepare(const LinearJob& job, void* scratch, int row0, int row1) {
+  int64_t k = job.linear->k, padded = (int64_t)job.steps() * kStep;
+  for (int row = row0; row < row1; ++row) {
+    const uint16_t* from = (const uint16_t*)job.x + row * job.x_stride;
+    Scratch* to = (Scratch*)scratch + row * padded;
+    if constexpr (sizeof(Scratch) == 2) {
+      memcpy(to, from, k * 2);
+    } else {
+      for (int64_t t = 0; t < k; ++t) {
+        uint32_t bits = (uint32_t)from[t] << 16;
+        memcpy(to + t, &bits, 4);
+      }
+    }
+    memset(to + k, 0, (padded - k) * sizeof(Scratch));
+  }
+}
+
+void linear_run_bf16(const LinearJob& job, const void* scratch, const Share& share) {
+  alignas(64) float c[kRows * kPanel];
+  int64_t padded = (int64_t)job.steps() * kStep;
+  for (int panel = share.panel0; panel < share.panel1; ++panel)
+    for (int row = share.row0; row < share.row1; row += kRows) {
+      int rows = share.row1 - row < kRows ? share.row1 - row : kRows;
+      All::of[rows]((const Scratch*)scratch + row * padded, padded, job.panel(panel), job.steps(), c);
+      linear_store(job, c, kPanel, row, rows, panel);
+    }
+}
+
+}  // namespace mm
+
+#endif

@@ -1,0 +1,97 @@
+// Weights into panels and back.
+#include <cstring>
+
+#include "linear_job.h"
+
+namespace mm {
+namespace {
+
+// The row of w behind a column of a panel, or -1 for padding. `half` is i where gate and up share panels.
+int64_t source_row(int64_t panel, int column, int32_t n, int32_t half) {
+  if (half == 0) {
+    int64_t row = panel * kPanel + column;
+    return row < n ? row : -1;
+  }
+  int64_t row = panel * 16 + column % 16;
+  return row < half ? row + (column < 16 ? 0 : half) : -1;
+}
+
+// Where a column's value at position t of k lies in its panel, in elements of 2 bytes.
+inline int64_t place_bf16(int column, int64_t t) {
+  return (t / kStep) * 1024 + (column / 16) * 512 + (t % kStep / 2) * 32 + (column % 16) * 2 + t % 2;
+}
+
+void pack_panel_bf16(const uint16_t* w, int64_t panel, int32_t n, int32_t k, int32_t half, uint16_t* out) {
+  memset(out, 0, ceil_div(k, kStep) * 2048);
+  for (int column = 0; column < kPanel; ++column) {
+    int64_t row = source_row(panel, column, n, half);
+    if (row < 0) continue;
+    const uint16_t* from = w + row * k;
+    for (int64_t t = 0; t < k; ++t) out[place_bf16(column, t)] = from[t];
+  }
+}
+
+void pack_panel_fp32(const float* w, int64_t panel, int32_t n, int32_t k, int32_t half, float* out) {
+  for (int column = 0; column < kPanel; ++column) {
+    int64_t row = source_row(panel, column, n, half);
+    if (row < 0) {
+      for (int64_t t = 0; t < k; ++t) out[t * kPanel + column] = 0.0f;
+      continue;
+    }
+    const float* from = w + row * k;
+    for (int64_t t = 0; t < k; ++t) out[t * kPanel + column] = from[t];
+  }
+}
+
+void pack(const void* w, int32_t n, int32_t k, int32_t dtype, int32_t half, void* packed) {
+  int64_t panels = ceil_div(n, kPanel), bytes = mm_linear_bytes(n, k, dtype) / panels;
+#pragma omp parallel for schedule(static) if ((int64_t)n * k > 100000)
+  for (int64_t panel = 0; panel < panels; ++panel) {
+    void* out = (char*)packed + panel * bytes;
+    if (dtype == MM_BF16)
+      pack_panel_bf16((const uint16_t*)w, panel, n, k, half, (uint16_t*)out);
+    else
+      pack_panel_fp32((const float*)w, panel, n, k, half, (float*)out);
+  }
+}
+
+}  // namespace
+}  // namespace mm
+
+extern "C" {
+
+int64_t mm_linear_bytes(int32_t n, int32_t k, int32_t dtype) {
+  int64_t panel = dtype == MM_BF16 ? mm::ceil_div(k, mm::kStep) * 2048 : (int64_t)k * 128;
+  return mm::ceil_div(n, mm::kPanel) * panel;
+}
+
+void mm_linear_pack(const void* w, int32_t n, int32_t k, int32_t dtype, void* packed) {
+  mm::pack(w, n, k, dtype, 0, packed);
+}
+
+void mm_linear_pack_gate_up(const void* gate_up, int32_t i, int32_t k, int32_t dtype, void* packed) {
+  mm::pack(gate_up, 2 * i, k, dtype, i, packed);
+}
+
+void mm_linear_rows(const mm_linear* linear, const int64_t* rows, int32_t count, void* out) {
+  int64_t n = linear->n, k = linear->k;
+  int64_t bytes = mm_linear_bytes(linear->n, linear->k, linear->dtype) / mm::ceil_div(n, mm::kPanel);
+#pragma omp parallel for schedule(static) if (count * k > 100000)
+  for (int32_t i = 0; i < count; ++i) {
+    int64_t row = rows[i];
+    bool inside = row >= 0 && row < n;
+    const char* panel = (const char*)linear->packed + (inside ? row / mm::kPanel : 0) * bytes;
+    int column = inside ? (int)(row % mm::kPanel) : 0;
+    if (linear->dtype == MM_FP32) {
+      float* to = (float*)out + i * k;
+      const float* from = (const float*)panel + column;
+      for (int64_t t = 0; t < k; ++t) to[t] = inside ? from[t * mm::kPanel] : 0.0f;
+    } else {
+      uint16_t* to = (uint16_t*)out + i * k;
+      const uint16_t* from = (const uint16_t*)panel;
+      for (int64_t t = 0; t < k; ++t) to[t] = inside ? from[mm::place_bf16(column, t)] : 0;
+    }
+  }
+}
+
+}  // extern "C"

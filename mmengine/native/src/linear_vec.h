@@ -1,0 +1,78 @@
+// Sixteen floats as one value (one AVX-512 register, two of AVX2), through the compiler's vector types.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+namespace mm {
+
+typedef float f16v __attribute__((vector_size(64)));
+typedef int32_t i16v __attribute__((vector_size(64)));
+typedef uint32_t u16v __attribute__((vector_size(64)));
+typedef uint16_t h16v __attribute__((vector_size(32)));  // bfloat16 as bits
+
+#define MM_INLINE static inline __attribute__((always_inline))
+
+template <class V>
+MM_INLINE V load_as(const void* from) {
+  V v;
+  memcpy(&v, from, sizeof v);
+  return v;
+}
+
+template <class V>
+MM_INLINE void store_as(void* to, V v) {
+  memcpy(to, &v, sizeof v);
+}
+
+MM_INLINE f16v splat(float x) { return f16v{} + x; }
+
+MM_INLINE f16v widen(h16v bits) {
+#if defined(__AVX512F__)
+  return (f16v)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)bits), 16);
+#else
+  return (f16v)(__builtin_convertvector(bits, u16v) << 16);
+#endif
+}
+
+// To the nearest bfloat16, ties to even; NaN stays NaN.
+MM_INLINE h16v narrow(f16v x) {
+  u16v bits = (u16v)x;
+  u16v rounded = bits + 0x7fff + ((bits >> 16) & 1);
+  u16v kept = (u16v)(x == x) & rounded;
+  u16v nan = ~(u16v)(x == x) & (bits | 0x400000);
+#if defined(__AVX512F__)
+  return (h16v)_mm512_cvtepi32_epi16((__m512i)((kept | nan) >> 16));
+#else
+  return __builtin_convertvector((kept | nan) >> 16, h16v);
+#endif
+}
+
+MM_INLINE f16v round_bf16(f16v x) { return widen(narrow(x)); }
+
+// e^x for x in [-87, 88], clamped outside; relative error under 2e-7. NaN stays NaN.
+// Cody and Waite's reduction by ln 2 in two parts, then the Taylor polynomial of degree 7 on |r| < 0.35.
+MM_INLINE f16v exp_clamped(f16v x) {
+  x = x > 88.0f ? splat(88.0f) : x;
+  x = x < -87.0f ? splat(-87.0f) : x;
+  const float magic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole number in the low bits
+  f16v shifted = x * 1.44269504f + magic;
+  f16v whole = shifted - magic;
+  f16v r = x - whole * 0.693359375f + whole * 2.12194440e-4f;
+  f16v p = splat(1.0f / 5040);
+  p = p * r + 1.0f / 720;
+  p = p * r + 1.0f / 120;
+  p = p * r + 1.0f / 24;
+  p = p * r + 1.0f / 6;
+  p = p * r + 0.5f;
+  p = p * r + 1.0f;
+  p = p * r + 1.0f;
+  return (f16v)((i16v)p + ((i16v)shifted << 23));
+}
+
+MM_INLINE f16v silu(f16v x) { return x / (1.0f + exp_clamped(-x)); }
+
+}  // namespace mm
