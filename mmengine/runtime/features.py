@@ -12,55 +12,105 @@ from mmengine.runtime.upload import upload
 
 
 class FeatureStore:
-    """Features by key: [n, (1 + num_deepstack) * hidden_size], n embeddings of a media item.
+    """Features by key in one tensor: [places, (1 + num_deepstack) * hidden_size], a place an embedding.
 
     The first hidden_size values of an embedding go where its placeholder stands in the input, the
     others are added behind the first num_deepstack layers. What is kept and what goes is decided by
-    the scheduler; the store only follows.
+    the scheduler, and never more than `capacity` embeddings; the store only follows. The tensor doubles
+    until it holds what is asked for, and what was dropped is written over first.
     """
 
-    def __init__(self, hidden_size: int, num_deepstack: int) -> None:
+    def __init__(self, hidden_size: int, num_deepstack: int, capacity: int) -> None:
         self._hidden_size = hidden_size
         self._num_deepstack = num_deepstack
-        self._features: dict[bytes, torch.Tensor] = {}
+        self._capacity = capacity
+        self._cache: torch.Tensor | None = None
+        self._places: dict[bytes, np.ndarray] = {}  # int64, of each embedding of a key
+        self._free = np.empty(0, np.int64)  # places that hold nothing, in its first _num_free entries
+        self._num_free = 0
 
     def __len__(self) -> int:
-        return len(self._features)
+        return len(self._places)
 
-    def put(self, key: bytes, features: torch.Tensor) -> None:
-        self._features[key] = features
+    def put(self, keys: Sequence[bytes], sizes: Sequence[int], features: torch.Tensor) -> None:
+        """Take over [sum of sizes, (1 + num_deepstack) * hidden_size], the items one after the other.
+        ExecutorFailed where they do not fit the capacity."""
+        for key in keys:
+            self.drop(key)
+        self._reserve(features)
+        stop = self._num_free
+        self._num_free -= len(features)
+        places = self._free[self._num_free : stop].copy()
+        self._cache.index_copy_(0, upload(places, features.device), features)
+        ends = np.cumsum(sizes)
+        for key, start, end in zip(keys, ends - sizes, ends, strict=True):
+            self._places[key] = places[start:end]
 
     def drop(self, key: bytes) -> None:
         """Forget `key`. One that is not there is no error: its encoding may have failed."""
-        self._features.pop(key, None)
+        places = self._places.pop(key, None)
+        if places is not None:
+            self._free[self._num_free : self._num_free + len(places)] = places
+            self._num_free += len(places)
 
     def clear(self) -> None:
-        self._features.clear()
+        self._places.clear()
+        self._cache, self._free, self._num_free = None, self._free[:0], 0
+
+    def _reserve(self, features: torch.Tensor) -> None:
+        """Room for as many more embeddings, of their kind and on their device."""
+        held = 0 if self._cache is None else len(self._cache)
+        missing = len(features) - self._num_free
+        if missing <= 0:
+            return
+        size = min(max(held + missing, 2 * held), self._capacity)
+        if size < held + missing:
+            raise ExecutorFailed(
+                f"{len(features)} embeddings do not fit the encoder cache of {self._capacity}: "
+                f"{held - self._num_free} are held"
+            )
+        cache = features.new_empty(size, features.shape[1])
+        if held:
+            cache[:held] = self._cache
+        self._cache = cache
+        free = np.empty(size, np.int64)
+        free[: size - held] = np.arange(size - 1, held - 1, -1)
+        free[size - held : size - held + self._num_free] = self._free[: self._num_free]
+        self._free, self._num_free = free, size - held + self._num_free
 
     def place(self, spans: Sequence[MediaSpan], embeds: torch.Tensor) -> torch.Tensor | None:
-        """Write the spans into `embeds` [t, hidden_size] in place.
+        """Write the spans into `embeds` [t, hidden_size] in place, all with one gather.
 
         Gives deepstack [num_deepstack, t, hidden_size], zero at text tokens, or None without spans.
         Raises ExecutorFailed for features that are not here.
         """
         if not spans:
             return None
-        hidden = self._hidden_size
-        deepstack = embeds.new_zeros(self._num_deepstack, embeds.shape[0], hidden)
+        hidden, count = self._hidden_size, sum(span.length for span in spans)
+        index = np.empty((2, count), np.int64)  # places in the cache, places in the batch
+        at = 0
         for span in spans:
-            features = self._features.get(span.key)
-            if features is None or span.item_start + span.length > features.shape[0]:
-                raise ExecutorFailed(
-                    f"tokens {span.start} to {span.start + span.length} of the batch need features of media "
-                    f"item {span.key.hex()[:12]} that are not on the device"
-                )
-            part = features[span.item_start : span.item_start + span.length]
-            places = slice(span.start, span.start + span.length)
-            embeds[places] = part[:, :hidden]
-            deepstack[:, places] = (
-                part[:, hidden:].view(span.length, self._num_deepstack, hidden).transpose(0, 1)
+            index[0, at : at + span.length] = self._held(span)
+            index[1, at : at + span.length] = np.arange(span.start, span.start + span.length)
+            at += span.length
+        places, tokens = upload(index, embeds.device)
+        features = self._cache.index_select(0, places)
+        embeds.index_copy_(0, tokens, features[:, :hidden])
+        if not self._num_deepstack:
+            return None
+        deepstack = embeds.new_zeros(self._num_deepstack, embeds.shape[0], hidden)
+        layers = features[:, hidden:].view(count, self._num_deepstack, hidden).transpose(0, 1)
+        return deepstack.index_copy_(1, tokens, layers)
+
+    def _held(self, span: MediaSpan) -> np.ndarray:
+        """Places of the embeddings of a span."""
+        places = self._places.get(span.key)
+        if places is None or span.item_start + span.length > len(places):
+            raise ExecutorFailed(
+                f"tokens {span.start} to {span.start + span.length} of the batch need features of media "
+                f"item {span.key.hex()[:12]} that are not on the device"
             )
-        return deepstack if self._num_deepstack else None
+        return places[span.item_start : span.item_start + span.length]
 
 
 def encode(
@@ -76,16 +126,15 @@ def encode(
     model gives another number of embeddings than the items have placeholders.
     """
     media = [_payload(item, payloads) for item in items]
-    patches = upload(np.concatenate([one.patches for one in media]), device)
+    rows = media[0].patches if len(media) == 1 else np.concatenate([one.patches for one in media])
+    patches = upload(rows, device)
     features = model.encode(patches, [one.item.grid for one in media])
     sizes = [one.item.num_embeds for one in media]
     if features.shape[0] != sum(sizes):
         raise ExecutorFailed(
             f"the encoder gave {features.shape[0]} embeddings for media items with {sum(sizes)} placeholders"
         )
-    for item, part in zip(items, features.split(sizes), strict=True):
-        # A copy of its own: a view would keep the whole pack alive as long as any item of it.
-        store.put(item.key, part if len(items) == 1 else part.clone())
+    store.put([item.key for item in items], sizes, features)
 
 
 def _payload(item: EncodeItem, payloads: Mapping[str, Sequence[MediaInput]]) -> MediaInput:

@@ -51,7 +51,7 @@ class ModelRunner:
         self._watcher = stop_watcher
         self._kv = KVPool(spec, config.num_blocks, config.block_size, dtype, device, config.swap_blocks)
         self._attention = make_backend(attention, spec, self._kv)
-        self._features = FeatureStore(spec.hidden_size, spec.num_deepstack)
+        self._features = FeatureStore(spec.hidden_size, spec.num_deepstack, config.encoder_cache_size)
         self._rows = RowColumns(config.max_num_seqs, spec.vocab_size, config.eos_token_ids, positions_of)
         self._sampler = Sampler(self._rows, config.max_num_seqs, spec.vocab_size, device)
         self._media: dict[str, Sequence[MediaInput]] = {}

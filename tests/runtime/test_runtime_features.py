@@ -1,0 +1,90 @@
+"""The encoder's outputs on the device: what is put, dropped and placed, against a dict of tensors."""
+
+import numpy as np
+import pytest
+import torch
+
+from mmengine.core.executor import MediaSpan
+from mmengine.errors import ExecutorFailed
+from mmengine.runtime.features import FeatureStore
+
+HIDDEN, DEEP = 6, 2
+
+
+def features_of(size, generator):
+    return torch.randn(size, (1 + DEEP) * HIDDEN, generator=generator)
+
+
+def placed_one_by_one(held, spans, embeds):
+    deepstack = torch.zeros(DEEP, *embeds.shape)
+    for span in spans:
+        for i in range(span.length):
+            row = held[span.key][span.item_start + i]
+            embeds[span.start + i] = row[:HIDDEN]
+            for layer in range(DEEP):
+                deepstack[layer, span.start + i] = row[(1 + layer) * HIDDEN : (2 + layer) * HIDDEN]
+    return deepstack
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_long_life_of_puts_and_drops(seed):
+    """Packs of items come and go at the edge of the capacity; what is placed is always what was put last."""
+    random, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
+    store, held, capacity = FeatureStore(HIDDEN, DEEP, 64), {}, 64
+    for _ in range(120):
+        keys = [b"%d" % k for k in random.choice(12, size=random.integers(1, 4), replace=False)]
+        sizes = [int(n) for n in random.integers(1, 17, len(keys))]
+        for key in list(held):  # as the scheduler does: evictions first
+            if sum(len(f) for f in held.values()) + sum(sizes) > capacity or random.random() < 0.1:
+                store.drop(key)
+                del held[key]
+        pack = features_of(sum(sizes), generator)
+        store.put(keys, sizes, pack)
+        held.update(zip(keys, [part.clone() for part in pack.split(sizes)], strict=True))
+        pack.fill_(float("nan"))  # nothing of the pack is kept
+        assert len(store) == len(held)
+        spans, at = [], 0
+        for key in random.permutation(sorted(held))[:4]:
+            start = int(random.integers(0, len(held[key])))
+            length = int(random.integers(1, len(held[key]) - start + 1))
+            spans.append(MediaSpan(bytes(key), at + 1, start, length))
+            at += length + int(random.integers(1, 3))
+        embeds = torch.randn(at + 2, HIDDEN, generator=generator)
+        expected = embeds.clone()
+        deepstack = placed_one_by_one(held, spans, expected)
+        assert torch.equal(store.place(spans, embeds), deepstack)
+        assert torch.equal(embeds, expected)
+
+
+def test_memory_follows_what_is_held_up_to_the_capacity():
+    store, generator = FeatureStore(HIDDEN, DEEP, 40), torch.Generator()
+    for n in range(100):  # one item after the other takes the same place
+        store.put([b"%d" % n], [8], features_of(8, generator))
+        store.drop(b"%d" % n)
+    assert len(store._cache) == 8
+    for n in range(5):
+        store.put([b"%d" % n], [8], features_of(8, generator))
+    assert len(store._cache) == 40
+    store.put([b"4"], [8], features_of(8, generator))  # in place of what it was
+    with pytest.raises(ExecutorFailed, match="do not fit the encoder cache of 40"):
+        store.put([b"5"], [1], features_of(1, generator))
+    store.clear()
+    assert len(store) == 0
+    store.put([b"5"], [40], features_of(40, generator))
+
+
+def test_features_that_are_not_there_are_named():
+    store = FeatureStore(HIDDEN, DEEP, 40)
+    assert store.place((), torch.zeros(3, HIDDEN)) is None
+    store.put([b"here"], [4], torch.zeros(4, (1 + DEEP) * HIDDEN))
+    for span in (MediaSpan(b"gone", 0, 0, 1), MediaSpan(b"here", 0, 2, 3)):
+        with pytest.raises(ExecutorFailed, match=span.key.hex()):
+            store.place([span], torch.zeros(9, HIDDEN))
+
+
+def test_without_deepstack_only_the_embeddings_are_placed():
+    store = FeatureStore(HIDDEN, 0, 40)
+    store.put([b"a"], [2], torch.ones(2, HIDDEN))
+    embeds = torch.zeros(4, HIDDEN)
+    assert store.place([MediaSpan(b"a", 1, 0, 2)], embeds) is None
+    assert embeds.sum(1).tolist() == [0, HIDDEN, HIDDEN, 0]
