@@ -55,7 +55,7 @@ class StepPlan(msgspec.Struct, frozen=True, eq=False):
     token_index: np.ndarray  # int32 [t], place of each token in its request
     slot_mapping: np.ndarray  # int64 [t], block * block_size + offset
     block_table: np.ndarray  # int32 [n, b], b = blocks of the longest row; past a row's end: 0
-    sample: np.ndarray  # int32 [s], indices into the n rows whose last token samples
+    sample: np.ndarray  # int32 [s], ascending indices into the n rows whose last token samples
     admitted: tuple[Admission, ...] = ()
     evict: tuple[bytes, ...] = ()  # encoder keys to drop, before encoding
     encode: tuple[EncodeItem, ...] = ()
@@ -67,8 +67,7 @@ class StepPlan(msgspec.Struct, frozen=True, eq=False):
     num_drafts: np.ndarray | None = None  # int32 [n], tokens at a row's end that are drafts; None: none
 
 
-@dataclass(frozen=True, slots=True)
-class StepResult:
+class StepResult(msgspec.Struct, eq=False):
     """What a step gave. Indices point into `plan.sample`; lists are sparse and ascending.
 
     `stops`: (index, kind) where the text ended, kind is "eos", "token" or "string".

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from time import perf_counter_ns
 
 import torch
@@ -98,11 +98,13 @@ class TorchExecutor:
             if step.error is not None:
                 raise step.error
             step.end.synchronize()
-            device_ns = int(step.start.elapsed_time(step.end) * 1e6)
-            return replace(self._runner.finish(step.launched), device_ns=device_ns)
+            result = self._runner.finish(step.launched)
+            result.device_ns = int(step.start.elapsed_time(step.end) * 1e6)
+            return result
         begin_ns = perf_counter_ns()
         result = self._runner.finish(self._runner.launch(step.plan, step.pixels))
-        return replace(result, device_ns=perf_counter_ns() - begin_ns)
+        result.device_ns = perf_counter_ns() - begin_ns
+        return result
 
     def discard(self) -> None:
         """Forget the steps in flight. On CUDA they run to their end before anything later does."""

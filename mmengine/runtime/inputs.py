@@ -1,7 +1,6 @@
-"""The integer inputs of a step, taken to the device in one copy."""
+"""The integer inputs of a step, written into one buffer and taken to the device in one copy."""
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 import torch
 
@@ -10,61 +9,58 @@ from mmengine.runtime.attention.base import AttentionMeta
 from mmengine.runtime.rows import RowColumns
 from mmengine.runtime.upload import upload
 
+_NONE = torch.empty(0, dtype=torch.int64)
 
-@dataclass(frozen=True, slots=True)
-class StepInputs:
-    """t tokens, s sampling rows, f blocks; int64 tensors on the device."""
+
+class StepInputs(msgspec.Struct, frozen=True, eq=False):
+    """t tokens, s sampling rows, p pending tokens; int64 tensors on the device."""
 
     input_ids: torch.Tensor  # [t]
     positions: torch.Tensor  # [3, t]
     attention: AttentionMeta
     sample_tokens: torch.Tensor | None  # [s] places in the batch; None: every token, in order
-    fresh_blocks: torch.Tensor  # [f] blocks whose first slot is written in this step
     pending: torch.Tensor  # [2, p] places in the batch whose token a step before sampled, and their rows
 
 
-def prepare(plan: StepPlan, rows: RowColumns, block_size: int, device: torch.device) -> StepInputs:
-    """Pack what the step needs into one int64 buffer, upload it, and cut it up again."""
-    num_rows, num_tokens = len(plan.rows), len(plan.input_ids)
-    table_width = plan.block_table.shape[1]
-    kv_lens = plan.num_computed + plan.num_scheduled
-    first_slots = plan.slot_mapping[plan.slot_mapping % block_size == 0]
+def prepare(plan: StepPlan, rows: RowColumns, device: torch.device, *, may_wait: bool) -> StepInputs:
+    """What the step needs on the device. `may_wait`: whether a token may be PENDING."""
+    num_tokens = len(plan.input_ids)
     sample_tokens = _sample_tokens(plan)
-    pending = np.flatnonzero(plan.input_ids == PENDING)
-    pending_rows = plan.rows[np.searchsorted(np.cumsum(plan.num_scheduled), pending, side="right")]
-    parts = (
-        plan.input_ids,
-        rows.positions(plan.rows, plan.num_scheduled, plan.num_computed, plan.token_index).reshape(-1),
-        plan.slot_mapping,
-        kv_lens,
-        plan.block_table.reshape(-1),
-        first_slots // block_size,
-        plan.sample[:0] if sample_tokens is None else sample_tokens,
-        pending,
-        pending_rows,
-    )
-    packed = upload(np.concatenate(parts, dtype=np.int64, casting="same_kind"), device)
-    input_ids, positions, slots, lens, table, fresh, sampled, *waits = packed.split(
-        [len(part) for part in parts]
-    )
+    num_sampled = 0 if sample_tokens is None else len(sample_tokens)
+    waits = _pending(plan) if may_wait else ()
+    packed = np.empty(4 * num_tokens + num_sampled + sum(map(len, waits)), dtype=np.int64)
+    packed[:num_tokens] = plan.input_ids
+    rows.positions(plan, packed[num_tokens : 4 * num_tokens].reshape(3, num_tokens))
+    end = 4 * num_tokens + num_sampled
+    if num_sampled:
+        packed[4 * num_tokens : end] = sample_tokens
+    if waits:
+        np.concatenate(waits, out=packed[end:], casting="same_kind")
+    on_device = upload(packed, device)
     return StepInputs(
-        input_ids=input_ids,
-        positions=positions.view(3, num_tokens),
+        input_ids=on_device[:num_tokens],
+        positions=on_device[num_tokens : 4 * num_tokens].view(3, num_tokens),
         attention=AttentionMeta(
-            query_lens=plan.num_scheduled,
-            kv_lens=kv_lens,
-            slot_mapping=slots,
-            block_table=table.view(num_rows, table_width),
-            kv_lens_device=lens,
+            plan.num_scheduled, plan.num_computed + plan.num_scheduled, plan.slot_mapping, plan.block_table
         ),
-        sample_tokens=None if sample_tokens is None else sampled,
-        fresh_blocks=fresh,
-        pending=torch.stack(waits),
+        sample_tokens=None if sample_tokens is None else on_device[4 * num_tokens : end],
+        pending=on_device[end:].view(2, -1) if waits else _NONE.view(2, 0),
     )
+
+
+def fresh_blocks(slots: np.ndarray, block_size: int) -> np.ndarray:
+    """Blocks whose first slot is among `slots`: int64 [f]."""
+    return slots[slots & (block_size - 1) == 0] // block_size
+
+
+def _pending(plan: StepPlan) -> tuple[np.ndarray, ...]:
+    """Places in the batch that wait for a token, and their rows."""
+    places = np.flatnonzero(plan.input_ids == PENDING)
+    return places, plan.rows[np.searchsorted(np.cumsum(plan.num_scheduled), places, side="right")]
 
 
 def _sample_tokens(plan: StepPlan) -> np.ndarray | None:
     """Places of the sampling rows' last tokens, or None where that is every token in order."""
-    if len(plan.sample) == len(plan.input_ids) and (plan.sample == np.arange(len(plan.sample))).all():
+    if len(plan.sample) == len(plan.input_ids):  # each row has a token at least: so each has one, and samples
         return None
     return np.cumsum(plan.num_scheduled)[plan.sample] - 1

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from mmengine.core.executor import Admission
+from mmengine.core.executor import Admission, StepPlan
 from mmengine.request import MAX_STOP_STRINGS, MediaItem, Request, SamplingParams
 
 PositionsOf = Callable[[np.ndarray, Sequence[MediaItem]], tuple[np.ndarray, int]]
@@ -58,6 +58,7 @@ class RowColumns:
         self.bias: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # token ids int64, what is added float32
         self.blocked: dict[int, np.ndarray] = {}  # int64: not to be sampled before min_tokens
         self._prompt_positions: list[np.ndarray | None] = [None] * max_rows
+        self._rows_of_last, self._last = b"", self.columns[:0]
         self._vocab_size = vocab_size
         self._eos_token_ids = tuple(eos_token_ids)
         self._positions_of = positions_of
@@ -68,6 +69,7 @@ class RowColumns:
         sampling = request.sampling
         positions, delta = self._positions_of(request.prompt_token_ids, request.media)
         self._prompt_positions[row] = positions
+        self._rows_of_last, self._last = b"", self.columns[:0]
         self.columns[row] = (
             self._options(request),
             len(request.prompt_token_ids),
@@ -117,24 +119,36 @@ class RowColumns:
         options |= STOP_STRINGS if sampling.stop else 0
         return options
 
-    def positions(
-        self, rows: np.ndarray, num_scheduled: np.ndarray, num_computed: np.ndarray, token_index: np.ndarray
-    ) -> np.ndarray:
-        """Rotary positions [3, t] of a step's tokens: int64.
+    def is_eos(self, token_ids: np.ndarray) -> np.ndarray:
+        """bool [s]: which of `token_ids` [s] are an end of sequence."""
+        found = np.zeros(len(token_ids), dtype=bool)
+        for eos in self._eos_token_ids:
+            found |= token_ids == eos
+        return found
+
+    def of(self, rows: np.ndarray) -> np.ndarray:
+        """The records of `rows` [n], not to be written to. While the rows stay the same and nobody is
+        admitted, as in decode, it is the same array."""
+        key = rows.tobytes()
+        if key != self._rows_of_last:
+            self._rows_of_last, self._last = key, self.columns.take(rows)  # on records faster than []
+        return self._last
+
+    def positions(self, plan: StepPlan, out: np.ndarray) -> None:
+        """Write the rotary positions of a step's tokens to `out`, int64 [3, t].
 
         Rows that only decode cost no loop; a row inside its prompt copies its stored positions.
         """
-        delta = self.columns["delta"][rows]
-        if len(token_index) != len(rows):
-            delta = np.repeat(delta, num_scheduled)
-        positions = np.empty((3, len(token_index)), dtype=np.int64)
-        np.add(token_index, delta, out=positions[0])
-        positions[1:] = positions[0]
-        in_prompt = np.flatnonzero(num_computed < self.columns["num_prompt"][rows])
+        columns = self.of(plan.rows)
+        delta = columns["delta"]
+        if len(plan.token_index) != len(plan.rows):
+            delta = np.repeat(delta, plan.num_scheduled)
+        np.add(plan.token_index, delta, out=out[0])
+        out[1:] = out[0]
+        in_prompt = (plan.num_computed < columns["num_prompt"]).nonzero()[0]
         if len(in_prompt):
-            starts = np.cumsum(num_scheduled) - num_scheduled
+            starts = np.cumsum(plan.num_scheduled) - plan.num_scheduled
             for n in in_prompt.tolist():
-                stored = self._prompt_positions[rows[n]]
-                chunk = stored[:, num_computed[n] : num_computed[n] + num_scheduled[n]]
-                positions[:, starts[n] : starts[n] + chunk.shape[1]] = chunk
-        return positions
+                stored = self._prompt_positions[plan.rows[n]]
+                chunk = stored[:, plan.num_computed[n] : plan.num_computed[n] + plan.num_scheduled[n]]
+                out[:, starts[n] : starts[n] + chunk.shape[1]] = chunk

@@ -5,8 +5,8 @@ and looks for the ends of texts. On a CPU the two simply follow one another.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import torch
 
@@ -15,7 +15,7 @@ from mmengine.core.executor import StepPlan, StepResult
 from mmengine.models.plugin import MediaInput, VisionLanguageModel
 from mmengine.runtime.attention.registry import make_backend
 from mmengine.runtime.features import FeatureStore, encode
-from mmengine.runtime.inputs import StepInputs, prepare
+from mmengine.runtime.inputs import StepInputs, fresh_blocks, prepare
 from mmengine.runtime.kv import KVPool
 from mmengine.runtime.rows import STOP_STRINGS, PositionsOf, RowColumns
 from mmengine.runtime.sampler import Logprobs, Sampled, Sampler, SampleRows
@@ -25,8 +25,7 @@ from mmengine.runtime.upload import upload
 NOT_FINITE = "the model gave NaN or infinite logits for this request"
 
 
-@dataclass(frozen=True, slots=True)
-class Launched:
+class Launched(msgspec.Struct, frozen=True, eq=False):
     """A step on the device. `sampled` has host tensors, to be read once the device is done with it."""
 
     batch: SampleRows
@@ -66,6 +65,8 @@ class ModelRunner:
 
     def pixels_of(self, plan: StepPlan) -> dict[str, Sequence[MediaInput]]:
         """The media of the requests that the step encodes something of, those that are attached."""
+        if not plan.encode:
+            return {}
         names = {item.request.request_id for item in plan.encode}
         return {name: self._media[name] for name in names if name in self._media}
 
@@ -88,10 +89,12 @@ class ModelRunner:
                 self._watcher.admit(admission.row, admission.request, admission.token_ids)
 
     def _forward(self, plan: StepPlan) -> tuple[torch.Tensor, StepInputs]:
-        inputs = prepare(plan, self._rows, self._config.block_size, self._device)
+        inputs = prepare(plan, self._rows, self._device, may_wait=self._config.max_in_flight > 1)
         self._kv.copy(plan)  # first: what is swapped out may lie in a block that is cleared next
-        if len(inputs.fresh_blocks):
-            self._kv.clear(inputs.fresh_blocks)
+        if self._attention.reads_unwritten:
+            fresh = fresh_blocks(plan.slot_mapping, self._config.block_size)
+            if len(fresh):
+                self._kv.clear(upload(fresh, self._device))
         if inputs.pending.shape[1]:
             places, rows = inputs.pending
             inputs.input_ids[places] = self._last_tokens[rows]
@@ -101,7 +104,7 @@ class ModelRunner:
         return self._model.forward(embeds, deepstack, inputs.positions, self._attention), inputs
 
     def _sample(self, plan: StepPlan, hidden: torch.Tensor, inputs: StepInputs) -> Launched:
-        batch = self._sample_rows(plan)
+        batch = self._sample_rows(plan, inputs)
         if not len(plan.sample):
             return Launched(batch, Sampled(torch.empty(0, dtype=torch.int64), None))
         if inputs.sample_tokens is not None:
@@ -112,20 +115,21 @@ class ModelRunner:
             self._last_tokens[rows] = sampled.token_ids.clamp(min=0)  # a row without a token is broken
         return Launched(batch, _to_host(sampled))
 
-    def _sample_rows(self, plan: StepPlan) -> SampleRows:
-        rows = plan.rows[plan.sample]
-        columns = self._rows.columns.take(rows)  # on records faster than columns[rows]
-        known = plan.num_computed[plan.sample] + plan.num_scheduled[plan.sample]
-        return SampleRows(rows, columns, known - columns["num_prompt"])
+    def _sample_rows(self, plan: StepPlan, inputs: StepInputs) -> SampleRows:
+        rows, num_known = plan.rows, inputs.attention.kv_lens
+        if len(plan.sample) < len(rows):
+            rows, num_known = rows[plan.sample], num_known[plan.sample]
+        return SampleRows.of(self._rows, rows, num_known)
 
     def finish(self, launched: Launched) -> StepResult:
         """Read a launched step back; `device_ns` is left to the executor."""
         token_ids = launched.sampled.token_ids.numpy().astype(np.int32)
-        failed = np.flatnonzero(token_ids < 0).tolist()
-        stops = ()
-        if len(token_ids):
-            eos_token_ids = self._config.eos_token_ids
-            stops = find_stops(token_ids, launched.batch, self._rows, eos_token_ids, self._watcher)
+        if not len(token_ids):
+            return StepResult(token_ids)
+        stops = find_stops(token_ids, launched.batch, self._rows, self._watcher)
+        failed = (token_ids < 0).nonzero()[0].tolist()
+        if not failed and launched.sampled.logprobs is None:
+            return StepResult(token_ids, stops)
         token_ids[failed] = 0
         return StepResult(
             token_ids=token_ids,
@@ -141,6 +145,8 @@ class ModelRunner:
 
 def _to_host(sampled: Sampled) -> Sampled:
     """Start the copies; on CUDA they land in pinned memory and are not waited for."""
+    if sampled.token_ids.device.type == "cpu":
+        return sampled
     token_ids = sampled.token_ids.to("cpu", non_blocking=True)
     if sampled.logprobs is None:
         return Sampled(token_ids, None)

@@ -15,6 +15,7 @@ finite gets no token; -inf alone excludes a token. The logits are not written to
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import torch
 
@@ -29,6 +30,7 @@ from mmengine.runtime.rows import (
     MIN_TOKENS,
     PENALTIES,
     RANDOM,
+    STOP_IDS,
     TOP_K,
     TOP_P,
     RowColumns,
@@ -50,22 +52,29 @@ class Logprobs:
     best_ids: torch.Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class Sampled:
+class Sampled(msgspec.Struct, frozen=True, eq=False):
     token_ids: torch.Tensor  # int64 [s]; ERROR_TOKEN where a row has no finite distribution
     logprobs: Logprobs | None
 
 
-@dataclass(frozen=True, slots=True)
-class SampleRows:
-    """The rows that sample: s row numbers, their columns (rows.COLUMNS) and output indices from 0."""
+class SampleRows(msgspec.Struct, frozen=True, eq=False):
+    """The rows that sample: s row numbers, their columns (rows.COLUMNS), their output indices from 0,
+    and all bits of their `options` together."""
 
     rows: np.ndarray
     columns: np.ndarray
     output_index: np.ndarray
+    wanted: int
+
+    @classmethod
+    def of(cls, columns: RowColumns, rows: np.ndarray, num_known: np.ndarray) -> "SampleRows":
+        """`num_known` [s]: tokens that each of `rows` has when it samples."""
+        records = columns.of(rows)
+        wanted = int(np.bitwise_or.reduce(records["options"]))
+        return cls(rows, records, num_known - records["num_prompt"], wanted)
 
     def take(self, picked: np.ndarray) -> "SampleRows":
-        return SampleRows(self.rows[picked], self.columns[picked], self.output_index[picked])
+        return SampleRows(self.rows[picked], self.columns[picked], self.output_index[picked], self.wanted)
 
 
 class Sampler:
@@ -79,12 +88,10 @@ class Sampler:
 
     def sample(self, logits: torch.Tensor, batch: SampleRows) -> Sampled:
         """float32 logits [s, vocab_size], one row each of `batch`. Does not wait for the device."""
-        largest, token_ids = logits.max(dim=-1)
-        options = batch.columns["options"]
-        wanted = int(np.bitwise_or.reduce(options))
+        largest, token_ids = most_likely(logits)
+        options, wanted = batch.columns["options"], batch.wanted
         if wanted & MIN_TOKENS:
-            reached = batch.output_index >= batch.columns["min_tokens"]
-            options = np.where(reached, options & ~MIN_TOKENS, options)
+            options = np.where(self._ends_nothing(token_ids, batch), options & ~MIN_TOKENS, options)
             wanted = int(np.bitwise_or.reduce(options))
         if wanted & (ADJUSTED | RANDOM):
             picked = np.flatnonzero(options & (ADJUSTED | RANDOM))
@@ -93,12 +100,21 @@ class Sampler:
             else:
                 chosen = self._choose(_take(logits, picked), options[picked], batch.take(picked))
                 token_ids[upload(picked, self._device)] = chosen
-        token_ids.masked_fill_(~largest.isfinite(), ERROR_TOKEN)
+        _refuse_broken(token_ids, largest)
         if wanted & PENALTIES:
             picked = np.flatnonzero(options & PENALTIES)
             self._counts.count(batch.rows[picked], _take(token_ids, picked))
         logprobs = self._logprobs(logits, token_ids, options, batch) if wanted & LOGPROBS else None
         return Sampled(token_ids, logprobs)
+
+    def _ends_nothing(self, token_ids: torch.Tensor, batch: SampleRows) -> np.ndarray:
+        """Rows, bool [s], that need no token excluded: they have min_tokens already, or their most likely
+        token, which nothing else can change, ends no text. (On CUDA nobody waits to see which it is.)"""
+        reached = batch.output_index >= batch.columns["min_tokens"]
+        if token_ids.device.type == "cpu":
+            plain = batch.columns["options"] & (ADJUSTED | RANDOM | STOP_IDS) == MIN_TOKENS
+            reached |= plain & ~self._rows.is_eos(token_ids.numpy())
+        return reached
 
     def _choose(self, logits: torch.Tensor, options: np.ndarray, batch: SampleRows) -> torch.Tensor:
         if int(np.bitwise_or.reduce(options)) & ADJUSTED:
@@ -106,7 +122,7 @@ class Sampler:
         picked = np.flatnonzero(options & RANDOM)
         if len(picked) == len(options):
             return self._draw(logits, options, batch)
-        token_ids = logits.max(dim=-1).indices  # on a CPU faster than argmax
+        token_ids = most_likely(logits)[1]
         if len(picked):
             drawn = self._draw(_take(logits, picked), options[picked], batch.take(picked))
             token_ids[upload(picked, self._device)] = drawn
@@ -151,7 +167,7 @@ class Sampler:
         noise = gumbel_noise(
             columns["seed"], columns["sample_index"], batch.output_index, self._vocab_size, self._device
         )
-        return noise.add_(logits).max(dim=-1).indices
+        return most_likely(noise.add_(logits))[1]
 
     def _keep_top(self, logits: torch.Tensor, picked: np.ndarray, columns: np.ndarray) -> torch.Tensor:
         top_k = columns["top_k"].astype(np.int64)
@@ -173,6 +189,25 @@ class Sampler:
     def _parameters(self, *columns: np.ndarray) -> torch.Tensor:
         """Host columns [r] to float32 [len(columns), r, 1] on the device, in one copy."""
         return upload(np.stack(columns), self._device)[:, :, None]
+
+
+def most_likely(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The largest logit of each row [r] and its token, of equals the lowest id; NaN counts as the largest."""
+    if logits.device.type != "cpu":
+        return logits.max(dim=-1)
+    values = logits.numpy()  # whose argmax is several times as fast
+    token_ids = values.argmax(axis=-1)
+    return torch.from_numpy(values[np.arange(len(values)), token_ids]), torch.from_numpy(token_ids)
+
+
+def _refuse_broken(token_ids: torch.Tensor, largest: torch.Tensor) -> None:
+    """ERROR_TOKEN for the rows without a finite `largest` logit, in place."""
+    if token_ids.device.type != "cpu":
+        token_ids.masked_fill_(~largest.isfinite(), ERROR_TOKEN)
+        return
+    is_sound = np.isfinite(largest.numpy())
+    if np.count_nonzero(is_sound) < len(is_sound):
+        token_ids.numpy()[~is_sound] = ERROR_TOKEN
 
 
 def _on_rows(

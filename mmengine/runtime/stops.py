@@ -31,7 +31,6 @@ def find_stops(
     token_ids: np.ndarray,
     batch: SampleRows,
     columns: RowColumns,
-    eos_token_ids: Sequence[int],
     watcher: StopWatcher | None,
 ) -> tuple[tuple[int, str], ...]:
     """(index, kind) for every sampling row that its token (int32 [s], negative: none) ends.
@@ -39,12 +38,11 @@ def find_stops(
     A row stops at nothing before min_tokens tokens have been given. End of sequence comes before a
     stop token, a stop token before a stop string.
     """
-    options = batch.columns["options"]
-    wanted = int(np.bitwise_or.reduce(options))
+    options, wanted = batch.columns["options"], batch.wanted
+    at_eos = columns.is_eos(token_ids)
+    if not wanted & (STOP_IDS | STOP_STRINGS) and not np.count_nonzero(at_eos):
+        return ()  # almost every step of rows that decode
     may_stop = (batch.output_index >= batch.columns["min_tokens"]) & (token_ids >= 0)
-    at_eos = np.zeros(len(token_ids), dtype=bool)
-    for eos in eos_token_ids:
-        at_eos |= token_ids == eos
     at_eos &= may_stop & ~batch.columns["ignore_eos"]
     kinds = dict.fromkeys(np.flatnonzero(at_eos).tolist(), EOS)
     if wanted & STOP_IDS:

@@ -105,12 +105,12 @@ class Unreliable(SimulatedExecutor):
         if not len(result.token_ids):
             return result
         if faults.strikes("short result", 0.03):
-            return replace(result, token_ids=result.token_ids[:-1])
+            return msgspec.structs.replace(result, token_ids=result.token_ids[:-1])
         if faults.strikes("NaN row", 0.03):
             rows = len(result.token_ids) if result.counts is None else len(result.counts)
             broken = faults.rng.randrange(rows)
             stops = tuple((index, kind) for index, kind in result.stops if index != broken)
-            return replace(result, stops=stops, errors=((broken, "NaN"),))
+            return msgspec.structs.replace(result, stops=stops, errors=((broken, "NaN"),))
         return result
 
 

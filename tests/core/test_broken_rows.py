@@ -1,8 +1,7 @@
 """A row whose logits are not finite ends alone, and nobody hits the blocks it filled."""
 
-from dataclasses import replace
-
 import numpy as np
+from msgspec.structs import replace
 
 from mmengine.config import EngineConfig
 from mmengine.core.engine import EngineCore

@@ -73,13 +73,12 @@ class Rows:
         padded = np.array([blocks + [0] * (width - len(blocks)) for blocks in table])
         slots, lens = np.concatenate(slots), np.array(lens, np.int32)
         fresh = slots[slots % self.block_size == 0] // self.block_size
-        self.pool.clear(torch.from_numpy(fresh))
+        if self.backend.reads_unwritten:
+            self.pool.clear(torch.from_numpy(fresh))
         counts = np.array([count for _, count in work], np.int32)
-        self.backend.begin(
-            AttentionMeta(
-                counts, lens, torch.from_numpy(slots), torch.from_numpy(padded), torch.from_numpy(lens).long()
-            )
-        )
+        wider = np.concatenate((padded, self.random.integers(0, self.pool.num_blocks, padded.shape)), axis=1)
+        table = wider.astype(np.int32)[:, :width]  # rows lie further apart than they are wide
+        self.backend.begin(AttentionMeta(counts, lens, slots, table))
         self.check(work, torch.cat(queries, 1), torch.cat(fresh_kv, 2))
 
     def check(self, work, queries, new):
@@ -152,12 +151,9 @@ def test_blocks_written_by_another_row_of_the_step_are_read(backend):
     k, v = torch.randn(2, 5, 1, 8, generator=generator)
     q = torch.randn(5, 2, 8, generator=generator)
     # Row 0 is token 4 behind block 3, row 1 computes block 3 in this very step.
-    table = torch.tensor([[3, 5], [3, 0]])
-    slots = torch.tensor([20, 12, 13, 14, 15])
+    table = np.array([[3, 5], [3, 0]], np.int32)
     lens = np.array([5, 4], np.int32)
-    attention.begin(
-        AttentionMeta(np.array([1, 4], np.int32), lens, slots, table, torch.from_numpy(lens).long())
-    )
+    attention.begin(AttentionMeta(np.array([1, 4], np.int32), lens, np.array([20, 12, 13, 14, 15]), table))
     attention.append(0, k, v)
     out = attention.run(0, q)
     order = [1, 2, 3, 4, 0]
@@ -183,10 +179,8 @@ def test_one_row_that_is_nan_leaves_the_others_alone(backend):
     q = torch.randn(3, 4, 32, generator=generator)
     k[1] = v[1] = q[1] = float("nan")
     ones = np.ones(3, np.int32)
-    table = torch.tensor([[1], [2], [3]])
-    attention.begin(
-        AttentionMeta(ones, ones, torch.tensor([4, 8, 12]), table, torch.ones(3, dtype=torch.int64))
-    )
+    table = np.array([[1], [2], [3]], np.int32)
+    attention.begin(AttentionMeta(ones, ones, np.array([4, 8, 12]), table))
     attention.append(0, k, v)
     out = attention.run(0, q)
     for row in (0, 2):
@@ -210,9 +204,7 @@ def test_fused_projections_need_not_be_contiguous(backend):
     fused = torch.randn(3, 8, 32, generator=torch.Generator().manual_seed(3))
     q, k, v = fused.split((4, 2, 2), dim=1)
     three = np.array([3], np.int32)
-    attention.begin(
-        AttentionMeta(three, three, torch.tensor([8, 9, 10]), torch.tensor([[2]]), torch.tensor([3]))
-    )
+    attention.begin(AttentionMeta(three, three, np.array([8, 9, 10]), np.array([[2]], np.int32)))
     attention.append(0, k, v)
     torch.testing.assert_close(attention.run(0, q), dense(q, k, v))
 

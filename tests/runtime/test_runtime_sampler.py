@@ -50,7 +50,8 @@ class Bench:
         rows = np.array(list(self.rows) if rows is None else rows)
         if output_index is None:
             output_index = [len(self.rows[row][2]) for row in rows.tolist()]
-        batch = SampleRows(rows, self.columns.columns[rows], np.array(output_index, np.int32))
+        output_index = np.array(output_index, np.int32)
+        batch = SampleRows.of(self.columns, rows, output_index + self.columns.columns["num_prompt"][rows])
         before = logits.clone()
         sampled = self.sampler.sample(logits, batch)
         assert torch.equal(logits.nan_to_num(), before.nan_to_num()), "the model's logits were written to"
@@ -322,7 +323,7 @@ def test_the_sampled_distribution(options, along):
         output_index = np.arange(n, dtype=np.int32)
     else:
         columns["seed" if along == "seed" else "sample_index"] = np.arange(n)
-    batch = SampleRows(np.zeros(n, np.int64), columns, output_index)
+    batch = SampleRows(np.zeros(n, np.int64), columns, output_index, int(columns["options"][0]))
     tokens = bench.sampler.sample(logits.expand(n, -1), batch).token_ids
     counts = np.bincount(tokens.numpy(), minlength=vocab_size)
     scores = torch.tensor(reference_scores(logits[0], sampling, (1, 2), ()), dtype=torch.float64)

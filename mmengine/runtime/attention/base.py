@@ -1,28 +1,39 @@
 """What an attention backend is given once a step, and what it must do."""
 
-from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
+import msgspec
 import numpy as np
 import torch
 
 from mmengine.models.plugin import ModelSpec
 from mmengine.runtime.kv import KVPool
+from mmengine.runtime.upload import upload
 
 
-@dataclass(frozen=True, slots=True)
-class AttentionMeta:
-    """Lengths and places of one step: n rows, t tokens, rows one after the other.
+class AttentionMeta(msgspec.Struct, frozen=True, eq=False):
+    """Lengths and places of one step, on the host: n rows, t tokens, rows one after the other.
 
-    Lengths are kept on the host as well, because how work is cut depends on them and reading them
-    back from a device would wait for it.
+    A kernel for CPUs reads these arrays where they lie; a backend that computes with tensors asks for
+    copies on its device.
     """
 
-    query_lens: np.ndarray  # int32 [n], host: tokens of each row in this step, at least 1
-    kv_lens: np.ndarray  # int32 [n], host: tokens of each row after this step
-    slot_mapping: torch.Tensor  # int64 [t]: block * block_size + offset
-    block_table: torch.Tensor  # int64 [n, b], padded with block 0
-    kv_lens_device: torch.Tensor  # int64 [n]
+    query_lens: np.ndarray  # int32 [n], tokens of each row in this step, at least 1
+    kv_lens: np.ndarray  # int32 [n], tokens of each row after this step
+    slots: np.ndarray  # int64 [t]: block * block_size + offset
+    # int32 [n, b]. A view: rows may lie further apart than b. Of a row only the blocks that its kv_lens
+    # tokens take may be read as its own; what stands behind them is some block of the pool.
+    table: np.ndarray
+
+    def on_device(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """slots [t], table [n, b] and kv_lens [n]: int64 tensors on `device`, in one copy."""
+        num_rows, num_tokens, places = len(self.kv_lens), len(self.slots), self.table.size
+        packed = np.empty(num_tokens + places + num_rows, dtype=np.int64)
+        packed[:num_tokens] = self.slots
+        packed[num_tokens : num_tokens + places].reshape(self.table.shape)[:] = self.table
+        packed[num_tokens + places :] = self.kv_lens
+        slots, table, kv_lens = upload(packed, device).split((num_tokens, places, num_rows))
+        return slots, table.view(self.table.shape), kv_lens
 
 
 class AttentionBackend(Protocol):
@@ -32,6 +43,10 @@ class AttentionBackend(Protocol):
     every earlier token of the row and themselves. All rows of a layer are appended before any is
     attended, so a row may read blocks that another row fills in the same step.
     """
+
+    reads_unwritten: ClassVar[bool]
+    """Whether `run` multiplies what stands behind a row's last token, if only by 0: a block is then
+    zeroed before it is first written, because of the NaN that an earlier request may have left there."""
 
     def __init__(self, spec: ModelSpec, kv: KVPool) -> None: ...
 

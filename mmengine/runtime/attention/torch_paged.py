@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from mmengine.models.plugin import ModelSpec
 from mmengine.runtime.attention.base import AttentionMeta
@@ -43,6 +44,8 @@ class Group:
 class TorchPagedAttention:
     """See AttentionBackend. Scores of fp32 inputs are computed in fp32."""
 
+    reads_unwritten = True
+
     def __init__(self, spec: ModelSpec, kv: KVPool) -> None:
         self._heads, self._kv_heads, self._head_dim = spec.num_heads, spec.num_kv_heads, spec.head_dim
         self._block_size = kv.block_size
@@ -57,16 +60,17 @@ class TorchPagedAttention:
 
     def begin(self, meta: AttentionMeta) -> None:
         # A block's K and V follow one another: slot s has K at s + block * block_size. Sizes are powers of 2.
-        self._k_places = meta.slot_mapping + (meta.slot_mapping & -self._block_size)
+        slots, table, lens = meta.on_device(self._device)
+        self._k_places = slots + (slots & -self._block_size)
         self._v_places = self._k_places + self._block_size
         starts = np.cumsum(meta.query_lens) - meta.query_lens
         decode = meta.query_lens == 1
         self._groups = []
         if decode.any():
             parts = self._cut_by_length(np.flatnonzero(decode), meta.kv_lens)
-            self._groups.extend(self._decode_group(meta, part, starts) for part in parts)
+            self._groups.extend(self._decode_group(meta, part, starts, table, lens) for part in parts)
         if not decode.all():
-            self._groups.extend(self._prefill_groups(meta, np.flatnonzero(~decode), starts))
+            self._groups.extend(self._prefill_groups(meta, np.flatnonzero(~decode), starts, table))
         need = max(group.pages.numel() for group in self._groups) * self._page_values
         if self._workspace.numel() < need:
             self._workspace = torch.empty(need, dtype=self._dtype, device=self._device)
@@ -114,33 +118,37 @@ class TorchPagedAttention:
         powers = np.frexp(blocks)[1]
         return [rows[powers == power] for power in np.unique(powers)]
 
-    def _decode_group(self, meta: AttentionMeta, rows: np.ndarray, starts: np.ndarray) -> Group:
+    def _decode_group(
+        self, meta: AttentionMeta, rows: np.ndarray, starts: np.ndarray, table: Tensor, kv_lens_device: Tensor
+    ) -> Group:
         kv_lens = meta.kv_lens[rows]
         kv_len = int(kv_lens.max())
         places = _places(rows, self._device)
         mask = None
         if (kv_lens != kv_len).any():
-            beyond = torch.arange(kv_len, device=self._device) >= meta.kv_lens_device[places][:, None]
+            beyond = torch.arange(kv_len, device=self._device) >= kv_lens_device[places][:, None]
             mask = torch.zeros(beyond.shape, dtype=self._dtype, device=self._device)
             mask = mask.masked_fill_(beyond, float("-inf"))[:, None, None, :]
-        pages = self._page_index(meta.block_table[places], kv_len)
+        pages = self._page_index(table[places], kv_len)
         return Group(_places(starts[rows], self._device), len(rows), 1, kv_len, pages, mask)
 
-    def _prefill_groups(self, meta: AttentionMeta, rows: np.ndarray, starts: np.ndarray) -> list[Group]:
+    def _prefill_groups(
+        self, meta: AttentionMeta, rows: np.ndarray, starts: np.ndarray, table: Tensor
+    ) -> list[Group]:
         shapes: dict[tuple[int, int], list[int]] = {}
         for row in rows.tolist():
             shapes.setdefault((int(meta.query_lens[row]), int(meta.kv_lens[row])), []).append(row)
         groups = []
         for (query_len, kv_len), members in shapes.items():
             tokens = (starts[members][:, None] + np.arange(query_len)).reshape(-1)
-            table = meta.block_table[_places(np.array(members), self._device)]
+            tables = table[_places(np.array(members), self._device)]
             groups.append(
                 Group(
                     _places(tokens, self._device),
                     len(members),
                     query_len,
                     kv_len,
-                    self._page_index(table, kv_len),
+                    self._page_index(tables, kv_len),
                     None if query_len == kv_len else self._causal_mask(query_len, kv_len),
                 )
             )
