@@ -1,0 +1,97 @@
+"""From the C++ sources to a shared library."""
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from mmengine.native.problem import NativeProblem
+
+SOURCES = Path(__file__).parent / "src"
+NAMES = ("c++", "g++", "clang++")
+TIME_LIMIT_S = 300.0
+_LIMIT_NAME = "MMENGINE_NATIVE_TIMEOUT_S"
+
+_QUIET = {"capture_output": True, "text": True, "errors": "replace", "stdin": subprocess.DEVNULL}
+
+_AVX2 = ("-mavx2", "-mfma", "-mf16c")
+_AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512bf16")
+_ISA_FLAGS = {"avx2": _AVX2, "avx512": _AVX512, "amx": (*_AVX512, "-mamx-tile", "-mamx-bf16")}
+# No -ffast-math: a request whose numbers are NaN is told so, and that takes NaN to survive.
+_FLAGS = ("-std=c++17", "-O3", "-fPIC", "-ffp-contract=fast", "-Wno-psabi")
+
+
+def find_compiler() -> str:
+    """$CXX, or the first C++ compiler on the path. Raises NativeProblem."""
+    chosen = os.environ.get("CXX", "").strip()
+    for name in (chosen,) if chosen else NAMES:
+        found = shutil.which(name)
+        if found:
+            return found
+    wanted = f"CXX names {chosen[:100]}, which is not there" if chosen else "there is no C++ compiler"
+    raise NativeProblem(f"{wanted}; install g++ (Debian, Ubuntu: apt install g++)")
+
+
+def source_files() -> list[Path]:
+    return sorted(SOURCES.glob("*.cpp"))
+
+
+def all_flags(isa: str, openmp: Path | None) -> list[str]:
+    return [*_FLAGS, *_ISA_FLAGS[isa], *(["-fopenmp"] if openmp else [])]
+
+
+def openmp_library() -> Path | None:
+    """The OpenMP runtime that torch brings. Kernels are linked to the same one, or there would be two
+    pools of threads, each of which spins while the other works."""
+    import torch  # heavy; whoever compiles kernels is about to use it
+
+    found = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*.so*"))
+    found += sorted((Path(torch.__file__).parent.parent / "torch.libs").glob("libgomp*.so*"))
+    return found[0] if found else None
+
+
+def compile_library(isa: str, openmp: Path | None, out: Path) -> None:
+    """Write the library for `isa` to `out`. Raises NativeProblem."""
+    compiler = find_compiler()
+    limit = _time_limit()
+    flags = all_flags(isa, openmp)
+    with tempfile.TemporaryDirectory(prefix="mmengine-native-") as folder:
+        objects = [Path(folder) / f"{source.stem}.o" for source in source_files()]
+        commands = [
+            [compiler, *flags, "-c", str(source), "-o", str(made)]
+            for source, made in zip(source_files(), objects, strict=True)
+        ]
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            list(pool.map(lambda command: _run(command, limit), commands))
+        link = [compiler, "-shared", "-o", str(out), *map(str, objects)]
+        _run([*link, str(openmp)] if openmp else link, limit)
+
+
+def _time_limit() -> float:
+    try:
+        return float(os.environ.get(_LIMIT_NAME, TIME_LIMIT_S))
+    except ValueError:
+        return TIME_LIMIT_S
+
+
+def _run(command: Sequence[str], seconds: float) -> None:
+    name = Path(command[0]).name
+    try:
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=seconds,
+            stdin=subprocess.DEVNULL,
+        )
+    except subprocess.TimeoutExpired:
+        raise NativeProblem(f"the compiler {name} did not end within {seconds:.0f} s") from None
+    except OSError as error:
+        raise NativeProblem(f"the compiler {name} does not start: {error.strerror or error}") from None
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()
+        raise NativeProblem(f"the compiler {name} failed: {(lines or ['it says nothing'])[0][:200]}")

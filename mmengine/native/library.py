@@ -1,0 +1,69 @@
+"""The kernels of this process: compiled, loaded, or off with a reason."""
+
+import ctypes
+import logging
+import os
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from mmengine.native.cache import cache_folder, cached, library_path
+from mmengine.native.compile import compile_library, openmp_library
+from mmengine.native.cpu import usable_isas
+from mmengine.native.problem import NativeProblem
+
+SWITCH = "MMENGINE_NATIVE"
+_log = logging.getLogger("mmengine")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A loaded library, or None and why."""
+
+    library: ctypes.CDLL | None
+    text: str  # one line for a person
+
+
+def load() -> ctypes.CDLL | None:
+    """The library, or None where there can be none: then torch computes, and one line on the logger
+    `mmengine` has said why. A module declares the arguments of the functions that it calls itself."""
+    return _found().library
+
+
+def describe() -> str:
+    """One line: which library is used, or why none is."""
+    return _found().text
+
+
+@cache
+def _found() -> Found:
+    if os.environ.get(SWITCH, "").lower() in ("off", "0", "no"):
+        return Found(None, f"off: {SWITCH}={os.environ[SWITCH]}")
+    try:
+        return _compiled()
+    except NativeProblem as problem:
+        _log.warning("CPU kernels are off, torch computes instead, slower: %s", problem)
+        return Found(None, f"off: {problem}")
+
+
+def _compiled() -> Found:
+    isas = usable_isas()
+    folder = cache_folder()
+    openmp = openmp_library()
+    for isa in isas:
+        path = library_path(folder, isa, openmp)
+        cached(path, lambda out, isa=isa: compile_library(isa, openmp, out))
+        library = _open(path, openmp)
+        if isa != "amx" or library.mm_allow_amx():
+            threads = "OpenMP" if openmp else "one thread"
+            return Found(library, f"{isa}, {threads}, {path}")
+    raise NativeProblem("the kernel of the system does not let this process use AMX")
+
+
+def _open(path: Path, openmp: Path | None) -> ctypes.CDLL:
+    try:
+        if openmp is not None:
+            ctypes.CDLL(str(openmp), mode=ctypes.RTLD_GLOBAL)
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise NativeProblem(f"{path} does not load: {error}") from None
