@@ -1,10 +1,14 @@
 """Clocks and rounds: what is compared runs in turn, so that a noisy machine is noisy for both."""
 
+import gc
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +37,7 @@ class Rounds:
         """Every variant once a round, in turn; every second round backwards."""
         for number in range(rounds):
             for name in list(variants)[:: -1 if number % 2 else 1]:
+                gc.collect()  # nobody pays for what the one before left
                 sample, self.results[name] = clocked(variants[name])
                 self.samples.setdefault(name, []).append(sample)
                 tick()
@@ -43,3 +48,17 @@ class Rounds:
 
     def cpu(self, name: str) -> float:
         return median(sample.cpu for sample in self.samples[name])
+
+
+def usable_cpus() -> list[int]:
+    """The CPUs this process may run on, the least disturbed last; empty where the system does not say."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+
+
+def use_threads(threads: int) -> None:
+    """Let torch and numpy, which must not be loaded yet, have that many threads and as many CPUs."""
+    for variable in THREAD_VARIABLES:
+        os.environ[variable] = str(threads)
+    cpus = usable_cpus()
+    if len(cpus) > threads:
+        os.sched_setaffinity(0, cpus[-threads:])

@@ -1,15 +1,18 @@
 """The other side: transformers' `generate` on the same weights, ids and pixels.
 
-It runs with its defaults, SDPA and a growing cache, which were faster here than eager attention and
-than a static cache.
+It runs with its defaults, SDPA and a growing cache, and where that is said with a static cache as well,
+as it is and compiled.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import torch
+from measure import Sample
+from torch.nn import functional as F
 from transformers import AutoModelForImageTextToText
 from transformers.utils import logging
 from workload import Ask
@@ -25,15 +28,28 @@ Inputs = dict[str, torch.Tensor]
 
 
 class TokenClock:
-    """A stopping criterion that never stops anything and notes when each token was ready."""
+    """A stopping criterion that never stops anything and notes what each token after the first took.
 
-    def __init__(self) -> None:
-        self.wall: list[float] = []
-        self.cpu: list[float] = []
+    `between`: run before the first of every `burst` tokens, off the clock: so two sides can take turns
+    within one `generate`.
+    """
+
+    def __init__(self, between: Callable[[], None] | None = None, burst: int = 1) -> None:
+        self.samples: list[Sample] = []
+        self.first_token = 0.0  # perf_counter
+        self._between, self._burst, self._count = between, burst, 0
+        self._begin = (0.0, 0.0)
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **_: object) -> torch.Tensor:
-        self.wall.append(time.perf_counter())
-        self.cpu.append(time.process_time())
+        wall, cpu = time.perf_counter(), time.process_time()
+        if self._count:
+            self.samples.append(Sample(wall - self._begin[0], cpu - self._begin[1]))
+        else:
+            self.first_token = wall
+        if self._between is not None and self._count % self._burst == 0:
+            self._between()
+        self._count += 1
+        self._begin = (time.perf_counter(), time.process_time())
         return torch.zeros(len(input_ids), dtype=torch.bool)
 
 
@@ -44,14 +60,28 @@ class Reference:
         logging.disable_progress_bar()
         self.model = AutoModelForImageTextToText.from_pretrained(folder, dtype=dtype).eval()
 
-    def generate(self, inputs: Inputs, num_new: int, clock: TokenClock | None = None) -> list[list[int]]:
-        """New tokens of each row, greedy."""
-        criteria = {"stopping_criteria": [clock]} if clock is not None else {}
+    def generate(
+        self, inputs: Inputs, num_new: int, clock: TokenClock | None = None, **options: object
+    ) -> list[list[int]]:
+        """New tokens of each row, greedy. `options` go to `generate`."""
+        if clock is not None:
+            options["stopping_criteria"] = [clock]
         with torch.inference_mode():
             out = self.model.generate(
-                **inputs, max_new_tokens=num_new, min_new_tokens=num_new, do_sample=False, **criteria
+                **inputs, max_new_tokens=num_new, min_new_tokens=num_new, do_sample=False, **options
             )
         return out[:, inputs["input_ids"].shape[1] :].tolist()
+
+    @contextmanager
+    def compiled(self) -> Iterator[None]:
+        """Within, `generate` with a static cache runs code that torch.compile made of the model; the
+        first call of a shape waits for that."""
+        plain = self.model.forward
+        self.model.forward = torch.compile(plain)
+        try:
+            yield
+        finally:
+            self.model.forward = plain
 
     def count_images(self, run: Callable[[], object]) -> int:
         """How many images reach the vision tower while `run` runs."""
@@ -66,18 +96,21 @@ class Reference:
         hook.remove()
         return seen
 
-    def gap(self, inputs: Inputs, num_new: int, place: int) -> float:
-        """Distance of the two best logits where token `place` of an answer is chosen."""
+    def gap(self, inputs: Inputs, before: Sequence[int]) -> float:
+        """Distance of the two best logits for the token that follows `before`, the start of the answer
+        to one prompt."""
+        ids = torch.cat((inputs["input_ids"], torch.tensor([list(before)], dtype=torch.int64)), 1)
+        types = F.pad(inputs["mm_token_type_ids"], (0, len(before)))
+        inputs = inputs | {
+            "input_ids": ids,
+            "attention_mask": torch.ones_like(ids),
+            "mm_token_type_ids": types,
+        }
         with torch.inference_mode():
-            out = self.model.generate(
-                **inputs,
-                max_new_tokens=num_new,
-                min_new_tokens=num_new,
-                do_sample=False,
-                return_dict_in_generate=True,
-                output_scores=True,
-            )
-        best = out.scores[place][0].topk(2).values
+            logits = self.model(**inputs, logits_to_keep=1).logits[0, -1].float()
+            ends = self.model.generation_config.eos_token_id  # suppressed in every answer
+            logits[[] if ends is None else ends] = float("-inf")
+            best = logits.topk(2).values
         return float(best[0] - best[1])
 
 
@@ -114,3 +147,27 @@ def padded_batches(asks: Sequence[Ask], size: int) -> list[tuple[list[int], Inpu
         inputs = make_inputs([asks[place].prepared for place in places])
         batches.append((places, inputs, max(asks[place].num_new for place in places)))
     return batches
+
+
+def partings(
+    reference: Reference,
+    names: Sequence[str],
+    inputs: Sequence[Inputs],
+    got: Sequence[Sequence[int]],
+    wanted: Sequence[Sequence[int]],
+    most: int = 8,
+) -> list[str]:
+    """A line for each answer that is not transformers' own: where it parts, and by how little."""
+    parted = [number for number in range(len(wanted)) if list(got[number]) != list(wanted[number])]
+    lines = []
+    for number in parted[:most]:
+        pairs = zip(got[number], wanted[number], strict=True)
+        place = next(i for i, (mine, theirs) in enumerate(pairs) if mine != theirs)
+        gap = reference.gap(inputs[number], wanted[number][:place])
+        lines.append(
+            f"Request {number} ({names[number]}) parts from transformers at token {place} of "
+            f"{len(wanted[number])}, where transformers' two best logits are {gap:.1e} apart."
+        )
+    if len(parted) > most:
+        lines.append(f"{len(parted) - most} more part from transformers.")
+    return lines

@@ -3,8 +3,8 @@
 import json
 import os
 import platform
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
 from datetime import date
 from importlib import metadata
 
@@ -21,6 +21,61 @@ class Table:
     columns: Sequence[str]
     rows: list[Sequence[str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A figure that must be at least `bar`, or with `most` at most; `stretch` is what to hope for."""
+
+    name: str
+    measured: float
+    bar: float
+    stretch: float | None = None
+    most: bool = False
+
+    def reaches(self, bar: float | None) -> bool:
+        if bar is None:
+            return False
+        return self.measured <= bar if self.most else self.measured >= bar
+
+
+@dataclass(slots=True)
+class Part:
+    """What a section of a benchmark found."""
+
+    tables: list[Table] = field(default_factory=list)
+    targets: list[Target] = field(default_factory=list)
+
+    def add(self, other: "Part") -> None:
+        self.tables += other.tables
+        self.targets += other.targets
+
+    def dumps(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def loads(cls, text: str) -> "Part":
+        found = json.loads(text)
+        tables = [Table(**table) for table in found["tables"]]
+        for table in tables:
+            table.rows = [tuple(row) for row in table.rows]  # JSON has lists alone
+        return cls(tables, [Target(**each) for each in found["targets"]])
+
+
+def target_table(targets: Iterable[Target]) -> Table:
+    table = Table("Targets", ("", "measured", "wanted", "met", "stretch", "stretch met"))
+    for each in targets:
+        word = "at most" if each.most else "at least"
+        stretch = (
+            ("", "") if each.stretch is None else (f"{each.stretch:g}", _yes(each.reaches(each.stretch)))
+        )
+        met = _yes(each.reaches(each.bar))
+        table.rows.append((each.name, f"{each.measured:.3g}", f"{word} {each.bar:.3g}", met, *stretch))
+    return table
+
+
+def _yes(truth: bool) -> str:
+    return "yes" if truth else "no"
 
 
 def cpu_model() -> str:
@@ -79,10 +134,13 @@ def markdown(title: str, tables: Sequence[Table], lines: Sequence[str]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def target(measured: float, bar: float, *, exactly: bool = False) -> dict[str, float | bool]:
-    met = measured == bar if exactly else measured >= bar
-    return {"measured": round(measured, 3), "bar": bar, "met": met}
-
-
 def target_line(targets: dict[str, dict[str, float | bool]]) -> str:
     return json.dumps({"targets": targets})
+
+
+def target_dicts(targets: Iterable[Target]) -> dict[str, dict[str, float | bool]]:
+    """For `target_line`: by name, what was measured, the bar and whether it was met."""
+    return {
+        each.name: {"measured": round(each.measured, 3), "bar": each.bar, "met": each.reaches(each.bar)}
+        for each in targets
+    }

@@ -1,16 +1,13 @@
-"""What is measured: mixed requests, decoding alone, many questions on one image, the engine's share."""
+"""What is measured on the embedded checkpoint: mixed requests, and decoding alone."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from statistics import median
+from collections.abc import Callable
+from statistics import fmean
 
-from measure import Rounds, clocked
-from ours import DecodeRun, Ours
-from reference import Reference, TokenClock, make_inputs, padded_batches
-from report import Table
-from workload import Ask, long_answers, one_image
-
-from mmengine_qwen3_vl.model import Qwen3VL
+from measure import Rounds, Sample
+from ours import Ours
+from reference import Reference, TokenClock, make_inputs, padded_batches, partings
+from report import Part, Table, Target
+from workload import Ask, count_shared, long_answers
 
 BATCH = 16
 ONE_BY_ONE, PADDED = "transformers one by one", f"transformers in padded batches of {BATCH}"
@@ -47,8 +44,7 @@ class MixedRun:
                 answers[place] = tokens[: self._asks[place].num_new]
         return answers
 
-    def run(self, tick: Tick) -> tuple[Table, float]:
-        """The table, and how many times faster than one by one."""
+    def run(self, tick: Tick) -> Part:
         rounds = Rounds().run(self._variants, self._rounds, tick)
         wanted, total = rounds.results[ONE_BY_ONE], sum(ask.num_new for ask in self._asks)
         kinds = [ask.kind for ask in self._asks]
@@ -67,7 +63,9 @@ class MixedRun:
                     f"{equal} of {len(wanted)}",
                 )
             )
+        shared, places = count_shared(self._asks)
         table.notes.append(
+            f"{shared} of {places} places for an image show one that other requests show as well. "
             f"Medians of {self._rounds} round(s), in which all variants run in turn; on a busy machine trust "
             "the CPU's ratio. Ids and pixels are ready before the clock starts on both sides; the vision "
             "pass is inside on both, and so are mmengine's texts and event log. Padded batches are sorted by "
@@ -75,158 +73,95 @@ class MixedRun:
             "is suppressed on both sides, so answers run on past their natural end. transformers has its "
             "defaults, SDPA and a growing cache."
         )
-        table.notes.extend(self._partings(rounds.results[OURS], wanted))
-        return table, rounds.wall(ONE_BY_ONE) / rounds.wall(OURS)
-
-    def _partings(self, got: list[list[int]], wanted: list[list[int]]) -> list[str]:
-        notes = []
-        for number, (mine, theirs) in enumerate(zip(got, wanted, strict=True)):
-            if mine != theirs:
-                place = next(i for i, (a, b) in enumerate(zip(mine, theirs, strict=True)) if a != b)
-                gap = self._reference.gap(self._inputs[number], len(theirs), place)
-                notes.append(
-                    f"Request {number} ({self._asks[number].kind}) parts from transformers at token {place} "
-                    f"of {len(theirs)}, where transformers' two best logits are {gap:.1e} apart."
-                )
-        return notes
+        table.notes += partings(self._reference, kinds, self._inputs, rounds.results[OURS], wanted)
+        count, ours = len(self._asks), rounds.wall(OURS)
+        return Part(
+            [table],
+            [
+                Target(f"mixed_{count}_vs_one_by_one", rounds.wall(ONE_BY_ONE) / ours, 4, 6),
+                Target(f"mixed_{count}_vs_padded_{BATCH}", rounds.wall(PADDED) / ours, 2, 3),
+            ],
+        )
 
 
 class DecodeRuns:
-    """Decoding alone, at one batch size; gives the engine's share of a step as well."""
+    """Decoding alone, at one row and at a batch."""
 
     title = "decode"
 
-    def __init__(self, ours: Ours, reference: Reference, size: int, num_new: int, rounds: int) -> None:
-        asks = long_answers(ours.engine.processor, size, num_new)
-        inputs = make_inputs([ask.prepared for ask in asks])
-        self._size, self._rounds = size, rounds
-        self._runs: list[DecodeRun] = []
-        self._clocks: list[TokenClock] = []
-        self._variants = {
-            OURS: lambda: self._runs.append(ours.decode(asks)),
-            "transformers": lambda: self._clocks.append(_clocked_generate(reference, inputs, num_new)),
+    def __init__(self, ours: Ours, reference: Reference, num_new: int, rounds: int) -> None:
+        self._ours, self._reference = ours, reference
+        self._num_new, self._rounds = num_new, rounds
+        self._asks = {size: long_answers(ours.engine.processor, size, num_new) for size in (1, BATCH)}
+        self._inputs = {
+            size: make_inputs([ask.prepared for ask in asks]) for size, asks in self._asks.items()
         }
-        self.num_ticks = rounds * len(self._variants)
-
-    def run(self, tick: Tick) -> tuple[tuple[str, ...], DecodeRun]:
-        """A row of the table, and the steps of our best run."""
-        Rounds().run(self._variants, self._rounds, tick)
-        ours, best = min((sum(run.front) / len(run.front), place) for place, run in enumerate(self._runs))
-        theirs = min(_per_step(clock.wall) for clock in self._clocks)
-        ours_cpu = min(run.cpu / len(run.front) for run in self._runs)
-        theirs_cpu = min(_per_step(clock.cpu) for clock in self._clocks)
-        row = (
-            str(self._size),
-            f"{ours * 1e3:.2f}",
-            f"{theirs * 1e3:.2f}",
-            f"{self._size / ours:.0f}",
-            f"{self._size / theirs:.0f}",
-            f"{theirs / ours:.2f}",
-            f"{theirs_cpu / ours_cpu:.2f}",
-        )
-        return row, self._runs[best]
-
-
-def decode_table() -> Table:
-    return Table(
-        "Decode only",
-        ("rows", "mmengine ms/step", "transformers ms/step", "mmengine tokens/s", "transformers tokens/s",
-         "wall ratio", "CPU ratio"),
-        notes=[
-            "Steps after all rows have their first token and before any ends. transformers: the time between "
-            "the first and the last token of one left-padded `generate`. A run's figure is its mean step; of "
-            "each side the best of all runs counts, the one that the machine disturbed least."
-        ],
-    )  # fmt: skip
-
-
-def share_table(runs: list[DecodeRun]) -> Table:
-    """Where a decode step's time goes: medians over the steps of one run."""
-    table = Table(
-        "Engine share of a decode step",
-        ("rows", "executor µs", "core µs", "front µs", "core share of the step"),
-        notes=["core: EngineCore.step less the executor's time; front: Engine.step less EngineCore.step."],
-    )
-    for run in runs:
-        core = median(whole - part for whole, part in zip(run.core, run.executor, strict=True))
-        front = median(whole - part for whole, part in zip(run.front, run.core, strict=True))
-        share = core / median(run.front)
-        micro = [f"{seconds * 1e6:.0f}" for seconds in (median(run.executor), core, front)]
-        table.rows.append((str(run.num_rows), *micro, f"{share:.1%}"))
-    return table
-
-
-class OneImageRun:
-    """Many questions on one image: vision passes, time to first token, time of all."""
-
-    title = "questions on one image"
-
-    def __init__(self, ours: Ours, reference: Reference, count: int, longest: int, rounds: int) -> None:
-        self._ours, self._reference, self._rounds = ours, reference, rounds
-        self._asks = one_image(ours.engine.processor, count, longest)
-        self._inputs = [make_inputs([ask.prepared]) for ask in self._asks]
-        self._first: dict[str, list[list[float]]] = {OURS: [], ONE_BY_ONE: []}
+        self._steps: dict[tuple[str, int], list[Sample]] = {}  # the mean step of each run
         self.num_ticks = 4 * rounds
 
-    def run(self, tick: Tick) -> tuple[Table, int]:
-        """The table, and how many images the vision tower saw for all questions."""
-        with count_images() as seen:
-            self._ours.answer(self._asks)
-        Rounds().run(
-            {
-                OURS: lambda: self._first[OURS].append(self._ours.first_tokens(self._asks[:2])),
-                ONE_BY_ONE: lambda: self._first[ONE_BY_ONE].append(self._reference_first()),
-            },
-            self._rounds,
-            tick,
-        )
-        whole = Rounds().run(
-            {OURS: lambda: self._ours.answer(self._asks), ONE_BY_ONE: self._reference_all}, self._rounds, tick
-        )
+    def run(self, tick: Tick) -> Part:
+        for size in self._asks:
+            self._steps |= {("mmengine", size): [], ("transformers", size): []}
+            variants = {
+                "mmengine": lambda size=size: self._our_steps(size),
+                "transformers": lambda size=size: self._their_steps(size),
+            }
+            Rounds().run(variants, self._rounds, tick)
         table = Table(
-            f"{len(self._asks)} questions on one image",
-            ("", "images encoded", "first question, first token ms", "second question, first token ms",
-             "all answers s", "wall ratio"),
+            "Decode only",
+            ("rows", "mmengine ms/step", "transformers ms/step", "mmengine tokens/s", "transformers tokens/s",
+             "wall ratio", "CPU ratio"),
+            notes=[
+                "Steps after all rows have their first token and before any ends. transformers: the time "
+                "between the first and the last token of one left-padded `generate`. A run's figure is its "
+                "mean step; of each side the best of all runs counts, the one that the machine disturbed "
+                "least."
+            ],
         )  # fmt: skip
-        encoded = {OURS: seen[0], ONE_BY_ONE: self._reference.count_images(self._reference_all)}
-        for name, images in encoded.items():
-            firsts = [f"{median(times[n] for times in self._first[name]) * 1e3:.1f}" for n in (0, 1)]
-            ratio = f"{whole.wall(ONE_BY_ONE) / whole.wall(name):.2f}"
-            table.rows.append((name, str(images), *firsts, f"{whole.wall(name):.2f}", ratio))
-        table.notes.append(
-            "The two first questions come one after the other; their first token counts from the submit."
+        table.rows = [self._row(str(size), size, size) for size in self._asks]
+        table.rows.append(self._row(f"{BATCH}, transformers 1", BATCH, 1))
+        return Part(
+            [table],
+            [
+                Target("decode_batch_1", self._ratio(1, 1), 1.3),
+                Target(f"decode_{BATCH}_rows_vs_one_by_one", self._ratio(BATCH, 1), 3),
+                Target(f"decode_{BATCH}_rows_vs_padded_{BATCH}", self._ratio(BATCH, BATCH), 3),
+            ],
         )
-        return table, seen[0]
 
-    def _reference_first(self) -> list[float]:
-        return [clocked(lambda i=i: self._reference.generate(i, 1))[0].wall for i in self._inputs[:2]]
+    def _our_steps(self, size: int) -> None:
+        running = self._ours.begin(self._asks[size])
+        running.start()
+        self._steps["mmengine", size].append(_mean(running.steps(self._num_new)))
+        running.finish()
 
-    def _reference_all(self) -> list[list[int]]:
-        pairs = zip(self._inputs, self._asks, strict=True)
-        return [self._reference.generate(inputs, ask.num_new)[0] for inputs, ask in pairs]
+    def _their_steps(self, size: int) -> None:
+        clock = TokenClock()
+        self._reference.generate(self._inputs[size], self._num_new, clock)
+        self._steps["transformers", size].append(_mean(clock.samples))
+
+    def _best(self, side: str, size: int) -> Sample:
+        steps = self._steps[side, size]
+        return Sample(min(step.wall for step in steps), min(step.cpu for step in steps))
+
+    def _ratio(self, mine: int, theirs: int) -> float:
+        """Of tokens a second: ours with `mine` rows, theirs with `theirs`."""
+        ours, other = self._best("mmengine", mine), self._best("transformers", theirs)
+        return (mine / ours.wall) / (theirs / other.wall)
+
+    def _row(self, name: str, mine: int, theirs: int) -> tuple[str, ...]:
+        ours, other = self._best("mmengine", mine), self._best("transformers", theirs)
+        cpu_ratio = (mine / ours.cpu) / (theirs / other.cpu)
+        return (
+            name,
+            f"{ours.wall * 1e3:.2f}",
+            f"{other.wall * 1e3:.2f}",
+            f"{mine / ours.wall:.0f}",
+            f"{theirs / other.wall:.0f}",
+            f"{self._ratio(mine, theirs):.2f}",
+            f"{cpu_ratio:.2f}",
+        )
 
 
-def _clocked_generate(reference: Reference, inputs: dict, num_new: int) -> TokenClock:
-    clock = TokenClock()
-    reference.generate(inputs, num_new, clock)
-    return clock
-
-
-def _per_step(times: list[float]) -> float:
-    return (times[-1] - times[0]) / (len(times) - 1)
-
-
-@contextmanager
-def count_images() -> Iterator[list[int]]:
-    """Counts, in a list of one number, what really reaches the vision tower."""
-    seen, encode = [0], Qwen3VL.encode
-
-    def counted(self, patches, grids):
-        seen[0] += len(grids)
-        return encode(self, patches, grids)
-
-    Qwen3VL.encode = counted
-    try:
-        yield seen
-    finally:
-        Qwen3VL.encode = encode
+def _mean(samples: list[Sample]) -> Sample:
+    return Sample(fmean(each.wall for each in samples), fmean(each.cpu for each in samples))

@@ -1,89 +1,172 @@
-"""mmengine beside transformers: the embedded checkpoint in float32, the same prompts, on a CPU, in turn.
+"""mmengine beside transformers on a CPU: the same weights, the same prompts, in turn.
 
-python benchmarks/throughput.py                    # the whole table
-python benchmarks/throughput.py --quick --json     # fewer rounds; the last line is JSON
+python benchmarks/throughput.py                              # all sections, about six minutes
+python benchmarks/throughput.py --section embedded --quick   # one of them, fewer rounds
+python benchmarks/throughput.py --repeat 3 --out table.md    # three times, medians
+python benchmarks/throughput.py --profile                    # where a step's time goes
 """
 
-import os
+import enum
+import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from report import machine_lines, markdown, show, target, target_line
+from measure import usable_cpus, use_threads
+from repeat import medians
+from report import Part, machine_lines, markdown, show, target_dicts, target_line, target_table
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-QUESTIONS = 16
-DECODE_ROWS = (1, 16)
 WARM_UP = 4  # requests
-TITLE = "mmengine and transformers, embedded checkpoint, float32, CPU"
+TITLE = "mmengine and transformers on a CPU"
+
+
+class Section(enum.StrEnum):
+    EMBEDDED = "embedded"  # mixed requests and decoding, embedded checkpoint, float32
+    HALF_BILLION = "half_billion"  # decoding and prefill, random weights, bfloat16
+    ENCODER = "encoder"  # many questions on one image
+    SHARE = "share"  # what of a step is not the model
 
 
 def main(
+    section: Annotated[list[Section] | None, typer.Option(help="Only these sections.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Three rounds, not five.")] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Targets as one last line of JSON.")] = False,
-    threads: Annotated[int, typer.Option(min=1, help="Threads of torch, for both.")] = 1,
+    threads: Annotated[
+        int, typer.Option(min=1, help="Threads of torch, for both, but for half_billion.")
+    ] = 1,
     out: Annotated[Path | None, typer.Option(help="Write the tables here, as markdown.")] = None,
     requests: Annotated[int, typer.Option(min=1, help="Mixed requests.")] = 64,
     longest: Annotated[int, typer.Option(min=4, help="Most new tokens of an answer.")] = 64,
     rounds: Annotated[int, typer.Option(min=0, help="0: five, or three with --quick.")] = 0,
+    repeat: Annotated[int, typer.Option(min=1, help="Times to do it all; medians are shown.")] = 1,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Show where a step's time goes, instead.")
+    ] = False,
+    flame: Annotated[Path, typer.Option(help="The flame graph of --profile.")] = Path("flame.html"),
+    raw: Annotated[Path | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Measure mmengine and transformers on the same weights and prompts, in turn, in one process."""
-    for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-        os.environ[variable] = str(threads)  # read when torch and numpy are loaded, which is below
-    tables, targets, lines = measure(threads, requests, longest, rounds or (3 if quick else 5))
+    sections = section or list(Section)
+    rounds = rounds or (3 if quick else 5)
+    if repeat > 1:
+        part = _repeated(repeat, sys.argv[1:])
+    else:
+        core_counts = [count for count in (1, 2) if count <= max(1, len(usable_cpus()))]
+        part = Part()
+        if Section.HALF_BILLION in sections and not profile:
+            for count in core_counts:  # before this process has threads and memory of its own
+                part.add(_half_billion(count, quick))
+        use_threads(threads)
+        if profile:
+            part = _profile(threads, requests, longest, Section.HALF_BILLION in (section or ()), flame)
+        elif set(sections) - {Section.HALF_BILLION}:
+            part.tables, part.targets = _in_order(_here(sections, threads, requests, longest, rounds), part)
+    if raw is not None:
+        raw.write_text(part.dumps(), encoding="utf-8")
+    lines = machine_lines(threads)
+    tables = [*part.tables, *([target_table(part.targets)] if part.targets else [])]
     show(tables, lines)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(markdown(TITLE, tables, lines), encoding="utf-8")
     if json_output:
         sys.stdout.flush()
-        print(target_line(targets), flush=True)
+        print(target_line(target_dicts(part.targets)), flush=True)
 
 
-def measure(threads: int, requests: int, longest: int, rounds: int):
-    """(tables, targets, lines about the machine)."""
+def _in_order(first: Part, then: Part) -> tuple[list, list]:
+    return first.tables + then.tables, first.targets + then.targets
+
+
+def _here(sections: list[Section], threads: int, requests: int, longest: int, rounds: int) -> Part:
+    """The sections that run in this process, on the embedded checkpoint."""
     import torch  # after the environment is set, and after --help
+    from encoder import ImageFileRun, OneImageRun
     from ours import Ours
     from reference import Reference, make_inputs
-    from sections import DecodeRuns, MixedRun, OneImageRun, decode_table, share_table
+    from sections import DecodeRuns, MixedRun
+    from share import ShareRuns
     from workload import mixed
 
     from mmengine.models.loader import resolve_folder
 
     torch.set_num_threads(threads)
-    with tempfile.TemporaryDirectory() as folder:
-        reference, ours, logged = Reference(resolve_folder(None)), Ours(), Ours(Path(folder) / "log")
+    part = Part()
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        reference, ours, logged = Reference(resolve_folder(None)), Ours(), Ours(folder / "log")
+        stack.callback(ours.close)
+        stack.callback(logged.close)
         asks = mixed(ours.engine.processor, requests, longest)
-        mixed_run = MixedRun(ours, logged, reference, asks, rounds)
-        decodes = [DecodeRuns(ours, reference, rows, longest, 2 * rounds) for rows in DECODE_ROWS]
-        one_image = OneImageRun(ours, reference, QUESTIONS, longest, rounds)
         for side in (ours, logged):
             side.answer(asks[:WARM_UP])
         for ask in asks[:WARM_UP]:
             reference.generate(make_inputs([ask.prepared]), 4)
-        with _progress() as progress:
+        runs = []
+        if Section.EMBEDDED in sections:
+            runs.append(MixedRun(ours, logged, reference, asks, rounds))
+            runs.append(DecodeRuns(ours, reference, longest, 2 * rounds))
+        if Section.SHARE in sections:
+            runs.append(ShareRuns(ours, logged, longest, rounds))
+        if Section.ENCODER in sections:
+            runs.append(OneImageRun(ours, reference, longest, rounds))
+            runs.append(ImageFileRun(ours, folder, rounds))
+        progress = stack.enter_context(_progress())
+        for run in runs:
+            part.add(run.run(_ticks(progress, run.title, run.num_ticks)))
+    return part
 
-            def tick_of(section):
-                task = progress.add_task(section.title, total=section.num_ticks)
-                return lambda: progress.advance(task)
 
-            mixed_table, speedup = mixed_run.run(tick_of(mixed_run))
-            decode, steps = decode_table(), []
-            for section in decodes:
-                row, run = section.run(tick_of(section))
-                decode.rows.append(row)
-                steps.append(run)
-            image_table, passes = one_image.run(tick_of(one_image))
-        ours.close()
-        logged.close()
-    targets = {
-        f"mixed_{requests}_vs_one_by_one": target(speedup, 3),
-        f"vision_passes_{QUESTIONS}_questions": target(passes, 1, exactly=True),
-    }
-    return [mixed_table, decode, share_table(steps), image_table], targets, machine_lines(threads)
+def _half_billion(threads: int, quick: bool) -> Part:
+    """benchmarks/half_billion.py in a process of its own, for threads cannot be changed in one."""
+    script = Path(__file__).with_name("half_billion.py")
+    command = [
+        sys.executable,
+        str(script),
+        "--threads",
+        str(threads),
+        "--json",
+        *(["--quick"] if quick else []),
+    ]
+    Console(stderr=True).print(f"half a billion weights, {threads} thread(s) …", highlight=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{script.name} ended with {done.returncode}:\n{done.stderr}")
+    return Part.loads(done.stdout.splitlines()[-1])
+
+
+def _repeated(times: int, words: list[str]) -> Part:
+    """All of it `times` times, each in a process of its own."""
+    parts = []
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(times):
+            Console(stderr=True).print(f"run {number + 1} of {times}", highlight=False)
+            raw = Path(folder) / f"{number}.json"
+            command = [sys.executable, __file__, *words, "--repeat", "1", "--raw", str(raw)]
+            subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
+            parts.append(Part.loads(raw.read_text(encoding="utf-8")))
+    return medians(parts)
+
+
+def _profile(threads: int, requests: int, longest: int, half_billion: bool, flame: Path) -> Part:
+    import torch  # after the environment is set
+    from profiling import profile
+
+    torch.set_num_threads(threads)
+    part = profile(requests, longest, half_billion, flame)
+    Console(stderr=True).print(f"The flame graph is in {flame}; open it in a browser.", highlight=False)
+    return part
+
+
+def _ticks(progress: Progress, title: str, total: int) -> Callable[[], None]:
+    task = progress.add_task(title, total=total)
+    return lambda: progress.advance(task)
 
 
 def _progress() -> Progress:

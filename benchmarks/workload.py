@@ -1,6 +1,7 @@
 """Requests for the benchmarks, made from the drawn scenes of the embedded checkpoint."""
 
 import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -77,6 +78,22 @@ def long_answers(processor: Processor, count: int, num_new: int, seed: int = 7) 
         question = _one(rng, image_questions(scene, rng))
         asks.append(_ask(processor, rng, num_new, "one image", question, scenes=[scene], shortest=num_new))
     return asks
+
+
+def random_texts(count: int, length: int, num_new: int, vocab: int, seed: int = 8) -> list[Ask]:
+    """`count` prompts of `length` random tokens below `vocab`, for a model of random weights."""
+    rng = np.random.default_rng(seed)
+    prompts = [rng.integers(0, vocab, length).astype(np.int32) for _ in range(count)]
+    return [Ask(Prepared(ids, (), ""), num_new, "text") for ids in prompts]
+
+
+def count_shared(asks: Sequence[Ask]) -> tuple[int, int]:
+    """(places for an image that show one which other requests show too, all places for an image)."""
+    shown: Counter[bytes] = Counter()
+    for ask in asks:
+        shown.update({media.item.mm_hash for media in ask.prepared.media})
+    places = [each.item for ask in asks for each in ask.prepared.media if each.item.modality == "image"]
+    return sum(shown[item.mm_hash] > 1 for item in places), len(places)
 
 
 def _one(rng: random.Random, by_task: dict[str, list[tuple[str, str]]]) -> str:

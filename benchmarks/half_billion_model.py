@@ -1,0 +1,108 @@
+"""A Qwen3-VL of half a billion random weights in bfloat16, made once into a cache folder.
+
+Text: 20 layers, hidden 1024, 16 heads on 8, head 128, intermediate 3072, 65,536 tokens, tied: 381.7 M.
+Vision: 12 layers of 768. Tokenizer and processor are the embedded checkpoint's. Plainly drawn weights
+would repeat one token for ever, so that equal tokens would prove nothing: here the layers are loud beside
+the embedding. Louder still (norms of q and k of two), bfloat16 alone changed 2 tokens of 3.
+"""
+
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from mmengine.models.loader import resolve_folder
+
+RECIPE = 2  # part of the folder's name: raise it when what is made changes
+TEXT = {
+    "vocab_size": 65536,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 20,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 4096,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 1e6,
+        "mrope_section": [24, 20, 20],
+        "mrope_interleaved": True,
+    },
+}
+VISION = {
+    "depth": 12,
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_heads": 12,
+    "out_hidden_size": 1024,
+    "num_position_embeddings": 2304,
+    "deepstack_visual_indexes": [3, 6, 9],
+}
+SPECIAL_IDS = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
+
+
+def cached_folder() -> Path:
+    """The model's folder, made where it is not there yet."""
+    root = os.environ.get("MMENGINE_CACHE") or os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    name = f"half-billion-{RECIPE}"
+    folder = Path(root) / "mmengine-benchmarks" / name
+    if not folder.is_dir():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as unfinished:
+            made = Path(unfinished) / name
+            make(made)
+            if not folder.is_dir():  # another process may have been faster
+                made.rename(folder)
+    return folder
+
+
+def make(folder: Path, text: dict | None = None, vision: dict | None = None) -> None:
+    """Write config, weights and the embedded checkpoint's processor to `folder`. `text`, `vision`: other
+    sizes, for a test."""
+    from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration  # lazy: seconds
+
+    embedded = resolve_folder(None)
+    shutil.copytree(embedded, folder, ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
+    ids = {name: json.loads((embedded / "config.json").read_text())[name] for name in SPECIAL_IDS}
+    config = Qwen3VLConfig(
+        text_config=TEXT | (text or {}),
+        vision_config=VISION | (vision or {}),
+        tie_word_embeddings=True,
+        dtype="bfloat16",
+        **ids,
+    )
+    config.architectures = ["Qwen3VLForConditionalGeneration"]
+    with torch.device("meta"):
+        model = Qwen3VLForConditionalGeneration(config)
+    source = torch.Generator().manual_seed(0)
+    weights = {name: _drawn(name, value.shape, source) for name, value in model.named_parameters()}
+    config.save_pretrained(folder)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+
+def _drawn(name: str, shape: torch.Size, source: torch.Generator) -> torch.Tensor:
+    noise = torch.randn(shape, generator=source)
+    if name.endswith("bias"):
+        value = 0.1 * noise
+    elif "norm" in name:
+        value = 1 + 0.3 * noise
+    elif "embed_tokens" in name:  # tied: this is the scale of the logits
+        value = 0.025 * noise
+    else:
+        value = noise / noise[0].numel() ** 0.5
+    return value.to(torch.bfloat16)
+
+
+def text_bytes(folder: Path) -> int:
+    """Bytes of the weights that one decode step must read: text layers, norms, and the tied head."""
+    from safetensors import safe_open
+
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        names = [name for name in file.keys() if ".visual." not in name]  # noqa: SIM118 (no mapping)
+        shapes = [file.get_slice(name).get_shape() for name in names]
+    return sum(2 * torch.Size(shape).numel() for shape in shapes)

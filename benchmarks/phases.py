@@ -1,0 +1,94 @@
+"""Where the time of an engine's steps goes: clocks around its parts, each counting what is in no other."""
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from mmengine.core import engine as loop
+from mmengine.runtime import runner as runner_module
+from mmengine.serve.engine import Engine
+
+FRONT, CORE, LOG = "front", "core, the rest", "log"
+FORWARD = ("embed", "features", "attention", "forward, the rest", "logits")  # the model's own part
+ENCODE = "encode"
+
+
+class Clocks:
+    """Wall nanoseconds by phase. A phase's clock stands still while one inside it runs."""
+
+    def __init__(self) -> None:
+        self.spent: dict[str, int] = defaultdict(int)
+        self.num_steps = 0
+        self._inner: list[int] = []  # ns of the phases inside each open one
+
+    def around(self, phase: str, call: Callable) -> Callable:
+        inner, spent, now = self._inner, self.spent, time.perf_counter_ns
+
+        def timed(*args: Any, **options: Any) -> Any:
+            inner.append(0)
+            begin = now()
+            try:
+                return call(*args, **options)
+            finally:
+                took = now() - begin
+                self.num_steps += phase is FRONT
+                spent[phase] += took - inner.pop()
+                if inner:
+                    inner[-1] += took
+
+        return timed
+
+    def take(self) -> dict[str, int]:
+        """What was spent since the last call."""
+        found = dict(self.spent)
+        self.spent.clear()
+        return found
+
+
+def places(engine: Engine) -> list[tuple[Any, str, str]]:
+    """(owner, name, phase) of what is clocked in an engine on a CPU."""
+    core, executor = engine.built.core, engine.built.executor
+    runner = executor._runner
+    model, attention = runner._model, runner._attention
+    return [
+        (engine, "step", FRONT),
+        (core, "step", CORE),
+        (loop, "schedule", "core schedule"),
+        (loop, "evolve", "core evolve"),
+        (loop, "batch", "core batch"),
+        (loop, "complete", "core complete"),
+        (core.sink, "append", LOG),
+        (core.sink, "commit", LOG),
+        (executor, "collect", "executor, the rest"),
+        (runner_module, "prepare", "inputs"),
+        (attention, "begin", "inputs"),
+        (runner_module, "encode", ENCODE),
+        (model, "embed", "embed"),
+        (runner._features, "place", "features"),
+        (model, "forward", "forward, the rest"),
+        (attention, "append", "attention"),
+        (attention, "run", "attention"),
+        (model, "logits", "logits"),
+        (runner, "_sample", "sampling"),
+        (runner, "finish", "finish"),
+    ]
+
+
+@contextmanager
+def clocked_phases(engine: Engine, clocks: Clocks) -> Iterator[None]:
+    """`clocks` around every phase of `engine` while the block runs."""
+    undo = []
+    try:
+        for owner, name, phase in places(engine):
+            original, was_own = getattr(owner, name), name in vars(owner)
+            undo.append((owner, name, original, was_own))
+            setattr(owner, name, clocks.around(phase, original))
+        yield
+    finally:
+        for owner, name, original, was_own in reversed(undo):
+            if was_own:
+                setattr(owner, name, original)
+            else:
+                delattr(owner, name)
