@@ -27,6 +27,7 @@ soak: .venv/.ready
 		{ echo "mmengine needs Python 3.11 or newer; say which one with: make PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[test]"
+	$(BIN)/python -m mmengine.native
 	@touch $@
 
 clean:

@@ -1,8 +1,32 @@
 """What holds for all tests."""
 
 import signal
+from contextlib import contextmanager
+
+import pytest
+
+from mmengine.native import library
 
 # A shell starts background jobs with SIGINT ignored, and children inherit that: a test that interrupts
 # one would wait for ever.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@contextmanager
+def _hidden(folder):
+    """In here no compiler is found, and nothing compiled before either."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CXX", "no-such-compiler")
+        patch.setenv("MMENGINE_CACHE", str(folder))
+        library.forget()
+        try:
+            yield
+        finally:
+            patch.undo()
+            library.forget()
+
+
+@pytest.fixture(scope="session")
+def hidden_compiler():
+    return _hidden

@@ -26,13 +26,14 @@ PACKAGES = (
 def env(
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show versions, devices, attention backends, model plugins and the embedded checkpoint."""
+    """Show versions, devices, attention backends, CPU kernels, model plugins and the embedded checkpoint."""
     facts = {
         "mmengine-vl": __version__,
         "python": f"{platform.python_version()} on {platform.platform()}",
         **{name: _version(name) for name in PACKAGES},
         "devices": _devices(),
         "attention": _backends(),
+        "CPU kernels": _kernels(),
         "model plugins": _plugins(),
         "embedded checkpoint": _checkpoint(),
         "clash": clash() or "none",
@@ -66,6 +67,12 @@ def _backends() -> str:
     from mmengine.runtime.attention.registry import BACKENDS  # lazy: torch
 
     return ", ".join(BACKENDS)
+
+
+def _kernels() -> str:
+    from mmengine.native.library import describe  # lazy: it may compile
+
+    return describe()
 
 
 def _plugins() -> str:

@@ -1,5 +1,6 @@
 """From the C++ sources to a shared library."""
 
+import logging
 import os
 import shutil
 import subprocess
@@ -12,10 +13,9 @@ from mmengine.native.problem import NativeProblem
 
 SOURCES = Path(__file__).parent / "src"
 NAMES = ("c++", "g++", "clang++")
-TIME_LIMIT_S = 300.0
+TIME_LIMIT_S = 120.0  # one source takes seconds
+_log = logging.getLogger("mmengine")
 _LIMIT_NAME = "MMENGINE_NATIVE_TIMEOUT_S"
-
-_QUIET = {"capture_output": True, "text": True, "errors": "replace", "stdin": subprocess.DEVNULL}
 
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512bf16")
@@ -56,6 +56,7 @@ def openmp_library() -> Path | None:
 def compile_library(isa: str, openmp: Path | None, out: Path) -> None:
     """Write the library for `isa` to `out`. Raises NativeProblem."""
     compiler = find_compiler()
+    _log.warning("compiling CPU kernels with %s, once for this machine: some ten seconds", Path(compiler).name)
     limit = _time_limit()
     flags = all_flags(isa, openmp)
     with tempfile.TemporaryDirectory(prefix="mmengine-native-") as folder:

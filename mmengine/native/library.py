@@ -35,6 +35,11 @@ def describe() -> str:
     return _found().text
 
 
+def forget() -> None:
+    """Look for the library anew at the next call: the environment has changed."""
+    _found.cache_clear()
+
+
 @cache
 def _found() -> Found:
     if os.environ.get(SWITCH, "").lower() in ("off", "0", "no"):

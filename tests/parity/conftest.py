@@ -1,15 +1,31 @@
 import pytest
-from parity_cases import Runner, load_reference, make_cases, reference_tokens
+from parity_cases import Runner, load_processor, load_reference, make_cases, reference_tokens
+
+from mmengine.native import library
+
+BACKENDS = {"kernels": "auto", "torch attention": "torch", "no compiler": "auto"}
+
+
+@pytest.fixture(scope="session", params=BACKENDS)
+def backend(request, hidden_compiler, tmp_path_factory):
+    """What `attention` is to be, in an environment with or without a compiler."""
+    if request.param == "no compiler":
+        with hidden_compiler(tmp_path_factory.mktemp("cache")):
+            yield BACKENDS[request.param]
+        return
+    if library.load() is None:
+        pytest.skip(f"no kernels here: {library.describe()}")
+    yield BACKENDS[request.param]
 
 
 @pytest.fixture(scope="session")
-def runner():
-    return Runner()
+def runner(backend):
+    return Runner(attention=backend)
 
 
 @pytest.fixture(scope="session")
-def cases(runner):
-    return make_cases(runner.processor)
+def cases():
+    return make_cases(load_processor())
 
 
 @pytest.fixture(scope="session")

@@ -110,13 +110,17 @@ def reference_tokens(model, case: Case) -> list[int]:
     return out[0, inputs["input_ids"].shape[1] :].tolist()
 
 
+def load_processor():
+    return plugin.load_processor(checkpoint_path())
+
+
 class Runner:
     """One loaded model; every `run` makes an engine of its own around it."""
 
-    def __init__(self, dtype: str = "float32"):
-        self.dtype = getattr(torch, dtype)
+    def __init__(self, dtype: str = "float32", attention: str = "auto"):
+        self.dtype, self.attention = getattr(torch, dtype), attention
         self.network = plugin.load_model(checkpoint_path(), device="cpu", dtype=dtype)
-        self.processor = plugin.load_processor(checkpoint_path())
+        self.processor = load_processor()
 
     def config(self, **settings) -> EngineConfig:
         defaults = {"max_model_len": 512, "num_blocks": 2049, "eos_token_ids": self.processor.eos_token_ids}
@@ -125,7 +129,7 @@ class Runner:
         return config
 
     def engine(self, config: EngineConfig, log: Path | None = None) -> EngineCore:
-        executor = TorchExecutor(self.network, plugin.positions, config, "cpu", self.dtype)
+        executor = TorchExecutor(self.network, plugin.positions, config, "cpu", self.dtype, self.attention)
         return EngineCore(config, executor, sink=LogWriter(log) if log else None)
 
     def run(

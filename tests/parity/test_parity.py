@@ -138,10 +138,10 @@ def test_a_video_cut_at_every_place(runner):
         assert runner.run(runner.engine(config), [case]) == [wanted], f"chunks of {length} tokens"
 
 
-def test_bfloat16_differs_only_where_the_top_two_are_within_rounding(cases, capsys):
+def test_bfloat16_differs_only_where_the_top_two_are_within_rounding(backend, cases, capsys):
     """bf16 keeps 8 bits: logits of size 2^k are apart by at least 2^(k-7); sums of a few roundings
     differ by some of those steps. Prints each margin where the tokens part."""
-    runner, model = Runner("bfloat16"), load_reference(torch.bfloat16)
+    runner, model = Runner("bfloat16", backend), load_reference(torch.bfloat16)
     some = cases[:48]
     got = runner.run(runner.engine(runner.config()), some)
     parted = []

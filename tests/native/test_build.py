@@ -1,0 +1,240 @@
+"""The kernels' library: compiled once, and off with one clear line where it cannot be."""
+
+import logging
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from mmengine.native import compile as native_compile
+from mmengine.native import cpu, library
+from mmengine.native.cache import cached
+from mmengine.native.problem import NativeProblem
+
+SOURCE = 'extern "C" int mm_allow_amx() { return 1; }\nextern "C" int mm_answer() { return 42; }\n'
+LINE = "CPU kernels are off, torch computes instead, slower: "
+needs_compiler = pytest.mark.skipif(
+    not any(shutil.which(name) for name in native_compile.NAMES), reason="no C++ compiler here"
+)
+
+
+@pytest.fixture
+def native(tmp_path, monkeypatch):
+    """Two small sources, an empty cache, and no library loaded yet."""
+    sources = tmp_path / "src"
+    sources.mkdir()
+    (sources / "one.cpp").write_text(SOURCE)
+    (sources / "two.cpp").write_text("int mm_unused() { return 1; }\n")
+    monkeypatch.setattr(native_compile, "SOURCES", sources)
+    monkeypatch.setenv("MMENGINE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("MMENGINE_NATIVE", raising=False)
+    monkeypatch.delenv("MMENGINE_NATIVE_ISA", raising=False)
+    monkeypatch.delenv("CXX", raising=False)
+    library.forget()
+    yield tmp_path
+    monkeypatch.undo()
+    library.forget()
+
+
+def script(folder, text):
+    path = folder / "compiler"
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def problem(caplog):
+    """What the one line says; there is no library."""
+    with caplog.at_level(logging.WARNING, logger="mmengine"):
+        assert library.load() is None
+        assert library.load() is None, "and it is said once"
+    lines = [record.getMessage() for record in caplog.records if record.getMessage().startswith(LINE)]
+    assert len(lines) == 1 and "\n" not in lines[0]
+    assert library.describe() == f"off: {lines[0].removeprefix(LINE)}"
+    return lines[0].removeprefix(LINE)
+
+
+@needs_compiler
+def test_it_is_compiled_once_and_then_needs_no_compiler(native, monkeypatch):
+    assert library.load().mm_answer() == 42
+    made = sorted((native / "cache" / "native").glob("*.so"))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    library.forget()
+    assert library.load().mm_answer() == 42
+    assert sorted((native / "cache" / "native").glob("*.so")) == made and len(made) == 1
+
+
+@needs_compiler
+def test_other_sources_are_another_library(native):
+    assert library.load().mm_answer() == 42
+    (native / "src" / "one.cpp").write_text(SOURCE.replace("42", "43"))
+    library.forget()
+    assert library.load().mm_answer() == 43
+
+
+def test_it_can_be_switched_off(native, monkeypatch, caplog):
+    monkeypatch.setenv("MMENGINE_NATIVE", "off")
+    assert library.load() is None and library.describe() == "off: MMENGINE_NATIVE=off"
+    assert not caplog.records, "who switched it off knows"
+
+
+def test_no_compiler(native, monkeypatch, caplog):
+    monkeypatch.setenv("PATH", str(native))
+    assert "no C++ compiler" in problem(caplog)
+
+
+def test_a_compiler_that_is_not_there(native, monkeypatch, caplog):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert "CXX names no-such-compiler" in problem(caplog)
+
+
+def test_a_compiler_that_fails(native, monkeypatch, caplog):
+    text = "echo 'In file included' >&2; echo 'one.cpp:1: error: no such thing' >&2; exit 1"
+    monkeypatch.setenv("CXX", script(native, text))
+    assert "failed: one.cpp:1: error: no such thing" in problem(caplog)
+    assert not list((native / "cache").rglob("*.so"))
+
+
+def test_a_compiler_that_hangs(native, monkeypatch, caplog):
+    monkeypatch.setenv("CXX", script(native, "exec sleep 100"))
+    monkeypatch.setenv("MMENGINE_NATIVE_TIMEOUT_S", "0.3")
+    assert "did not end within" in problem(caplog)
+
+
+def test_a_compiler_that_writes_rubbish(native, monkeypatch, caplog):
+    text = 'while [ "$1" != -o ]; do shift; done; echo rubbish > "$2"'
+    monkeypatch.setenv("CXX", script(native, text))
+    assert "does not load" in problem(caplog)
+
+
+def test_a_compiler_that_writes_nothing(native, monkeypatch, caplog):
+    monkeypatch.setenv("CXX", script(native, "exit 0"))
+    assert "cannot be written to" in problem(caplog)
+
+
+def test_an_old_cpu(native, monkeypatch, caplog):
+    monkeypatch.setattr(cpu, "cpu_flags", lambda: frozenset({"sse2", "avx"}))
+    assert "no AVX2" in problem(caplog)
+
+
+def test_an_instruction_set_that_this_cpu_lacks(native, monkeypatch, caplog):
+    monkeypatch.setattr(cpu, "cpu_flags", lambda: frozenset(cpu.NEEDS["avx2"]))
+    monkeypatch.setenv("MMENGINE_NATIVE_ISA", "amx")
+    assert "does not have it" in problem(caplog)
+
+
+def test_an_instruction_set_nobody_knows(native, monkeypatch, caplog):
+    monkeypatch.setenv("MMENGINE_NATIVE_ISA", "sse9")
+    assert "use avx2, avx512, amx" in problem(caplog)
+
+
+def test_lower_instruction_sets_come_after_better_ones(monkeypatch):
+    monkeypatch.setattr(cpu, "cpu_flags", lambda: frozenset(cpu.NEEDS["amx"]))
+    assert cpu.usable_isas() == ["amx", "avx512", "avx2"]
+    monkeypatch.setenv("MMENGINE_NATIVE_ISA", "avx512")
+    assert cpu.usable_isas() == ["avx512", "avx2"]
+
+
+@needs_compiler
+def test_a_system_that_refuses_amx_gets_the_next_best(native, monkeypatch):
+    if "amx" not in cpu.usable_isas():
+        pytest.skip("this CPU has no AMX")
+    (native / "src" / "one.cpp").write_text(SOURCE.replace("return 1", "return 0"))
+    assert library.load().mm_answer() == 42
+    assert library.describe().startswith("avx512")
+
+
+def test_a_cache_folder_that_cannot_be_made(native, monkeypatch, caplog):
+    (native / "file").touch()
+    monkeypatch.setenv("MMENGINE_CACHE", str(native / "file" / "cache"))
+    assert "cannot be made" in problem(caplog) and not list(native.rglob("*.so"))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_cache_folder_that_is_read_only(native, caplog):
+    (native / "cache" / "native").mkdir(parents=True, mode=0o700)
+    (native / "cache" / "native").chmod(0o500)
+    assert "cannot be written to" in problem(caplog)
+
+
+def test_a_file_system_that_is_read_only(native, monkeypatch, caplog):
+    def refuse(path):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(library, "compile_library", lambda isa, openmp, out: refuse(out))
+    assert "cannot be written to (Read-only file system); name another folder with MMENGINE_CACHE" in (
+        problem(caplog)
+    )
+
+
+def test_a_cache_folder_that_others_can_write_to(native, caplog):
+    folder = native / "cache" / "native"
+    folder.mkdir(parents=True)
+    folder.chmod(0o777)
+    assert "can be written by others" in problem(caplog)
+
+
+@needs_compiler
+@pytest.mark.parametrize("damage", ["cut", "flipped", "no digest", "empty"])
+def test_a_damaged_library_is_compiled_again(native, damage):
+    assert library.load().mm_answer() == 42
+    (path,) = (native / "cache" / "native").glob("*.so")
+    whole = path.read_bytes()
+    path.unlink()  # the one that is loaded stays mapped; a new file takes its name
+    if damage == "no digest":
+        path.with_suffix(".sha256").unlink()
+        path.write_bytes(whole)
+    elif damage == "flipped":
+        path.write_bytes(whole[:1000] + bytes([whole[1000] ^ 1]) + whole[1001:])
+    else:
+        path.write_bytes(whole[: len(whole) // 2] if damage == "cut" else b"")
+    library.forget()
+    assert library.load().mm_answer() == 42
+    assert len(path.read_bytes()) == len(whole)
+
+
+@needs_compiler
+def test_a_damaged_library_without_a_compiler(native, monkeypatch, caplog):
+    library.load()
+    (path,) = (native / "cache" / "native").glob("*.so")
+    whole = path.read_bytes()
+    path.unlink()
+    path.write_bytes(whole[:100])
+    library.forget()
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert "no-such-compiler" in problem(caplog)
+
+
+def test_a_failed_build_leaves_nothing_that_is_taken_for_a_library(tmp_path):
+    def fail(out):
+        out.write_bytes(b"half")
+        raise NativeProblem("the disk is full")
+
+    with pytest.raises(NativeProblem):
+        cached(tmp_path / "kernels.so", fail)
+    assert [path.suffix for path in tmp_path.iterdir()] == [".lock"]
+
+
+@needs_compiler
+def test_two_processes_at_once_compile_once(native):
+    counter = native / "count"
+    compiler = script(native, f'echo x >> {counter}; sleep 0.2; exec c++ "$@"')
+    program = (
+        "import sys; from pathlib import Path; from mmengine.native import compile as c, library;"
+        "c.SOURCES = Path(sys.argv[1]); print(library.load().mm_answer())"
+    )
+    environment = dict(os.environ, CXX=compiler, MMENGINE_CACHE=str(native / "cache"))
+    runs = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, str(native / "src")],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    assert [run.communicate(timeout=120)[0].strip() for run in runs] == ["42", "42"]
+    assert len(counter.read_text().split()) == 3, "two sources and a link"
