@@ -19,6 +19,7 @@ from mmengine.models.registry import plugin_for
 from mmengine.runtime.executor import TorchExecutor
 from mmengine.runtime.kv import blocks_for_memory, bytes_per_block
 from mmengine.runtime.stops import StopWatcher
+from mmengine.runtime.threads import choose_threads
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 CUDA_MEMORY_SHARE = 0.8  # of what is free when the weights are loaded
@@ -41,8 +42,14 @@ class Built:
     device: str
     dtype: str
     past: Past | None = None  # of the log that is continued; the core waits for `recover`
+    num_threads: int = 1  # of torch, in the whole process, since this was built
+    threads_before: int = 1
 
     def close(self) -> None:
+        """Close the core. The host program has its number of threads back, unless somebody else has set
+        another one meanwhile."""
+        if torch.get_num_threads() == self.num_threads:
+            torch.set_num_threads(self.threads_before)
         self.core.close()
 
 
@@ -110,7 +117,22 @@ def _build(
         core = opened.core(config, executor, fingerprints)
     else:
         core = EngineCore(config, executor, fingerprints=fingerprints)
-    return Built(core, processor, plugin, executor, config, network.spec, folder, device, dtype, past)
+    threads, before = choose_threads(config.num_threads, network.spec.hidden_size), torch.get_num_threads()
+    torch.set_num_threads(threads.count)
+    return Built(
+        core,
+        processor,
+        plugin,
+        executor,
+        config,
+        network.spec,
+        folder,
+        device,
+        dtype,
+        past,
+        threads.count,
+        before,
+    )
 
 
 def _device(name: str) -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mmengine.cli.run import printable, use_one_thread
+from mmengine.cli.run import printable
 from mmengine.errors import Diverged
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ def demo(
     """
     from rich.console import Console  # lazy, as all below: help needs none of it
 
-    use_one_thread()
     console = Console(highlight=False)
     folder.mkdir(parents=True, exist_ok=True)
     from mmengine.cli.showcase import questions

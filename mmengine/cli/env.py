@@ -32,6 +32,7 @@ def env(
         "python": f"{platform.python_version()} on {platform.platform()}",
         **{name: _version(name) for name in PACKAGES},
         "devices": _devices(),
+        "threads": _threads(),
         "attention": _backends(),
         "CPU kernels": _kernels(),
         "model plugins": _plugins(),
@@ -58,9 +59,17 @@ def _version(name: str) -> str:
 def _devices() -> str:
     import torch  # lazy: help needs none of it
 
-    names = [f"cpu ({torch.get_num_threads()} threads)"]
+    names = ["cpu"]
     names += [f"cuda:{i} {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count())]
     return ", ".join(names)
+
+
+def _threads() -> str:
+    from mmengine.runtime.threads import choose_threads  # lazy, as below
+
+    threads, small = choose_threads(), choose_threads(hidden_size=1)
+    beside = f"; {small.count} for a model with {small.why}" if small != threads else ""
+    return f"{threads.count} ({threads.why}){beside}"
 
 
 def _backends() -> str:

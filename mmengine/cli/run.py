@@ -1,6 +1,5 @@
 """`mmengine run`: one question from the command line, or a file of them."""
 
-import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -115,8 +114,6 @@ def run(
 
     _configure_logging(verbose)
     config = _engine_config([*(setting or []), *(["media_store_bytes=0"] if no_media_store else [])])
-    if model is None:
-        use_one_thread()
 
     def make_engine(resume: "Resume | None" = None) -> "Engine":
         from mmengine.serve.engine import Engine  # lazy: torch
@@ -197,13 +194,6 @@ def _answer_one(
     else:
         for choice in completion.choices:
             print(choice.text)
-
-
-def use_one_thread() -> None:
-    """The embedded checkpoint is so small that threads would mostly wait for one another, most of
-    all on a busy machine: a step takes 5 ms on one thread and 250 ms on two that share a core with
-    other work. Call it before torch is loaded; an OMP_NUM_THREADS that is set is left alone."""
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def printable(text: str) -> str:

@@ -1,0 +1,102 @@
+"""How many threads compute: from the machine, the model, the environment and the setting."""
+
+import os
+import threading
+
+import pytest
+import torch
+
+from mmengine.config import EngineConfig
+from mmengine.errors import ConfigError
+from mmengine.runtime.threads import SMALL_HIDDEN_SIZE, choose_threads, usable_cores
+from mmengine.serve.engine import Engine
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """A machine with so many CPUs, two on each core, and files by path."""
+
+    def make(num_cpus, files=(), siblings=2):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(num_cpus)), raising=False)
+        for cpu in range(num_cpus):
+            first = cpu - cpu % siblings
+            write(f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list", f"{first}-{first + 1}\n")
+        for path, text in dict(files).items():
+            write(path, text)
+        return tmp_path
+
+    def write(path, text):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+
+    return make
+
+
+def test_siblings_are_one_core(machine):
+    assert usable_cores(machine(16)).count == 8
+
+
+def test_a_machine_that_says_nothing_of_its_cores(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {1, 5, 6}, raising=False)
+    assert usable_cores(tmp_path).count == 3
+
+
+@pytest.mark.parametrize(
+    "files,count",
+    [
+        ({"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/b/cpu.max": "350000 100000\n"}, 3),
+        ({"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/cpu.max": "200000 100000\n"}, 2),
+        ({"proc/self/cgroup": "0::/../gone\n", "sys/fs/cgroup/cpu.max": "50000 100000\n"}, 1),
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "max 100000\n"}, 8),
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "900000 100000\n"}, 8),
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "nonsense"}, 8),
+        ({"proc/self/cgroup": "torn"}, 8),
+        (
+            {
+                "proc/self/cgroup": "4:cpu,cpuacct:/x\n1:memory:/y\n",
+                "sys/fs/cgroup/cpu/x/cpu.cfs_quota_us": "400000",
+                "sys/fs/cgroup/cpu/x/cpu.cfs_period_us": "100000",
+                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1",
+                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000",
+            },
+            4,
+        ),
+    ],
+)
+def test_quotas_of_a_cgroup(machine, files, count):
+    assert usable_cores(machine(16, files)).count == count
+
+
+def test_who_decides(machine):
+    root = machine(16)
+    assert choose_threads(0, 4096, {}, root).count == 8
+    assert choose_threads(0, SMALL_HIDDEN_SIZE - 1, {}, root).count == 1
+    assert choose_threads(0, 128, {"OMP_NUM_THREADS": "3,1"}, root).count == 3
+    assert choose_threads(0, 4096, {"OMP_NUM_THREADS": "many"}, root).count == 8
+    assert choose_threads(5, 128, {"OMP_NUM_THREADS": "3"}, root).count == 5
+
+
+def test_an_engine_sets_the_number_and_gives_it_back(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        seen = []
+        with Engine(device="cpu", config=EngineConfig(num_blocks=8)) as engine:
+            assert engine.built.num_threads == torch.get_num_threads() == 1  # it is small
+            thread = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
+            thread.start()
+            thread.join()
+        assert torch.get_num_threads() == 3
+        with Engine(device="cpu", config=EngineConfig(num_blocks=8, num_threads=2)):
+            assert torch.get_num_threads() == 2
+            torch.set_num_threads(4)  # the host program knows better
+        assert torch.get_num_threads() == 4
+        assert seen == [1]
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_number_out_of_range():
+    with pytest.raises(ConfigError, match="num_threads must lie in 0 to 1024"):
+        EngineConfig(num_threads=-1).check()
