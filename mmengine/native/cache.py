@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from mmengine.native.compile import all_flags, source_files
+from mmengine.native.compile import all_flags, find_compiler, source_files
 from mmengine.native.problem import NativeProblem
 
 FOLDER = "MMENGINE_CACHE"
+RETRY_AFTER_S = 86400.0
 LOCK_WAIT_S = 600.0  # as long as another process may take to compile
 
 
@@ -46,8 +47,9 @@ def library_path(folder: Path, isa: str, openmp: Path | None) -> Path:
     return folder / f"kernels-{isa}-{digest.hexdigest()[:24]}.so"
 
 
-def cached(path: Path, compile_to: Callable[[Path], None]) -> Path:
-    """`path`, whole; `compile_to` is called, by one process at a time, when it is not. NativeProblem."""
+def cached(path: Path, compile_to: Callable[[str, Path], None]) -> Path:
+    """`path`, whole; `compile_to(compiler, path)` is called, by one process at a time, when it is not.
+    A compiler that failed at these sources is not tried again for a day. NativeProblem."""
     if _is_whole(path):
         return path
     try:
@@ -55,7 +57,7 @@ def cached(path: Path, compile_to: Callable[[Path], None]) -> Path:
             if not _is_whole(path):
                 made = path.with_suffix(f".{os.getpid()}.tmp")
                 try:
-                    compile_to(made)
+                    _compile(path, made, compile_to)
                     _digest_path(path).write_text(_digest(made), encoding="ascii")
                     made.replace(path)  # last: a library without its digest is no library
                 finally:
@@ -66,6 +68,32 @@ def cached(path: Path, compile_to: Callable[[Path], None]) -> Path:
     if not _is_whole(path):
         raise NativeProblem(f"{path} is not what was compiled; {_advice()}")
     return path
+
+
+def _compile(path: Path, made: Path, compile_to: Callable[[str, Path], None]) -> None:
+    compiler = find_compiler()
+    marker = path.with_suffix(".failed")
+    identity = f"{compiler} {os.stat(compiler).st_mtime_ns}"
+    reason = _failure(marker, identity)
+    if reason:
+        raise NativeProblem(f"{reason} (not tried again today; to try, delete {marker})")
+    try:
+        compile_to(compiler, made)
+    except NativeProblem as problem:
+        marker.write_text(json.dumps([identity, str(problem)]), encoding="utf-8")
+        raise
+    marker.unlink(missing_ok=True)
+
+
+def _failure(marker: Path, identity: str) -> str:
+    """Why this compiler failed within the last day; empty if it did not."""
+    try:
+        if time.time() - marker.stat().st_mtime > RETRY_AFTER_S:
+            return ""
+        who, reason = json.loads(marker.read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError):
+        return ""
+    return str(reason) if who == identity else ""
 
 
 def _advice() -> str:

@@ -53,10 +53,11 @@ def openmp_library() -> Path | None:
     return found[0] if found else None
 
 
-def compile_library(isa: str, openmp: Path | None, out: Path) -> None:
+def compile_library(compiler: str, isa: str, openmp: Path | None, out: Path) -> None:
     """Write the library for `isa` to `out`. Raises NativeProblem."""
-    compiler = find_compiler()
-    _log.warning("compiling CPU kernels with %s, once for this machine: some ten seconds", Path(compiler).name)
+    _log.warning(
+        "compiling CPU kernels with %s, once for this machine: some ten seconds", Path(compiler).name
+    )
     limit = _time_limit()
     flags = all_flags(isa, openmp)
     with tempfile.TemporaryDirectory(prefix="mmengine-native-") as folder:

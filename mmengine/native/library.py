@@ -5,7 +5,6 @@ import logging
 import os
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 from mmengine.native.cache import cache_folder, cached, library_path
 from mmengine.native.compile import compile_library, openmp_library
@@ -52,20 +51,20 @@ def _found() -> Found:
 
 
 def _compiled() -> Found:
-    isas = usable_isas()
-    folder = cache_folder()
-    openmp = openmp_library()
-    for isa in isas:
-        path = library_path(folder, isa, openmp)
-        cached(path, lambda out, isa=isa: compile_library(isa, openmp, out))
-        library = _open(path, openmp)
+    for isa in usable_isas():
+        library = open_isa(isa)
         if isa != "amx" or library.mm_allow_amx():
-            threads = "OpenMP" if openmp else "one thread"
-            return Found(library, f"{isa}, {threads}, {path}")
+            threads = "OpenMP" if openmp_library() else "one thread"
+            return Found(library, f"{isa}, {threads}, {library._name}")
     raise NativeProblem("the kernel of the system does not let this process use AMX")
 
 
-def _open(path: Path, openmp: Path | None) -> ctypes.CDLL:
+def open_isa(isa: str) -> ctypes.CDLL:
+    """The library for one instruction set, which this CPU must have (an "amx" one: after its
+    `mm_allow_amx()` gave 1). A process may hold several. Raises NativeProblem."""
+    openmp = openmp_library()
+    path = library_path(cache_folder(), isa, openmp)
+    cached(path, lambda compiler, out: compile_library(compiler, isa, openmp, out))
     try:
         if openmp is not None:
             ctypes.CDLL(str(openmp), mode=ctypes.RTLD_GLOBAL)

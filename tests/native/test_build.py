@@ -103,6 +103,23 @@ def test_a_compiler_that_hangs(native, monkeypatch, caplog):
     assert "did not end within" in problem(caplog)
 
 
+def test_a_compiler_that_failed_is_not_waited_for_again(native, monkeypatch, caplog):
+    counter = native / "count"
+    compiler = script(native, f"echo x >> {counter}; exit 1")
+    monkeypatch.setenv("CXX", compiler)
+    first = problem(caplog)
+    tries = len(counter.read_text().split())
+    for _ in range(2):
+        caplog.clear()
+        library.forget()
+        assert problem(caplog).startswith(f"{first} (not tried again today; to try, delete ")
+        assert len(counter.read_text().split()) == tries
+    os.utime(compiler, ns=(1, 1))  # it was mended, or updated
+    caplog.clear()
+    library.forget()
+    assert problem(caplog) == first
+
+
 def test_a_compiler_that_writes_rubbish(native, monkeypatch, caplog):
     text = 'while [ "$1" != -o ]; do shift; done; echo rubbish > "$2"'
     monkeypatch.setenv("CXX", script(native, text))
@@ -163,7 +180,7 @@ def test_a_file_system_that_is_read_only(native, monkeypatch, caplog):
     def refuse(path):
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr(library, "compile_library", lambda isa, openmp, out: refuse(out))
+    monkeypatch.setattr(library, "compile_library", lambda compiler, isa, openmp, out: refuse(out))
     assert "cannot be written to (Read-only file system); name another folder with MMENGINE_CACHE" in (
         problem(caplog)
     )
@@ -207,14 +224,15 @@ def test_a_damaged_library_without_a_compiler(native, monkeypatch, caplog):
     assert "no-such-compiler" in problem(caplog)
 
 
+@needs_compiler
 def test_a_failed_build_leaves_nothing_that_is_taken_for_a_library(tmp_path):
-    def fail(out):
+    def fail(compiler, out):
         out.write_bytes(b"half")
         raise NativeProblem("the disk is full")
 
     with pytest.raises(NativeProblem):
         cached(tmp_path / "kernels.so", fail)
-    assert [path.suffix for path in tmp_path.iterdir()] == [".lock"]
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".failed", ".lock"]
 
 
 @needs_compiler
