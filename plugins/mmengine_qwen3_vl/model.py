@@ -8,8 +8,10 @@ from torch import Tensor
 
 from mmengine.errors import ConfigError, ModelError
 from mmengine.models.plugin import AttentionPort, ModelSpec
-from mmengine_qwen3_vl.config import ModelConfig, read_config
-from mmengine_qwen3_vl.loading import open_weights
+from mmengine.native import library as native
+from mmengine_qwen3_vl.config import ModelConfig, TextConfig, read_config
+from mmengine_qwen3_vl.loading import WeightReader, open_weights
+from mmengine_qwen3_vl.native_text import NativeTextDecoder, fits
 from mmengine_qwen3_vl.text import TextDecoder
 from mmengine_qwen3_vl.vision import VisionTower
 
@@ -22,7 +24,7 @@ class Qwen3VL:
     def __init__(
         self,
         config: ModelConfig,
-        text: TextDecoder,
+        text: TextDecoder | NativeTextDecoder,
         vision: VisionTower,
         device: torch.device,
         dtype: torch.dtype,
@@ -63,11 +65,20 @@ def load_model(folder: Path, *, device: str, dtype: str) -> Qwen3VL:
     config = read_config(folder)
     try:
         with torch.inference_mode(), open_weights(folder, config, where, DTYPES[dtype]) as weights:
-            text = TextDecoder(config.text, weights, where)
+            text = _text_decoder(config.text, weights, where, DTYPES[dtype])
             vision = VisionTower(config.vision, weights, where)
     except torch.OutOfMemoryError:
         raise ModelError(f"{folder} does not fit the memory of {device} in {dtype}") from None
     return Qwen3VL(config, text, vision, where, DTYPES[dtype])
+
+
+def _text_decoder(
+    config: TextConfig, weights: WeightReader, device: torch.device, dtype: torch.dtype
+) -> TextDecoder | NativeTextDecoder:
+    library = native.load() if fits(config, device, dtype) else None
+    if library is None:
+        return TextDecoder(config, weights, device)
+    return NativeTextDecoder(config, weights, library)
 
 
 def make_spec(config: ModelConfig) -> ModelSpec:

@@ -99,9 +99,13 @@ class Rotary:
     def rows(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """int64 [3, t] to cos and sin, [t, 1, head_dim] each, computed in float32. sin's first half
         is negated: x * cos + roll(x, head_dim / 2) * sin is the rotation."""
-        angles = positions.float().index_select(0, self._axis).t() * self._inv_freq
-        cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+        cos, sin = (half.to(dtype) for half in self.halves(positions))
         return torch.cat((cos, cos), -1).unsqueeze(1), torch.cat((-sin, sin), -1).unsqueeze(1)
+
+    def halves(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin of the angles, float32 [t, head_dim / 2] each without gaps."""
+        angles = positions.float().index_select(0, self._axis).t().contiguous() * self._inv_freq
+        return angles.cos(), angles.sin()
 
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -1,4 +1,5 @@
-"""The decoder and the tower together give transformers' logits, whatever the batch and the chunks."""
+"""The decoder and the tower together give transformers' logits, whatever the batch and the chunks; the
+decoder of kernels for CPUs and that of torch alike."""
 
 import numpy as np
 import pytest
@@ -13,8 +14,11 @@ from qwen3_vl_reference import (
     whole_steps,
 )
 
+from mmengine.native import library
 from mmengine_qwen3_vl import plugin
 from mmengine_qwen3_vl.loading import HEAD
+from mmengine_qwen3_vl.native_text import NativeTextDecoder
+from mmengine_qwen3_vl.text import TextDecoder
 
 TOLERANCE = 1e-4
 PARTS = {
@@ -51,8 +55,25 @@ CONFIGS = {
 }
 
 
+@pytest.fixture(scope="module", autouse=True, params=["compiled", "torch"])
+def decoder(request):
+    """Which of the two decoders a model is loaded with."""
+    if request.param == "torch":
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("mmengine_qwen3_vl.model.native.load", lambda: None)
+            yield TextDecoder
+        return
+    if library.load() is None:
+        pytest.skip(library.describe())
+    yield NativeTextDecoder
+
+
+def test_the_decoder_is_the_one_that_was_asked_for(tiny, decoder):
+    assert type(tiny[1]._text) is decoder
+
+
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
+def tiny(tmp_path_factory, decoder):
     folder = tmp_path_factory.mktemp("tiny")
     reference = make_reference(folder)
     return reference, plugin.load_model(folder, device="cpu", dtype="float32")

@@ -1,0 +1,61 @@
+// The layers of a decoder, from linears, rows and attention.
+#include "decoder.h"
+
+#include "decoder_rows.h"
+
+namespace {
+
+using mm::Rows;
+
+Rows rows_of(const mm_decoder* decoder, const mm_decoder_step* step, const void* data, int64_t stride) {
+  return {const_cast<void*>(data), stride, step->num_tokens, decoder->dtype};
+}
+
+void norm(const mm_decoder* decoder, const mm_decoder_step* step, const void* x, const float* weight,
+          void* out) {
+  int size = decoder->hidden_size;
+  mm::rms_norm_rows(rows_of(decoder, step, x, size), weight, size, decoder->eps,
+                    rows_of(decoder, step, out, size));
+}
+
+int64_t qkv_size(const mm_decoder* decoder) {
+  return (int64_t)(decoder->num_heads + 2 * decoder->num_kv_heads) * decoder->head_dim;
+}
+
+}  // namespace
+
+extern "C" {
+
+void mm_decoder_before_attention(const mm_decoder* decoder, const mm_decoder_step* step, int32_t layer) {
+  const mm_decoder_layer& weights = decoder->layers[layer];
+  int64_t size = qkv_size(decoder);
+  norm(decoder, step, layer ? step->hidden : step->embeds, weights.input_norm, step->normed);
+  mm_linear_run(&weights.qkv, step->normed, decoder->hidden_size, step->num_tokens, step->qkv, size, 0,
+                nullptr);
+  mm::norm_and_rotate(rows_of(decoder, step, step->qkv, size),
+                      {weights.q_norm, weights.k_norm, decoder->eps, step->cos, step->sin, decoder->num_heads,
+                       decoder->num_kv_heads, decoder->head_dim});
+}
+
+void mm_decoder_after_attention(const mm_decoder* decoder, const mm_decoder_step* step, int32_t layer,
+                                const void* mixed, int64_t mixed_stride) {
+  const mm_decoder_layer& weights = decoder->layers[layer];
+  int64_t hidden = decoder->hidden_size, wide = decoder->intermediate_size;
+  int m = step->num_tokens;
+  mm_linear_run(&weights.out, mixed, mixed_stride, m, step->hidden, hidden, 0,
+                layer ? step->hidden : step->embeds);
+  norm(decoder, step, step->hidden, weights.post_norm, step->normed);
+  mm_linear_gate_up(&weights.gate_up, step->normed, hidden, m, step->product, wide);
+  mm_linear_run(&weights.down, step->product, wide, m, step->hidden, hidden, 0, step->hidden);
+  if (layer < step->num_deepstack) {
+    int64_t bytes = (int64_t)m * hidden * (decoder->dtype == MM_BF16 ? 2 : 4);
+    mm::add_rows(rows_of(decoder, step, step->hidden, hidden), (const char*)step->deepstack + layer * bytes,
+                 (int)hidden);
+  }
+}
+
+void mm_decoder_final_norm(const mm_decoder* decoder, const mm_decoder_step* step) {
+  norm(decoder, step, decoder->num_layers ? step->hidden : step->embeds, decoder->norm, step->hidden);
+}
+
+}  // extern "C"

@@ -1,0 +1,56 @@
+// All layers of a decoder of the Qwen3 family: RMS norm, fused q, k and v, a norm and a rotation of each
+// head of q and k, paged attention, SwiGLU, residuals. Every token is alone but for attention.
+//
+// Rounding, where the model is bfloat16, is that of the same steps as separate bfloat16 operations: a norm
+// rounds before its weight and after it, a rotation after each product and their sum. A row's result depends
+// neither on the other rows nor on the number of threads.
+#pragma once
+
+#include "linear.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct {
+  const float *input_norm, *post_norm;  // [hidden]
+  const float *q_norm, *k_norm;         // [head_dim]
+  mm_linear qkv;                        // n = (num_heads + 2 * num_kv_heads) * head_dim
+  mm_linear out;
+  mm_linear gate_up;  // mm_linear_pack_gate_up
+  mm_linear down;
+} mm_decoder_layer;
+
+typedef struct {
+  int32_t num_layers, hidden_size, intermediate_size, num_heads, num_kv_heads;
+  int32_t head_dim;  // a multiple of 8 up to 256
+  int32_t dtype;     // of hidden states and linears: MM_FP32 or MM_BF16
+  float eps;
+  const float* norm;  // [hidden], behind the last layer
+  const mm_decoder_layer* layers;
+} mm_decoder;
+
+// A step of t tokens; matrices without gaps, of the decoder's dtype unless said otherwise.
+typedef struct {
+  int32_t num_tokens, num_deepstack;
+  const void* embeds;      // [t, hidden]
+  const void* deepstack;   // [num_deepstack, t, hidden]: added behind the first layers
+  const float *cos, *sin;  // [t, head_dim / 2], rounded to the decoder's dtype
+  void* hidden;            // [t, hidden]: the result
+  void* qkv;               // [t, heads and twice kv heads, head_dim]: scratch; rotated q and k, and v
+  void* mixed;             // [t, num_heads, head_dim]: scratch
+  void* normed;            // [t, hidden]: scratch
+  void* product;           // [t, intermediate]: scratch
+} mm_decoder_step;
+
+// One layer in two halves: up to q, k and v in step->qkv, and from attention's output on.
+void mm_decoder_before_attention(const mm_decoder* decoder, const mm_decoder_step* step, int32_t layer);
+void mm_decoder_after_attention(const mm_decoder* decoder, const mm_decoder_step* step, int32_t layer,
+                                const void* mixed, int64_t mixed_stride);
+
+// Norms step->hidden in place, after the last layer.
+void mm_decoder_final_norm(const mm_decoder* decoder, const mm_decoder_step* step);
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,158 @@
+// Norms, rotation and additions over rows, in float32 or with bfloat16's roundings.
+#include "decoder_rows.h"
+
+#include <cmath>
+
+#include "linear.h"
+#include "linear_vec.h"
+
+namespace mm {
+namespace {
+
+constexpr int64_t kSmall = 100000;  // values below which a second thread costs more than it gives
+constexpr int kMaxHalf = 128;
+
+template <bool BF16>
+MM_INLINE f16v load16(const char* from, int64_t at) {
+  if constexpr (BF16) return widen(load_as<h16v>(from + at * 2));
+  return load_as<f16v>(from + at * 4);
+}
+
+template <bool BF16>
+MM_INLINE void store16(char* to, int64_t at, f16v v) {
+  if constexpr (BF16)
+    store_as(to + at * 2, narrow(v));
+  else
+    store_as(to + at * 4, v);
+}
+
+// The same of the first `count` values, zeros behind them.
+template <bool BF16>
+MM_INLINE f16v load_part(const char* from, int64_t at, int count) {
+  constexpr int size = BF16 ? 2 : 4;
+  if (count >= 16) return load16<BF16>(from, at);
+  alignas(64) char part[64] = {};
+  memcpy(part, from + at * size, count * size);
+  return load16<BF16>(part, 0);
+}
+
+template <bool BF16>
+MM_INLINE void store_part(char* to, int64_t at, f16v v, int count) {
+  constexpr int size = BF16 ? 2 : 4;
+  if (count >= 16) return store16<BF16>(to, at, v);
+  alignas(64) char part[64];
+  store16<BF16>(part, 0, v);
+  memcpy(to + at * size, part, count * size);
+}
+
+template <bool BF16>
+MM_INLINE f16v rounded(f16v v) {
+  if constexpr (BF16) return round_bf16(v);
+  return v;
+}
+
+MM_INLINE float sum16(f16v v) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_ps((__m512)v);
+#else
+  float lanes[16];
+  store_as(lanes, v);
+  for (int width = 8; width; width /= 2)
+    for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
+  return lanes[0];
+#endif
+}
+
+inline float scale_of(f16v squares, int size, float eps) { return 1.0f / sqrtf(sum16(squares) / size + eps); }
+
+template <bool BF16>
+void norm_row(const char* x, const float* weight, int size, float eps, char* out) {
+  f16v squares[2] = {};
+  int at = 0;
+  for (; at + 32 <= size; at += 32)
+    for (int i = 0; i < 2; ++i) {
+      f16v v = load16<BF16>(x, at + i * 16);
+      squares[i] += v * v;
+    }
+  for (; at < size; at += 16) {
+    f16v v = load_part<BF16>(x, at, size - at);
+    squares[0] += v * v;
+  }
+  f16v scale = splat(scale_of(squares[0] + squares[1], size, eps));
+  for (at = 0; at + 16 <= size; at += 16)
+    store16<BF16>(out, at, rounded<BF16>(load16<BF16>(x, at) * scale) * load_as<f16v>(weight + at));
+  if (int rest = size - at; rest > 0) {
+    f16v w = load_part<false>((const char*)weight, at, rest);
+    store_part<BF16>(out, at, rounded<BF16>(load_part<BF16>(x, at, rest) * scale) * w, rest);
+  }
+}
+
+template <bool BF16>
+MM_INLINE void rotate_head(char* head, const float* weight, float eps, const float* cos, const float* sin,
+                           int half) {
+  f16v low[kMaxHalf / 16], high[kMaxHalf / 16], squares = {};
+  int vectors = (half + 15) / 16;
+  for (int i = 0; i < vectors; ++i) {
+    low[i] = load_part<BF16>(head, i * 16, half - i * 16);
+    high[i] = load_part<BF16>(head, half + i * 16, half - i * 16);
+    squares += low[i] * low[i];
+    squares += high[i] * high[i];
+  }
+  f16v scale = splat(scale_of(squares, 2 * half, eps));
+  for (int i = 0; i < vectors; ++i) {
+    int count = half - i * 16;
+    f16v c = load_part<false>((const char*)cos, i * 16, count);
+    f16v s = load_part<false>((const char*)sin, i * 16, count);
+    f16v w0 = load_part<false>((const char*)weight, i * 16, count);
+    f16v w1 = load_part<false>((const char*)weight, half + i * 16, count);
+    f16v x0 = rounded<BF16>(rounded<BF16>(low[i] * scale) * w0);
+    f16v x1 = rounded<BF16>(rounded<BF16>(high[i] * scale) * w1);
+    store_part<BF16>(head, i * 16, rounded<BF16>(x0 * c) - rounded<BF16>(x1 * s), count);
+    store_part<BF16>(head, half + i * 16, rounded<BF16>(x1 * c) + rounded<BF16>(x0 * s), count);
+  }
+}
+
+template <bool BF16>
+void rotate_row(char* row, int at, const HeadNorm& how) {
+  int half = how.head_dim / 2, num_qk = how.num_heads + how.num_kv_heads;
+  const float *cos = how.cos + (int64_t)at * half, *sin = how.sin + (int64_t)at * half;
+  for (int head = 0; head < num_qk; ++head) {
+    const float* weight = head < how.num_heads ? how.q_weight : how.k_weight;
+    rotate_head<BF16>(row + (int64_t)head * how.head_dim * (BF16 ? 2 : 4), weight, how.eps, cos, sin, half);
+  }
+}
+
+template <bool BF16>
+void add_values(char* x, const char* y, int64_t begin, int64_t end) {
+  int64_t at = begin;
+  for (; at + 16 <= end; at += 16) store16<BF16>(x, at, load16<BF16>(x, at) + load16<BF16>(y, at));
+  if (int rest = (int)(end - at); rest > 0)
+    store_part<BF16>(x, at, load_part<BF16>(x, at, rest) + load_part<BF16>(y, at, rest), rest);
+}
+
+inline char* row_of(const Rows& rows, int i) {
+  return (char*)rows.data + i * rows.stride * (rows.dtype == MM_BF16 ? 2 : 4);
+}
+
+}  // namespace
+
+void rms_norm_rows(const Rows& x, const float* weight, int size, float eps, const Rows& out) {
+#pragma omp parallel for schedule(static) if ((int64_t)x.count * size > kSmall)
+  for (int i = 0; i < x.count; ++i)
+    (x.dtype == MM_BF16 ? norm_row<true> : norm_row<false>)(row_of(x, i), weight, size, eps, row_of(out, i));
+}
+
+void norm_and_rotate(const Rows& qkv, const HeadNorm& how) {
+#pragma omp parallel for schedule(static) if (qkv.count * qkv.stride > kSmall)
+  for (int i = 0; i < qkv.count; ++i)
+    (qkv.dtype == MM_BF16 ? rotate_row<true> : rotate_row<false>)(row_of(qkv, i), i, how);
+}
+
+void add_rows(const Rows& x, const void* y, int size) {
+#pragma omp parallel for schedule(static) if ((int64_t)x.count * size > kSmall)
+  for (int i = 0; i < x.count; ++i)
+    (x.dtype == MM_BF16 ? add_values<true> : add_values<false>)(
+        (char*)x.data, (const char*)y, (int64_t)i * size, (int64_t)(i + 1) * size);
+}
+
+}  // namespace mm

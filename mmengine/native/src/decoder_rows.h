@@ -1,0 +1,31 @@
+// What a decoder layer does to rows of values besides linears and attention.
+#pragma once
+
+#include <cstdint>
+
+namespace mm {
+
+// The dtype of rows, MM_FP32 or MM_BF16, and the threads are the callee's business.
+struct Rows {
+  void* data;
+  int64_t stride;  // elements
+  int count, dtype;
+};
+
+// out = x / rms(x) * weight over `size` values of each row; out may be x.
+void rms_norm_rows(const Rows& x, const float* weight, int size, float eps, const Rows& out);
+
+struct HeadNorm {
+  const float *q_weight, *k_weight;  // [head_dim]
+  float eps;
+  const float *cos, *sin;  // [rows, head_dim / 2]
+  int num_heads, num_kv_heads, head_dim;
+};
+
+// q's and k's heads of each row of qkv, in place: RMS norm of the head, then the rotation of its halves.
+void norm_and_rotate(const Rows& qkv, const HeadNorm& how);
+
+// x += y, `size` values a row, no gaps.
+void add_rows(const Rows& x, const void* y, int size);
+
+}  // namespace mm
