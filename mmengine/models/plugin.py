@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from mmengine.models.media_cache import MediaCache
 from mmengine.request import MediaItem
 
 
@@ -61,6 +62,7 @@ class Processor(Protocol):
     eos_token_ids: tuple[int, ...]
     generation_defaults: dict[str, Any]  # what generation_config.json asks for
     fingerprint: str  # hex; changes when pixels or prompts would
+    media_cache: MediaCache | None  # of prepared media by content; None: it has none
 
     def prepare(
         self,
@@ -72,10 +74,11 @@ class Processor(Protocol):
         continue_final_message: bool = False,
         base_folder: Path | None = None,
         media_options: dict[str, Any] | None = None,
+        cache_salt: str = "",
     ) -> Prepared:
         """Chat messages (OpenAI's or qwen_vl_utils' shape). `images` and `videos` fill, in order,
-        placeholder parts that carry no data. Relative paths are read under `base_folder`.
-        Raises InvalidRequest, InvalidMedia."""
+        placeholder parts that carry no data. Relative paths are read under `base_folder`. What
+        `media_cache` holds is found by the same `cache_salt` only. Raises InvalidRequest, InvalidMedia."""
 
     def prepare_text(
         self,
@@ -84,6 +87,7 @@ class Processor(Protocol):
         images: Sequence[Any] = (),
         videos: Sequence[Any] = (),
         media_options: dict[str, Any] | None = None,
+        cache_salt: str = "",
     ) -> Prepared:
         """A prompt string that already holds placeholders, as transformers' processor takes it."""
 

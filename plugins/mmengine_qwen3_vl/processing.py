@@ -3,12 +3,9 @@
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from PIL import Image
 
 from mmengine.errors import InvalidMedia, InvalidRequest, ModelError
 from mmengine.models.files import read_json
@@ -16,28 +13,16 @@ from mmengine.models.plugin import MediaInput, MediaSource, Prepared
 from mmengine.request import MediaItem
 from mmengine_qwen3_vl.arguments import as_images, as_videos, for_item, read_arguments
 from mmengine_qwen3_vl.config import ModelConfig, read_config
-from mmengine_qwen3_vl.images import load_rgb
+from mmengine_qwen3_vl.media import MediaLoader
 from mmengine_qwen3_vl.messages import MediaPart, fill, read_messages
-from mmengine_qwen3_vl.options import NAMES as OPTION_NAMES
-from mmengine_qwen3_vl.options import ImageOptions, image_options, video_options
-from mmengine_qwen3_vl.patches import image_size, patchify
-from mmengine_qwen3_vl.settings import ImageSettings, PatchSettings, Settings, read_settings
-from mmengine_qwen3_vl.sources import (
-    MAX_IMAGE_BYTES,
-    MAX_VIDEO_BYTES,
-    Access,
-    is_source,
-    keepable,
-    read_source,
-)
+from mmengine_qwen3_vl.settings import PatchSettings, Settings, read_settings
+from mmengine_qwen3_vl.sources import Access
 from mmengine_qwen3_vl.template import ChatTemplate
 from mmengine_qwen3_vl.token_writer import TokenWriter
 from mmengine_qwen3_vl.tokens import QwenTokenizer
-from mmengine_qwen3_vl.video import VideoPatches, load_video
 from mmengine_qwen3_vl.weights import vision_fingerprint
 
 VERSION = "qwen3-vl-processing-1"  # changes when the same input would give other pixels or tokens
-MAX_RESIZED_PIXELS = 2**24  # one image, 16384 embeddings
 GENERATION_NAMES = (
     "do_sample",
     "temperature",
@@ -67,7 +52,7 @@ def load_processor(folder: Path) -> "Qwen3VLProcessor":
 
 
 class Qwen3VLProcessor:
-    """Implements the Processor of mmengine.models.plugin. Holds nothing that changes."""
+    """Implements the Processor of mmengine.models.plugin. Holds nothing that changes but its cache."""
 
     def __init__(
         self,
@@ -95,7 +80,9 @@ class Qwen3VLProcessor:
         self.generation_defaults = {
             n: generation[n] for n in GENERATION_NAMES if generation.get(n) is not None
         }
-        self._media_key = f"{VERSION} {vision} {json.dumps(_describe(settings.patches))}".encode()
+        hash_key = f"{VERSION} {vision} {json.dumps(_describe(settings.patches))}".encode()
+        self._loader = MediaLoader(settings, hash_key, self._check_length)
+        self.media_cache = self._loader.cache
         parts = (VERSION, settings.describe(), tokenizer.digest, template.source, vision)
         self.fingerprint = hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
@@ -109,6 +96,7 @@ class Qwen3VLProcessor:
         continue_final_message: bool = False,
         base_folder: Path | None = None,
         media_options: dict[str, Any] | None = None,
+        cache_salt: str = "",
     ) -> Prepared:
         """See Processor. `continue_final_message` leaves the last message open and so wins over
         `add_generation_prompt`. `media_options` hold for every image and video that does not say
@@ -123,7 +111,7 @@ class Qwen3VLProcessor:
             continue_final_message=continue_final_message,
         )
         pieces = self._template.split(rendered)
-        return self._build(self._template.readable(rendered), pieces, parts, options, access)
+        return self._build(self._template.readable(rendered), pieces, parts, options, access, cache_salt)
 
     def prepare_text(
         self,
@@ -132,6 +120,7 @@ class Qwen3VLProcessor:
         images: Sequence[Any] = (),
         videos: Sequence[Any] = (),
         media_options: dict[str, Any] | None = None,
+        cache_salt: str = "",
     ) -> Prepared:
         """See Processor. Special tokens in `text` count: it is the developer's, not a user's."""
         if not isinstance(text, str):
@@ -141,7 +130,7 @@ class Qwen3VLProcessor:
         for i, item in enumerate(as_videos(videos, metadata)):
             parts.append(MediaPart("video", item, {}, f"video {i}"))
         pieces = self.tokenizer.split(text)
-        return self._build(text, pieces, parts, options, access)
+        return self._build(text, pieces, parts, options, access, cache_salt)
 
     def _build(
         self,
@@ -150,6 +139,7 @@ class Qwen3VLProcessor:
         parts: list[MediaPart],
         options: Mapping[str, Any],
         access: Access,
+        cache_salt: str,
     ) -> Prepared:
         """Load the media and put their tokens where the placeholders stand in `pieces`."""
         self._check_counts(pieces, parts)
@@ -165,56 +155,26 @@ class Qwen3VLProcessor:
             part = next(waiting[modality])
             given = for_item({**options, **part.options}, numbers[modality], part.where)
             numbers[modality] += 1
+            loaded, source = self._loader.load(part, given, access, cache_salt)
             if modality == "image":
-                source = _image_source(part, given, access)
-                rows, grid = self._image(
-                    part if source is None else replace(part, source=source.data), given, access
-                )
-                runs = (tokens.repeat(piece, self._embeds(grid)),)
+                runs = (tokens.repeat(piece, self._embeds(loaded.grid)),)
             else:
-                source = _video_source(part, given, access)
-                video = self._video(
-                    part if source is None else replace(part, source=source.data), given, access
-                )
-                rows, grid = video.patches, video.grid
-                runs = tuple(self._frame(tokens, piece, seconds, grid) for seconds in video.timestamps)
-            item = MediaItem(self._mm_hash(modality, rows, grid), modality, runs, grid)
-            media.append(MediaInput(item, rows, source))
+                runs = tuple(self._frame(tokens, piece, s, loaded.grid) for s in loaded.timestamps)
+            item = MediaItem(loaded.mm_hash, modality, runs, loaded.grid)
+            media.append(MediaInput(item, loaded.patches, source))
             self._check_length(tokens.count)
         ids = tokens.finish()
         self._check_length(len(ids))
         return Prepared(ids, tuple(media), text)
 
     def restore(self, item: MediaItem, source: MediaSource) -> MediaInput:
-        part = MediaPart(item.modality, source.data, {}, f"the stored {item.modality}")
-        if item.modality == "image":
-            rows, grid = self._image(part, source.options, Access())
-        else:
-            video = self._video(part, source.options, Access())
-            rows, grid = video.patches, video.grid
-        if self._mm_hash(item.modality, rows, grid) != item.mm_hash:
+        media = self._loader.restore(item.modality, source)
+        if media.mm_hash != item.mm_hash:
             raise InvalidMedia(
                 f"the stored {item.modality} gives other pixels than before; was a library that decodes it "
                 "changed?"
             )
-        return MediaInput(item, rows, source)
-
-    def _image(self, part: MediaPart, given: Mapping[str, Any], access: Access) -> tuple[np.ndarray, tuple]:
-        options = image_options(given, part.where)
-        image = load_rgb(part.source, access, part.where)
-        height, width = _image_target(image, options, self.settings.image, self.settings.patches, part.where)
-        self._check_length(height * width // self.settings.patches.factor**2)
-        if image.size != (width, height):
-            image = image.resize((width, height), Image.Resampling.BICUBIC)
-        planes = np.asarray(image).transpose(2, 0, 1)
-        frames = np.broadcast_to(planes, (self.settings.patches.temporal_patch_size, *planes.shape))
-        return patchify(frames, self.settings.patches)
-
-    def _video(self, part: MediaPart, given: Mapping[str, Any], access: Access) -> VideoPatches:
-        options = video_options(given, part.where)
-        return load_video(
-            part.source, options, self.settings.video, self.settings.patches, access, part.where
-        )
+        return MediaInput(item, media.patches, source)
 
     def _embeds(self, grid: tuple[int, int, int]) -> int:
         """Of one temporal patch."""
@@ -226,12 +186,6 @@ class Qwen3VLProcessor:
         run = tokens.repeat(pad, self._embeds(grid))
         tokens.add(self._end_id)
         return run
-
-    def _mm_hash(self, modality: str, rows: np.ndarray, grid: tuple[int, int, int]) -> bytes:
-        digest = hashlib.sha256(self._media_key)
-        digest.update(f" {modality} {grid} ".encode())
-        digest.update(rows)
-        return digest.digest()
 
     def _check_counts(self, pieces: list[str | int], parts: list[MediaPart]) -> None:
         for pad, modality in self._pads.items():
@@ -248,37 +202,6 @@ class Qwen3VLProcessor:
                 f"the prompt has {length} tokens or more, the model takes at most {self.max_positions}; "
                 "shorten it, or send fewer or smaller images"
             )
-
-
-def _image_source(part: MediaPart, given: Mapping[str, Any], access: Access) -> MediaSource | None:
-    if not is_source(part.source):
-        return None
-    return MediaSource(read_source(part.source, access, MAX_IMAGE_BYTES, part.where), _plain(given))
-
-
-def _video_source(part: MediaPart, given: Mapping[str, Any], access: Access) -> MediaSource | None:
-    source = part.source[0] if isinstance(part.source, tuple) and part.source else part.source
-    data = keepable(source, access, MAX_VIDEO_BYTES, part.where)
-    return None if data is None else MediaSource(data, _plain(given))
-
-
-def _plain(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that mean something, as a file can hold them."""
-    return {name: given[name] for name in OPTION_NAMES if isinstance(given.get(name), (bool, int, float))}
-
-
-def _image_target(
-    image: Image.Image, options: ImageOptions, settings: ImageSettings, patches: PatchSettings, where: str
-) -> tuple[int, int]:
-    width, height = image.size
-    if not options.resize:
-        return options.unresized((height, width), patches.factor, where)
-    if options.resized is not None:
-        return image_size(*options.resized, patches.factor, 1, MAX_RESIZED_PIXELS, where)
-    low = settings.min_pixels if options.min_pixels is None else options.min_pixels
-    high = settings.max_pixels if options.max_pixels is None else options.max_pixels
-    high = min(high, MAX_RESIZED_PIXELS)
-    return image_size(height, width, patches.factor, min(low, high), high, where)
 
 
 def _generation(folder: Path) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 from video_cases import CASES, PROMPT, draw
 
+from mmengine_qwen3_vl.media import MediaLoader
 from mmengine_qwen3_vl.processing import Qwen3VLProcessor
 
 GOLDENS = json.loads((Path(__file__).parent / "video_goldens.json").read_text())
@@ -25,6 +26,7 @@ def configured(processor: Qwen3VLProcessor, case) -> Qwen3VLProcessor:
     own.__dict__.update(processor.__dict__)
     own.settings = dataclasses.replace(processor.settings, video=video)
     own.max_positions = 10**6
+    own._loader = MediaLoader(own.settings, b"", own._check_length)
     return own
 
 

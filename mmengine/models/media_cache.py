@@ -1,0 +1,97 @@
+"""Prepared media by content: a picture that was sent before is not decoded and resized again."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+V = TypeVar("V")
+DEFAULT_BYTES = 256 * 2**20
+
+
+@dataclass(slots=True)
+class _Flight:
+    """A value that one caller makes and others wait for."""
+
+    done: threading.Event = field(default_factory=threading.Event)
+    value: object = None  # None: it failed
+
+
+class MediaCache(Generic[V]):
+    """Values by key, the longest unused go first. Thread-safe; a value is made once however many ask at
+    the same time, and a failure is nobody's but the caller's whose attempt it was: the next one tries.
+
+    A key says everything that the value depends on, and whose it is: callers hash the encoded bytes, the
+    options and the tenant's salt. `max_bytes` may be set at any time; 0 turns the cache off.
+    """
+
+    def __init__(self, max_bytes: int = DEFAULT_BYTES) -> None:
+        self.hits = 0  # found, or made by another caller at the same time
+        self.misses = 0
+        self.num_bytes = 0
+        self._max_bytes = max_bytes
+        self._lock = threading.Lock()
+        self._values: OrderedDict[bytes, tuple[V, int]] = OrderedDict()
+        self._flights: dict[bytes, _Flight] = {}
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    @property
+    def max_bytes(self) -> int:
+        return self._max_bytes
+
+    @max_bytes.setter
+    def max_bytes(self, value: int) -> None:
+        with self._lock:
+            self._max_bytes = value
+            self._evict()
+
+    def get(self, key: bytes, make: Callable[[], V], size_of: Callable[[V], int]) -> V:
+        """The value of `key`, from `make` if it is not there. `size_of` gives its bytes; one that would take
+        more than the whole cache is not kept. Raises what `make` raises."""
+        while True:
+            with self._lock:
+                found = self._values.get(key)
+                if found is not None:
+                    self._values.move_to_end(key)
+                    self.hits += 1
+                    return found[0]
+                flight = self._flights.get(key)
+                if flight is None:
+                    self._flights[key] = flight = _Flight()
+                    break
+            flight.done.wait()
+            if flight.value is not None:
+                with self._lock:
+                    self.hits += 1
+                return flight.value
+        try:
+            value = make()
+            self._keep(key, value, size_of(value))
+            flight.value = value
+            return value
+        finally:
+            with self._lock:
+                self.misses += 1
+                del self._flights[key]
+            flight.done.set()
+
+    def _keep(self, key: bytes, value: V, size: int) -> None:
+        with self._lock:
+            if size <= self._max_bytes:
+                self._values[key] = value, size
+                self.num_bytes += size
+                self._evict()
+
+    def forget(self, key: bytes) -> None:
+        """What was made for `key` was not what the key says."""
+        with self._lock:
+            _, size = self._values.pop(key, (None, 0))
+            self.num_bytes -= size
+
+    def _evict(self) -> None:
+        while self.num_bytes > self._max_bytes:
+            _, (_, size) = self._values.popitem(last=False)
+            self.num_bytes -= size

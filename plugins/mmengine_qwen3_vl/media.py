@@ -1,0 +1,163 @@
+"""An image or a video of a prompt, to the rows that the encoder reads and the hash of them.
+
+What was given as encoded bytes (bytes, a data: URL, a file) is looked up by content first, so a picture
+that was asked about before is not decoded, resized and cut up again. Pixels that were decoded elsewhere
+(PIL images, arrays, lists of frames) are not kept: hashing them costs nearly what preparing them does.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from mmengine.models.media_cache import MediaCache
+from mmengine.models.plugin import MediaSource
+from mmengine_qwen3_vl.images import load_rgb
+from mmengine_qwen3_vl.messages import MediaPart
+from mmengine_qwen3_vl.options import NAMES as OPTION_NAMES
+from mmengine_qwen3_vl.options import ImageOptions, image_options, video_options
+from mmengine_qwen3_vl.patches import image_size, patchify
+from mmengine_qwen3_vl.settings import ImageSettings, PatchSettings, Settings
+from mmengine_qwen3_vl.sources import (
+    MAX_IMAGE_BYTES,
+    MAX_VIDEO_BYTES,
+    Access,
+    is_source,
+    keepable,
+    read_source,
+)
+from mmengine_qwen3_vl.video import load_video
+
+MAX_RESIZED_PIXELS = 2**24  # one image, 16384 embeddings
+_ENTRY_BYTES = 1024  # of the cache, beside the rows
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedMedia:
+    """Rows of the encoder (uint8, shared by whoever asks for the same content: never written), their
+    grid, what they hash to, and of a video the time in seconds of each temporal patch."""
+
+    patches: np.ndarray
+    grid: tuple[int, int, int]
+    mm_hash: bytes
+    timestamps: tuple[float, ...] = ()
+
+    @property
+    def num_bytes(self) -> int:
+        return self.patches.nbytes + _ENTRY_BYTES
+
+
+class MediaLoader:
+    """`hash_key`: what beside the pixels decides what the encoder makes of them. `check_length`: called with
+    the tokens that an image takes before its pixels are resized; raises where they are too many."""
+
+    def __init__(self, settings: Settings, hash_key: bytes, check_length: Callable[[int], None]) -> None:
+        self.cache: MediaCache[LoadedMedia] = MediaCache()
+        self._settings, self._hash_key, self._check_length = settings, hash_key, check_length
+
+    def load(
+        self, part: MediaPart, given: Mapping[str, Any], access: Access, cache_salt: str
+    ) -> tuple[LoadedMedia, MediaSource | None]:
+        """The media of a part, and what `restore` makes the same of again. Raises InvalidMedia,
+        InvalidRequest."""
+        source = _source_of(part, given, access)
+        if source is None:
+            return self._load(part, given, access), None
+        part = replace(part, source=source.data)
+        if not self.cache.max_bytes:
+            return self._load(part, given, access), source
+        key, stamp = _content_key(part, given, cache_salt), _stamp(source.data)
+        media = self.cache.get(key, lambda: self._load(part, given, access), lambda one: one.num_bytes)
+        if _stamp(source.data) != stamp:  # a file that changed meanwhile: who knows what was read
+            self.cache.forget(key)
+        return media, source
+
+    def restore(self, modality: str, source: MediaSource) -> LoadedMedia:
+        part = MediaPart(modality, source.data, {}, f"the stored {modality}")
+        return self._load(part, source.options, Access())
+
+    def _load(self, part: MediaPart, given: Mapping[str, Any], access: Access) -> LoadedMedia:
+        if part.modality == "image":
+            rows, grid = self._image(part, image_options(given, part.where), access)
+            return LoadedMedia(rows, grid, self._mm_hash("image", rows, grid))
+        options = video_options(given, part.where)
+        settings = self._settings
+        video = load_video(part.source, options, settings.video, settings.patches, access, part.where)
+        mm_hash = self._mm_hash("video", video.patches, video.grid)
+        return LoadedMedia(video.patches, video.grid, mm_hash, video.timestamps)
+
+    def _image(self, part: MediaPart, options: ImageOptions, access: Access) -> tuple[np.ndarray, tuple]:
+        patches = self._settings.patches
+        image = load_rgb(part.source, access, part.where)
+        height, width = _image_target(image, options, self._settings.image, patches, part.where)
+        self._check_length(height * width // patches.factor**2)
+        if image.size != (width, height):
+            image = image.resize((width, height), Image.Resampling.BICUBIC)
+        planes = np.asarray(image).transpose(2, 0, 1)
+        return patchify(np.broadcast_to(planes, (patches.temporal_patch_size, *planes.shape)), patches)
+
+    def _mm_hash(self, modality: str, rows: np.ndarray, grid: tuple[int, int, int]) -> bytes:
+        digest = hashlib.sha256(self._hash_key)
+        digest.update(f" {modality} {grid} ".encode())
+        digest.update(rows)
+        return digest.digest()
+
+
+def _source_of(part: MediaPart, given: Mapping[str, Any], access: Access) -> MediaSource | None:
+    """The encoded bytes, of a video on a disk the file; None for pixels that were decoded elsewhere."""
+    source = part.source
+    if part.modality == "image":
+        data = read_source(source, access, MAX_IMAGE_BYTES, part.where) if is_source(source) else None
+    else:
+        source = source[0] if isinstance(source, tuple) and source else source
+        data = keepable(source, access, MAX_VIDEO_BYTES, part.where)
+    if data is None:
+        return None
+    plain = {name: given[name] for name in OPTION_NAMES if isinstance(given.get(name), (bool, int, float))}
+    return MediaSource(data, plain)
+
+
+def _content_key(part: MediaPart, given: Mapping[str, Any], cache_salt: str) -> bytes:
+    """Raises InvalidRequest for options that are out of range."""
+    options = (image_options if part.modality == "image" else video_options)(given, part.where)
+    head = (
+        json.dumps([part.modality, repr(options), cache_salt]) + "\n"
+    )  # no line break in JSON: it ends here
+    digest = hashlib.sha256(head.encode())
+    if isinstance(part.source, Path):
+        with part.source.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    else:
+        digest.update(part.source)
+    return digest.digest()
+
+
+def _stamp(data: bytes | Path) -> tuple[int, ...]:
+    """What changes when a file does."""
+    if not isinstance(data, Path):
+        return ()
+    try:
+        found = os.stat(data)
+    except OSError:
+        return (-1,)
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _image_target(
+    image: Image.Image, options: ImageOptions, settings: ImageSettings, patches: PatchSettings, where: str
+) -> tuple[int, int]:
+    width, height = image.size
+    if not options.resize:
+        return options.unresized((height, width), patches.factor, where)
+    if options.resized is not None:
+        return image_size(*options.resized, patches.factor, 1, MAX_RESIZED_PIXELS, where)
+    low = settings.min_pixels if options.min_pixels is None else options.min_pixels
+    high = settings.max_pixels if options.max_pixels is None else options.max_pixels
+    high = min(high, MAX_RESIZED_PIXELS)
+    return image_size(height, width, patches.factor, min(low, high), high, where)
