@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-
 from mmengine.errors import InvalidMedia, InvalidRequest, ModelError
 from mmengine.models.files import read_json
 from mmengine.models.plugin import MediaInput, MediaSource, Prepared

@@ -1,8 +1,8 @@
 """The vision tower of Qwen3-VL over all images and videos of a step at once.
 
-A patch attends to the patches of its own frame (an image is one frame, a video one a temporal
-patch). Frames of equal length are brought together, so attention is one batched call per length
-and layer, however many items there are.
+A patch attends to the patches of its own frame (an image is one frame, a video one a temporal patch).
+With the CPU kernels attention is one call a layer, whatever the frames' lengths; with torch frames of
+equal length are brought together, and it is one batched call per length and layer.
 """
 
 from collections import OrderedDict
@@ -14,8 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mmengine.native.vision import vision_kernels
 from mmengine_qwen3_vl.config import VisionConfig
 from mmengine_qwen3_vl.loading import WeightReader
+from mmengine_qwen3_vl.segments import Rotation, attend_native, attend_torch
 
 _EPS = 1e-6  # of every layer norm here
 _MAX_CACHED_PATCHES = 16384  # grids whose position tables are kept, by patches of one frame
@@ -52,8 +54,8 @@ class _GridTables:
     """What depends on a frame's height and width alone, in the order of its patches."""
 
     positions: Tensor  # [patches, hidden], added to the patch embeddings
-    cos: Tensor  # float32 [patches, 1, head_dim]
-    sin: Tensor  # float32 [patches, 1, head_dim], first half negated
+    cos: Tensor  # float32 [patches, head_dim]
+    sin: Tensor  # float32 [patches, head_dim], first half negated
 
 
 class VisionTower:
@@ -72,6 +74,8 @@ class VisionTower:
             layer: _read_merger(weights, f"visual.deepstack_merger_list.{i}", norm_after_join=True)
             for i, layer in enumerate(config.deepstack_layers)
         }
+        on_cpu = device.type == "cpu"
+        self._kernels = vision_kernels(config.num_heads, config.head_dim, self._dtype) if on_cpu else None
         quarter = config.head_dim // 2
         exponents = torch.arange(0, quarter, 2, dtype=torch.float) / quarter
         self._inv_freq = 1.0 / config.rope_theta**exponents  # [head_dim / 4], on the CPU
@@ -82,19 +86,15 @@ class VisionTower:
         to [sum of t * h * w / merge², (1 + num_deepstack) * out_hidden]: the merged embedding, then
         the deepstack features in the order the text model adds them. ValueError if p is not the
         grids' sum or a side is no multiple of the merge size."""
-        unit = self.config.merge_size**2
         self._check(patches, grids)
-        order = sorted(range(len(grids)), key=lambda i: grids[i][1] * grids[i][2])
-        ordered = [grids[i] for i in order]
-        sizes = [t * h * w for t, h, w in grids]
         pixels = patches.to(self._device, non_blocking=True)
-        if order != list(range(len(grids))):
-            parts = pixels.split(sizes)
-            pixels = torch.cat([parts[i] for i in order])
-        features = self._forward(pixels, ordered)
-        if order == list(range(len(grids))):
-            return features
-        parts = features.split([sizes[i] // unit for i in order])
+        order = sorted(range(len(grids)), key=lambda i: grids[i][1] * grids[i][2])
+        if self._kernels is not None or order == list(range(len(grids))):
+            return self._forward(pixels, grids)
+        sizes = [t * h * w for t, h, w in grids]
+        parts = pixels.split(sizes)
+        features = self._forward(torch.cat([parts[i] for i in order]), [grids[i] for i in order])
+        parts = features.split([sizes[i] // self.config.merge_size**2 for i in order])
         return torch.cat([parts[order.index(i)] for i in range(len(grids))])
 
     def _check(self, patches: Tensor, grids: Sequence[tuple[int, int, int]]) -> None:
@@ -111,42 +111,41 @@ class VisionTower:
                     f"a grid must be positive with sides of multiples of {merge}, not {(t, h, w)}"
                 )
 
-    def _forward(self, pixels: Tensor, grids: list[tuple[int, int, int]]) -> Tensor:
-        """As `encode`, for grids in ascending order of their frames' length."""
+    def _forward(self, pixels: Tensor, grids: Sequence[tuple[int, int, int]]) -> Tensor:
+        """As `encode`, without its checks; torch's attention wants frames of equal length together."""
         tables = [self._grid_tables(h, w) for t, h, w in grids for _ in range(t)]
-        hidden = F.linear(normalise(pixels).to(self._dtype), self._patch.weight, self._patch.bias)
-        hidden = hidden + torch.cat([table.positions for table in tables])
-        cos = torch.cat([table.cos for table in tables])
-        sin = torch.cat([table.sin for table in tables])
-        segments = _equal_segments(grids)
+        cos, sin = (torch.cat([getattr(table, name) for table in tables]) for name in ("cos", "sin"))
+        pack = Rotation(cos, sin, [h * w for t, h, w in grids for _ in range(t)])
+        hidden = _linear(self._normalised(pixels), self._patch)
+        hidden += torch.cat([table.positions for table in tables])
         outputs = []
         for index, block in enumerate(self._blocks):
-            hidden = hidden + self._attend(block, hidden, cos, sin, segments)
+            qkv = _linear(_layer_norm(hidden, block.norm1), block.qkv)
+            hidden += _linear(self._attend(qkv, pack), block.proj)
             inner = _linear(_layer_norm(hidden, block.norm2), block.fc1)
-            hidden = hidden + _linear(F.gelu(inner, approximate=self.config.gelu), block.fc2)
+            hidden += _linear(self._gelu(inner), block.fc2)
             if index in self._taps:
                 outputs.append(self._merge(self._taps[index], hidden))
         return torch.cat([self._merge(self._merger, hidden), *outputs], dim=-1)
 
-    def _attend(
-        self, block: _Block, hidden: Tensor, cos: Tensor, sin: Tensor, segments: list[tuple[int, int]]
-    ) -> Tensor:
-        heads, head_dim = self.config.num_heads, self.config.head_dim
-        qkv = _linear(_layer_norm(hidden, block.norm1), block.qkv).view(len(hidden), 3 * heads, head_dim)
-        qk = qkv[:, : 2 * heads].float()
-        qk = (qk * cos + qk.roll(head_dim // 2, -1) * sin).to(hidden.dtype)
-        mixed = []
-        start = 0
-        for count, length in segments:
-            stop = start + count * length
-            q, k, v = (
-                x[start:stop].view(count, length, heads, head_dim).transpose(1, 2)
-                for x in (qk[:, :heads], qk[:, heads:], qkv[:, 2 * heads :])
-            )
-            out = F.scaled_dot_product_attention(q, k, v)
-            mixed.append(out.transpose(1, 2).reshape(count * length, heads * head_dim))
-            start = stop
-        return _linear(mixed[0] if len(mixed) == 1 else torch.cat(mixed), block.proj)
+    def _normalised(self, pixels: Tensor) -> Tensor:
+        if self._kernels is None:
+            return normalise(pixels).to(self._dtype)
+        numbers = torch.empty(pixels.shape, dtype=self._dtype)
+        self._kernels.normalise(pixels.contiguous(), numbers)
+        return numbers
+
+    def _attend(self, qkv: Tensor, pack: Rotation) -> Tensor:
+        if self._kernels is None:
+            return attend_torch(qkv, self.config.num_heads, pack)
+        return attend_native(self._kernels, qkv, pack)
+
+    def _gelu(self, x: Tensor) -> Tensor:
+        """May write over `x`."""
+        if self._kernels is None or self.config.gelu != "tanh":
+            return F.gelu(x, approximate=self.config.gelu)
+        self._kernels.gelu(x)
+        return x
 
     def _merge(self, merger: _Merger, hidden: Tensor) -> Tensor:
         width = self.config.merge_size**2 * self.config.hidden_size
@@ -176,7 +175,7 @@ class VisionTower:
         learned = F.embedding(taps, self._positions)  # [patches, 4, hidden]
         positions = (learned * shares[:, :, None]).sum(1).to(self._dtype)
         coordinates = torch.from_numpy(np.stack((rows, columns), 1)).float()  # [patches, 2]
-        angles = (coordinates[:, :, None] * self._inv_freq).flatten(1).unsqueeze(1).to(self._device)
+        angles = (coordinates[:, :, None] * self._inv_freq).flatten(1).to(self._device)
         cos, sin = angles.cos(), angles.sin()
         return _GridTables(positions, torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1))
 
@@ -212,16 +211,6 @@ def _axis_taps(index: np.ndarray, size: int, side: int) -> tuple[np.ndarray, np.
     low = floor.astype(np.int64)
     taps = np.stack((low, np.minimum(low + 1, side - 1)), 1)
     return taps, np.stack((1 - fraction, fraction), 1)
-
-
-def _equal_segments(grids: list[tuple[int, int, int]]) -> list[tuple[int, int]]:
-    """(how many, length) of neighbouring frames of equal length."""
-    segments: list[tuple[int, int]] = []
-    for t, h, w in grids:
-        if segments and segments[-1][1] == h * w:
-            t += segments.pop()[0]
-        segments.append((t, h * w))
-    return segments
 
 
 def _linear(x: Tensor, affine: _Affine) -> Tensor:

@@ -7,16 +7,28 @@ import pytest
 import torch
 from qwen3_vl_reference import make_reference, reference_pixels
 
+from mmengine.native.library import describe
 from mmengine_qwen3_vl import plugin, vision
 
 GRIDS = [(1, 4, 6), (3, 2, 4), (1, 8, 2), (1, 6, 4), (2, 4, 4), (1, 2, 2)]
 
 
 @pytest.fixture(scope="module")
-def tower(tmp_path_factory):
+def towers(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tower")
     reference = make_reference(folder, seed=2)
     return reference, plugin.load_model(folder, device="cpu", dtype="float32")
+
+
+@pytest.fixture(params=["kernels", "torch"])
+def tower(request, towers, monkeypatch):
+    """The reference and ours, with the CPU kernels and with torch's attention."""
+    vision = towers[1]._vision
+    if request.param == "torch":
+        monkeypatch.setattr(vision, "_kernels", None)
+    elif vision._kernels is None:
+        pytest.skip(describe())
+    return towers
 
 
 def pixels_of(grid, seed=0):

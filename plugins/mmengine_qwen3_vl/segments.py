@@ -1,0 +1,60 @@
+"""Attention of the vision tower: a patch attends to the patches of its own frame, in a pack of many."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mmengine.native.vision import VisionKernels
+
+
+class Rotation:
+    """Where the patches of a pack stand: float32 [patches, head_dim] each, the first half of sin negated;
+    and how many patches each frame has."""
+
+    __slots__ = ("cos", "lengths", "sin", "starts")
+
+    def __init__(self, cos: Tensor, sin: Tensor, lengths: Sequence[int]) -> None:
+        self.cos, self.sin, self.lengths = cos, sin, lengths
+        self.starts = np.zeros(len(lengths) + 1, np.int32)
+        np.cumsum(lengths, out=self.starts[1:])
+
+
+def attend_native(kernels: VisionKernels, qkv: Tensor, pack: Rotation) -> Tensor:
+    """As `attend_torch`, in one call and with frames in any order."""
+    out = qkv.new_empty(len(qkv), qkv.shape[1] // 3)
+    kernels.attend(qkv, pack.starts, pack.cos, pack.sin, out)
+    return out
+
+
+def attend_torch(qkv: Tensor, num_heads: int, pack: Rotation) -> Tensor:
+    """qkv [p, 3 * num_heads * head_dim], not yet rotated, to [p, num_heads * head_dim]. Neighbouring frames
+    of equal length go together, so bring those together."""
+    head_dim = qkv.shape[1] // (3 * num_heads)
+    qkv = qkv.view(len(qkv), 3 * num_heads, head_dim)
+    qk = qkv[:, : 2 * num_heads].float()
+    cos, sin = pack.cos.unsqueeze(1), pack.sin.unsqueeze(1)
+    qk = (qk * cos + qk.roll(head_dim // 2, -1) * sin).to(qkv.dtype)
+    mixed = []
+    start = 0
+    for count, length in equal_neighbours(pack.lengths):
+        stop = start + count * length
+        q, k, v = (
+            x[start:stop].view(count, length, num_heads, head_dim).transpose(1, 2)
+            for x in (qk[:, :num_heads], qk[:, num_heads:], qkv[:, 2 * num_heads :])
+        )
+        out = F.scaled_dot_product_attention(q, k, v)
+        mixed.append(out.transpose(1, 2).reshape(count * length, num_heads * head_dim))
+        start = stop
+    return mixed[0] if len(mixed) == 1 else torch.cat(mixed)
+
+
+def equal_neighbours(lengths: Sequence[int]) -> list[tuple[int, int]]:
+    """(how many, length) of neighbouring frames of equal length."""
+    runs: list[tuple[int, int]] = []
+    for length in lengths:
+        count = runs.pop()[0] if runs and runs[-1][1] == length else 0
+        runs.append((count + 1, length))
+    return runs
