@@ -5,10 +5,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from mmengine.native.cache import cache_folder, cached, library_path
-from mmengine.native.compile import compile_library, find_compiler, openmp_library
+from mmengine.native.compile import find_compiler
 from mmengine.native.cpu import usable_isas
-from mmengine.native.library import _open
+from mmengine.native.library import open_isa
 from mmengine.native.problem import NativeProblem
 from mmengine.native.vision import VisionKernels, vision_kernels
 from mmengine_qwen3_vl.segments import Rotation, attend_native, attend_torch
@@ -28,10 +27,7 @@ def isas():
 
 @pytest.fixture(scope="module", params=isas())
 def library(request):
-    openmp = openmp_library()
-    path = library_path(cache_folder(), request.param, openmp)
-    cached(path, lambda out: compile_library(request.param, openmp, out))
-    library = _open(path, openmp)
+    library = open_isa(request.param)
     if request.param == "amx" and not library.mm_allow_amx():
         pytest.skip("this process may not use AMX")
     return library
