@@ -212,7 +212,7 @@ def test_fused_projections_need_not_be_contiguous(backend):
 def test_unknown_backend_is_named_with_the_known_ones():
     spec = spec_of(4, 2, 32)
     pool = KVPool(spec, 4, 4, torch.float32, torch.device("cpu"))
-    with pytest.raises(ConfigError, match="'flash'.*auto, torch"):
+    with pytest.raises(ConfigError, match="'flash'.*auto, native, torch"):
         make_backend("flash", spec, pool)
     assert isinstance(make_backend("auto", spec, pool), tuple(BACKENDS.values()))
 

@@ -1,0 +1,115 @@
+"""Paged attention on a CPU by our own kernels: K and V are read where they lie, nothing is gathered."""
+
+import ctypes
+
+import numpy as np
+import torch
+
+from mmengine.errors import ConfigError
+from mmengine.models.plugin import ModelSpec
+from mmengine.native.library import describe, load
+from mmengine.runtime.attention.base import AttentionMeta
+from mmengine.runtime.kv import KVPool
+
+DTYPES = {torch.float32: 0, torch.bfloat16: 1}
+MAX_HEAD_DIM = 256
+
+_ADDRESS, _SIZE = ctypes.c_void_p, ctypes.c_int64
+
+
+class Step(ctypes.Structure):
+    """mm_attention_step of src/attention.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_int32) for name in ("num_rows", "num_tokens", "table_stride", "block_size")),
+        *((name, ctypes.c_int32) for name in ("num_heads", "num_kv_heads", "head_dim", "dtype")),
+        *((name, _ADDRESS) for name in ("query_starts", "kv_lens", "block_table", "slots")),
+    )
+
+
+class NativePagedAttention:
+    """See AttentionBackend. A row's result depends neither on the other rows of a step nor on threads."""
+
+    reads_unwritten = False
+
+    def __init__(self, spec: ModelSpec, kv: KVPool, library: ctypes.CDLL | None = None) -> None:
+        """`library`: the kernels, where not those of this process. Raises ConfigError where they cannot
+        be had, or do not know the shape or dtype."""
+        problem = unfit(spec, kv)
+        library = library or load()
+        if problem or library is None:
+            reason = problem or describe()
+            raise ConfigError(f"attention 'native' cannot be used: {reason}; choose 'torch' or 'auto'")
+        self._append, self._run = library.mm_attention_append, library.mm_attention_run
+        self._append.argtypes = [_ADDRESS, _ADDRESS, _ADDRESS, _SIZE, _ADDRESS, _SIZE]
+        self._append.restype = None
+        self._run.argtypes = [_ADDRESS, _ADDRESS, _ADDRESS, _SIZE, _ADDRESS, _SIZE]
+        self._run.restype = ctypes.c_int32
+        self._layers = [layer.data_ptr() for layer in kv.layers]
+        self._pool = kv  # the addresses live as long as it does
+        self._step = Step(
+            block_size=kv.block_size,
+            num_heads=spec.num_heads,
+            num_kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            dtype=DTYPES[kv.blocks.dtype],
+        )
+        self._arrays: tuple[np.ndarray, ...] = ()
+
+    def begin(self, meta: AttentionMeta) -> None:
+        starts = np.zeros(len(meta.query_lens) + 1, np.int32)
+        np.cumsum(meta.query_lens, out=starts[1:])
+        kv_lens = np.ascontiguousarray(meta.kv_lens, np.int32)
+        slots = np.ascontiguousarray(meta.slots, np.int64)
+        table = meta.table
+        if table.dtype != np.int32 or table.strides[1] != 4:
+            table = np.ascontiguousarray(table, np.int32)
+        step = self._step
+        step.num_rows, step.num_tokens = len(kv_lens), len(slots)
+        step.table_stride = table.strides[0] // 4
+        step.query_starts, step.kv_lens = starts.ctypes.data, kv_lens.ctypes.data
+        step.block_table, step.slots = table.ctypes.data, slots.ctypes.data
+        self._arrays = starts, kv_lens, slots, table  # the step's addresses point into them
+
+    def append(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
+        k, v = _rows(k), _rows(v)
+        self._append(
+            self.step_address(), self._layers[layer], k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0)
+        )
+
+    def run(self, layer: int, q: torch.Tensor) -> torch.Tensor:
+        q = _rows(q)
+        out = torch.empty(q.shape, dtype=q.dtype)
+        failed = self._run(
+            self.step_address(), self._layers[layer], q.data_ptr(), q.stride(0), out.data_ptr(), out.stride(0)
+        )
+        if failed:
+            raise MemoryError("no memory for the attention of this step")
+        return out
+
+    def step_address(self) -> int:
+        """Of the mm_attention_step that `begin` filled; its content holds until the next `begin`."""
+        return ctypes.addressof(self._step)
+
+    def layer_address(self, layer: int) -> int:
+        """Of a layer's K and V, as mm_attention_append and mm_attention_run take it."""
+        return self._layers[layer]
+
+
+def unfit(spec: ModelSpec, kv: KVPool) -> str | None:
+    """Why the kernels cannot attend over this pool, or None where they can."""
+    device, dtype = kv.blocks.device, kv.blocks.dtype
+    if device.type != "cpu":
+        return f"it computes on a CPU, and the KV pool lies on {device}"
+    if dtype not in DTYPES:
+        return f"it knows float32 and bfloat16, not {str(dtype).removeprefix('torch.')}"
+    if spec.head_dim % 8 or spec.head_dim > MAX_HEAD_DIM:
+        return f"it knows heads of 8, 16, 24 … {MAX_HEAD_DIM} values, not of {spec.head_dim}"
+    return None
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    """x [t, heads, head_dim] with all heads of a token side by side."""
+    if x.stride(2) == 1 and x.stride(1) == x.shape[2]:
+        return x
+    return x.contiguous()
