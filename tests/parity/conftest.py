@@ -6,7 +6,7 @@ from mmengine.native import library
 BACKENDS = {"kernels": "auto", "torch attention": "torch", "no compiler": "auto"}
 
 
-@pytest.fixture(scope="session", params=BACKENDS)
+@pytest.fixture(scope="module", params=BACKENDS)  # what follows must find its compiler again
 def backend(request, hidden_compiler, tmp_path_factory):
     """What `attention` is to be, in an environment with or without a compiler."""
     if request.param == "no compiler":
@@ -18,7 +18,7 @@ def backend(request, hidden_compiler, tmp_path_factory):
     yield BACKENDS[request.param]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def runner(backend):
     return Runner(attention=backend)
 
