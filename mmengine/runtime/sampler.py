@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from mmengine.core.executor import Admission
+from mmengine.runtime.drawing import UNSURE, draw_tokens
 from mmengine.runtime.filters import NEVER, apply_temperature, keep_min_p, keep_top
 from mmengine.runtime.gumbel import gumbel_noise
 from mmengine.runtime.penalties import TokenCounts
@@ -151,6 +152,21 @@ class Sampler:
 
     def _draw(self, logits: torch.Tensor, options: np.ndarray, batch: SampleRows) -> torch.Tensor:
         """Step 4: int64 [r], every row has a temperature."""
+        drawn = (
+            draw_tokens(logits, batch.columns, batch.output_index) if logits.device.type == "cpu" else None
+        )
+        if drawn is None:
+            return self._draw_by_steps(logits, options, batch)
+        token_ids = torch.from_numpy(drawn.astype(np.int64))
+        unsure = np.flatnonzero(drawn == UNSURE)
+        if len(unsure):
+            some = _take(logits, unsure)
+            token_ids[torch.from_numpy(unsure)] = self._draw_by_steps(
+                some, options[unsure], batch.take(unsure)
+            )
+        return token_ids
+
+    def _draw_by_steps(self, logits: torch.Tensor, options: np.ndarray, batch: SampleRows) -> torch.Tensor:
         columns = batch.columns
         logits = apply_temperature(logits, self._parameters(columns["temperature"])[0])
         # A row without top-k needs its whole vocabulary sorted: it must not slow the others down.

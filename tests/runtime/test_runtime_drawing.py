@@ -1,0 +1,112 @@
+"""The drawing kernel gives the tokens that the filters and the noise give one after the other."""
+
+import numpy as np
+import pytest
+import torch
+
+from mmengine.core.executor import Admission
+from mmengine.native import library
+from mmengine.request import Request, SamplingParams
+from mmengine.runtime import sampler as sampler_module
+from mmengine.runtime.drawing import UNSURE, draw_tokens
+from mmengine.runtime.rows import RowColumns
+from mmengine.runtime.sampler import Sampler, SampleRows
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _kernels():
+    if library.load() is None:
+        pytest.skip(library.describe())
+
+
+class Bench:
+    def __init__(self, vocab_size, samplings, random):
+        count = len(samplings)
+        self.columns = RowColumns(count, vocab_size, (), lambda ids, media: (np.zeros((3, len(ids))), 0))
+        self.sampler = Sampler(self.columns, count, vocab_size, CPU)
+        for row, sampling in enumerate(samplings):
+            request = Request(f"r{row}", np.array([0, 1], np.int32), sampling, sample_index=row % 3)
+            self.columns.admit(Admission(row, request, request.prompt_token_ids))
+            self.sampler.admit(Admission(row, request, request.prompt_token_ids))
+        known = 2 + random.integers(0, 2000, count).astype(np.int32)
+        self.batch = SampleRows.of(self.columns, np.arange(count, dtype=np.int32), known)
+
+    def tokens(self, logits):
+        return self.sampler.sample(logits, self.batch).token_ids.tolist()
+
+
+def random_sampling(random, vocab_size):
+    return SamplingParams(
+        seed=int(random.integers(-(2**62), 2**62)),
+        temperature=float(random.choice([1e-12, 0.01, 0.3, 0.7, 1.0, 2.0, 20.0])),
+        top_k=int(random.choice([0, 1, 2, 20, 50, max(1, vocab_size // 2), vocab_size])),
+        top_p=float(random.choice([1.0, 0.9, 0.5, 0.05, 0.99, 0.999999])),
+        min_p=float(random.choice([0.0, 0.0, 0.05, 0.5])),
+    )
+
+
+def random_logits(random, count, vocab_size):
+    """Flat and peaked, some with many equal values, some with tokens that are excluded."""
+    logits = random.standard_normal((count, vocab_size)) * random.choice([0.1, 1, 3, 10])
+    if random.random() < 0.3:
+        logits = (logits * 2).round() / 2
+    if random.random() < 0.3:
+        logits[:, random.integers(0, vocab_size, vocab_size // 3)] = -np.inf
+    return torch.from_numpy(logits.astype(np.float32))
+
+
+@pytest.mark.parametrize("vocab_size", [1, 5, 61, 64, 65, 1000, 1536, 20000])
+def test_tokens_are_those_of_the_steps(vocab_size, monkeypatch):
+    random = np.random.default_rng(vocab_size)
+    for _ in range(2 if vocab_size > 10000 else 12):
+        bench = Bench(vocab_size, [random_sampling(random, vocab_size) for _ in range(24)], random)
+        logits = random_logits(random, 24, vocab_size)
+        got = bench.tokens(logits)
+        with monkeypatch.context() as patch:
+            patch.setattr(sampler_module, "draw_tokens", lambda *args: None)
+            assert got == bench.tokens(logits)
+
+
+def test_rows_may_lie_apart_and_none_depends_on_the_others():
+    random = np.random.default_rng(3)
+    bench = Bench(700, [random_sampling(random, 700) for _ in range(16)], random)
+    wide = random_logits(random, 16, 900)
+    logits = wide[:, 100:800]
+    whole = draw_tokens(logits, bench.batch.columns, bench.batch.output_index)
+    one_by_one = [
+        draw_tokens(
+            logits[i : i + 1].clone(), bench.batch.columns[i : i + 1], bench.batch.output_index[i : i + 1]
+        )[0]
+        for i in range(16)
+    ]
+    assert whole.tolist() == one_by_one
+
+
+def test_two_that_are_too_close_are_left_to_the_caller(monkeypatch):
+    """Equal logits and equal noise do not happen; a margin that takes in everything does it."""
+    random = np.random.default_rng(4)
+    bench = Bench(300, [SamplingParams(seed=n, temperature=1.0) for n in range(8)], random)
+    logits = random_logits(random, 8, 300)
+    want = bench.tokens(logits)
+    native = draw_tokens
+
+    def unsure(*args):
+        tokens = native(*args)
+        tokens[::2] = UNSURE
+        return tokens
+
+    monkeypatch.setattr(sampler_module, "draw_tokens", unsure)
+    assert bench.tokens(logits) == want
+
+
+def test_rows_that_are_not_finite_do_no_harm():
+    random = np.random.default_rng(5)
+    bench = Bench(100, [SamplingParams(seed=n, temperature=0.8, top_p=0.9) for n in range(4)], random)
+    logits = random_logits(random, 4, 100)
+    want = bench.tokens(logits)
+    logits[0] = float("nan")
+    logits[1, 3] = float("inf")
+    logits[2] = float("-inf")
+    assert bench.tokens(logits) == [-1, -1, -1, want[3]]
