@@ -29,33 +29,99 @@ void configure(int rows0, int rows1) {
   _tile_loadconfig(&config);
 }
 
-// c [MT * 16, 32] = x tiles (one after the other along k, row tiles x_tile bytes apart) * panel.
-template <int MT>
-void block(const char* x, int64_t x_tile, const char* w, int64_t steps, float* c) {
+// A block's product: rows of x in one or two row tiles by one panel, over `steps` steps of k.
+struct Block {
+  const char* x;   // tiles along k, one after the other
+  int64_t x_tile;  // bytes from a row tile to the next
+  const char* w;
+  int64_t steps;
+  float* sums;        // [16 or 32, kPanel]
+  const char* ahead;  // weights to fetch meanwhile, `lines` cache lines a step
+  int lines;
+};
+
+template <int TILES, bool FIRST, bool NEAR>
+void multiply(const Block& b) {
+  constexpr int64_t pitch = kPanel * sizeof(float);
+  float* low = b.sums + 16 * kPanel;
+  const char *x = b.x, *w = b.w, *ahead = b.ahead;
   asm volatile("" ::: "memory");  // what tiles load was stored by now
-  _tile_zero(0);
-  _tile_zero(1);
-  if (MT == 2) {
-    _tile_zero(2);
-    _tile_zero(3);
+  if constexpr (FIRST) {
+    _tile_zero(0);
+    _tile_zero(1);
+    if constexpr (TILES == 2) {
+      _tile_zero(2);
+      _tile_zero(3);
+    }
+  } else {
+    _tile_loadd(0, b.sums, pitch);
+    _tile_loadd(1, b.sums + 16, pitch);
+    if constexpr (TILES == 2) {
+      _tile_loadd(2, low, pitch);
+      _tile_loadd(3, low + 16, pitch);
+    }
   }
-  for (int64_t step = 0; step < steps; ++step) {
-    _tile_loadd(6, w + step * 2048, 64);
-    _tile_loadd(4, x + step * 1024, 64);
+  for (int64_t step = 0; step < b.steps; ++step, x += 1024, w += 2048) {
+    _tile_loadd(6, w, 64);
+    _tile_loadd(4, x, 64);
     _tile_dpbf16ps(0, 4, 6);
-    _tile_loadd(7, w + step * 2048 + 1024, 64);
+    for (int i = 0; i < b.lines; ++i, ahead += 64) _mm_prefetch(ahead, NEAR ? _MM_HINT_T0 : _MM_HINT_T1);
+    _tile_loadd(7, w + 1024, 64);
     _tile_dpbf16ps(1, 4, 7);
-    if (MT == 2) {
-      _tile_loadd(5, x + x_tile + step * 1024, 64);
+    if constexpr (TILES == 2) {
+      _tile_loadd(5, x + b.x_tile, 64);
       _tile_dpbf16ps(2, 5, 6);
       _tile_dpbf16ps(3, 5, 7);
     }
   }
-  _tile_stored(0, c, 128);
-  _tile_stored(1, c + 16, 128);
-  if (MT == 2) {
-    _tile_stored(2, c + 16 * kPanel, 128);
-    _tile_stored(3, c + 16 * kPanel + 16, 128);
+  _tile_stored(0, b.sums, pitch);
+  _tile_stored(1, b.sums + 16, pitch);
+  if constexpr (TILES == 2) {
+    _tile_stored(2, low, pitch);
+    _tile_stored(3, low + 16, pitch);
+  }
+}
+
+// Up to 32 rows: the weights come from memory once and set the pace. They are fetched 8 KB ahead; the
+// next panel follows the last one's end.
+void run_few(const LinearJob& job, const char* x, int row0, int rows, int panel0, int panel1) {
+  alignas(64) float sums[32 * kPanel];
+  int64_t steps = job.steps();
+  configure(rows < 16 ? rows : 16, rows > 16 ? rows - 16 : 0);
+  for (int panel = panel0; panel < panel1; ++panel) {
+    const char* w = job.panel(panel);
+    Block block = {x, steps * 1024, w, steps, sums, w + 8192, 32};
+    (rows > 16 ? multiply<2, true, true> : multiply<1, true, true>)(block);
+    linear_store(job, sums, kPanel, row0, rows, panel);
+  }
+}
+
+// More rows: x stays in the second cache over all panels. Of each panel a piece of kPiece steps stays in
+// the first cache over all rows, whose sums wait in `sums` between pieces; the next panel is fetched
+// into the second cache meanwhile, a share with each block of rows.
+constexpr int kPiece = 8;
+constexpr int kMostRows = 512;
+
+void run_many(const LinearJob& job, const char* x, int row0, int rows, int panel0, int panel1) {
+  alignas(64) float sums[kMostRows * kPanel];
+  int64_t steps = job.steps();
+  int blocks = (int)ceil_div(rows, 32), lines = (int)ceil_div(32, blocks);
+  configure(16, 16);
+  for (int panel = panel0; panel < panel1; ++panel) {
+    const char *w = job.panel(panel), *next = w + job.panel_bytes();
+    for (int64_t step = 0; step < steps; step += kPiece) {
+      int64_t piece = steps - step < kPiece ? steps - step : kPiece;
+      for (int i = 0; i < blocks; ++i) {
+        int left = rows - i * 32 < 32 ? rows - i * 32 : 32;
+        Block block = {x + (i * 2 * steps + step) * 1024, steps * 1024, w + step * 2048, piece,
+                       sums + i * 32 * kPanel, next + (i * steps + step) * lines * 64, lines};
+        if (step == 0)
+          (left > 16 ? multiply<2, true, false> : multiply<1, true, false>)(block);
+        else
+          (left > 16 ? multiply<2, false, false> : multiply<1, false, false>)(block);
+        if (step + piece == steps) linear_store(job, block.sums, kPanel, row0 + i * 32, left, panel);
+      }
+    }
   }
 }
 
@@ -80,19 +146,12 @@ void linear_prepare(const LinearJob& job, void* scratch, int row0, int row1) {
 }
 
 void linear_run_bf16(const LinearJob& job, const void* scratch, const Share& share) {
-  alignas(64) float c[32 * kPanel];
-  int64_t steps = job.steps();
-  for (int row = share.row0; row < share.row1; row += 32) {
-    int rows = share.row1 - row < 32 ? share.row1 - row : 32;
+  int64_t steps = job.steps(), fit = (1 << 20) / (steps * 64) / 32 * 32;  // rows of x in 1 MB
+  int most = (int)(fit < 32 ? 32 : fit < kMostRows ? fit : kMostRows);
+  for (int row = share.row0; row < share.row1; row += most) {
+    int rows = share.row1 - row < most ? share.row1 - row : most;
     const char* x = (const char*)scratch + row / 16 * steps * 1024;
-    configure(rows < 16 ? rows : 16, rows - 16 > 0 ? rows - 16 : 0);
-    for (int panel = share.panel0; panel < share.panel1; ++panel) {
-      if (rows > 16)
-        block<2>(x, steps * 1024, job.panel(panel), steps, c);
-      else
-        block<1>(x, steps * 1024, job.panel(panel), steps, c);
-      linear_store(job, c, kPanel, row, rows, panel);
-    }
+    (rows <= 32 ? run_few : run_many)(job, x, row, rows, share.panel0, share.panel1);
   }
   _tile_release();
 }

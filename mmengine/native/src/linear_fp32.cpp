@@ -22,7 +22,7 @@ void block(const float* x, int64_t x_stride, const float* w, int64_t k, float* c
     for (int v = 0; v < kVectors; ++v) b[v] = load_as<vec>(w + t * kPanel + v * kWidth);
 #pragma GCC unroll 16
     for (int i = 0; i < M; ++i) {
-      vec a = vec{} + x[i * x_stride + t];
+      vec a = x[i * x_stride + t] - vec{};  // unlike + 0, - 0 is no operation
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) sums[i][v] += a * b[v];
     }

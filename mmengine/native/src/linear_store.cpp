@@ -5,19 +5,10 @@
 namespace mm {
 namespace {
 
-// 16 values of the dtype of a linear, or of y.
 template <bool BF16>
-MM_INLINE f16v load16(const void* from) {
+MM_INLINE f16v load16(const char* from) {
   if constexpr (BF16) return widen(load_as<h16v>(from));
   return load_as<f16v>(from);
-}
-
-template <bool BF16>
-MM_INLINE void store16(void* to, f16v v) {
-  if constexpr (BF16)
-    store_as(to, narrow(v));
-  else
-    store_as(to, v);
 }
 
 template <bool BF16>
@@ -26,50 +17,63 @@ MM_INLINE f16v rounded(f16v v) {
   return v;
 }
 
-// `count` of the 16 values are inside y; a partial vector goes through a buffer.
+// 32 neighbouring values of y.
 template <bool BF16>
-MM_INLINE void finish16(f16v sum, void* y, const void* residual, int count) {
-  constexpr int size = BF16 ? 2 : 4;
-  alignas(64) char part[64] = {};
-  if (count == 16) {
-    if (residual) sum = load16<BF16>(residual) + rounded<BF16>(sum);
-    store16<BF16>(y, sum);
+MM_INLINE void store32(char* to, f16v low, f16v high) {
+  if constexpr (!BF16) {
+    store_as(to, low);
+    store_as(to + 64, high);
     return;
   }
-  if (residual) {
-    memcpy(part, residual, count * size);
-    sum = load16<BF16>(part) + rounded<BF16>(sum);
-  }
-  store16<BF16>(part, sum);
-  memcpy(y, part, count * size);
+#if defined(__AVX512BF16__)
+  store_as(to, (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low));
+#else
+  store_as(to, narrow(low));
+  store_as(to + 32, narrow(high));
+#endif
 }
 
+// One row of a whole panel. ROUND: the layer is bfloat16.
+template <bool ROUND, bool YBF16>
+MM_INLINE void finish32(f16v low, f16v high, char* y, const char* residual) {
+  constexpr int half = YBF16 ? 32 : 64;
+  if (residual) {
+    low = load16<YBF16>(residual) + rounded<ROUND>(low);
+    high = load16<YBF16>(residual + half) + rounded<ROUND>(high);
+  } else if (ROUND && !YBF16) {
+    low = round_bf16(low);
+    high = round_bf16(high);
+  }
+  store32<YBF16>(y, low, high);
+}
 
-template <bool YBF16>
+template <bool ROUND, bool YBF16>
 void store_plain(const LinearJob& job, const float* c, int ldc, int row0, int rows, int panel) {
   constexpr int size = YBF16 ? 2 : 4;
-  int n = job.linear->n;
-  for (int half = 0; half < 2; ++half) {
-    int column = panel * kPanel + half * 16;
-    int count = n - column < 16 ? n - column : 16;
-    if (count <= 0) return;
-    f16v bias = {};
-    if (job.linear->bias) memcpy(&bias, job.linear->bias + column, count * sizeof(float));
-    for (int i = 0; i < rows; ++i) {
-      int64_t at = ((row0 + i) * job.y_stride + column) * size;
-      const char* residual = job.residual ? (const char*)job.residual + at : nullptr;
-      f16v sum = load_as<f16v>(c + (int64_t)i * ldc + half * 16) + bias;
-      if (job.bf16() && !YBF16) sum = round_bf16(sum);
-      finish16<YBF16>(sum, (char*)job.y + at, residual, count);
+  int column = panel * kPanel, count = job.linear->n - column < kPanel ? job.linear->n - column : kPanel;
+  f16v bias[2] = {};
+  if (job.linear->bias) memcpy(bias, job.linear->bias + column, count * sizeof(float));
+  for (int i = 0; i < rows; ++i) {
+    int64_t at = ((row0 + i) * job.y_stride + column) * size;
+    char* y = (char*)job.y + at;
+    const char* residual = job.residual ? (const char*)job.residual + at : nullptr;
+    f16v low = load_as<f16v>(c + (int64_t)i * ldc) + bias[0];
+    f16v high = load_as<f16v>(c + (int64_t)i * ldc + 16) + bias[1];
+    if (count == kPanel) {
+      finish32<ROUND, YBF16>(low, high, y, residual);
+      continue;
     }
+    char part[kPanel * size] = {}, part_residual[kPanel * size] = {};
+    if (residual) memcpy(part_residual, residual, count * size);
+    finish32<ROUND, YBF16>(low, high, part, residual ? part_residual : nullptr);
+    memcpy(y, part, count * size);
   }
 }
 
 template <bool BF16>
 void store_gate_up(const LinearJob& job, const float* c, int ldc, int row0, int rows, int panel) {
   constexpr int size = BF16 ? 2 : 4;
-  int i = job.linear->n / 2, column = panel * 16;
-  int count = i - column < 16 ? i - column : 16;
+  int i = job.linear->n / 2, column = panel * 16, count = i - column < 16 ? i - column : 16;
   f16v gate_bias = {}, up_bias = {};
   if (job.linear->bias) {
     memcpy(&gate_bias, job.linear->bias + column, count * sizeof(float));
@@ -80,17 +84,24 @@ void store_gate_up(const LinearJob& job, const float* c, int ldc, int row0, int 
     f16v gate = rounded<BF16>(load_as<f16v>(sums) + gate_bias);
     f16v up = rounded<BF16>(load_as<f16v>(sums + 16) + up_bias);
     f16v product = rounded<BF16>(silu(gate)) * up;
-    finish16<BF16>(product, (char*)job.y + ((row0 + row) * job.y_stride + column) * size, nullptr, count);
+    char* y = (char*)job.y + ((row0 + row) * job.y_stride + column) * size;
+    if constexpr (BF16) {
+      h16v bits = narrow(product);
+      memcpy(y, &bits, count == 16 ? 32 : count * size);
+    } else {
+      memcpy(y, &product, count == 16 ? 64 : count * size);
+    }
   }
 }
 
 }  // namespace
 
 void linear_store(const LinearJob& job, const float* c, int ldc, int row0, int rows, int panel) {
-  if (job.gate_up)
-    (job.bf16() ? store_gate_up<true> : store_gate_up<false>)(job, c, ldc, row0, rows, panel);
-  else
-    (job.bf16() && !job.y_fp32 ? store_plain<true> : store_plain<false>)(job, c, ldc, row0, rows, panel);
+  auto store = job.gate_up              ? (job.bf16() ? store_gate_up<true> : store_gate_up<false>)
+               : !job.bf16()            ? store_plain<false, false>
+               : job.y_fp32             ? store_plain<true, false>
+                                        : store_plain<true, true>;
+  store(job, c, ldc, row0, rows, panel);
 }
 
 }  // namespace mm

@@ -28,7 +28,7 @@ MM_INLINE void store_as(void* to, V v) {
   memcpy(to, &v, sizeof v);
 }
 
-MM_INLINE f16v splat(float x) { return f16v{} + x; }
+MM_INLINE f16v splat(float x) { return x - f16v{}; }
 
 MM_INLINE f16v widen(h16v bits) {
 #if defined(__AVX512F__)
@@ -38,15 +38,15 @@ MM_INLINE f16v widen(h16v bits) {
 #endif
 }
 
-// To the nearest bfloat16, ties to even; NaN stays NaN.
+// To the nearest bfloat16, ties to even; NaN stays NaN. With AVX-512, values under 2^-126 become zero.
 MM_INLINE h16v narrow(f16v x) {
+#if defined(__AVX512BF16__)
+  return (h16v)_mm512_cvtneps_pbh((__m512)x);
+#else
   u16v bits = (u16v)x;
   u16v rounded = bits + 0x7fff + ((bits >> 16) & 1);
   u16v kept = (u16v)(x == x) & rounded;
   u16v nan = ~(u16v)(x == x) & (bits | 0x400000);
-#if defined(__AVX512F__)
-  return (h16v)_mm512_cvtepi32_epi16((__m512i)((kept | nan) >> 16));
-#else
   return __builtin_convertvector((kept | nan) >> 16, h16v);
 #endif
 }
