@@ -10,7 +10,7 @@ from mmengine.errors import ConfigError, shown
 # Settings that no decision depends on; a process that continues a log may have others.
 OPERATIONAL = (
     *("log_sync", "log_retain_bytes", "log_retain_s", "snapshot_bytes", "media_store_bytes"),
-    *("step_timeout_s", "num_threads"),
+    *("step_timeout_s", "num_threads", "media_workers", "media_cache_bytes", "media_ahead_bytes"),
 )
 
 
@@ -54,6 +54,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     snapshot_bytes: int = 64 * 2**20  # of log between two snapshots of the state beside it; 0: none
     step_timeout_s: int = 0  # after which a step counts as hung and the process ends; 0: never
     media_store_bytes: int = 16 * 2**30  # of images and videos kept beside the log; 0: none are
+    media_workers: int = 0  # threads that prepare images and videos; 0: half of the cores, one to four
+    media_cache_bytes: int = 256 * 2**20  # of prepared images and videos kept by content; 0: none are
+    media_ahead_bytes: int = 2**30  # of pixels in flight; no further prompt is prepared beyond it
     num_threads: int = 0  # that compute on a CPU; 0: as the machine and the model suggest (docs/cpu.md)
 
     def as_dict(self) -> dict:
@@ -213,6 +216,9 @@ _RANGES = (
     ("log_retain_s", 0, 2**40),
     ("snapshot_bytes", 0, 2**40),
     ("media_store_bytes", 0, 2**50),
+    ("media_workers", 0, 256),
+    ("media_cache_bytes", 0, 2**50),
+    ("media_ahead_bytes", 1, 2**50),
     ("step_timeout_s", 0, 10**6),
     ("num_threads", 0, 1024),
 )

@@ -3,12 +3,13 @@
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple
 
 from mmengine.errors import MMEngineError, QueueFull
 from mmengine.models.plugin import Prepared
 from mmengine.serve.answers import Completion, engine_failed
+from mmengine.serve.media_memory import media_workers
 from mmengine.serve.prompts import Options, Prompt
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ def run_batch(
     jobs: Iterable[Job | MMEngineError | Answered],
     *,
     received: bool = True,
-    workers: int = 2,
     drain: threading.Event | None = None,
     stop: threading.Event | None = None,
 ) -> Iterator[Result]:
@@ -50,11 +50,14 @@ def run_batch(
     """
     engine.check_batchable()
     batch = _Batch(engine, jobs, received, drain or threading.Event(), stop or threading.Event())
-    with ThreadPoolExecutor(workers, thread_name_prefix="mmengine-media") as pool:
-        try:
-            yield from batch.run(pool)
-        finally:
-            batch.abandon()
+    try:
+        with ThreadPoolExecutor(batch.num_workers, thread_name_prefix="mmengine-media") as pool:
+            try:
+                yield from batch.run(pool)
+            finally:
+                batch.abandon()
+    finally:
+        batch.let_go_of_all()
 
 
 class _Batch:
@@ -77,6 +80,10 @@ class _Batch:
         self._running: dict[str, tuple[int, int]] = {}  # index and number of answers
         self._inside = 0  # answers on their way
         config = engine.config
+        self.num_workers = media_workers(config.media_workers)
+        self._holding: set[int] = set()  # jobs whose pixels wait for a place in the engine
+        self._stopped = False
+        self._awaited = -1  # the job that the engine cannot go on without, or did not
         self._window = min(2 * config.max_num_seqs, config.max_waiting)
 
     def run(self, pool: ThreadPoolExecutor) -> Iterator[Result]:
@@ -92,7 +99,7 @@ class _Batch:
                 return
 
     def _stop_taking(self) -> None:
-        self._more = False
+        self._more, self._stopped = False, True
         for _, _, future in self._ahead:
             if isinstance(future, Future):
                 future.cancel()
@@ -109,16 +116,27 @@ class _Batch:
                 self._engine.requests.drop_past(*job[1])
             else:
                 prompt, options = job[1]
-                self._ahead.append((job[0], options, self._prepared(prompt, options, pool)))
+                self._ahead.append((job[0], options, self._prepared(job[0], prompt, options, pool)))
 
     def _prepared(
-        self, prompt: Prompt, options: Options, pool: ThreadPoolExecutor
+        self, index: int, prompt: Prompt, options: Options, pool: ThreadPoolExecutor
     ) -> "Future[Prepared] | None":
         known_as = options.request_id, options.sampling.n
         if self._engine.requests.can_take_up(*known_as):
             return None
         self._engine.requests.drop_past(*known_as)
-        return pool.submit(prompt.prepare, self._engine.processor)
+        self._holding.add(index)
+        return pool.submit(self._prepare_one, index, prompt, options)
+
+    def _prepare_one(self, index: int, prompt: Prompt, options: Options) -> Prepared:
+        """On a worker. A job that is awaited needs no room: what is held may be younger jobs', behind it."""
+        memory = self._engine.media_memory
+        memory.wait_for_room(lambda: self._stopped or self._awaited == index)
+        if self._stopped:
+            raise CancelledError
+        prepared = prompt.prepare(self._engine.processor, options.cache_salt)
+        memory.hold((self, index), prepared.media)
+        return prepared
 
     def _submit(self) -> Iterator[Result]:
         """Move prepared jobs into the engine while there is room, the oldest first."""
@@ -130,10 +148,12 @@ class _Batch:
             if isinstance(future, Future) and not future.done() and self._running:
                 return  # compute meanwhile
             self._ahead.popleft()
+            self._awaited = index
             answer = self._begin(index, options, future)
             if isinstance(answer, QueueFull) and self._running:
                 self._ahead.appendleft((index, options, future))
                 return  # the media store is full for now
+            self._let_go(index)
             if answer is not None:
                 yield index, answer
 
@@ -183,6 +203,16 @@ class _Batch:
             self._engine.check_stall(ABANDON_LIMIT_S)
             for _ in self._step():
                 pass  # nobody takes it any more
+
+    def _let_go(self, index: int) -> None:
+        """Of a job's pixels: the engine has them, or nobody wants them."""
+        self._holding.discard(index)
+        self._engine.media_memory.release((self, index))
+
+    def let_go_of_all(self) -> None:
+        """The workers are done."""
+        for index in list(self._holding):
+            self._let_go(index)
 
 
 def _error_of(future: Future[Prepared]) -> MMEngineError | None:

@@ -29,9 +29,11 @@ from mmengine.request import SamplingParams
 from mmengine.serve.answers import Completion, RequestOutput, engine_failed
 from mmengine.serve.engine import Engine, make_options
 from mmengine.serve.health import Readiness
+from mmengine.serve.media_memory import media_workers
 from mmengine.serve.operators import operator_log
 from mmengine.serve.prompts import Options, Prompt
 
+GIVEN_UP = "the request was given up before it began"
 STEP_LIMIT_S = 60.0  # a step that takes longer hangs
 
 MAX_HANGS = 32  # in a row, before the streams hear of it
@@ -46,6 +48,7 @@ class _Channel:
         self.queue: asyncio.Queue[RequestOutput | MMEngineError | None] = asyncio.Queue()
         self.accepted = asyncio.Event()  # on the disk, or refused with `error`
         self.error: MMEngineError | None = None
+        self.preparing: Future[Prepared] | None = None
         self.request_id = ""  # set when the engine took the request
         self.closed = False
 
@@ -104,13 +107,13 @@ class Stream:
 class AsyncEngine:
     """A model behind a thread. Takes what `Engine` takes; loading happens in the constructor.
 
-    `workers`: threads that decode and resize media. At most `max_waiting + max_num_seqs` requests
-    are open at once; one more raises QueueFull. Where a step takes longer than step_timeout_s and there
-    is a `log`, another engine takes that up on a thread of its own and the streams go on; without a log
-    they end with an error.
+    Media are decoded and resized on `media_workers` threads of their own. At most `max_waiting +
+    max_num_seqs` requests are open at once; one more raises QueueFull. Where a step takes longer than
+    step_timeout_s and there is a `log`, another engine takes that up on a thread of its own and the
+    streams go on; without a log they end with an error.
     """
 
-    def __init__(self, model: str | Path | None = None, *, workers: int = 2, **engine_options: Any):
+    def __init__(self, model: str | Path | None = None, **engine_options: Any):
         self._make_engine = partial(Engine, model, **{"on_hang": self._on_hang, **engine_options})
         self._has_log = engine_options.get("log") is not None
         self._num_hangs = 0  # since a step came back
@@ -118,7 +121,9 @@ class AsyncEngine:
         self._engine = self._make_engine()
         self.config = self._engine.config
         self._limit = self.config.max_waiting + self.config.max_num_seqs
-        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="mmengine-media")
+        self._pool = ThreadPoolExecutor(
+            media_workers(self.config.media_workers), thread_name_prefix="mmengine-media"
+        )
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._lock = threading.Lock()  # guards the three below
         self._open: set[_Channel] = set()
@@ -163,9 +168,19 @@ class AsyncEngine:
             if len(self._open) >= self._limit:
                 raise QueueFull(f"{self._limit} requests are open already; try again later")
             self._open.add(channel)
-        future = self._pool.submit(prompt.prepare, self._engine.processor)
+        future = channel.preparing = self._pool.submit(self._prepare, prompt, channel)
         future.add_done_callback(lambda done: self._commands.put(lambda: self._submit(channel, done)))
         return Stream(channel, self._close_channel)
+
+    def _prepare(self, prompt: Prompt, channel: _Channel) -> Prepared:
+        """On a worker. The pixels count from here, and with the engine from `_submit` on."""
+        memory = self._engine.media_memory
+        memory.wait_for_room(lambda: channel.closed or self._failure is not None)
+        if channel.closed:
+            raise RequestFailed(GIVEN_UP)
+        prepared = prompt.prepare(self._engine.processor, channel.options.cache_salt)
+        memory.hold(channel, prepared.media)
+        return prepared
 
     async def generate(
         self,
@@ -228,6 +243,8 @@ class AsyncEngine:
     def _close_channel(self, channel: _Channel) -> None:
         if not channel.closed:
             channel.closed = True
+            if channel.preparing is not None:
+                channel.preparing.cancel()  # if no worker has begun with it
             self._commands.put(lambda: self._cancel(channel))
 
     # The engine's thread
@@ -296,7 +313,8 @@ class AsyncEngine:
 
     def _submit(self, channel: _Channel, prepared: "Future[Prepared]") -> None:
         if channel.closed:
-            self._end(channel, RequestFailed("the request was given up before it began"))
+            self._engine.media_memory.release(channel)
+            self._end(channel, RequestFailed(GIVEN_UP))
             return
         try:
             channel.request_id = self._engine.submit_prepared(prepared.result(), channel.options)
@@ -307,6 +325,8 @@ class AsyncEngine:
         else:
             self._running[channel.request_id] = channel
             self._unwritten.append(channel)
+        finally:
+            self._engine.media_memory.release(channel)
 
     def _acknowledge(self, engine: Engine) -> None:
         """Tell the callers whose requests a step wrote down."""

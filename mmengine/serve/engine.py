@@ -24,6 +24,7 @@ from mmengine.serve.detokenize import StopStrings
 from mmengine.serve.health import Readiness, core_reasons
 from mmengine.serve.in_progress import InProgress
 from mmengine.serve.log_sync import LogSyncer
+from mmengine.serve.media_memory import MediaMemory
 from mmengine.serve.metrics import Metrics
 from mmengine.serve.operators import operator_log
 from mmengine.serve.prompts import Options, Prompt, core_requests, make_sampling, request_ids
@@ -83,7 +84,11 @@ class Engine:
         self._failure = ""  # why the last step raised
         self._closed = False
         self._received = True  # whether a step says that the answers before it were
-        self.metrics = Metrics(self._core.stats, lambda: self.readiness().ready)
+        self.media_memory = MediaMemory(self.config.media_ahead_bytes)
+        media_cache = getattr(self.processor, "media_cache", None)
+        if media_cache is not None:
+            media_cache.max_bytes = self.config.media_cache_bytes
+        self.metrics = Metrics(self._core.stats, lambda: self.readiness().ready, media_cache)
         self._store, past = None, {}
         try:
             if log is not None:
@@ -119,7 +124,9 @@ class Engine:
         Raises InvalidRequest, InvalidMedia, QueueFull; nothing is queued then.
         """
         options = make_options(sampling, sampling_options, request_id, priority, cache_salt, deadline_s)
-        return self.submit_prepared(Prompt.of(prompt).prepare(self.processor), options, stream=stream)
+        return self.submit_prepared(
+            Prompt.of(prompt).prepare(self.processor, cache_salt), options, stream=stream
+        )
 
     def submit_prepared(self, prepared: Prepared, options: Options, *, stream: bool = True) -> str:
         """Queue a prompt that was prepared before, perhaps on another thread."""
@@ -150,11 +157,13 @@ class Engine:
     def _hold(self, core_id: str, media: Sequence[MediaInput]) -> None:
         """Keep the pixels of a request where the device finds them, and where the next process would."""
         self.built.executor.attach(core_id, media)
+        self.media_memory.hold(core_id, media)
         if self._store is not None:
             self._store.hold(core_id, media)
 
     def _let_go(self, core_id: str) -> None:
         self.built.executor.detach(core_id)
+        self.media_memory.release(core_id)
         if self._store is not None:
             self._store.release(core_id)
 

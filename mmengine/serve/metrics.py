@@ -13,6 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from mmengine.core.outputs import Output, Stats
+from mmengine.models.media_cache import MediaCache
 
 REASONS = ("stop", "length", "abort", "error", "rejected")
 COUNTERS = {  # by field of Stats: name, what it counts
@@ -41,8 +42,10 @@ class Metrics(Collector):
     """`stats` gives the core's counters; `ready` whether work may be sent. Callers on other threads see
     values of some moment between two steps."""
 
-    def __init__(self, stats: Callable[[], Stats], ready: Callable[[], bool]):
-        self._stats, self.ready = stats, ready
+    def __init__(
+        self, stats: Callable[[], Stats], ready: Callable[[], bool], media: MediaCache | None = None
+    ):
+        self._stats, self.ready, self._media = stats, ready, media
         self._live: dict[str, tuple[float, float, int]] = {}  # submitted, first token (s), tokens since
         self._ends = dict.fromkeys(REASONS, 0)
         registry = CollectorRegistry(auto_describe=False)
@@ -101,9 +104,20 @@ class Metrics(Collector):
         for name, kind in STALLS.items():
             stalls.add_metric([kind], getattr(stats, name))
         yield stalls
+        if self._media is not None:
+            yield from _media_metrics(self._media)
         yield GaugeMetricFamily("mmengine_ready", "1 when work may be sent here.", value=self.ready())
         for histogram in (self._first, self._between, self._whole):
             yield from histogram.collect()
+
+
+def _media_metrics(cache: MediaCache) -> Iterator[Metric]:
+    hits = "Images and videos found prepared, by content."
+    yield CounterMetricFamily("mmengine_media_cache_hits", hits, value=cache.hits)
+    misses = "Images and videos that were decoded and resized."
+    yield CounterMetricFamily("mmengine_media_cache_misses", misses, value=cache.misses)
+    held = "Bytes of prepared images and videos kept."
+    yield GaugeMetricFamily("mmengine_media_cache_bytes", held, value=cache.num_bytes)
 
 
 def _histogram(name: str, help_text: str, buckets: tuple[float, ...]) -> Histogram:

@@ -48,11 +48,13 @@ class Prompt:
             f"not {type(prompt).__name__}"
         )
 
-    def prepare(self, processor: Processor) -> Prepared:
+    def prepare(self, processor: Processor, cache_salt: str = "") -> Prepared:
         """Tokens and patches. Raises InvalidRequest, InvalidMedia."""
         if (self.messages is None) == (self.text is None):
             raise InvalidRequest("a prompt needs either messages or text, and not both")
         media = {"images": self.images, "videos": self.videos, "media_options": self.media_options}
+        if cache_salt:
+            media["cache_salt"] = cache_salt
         if self.text is not None:
             return processor.prepare_text(self.text, **media)
         return processor.prepare(

@@ -1,0 +1,62 @@
+"""What the pixels of prepared prompts may take: workers wait here before they prepare another one."""
+
+import threading
+from collections.abc import Callable, Sequence
+
+from mmengine.models.plugin import MediaInput
+from mmengine.runtime.threads import usable_cores
+
+MOST_WORKERS = 4
+_POLL_S = 0.1  # how soon a waiting worker hears that its prompt was given up
+
+
+def media_workers(setting: int) -> int:
+    """Threads that prepare media. 0: half of the usable cores, one to four: Pillow and numpy let go of the
+    interpreter while they work, and the model's own threads want the cores too."""
+    return setting or max(1, min(MOST_WORKERS, usable_cores().count // 2))
+
+
+class MediaMemory:
+    """Bytes of patches by holder: prompts that were prepared, and requests until they end. Thread-safe.
+
+    Rows that several hold (the same picture, n answers) count once. A prompt's size is known when it is
+    prepared, so `max_bytes` may be passed by one prompt for each worker. One that is larger alone goes
+    through when nothing else is held.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._changed = threading.Condition()
+        self._held: dict[object, list[int]] = {}  # ids of the rows
+        self._rows: dict[int, tuple[int, object]] = {}  # by id: holders, and the rows, so that the id stays
+        self.num_bytes = 0
+
+    @property
+    def has_room(self) -> bool:
+        return self.num_bytes < self._max_bytes or not self.num_bytes
+
+    def wait_for_room(self, given_up: Callable[[], bool]) -> None:
+        """Until there is room, or nobody wants it any more."""
+        with self._changed:
+            while not self.has_room and not given_up():
+                self._changed.wait(_POLL_S)
+
+    def hold(self, holder: object, media: Sequence[MediaInput]) -> None:
+        with self._changed:
+            for rows in (one.patches for one in media):
+                count, _ = self._rows.get(id(rows), (0, None))
+                self._rows[id(rows)] = count + 1, rows
+                self._held.setdefault(holder, []).append(id(rows))
+                self.num_bytes += 0 if count else rows.nbytes
+
+    def release(self, holder: object) -> None:
+        """One that holds nothing is no error."""
+        with self._changed:
+            for name in self._held.pop(holder, ()):
+                count, rows = self._rows[name]
+                if count > 1:
+                    self._rows[name] = count - 1, rows
+                else:
+                    del self._rows[name]
+                    self.num_bytes -= rows.nbytes
+            self._changed.notify_all()
