@@ -42,13 +42,21 @@ class PackedLinear:
     """y = x w^T + bias with w [n, k] packed once, float32 or bfloat16. Keeps no reference to `weight`.
 
     `gate_up`: w is gate's rows and then up's, and y = silu(x gate^T) * (x up^T), [m, n / 2].
+    bfloat16 sums in float32 and rounds the sum (with gate_up, silu's result too), then rounds again
+    where a residual is added. Raises ValueError for shapes and dtypes that do not fit.
     """
 
     def __init__(
         self, library: ctypes.CDLL, weight: Tensor, bias: Tensor | None = None, *, gate_up: bool = False
     ) -> None:
+        if weight.dtype not in _DTYPES or weight.dim() != 2 or weight.device.type != "cpu":
+            raise ValueError(
+                f"a weight to pack is float32 or bfloat16 [n, k] on the CPU, not {_text(weight)}"
+            )
         self._library = _declared(library)
         n, k = weight.shape
+        if bias is not None and bias.shape != (n,):
+            raise ValueError(f"the bias is {list(bias.shape)}, the weight has {n} rows")
         self.dtype, self._gate_up = weight.dtype, gate_up
         self._width = n // 2 if gate_up else n
         dtype = _DTYPES[weight.dtype]
@@ -61,24 +69,55 @@ class PackedLinear:
         self.c = Linear(n, k, dtype, self._packed.ctypes.data, bias_address)
         self._address = ctypes.addressof(self.c)
 
-    def __call__(self, x: Tensor, *, float32: bool = False) -> Tensor:
-        """x [m, k] of the weight's dtype, rows contiguous, to [m, n]; float32 where asked for."""
-        y = torch.empty((len(x), self._width), dtype=torch.float32 if float32 else self.dtype)
+    def __call__(
+        self,
+        x: Tensor,
+        *,
+        residual: Tensor | None = None,
+        float32: bool = False,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """x [m, k] of the weight's dtype to y [m, n] (float32 where asked for), written to `out` where
+        given; y = residual + (...) with a residual of y's shape, dtype and stride, which may be `out`.
+        Rows are contiguous and may lie further apart."""
+        m, k = len(x), self.c.k
+        dtype = torch.float32 if float32 else self.dtype
+        if x.shape != (m, k) or x.dtype != self.dtype or (m and k and x.stride(1) != 1):
+            raise ValueError(f"x is {_text(x)}, wanted {self.dtype} [m, {k}] with contiguous rows")
+        y = torch.empty((m, self._width), dtype=dtype) if out is None else out
+        self._check_like("out", y, m, dtype, y.stride(0))
+        if residual is not None:
+            self._check_like("residual", residual, m, dtype, y.stride(0))
         if self._gate_up:
+            if residual is not None or float32:
+                raise ValueError("gate_up gives the weight's dtype and adds no residual")
             self._library.mm_linear_gate_up(
-                self._address, x.data_ptr(), x.stride(0), len(x), y.data_ptr(), self._width
+                self._address, x.data_ptr(), x.stride(0), m, y.data_ptr(), y.stride(0)
             )
         else:
+            added = None if residual is None else residual.data_ptr()
             self._library.mm_linear_run(
-                self._address, x.data_ptr(), x.stride(0), len(x), y.data_ptr(), self._width, float32, None
+                self._address, x.data_ptr(), x.stride(0), m, y.data_ptr(), y.stride(0), float32, added
             )
         return y
 
+    def _check_like(self, name: str, y: Tensor, m: int, dtype: torch.dtype, stride: int) -> None:
+        fits = y.shape == (m, self._width) and y.dtype == dtype
+        if not fits or (m > 1 and y.stride() != (stride, 1)):
+            raise ValueError(f"{name} is {_text(y)}, wanted {dtype} [{m}, {self._width}] with y's stride")
+
     def rows(self, indices: Tensor) -> Tensor:
         """Rows of w by int64 [m], [m, k]; zeros for an index that is none of its rows."""
+        indices = indices.contiguous()
+        if indices.dtype != torch.int64 or indices.dim() != 1:
+            raise ValueError(f"indices are {_text(indices)}, wanted int64 [m]")
         out = torch.empty((len(indices), self.c.k), dtype=self.dtype)
         self._library.mm_linear_rows(self._address, indices.data_ptr(), len(indices), out.data_ptr())
         return out
+
+
+def _text(tensor: Tensor) -> str:
+    return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
 
 
 @cache
