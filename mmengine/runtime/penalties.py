@@ -13,8 +13,8 @@ NO_PLACE = -1
 class TokenCounts:
     """For the rows with penalties: which tokens prompt and output hold, and how often the output does.
 
-    Memory is vocab_size * 5 bytes for each such row at the same time, and grows with their number;
-    a row's place is given back when another request takes the row.
+    Memory is vocab_size * 5 bytes for each such row at the same time, on a CPU up to 9, and grows with their
+    number; a row's place is given back when another request takes the row.
     """
 
     def __init__(self, max_rows: int, vocab_size: int, device: torch.device) -> None:
@@ -23,6 +23,9 @@ class TokenCounts:
         self._free: list[int] = []
         self._seen = torch.zeros(0, vocab_size, dtype=torch.bool, device=device)
         self._counts = torch.zeros(0, vocab_size, dtype=torch.int32, device=device)
+        # On a CPU: which tokens are seen, one after the other, and how many.
+        self._distinct = np.zeros((0, 64), dtype=np.int32)
+        self._num_distinct = np.zeros(0, dtype=np.int64)
 
     def admit(self, admission: Admission, rows: RowColumns) -> None:
         """Start from all tokens known so far; without penalties the row only gives its place back."""
@@ -43,13 +46,37 @@ class TokenCounts:
         counts = np.bincount(outputs, minlength=self._vocab_size).astype(np.int32)
         self._seen[place] = upload(seen, self._device)
         self._counts[place] = upload(counts, self._device)
+        if self._device.type == "cpu":
+            distinct = seen.nonzero()[0]
+            self._widen(len(distinct))
+            self._distinct[place, : len(distinct)] = distinct
+            self._num_distinct[place] = len(distinct)
 
     def count(self, rows: np.ndarray, token_ids: torch.Tensor) -> None:
         """Add the sampled `token_ids` (int64 [r] on the device, negative ones are none) of `rows`."""
         places = upload(self._place[rows], self._device)
         tokens = token_ids.clamp(min=0)
+        if self._device.type == "cpu":
+            self._list_new(places.numpy(), tokens.numpy())
         self._seen[places, tokens] = True
         self._counts[places, tokens] += 1
+
+    def penalise_here(
+        self, logits: np.ndarray, picked: np.ndarray, rows: np.ndarray, penalties: np.ndarray
+    ) -> None:
+        """What `penalise` gives, in place and on a CPU: float32 logits [n, vocab_size], of which rows
+        `picked` [r] are those of `rows`. Only tokens that a row holds are looked at."""
+        places = self._place[rows]
+        held = np.arange(self._distinct.shape[1]) < self._num_distinct[places][:, None]
+        index, tokens = held.nonzero()[0], self._distinct[places][held]
+        repetition, presence, frequency = penalties[:, index, 0]
+        counts = self._counts.numpy()[places[index], tokens]
+        values = logits[picked[index], tokens]
+        with np.errstate(all="ignore"):  # rows that are not finite are reported elsewhere
+            values = np.where(values > 0, values / repetition, values * repetition)
+            values -= counts.astype(np.float32) * frequency
+            values -= (counts > 0) * presence
+        logits[picked[index], tokens] = values
 
     def penalise(self, logits: torch.Tensor, rows: np.ndarray, penalties: torch.Tensor) -> torch.Tensor:
         """float32 logits [r, vocab_size] of `rows`, and repetition, presence, frequency [3, r, 1].
@@ -65,9 +92,25 @@ class TokenCounts:
         logits = torch.where(seen, repeated, logits)
         return logits.sub_(counts * frequency).sub_((counts > 0) * presence)
 
+    def _list_new(self, places: np.ndarray, tokens: np.ndarray) -> None:
+        is_new = ~self._seen.numpy()[places, tokens]
+        places, tokens = places[is_new], tokens[is_new]
+        if len(places):
+            self._widen(int(self._num_distinct[places].max()) + 1)
+            self._distinct[places, self._num_distinct[places]] = tokens
+            self._num_distinct[places] += 1
+
+    def _widen(self, need: int) -> None:
+        width = self._distinct.shape[1]
+        if need > width:
+            more = max(width, need - width)
+            self._distinct = np.pad(self._distinct, ((0, 0), (0, more)))
+
     def _grow(self) -> None:
         old = len(self._counts)
         new = max(4, 2 * old)
         self._free.extend(range(new - 1, old - 1, -1))
         self._seen = torch.cat((self._seen, self._seen.new_zeros(new - old, self._vocab_size)))
         self._counts = torch.cat((self._counts, self._counts.new_zeros(new - old, self._vocab_size)))
+        self._distinct = np.pad(self._distinct, ((0, new - old), (0, 0)))
+        self._num_distinct = np.pad(self._num_distinct, (0, new - old))

@@ -56,7 +56,8 @@ class RowColumns:
         self.columns = np.zeros(max_rows, dtype=COLUMNS)
         self.stop_ids = np.full((max_rows, MAX_STOP_STRINGS), NO_TOKEN, dtype=np.int32)
         self.bias: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # token ids int64, what is added float32
-        self.blocked: dict[int, np.ndarray] = {}  # int64: not to be sampled before min_tokens
+        # Of rows with MIN_TOKENS: the ids not to be sampled before, the first of them again up to the width.
+        self.blocked = np.zeros((max_rows, len(eos_token_ids) + MAX_STOP_STRINGS), dtype=np.int64)
         self._prompt_positions: list[np.ndarray | None] = [None] * max_rows
         self._rows_of_last, self._last = b"", self.columns[:0]
         self._vocab_size = vocab_size
@@ -93,14 +94,18 @@ class RowColumns:
         self.stop_ids[row] = NO_TOKEN
         self.stop_ids[row, : len(sampling.stop_token_ids)] = sampling.stop_token_ids
         self.bias.pop(row, None)
-        self.blocked.pop(row, None)
         if sampling.logit_bias:
             kept = {token: add for token, add in sampling.logit_bias.items() if 0 <= token < self._vocab_size}
             self.bias[row] = (np.array(list(kept), np.int64), np.array(list(kept.values()), np.float32))
-        if sampling.min_tokens:
-            stops = set(sampling.stop_token_ids).union(() if sampling.ignore_eos else self._eos_token_ids)
-            inside = sorted(token for token in stops if 0 <= token < self._vocab_size)
-            self.blocked[row] = np.array(inside, np.int64)
+        if blocked := self._blocked(sampling):
+            self.blocked[row] = blocked[0]
+            self.blocked[row, : len(blocked)] = blocked
+
+    def _blocked(self, sampling: SamplingParams) -> list[int]:
+        if not sampling.min_tokens:
+            return []
+        stops = set(sampling.stop_token_ids).union(() if sampling.ignore_eos else self._eos_token_ids)
+        return sorted(token for token in stops if 0 <= token < self._vocab_size)
 
     def _options(self, request: Request) -> int:
         sampling = request.sampling
@@ -113,7 +118,7 @@ class RowColumns:
         if sampling.repetition_penalty != 1 or sampling.presence_penalty or sampling.frequency_penalty:
             options |= PENALTIES
         options |= BIAS if sampling.logit_bias else 0
-        options |= MIN_TOKENS if sampling.min_tokens else 0
+        options |= MIN_TOKENS if self._blocked(sampling) else 0
         options |= LOGPROBS if sampling.logprobs is not None else 0
         options |= STOP_IDS if sampling.stop_token_ids else 0
         options |= STOP_STRINGS if sampling.stop else 0

@@ -92,12 +92,13 @@ class Sampler:
         largest, token_ids = most_likely(logits)
         options, wanted = batch.columns["options"], batch.wanted
         if wanted & MIN_TOKENS:
-            options = np.where(self._ends_nothing(token_ids, batch), options & ~MIN_TOKENS, options)
+            options = self._before_min_tokens(logits, token_ids, batch)
             wanted = int(np.bitwise_or.reduce(options))
         if wanted & (ADJUSTED | RANDOM):
             picked = np.flatnonzero(options & (ADJUSTED | RANDOM))
             if len(picked) == len(options):
-                token_ids = self._choose(logits, options, batch)
+                is_adjusted = int(np.bitwise_or.reduce(options)) & ADJUSTED
+                token_ids = self._choose(logits.clone() if is_adjusted else logits, options, batch)
             else:
                 chosen = self._choose(_take(logits, picked), options[picked], batch.take(picked))
                 token_ids[upload(picked, self._device)] = chosen
@@ -108,18 +109,31 @@ class Sampler:
         logprobs = self._logprobs(logits, token_ids, options, batch) if wanted & LOGPROBS else None
         return Sampled(token_ids, logprobs)
 
-    def _ends_nothing(self, token_ids: torch.Tensor, batch: SampleRows) -> np.ndarray:
-        """Rows, bool [s], that need no token excluded: they have min_tokens already, or their most likely
-        token, which nothing else can change, ends no text. (On CUDA nobody waits to see which it is.)"""
-        reached = batch.output_index >= batch.columns["min_tokens"]
-        if token_ids.device.type == "cpu":
-            plain = batch.columns["options"] & (ADJUSTED | RANDOM | STOP_IDS) == MIN_TOKENS
-            reached |= plain & ~self._rows.is_eos(token_ids.numpy())
-        return reached
+    def _before_min_tokens(
+        self, logits: torch.Tensor, token_ids: torch.Tensor, batch: SampleRows
+    ) -> np.ndarray:
+        """The rows' options [s], with MIN_TOKENS where it still has to be seen to: not in rows that have
+        so many tokens. On a CPU greedy rows that ask for nothing else are done here, in `token_ids`: most
+        of them chose a token that ends nothing anyway."""
+        options = batch.columns["options"]
+        options = np.where(batch.output_index >= batch.columns["min_tokens"], options & ~MIN_TOKENS, options)
+        if logits.device.type != "cpu":
+            return options
+        plain = options & (ADJUSTED | RANDOM) == MIN_TOKENS
+        tokens, values = token_ids.numpy(), logits.numpy()
+        ends = (plain & (((options & STOP_IDS) != 0) | self._rows.is_eos(tokens))).nonzero()[0]
+        if len(ends):
+            places = ends[:, None], self._rows.blocked[batch.rows[ends]]
+            kept = values[places]
+            values[places] = NEVER
+            tokens[ends] = (values if len(ends) == len(values) else values[ends]).argmax(axis=-1)
+            values[places] = kept
+        return np.where(plain, options & ~MIN_TOKENS, options)
 
     def _choose(self, logits: torch.Tensor, options: np.ndarray, batch: SampleRows) -> torch.Tensor:
+        """Tokens of rows that ask for more than the most likely one; rows that are ADJUSTED are written to."""
         if int(np.bitwise_or.reduce(options)) & ADJUSTED:
-            logits = self._adjust(logits.clone(), options, batch)
+            logits = self._adjust(logits, options, batch)
         picked = np.flatnonzero(options & RANDOM)
         if len(picked) == len(options):
             return self._draw(logits, options, batch)
@@ -143,11 +157,17 @@ class Sampler:
             penalties = self._parameters(
                 columns["repetition_penalty"], columns["presence_penalty"], columns["frequency_penalty"]
             )
-            logits = _on_rows(logits, picked, lambda some: self._counts.penalise(some, rows, penalties))
+            if self._device.type == "cpu":
+                self._counts.penalise_here(logits.numpy(), picked, rows, penalties.numpy())
+            else:
+                logits = _on_rows(logits, picked, lambda some: self._counts.penalise(some, rows, penalties))
         picked = np.flatnonzero(options & MIN_TOKENS)
         if len(picked):
-            blocked = [self._rows.blocked[row] for row in batch.rows[picked].tolist()]
-            logits[_scatter_index(picked, blocked, self._device)] = NEVER
+            blocked = self._rows.blocked[batch.rows[picked]]
+            places = upload(
+                np.stack((np.broadcast_to(picked[:, None], blocked.shape), blocked)), self._device
+            )
+            logits[places[0], places[1]] = NEVER
         return logits
 
     def _draw(self, logits: torch.Tensor, options: np.ndarray, batch: SampleRows) -> torch.Tensor:

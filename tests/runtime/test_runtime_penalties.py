@@ -1,0 +1,59 @@
+"""Penalties of listed tokens, as a CPU gives them, are those of whole rows, as CUDA does, to the last bit."""
+
+import numpy as np
+import torch
+
+from mmengine.core.executor import Admission
+from mmengine.request import Request, SamplingParams
+from mmengine.runtime.penalties import TokenCounts
+from mmengine.runtime.rows import RowColumns
+
+VOCAB, ROWS = 50, 6
+
+
+def test_listed_and_whole_rows_agree():
+    random = np.random.default_rng(0)
+    columns = RowColumns(ROWS, VOCAB, (), lambda ids, media: (np.zeros((3, len(ids))), 0))
+    counts = TokenCounts(ROWS, VOCAB, torch.device("cpu"))
+
+    def admit(row):
+        known = random.integers(0, VOCAB, random.integers(1, 90)).astype(np.int32)
+        sampling = SamplingParams(presence_penalty=0.5)
+        admission = Admission(row, Request(f"{row}", known[: len(known) // 2 + 1], sampling), known)
+        columns.admit(admission)
+        counts.admit(admission, columns)
+
+    for row in range(ROWS):
+        admit(row)
+    for turn in range(120):  # more tokens than a list has room for at first, were they distinct
+        rows = random.permutation(ROWS)[: random.integers(1, ROWS + 1)]
+        logits = torch.from_numpy(random.standard_normal((len(rows) + 2, VOCAB)).astype(np.float32) * 3)
+        penalties = random.uniform(-2, 2, (3, len(rows), 1)).astype(np.float32)
+        penalties[0] = random.uniform(0.5, 2, (len(rows), 1))
+        picked = np.sort(random.permutation(len(logits))[: len(rows)])
+        want = logits.clone()
+        want[torch.from_numpy(picked)] = counts.penalise(
+            logits[picked].clone(), rows, torch.from_numpy(penalties)
+        )
+        counts.penalise_here(logits.numpy(), picked, rows, penalties)
+        assert torch.equal(logits, want)
+        counts.count(rows, torch.from_numpy(random.integers(-1, VOCAB, len(rows))))
+        if turn % 10 == 0:
+            admit(int(random.integers(0, ROWS)))
+
+
+def test_lists_grow_with_a_row_that_repeats_nothing():
+    vocab = 1000
+    columns = RowColumns(1, vocab, (), lambda ids, media: (np.zeros((3, len(ids))), 0))
+    counts = TokenCounts(1, vocab, torch.device("cpu"))
+    prompt = np.arange(60, dtype=np.int32)
+    admission = Admission(0, Request("r", prompt, SamplingParams(frequency_penalty=1.0)), prompt)
+    columns.admit(admission)
+    counts.admit(admission, columns)
+    for token in range(500, 800):
+        counts.count(np.array([0]), torch.tensor([token]))
+    logits = np.zeros((1, vocab), np.float32)
+    counts.penalise_here(
+        logits, np.array([0]), np.array([0]), np.array([[[1.0]], [[0.0]], [[1.0]]], np.float32)
+    )
+    assert np.flatnonzero(logits[0]).tolist() == list(range(500, 800))
