@@ -8,7 +8,8 @@ from pathlib import Path
 
 import torch
 from flame import Sampler, write
-from half_billion import CONTEXT, TOKENS
+from forward_split import forward_split
+from half_billion import CONTEXT, PROMPT, TOKENS
 from half_billion_model import cached_folder
 from ours import Ours
 from phases import Clocks, clocked_phases
@@ -34,17 +35,19 @@ def profile(requests: int, longest: int, half_billion: bool, flame: Path) -> Par
     """Decoding and mixed requests on the embedded checkpoint, and on `half_billion` decoding alone."""
     part, trees = Part(), []
 
-    def add(title: str, ours: Ours, work: Callable[[Watch], None]) -> None:
+    def add(title: str, ours: Ours, work: Callable[[Watch], None], decoding: int = 0) -> None:
         tables, tree = _profile_one(title, ours, work)
         part.tables.extend(tables)
         trees.append(tree)
+        if decoding and (split := forward_split(title, ours, decoding, work)) is not None:
+            part.tables.append(split)
 
     ours = Ours()
     asks = long_answers(ours.engine.processor, ROWS, longest)
     mix = mixed(ours.engine.processor, requests, longest)
     title = f"Decode steps of {ROWS} rows, embedded checkpoint"
-    add(title, ours, lambda watch: _decode(ours, asks, longest, watch))
-    add(f"{len(mix)} mixed requests, embedded checkpoint", ours, lambda watch: _answer(ours, mix, watch))
+    add(title, ours, partial(_decode, ours, asks, longest), ROWS)
+    add(f"{len(mix)} mixed requests, embedded checkpoint", ours, partial(_answer, ours, mix))
     ours.close()
     if half_billion:
         config = EngineConfig(max_model_len=1024, max_num_seqs=ROWS, num_blocks=ROWS * 32)
@@ -52,7 +55,10 @@ def profile(requests: int, longest: int, half_billion: bool, flame: Path) -> Par
         for rows in (1, ROWS):
             asks = random_texts(rows, CONTEXT, DECODE_STEPS + ROWS, TOKENS)
             title = f"Decode steps of {rows} row(s), half a billion weights in bfloat16"
-            add(title, large, partial(_decode, large, asks, DECODE_STEPS))
+            add(title, large, partial(_decode, large, asks, DECODE_STEPS), rows)
+        asks = random_texts(1, PROMPT, 1, TOKENS)
+        title = f"Prefill of {PROMPT} tokens, half a billion weights in bfloat16"
+        add(title, large, partial(_answer, large, asks))
         large.close()
     write(flame, "Where the time of mmengine's steps goes", trees)
     return part
