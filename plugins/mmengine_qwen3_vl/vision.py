@@ -5,6 +5,7 @@ With the CPU kernels attention is one call a layer, whatever the frames' lengths
 equal length are brought together, and it is one batched call per length and layer.
 """
 
+import ctypes
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mmengine.native.library import load
+from mmengine.native.linear import PackedLinear
 from mmengine.native.vision import vision_kernels
 from mmengine_qwen3_vl.config import VisionConfig
 from mmengine_qwen3_vl.loading import WeightReader
@@ -24,29 +27,47 @@ _MAX_CACHED_PATCHES = 16384  # grids whose position tables are kept, by patches 
 
 
 @dataclass(slots=True)
-class _Affine:
+class _Norm:
     weight: Tensor
     bias: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, self.bias.shape, self.weight, self.bias, _EPS)
+
+
+@dataclass(slots=True)
+class TorchLinear:
+    """What PackedLinear is without the kernels."""
+
+    weight: Tensor  # [out, in]
+    bias: Tensor
+
+    def __call__(self, x: Tensor, *, residual: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+        y = F.linear(x, self.weight, self.bias)
+        return y if residual is None else torch.add(residual, y, out=out)
+
+
+_Linear = PackedLinear | TorchLinear
 
 
 @dataclass(slots=True)
 class _Block:
-    norm1: _Affine
-    qkv: _Affine
-    proj: _Affine
-    norm2: _Affine
-    fc1: _Affine
-    fc2: _Affine
+    norm1: _Norm
+    qkv: _Linear
+    proj: _Linear
+    norm2: _Norm
+    fc1: _Linear
+    fc2: _Linear
 
 
 @dataclass(slots=True)
 class _Merger:
     """Joins merge x merge patches into one embedding of the text model's width."""
 
-    norm: _Affine
+    norm: _Norm
     norm_after_join: bool
-    fc1: _Affine
-    fc2: _Affine
+    fc1: _Linear
+    fc2: _Linear
 
 
 @dataclass(slots=True)
@@ -64,18 +85,18 @@ class VisionTower:
     def __init__(self, config: VisionConfig, weights: WeightReader, device: torch.device) -> None:
         self.config = config
         self._device = device
-        self._patch = _read_affine(weights, "visual.patch_embed.proj")
-        self._patch.weight = self._patch.weight.flatten(1)  # a convolution whose stride is its kernel
-        self._dtype = self._patch.weight.dtype
         self._positions = weights.read("visual.pos_embed.weight")
-        self._blocks = [_read_block(weights, i) for i in range(config.depth)]
-        self._merger = _read_merger(weights, "visual.merger", norm_after_join=False)
-        self._taps = {
-            layer: _read_merger(weights, f"visual.deepstack_merger_list.{i}", norm_after_join=True)
-            for i, layer in enumerate(config.deepstack_layers)
-        }
+        self._dtype = self._positions.dtype
         on_cpu = device.type == "cpu"
         self._kernels = vision_kernels(config.num_heads, config.head_dim, self._dtype) if on_cpu else None
+        read = _Reader(weights, load() if self._kernels is not None else None)
+        self._patch = read.linear("visual.patch_embed.proj")  # a convolution whose stride is its kernel
+        self._blocks = [read.block(i) for i in range(config.depth)]
+        self._merger = read.merger("visual.merger", norm_after_join=False)
+        self._taps = {
+            layer: read.merger(f"visual.deepstack_merger_list.{i}", norm_after_join=True)
+            for i, layer in enumerate(config.deepstack_layers)
+        }
         quarter = config.head_dim // 2
         exponents = torch.arange(0, quarter, 2, dtype=torch.float) / quarter
         self._inv_freq = 1.0 / config.rope_theta**exponents  # [head_dim / 4], on the CPU
@@ -116,14 +137,14 @@ class VisionTower:
         tables = [self._grid_tables(h, w) for t, h, w in grids for _ in range(t)]
         cos, sin = (torch.cat([getattr(table, name) for table in tables]) for name in ("cos", "sin"))
         pack = Rotation(cos, sin, [h * w for t, h, w in grids for _ in range(t)])
-        hidden = _linear(self._normalised(pixels), self._patch)
-        hidden += torch.cat([table.positions for table in tables])
+        hidden = torch.cat([table.positions for table in tables])
+        self._patch(self._normalised(pixels), residual=hidden, out=hidden)
         outputs = []
         for index, block in enumerate(self._blocks):
-            qkv = _linear(_layer_norm(hidden, block.norm1), block.qkv)
-            hidden += _linear(self._attend(qkv, pack), block.proj)
-            inner = _linear(_layer_norm(hidden, block.norm2), block.fc1)
-            hidden += _linear(self._gelu(inner), block.fc2)
+            qkv = block.qkv(block.norm1(hidden))
+            block.proj(self._attend(qkv, pack), residual=hidden, out=hidden)
+            inner = block.fc1(block.norm2(hidden))
+            block.fc2(self._gelu(inner), residual=hidden, out=hidden)
             if index in self._taps:
                 outputs.append(self._merge(self._taps[index], hidden))
         return torch.cat([self._merge(self._merger, hidden), *outputs], dim=-1)
@@ -150,10 +171,10 @@ class VisionTower:
     def _merge(self, merger: _Merger, hidden: Tensor) -> Tensor:
         width = self.config.merge_size**2 * self.config.hidden_size
         if merger.norm_after_join:
-            joined = _layer_norm(hidden.view(-1, width), merger.norm)
+            joined = merger.norm(hidden.view(-1, width))
         else:
-            joined = _layer_norm(hidden, merger.norm).view(-1, width)
-        return _linear(F.gelu(_linear(joined, merger.fc1)), merger.fc2)
+            joined = merger.norm(hidden).view(-1, width)
+        return merger.fc2(F.gelu(merger.fc1(joined)))
 
     def _grid_tables(self, height: int, width: int) -> _GridTables:
         """Tables of one frame; the last used are kept, up to a bound on their patches together."""
@@ -213,25 +234,33 @@ def _axis_taps(index: np.ndarray, size: int, side: int) -> tuple[np.ndarray, np.
     return taps, np.stack((1 - fraction, fraction), 1)
 
 
-def _linear(x: Tensor, affine: _Affine) -> Tensor:
-    return F.linear(x, affine.weight, affine.bias)
+class _Reader:
+    """Layers by their canonical names; `library` None: torch's linears."""
 
+    def __init__(self, weights: WeightReader, library: ctypes.CDLL | None) -> None:
+        self._weights, self._library = weights, library
 
-def _layer_norm(x: Tensor, affine: _Affine) -> Tensor:
-    return F.layer_norm(x, affine.bias.shape, affine.weight, affine.bias, _EPS)
+    def linear(self, name: str) -> _Linear:
+        weight = self._weights.read(f"{name}.weight").flatten(1)
+        bias = self._weights.read(f"{name}.bias")
+        if self._library is None:
+            return TorchLinear(weight, bias)
+        return PackedLinear(self._library, weight, bias)
 
+    def norm(self, name: str) -> _Norm:
+        return _Norm(self._weights.read(f"{name}.weight"), self._weights.read(f"{name}.bias"))
 
-def _read_affine(weights: WeightReader, name: str) -> _Affine:
-    return _Affine(weights.read(f"{name}.weight"), weights.read(f"{name}.bias"))
+    def block(self, index: int) -> _Block:
+        name = f"visual.blocks.{index}"
+        return _Block(
+            self.norm(f"{name}.norm1"),
+            self.linear(f"{name}.attn.qkv"),
+            self.linear(f"{name}.attn.proj"),
+            self.norm(f"{name}.norm2"),
+            self.linear(f"{name}.mlp.linear_fc1"),
+            self.linear(f"{name}.mlp.linear_fc2"),
+        )
 
-
-def _read_block(weights: WeightReader, index: int) -> _Block:
-    names = ("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.linear_fc1", "mlp.linear_fc2")
-    return _Block(*(_read_affine(weights, f"visual.blocks.{index}.{name}") for name in names))
-
-
-def _read_merger(weights: WeightReader, name: str, *, norm_after_join: bool) -> _Merger:
-    norm, fc1, fc2 = (
-        _read_affine(weights, f"{name}.{part}") for part in ("norm", "linear_fc1", "linear_fc2")
-    )
-    return _Merger(norm, norm_after_join, fc1, fc2)
+    def merger(self, name: str, *, norm_after_join: bool) -> _Merger:
+        fc1, fc2 = self.linear(f"{name}.linear_fc1"), self.linear(f"{name}.linear_fc2")
+        return _Merger(self.norm(f"{name}.norm"), norm_after_join, fc1, fc2)

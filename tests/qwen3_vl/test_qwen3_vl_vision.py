@@ -13,22 +13,18 @@ from mmengine_qwen3_vl import plugin, vision
 GRIDS = [(1, 4, 6), (3, 2, 4), (1, 8, 2), (1, 6, 4), (2, 4, 4), (1, 2, 2)]
 
 
-@pytest.fixture(scope="module")
-def towers(tmp_path_factory):
+@pytest.fixture(scope="module", params=["kernels", "torch"])
+def tower(request, tmp_path_factory):
+    """The reference and ours, with the CPU kernels and with torch alone."""
     folder = tmp_path_factory.mktemp("tower")
     reference = make_reference(folder, seed=2)
-    return reference, plugin.load_model(folder, device="cpu", dtype="float32")
-
-
-@pytest.fixture(params=["kernels", "torch"])
-def tower(request, towers, monkeypatch):
-    """The reference and ours, with the CPU kernels and with torch's attention."""
-    vision = towers[1]._vision
-    if request.param == "torch":
-        monkeypatch.setattr(vision, "_kernels", None)
-    elif vision._kernels is None:
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "torch":
+            patch.setattr(vision, "vision_kernels", lambda *of: None)
+        model = plugin.load_model(folder, device="cpu", dtype="float32")
+    if request.param == "kernels" and model._vision._kernels is None:
         pytest.skip(describe())
-    return towers
+    return reference, model
 
 
 def pixels_of(grid, seed=0):
@@ -62,6 +58,27 @@ def test_packed_equals_alone_in_any_order(tower, order):
         alone = [model.encode(pixels_of(GRIDS[i], i), [GRIDS[i]]) for i in order]
         packed = model.encode(torch.cat([pixels_of(GRIDS[i], i) for i in order]), [GRIDS[i] for i in order])
     assert (packed - torch.cat(alone)).abs().max() < 1e-4
+    if model._vision._kernels is not None:
+        assert torch.equal(packed, torch.cat(alone))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_features_depend_on_neither_the_pack_nor_the_threads(tmp_path, dtype):
+    """To the bit, with the kernels: features are kept by content, so it must not matter who came with it."""
+    make_reference(tmp_path, seed=3)
+    model = plugin.load_model(tmp_path, device="cpu", dtype=dtype)
+    if model._vision._kernels is None:
+        pytest.skip(describe())
+    parts = [pixels_of(grid, seed) for seed, grid in enumerate(GRIDS)]
+    threads = torch.get_num_threads()
+    with torch.inference_mode():
+        alone = torch.cat([model.encode(part, [grid]) for part, grid in zip(parts, GRIDS, strict=True)])
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            try:
+                assert torch.equal(model.encode(torch.cat(parts), GRIDS), alone)
+            finally:
+                torch.set_num_threads(threads)
 
 
 def test_items_do_not_see_each_other(tower):
