@@ -14,6 +14,7 @@ namespace mm {
 namespace {
 
 constexpr int64_t kSmall = 100000;  // multiply-adds below which a second thread costs more than it gives
+constexpr int kTaskQueries = 1024;   // most queries of a task, heads that share a KV head counted apart
 
 int max_threads() {
 #if defined(_OPENMP)
@@ -23,25 +24,50 @@ int max_threads() {
 #endif
 }
 
+int queries_of(const mm_attention_step& step, int row) {
+  return step.query_starts[row + 1] - step.query_starts[row];
+}
+
 // Multiply-adds of the step, or kSmall where they are more.
 int64_t work_of(const mm_attention_step& step) {
   int64_t work = 0;
   for (int row = 0; row < step.num_rows && work < kSmall; row++)
-    work += 2LL * (step.query_starts[row + 1] - step.query_starts[row]) * step.kv_lens[row] * step.num_heads *
-            step.head_dim;
+    work += 2LL * queries_of(step, row) * step.kv_lens[row] * step.num_heads * step.head_dim;
   return work;
 }
 
-// Rows are whole tasks while there are enough of them, so that each is read in address order.
-void plan(const AttentionCall& call, int threads, std::vector<AttentionTask>& tasks) {
-  const mm_attention_step& step = *call.step;
-  const int heads = step.num_kv_heads;
-  int parts = step.num_rows >= 4 * threads ? 1 : threads < heads ? threads : heads;
+// Chunks of prompts: a KV head each, as many queries together as their sums stay in the cache for.
+void plan_prefill(const mm_attention_step& step, int threads, std::vector<AttentionTask>& tasks) {
+  int rows = 0;
+  for (int row = 0; row < step.num_rows; row++) rows += queries_of(step, row) > 1;
+  const int group = step.num_heads / step.num_kv_heads, most = group < kTaskQueries ? kTaskQueries / group : 1;
+  const int parts = rows && rows * step.num_kv_heads < 2 * threads ? 2 * threads : 1;
   for (int row = 0; row < step.num_rows; row++) {
-    int queries = step.query_starts[row + 1] - step.query_starts[row];
-    for (int part = 0; part < parts; part++)
-      tasks.push_back({row, 0, queries, heads * part / parts, heads * (part + 1) / parts});
+    const int queries = queries_of(step, row);
+    if (queries == 1) continue;
+    int chunk = (int)round_up((queries + parts - 1) / parts, 16);
+    chunk = chunk < most ? chunk : most;
+    for (int head = 0; head < step.num_kv_heads; head++)
+      for (int query = 0; query < queries; query += chunk)
+        tasks.push_back({row, query, query + chunk < queries ? query + chunk : queries, head, head + 1});
   }
+}
+
+// Rows are whole tasks while there are enough of them, so that each is read in address order.
+void plan_decode(const mm_attention_step& step, int threads, std::vector<AttentionTask>& tasks) {
+  const int heads = step.num_kv_heads, rows = step.num_rows;
+  const int parts = rows >= 4 * threads ? 1 : threads < heads ? threads : heads;
+  for (int row = 0; row < rows; row++)
+    for (int part = 0; part < parts && queries_of(step, row) == 1; part++)
+      tasks.push_back({row, 0, 1, heads * part / parts, heads * (part + 1) / parts});
+}
+
+int64_t scratch_bytes(const mm_attention_step& step, const std::vector<AttentionTask>& tasks) {
+  int queries = 1;
+  for (const AttentionTask& task : tasks)
+    queries = task.query1 - task.query0 > queries ? task.query1 - task.query0 : queries;
+  const int64_t decode = decode_scratch_bytes(step), prefill = queries > 1 ? prefill_scratch_bytes(step, queries) : 0;
+  return decode > prefill ? decode : prefill;
 }
 
 // Memory of the calling thread that only grows. NULL where there is none.
@@ -62,20 +88,25 @@ char* scratch_of_thread(int64_t bytes) {
 }
 
 int run(const AttentionCall& call) {
-  const int threads = work_of(*call.step) < kSmall ? 1 : max_threads();
+  const mm_attention_step& step = *call.step;
+  const int threads = work_of(step) < kSmall ? 1 : max_threads();
   static thread_local std::vector<AttentionTask> kept;
   std::vector<AttentionTask>& tasks = kept;
   tasks.clear();
-  plan(call, threads, tasks);
-  const int64_t bytes = decode_scratch_bytes(*call.step);
+  plan_prefill(step, threads, tasks);
+  plan_decode(step, threads, tasks);
+  const int64_t bytes = scratch_bytes(step, tasks);
   int failed = 0;
 #pragma omp parallel num_threads(threads) if (threads > 1) reduction(| : failed)
   {
     char* scratch = scratch_of_thread(bytes);
     failed = scratch == nullptr;
 #pragma omp for schedule(dynamic) nowait
-    for (size_t i = 0; i < tasks.size(); i++)
-      if (!failed) attention_decode(call, tasks[i], scratch);
+    for (size_t i = 0; i < tasks.size(); i++) {
+      if (failed) continue;
+      const bool one = queries_of(step, tasks[i].row) == 1;
+      (one ? attention_decode : attention_prefill)(call, tasks[i], scratch);
+    }
   }
   return failed;
 }

@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "attention_job.h"
+#include "attention_tiles.h"
 
 namespace mm {
 namespace {
@@ -21,20 +22,6 @@ constexpr int kVectors = 8;  // vectors of sums a head; two heads fill half of t
 constexpr int kHeads = 1;
 constexpr int kVectors = 2;
 #endif
-
-typedef float f8v __attribute__((vector_size(32)));
-typedef uint16_t h8v __attribute__((vector_size(16)));
-
-MM_INLINE f16v load16(const float* from) { return load_as<f16v>(from); }
-MM_INLINE f16v load16(const uint16_t* from) { return widen(load_as<h16v>(from)); }
-
-// Eight values, then zeros.
-MM_INLINE f16v load8(const float* from) {
-  return __builtin_shufflevector(load_as<f8v>(from), f8v{}, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-}
-MM_INLINE f16v load8(const uint16_t* from) {
-  return widen(__builtin_shufflevector(load_as<h8v>(from), h8v{}, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
-}
 
 // How K meets q: q as it is kept, and how many values a vector of K has.
 template <class T>
@@ -221,12 +208,12 @@ MM_INLINE void put(float* to, float value) { *to = value; }
 MM_INLINE void put(uint16_t* to, float value) { *to = to_bf16(value); }
 
 template <class T>
-void decode(const AttentionCall& call, const AttentionTask& task, int query, void* scratch) {
+void decode(const AttentionCall& call, const AttentionTask& task, void* scratch) {
   const mm_attention_step& step = *call.step;
   Carver carver = {(char*)scratch};
   Row<T> row(carver, step, task.head1 - task.head0);
-  const int d = row.d, kv_len = call.first_position(task.row) + query + 1;
-  const int64_t token = step.query_starts[task.row] + query, first = (int64_t)task.head0 * row.group * d;
+  const int d = row.d, kv_len = step.kv_lens[task.row];
+  const int64_t token = step.query_starts[task.row], first = (int64_t)task.head0 * row.group * d;
   const T* q = (const T*)call.q + token * call.q_stride + first;
   for (int head = 0; head < row.heads; head++)
     for (int i = 0; i < row.q_width; i++)
@@ -264,8 +251,7 @@ int64_t decode_scratch_bytes(const mm_attention_step& step) {
 }
 
 void attention_decode(const AttentionCall& call, const AttentionTask& task, void* scratch) {
-  for (int query = task.query0; query < task.query1; query++)
-    (call.step->dtype == 0 ? decode<float> : decode<uint16_t>)(call, task, query, scratch);
+  (call.step->dtype == 0 ? decode<float> : decode<uint16_t>)(call, task, scratch);
 }
 
 }  // namespace mm

@@ -8,8 +8,6 @@
 
 namespace mm {
 
-constexpr int kMaxHead = 256;
-
 struct AttentionCall {
   const mm_attention_step* step;
   const void* kv;
@@ -48,8 +46,12 @@ struct Places {
   }
 };
 
-// One query after the other: each streams K and V from memory once for all heads of the task.
+// A row with one query: K and V are streamed from memory once for all heads of the task.
 int64_t decode_scratch_bytes(const mm_attention_step& step);
 void attention_decode(const AttentionCall& call, const AttentionTask& task, void* scratch);
+
+// Many queries of one row: K and V are packed a block at a time, and all queries of the task pass over it.
+int64_t prefill_scratch_bytes(const mm_attention_step& step, int queries);
+void attention_prefill(const AttentionCall& call, const AttentionTask& task, void* scratch);
 
 }  // namespace mm

@@ -63,7 +63,7 @@ MM_INLINE float sum_of(f16v v) {
 }
 
 // Turns `count` scores (room to the next 16) into weights relative to the highest score so far, given to
-// `keep` 16 at a time; behind the last one they are next to nothing, and v is 0 there or not read. Gives
+// `keep` 16 at a time; behind the last one they are 0. Gives
 // what the sums before this block must be multiplied with.
 template <class Keep>
 MM_INLINE float soften(float* scores, int count, float scale, RunningSoftmax& state, bool first, Keep keep) {
@@ -78,7 +78,9 @@ MM_INLINE float soften(float* scores, int count, float scale, RunningSoftmax& st
   float new_top = first || highest_now > state.top ? highest_now : state.top;
   f16v sum = splat(0);
   for (int i = 0; i < padded; i += 16) {
-    f16v weight = exp_clamped((load_as<f16v>(scores + i) - new_top) * scale);
+    f16v score = load_as<f16v>(scores + i);
+    f16v weight = exp_clamped((score - new_top) * scale);
+    weight = (f16v)((i16v)weight & (score != -__builtin_inff()));
     keep(i, weight);
     sum += weight;
   }

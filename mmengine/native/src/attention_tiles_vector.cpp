@@ -1,0 +1,107 @@
+// Tiles in float32 vectors: keys stand in panels [d][kPanelKeys], so that scores of many keys come from one
+// broadcast of q; values stand [keys][width]. Both products are the same tile.
+#include "attention_tiles.h"
+
+namespace mm {
+namespace {
+
+constexpr int kRows = VectorTiles::kRows;
+#if defined(__AVX512F__)
+constexpr int kVectors = 4;  // of 16 floats: 24 sums in 32 registers
+#else
+constexpr int kVectors = 1;  // two AVX2 registers: 12 sums in 16
+#endif
+constexpr int kPanelKeys = 16 * kVectors;
+
+// c [kRows, N * 16] = (c +) a [kRows, k] b [k, N * 16]
+template <int N, bool kAdd>
+void tile(const float* a, int64_t lda, const float* b, int64_t ldb, int64_t k, float* c, int64_t ldc) {
+  f16v sums[kRows][N] = {};
+  for (int64_t i = 0; i < k; i++) {
+    f16v right[N];
+#pragma GCC unroll 4
+    for (int j = 0; j < N; j++) right[j] = load_as<f16v>(b + i * ldb + j * 16);
+#pragma GCC unroll 6
+    for (int r = 0; r < kRows; r++) {
+      f16v left = splat(a[r * lda + i]);
+#pragma GCC unroll 4
+      for (int j = 0; j < N; j++) sums[r][j] += left * right[j];
+    }
+  }
+#pragma GCC unroll 6
+  for (int r = 0; r < kRows; r++)
+#pragma GCC unroll 4
+    for (int j = 0; j < N; j++) {
+      float* to = c + r * ldc + j * 16;
+      store_as(to, kAdd ? load_as<f16v>(to) + sums[r][j] : sums[r][j]);
+    }
+}
+
+template <bool kAdd>
+void tile_of(int vectors, const float* a, int64_t lda, const float* b, int64_t ldb, int64_t k, float* c, int64_t ldc) {
+  switch (vectors) {
+    case 1: return tile<1, kAdd>(a, lda, b, ldb, k, c, ldc);
+#if defined(__AVX512F__)
+    case 2: return tile<2, kAdd>(a, lda, b, ldb, k, c, ldc);
+    case 3: return tile<3, kAdd>(a, lda, b, ldb, k, c, ldc);
+    case 4: return tile<4, kAdd>(a, lda, b, ldb, k, c, ldc);
+#endif
+  }
+}
+
+}  // namespace
+
+VectorTiles::VectorTiles(Carver& carver, int head_dim) : d_(head_dim), width_((int)round_up(head_dim, 16)) {
+  panels_ = carver.take<float>(kKeyBlock * d_);
+  values_ = carver.take<float>(kKeyBlock * width_);
+  scores_ = carver.take<float>(kRows * kScoresStride);
+}
+
+template <class T>
+void VectorTiles::pack_query(const T* from, float* to) const {
+  for (int i = 0; i < d_; i += 8) store_as(to + i, __builtin_shufflevector(load8(from + i), f16v{}, 0, 1, 2, 3, 4, 5, 6, 7));
+}
+
+template <class T>
+void VectorTiles::pack(int at, const T* const* keys, const T* const* values, int count) const {
+  float* panel = panels_ + at / kPanelKeys * kPanelKeys * d_ + at % kPanelKeys;
+  for (int i = 0; i < d_; i += 16) {
+    f16v m[16] = {};
+    const int some = d_ - i < 16 ? d_ - i : 16;
+    for (int r = 0; r < 16 && r < count; r++) m[r] = some < 16 ? load8(keys[r] + i) : load16(keys[r] + i);
+    transpose16(m);
+    for (int j = 0; j < some; j++) store_as(panel + (int64_t)(i + j) * kPanelKeys, m[j]);
+  }
+  for (int r = 0; r < 16 && r < count; r++) {
+    float* to = values_ + (int64_t)(at + r) * width_;
+    int i = 0;
+    for (; i + 16 <= d_; i += 16) store_as(to + i, load16(values[r] + i));
+    if (i < d_) store_as(to + i, load8(values[r] + i));
+  }
+}
+
+template void VectorTiles::pack_query(const float*, float*) const;
+template void VectorTiles::pack_query(const uint16_t*, float*) const;
+template void VectorTiles::pack(int, const float* const*, const float* const*, int) const;
+template void VectorTiles::pack(int, const uint16_t* const*, const uint16_t* const*, int) const;
+
+void VectorTiles::attend(const QueryTile<float>& tile, int start, int count, float scale) const {
+  for (int key = 0; key < count; key += kPanelKeys) {
+    int vectors = (int)round_up(count - key < kPanelKeys ? count - key : kPanelKeys, 16) / 16;
+    tile_of<false>(vectors, tile.q, d_, panels_ + (int64_t)key * d_, kPanelKeys, d_, scores_ + key, kScoresStride);
+  }
+  for (int r = 0; r < kRows; r++) {
+    float* scores = scores_ + r * kScoresStride;
+    float shrink = weigh(scores, tile.seen[r] - start, count, 1, scale, tile.softmax[r], start == 0,
+                         [=](int at, f16v weight) { store_as(scores + at, weight); });
+    if (start == 0 || shrink == 1.0f) continue;
+    for (int i = 0; i < width_; i++) tile.sums[r * width_ + i] *= shrink;
+  }
+  for (int column = 0; column < width_; column += kPanelKeys) {
+    int vectors = (width_ - column < kPanelKeys ? width_ - column : kPanelKeys) / 16;
+    (start ? tile_of<true> : tile_of<false>)(vectors, scores_, kScoresStride, values_ + column, width_, count,
+                                             tile.sums + column, width_);
+  }
+}
+
+}  // namespace mm
