@@ -7,6 +7,8 @@
 namespace mm {
 namespace {
 
+constexpr int kAhead = 8192;  // bytes: weights come from memory, later ones are asked for
+
 #if defined(__AVX512BF16__)
 constexpr int kRows = 12;
 typedef uint16_t Scratch;
@@ -15,14 +17,18 @@ typedef uint16_t Scratch;
 template <int M>
 void block(const Scratch* x, int64_t x_stride, const char* w, int64_t steps, float* c) {
   __m512 sums[M][2] = {};
-  for (int64_t pair = 0; pair < steps * 16; ++pair) {
-    const char* at = w + pair / 16 * 2048 + pair % 16 * 64;
-    __m512bh b0 = (__m512bh)load_as<__m512i>(at), b1 = (__m512bh)load_as<__m512i>(at + 1024);
+  for (int64_t step = 0; step < steps; ++step, w += 2048, x += kStep) {
+    for (int pair = 0; pair < 16; ++pair) {
+      const char* at = w + pair * 64;
+      __builtin_prefetch(at + kAhead);
+      __builtin_prefetch(at + kAhead + 1024);
+      __m512bh b0 = (__m512bh)load_as<__m512i>(at), b1 = (__m512bh)load_as<__m512i>(at + 1024);
 #pragma GCC unroll 16
-    for (int i = 0; i < M; ++i) {
-      __m512bh a = (__m512bh)_mm512_set1_epi32(load_as<int32_t>(x + i * x_stride + 2 * pair));
-      sums[i][0] = _mm512_dpbf16_ps(sums[i][0], a, b0);
-      sums[i][1] = _mm512_dpbf16_ps(sums[i][1], a, b1);
+      for (int i = 0; i < M; ++i) {
+        __m512bh a = (__m512bh)_mm512_set1_epi32(load_as<int32_t>(x + i * x_stride + 2 * pair));
+        sums[i][0] = _mm512_dpbf16_ps(sums[i][0], a, b0);
+        sums[i][1] = _mm512_dpbf16_ps(sums[i][1], a, b1);
+      }
     }
   }
 #pragma GCC unroll 16
@@ -43,6 +49,7 @@ void block(const Scratch* x, int64_t x_stride, const char* w, int64_t steps, flo
     f8v sums[M][2] = {};
     for (int64_t pair = 0; pair < steps * 16; ++pair) {
       const char* at = w + pair / 16 * 2048 + half * 1024 + pair % 16 * 64;
+      __builtin_prefetch(at + kAhead);
 #pragma GCC unroll 2
       for (int v = 0; v < 2; ++v) {
         u8v bits = load_as<u8v>(at + v * 32);
@@ -101,11 +108,12 @@ void linear_prepare(const LinearJob& job, void* scratch, int row0, int row1) {
 void linear_run_bf16(const LinearJob& job, const void* scratch, const Share& share) {
   alignas(64) float c[kRows * kPanel];
   int64_t padded = (int64_t)job.steps() * kStep;
+  int rows = share.row1 - share.row0, tall = (int)ceil_div(rows, ceil_div(rows, kRows));
   for (int panel = share.panel0; panel < share.panel1; ++panel)
-    for (int row = share.row0; row < share.row1; row += kRows) {
-      int rows = share.row1 - row < kRows ? share.row1 - row : kRows;
-      All::of[rows]((const Scratch*)scratch + row * padded, padded, job.panel(panel), job.steps(), c);
-      linear_store(job, c, kPanel, row, rows, panel);
+    for (int row = share.row0; row < share.row1; row += tall) {
+      int height = share.row1 - row < tall ? share.row1 - row : tall;
+      All::of[height]((const Scratch*)scratch + row * padded, padded, job.panel(panel), job.steps(), c);
+      linear_store(job, c, kPanel, row, height, panel);
     }
 }
 
