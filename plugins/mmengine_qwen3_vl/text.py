@@ -14,19 +14,18 @@ from torch import Tensor
 from mmengine.models.plugin import AttentionPort
 from mmengine_qwen3_vl.config import TextConfig
 from mmengine_qwen3_vl.loading import HEAD, WeightReader
+from mmengine_qwen3_vl.prepacked import Linear, linear_of
 
 
 @dataclass(slots=True)
 class _Layer:
     input_norm: Tensor  # [hidden]
-    qkv: Tensor  # [(heads + 2 * kv_heads) * head_dim, hidden]
-    qkv_bias: Tensor | None
+    qkv: Linear  # hidden to (heads + 2 * kv_heads) * head_dim
     qk_norm: Tensor  # [heads + kv_heads, head_dim]: q's weight on each head, then k's
-    out: Tensor  # [hidden, heads * head_dim]
-    out_bias: Tensor | None
+    out: Linear  # heads * head_dim to hidden
     post_norm: Tensor  # [hidden]
-    gate_up: Tensor  # [2 * intermediate, hidden]
-    down: Tensor  # [hidden, intermediate]
+    gate_up: Linear  # hidden to 2 * intermediate
+    down: Linear  # intermediate to hidden
 
 
 class TextDecoder:
@@ -39,7 +38,7 @@ class TextDecoder:
         self._embedding = weights.read("text.embed_tokens.weight")
         # A head stored beside a tied config counts only when it differs, as in transformers.
         tied = HEAD not in weights or (config.tied and weights.same(HEAD, "text.embed_tokens.weight"))
-        self._head = self._embedding if tied else weights.read(HEAD)
+        self._head = linear_of(self._embedding if tied else weights.read(HEAD))
         self._rotary = Rotary(config, device)
         # Rounds where the reference rounds: below float32 that is before the norm's weight.
         self._rms_norm = _rms_norm if self._norm.dtype == torch.float32 else _rms_norm_rounded
@@ -50,7 +49,7 @@ class TextDecoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Normed hidden states [s, hidden] to float32 [s, vocab]."""
-        return F.linear(hidden, self._head).float()
+        return self._head(hidden).float()
 
     def forward(
         self, embeds: Tensor, deepstack: Tensor | None, positions: Tensor, attention: AttentionPort
@@ -64,8 +63,8 @@ class TextDecoder:
             normed = self._rms_norm(hidden, layer.input_norm, eps)
             hidden = hidden + self._attend(index, layer, normed, cos, sin, attention)
             normed = self._rms_norm(hidden, layer.post_norm, eps)
-            gate, up = F.linear(normed, layer.gate_up).chunk(2, -1)
-            hidden = hidden + F.linear(F.silu(gate) * up, layer.down)
+            gate, up = layer.gate_up(normed).chunk(2, -1)
+            hidden = hidden + layer.down(F.silu(gate) * up)
             if deepstack is not None and index < len(deepstack):
                 hidden = hidden + deepstack[index]
         return self._rms_norm(hidden, self._norm, eps)
@@ -74,13 +73,13 @@ class TextDecoder:
         self, index: int, layer: _Layer, normed: Tensor, cos: Tensor, sin: Tensor, attention: AttentionPort
     ) -> Tensor:
         c = self.config
-        qkv = F.linear(normed, layer.qkv, layer.qkv_bias).view(len(normed), -1, c.head_dim)
+        qkv = layer.qkv(normed).view(len(normed), -1, c.head_dim)
         num_qk = c.num_heads + c.num_kv_heads
         qk = F.rms_norm(qkv[:, :num_qk], (c.head_dim,), None, c.rms_norm_eps) * layer.qk_norm
         qk = qk * cos + qk.roll(c.head_dim // 2, -1) * sin
         attention.append(index, qk[:, c.num_heads :], qkv[:, num_qk:])
         mixed = attention.run(index, qk[:, : c.num_heads])
-        return F.linear(mixed.reshape(len(normed), -1), layer.out, layer.out_bias)
+        return layer.out(mixed.reshape(len(normed), -1))
 
 
 class Rotary:
@@ -120,17 +119,18 @@ def _read_layer(config: TextConfig, weights: WeightReader, index: int) -> _Layer
     def read(*names: str) -> Tensor:
         return weights.read(*(f"text.layers.{index}.{name}" for name in names))
 
+    def linear(*names: str, biased: bool = False) -> Linear:
+        bias = read(*(f"{name}.bias" for name in names)) if biased else None
+        return linear_of(read(*(f"{name}.weight" for name in names)), bias)
+
     projections = [f"self_attn.{name}_proj" for name in ("q", "k", "v")]
-    bias = config.attention_bias
     q_norm, k_norm = read("self_attn.q_norm.weight"), read("self_attn.k_norm.weight")
     return _Layer(
         input_norm=read("input_layernorm.weight"),
-        qkv=read(*(f"{name}.weight" for name in projections)),
-        qkv_bias=read(*(f"{name}.bias" for name in projections)) if bias else None,
+        qkv=linear(*projections, biased=config.attention_bias),
         qk_norm=torch.cat((q_norm.expand(config.num_heads, -1), k_norm.expand(config.num_kv_heads, -1))),
-        out=read("self_attn.o_proj.weight"),
-        out_bias=read("self_attn.o_proj.bias") if bias else None,
+        out=linear("self_attn.o_proj", biased=config.attention_bias),
         post_norm=read("post_attention_layernorm.weight"),
-        gate_up=read("mlp.gate_proj.weight", "mlp.up_proj.weight"),
-        down=read("mlp.down_proj.weight"),
+        gate_up=linear("mlp.gate_proj", "mlp.up_proj"),
+        down=linear("mlp.down_proj"),
     )
