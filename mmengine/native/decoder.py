@@ -135,7 +135,7 @@ class Decoder:
         """embeds [t, hidden], deepstack [n, t, hidden] or None, cos and sin float32 [t, head_dim / 2]
         to normed hidden states [t, hidden]. `attention` is an AttentionPort; one with a `step_address`
         keeps its cache where the kernels read it themselves."""
-        num_tokens, s = len(embeds), self._sizes
+        num_tokens = len(embeds)
         self._make_room(num_tokens)
         embeds = embeds.contiguous()
         hidden = torch.empty_like(embeds)
@@ -147,8 +147,22 @@ class Decoder:
         if deepstack is not None:
             deepstack = deepstack.contiguous()
             step.num_deepstack, step.deepstack = len(deepstack), deepstack.data_ptr()
-        qkv = self._qkv[:num_tokens]
-        q, k, v = qkv.split((s.num_heads, s.num_kv_heads, s.num_kv_heads), 1)
+        if hasattr(attention, "step_address"):
+            self._run_at_once(attention)
+        else:
+            self._run_in_halves(attention)
+        return hidden
+
+    def _run_at_once(self, attention: Any) -> None:
+        failed = self._library.mm_decoder_forward(
+            self._c, self._c_step, attention.step_address(), attention.layers_address()
+        )
+        if failed:
+            raise MemoryError("no memory for the attention of this step")
+
+    def _run_in_halves(self, attention: Any) -> None:
+        s, num_tokens = self._sizes, self._step.num_tokens
+        q, k, v = self._qkv[:num_tokens].split((s.num_heads, s.num_kv_heads, s.num_kv_heads), 1)
         for layer in range(len(self._layers)):
             self._library.mm_decoder_before_attention(self._c, self._c_step, layer)
             attention.append(layer, k, v)
@@ -157,7 +171,6 @@ class Decoder:
                 self._c, self._c_step, layer, mixed.data_ptr(), mixed.stride(0)
             )
         self._library.mm_decoder_final_norm(self._c, self._c_step)
-        return hidden
 
     def _make_room(self, num_tokens: int) -> None:
         if num_tokens <= self._room:
@@ -182,6 +195,8 @@ def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
     library.mm_decoder_before_attention.argtypes = (pointer, pointer, number)
     library.mm_decoder_after_attention.argtypes = (pointer, pointer, number, pointer, ctypes.c_int64)
     library.mm_decoder_final_norm.argtypes = (pointer, pointer)
+    library.mm_decoder_forward.argtypes = (pointer,) * 4
+    library.mm_decoder_forward.restype = number
     for name in ("before_attention", "after_attention", "final_norm"):
         getattr(library, f"mm_decoder_{name}").restype = None
     return library

@@ -12,6 +12,7 @@ from torch import Tensor
 from mmengine.models.plugin import AttentionPort
 from mmengine.native.decoder import DTYPES, MAX_HEAD_DIM, Decoder, LayerWeights, Sizes
 from mmengine.native.linear import PackedLinear
+from mmengine.native.rotary import RotaryTable
 from mmengine_qwen3_vl.config import TextConfig
 from mmengine_qwen3_vl.loading import HEAD, WeightReader
 from mmengine_qwen3_vl.text import Rotary
@@ -43,7 +44,8 @@ class NativeTextDecoder:
             eps=config.rms_norm_eps,
         )
         self._decoder = Decoder(library, sizes, norm.dtype, layers, norm)
-        self._rotary = Rotary(config, torch.device("cpu"))
+        rotary = Rotary(config, torch.device("cpu"))
+        self._rotary = RotaryTable(library, rotary.axis, rotary.halves, norm.dtype)
 
     def embed(self, input_ids: Tensor) -> Tensor:
         """int64 [t] to [t, hidden]."""
@@ -60,9 +62,7 @@ class NativeTextDecoder:
     ) -> Tensor:
         """embeds [t, hidden], deepstack [n, t, hidden] (zero at text) or None, positions int64 [3, t]
         to normed hidden states [t, hidden]."""
-        cos, sin = self._rotary.halves(positions)
-        if embeds.dtype != torch.float32:  # rounded as text.py rounds them, and read as float32
-            cos, sin = cos.to(embeds.dtype).float(), sin.to(embeds.dtype).float()
+        cos, sin = self._rotary.rows(positions)
         return self._decoder.forward(embeds, deepstack, cos, sin, attention)
 
 

@@ -93,7 +93,7 @@ class Rotary:
         axis = torch.zeros(half, dtype=torch.long)
         for which in (1, 2):
             axis[which : 3 * config.mrope_section[which] : 3] = which
-        self._axis = axis.to(device)  # [head_dim / 2], the row of positions each frequency follows
+        self.axis = axis.to(device)  # [head_dim / 2], the row of positions each frequency follows
 
     def rows(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """int64 [3, t] to cos and sin, [t, 1, head_dim] each, computed in float32. sin's first half
@@ -103,7 +103,7 @@ class Rotary:
 
     def halves(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin of the angles, float32 [t, head_dim / 2] each without gaps."""
-        angles = positions.float().index_select(0, self._axis).t().contiguous() * self._inv_freq
+        angles = positions.float().index_select(0, self.axis).t().contiguous() * self._inv_freq
         return angles.cos(), angles.sin()
 
 

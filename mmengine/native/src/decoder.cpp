@@ -1,11 +1,38 @@
 // The layers of a decoder, from linears, rows and attention.
 #include "decoder.h"
 
+#include <chrono>
+
 #include "decoder_rows.h"
 
 namespace {
 
 using mm::Rows;
+
+enum Part { kLinears, kAttention, kRows };
+int64_t* profile = nullptr;
+
+// Adds the time from here to the end of its life to a part of the profile.
+class Timed {
+ public:
+  explicit Timed(Part part) : to_(profile ? profile + part : nullptr), start_(to_ ? now() : 0) {}
+  ~Timed() {
+    if (to_) *to_ += now() - start_;
+  }
+
+ private:
+  static int64_t now() {
+    return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
+  }
+  int64_t* to_;
+  int64_t start_;
+};
+
+template <class... Values>
+void linear(Values... values) {
+  Timed timed(kLinears);
+  mm_linear_run(values...);
+}
 
 Rows rows_of(const mm_decoder* decoder, const mm_decoder_step* step, const void* data, int64_t stride) {
   return {const_cast<void*>(data), stride, step->num_tokens, decoder->dtype};
@@ -13,6 +40,7 @@ Rows rows_of(const mm_decoder* decoder, const mm_decoder_step* step, const void*
 
 void norm(const mm_decoder* decoder, const mm_decoder_step* step, const void* x, const float* weight,
           void* out) {
+  Timed timed(kRows);
   int size = decoder->hidden_size;
   mm::rms_norm_rows(rows_of(decoder, step, x, size), weight, size, decoder->eps,
                     rows_of(decoder, step, out, size));
@@ -26,12 +54,14 @@ int64_t qkv_size(const mm_decoder* decoder) {
 
 extern "C" {
 
+void mm_profile(int64_t* ns) { profile = ns; }
+
 void mm_decoder_before_attention(const mm_decoder* decoder, const mm_decoder_step* step, int32_t layer) {
   const mm_decoder_layer& weights = decoder->layers[layer];
   int64_t size = qkv_size(decoder);
   norm(decoder, step, layer ? step->hidden : step->embeds, weights.input_norm, step->normed);
-  mm_linear_run(&weights.qkv, step->normed, decoder->hidden_size, step->num_tokens, step->qkv, size, 0,
-                nullptr);
+  linear(&weights.qkv, step->normed, decoder->hidden_size, step->num_tokens, step->qkv, size, 0, nullptr);
+  Timed timed(kRows);
   mm::norm_and_rotate(rows_of(decoder, step, step->qkv, size),
                       {weights.q_norm, weights.k_norm, decoder->eps, step->cos, step->sin, decoder->num_heads,
                        decoder->num_kv_heads, decoder->head_dim});
@@ -42,12 +72,16 @@ void mm_decoder_after_attention(const mm_decoder* decoder, const mm_decoder_step
   const mm_decoder_layer& weights = decoder->layers[layer];
   int64_t hidden = decoder->hidden_size, wide = decoder->intermediate_size;
   int m = step->num_tokens;
-  mm_linear_run(&weights.out, mixed, mixed_stride, m, step->hidden, hidden, 0,
-                layer ? step->hidden : step->embeds);
+  linear(&weights.out, mixed, mixed_stride, m, step->hidden, hidden, 0,
+         layer ? step->hidden : step->embeds);
   norm(decoder, step, step->hidden, weights.post_norm, step->normed);
-  mm_linear_gate_up(&weights.gate_up, step->normed, hidden, m, step->product, wide);
-  mm_linear_run(&weights.down, step->product, wide, m, step->hidden, hidden, 0, step->hidden);
+  {
+    Timed timed(kLinears);
+    mm_linear_gate_up(&weights.gate_up, step->normed, hidden, m, step->product, wide);
+  }
+  linear(&weights.down, step->product, wide, m, step->hidden, hidden, 0, step->hidden);
   if (layer < step->num_deepstack) {
+    Timed timed(kRows);
     int64_t bytes = (int64_t)m * hidden * (decoder->dtype == MM_BF16 ? 2 : 4);
     mm::add_rows(rows_of(decoder, step, step->hidden, hidden), (const char*)step->deepstack + layer * bytes,
                  (int)hidden);
@@ -56,6 +90,26 @@ void mm_decoder_after_attention(const mm_decoder* decoder, const mm_decoder_step
 
 void mm_decoder_final_norm(const mm_decoder* decoder, const mm_decoder_step* step) {
   norm(decoder, step, decoder->num_layers ? step->hidden : step->embeds, decoder->norm, step->hidden);
+}
+
+int32_t mm_decoder_forward(const mm_decoder* decoder, const mm_decoder_step* step,
+                           const mm_attention_step* attention, void* const* kv_layers) {
+  const int64_t size = qkv_size(decoder), mixed = (int64_t)decoder->num_heads * decoder->head_dim;
+  const int64_t kv_size = (int64_t)decoder->num_kv_heads * decoder->head_dim;
+  const char* q = (const char*)step->qkv;
+  const int bytes = decoder->dtype == MM_BF16 ? 2 : 4;
+  const char *k = q + mixed * bytes, *v = k + kv_size * bytes;
+  for (int32_t layer = 0; layer < decoder->num_layers; ++layer) {
+    mm_decoder_before_attention(decoder, step, layer);
+    {
+      Timed timed(kAttention);
+      mm_attention_append(attention, kv_layers[layer], k, size, v, size);
+      if (mm_attention_run(attention, kv_layers[layer], q, size, step->mixed, mixed)) return 1;
+    }
+    mm_decoder_after_attention(decoder, step, layer, step->mixed, mixed);
+  }
+  mm_decoder_final_norm(decoder, step);
+  return 0;
 }
 
 }  // extern "C"

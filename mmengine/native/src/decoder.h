@@ -6,6 +6,7 @@
 // neither on the other rows nor on the number of threads.
 #pragma once
 
+#include "attention.h"
 #include "linear.h"
 
 #ifdef __cplusplus
@@ -43,10 +44,19 @@ typedef struct {
   void* product;           // [t, intermediate]: scratch
 } mm_decoder_step;
 
-// One layer in two halves: up to q, k and v in step->qkv, and from attention's output on.
+// All layers and the final norm. kv_layers [num_layers]: each layer's part of the pool. Gives 0, or 1 where
+// memory for attention could not be had.
+int32_t mm_decoder_forward(const mm_decoder* decoder, const mm_decoder_step* step,
+                           const mm_attention_step* attention, void* const* kv_layers);
+
+// One layer in two halves, for any other attention: up to q, k and v in step->qkv, and from attention's output on.
 void mm_decoder_before_attention(const mm_decoder* decoder, const mm_decoder_step* step, int32_t layer);
 void mm_decoder_after_attention(const mm_decoder* decoder, const mm_decoder_step* step, int32_t layer,
                                 const void* mixed, int64_t mixed_stride);
+
+// Where time goes: nanoseconds of mm_decoder_forward are added to ns[0] for linears, ns[1] for attention and
+// ns[2] for everything else. NULL, as at first, measures nothing. One for the process.
+void mm_profile(int64_t* ns);
 
 // Norms step->hidden in place, after the last layer.
 void mm_decoder_final_norm(const mm_decoder* decoder, const mm_decoder_step* step);

@@ -45,7 +45,7 @@ class NativePagedAttention:
         self._append.restype = None
         self._run.argtypes = [_ADDRESS, _ADDRESS, _ADDRESS, _SIZE, _ADDRESS, _SIZE]
         self._run.restype = ctypes.c_int32
-        self._layers = [layer.data_ptr() for layer in kv.layers]
+        self._layers = (_ADDRESS * len(kv.layers))(*(layer.data_ptr() for layer in kv.layers))
         self._pool = kv  # the addresses live as long as it does
         self._step = Step(
             block_size=kv.block_size,
@@ -91,9 +91,9 @@ class NativePagedAttention:
         """Of the mm_attention_step that `begin` filled; its content holds until the next `begin`."""
         return ctypes.addressof(self._step)
 
-    def layer_address(self, layer: int) -> int:
-        """Of a layer's K and V, as mm_attention_append and mm_attention_run take it."""
-        return self._layers[layer]
+    def layers_address(self) -> int:
+        """Of the addresses of all layers' K and V, as mm_attention_append and mm_attention_run take one."""
+        return ctypes.addressof(self._layers)
 
 
 def unfit(spec: ModelSpec, kv: KVPool) -> str | None:
