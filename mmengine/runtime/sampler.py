@@ -131,7 +131,7 @@ class Sampler:
         return np.where(plain, options & ~MIN_TOKENS, options)
 
     def _choose(self, logits: torch.Tensor, options: np.ndarray, batch: SampleRows) -> torch.Tensor:
-        """Tokens of rows that ask for more than the most likely one; rows that are ADJUSTED are written to."""
+        """Tokens of rows that ask for more than the most likely; rows that are ADJUSTED are written to."""
         if int(np.bitwise_or.reduce(options)) & ADJUSTED:
             logits = self._adjust(logits, options, batch)
         picked = np.flatnonzero(options & RANDOM)

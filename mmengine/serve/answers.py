@@ -1,8 +1,9 @@
 """What callers get back."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from mmengine.errors import ExecutorFailed, MMEngineError, QueueFull, RequestFailed
@@ -88,8 +89,7 @@ def _choice_json(choice: Choice) -> dict[str, Any]:
     return fields
 
 
-@dataclass(frozen=True, slots=True)
-class RequestOutput:
+class RequestOutput(msgspec.Struct, frozen=True, eq=False):
     """News of one answer after a step: new `text` and `token_ids` of choice `index`.
 
     `finish_reason` is set with its last news. `completion` comes with the last of all choices.
@@ -100,7 +100,7 @@ class RequestOutput:
     text: str
     token_ids: list[int]
     finish_reason: str | None = None
-    completion: Completion | None = field(default=None, repr=False)
+    completion: Completion | None = None
 
 
 def engine_failed(error: BaseException) -> MMEngineError:

@@ -32,6 +32,7 @@ from mmengine.serve.health import Readiness
 from mmengine.serve.media_memory import media_workers
 from mmengine.serve.operators import operator_log
 from mmengine.serve.prompts import Options, Prompt
+from mmengine.serve.texts import AnswerTexts
 
 GIVEN_UP = "the request was given up before it began"
 STEP_LIMIT_S = 60.0  # a step that takes longer hangs
@@ -42,8 +43,9 @@ MAX_HANGS = 32  # in a row, before the streams hear of it
 class _Channel:
     """From the engine's thread to one caller. `queue` belongs to the caller's loop."""
 
-    def __init__(self, options: Options):
+    def __init__(self, options: Options, texts: AnswerTexts):
         self.options = options
+        self.texts = texts
         self.loop = asyncio.get_running_loop()
         self.queue: asyncio.Queue[RequestOutput | MMEngineError | None] = asyncio.Queue()
         self.accepted = asyncio.Event()  # on the disk, or refused with `error`
@@ -62,7 +64,7 @@ class Stream:
     """
 
     def __init__(self, channel: _Channel, close: Callable[[_Channel], None]):
-        self._channel = channel
+        self._channel, self.texts = channel, channel.texts
         self._close = close
         self._over = False
         self.completion: Completion | None = None
@@ -75,6 +77,7 @@ class Stream:
             raise StopAsyncIteration
         item = await self._channel.queue.get()
         if isinstance(item, RequestOutput):
+            item = self.texts.fill(item)  # here, while the engine's thread computes
             self.completion = item.completion or self.completion
             return item
         self._over = True
@@ -114,7 +117,8 @@ class AsyncEngine:
     """
 
     def __init__(self, model: str | Path | None = None, **engine_options: Any):
-        self._make_engine = partial(Engine, model, **{"on_hang": self._on_hang, **engine_options})
+        options = {"on_hang": self._on_hang, **engine_options, "texts": False}
+        self._make_engine = partial(Engine, model, **options)
         self._has_log = engine_options.get("log") is not None
         self._num_hangs = 0  # since a step came back
         self._is_stuck = False  # the engine's thread is, and nobody takes over
@@ -159,7 +163,7 @@ class AsyncEngine:
         options = make_options(sampling, sampling_options, request_id, priority, cache_salt, deadline_s)
         options.check()
         prompt = Prompt.of(prompt)
-        channel = _Channel(options)
+        channel = _Channel(options, AnswerTexts(self._engine.processor.tokenizer, options.sampling))
         with self._lock:
             if self._failure is not None:
                 raise engine_failed(self._failure)
@@ -190,6 +194,7 @@ class AsyncEngine:
     ) -> Completion:
         """The whole answer. Raises what `stream` raises, and RequestFailed when it was given up."""
         async with self.stream(prompt, sampling, **options) as stream:
+            stream.texts.pieces = False
             async for _ in stream:
                 pass
         error = stream.completion.error()

@@ -45,7 +45,8 @@ class Engine:
     log; None keeps a bounded one in memory. `resume`: go on with the log that stands there, if one does;
     its live requests run on, and `requests.take_up` gives the answers of those and of the ones that
     nobody received. `on_hang`: called on another thread when a step took longer than step_timeout_s;
-    None notes that in the log and ends the process. `builder` replaces `mmengine.build.build` in tests.
+    None notes that in the log and ends the process. `texts` False: outputs and answers come without their
+    texts (`serve.texts` makes them, on another thread). `builder` replaces `mmengine.build.build` in tests.
     Raises ModelError, ConfigError, LogError.
     """
 
@@ -60,6 +61,7 @@ class Engine:
         log: str | Path | None = None,
         resume: Resume | None = None,
         on_hang: Callable[[], None] | None = None,
+        texts: bool = True,
         builder: "Callable[..., Built] | None" = None,
     ):
         if builder is None:
@@ -99,7 +101,7 @@ class Engine:
             self._core.sink.close()  # without a last word: the state that was found did not go on
             raise
         self._syncer = self._new_syncer() if log is not None else None
-        self.requests = InProgress(self._core, self.processor.tokenizer, self._let_go, past)
+        self.requests = InProgress(self._core, self.processor.tokenizer, self._let_go, past, texts)
         limit_s = self.config.step_timeout_s
         self._watchdog = Watchdog(limit_s, on_hang or self._end_process) if limit_s else nullcontext()
         built = self.built

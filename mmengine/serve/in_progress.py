@@ -41,7 +41,7 @@ class _Pending:
 
 class InProgress:
     """`past`: answers of the process before that nobody took up yet, by core id. `let_go`: called with the
-    core id of each request that ended."""
+    core id of each request that ended. `texts` False: all texts are empty; who reads the news makes them."""
 
     def __init__(
         self,
@@ -49,8 +49,9 @@ class InProgress:
         tokenizer: Tokenizer,
         let_go: Callable[[str], None],
         past: dict[str, PastAnswer],
+        texts: bool = True,
     ):
-        self._core, self._tokenizer, self._let_go = core, tokenizer, let_go
+        self._core, self._tokenizer, self._let_go, self._texts = core, tokenizer, let_go, texts
         self.past = past
         self._pending: dict[str, _Pending] = {}
         self._answers: dict[str, tuple[_Pending, _Answer]] = {}
@@ -87,7 +88,7 @@ class InProgress:
     def _new_answer(self, request: Request | Queued, stream: bool) -> _Answer:
         sampling = request.sampling
         text = None
-        if stream:
+        if stream and self._texts:
             text = TextStream(self._tokenizer, stop=sampling.stop, min_tokens=sampling.min_tokens)
         return _Answer(request.sample_index, text)
 
@@ -128,9 +129,11 @@ class InProgress:
         self._undelivered.setdefault(pending.request_id, []).append(output.request_id)
         del self._answers[output.request_id]
         sampling = pending.sampling
-        text = answer_text(
-            self._tokenizer, answer.token_ids, stop=sampling.stop, min_tokens=sampling.min_tokens
-        )
+        text = ""
+        if self._texts:
+            text = answer_text(
+                self._tokenizer, answer.token_ids, stop=sampling.stop, min_tokens=sampling.min_tokens
+            )
         pending.choices[answer.index] = Choice(
             answer.index, text, answer.token_ids, output.finish_reason, output.detail, answer.logprobs
         )

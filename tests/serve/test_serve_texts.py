@@ -1,0 +1,74 @@
+"""Texts that the reader makes: those that the engine itself would have made, and on the reader's thread."""
+
+import asyncio
+import threading
+
+import numpy as np
+
+from mmengine.request import SamplingParams
+from mmengine.serve.answers import Choice, Completion, RequestOutput
+from mmengine.serve.client import AsyncEngine
+from mmengine.serve.engine import Engine
+from mmengine.serve.texts import AnswerTexts
+from tests.serve.serve_fakes import ByteTokenizer, EchoProcessor, builder
+
+
+def test_streams_give_the_texts_of_an_engine_that_makes_its_own():
+    asks = [
+        ("größe und mehr", {"n": 2}),
+        ("eins zwei drei", {"stop": " DR"}),
+        ("a\u20acb" * 9, {"min_tokens": 4}),
+    ]
+
+    def alone(prompt, options):
+        with Engine(builder=builder()) as engine:
+            engine.submit(prompt, max_tokens=40, **options)
+            outputs = [output for _ in range(100) if engine.has_work for output in engine.step()]
+        return _read(outputs)
+
+    async def streamed(prompt, options):
+        async with AsyncEngine(builder=builder()) as engine:
+            return _read([output async for output in engine.stream(prompt, max_tokens=40, **options)])
+
+    for prompt, options in asks:
+        assert asyncio.run(streamed(prompt, options)) == alone(prompt, options)
+
+
+def _read(outputs):
+    texts = {}
+    for output in outputs:
+        texts[output.index] = texts.get(output.index, "") + output.text
+    whole = [output.completion for output in outputs if output.completion is not None]
+    return texts, [[choice.text for choice in completion.choices] for completion in whole]
+
+
+def test_the_engine_thread_decodes_nothing():
+    threads = set()
+
+    class Watched(ByteTokenizer):
+        def decode(self, token_ids, *, skip_special_tokens=True):
+            threads.add(threading.current_thread().name)
+            return super().decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    processor = EchoProcessor()
+    processor.tokenizer = Watched()
+
+    async def main():
+        async with AsyncEngine(builder=builder(processor=processor)) as engine:
+            async with engine.stream("some text", max_tokens=20) as stream:
+                async for _ in stream:
+                    pass
+            return stream.completion.text, (await engine.generate("more", max_tokens=20)).text
+
+    assert asyncio.run(main()) == ("SOME TEXT", "MORE")
+    assert threads == {threading.main_thread().name}
+
+
+def test_without_pieces_only_the_whole_answer_has_a_text():
+    texts = AnswerTexts(ByteTokenizer(), SamplingParams())
+    texts.pieces = False
+    tokens = ByteTokenizer().encode("abc")
+    assert texts.fill(RequestOutput("r", 0, "", list(tokens))).text == ""
+    completion = Completion("r", np.zeros(1, np.int32), [Choice(0, "", list(tokens), "length")])
+    last = texts.fill(RequestOutput("r", 0, "", [], "length", completion))
+    assert (last.text, last.completion.text) == ("", "abc")
