@@ -12,7 +12,7 @@ from forward_split import forward_split
 from half_billion import CONTEXT, PROMPT, TOKENS
 from half_billion_model import cached_folder
 from ours import Ours
-from phases import Clocks, clocked_phases
+from phases import ROUNDS, Clocks, least_disturbed
 from report import Part, Table
 from torch.profiler import ProfilerActivity
 from workload import Ask, long_answers, mixed, random_texts
@@ -80,8 +80,7 @@ def _answer(ours: Ours, asks: list[Ask], watch: Watch) -> None:
 def _profile_one(title: str, ours: Ours, work: Callable[[Watch], None]) -> tuple[list[Table], dict]:
     """The phases and the forward's operations as tables, and a tree for the flame graph."""
     work(nullcontext())
-    clocks = Clocks()
-    work(clocked_phases(ours.engine, clocks))
+    clocks = least_disturbed(ours.engine, work)
     sampler = Sampler(Engine.step)
     work(sampler.running())
     watched = torch.profiler.profile(activities=[ProfilerActivity.CPU])
@@ -95,7 +94,10 @@ def _phase_table(title: str, clocks: Clocks) -> Table:
     table = Table(
         title,
         ("phase", "µs a step", "of the step"),
-        notes=[f"Means of {clocks.num_steps} steps; a phase does not count what is in another one."],
+        notes=[
+            f"Means of {clocks.num_steps} steps, the least disturbed of {ROUNDS} runs; a phase does not "
+            "count what is in another one."
+        ],
     )
     for phase, spent in sorted(clocks.spent.items(), key=lambda item: -item[1]):
         table.rows.append((phase, f"{spent / clocks.num_steps / 1e3:.0f}", f"{spent / whole:.1%}"))
