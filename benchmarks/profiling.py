@@ -86,7 +86,7 @@ def _profile_one(title: str, ours: Ours, work: Callable[[Watch], None]) -> tuple
     watched = torch.profiler.profile(activities=[ProfilerActivity.CPU])
     work(watched)
     phases = _phase_table(title, clocks)
-    return [phases, _operation_table(title, watched)], sampler.tree(title)
+    return [phases, _operation_table(title, watched, clocks.num_steps)], sampler.tree(title)
 
 
 def _phase_table(title: str, clocks: Clocks) -> Table:
@@ -105,22 +105,23 @@ def _phase_table(title: str, clocks: Clocks) -> Table:
     return table
 
 
-def _operation_table(title: str, watched: torch.profiler.profile) -> Table:
+def _operation_table(title: str, watched: torch.profiler.profile, num_steps: int) -> Table:
     """Every operation of torch that the steps ran, in groups."""
     spent: dict[str, list[tuple[float, str]]] = defaultdict(list)
     for each in watched.key_averages():
         spent[_group(each.key)].append((each.self_cpu_time_total, each.key))
-    whole = sum(taken for group in spent.values() for taken, _ in group)
     table = Table(
         f"{title}: torch's operations",
-        ("group", "of all operations", "largest"),
+        ("group", "µs a step", "largest"),
         notes=[
             "Native kernels are none of torch's operations: of them only what is around them is seen here."
         ],
     )
     for name, group in sorted(spent.items(), key=lambda item: -_sum(item[1])):
-        largest = ", ".join(f"{key} {taken / whole:.0%}" for taken, key in sorted(group, reverse=True)[:3])
-        table.rows.append((name, f"{_sum(group) / whole:.1%}", largest))
+        largest = ", ".join(
+            f"{key} {taken / num_steps:.0f}" for taken, key in sorted(group, reverse=True)[:3]
+        )
+        table.rows.append((name, f"{_sum(group) / num_steps:.0f}", largest))
     return table
 
 
