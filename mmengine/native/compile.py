@@ -14,7 +14,7 @@ from mmengine.native.problem import NativeProblem
 SOURCES = Path(__file__).parent / "src"
 NAMES = ("c++", "g++", "clang++")
 TIME_LIMIT_S = 120.0  # one source takes seconds
-_log = logging.getLogger("mmengine")
+_log = logging.getLogger("mmengine.native")
 _LIMIT_NAME = "MMENGINE_NATIVE_TIMEOUT_S"
 
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")

@@ -12,7 +12,7 @@ from mmengine.native.cpu import usable_isas
 from mmengine.native.problem import NativeProblem
 
 SWITCH = "MMENGINE_NATIVE"
-_log = logging.getLogger("mmengine")
+_log = logging.getLogger("mmengine.native")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Found:
 
 def load() -> ctypes.CDLL | None:
     """The library, or None where there can be none: then torch computes, and one line on the logger
-    `mmengine` has said why. A module declares the arguments of the functions that it calls itself."""
+    `mmengine.native` has said why. A module declares the arguments of the functions that it calls itself."""
     return _found().library
 
 

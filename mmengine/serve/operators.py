@@ -3,16 +3,19 @@
 Silent until that logger, or the root one, gets a handler:
 
     logging.basicConfig(level=logging.INFO)
+
+What a person must see even so, that the CPU kernels are off, goes to `mmengine.native`.
 """
 
 import logging
 
 import structlog
 
-logging.getLogger("mmengine").addHandler(logging.NullHandler())
+_NAME = "mmengine.operators"
+logging.getLogger(_NAME).addHandler(logging.NullHandler())
 
 operator_log = structlog.wrap_logger(
-    logging.getLogger("mmengine"),
+    logging.getLogger(_NAME),
     wrapper_class=structlog.stdlib.BoundLogger,
     processors=[
         structlog.stdlib.filter_by_level,
