@@ -8,6 +8,8 @@ import torch
 from torch.nn import functional as F
 
 from mmengine.request import MediaItem
+from mmengine.runtime.attention.base import AttentionMeta
+from mmengine.runtime.kv import KVPool
 from mmengine_qwen3_vl import plugin
 
 IMAGE, VIDEO, START, END = 90, 91, 92, 93  # special ids of the random checkpoints
@@ -186,8 +188,42 @@ def encode(model, prompt):
     return model.encode(patches, [item.grid for item in prompt.media])
 
 
-def run_rows(model, prompts, steps):
-    """Logits [n, vocab] of every token of every prompt, computed in `steps`: lists of (row, tokens)."""
+class PagedRows:
+    """An attention backend of the runtime over a pool of its own, `begin` as DenseAttention has it. What
+    else a backend offers is there too, but for what `hide` names."""
+
+    def __init__(self, make, spec, dtype, num_rows, *, longest=128, block_size=4, hide=()):
+        self._per_row, self._size, self._hidden = -(-longest // block_size), block_size, hide
+        num_blocks = 1 + num_rows * self._per_row
+        pool = KVPool(spec, num_blocks, block_size, dtype, torch.device("cpu"), 0)
+        blocks = 1 + np.random.default_rng(0).permutation(num_blocks - 1)
+        self._table = blocks.astype(np.int32).reshape(num_rows, self._per_row)
+        self._lengths = np.zeros(num_rows, np.int32)
+        self._backend = make(spec, pool)
+
+    def __getattr__(self, name):
+        if name in self._hidden:
+            raise AttributeError(name)
+        return getattr(self._backend, name)
+
+    def begin(self, rows):
+        slots, counts, order = [], [], []
+        for row, count in rows:
+            places = self._lengths[row] + np.arange(count)
+            slots.append(self._table[row][places // self._size] * np.int64(self._size) + places % self._size)
+            self._lengths[row] += count
+            counts.append(count)
+            order.append(row)
+        self._backend.begin(
+            AttentionMeta(
+                np.array(counts, np.int32), self._lengths[order], np.concatenate(slots), self._table[order]
+            )
+        )
+
+
+def run_rows(model, prompts, steps, attention=None):
+    """Logits [n, vocab] of every token of every prompt, computed in `steps`: lists of (row, tokens).
+    `attention`: a PagedRows, or None for a DenseAttention."""
     hidden_size, num_deepstack = model.spec.hidden_size, model.spec.num_deepstack
     embeds, deepstack, positions = [], [], []
     for prompt in prompts:
@@ -203,7 +239,7 @@ def run_rows(model, prompts, steps):
         deepstack.append(deep)
         rope, _ = plugin.positions(prompt.ids, prompt.media)
         positions.append(torch.from_numpy(rope).long())
-    attention = DenseAttention()
+    attention = attention or DenseAttention()
     done = [0] * len(prompts)
     logits = [[] for _ in prompts]
     for rows in steps:

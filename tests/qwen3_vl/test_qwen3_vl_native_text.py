@@ -1,0 +1,220 @@
+"""The text decoder in kernels for CPUs against that of torch, for each instruction set of this CPU."""
+
+import numpy as np
+import pytest
+import torch
+from qwen3_vl_reference import PagedRows, make_prompt, make_reference, ragged_steps, run_rows, whole_steps
+
+from mmengine.native.compile import find_compiler
+from mmengine.native.cpu import usable_isas
+from mmengine.native.library import open_isa
+from mmengine.native.problem import NativeProblem
+from mmengine.native.rotary import RotaryTable
+from mmengine.runtime.attention.native_paged import NativePagedAttention
+from mmengine.runtime.attention.torch_paged import TorchPagedAttention
+from mmengine_qwen3_vl import plugin
+from mmengine_qwen3_vl.native_text import NativeTextDecoder
+from mmengine_qwen3_vl.text import TextDecoder
+
+# Largest and mean difference of logits of about +-7. In bfloat16 the decoder rounds where torch does, and
+# sums in other orders: now and then a value falls to its other neighbour, and that runs through all layers.
+# Attention by the kernels rounds less often than torch's.
+BOUNDS = {
+    ("float32", "torch"): (1e-4, 1e-5),
+    ("float32", "kernels"): (1e-4, 1e-5),
+    ("bfloat16", "torch"): (0.2, 2e-3),
+    ("bfloat16", "kernels"): (0.5, 0.04),
+}
+DTYPES = ("float32", "bfloat16")
+PARTS = (
+    [17],
+    [3, ("image", (4, 6)), 5],
+    [2, ("image", (2, 8)), 1, ("video", (3, 4, 4)), 6],
+    [1],
+    [30],
+)
+CONFIGS = {
+    "tied": {},
+    "untied, biases": {"tied": False, "text": {"attention_bias": True}},
+    "odd sizes, one key-value head": {
+        "text": {
+            "hidden_size": 40,
+            "intermediate_size": 72,
+            "head_dim": 24,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 4, 4]},
+        },
+        "vision": {"out_hidden_size": 40},
+    },
+}
+
+
+LIVELY = "untied, biases"  # a tied head tends to repeat one token
+
+
+def isas():
+    try:
+        find_compiler()
+        return usable_isas()
+    except NativeProblem:
+        return []
+
+
+@pytest.fixture(scope="module", params=isas())
+def library(request):
+    library = open_isa(request.param)
+    if request.param == "amx" and not library.mm_allow_amx():
+        pytest.skip("this process may not use AMX")
+    return library
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    made = {name: tmp_path_factory.mktemp("lively") for name in CONFIGS}
+    for name, folder in made.items():
+        make_reference(folder, seed=3, **CONFIGS[name])
+    return made
+
+
+def load(folder, dtype, library):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mmengine_qwen3_vl.model.native.load", lambda: library)
+        model = plugin.load_model(folder, device="cpu", dtype=dtype)
+    assert type(model._text) is (TextDecoder if library is None else NativeTextDecoder)
+    return model
+
+
+def prompts_of(seed=5):
+    rng = np.random.default_rng(seed)
+    return [make_prompt(parts, rng) for parts in PARTS]
+
+
+def paged(model, library, num_rows, **options):
+    """The kernels' backend: the whole step is one call."""
+    return PagedRows(
+        lambda spec, kv: NativePagedAttention(spec, kv, library), model.spec, model.dtype, num_rows, **options
+    )
+
+
+def logits_of(model, prompts, steps, attention):
+    with torch.inference_mode():
+        return run_rows(model, prompts, steps, attention)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_logits_are_those_of_the_torch_decoder(folders, library, name, dtype):
+    reference, model = load(folders[name], dtype, None), load(folders[name], dtype, library)
+    prompts = prompts_of()
+    steps = ragged_steps(prompts, np.random.default_rng(6), 7)
+    torch_paged = PagedRows(TorchPagedAttention, model.spec, model.dtype, len(prompts))
+    wanted = logits_of(reference, prompts, steps, None)
+    assert min(one.std() for one in wanted) > 0.5
+    kernels = paged(model, library, len(prompts))
+    for attention, of in ((None, "torch"), (torch_paged, "torch"), (kernels, "kernels")):
+        got = logits_of(model, prompts, steps, attention)
+        differences = torch.cat([(a - b).abs() for a, b in zip(got, wanted, strict=True)])
+        largest, mean = BOUNDS[dtype, of]
+        assert differences.max() < largest and differences.mean() < mean
+
+
+def test_greedy_tokens_are_those_of_the_torch_decoder(folders, library):
+    reference, model = load(folders[LIVELY], "float32", None), load(folders[LIVELY], "float32", library)
+    starts = torch.arange(12)
+    wanted = greedy(reference, starts, PagedRows(TorchPagedAttention, model.spec, model.dtype, 12))
+    assert len({tuple(row) for row in wanted.tolist()}) == 12
+    assert np.mean([len(set(row)) for row in wanted.tolist()]) > 8
+    assert torch.equal(greedy(model, starts, paged(model, library, 12)), wanted)
+
+
+def greedy(model, tokens, attention, length=40):
+    """int64 [rows, length]: what each row of one token goes on with."""
+    chosen = []
+    with torch.inference_mode():
+        for position in range(length):
+            attention.begin([(row, 1) for row in range(len(tokens))])
+            positions = torch.full((3, len(tokens)), position)
+            hidden = model.forward(model.embed(tokens), None, positions, attention)
+            tokens = model.logits(hidden).argmax(-1)
+            chosen.append(tokens)
+    return torch.stack(chosen, 1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_one_call_computes_what_the_halves_compute(folders, library, dtype):
+    model, prompts = load(folders["tied"], dtype, library), prompts_of()
+    halves = paged(model, library, len(prompts), hide=("step_address",))
+    assert not hasattr(halves, "step_address")
+    steps = ragged_steps(prompts, np.random.default_rng(7), 9)
+    one = logits_of(model, prompts, steps, paged(model, library, len(prompts)))
+    assert all(map(torch.equal, one, logits_of(model, prompts, steps, halves)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_has_the_same_bits_alone_and_for_any_number_of_threads(folders, library, dtype):
+    model, prompts = load(folders["untied, biases"], dtype, library), prompts_of() * 8
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = [
+            logits_of(model, [prompt], whole_steps([prompt]), paged(model, library, 1))[0]
+            for prompt in prompts[:5]
+        ]
+        torch.set_num_threads(2)
+        together = logits_of(model, prompts, whole_steps(prompts), paged(model, library, len(prompts)))
+    finally:
+        torch.set_num_threads(before)
+    for index, logits in enumerate(together):
+        assert torch.equal(logits, alone[index % 5])
+
+
+def test_a_row_of_nan_spoils_no_other(folders, library):
+    model = load(folders["tied"], "float32", library)
+    embeds, positions = torch.randn(6, 48), torch.zeros(3, 6, dtype=torch.int64)
+    embeds[2] = torch.nan
+
+    def forward(rows):
+        attention = paged(model, library, len(rows))
+        attention.begin([(row, 1) for row in range(len(rows))])
+        return model.forward(embeds[rows], None, positions[:, rows], attention)
+
+    together = forward([0, 1, 2, 3, 4, 5])
+    assert together[2].isnan().all()
+    assert torch.equal(together[[0, 1, 3, 4, 5]], forward([0, 1, 3, 4, 5]))
+
+
+def test_a_tied_matrix_is_kept_once(folders, library):
+    model = load(folders["tied"], "bfloat16", library)
+    assert model._text._embedding is None
+    ids = torch.arange(96)
+    wanted = load(folders["tied"], "bfloat16", None).embed(ids)
+    assert torch.equal(model.embed(ids), wanted)
+
+
+def test_inputs_are_left_as_they_are(folders, library):
+    model = load(folders["tied"], "float32", library)
+    embeds, deepstack = torch.randn(5, 48), torch.randn(2, 5, 48)
+    before = embeds.clone(), deepstack.clone()
+    attention = paged(model, library, 1)
+    attention.begin([(0, 5)])
+    model.forward(embeds, deepstack, torch.zeros(3, 5, dtype=torch.int64), attention)
+    assert torch.equal(embeds, before[0]) and torch.equal(deepstack, before[1])
+
+
+def test_torch_computes_what_the_kernels_do_not_know(folders, library):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mmengine_qwen3_vl.model.native.load", lambda: library)
+        model = plugin.load_model(folders["tied"], device="cpu", dtype="float16")
+    assert type(model._text) is TextDecoder
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_table_of_angles_grows_and_gives_the_very_numbers(folders, library, dtype):
+    rotary = load(folders["tied"], "float32", None)._text._rotary
+    table = RotaryTable(library, rotary.axis, rotary.halves, dtype)
+    for positions in (torch.randint(0, 900, (3, 7)), torch.randint(0, 5000, (5, 3)).t()[:, ::2]):
+        for got, wanted in zip(table.rows(positions), rotary.halves(positions), strict=True):
+            assert torch.equal(got, wanted.to(dtype).float())
+    with pytest.raises(ValueError, match="negative"):
+        table.rows(torch.tensor([[0], [-1], [0]]))
