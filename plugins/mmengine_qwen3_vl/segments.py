@@ -22,9 +22,10 @@ class Rotation:
         np.cumsum(lengths, out=self.starts[1:])
 
 
-def attend_native(kernels: VisionKernels, qkv: Tensor, pack: Rotation) -> Tensor:
-    """As `attend_torch`, in one call and with frames in any order."""
-    out = qkv.new_empty(len(qkv), qkv.shape[1] // 3)
+def attend_native(kernels: VisionKernels, qkv: Tensor, pack: Rotation, out: Tensor | None = None) -> Tensor:
+    """As `attend_torch`, in one call and with frames in any order; into `out` where given."""
+    if out is None:
+        out = qkv.new_empty(len(qkv), qkv.shape[1] // 3)
     kernels.attend(qkv, pack.starts, pack.cos, pack.sin, out)
     return out
 

@@ -23,6 +23,7 @@ from mmengine_qwen3_vl.loading import WeightReader
 from mmengine_qwen3_vl.segments import Rotation, attend_native, attend_torch
 
 _EPS = 1e-6  # of every layer norm here
+_WIDE = 512  # hidden size from which torch's float32 products of many rows are faster than packed ones
 _MAX_CACHED_PATCHES = 16384  # grids whose position tables are kept, by patches of one frame
 
 
@@ -43,6 +44,7 @@ class TorchLinear:
     bias: Tensor
 
     def __call__(self, x: Tensor, *, residual: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+        """Without a residual, `out` is left as it is."""
         y = F.linear(x, self.weight, self.bias)
         return y if residual is None else torch.add(residual, y, out=out)
 
@@ -89,7 +91,8 @@ class VisionTower:
         self._dtype = self._positions.dtype
         on_cpu = device.type == "cpu"
         self._kernels = vision_kernels(config.num_heads, config.head_dim, self._dtype) if on_cpu else None
-        read = _Reader(weights, load() if self._kernels is not None else None)
+        pays = config.hidden_size < _WIDE or self._dtype == torch.bfloat16
+        read = _Reader(weights, load() if self._kernels is not None and pays else None)
         self._patch = read.linear("visual.patch_embed.proj")  # a convolution whose stride is its kernel
         self._blocks = [read.block(i) for i in range(config.depth)]
         self._merger = read.merger("visual.merger", norm_after_join=False)
@@ -140,10 +143,12 @@ class VisionTower:
         hidden = torch.cat([table.positions for table in tables])
         self._patch(self._normalised(pixels), residual=hidden, out=hidden)
         outputs = []
+        qkv = mixed = inner = None  # made by the first layer, written over by the others
         for index, block in enumerate(self._blocks):
-            qkv = block.qkv(block.norm1(hidden))
-            block.proj(self._attend(qkv, pack), residual=hidden, out=hidden)
-            inner = block.fc1(block.norm2(hidden))
+            qkv = block.qkv(block.norm1(hidden), out=qkv)
+            mixed = self._attend(qkv, pack, mixed)
+            block.proj(mixed, residual=hidden, out=hidden)
+            inner = block.fc1(block.norm2(hidden), out=inner)
             block.fc2(self._gelu(inner), residual=hidden, out=hidden)
             if index in self._taps:
                 outputs.append(self._merge(self._taps[index], hidden))
@@ -156,10 +161,11 @@ class VisionTower:
         self._kernels.normalise(pixels.contiguous(), numbers)
         return numbers
 
-    def _attend(self, qkv: Tensor, pack: Rotation) -> Tensor:
+    def _attend(self, qkv: Tensor, pack: Rotation, out: Tensor | None) -> Tensor:
+        """May write into `out`."""
         if self._kernels is None:
             return attend_torch(qkv, self.config.num_heads, pack)
-        return attend_native(self._kernels, qkv, pack)
+        return attend_native(self._kernels, qkv, pack, out)
 
     def _gelu(self, x: Tensor) -> Tensor:
         """May write over `x`."""
