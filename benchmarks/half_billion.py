@@ -22,6 +22,7 @@ WANTED = {1: (1.6, 1.8), 16: (1.7, 2.0)}  # by rows: how many times faster, and 
 FLOOR_SHARE = 0.8
 PROMPT = 512  # tokens of the prefill
 TOKENS = 1500  # ids of prompts lie below: none of them is a special one
+SALT = "decode"  # one for all runs: prompts are computed once, for only decoding counts
 GROWING, STATIC, COMPILED = "growing cache", "static cache", "static cache, compiled"
 
 
@@ -96,6 +97,7 @@ class Pair:
 
     def decode(self, rows: int, num_steps: int, kinds: list[str]) -> Steps:
         from reference import make_inputs, partings
+        from share import clocked_steps, share
         from workload import random_texts
 
         num_new = num_steps + max(WANTED)  # rows that were first are some tokens ahead of the last
@@ -113,14 +115,15 @@ class Pair:
             f"{rows} row(s): {sum(map(_equal, got, wanted))} of {rows} answers are equal; an answer of "
             f"{num_steps + 1} tokens has {distinct} different ones."
         )
+        rest = share(clocked_steps(self._ours, asks, num_steps, SALT))
+        steps.notes.append(f"{rows} row(s): everything but the model's forward is {rest:.1%} of a step.")
         return steps
 
     def _in_turn(self, asks, inputs, num_steps: int, kind: str, steps: Steps):
         """Answers of both sides; what their steps took goes to `steps`."""
         from reference import TokenClock
 
-        # One salt for all: prompts are computed once, for only decoding counts here.
-        running = self._ours.begin(asks, salt=f"decode {len(asks)}")
+        running = self._ours.begin(asks, SALT)
         running.start()
 
         def turn() -> None:

@@ -70,11 +70,11 @@ class ShareRuns:
         return (str(rows), log, *(f"{value:.0f}" for value in micros), f"{share(steps):.1%}")
 
 
-def clocked_steps(ours: Ours, asks: list[Ask], most: int) -> list[dict[str, int]]:
-    """ns by phase of each of up to `most` steps in which all of `asks` decode."""
+def clocked_steps(ours: Ours, asks: list[Ask], most: int, salt: str = "") -> list[dict[str, int]]:
+    """ns by phase of each of up to `most` steps in which all of `asks` decode, as plain greedy requests."""
     steps, clocks = [], Clocks()
     with clocked_phases(ours.engine, clocks):
-        running = ours.begin(asks, plain=True)
+        running = ours.begin(asks, salt, plain=True)
         running.start()
         clocks.take()
         while len(steps) < most and running.steps(1):
