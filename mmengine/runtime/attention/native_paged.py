@@ -57,6 +57,7 @@ class NativePagedAttention:
         self._arrays: tuple[np.ndarray, ...] = ()
 
     def begin(self, meta: AttentionMeta) -> None:
+        torch.get_num_threads()  # a thread that torch has not met is told how many threads kernels may use
         starts = np.zeros(len(meta.query_lens) + 1, np.int32)
         np.cumsum(meta.query_lens, out=starts[1:])
         kv_lens = np.ascontiguousarray(meta.kv_lens, np.int32)

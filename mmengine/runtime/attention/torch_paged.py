@@ -61,6 +61,10 @@ class TorchPagedAttention:
     def begin(self, meta: AttentionMeta) -> None:
         # A block's K and V follow one another: slot s has K at s + block * block_size. Sizes are powers of 2.
         slots, table, lens = meta.on_device(self._device)
+        # A group reads as many blocks of each row as its longest has: the dummy block, which holds zeros,
+        # in place of one of another request, in which there may be NaN.
+        blocks = torch.arange(table.shape[1], device=self._device) * self._block_size
+        table *= blocks < lens[:, None]
         self._k_places = slots + (slots & -self._block_size)
         self._v_places = self._k_places + self._block_size
         starts = np.cumsum(meta.query_lens) - meta.query_lens

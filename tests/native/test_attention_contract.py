@@ -1,0 +1,248 @@
+"""The contract of an attention backend, against dense attention: torch, and our kernels for each instruction
+set that this CPU has."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from attention_cases import TOLERANCE, Rows, dense, spec_of
+
+from mmengine.errors import ConfigError
+from mmengine.native.compile import find_compiler
+from mmengine.native.cpu import usable_isas
+from mmengine.native.library import load, open_isa
+from mmengine.native.problem import NativeProblem
+from mmengine.runtime.attention.base import AttentionMeta
+from mmengine.runtime.attention.native_paged import NativePagedAttention
+from mmengine.runtime.attention.registry import make_backend
+from mmengine.runtime.attention.torch_paged import TorchPagedAttention
+from mmengine.runtime.kv import KVPool
+
+BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+# heads, KV heads, values of a head, tokens of a block: every remainder of 16 and 32, groups of 1 to 8
+SHAPES = [
+    (4, 2, 32, 4),
+    (4, 4, 16, 8),
+    (8, 1, 64, 16),
+    (6, 2, 24, 16),
+    (5, 1, 72, 32),
+    (2, 2, 80, 8),
+    (4, 2, 128, 16),
+    (7, 1, 256, 128),
+]
+
+
+def isas():
+    try:
+        find_compiler()
+        return usable_isas()
+    except NativeProblem:
+        return []
+
+
+def native(isa):
+    """A maker of backends over the kernels for one instruction set."""
+    library = open_isa(isa)
+    if isa == "amx" and not library.mm_allow_amx():
+        pytest.skip("this process may not use AMX")
+    return partial(NativePagedAttention, library=library)
+
+
+@pytest.fixture(scope="module", params=["torch", *isas()])
+def backend(request):
+    return TorchPagedAttention if request.param == "torch" else native(request.param)
+
+
+@pytest.fixture(scope="module", params=isas())
+def kernels(request):
+    return native(request.param)
+
+
+@BOTH
+@pytest.mark.parametrize("heads, kv_heads, head_dim, block_size", SHAPES)
+def test_random_ragged_batches(backend, dtype, heads, kv_heads, head_dim, block_size):
+    random = np.random.default_rng(head_dim)
+    spec = spec_of(heads, kv_heads, head_dim, layers=1)
+    rows = Rows(backend, spec, dtype, block_size, num_blocks=2 + 8 * (700 // block_size + 1))
+    names = [f"r{i}" for i in range(7)]
+    rows.step(("long", 530), ("r0", 61))  # over the end of a block of keys, and up to that of a span
+    for _ in range(8):
+        some = random.permutation(names)[: random.integers(1, 8)]
+        rows.step(*[(str(name), int(random.choice([1, 1, 2, 7, 13, 40]))) for name in ["long", *some]])
+
+
+def test_decode_rows_of_very_different_lengths(backend):
+    rows = Rows(backend, spec_of(4, 2, 32), torch.float32)
+    rows.step(("long", 97), ("short", 1), ("middle", 8))
+    for _ in range(9):
+        rows.step(("short", 1), ("long", 1), ("middle", 1))
+
+
+def test_chunks_of_a_prompt_end_anywhere(backend):
+    rows = Rows(backend, spec_of(4, 2, 32), torch.float32)
+    for count in (3, 1, 4, 8, 2, 1, 9):
+        rows.step(("a", count), ("b", 1))
+
+
+def test_equal_chunks_at_equal_and_other_offsets(backend):
+    rows = Rows(backend, spec_of(4, 2, 32), torch.float32)
+    rows.step(("a", 5), ("b", 5), ("c", 9))
+    rows.step(("a", 6), ("c", 6), ("b", 6))
+    rows.step(("d", 6), ("a", 6), ("e", 6))
+
+
+def test_a_prefix_filled_in_the_same_step(backend):
+    rows = Rows(backend, spec_of(4, 2, 32), torch.float32)
+    rows.step(("first", 8))
+    # `first` fills its third block; in the same step `second` reads its first two.
+    rows.share("second", "first", 8)
+    rows.step(("second", 5), ("first", 4))
+    rows.share("third", "first", 12)
+    rows.step(("third", 1), ("first", 1), ("second", 1))
+
+
+def test_blocks_written_by_another_row_of_the_step_are_read(backend):
+    """A row whose cached tokens another row computes now: all rows are appended before any is run."""
+    spec, size = spec_of(2, 1, 8, layers=1), 4
+    pool = KVPool(spec, 8, size, torch.float32, torch.device("cpu"))
+    attention = backend(spec, pool)
+    generator = torch.Generator().manual_seed(1)
+    k, v = torch.randn(2, 5, 1, 8, generator=generator)
+    q = torch.randn(5, 2, 8, generator=generator)
+    # Row 0 is token 4 behind block 3, row 1 computes block 3 in this very step.
+    table = np.array([[3, 5], [3, 0]], np.int32)
+    lens = np.array([5, 4], np.int32)
+    attention.begin(AttentionMeta(np.array([1, 4], np.int32), lens, np.array([20, 12, 13, 14, 15]), table))
+    attention.append(0, k, v)
+    out = attention.run(0, q)
+    order = [1, 2, 3, 4, 0]
+    torch.testing.assert_close(out[:1], dense(q[:1], k[order], v[order]))
+    torch.testing.assert_close(out[1:], dense(q[1:], k[1:], v[1:]))
+
+
+def test_a_reused_block_keeps_nothing_of_a_row_that_went_wrong(backend):
+    rows = Rows(backend, spec_of(4, 2, 32), torch.float32, num_blocks=12)
+    rows.step(("bad", 8))
+    rows.pool.blocks[:, rows.blocks["bad"]] = float("nan")
+    rows.free.extend(rows.blocks.pop("bad"))
+    rows.step(("a", 5), ("b", 1))
+    rows.step(("a", 1), ("b", 3))
+
+
+@BOTH
+@pytest.mark.parametrize("queries", [1, 3])
+def test_one_row_that_is_nan_leaves_the_others_alone(backend, dtype, queries):
+    spec = spec_of(4, 2, 32, layers=1)
+    generator = torch.Generator().manual_seed(2)
+    kv = torch.randn(2, 3, queries, 2, 32, generator=generator).to(dtype)
+    q = torch.randn(3, queries, 4, 32, generator=generator).to(dtype)
+    lens, table = np.full(3, queries, np.int32), np.array([[1], [2], [3]], np.int32)
+    slots = np.concatenate([np.arange(4 * block, 4 * block + queries) for block in (1, 2, 3)])
+    everything = (q, *kv)
+    # torch's attention gives zeros where keys are NaN and queries are not
+    for bad in [everything] if backend is TorchPagedAttention else [everything, (q,), (kv[0],), (kv[1],)]:
+        was = [part[1, 0].clone() for part in bad]
+        for part in bad:
+            part[1, 0] = float("nan")
+        attention = backend(spec, KVPool(spec, 8, 4, dtype, torch.device("cpu")))
+        attention.begin(AttentionMeta(lens, lens, slots, table))
+        attention.append(0, *kv.flatten(1, 2))
+        out = attention.run(0, q.flatten(0, 1)).view_as(q)
+        for row in (0, 2):
+            want = dense(q[row], kv[0, row], kv[1, row])
+            torch.testing.assert_close(out[row].float(), want, atol=TOLERANCE[dtype], rtol=0.02)
+        assert out[1, 0].isnan().all()
+        for part, value in zip(bad, was, strict=True):
+            part[1, 0] = value
+
+
+def test_the_dummy_block_is_never_written(backend):
+    rows = Rows(backend, spec_of(4, 2, 32), torch.float32)
+    rows.step(("a", 7), ("b", 30))
+    rows.step(("a", 1), ("b", 1))
+    assert not rows.pool.blocks[:, 0].any()
+
+
+def test_fused_projections_need_not_be_contiguous(backend):
+    spec = spec_of(4, 2, 32, layers=1)
+    pool = KVPool(spec, 4, 4, torch.float32, torch.device("cpu"))
+    attention = backend(spec, pool)
+    fused = torch.randn(3, 8, 32, generator=torch.Generator().manual_seed(3))
+    q, k, v = fused.split((4, 2, 2), dim=1)
+    three = np.array([3], np.int32)
+    attention.begin(AttentionMeta(three, three, np.array([8, 9, 10]), np.array([[2]], np.int32)))
+    attention.append(0, k, v)
+    torch.testing.assert_close(attention.run(0, q), dense(q, k, v))
+
+
+def filled(kernels, dtype, seed=5):
+    """A pool of random KV, and a function that attends rows (queries, KV tokens, table row)."""
+    spec = spec_of(8, 2, 72, layers=1)
+    pool = KVPool(spec, 200, 16, dtype, torch.device("cpu"))
+    pool.blocks.normal_(generator=torch.Generator().manual_seed(seed))
+    attention = kernels(spec, pool)
+
+    def attend(rows, q):
+        counts, lens = (np.array([row[i] for row in rows], np.int32) for i in (0, 1))
+        none = np.zeros(counts.sum(), np.int64)
+        attention.begin(AttentionMeta(counts, lens, none, np.array([row[2] for row in rows], np.int32)))
+        return attention.run(0, q)
+
+    return spec, attend
+
+
+@BOTH
+def test_a_row_depends_neither_on_threads_nor_on_the_others(kernels, dtype):
+    """To the bit: in a batch, alone, in another order, with one thread and with two."""
+    spec, attend = filled(kernels, dtype)
+    random = np.random.default_rng(1)
+    rows = [
+        (count, length, random.integers(1, 200, 50))
+        for count, length in [(1, 700), (300, 720), (1, 1), (5, 5), (40, 600), (1, 64), (2, 130), (1, 513)]
+    ]
+    queries = [torch.randn(row[0], spec.num_heads, spec.head_dim).to(dtype) for row in rows]
+    together = attend(rows, torch.cat(queries)).split([row[0] for row in rows])
+    threads = torch.get_num_threads()
+    for order in ([0], [1], [2, 3], [7, 6, 5, 4, 3, 2, 1, 0], [4, 0], [5, 7, 2, 0]):
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            try:
+                out = attend([rows[i] for i in order], torch.cat([queries[i] for i in order]))
+            finally:
+                torch.set_num_threads(threads)
+            for part, i in zip(out.split([rows[i][0] for i in order]), order, strict=True):
+                assert torch.equal(part, together[i])
+
+
+@BOTH
+def test_a_query_does_not_depend_on_where_its_chunk_was_cut(kernels, dtype):
+    spec, attend = filled(kernels, dtype)
+    blocks = np.random.default_rng(2).integers(1, 200, 50)
+    q = torch.randn(600, spec.num_heads, spec.head_dim).to(dtype)
+    whole = attend([(600, 700, blocks)], q)
+    for start, stop in ((0, 600), (0, 7), (7, 300), (300, 302), (413, 600)):
+        assert torch.equal(attend([(stop - start, 100 + stop, blocks)], q[start:stop]), whole[start:stop])
+
+
+@BOTH
+def test_scores_far_apart_do_not_overflow(kernels, dtype):
+    spec, attend = filled(kernels, dtype)
+    for count in (1, 90):
+        q = torch.randn(count, spec.num_heads, spec.head_dim).to(dtype) * 1000
+        assert attend([(count, 90, np.arange(1, 51))], q).isfinite().all()
+
+
+@pytest.mark.parametrize("head_dim, dtype", [(12, torch.float32), (264, torch.float32), (64, torch.float16)])
+def test_what_the_kernels_do_not_know_is_left_to_torch(head_dim, dtype):
+    spec = spec_of(4, 2, head_dim)
+    pool = KVPool(spec, 4, 4, dtype, torch.device("cpu"))
+    assert isinstance(make_backend("auto", spec, pool), TorchPagedAttention)
+    with pytest.raises(ConfigError, match="'native' cannot be used: it knows .* choose 'torch'"):
+        make_backend("native", spec, pool)
+
+
+def test_auto_takes_the_kernels_where_they_can_be_had():
+    spec = spec_of(4, 2, 32)
+    chosen = make_backend("auto", spec, KVPool(spec, 4, 4, torch.bfloat16, torch.device("cpu")))
+    assert type(chosen) is (TorchPagedAttention if load() is None else NativePagedAttention)
