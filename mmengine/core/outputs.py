@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
+import msgspec
 import numpy as np
 
 from mmengine.core.request_state import RequestState
@@ -11,8 +12,7 @@ from mmengine.core.state import View
 from mmengine.events import vocabulary as ev
 
 
-@dataclass(slots=True)
-class Output:
+class Output(msgspec.Struct, eq=False):
     """New tokens of one request, and its end when it ended.
 
     `finish_reason`: stop, length, abort, error, rejected, or None while it runs. `detail`: how the

@@ -7,6 +7,7 @@ requests as their callers see them.
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -38,6 +39,15 @@ _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _TOKEN_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2.5)
 
 
+@dataclass(slots=True)
+class _Live:
+    """When a request was submitted and had its first token (s; 0: not yet), and its tokens since."""
+
+    begin: float
+    first: float = 0.0
+    count: int = 0
+
+
 class Metrics(Collector):
     """`stats` gives the core's counters; `ready` whether work may be sent. Callers on other threads see
     values of some moment between two steps."""
@@ -46,7 +56,7 @@ class Metrics(Collector):
         self, stats: Callable[[], Stats], ready: Callable[[], bool], media: MediaCache | None = None
     ):
         self._stats, self.ready, self._media = stats, ready, media
-        self._live: dict[str, tuple[float, float, int]] = {}  # submitted, first token (s), tokens since
+        self._live: dict[str, _Live] = {}
         self._ends = dict.fromkeys(REASONS, 0)
         registry = CollectorRegistry(auto_describe=False)
         self._first = _histogram("time_to_first_token_seconds", "From submit to the first token.", _SECONDS)
@@ -58,27 +68,26 @@ class Metrics(Collector):
         self._registry = registry
 
     def submitted(self, request_id: str) -> None:
-        self._live[request_id] = time.monotonic(), 0.0, 0
+        self._live[request_id] = _Live(time.monotonic())
 
     def saw(self, output: Output) -> None:
         """News of a request, as they leave the core."""
-        begin, first, count = self._live.get(output.request_id, (0.0, 0.0, 0))
-        if not begin:
+        live = self._live.get(output.request_id)
+        if live is None:
             return
-        if output.token_ids and first:
-            count += len(output.token_ids)
+        if live.first:
+            live.count += len(output.token_ids)
         elif output.token_ids:
-            first = time.monotonic()
-            self._first.observe(first - begin)
-        self._live[output.request_id] = begin, first, count
+            live.first = time.monotonic()
+            self._first.observe(live.first - live.begin)
         if output.finish_reason is not None:
             del self._live[output.request_id]
             self._ends[output.finish_reason] += 1
             if output.finish_reason in ("stop", "length"):
                 end = time.monotonic()
-                self._whole.observe(end - begin)
-                if count:
-                    self._between.observe((end - first) / count)
+                self._whole.observe(end - live.begin)
+                if live.count:
+                    self._between.observe((end - live.first) / live.count)
 
     def text(self) -> str:
         """Prometheus' text format, version 0.0.4."""
