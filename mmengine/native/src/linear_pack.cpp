@@ -21,26 +21,37 @@ inline int64_t place_bf16(int column, int64_t t) {
   return (t / kStep) * 1024 + (column / 16) * 512 + (t % kStep / 2) * 32 + (column % 16) * 2 + t % 2;
 }
 
-void pack_panel_bf16(const uint16_t* w, int64_t panel, int32_t n, int32_t k, int32_t half, uint16_t* out) {
+// rows are those of w behind the panel's columns, NULL for padding.
+void pack_panel_bf16(const uint16_t* const* rows, int32_t k, uint16_t* out) {
   memset(out, 0, ceil_div(k, kStep) * 2048);
-  for (int column = 0; column < kPanel; ++column) {
-    int64_t row = source_row(panel, column, n, half);
-    if (row < 0) continue;
-    const uint16_t* from = w + row * k;
-    for (int64_t t = 0; t < k; ++t) out[place_bf16(column, t)] = from[t];
+  int64_t whole = k / kStep * kStep;
+  for (int64_t step = 0; step < whole; step += kStep)  // a cache line of a row after the other
+    for (int column = 0; column < kPanel; ++column) {
+      uint16_t* to = out + place_bf16(column, step);
+      if (!rows[column]) continue;
+      for (int pair = 0; pair < 16; ++pair) memcpy(to + pair * 32, rows[column] + step + pair * 2, 4);
+    }
+  for (int column = 0; column < kPanel; ++column)
+    for (int64_t t = whole; t < k && rows[column]; ++t) out[place_bf16(column, t)] = rows[column][t];
+}
+
+void pack_panel_fp32(const float* const* rows, int32_t k, float* out) {
+  constexpr int kLine = 16;
+  for (int64_t begin = 0; begin < k; begin += kLine) {
+    int64_t end = begin + kLine < k ? begin + kLine : k;
+    for (int column = 0; column < kPanel; ++column)
+      for (int64_t t = begin; t < end; ++t) out[t * kPanel + column] = rows[column] ? rows[column][t] : 0.0f;
   }
 }
 
-void pack_panel_fp32(const float* w, int64_t panel, int32_t n, int32_t k, int32_t half, float* out) {
+template <class T, class Pack>
+void pack_panel(const void* w, int64_t panel, int32_t n, int32_t k, int32_t half, void* out, Pack pack) {
+  const T* rows[kPanel];
   for (int column = 0; column < kPanel; ++column) {
     int64_t row = source_row(panel, column, n, half);
-    if (row < 0) {
-      for (int64_t t = 0; t < k; ++t) out[t * kPanel + column] = 0.0f;
-      continue;
-    }
-    const float* from = w + row * k;
-    for (int64_t t = 0; t < k; ++t) out[t * kPanel + column] = from[t];
+    rows[column] = row < 0 ? nullptr : (const T*)w + row * k;
   }
+  pack(rows, k, (T*)out);
 }
 
 void pack(const void* w, int32_t n, int32_t k, int32_t dtype, int32_t half, void* packed) {
@@ -49,9 +60,9 @@ void pack(const void* w, int32_t n, int32_t k, int32_t dtype, int32_t half, void
   for (int64_t panel = 0; panel < panels; ++panel) {
     void* out = (char*)packed + panel * bytes;
     if (dtype == MM_BF16)
-      pack_panel_bf16((const uint16_t*)w, panel, n, k, half, (uint16_t*)out);
+      pack_panel<uint16_t>(w, panel, n, k, half, out, pack_panel_bf16);
     else
-      pack_panel_fp32((const float*)w, panel, n, k, half, (float*)out);
+      pack_panel<float>(w, panel, n, k, half, out, pack_panel_fp32);
   }
 }
 
@@ -89,7 +100,9 @@ void mm_linear_rows(const mm_linear* linear, const int64_t* rows, int32_t count,
     } else {
       uint16_t* to = (uint16_t*)out + i * k;
       const uint16_t* from = (const uint16_t*)panel;
-      for (int64_t t = 0; t < k; ++t) to[t] = inside ? from[mm::place_bf16(column, t)] : 0;
+      for (int64_t t = 0; t + 1 < k; t += 2) memcpy(to + t, from + mm::place_bf16(column, t), 4);
+      if (k % 2) to[k - 1] = from[mm::place_bf16(column, k - 1)];
+      if (!inside) memset(to, 0, k * 2);
     }
   }
 }
