@@ -146,7 +146,7 @@ void linear_prepare(const LinearJob& job, void* scratch, int row0, int row1) {
 }
 
 void linear_run_bf16(const LinearJob& job, const void* scratch, const Share& share) {
-  int64_t steps = job.steps(), fit = (1 << 20) / (steps * 64) / 32 * 32;  // rows of x in 1 MB
+  int64_t steps = job.steps(), fit = (3 << 19) / (steps * 64) / 32 * 32;  // rows of x in 1.5 MB
   int most = (int)(fit < 32 ? 32 : fit < kMostRows ? fit : kMostRows);
   for (int row = share.row0; row < share.row1; row += most) {
     int rows = share.row1 - row < most ? share.row1 - row : most;
