@@ -92,8 +92,7 @@ class Sampler:
         largest, token_ids = most_likely(logits)
         options, wanted = batch.columns["options"], batch.wanted
         if wanted & MIN_TOKENS:
-            options = self._before_min_tokens(logits, token_ids, batch)
-            wanted = int(np.bitwise_or.reduce(options))
+            options, wanted = self._before_min_tokens(logits, token_ids, batch)
         if wanted & (ADJUSTED | RANDOM):
             picked = np.flatnonzero(options & (ADJUSTED | RANDOM))
             if len(picked) == len(options):
@@ -111,24 +110,39 @@ class Sampler:
 
     def _before_min_tokens(
         self, logits: torch.Tensor, token_ids: torch.Tensor, batch: SampleRows
-    ) -> np.ndarray:
-        """The rows' options [s], with MIN_TOKENS where it still has to be seen to: not in rows that have
-        so many tokens. On a CPU greedy rows that ask for nothing else are done here, in `token_ids`: most
-        of them chose a token that ends nothing anyway."""
+    ) -> tuple[np.ndarray, int]:
+        """The rows' options [s], with MIN_TOKENS where it still has to be seen to, and all of them together:
+        not in rows that have so many tokens, and on a CPU not in greedy rows that ask for nothing else.
+        Those are done here, in `token_ids`; most of them chose a token that ends nothing anyway."""
         options = batch.columns["options"]
-        options = np.where(batch.output_index >= batch.columns["min_tokens"], options & ~MIN_TOKENS, options)
-        if logits.device.type != "cpu":
-            return options
-        plain = options & (ADJUSTED | RANDOM) == MIN_TOKENS
-        tokens, values = token_ids.numpy(), logits.numpy()
-        ends = (plain & (((options & STOP_IDS) != 0) | self._rows.is_eos(tokens))).nonzero()[0]
-        if len(ends):
-            places = ends[:, None], self._rows.blocked[batch.rows[ends]]
-            kept = values[places]
-            values[places] = NEVER
-            tokens[ends] = (values if len(ends) == len(values) else values[ends]).argmax(axis=-1)
-            values[places] = kept
-        return np.where(plain, options & ~MIN_TOKENS, options)
+        is_early = ((options & MIN_TOKENS) != 0) & (batch.output_index < batch.columns["min_tokens"])
+        if logits.device.type == "cpu":
+            tokens = token_ids.numpy()
+            may_end = self._rows.is_eos(tokens)
+            if batch.wanted & STOP_IDS:
+                may_end |= (options & STOP_IDS) != 0
+            if not batch.wanted & (ADJUSTED | RANDOM) & ~MIN_TOKENS:
+                self._next_likely(logits.numpy(), tokens, (may_end & is_early).nonzero()[0], batch.rows)
+                return options, batch.wanted & ~MIN_TOKENS
+            is_plain = options & (ADJUSTED | RANDOM) == MIN_TOKENS
+            self._next_likely(
+                logits.numpy(), tokens, (may_end & is_early & is_plain).nonzero()[0], batch.rows
+            )
+            is_early &= ~is_plain
+        options = np.where(is_early, options, options & ~MIN_TOKENS)
+        return options, int(np.bitwise_or.reduce(options))
+
+    def _next_likely(
+        self, logits: np.ndarray, tokens: np.ndarray, picked: np.ndarray, rows: np.ndarray
+    ) -> None:
+        """Put the most likely tokens that do not end a text into `tokens` [s], at places `picked`."""
+        if not len(picked):
+            return
+        places = picked[:, None], self._rows.blocked[rows[picked]]
+        kept = logits[places]
+        logits[places] = NEVER
+        tokens[picked] = (logits if len(picked) == len(logits) else logits[picked]).argmax(axis=-1)
+        logits[places] = kept
 
     def _choose(self, logits: torch.Tensor, options: np.ndarray, batch: SampleRows) -> torch.Tensor:
         """Tokens of rows that ask for more than the most likely; rows that are ADJUSTED are written to."""

@@ -213,6 +213,27 @@ def test_bias_and_repetition_equal_transformers_processors():
     assert Bench(50, rows).tokens(logits) == want.argmax(-1).tolist()
 
 
+@pytest.mark.parametrize("among", ["alone", "with one that is random", "with penalties"])
+def test_greedy_rows_give_their_next_best_token_before_min_tokens(among):
+    """Of six tokens the end of sequence is the most likely one, token 4 the next, token 1 the third."""
+    early, late = (1, 2), [5] * 3
+    rows = {
+        0: (SamplingParams(min_tokens=3), early, [5] * 2, 0),
+        1: (SamplingParams(min_tokens=3), early, late, 0),
+        2: (SamplingParams(min_tokens=3, ignore_eos=True), early, [], 0),
+        3: (SamplingParams(min_tokens=3, stop_token_ids=(4, 99)), early, [5], 0),
+        4: (SamplingParams(), early, [], 0),
+        5: (SamplingParams(min_tokens=1, ignore_eos=True, stop_token_ids=(EOS,)), early, [], 0),
+    }
+    if among == "with one that is random":
+        rows[6] = (SamplingParams(temperature=1e-9, seed=0, min_tokens=2), early, [], 0)
+    if among == "with penalties":
+        rows[6] = (SamplingParams(presence_penalty=0.1, min_tokens=2), early, [], 0)
+    bench = Bench(6, rows)
+    logits = torch.tensor([[0.0, 3.0, 1.0, 9.0, 5.0, 2.0]]).repeat(len(rows), 1)
+    assert bench.tokens(logits) == [4, EOS, EOS, 1, EOS, 4, 4][: len(rows)]
+
+
 def test_penalties_follow_the_tokens_that_are_sampled():
     """Counts go on from step to step, and begin anew when another request takes the row."""
     logits = torch.tensor([[5.0, 4.0, 3.0, 2.0, 0.0]])
