@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from mmengine.errors import InvalidMedia
 from mmengine.models.media_cache import MediaCache
 from mmengine.models.plugin import MediaSource
 from mmengine_qwen3_vl.images import load_rgb
@@ -124,15 +125,19 @@ def _source_of(part: MediaPart, given: Mapping[str, Any], access: Access) -> Med
 
 
 def _content_key(part: MediaPart, given: Mapping[str, Any], cache_salt: str) -> bytes:
-    """Raises InvalidRequest for options that are out of range."""
+    """Raises InvalidRequest for options that are out of range, InvalidMedia for a file that is gone."""
     options = (image_options if part.modality == "image" else video_options)(given, part.where)
     head = (
         json.dumps([part.modality, repr(options), cache_salt]) + "\n"
     )  # no line break in JSON: it ends here
     digest = hashlib.sha256(head.encode())
     if isinstance(part.source, Path):
-        with part.source.open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
+        try:
+            with part.source.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+        except OSError as error:
+            reason = error.strerror or "unknown reason"
+            raise InvalidMedia(f"{part.where} cannot be read ({reason})") from None
     else:
         digest.update(part.source)
     return digest.digest()

@@ -119,7 +119,7 @@ def test_elementwise_kernels(library, dtype):
     assert torch.equal(ours.isnan(), x.isnan())
     error = (ours.double() - exact).abs() / exact.abs().clamp(min=1.0)
     assert error.nan_to_num().max() < (1e-6 if dtype == torch.float32 else 4.1e-3)
-    pixels = torch.arange(256, dtype=torch.uint8).repeat(97)
+    pixels = torch.arange(256, dtype=torch.uint8).repeat(97)[:-5]
     numbers = torch.empty(len(pixels), dtype=dtype)
     kernels.normalise(pixels, numbers)
     assert torch.equal(numbers, normalise(pixels).to(dtype))

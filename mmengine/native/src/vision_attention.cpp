@@ -25,8 +25,8 @@ struct VisionTask {
 };
 
 // `half` pairs of values, rotated: to = x * cos + (x with its halves swapped) * sin.
-MM_INLINE void rotate(const float* __restrict x, const float* __restrict cos, const float* __restrict sin, int half,
-                      float* __restrict to) {
+MM_INLINE void rotate(const float* __restrict x, const float* __restrict cos, const float* __restrict sin,
+                      int half, float* __restrict to) {
   for (int i = 0; i < half; i++) {
     float low = x[i], high = x[i + half];
     to[i] = low * cos[i] + high * sin[i];
@@ -137,7 +137,9 @@ extern "C" int32_t mm_vision_attention(const mm_segments* segments, const void* 
     char* own = scratch;
 #endif
     for (int s = 0; s < segments->num_segments; s++)
-      attend_segment({segments, qkv, qkv_stride, out, out_stride, segments->starts[s], segments->starts[s + 1], 0, 0, 0}, own);
+      attend_segment({segments, qkv, qkv_stride, out, out_stride, segments->starts[s], segments->starts[s + 1],
+                      0, 0, 0},
+                     own);
   }
   free(scratch);
   return 0;
