@@ -11,7 +11,7 @@ from mmengine.native.linear import PackedLinear
 from mmengine.native.problem import NativeProblem
 
 DTYPES = (torch.float32, torch.bfloat16)
-# n and k around the edges of panels (32), tiles (16) and pieces of k (256); m around those of blocks.
+# n and k around the edges of panels (32), tiles (16) and pieces of k (192); m around those of blocks.
 SHAPES = (
     (1, 1),
     (7, 5),

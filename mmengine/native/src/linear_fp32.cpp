@@ -14,7 +14,7 @@ constexpr int kWidth = 8, kMostSums = 12;  // of 16
 constexpr int kVectors = kPanel / kWidth;  // of a panel
 constexpr int kTall = kMostSums / 2;       // rows at most of a block
 constexpr int kMostRows = 512;             // rows whose sums wait between pieces of k
-constexpr int64_t kPiece = 256;            // of k: 32 KB of a panel, for the first cache
+constexpr int64_t kPiece = 192;            // of k: 24 KB of a panel, for the first cache
 constexpr int64_t kAhead = 64 * kPanel;    // floats: weights are fetched 8 KB ahead
 typedef float vec __attribute__((vector_size(kWidth * 4)));
 
