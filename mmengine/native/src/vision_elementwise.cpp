@@ -43,31 +43,6 @@ void gelu(void* x, int64_t count) {
   });
 }
 
-typedef uint8_t b16v __attribute__((vector_size(16)));
-
-// (x / 255 - 0.5) / 0.5. The quotient is a product and one step of Newton's, which for whole numbers up to
-// 255 is the rounded quotient to the bit (a test looks at all of them); dividing takes five times as long.
-MM_INLINE f16v normalised(b16v pixels) {
-  f16v x = __builtin_convertvector(__builtin_convertvector(pixels, i16v), f16v);
-  const float inverse = 1.0f / 255.0f;
-  f16v quotient = x * inverse;
-  f16v left = x - quotient * 255.0f;
-  return (left * inverse + quotient - 0.5f) * 2.0f;
-}
-
-template <bool kBf16>
-void normalise(const uint8_t* pixels, int64_t count, void* out) {
-  const int size = kBf16 ? 2 : 4;
-  over(count, [=](int64_t at, int64_t n) {
-    if (n == 16) return store(out, at, normalised(load_as<b16v>(pixels + at)), kBf16);
-    uint8_t grey[16] = {};
-    float buffer[16];
-    memcpy(grey, pixels + at, n);
-    store(buffer, 0, normalised(load_as<b16v>(grey)), kBf16);
-    memcpy((char*)out + at * size, buffer, n * size);
-  });
-}
-
 }  // namespace
 }  // namespace mm
 
@@ -79,8 +54,18 @@ extern "C" void mm_vision_gelu(void* x, int64_t count, int32_t dtype) {
 }
 
 extern "C" void mm_vision_pixels(const uint8_t* pixels, int64_t count, int32_t dtype, void* out) {
-  if (dtype == 1)
-    mm::normalise<true>(pixels, count, out);
-  else
-    mm::normalise<false>(pixels, count, out);
+  float table[256];  // one value a grey level: three roundings each, the same for every pixel
+  uint16_t narrow_table[256];
+  for (int i = 0; i < 256; i++) {
+    table[i] = ((float)i / 255.0f - 0.5f) / 0.5f;
+    mm::h16v bits = mm::narrow(mm::splat(table[i]));
+    narrow_table[i] = bits[0];
+  }
+#pragma omp parallel for schedule(static) if (count > mm::kShare)
+  for (int64_t at = 0; at < count; at++) {
+    if (dtype == 1)
+      ((uint16_t*)out)[at] = narrow_table[pixels[at]];
+    else
+      ((float*)out)[at] = table[pixels[at]];
+  }
 }
