@@ -14,6 +14,7 @@ FRONT, CORE, LOG = "front", "core, the rest", "log"
 FORWARD = ("embed", "features", "attention", "forward, the rest", "logits")  # the model's own part
 ENCODE = "encode"
 ROUNDS = 3
+Watched = Callable[[AbstractContextManager], None]  # does its steps within what it is given
 
 
 class Clocks:
@@ -48,9 +49,8 @@ class Clocks:
         return found
 
 
-def least_disturbed(engine: Engine, work: Callable[[AbstractContextManager], None]) -> Clocks:
-    """The clocks of that of ROUNDS runs of `work` whose steps took least. `work` takes a context manager,
-    in which its steps run."""
+def least_disturbed(engine: Engine, work: Watched) -> Clocks:
+    """The clocks of that of ROUNDS runs of `work` whose steps took least."""
     runs = [Clocks() for _ in range(ROUNDS)]
     for clocks in runs:
         work(clocked_phases(engine, clocks))

@@ -1,7 +1,6 @@
 """throughput.py --profile: the phases of a step as tables, and a flame graph of the same steps."""
 
 from collections import defaultdict
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -12,7 +11,7 @@ from forward_split import forward_split
 from half_billion import CONTEXT, PROMPT, TOKENS
 from half_billion_model import cached_folder
 from ours import Ours
-from phases import ROUNDS, Clocks, least_disturbed
+from phases import ROUNDS, Clocks, Watched, least_disturbed
 from report import Part, Table
 from torch.profiler import ProfilerActivity
 from workload import Ask, long_answers, mixed, random_texts
@@ -29,25 +28,25 @@ OPERATIONS = (
 ROWS = 16
 DECODE_STEPS = 10  # of the half billion
 AHEAD = 6  # tokens that the first rows may have made when the last one makes its first
-Watch = AbstractContextManager
+Watch = AbstractContextManager  # within it a step is seen
 
 
 def profile(requests: int, longest: int, half_billion: bool, flame: Path) -> Part:
     """Decoding and mixed requests on the embedded checkpoint, and on `half_billion` decoding alone."""
     part, trees = Part(), []
 
-    def add(title: str, ours: Ours, work: Callable[[Watch], None], decoding: int = 0) -> None:
+    def add(title: str, ours: Ours, work: Watched) -> None:
         tables, tree = _profile_one(title, ours, work)
         part.tables.extend(tables)
         trees.append(tree)
-        if decoding and (split := forward_split(title, ours, decoding, work)) is not None:
-            part.tables.append(split)
+        split = forward_split(title, ours, work)
+        part.tables.extend([] if split is None else [split])
 
     ours = Ours()
     asks = long_answers(ours.engine.processor, ROWS, longest)
     mix = mixed(ours.engine.processor, requests, longest)
     title = f"Decode steps of {ROWS} rows, embedded checkpoint"
-    add(title, ours, partial(_decode, ours, asks, longest), ROWS)
+    add(title, ours, partial(_decode, ours, asks, longest))
     add(f"{len(mix)} mixed requests, embedded checkpoint", ours, partial(_answer, ours, mix))
     ours.close()
     if half_billion:
@@ -56,7 +55,7 @@ def profile(requests: int, longest: int, half_billion: bool, flame: Path) -> Par
         for rows in (1, ROWS):
             asks = random_texts(rows, CONTEXT, DECODE_STEPS + AHEAD, TOKENS)
             title = f"Decode steps of {rows} row(s), half a billion weights in bfloat16"
-            add(title, large, partial(_decode, large, asks, DECODE_STEPS), rows)
+            add(title, large, partial(_decode, large, asks, DECODE_STEPS))
         asks = random_texts(1, PROMPT, 1, TOKENS)
         title = f"Prefill of {PROMPT} tokens, half a billion weights in bfloat16"
         add(title, large, partial(_answer, large, asks))
@@ -78,7 +77,7 @@ def _answer(ours: Ours, asks: list[Ask], watch: Watch) -> None:
         ours.answer(asks)
 
 
-def _profile_one(title: str, ours: Ours, work: Callable[[Watch], None]) -> tuple[list[Table], dict]:
+def _profile_one(title: str, ours: Ours, work: Watched) -> tuple[list[Table], dict]:
     """The phases and the forward's operations as tables, and a tree for the flame graph."""
     work(nullcontext())
     clocks = least_disturbed(ours.engine, work)
