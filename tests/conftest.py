@@ -5,7 +5,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from mmengine.native import library
+from mmengine.native import library as native_library
+from tests.instruction_sets import isas, opened
 
 # A shell starts background jobs with SIGINT ignored, and children inherit that: a test that interrupts
 # one would wait for ever.
@@ -19,14 +20,20 @@ def _hidden(folder):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CXX", "no-such-compiler")
         patch.setenv("MMENGINE_CACHE", str(folder))
-        library.forget()
+        native_library.forget()
         try:
             yield
         finally:
             patch.undo()
-            library.forget()
+            native_library.forget()
 
 
 @pytest.fixture(scope="session")
 def hidden_compiler():
     return _hidden
+
+
+@pytest.fixture(scope="module", params=isas())
+def library(request):
+    """The compiled kernels, for one instruction set of this CPU after the other."""
+    return opened(request.param)

@@ -9,15 +9,13 @@ import torch
 from attention_cases import TOLERANCE, Rows, dense, spec_of
 
 from mmengine.errors import ConfigError
-from mmengine.native.compile import find_compiler
-from mmengine.native.cpu import usable_isas
-from mmengine.native.library import load, open_isa
-from mmengine.native.problem import NativeProblem
+from mmengine.native.library import load
 from mmengine.runtime.attention.base import AttentionMeta
 from mmengine.runtime.attention.native_paged import NativePagedAttention
 from mmengine.runtime.attention.registry import make_backend
 from mmengine.runtime.attention.torch_paged import TorchPagedAttention
 from mmengine.runtime.kv import KVPool
+from tests.instruction_sets import isas, opened
 
 BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 # heads, KV heads, values of a head, tokens of a block: every remainder of 16 and 32, groups of 1 to 8
@@ -33,20 +31,9 @@ SHAPES = [
 ]
 
 
-def isas():
-    try:
-        find_compiler()
-        return usable_isas()
-    except NativeProblem:
-        return []
-
-
 def native(isa):
     """A maker of backends over the kernels for one instruction set."""
-    library = open_isa(isa)
-    if isa == "amx" and not library.mm_allow_amx():
-        pytest.skip("this process may not use AMX")
-    return partial(NativePagedAttention, library=library)
+    return partial(NativePagedAttention, library=opened(isa))
 
 
 @pytest.fixture(scope="module", params=["torch", *isas()])

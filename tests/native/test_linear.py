@@ -4,11 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from mmengine.native.compile import find_compiler
-from mmengine.native.cpu import usable_isas
-from mmengine.native.library import open_isa
 from mmengine.native.linear import PackedLinear
-from mmengine.native.problem import NativeProblem
 
 DTYPES = (torch.float32, torch.bfloat16)
 # n and k around the edges of panels (32), tiles (16) and pieces of k (192); m around those of blocks.
@@ -27,22 +23,6 @@ SHAPES = (
 ROWS = (1, 2, 3, 4, 5, 7, 8, 13, 14, 15, 16, 17, 31, 32, 33, 48, 70)
 # Relative to 1 + |exact|. bfloat16 keeps 8 bits; with silu three roundings follow each other.
 BOUND = {torch.float32: 1e-5, torch.bfloat16: 2**-8}
-
-
-def isas():
-    try:
-        find_compiler()
-        return usable_isas()
-    except NativeProblem:
-        return []
-
-
-@pytest.fixture(scope="module", params=isas())
-def library(request):
-    library = open_isa(request.param)
-    if request.param == "amx" and not library.mm_allow_amx():
-        pytest.skip("this process may not use AMX")
-    return library
 
 
 @pytest.fixture(params=DTYPES, ids=str)

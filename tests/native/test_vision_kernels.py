@@ -5,32 +5,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from mmengine.native.compile import find_compiler
-from mmengine.native.cpu import usable_isas
-from mmengine.native.library import open_isa
-from mmengine.native.problem import NativeProblem
 from mmengine.native.vision import VisionKernels, vision_kernels
 from mmengine_qwen3_vl.segments import Rotation, attend_native, attend_torch
 from mmengine_qwen3_vl.vision import normalise
 
 DTYPES = (torch.float32, torch.bfloat16)
 HEADS = ((4, 24), (2, 64), (3, 72), (1, 80), (2, 8), (1, 256))
-
-
-def isas():
-    try:
-        find_compiler()
-        return usable_isas()
-    except NativeProblem:
-        return []
-
-
-@pytest.fixture(scope="module", params=isas())
-def library(request):
-    library = open_isa(request.param)
-    if request.param == "amx" and not library.mm_allow_amx():
-        pytest.skip("this process may not use AMX")
-    return library
 
 
 def kernels_of(library, heads, head_dim, dtype):

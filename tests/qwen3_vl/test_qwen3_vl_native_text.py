@@ -5,10 +5,6 @@ import pytest
 import torch
 from qwen3_vl_reference import PagedRows, make_prompt, make_reference, ragged_steps, run_rows, whole_steps
 
-from mmengine.native.compile import find_compiler
-from mmengine.native.cpu import usable_isas
-from mmengine.native.library import open_isa
-from mmengine.native.problem import NativeProblem
 from mmengine.native.rotary import RotaryTable
 from mmengine.runtime.attention.native_paged import NativePagedAttention
 from mmengine.runtime.attention.torch_paged import TorchPagedAttention
@@ -51,22 +47,6 @@ CONFIGS = {
 
 
 LIVELY = "untied, biases"  # a tied head tends to repeat one token
-
-
-def isas():
-    try:
-        find_compiler()
-        return usable_isas()
-    except NativeProblem:
-        return []
-
-
-@pytest.fixture(scope="module", params=isas())
-def library(request):
-    library = open_isa(request.param)
-    if request.param == "amx" and not library.mm_allow_amx():
-        pytest.skip("this process may not use AMX")
-    return library
 
 
 @pytest.fixture(scope="module")
