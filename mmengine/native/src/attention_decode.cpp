@@ -17,21 +17,21 @@ constexpr int kSpan = 64;   // tokens whose scores are held at once
 constexpr int kTokens = 4;  // tokens of a tile of dot products
 #if defined(__AVX512F__)
 constexpr int kHeads = 4;    // heads that take one reading of K from registers
-constexpr int kVectors = 8;  // vectors of sums a head; two heads fill half of the registers
+constexpr int kVectors = 8;  // registers of sums a head; two heads fill half of all
 #else
-constexpr int kHeads = 1;
-constexpr int kVectors = 2;
+constexpr int kHeads = 2;
+constexpr int kVectors = 4;
 #endif
 
 // How K meets q: q as it is kept, and how many values a vector of K has.
 template <class T>
 struct Dot {
   using Query = float;
-  using Vector = f16v;
-  static constexpr int kStep = 16;
-  MM_INLINE Vector load(const T* from) { return load16(from); }
-  MM_INLINE Vector load_part(const T* from, int) { return load8(from); }
-  MM_INLINE f16v add(f16v sum, Vector k, const Query* q) { return sum + k * load_as<f16v>(q); }
+  using Vector = wide;
+  static constexpr int kStep = kWide;
+  MM_INLINE Vector load(const T* from) { return load_wide(from); }
+  MM_INLINE Vector load_part(const T* from, int) { return load_eight(from); }
+  MM_INLINE wide add(wide sum, Vector k, const Query* q) { return sum + k * load_wide(q); }
   MM_INLINE Query keep(float value) { return value; }
 };
 
@@ -45,15 +45,15 @@ struct Dot<uint16_t> {
   MM_INLINE Vector load_part(const uint16_t* from, int count) {
     return _mm512_maskz_loadu_epi16((1u << count) - 1, from);
   }
-  MM_INLINE f16v add(f16v sum, Vector k, const Query* q) {
-    return (f16v)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_loadu_si512(q), (__m512bh)k);
+  MM_INLINE wide add(wide sum, Vector k, const Query* q) {
+    return (wide)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_loadu_si512(q), (__m512bh)k);
   }
   MM_INLINE Query keep(float value) { return to_bf16(value); }
 };
 #endif
 
 // The sums of four vectors, side by side.
-MM_INLINE __m128 sum4(const f16v* v) {
+MM_INLINE __m128 sum4(const wide* v) {
 #if defined(__AVX512F__)
   __m512 a = (__m512)v[0], b = (__m512)v[1], c = (__m512)v[2], d = (__m512)v[3];
   __m512d ab = (__m512d)_mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
@@ -61,13 +61,7 @@ MM_INLINE __m128 sum4(const f16v* v) {
   __m512 all = _mm512_add_ps((__m512)_mm512_unpacklo_pd(ab, cd), (__m512)_mm512_unpackhi_pd(ab, cd));
   __m256 half = _mm256_add_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps(all, 1));
 #else
-  __m256 x[4];
-  for (int i = 0; i < 4; i++) {
-    f8v parts[2];
-    memcpy(parts, v + i, sizeof parts);
-    x[i] = (__m256)(parts[0] + parts[1]);
-  }
-  __m256 half = _mm256_hadd_ps(_mm256_hadd_ps(x[0], x[1]), _mm256_hadd_ps(x[2], x[3]));
+  __m256 half = _mm256_hadd_ps(_mm256_hadd_ps((__m256)v[0], (__m256)v[1]), _mm256_hadd_ps((__m256)v[2], (__m256)v[3]));
 #endif
   return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
 }
@@ -77,7 +71,7 @@ template <int N, class T>
 MM_INLINE void score(const T* const* k, int64_t head, const typename Dot<T>::Query* q, int64_t q_width, int d,
                      float* scores) {
   using D = Dot<T>;
-  f16v sums[N][kTokens] = {};
+  wide sums[N][kTokens] = {};
   typename D::Vector keys[kTokens];
   int i = 0;
   for (; i + D::kStep <= d; i += D::kStep) {
@@ -100,22 +94,22 @@ MM_INLINE void score(const T* const* k, int64_t head, const typename Dot<T>::Que
   for (int n = 0; n < N; n++) _mm_storeu_ps(scores + n * kSpan, sum4(sums[n]));
 }
 
-// sums [G, N vectors] = sums * shrink + weights [G, count] v [count, N vectors]
-template <int G, int N, bool kHalf, class T>
+// sums [G, N registers] = sums * shrink + weights [G, count] v [count, N registers]
+template <int G, int N, bool kEight, class T>
 MM_INLINE void mix(const T* const* v, int64_t at, int count, const float* weights, const float* shrink,
                    float* sums, int64_t width) {
-  f16v sum[G][N];
+  wide sum[G][N];
 #pragma GCC unroll 2
   for (int g = 0; g < G; g++)
 #pragma GCC unroll 8
-    for (int j = 0; j < N; j++) sum[g][j] = load_as<f16v>(sums + g * width + j * 16) * shrink[g];
+    for (int j = 0; j < N; j++) sum[g][j] = load_wide(sums + g * width + j * kWide) * shrink[g];
   for (int t = 0; t < count; t++) {
-    f16v weight[G];
+    wide weight[G];
 #pragma GCC unroll 2
-    for (int g = 0; g < G; g++) weight[g] = splat(weights[g * kSpan + t]);
+    for (int g = 0; g < G; g++) weight[g] = all(weights[g * kSpan + t]);
 #pragma GCC unroll 8
     for (int j = 0; j < N; j++) {
-      f16v value = kHalf ? load8(v[t] + at) : load16(v[t] + at + j * 16);
+      wide value = kEight ? load_eight(v[t] + at) : load_wide(v[t] + at + j * kWide);
 #pragma GCC unroll 2
       for (int g = 0; g < G; g++) sum[g][j] += weight[g] * value;
     }
@@ -123,20 +117,21 @@ MM_INLINE void mix(const T* const* v, int64_t at, int count, const float* weight
 #pragma GCC unroll 2
   for (int g = 0; g < G; g++)
 #pragma GCC unroll 8
-    for (int j = 0; j < N; j++) store_as(sums + g * width + j * 16, sum[g][j]);
+    for (int j = 0; j < N; j++) store_as(sums + g * width + j * kWide, sum[g][j]);
 }
 
 template <int G, class T>
 void mix_head(const T* const* v, int64_t head, int d, int count, const float* weights, const float* shrink,
               float* sums, int64_t width) {
+  constexpr int kHalf = kVectors / 2;
   int i = 0;
-  for (; i + kVectors * 16 <= d; i += kVectors * 16)
+  for (; i + kVectors * kWide <= d; i += kVectors * kWide)
     mix<G, kVectors, false>(v, head + i, count, weights, shrink, sums + i, width);
-  if (kVectors > 4 && i + 64 <= d) {
-    mix<G, 4, false>(v, head + i, count, weights, shrink, sums + i, width);
-    i += 64;
+  if (i + kHalf * kWide <= d) {
+    mix<G, kHalf, false>(v, head + i, count, weights, shrink, sums + i, width);
+    i += kHalf * kWide;
   }
-  for (; i + 16 <= d; i += 16) mix<G, 1, false>(v, head + i, count, weights, shrink, sums + i, width);
+  for (; i + kWide <= d; i += kWide) mix<G, 1, false>(v, head + i, count, weights, shrink, sums + i, width);
   if (i < d) mix<G, 1, true>(v, head + i, count, weights, shrink, sums + i, width);
 }
 
@@ -202,8 +197,6 @@ void mix_span(Row<T>& row, int count) {
   }
 }
 
-MM_INLINE float as_float(float value) { return value; }
-MM_INLINE float as_float(uint16_t bits) { return from_bf16(bits); }
 MM_INLINE void put(float* to, float value) { *to = value; }
 MM_INLINE void put(uint16_t* to, float value) { *to = to_bf16(value); }
 

@@ -29,6 +29,9 @@ MM_INLINE float from_bf16(uint16_t bits) {
   return value;
 }
 
+MM_INLINE float as_float(float value) { return value; }
+MM_INLINE float as_float(uint16_t bits) { return from_bf16(bits); }
+
 // To the nearest, ties to even; NaN stays NaN. Without a branch, so that loops over it become vectors.
 MM_INLINE uint16_t to_bf16(float value) {
   uint32_t bits;

@@ -5,6 +5,8 @@
 // queries stand beside it.
 #pragma once
 
+#include <immintrin.h>
+
 #include <cstdint>
 
 #include "attention_softmax.h"
@@ -80,20 +82,42 @@ class AmxTiles {
 };
 #endif
 
+// One register of floats: GCC keeps values of 64 bytes in memory where registers have 32.
+#if defined(__AVX512F__)
+constexpr int kWide = 16;
+#else
+constexpr int kWide = 8;
+#endif
+typedef float wide __attribute__((vector_size(kWide * 4)));
 typedef float f8v __attribute__((vector_size(32)));
-typedef uint16_t h8v __attribute__((vector_size(16)));
 
-MM_INLINE f16v load16(const float* from) { return load_as<f16v>(from); }
-MM_INLINE f16v load16(const uint16_t* from) { return widen(load_as<h16v>(from)); }
+MM_INLINE wide all(float x) { return x - wide{}; }
+MM_INLINE wide load_wide(const float* from) { return load_as<wide>(from); }
+MM_INLINE wide load_wide(const uint16_t* from) {
+#if defined(__AVX512F__)
+  return widen(load_as<h16v>(from));
+#else
+  return (wide)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)from)), 16);
+#endif
+}
 
-// Eight values, then zeros.
-MM_INLINE f16v load8(const float* from) {
+// Eight values, then zeros where a register has more.
+MM_INLINE wide load_eight(const float* from) {
+#if defined(__AVX512F__)
   return __builtin_shufflevector(load_as<f8v>(from), f8v{}, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+#else
+  return load_wide(from);
+#endif
 }
-MM_INLINE f16v load8(const uint16_t* from) {
-  return widen(__builtin_shufflevector(load_as<h8v>(from), h8v{}, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
+MM_INLINE wide load_eight(const uint16_t* from) {
+#if defined(__AVX512F__)
+  return widen((h16v)_mm256_zextsi128_si256(_mm_loadu_si128((const __m128i*)from)));
+#else
+  return load_wide(from);
+#endif
 }
 
+#if defined(__AVX512F__)
 // Columns to rows. Interleaving the upper with the lower half turns the bits of a place's number by one;
 // after four times row and column have changed places.
 MM_INLINE void transpose16(f16v m[16]) {
@@ -110,6 +134,7 @@ MM_INLINE void transpose16(f16v m[16]) {
     for (int i = 0; i < 16; i++) m[i] = to[i];
   }
 }
+#endif
 
 // Scores of one query become weights for `count` keys of a block; of these it sees the first `seen` (all where
 // there are more, none where there are less than 1), and the rest weigh nothing, up to a multiple of `whole`.

@@ -16,24 +16,25 @@ constexpr int kPanelKeys = 16 * kVectors;
 // c [kRows, N * 16] = (c +) a [kRows, k] b [k, N * 16]
 template <int N, bool kAdd>
 void tile(const float* a, int64_t lda, const float* b, int64_t ldb, int64_t k, float* c, int64_t ldc) {
-  f16v sums[kRows][N] = {};
+  constexpr int kParts = N * 16 / kWide;
+  wide sums[kRows][kParts] = {};
   for (int64_t i = 0; i < k; i++) {
-    f16v right[N];
+    wide right[kParts];
 #pragma GCC unroll 4
-    for (int j = 0; j < N; j++) right[j] = load_as<f16v>(b + i * ldb + j * 16);
+    for (int j = 0; j < kParts; j++) right[j] = load_wide(b + i * ldb + j * kWide);
 #pragma GCC unroll 6
     for (int r = 0; r < kRows; r++) {
-      f16v left = splat(a[r * lda + i]);
+      wide left = all(a[r * lda + i]);
 #pragma GCC unroll 4
-      for (int j = 0; j < N; j++) sums[r][j] += left * right[j];
+      for (int j = 0; j < kParts; j++) sums[r][j] += left * right[j];
     }
   }
 #pragma GCC unroll 6
   for (int r = 0; r < kRows; r++)
 #pragma GCC unroll 4
-    for (int j = 0; j < N; j++) {
-      float* to = c + r * ldc + j * 16;
-      store_as(to, kAdd ? load_as<f16v>(to) + sums[r][j] : sums[r][j]);
+    for (int j = 0; j < kParts; j++) {
+      float* to = c + r * ldc + j * kWide;
+      store_as(to, kAdd ? load_wide(to) + sums[r][j] : sums[r][j]);
     }
 }
 
@@ -49,6 +50,33 @@ void tile_of(int vectors, const float* a, int64_t lda, const float* b, int64_t l
   }
 }
 
+template <class T>
+MM_INLINE void unpack(const T* from, int d, float* to) {
+  int i = 0;
+  for (; i + kWide <= d; i += kWide) store_as(to + i, load_wide(from + i));
+  for (; i < d; i++) to[i] = as_float(from[i]);
+}
+
+// Sixteen keys become columns of a panel; zeros where there are fewer.
+template <class T>
+void turn(const T* const* keys, int rows, int d, float* panel) {
+#if defined(__AVX512F__)
+  for (int i = 0; i < d; i += 16) {
+    f16v m[16] = {};
+    const int some = d - i < 16 ? d - i : 16;
+    for (int r = 0; r < rows; r++) m[r] = some < 16 ? load_eight(keys[r] + i) : load_wide(keys[r] + i);
+    transpose16(m);
+    for (int j = 0; j < some; j++) store_as(panel + (int64_t)(i + j) * kPanelKeys, m[j]);
+  }
+#else
+  for (int i = 0; i < d; i++) {
+    float* to = panel + (int64_t)i * kPanelKeys;
+    for (int r = 0; r < rows; r++) to[r] = as_float(keys[r][i]);
+    for (int r = rows; r < 16; r++) to[r] = 0;
+  }
+#endif
+}
+
 }  // namespace
 
 VectorTiles::VectorTiles(Carver& carver, int head_dim) : d_(head_dim), width_((int)round_up(head_dim, 16)) {
@@ -59,24 +87,17 @@ VectorTiles::VectorTiles(Carver& carver, int head_dim) : d_(head_dim), width_((i
 
 template <class T>
 void VectorTiles::pack_query(const T* from, float* to) const {
-  for (int i = 0; i < d_; i += 8) store_as(to + i, __builtin_shufflevector(load8(from + i), f16v{}, 0, 1, 2, 3, 4, 5, 6, 7));
+  unpack(from, d_, to);
 }
 
 template <class T>
 void VectorTiles::pack(int at, const T* const* keys, const T* const* values, int count) const {
-  float* panel = panels_ + at / kPanelKeys * kPanelKeys * d_ + at % kPanelKeys;
-  for (int i = 0; i < d_; i += 16) {
-    f16v m[16] = {};
-    const int some = d_ - i < 16 ? d_ - i : 16;
-    for (int r = 0; r < 16 && r < count; r++) m[r] = some < 16 ? load8(keys[r] + i) : load16(keys[r] + i);
-    transpose16(m);
-    for (int j = 0; j < some; j++) store_as(panel + (int64_t)(i + j) * kPanelKeys, m[j]);
-  }
-  for (int r = 0; r < 16 && r < count; r++) {
+  const int rows = count < 16 ? count : 16;
+  turn(keys, rows, d_, panels_ + at / kPanelKeys * kPanelKeys * d_ + at % kPanelKeys);
+  for (int r = 0; r < rows; r++) {
     float* to = values_ + (int64_t)(at + r) * width_;
-    int i = 0;
-    for (; i + 16 <= d_; i += 16) store_as(to + i, load16(values[r] + i));
-    if (i < d_) store_as(to + i, load8(values[r] + i));
+    unpack(values[r], d_, to);
+    for (int i = d_; i < width_; i++) to[i] = 0;
   }
 }
 
