@@ -11,7 +11,8 @@ from mmengine.runtime import runner as runner_module
 from mmengine.serve.engine import Engine
 
 FRONT, CORE, LOG = "front", "core, the rest", "log"
-FORWARD = ("embed", "features", "attention", "forward, the rest", "logits")  # the model's own part
+LAYERS = "forward, the rest"
+FORWARD = ("embed", "features", "attention", LAYERS, "logits")  # the model's own part
 ENCODE = "encode"
 ROUNDS = 3
 Watched = Callable[[AbstractContextManager], None]  # does its steps within what it is given
@@ -22,7 +23,7 @@ class Clocks:
 
     def __init__(self) -> None:
         self.spent: dict[str, int] = defaultdict(int)
-        self.num_steps = 0
+        self.num_steps = 0  # in which the model ran
         self._inner: list[int] = []  # ns of the phases inside each open one
 
     def around(self, phase: str, call: Callable) -> Callable:
@@ -35,7 +36,7 @@ class Clocks:
                 return call(*args, **options)
             finally:
                 took = now() - begin
-                self.num_steps += phase is FRONT
+                self.num_steps += phase is LAYERS
                 spent[phase] += took - inner.pop()
                 if inner:
                     inner[-1] += took
@@ -77,7 +78,7 @@ def places(engine: Engine) -> list[tuple[Any, str, str]]:
         (runner_module, "encode", ENCODE),
         (model, "embed", "embed"),
         (runner._features, "place", "features"),
-        (model, "forward", "forward, the rest"),
+        (model, "forward", LAYERS),
         (attention, "append", "attention"),
         (attention, "run", "attention"),
         (model, "logits", "logits"),
