@@ -15,6 +15,7 @@ namespace {
 
 constexpr int kSpan = 64;   // tokens whose scores are held at once
 constexpr int kTokens = 4;  // tokens of a tile of dot products
+constexpr int kAhead = 8;   // tokens whose keys are asked for before they are used
 #if defined(__AVX512F__)
 constexpr int kHeads = 4;    // heads that take one reading of K from registers
 constexpr int kVectors = 8;  // registers of sums a head; two heads fill half of all
@@ -159,10 +160,22 @@ struct Row {
   }
 };
 
+// Asks for all heads of a token ahead of their use: by head they lie in pieces, which the CPU does not foresee.
+template <class T>
+MM_INLINE void fetch(const Row<T>& row, const T* token) {
+  const char* at = (const char*)token;
+  for (int64_t i = 0; i < (int64_t)row.heads / row.group * row.d * (int)sizeof(T); i += 64)
+    _mm_prefetch(at + i, _MM_HINT_T1);
+}
+
 template <class T>
 void score_span(Row<T>& row, int count) {
   using Query = typename Dot<T>::Query;
-  for (int t = 0; t < count; t += kTokens)
+  for (int t = 0; t < count; t += kTokens) {
+    for (int i = t; i < t + kTokens; i++) {
+      if (i + kAhead < count) fetch(row, row.k[i + kAhead]);
+      fetch(row, row.v[i]);
+    }
     for (int head = 0; head < row.heads;) {
       const int64_t kv = (int64_t)(head / row.group) * row.d;
       const int left = row.group - head % row.group;
@@ -179,6 +192,7 @@ void score_span(Row<T>& row, int count) {
         head += 1;
       }
     }
+  }
 }
 
 template <class T>
