@@ -31,7 +31,7 @@ def test_an_entry_point_is_found_by_name(monkeypatch):
     theirs = Policy(lambda known: (0,), lambda view: 0)
     monkeypatch.setattr(policies, "entry_points", lambda group: [Point(theirs)])
     assert policy_named("theirs") is theirs
-    with pytest.raises(ConfigError, match="fcfs, prefill_first, priority, theirs"):
+    with pytest.raises(ConfigError, match="fcfs, prefill_first, priority,.* theirs"):
         policy_named("nobody's")
     monkeypatch.setattr(policies, "entry_points", lambda group: [Point("text")])
     with pytest.raises(ConfigError, match="somewhere:policy is no Policy"):
