@@ -1,0 +1,27 @@
+"""What is bounded in generated JSON although the schema does not bound it."""
+
+import msgspec
+
+
+class Bounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Each narrows the language of a schema; 0 switches one off. With all off it is exactly the schema's.
+
+    A bound never contradicts the schema: where the schema itself asks for more (a minLength, a range of
+    numbers), the schema wins.
+    """
+
+    whitespace: int = 32  # characters of white space in a row between tokens of the JSON text
+    string: int = 4096  # characters of a string without maxLength
+    digits: int = 17  # of an integer; a fraction has at most 15, what a double holds, and no exponent
+    key: int = 64  # characters of a key that the schema does not name
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            if getattr(self, name) < 0:
+                raise ValueError(f"Bounds.{name} is {getattr(self, name)}; it must be 0 (off) or more")
+        if self.digits > 17:
+            raise ValueError(f"Bounds.digits is {self.digits}; it must be at most 17, or 0 (off)")
+
+    @classmethod
+    def off(cls) -> "Bounds":
+        return cls(whitespace=0, string=0, digits=0, key=0)

@@ -1,0 +1,217 @@
+"""Worked-out shapes written as the small part of JSON Schema that the grammar engine enforces exactly."""
+
+from dataclasses import dataclass, field
+from itertools import combinations
+from math import comb
+
+from mmengine.structured_output.bounds import Bounds
+from mmengine.structured_output.keys import other_keys
+from mmengine.structured_output.numbers import number_schemas
+from mmengine.structured_output.pattern import Pattern
+from mmengine.structured_output.pieces import Array, Boolean, Conj, Null, Number, Object, Piece, Shape, String
+from mmengine.structured_output.refusal import refuse, step
+from mmengine.structured_output.satisfiable import Satisfiable
+from mmengine.structured_output.shapes import parts
+
+Json = dict[str, object]
+MAX_ITEMS = 4_096  # of minItems or maxItems: the grammar has a rule for each
+MAX_COMBINATIONS = 128  # of optional properties, for minProperties and maxProperties
+
+
+@dataclass(slots=True)
+class Emitter:
+    satisfiable: Satisfiable
+    bounds: Bounds
+    names: dict[Conj, str] = field(default_factory=dict)  # of parts that are definitions
+    plain_escapes: bool = False  # keys are excluded by spelling, so \\u must not be one
+
+    def schema(self, root: Conj) -> Json | bool:
+        """The whole schema. Parts that are used twice, and so every recursive one, become definitions."""
+        uses = {conj: 0 for conj in self.satisfiable.order}
+        uses[root] = 1
+        nested = set()
+        for conj in self.satisfiable.order:
+            for shape in self.satisfiable.shapes.of(conj):
+                for piece in shape.values():
+                    for part in parts(piece):
+                        uses[part] += 1
+                        nested.add(conj)
+        for conj, count in uses.items():
+            if count > 1 and conj in nested and conj in self.satisfiable.yes and not self._free(conj):
+                self.names[conj] = str(len(self.names))
+        definitions = {name: self._part(conj, top=True) for conj, name in self.names.items()}
+        body = self._part(root)
+        if body is True:
+            return True
+        return {**body, "$defs": definitions} if definitions else body
+
+    def _free(self, conj: Conj) -> bool:
+        """Whether the part is anything at all, and nothing in it is bounded."""
+        bounds = self.bounds
+        return not conj and not (bounds.string or bounds.digits or bounds.key)
+
+    def _part(self, conj: Conj, top: bool = False) -> Json | bool:
+        if self._free(conj):
+            return True
+        if conj in self.names and not top:
+            return {"$ref": f"#/$defs/{self.names[conj]}"}
+        shapes = self.satisfiable.shapes.of(conj)
+        pieces = [piece for shape in merged(shapes) for piece in shape.values()]
+        out = [schema for piece in pieces if self.satisfiable.piece(piece) for schema in self._piece(piece, conj)]
+        unique = [schema for at, schema in enumerate(out) if schema not in out[:at]] if len(out) < 64 else out
+        return unique[0] if len(unique) == 1 else {"anyOf": unique}
+
+    def _piece(self, piece: Piece, conj: Conj) -> list[Json]:
+        self._check_blocked(piece, conj)
+        match piece:
+            case Null():
+                return [{"type": "null"}]
+            case Boolean():
+                return [{"type": "boolean"}] if len(piece.values) == 2 else [{"enum": sorted(piece.values)}]
+            case Number():
+                return number_schemas(piece, self.bounds.digits)
+            case String():
+                return [self._string(piece)]
+            case Array():
+                return [self._array(piece, conj)]
+            case Object():
+                return self._objects(piece, conj)
+        raise TypeError(f"{piece} is no piece")
+
+    def _check_blocked(self, piece: Piece, conj: Conj) -> None:
+        blocked = getattr(piece, "blocked", ())
+        if blocked:
+            keyword, pointer, why = blocked[0]
+            refuse(keyword, pointer or self.satisfiable.shapes.pointer(conj), why)
+
+    def _string(self, piece: String) -> Json:
+        out: Json = {"type": "string"}
+        high = piece.high
+        if high is None and self.bounds.string:
+            high = max(self.bounds.string, piece.low)
+        if piece.values is not None:
+            out["enum"] = list(piece.values)
+        else:
+            if piece.low:
+                out["minLength"] = piece.low
+            if high is not None:
+                out["maxLength"] = high
+        if piece.patterns:
+            out["pattern"] = whole(piece.patterns[0])
+        if len(piece.patterns) > 1:
+            out["allOf"] = [{"type": "string", "pattern": whole(pattern)} for pattern in piece.patterns[1:]]
+        return out
+
+    def _array(self, piece: Array, conj: Conj) -> Json:
+        yes = self.satisfiable.yes
+        pointer = self.satisfiable.shapes.pointer(conj)
+        high = piece.high
+        for at, part in enumerate(piece.prefix):
+            if part not in yes:
+                high = at if high is None else min(high, at)
+                break
+        if piece.rest not in yes and (high is None or high > len(piece.prefix)):
+            high = len(piece.prefix)
+        for keyword, count in (("minItems", piece.low), ("maxItems", high or 0)):
+            if count > MAX_ITEMS:
+                refuse(keyword, step(pointer, keyword), f"more than {MAX_ITEMS:,} items cannot be counted")
+        out: Json = {"type": "array"}
+        prefix = piece.prefix if high is None else piece.prefix[:high]
+        if prefix:
+            out["prefixItems"] = [self._part(part) for part in prefix]
+        out["items"] = self._part(piece.rest) if piece.rest in yes else False
+        if piece.low:
+            out["minItems"] = piece.low
+        if high is not None:
+            out["maxItems"] = high
+        return out
+
+    def _objects(self, piece: Object, conj: Conj) -> list[Json]:
+        """Usually one; several where minProperties or maxProperties leaves a choice of named ones."""
+        pointer = self.satisfiable.shapes.pointer(conj)
+        names = dict.fromkeys((*piece.properties, *piece.required))
+        can = [name for name in names if piece.property(name) in self.satisfiable.yes]
+        optional = [name for name in can if name not in piece.required]
+        low = max(0, piece.low - len(piece.required))  # how many more than the required ones
+        high = None if piece.high is None else piece.high - len(piece.required)
+        is_open = self.satisfiable.open(piece)
+        if is_open and low > 1 or is_open and low and optional and high is not None:
+            why = "keys that the schema does not name may be repeated, so more of them cannot be counted"
+            refuse("minProperties", step(pointer, "minProperties"), why)
+        if is_open and high is not None and optional:
+            why = "it cannot be enforced beside optional properties and keys that the schema does not name"
+            refuse("maxProperties", step(pointer, "maxProperties"), why)
+        if not is_open and high is not None and high >= len(optional):
+            high = None
+        if not low and high is None:
+            return [self._object(piece, conj, can, piece.required)]
+        if is_open:
+            one = [self._object(piece, conj, can, (*piece.required, name)) for name in optional]
+            bare = {"minProperties": piece.low} if low else {}
+            bare |= {"maxProperties": piece.high} if high is not None else {}
+            return [*one, {**self._object(piece, conj, list(piece.required), piece.required), **bare}]
+        sizes = range(low, low + 1) if high is None else range(low, high + 1)
+        if sum(comb(len(optional), size) for size in sizes) > MAX_COMBINATIONS:
+            keyword = "minProperties" if high is None else "maxProperties"
+            why = f"it leaves more than {MAX_COMBINATIONS} combinations of optional properties"
+            refuse(keyword, step(pointer, keyword), why)
+        out = []
+        for size in sizes:
+            for chosen in combinations(optional, size):
+                needed = (*piece.required, *chosen)
+                rest = can if high is None else [name for name in can if name in needed]
+                out.append(self._object(piece, conj, rest, needed))
+        return out
+
+    def _object(self, piece: Object, conj: Conj, names: list[str], required: tuple[str, ...]) -> Json:
+        """`names`: the properties that may be there; any other named one may not."""
+        yes = self.satisfiable.yes
+        out: Json = {"type": "object"}
+        properties = {name: self._part(piece.property(name)) for name in names}
+        taken = list(dict.fromkeys((*piece.properties, *piece.required)))
+        patterns = {whole(p): self._part(part) for p, part in piece.patterns.values() if part in yes}
+        if piece.patterns:
+            properties |= {name: False for name in taken if name not in properties}
+        out["additionalProperties"] = False
+        prefixes = [pattern.prefix for pattern, _ in piece.patterns.values()]
+        if piece.rest in yes and None not in prefixes:
+            rest = self._part(piece.rest)
+            patterns[f"^(?:{other_keys(taken, prefixes, self.bounds.key)})$"] = rest  # type: ignore[arg-type]
+        elif piece.rest in yes:
+            out["additionalProperties"] = self._part(piece.rest)
+            patterns |= {whole(p): False for p, part in piece.patterns.values() if part not in yes}
+            self.plain_escapes = True
+        if properties:
+            out["properties"] = properties
+        if required:
+            out["required"] = list(required)
+        if patterns:
+            out["patternProperties"] = patterns
+        return out
+
+
+def whole(pattern: Pattern) -> str:
+    return f"^(?:{pattern.regex})$"
+
+
+def merged(shapes: list[Shape]) -> list[Shape]:
+    """Alternatives that are only values of one type become one list of values."""
+    out: list[Shape] = []
+    values: dict[tuple[type, object], int] = {}
+    for shape in shapes:
+        (kind, piece), *more = shape.items()
+        key = (type(piece), getattr(piece, "patterns", None))
+        if more or getattr(piece, "values", None) is None or isinstance(piece, Boolean):
+            out.append(shape)
+        elif key in values:
+            known = out[values[key]][kind]
+            joined = tuple(dict.fromkeys((*known.values, *piece.values)))  # type: ignore[union-attr]
+            out[values[key]] = {kind: type(piece)(values=joined, **_rest(piece))}  # type: ignore[arg-type]
+        else:
+            values[key] = len(out)
+            out.append(shape)
+    return out
+
+
+def _rest(piece: Piece) -> dict[str, object]:
+    return {"patterns": piece.patterns, "blocked": piece.blocked} if isinstance(piece, String) else {}

@@ -1,0 +1,78 @@
+"""The values of `format` that are enforced, each a pattern that allows nothing its RFC forbids.
+
+Narrower than the RFC where a regular expression cannot be both exact and small: no leap seconds, no
+quoted local part of an email, no internationalised (xn--) host names, no zone of an IPv6 address, of a URI
+no IPvFuture.
+"""
+
+YEAR = r"(?:000[1-9]|00[1-9]\d|0[1-9]\d\d|[1-9]\d{3})"
+LEAP_YEAR = (
+    r"(?:\d\d(?:0[48]|[2468][048]|[13579][26])"  # divisible by 4, not by 100
+    r"|(?:0[48]|[2468][048]|[13579][26])00)"  # divisible by 400
+)
+MONTH_DAY = (
+    r"(?:(?:0[13578]|1[02])-(?:0[1-9]|[12]\d|3[01])"
+    r"|(?:0[469]|11)-(?:0[1-9]|[12]\d|30)"
+    r"|02-(?:0[1-9]|1\d|2[0-8]))"
+)
+DATE = rf"(?:{YEAR}-{MONTH_DAY}|{LEAP_YEAR}-02-29)"
+HOUR_MINUTE = r"(?:[01]\d|2[0-3]):[0-5]\d"
+TIME = rf"{HOUR_MINUTE}:[0-5]\d(?:\.\d{{1,6}})?(?:[zZ]|[+-]{HOUR_MINUTE})"
+
+_HMS = r"T(?:\d{1,9}H(?:\d{1,9}M(?:\d{1,9}S)?)?|\d{1,9}M(?:\d{1,9}S)?|\d{1,9}S)"
+_YMD = r"(?:\d{1,9}Y(?:\d{1,9}M(?:\d{1,9}D)?)?|\d{1,9}M(?:\d{1,9}D)?|\d{1,9}D)"
+DURATION = rf"P(?:{_YMD}(?:{_HMS})?|{_HMS}|\d{{1,9}}W)"
+
+# A label of letters, digits and hyphens, without hyphens at its ends, nor at places 3 and 4.
+_ALNUM = r"[A-Za-z0-9]"
+_LABEL = rf"(?:{_ALNUM}|{_ALNUM}{{2}}|{_ALNUM}[A-Za-z0-9-]{_ALNUM}|{_ALNUM}[A-Za-z0-9-](?:{_ALNUM}-|{_ALNUM}{{2}}|-{_ALNUM})(?:[A-Za-z0-9-]{{0,58}}{_ALNUM})|{_ALNUM}[A-Za-z0-9-]{_ALNUM}{{2}})"
+# 63 * 3 + 3 dots stay below the 253 characters that a host name has at most.
+HOSTNAME = rf"{_LABEL}(?:\.{_LABEL}){{0,2}}"
+_ATEXT = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]"
+EMAIL = rf"{_ATEXT}{{1,20}}(?:\.{_ATEXT}{{1,20}}){{0,2}}@{HOSTNAME}"
+
+_OCTET = r"(?:25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
+IPV4 = rf"(?:{_OCTET}\.){{3}}{_OCTET}"
+_H = r"[0-9A-Fa-f]{1,4}"
+_LS32 = rf"(?:{_H}:{_H}|{IPV4})"
+IPV6 = "(?:" + "|".join(
+    [
+        rf"(?:{_H}:){{6}}{_LS32}",
+        rf"::(?:{_H}:){{5}}{_LS32}",
+        rf"(?:{_H})?::(?:{_H}:){{4}}{_LS32}",
+        rf"(?:(?:{_H}:){{0,1}}{_H})?::(?:{_H}:){{3}}{_LS32}",
+        rf"(?:(?:{_H}:){{0,2}}{_H})?::(?:{_H}:){{2}}{_LS32}",
+        rf"(?:(?:{_H}:){{0,3}}{_H})?::{_H}:{_LS32}",
+        rf"(?:(?:{_H}:){{0,4}}{_H})?::{_LS32}",
+        rf"(?:(?:{_H}:){{0,5}}{_H})?::{_H}",
+        rf"(?:(?:{_H}:){{0,6}}{_H})?::",
+    ]
+) + ")"
+
+UUID = r"[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}"
+
+_PCT = r"%[0-9A-Fa-f]{2}"
+_PCHAR = rf"(?:[A-Za-z0-9._~!$&'()*+,;=:@-]|{_PCT})"
+_SEGMENTS = rf"(?:/{_PCHAR}*)*"
+_USER = rf"(?:(?:[A-Za-z0-9._~!$&'()*+,;=:-]|{_PCT})*@)?"
+_HOST = rf"(?:\[{IPV6}\]|(?:[A-Za-z0-9._~!$&'()*+,;=-]|{_PCT})*)"
+_HIER = rf"(?://{_USER}{_HOST}(?::\d*)?{_SEGMENTS}|/(?:{_PCHAR}+{_SEGMENTS})?|{_PCHAR}+{_SEGMENTS})"
+_TAIL = rf"(?:\?(?:{_PCHAR}|[/?])*)?(?:#(?:{_PCHAR}|[/?])*)?"
+URI = rf"[A-Za-z][A-Za-z0-9+.-]*:(?:{_HIER})?{_TAIL}"
+
+_TOKEN = r"(?:[^~/]|~[01])"
+JSON_POINTER = rf"(?:/{_TOKEN}*)*"
+
+FORMATS = {
+    "date": DATE,
+    "time": TIME,
+    "date-time": rf"{DATE}[tT]{TIME}",
+    "duration": DURATION,
+    "email": EMAIL,
+    "hostname": HOSTNAME,
+    "ipv4": IPV4,
+    "ipv6": IPV6,
+    "uuid": UUID,
+    "uri": URI,
+    "json-pointer": JSON_POINTER,
+}

@@ -1,0 +1,163 @@
+"""The keywords of draft 2020-12: what each one's value must be, and what becomes of it here."""
+
+import json
+from collections.abc import Callable
+from fractions import Fraction
+from decimal import Decimal
+
+from mmengine.structured_output.refusal import refuse, step
+
+ANNOTATIONS = frozenset(
+    "title description default examples $comment deprecated readOnly writeOnly contentEncoding "
+    "contentMediaType contentSchema $schema $id $anchor $dynamicAnchor $defs definitions discriminator".split()
+)
+TYPES = ("null", "boolean", "number", "string", "array", "object")
+DIALECTS = ("2020-12", "2019-09", "draft-07", "draft-06")  # the last three: where they mean the same
+
+SUBSCHEMA = frozenset(
+    "additionalProperties items contains propertyNames not if then else unevaluatedItems "
+    "unevaluatedProperties contentSchema".split()
+)
+SUBSCHEMA_LIST = frozenset("allOf anyOf oneOf prefixItems".split())
+SUBSCHEMA_MAP = frozenset("properties patternProperties $defs definitions dependentSchemas".split())
+NUMBERS = frozenset("minimum maximum exclusiveMinimum exclusiveMaximum multipleOf".split())
+COUNTS = frozenset(
+    "minLength maxLength minItems maxItems minProperties maxProperties minContains maxContains".split()
+)
+STRINGS = frozenset("$ref $anchor $dynamicAnchor $dynamicRef $id $schema $comment pattern format title".split())
+ASSERTIONS = frozenset(
+    "type enum const required dependentRequired uniqueItems".split()
+) | SUBSCHEMA | SUBSCHEMA_LIST | SUBSCHEMA_MAP | NUMBERS | COUNTS | STRINGS
+KNOWN = ANNOTATIONS | ASSERTIONS
+
+MAX_ENUM = 20_000  # values of one enum
+MAX_COUNT = 100_000  # any minItems, maxLength, …
+EXACT = 2**53  # beyond it the grammar engine's numbers are not exact
+MAX_DECIMALS = 15
+
+
+def fraction(value: int | float) -> Fraction:
+    """The number as it is written: 0.1 is a tenth."""
+    return Fraction(value) if isinstance(value, int) else Fraction(Decimal(repr(value)))
+
+
+def decimals(value: Fraction) -> int:
+    """How many digits behind the point it takes to write `value` (which has finitely many)."""
+    count = 0
+    while value.denominator != 1:
+        value *= 10
+        count += 1
+    return count
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def is_count(value: object) -> bool:
+    return is_number(value) and value >= 0 and value == int(value)  # type: ignore[operator]
+
+
+def same(value: object) -> object:
+    """A hashable key that is equal for values that JSON Schema calls equal: 1 and 1.0, but not 1 and true."""
+    if isinstance(value, bool) or value is None:
+        return ("is", value)
+    if isinstance(value, int | float):
+        return ("number", fraction(value))
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list):
+        return ("array", tuple(same(item) for item in value))
+    return ("object", frozenset((key, same(item)) for key, item in value.items()))  # type: ignore[union-attr]
+
+
+def shown(value: object) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else text[:57] + "…"
+
+
+def check_values(schema: dict[str, object], pointer: str) -> None:
+    """Refuses a schema object whose keywords are no valid ones, or contradict one another."""
+    for keyword, value in schema.items():
+        wanted = _wrong(keyword, value)
+        if wanted:
+            refuse(keyword, step(pointer, keyword), f"it must be {wanted}, not {shown(value)}")
+        if keyword in COUNTS and value > MAX_COUNT:  # type: ignore[operator]
+            refuse(keyword, step(pointer, keyword), f"it is more than {MAX_COUNT:,}, the most that is enforced")
+        if keyword in NUMBERS:
+            check_exact(value, keyword, step(pointer, keyword))  # type: ignore[arg-type]
+    _check_enum(schema, pointer)
+    for low, high in (
+        *(("minLength", "maxLength"), ("minItems", "maxItems"), ("minProperties", "maxProperties")),
+        *(("minimum", "maximum"), ("exclusiveMinimum", "maximum"), ("minimum", "exclusiveMaximum")),
+        ("exclusiveMinimum", "exclusiveMaximum"),
+    ):
+        if low in schema and high in schema:
+            a, b = fraction(schema[low]), fraction(schema[high])  # type: ignore[arg-type]
+            if a > b or a == b and "exclusive" in low + high:
+                refuse(low, step(pointer, low), f"{shown(schema[low])} leaves nothing below {high} {schema[high]}")
+    properties = schema.get("properties", {})
+    for at, name in enumerate(schema.get("required", [])):  # type: ignore[arg-type]
+        if properties.get(name) is False:  # type: ignore[attr-defined]
+            refuse("required", step(pointer, "required", at), f"{shown(name)} is required and its schema is false")
+
+
+def _check_enum(schema: dict[str, object], pointer: str) -> None:
+    values = schema.get("enum")
+    if values is None:
+        return
+    if not values:
+        refuse("enum", step(pointer, "enum"), "an enum of nothing allows nothing")
+    if len(values) > MAX_ENUM:  # type: ignore[arg-type]
+        refuse("enum", step(pointer, "enum"), f"it has more than {MAX_ENUM:,} values")
+
+
+def check_exact(value: int | float, keyword: str, pointer: str) -> None:
+    """Refuses a number that the grammar engine would round."""
+    if abs(value) > EXACT:
+        refuse(keyword, pointer, f"{value} is beyond 2**53, where numbers are not exact")
+    if isinstance(value, float) and decimals(fraction(value)) > MAX_DECIMALS:
+        refuse(keyword, pointer, f"{value} has more than {MAX_DECIMALS} digits behind the point")
+
+
+def _wrong(keyword: str, value: object) -> str:
+    """What the value should be, or "" when it is that. Subschemas are looked at when they are reached."""
+    checks: list[tuple[frozenset[str], Callable[[object], bool], str]] = [
+        (SUBSCHEMA, lambda v: isinstance(v, dict | bool), "a schema (an object, true or false)"),
+        (SUBSCHEMA_LIST, lambda v: isinstance(v, list) and len(v) > 0, "a list of at least one schema"),
+        (SUBSCHEMA_MAP, lambda v: isinstance(v, dict), "an object of schemas"),
+        (NUMBERS, is_number, "a number"),
+        (COUNTS, is_count, "a whole number, 0 or more"),
+        (STRINGS, lambda v: isinstance(v, str), "a string"),
+    ]
+    for keywords, good, wanted in checks:
+        if keyword in keywords and not good(value):
+            return wanted
+    match keyword:
+        case "multipleOf":
+            return "" if value > 0 else "more than 0"  # type: ignore[operator]
+        case "enum":
+            return "" if isinstance(value, list) else "a list of values"
+        case "uniqueItems":
+            return "" if isinstance(value, bool) else "true or false"
+        case "required":
+            return "" if _names(value) else "a list of different names"
+        case "dependentRequired":
+            good = isinstance(value, dict) and all(_names(names) for names in value.values())
+            return "" if good else "an object of lists of names"
+        case "type":
+            return "" if _types(value) else f"one of {', '.join((*TYPES, 'integer'))}, or a list of them"
+        case "$schema":
+            known = any(dialect in value for dialect in DIALECTS)  # type: ignore[operator]
+            return "" if known else f"the URI of {DIALECTS[0]}, the dialect that is enforced"
+    return ""
+
+
+def _names(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(v, str) for v in value) and len(set(value)) == len(value)
+
+
+def _types(value: object) -> bool:
+    names = value if isinstance(value, list) else [value]
+    good = (*TYPES, "integer")
+    return len(names) > 0 and all(isinstance(name, str) and name in good for name in names)

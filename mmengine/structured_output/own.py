@@ -1,0 +1,245 @@
+"""What the keywords of one schema object say themselves, without those that point to other schemas."""
+
+from mmengine.structured_output.document import Document
+from mmengine.structured_output.formats import FORMATS
+from mmengine.structured_output.keywords import check_exact, fraction, is_number, same, shown
+from mmengine.structured_output.pattern import Pattern, PatternError, parse_pattern
+from mmengine.structured_output.pieces import (
+    KINDS,
+    Array,
+    Blocked,
+    Boolean,
+    Conj,
+    Limit,
+    Null,
+    Number,
+    Object,
+    Shape,
+    String,
+    both,
+    intersect_shapes,
+    settled_number,
+)
+from mmengine.structured_output.refusal import refuse, step
+
+IN_PLACE = ("$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "if", "dependentSchemas", "not")
+
+
+def own_shape(document: Document, place: int) -> tuple[Shape, list[Conj] | None]:
+    """The shape, and the alternatives of an enum (or const) that holds arrays or objects."""
+    schema = document.nodes[place].schema
+    assert isinstance(schema, dict)
+    kinds = _kinds(schema)
+    shape: Shape = {}
+    for kind in KINDS:
+        if kind in kinds:
+            piece = _PIECES[kind](document, place, schema)
+            if piece is not None:
+                shape[kind] = piece
+    if kinds.get("number") and isinstance(shape.get("number"), Number):
+        shape["number"] = settled_number(_integer(shape["number"]))  # type: ignore[assignment, arg-type]
+        if shape["number"] is None:
+            del shape["number"]
+    choice = None
+    for keyword in ("const", "enum"):
+        if keyword in schema:
+            values = [schema[keyword]] if keyword == "const" else schema[keyword]
+            allowed, choice = _values(document, place, keyword, values)
+            if choice is None:
+                shape = intersect_shapes(shape, allowed)
+    return shape, choice
+
+
+def _kinds(schema: dict) -> dict[str, bool]:
+    """The types that are allowed; of "number", whether only integers are."""
+    types = schema.get("type", list(KINDS))
+    names = [types] if isinstance(types, str) else types
+    kinds = {name: False for name in names if name != "integer"}
+    if "integer" in names and "number" not in names:
+        kinds["number"] = True
+    return kinds
+
+
+def _integer(piece: Number) -> Number:
+    return Number(True, piece.low, piece.high, piece.multiple, piece.values)
+
+
+def _values(document: Document, place: int, keyword: str, values: list) -> tuple[Shape, list[Conj] | None]:
+    """The shape of an enum's scalars; with arrays or objects among them, alternatives instead."""
+    pointer = step(document.nodes[place].pointer, keyword)
+    unique = list({same(value): value for value in values}.values())
+    scalars = [value for value in unique if not isinstance(value, list | dict)]
+    nested = [value for value in unique if isinstance(value, list | dict)]
+    for value in scalars:
+        if is_number(value):
+            check_exact(value, keyword, pointer)
+    shape: Shape = {}
+    if None in scalars:
+        shape["null"] = Null()
+    booleans = frozenset(value for value in scalars if isinstance(value, bool))
+    if booleans:
+        shape["boolean"] = Boolean(booleans)
+    numbers = tuple(fraction(value) for value in scalars if is_number(value))
+    if numbers:
+        shape["number"] = Number(values=numbers)
+    strings = tuple(value for value in scalars if isinstance(value, str))
+    if strings:
+        shape["string"] = String(values=strings)
+    if isinstance(unique[0], list) and len(unique) == 1:
+        return {"array": _constant_array(document, place, keyword, unique[0])}, None
+    if isinstance(unique[0], dict) and len(unique) == 1:
+        return {"object": _constant_object(document, place, keyword, unique[0])}, None
+    if not nested:
+        return shape, None
+    base = document.nodes[place].pointer
+    made = [document.make({"const": v}, base, (place, keyword, same(v))) for v in nested]
+    if scalars:
+        made.insert(0, document.make({"enum": scalars}, base, (place, keyword, "scalars")))
+    return KINDS, [(one,) for one in made]
+
+
+def _constant_array(document: Document, place: int, keyword: str, value: list) -> Array:
+    base = document.nodes[place].pointer
+    items = tuple((document.make({"const": v}, base, (place, keyword, "item", same(v))),) for v in value)
+    return Array(len(items), len(items), items, ())
+
+
+def _constant_object(document: Document, place: int, keyword: str, value: dict) -> Object:
+    base = document.nodes[place].pointer
+    items = {
+        name: (document.make({"const": v}, base, (place, keyword, "item", same(v))),) for name, v in value.items()
+    }
+    return Object(items, tuple(items), {}, (document.make(False, base, "nothing"),))
+
+
+def _number(document: Document, place: int, schema: dict) -> Number | None:
+    def limit(inclusive: str, exclusive: str, stricter: int) -> Limit | None:
+        found = [(fraction(schema[name]), name == exclusive) for name in (inclusive, exclusive) if name in schema]
+        return max(found, key=lambda one: (one[0] * stricter, one[1])) if found else None
+
+    multiple = schema.get("multipleOf")
+    if multiple is not None:
+        _check_multiple(multiple, step(document.nodes[place].pointer, "multipleOf"))
+    return settled_number(
+        Number(
+            False,
+            limit("minimum", "exclusiveMinimum", 1),
+            limit("maximum", "exclusiveMaximum", -1),
+            None if multiple is None else fraction(multiple),
+        )
+    )
+
+
+def _check_multiple(value: int | float, pointer: str) -> None:
+    """The grammar engine reads it as a float and multiplies by 10 until nothing is behind the point."""
+    coefficient, digits = float(value), 0
+    while coefficient != int(coefficient):
+        coefficient *= 10
+        digits += 1
+    if int(coefficient) >= 2**32 or fraction(value) != fraction(int(coefficient)) / 10**digits:
+        refuse("multipleOf", pointer, f"steps of {value} cannot be enforced exactly")
+
+
+def _string(document: Document, place: int, schema: dict) -> String | None:
+    pointer = document.nodes[place].pointer
+    low, high = int(schema.get("minLength", 0)), schema.get("maxLength")
+    patterns: list[Pattern] = []
+    blocked: Blocked = ()
+    if "pattern" in schema:
+        patterns.append(_pattern(schema["pattern"], "pattern", step(pointer, "pattern")))
+    if "format" in schema:
+        name = schema["format"]
+        if name in FORMATS:
+            patterns.append(parse_pattern(f"^(?:{FORMATS[name]})$"))
+        else:
+            known = ", ".join(sorted(FORMATS))
+            blocked = (("format", step(pointer, "format"), f"{shown(name)} cannot be enforced (known: {known})"),)
+    if high is not None and low > high:
+        return None
+    return String(low, None if high is None else int(high), tuple(patterns), None, blocked)
+
+
+def _pattern(text: str, keyword: str, pointer: str) -> Pattern:
+    try:
+        return parse_pattern(text)
+    except PatternError as error:
+        refuse(keyword, pointer, str(error))
+
+
+def _array(document: Document, place: int, schema: dict) -> Array | None:
+    pointer = document.nodes[place].pointer
+    low, high = int(schema.get("minItems", 0)), schema.get("maxItems")
+    prefix = tuple((document.at(place, "prefixItems", at),) for at in range(len(schema.get("prefixItems", ()))))
+    rest: Conj = (document.at(place, "items"),) if "items" in schema else ()
+    blocked: Blocked = ()
+    for keyword in ("contains", "uniqueItems", "unevaluatedItems"):
+        if keyword not in schema:
+            continue
+        value = schema[keyword]
+        harmless = {
+            "contains": schema.get("minContains") == 0 and "maxContains" not in schema,
+            "uniqueItems": not value or high is not None and high <= 1,
+            "unevaluatedItems": value in (True, {}) or "items" in schema,
+        }[keyword]
+        if keyword == "unevaluatedItems" and not harmless and not {"contains", *IN_PLACE} & set(schema):
+            rest = (document.at(place, keyword),)
+        elif keyword == "contains" and value is True and not {"minContains", "maxContains"} & set(schema):
+            low = max(low, 1)
+        elif not harmless:
+            why = "it looks at all items together, which cannot be enforced"
+            blocked += ((keyword, step(pointer, keyword), why),)
+    if high is not None and low > high:
+        return None
+    return Array(low, None if high is None else int(high), prefix, rest, blocked)
+
+
+def _object(document: Document, place: int, schema: dict) -> Object | None:
+    pointer = document.nodes[place].pointer
+    low, high = int(schema.get("minProperties", 0)), schema.get("maxProperties")
+    patterns: dict[str, tuple[Pattern, Conj]] = {}
+    for text in schema.get("patternProperties", ()):
+        pattern = _pattern(text, "patternProperties", step(pointer, "patternProperties", text))
+        patterns[text] = (pattern, (document.at(place, "patternProperties", text),))
+    properties: dict[str, Conj] = {}
+    for name in schema.get("properties", ()):
+        conj: Conj = (document.at(place, "properties", name),)
+        for text, (pattern, more) in patterns.items():
+            if _matches(pattern, name, step(pointer, "patternProperties", text)):
+                conj = both(conj, more)
+        properties[name] = conj
+    rest: Conj = (document.at(place, "additionalProperties"),) if "additionalProperties" in schema else ()
+    blocked: Blocked = ()
+    if "propertyNames" in schema and schema["propertyNames"] not in (True, {}):
+        if schema["propertyNames"] is False:
+            high = 0
+        else:
+            why = "it restricts keys; use patternProperties with additionalProperties false"
+            blocked += (("propertyNames", step(pointer, "propertyNames"), why),)
+    unevaluated = schema.get("unevaluatedProperties", True)
+    if unevaluated not in (True, {}) and "additionalProperties" not in schema:
+        if set(IN_PLACE) & set(schema):
+            why = "it depends on which branch holds, which cannot be enforced; use additionalProperties"
+            blocked += (("unevaluatedProperties", step(pointer, "unevaluatedProperties"), why),)
+        else:
+            rest = (document.at(place, "unevaluatedProperties"),)
+    if high is not None and low > high:
+        return None
+    required = tuple(schema.get("required", ()))
+    return Object(properties, required, patterns, rest, low, None if high is None else int(high), blocked)
+
+
+def _matches(pattern: Pattern, name: str, pointer: str) -> bool:
+    try:
+        return pattern.matches(name)
+    except PatternError as error:
+        refuse("patternProperties", pointer, str(error))
+
+
+_PIECES = {
+    "null": lambda document, place, schema: Null(),
+    "boolean": lambda document, place, schema: Boolean(),
+    "number": _number,
+    "string": _string,
+    "array": _array,
+    "object": _object,
+}

@@ -1,0 +1,218 @@
+"""What a value of one JSON type may be, as a conjunction of everything that was said about it.
+
+A `Conj` names the schema of a part (an item, a property): a tuple of places of the document that must all
+hold. () is the schema true. Intersecting two pieces only joins tuples; what they come to is worked out
+when the part itself is (schema/shapes.py), so recursion costs nothing here.
+"""
+
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from math import lcm
+
+from mmengine.structured_output.pattern import Pattern
+
+Conj = tuple[int, ...]
+Limit = tuple[Fraction, bool]  # a bound, and whether it is exclusive
+Blocked = tuple[tuple[str, str, str], ...]  # keyword, pointer, why: refused if the piece is ever used
+
+
+def both(a: Conj, b: Conj) -> Conj:
+    return a if a == b or not b else tuple(dict.fromkeys((*a, *b)))
+
+
+@dataclass(frozen=True, slots=True)
+class Null:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Boolean:
+    values: frozenset[bool] = frozenset((True, False))
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    integer: bool = False
+    low: Limit | None = None
+    high: Limit | None = None
+    multiple: Fraction | None = None
+    values: tuple[Fraction, ...] | None = None
+
+    def holds(self, value: Fraction) -> bool:
+        if self.integer and value.denominator != 1:
+            return False
+        if self.low and (value < self.low[0] or value == self.low[0] and self.low[1]):
+            return False
+        if self.high and (value > self.high[0] or value == self.high[0] and self.high[1]):
+            return False
+        return self.multiple is None or (value / self.multiple).denominator == 1
+
+
+@dataclass(frozen=True, slots=True)
+class String:
+    low: int = 0
+    high: int | None = None
+    patterns: tuple[Pattern, ...] = ()
+    values: tuple[str, ...] | None = None
+    blocked: Blocked = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Array:
+    low: int = 0
+    high: int | None = None
+    prefix: tuple[Conj, ...] = ()
+    rest: Conj = ()
+    blocked: Blocked = ()
+
+    def item(self, at: int) -> Conj:
+        return self.prefix[at] if at < len(self.prefix) else self.rest
+
+
+@dataclass(frozen=True, slots=True)
+class Object:
+    """`patterns` are keyed by the pattern's text. A named property's Conj holds its patterns' too."""
+
+    properties: dict[str, Conj] = field(default_factory=dict)
+    required: tuple[str, ...] = ()
+    patterns: dict[str, tuple[Pattern, Conj]] = field(default_factory=dict)
+    rest: Conj = ()
+    low: int = 0
+    high: int | None = None
+    blocked: Blocked = ()
+
+    def property(self, name: str) -> Conj:
+        """What the value of any key must be."""
+        if name in self.properties:
+            return self.properties[name]
+        found = [conj for pattern, conj in self.patterns.values() if pattern.matches(name)]
+        out: Conj = () if found else self.rest
+        for conj in found:
+            out = both(out, conj)
+        return out
+
+
+Piece = Null | Boolean | Number | String | Array | Object
+Shape = dict[str, Piece]  # by JSON type; a type that is not there is not allowed
+KINDS: Shape = {
+    "null": Null(),
+    "boolean": Boolean(),
+    "number": Number(),
+    "string": String(),
+    "array": Array(),
+    "object": Object(),
+}
+
+
+def intersect(a: Piece, b: Piece) -> Piece | None:
+    """What both allow; None when that is plainly nothing. The pieces are of one type."""
+    match a, b:
+        case Null(), Null():
+            return a
+        case Boolean(), Boolean():
+            values = a.values & b.values
+            return Boolean(values) if values else None
+        case Number(), Number():
+            return _numbers(a, b)
+        case String(), String():
+            return _strings(a, b)
+        case Array(), Array():
+            return _arrays(a, b)
+        case Object(), Object():
+            return _objects(a, b)
+    raise TypeError(f"{a} and {b} are not of one type")
+
+
+def intersect_shapes(a: Shape, b: Shape) -> Shape:
+    out = {kind: intersect(piece, b[kind]) for kind, piece in a.items() if kind in b}
+    return {kind: piece for kind, piece in out.items() if piece is not None}
+
+
+def least(a: int | None, b: int | None) -> int | None:
+    return b if a is None else a if b is None else min(a, b)
+
+
+def _common(a: tuple | None, b: tuple | None) -> tuple | None:
+    if a is None or b is None:
+        return b if a is None else a
+    wanted = set(b)
+    return tuple(value for value in a if value in wanted)
+
+
+def _numbers(a: Number, b: Number) -> Number | None:
+    lows = [limit for limit in (a.low, b.low) if limit]
+    highs = [limit for limit in (a.high, b.high) if limit]
+    low = max(lows) if lows else None  # (value, exclusive): of equal values the exclusive one
+    high = min(highs, key=lambda limit: (limit[0], not limit[1])) if highs else None
+    multiple = a.multiple or b.multiple
+    if a.multiple and b.multiple:
+        x, y = a.multiple, b.multiple
+        multiple = Fraction(lcm(x.numerator * y.denominator, y.numerator * x.denominator), x.denominator * y.denominator)
+    out = Number(a.integer or b.integer, low, high, multiple, _common(a.values, b.values))
+    return settled_number(out)
+
+
+def settled_number(piece: Number) -> Number | None:
+    """The piece with its values checked against the rest, or None when its range is empty."""
+    if piece.values is not None:
+        values = tuple(value for value in piece.values if piece.holds(value))
+        return replace(piece, values=values) if values else None
+    low, high = piece.low, piece.high
+    if low and high and (low[0] > high[0] or low[0] == high[0] and (low[1] or high[1])):
+        return None
+    step = piece.multiple
+    if piece.integer:
+        step = Fraction(lcm(step.numerator, step.denominator) if step else 1) if step is None or step.denominator == 1 else Fraction(step.numerator)
+    if low and high and step:
+        first = -(-low[0] // step) * step
+        first += step if first == low[0] and low[1] else 0
+        if not replace(piece, multiple=None, integer=False).holds(Fraction(first)):
+            return None
+    return piece
+
+
+def _strings(a: String, b: String) -> String | None:
+    low, high = max(a.low, b.low), least(a.high, b.high)
+    values = _common(a.values, b.values)
+    if values is not None:
+        values = tuple(v for v in values if low <= len(v) and (high is None or len(v) <= high))
+        if not values:
+            return None
+    if high is not None and low > high:
+        return None
+    return String(low, high, tuple(dict.fromkeys(a.patterns + b.patterns)), values, a.blocked + b.blocked)
+
+
+def _arrays(a: Array, b: Array) -> Array | None:
+    low, high = max(a.low, b.low), least(a.high, b.high)
+    if high is not None and low > high:
+        return None
+    length = max(len(a.prefix), len(b.prefix))
+    prefix = tuple(both(a.item(at), b.item(at)) for at in range(length))
+    return Array(low, high, prefix, both(a.rest, b.rest), a.blocked + b.blocked)
+
+
+def _objects(a: Object, b: Object) -> Object | None:
+    low, high = max(a.low, b.low), least(a.high, b.high)
+    if high is not None and low > high:
+        return None
+    blocked = a.blocked + b.blocked
+    names = dict.fromkeys((*a.properties, *b.properties))
+    properties = {name: both(a.property(name), b.property(name)) for name in names}
+    patterns: dict[str, tuple[Pattern, Conj]] = {}
+    for text in dict.fromkeys((*a.patterns, *b.patterns)):
+        ours, theirs = a.patterns.get(text), b.patterns.get(text)
+        pattern = (ours or theirs)[0]  # type: ignore[index]
+        if ours and theirs:
+            conj = both(ours[1], theirs[1])
+        else:
+            other = b if ours else a
+            # Keys of this pattern may match patterns of the other side too: then its rest does not apply.
+            if other.patterns and other.rest:
+                why = "it cannot be combined with other patterns and additionalProperties"
+                blocked += (("patternProperties", "", why),)
+            one = (ours or theirs)[1]  # type: ignore[index]
+            conj = one if other.patterns else both(one, other.rest) if ours else both(other.rest, one)
+        patterns[text] = (pattern, conj)
+    required = tuple(dict.fromkeys((*a.required, *b.required)))
+    return Object(properties, required, patterns, both(a.rest, b.rest), low, high, blocked)

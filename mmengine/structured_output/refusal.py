@@ -1,0 +1,27 @@
+"""How a schema is refused: which keyword, where, and why."""
+
+from typing import NoReturn
+
+from mmengine.errors import InvalidRequest
+
+
+class SchemaRefused(InvalidRequest):
+    """A schema that is no schema, allows nothing, or cannot be enforced exactly.
+
+    `keyword` is the keyword at fault ("" for the schema as a whole), `pointer` the JSON pointer of the
+    place (RFC 6901; "#" is the root).
+    """
+
+    def __init__(self, keyword: str, pointer: str, why: str):
+        super().__init__(f"schema refused: {keyword + ' ' if keyword else ''}at {pointer}: {why}")
+        self.keyword = keyword
+        self.pointer = pointer
+
+
+def refuse(keyword: str, pointer: str, why: str) -> NoReturn:
+    raise SchemaRefused(keyword, f"#{pointer}", why)
+
+
+def step(pointer: str, *names: str | int) -> str:
+    """The pointer of something below `pointer`, escaped as RFC 6901 says."""
+    return pointer + "".join("/" + str(name).replace("~", "~0").replace("/", "~1") for name in names)

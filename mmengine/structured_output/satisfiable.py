@@ -1,0 +1,93 @@
+"""Which parts of a schema some finite value satisfies, and why the others have none.
+
+A least fixed point: a part is satisfiable once a shape of it needs only parts that are. What only
+recursion could fill is never reached, so "recursion without a base" needs no rule of its own.
+"""
+
+from dataclasses import dataclass, field
+
+from mmengine.structured_output.pieces import Array, Conj, Object, Piece
+from mmengine.structured_output.refusal import refuse, step
+from mmengine.structured_output.shapes import Shapes, parts
+
+
+@dataclass(slots=True)
+class Satisfiable:
+    shapes: Shapes
+    order: list[Conj] = field(default_factory=list)  # every part that can be reached, the root first
+    yes: set[Conj] = field(default_factory=set)
+
+    def work_out(self, root: Conj) -> None:
+        """Fills `order` and `yes`; refuses a root that nothing satisfies, or a blocked piece."""
+        found = {root: None}
+        self.order = [root]
+        for conj in self.order:
+            for shape in self.shapes.of(conj):
+                for piece in shape.values():
+                    for part in parts(piece):
+                        if part not in found:
+                            found[part] = None
+                            self.order.append(part)
+        grown = True
+        while grown:
+            grown = False
+            for conj in reversed(self.order):
+                if conj not in self.yes and any(self.piece(p) for s in self.shapes.of(conj) for p in s.values()):
+                    self.yes.add(conj)
+                    grown = True
+        if root not in self.yes:
+            self._explain(root, frozenset())
+
+    def piece(self, piece: Piece) -> bool:
+        if isinstance(piece, Array):
+            needed = [piece.item(at) for at in range(min(piece.low, len(piece.prefix) + 1))]
+            return all(part in self.yes for part in needed)
+        if isinstance(piece, Object):
+            if not all(piece.property(name) in self.yes for name in piece.required):
+                return False
+            least = max(piece.low, len(piece.required))
+            if piece.high is not None and least > piece.high:
+                return False
+            return self.open(piece) or least <= self.most(piece)
+        return True
+
+    def open(self, piece: Object) -> bool:
+        """Whether an object may have keys that the schema does not name."""
+        return any(part in self.yes for part in (piece.rest, *(conj for _, conj in piece.patterns.values())))
+
+    def most(self, piece: Object) -> int:
+        names = dict.fromkeys((*piece.properties, *piece.required))
+        return sum(piece.property(name) in self.yes for name in names)
+
+    def _explain(self, conj: Conj, seen: frozenset[Conj]) -> None:
+        pointer = self.shapes.pointer(conj)
+        if conj in seen:
+            refuse("$ref", pointer, "it recurses without a base: only an endless value could satisfy it")
+        shapes = self.shapes.of(conj)
+        if not shapes:
+            schema = self.shapes.document.nodes[conj[0]].schema if conj else True
+            why = "the schema false allows nothing" if schema is False else "what it asks for contradicts itself"
+            refuse("", pointer, why)
+        for shape in shapes:
+            for piece in shape.values():
+                if isinstance(piece, Array):
+                    for at in range(min(piece.low, len(piece.prefix) + 1)):
+                        if piece.item(at) not in self.yes:
+                            self._explain(piece.item(at), seen | {conj})
+                if isinstance(piece, Object):
+                    self._explain_object(piece, conj, seen)
+        refuse("", pointer, "nothing satisfies it")
+
+    def _explain_object(self, piece: Object, conj: Conj, seen: frozenset[Conj]) -> None:
+        pointer = self.shapes.pointer(conj)
+        for name in piece.required:
+            part = piece.property(name)
+            if part not in self.yes and name not in piece.properties:
+                refuse("required", step(pointer, "required"), f'"{name}" is required but not allowed')
+            if part not in self.yes:
+                self._explain(part, seen | {conj})
+        if piece.high is not None and len(piece.required) > piece.high:
+            why = f"{piece.high} properties at most, and {len(piece.required)} are required"
+            refuse("maxProperties", step(pointer, "maxProperties"), why)
+        why = f"{piece.low} properties at least, and only {self.most(piece)} are allowed"
+        refuse("minProperties", step(pointer, "minProperties"), why)

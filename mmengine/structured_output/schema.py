@@ -1,0 +1,48 @@
+"""The gate: a JSON Schema (draft 2020-12) in, a schema that the grammar engine enforces exactly out.
+
+    text or dict ──► document.py   read with limits, checked, references resolved
+                 ──► shapes.py     $ref, allOf, anyOf, oneOf … worked into shapes (own.py, pieces.py)
+                 ──► satisfiable.py  nothing satisfies it, or recursion has no base: refused
+                 ──► emit.py       written as the part of JSON Schema that is enforced exactly, bounded
+
+Nothing is dropped: a keyword is enforced, or an annotation, or refused with its name and JSON pointer.
+"""
+
+import json
+
+from mmengine.structured_output.bounds import Bounds
+from mmengine.structured_output.document import read
+from mmengine.structured_output.emit import Emitter
+from mmengine.structured_output.refusal import SchemaRefused, refuse
+from mmengine.structured_output.satisfiable import Satisfiable
+from mmengine.structured_output.shapes import Shapes
+
+__all__ = ["MAX_OUTPUT", "Bounds", "SchemaRefused", "gate"]
+
+MAX_OUTPUT = 8 * 2**20  # bytes of what the grammar engine is given
+
+
+def gate(schema: dict | bool | str | bytes, bounds: Bounds = Bounds()) -> str:  # noqa: B008 (it is frozen)
+    """The schema for the grammar engine, as JSON text, complete in itself. The same input gives the same text.
+
+    `schema`: a JSON Schema as a dict (or true, false) or as JSON text. SchemaRefused (an InvalidRequest)
+    names the keyword and the JSON pointer of what is invalid, contradictory, or cannot be enforced exactly.
+    """
+    root = (0,)
+    satisfiable = Satisfiable(Shapes(read(schema)))
+    satisfiable.work_out(root)
+    emitter = Emitter(satisfiable, bounds)
+    body = emitter.schema(root)
+    options: dict[str, object] = {}
+    if bounds.whitespace:
+        options["whitespace_pattern"] = f"[\\x20\\x0A\\x0D\\x09]{{1,{bounds.whitespace}}}"
+    if emitter.plain_escapes:
+        options["json_allowed_escapes"] = 'nrbtf\\"'
+    text = json.dumps({"x-guidance": options, **({} if body is True else body)}, ensure_ascii=False)
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError:
+        refuse("", "", "it holds half a surrogate pair, which is no text")
+    if size > MAX_OUTPUT:
+        refuse("", "", f"worked out, it has more than {MAX_OUTPUT:,} bytes")
+    return text
