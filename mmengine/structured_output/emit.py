@@ -27,7 +27,7 @@ class Emitter:
 
     def schema(self, root: Conj) -> Json | bool:
         """The whole schema. Parts that are used twice, and so every recursive one, become definitions."""
-        uses = {conj: 0 for conj in self.satisfiable.order}
+        uses = dict.fromkeys(self.satisfiable.order, 0)
         uses[root] = 1
         nested = set()
         for conj in self.satisfiable.order:
@@ -57,7 +57,9 @@ class Emitter:
             return {"$ref": f"#/$defs/{self.names[conj]}"}
         shapes = self.satisfiable.shapes.of(conj)
         pieces = [piece for shape in merged(shapes) for piece in shape.values()]
-        out = [schema for piece in pieces if self.satisfiable.piece(piece) for schema in self._piece(piece, conj)]
+        out = [
+            schema for piece in pieces if self.satisfiable.piece(piece) for schema in self._piece(piece, conj)
+        ]
         unique = [schema for at, schema in enumerate(out) if schema not in out[:at]] if len(out) < 64 else out
         return unique[0] if len(unique) == 1 else {"anyOf": unique}
 

@@ -25,7 +25,11 @@ DURATION = rf"P(?:{_YMD}(?:{_HMS})?|{_HMS}|\d{{1,9}}W)"
 
 # A label of letters, digits and hyphens, without hyphens at its ends, nor at places 3 and 4.
 _ALNUM = r"[A-Za-z0-9]"
-_LABEL = rf"(?:{_ALNUM}|{_ALNUM}{{2}}|{_ALNUM}[A-Za-z0-9-]{_ALNUM}|{_ALNUM}[A-Za-z0-9-](?:{_ALNUM}-|{_ALNUM}{{2}}|-{_ALNUM})(?:[A-Za-z0-9-]{{0,58}}{_ALNUM})|{_ALNUM}[A-Za-z0-9-]{_ALNUM}{{2}})"
+_INNER = "[A-Za-z0-9-]"
+_LABEL = (
+    rf"(?:{_ALNUM}|{_ALNUM}{{2}}|{_ALNUM}{_INNER}{_ALNUM}|{_ALNUM}{_INNER}{_ALNUM}{{2}}"
+    rf"|{_ALNUM}{_INNER}(?:{_ALNUM}-|{_ALNUM}{{2}}|-{_ALNUM}){_INNER}{{0,58}}{_ALNUM})"
+)
 # 63 * 3 + 3 dots stay below the 253 characters that a host name has at most.
 HOSTNAME = rf"{_LABEL}(?:\.{_LABEL}){{0,2}}"
 _ATEXT = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]"
@@ -35,19 +39,23 @@ _OCTET = r"(?:25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
 IPV4 = rf"(?:{_OCTET}\.){{3}}{_OCTET}"
 _H = r"[0-9A-Fa-f]{1,4}"
 _LS32 = rf"(?:{_H}:{_H}|{IPV4})"
-IPV6 = "(?:" + "|".join(
-    [
-        rf"(?:{_H}:){{6}}{_LS32}",
-        rf"::(?:{_H}:){{5}}{_LS32}",
-        rf"(?:{_H})?::(?:{_H}:){{4}}{_LS32}",
-        rf"(?:(?:{_H}:){{0,1}}{_H})?::(?:{_H}:){{3}}{_LS32}",
-        rf"(?:(?:{_H}:){{0,2}}{_H})?::(?:{_H}:){{2}}{_LS32}",
-        rf"(?:(?:{_H}:){{0,3}}{_H})?::{_H}:{_LS32}",
-        rf"(?:(?:{_H}:){{0,4}}{_H})?::{_LS32}",
-        rf"(?:(?:{_H}:){{0,5}}{_H})?::{_H}",
-        rf"(?:(?:{_H}:){{0,6}}{_H})?::",
-    ]
-) + ")"
+IPV6 = (
+    "(?:"
+    + "|".join(
+        [
+            rf"(?:{_H}:){{6}}{_LS32}",
+            rf"::(?:{_H}:){{5}}{_LS32}",
+            rf"(?:{_H})?::(?:{_H}:){{4}}{_LS32}",
+            rf"(?:(?:{_H}:){{0,1}}{_H})?::(?:{_H}:){{3}}{_LS32}",
+            rf"(?:(?:{_H}:){{0,2}}{_H})?::(?:{_H}:){{2}}{_LS32}",
+            rf"(?:(?:{_H}:){{0,3}}{_H})?::{_H}:{_LS32}",
+            rf"(?:(?:{_H}:){{0,4}}{_H})?::{_LS32}",
+            rf"(?:(?:{_H}:){{0,5}}{_H})?::{_H}",
+            rf"(?:(?:{_H}:){{0,6}}{_H})?::",
+        ]
+    )
+    + ")"
+)
 
 UUID = r"[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}"
 

@@ -2,32 +2,92 @@
 
 import json
 from collections.abc import Callable
-from fractions import Fraction
 from decimal import Decimal
+from fractions import Fraction
 
 from mmengine.structured_output.refusal import refuse, step
 
 ANNOTATIONS = frozenset(
-    "title description default examples $comment deprecated readOnly writeOnly contentEncoding "
-    "contentMediaType contentSchema $schema $id $anchor $dynamicAnchor $defs definitions discriminator".split()
+    [
+        "title",
+        "description",
+        "default",
+        "examples",
+        "$comment",
+        "deprecated",
+        "readOnly",
+        "writeOnly",
+        "contentEncoding",
+        "contentMediaType",
+        "contentSchema",
+        "$schema",
+        "$id",
+        "$anchor",
+        "$dynamicAnchor",
+        "$defs",
+        "definitions",
+        "discriminator",
+    ]
 )
 TYPES = ("null", "boolean", "number", "string", "array", "object")
-DIALECTS = ("2020-12", "2019-09", "draft-07", "draft-06")  # the last three: where they mean the same
+DIALECTS = frozenset(  # the older ones: where they mean the same
+    ("json-schema.org/draft/2020-12/schema", "json-schema.org/draft/2019-09/schema")
+    + ("json-schema.org/draft-07/schema", "json-schema.org/draft-06/schema")
+)
 
 SUBSCHEMA = frozenset(
-    "additionalProperties items contains propertyNames not if then else unevaluatedItems "
-    "unevaluatedProperties contentSchema".split()
+    [
+        "additionalProperties",
+        "items",
+        "contains",
+        "propertyNames",
+        "not",
+        "if",
+        "then",
+        "else",
+        "unevaluatedItems",
+        "unevaluatedProperties",
+        "contentSchema",
+    ]
 )
-SUBSCHEMA_LIST = frozenset("allOf anyOf oneOf prefixItems".split())
-SUBSCHEMA_MAP = frozenset("properties patternProperties $defs definitions dependentSchemas".split())
-NUMBERS = frozenset("minimum maximum exclusiveMinimum exclusiveMaximum multipleOf".split())
+SUBSCHEMA_LIST = frozenset(["allOf", "anyOf", "oneOf", "prefixItems"])
+SUBSCHEMA_MAP = frozenset(["properties", "patternProperties", "$defs", "definitions", "dependentSchemas"])
+NUMBERS = frozenset(["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"])
 COUNTS = frozenset(
-    "minLength maxLength minItems maxItems minProperties maxProperties minContains maxContains".split()
+    [
+        "minLength",
+        "maxLength",
+        "minItems",
+        "maxItems",
+        "minProperties",
+        "maxProperties",
+        "minContains",
+        "maxContains",
+    ]
 )
-STRINGS = frozenset("$ref $anchor $dynamicAnchor $dynamicRef $id $schema $comment pattern format title".split())
-ASSERTIONS = frozenset(
-    "type enum const required dependentRequired uniqueItems".split()
-) | SUBSCHEMA | SUBSCHEMA_LIST | SUBSCHEMA_MAP | NUMBERS | COUNTS | STRINGS
+STRINGS = frozenset(
+    [
+        "$ref",
+        "$anchor",
+        "$dynamicAnchor",
+        "$dynamicRef",
+        "$id",
+        "$schema",
+        "$comment",
+        "pattern",
+        "format",
+        "title",
+    ]
+)
+ASSERTIONS = (
+    frozenset(["type", "enum", "const", "required", "dependentRequired", "uniqueItems"])
+    | SUBSCHEMA
+    | SUBSCHEMA_LIST
+    | SUBSCHEMA_MAP
+    | NUMBERS
+    | COUNTS
+    | STRINGS
+)
 KNOWN = ANNOTATIONS | ASSERTIONS
 
 MAX_ENUM = 20_000  # values of one enum
@@ -83,7 +143,9 @@ def check_values(schema: dict[str, object], pointer: str) -> None:
         if wanted:
             refuse(keyword, step(pointer, keyword), f"it must be {wanted}, not {shown(value)}")
         if keyword in COUNTS and value > MAX_COUNT:  # type: ignore[operator]
-            refuse(keyword, step(pointer, keyword), f"it is more than {MAX_COUNT:,}, the most that is enforced")
+            refuse(
+                keyword, step(pointer, keyword), f"it is more than {MAX_COUNT:,}, the most that is enforced"
+            )
         if keyword in NUMBERS:
             check_exact(value, keyword, step(pointer, keyword))  # type: ignore[arg-type]
     _check_enum(schema, pointer)
@@ -95,11 +157,19 @@ def check_values(schema: dict[str, object], pointer: str) -> None:
         if low in schema and high in schema:
             a, b = fraction(schema[low]), fraction(schema[high])  # type: ignore[arg-type]
             if a > b or a == b and "exclusive" in low + high:
-                refuse(low, step(pointer, low), f"{shown(schema[low])} leaves nothing below {high} {schema[high]}")
+                refuse(
+                    low,
+                    step(pointer, low),
+                    f"{shown(schema[low])} leaves nothing below {high} {schema[high]}",
+                )
     properties = schema.get("properties", {})
     for at, name in enumerate(schema.get("required", [])):  # type: ignore[arg-type]
         if properties.get(name) is False:  # type: ignore[attr-defined]
-            refuse("required", step(pointer, "required", at), f"{shown(name)} is required and its schema is false")
+            refuse(
+                "required",
+                step(pointer, "required", at),
+                f"{shown(name)} is required and its schema is false",
+            )
 
 
 def _check_enum(schema: dict[str, object], pointer: str) -> None:
@@ -148,13 +218,17 @@ def _wrong(keyword: str, value: object) -> str:
         case "type":
             return "" if _types(value) else f"one of {', '.join((*TYPES, 'integer'))}, or a list of them"
         case "$schema":
-            known = any(dialect in value for dialect in DIALECTS)  # type: ignore[operator]
-            return "" if known else f"the URI of {DIALECTS[0]}, the dialect that is enforced"
+            known = value.removesuffix("#").split("://")[-1] in DIALECTS  # type: ignore[union-attr]
+            return (
+                "" if known else "https://json-schema.org/draft/2020-12/schema, the dialect that is enforced"
+            )
     return ""
 
 
 def _names(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(v, str) for v in value) and len(set(value)) == len(value)
+    return (
+        isinstance(value, list) and all(isinstance(v, str) for v in value) and len(set(value)) == len(value)
+    )
 
 
 def _types(value: object) -> bool:

@@ -7,6 +7,7 @@ from mmengine.structured_output.keywords import decimals
 from mmengine.structured_output.pieces import Limit, Number, intersect
 
 DOUBLE = 15  # decimal digits that a double always holds
+MAX_PLACES = 10  # behind the point: finer steps the engine cannot take exactly
 Json = dict[str, object]
 
 
@@ -37,7 +38,7 @@ def _windows(digits: int) -> list[Number]:
         return Number(behind == 0, (-limit[0], True), limit, multiple)
 
     total = min(digits, DOUBLE)
-    behind = sorted({min(10, total * 2 // 3), total // 3, min(2, total - 1)} - {0}, reverse=True)
+    behind = sorted({min(MAX_PLACES, total * 2 // 3), total // 3, min(2, total - 1)} - {0}, reverse=True)
     return [window(total - places, places) for places in behind] + [window(digits, 0)]
 
 
@@ -59,18 +60,27 @@ def _ranges(piece: Number) -> list[Json]:
     ):
         if limit:
             schema[exclusive if limit[1] else inclusive] = plain(limit[0])
-    return [schema, *({"const": plain(point)} for point in _lost_points(piece))]
+    return [schema, *_lost_points(piece)]
 
 
-def _lost_points(piece: Number) -> list[Fraction]:
-    """Below a bound like 10.75 the engine's range lacks 10.7: every shorter spelling of the far end."""
+def _lost_points(piece: Number) -> list[Json]:
+    """Below a bound like 10.75 the engine's range lacks 10.7, every shorter spelling of the far end; below
+    0 it lacks 0.0.
+
+    Each is given as the one multiple of 0.1 (0.01, …) from 10.7 to below 10.8, which holds 10.0 too.
+    """
     out = []
     for limit in (piece.low, piece.high):
         if limit is None or (limit is piece.low) != (limit[0] < 0):
             continue
+        if limit[0] == 0 and piece.holds(limit[0]):
+            out.append({"type": "number", "multipleOf": 0.1, "minimum": 0, "exclusiveMaximum": 0.1})
         sign = -1 if limit[0] < 0 else 1
-        for places in range(1, decimals(limit[0])):
-            point = sign * Fraction(floor(abs(limit[0]) * 10**places), 10**places)
-            if piece.holds(point) and point not in out:
-                out.append(point)
+        for places in range(1, min(decimals(limit[0]), MAX_PLACES + 1)):
+            unit = Fraction(1, 10**places)
+            point = sign * (abs(limit[0]) // unit) * unit
+            if piece.holds(point):
+                ends = ("minimum", "exclusiveMaximum") if sign > 0 else ("maximum", "exclusiveMinimum")
+                near, far = plain(point), plain(point + sign * unit)
+                out.append({"type": "number", "multipleOf": plain(unit), ends[0]: near, ends[1]: far})
     return out

@@ -107,14 +107,17 @@ def _constant_array(document: Document, place: int, keyword: str, value: list) -
 def _constant_object(document: Document, place: int, keyword: str, value: dict) -> Object:
     base = document.nodes[place].pointer
     items = {
-        name: (document.make({"const": v}, base, (place, keyword, "item", same(v))),) for name, v in value.items()
+        name: (document.make({"const": v}, base, (place, keyword, "item", same(v))),)
+        for name, v in value.items()
     }
     return Object(items, tuple(items), {}, (document.make(False, base, "nothing"),))
 
 
 def _number(document: Document, place: int, schema: dict) -> Number | None:
     def limit(inclusive: str, exclusive: str, stricter: int) -> Limit | None:
-        found = [(fraction(schema[name]), name == exclusive) for name in (inclusive, exclusive) if name in schema]
+        found = [
+            (fraction(schema[name]), name == exclusive) for name in (inclusive, exclusive) if name in schema
+        ]
         return max(found, key=lambda one: (one[0] * stricter, one[1])) if found else None
 
     multiple = schema.get("multipleOf")
@@ -153,7 +156,9 @@ def _string(document: Document, place: int, schema: dict) -> String | None:
             patterns.append(parse_pattern(f"^(?:{FORMATS[name]})$"))
         else:
             known = ", ".join(sorted(FORMATS))
-            blocked = (("format", step(pointer, "format"), f"{shown(name)} cannot be enforced (known: {known})"),)
+            blocked = (
+                ("format", step(pointer, "format"), f"{shown(name)} cannot be enforced (known: {known})"),
+            )
     if high is not None and low > high:
         return None
     return String(low, None if high is None else int(high), tuple(patterns), None, blocked)
@@ -169,7 +174,9 @@ def _pattern(text: str, keyword: str, pointer: str) -> Pattern:
 def _array(document: Document, place: int, schema: dict) -> Array | None:
     pointer = document.nodes[place].pointer
     low, high = int(schema.get("minItems", 0)), schema.get("maxItems")
-    prefix = tuple((document.at(place, "prefixItems", at),) for at in range(len(schema.get("prefixItems", ()))))
+    prefix = tuple(
+        (document.at(place, "prefixItems", at),) for at in range(len(schema.get("prefixItems", ())))
+    )
     rest: Conj = (document.at(place, "items"),) if "items" in schema else ()
     blocked: Blocked = ()
     for keyword in ("contains", "uniqueItems", "unevaluatedItems"):

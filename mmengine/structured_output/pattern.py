@@ -26,8 +26,48 @@ SPACE: Ranges = [
 CONTROL = {"t": 0x09, "n": 0x0A, "v": 0x0B, "f": 0x0C, "r": 0x0D, "0": 0x00}
 # General categories that both engines name alike.
 CATEGORIES = frozenset(
-    "L Lu Ll Lt Lm Lo M Mn Mc Me N Nd Nl No P Pc Pd Ps Pe Pi Pf Po S Sm Sc Sk So Z Zs Zl Zp "
-    "Letter Uppercase_Letter Lowercase_Letter Number Decimal_Number Punctuation Symbol Separator Mark".split()
+    [
+        "L",
+        "Lu",
+        "Ll",
+        "Lt",
+        "Lm",
+        "Lo",
+        "M",
+        "Mn",
+        "Mc",
+        "Me",
+        "N",
+        "Nd",
+        "Nl",
+        "No",
+        "P",
+        "Pc",
+        "Pd",
+        "Ps",
+        "Pe",
+        "Pi",
+        "Pf",
+        "Po",
+        "S",
+        "Sm",
+        "Sc",
+        "Sk",
+        "So",
+        "Z",
+        "Zs",
+        "Zl",
+        "Zp",
+        "Letter",
+        "Uppercase_Letter",
+        "Lowercase_Letter",
+        "Number",
+        "Decimal_Number",
+        "Punctuation",
+        "Symbol",
+        "Separator",
+        "Mark",
+    ]
 )
 ANY = "(?s:.)"
 
@@ -81,7 +121,34 @@ def escaped(point: int) -> str:
     return f"\\u{point:04X}" if point < 0x10000 else f"\\U{point:08X}"
 
 
+def without_nul(ranges: Ranges) -> Ranges:
+    """The set without U+0000 where the grammar engine would add to it.
+
+    Of a set of all control characters (but those with an escape of their own, as \\n) llguidance 1.9 takes
+    it that it holds the quote and the backslash too. A set that lacks one of them gives up U+0000.
+    """
+
+    def holds(point: int) -> bool:
+        return any(low <= point <= high for low, high in ranges)
+
+    if (
+        holds(0x22)
+        and holds(0x5C)
+        or not all(holds(point) for point in range(32) if point not in (8, 9, 10, 12, 13))
+    ):
+        return ranges
+    return complement([*complement(ranges), (0, 0)])
+
+
 def char_class(ranges: Ranges, extras: str = "", negated: bool = False) -> str:
+    if extras and (negated and "\\p{P" in extras or not negated and "\\P{P" in extras):
+        raise PatternError("the complement of punctuation cannot be enforced; name the characters instead")
+    if not extras:
+        wanted = complement(ranges) if negated else ranges
+        left = without_nul(wanted)
+        if left is not wanted:
+            ranges = complement(left) if negated else left
+            ranges = [(low, high) for low, high in ranges if (low, high) != (0xD800, 0xDFFF)]
     inside = "".join(escaped(a) if a == b else f"{escaped(a)}-{escaped(b)}" for a, b in sorted(set(ranges)))
     return f"[{'^' if negated else ''}{inside}{extras}]"
 
@@ -156,7 +223,7 @@ class _Parser:
     def escape(self) -> Part:
         ranges, extras = self.escaped_set()
         if extras:
-            return Part(extras)
+            return Part(char_class([], extras))
         if len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
             return Part(escaped(ranges[0][0]), literal=chr(ranges[0][0]))
         return Part(char_class(ranges))
@@ -188,7 +255,11 @@ class _Parser:
             return CONTROL[char]
         if char and char.isdigit() or char == "k":
             self.fail("back references cannot be enforced")
-        forms = {"x": r"([0-9a-fA-F]{2})", "u": r"([0-9a-fA-F]{4})|\{([0-9a-fA-F]{1,6})\}", "c": r"([A-Za-z])"}
+        forms = {
+            "x": r"([0-9a-fA-F]{2})",
+            "u": r"([0-9a-fA-F]{4})|\{([0-9a-fA-F]{1,6})\}",
+            "c": r"([A-Za-z])",
+        }
         if char and char in forms:
             found = re.compile(forms[char]).match(self.text, self.at)
             if not found:
@@ -260,7 +331,11 @@ class _Parser:
         count = part.count * max(low, high or 1)
         if count > MAX_COUNT:
             self.fail(f"counted repetitions copy more than {MAX_COUNT:,} times")
-        text = part.text if part.literal or part.text.startswith(("(", "[", "\\p", "\\P")) else f"(?:{part.text})"
+        text = (
+            part.text
+            if part.literal or part.text.startswith(("(", "[", "\\p", "\\P"))
+            else f"(?:{part.text})"
+        )
         suffix = {(0, None): "*", (1, None): "+", (0, 1): "?"}.get(
             bounds, f"{{{low}}}" if low == high else f"{{{low},{'' if high is None else high}}}"
         )
@@ -289,7 +364,9 @@ def single(ranges: Ranges) -> bool:
 
 
 def has_anchor(branches: list[list[Part]]) -> bool:
-    return any(part.anchor or part.branches and has_anchor(part.branches) for parts in branches for part in parts)
+    return any(
+        part.anchor or part.branches and has_anchor(part.branches) for parts in branches for part in parts
+    )
 
 
 def joined(branches: list[list[Part]]) -> Part:
@@ -343,4 +420,6 @@ def parse_pattern(text: str) -> Pattern:
     if len(branches) == 1 and branches[0] and branches[0][0].anchor == "^":
         prefix = joined([branches[0][1:]]).literal if not has_anchor([branches[0][1:]]) else None
     alternatives = anchored(branches, False, False)
-    return Pattern("|".join(alternatives) if len(alternatives) == 1 else f"(?:{'|'.join(alternatives)})", prefix)
+    return Pattern(
+        "|".join(alternatives) if len(alternatives) == 1 else f"(?:{'|'.join(alternatives)})", prefix
+    )

@@ -147,7 +147,9 @@ def _numbers(a: Number, b: Number) -> Number | None:
     multiple = a.multiple or b.multiple
     if a.multiple and b.multiple:
         x, y = a.multiple, b.multiple
-        multiple = Fraction(lcm(x.numerator * y.denominator, y.numerator * x.denominator), x.denominator * y.denominator)
+        multiple = Fraction(
+            lcm(x.numerator * y.denominator, y.numerator * x.denominator), x.denominator * y.denominator
+        )
     out = Number(a.integer or b.integer, low, high, multiple, _common(a.values, b.values))
     return settled_number(out)
 
@@ -162,7 +164,7 @@ def settled_number(piece: Number) -> Number | None:
         return None
     step = piece.multiple
     if piece.integer:
-        step = Fraction(lcm(step.numerator, step.denominator) if step else 1) if step is None or step.denominator == 1 else Fraction(step.numerator)
+        step = Fraction((step or Fraction(1)).numerator)  # what is a multiple of 3/10 and whole is one of 3
     if low and high and step:
         first = -(-low[0] // step) * step
         first += step if first == low[0] and low[1] else 0

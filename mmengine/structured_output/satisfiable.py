@@ -32,7 +32,9 @@ class Satisfiable:
         while grown:
             grown = False
             for conj in reversed(self.order):
-                if conj not in self.yes and any(self.piece(p) for s in self.shapes.of(conj) for p in s.values()):
+                if conj not in self.yes and any(
+                    self.piece(p) for s in self.shapes.of(conj) for p in s.values()
+                ):
                     self.yes.add(conj)
                     grown = True
         if root not in self.yes:
@@ -66,7 +68,11 @@ class Satisfiable:
         shapes = self.shapes.of(conj)
         if not shapes:
             schema = self.shapes.document.nodes[conj[0]].schema if conj else True
-            why = "the schema false allows nothing" if schema is False else "what it asks for contradicts itself"
+            why = (
+                "the schema false allows nothing"
+                if schema is False
+                else "what it asks for contradicts itself"
+            )
             refuse("", pointer, why)
         for shape in shapes:
             for piece in shape.values():

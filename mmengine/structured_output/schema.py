@@ -23,7 +23,7 @@ MAX_OUTPUT = 8 * 2**20  # bytes of what the grammar engine is given
 
 
 def gate(schema: dict | bool | str | bytes, bounds: Bounds = Bounds()) -> str:  # noqa: B008 (it is frozen)
-    """The schema for the grammar engine, as JSON text, complete in itself. The same input gives the same text.
+    """The schema for the grammar engine, as JSON text, complete in itself; the same input, the same text.
 
     `schema`: a JSON Schema as a dict (or true, false) or as JSON text. SchemaRefused (an InvalidRequest)
     names the keyword and the JSON pointer of what is invalid, contradictory, or cannot be enforced exactly.

@@ -109,18 +109,23 @@ class Shapes:
                 work.choices += ((path, branches),)
             case "dependentRequired" | "dependentSchemas":
                 for name in value:
-                    needs = self.make({"required": [name, *(value[name] if keyword == "dependentRequired" else ())]}, place, (keyword, name, "needs"))
-                    if keyword == "dependentSchemas":
-                        needs += (document.at(place, keyword, name),)
-                    lacks = self.make({"properties": {name: False}}, place, (keyword, name, "lacks"))
-                    needs = (*self.make({"type": "object"}, place, "an object"), *needs)
-                    work.choices += ((path, [lacks, needs]),)
+                    work.choices += ((path, self._dependent(keyword, name, place)),)
             case "not":
                 work.todo += [(made, path) for made in self._negated(place, pointer)]
             case "if":
                 self._conditional(work, place, path, pointer)
             case "$dynamicRef":
                 refuse(keyword, pointer, "dynamic references cannot be enforced; use $ref")
+
+    def _dependent(self, keyword: str, name: str, place: int) -> Choice:
+        """Without the property, or with what it brings along."""
+        lacks = self.make({"properties": {name: False}}, place, (keyword, name, "lacks"))
+        value = self.document.nodes[place].schema[keyword][name]  # type: ignore[index]
+        names = [name, *(value if keyword == "dependentRequired" else ())]
+        needs = self.make({"type": "object", "required": names}, place, (keyword, name, "needs"))
+        if keyword == "dependentSchemas":
+            needs += (self.document.at(place, keyword, name),)
+        return [lacks, needs]
 
     def _negated(self, place: int, pointer: str) -> Conj:
         inner = self.document.nodes[place].schema["not"]  # type: ignore[index]
@@ -130,10 +135,10 @@ class Shapes:
             return self.make(not inner, place, "not")
         types = inner.get("type")
         names = [types] if isinstance(types, str) else types
-        if names and "integer" not in names and all(k == "type" or k in ANNOTATIONS for k in inner):
-            left = [kind for kind in TYPES if kind not in names]
-            return self.make({"type": left} if left else False, place, "not")
-        refuse("not", pointer, "what it excludes cannot be enforced; say what is allowed instead")
+        if not names or "integer" in names or any(k != "type" and k not in ANNOTATIONS for k in inner):
+            refuse("not", pointer, "what it excludes cannot be enforced; say what is allowed instead")
+        left = [kind for kind in TYPES if kind not in names]
+        return self.make({"type": left} if left else False, place, "not")
 
     def _conditional(self, work: Work, place: int, path: tuple[int, ...], pointer: str) -> None:
         schema = self.document.nodes[place].schema
@@ -154,8 +159,8 @@ class Shapes:
         for later, shapes in enumerate(all_shapes):
             for earlier in range(later):
                 if not all(disjoint(self, a, b) for a in all_shapes[earlier] for b in shapes):
-                    why = f"branches {earlier} and {later} may both hold; use anyOf, or a required property with different const"
-                    refuse("oneOf", pointer, why)
+                    why = f"branches {earlier} and {later} may both hold; use anyOf, or a required property"
+                    refuse("oneOf", pointer, f"{why} whose const differs")
 
 
 def parts(piece: object) -> list[Conj]:

@@ -1,0 +1,50 @@
+"""What a gated schema accepts, byte by byte through the grammar engine; and random texts that it allows."""
+
+import random
+
+from llguidance import LLMatcher, LLTokenizer
+
+from mmengine.structured_output.schema import Bounds, gate
+
+TOKENIZER = LLTokenizer("byte")
+END = TOKENIZER.eos_token
+CLOSING = frozenset(b'"]}')
+
+
+class Grammar:
+    def __init__(self, schema: dict | bool | str, bounds: Bounds | None = None):
+        self.text = gate(schema, bounds or Bounds.off())
+        self.matcher = LLMatcher(TOKENIZER, LLMatcher.grammar_from_json_schema(self.text), log_level=0)
+        assert not self.matcher.is_error(), self.matcher.get_error()
+
+    def accepts(self, text: str) -> bool:
+        matcher = self.matcher.deep_copy()
+        for byte in text.encode():
+            if byte not in allowed(matcher) or not matcher.consume_token(byte):
+                return False
+        return END in allowed(matcher)
+
+    def walk(self, source: random.Random, length: int) -> str | None:
+        """A text made of random allowed bytes, or None when it had not ended after `length` of them.
+
+        What closes is preferred more and more, as a text would never end otherwise.
+        """
+        matcher = self.matcher.deep_copy()
+        out = bytearray()
+        while len(out) < length:
+            options = allowed(matcher)
+            if END in options and (len(options) == 1 or source.random() < 0.3):
+                return out.decode()
+            options = [byte for byte in options if byte < 256]
+            closing = [byte for byte in options if byte in CLOSING]
+            if closing and source.random() < 0.1 + len(out) / length:
+                options = closing
+            byte = source.choice(options)
+            assert matcher.consume_token(byte)
+            out.append(byte)
+        return None
+
+
+def allowed(matcher: LLMatcher) -> list[int]:
+    mask = matcher.compute_bitmask()
+    return [token for token in range(END + 1) if mask[token >> 3] >> (token & 7) & 1]

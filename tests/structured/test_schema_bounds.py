@@ -1,0 +1,44 @@
+"""What is bounded by default, and that without bounds it is not."""
+
+import pytest
+
+from mmengine.structured_output.schema import Bounds
+from tests.structured.accepting import Grammar
+
+OPEN = {"type": "object", "properties": {"a": {"type": "integer"}}}
+CASES = [
+    # schema, a text within the bounds, one beyond them
+    ({"type": "array"}, "[" + " " * 32 + "1]", "[" + " " * 33 + "1]"),
+    ({"type": "string"}, '"' + "x" * 4096 + '"', '"' + "x" * 4097 + '"'),
+    ({"type": "string", "pattern": "^x+$"}, '"' + "x" * 4096 + '"', '"' + "x" * 4097 + '"'),
+    ({"type": "integer"}, "9" * 17, "9" * 18),
+    ({"type": "number"}, "-99999.0123456789", "0.01234567890"),
+    ({"type": "number"}, "9999999999999.25", "1e5"),
+    ({"type": "number", "minimum": 0}, "9" * 17, "9" * 18),
+    ({"type": "object"}, '{"' + "k" * 64 + '":1}', '{"' + "k" * 65 + '":1}'),
+    (OPEN, '{"' + "k" * 64 + '":1}', '{"' + "k" * 70 + '":1}'),
+    (True, '["' + "x" * 4096 + '"]', '["' + "x" * 4097 + '"]'),
+    ({"type": "object"}, '{"a":[{"b":1}]}', '{"a":[{"b":' + "9" * 18 + "}]}"),
+]
+
+
+@pytest.mark.parametrize(("schema", "within", "beyond"), CASES)
+def test_bounds(schema: dict | bool, within: str, beyond: str) -> None:
+    bounded, unbounded = Grammar(schema, Bounds()), Grammar(schema)
+    assert bounded.accepts(within) and not bounded.accepts(beyond)
+    assert unbounded.accepts(within) and unbounded.accepts(beyond)
+
+
+def test_the_schema_wins_over_a_bound() -> None:
+    bounds = Bounds(string=10, digits=3)
+    assert Grammar({"type": "string", "minLength": 20}, bounds).accepts('"' + "x" * 20 + '"')
+    assert Grammar({"type": "string", "maxLength": 20}, bounds).accepts('"' + "x" * 20 + '"')
+    assert Grammar({"type": "integer", "minimum": 5_000}, bounds).accepts("123456")
+    assert Grammar({"const": 123456}, bounds).accepts("123456")
+
+
+def test_bounds_are_checked() -> None:
+    with pytest.raises(ValueError, match="string"):
+        Bounds(string=-1)
+    with pytest.raises(ValueError, match="digits"):
+        Bounds(digits=30)

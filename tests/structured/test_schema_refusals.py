@@ -1,0 +1,114 @@
+"""What is refused, with the keyword and the JSON pointer of the place."""
+
+import json
+
+import pytest
+
+from mmengine.errors import InvalidRequest
+from mmengine.structured_output.schema import SchemaRefused, gate
+
+ENDLESS = {"type": "object", "properties": {"n": {"$ref": "#"}}, "required": ["n"]}
+CASES = [
+    # schema, keyword, pointer
+    ({"not": {"const": 1}}, "not", "#/not"),
+    ({"if": {"type": "null"}, "then": {"type": "null"}}, "if", "#/if"),
+    ({"type": "array", "uniqueItems": True}, "uniqueItems", "#/uniqueItems"),
+    ({"type": "array", "contains": {"const": 1}}, "contains", "#/contains"),
+    ({"type": "object", "propertyNames": {"pattern": "^a"}}, "propertyNames", "#/propertyNames"),
+    (
+        {"type": "object", "unevaluatedProperties": False, "anyOf": [True]},
+        "unevaluatedProperties",
+        "#/unevaluatedProperties",
+    ),
+    ({"properties": {"a/b": {"$dynamicRef": "#x"}}}, "$dynamicRef", "#/properties/a~1b/$dynamicRef"),
+    ({"type": "string", "format": "phone"}, "format", "#/format"),
+    ({"items": {"nullable": True}}, "nullable", "#/items/nullable"),
+    ({"oneOf": [{"type": "integer"}, {"minimum": 2}]}, "oneOf", "#/oneOf"),
+    ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "oneOf", "#/oneOf"),
+    ({"type": "object", "minProperties": 2}, "minProperties", "#/minProperties"),
+    ({"type": "string", "pattern": "(?=a)b"}, "pattern", "#/pattern"),
+    ({"type": "string", "pattern": "(a+)+$"}, "pattern", "#/pattern"),
+    ({"type": "string", "pattern": "(\\w+\\s?)*x"}, "pattern", "#/pattern"),
+    ({"type": "string", "pattern": "(a{900}){900}"}, "pattern", "#/pattern"),
+    ({"type": "string", "pattern": "a" * 5_000}, "pattern", "#/pattern"),
+    ({"type": "string", "pattern": "(" * 50 + ")" * 50}, "pattern", "#/pattern"),
+    ({"patternProperties": {"a(": True}}, "patternProperties", "#/patternProperties/a("),
+    ({"minimum": 3, "maximum": 2}, "minimum", "#/minimum"),
+    ({"exclusiveMinimum": 3, "maximum": 3}, "exclusiveMinimum", "#/exclusiveMinimum"),
+    ({"minLength": 3, "maxLength": 2}, "minLength", "#/minLength"),
+    ({"properties": {"a": {"minItems": 2, "maxItems": 1}}}, "minItems", "#/properties/a/minItems"),
+    ({"enum": []}, "enum", "#/enum"),
+    ({"enum": list(range(30_000))}, "enum", "#/enum"),
+    ({"properties": {"a": False}, "required": ["b", "a"]}, "required", "#/required/1"),
+    ({"type": "object", "required": ["a"], "additionalProperties": False}, "required", "#/required"),
+    (False, "", "#"),
+    ({"allOf": [{"type": "string"}, {"type": "null"}]}, "", "#"),
+    (ENDLESS, "$ref", "#/properties/n"),
+    ({"$ref": "#"}, "$ref", "#"),
+    ({"allOf": [{"$ref": "#"}]}, "$ref", "#"),
+    ({"$ref": "#/$defs/missing"}, "$ref", "#/$ref"),
+    ({"$ref": "https://example.org/other"}, "$ref", "#/$ref"),
+    ({"type": "integer", "minimum": 2**60}, "minimum", "#/minimum"),
+    ({"const": 2**53 + 1}, "const", "#/const"),
+    ({"multipleOf": 0.07}, "multipleOf", "#/multipleOf"),
+    ({"multipleOf": 0}, "multipleOf", "#/multipleOf"),
+    ({"type": "text"}, "type", "#/type"),
+    ({"type": []}, "type", "#/type"),
+    ({"properties": []}, "properties", "#/properties"),
+    ({"items": [True]}, "items", "#/items"),
+    ({"required": ["a", "a"]}, "required", "#/required"),
+    ({"minLength": -1}, "minLength", "#/minLength"),
+    ({"minLength": True}, "minLength", "#/minLength"),
+    ({"maxItems": 10**9}, "maxItems", "#/maxItems"),
+    ({"anyOf": []}, "anyOf", "#/anyOf"),
+    ({"$schema": "http://json-schema.org/draft-04/schema#"}, "$schema", "#/$schema"),
+    (3, "", "#"),
+    ({"allOf": [{"anyOf": [{"type": t} for t in ("null", "string")] * 40}] * 3}, "anyOf", "#"),
+]
+
+
+@pytest.mark.parametrize(("schema", "keyword", "pointer"), CASES)
+def test_refused(schema: object, keyword: str, pointer: str) -> None:
+    with pytest.raises(SchemaRefused) as caught:
+        gate(schema)
+    assert (caught.value.keyword, caught.value.pointer) == (keyword, pointer)
+    assert isinstance(caught.value, InvalidRequest)
+    assert pointer in str(caught.value) and len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "{", "nul", "NaN", '{"a":1,"a":2}', '{"const":1e999}', b'"\xff"', '{"const":"\\ud800"}'),
+        *(
+            "[" * 100_000,
+            '{"items":' * 500 + "{}" + "}" * 500,
+            '{"const":' + "9" * 5_000 + "}",
+            " " * 3_000_000,
+        ),
+    ],
+)
+def test_text_that_is_no_schema(text: str | bytes) -> None:
+    with pytest.raises(SchemaRefused):
+        gate(text)
+
+
+def test_a_dict_that_is_no_json() -> None:
+    endless: dict = {}
+    endless["items"] = endless
+    for schema in (endless, {"const": float("nan")}, {"const": object()}, {"const": "\ud800"}):
+        with pytest.raises(SchemaRefused):
+            gate(schema)
+
+
+def test_a_refused_keyword_that_cannot_matter_is_no_reason() -> None:
+    assert gate({"type": "object", "uniqueItems": True, "$defs": {"unused": {"not": {"const": 1}}}})
+
+
+def test_wide_and_deep_schemas_within_the_limits() -> None:
+    wide = {"type": "object", "properties": {f"p{at}": {"type": "string"} for at in range(2_000)}}
+    assert len(json.loads(gate(wide))["properties"]) == 2_000
+    deep: dict = {"type": "null"}
+    for _ in range(60):
+        deep = {"type": "array", "items": deep}
+    assert gate(deep)
