@@ -6,7 +6,8 @@ from math import comb
 
 from mmengine.structured_output.bounds import Bounds
 from mmengine.structured_output.keys import other_keys
-from mmengine.structured_output.numbers import number_schemas
+from mmengine.structured_output.keywords import check_multiple
+from mmengine.structured_output.numbers import number_schemas, plain
 from mmengine.structured_output.pattern import Pattern
 from mmengine.structured_output.pieces import Array, Boolean, Conj, Null, Number, Object, Piece, Shape, String
 from mmengine.structured_output.refusal import refuse, step
@@ -71,6 +72,9 @@ class Emitter:
             case Boolean():
                 return [{"type": "boolean"}] if len(piece.values) == 2 else [{"enum": sorted(piece.values)}]
             case Number():
+                if piece.multiple:
+                    pointer = step(self.satisfiable.shapes.pointer(conj), "multipleOf")
+                    check_multiple(plain(piece.multiple), pointer)
                 return number_schemas(piece, self.bounds.digits)
             case String():
                 return [self._string(piece)]

@@ -190,6 +190,19 @@ def check_exact(value: int | float, keyword: str, pointer: str) -> None:
         refuse(keyword, pointer, f"{value} has more than {MAX_DECIMALS} digits behind the point")
 
 
+def check_multiple(value: int | float, pointer: str) -> None:
+    """Refuses steps that the grammar engine would not take exactly.
+
+    It reads them as a float and multiplies by 10 until nothing is behind the point.
+    """
+    coefficient, digits = float(value), 0
+    while coefficient != int(coefficient):
+        coefficient *= 10
+        digits += 1
+    if int(coefficient) >= 2**32 or fraction(value) != fraction(int(coefficient)) / 10**digits:
+        refuse("multipleOf", pointer, f"steps of {value} cannot be enforced exactly")
+
+
 def _wrong(keyword: str, value: object) -> str:
     """What the value should be, or "" when it is that. Subschemas are looked at when they are reached."""
     checks: list[tuple[frozenset[str], Callable[[object], bool], str]] = [

@@ -2,7 +2,7 @@
 
 from mmengine.structured_output.document import Document
 from mmengine.structured_output.formats import FORMATS
-from mmengine.structured_output.keywords import check_exact, fraction, is_number, same, shown
+from mmengine.structured_output.keywords import check_exact, check_multiple, fraction, is_number, same, shown
 from mmengine.structured_output.pattern import Pattern, PatternError, parse_pattern
 from mmengine.structured_output.pieces import (
     KINDS,
@@ -122,7 +122,7 @@ def _number(document: Document, place: int, schema: dict) -> Number | None:
 
     multiple = schema.get("multipleOf")
     if multiple is not None:
-        _check_multiple(multiple, step(document.nodes[place].pointer, "multipleOf"))
+        check_multiple(multiple, step(document.nodes[place].pointer, "multipleOf"))
     return settled_number(
         Number(
             False,
@@ -131,16 +131,6 @@ def _number(document: Document, place: int, schema: dict) -> Number | None:
             None if multiple is None else fraction(multiple),
         )
     )
-
-
-def _check_multiple(value: int | float, pointer: str) -> None:
-    """The grammar engine reads it as a float and multiplies by 10 until nothing is behind the point."""
-    coefficient, digits = float(value), 0
-    while coefficient != int(coefficient):
-        coefficient *= 10
-        digits += 1
-    if int(coefficient) >= 2**32 or fraction(value) != fraction(int(coefficient)) / 10**digits:
-        refuse("multipleOf", pointer, f"steps of {value} cannot be enforced exactly")
 
 
 def _string(document: Document, place: int, schema: dict) -> String | None:

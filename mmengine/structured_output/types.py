@@ -10,6 +10,7 @@ from collections.abc import Callable
 import msgspec
 
 from mmengine.errors import InvalidRequest, RequestFailed
+from mmengine.structured_output.keywords import SUBSCHEMA, SUBSCHEMA_LIST, SUBSCHEMA_MAP
 
 BASE64 = "^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
 
@@ -20,9 +21,9 @@ def schema_of(what: object) -> dict | bool:
         return what
     pydantic = _pydantic(what, "model_json_schema")
     if pydantic:
-        return pydantic()  # type: ignore[no-any-return]
+        return _narrowed(pydantic())  # type: ignore[return-value]
     try:
-        return _with_base64(msgspec.json.schema(what))  # type: ignore[return-value]
+        return _narrowed(msgspec.json.schema(what))  # type: ignore[return-value]
     except (TypeError, ValueError, NotImplementedError) as error:
         raise InvalidRequest(f"{_name(what)} has no JSON Schema: {error}") from None
 
@@ -50,13 +51,24 @@ def _name(what: object) -> str:
     return "JSON" if isinstance(what, dict | bool) else getattr(what, "__name__", repr(what))
 
 
-def _with_base64(schema: object) -> object:
-    """Of bytes msgspec says only as an annotation that they are base64; a pattern is enforced."""
-    if isinstance(schema, list):
-        return [_with_base64(item) for item in schema]
+def _narrowed(schema: object) -> object:
+    """The schema of a type with what its library leaves open closed.
+
+    An object has no keys but its fields, where the type does not say otherwise: nobody would get the others.
+    Bytes are base64, which msgspec says only as an annotation, by a pattern.
+    """
     if not isinstance(schema, dict):
         return schema
-    out = {key: _with_base64(value) for key, value in schema.items()}
+    out = dict(schema)
+    for keyword, value in schema.items():
+        if keyword in SUBSCHEMA:
+            out[keyword] = _narrowed(value)
+        elif keyword in SUBSCHEMA_LIST:
+            out[keyword] = [_narrowed(item) for item in value]
+        elif keyword in SUBSCHEMA_MAP:
+            out[keyword] = {name: _narrowed(item) for name, item in value.items()}
+    if "properties" in out:
+        out.setdefault("additionalProperties", False)
     if out.get("contentEncoding") == "base64" and out.get("type") == "string":
         out.setdefault("pattern", BASE64)
     return out

@@ -51,6 +51,11 @@ CASES = [
     ({"type": "integer", "minimum": 2**60}, "minimum", "#/minimum"),
     ({"const": 2**53 + 1}, "const", "#/const"),
     ({"multipleOf": 0.07}, "multipleOf", "#/multipleOf"),
+    (
+        {"allOf": [{"multipleOf": 65536}, {"multipleOf": 65537}, {"multipleOf": 3}]},
+        "multipleOf",
+        "#/multipleOf",
+    ),
     ({"multipleOf": 0}, "multipleOf", "#/multipleOf"),
     ({"type": "text"}, "type", "#/type"),
     ({"type": []}, "type", "#/type"),

@@ -78,6 +78,13 @@ def test_what_has_no_schema() -> None:
         schema_of(complex)
 
 
+def test_only_the_fields_are_keys() -> None:
+    grammar = Grammar(schema_of(Receipt))
+    assert not grammar.accepts('{"day":"2024-02-29","items":[],"extra":1}')
+    assert not grammar.accepts('{"day":"2024-02-29","items":[{"name":"é","price":1.5,"extra":1}]}')
+    assert Grammar(schema_of(dict[str, Point])).accepts('{"any":{"x":1,"y":2}}')
+
+
 def test_bytes_are_base64() -> None:
     grammar = Grammar(schema_of(bytes))
     for length in range(7):
