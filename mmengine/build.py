@@ -20,6 +20,10 @@ from mmengine.runtime.executor import TorchExecutor
 from mmengine.runtime.kv import blocks_for_memory, bytes_per_block
 from mmengine.runtime.stops import StopWatcher
 from mmengine.runtime.threads import choose_threads
+from mmengine.structured_output.base import Compiled
+from mmengine.structured_output.grammars import Grammars
+from mmengine.structured_output.llguidance_backend import LLGuidance
+from mmengine.structured_output.rows import RowMatchers
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 CUDA_MEMORY_SHARE = 0.8  # of what is free when the weights are loaded
@@ -41,6 +45,7 @@ class Built:
     folder: Path
     device: str
     dtype: str
+    grammars: Grammars
     past: Past | None = None  # of the log that is continued; the core waits for `recover`
     num_threads: int = 1  # of torch, in the whole process, since this was built
     threads_before: int = 1
@@ -50,6 +55,7 @@ class Built:
         another one meanwhile."""
         if torch.get_num_threads() == self.num_threads:
             torch.set_num_threads(self.threads_before)
+        self.grammars.close()
         self.core.close()
 
 
@@ -63,19 +69,30 @@ def build(
     log: Path | None = None,
     resume: Resume | None = None,
     stop_watcher_factory: Callable[[Tokenizer], StopWatcher] | None = None,
+    compile_grammar: Callable[[str], Compiled] | None = None,
 ) -> Built:
     """Load a model (a folder, a hub id, or None for the embedded checkpoint) and make its engine.
 
     `log`: a folder for the event log; None keeps the last events in memory. `resume`: continue the log
-    that stands there, if there is one; the caller then owes the core a `recover`. Raises ModelError,
-    ConfigError, LogError.
+    that stands there, if there is one; the caller then owes the core a `recover`. `compile_grammar` stands
+    in for the grammar engine's own in tests. Raises ModelError, ConfigError, LogError.
     """
     config = config or EngineConfig()
     config.check()
     policy_of(config)  # raises for one that nobody knows, before weights are read
     opened = open_log(log, resume, config) if log is not None else None  # a refusal comes at once
     try:
-        return _build(model, config, device, dtype, attention, opened, resume, stop_watcher_factory)
+        return _build(
+            model,
+            config,
+            device,
+            dtype,
+            attention,
+            opened,
+            resume,
+            stop_watcher_factory,
+            compile_grammar,
+        )
     except BaseException:
         if opened is not None:
             opened.sink.close()
@@ -91,6 +108,7 @@ def _build(
     opened: OpenLog | None,
     resume: Resume | None,
     stop_watcher_factory: Callable[[Tokenizer], StopWatcher] | None,
+    compile_grammar: Callable[[str], Compiled] | None,
 ) -> Built:
     past = opened.past if opened is not None else None
     folder = resolve_folder(model)
@@ -112,7 +130,11 @@ def _build(
     else:
         config = past.config_for(config)
     watcher = stop_watcher_factory(processor.tokenizer) if stop_watcher_factory else None
-    executor = TorchExecutor(network, plugin.positions, config, device, DTYPES[dtype], attention, watcher)
+    grammars = _grammars(processor.tokenizer, config, network.spec, compile_grammar)
+    matchers = RowMatchers(grammars.backend, grammars.compiled, network.spec.vocab_size)
+    executor = TorchExecutor(
+        network, plugin.positions, config, device, DTYPES[dtype], attention, watcher, matchers
+    )
     if opened is not None:
         core = opened.core(config, executor, fingerprints)
     else:
@@ -129,10 +151,23 @@ def _build(
         folder,
         device,
         dtype,
+        grammars,
         past,
         threads.count,
         before,
     )
+
+
+def _grammars(
+    tokenizer: Tokenizer,
+    config: EngineConfig,
+    spec: ModelSpec,
+    compile_grammar: Callable[[str], Compiled] | None,
+) -> Grammars:
+    backend = LLGuidance(
+        tokenizer.token_bytes, tokenizer.encode, tokenizer.special_ids, config.eos_token_ids, spec.vocab_size
+    )
+    return Grammars(backend, deadline_s=config.grammar_timeout_s, compile=compile_grammar)
 
 
 def _device(name: str) -> str:

@@ -11,6 +11,7 @@ from mmengine.errors import ConfigError, shown
 OPERATIONAL = (
     *("log_sync", "log_retain_bytes", "log_retain_s", "snapshot_bytes", "media_store_bytes"),
     *("step_timeout_s", "num_threads", "media_workers", "media_cache_bytes", "media_ahead_bytes"),
+    "grammar_timeout_s",
 )
 
 
@@ -57,6 +58,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     media_workers: int = 0  # threads that prepare images and videos; 0: half of the cores, one to four
     media_cache_bytes: int = 256 * 2**20  # of prepared images and videos kept by content; 0: none are
     media_ahead_bytes: int = 2**30  # of pixels in flight; no further prompt is prepared beyond it
+    grammar_timeout_s: int = 10  # after which the compilation of a grammar is given up
     num_threads: int = 0  # that compute on a CPU; 0: as the machine and the model suggest (docs/cpu.md)
 
     def as_dict(self) -> dict:
@@ -220,5 +222,6 @@ _RANGES = (
     ("media_cache_bytes", 0, 2**50),
     ("media_ahead_bytes", 1, 2**50),
     ("step_timeout_s", 0, 10**6),
+    ("grammar_timeout_s", 1, 10**6),
     ("num_threads", 0, 1024),
 )

@@ -42,6 +42,9 @@ def run(
     image: Annotated[list[Path] | None, typer.Option(help="An image file; may be repeated.")] = None,
     video: Annotated[list[Path] | None, typer.Option(help="A video file; may be repeated.")] = None,
     system: Annotated[str | None, typer.Option(help="A system message.")] = None,
+    schema: Annotated[
+        Path | None, typer.Option(help="A JSON schema: the answer is JSON that it describes.")
+    ] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     max_tokens: Annotated[int, typer.Option(rich_help_panel=SAMPLING, help="Longest answer.")] = 256,
     min_tokens: Annotated[int, typer.Option(rich_help_panel=SAMPLING, help="Shortest answer.")] = 0,
@@ -124,7 +127,9 @@ def run(
         return Engine(model, config=config, device=device, dtype=dtype, log=log, resume=resume)
 
     if batch is not None:
-        _refuse_beside_batch(prompt=prompt, image=image, video=video, system=system, json=json_output)
+        _refuse_beside_batch(
+            prompt=prompt, image=image, video=video, system=system, schema=schema, json=json_output
+        )
         if out is None:
             raise InvalidRequest("--batch needs --out, the file that the answers go to")
         if log is not None and not supervisor.is_supervised():
@@ -155,7 +160,8 @@ def run(
         "logprobs": logprobs,
         "n": n,
     }
-    _answer_one(_messages(prompt, image or [], video or [], system), sampling, make_engine, json_output)
+    messages = _messages(prompt, image or [], video or [], system)
+    _answer_one(messages, sampling, _response_format(schema), make_engine, json_output)
 
 
 def _messages(
@@ -167,15 +173,36 @@ def _messages(
     return [*([{"role": "system", "content": system}] if system else []), user]
 
 
+def _response_format(schema: Path | None) -> dict[str, Any] | None:
+    """What a file with a JSON schema asks for."""
+    if schema is None:
+        return None
+    import msgspec  # lazy: not needed for help
+
+    try:
+        found = msgspec.json.decode(schema.read_bytes())
+    except OSError as error:
+        raise InvalidRequest(f"--schema {schema} cannot be read: {error.strerror}") from None
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise InvalidRequest(f"--schema {schema} is not valid JSON ({error})") from None
+    return {"type": "json_schema", "json_schema": {"schema": found}}
+
+
 def _answer_one(
-    messages: list[dict[str, Any]], sampling: dict[str, Any], make_engine: Any, as_json: bool
+    messages: list[dict[str, Any]],
+    sampling: dict[str, Any],
+    response_format: dict[str, Any] | None,
+    make_engine: Any,
+    as_json: bool,
 ) -> None:
     from mmengine.serve.prompts import make_sampling  # lazy: numpy, msgspec
+    from mmengine.structured_output.spec import grammar_of  # lazy: msgspec
 
-    params = make_sampling(sampling)  # refused before the model is loaded
+    params = make_sampling(sampling)  # both are refused before the model is loaded
+    grammar_of(response_format)
     live = sys.stdout.isatty() and not as_json and params.n == 1
     with make_engine() as engine:
-        engine.submit(messages, params, stream=live)
+        engine.submit(messages, params, stream=live, response_format=response_format)
         completion = None
         while completion is None:
             for output in engine.step():
@@ -194,6 +221,8 @@ def _answer_one(
     else:
         for choice in completion.choices:
             print(choice.text)
+    if response_format is not None and completion.finish_reason == "length":
+        print(f"mmengine: {completion.choices[0].detail}; raise --max-tokens", file=sys.stderr)
 
 
 def printable(text: str) -> str:

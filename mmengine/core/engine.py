@@ -116,6 +116,14 @@ class EngineCore:
         """The whole answer reached its consumer."""
         self.inbox.put(ev.Delivered(request_id))
 
+    def grammar_ready(self, request_id: str) -> None:
+        """The grammar of a request that waits for it is compiled."""
+        self.inbox.put(ev.GrammarReady(request_id))
+
+    def grammar_failed(self, request_id: str, detail: str) -> None:
+        """The grammar of a request that waits for it cannot be used: the request ends with an error."""
+        self.inbox.put(ev.GrammarFailed(request_id, writable(detail)))
+
     def reset_prefix_cache(self, *, preempt_running: bool = False) -> None:
         """Forget all cached prefixes, from the next step on; with `preempt_running`, what runs starts
         again from nothing."""
@@ -138,6 +146,11 @@ class EngineCore:
         return bool(
             self.state.requests or self._source or self._outputs or self._in_flight or self._is_decided
         )
+
+    @property
+    def awaits_grammars(self) -> bool:
+        """Whether requests are there and none can run before a grammar is compiled."""
+        return bool(self.state.requests) and not (self._in_flight or self._is_decided or self._source)
 
     def is_on_disk(self, request_id: str) -> bool:
         """Whether the request's QUEUED was written: from then on it is answered, whatever happens to this

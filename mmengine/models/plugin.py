@@ -54,6 +54,10 @@ class Tokenizer(Protocol):
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
 
+    def token_bytes(self) -> list[bytes]:
+        """The bytes that each id below vocab_size stands for in a text, b"" for none; of special tokens
+        their names. Raises ModelError where a token has no bytes of its own. Only grammars ask."""
+
 
 class Processor(Protocol):
     """Messages and media to prompt tokens and patches. Never imports torch. Thread-safe."""

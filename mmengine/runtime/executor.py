@@ -14,6 +14,7 @@ from mmengine.models.plugin import MediaInput, VisionLanguageModel
 from mmengine.runtime.rows import PositionsOf
 from mmengine.runtime.runner import Launched, ModelRunner
 from mmengine.runtime.stops import StopWatcher
+from mmengine.structured_output.rows import RowMatchers
 
 
 @dataclass(slots=True)
@@ -46,14 +47,18 @@ class TorchExecutor:
         dtype: torch.dtype = torch.float32,
         attention: str = "auto",
         stop_watcher: StopWatcher | None = None,
+        matchers: RowMatchers | None = None,
     ) -> None:
         """`config` has num_blocks and eos_token_ids filled in; `dtype` is that of the KV pool, and must
-        be what the model computes in. `positions_of` is the plugin's `positions`.
+        be what the model computes in. `positions_of` is the plugin's `positions`. Without `matchers` a
+        request with a grammar fails.
 
         Raises ConfigError for a pool that cannot be had and an unknown attention backend.
         """
         self._device = torch.device(device)
-        self._runner = ModelRunner(model, positions_of, config, self._device, dtype, attention, stop_watcher)
+        self._runner = ModelRunner(
+            model, positions_of, config, self._device, dtype, attention, stop_watcher, matchers
+        )
         self._in_flight: deque[InFlight] = deque()
 
     def attach(self, request_id: str, media: Sequence[MediaInput]) -> None:

@@ -20,6 +20,7 @@ MIN_TOKENS = 64
 LOGPROBS = 128
 STOP_IDS = 256
 STOP_STRINGS = 512
+GRAMMAR = 1024
 
 COLUMNS = np.dtype(
     [
@@ -122,6 +123,7 @@ class RowColumns:
         options |= LOGPROBS if sampling.logprobs is not None else 0
         options |= STOP_IDS if sampling.stop_token_ids else 0
         options |= STOP_STRINGS if sampling.stop else 0
+        options |= GRAMMAR if request.grammar is not None else 0
         return options
 
     def is_eos(self, token_ids: np.ndarray) -> np.ndarray:

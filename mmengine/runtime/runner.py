@@ -17,19 +17,24 @@ from mmengine.runtime.attention.registry import make_backend
 from mmengine.runtime.features import FeatureStore, encode
 from mmengine.runtime.inputs import StepInputs, fresh_blocks, prepare
 from mmengine.runtime.kv import KVPool
-from mmengine.runtime.rows import STOP_STRINGS, PositionsOf, RowColumns
+from mmengine.runtime.rows import GRAMMAR, STOP_STRINGS, PositionsOf, RowColumns
 from mmengine.runtime.sampler import Logprobs, Sampled, Sampler, SampleRows
-from mmengine.runtime.stops import StopWatcher, find_stops
+from mmengine.runtime.stops import GRAMMAR_END, StopWatcher, find_stops
 from mmengine.runtime.upload import upload
+from mmengine.structured_output.rows import Masks, RowMatchers
 
 NOT_FINITE = "the model gave NaN or infinite logits for this request"
+NO_GRAMMARS = "this executor follows no grammars"
 
 
 class Launched(msgspec.Struct, frozen=True, eq=False):
-    """A step on the device. `sampled` has host tensors, to be read once the device is done with it."""
+    """A step on the device. `sampled` has host tensors, to be read once the device is done with it.
+    `bound`: indices of the rows that went by a grammar; `errors`: why some rows have no token."""
 
     batch: SampleRows
     sampled: Sampled
+    bound: np.ndarray | None = None
+    errors: dict[int, str] = {}
 
 
 class ModelRunner:
@@ -44,10 +49,11 @@ class ModelRunner:
         dtype: torch.dtype,
         attention: str,
         stop_watcher: StopWatcher | None,
+        matchers: RowMatchers | None = None,
     ) -> None:
         spec = model.spec
         self._model, self._config, self._device = model, config, device
-        self._watcher = stop_watcher
+        self._watcher, self._matchers = stop_watcher, matchers
         self._kv = KVPool(spec, config.num_blocks, config.block_size, dtype, device, config.swap_blocks)
         self._attention = make_backend(attention, spec, self._kv)
         self._features = FeatureStore(spec.hidden_size, spec.num_deepstack, config.encoder_cache_size)
@@ -85,8 +91,11 @@ class ModelRunner:
         for admission in plan.admitted:
             self._rows.admit(admission)
             self._sampler.admit(admission)
-            if self._rows.columns["options"][admission.row] & STOP_STRINGS and self._watcher is not None:
+            options = self._rows.columns["options"][admission.row]
+            if options & STOP_STRINGS and self._watcher is not None:
                 self._watcher.admit(admission.row, admission.request, admission.token_ids)
+            if options & GRAMMAR and self._matchers is not None:
+                self._matchers.admit(admission.row, admission.request, admission.token_ids)
 
     def _forward(self, plan: StepPlan) -> tuple[torch.Tensor, StepInputs]:
         inputs = prepare(plan, self._rows, self._device, may_wait=self._config.max_in_flight > 1)
@@ -109,11 +118,22 @@ class ModelRunner:
             return Launched(batch, Sampled(torch.empty(0, dtype=torch.int64), None))
         if inputs.sample_tokens is not None:
             hidden = hidden.index_select(0, inputs.sample_tokens)
-        sampled = self._sampler.sample(self._model.logits(hidden), batch)
+        masks, errors = self._masks(batch)  # while the device computes
+        sampled = self._sampler.sample(self._model.logits(hidden), batch, masks)
         if self._config.max_in_flight > 1:
             rows = upload(batch.rows.astype(np.int64), self._device)
             self._last_tokens[rows] = sampled.token_ids.clamp(min=0)  # a row without a token is broken
-        return Launched(batch, _to_host(sampled))
+        return Launched(batch, _to_host(sampled), masks and masks.picked, errors)
+
+    def _masks(self, batch: SampleRows) -> tuple[Masks | None, dict[int, str]]:
+        """What rows with a grammar may say, and why some of them can say nothing."""
+        if not batch.wanted & GRAMMAR:
+            return None, {}
+        picked = np.flatnonzero(batch.columns["options"] & GRAMMAR)
+        if self._matchers is None:
+            return None, dict.fromkeys(picked.tolist(), NO_GRAMMARS)
+        masks, errors = self._matchers.masks(batch.rows, picked)
+        return (masks if len(masks.picked) else None), errors
 
     def _sample_rows(self, plan: StepPlan, inputs: StepInputs) -> SampleRows:
         rows, num_known = plan.rows, inputs.attention.kv_lens
@@ -126,17 +146,36 @@ class ModelRunner:
         token_ids = launched.sampled.token_ids.numpy().astype(np.int32)
         if not len(token_ids):
             return StepResult(token_ids)
+        errors = dict.fromkeys((token_ids < 0).nonzero()[0].tolist(), NOT_FINITE) | launched.errors
         stops = find_stops(token_ids, launched.batch, self._rows, self._watcher)
-        failed = (token_ids < 0).nonzero()[0].tolist()
-        if not failed and launched.sampled.logprobs is None:
+        if launched.bound is not None:
+            stops = self._advance(launched, token_ids, stops, errors)
+        if not errors and launched.sampled.logprobs is None:
             return StepResult(token_ids, stops)
-        token_ids[failed] = 0
+        token_ids[list(errors)] = 0
         return StepResult(
             token_ids=token_ids,
-            stops=stops,
-            errors=tuple((index, NOT_FINITE) for index in failed),
-            logprobs=_logprob_lists(launched, token_ids, set(failed)),
+            stops=tuple(stop for stop in stops if stop[0] not in errors),
+            errors=tuple(sorted(errors.items())),
+            logprobs=_logprob_lists(launched, token_ids, set(errors)),
         )
+
+    def _advance(
+        self,
+        launched: Launched,
+        token_ids: np.ndarray,
+        stops: tuple[tuple[int, str], ...],
+        errors: dict[int, str],
+    ) -> tuple[tuple[int, str], ...]:
+        """Rows with a grammar go on in it; gives `stops`, and those that it ends. An end of sequence is
+        none of its tokens. Adds to `errors`."""
+        over = {index for index, _ in stops} | set(errors)
+        going = np.array([index for index in launched.bound.tolist() if index not in over], np.intp)
+        if not len(going):
+            return stops
+        complete, broken = self._matchers.advance(launched.batch.rows, going, token_ids)
+        errors |= broken
+        return tuple(sorted([*stops, *((index, GRAMMAR_END) for index in complete)]))
 
     def close(self) -> None:
         self._media.clear()

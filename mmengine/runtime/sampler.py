@@ -3,13 +3,14 @@
 Order of operations for a row, each only where it is asked for:
 
     1. logprobs are those of the model's own distribution, before anything below;
+       tokens that the row's grammar does not allow are excluded;
     2. logit bias; repetition, then frequency and presence penalty; before min_tokens, end-of-sequence
        and stop tokens are excluded;
     3. temperature 0: the most likely token, of equals the lowest id;
     4. else temperature, top-k, top-p, min-p, then Gumbel noise, and the largest sum.
 
 2 and 4 are the order of transformers' logits processors. A row with NaN, with +inf, or with nothing
-finite gets no token; -inf alone excludes a token. The logits are not written to.
+finite gets no token; -inf alone excludes a token. The logits are not written to, but for rows with a mask.
 """
 
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from mmengine.core.executor import Admission
 from mmengine.runtime.drawing import UNSURE, draw_tokens
 from mmengine.runtime.filters import NEVER, apply_temperature, keep_min_p, keep_top
 from mmengine.runtime.gumbel import gumbel_noise
+from mmengine.runtime.masking import keep_allowed
 from mmengine.runtime.penalties import TokenCounts
 from mmengine.runtime.rows import (
     BIAS,
@@ -37,6 +39,7 @@ from mmengine.runtime.rows import (
     RowColumns,
 )
 from mmengine.runtime.upload import upload
+from mmengine.structured_output.rows import Masks
 
 ADJUSTED = BIAS | PENALTIES | MIN_TOKENS
 ERROR_TOKEN = -1
@@ -87,10 +90,14 @@ class Sampler:
         """Take over a row, after RowColumns.admit."""
         self._counts.admit(admission, self._rows)
 
-    def sample(self, logits: torch.Tensor, batch: SampleRows) -> Sampled:
+    def sample(self, logits: torch.Tensor, batch: SampleRows, masks: Masks | None = None) -> Sampled:
         """float32 logits [s, vocab_size], one row each of `batch`. Does not wait for the device."""
         largest, token_ids = most_likely(logits)
         options, wanted = batch.columns["options"], batch.wanted
+        own_logits = logits
+        if masks is not None:
+            own_logits = logits.clone() if wanted & LOGPROBS else logits
+            self._mask(logits, masks, largest, token_ids)
         if wanted & MIN_TOKENS:
             options, wanted = self._before_min_tokens(logits, token_ids, batch)
         if wanted & (ADJUSTED | RANDOM):
@@ -105,8 +112,19 @@ class Sampler:
         if wanted & PENALTIES:
             picked = np.flatnonzero(options & PENALTIES)
             self._counts.count(batch.rows[picked], _take(token_ids, picked))
-        logprobs = self._logprobs(logits, token_ids, options, batch) if wanted & LOGPROBS else None
+        logprobs = self._logprobs(own_logits, token_ids, options, batch) if wanted & LOGPROBS else None
         return Sampled(token_ids, logprobs)
+
+    def _mask(
+        self, logits: torch.Tensor, masks: Masks, largest: torch.Tensor, token_ids: torch.Tensor
+    ) -> None:
+        """Exclude what masks exclude, in place, and choose `token_ids` anew. `largest` of a row becomes that
+        of what is left, unless the row was broken already."""
+        keep_allowed(logits, masks)
+        places = upload(masks.picked, self._device)
+        left, chosen = most_likely(_take(logits, masks.picked))
+        token_ids[places] = chosen
+        largest[places] = torch.where(largest[places].isfinite(), left, largest[places])
 
     def _before_min_tokens(
         self, logits: torch.Tensor, token_ids: torch.Tensor, batch: SampleRows

@@ -10,6 +10,7 @@ from mmengine.runtime.rows import STOP_IDS, STOP_STRINGS, RowColumns
 from mmengine.runtime.sampler import SampleRows
 
 EOS, TOKEN, STRING = "eos", "token", "string"
+GRAMMAR_END = "grammar"  # its grammar allows nothing more
 
 
 class StopWatcher(Protocol):

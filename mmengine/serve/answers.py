@@ -12,6 +12,7 @@ _ENDS = {
     "deadline": "the deadline passed before the answer was complete",
     "cancelled": "the request was cancelled",
 }
+CUT = "the answer was cut at max_tokens, or where the model's length ends: its form is not complete"
 Logprobs = list[list[tuple[int, float]]]
 
 
@@ -20,7 +21,8 @@ class Choice:
     """One of the n answers to a prompt.
 
     `text` ends before a stop string; `token_ids` are all tokens that were sampled. finish_reason:
-    stop, length, abort, error or rejected; `detail` says more. `logprobs`: for each token its
+    stop, length, abort, error or rejected; `detail` says more, as CUT where a form was asked for and the
+    answer ends with "length". `logprobs`: for each token its
     (token id, logprob) pairs, the chosen one first.
     """
 
@@ -84,6 +86,8 @@ class Completion:
 
 def _choice_json(choice: Choice) -> dict[str, Any]:
     fields = {"text": choice.text, "token_ids": choice.token_ids, "finish_reason": choice.finish_reason}
+    if choice.finish_reason == "length" and choice.detail:
+        fields["detail"] = choice.detail
     if choice.logprobs is not None:
         fields["logprobs"] = choice.logprobs
     return fields

@@ -4,6 +4,9 @@
     {"custom_id": "a", "text": "…", "token_ids": […], "finish_reason": "stop", "usage": {…}}
     {"custom_id": "b", "error": "…"}
 
+A line may ask for a form with `response_format` or `grammar` (docs/structured_output.md); an answer that
+was cut then has a `detail` that says so.
+
 With n above 1 an answer has `choices`, each with index, text, token_ids and finish_reason, in
 place of the one. Messages are in OpenAI's shape; a path is read relative to the file.
 """
@@ -18,10 +21,14 @@ from mmengine.errors import InvalidRequest, MMEngineError
 from mmengine.serve.answers import Completion
 from mmengine.serve.batching import Answered, Job
 from mmengine.serve.prompts import MAX_ID_CHARS, Options, Prompt, make_sampling
+from mmengine.structured_output.spec import grammar_of
 
 MAX_LINE_BYTES = 32 * 2**20  # room for a few large images in base64
 _CHUNK = 2**20
-_OWN_FIELDS = ("custom_id", "messages", "priority", "cache_salt", "deadline_s")
+_OWN_FIELDS = (
+    *("custom_id", "messages", "priority", "cache_salt", "deadline_s"),
+    *("response_format", "grammar"),
+)
 
 
 class RequestFile:
@@ -69,6 +76,7 @@ class RequestFile:
             fields.get("priority", 0),
             fields.get("cache_salt", ""),
             fields.get("deadline_s", 0.0),
+            grammar_of(fields.get("response_format"), fields.get("grammar")),
         )
         options.check()
         return Prompt(messages=fields["messages"], base_folder=self._base_folder), options

@@ -13,7 +13,7 @@ import asyncio
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -32,7 +32,9 @@ from mmengine.serve.health import Readiness
 from mmengine.serve.media_memory import media_workers
 from mmengine.serve.operators import operator_log
 from mmengine.serve.prompts import Options, Prompt
+from mmengine.serve.structured import decoded, json_format
 from mmengine.serve.texts import AnswerTexts
+from mmengine.structured_output.spec import grammar_of
 
 GIVEN_UP = "the request was given up before it began"
 STEP_LIMIT_S = 60.0  # a step that takes longer hangs
@@ -156,11 +158,14 @@ class AsyncEngine:
         priority: int = 0,
         cache_salt: str = "",
         deadline_s: float = 0.0,
+        response_format: Any = None,
+        grammar: Mapping[str, Any] | None = None,
         **sampling_options: Any,
     ) -> Stream:
         """Start answering; arguments as for `Engine.submit`. Raises InvalidRequest, QueueFull;
         what is wrong with the media comes out of the stream."""
-        options = make_options(sampling, sampling_options, request_id, priority, cache_salt, deadline_s)
+        form = grammar_of(response_format, grammar)
+        options = make_options(sampling, sampling_options, request_id, priority, cache_salt, deadline_s, form)
         options.check()
         prompt = Prompt.of(prompt)
         channel = _Channel(options, AnswerTexts(self._engine.processor.tokenizer, options.sampling))
@@ -201,6 +206,13 @@ class AsyncEngine:
         if error is not None:
             raise error
         return stream.completion
+
+    async def generate_json(
+        self, messages: Prompt | str | list[dict[str, Any]], schema: Any, **options: Any
+    ) -> Any:
+        """What `Engine.generate_json` gives; `options` are those of `generate`."""
+        form = json_format(schema, options)
+        return decoded(await self.generate(messages, response_format=form, **options), schema)
 
     def stats(self) -> Stats:
         """Counters of the core since the start, as of the last step."""

@@ -7,7 +7,7 @@ with Engine() as engine:
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,13 +29,16 @@ from mmengine.serve.metrics import Metrics
 from mmengine.serve.operators import operator_log
 from mmengine.serve.prompts import Options, Prompt, core_requests, make_sampling, request_ids
 from mmengine.serve.recovery import open_store, recover
+from mmengine.serve.structured import decoded, json_format
 from mmengine.serve.watchdog import HANG_EXIT, Watchdog
+from mmengine.structured_output.spec import grammar_of
 
 if TYPE_CHECKING:
     from mmengine.build import Built
 
 STALL_PAUSE_S = 0.05
 STALL_LIMIT_S = 60.0
+GRAMMAR_PAUSE_S = 0.02  # how long a step with nothing to do waits for a grammar
 
 
 class Engine:
@@ -79,7 +82,7 @@ class Engine:
         )
         self.processor = self.built.processor
         self.config = self.built.config
-        self._core = self.built.core
+        self._core, self._grammars = self.built.core, self.built.grammars
         self._new_id = request_ids()
         self.batch_done: dict[str, Completion] = {}  # answers of batches that no batch has taken yet
         self._stalled_since = 0.0
@@ -117,15 +120,19 @@ class Engine:
         cache_salt: str = "",
         deadline_s: float = 0.0,
         stream: bool = True,
+        response_format: Any = None,
+        grammar: Mapping[str, Any] | None = None,
         **sampling_options: Any,
     ) -> str:
         """Queue one prompt and return its request id. Sampling is given as `sampling`, or as
         keywords (`max_tokens=64, temperature=0.7, n=2, …`). `stream` False leaves out the text
-        between the start and the end of an answer, which saves work.
+        between the start and the end of an answer, which saves work. `response_format` or `grammar`: the
+        form of the answer (docs/structured_output.md).
 
         Raises InvalidRequest, InvalidMedia, QueueFull; nothing is queued then.
         """
-        options = make_options(sampling, sampling_options, request_id, priority, cache_salt, deadline_s)
+        form = grammar_of(response_format, grammar)
+        options = make_options(sampling, sampling_options, request_id, priority, cache_salt, deadline_s, form)
         return self.submit_prepared(
             Prompt.of(prompt).prepare(self.processor, cache_salt), options, stream=stream
         )
@@ -147,7 +154,7 @@ class Engine:
         """All choices, or none: a queue that fills up half way takes the others back."""
         for count, request in enumerate(requests):
             try:
-                self._hold(request.request_id, prepared.media)
+                self._hold(request, prepared.media)
                 self._core.submit(request)
                 self.metrics.submitted(request.request_id)
             except Exception:
@@ -156,15 +163,20 @@ class Engine:
                     self._core.cancel(taken.request_id, "another answer to the same prompt was refused")
                 raise
 
-    def _hold(self, core_id: str, media: Sequence[MediaInput]) -> None:
-        """Keep the pixels of a request where the device finds them, and where the next process would."""
+    def _hold(self, request: Request, media: Sequence[MediaInput]) -> None:
+        """Keep the pixels of a request where the device finds them, and where the next process would; and
+        have its grammar compiled."""
+        core_id = request.request_id
         self.built.executor.attach(core_id, media)
         self.media_memory.hold(core_id, media)
         if self._store is not None:
             self._store.hold(core_id, media)
+        if request.grammar is not None:
+            self._grammars.hold(core_id, request.grammar)
 
     def _let_go(self, core_id: str) -> None:
         self.built.executor.detach(core_id)
+        self._grammars.release(core_id)
         self.media_memory.release(core_id)
         if self._store is not None:
             self._store.release(core_id)
@@ -226,6 +238,7 @@ class Engine:
         if received:
             self.requests.all_delivered()
         try:
+            self._tell_of_grammars()
             with self._watchdog:
                 news = self._core.step()
             outputs = [self._take(output) for output in news]
@@ -236,7 +249,17 @@ class Engine:
             raise
         self._failure = ""
         self._watch_stall(moved=bool(outputs))
+        if not outputs and self._core.awaits_grammars:
+            self._grammars.wait(GRAMMAR_PAUSE_S)
         return [output for output in outputs if output is not None]
+
+    def _tell_of_grammars(self) -> None:
+        """The core hears what became of the grammars that it waits for."""
+        for core_id, error in self._grammars.settled():
+            if error:
+                self._core.grammar_failed(core_id, error)
+            else:
+                self._core.grammar_ready(core_id)
 
     def _take(self, output: Output) -> RequestOutput | None:
         self.metrics.saw(output)
@@ -249,13 +272,16 @@ class Engine:
         *,
         priority: int = 0,
         cache_salt: str = "",
+        response_format: Any = None,
+        grammar: Mapping[str, Any] | None = None,
         **sampling_options: Any,
     ) -> list[Completion]:
-        """Answers to all prompts, batched, in their order.
+        """Answers to all prompts, batched, in their order; options as for `submit`.
 
         Raises the error of the first prompt that was refused or failed, after the others ended.
         """
-        options = make_options(sampling, sampling_options, "", priority, cache_salt, 0.0)
+        form = grammar_of(response_format, grammar)
+        options = make_options(sampling, sampling_options, "", priority, cache_salt, 0.0, form)
         answers: dict[int, Completion] = {}
         errors = {}
         for index, answer in run_batch(self, ((Prompt.of(prompt), options) for prompt in prompts)):
@@ -267,6 +293,15 @@ class Engine:
         if errors:
             raise errors[min(errors)]
         return [answers[index] for index in sorted(answers)]
+
+    def generate_json(
+        self, messages: Prompt | str | list[dict[str, Any]], schema: Any, **options: Any
+    ) -> Any:
+        """The answer to one prompt as the value that `schema` describes: a JSON schema as a dict, or a type
+        (a msgspec.Struct, a dataclass, a pydantic model), of which an instance comes back. `options` are
+        those of `generate`. Raises what that raises, and RequestFailed when the answer was cut."""
+        form = json_format(schema, options)
+        return decoded(self.generate([messages], response_format=form, **options)[0], schema)
 
     def cancel(self, request_id: str) -> None:
         """Give up a request; its last output comes with finish_reason "abort". An id that is not
@@ -284,8 +319,12 @@ class Engine:
 
     def readiness(self) -> Readiness:
         """Whether work should be sent here, and if not, why: the log cannot be written, a request is
-        preempted again and again, the last step raised (no progress among others), or it is closed."""
-        reasons = ["the engine is closed"] if self._closed else core_reasons(self._core)
+        preempted again and again, the last step raised (no progress among others), grammars hang their
+        compiler, or it is closed."""
+        if self._closed:
+            reasons = ["the engine is closed"]
+        else:
+            reasons = [*core_reasons(self._core), *self._grammars.reasons]
         return Readiness((*([self._failure] if self._failure else []), *reasons))
 
     @property
@@ -301,6 +340,7 @@ class Engine:
         if self._syncer is not None:
             self._syncer.close()
         self._core.sink.close()
+        self._grammars.close()
         return True
 
     def _end_process(self) -> None:
@@ -340,6 +380,7 @@ def make_options(
     priority: int,
     cache_salt: str,
     deadline_s: float,
+    grammar: str | None = None,
 ) -> Options:
     """Options from what `submit` and `generate` take. Raises InvalidRequest."""
     if sampling is not None and keywords:
@@ -350,4 +391,5 @@ def make_options(
         priority,
         cache_salt,
         deadline_s,
+        grammar,
     )

@@ -11,7 +11,7 @@ from mmengine.core.past import PastAnswer
 from mmengine.events.vocabulary import Queued
 from mmengine.models.plugin import Prepared, Tokenizer
 from mmengine.request import Request, SamplingParams
-from mmengine.serve.answers import Choice, Completion, Logprobs, RequestOutput
+from mmengine.serve.answers import CUT, Choice, Completion, Logprobs, RequestOutput
 from mmengine.serve.detokenize import TextStream, answer_text
 from mmengine.serve.operators import operator_log
 from mmengine.serve.prompts import core_ids
@@ -23,6 +23,7 @@ class _Answer:
 
     index: int
     stream: TextStream | None
+    has_form: bool  # a grammar was asked for
     token_ids: list[int] = field(default_factory=list)
     logprobs: Logprobs | None = None
 
@@ -90,7 +91,7 @@ class InProgress:
         text = None
         if stream and self._texts:
             text = TextStream(self._tokenizer, stop=sampling.stop, min_tokens=sampling.min_tokens)
-        return _Answer(request.sample_index, text)
+        return _Answer(request.sample_index, text, request.grammar is not None)
 
     def take(self, output: Output) -> RequestOutput | None:
         """News for a caller; None where nobody asked."""
@@ -134,8 +135,11 @@ class InProgress:
             text = answer_text(
                 self._tokenizer, answer.token_ids, stop=sampling.stop, min_tokens=sampling.min_tokens
             )
+        detail = output.detail
+        if output.finish_reason == "length" and answer.has_form:
+            detail = CUT
         pending.choices[answer.index] = Choice(
-            answer.index, text, answer.token_ids, output.finish_reason, output.detail, answer.logprobs
+            answer.index, text, answer.token_ids, output.finish_reason, detail, answer.logprobs
         )
         if len(pending.choices) < pending.waiting_for:
             return None

@@ -20,6 +20,7 @@ from mmengine.serve.engine import Engine
 from mmengine.serve.generation import is_generation_option, sampling_from_generation
 from mmengine.serve.pipeline_inputs import Chat, group_inputs, single_input
 from mmengine.serve.prompts import Options, Prompt
+from mmengine.structured_output.spec import grammar_of
 
 TASK = "image-text-to-text"
 TENSORS, NEW_TEXT, FULL_TEXT = 0, 1, 2  # transformers' ReturnType
@@ -39,6 +40,8 @@ _CALL_OPTIONS = frozenset(
         "batch_size",
         "num_workers",
         "timeout",
+        "response_format",
+        "grammar",
     }
 )
 
@@ -119,6 +122,8 @@ class Pipeline:
         - `images=` with `text=`, strings that hold their placeholders: a list of records;
         - a generator or iterator of these: an iterator of results, computed ahead.
 
+        `response_format=` or `grammar=` ask for a form of the answers (docs/structured_output.md).
+
         A record is `{"input_text", "generated_text"}`, or with `return_tensors=True`
         `{"input_text", "generated_token_ids"}` (prompt and answer, int64). Raises the error of the
         first prompt that was refused or failed, after the others ended.
@@ -159,7 +164,7 @@ class Pipeline:
         sampling = sampling_from_generation(generation, self.engine.processor.generation_defaults)
         skip = options.get("skip_special_tokens")
         return _Call(
-            Options(sampling),
+            Options(sampling, grammar=grammar_of(options.get("response_format"), options.get("grammar"))),
             options.get("processor_kwargs"),
             options.get("continue_final_message"),
             _return_type(options),

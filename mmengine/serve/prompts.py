@@ -68,13 +68,15 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How to answer one prompt. `deadline_s`: seconds after which it is given up, 0 for never."""
+    """How to answer one prompt. `deadline_s`: seconds after which it is given up, 0 for never. `grammar`: the
+    answer's form, as structured_output.spec.grammar_of writes it; None for free text."""
 
     sampling: SamplingParams = SamplingParams()
     request_id: str = ""
     priority: int = 0
     cache_salt: str = ""
     deadline_s: float = 0.0
+    grammar: str | None = None
 
     def check(self) -> None:
         """Raise InvalidRequest for the first value that is out of range."""
@@ -89,6 +91,18 @@ class Options:
         deadline = self.deadline_s
         if type(deadline) not in (int, float) or not 0 <= deadline <= MAX_DEADLINE_S:
             raise InvalidRequest(f"deadline_s must lie in 0 to {MAX_DEADLINE_S} seconds, not {deadline!r}")
+        if self.grammar is not None:
+            _check_ends(self.sampling)
+
+
+def _check_ends(sampling: SamplingParams) -> None:
+    """Beside a grammar nothing else says where an answer ends: it would be cut, and count as complete."""
+    for name in ("stop", "stop_token_ids", "ignore_eos", "min_tokens"):
+        if getattr(sampling, name):
+            raise InvalidRequest(
+                f"{name} cannot go with response_format or grammar, which alone say where an answer ends; "
+                "leave it out"
+            )
 
 
 def make_sampling(options: Mapping[str, Any]) -> SamplingParams:
@@ -127,6 +141,7 @@ def core_requests(request_id: str, prepared: Prepared, options: Options) -> list
             priority=options.priority,
             cache_salt=options.cache_salt,
             deadline_ns=int(options.deadline_s * 1e9),
+            grammar=options.grammar,
             group=f"{request_id}/0" if index else "",
         )
         for index, name in enumerate(core_ids(request_id, count))

@@ -1,4 +1,5 @@
-"""Going on where another process ended: pixels are handed out again, answers that nobody received kept."""
+"""Going on where another process ended: pixels are handed out again, grammars compiled again, answers that
+nobody received kept."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from mmengine.config import EngineConfig
 from mmengine.core.past import Past, PastAnswer
-from mmengine.errors import InvalidMedia
+from mmengine.errors import InvalidMedia, MMEngineError
 from mmengine.models.plugin import MediaInput
 from mmengine.request import MediaItem
 from mmengine.serve.media_store import MediaStore
@@ -32,8 +33,8 @@ def open_store(log: str | Path, config: EngineConfig, past: Past | None) -> Medi
 
 
 def recover(built: "Built", store: MediaStore | None, cause: str) -> dict[str, PastAnswer]:
-    """Let the core go on. A request whose media cannot be had again ends with an error. `cause`: see
-    Resume. Gives the answers that were on their way, or not received, by core id."""
+    """Let the core go on. A request whose media or grammar cannot be had again ends with an error. `cause`:
+    see Resume. Gives the answers that were on their way, or not received, by core id."""
     past, loaded = built.past, {}
     lost = []
     for name, known in past.state.requests.items():
@@ -44,10 +45,28 @@ def recover(built: "Built", store: MediaStore | None, cause: str) -> dict[str, P
             media = []
             lost.append((name, str(error)))
         built.executor.attach(name, media)
+    lost += _compile_again(built, past)
     built.core.recover(past.recovered(tuple(lost)), cause)
     running = len(past.state.requests)
-    operator_log.info("log continued", steps_lost=len(past.steps), requests=running, media_lost=len(lost))
+    operator_log.info("log continued", steps_lost=len(past.steps), requests=running, requests_lost=len(lost))
     return past.answers
+
+
+def _compile_again(built: "Built", past: Past) -> list[tuple[str, str]]:
+    """Grammars are not in a log, and for the core those that were ready still are: wait for them. Gives the
+    requests whose grammar cannot be had, and why. One that waits for its grammar hears of it in a step."""
+    lost, ready = [], []
+    for name, known in past.state.requests.items():
+        if known.request.grammar is None or name in past.state.grammar_failed:
+            continue
+        try:
+            built.grammars.hold(name, known.request.grammar)
+        except MMEngineError as refusal:
+            lost.append((name, str(refusal)))
+            continue
+        if not known.waits_for_grammar:
+            ready.append(name)
+    return lost + [(name, error) for name in ready if (error := built.grammars.error_of(name))]
 
 
 def _load(

@@ -28,6 +28,7 @@ class QwenTokenizer:
             self._plain = _build(data)
             self._plain.encode_special_tokens = True  # meaning: as the text that they look like
             self.special = {token["content"]: int(token["id"]) for token in added if token["special"]}
+            self._added = {int(token["id"]): token["content"] for token in added}
         except Exception as error:  # tokenizers raises bare Exception for a damaged file
             raise ModelError(f"{path} is no tokenizer that can be read") from error
         self._check(path, added)
@@ -60,6 +61,30 @@ class QwenTokenizer:
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return self._full.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+
+    def token_bytes(self) -> list[bytes]:
+        """The bytes of each token: the vocabulary spells a byte as one character."""
+        found = [b""] * self.vocab_size
+        try:
+            for spelling, token in self._plain.get_vocab(with_added_tokens=False).items():
+                found[token] = spelling.translate(_BYTE_OF).encode("latin-1")
+        except UnicodeEncodeError:
+            raise ModelError("this tokenizer's tokens are not bytes, so no grammar can be followed") from None
+        for token, content in self._added.items():
+            found[token] = content.encode()
+        return found
+
+
+def _spelled_bytes() -> dict[int, int]:
+    """Code points to bytes as byte-level BPE spells them (Radford et al., GPT-2, 2019): a byte that prints
+    in Latin-1 is itself, the others follow from 256 on. What spells none goes where Latin-1 has nothing."""
+    prints = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in prints]
+    table = dict.fromkeys(others, 65535)
+    return table | {256 + place: byte for place, byte in enumerate(others)}
+
+
+_BYTE_OF = _spelled_bytes()
 
 
 def check_text(text: str, where: str) -> None:

@@ -13,6 +13,7 @@ from mmengine.core.executor import StepResult
 from mmengine.core.past import Past
 from mmengine.errors import InvalidMedia, InvalidRequest
 from mmengine.models.plugin import Prepared
+from mmengine.structured_output.grammars import Grammars
 
 EOS = 256
 
@@ -104,12 +105,20 @@ class EchoExecutor:
         assert not self.attached
 
 
+class NoBackend:
+    """The executor follows no grammars, so any text is one."""
+
+    def compile(self, grammar):
+        return grammar
+
+
 @dataclass
 class FakeBuilt:
     core: EngineCore
     executor: EchoExecutor
     config: EngineConfig
     processor: EchoProcessor = field(default_factory=EchoProcessor)
+    grammars: Grammars = field(default_factory=lambda: Grammars(NoBackend(), deadline_s=1))
     device: str = "cpu"
     dtype: str = "float32"
     folder: Path = Path("fake")

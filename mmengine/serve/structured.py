@@ -1,0 +1,30 @@
+"""Answers as values: what `generate_json` asks for, and what it gives."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from mmengine.errors import InvalidRequest, RequestFailed, shown
+from mmengine.serve.answers import Completion
+from mmengine.structured_output.types import decode, schema_of
+
+
+def json_format(schema: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The response_format for a schema or a type. Raises InvalidRequest for options that ask for another
+    form, or for several answers."""
+    for name in ("response_format", "grammar"):
+        if options.get(name) is not None:
+            raise InvalidRequest(f"generate_json takes a schema, not {name} beside it")
+    sampling = options.get("sampling")
+    if (sampling.n if sampling is not None else options.get("n", 1)) != 1:
+        raise InvalidRequest("generate_json gives one value; for n answers use generate with response_format")
+    return {"type": "json_schema", "json_schema": {"schema": schema_of(schema)}}
+
+
+def decoded(completion: Completion, schema: Any) -> Any:
+    """The value of an answer. Raises RequestFailed for one that was cut, with what there is of it."""
+    if completion.finish_reason == "length":
+        raise RequestFailed(
+            f"the JSON is incomplete after {len(completion.token_ids)} tokens; raise max_tokens. It begins "
+            f"{shown(completion.text)}"
+        )
+    return decode(completion.text, schema)

@@ -1,0 +1,42 @@
+"""What a grammar engine brings: one file like llguidance_backend.py implements this."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+
+class Matcher(Protocol):
+    """Where one text stands in its grammar."""
+
+    def consume_tokens(self, token_ids: list[int]) -> bool:
+        """Go on by these tokens; False, and broken from then on, where the grammar refuses one."""
+
+    def is_stopped(self) -> bool:
+        """Whether nothing can follow: the text is complete, or the matcher is broken."""
+
+    def is_error(self) -> bool: ...
+
+    def get_error(self) -> str:
+        """Why it is broken; empty when it is not."""
+
+
+class Compiled(Protocol):
+    """A grammar, ready for any number of texts."""
+
+    def matcher(self) -> Matcher:
+        """A new one, at the beginning."""
+
+
+class Backend(Protocol):
+    def compile(self, grammar: str) -> Compiled:
+        """`grammar`: a text of spec.py. Called on worker threads, perhaps on several at once. Raises
+        InvalidRequest for one that it does not take."""
+
+    def fill(self, matchers: Sequence[Matcher], bits: np.ndarray) -> None:
+        """Set `bits`, uint32 [m, ceil(vocab_size / 32)], to what each of m matchers allows next: token t is
+        bit t % 32 of word t // 32. An end of sequence is allowed exactly where the grammar accepts. What a
+        matcher that breaks meanwhile allows means nothing."""
+
+    def advance(self, matchers: Sequence[Matcher], token_ids: Sequence[int]) -> None:
+        """Each matcher goes on by its token; one that refuses it is broken."""

@@ -1,0 +1,175 @@
+"""Grammars are compiled beside the engine: by a few threads, each grammar once, within a deadline.
+
+A thread cannot be stopped. One that is past the deadline is abandoned: its grammar has failed, another
+thread takes its place, and when it comes back after all it ends (and its grammar is known from then on).
+Once several are abandoned at the same time, no more are begun: who hangs a few compilers shall not have the
+whole machine.
+"""
+
+import hashlib
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable
+
+from mmengine.errors import MMEngineError
+from mmengine.structured_output.base import Compiled
+
+WORKERS = 2
+CACHE_SIZE = 128  # grammars that nobody uses now
+MAX_ABANDONED = 4
+
+
+class Compilation:
+    """A grammar on its way. `compiled` or `error` is there once `is_done`; only Compiler writes to it."""
+
+    __slots__ = ("grammar", "key", "compiled", "error", "is_done", "begun")
+
+    def __init__(self, grammar: str, key: bytes):
+        self.grammar, self.key = grammar, key
+        self.compiled: Compiled | None = None
+        self.error = ""
+        self.is_done = False
+        self.begun = 0.0  # when a worker took it
+
+    def settle(self, compiled: Compiled | None, error: str) -> None:
+        self.compiled, self.error, self.is_done = compiled, error, True
+
+
+class Compiler:
+    """`compile` gives what a text compiles to, or raises; `deadline_s`: how long it may take; `clock` gives
+    seconds. Threads are begun when they are needed."""
+
+    def __init__(
+        self,
+        compile: Callable[[str], Compiled],
+        *,
+        deadline_s: float,
+        workers: int = WORKERS,
+        cache_size: int = CACHE_SIZE,
+        max_abandoned: int = MAX_ABANDONED,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self._compile, self._deadline_s = compile, deadline_s
+        self._num_workers, self._cache_size, self._max_abandoned = workers, cache_size, max_abandoned
+        self._clock = clock
+        self._changed = threading.Condition()  # guards all below
+        self._known: OrderedDict[bytes, Compilation] = OrderedDict()
+        self._queue: deque[Compilation] = deque()
+        self._running: dict[threading.Thread, Compilation | None] = {}  # None: it waits for one
+        self._abandoned: set[threading.Thread] = set()
+        self._closed = False
+
+    def get(self, grammar: str) -> Compilation:
+        """The compilation of `grammar`, begun if it is not known. Raises MMEngineError where no new one is
+        taken."""
+        key = hashlib.sha256(grammar.encode()).digest()
+        with self._changed:
+            self._abandon_late()
+            known = self._known.get(key)
+            if known is not None:
+                self._known.move_to_end(key)
+                return known
+            if self._is_stuck:
+                raise MMEngineError(f"no new grammars: {self._stuck_text}")
+            made = self._known[key] = Compilation(grammar, key)
+            self._queue.append(made)
+            self._begin_workers()
+            self._changed.notify_all()
+        return made
+
+    def check(self) -> None:
+        """Abandon what is past its deadline. To be called now and then while a compilation is awaited."""
+        with self._changed:
+            self._abandon_late()
+
+    def wait(self, seconds: float) -> None:
+        """Until a compilation is done, at most so long."""
+        with self._changed:
+            self._changed.wait(seconds)
+            self._abandon_late()
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why no new grammars are taken."""
+        with self._changed:
+            return [self._stuck_text] if self._is_stuck else []
+
+    def close(self) -> None:
+        """Take no more; what runs is left to itself."""
+        with self._changed:
+            self._closed = True
+            self._queue.clear()
+            self._changed.notify_all()
+
+    @property
+    def _is_stuck(self) -> bool:
+        return len(self._abandoned) >= self._max_abandoned
+
+    @property
+    def _stuck_text(self) -> str:
+        return (
+            f"{len(self._abandoned)} grammars have been compiling for more than {self._deadline_s:g} seconds "
+            "(grammar_timeout_s) each; restart the engine"
+        )
+
+    def _begin_workers(self) -> None:
+        idle = sum(compilation is None for compilation in self._running.values())
+        while idle < len(self._queue) and len(self._running) < self._num_workers and not self._is_stuck:
+            thread = threading.Thread(target=self._work, name="mmengine-grammar", daemon=True)
+            self._running[thread] = None
+            thread.start()
+            idle += 1
+
+    def _abandon_late(self) -> None:
+        now = self._clock()
+        for thread, compilation in list(self._running.items()):
+            if compilation is None or now - compilation.begun <= self._deadline_s:
+                continue
+            del self._running[thread]
+            self._abandoned.add(thread)
+            compilation.settle(
+                None, f"the grammar was not compiled within {self._deadline_s:g} seconds (grammar_timeout_s)"
+            )
+        if self._is_stuck:
+            for compilation in self._queue:
+                compilation.settle(None, f"the grammar was not compiled: {self._stuck_text}")
+                del self._known[compilation.key]
+            self._queue.clear()
+        self._begin_workers()
+
+    def _work(self) -> None:
+        thread = threading.current_thread()
+        while (compilation := self._take(thread)) is not None:
+            try:
+                compiled, error = self._compile(compilation.grammar), ""
+            except MMEngineError as refusal:
+                compiled, error = None, str(refusal)
+            except BaseException as failure:  # a panic in Rust is no Exception; it costs its grammar alone
+                compiled, error = None, f"the grammar was not compiled: {type(failure).__name__}: {failure}"
+            with self._changed:
+                compilation.settle(compiled, error)
+                if thread in self._abandoned:
+                    self._abandoned.discard(thread)
+                    self._begin_workers()
+                    return
+                self._running[thread] = None
+                self._forget_old()
+                self._changed.notify_all()
+
+    def _take(self, thread: threading.Thread) -> Compilation | None:
+        """The next one for a worker; None when there is nothing more to do."""
+        with self._changed:
+            while not self._queue and not self._closed:
+                self._changed.wait()
+            if self._closed:
+                del self._running[thread]
+                return None
+            compilation = self._running[thread] = self._queue.popleft()
+            compilation.begun = self._clock()
+            return compilation
+
+    def _forget_old(self) -> None:
+        done = [key for key, compilation in self._known.items() if compilation.is_done]
+        for key in done[: max(0, len(done) - self._cache_size)]:
+            del self._known[key]

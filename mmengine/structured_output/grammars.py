@@ -1,0 +1,61 @@
+"""The grammars of live requests, by request: the engine brings them, the executor finds them compiled."""
+
+from collections.abc import Callable
+
+from mmengine.structured_output.base import Backend, Compiled
+from mmengine.structured_output.compiler import Compilation, Compiler
+
+
+class Grammars:
+    """One thread calls it. `compile` stands in for the backend's in tests."""
+
+    def __init__(
+        self, backend: Backend, *, deadline_s: float, compile: Callable[[str], Compiled] | None = None
+    ):
+        self.backend = backend
+        self._compiler = Compiler(compile or backend.compile, deadline_s=deadline_s)
+        self._held: dict[str, Compilation] = {}
+        self._awaited: dict[str, Compilation] = {}  # nobody was told yet what became of them
+
+    def hold(self, request_id: str, grammar: str) -> None:
+        """A request needs `grammar`, until `release`. Raises MMEngineError where no new one is taken."""
+        self._held[request_id] = self._awaited[request_id] = self._compiler.get(grammar)
+
+    def release(self, request_id: str) -> None:
+        self._held.pop(request_id, None)
+        self._awaited.pop(request_id, None)
+
+    def settled(self) -> list[tuple[str, str]]:
+        """(request, why its grammar cannot be used) of those that are compiled, or will not be, since the
+        last call; the reason is empty where it can."""
+        if not self._awaited:
+            return []
+        self._compiler.check()
+        done = [(name, each) for name, each in self._awaited.items() if each.is_done]
+        for name, _ in done:
+            del self._awaited[name]
+        return [(name, each.error) for name, each in done]
+
+    def wait(self, seconds: float) -> None:
+        """Until a grammar is compiled, at most so long."""
+        self._compiler.wait(seconds)
+
+    def error_of(self, request_id: str) -> str:
+        """Wait for one request's grammar; why it cannot be used, or empty."""
+        held = self._held[request_id]
+        while not held.is_done:
+            self._compiler.wait(0.05)
+        return held.error
+
+    def compiled(self, request_id: str) -> Compiled | None:
+        """None for a request that holds none that can be used."""
+        held = self._held.get(request_id)
+        return None if held is None else held.compiled
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why new grammars are refused."""
+        return self._compiler.reasons
+
+    def close(self) -> None:
+        self._compiler.close()

@@ -1,0 +1,105 @@
+"""Grammars by llguidance, for any tokenizer that knows the bytes of its tokens."""
+
+import threading
+from collections.abc import Callable, Sequence
+
+import msgspec
+import numpy as np
+from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
+
+from mmengine.errors import InvalidRequest
+from mmengine.structured_output.spec import Choice, Grammar, JsonSchema, Lark, Regex, read_grammar
+
+MAX_ERROR_CHARS = 300
+
+
+class LLGuidance:
+    """`token_bytes`: gives the bytes that each token stands for, b"" for one that no text holds; called
+    once, when the first grammar comes. `special_ids`: tokens that are no text. `encode`: text to tokens.
+    A token at or beyond the end of `token_bytes`, as a model's vocabulary is often wider, is never allowed.
+    """
+
+    def __init__(
+        self,
+        token_bytes: Callable[[], Sequence[bytes]],
+        encode: Callable[[str], list[int]],
+        special_ids: frozenset[int],
+        eos_token_ids: Sequence[int],
+        vocab_size: int,
+    ):
+        self._token_bytes, self._encode = token_bytes, encode
+        self._special_ids, self._eos_token_ids = special_ids, list(eos_token_ids)
+        self._vocab_size = vocab_size
+        self._lock = threading.Lock()
+        self._tokenizer: LLTokenizer | None = None
+        self._limits = LLParserLimits(verbose_errors=False)
+        self._executor = LLExecutor()
+
+    def compile(self, grammar: str) -> "CompiledGrammar":
+        source = _source_of(read_grammar(grammar))
+        prototype = LLMatcher(self._tokens(), source, log_level=0, limits=self._limits)
+        if prototype.is_error():
+            raise InvalidRequest(f"the grammar cannot be used: {_short(prototype.get_error())}")
+        return CompiledGrammar(prototype)
+
+    def fill(self, matchers: Sequence[LLMatcher], bits: np.ndarray) -> None:
+        pairs = [(matcher, place) for place, matcher in enumerate(matchers)]
+        self._executor.unsafe_compute_mask_ptr(pairs, bits.ctypes.data, bits.strides[0], len(bits))
+
+    def advance(self, matchers: Sequence[LLMatcher], token_ids: Sequence[int]) -> None:
+        self._executor.consume_token_par(list(zip(matchers, token_ids, strict=True)))
+
+    def _tokens(self) -> LLTokenizer:
+        with self._lock:
+            if self._tokenizer is None:
+                self._tokenizer = self._make_tokens()
+            return self._tokenizer
+
+    def _make_tokens(self) -> LLTokenizer:
+        tokens = list(self._token_bytes())[: self._vocab_size]
+        tokens += [b""] * (self._vocab_size - len(tokens))
+        special = sorted(token for token in self._special_ids if token < self._vocab_size)
+        wrapper = _Tokens(tokens, special, self._eos_token_ids[0], self._encode)
+        return LLTokenizer(wrapper, n_vocab=self._vocab_size, eos_token=self._eos_token_ids)
+
+
+class _Tokens:
+    """The attributes by which llguidance reads a tokenizer (its TokenizerWrapper)."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, tokens: list[bytes], special: list[int], eos: int, encode: Callable[[str], list[int]]):
+        self.tokens, self.special_token_ids, self.eos_token_id = tokens, special, eos
+        self._encode = encode
+
+    def __call__(self, text: str) -> list[int]:
+        return self._encode(text)
+
+
+class CompiledGrammar:
+    def __init__(self, prototype: LLMatcher):
+        self._prototype = prototype
+
+    def matcher(self) -> LLMatcher:
+        return self._prototype.deep_copy()
+
+
+def _source_of(grammar: Grammar) -> str:
+    """The grammar in llguidance's own form."""
+    match grammar:
+        case JsonSchema(schema=schema):
+            return LLMatcher.grammar_from_json_schema(bytes(schema).decode())
+        case Regex(regex=regex):
+            return LLMatcher.grammar_from_regex(regex)
+        case Choice(choices=choices):
+            literals = (msgspec.json.encode(choice).decode() for choice in choices)
+            return LLMatcher.grammar_from_lark("start: " + " | ".join(literals))
+        case Lark(lark=lark):
+            return LLMatcher.grammar_from_lark(lark)
+
+
+def _short(error: str) -> str:
+    """llguidance's words in one line; it underlines what it quotes."""
+    text = " ".join(error.split())
+    return text if len(text) <= MAX_ERROR_CHARS else f"{text[: MAX_ERROR_CHARS - 3]}..."
