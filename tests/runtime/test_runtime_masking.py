@@ -1,0 +1,118 @@
+"""Masks in the sampler: what they exclude is never sampled, the rest is as without it."""
+
+import numpy as np
+import pytest
+import torch
+
+from mmengine.core.executor import Admission
+from mmengine.request import Request, SamplingParams
+from mmengine.runtime import drawing
+from mmengine.runtime.rows import RowColumns
+from mmengine.runtime.sampler import ERROR_TOKEN, Sampler, SampleRows
+from mmengine.structured_output.rows import Masks
+
+VOCAB = 77  # no multiple of 32
+KINDS = {
+    "greedy": {},
+    "drawn": {"temperature": 1.5},
+    "top k": {"temperature": 1.0, "top_k": 3},
+    "top p": {"temperature": 0.7, "top_p": 0.8},
+    "min p": {"temperature": 2.0, "min_p": 0.1},
+    "biased": {"logit_bias": {5: 100.0, 6: -100.0}, "temperature": 1.0},
+    "penalised": {"repetition_penalty": 3.0, "presence_penalty": 1.0, "frequency_penalty": -2.0},
+    "likelihoods": {"logprobs": 4, "temperature": 1.0},
+}
+
+
+class Bench:
+    def __init__(self, kinds):
+        self.columns = RowColumns(
+            len(kinds), VOCAB, (3,), lambda prompt, media: (np.zeros((3, len(prompt))), 0)
+        )
+        self.sampler = Sampler(self.columns, len(kinds), VOCAB, torch.device("cpu"))
+        for row, kind in enumerate(kinds):
+            request = Request(
+                f"r{row}", np.array([1, 2, 5], np.int32), SamplingParams(seed=row, **KINDS[kind]), grammar="a"
+            )
+            admission = Admission(row, request, request.prompt_token_ids)
+            self.columns.admit(admission)
+            self.sampler.admit(admission)
+        self.rows = np.arange(len(kinds))
+
+    def sample(self, logits, masks, index=0):
+        known = self.columns.columns["num_prompt"][self.rows] + index
+        return self.sampler.sample(logits.clone(), SampleRows.of(self.columns, self.rows, known), masks)
+
+
+def packed(allowed):
+    bits = np.packbits(np.pad(allowed, ((0, 0), (0, 96 - VOCAB))), axis=1, bitorder="little")
+    return bits.view(np.uint32)
+
+
+def masks_of(rng, count, picked):
+    allowed = rng.random((len(picked), VOCAB)) < rng.choice([0.03, 0.5, 0.97], (len(picked), 1))
+    allowed[np.arange(len(picked)), rng.integers(VOCAB, size=len(picked))] = True
+    everywhere = np.ones((count, VOCAB), bool)
+    everywhere[picked] = allowed
+    return Masks(picked, packed(allowed)), everywhere
+
+
+@pytest.mark.parametrize("kernels", [True, False])
+def test_sampling_is_that_of_logits_that_were_masked_before(kernels, monkeypatch):
+    if not kernels:
+        monkeypatch.setattr("mmengine.runtime.sampler.draw_tokens", lambda *given: None)
+    rng = np.random.default_rng(3)
+    for turn in range(12):
+        kinds = rng.permutation([*KINDS, *KINDS])
+        masked, plain = Bench(kinds), Bench(kinds)
+        picked = np.sort(rng.permutation(len(kinds))[: rng.integers(1, len(kinds) + 1)])
+        masks, allowed = masks_of(rng, len(kinds), picked)
+        logits = torch.from_numpy(rng.normal(0, 3, (len(kinds), VOCAB)).astype(np.float32))
+        before = torch.where(torch.from_numpy(allowed), logits, float("-inf"))
+        for index in range(3):
+            one, other = masked.sample(logits, masks, index), plain.sample(before, None, index)
+            assert one.token_ids.tolist() == other.token_ids.tolist(), (turn, index)
+            assert allowed[np.arange(len(kinds)), one.token_ids.numpy()].all()
+    assert drawing.draw_tokens is not None
+
+
+def test_likelihoods_stay_the_models():
+    bench = Bench(["likelihoods", "greedy", "likelihoods"])
+    logits = torch.from_numpy(np.random.default_rng(1).normal(0, 3, (3, VOCAB)).astype(np.float32))
+    masks, _ = masks_of(np.random.default_rng(2), 3, np.array([0, 1]))
+    found = bench.sample(logits, masks)
+    own = logits.log_softmax(-1)
+    assert torch.equal(found.logprobs.chosen, own[[0, 2], found.token_ids[[0, 2]]])
+    assert torch.equal(found.logprobs.best, own[[0, 2]].topk(4).values)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_that_may_say_nothing_or_is_broken_gets_no_token(kind):
+    """Also where what is broken is masked: its KV may be."""
+    nan = float("nan")
+    for logits, allowed in (
+        ([0.0, 1.0], []),
+        ([nan, 1.0], [1]),
+        ([float("-inf"), 1.0], [0]),
+        ([nan, 1.0], [0]),
+    ):
+        bench = Bench([kind, "greedy"])
+        line = torch.full((VOCAB,), -1.0)
+        line[:2] = torch.tensor(logits)
+        mask = np.zeros((1, VOCAB), bool)
+        mask[0, allowed] = True
+        found = bench.sample(torch.stack([line, line.nan_to_num()]), Masks(np.array([0]), packed(mask)))
+        assert found.token_ids.tolist() == [ERROR_TOKEN, 1]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+def test_on_a_gpu_as_on_a_cpu():
+    from mmengine.runtime.masking import keep_allowed
+
+    rng = np.random.default_rng(5)
+    logits = torch.from_numpy(rng.normal(0, 3, (6, VOCAB)).astype(np.float32))
+    masks, _ = masks_of(rng, 6, np.array([0, 2, 5]))
+    there, here = logits.cuda(), logits.clone()
+    keep_allowed(there, masks)
+    keep_allowed(here, masks)
+    assert torch.equal(there.cpu(), here)

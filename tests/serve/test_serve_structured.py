@@ -1,0 +1,342 @@
+"""Answers in a form that was asked for, from real models: every one that ends by itself is what its schema
+describes, whatever the weights, the temperature, the batch and what interrupts it."""
+
+import asyncio
+import itertools
+import json
+import shutil
+import threading
+
+import jsonschema
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from mmengine.build import build
+from mmengine.config import EngineConfig
+from mmengine.core.past import Resume
+from mmengine.errors import InvalidRequest, MMEngineError, RequestFailed
+from mmengine.events import vocabulary as ev
+from mmengine.events.log import LogReader
+from mmengine.replay.verify import verify
+from mmengine.serve.answers import CUT
+from mmengine.serve.batching import run_batch
+from mmengine.serve.client import AsyncEngine
+from mmengine.serve.engine import Engine
+from mmengine.serve.pipeline import Pipeline
+from mmengine.serve.prompts import Options, Prompt, make_sampling
+from mmengine.structured_output.spec import grammar_of
+from tests.cli.cli_process import run_cli
+
+checkpoint_path = pytest.importorskip("mmengine_shapes").checkpoint_path
+
+RECORD = {
+    "type": "object",
+    "properties": {
+        "shape": {"enum": ["circle", "square", "triangle", "größe"]},
+        "count": {"type": "integer", "minimum": 0, "maximum": 12},
+        "size": {"anyOf": [{"type": "number", "minimum": -1.5, "maximum": 2}, {"type": "null"}]},
+        "note": {"type": "string", "maxLength": 6},
+    },
+    "required": ["count", "shape"],
+    "additionalProperties": False,
+}
+TREE = {
+    "$defs": {
+        "node": {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string", "pattern": "^[a-c]{1,3}$"},
+                "in": {"$ref": "#/$defs/node"},
+            },
+            "required": ["name"],
+            "additionalProperties": False,
+        }
+    },
+    "$ref": "#/$defs/node",
+}
+SCHEMAS = [
+    RECORD,
+    TREE,
+    {"type": "array", "items": {"type": "boolean"}, "minItems": 2, "maxItems": 4},
+    {"type": "string", "format": "date"},
+    {"const": {"a": [1, "é\n"]}},
+    {"type": "array", "prefixItems": [{"type": "integer"}, RECORD], "minItems": 2, "items": False},
+    {"type": "integer", "multipleOf": 7, "minimum": 0, "maximum": 700},
+]
+QUESTIONS = ["What is a triangle?", "How many shapes are there?", "Describe a square, at length, in JSON."]
+SMALL = {"max_num_seqs": 8, "token_budget": 24, "max_model_len": 256}
+
+
+def form(schema):
+    return {"type": "json_schema", "json_schema": {"schema": schema}}
+
+
+@pytest.fixture(scope="module")
+def random_weights(tmp_path_factory):
+    """The embedded checkpoint's shape, with weights that know nothing: only the mask makes it JSON."""
+    folder = tmp_path_factory.mktemp("random") / "model"
+    shutil.copytree(checkpoint_path(), folder)
+    generator = torch.Generator().manual_seed(7)
+    path = folder / "model.safetensors"
+    weights = {
+        name: one if "norm" in name else 0.05 * torch.randn(one.shape, generator=generator).to(one.dtype)
+        for name, one in load_file(path).items()
+    }
+    save_file(weights, path, metadata={"format": "pt"})
+    return folder
+
+
+def jobs(count, temperature, max_tokens, seed=0):
+    """Prompts with a schema each, and one in eight without any."""
+    for number in range(count):
+        schema = None if number % 8 == 7 else SCHEMAS[number % len(SCHEMAS)]
+        sampling = make_sampling(
+            {
+                "max_tokens": max_tokens,
+                "temperature": temperature,
+                "seed": seed + number,
+                "top_k": number % 3 * 20,
+            }
+        )
+        yield schema, Options(sampling, grammar=None if schema is None else grammar_of(form(schema)))
+
+
+def answers(engine, asked):
+    prompts = [Prompt.of(QUESTIONS[number % 3]) for number in range(len(asked))]
+    return dict(run_batch(engine, ((prompt, job[1]) for prompt, job in zip(prompts, asked, strict=True))))
+
+
+def check(asked, answered):
+    """How many stopped; each of these is what its schema describes."""
+    stopped = 0
+    for number, (schema, _) in enumerate(asked):
+        choice = answered[number].choices[0]
+        assert choice.finish_reason in ("stop", "length"), choice.detail
+        if schema is not None and choice.finish_reason == "stop":
+            value = json.loads(choice.text)
+            jsonschema.validate(value, schema, jsonschema.Draft202012Validator, format_checker=FORMATS)
+            stopped += 1
+        elif schema is not None:
+            assert choice.detail == CUT
+    return stopped
+
+
+FORMATS = jsonschema.Draft202012Validator.FORMAT_CHECKER
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+@pytest.mark.parametrize("weights", ["trained", "random"])
+def test_what_stops_is_valid_and_the_pool_does_not_matter(weights, temperature, random_weights, request):
+    """A pool that is too small for what runs preempts, prompts are computed in pieces, and the answers are
+    the same tokens."""
+    model = random_weights if weights == "random" else None
+    asked = list(jobs(28, temperature, 60))
+    with Engine(model, dtype="float32") as engine:
+        wide = answers(engine, asked)
+    with Engine(model, dtype="float32", config=EngineConfig(num_blocks=19, **SMALL)) as engine:
+        narrow = answers(engine, asked)
+        preempted = engine.stats().num_preemptions
+    stopped = check(asked, wide)
+    print(
+        f"{weights}, temperature {temperature}: {stopped} of {sum(job[0] is not None for job in asked)} stop"
+    )
+    assert stopped >= 8 and preempted > 0
+    for number in range(len(asked)):
+        assert narrow[number].token_ids == wide[number].token_ids
+        assert narrow[number].finish_reason == wide[number].finish_reason
+
+
+def test_those_without_a_form_are_as_if_alone():
+    asked = list(jobs(16, 1.0, 40))
+    with Engine() as engine:
+        mixed = answers(engine, asked)
+        prompts = [Prompt.of(QUESTIONS[number % 3]) for number in range(16)]
+        free = [number for number, (schema, _) in enumerate(asked) if schema is None]
+        alone = dict(run_batch(engine, ((prompts[number], asked[number][1]) for number in free)))
+    assert len(free) == 2
+    assert [mixed[number].token_ids for number in free] == [alone[k].token_ids for k in range(2)]
+
+
+def test_json_as_a_value_and_where_it_is_cut():
+    with Engine() as engine:
+        value = engine.generate_json(QUESTIONS[0], RECORD)
+        jsonschema.validate(value, RECORD)
+        with pytest.raises(
+            RequestFailed, match=r"the JSON is incomplete after 3 tokens; raise max_tokens. It beg"
+        ):
+            engine.generate_json(QUESTIONS[0], RECORD, max_tokens=3)
+        cut = engine.generate([QUESTIONS[0]], max_tokens=3, response_format=form(RECORD))[0]
+        assert (cut.finish_reason, cut.choices[0].detail, cut.as_json()["detail"]) == ("length", CUT, CUT)
+        free = engine.generate([QUESTIONS[0]], max_tokens=3)[0]
+        assert free.finish_reason == "length" and "detail" not in free.as_json()
+        for wrong in ({"n": 2}, {"grammar": {"regex": "a"}}, {"stop": ["}"]}):
+            with pytest.raises(InvalidRequest):
+                engine.generate_json(QUESTIONS[0], RECORD, **wrong)
+        texts = {
+            c.text
+            for c in engine.generate(
+                [QUESTIONS[0]], n=9, temperature=50.0, seed=1, grammar={"choice": ["yes", "no", "ça"]}
+            )[0].choices
+        }
+        assert len(texts) >= 2 and texts <= {"yes", "no", "ça"}
+
+
+def test_a_pipeline_and_many_callers():
+    pipe = Pipeline(model=None, max_new_tokens=60)
+    chat = [{"role": "user", "content": QUESTIONS[0]}]
+    record = pipe(text=[chat, chat], response_format=form(RECORD), return_full_text=False)[1][0]
+    jsonschema.validate(json.loads(record["generated_text"]), RECORD)
+    pipe.close()
+
+    async def ask():
+        async with AsyncEngine() as engine:
+            values = await asyncio.gather(
+                *(engine.generate_json(QUESTIONS[0], RECORD, temperature=1.0, seed=seed) for seed in range(9))
+            )
+            async with engine.stream(QUESTIONS[1], response_format=form(RECORD)) as stream:
+                pieces = [output.text async for output in stream]
+            assert "".join(pieces) == stream.completion.text
+            return [*values, json.loads(stream.completion.text)]
+
+    for value in asyncio.run(ask()):
+        jsonschema.validate(value, RECORD)
+
+
+def test_a_grammar_that_hangs_its_compiler_fails_alone():
+    """Beside fifty good ones; then no further ones are taken while too many hang, and it is seen."""
+    ends = threading.Event()
+
+    def compile_grammar(grammar):
+        if "hang" in grammar:
+            ends.wait(60)
+        return compilers[-1](grammar)
+
+    compilers = []
+
+    def make(*given, **options):
+        built = build(*given, compile_grammar=compile_grammar, **options)
+        compilers.append(built.grammars.backend.compile)
+        return built
+
+    def hang(k):
+        return Options(make_sampling({}), grammar=grammar_of(grammar={"choice": [f"hang {k}"]}))
+
+    def say(options):
+        return Prompt.of("Say."), options
+
+    with Engine(config=EngineConfig(grammar_timeout_s=4), builder=make) as engine:
+        good = [Options(make_sampling({}), grammar=grammar_of(form({"const": k}))) for k in range(50)]
+        found = dict(run_batch(engine, map(say, [hang(0), *good[:25], hang(1), *good[25:]])))
+        for index in (0, 26):
+            assert "not compiled within 4 seconds (grammar_timeout_s)" in str(found.pop(index).error())
+        assert sorted(int(answer.text) for answer in found.values()) == list(range(50))
+        assert engine.readiness()
+        for _, answer in run_batch(engine, map(say, [hang(2), hang(3)])):
+            assert "not compiled within" in str(answer.error())
+        assert "4 grammars have been compiling" in engine.readiness().reasons[0]
+        with pytest.raises(MMEngineError, match="no new grammars"):
+            engine.generate(["Say."], grammar={"choice": ["new"]})
+        assert engine.generate_json("Say.", {"const": 3}) == 3  # known from before
+        ends.set()
+        assert engine.is_idle
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"grammar": {"regex": "(a"}}, "unclosed group"),
+        ({"grammar": {"lark": "start: x"}}, "unknown name"),
+        ({"grammar": {"choice": []}}, "grammar.choice must be a list"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": form({"type": "objec"})}, "objec"),
+        ({"response_format": form({"type": "integer", "minimum": 3, "maximum": 2})}, "m"),
+    ],
+)
+def test_a_form_that_cannot_be_had_stops_nobody_else(asked, says):
+    with Engine() as engine:
+        with pytest.raises(MMEngineError) as refusal:
+            engine.generate(["Say."], **asked)
+        assert says in str(refusal.value) and "\n" not in str(refusal.value)
+        assert engine.generate_json("Say.", {"const": 1}) == 1
+
+
+def test_a_log_is_verified_without_the_grammar_engine(tmp_path):
+    asked = list(jobs(24, 1.0, 60))
+    with Engine(config=EngineConfig(num_blocks=19, **SMALL), log=tmp_path / "log") as engine:
+        answers(engine, asked)
+        assert engine.stats().num_preemptions
+    kinds = [type(record.event) for record in LogReader(tmp_path / "log")]
+    assert kinds.count(ev.GrammarReady) == 21
+    result = run_cli("log", "verify", str(tmp_path / "log"), blocked=("llguidance", "torch"))
+    assert result.returncode == 0 and "verified: no divergence" in result.stdout
+
+
+def test_another_process_goes_on_in_the_middle_of_an_answer(tmp_path):
+    """The log as it stands after so many steps is what a killed process leaves. Grammars are compiled again,
+    also those that were not yet, and the answers are the same tokens."""
+    folders, wanted, begins = {}, {}, threading.Event()
+
+    def make(*given, **options):
+        def compile_grammar(grammar):
+            begins.wait(60)
+            return built.grammars.backend.compile(grammar)
+
+        built = build(*given, compile_grammar=compile_grammar, **options)
+        return built
+
+    with Engine(config=EngineConfig(**SMALL), builder=make, log=tmp_path / "log") as engine:
+        for name, schema in zip("abcd", [RECORD, TREE, SCHEMAS[2], RECORD], strict=True):
+            options = {"max_tokens": 50, "temperature": 1.0, "seed": 5, "n": 2 if name == "d" else 1}
+            engine.submit(QUESTIONS[0], request_id=name, response_format=form(schema), **options)
+        for step in itertools.count():
+            for output in engine.step(received=False):
+                wanted[output.request_id] = output.completion or wanted.get(output.request_id)
+            if engine.is_idle:
+                break
+            if engine.stats().num_output_tokens >= (0, 20, 50, 10**9)[len(folders)]:
+                folders[step] = shutil.copytree(tmp_path / "log", tmp_path / f"log{step}")
+                begins.set()
+    kinds = [type(record.event) for record in LogReader(folders[0])]
+    assert ev.Queued in kinds and ev.GrammarReady not in kinds
+    assert len(folders) == 3
+    for step, folder in folders.items():
+        with Engine(log=folder, resume=Resume()) as engine:
+            found = {name: engine.requests.take_up(name, 2 if name == "d" else 1) for name in "abcd"}
+            assert not all(found.values())
+            while not engine.is_idle:
+                for output in engine.step():
+                    found[output.request_id] = output.completion or found[output.request_id]
+        for name, answer in wanted.items():
+            assert [c.token_ids for c in found[name].choices] == [c.token_ids for c in answer.choices], step
+        check([(RECORD, None)], {0: found["a"]})
+        assert verify(folder).ok
+
+
+def test_a_grammar_that_cannot_be_had_again_ends_its_request(tmp_path):
+    with Engine(log=tmp_path / "log") as engine:
+        for name in ("bad", "good"):
+            grammar = {"choice": [f"a {name} answer that takes some tokens"]}
+            engine.submit("Say.", request_id=name, grammar=grammar)
+        while not engine.requests.prepared("bad") or engine.stats().num_output_tokens < 4:
+            engine.step(received=False)
+        shutil.copytree(tmp_path / "log", tmp_path / "copy")
+        while not engine.is_idle:
+            engine.step()
+
+    def make(*given, **options):
+        def compile_grammar(grammar):
+            if "bad" in grammar:
+                raise InvalidRequest("gone")
+            return built.grammars.backend.compile(grammar)
+
+        built = build(*given, compile_grammar=compile_grammar, **options)
+        return built
+
+    with Engine(log=tmp_path / "copy", resume=Resume(), builder=make) as engine:
+        found = {name: engine.requests.take_up(name) for name in ("bad", "good")}
+        while not engine.is_idle:
+            for output in engine.step():
+                found[output.request_id] = output.completion or found[output.request_id]
+    assert found["good"].text == "a good answer that takes some tokens"
+    assert "gone" in str(found["bad"].error())

@@ -1,0 +1,161 @@
+"""The threads that compile: each grammar once, within a deadline, and what hangs costs itself alone."""
+
+import threading
+
+import pytest
+
+from mmengine.errors import InvalidRequest, MMEngineError
+from mmengine.structured_output.compiler import Compiler
+from mmengine.structured_output.grammars import Grammars
+
+PATIENCE_S = 60
+
+
+class Bench:
+    """A compiler whose work ends when the test says so, and whose clock stands still otherwise."""
+
+    def __init__(self, **options):
+        self.now = 0.0
+        self.begun = []
+        self.goes_on = {}
+        self.began = threading.Condition()
+        self.compiler = Compiler(self.compile, deadline_s=10, clock=lambda: self.now, **options)
+
+    def compile(self, grammar):
+        with self.began:
+            self.begun.append(grammar)
+            event = self.goes_on.setdefault(grammar, threading.Event())
+            self.began.notify_all()
+        if grammar.startswith("slow"):
+            event.wait(PATIENCE_S)
+        if grammar.startswith("bad"):
+            raise InvalidRequest("no grammar")
+        if grammar.startswith("odd"):
+            raise ZeroDivisionError("odd")
+        return grammar.upper()
+
+    def get(self, *grammars):
+        return [self.compiler.get(grammar) for grammar in grammars]
+
+    def until_begun(self, count):
+        with self.began:
+            assert self.began.wait_for(lambda: len(self.begun) >= count, PATIENCE_S)
+
+    def release(self, grammar):
+        with self.began:
+            self.goes_on.setdefault(grammar, threading.Event()).set()
+
+    def done(self, *compilations):
+        for _ in range(PATIENCE_S * 50):
+            if all(each.is_done for each in compilations):
+                return [each.compiled or each.error for each in compilations]
+            self.compiler.wait(0.02)
+        raise AssertionError("a compilation does not end")
+
+    def late(self):
+        self.now += 11
+        self.compiler.check()
+
+
+def test_each_grammar_is_compiled_once():
+    bench = Bench()
+    first, second = bench.get("slow", "slow")
+    assert first is second and not first.is_done
+    bench.release("slow")
+    assert bench.done(first) == ["SLOW"]
+    assert bench.get("slow") == [first] and bench.begun == ["slow"]
+
+
+def test_refusals_and_accidents_cost_their_grammar():
+    bench = Bench()
+    answers = bench.done(*bench.get("bad", "odd", "good"))
+    assert answers == ["no grammar", "the grammar was not compiled: ZeroDivisionError: odd", "GOOD"]
+    assert bench.compiler.reasons == []
+
+
+def test_what_nobody_asked_for_lately_is_forgotten():
+    bench = Bench(cache_size=2, workers=1)
+    bench.done(*bench.get("a", "b"))
+    bench.get("a")
+    bench.done(*bench.get("c"))  # b goes
+    bench.done(*bench.get("a", "c", "b"))
+    assert bench.begun == ["a", "b", "c", "b"]
+
+
+def test_one_that_hangs_fails_alone_and_its_worker_is_replaced():
+    bench = Bench(workers=1)
+    slow, good = bench.get("slow", "good")
+    bench.until_begun(1)
+    bench.compiler.check()
+    assert not slow.is_done and not good.is_done
+    bench.late()
+    assert "within 10 seconds (grammar_timeout_s)" in slow.error
+    assert bench.done(good) == ["GOOD"]
+    bench.release("slow")  # it comes back after all: known from then on
+    for _ in range(PATIENCE_S * 50):
+        if slow.compiled:
+            break
+        bench.compiler.wait(0.02)
+    assert slow.compiled == "SLOW" and slow.error == ""
+    assert bench.get("slow") == [slow]
+
+
+def test_after_several_that_hang_no_more_are_taken():
+    bench = Bench(workers=2, max_abandoned=2)
+    slow = bench.get("slow 1", "slow 2", "waiting")
+    bench.until_begun(2)
+    bench.late()
+    assert all("within" in each.error for each in slow[:2])
+    assert "2 grammars have been compiling for more than 10 seconds" in slow[2].error
+    assert len(bench.compiler.reasons) == 1
+    assert bench.get("slow 1")[0].error  # known: no refusal of its own
+    with pytest.raises(MMEngineError, match="no new grammars: 2 grammars have been compiling"):
+        bench.get("good")
+    bench.release("slow 1")
+    for _ in range(PATIENCE_S * 50):
+        if not bench.compiler.reasons:
+            break
+        bench.compiler.wait(0.02)
+    assert bench.done(*bench.get("good", "waiting")) == ["GOOD", "WAITING"]
+
+
+def test_closing_ends_the_threads():
+    before = set(threading.enumerate())
+    bench = Bench()
+    bench.done(*bench.get("a", "b"))
+    threads = set(threading.enumerate()) - before
+    bench.compiler.close()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+
+
+class Backend:
+    def compile(self, grammar):
+        if grammar == "bad":
+            raise InvalidRequest("no grammar")
+        return grammar.upper()
+
+
+def settled(grammars, count):
+    found = []
+    for _ in range(PATIENCE_S * 50):
+        found += grammars.settled()
+        if len(found) >= count:
+            return dict(found)
+        grammars.wait(0.02)
+    raise AssertionError("nobody is told")
+
+
+def test_requests_hear_once_what_became_of_their_grammars():
+    grammars = Grammars(Backend(), deadline_s=10)
+    for name, grammar in {"a": "one", "b": "one", "c": "bad", "gone": "one"}.items():
+        grammars.hold(name, grammar)
+    grammars.release("gone")
+    assert settled(grammars, 3) == {"a": "", "b": "", "c": "no grammar"}
+    assert grammars.settled() == []
+    assert grammars.compiled("a") == "ONE" and grammars.compiled("c") is None
+    assert grammars.compiled("gone") is None and grammars.error_of("c") == "no grammar"
+    grammars.release("a")
+    assert grammars.compiled("a") is None
+    grammars.close()

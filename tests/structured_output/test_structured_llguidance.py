@@ -1,0 +1,168 @@
+"""What the grammar engine allows, byte for byte, over a tokenizer whose tokens are bytes and some pairs."""
+
+import itertools
+import re
+
+import numpy as np
+import pytest
+
+from mmengine.errors import InvalidRequest
+from mmengine.request import Request, SamplingParams
+from mmengine.structured_output.llguidance_backend import LLGuidance
+from mmengine.structured_output.rows import RowMatchers
+from mmengine.structured_output.spec import grammar_of
+
+PAIRS = [b'{"', b'":', b'"}', b"ab", b"00", b"\xc3\xa9", b"tr", b"ue"]
+TOKENS = [bytes([byte]) for byte in range(256)] + PAIRS + [b"<|end|>", b"<|end too|>", b"<|image|>", b""]
+END, END_TOO, IMAGE = 264, 265, 266
+VOCAB = 300  # wider than the tokenizer, and no multiple of 32
+
+
+def encode(text):
+    """Pairs where there are any."""
+    rest, found = text.encode(), []
+    while rest:
+        best = rest[:2] if rest[:2] in PAIRS else rest[:1]
+        found.append(TOKENS.index(best))
+        rest = rest[len(best) :]
+    return found
+
+
+@pytest.fixture(scope="module")
+def backend():
+    return LLGuidance(lambda: TOKENS, encode, frozenset({END, END_TOO, IMAGE}), (END, END_TOO), VOCAB)
+
+
+def allowed(backend, matcher):
+    bits = np.full((1, -(-VOCAB // 32)), 0xFFFFFFFF, np.uint32)
+    backend.fill([matcher], bits)
+    return set(np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little")).tolist())
+
+
+def prefixes_of(words):
+    return {word[:length] for word in words for length in range(len(word) + 1)}
+
+
+@pytest.mark.parametrize(
+    ("grammar", "words"),
+    [
+        ({"choice": ["ab", "abc", "", "00é"]}, ["ab", "abc", "", "00é"]),
+        ({"choice": ['say "x"', "back\\slash", "line\nfeed", "/re/", "\u2028😀\u0000"]}, None),
+        ({"regex": "(ab|00){1,2}"}, ["ab", "00", "abab", "ab00", "00ab", "0000"]),
+        ({"lark": 'start: "ab"? x\nx: "é" | "00" y?\ny: "é" | "00"'}, None),
+    ],
+)
+def test_a_token_is_allowed_where_its_bytes_lead_somewhere(backend, grammar, words):
+    """All texts that the masks allow, one token after the other, are those of the grammar. Where it forces
+    bytes, llguidance allows but tokens with which the tokenizer spells them."""
+    if words is None:
+        words = grammar.get("choice") or [a + b for a in ("", "ab") for b in ("é", "00", "00é", "0000")]
+    compiled = backend.compile(grammar_of(grammar=grammar))
+    words = {word.encode() for word in words}
+    starts = prefixes_of(words)
+    seen, todo, ends = {b""}, [((), b"")], set()
+    while todo:
+        tokens, text = todo.pop()
+        matcher = compiled.matcher()
+        assert not tokens or matcher.consume_tokens(list(tokens))
+        can = allowed(backend, matcher)
+        assert {END, END_TOO} & can == ({END, END_TOO} if text in words else set())
+        ends |= {text} & words
+        wanted = {token for token, each in enumerate(TOKENS[:END]) if each and text + each in starts}
+        can -= {END, END_TOO}
+        assert can == wanted or (can and can < wanted)
+        for token in can:
+            if text + TOKENS[token] not in seen:
+                seen.add(text + TOKENS[token])
+                todo.append(((*tokens, token), text + TOKENS[token]))
+    assert ends == words
+
+
+def test_json_whatever_the_tokens(backend):
+    schema = {
+        "type": "object",
+        "properties": {"é": {"type": "boolean"}},
+        "required": ["é"],
+        "additionalProperties": False,
+    }
+    compiled = backend.compile(grammar_of({"type": "json_schema", "json_schema": {"schema": schema}}))
+    matcher = compiled.matcher()
+    for token in (
+        TOKENS.index(b'{"'),
+        TOKENS.index(b"\xc3\xa9"),
+        TOKENS.index(b'":'),
+        *b"tr",
+        TOKENS.index(b"ue"),
+    ):
+        assert token in allowed(backend, matcher) and not matcher.is_stopped()
+        backend.advance([matcher], [token])
+    assert allowed(backend, matcher) & set(b"}") and END not in allowed(backend, matcher)
+    backend.advance([matcher], [ord("}")])
+    assert matcher.is_stopped() and not matcher.is_error()
+
+
+def test_a_text_never_holds_special_tokens_or_what_is_no_token(backend):
+    matcher = backend.compile(grammar_of(grammar={"regex": r"(?s:.*)"})).matcher()
+    can = allowed(backend, matcher)
+    assert IMAGE not in can and max(can) == END_TOO
+    assert set(range(128)) <= can
+
+
+@pytest.mark.parametrize(
+    ("grammar", "says"),
+    [
+        ({"regex": "(a"}, "unclosed group"),
+        ({"lark": "start: nothing"}, 'unknown name: "nothing"'),
+        ({"lark": "begin: /a/"}, "start"),
+        ({"lark": 'start: "a'}, ""),
+    ],
+)
+def test_what_is_no_grammar(backend, grammar, says):
+    with pytest.raises(
+        InvalidRequest, match="^the grammar cannot be (used|read): .*" + re.escape(says)
+    ) as refusal:
+        backend.compile(grammar_of(grammar=grammar))
+    assert "\n" not in str(refusal.value)
+
+
+def request(name, prompt=(1, 2)):
+    return Request(name, np.array(prompt, np.int32), SamplingParams(), grammar="held elsewhere")
+
+
+def test_rows_follow_their_grammars(backend):
+    """Rows come and go; each is where its own tokens lead, also after it was away."""
+    compiled = {
+        "count": backend.compile(grammar_of(grammar={"regex": "[0-9]{3}"})),
+        "word": backend.compile(grammar_of(grammar={"choice": ["ab", "b"]})),
+    }
+    rows = RowMatchers(backend, compiled.get, VOCAB)
+    rows.admit(5, request("count"), np.array([1, 2], np.int32))
+    rows.admit(2, request("word"), np.array([1, 2], np.int32))
+    rows.admit(7, request("nobody's"), np.array([1, 2], np.int32))
+    running, bound = np.array([9, 2, 7, 5]), np.array([1, 2, 3])
+    masks, errors = rows.masks(running, bound)
+    assert errors == {2: "its grammar is not compiled here"} and masks.picked.tolist() == [1, 3]
+    sets = [set(np.flatnonzero(np.unpackbits(line.view(np.uint8), bitorder="little"))) for line in masks.bits]
+    assert sets[0] == {ord("a"), ord("b"), TOKENS.index(b"ab")}
+    assert sets[1] == {*b"0123456789", TOKENS.index(b"00")}
+    said = np.array([0, ord("b"), 0, ord("7")])
+    assert rows.advance(running, np.array([1, 3]), said) == ([1], {})
+    rows.admit(2, request("count"), np.array([1, 2, ord("1"), ord("2")], np.int32))  # it was preempted
+    assert rows.advance(running, np.array([1]), np.array([0, ord("3"), 0, 0])) == ([1], {})
+    complete, errors = rows.advance(running, np.array([3]), np.array([0, 0, 0, ord("x")]))
+    assert complete == [] and errors[3].startswith("its grammar cannot go on: ")
+    assert rows.masks(running, np.array([3]))[1].keys() == {3}
+
+
+def test_many_rows_at_once_are_as_one_by_one(backend):
+    compiled = backend.compile(grammar_of({"type": "json_object"}))
+    texts = [b'{"', b'{"ab', b'{"ab":', b'{"ab":tr', b'{"ab":[0', b""]
+    matchers = [compiled.matcher() for _ in range(4 * len(texts))]
+    for matcher, text in zip(matchers, itertools.cycle(texts)):
+        assert not text or matcher.consume_tokens(list(text))
+    together = np.zeros((len(matchers), -(-VOCAB // 32)), np.uint32)
+    backend.fill(matchers, together)
+    for matcher, line in zip(matchers, together, strict=True):
+        alone = np.zeros((1, len(line)), np.uint32)
+        backend.fill([matcher], alone)
+        assert np.array_equal(alone[0], line) and line.any()

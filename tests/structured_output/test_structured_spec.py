@@ -1,0 +1,85 @@
+"""What may be asked of an answer's form, and how it is refused."""
+
+import msgspec
+import pytest
+
+from mmengine.errors import InvalidRequest
+from mmengine.request import SamplingParams
+from mmengine.serve.prompts import Options
+from mmengine.structured_output.spec import Choice, JsonSchema, Lark, Regex, grammar_of, read_grammar
+
+SCHEMA = {"type": "object", "properties": {"b": {"type": "boolean"}, "a": {"const": "é"}}, "required": ["b"]}
+
+
+def asked(schema, **others):
+    return {"type": "json_schema", "json_schema": {"schema": schema, **others}}
+
+
+def test_free_text_has_no_grammar():
+    assert grammar_of() is None and grammar_of({"type": "text"}) is None
+
+
+def test_a_schema_is_in_the_text_with_its_keys_in_their_order():
+    text = grammar_of(asked(SCHEMA, strict=True, name="x"))
+    found = read_grammar(text)
+    assert isinstance(found, JsonSchema)
+    assert list(msgspec.json.decode(found.schema)["properties"]) == ["b", "a"]
+    assert text == grammar_of(asked(SCHEMA)) == grammar_of(asked(SCHEMA, strict=False))
+
+
+def test_any_object_is_a_schema_too():
+    assert msgspec.json.decode(read_grammar(grammar_of({"type": "json_object"})).schema)["type"] == "object"
+
+
+def test_grammars():
+    assert read_grammar(grammar_of(grammar={"regex": r"\d+"})) == Regex(r"\d+")
+    assert read_grammar(grammar_of(grammar={"lark": 'start: "é"'})) == Lark('start: "é"')
+    assert read_grammar(grammar_of(grammar={"choice": ["b", "a", "b"]})) == Choice(("b", "a"))
+
+
+@pytest.mark.parametrize(
+    ("response_format", "grammar", "says"),
+    [
+        ({"type": "json"}, None, "response_format.type must be text, json_object, json_schema, not 'json'"),
+        ("json_object", None, "response_format must be an object"),
+        ({"type": "json_object", "schema": {}}, None, "unknown field 'schema'"),
+        ({"type": "json_schema"}, None, "response_format.json_schema must be an object"),
+        ({"type": "json_schema", "json_schema": {}}, None, "must hold a schema"),
+        (asked({}, strickt=True), None, "unknown field 'strickt'; known are schema, strict"),
+        (asked({}, strict="yes"), None, "strict must be true or false"),
+        ({"type": "json_object"}, {"regex": "a"}, "not both"),
+        (None, {}, "grammar holds one of regex, choice, lark"),
+        (None, {"regex": "a", "lark": "b"}, "grammar holds one of"),
+        (None, {"gbnf": "a"}, "unknown field 'gbnf'"),
+        (None, "start", "grammar must be an object"),
+        (None, {"regex": 3}, "grammar.regex must be a string"),
+        (None, {"regex": "a" * 300_000}, "at most 262144 characters"),
+        (None, {"lark": "\ud800"}, "unpaired surrogate at character 0"),
+        (None, {"choice": []}, "grammar.choice must be a list of 1 to"),
+        (None, {"choice": "abc"}, "grammar.choice must be a list"),
+        (None, {"choice": ["a", 1]}, "grammar.choice[1] must be a string"),
+        (None, {"choice": ["x" * 200_000, "y" * 200_000]}, "more than 262144 characters"),
+    ],
+)
+def test_what_cannot_be_asked(response_format, grammar, says):
+    with pytest.raises(InvalidRequest) as refusal:
+        grammar_of(response_format, grammar)
+    assert says in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "grammar", "{}", '{"type":"regex"}', '{"type":"regex","regex":1}', '{"type":"gbnf"}', "[" * 9999],
+)
+def test_a_log_may_hold_any_text(text):
+    with pytest.raises(InvalidRequest, match="the grammar cannot be read"):
+        read_grammar(text)
+
+
+@pytest.mark.parametrize(
+    "ends", [{"stop": ("}",)}, {"stop_token_ids": (3,)}, {"ignore_eos": True}, {"min_tokens": 4}]
+)
+def test_nothing_else_says_where_an_answer_ends(ends):
+    Options(SamplingParams(**ends)).check()
+    with pytest.raises(InvalidRequest, match=f"{next(iter(ends))} cannot go with response_format or grammar"):
+        Options(SamplingParams(**ends), grammar="{}").check()
