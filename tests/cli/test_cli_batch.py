@@ -66,6 +66,23 @@ def test_every_line_gets_an_answer_or_an_error(tmp_path):
     assert any(one["error"].startswith("line 7: the custom_id 'a'") for one in errors)
 
 
+def test_a_line_may_ask_for_a_form(tmp_path):
+    lines = [
+        line("a", "hello", max_tokens=20, response_format={"type": "json_object"}),
+        line("b", "hello", max_tokens=3, grammar={"regex": "[A-Z]+"}),
+        line("c", "hello", response_format={"type": "xml"}),
+        line("d", "hello", grammar={"choice": []}),
+        line("e", "hello", response_format={"type": "text"}, stop="X"),
+        line("f", "hello", response_format={"type": "json_object"}, stop="X"),
+    ]
+    by_id = {one["custom_id"]: one for one in answer(tmp_path, lines)[1]}
+    assert by_id["a"]["text"] == by_id["e"]["text"] == "HELLO" and "detail" not in by_id["a"]
+    assert by_id["b"]["finish_reason"] == "length" and "form is not complete" in by_id["b"]["detail"]
+    assert by_id["c"]["error"].startswith("line 3: response_format.type must be text,")
+    assert by_id["d"]["error"].startswith("line 4: grammar.choice must be a list of 1 to")
+    assert by_id["f"]["error"].startswith("line 6: stop cannot go with response_format or grammar")
+
+
 def test_a_line_that_is_too_long_is_not_read_into_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(batchfile, "MAX_LINE_BYTES", 1000)
     monkeypatch.setattr(batchfile, "_CHUNK", 100)

@@ -59,6 +59,35 @@ def test_what_cannot_work_is_one_line(call, arguments, code, says):
     assert says in printed.err
 
 
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "shape": {"enum": ["circle", "square"]},
+        "count": {"type": "integer", "maximum": 9, "minimum": 0},
+    },
+    "required": ["shape", "count"],
+    "additionalProperties": False,
+}
+
+
+def test_a_schema_makes_the_answer_json(call, picture):
+    path = picture.parent / "schema.json"
+    path.write_text(json.dumps(SCHEMA))
+    question = ("run", "What is in the image?", "--image", picture, "--schema", path)
+    code, printed = call(*question)
+    answer = json.loads(printed.out)
+    assert code == 0 and list(answer) == ["shape", "count"] and printed.err == ""
+    code, printed = call(*question, "--json")
+    assert json.loads(json.loads(printed.out)["text"]) == answer
+    code, printed = call(*question, "--max-tokens", 3)
+    assert code == 0 and "its form is not complete; raise --max-tokens" in printed.err
+    path.write_text('{"type": ')
+    code, printed = call(*question)
+    assert code == 2 and "is not valid JSON" in printed.err and len(printed.err.splitlines()) == 1
+    assert "cannot be read" in call("run", "What?", "--schema", picture.parent / "none.json")[1].err
+    assert "--schema and --batch exclude" in call("run", "--batch", path, "--schema", path)[1].err
+
+
 def test_a_request_file_with_paths_beside_it(call, picture):
     folder = picture.parent
 
