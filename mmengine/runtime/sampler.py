@@ -97,7 +97,7 @@ class Sampler:
         own_logits = logits
         if masks is not None:
             own_logits = logits.clone() if wanted & LOGPROBS else logits
-            self._mask(logits, masks, largest, token_ids)
+            self._mask(logits, masks, options, largest, token_ids)
         if wanted & MIN_TOKENS:
             options, wanted = self._before_min_tokens(logits, token_ids, batch)
         if wanted & (ADJUSTED | RANDOM):
@@ -116,13 +116,18 @@ class Sampler:
         return Sampled(token_ids, logprobs)
 
     def _mask(
-        self, logits: torch.Tensor, masks: Masks, largest: torch.Tensor, token_ids: torch.Tensor
+        self,
+        logits: torch.Tensor,
+        masks: Masks,
+        options: np.ndarray,
+        largest: torch.Tensor,
+        token_ids: torch.Tensor,
     ) -> None:
         """Exclude what masks exclude, in place, and choose `token_ids` anew. `largest` of a row becomes that
         of what is left, unless the row was broken already."""
-        keep_allowed(logits, masks)
+        is_read = (options[masks.picked] & (ADJUSTED | RANDOM)) != 0
+        left, chosen = keep_allowed(logits, masks, is_read)
         places = upload(masks.picked, self._device)
-        left, chosen = most_likely(_take(logits, masks.picked))
         token_ids[places] = chosen
         largest[places] = torch.where(largest[places].isfinite(), left, largest[places])
 

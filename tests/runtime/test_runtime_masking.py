@@ -1,12 +1,15 @@
 """Masks in the sampler: what they exclude is never sampled, the rest is as without it."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 import torch
 
 from mmengine.core.executor import Admission
+from mmengine.native import library
 from mmengine.request import Request, SamplingParams
-from mmengine.runtime import drawing
+from mmengine.runtime.masking import keep_allowed
 from mmengine.runtime.rows import RowColumns
 from mmengine.runtime.sampler import ERROR_TOKEN, Sampler, SampleRows
 from mmengine.structured_output.rows import Masks
@@ -57,10 +60,13 @@ def masks_of(rng, count, picked):
     return Masks(picked, packed(allowed)), everywhere
 
 
-@pytest.mark.parametrize("kernels", [True, False])
-def test_sampling_is_that_of_logits_that_were_masked_before(kernels, monkeypatch):
-    if not kernels:
-        monkeypatch.setattr("mmengine.runtime.sampler.draw_tokens", lambda *given: None)
+@pytest.fixture(params=["kernels", "no kernels"])
+def kernels(request, hidden_compiler, tmp_path):
+    with hidden_compiler(tmp_path) if request.param == "no kernels" else nullcontext():
+        yield
+
+
+def test_sampling_is_that_of_logits_that_were_masked_before(kernels):
     rng = np.random.default_rng(3)
     for turn in range(12):
         kinds = rng.permutation([*KINDS, *KINDS])
@@ -73,10 +79,9 @@ def test_sampling_is_that_of_logits_that_were_masked_before(kernels, monkeypatch
             one, other = masked.sample(logits, masks, index), plain.sample(before, None, index)
             assert one.token_ids.tolist() == other.token_ids.tolist(), (turn, index)
             assert allowed[np.arange(len(kinds)), one.token_ids.numpy()].all()
-    assert drawing.draw_tokens is not None
 
 
-def test_likelihoods_stay_the_models():
+def test_likelihoods_stay_the_models(kernels):
     bench = Bench(["likelihoods", "greedy", "likelihoods"])
     logits = torch.from_numpy(np.random.default_rng(1).normal(0, 3, (3, VOCAB)).astype(np.float32))
     masks, _ = masks_of(np.random.default_rng(2), 3, np.array([0, 1]))
@@ -87,7 +92,7 @@ def test_likelihoods_stay_the_models():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_row_that_may_say_nothing_or_is_broken_gets_no_token(kind):
+def test_a_row_that_may_say_nothing_or_is_broken_gets_no_token(kind, kernels):
     """Also where what is broken is masked: its KV may be."""
     nan = float("nan")
     for logits, allowed in (
@@ -105,14 +110,38 @@ def test_a_row_that_may_say_nothing_or_is_broken_gets_no_token(kind):
         assert found.token_ids.tolist() == [ERROR_TOKEN, 1]
 
 
+@pytest.mark.parametrize("vocab", [1, 31, 32, 33, 64, 1000])
+def test_the_kernel_does_what_numpy_does(vocab):
+    """Ties, rows apart, words that allow all or nothing, rows that nobody reads later."""
+    if library.load() is None:
+        pytest.skip("no kernels here")
+    rng = np.random.default_rng(vocab)
+    for _ in range(20):
+        logits = rng.integers(-3, 4, (9, vocab + 5)).astype(np.float32)
+        logits[rng.random(logits.shape) < 0.1] = -np.inf
+        picked = np.sort(rng.permutation(9)[: rng.integers(1, 10)])
+        bits = rng.integers(0, 2**32, (len(picked), -(-vocab // 32)), np.uint32)
+        bits = np.where(rng.random(bits.shape) < 0.4, np.uint32(rng.choice([0, 2**32 - 1])), bits)
+        masks, is_read = Masks(picked, bits), rng.random(len(picked)) < 0.5
+        there, here = torch.from_numpy(logits.copy()), torch.from_numpy(logits.copy())
+        largest, tokens = keep_allowed(there[:, 2 : 2 + vocab], masks, is_read)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(library, "load", lambda: None)
+            wanted_largest, wanted = keep_allowed(here[:, 2 : 2 + vocab], masks, is_read)
+        assert torch.equal(largest, wanted_largest) and torch.equal(tokens, wanted)
+        unread = picked[~is_read]
+        assert torch.equal(there[unread], torch.from_numpy(logits)[unread])
+        here[unread] = there[unread]
+        assert torch.equal(there, here)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 def test_on_a_gpu_as_on_a_cpu():
-    from mmengine.runtime.masking import keep_allowed
-
     rng = np.random.default_rng(5)
     logits = torch.from_numpy(rng.normal(0, 3, (6, VOCAB)).astype(np.float32))
     masks, _ = masks_of(rng, 6, np.array([0, 2, 5]))
     there, here = logits.cuda(), logits.clone()
-    keep_allowed(there, masks)
-    keep_allowed(here, masks)
+    found = keep_allowed(there, masks, np.ones(3, bool))
+    wanted = keep_allowed(here, masks, np.ones(3, bool))
     assert torch.equal(there.cpu(), here)
+    assert all(torch.equal(one.cpu(), other) for one, other in zip(found, wanted, strict=True))
