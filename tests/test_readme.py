@@ -34,9 +34,10 @@ def test_the_commands_work(tmp_path, monkeypatch, capsys):
     parts = [{"type": "image_url", "image_url": {"url": "shapes.png"}}, {"type": "text", "text": "Describe."}]
     line = {"custom_id": "a", "messages": [{"role": "user", "content": parts}], "max_tokens": 64}
     (tmp_path / "requests.jsonl").write_text(json.dumps(line))
+    (tmp_path / "shapes.schema.json").write_text('{"type": "array", "items": {"enum": ["circle", "square"]}}')
     monkeypatch.chdir(tmp_path)
     commands = [line for block in blocks("sh") for line in block.splitlines()]
-    assert len(commands) == 7
+    assert len(commands) == 8
     for command in commands:
         monkeypatch.setattr("sys.argv", shlex.split(command))
         with pytest.raises(SystemExit) as end:

@@ -8,7 +8,9 @@ That text, `Request.grammar`, is JSON and complete in itself: another process co
     {"type": "lark", "lark": "start: …"}
 """
 
+import json
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -54,21 +56,19 @@ def read_grammar(text: str) -> Grammar:
 def grammar_of(
     response_format: Mapping[str, Any] | None = None,
     grammar: Mapping[str, Any] | None = None,
-    bounds: Bounds | None = None,
 ) -> str | None:
     """The text of what was asked for, None for free text.
 
     `response_format`: {"type": "text"}, {"type": "json_object"}, or {"type": "json_schema", "json_schema":
-    {"schema": {…}}}, whose `strict` changes nothing: a schema is always enforced. `grammar`: {"regex": …},
-    {"choice": […]} or {"lark": …}. Raises InvalidRequest, naming what cannot be enforced and where it stands.
+    {"schema": {…}}}, whose `strict` changes nothing: a schema is always enforced. Beside "type" it may have
+    "bounds", an object of those of bounds.py, or false for none. `grammar`: {"regex": …}, {"choice": […]} or
+    {"lark": …}. Raises InvalidRequest, naming what cannot be enforced and where it stands.
     """
     if response_format is not None and grammar is not None:
         raise InvalidRequest("give response_format or grammar, not both")
     if response_format is not None:
-        schema = _schema_of(response_format)
-        if schema is None:
-            return None
-        return f'{{"type":"json_schema","schema":{gate(schema, bounds or Bounds())}}}'
+        schema, bounds = _schema_of(response_format), _bounds_of(response_format)
+        return None if schema is None else f'{{"type":"json_schema","schema":{_gated(schema, bounds)}}}'
     return None if grammar is None else _text_of(grammar)
 
 
@@ -77,7 +77,8 @@ def _schema_of(response_format: Mapping[str, Any]) -> Any:
     kind = _mapping("response_format", response_format).get("type")
     if kind not in _FORMATS:
         raise InvalidRequest(f"response_format.type must be {', '.join(_FORMATS)}, not {shown(kind)}")
-    _refuse_others("response_format", response_format, ("type", *(["json_schema"] * (kind == "json_schema"))))
+    known = {"text": ("type",), "json_object": ("type", "bounds"), "json_schema": ("type", kind, "bounds")}
+    _refuse_others("response_format", response_format, known[kind])
     if kind != "json_schema":
         return None if kind == "text" else {"type": "object"}
     given = _mapping("response_format.json_schema", response_format.get("json_schema"))
@@ -87,6 +88,30 @@ def _schema_of(response_format: Mapping[str, Any]) -> Any:
     if given.get("strict") not in (None, True, False):
         raise InvalidRequest("response_format.json_schema.strict must be true or false")
     return given["schema"]
+
+
+def _bounds_of(response_format: Mapping[str, Any]) -> Bounds:
+    given = response_format.get("bounds")
+    if given is False:
+        return Bounds.off()
+    try:
+        return Bounds() if given is None else msgspec.convert(given, Bounds)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"response_format.bounds cannot be used: {error}") from None
+
+
+def _gated(schema: Any, bounds: Bounds) -> str:
+    """What the gate gives; lines of a batch mostly ask for the same."""
+    try:
+        text = json.dumps(schema, ensure_ascii=False, allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError):  # the gate says what it is that is no JSON
+        return gate(schema, bounds)
+    return _gate_again(text, bounds)
+
+
+@lru_cache(maxsize=64)
+def _gate_again(text: bytes, bounds: Bounds) -> str:
+    return gate(text, bounds)
 
 
 def _text_of(grammar: Mapping[str, Any]) -> str:

@@ -27,6 +27,13 @@ def test_a_schema_is_in_the_text_with_its_keys_in_their_order():
     assert text == grammar_of(asked(SCHEMA)) == grammar_of(asked(SCHEMA, strict=False))
 
 
+def test_bounds_can_be_set_and_left_out():
+    default = grammar_of({"type": "json_object"})
+    assert default == grammar_of({"type": "json_object", "bounds": {}}) and "{1,32}" in default
+    assert "{1,3}" in grammar_of({"type": "json_object", "bounds": {"whitespace": 3}})
+    assert "whitespace_pattern" not in grammar_of({"type": "json_object", "bounds": False})
+
+
 def test_any_object_is_a_schema_too():
     assert msgspec.json.decode(read_grammar(grammar_of({"type": "json_object"})).schema)["type"] == "object"
 
@@ -47,6 +54,14 @@ def test_grammars():
         ({"type": "json_schema", "json_schema": {}}, None, "must hold a schema"),
         (asked({}, strickt=True), None, "unknown field 'strickt'; known are schema, strict"),
         (asked({}, strict="yes"), None, "strict must be true or false"),
+        (asked({"const": float("nan")}), None, ""),
+        (asked({"const": {1, 2}}), None, ""),
+        (asked({"const": "\ud800"}), None, ""),
+        (asked({"not": {"type": "string"}, "contains": {}}), None, "schema refused: "),
+        ({**asked({}), "bounds": {"strings": 3}}, None, "response_format.bounds cannot be used"),
+        ({**asked({}), "bounds": {"string": -3}}, None, "response_format.bounds cannot be used"),
+        ({**asked({}), "bounds": True}, None, "response_format.bounds cannot be used"),
+        ({"type": "text", "bounds": {}}, None, "unknown field 'bounds'"),
         ({"type": "json_object"}, {"regex": "a"}, "not both"),
         (None, {}, "grammar holds one of regex, choice, lark"),
         (None, {"regex": "a", "lark": "b"}, "grammar holds one of"),
