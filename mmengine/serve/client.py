@@ -32,9 +32,8 @@ from mmengine.serve.health import Readiness
 from mmengine.serve.media_memory import media_workers
 from mmengine.serve.operators import operator_log
 from mmengine.serve.prompts import Options, Prompt
-from mmengine.serve.structured import decoded, json_format
+from mmengine.serve.structured import decoded, form_of, json_format
 from mmengine.serve.texts import AnswerTexts
-from mmengine.structured_output.spec import grammar_of
 
 GIVEN_UP = "the request was given up before it began"
 STEP_LIMIT_S = 60.0  # a step that takes longer hangs
@@ -164,7 +163,7 @@ class AsyncEngine:
     ) -> Stream:
         """Start answering; arguments as for `Engine.submit`. Raises InvalidRequest, QueueFull;
         what is wrong with the media comes out of the stream."""
-        form = grammar_of(response_format, grammar)
+        form = form_of(response_format, grammar)
         options = make_options(sampling, sampling_options, request_id, priority, cache_salt, deadline_s, form)
         options.check()
         prompt = Prompt.of(prompt)

@@ -29,9 +29,8 @@ from mmengine.serve.metrics import Metrics
 from mmengine.serve.operators import operator_log
 from mmengine.serve.prompts import Options, Prompt, core_requests, make_sampling, request_ids
 from mmengine.serve.recovery import open_store, recover
-from mmengine.serve.structured import decoded, json_format
+from mmengine.serve.structured import decoded, form_of, json_format
 from mmengine.serve.watchdog import HANG_EXIT, Watchdog
-from mmengine.structured_output.spec import grammar_of
 
 if TYPE_CHECKING:
     from mmengine.build import Built
@@ -131,7 +130,7 @@ class Engine:
 
         Raises InvalidRequest, InvalidMedia, QueueFull; nothing is queued then.
         """
-        form = grammar_of(response_format, grammar)
+        form = form_of(response_format, grammar)
         options = make_options(sampling, sampling_options, request_id, priority, cache_salt, deadline_s, form)
         return self.submit_prepared(
             Prompt.of(prompt).prepare(self.processor, cache_salt), options, stream=stream
@@ -280,7 +279,7 @@ class Engine:
 
         Raises the error of the first prompt that was refused or failed, after the others ended.
         """
-        form = grammar_of(response_format, grammar)
+        form = form_of(response_format, grammar)
         options = make_options(sampling, sampling_options, "", priority, cache_salt, 0.0, form)
         answers: dict[int, Completion] = {}
         errors = {}

@@ -20,7 +20,7 @@ from mmengine.serve.engine import Engine
 from mmengine.serve.generation import is_generation_option, sampling_from_generation
 from mmengine.serve.pipeline_inputs import Chat, group_inputs, single_input
 from mmengine.serve.prompts import Options, Prompt
-from mmengine.structured_output.spec import grammar_of
+from mmengine.serve.structured import form_of
 
 TASK = "image-text-to-text"
 TENSORS, NEW_TEXT, FULL_TEXT = 0, 1, 2  # transformers' ReturnType
@@ -164,7 +164,7 @@ class Pipeline:
         sampling = sampling_from_generation(generation, self.engine.processor.generation_defaults)
         skip = options.get("skip_special_tokens")
         return _Call(
-            Options(sampling, grammar=grammar_of(options.get("response_format"), options.get("grammar"))),
+            Options(sampling, grammar=form_of(options.get("response_format"), options.get("grammar"))),
             options.get("processor_kwargs"),
             options.get("continue_final_message"),
             _return_type(options),

@@ -1,11 +1,20 @@
-"""Answers as values: what `generate_json` asks for, and what it gives."""
+"""Forms of answers as callers give them: types beside schemas, and answers as values."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from mmengine.errors import InvalidRequest, RequestFailed, shown
 from mmengine.serve.answers import Completion
+from mmengine.structured_output.spec import grammar_of
 from mmengine.structured_output.types import decode, schema_of
+
+
+def form_of(response_format: Any, grammar: Mapping[str, Any] | None) -> str | None:
+    """The text of the form that a caller in Python asks for: `grammar_of`, but that `response_format` may be
+    a type in place of a schema. Raises InvalidRequest."""
+    if response_format is not None and not isinstance(response_format, (Mapping, str)):
+        response_format = _asked(response_format)
+    return grammar_of(response_format, grammar)
 
 
 def json_format(schema: Any, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -17,6 +26,10 @@ def json_format(schema: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     sampling = options.get("sampling")
     if (sampling.n if sampling is not None else options.get("n", 1)) != 1:
         raise InvalidRequest("generate_json gives one value; for n answers use generate with response_format")
+    return _asked(schema)
+
+
+def _asked(schema: Any) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"schema": schema_of(schema)}}
 
 

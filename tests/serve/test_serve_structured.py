@@ -6,8 +6,11 @@ import itertools
 import json
 import shutil
 import threading
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
 import jsonschema
+import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -128,13 +131,15 @@ FORMATS = jsonschema.Draft202012Validator.FORMAT_CHECKER
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
 @pytest.mark.parametrize("weights", ["trained", "random"])
 def test_what_stops_is_valid_and_the_pool_does_not_matter(weights, temperature, random_weights, request):
-    """A pool that is too small for what runs preempts, prompts are computed in pieces, and the answers are
-    the same tokens."""
+    """A pool that is too small for what runs preempts, prompts are computed in pieces, blocks are swapped or
+    a step is decided while one runs, and the answers are the same tokens."""
     model = random_weights if weights == "random" else None
     asked = list(jobs(28, temperature, 60))
     with Engine(model, dtype="float32") as engine:
         wide = answers(engine, asked)
-    with Engine(model, dtype="float32", config=EngineConfig(num_blocks=19, **SMALL)) as engine:
+    settings = {"max_in_flight": 2} if temperature else {"swap_blocks": 40, "preempt_mode": "swap"}
+    config = EngineConfig(num_blocks=19, **SMALL, **settings)
+    with Engine(model, dtype="float32", config=config) as engine:
         narrow = answers(engine, asked)
         preempted = engine.stats().num_preemptions
     stopped = check(asked, wide)
@@ -180,6 +185,58 @@ def test_json_as_a_value_and_where_it_is_cut():
             )[0].choices
         }
         assert len(texts) >= 2 and texts <= {"yes", "no", "ça"}
+
+
+class Shape(msgspec.Struct, forbid_unknown_fields=True):
+    name: Literal["circle", "square"]
+    corners: Annotated[int, msgspec.Meta(ge=0, le=4)] = 0
+
+
+@dataclass
+class Pair:
+    first: Shape
+    rest: list[bool] | None
+
+
+def test_types_in_and_values_of_them_out():
+    with Engine() as engine:
+        found = engine.generate_json("What?", Pair, temperature=1.5, seed=3)
+        assert isinstance(found, Pair) and isinstance(found.first, Shape)
+        text = engine.generate(["What?"], response_format=Shape)[0].text
+        assert msgspec.json.decode(text, type=Shape).name in ("circle", "square")
+        for wrong in (threading.Lock, 3, "json_object"):
+            with pytest.raises(InvalidRequest):
+                engine.generate(["What?"], response_format=wrong)
+
+
+class Breaking:
+    """A grammar that meets a limit of its engine in the middle."""
+
+    def __init__(self, compiled):
+        self._compiled = compiled
+
+    def matcher(self):
+        matcher = self._compiled.matcher()
+        matcher.consume_tokens([0] * 9)
+        assert matcher.is_error()
+        return matcher
+
+
+def test_a_matcher_that_breaks_ends_its_request_alone():
+    def make(*given, **options):
+        def compile_grammar(grammar):
+            compiled = built.grammars.backend.compile(grammar)
+            return Breaking(compiled) if "breaks" in grammar else compiled
+
+        built = build(*given, compile_grammar=compile_grammar, **options)
+        return built
+
+    with Engine(builder=make) as engine:
+        forms = [{"choice": [word]} for word in ("goes on", "breaks", "and on")]
+        asked = [Options(make_sampling({}), grammar=grammar_of(grammar=form)) for form in forms]
+        found = dict(run_batch(engine, ((Prompt.of("Say."), options) for options in asked)))
+    assert "its grammar cannot go on: " in str(found[1].error())
+    assert (found[0].text, found[2].text) == ("goes on", "and on")
 
 
 def test_a_pipeline_and_many_callers():
