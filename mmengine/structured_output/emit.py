@@ -15,6 +15,7 @@ from mmengine.structured_output.satisfiable import Satisfiable
 from mmengine.structured_output.shapes import parts
 
 Json = dict[str, object]
+MAX_DEPTH = 24  # of parts written inside one another: what reads JSON has a limit too
 MAX_ITEMS = 4_096  # of minItems or maxItems: the grammar has a rule for each
 MAX_COMBINATIONS = 128  # of optional properties, for minProperties and maxProperties
 
@@ -24,6 +25,8 @@ class Emitter:
     satisfiable: Satisfiable
     bounds: Bounds
     names: dict[Conj, str] = field(default_factory=dict)  # of parts that are definitions
+    waiting: list[Conj] = field(default_factory=list)  # definitions that are not written yet
+    depth: int = 0
     plain_escapes: bool = False  # keys are excluded by spelling, so \\u must not be one
 
     def schema(self, root: Conj) -> Json | bool:
@@ -39,12 +42,18 @@ class Emitter:
                         nested.add(conj)
         for conj, count in uses.items():
             if count > 1 and conj in nested and conj in self.satisfiable.yes and not self._free(conj):
-                self.names[conj] = str(len(self.names))
-        definitions = {name: self._part(conj, top=True) for conj, name in self.names.items()}
+                self._define(conj)
         body = self._part(root)
+        definitions = {}
+        for conj in self.waiting:  # which grows
+            definitions[self.names[conj]] = self._part(conj, top=True)
         if body is True:
             return True
         return {**body, "$defs": definitions} if definitions else body
+
+    def _define(self, conj: Conj) -> None:
+        self.names[conj] = str(len(self.names))
+        self.waiting.append(conj)
 
     def _free(self, conj: Conj) -> bool:
         """Whether the part is anything at all, and nothing in it is bounded."""
@@ -54,13 +63,16 @@ class Emitter:
     def _part(self, conj: Conj, top: bool = False) -> Json | bool:
         if self._free(conj):
             return True
+        if self.depth >= MAX_DEPTH and conj not in self.names:
+            self._define(conj)
         if conj in self.names and not top:
             return {"$ref": f"#/$defs/{self.names[conj]}"}
-        shapes = self.satisfiable.shapes.of(conj)
-        pieces = [piece for shape in merged(shapes) for piece in shape.values()]
+        self.depth += 1
+        pieces = [piece for shape in merged(self.satisfiable.shapes.of(conj)) for piece in shape.values()]
         out = [
             schema for piece in pieces if self.satisfiable.piece(piece) for schema in self._piece(piece, conj)
         ]
+        self.depth -= 1
         unique = [schema for at, schema in enumerate(out) if schema not in out[:at]] if len(out) < 64 else out
         return unique[0] if len(unique) == 1 else {"anyOf": unique}
 

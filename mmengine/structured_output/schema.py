@@ -13,6 +13,7 @@ import json
 from mmengine.structured_output.bounds import Bounds
 from mmengine.structured_output.document import read
 from mmengine.structured_output.emit import Emitter
+from mmengine.structured_output.pattern import PatternError
 from mmengine.structured_output.refusal import SchemaRefused, refuse
 from mmengine.structured_output.satisfiable import Satisfiable
 from mmengine.structured_output.shapes import Shapes
@@ -30,9 +31,14 @@ def gate(schema: dict | bool | str | bytes, bounds: Bounds = Bounds()) -> str:  
     """
     root = (0,)
     satisfiable = Satisfiable(Shapes(read(schema)))
-    satisfiable.work_out(root)
     emitter = Emitter(satisfiable, bounds)
-    body = emitter.schema(root)
+    try:
+        satisfiable.work_out(root)
+        body = emitter.schema(root)
+    except RecursionError:
+        refuse("", "", "its references and alternatives are nested too deep")
+    except PatternError as error:
+        refuse("patternProperties", "", str(error))
     options: dict[str, object] = {}
     if bounds.whitespace:
         options["whitespace_pattern"] = f"[\\x20\\x0A\\x0D\\x09]{{1,{bounds.whitespace}}}"

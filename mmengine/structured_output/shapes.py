@@ -15,6 +15,7 @@ from mmengine.structured_output.pieces import KINDS, Array, Conj, Object, Shape,
 from mmengine.structured_output.refusal import refuse, step
 
 MAX_SHAPES = 512  # of one place, after anyOf and oneOf are multiplied out
+MAX_STEPS = 50_000  # of multiplying out, in all
 MAX_PLACES = 20_000  # different conjunctions
 
 Choice = list[Conj]
@@ -34,13 +35,18 @@ class Work:
 class Shapes:
     document: Document
     known: dict[Conj, list[Shape]] = field(default_factory=dict)
+    busy: set[Conj] = field(default_factory=set)
+    steps: int = 0
 
     def of(self, conj: Conj) -> list[Shape]:
         if conj not in self.known:
             if len(self.known) >= MAX_PLACES:
                 refuse("", "", f"its references and combinations come to more than {MAX_PLACES:,} schemas")
-            out = self._expand(Work(KINDS, [(place, ()) for place in conj]), conj)
-            self.known[conj] = out
+            if conj in self.busy:
+                refuse("oneOf", self.pointer(conj), "it has itself as a branch of its oneOf")
+            self.busy.add(conj)
+            self.known[conj] = self._expand(Work(KINDS, [(place, ()) for place in conj]), conj)
+            self.busy.remove(conj)
         return self.known[conj]
 
     def pointer(self, conj: Conj) -> str:
@@ -50,6 +56,11 @@ class Shapes:
         return (self.document.make(schema, self.document.nodes[place].pointer, (place, key)),)
 
     def _expand(self, work: Work, conj: Conj) -> list[Shape]:
+        self.steps += 1
+        if self.steps > MAX_STEPS:
+            refuse(
+                "", self.pointer(conj), f"its alternatives take more than {MAX_STEPS:,} steps to multiply out"
+            )
         seen = set(work.seen)
         while work.todo and work.shape:
             place, path = work.todo.pop(0)

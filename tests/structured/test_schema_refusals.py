@@ -6,6 +6,7 @@ import pytest
 
 from mmengine.errors import InvalidRequest
 from mmengine.structured_output.schema import SchemaRefused, gate
+from tests.structured.accepting import Grammar
 
 ENDLESS = {"type": "object", "properties": {"n": {"$ref": "#"}}, "required": ["n"]}
 CASES = [
@@ -46,6 +47,14 @@ CASES = [
     (ENDLESS, "$ref", "#/properties/n"),
     ({"$ref": "#"}, "$ref", "#"),
     ({"allOf": [{"$ref": "#"}]}, "$ref", "#"),
+    ({"type": "string", "oneOf": [{"minLength": 2}, {"$ref": "#"}]}, "oneOf", "#/oneOf/1"),
+    ({"const": {"a": 1}, "patternProperties": {"^\\p{L}$": True}}, "patternProperties", "#"),
+    ({"allOf": [{"anyOf": [{"minLength": at}, {"maxLength": 40}]} for at in range(30)]}, "anyOf", "#"),
+    (
+        {"type": "string", "allOf": [{"anyOf": [{"const": str(a)}, {"minLength": 1}]} for a in range(1_500)]},
+        "",
+        "#",
+    ),
     ({"$ref": "#/$defs/missing"}, "$ref", "#/$ref"),
     ({"$ref": "https://example.org/other"}, "$ref", "#/$ref"),
     ({"type": "integer", "minimum": 2**60}, "minimum", "#/minimum"),
@@ -117,3 +126,11 @@ def test_wide_and_deep_schemas_within_the_limits() -> None:
     for _ in range(60):
         deep = {"type": "array", "items": deep}
     assert gate(deep)
+
+
+def test_a_long_chain_of_references() -> None:
+    chain = {f"d{at}": {"type": "array", "items": {"$ref": f"#/$defs/d{at + 1}"}} for at in range(100)}
+    grammar = Grammar({"$ref": "#/$defs/d0", "$defs": {**chain, "d100": {"type": "null"}}})
+    assert grammar.accepts("[" * 100 + "null" + "]" * 100) and not grammar.accepts(
+        "[" * 99 + "null" + "]" * 99
+    )
