@@ -68,7 +68,7 @@ def grammar_of(
         raise InvalidRequest("give response_format or grammar, not both")
     if response_format is not None:
         schema, bounds = _schema_of(response_format), _bounds_of(response_format)
-        return None if schema is None else f'{{"type":"json_schema","schema":{_gated(schema, bounds)}}}'
+        return None if schema is None else _schema_text(schema, bounds)
     return None if grammar is None else _text_of(grammar)
 
 
@@ -100,18 +100,22 @@ def _bounds_of(response_format: Mapping[str, Any]) -> Bounds:
         raise InvalidRequest(f"response_format.bounds cannot be used: {error}") from None
 
 
-def _gated(schema: Any, bounds: Bounds) -> str:
-    """What the gate gives; lines of a batch mostly ask for the same."""
+def _schema_text(schema: Any, bounds: Bounds) -> str:
+    """Lines of a batch mostly ask for the same: it is worked out once, and is one object for all of them."""
     try:
         text = json.dumps(schema, ensure_ascii=False, allow_nan=False).encode()
     except (TypeError, ValueError, RecursionError):  # the gate says what it is that is no JSON
-        return gate(schema, bounds)
-    return _gate_again(text, bounds)
+        return _gated(schema, bounds)
+    return _gated_before(text, bounds)
 
 
 @lru_cache(maxsize=64)
-def _gate_again(text: bytes, bounds: Bounds) -> str:
-    return gate(text, bounds)
+def _gated_before(text: bytes, bounds: Bounds) -> str:
+    return _gated(text, bounds)
+
+
+def _gated(schema: Any, bounds: Bounds) -> str:
+    return f'{{"type":"json_schema","schema":{gate(schema, bounds)}}}'
 
 
 def _text_of(grammar: Mapping[str, Any]) -> str:

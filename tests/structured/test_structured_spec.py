@@ -24,7 +24,7 @@ def test_a_schema_is_in_the_text_with_its_keys_in_their_order():
     found = read_grammar(text)
     assert isinstance(found, JsonSchema)
     assert list(msgspec.json.decode(found.schema)["properties"]) == ["b", "a"]
-    assert text == grammar_of(asked(SCHEMA)) == grammar_of(asked(SCHEMA, strict=False))
+    assert text is grammar_of(asked(SCHEMA)) is grammar_of(asked(SCHEMA, strict=False))
 
 
 def test_bounds_can_be_set_and_left_out():
