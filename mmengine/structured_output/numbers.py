@@ -55,12 +55,24 @@ def _ranges(piece: Number) -> list[Json]:
             schema["maximum"] = high - (piece.high[1] and high == piece.high[0])
         return [schema]
     for limit, inclusive, exclusive in (
-        (piece.low, "minimum", "exclusiveMinimum"),
-        (piece.high, "maximum", "exclusiveMaximum"),
+        (_inside(piece.low, piece.high, 1, piece.multiple), "minimum", "exclusiveMinimum"),
+        (_inside(piece.high, piece.low, -1, piece.multiple), "maximum", "exclusiveMaximum"),
     ):
         if limit:
             schema[exclusive if limit[1] else inclusive] = plain(limit[0])
     return [schema, *_lost_points(piece)]
+
+
+def _inside(near: Limit | None, far: Limit | None, sign: int, multiple: Fraction | None) -> Limit | None:
+    """Of more than 2 and at most 2.5 the engine's range holds 2 itself: it begins at the next step instead,
+    which is the next multiple, or else the next number of 15 digits."""
+    if not (near and far and near[1] and near[0].denominator == 1 and sign * near[0] >= 0):
+        return near
+    if abs(far[0]) // 1 != abs(near[0]):
+        return near
+    unit = multiple or Fraction(1, 10 ** (DOUBLE - len(str(abs(near[0].numerator)))))
+    first = (near[0] // unit + 1) * unit if sign > 0 else -((-near[0]) // unit + 1) * unit
+    return (first, False)
 
 
 def _lost_points(piece: Number) -> list[Json]:

@@ -255,6 +255,10 @@ def test_numbers_against_decimals() -> None:
     """Every bound against every spelling of two decimals around it."""
     for low, high in [
         (-2.5, 10.75),
+        (2, 2.5),
+        (-2.5, -2),
+        (0, 0.5),
+        (-0.5, 0),
         (0, 0.07),
         (-0.25, 0),
         (9.5, 10.05),
