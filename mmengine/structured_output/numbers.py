@@ -95,4 +95,5 @@ def _lost_points(piece: Number) -> list[Json]:
                 ends = ("minimum", "exclusiveMaximum") if sign > 0 else ("maximum", "exclusiveMinimum")
                 near, far = plain(point), plain(point + sign * unit)
                 out.append({"type": "number", "multipleOf": plain(unit), ends[0]: near, ends[1]: far})
+                out.append({"const": near})  # where the engine, dividing floats, finds no multiple
     return out

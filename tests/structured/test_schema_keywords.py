@@ -29,6 +29,7 @@ CASES = [
         ["-10.7", "10.0"],
         ["10.06", "10.1"],
     ),
+    ("minimum", {"type": "number", "minimum": -483.732, "maximum": -394.4254}, ["-483.7"], ["-483.74"]),
     ("exclusiveMinimum", {"type": "number", "exclusiveMinimum": 0}, ["0.1", "5"], ["0", "-1", "0.0"]),
     ("exclusiveMaximum", {"type": "integer", "exclusiveMaximum": 3}, ["2", "-9"], ["3", "4"]),
     ("multipleOf", {"type": "integer", "multipleOf": 7}, ["14", "-7", "0"], ["15"]),
