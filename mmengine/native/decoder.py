@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmengine.native.dtypes import DTYPES
 from mmengine.native.linear import Linear, PackedLinear
 
-DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 MAX_HEAD_DIM = 256
 
 

@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mmengine.native.dtypes import DTYPES
+
 _HUGE = 2**21
-_DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 
 
 class Linear(ctypes.Structure):
@@ -49,7 +50,7 @@ class PackedLinear:
     def __init__(
         self, library: ctypes.CDLL, weight: Tensor, bias: Tensor | None = None, *, gate_up: bool = False
     ) -> None:
-        if weight.dtype not in _DTYPES or weight.dim() != 2 or weight.device.type != "cpu":
+        if weight.dtype not in DTYPES or weight.dim() != 2 or weight.device.type != "cpu":
             raise ValueError(
                 f"a weight to pack is float32 or bfloat16 [n, k] on the CPU, not {_text(weight)}"
             )
@@ -59,7 +60,7 @@ class PackedLinear:
             raise ValueError(f"the bias is {list(bias.shape)}, the weight has {n} rows")
         self.dtype, self._gate_up = weight.dtype, gate_up
         self._width = n // 2 if gate_up else n
-        dtype = _DTYPES[weight.dtype]
+        dtype = DTYPES[weight.dtype]
         weight = weight.contiguous()
         self._packed = packed_buffer(self._library.mm_linear_bytes(n, k, dtype))
         self._bias = None if bias is None else bias.float().contiguous()

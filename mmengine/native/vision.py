@@ -1,17 +1,15 @@
 """The vision tower's kernels: attention within segments, gelu, and pixels to numbers."""
 
 import ctypes
-from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
+from torch import Tensor
 
+from mmengine.native.dtypes import DTYPES
 from mmengine.native.library import load
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 MAX_HEAD_DIM = 256
-_CODES = {"torch.float32": 0, "torch.bfloat16": 1}
 
 
 class _Segments(ctypes.Structure):
@@ -45,7 +43,7 @@ class VisionKernels:
         self._pixels.argtypes = (pointer, size, ctypes.c_int32, pointer)
         self._gelu.restype = self._pixels.restype = None
 
-    def attend(self, qkv: "Tensor", starts: np.ndarray, cos: "Tensor", sin: "Tensor", out: "Tensor") -> None:
+    def attend(self, qkv: Tensor, starts: np.ndarray, cos: Tensor, sin: Tensor, out: Tensor) -> None:
         """Each patch attends to its own segment; out [p, num_heads * head_dim].
 
         qkv: [p, 3 * num_heads * head_dim], q, k and v not yet rotated. starts: int32, the first patch of
@@ -67,18 +65,18 @@ class VisionKernels:
         if failed:
             raise MemoryError(f"no memory to attend over {len(qkv)} patches")
 
-    def gelu(self, x: "Tensor") -> None:
+    def gelu(self, x: Tensor) -> None:
         """gelu in its tanh form, in place."""
         self._gelu(x.data_ptr(), x.numel(), self._code)
 
-    def normalise(self, pixels: "Tensor", out: "Tensor") -> None:
+    def normalise(self, pixels: Tensor, out: Tensor) -> None:
         """uint8 to (x / 255 - 0.5) / 0.5, each operation in float32, into `out` of the same shape."""
         self._pixels(pixels.data_ptr(), pixels.numel(), self._code, out.data_ptr())
 
 
-def vision_kernels(num_heads: int, head_dim: int, dtype: object) -> VisionKernels | None:
+def vision_kernels(num_heads: int, head_dim: int, dtype: torch.dtype) -> VisionKernels | None:
     """None where the library is not there, or has nothing for such heads or such a torch dtype."""
-    code = _CODES.get(str(dtype))
+    code = DTYPES.get(dtype)
     if code is None or head_dim % 8 or head_dim > MAX_HEAD_DIM:
         return None
     library = load()

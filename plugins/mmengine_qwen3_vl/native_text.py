@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mmengine.models.plugin import AttentionPort
-from mmengine.native.decoder import DTYPES, MAX_HEAD_DIM, Decoder, LayerWeights, Sizes
+from mmengine.native.decoder import MAX_HEAD_DIM, Decoder, LayerWeights, Sizes
+from mmengine.native.dtypes import DTYPES
 from mmengine.native.linear import PackedLinear
 from mmengine.native.rotary import RotaryTable
 from mmengine_qwen3_vl.config import TextConfig

@@ -1,7 +1,6 @@
 // Paged attention: storing k and v, and how a step's queries are shared among threads.
 #include "attention.h"
 
-#include <cstdlib>
 #include <cstring>
 #include <vector>
 #if defined(_OPENMP)
@@ -9,6 +8,7 @@
 #endif
 
 #include "attention_job.h"
+#include "scratch.h"
 
 namespace mm {
 namespace {
@@ -68,23 +68,6 @@ int64_t scratch_bytes(const mm_attention_step& step, const std::vector<Attention
     queries = task.query1 - task.query0 > queries ? task.query1 - task.query0 : queries;
   const int64_t decode = decode_scratch_bytes(step), prefill = queries > 1 ? prefill_scratch_bytes(step, queries) : 0;
   return decode > prefill ? decode : prefill;
-}
-
-// Memory of the calling thread that only grows. NULL where there is none.
-char* scratch_of_thread(int64_t bytes) {
-  struct Buffer {
-    char* data = nullptr;
-    int64_t size = 0;
-    ~Buffer() { free(data); }
-  };
-  static thread_local Buffer buffer;
-  if (buffer.size < bytes) {
-    free(buffer.data);
-    buffer.size = round_up(bytes, 1 << 16);
-    buffer.data = (char*)aligned_alloc(64, buffer.size);
-    if (!buffer.data) buffer.size = 0;
-  }
-  return buffer.data;
 }
 
 int run(const AttentionCall& call) {

@@ -39,11 +39,6 @@ class PagedSource {
   T* out_;
 };
 
-#if defined(__AMX_BF16__)
-using Bf16Tiles = AmxTiles;
-#else
-using Bf16Tiles = VectorTiles;
-#endif
 using Fp32 = Flash<VectorTiles, PagedSource<float>>;
 using Bf16 = Flash<Bf16Tiles, PagedSource<uint16_t>>;
 

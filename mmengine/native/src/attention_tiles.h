@@ -80,6 +80,9 @@ class AmxTiles {
   float *scores_;      // [kRows, kScoresStride]
   uint16_t *weights_;  // [kRows, kWeightsStride]
 };
+using Bf16Tiles = AmxTiles;
+#else
+using Bf16Tiles = VectorTiles;
 #endif
 
 // One register of floats: GCC keeps values of 64 bytes in memory where registers have 32.

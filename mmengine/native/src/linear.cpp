@@ -7,29 +7,13 @@
 #endif
 
 #include "linear_job.h"
+#include "scratch.h"
 
 namespace mm {
 namespace {
 
 constexpr int64_t kSmall = 100000;  // multiply-adds below which a second thread costs more than it gives
 constexpr int kChunk = 1024;        // rows brought into scratch at a time
-
-// Memory of the calling thread that only grows; workers of its parallel regions share it.
-char* scratch_of_thread(int64_t bytes) {
-  struct Buffer {
-    char* data = nullptr;
-    int64_t size = 0;
-    ~Buffer() { free(data); }
-  };
-  static thread_local Buffer buffer;
-  if (buffer.size < bytes) {
-    free(buffer.data);
-    buffer.size = ceil_div(bytes, 1 << 16) << 16;
-    buffer.data = (char*)aligned_alloc(64, buffer.size);
-    if (!buffer.data) abort();
-  }
-  return buffer.data;
-}
 
 // Threads take neighbouring panels; where there are fewer panels than threads, blocks of rows too.
 Share share_of(const LinearJob& job, int thread, int threads) {
@@ -60,7 +44,9 @@ void run_share(const LinearJob& job, char* scratch, int thread, int threads) {
 }
 
 void run_chunk(const LinearJob& job) {
-  char* scratch = job.bf16() ? scratch_of_thread(linear_scratch_bytes(job)) : nullptr;
+  const int64_t bytes = job.bf16() ? linear_scratch_bytes(job) : 0;
+  char* scratch = bytes ? scratch_of_thread(bytes) : nullptr;
+  if (bytes && !scratch) abort();
 #if defined(_OPENMP)
 #pragma omp parallel if ((int64_t)job.m * job.linear->n * job.linear->k >= kSmall)
   run_share(job, scratch, omp_get_thread_num(), omp_get_num_threads());

@@ -78,11 +78,6 @@ class SegmentSource {
   const VisionTask& task_;
 };
 
-#if defined(__AMX_BF16__)
-using Bf16Tiles = AmxTiles;
-#else
-using Bf16Tiles = VectorTiles;
-#endif
 using Fp32 = Flash<VectorTiles, SegmentSource<float>>;
 using Bf16 = Flash<Bf16Tiles, SegmentSource<uint16_t>>;
 

@@ -7,11 +7,11 @@ import torch
 
 from mmengine.errors import ConfigError
 from mmengine.models.plugin import ModelSpec
+from mmengine.native.dtypes import DTYPES
 from mmengine.native.library import describe, load
 from mmengine.runtime.attention.base import AttentionMeta
 from mmengine.runtime.kv import KVPool
 
-DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 MAX_HEAD_DIM = 256
 
 _ADDRESS, _SIZE = ctypes.c_void_p, ctypes.c_int64
