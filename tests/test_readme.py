@@ -8,6 +8,7 @@ import runpy
 import shlex
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from mmengine.cli import main as cli
@@ -49,3 +50,18 @@ def test_the_commands_work(tmp_path, monkeypatch, capsys):
 def test_the_streaming_example_works(capsys):
     answers = asyncio.run(runpy.run_path(str(ROOT / "examples" / "stream.py"))["main"]())
     assert all(answers) and answers[0] in capsys.readouterr().out
+
+
+def test_the_receipts_are_read_as_they_were_drawn(tmp_path, capsys):
+    from mmengine_shapes.questions import scene_json
+    from mmengine_shapes.scenes import random_scene
+
+    example = runpy.run_path(str(ROOT / "examples" / "receipts.py"))
+    receipts = asyncio.run(example["main"](tmp_path))
+    assert len((ROOT / "examples" / "receipts.py").read_text().splitlines()) < 40
+    assert all(isinstance(receipt, example["Receipt"]) for receipt in receipts) and len(receipts) == 50
+    drawn = [scene_json(random_scene(random.Random(k))) for k in range(50)]
+    right = sum(
+        msgspec.json.encode(receipt).decode() == text for receipt, text in zip(receipts, drawn, strict=True)
+    )
+    assert right >= 48 and "100%" in capsys.readouterr().out
