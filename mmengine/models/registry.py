@@ -7,8 +7,8 @@ from functools import lru_cache
 from importlib.metadata import entry_points
 from pathlib import Path
 
+from mmengine.checkpoint.files import read_json
 from mmengine.errors import ModelError
-from mmengine.models.files import read_json
 from mmengine.models.plugin import ModelPlugin
 
 GROUP = "mmengine.models"

@@ -7,10 +7,9 @@ Reads the hub's style (`rope_scaling` beside `rope_theta`) and that of transform
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
 
-from mmengine.errors import ModelError
-from mmengine.models.files import read_json
+from mmengine.checkpoint.fields import Fields
+from mmengine.checkpoint.files import read_json
 
 ARCHITECTURE = "Qwen3VLForConditionalGeneration"
 VISION_ACTIVATIONS = {"gelu_pytorch_tanh": "tanh", "gelu": "none"}  # name to F.gelu's `approximate`
@@ -71,7 +70,7 @@ class ModelConfig:
 def read_config(folder: Path) -> ModelConfig:
     """Sizes and constants of the model in `folder`. ModelError names the file and the field."""
     path = folder / "config.json"
-    root = _Fields(read_json(path), path, "")
+    root = Fields(read_json(path), path, "")
     _refuse(root)
     text = _text_config(root)
     vision = _vision_config(root.child("vision_config"))
@@ -92,58 +91,7 @@ def read_config(folder: Path) -> ModelConfig:
     )
 
 
-class _Fields:
-    """One JSON object of the file; every getter checks and names the field on failure."""
-
-    def __init__(self, values: dict[str, Any], path: Path, prefix: str) -> None:
-        self.values, self.path, self.prefix = values, path, prefix
-
-    def fail(self, what: str) -> NoReturn:
-        raise ModelError(f"{self.path}: {what}")
-
-    def child(self, name: str, *, optional: bool = False) -> "_Fields":
-        value = self.values.get(name)
-        if value is None and optional:
-            value = {}
-        if not isinstance(value, dict):
-            self.fail(f"{self.prefix}{name} is missing or no object; this is no whole Qwen3-VL config")
-        return _Fields(value, self.path, f"{self.prefix}{name}.")
-
-    def integer(self, name: str, low: int, high: int, default: int | None = None) -> int:
-        value = self.values.get(name)
-        if value is None:
-            value = default
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            shown = "missing" if value is None else repr(value)[:60]
-            self.fail(f"{self.prefix}{name} is {shown}; it must be an integer from {low} to {high}")
-        return value
-
-    def number(self, name: str, default: float) -> float:
-        value = self.values.get(name, default)
-        usable = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not usable or not 0 < value < 1e30:  # nan compares false
-            self.fail(f"{self.prefix}{name} is {repr(value)[:60]}; it must be a positive number")
-        return float(value)
-
-    def flag(self, name: str, default: bool) -> bool:
-        value = self.values.get(name, default)
-        if not isinstance(value, bool):
-            self.fail(f"{self.prefix}{name} is {repr(value)[:60]}; it must be true or false")
-        return value
-
-    def integers(
-        self, name: str, default: list[int] | None, low: int, high: int, length: int
-    ) -> tuple[int, ...]:
-        """At most `length` integers of [low, high]."""
-        value = self.values.get(name, default)
-        if not isinstance(value, list) or len(value) > length or not all(type(x) is int for x in value):
-            self.fail(f"{self.prefix}{name} must be a list of at most {length} integers")
-        if not all(low <= x <= high for x in value):
-            self.fail(f"{self.prefix}{name} is {repr(value)[:60]}; its entries must lie in {low} to {high}")
-        return tuple(value)
-
-
-def _refuse(root: _Fields) -> None:
+def _refuse(root: Fields) -> None:
     architectures = root.values.get("architectures")
     if not isinstance(architectures, list) or ARCHITECTURE not in architectures:
         root.fail(f"architectures is {repr(architectures)[:200]}; this plugin serves {ARCHITECTURE}")
@@ -158,7 +106,7 @@ def _refuse(root: _Fields) -> None:
             root.fail(f"{fields.prefix}auto_map asks for code of the model's own, which is never run")
 
 
-def _text_config(root: _Fields) -> TextConfig:
+def _text_config(root: Fields) -> TextConfig:
     text = root.child("text_config")
     num_heads = text.integer("num_attention_heads", 1, 1024)
     num_kv_heads = text.integer("num_key_value_heads", 1, 1024, num_heads)
@@ -187,7 +135,7 @@ def _text_config(root: _Fields) -> TextConfig:
     )
 
 
-def _text_rope(text: _Fields, head_dim: int) -> tuple[float, tuple[int, int, int]]:
+def _text_rope(text: Fields, head_dim: int) -> tuple[float, tuple[int, int, int]]:
     """rope_theta and the M-RoPE sections, from either style of config."""
     modern = text.values.get("rope_parameters") is not None
     rope = text.child("rope_parameters" if modern else "rope_scaling", optional=True)
@@ -206,7 +154,7 @@ def _text_rope(text: _Fields, head_dim: int) -> tuple[float, tuple[int, int, int
     return theta_fields.number("rope_theta", 500000.0), section
 
 
-def _vision_config(vision: _Fields) -> VisionConfig:
+def _vision_config(vision: Fields) -> VisionConfig:
     depth = vision.integer("depth", 1, 1024)
     num_heads = vision.integer("num_heads", 1, 1024)
     hidden_size = vision.integer("hidden_size", 1, 2**17)

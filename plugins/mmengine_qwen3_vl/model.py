@@ -8,9 +8,10 @@ from torch import Tensor
 
 from mmengine.errors import ConfigError, ModelError
 from mmengine.models.plugin import AttentionPort, ModelSpec
+from mmengine.models.reader import WeightReader
 from mmengine.native import library as native
 from mmengine_qwen3_vl.config import ModelConfig, TextConfig, read_config
-from mmengine_qwen3_vl.loading import WeightReader, open_weights
+from mmengine_qwen3_vl.loading import open_weights
 from mmengine_qwen3_vl.native_text import NativeTextDecoder, fits
 from mmengine_qwen3_vl.text import TextDecoder
 from mmengine_qwen3_vl.vision import VisionTower

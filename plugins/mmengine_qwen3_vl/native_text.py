@@ -10,12 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mmengine.models.plugin import AttentionPort
+from mmengine.models.reader import WeightReader
 from mmengine.native.decoder import MAX_HEAD_DIM, Decoder, LayerWeights, Sizes
 from mmengine.native.dtypes import DTYPES
 from mmengine.native.linear import PackedLinear
 from mmengine.native.rotary import RotaryTable
 from mmengine_qwen3_vl.config import TextConfig
-from mmengine_qwen3_vl.loading import HEAD, WeightReader
+from mmengine_qwen3_vl.loading import HEAD
 from mmengine_qwen3_vl.text import Rotary
 
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mmengine.checkpoint.files import read_json
 from mmengine.errors import InvalidMedia, InvalidRequest, ModelError
-from mmengine.models.files import read_json
 from mmengine.models.plugin import MediaInput, MediaSource, Prepared
 from mmengine.request import MediaItem
 from mmengine_qwen3_vl.arguments import as_images, as_videos, for_item, read_arguments

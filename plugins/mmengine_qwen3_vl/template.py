@@ -17,8 +17,8 @@ import jinja2
 import jinja2.ext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from mmengine.checkpoint.files import read_json
 from mmengine.errors import InvalidRequest, ModelError
-from mmengine.models.files import read_json
 from mmengine_qwen3_vl.tokens import QwenTokenizer
 
 MAX_RENDERED_CHARS = 2**24

@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mmengine.models.plugin import AttentionPort
+from mmengine.models.reader import WeightReader
 from mmengine_qwen3_vl.config import TextConfig
-from mmengine_qwen3_vl.loading import HEAD, WeightReader
+from mmengine_qwen3_vl.loading import HEAD
 from mmengine_qwen3_vl.prepacked import Linear, linear_of
 
 

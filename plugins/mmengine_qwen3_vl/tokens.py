@@ -8,8 +8,8 @@ from pathlib import Path
 
 import tokenizers
 
+from mmengine.checkpoint.files import read_json
 from mmengine.errors import InvalidRequest, ModelError
-from mmengine.models.files import read_json
 
 
 class QwenTokenizer:

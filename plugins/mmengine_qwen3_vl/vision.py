@@ -15,11 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mmengine.models.reader import WeightReader
 from mmengine.native.library import load
 from mmengine.native.linear import PackedLinear
 from mmengine.native.vision import vision_kernels
 from mmengine_qwen3_vl.config import VisionConfig
-from mmengine_qwen3_vl.loading import WeightReader
 from mmengine_qwen3_vl.segments import Rotation, attend_native, attend_torch
 
 _EPS = 1e-6  # of every layer norm here

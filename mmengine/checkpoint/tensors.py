@@ -1,0 +1,156 @@
+"""The safetensors files of a folder: what they hold, and whether they are whole.
+
+No torch here. A folder comes from anybody, so headers are bounded and every offset is checked against
+the file before a byte of data is trusted. The format: 8 bytes header length, a JSON header of dtype,
+shape and offsets, then the data (https://huggingface.co/docs/safetensors, "Format").
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mmengine.checkpoint.files import read_json
+from mmengine.errors import ModelError
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+MAX_HEADER_BYTES = 32 * 2**20
+MAX_SHARDS = 1000
+MAX_NAME_CHARS = 300
+FLOAT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """Where one tensor lies. `start` is its byte offset in `path`."""
+
+    path: Path
+    stored_name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    num_bytes: int
+
+
+def open_tensors(
+    folder: Path, canonical_name: Callable[[str], str | None], dtypes: Mapping[str, int] = FLOAT_BYTES
+) -> dict[str, TensorEntry]:
+    """Every tensor of the folder's weights (one file, or several behind an index) by its canonical name;
+    one whose name has none (`canonical_name` gives None) is left out.
+
+    Raises ModelError when files are missing, cut short or damaged, when a tensor is stored twice, or
+    when its dtype is none of `dtypes`: names as safetensors writes them, with the bytes of a value.
+    """
+    entries: dict[str, TensorEntry] = {}
+    for path in _weight_files(folder):
+        for entry in _read_header(path, dtypes):
+            name = canonical_name(entry.stored_name)
+            if name is None:
+                continue
+            if name in entries:
+                raise ModelError(f"{path} and {entries[name].path.name} both hold tensor {entry.stored_name}")
+            entries[name] = entry
+    if not entries:
+        raise ModelError(f"the weights in {folder} hold no tensors")
+    return entries
+
+
+def check_tensors(
+    folder: Path,
+    entries: dict[str, TensorEntry],
+    expected: dict[str, tuple[int, ...]],
+    optional: Iterable[str] = (),
+) -> None:
+    """ModelError naming the first tensor that is missing, misshapen, or that the model has no place for."""
+    allowed_missing = frozenset(optional)
+    for name, shape in expected.items():
+        if name not in entries:
+            if name in allowed_missing:
+                continue
+            raise ModelError(f"the weights in {folder} have no tensor {name}; the download is not whole")
+        entry = entries[name]
+        if entry.shape != shape:
+            raise ModelError(
+                f"{entry.path}: tensor {entry.stored_name} has shape {list(entry.shape)}; config.json "
+                f"asks for {list(shape)}"
+            )
+    for name, entry in entries.items():
+        if name not in expected:
+            raise ModelError(
+                f"{entry.path}: tensor {entry.stored_name} has no place in the model of config.json"
+            )
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    index = folder / INDEX_FILE
+    if not index.is_file():
+        single = folder / SINGLE_FILE
+        if not single.is_file():
+            raise ModelError(f"{folder} has no weights: neither {SINGLE_FILE} nor {INDEX_FILE} is there")
+        return [single]
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ModelError(f"{index} has no weight_map; download it again")
+    names = sorted({str(name) for name in weight_map.values()})
+    if len(names) > MAX_SHARDS:
+        raise ModelError(f"{index} names {len(names)} files; at most {MAX_SHARDS} are read")
+    for name in names:
+        if Path(name).name != name or not name.endswith(".safetensors"):
+            raise ModelError(f"{index} names {name[:100]!r}, which is no safetensors file of this folder")
+        if not (folder / name).is_file():
+            raise ModelError(f"{folder / name} is missing, though {INDEX_FILE} names it; download it")
+    return [folder / name for name in names]
+
+
+def _read_header(path: Path, dtypes: Mapping[str, int]) -> list[TensorEntry]:
+    try:
+        with path.open("rb") as file:
+            file_bytes = path.stat().st_size
+            header_bytes = int.from_bytes(file.read(8), "little")
+            if file_bytes < 8 or 8 + header_bytes > file_bytes:
+                if header_bytes > MAX_HEADER_BYTES:
+                    raise ModelError(f"{path} is no safetensors file; download it again")
+                raise ModelError(
+                    f"{path} is cut short: it has {file_bytes} bytes, its header alone needs "
+                    f"{8 + max(header_bytes, 2)}; download it again"
+                )
+            if header_bytes > MAX_HEADER_BYTES:
+                raise ModelError(
+                    f"{path} has a header of {header_bytes} bytes; at most {MAX_HEADER_BYTES} are read"
+                )
+            header = json.loads(file.read(header_bytes))
+    except OSError as error:
+        raise ModelError(f"cannot read {path}: {error.strerror or error}") from None
+    except (ValueError, RecursionError):
+        raise ModelError(f"{path} has a damaged header; download it again") from None
+    if not isinstance(header, dict):
+        raise ModelError(f"{path} has a damaged header; download it again")
+    header.pop("__metadata__", None)
+    entries = [_entry(path, name, value, 8 + header_bytes, dtypes) for name, value in header.items()]
+    needed = max((entry.start + entry.num_bytes for entry in entries), default=8 + header_bytes)
+    if needed > file_bytes:
+        raise ModelError(f"{path} is cut short: it has {file_bytes} bytes of {needed}; download it again")
+    return entries
+
+
+def _entry(path: Path, name: str, value: Any, data_start: int, dtypes: Mapping[str, int]) -> TensorEntry:
+    try:
+        dtype, shape, (begin, end) = value["dtype"], value["shape"], value["data_offsets"]
+        numbers = [*shape, begin, end]
+        sound = isinstance(dtype, str) and all(type(x) is int and 0 <= x < 2**50 for x in numbers)
+    except (TypeError, KeyError, ValueError):
+        sound = False
+    if not sound or len(shape) > 8 or len(name) > MAX_NAME_CHARS:
+        raise ModelError(f"{path} describes tensor {name[:200]} wrongly; download it again")
+    if dtype not in dtypes:
+        raise ModelError(
+            f"{path}: tensor {name} is stored as {dtype[:20]}; quantized weights are not supported"
+        )
+    if end - begin != math.prod(shape) * dtypes[dtype]:
+        raise ModelError(
+            f"{path}: tensor {name} has {end - begin} bytes, which its shape {shape} contradicts"
+        )
+    return TensorEntry(path, name, dtype, tuple(shape), data_start + begin, end - begin)
