@@ -125,6 +125,16 @@ class AttentionPort(Protocol):
         """Causal attention of q [t, num_heads, head_dim] over each row's own tokens; same shape."""
 
 
+@dataclass(frozen=True, slots=True)
+class Taps:
+    """Where a forward leaves what enters chosen layers: the residual stream as the layer's input norm
+    reads it, in the model's dtype, features added behind the layer before included. `num_layers` of the
+    model stands for what enters the final norm."""
+
+    layers: tuple[int, ...]  # each of 0 to num_layers
+    rows: Any  # [t, len(layers) * hidden_size], contiguous rows; written, the layers side by side
+
+
 class VisionLanguageModel(Protocol):
     """The networks on one device. Tensors are torch tensors; t tokens, s rows that sample."""
 
@@ -137,9 +147,17 @@ class VisionLanguageModel(Protocol):
     def embed(self, input_ids: Any) -> Any:
         """int64 [t] to [t, hidden_size]."""
 
-    def forward(self, embeds: Any, deepstack: Any | None, positions: Any, attention: AttentionPort) -> Any:
+    def forward(
+        self,
+        embeds: Any,
+        deepstack: Any | None,
+        positions: Any,
+        attention: AttentionPort,
+        taps: Taps | None = None,
+    ) -> Any:
         """embeds [t, hidden]; deepstack [num_deepstack, t, hidden], zero at text tokens, or None;
-        positions int64 [3, t]. Gives the normed hidden states [t, hidden]."""
+        positions int64 [3, t]. Gives the normed hidden states [t, hidden]; fills the rows of `taps`.
+        Only a draft head asks for taps."""
 
     def logits(self, hidden: Any) -> Any:
         """[s, hidden] to float32 [s, vocab_size]."""

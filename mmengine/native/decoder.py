@@ -1,6 +1,7 @@
 """All layers of a text decoder in kernels for CPUs: the structures of src/decoder.h, what they point to."""
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -83,8 +84,12 @@ class _Step(ctypes.Structure):
                 "mixed",
                 "normed",
                 "product",
+                "tapped",
             )
         ),
+        ("tapped_stride", ctypes.c_int64),
+        ("taps", ctypes.c_void_p),
+        ("num_taps", ctypes.c_int32),
     )
 
 
@@ -130,11 +135,18 @@ class Decoder:
         self._room = 0
 
     def forward(
-        self, embeds: Tensor, deepstack: Tensor | None, cos: Tensor, sin: Tensor, attention: Any
+        self,
+        embeds: Tensor,
+        deepstack: Tensor | None,
+        cos: Tensor,
+        sin: Tensor,
+        attention: Any,
+        tapped: tuple[Sequence[int], Tensor] | None = None,
     ) -> Tensor:
         """embeds [t, hidden], deepstack [n, t, hidden] or None, cos and sin float32 [t, head_dim / 2]
         to normed hidden states [t, hidden]. `attention` is an AttentionPort; one with a `step_address`
-        keeps its cache where the kernels read it themselves."""
+        keeps its cache where the kernels read it themselves. `tapped`: n layers, and [t, n * hidden] with
+        contiguous rows, to which what enters them is written; one beyond the last is the final norm."""
         num_tokens = len(embeds)
         self._make_room(num_tokens)
         embeds = embeds.contiguous()
@@ -147,11 +159,25 @@ class Decoder:
         if deepstack is not None:
             deepstack = deepstack.contiguous()
             step.num_deepstack, step.deepstack = len(deepstack), deepstack.data_ptr()
+        step.num_taps = 0
+        if tapped is not None:
+            layers, rows = (ctypes.c_int32 * len(tapped[0]))(*tapped[0]), tapped[1]
+            self._check_tapped(layers, rows, embeds)
+            step.num_taps, step.taps = len(layers), ctypes.addressof(layers)
+            step.tapped, step.tapped_stride = rows.data_ptr(), rows.stride(0)
         if hasattr(attention, "step_address"):
             self._run_at_once(attention)
         else:
             self._run_in_halves(attention)
         return hidden
+
+    def _check_tapped(self, layers: Sequence[int], rows: Tensor, embeds: Tensor) -> None:
+        """Kernels write to an address: ValueError for what would not hold it."""
+        if not all(0 <= layer <= len(self._layers) for layer in layers):
+            raise ValueError(f"tapped layers {list(layers)} are not all of 0 to {len(self._layers)}")
+        wanted = (len(embeds), len(layers) * self._sizes.hidden_size)
+        if rows.shape != wanted or rows.dtype != embeds.dtype or (rows.numel() and rows.stride(1) != 1):
+            raise ValueError(f"tapped rows are {list(rows.shape)} {rows.dtype}, wanted {list(wanted)}")
 
     def _run_at_once(self, attention: Any) -> None:
         failed = self._library.mm_decoder_forward(

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mmengine.errors import ConfigError, ModelError
-from mmengine.models.plugin import AttentionPort, ModelSpec
+from mmengine.models.plugin import AttentionPort, ModelSpec, Taps
 from mmengine.models.reader import WeightReader
 from mmengine.native import library as native
 from mmengine_qwen3_vl.config import ModelConfig, TextConfig, read_config
@@ -41,9 +41,14 @@ class Qwen3VL:
         return self._text.embed(input_ids)
 
     def forward(
-        self, embeds: Tensor, deepstack: Tensor | None, positions: Tensor, attention: AttentionPort
+        self,
+        embeds: Tensor,
+        deepstack: Tensor | None,
+        positions: Tensor,
+        attention: AttentionPort,
+        taps: Taps | None = None,
     ) -> Tensor:
-        return self._text.forward(embeds, deepstack, positions, attention)
+        return self._text.forward(embeds, deepstack, positions, attention, taps)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self._text.logits(hidden)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mmengine.models.plugin import AttentionPort
+from mmengine.models.plugin import AttentionPort, Taps
 from mmengine.models.reader import WeightReader
 from mmengine.native.decoder import MAX_HEAD_DIM, Decoder, LayerWeights, Sizes
 from mmengine.native.dtypes import DTYPES
@@ -60,12 +60,18 @@ class NativeTextDecoder:
         return self._head(hidden, float32=True)
 
     def forward(
-        self, embeds: Tensor, deepstack: Tensor | None, positions: Tensor, attention: AttentionPort
+        self,
+        embeds: Tensor,
+        deepstack: Tensor | None,
+        positions: Tensor,
+        attention: AttentionPort,
+        taps: Taps | None = None,
     ) -> Tensor:
         """embeds [t, hidden], deepstack [n, t, hidden] (zero at text) or None, positions int64 [3, t]
-        to normed hidden states [t, hidden]."""
+        to normed hidden states [t, hidden]. Fills the rows of `taps`."""
         cos, sin = self._rotary.rows(positions)
-        return self._decoder.forward(embeds, deepstack, cos, sin, attention)
+        tapped = None if taps is None else (taps.layers, taps.rows)
+        return self._decoder.forward(embeds, deepstack, cos, sin, attention, tapped)
 
 
 def _read_layer(config: TextConfig, weights: WeightReader, library: ctypes.CDLL, index: int) -> LayerWeights:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mmengine.models.plugin import AttentionPort
+from mmengine.models.plugin import AttentionPort, Taps
 from mmengine.models.reader import WeightReader
 from mmengine_qwen3_vl.config import TextConfig
 from mmengine_qwen3_vl.loading import HEAD
@@ -53,14 +53,22 @@ class TextDecoder:
         return self._head(hidden).float()
 
     def forward(
-        self, embeds: Tensor, deepstack: Tensor | None, positions: Tensor, attention: AttentionPort
+        self,
+        embeds: Tensor,
+        deepstack: Tensor | None,
+        positions: Tensor,
+        attention: AttentionPort,
+        taps: Taps | None = None,
     ) -> Tensor:
         """embeds [t, hidden], deepstack [n, t, hidden] (zero at text) or None, positions int64 [3, t]
-        to normed hidden states [t, hidden]. q, k and v reach the port as views of one tensor."""
+        to normed hidden states [t, hidden]. q, k and v reach the port as views of one tensor. Fills the
+        rows of `taps`."""
         cos, sin = self._rotary.rows(positions, embeds.dtype)
         eps = self.config.rms_norm_eps
         hidden = embeds
         for index, layer in enumerate(self._layers):
+            if taps is not None:
+                _tap(taps, index, hidden)
             normed = self._rms_norm(hidden, layer.input_norm, eps)
             hidden = hidden + self._attend(index, layer, normed, cos, sin, attention)
             normed = self._rms_norm(hidden, layer.post_norm, eps)
@@ -68,6 +76,8 @@ class TextDecoder:
             hidden = hidden + layer.down(F.silu(gate) * up)
             if deepstack is not None and index < len(deepstack):
                 hidden = hidden + deepstack[index]
+        if taps is not None:
+            _tap(taps, len(self._layers), hidden)
         return self._rms_norm(hidden, self._norm, eps)
 
     def _attend(
@@ -106,6 +116,12 @@ class Rotary:
         """cos and sin of the angles, float32 [t, head_dim / 2] each without gaps."""
         angles = positions.float().index_select(0, self.axis).t().contiguous() * self._inv_freq
         return angles.cos(), angles.sin()
+
+
+def _tap(taps: Taps, layer: int, hidden: Tensor) -> None:
+    for place, tapped in enumerate(taps.layers):
+        if tapped == layer:
+            taps.rows[:, place * hidden.shape[1] :][:, : hidden.shape[1]] = hidden
 
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -46,6 +46,20 @@ void norm(const mm_decoder* decoder, const mm_decoder_step* step, const void* x,
                     rows_of(decoder, step, out, size));
 }
 
+// What enters `layer`, num_layers for the final norm.
+const void* residual(const mm_decoder_step* step, int32_t layer) { return layer ? step->hidden : step->embeds; }
+
+void tap(const mm_decoder* decoder, const mm_decoder_step* step, int32_t layer) {
+  const int size = decoder->hidden_size;
+  for (int32_t i = 0; i < step->num_taps; ++i) {
+    if (step->taps[i] != layer) continue;
+    Timed timed(kRows);
+    char* to = (char*)step->tapped + (int64_t)i * size * (decoder->dtype == MM_BF16 ? 2 : 4);
+    mm::copy_rows(rows_of(decoder, step, residual(step, layer), size), size,
+                  rows_of(decoder, step, to, step->tapped_stride));
+  }
+}
+
 int64_t qkv_size(const mm_decoder* decoder) {
   return (int64_t)(decoder->num_heads + 2 * decoder->num_kv_heads) * decoder->head_dim;
 }
@@ -59,7 +73,8 @@ void mm_profile(int64_t* ns) { profile = ns; }
 void mm_decoder_before_attention(const mm_decoder* decoder, const mm_decoder_step* step, int32_t layer) {
   const mm_decoder_layer& weights = decoder->layers[layer];
   int64_t size = qkv_size(decoder);
-  norm(decoder, step, layer ? step->hidden : step->embeds, weights.input_norm, step->normed);
+  tap(decoder, step, layer);
+  norm(decoder, step, residual(step, layer), weights.input_norm, step->normed);
   linear(&weights.qkv, step->normed, decoder->hidden_size, step->num_tokens, step->qkv, size, 0, nullptr);
   Timed timed(kRows);
   mm::norm_and_rotate(rows_of(decoder, step, step->qkv, size),
@@ -73,7 +88,7 @@ void mm_decoder_after_attention(const mm_decoder* decoder, const mm_decoder_step
   int64_t hidden = decoder->hidden_size, wide = decoder->intermediate_size;
   int m = step->num_tokens;
   linear(&weights.out, mixed, mixed_stride, m, step->hidden, hidden, 0,
-         layer ? step->hidden : step->embeds);
+         residual(step, layer));
   norm(decoder, step, step->hidden, weights.post_norm, step->normed);
   {
     Timed timed(kLinears);
@@ -89,7 +104,8 @@ void mm_decoder_after_attention(const mm_decoder* decoder, const mm_decoder_step
 }
 
 void mm_decoder_final_norm(const mm_decoder* decoder, const mm_decoder_step* step) {
-  norm(decoder, step, decoder->num_layers ? step->hidden : step->embeds, decoder->norm, step->hidden);
+  tap(decoder, step, decoder->num_layers);
+  norm(decoder, step, residual(step, decoder->num_layers), decoder->norm, step->hidden);
 }
 
 int32_t mm_decoder_forward(const mm_decoder* decoder, const mm_decoder_step* step,

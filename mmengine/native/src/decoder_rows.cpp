@@ -2,6 +2,7 @@
 #include "decoder_rows.h"
 
 #include <cmath>
+#include <cstring>
 
 #include "linear.h"
 #include "linear_vec.h"
@@ -146,6 +147,12 @@ void norm_and_rotate(const Rows& qkv, const HeadNorm& how) {
 #pragma omp parallel for schedule(static) if (qkv.count * qkv.stride > kSmall)
   for (int i = 0; i < qkv.count; ++i)
     (qkv.dtype == MM_BF16 ? rotate_row<true> : rotate_row<false>)(row_of(qkv, i), i, how);
+}
+
+void copy_rows(const Rows& x, int size, const Rows& out) {
+  const size_t bytes = (size_t)size * (x.dtype == MM_BF16 ? 2 : 4);
+#pragma omp parallel for schedule(static) if ((int64_t)x.count * size > kSmall)
+  for (int i = 0; i < x.count; ++i) memcpy(row_of(out, i), row_of(x, i), bytes);
 }
 
 void add_rows(const Rows& x, const void* y, int size) {

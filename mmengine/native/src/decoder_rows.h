@@ -25,6 +25,9 @@ struct HeadNorm {
 // q's and k's heads of each row of qkv, in place: RMS norm of the head, then the rotation of its halves.
 void norm_and_rotate(const Rows& qkv, const HeadNorm& how);
 
+// out = x, `size` values a row.
+void copy_rows(const Rows& x, int size, const Rows& out);
+
 // x += y, `size` values a row, no gaps.
 void add_rows(const Rows& x, const void* y, int size);
 
