@@ -152,7 +152,7 @@ class _Batch:
             answer = self._begin(index, options, future)
             if isinstance(answer, QueueFull) and self._running:
                 self._ahead.appendleft((index, options, future))
-                return  # the media store is full for now
+                return  # the media store, or what grammars may take, is full for now
             self._let_go(index)
             if answer is not None:
                 yield index, answer

@@ -36,6 +36,7 @@ from mmengine.serve.structured import decoded, form_of, json_format
 from mmengine.serve.texts import AnswerTexts
 
 GIVEN_UP = "the request was given up before it began"
+FORM_WORKERS = 2  # threads on which forms are checked
 STEP_LIMIT_S = 60.0  # a step that takes longer hangs
 
 MAX_HANGS = 32  # in a row, before the streams hear of it
@@ -111,7 +112,8 @@ class Stream:
 class AsyncEngine:
     """A model behind a thread. Takes what `Engine` takes; loading happens in the constructor.
 
-    Media are decoded and resized on `media_workers` threads of their own. At most `max_waiting +
+    Media are decoded and resized on `media_workers` threads of their own, schemas and grammars are checked on
+    others, before the media of the same request. At most `max_waiting +
     max_num_seqs` requests are open at once; one more raises QueueFull. Where a step takes longer than
     step_timeout_s and there is a `log`, another engine takes that up on a thread of its own and the
     streams go on; without a log they end with an error.
@@ -129,6 +131,8 @@ class AsyncEngine:
         self._pool = ThreadPoolExecutor(
             media_workers(self.config.media_workers), thread_name_prefix="mmengine-media"
         )
+        # A large schema takes seconds: those that ask for none do not wait behind it.
+        self._form_pool = ThreadPoolExecutor(FORM_WORKERS, thread_name_prefix="mmengine-form")
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._lock = threading.Lock()  # guards the three below
         self._open: set[_Channel] = set()
@@ -162,10 +166,12 @@ class AsyncEngine:
         **sampling_options: Any,
     ) -> Stream:
         """Start answering; arguments as for `Engine.submit`. Raises InvalidRequest, QueueFull;
-        what is wrong with the media comes out of the stream."""
-        form = form_of(response_format, grammar)
-        options = make_options(sampling, sampling_options, request_id, priority, cache_salt, deadline_s, form)
+        what is wrong with the media, or with the form asked for, comes out of the stream."""
+        options = make_options(sampling, sampling_options, request_id, priority, cache_salt, deadline_s)
         options.check()
+        form = None
+        if response_format is not None or grammar is not None:
+            form = partial(form_of, response_format, grammar)
         prompt = Prompt.of(prompt)
         channel = _Channel(options, AnswerTexts(self._engine.processor.tokenizer, options.sampling))
         with self._lock:
@@ -176,12 +182,19 @@ class AsyncEngine:
             if len(self._open) >= self._limit:
                 raise QueueFull(f"{self._limit} requests are open already; try again later")
             self._open.add(channel)
-        future = channel.preparing = self._pool.submit(self._prepare, prompt, channel)
+        pool = self._pool if form is None else self._form_pool
+        future = channel.preparing = pool.submit(self._prepare, prompt, channel, form)
         future.add_done_callback(lambda done: self._commands.put(lambda: self._submit(channel, done)))
         return Stream(channel, self._close_channel)
 
-    def _prepare(self, prompt: Prompt, channel: _Channel) -> Prepared:
-        """On a worker. The pixels count from here, and with the engine from `_submit` on."""
+    def _prepare(self, prompt: Prompt, channel: _Channel, form: Callable[[], str | None] | None) -> Prepared:
+        """On a worker. Text of the form and pixels count from here, and with the engine from `_submit` on."""
+        text = None if form is None or channel.closed else form()
+        if text is not None:
+            options = replace(channel.options, grammar=text)
+            options.check()
+            text = self._engine.grammar_memory.hold(channel, text)
+            channel.options = replace(options, grammar=text)
         memory = self._engine.media_memory
         memory.wait_for_room(lambda: channel.closed or self._failure is not None)
         if channel.closed:
@@ -244,6 +257,7 @@ class AsyncEngine:
         self._commands.put(lambda: None)
         await asyncio.to_thread(self._join)
         self._pool.shutdown()
+        self._form_pool.shutdown()
 
     def _join(self) -> None:
         """Wait for the engine's thread, and for one that takes over from it; not for one that is stuck."""
@@ -329,7 +343,7 @@ class AsyncEngine:
 
     def _submit(self, channel: _Channel, prepared: "Future[Prepared]") -> None:
         if channel.closed:
-            self._engine.media_memory.release(channel)
+            self._release(channel)
             self._end(channel, RequestFailed(GIVEN_UP))
             return
         try:
@@ -342,7 +356,11 @@ class AsyncEngine:
             self._running[channel.request_id] = channel
             self._unwritten.append(channel)
         finally:
-            self._engine.media_memory.release(channel)
+            self._release(channel)
+
+    def _release(self, channel: _Channel) -> None:
+        self._engine.media_memory.release(channel)
+        self._engine.grammar_memory.release(channel)
 
     def _acknowledge(self, engine: Engine) -> None:
         """Tell the callers whose requests a step wrote down."""

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from mmengine.request import Request, SamplingParams
 from mmengine.serve.answers import Completion, RequestOutput, engine_failed
 from mmengine.serve.batching import run_batch
 from mmengine.serve.detokenize import StopStrings
+from mmengine.serve.grammar_memory import GrammarMemory
 from mmengine.serve.health import Readiness, core_reasons
 from mmengine.serve.in_progress import InProgress
 from mmengine.serve.log_sync import LogSyncer
@@ -89,6 +91,7 @@ class Engine:
         self._closed = False
         self._received = True  # whether a step says that the answers before it were
         self.media_memory = MediaMemory(self.config.media_ahead_bytes)
+        self.grammar_memory = GrammarMemory()
         media_cache = getattr(self.processor, "media_cache", None)
         if media_cache is not None:
             media_cache.max_bytes = self.config.media_cache_bytes
@@ -98,7 +101,7 @@ class Engine:
             if log is not None:
                 self._store = open_store(log, self.config, self.built.past)
             if self.built.past is not None:
-                past = recover(self.built, self._store, resume.cause)
+                past = recover(self.built, self._store, self.grammar_memory, resume.cause)
         except BaseException:
             self._core.sink.close()  # without a last word: the state that was found did not go on
             raise
@@ -144,6 +147,8 @@ class Engine:
         request_id = options.request_id or self._new_id()
         if request_id in self.requests:
             raise InvalidRequest(f"a request with the id {request_id!r} is running; ids must differ")
+        if options.grammar is not None:
+            options = replace(options, grammar=self.grammar_memory.shared(options.grammar))
         requests = core_requests(request_id, prepared, options)
         self._submit_all(requests, prepared)
         self.requests.begin(request_id, prepared, requests, stream)
@@ -171,11 +176,12 @@ class Engine:
         if self._store is not None:
             self._store.hold(core_id, media)
         if request.grammar is not None:
-            self._grammars.hold(core_id, request.grammar)
+            self._grammars.hold(core_id, self.grammar_memory.hold(core_id, request.grammar))
 
     def _let_go(self, core_id: str) -> None:
         self.built.executor.detach(core_id)
         self._grammars.release(core_id)
+        self.grammar_memory.release(core_id)
         self.media_memory.release(core_id)
         if self._store is not None:
             self._store.release(core_id)

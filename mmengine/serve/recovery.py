@@ -10,6 +10,7 @@ from mmengine.core.past import Past, PastAnswer
 from mmengine.errors import InvalidMedia, MMEngineError
 from mmengine.models.plugin import MediaInput
 from mmengine.request import MediaItem
+from mmengine.serve.grammar_memory import GrammarMemory
 from mmengine.serve.media_store import MediaStore
 from mmengine.serve.operators import operator_log
 
@@ -32,7 +33,9 @@ def open_store(log: str | Path, config: EngineConfig, past: Past | None) -> Medi
     return store
 
 
-def recover(built: "Built", store: MediaStore | None, cause: str) -> dict[str, PastAnswer]:
+def recover(
+    built: "Built", store: MediaStore | None, memory: GrammarMemory, cause: str
+) -> dict[str, PastAnswer]:
     """Let the core go on. A request whose media or grammar cannot be had again ends with an error. `cause`:
     see Resume. Gives the answers that were on their way, or not received, by core id."""
     past, loaded = built.past, {}
@@ -45,14 +48,14 @@ def recover(built: "Built", store: MediaStore | None, cause: str) -> dict[str, P
             media = []
             lost.append((name, str(error)))
         built.executor.attach(name, media)
-    lost += _compile_again(built, past)
+    lost += _compile_again(built, past, memory)
     built.core.recover(past.recovered(tuple(lost)), cause)
     running = len(past.state.requests)
     operator_log.info("log continued", steps_lost=len(past.steps), requests=running, requests_lost=len(lost))
     return past.answers
 
 
-def _compile_again(built: "Built", past: Past) -> list[tuple[str, str]]:
+def _compile_again(built: "Built", past: Past, memory: GrammarMemory) -> list[tuple[str, str]]:
     """Grammars are not in a log, and for the core those that were ready still are: wait for them. Gives the
     requests whose grammar cannot be had, and why. One that waits for its grammar hears of it in a step."""
     lost, ready = [], []
@@ -60,7 +63,7 @@ def _compile_again(built: "Built", past: Past) -> list[tuple[str, str]]:
         if known.request.grammar is None or name in past.state.grammar_failed:
             continue
         try:
-            built.grammars.hold(name, known.request.grammar)
+            built.grammars.hold(name, memory.hold(name, known.request.grammar, was_accepted=True))
         except MMEngineError as refusal:
             lost.append((name, str(refusal)))
             continue

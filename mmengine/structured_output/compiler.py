@@ -21,9 +21,10 @@ MAX_ABANDONED = 4
 
 
 class Compilation:
-    """A grammar on its way. `compiled` or `error` is there once `is_done`; only Compiler writes to it."""
+    """A grammar on its way. `compiled` or `error` is there once `is_done`, and its text no more; only
+    Compiler writes to it."""
 
-    __slots__ = ("grammar", "key", "compiled", "error", "is_done", "begun")
+    __slots__ = ("grammar", "key", "compiled", "error", "is_done", "begun", "users")
 
     def __init__(self, grammar: str, key: bytes):
         self.grammar, self.key = grammar, key
@@ -31,9 +32,11 @@ class Compilation:
         self.error = ""
         self.is_done = False
         self.begun = 0.0  # when a worker took it
+        self.users = 1
 
     def settle(self, compiled: Compiled | None, error: str) -> None:
         self.compiled, self.error, self.is_done = compiled, error, True
+        self.grammar = ""
 
 
 class Compiler:
@@ -61,14 +64,15 @@ class Compiler:
         self._closed = False
 
     def get(self, grammar: str) -> Compilation:
-        """The compilation of `grammar`, begun if it is not known. Raises MMEngineError where no new one is
-        taken."""
+        """The compilation of `grammar`, begun if it is not known, for one user until `let_go`. Raises
+        MMEngineError where no new one is taken."""
         key = hashlib.sha256(grammar.encode()).digest()
         with self._changed:
             self._abandon_late()
             known = self._known.get(key)
             if known is not None:
                 self._known.move_to_end(key)
+                known.users += 1
                 return known
             if self._is_stuck:
                 raise MMEngineError(f"no new grammars: {self._stuck_text}")
@@ -77,6 +81,14 @@ class Compiler:
             self._begin_workers()
             self._changed.notify_all()
         return made
+
+    def let_go(self, compilation: Compilation) -> None:
+        """One user less. What no worker has begun and nobody wants any more is not compiled."""
+        with self._changed:
+            compilation.users -= 1
+            if not compilation.users and compilation in self._queue:
+                self._queue.remove(compilation)
+                del self._known[compilation.key]
 
     def check(self) -> None:
         """Abandon what is past its deadline. To be called now and then while a compilation is awaited."""

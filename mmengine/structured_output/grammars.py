@@ -22,7 +22,9 @@ class Grammars:
         self._held[request_id] = self._awaited[request_id] = self._compiler.get(grammar)
 
     def release(self, request_id: str) -> None:
-        self._held.pop(request_id, None)
+        held = self._held.pop(request_id, None)
+        if held is not None:
+            self._compiler.let_go(held)
         self._awaited.pop(request_id, None)
 
     def settled(self) -> list[tuple[str, str]]:

@@ -119,6 +119,18 @@ def test_after_several_that_hang_no_more_are_taken():
     assert bench.done(*bench.get("good", "waiting")) == ["GOOD", "WAITING"]
 
 
+def test_what_nobody_waits_for_any_more_is_not_compiled():
+    bench = Bench(workers=1)
+    slow, gone, shared, _ = bench.get("slow", "gone", "shared", "shared")
+    bench.until_begun(1)
+    for each in (slow, gone, shared):
+        bench.compiler.let_go(each)
+    bench.release("slow")
+    assert bench.done(slow, shared) == ["SLOW", "SHARED"] and bench.begun == ["slow", "shared"]
+    assert bench.get("slow") == [slow] and slow.grammar == ""
+    assert bench.done(*bench.get("gone")) == ["GONE"]
+
+
 def test_closing_ends_the_threads():
     before = set(threading.enumerate())
     bench = Bench()

@@ -1,0 +1,55 @@
+"""What the grammars of requests that are not over may take as texts."""
+
+import sys
+import threading
+
+from mmengine.errors import QueueFull
+
+MAX_BYTES = 128 * 2**20  # of different texts together; one has 8 MiB at most
+
+
+class GrammarMemory:
+    """Texts by holder. Equal ones are one object, and count once. Thread-safe."""
+
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._lock = threading.Lock()
+        self._held: dict[object, str] = {}  # by holder
+        self._known: dict[str, list] = {}  # [the one object, how many hold it]
+        self.num_bytes = 0
+
+    def hold(self, holder: object, text: str, *, was_accepted: bool = False) -> str:
+        """The one object for `text`, kept until `release`; a holder has one text. Raises QueueFull where a
+        new text finds no room; one that `was_accepted`, by a process before, is held all the same."""
+        with self._lock:
+            size = sys.getsizeof(text)
+            known = self._known.get(text)
+            if known is None:
+                if self.num_bytes + size > self._max_bytes and not was_accepted:
+                    raise QueueFull(
+                        f"the grammars of {len(self._held)} requests take {self.num_bytes:,} of "
+                        f"{self._max_bytes:,} bytes, and this one has {size:,} more; try again later"
+                    )
+                known = self._known[text] = [text, 0]
+                self.num_bytes += size
+            known[1] += 1
+            self._held[holder] = known[0]
+            return known[0]
+
+    def shared(self, text: str) -> str:
+        """The object that stands for `text` where one is held, else `text` itself."""
+        with self._lock:
+            known = self._known.get(text)
+            return text if known is None else known[0]
+
+    def release(self, holder: object) -> None:
+        """One that holds nothing is no error."""
+        with self._lock:
+            text = self._held.pop(holder, None)
+            if text is None:
+                return
+            known = self._known[text]
+            known[1] -= 1
+            if not known[1]:
+                del self._known[text]
+                self.num_bytes -= sys.getsizeof(text)

@@ -1,0 +1,131 @@
+"""The forms of requests are checked beside the event loop, and their texts have a limit."""
+
+import asyncio
+import sys
+
+import pytest
+
+from mmengine.errors import InvalidRequest, QueueFull
+from mmengine.serve.batching import run_batch
+from mmengine.serve.client import AsyncEngine
+from mmengine.serve.engine import Engine
+from mmengine.serve.grammar_memory import GrammarMemory
+from mmengine.serve.prompts import Options, Prompt, make_sampling
+from mmengine.structured_output.spec import grammar_of
+from tests.serve.serve_fakes import builder
+
+
+def form(schema):
+    return {"type": "json_schema", "json_schema": {"schema": schema}}
+
+
+def large(count):
+    """A schema whose gate takes long; few others may be larger."""
+    number = {"type": "integer", "minimum": -1000, "maximum": 123456}
+    names = [f"p{k}" for k in range(count)]
+    closed = {"required": names, "additionalProperties": False}
+    return {"type": "object", "properties": dict.fromkeys(names, number), **closed}
+
+
+def choice(k):
+    return {"choice": [f"{k:01000}"]}
+
+
+SIZE = sys.getsizeof(grammar_of(grammar=choice(0)))
+
+
+def test_equal_texts_are_one_object_and_count_once():
+    memory = GrammarMemory(2 * SIZE)
+    texts = [grammar_of(grammar=choice(k)) for k in (0, 0, 1, 2)]
+    first = memory.hold("a", texts[0])
+    assert memory.hold("b", texts[1]) is first is memory.shared(texts[1])
+    memory.hold("c", texts[2])
+    assert memory.num_bytes == 2 * SIZE
+    with pytest.raises(
+        QueueFull, match=r"grammars of 3 requests take .* bytes, and this one has .* more; try"
+    ):
+        memory.hold("d", texts[3])
+    memory.hold("past", texts[3], was_accepted=True)
+    for holder in ("a", "a", "never was", "past", "c"):
+        memory.release(holder)
+    assert memory.num_bytes == SIZE
+    memory.release("b")
+    assert memory.num_bytes == 0 and not memory._known and not memory._held
+
+
+def test_a_text_without_room_is_refused_and_the_others_go_on():
+    with Engine(builder=builder()) as engine:
+        engine.grammar_memory = GrammarMemory(2 * SIZE)
+        for k in (0, 1, 0):
+            engine.submit(f"prompt {k}", grammar=choice(k), max_tokens=20)
+        with pytest.raises(QueueFull, match="the grammars of 3 requests take"):
+            engine.submit("prompt 2", grammar=choice(2), n=2, temperature=1.0)
+        answers = []
+        while engine.has_work:
+            answers += [output.completion.text for output in engine.step() if output.completion]
+        assert sorted(answers) == ["PROMPT 0", "PROMPT 0", "PROMPT 1"]
+        assert engine.grammar_memory.num_bytes == 0
+        engine.generate(["prompt 2"], grammar=choice(2), max_tokens=20)
+
+
+def test_a_batch_waits_for_room():
+    with Engine(builder=builder()) as engine:
+        engine.grammar_memory = GrammarMemory(3 * SIZE)
+        options = [
+            Options(make_sampling({"max_tokens": 20}), grammar=grammar_of(grammar=choice(k)))
+            for k in range(20)
+        ]
+        answers = dict(
+            run_batch(engine, [(Prompt.of(f"prompt {k}"), each) for k, each in enumerate(options)])
+        )
+        assert {k: answer.text for k, answer in answers.items()} == {k: f"PROMPT {k}" for k in range(20)}
+        assert engine.grammar_memory.num_bytes == 0
+
+
+def test_the_event_loop_goes_on_while_a_large_schema_is_checked():
+    async def main():
+        async with AsyncEngine(builder=builder()) as engine:
+            begun = asyncio.get_running_loop().time()
+            answer = asyncio.create_task(
+                engine.generate("with a form", response_format=form(large(5000)), max_tokens=20)
+            )
+            assert (await engine.generate("without", max_tokens=20)).text == "WITHOUT"
+            assert not answer.done()
+            ticks = 0
+            while not answer.done():
+                await asyncio.sleep(0.005)
+                ticks += 1
+            took = asyncio.get_running_loop().time() - begun
+            assert answer.result().text == "WITH A FORM" and ticks > 20 * took
+            assert engine._engine.grammar_memory.num_bytes == 0
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_what_is_wrong_with_a_form_reaches_its_caller_alone():
+    wrong = [
+        ({"response_format": form({"type": "objec"})}, InvalidRequest, "objec"),
+        ({"response_format": {"type": "xml"}}, InvalidRequest, "response_format.type"),
+        ({"response_format": form({}), "grammar": choice(0)}, InvalidRequest, "not both"),
+        ({"grammar": choice(0), "stop": "a"}, InvalidRequest, "stop cannot go with"),
+        ({"grammar": choice(3)}, QueueFull, "the grammars of"),
+    ]
+
+    async def main():
+        async with AsyncEngine(builder=builder()) as engine:
+            memory = engine._engine.grammar_memory = GrammarMemory(SIZE)
+            memory.hold("another", grammar_of(grammar=choice(0)))
+            for asked, kind, says in wrong:
+                stream = engine.stream("prompt", **asked)
+                with pytest.raises(kind, match=says):
+                    await stream.accepted()
+                with pytest.raises(kind, match=says):
+                    await anext(stream)
+            answers = await asyncio.gather(
+                *(engine.generate("prompt", grammar=choice(0), max_tokens=20) for _ in range(9))
+            )
+            assert {answer.text for answer in answers} == {"PROMPT"}
+            memory.release("another")
+            assert memory.num_bytes == 0
+
+    asyncio.run(asyncio.wait_for(main(), 30))
