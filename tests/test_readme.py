@@ -17,8 +17,8 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 
 
-def blocks(language):
-    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+def blocks(language, text=README):
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
 
 
 def test_the_ten_lines_work(capsys):
@@ -26,6 +26,15 @@ def test_the_ten_lines_work(capsys):
         exec(compile(block, "README.md", "exec"), {})
     printed = capsys.readouterr().out.splitlines()
     assert len(printed) == 6 and json.loads(printed[0])["objects"]
+
+
+def test_the_forms_of_answers_work(capsys):
+    for block in blocks("python", (ROOT / "docs" / "structured_output.md").read_text()):
+        exec(compile(block, "structured_output.md", "exec"), {})
+    record, call = capsys.readouterr().out.split("\n", 1)
+    assert "corners" in record
+    call = json.loads(call.strip().removeprefix("<tool_call>").removesuffix("</tool_call>"))
+    assert call["name"] == "area" and call["arguments"].keys() == {"shape", "size"}
 
 
 def test_the_commands_work(tmp_path, monkeypatch, capsys):

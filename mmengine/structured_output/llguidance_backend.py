@@ -9,6 +9,8 @@ from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
 
 from mmengine.errors import InvalidRequest
 from mmengine.structured_output.spec import Choice, Grammar, JsonSchema, Lark, Regex, read_grammar
+from mmengine.structured_output.tag_grammar import grammars_of
+from mmengine.structured_output.tags import StructuralTag
 
 MAX_ERROR_CHARS = 300
 
@@ -32,15 +34,33 @@ class LLGuidance:
         self._vocab_size = vocab_size
         self._lock = threading.Lock()
         self._tokenizer: LLTokenizer | None = None
+        self._special_names: dict[str, int] = {}  # filled with it
         self._limits = LLParserLimits(verbose_errors=False)
         self._executor = LLExecutor()
 
     def compile(self, grammar: str) -> "CompiledGrammar":
-        source = _source_of(read_grammar(grammar))
-        prototype = LLMatcher(self._tokens(), source, log_level=0, limits=self._limits)
+        tokens = self._tokens()
+        prototype = LLMatcher(
+            tokens, self._source_of(read_grammar(grammar)), log_level=0, limits=self._limits
+        )
         if prototype.is_error():
             raise InvalidRequest(f"the grammar cannot be used: {_short(prototype.get_error())}")
         return CompiledGrammar(prototype)
+
+    def _source_of(self, grammar: Grammar) -> str:
+        """The grammar in llguidance's own form."""
+        match grammar:
+            case JsonSchema(schema=schema):
+                return LLMatcher.grammar_from_json_schema(bytes(schema).decode())
+            case Regex(regex=regex):
+                return LLMatcher.grammar_from_regex(regex)
+            case Choice(choices=choices):
+                literals = (msgspec.json.encode(choice).decode() for choice in choices)
+                return LLMatcher.grammar_from_lark("start: " + " | ".join(literals))
+            case Lark(lark=lark):
+                return LLMatcher.grammar_from_lark(lark)
+            case StructuralTag():
+                return grammars_of(grammar, self._special_names, self._eos_token_ids)
 
     def fill(self, matchers: Sequence[LLMatcher], bits: np.ndarray) -> None:
         pairs = [(matcher, place) for place, matcher in enumerate(matchers)]
@@ -59,6 +79,7 @@ class LLGuidance:
         tokens = list(self._token_bytes())[: self._vocab_size]
         tokens += [b""] * (self._vocab_size - len(tokens))
         special = sorted(token for token in self._special_ids if token < self._vocab_size)
+        self._special_names = {tokens[token].decode(errors="replace"): token for token in special}
         wrapper = _Tokens(tokens, special, self._eos_token_ids[0], self._encode)
         return LLTokenizer(wrapper, n_vocab=self._vocab_size, eos_token=self._eos_token_ids)
 
@@ -83,20 +104,6 @@ class CompiledGrammar:
 
     def matcher(self) -> LLMatcher:
         return self._prototype.deep_copy()
-
-
-def _source_of(grammar: Grammar) -> str:
-    """The grammar in llguidance's own form."""
-    match grammar:
-        case JsonSchema(schema=schema):
-            return LLMatcher.grammar_from_json_schema(bytes(schema).decode())
-        case Regex(regex=regex):
-            return LLMatcher.grammar_from_regex(regex)
-        case Choice(choices=choices):
-            literals = (msgspec.json.encode(choice).decode() for choice in choices)
-            return LLMatcher.grammar_from_lark("start: " + " | ".join(literals))
-        case Lark(lark=lark):
-            return LLMatcher.grammar_from_lark(lark)
 
 
 def _short(error: str) -> str:

@@ -6,23 +6,24 @@ That text, `Request.grammar`, is JSON and complete in itself: another process co
     {"type": "regex", "regex": "…"}
     {"type": "choice", "choices": ["…", …]}
     {"type": "lark", "lark": "start: …"}
+    {"type": "structural_tag", "structures": […], "triggers": […], …}     tags.py
 """
 
-import json
 from collections.abc import Mapping
-from functools import lru_cache
+from sys import intern
 from typing import Any
 
 import msgspec
 
 from mmengine.errors import InvalidRequest, shown
-from mmengine.structured_output.schema import Bounds, gate
+from mmengine.structured_output.fields import bounds_of, gated, mapping, refuse_others, string
+from mmengine.structured_output.tags import StructuralTag, structural_tag
 
 MAX_GRAMMAR_CHARS = 256 * 1024  # of a regex or a Lark grammar, and of all choices together
 MAX_CHOICES = 10_000
-_FORMATS = ("text", "json_object", "json_schema")
+_FORMATS = ("text", "json_object", "json_schema", "structural_tag")
 _SCHEMA_FIELDS = ("schema", "strict", "name", "description")
-_KINDS = ("regex", "choice", "lark")
+_KINDS = ("regex", "choice", "lark", "structural_tag")
 
 
 class JsonSchema(msgspec.Struct, frozen=True, tag="json_schema", forbid_unknown_fields=True):
@@ -41,7 +42,7 @@ class Lark(msgspec.Struct, frozen=True, tag="lark", forbid_unknown_fields=True):
     lark: str
 
 
-Grammar = JsonSchema | Regex | Choice | Lark
+Grammar = JsonSchema | Regex | Choice | Lark | StructuralTag
 _read = msgspec.json.Decoder(Grammar).decode
 
 
@@ -57,32 +58,41 @@ def grammar_of(
     response_format: Mapping[str, Any] | None = None,
     grammar: Mapping[str, Any] | None = None,
 ) -> str | None:
-    """The text of what was asked for, None for free text.
+    """The text of what was asked for, None for free text. Equal forms are one object: the lines of a batch
+    mostly ask for the same.
 
-    `response_format`: {"type": "text"}, {"type": "json_object"}, or {"type": "json_schema", "json_schema":
-    {"schema": {…}}}, whose `strict` changes nothing: a schema is always enforced. Beside "type" it may have
-    "bounds", an object of those of bounds.py, or false for none. `grammar`: {"regex": …}, {"choice": […]} or
-    {"lark": …}. Raises InvalidRequest, naming what cannot be enforced and where it stands.
+    `response_format`: {"type": "text"}, {"type": "json_object"}, {"type": "json_schema", "json_schema":
+    {"schema": {…}}}, whose `strict` changes nothing: a schema is always enforced, or {"type":
+    "structural_tag", …} with the fields of tags.py. Beside "type" all but text may have "bounds", an object
+    of those of bounds.py, or false for none. `grammar`: {"regex": …}, {"choice": […]}, {"lark": …} or
+    {"structural_tag": {…}}. Raises InvalidRequest, naming what cannot be enforced and where it stands.
     """
     if response_format is not None and grammar is not None:
         raise InvalidRequest("give response_format or grammar, not both")
     if response_format is not None:
-        schema, bounds = _schema_of(response_format), _bounds_of(response_format)
-        return None if schema is None else _schema_text(schema, bounds)
+        return _format_text(response_format)
     return None if grammar is None else _text_of(grammar)
 
 
-def _schema_of(response_format: Mapping[str, Any]) -> Any:
-    """The schema asked for; None for free text."""
-    kind = _mapping("response_format", response_format).get("type")
+def _format_text(response_format: Mapping[str, Any]) -> str | None:
+    kind = mapping("response_format", response_format).get("type")
     if kind not in _FORMATS:
         raise InvalidRequest(f"response_format.type must be {', '.join(_FORMATS)}, not {shown(kind)}")
+    if kind == "structural_tag":
+        return structural_tag("response_format", response_format)
+    schema = _schema_of(kind, response_format)
+    bounds = bounds_of("response_format.bounds", response_format.get("bounds"))
+    return None if schema is None else intern(f'{{"type":"json_schema","schema":{gated(schema, bounds)}}}')
+
+
+def _schema_of(kind: str, response_format: Mapping[str, Any]) -> Any:
+    """The schema asked for; None for free text."""
     known = {"text": ("type",), "json_object": ("type", "bounds"), "json_schema": ("type", kind, "bounds")}
-    _refuse_others("response_format", response_format, known[kind])
+    refuse_others("response_format", response_format, known[kind])
     if kind != "json_schema":
         return None if kind == "text" else {"type": "object"}
-    given = _mapping("response_format.json_schema", response_format.get("json_schema"))
-    _refuse_others("response_format.json_schema", given, _SCHEMA_FIELDS)
+    given = mapping("response_format.json_schema", response_format.get("json_schema"))
+    refuse_others("response_format.json_schema", given, _SCHEMA_FIELDS)
     if "schema" not in given:
         raise InvalidRequest("response_format.json_schema must hold a schema")
     if given.get("strict") not in (None, True, False):
@@ -90,71 +100,24 @@ def _schema_of(response_format: Mapping[str, Any]) -> Any:
     return given["schema"]
 
 
-def _bounds_of(response_format: Mapping[str, Any]) -> Bounds:
-    given = response_format.get("bounds")
-    if given is False:
-        return Bounds.off()
-    try:
-        return Bounds() if given is None else msgspec.convert(given, Bounds)
-    except msgspec.ValidationError as error:
-        raise InvalidRequest(f"response_format.bounds cannot be used: {error}") from None
-
-
-def _schema_text(schema: Any, bounds: Bounds) -> str:
-    """Lines of a batch mostly ask for the same: it is worked out once, and is one object for all of them."""
-    try:
-        text = json.dumps(schema, ensure_ascii=False, allow_nan=False).encode()
-    except (TypeError, ValueError, RecursionError):  # the gate says what it is that is no JSON
-        return _gated(schema, bounds)
-    return _gated_before(text, bounds)
-
-
-@lru_cache(maxsize=64)
-def _gated_before(text: bytes, bounds: Bounds) -> str:
-    return _gated(text, bounds)
-
-
-def _gated(schema: Any, bounds: Bounds) -> str:
-    return f'{{"type":"json_schema","schema":{gate(schema, bounds)}}}'
-
-
 def _text_of(grammar: Mapping[str, Any]) -> str:
-    _refuse_others("grammar", _mapping("grammar", grammar), _KINDS)
+    refuse_others("grammar", mapping("grammar", grammar), _KINDS)
     if len(grammar) != 1:
         raise InvalidRequest(f"grammar holds one of {', '.join(_KINDS)}")
     kind, value = next(iter(grammar.items()))
+    if kind == "structural_tag":
+        return structural_tag("grammar.structural_tag", value)
     if kind == "choice":
         return msgspec.json.encode(Choice(_choices(value))).decode()
-    made = {"regex": Regex, "lark": Lark}[kind](_checked(f"grammar.{kind}", value))
+    made = {"regex": Regex, "lark": Lark}[kind](string(f"grammar.{kind}", value, MAX_GRAMMAR_CHARS))
     return msgspec.json.encode(made).decode()
 
 
 def _choices(value: Any) -> tuple[str, ...]:
     if not isinstance(value, (list, tuple)) or not 1 <= len(value) <= MAX_CHOICES:
         raise InvalidRequest(f"grammar.choice must be a list of 1 to {MAX_CHOICES} strings")
-    choices = tuple(dict.fromkeys(_checked(f"grammar.choice[{n}]", each) for n, each in enumerate(value)))
+    checked = (string(f"grammar.choice[{n}]", each, MAX_GRAMMAR_CHARS) for n, each in enumerate(value))
+    choices = tuple(dict.fromkeys(checked))
     if sum(map(len, choices)) > MAX_GRAMMAR_CHARS:
         raise InvalidRequest(f"grammar.choice holds more than {MAX_GRAMMAR_CHARS} characters")
     return choices
-
-
-def _checked(where: str, value: Any) -> str:
-    if not isinstance(value, str) or len(value) > MAX_GRAMMAR_CHARS:
-        raise InvalidRequest(f"{where} must be a string of at most {MAX_GRAMMAR_CHARS} characters")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidRequest(f"{where} holds an unpaired surrogate at character {error.start}") from None
-    return value
-
-
-def _mapping(where: str, value: Any) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        raise InvalidRequest(f"{where} must be an object, not {shown(value)}")
-    return value
-
-
-def _refuse_others(where: str, given: Mapping[str, Any], known: tuple[str, ...]) -> None:
-    for name in given:
-        if name not in known:
-            raise InvalidRequest(f"{where} has the unknown field {shown(name)}; known are {', '.join(known)}")

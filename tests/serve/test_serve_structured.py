@@ -12,9 +12,7 @@ from typing import Annotated, Literal
 import jsonschema
 import msgspec
 import pytest
-import torch
 from hypothesis import Phase, given, settings
-from safetensors.torch import load_file, save_file
 
 from mmengine.build import build
 from mmengine.config import EngineConfig
@@ -33,7 +31,7 @@ from mmengine.structured_output.spec import grammar_of
 from tests.cli.cli_process import run_cli
 from tests.structured.strategies import cases
 
-checkpoint_path = pytest.importorskip("mmengine_shapes").checkpoint_path
+pytest.importorskip("mmengine_shapes")
 
 RECORD = {
     "type": "object",
@@ -75,21 +73,6 @@ SMALL = {"max_num_seqs": 8, "token_budget": 24, "max_model_len": 256}
 
 def form(schema):
     return {"type": "json_schema", "json_schema": {"schema": schema}}
-
-
-@pytest.fixture(scope="module")
-def random_weights(tmp_path_factory):
-    """The embedded checkpoint's shape, with weights that know nothing: only the mask makes it JSON."""
-    folder = tmp_path_factory.mktemp("random") / "model"
-    shutil.copytree(checkpoint_path(), folder)
-    generator = torch.Generator().manual_seed(7)
-    path = folder / "model.safetensors"
-    weights = {
-        name: one if "norm" in name else 0.05 * torch.randn(one.shape, generator=generator).to(one.dtype)
-        for name, one in load_file(path).items()
-    }
-    save_file(weights, path, metadata={"format": "pt"})
-    return folder
 
 
 def random_schemas(count):

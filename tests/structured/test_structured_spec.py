@@ -47,7 +47,7 @@ def test_grammars():
 @pytest.mark.parametrize(
     ("response_format", "grammar", "says"),
     [
-        ({"type": "json"}, None, "response_format.type must be text, json_object, json_schema, not 'json'"),
+        ({"type": "json"}, None, "response_format.type must be text, json_object, json_schema, struct"),
         ("json_object", None, "response_format must be an object"),
         ({"type": "json_object", "schema": {}}, None, "unknown field 'schema'"),
         ({"type": "json_schema"}, None, "response_format.json_schema must be an object"),

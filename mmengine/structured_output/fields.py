@@ -1,0 +1,57 @@
+"""What a caller's form may hold, field by field: checks that say which field is wrong."""
+
+import json
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from mmengine.errors import InvalidRequest, shown
+from mmengine.structured_output.schema import Bounds, gate
+
+
+def mapping(where: str, value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise InvalidRequest(f"{where} must be an object, not {shown(value)}")
+    return value
+
+
+def refuse_others(where: str, given: Mapping[str, Any], known: tuple[str, ...]) -> None:
+    for name in given:
+        if name not in known:
+            raise InvalidRequest(f"{where} has the unknown field {shown(name)}; known are {', '.join(known)}")
+
+
+def string(where: str, value: Any, max_chars: int) -> str:
+    if not isinstance(value, str) or len(value) > max_chars:
+        raise InvalidRequest(f"{where} must be a string of at most {max_chars} characters")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(f"{where} holds an unpaired surrogate at character {error.start}") from None
+    return value
+
+
+def bounds_of(where: str, given: Any) -> Bounds:
+    """None: the default ones; False: none; an object: those of bounds.py that it names."""
+    if given is False:
+        return Bounds.off()
+    try:
+        return Bounds() if given is None else msgspec.convert(given, Bounds)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"{where} cannot be used: {error}") from None
+
+
+def gated(schema: Any, bounds: Bounds) -> str:
+    """What the gate makes of a schema, once for the many lines of a batch that ask for the same."""
+    try:
+        text = json.dumps(schema, ensure_ascii=False, allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError):  # the gate says what it is that is no JSON
+        return gate(schema, bounds)
+    return _gated_before(text, bounds)
+
+
+@lru_cache(maxsize=64)
+def _gated_before(text: bytes, bounds: Bounds) -> str:
+    return gate(text, bounds)

@@ -1,0 +1,85 @@
+"""Structural tags as grammars of llguidance: a Lark grammar of the tags, and one of JSON for each schema.
+
+A text trigger is a lazy lexeme: it ends where the trigger first does, and from there only a tag goes on. A
+special token is no text, so free text never holds one and it needs no such care.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from mmengine.errors import InvalidRequest, shown
+from mmengine.structured_output.tags import StructuralTag
+
+_STARTS = {  # by at_least_one and stop_after_first
+    (False, False): "call* rest",
+    (True, False): "call+ rest",
+    (False, True): "call | rest",
+    (True, True): "call",
+}
+
+
+def grammars_of(tag: StructuralTag, specials: Mapping[str, int], ends: Sequence[int]) -> str:
+    """The grammars, as JSON. `specials`: the ids of tokens that are no text, by name; `ends`: of those that
+    end an answer. Raises InvalidRequest where a tag holds one of these."""
+    pieces = _Pieces(specials, ends)
+    lines = [
+        "start: " + _STARTS[tag.at_least_one, tag.stop_after_first],
+        "rest: TEXT",
+        "TEXT: /(?s:.*)/",
+    ]
+    opened = []
+    for n, trigger in enumerate(tag.triggers):
+        lines += pieces.opening(n, trigger)
+        tags = []
+        for m, each in enumerate(tag.structures):
+            if each.begin.startswith(trigger):
+                tags.append(f"tag_{m}")
+                rest = pieces.of(each.begin[len(trigger) :])
+                lines.append(f"tag_{m}: {rest} @schema_{m} {pieces.of(each.end)}")
+        opened.append(f"open_{n} ({' | '.join(tags)})")
+    lines.append("call: " + " | ".join(opened))
+    grammars = [{"name": "tags", "lark_grammar": "\n".join(lines)}]
+    grammars += [
+        {"name": f"schema_{m}", "json_schema": msgspec.json.decode(each.schema)}
+        for m, each in enumerate(tag.structures)
+    ]
+    return json.dumps({"grammars": grammars}, ensure_ascii=False)
+
+
+class _Pieces:
+    def __init__(self, specials: Mapping[str, int], ends: Sequence[int]):
+        self._specials, self._ends = specials, set(ends)
+        names = sorted((name for name in specials if name), key=len, reverse=True)
+        self._pattern = re.compile("(" + "|".join(map(re.escape, names)) + ")") if names else None
+
+    def of(self, text: str) -> str:
+        """A text in Lark, with the special tokens that it names."""
+        return " ".join(self._special(one) if odd else _quoted(one) for one, odd in self._split(text))
+
+    def opening(self, n: int, trigger: str) -> list[str]:
+        """The rule of free text up to a trigger, and with it."""
+        (first, is_special), *_ = parts = self._split(trigger)
+        if len(parts) == 1 and not is_special:
+            return [f"open_{n}[lazy]: TEXT {_quoted(trigger)}"]
+        if is_special:
+            return [f"open_{n}: TEXT {self.of(trigger)}"]
+        before = f"BEFORE_{n}"
+        return [f"{before}: TEXT {_quoted(first)}", f"open_{n}: {before} {self.of(trigger[len(first) :])}"]
+
+    def _split(self, text: str) -> list[tuple[str, bool]]:
+        """Runs of text, and names of special tokens, which are marked."""
+        runs = self._pattern.split(text) if self._pattern else [text]
+        return [(run, bool(place % 2)) for place, run in enumerate(runs) if run]
+
+    def _special(self, name: str) -> str:
+        token = self._specials[name]
+        if token in self._ends:
+            raise InvalidRequest(f"{shown(name)} ends an answer, so no structural tag can hold it")
+        return f"<[{token}]>"
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)

@@ -1,0 +1,142 @@
+"""Structural tags: free text in which a trigger begins a tag, and a tag holds JSON of a schema.
+
+    text … <function=get_weather>{"city": "Oslo"}</function> … text
+           ╰─trigger─╯          │                │
+           ╰────────begin───────╯╰────schema────╯╰──end──╯
+
+Free text holds no trigger: one that is written begins a tag. So what a text says is never in doubt, for which
+no trigger may lie in another, and no begin may be the beginning of another.
+"""
+
+from collections.abc import Mapping
+from sys import intern
+from typing import Any
+
+import msgspec
+
+from mmengine.errors import InvalidRequest, shown
+from mmengine.structured_output.fields import bounds_of, gated, mapping, refuse_others, string
+from mmengine.structured_output.refusal import SchemaRefused
+from mmengine.structured_output.schema import MAX_OUTPUT, Bounds
+
+MAX_STRUCTURES = 128
+MAX_TRIGGERS = 32
+MAX_TAG_CHARS = 1_000  # of a begin, an end or a trigger
+_FIELDS = ("type", "structures", "triggers", "at_least_one", "stop_after_first", "bounds")
+_STRUCTURE_FIELDS = ("begin", "schema", "end")
+_IN_NUMBERS = "0123456789.eE+-"
+_ENCLOSED = ("object", "array", "string")
+
+
+class Structure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`schema` as the gate left it."""
+
+    begin: str
+    schema: msgspec.Raw
+    end: str
+
+
+class StructuralTag(msgspec.Struct, frozen=True, tag="structural_tag", forbid_unknown_fields=True):
+    structures: tuple[Structure, ...]
+    triggers: tuple[str, ...]
+    at_least_one: bool = False  # tag; text may come before it
+    stop_after_first: bool = False  # the answer ends with its first tag
+
+
+def structural_tag(where: str, given: Any) -> str:
+    """The text of a form, as spec.py describes it. `given`: {"structures": [{"begin", "schema", "end"}, …],
+    "triggers": […]}, and where wanted "at_least_one", "stop_after_first", "bounds". Raises InvalidRequest,
+    naming the field, and of a schema the keyword and its place."""
+    refuse_others(where, mapping(where, given), _FIELDS)
+    if given.get("type", "structural_tag") != "structural_tag":
+        raise InvalidRequest(f"{where}.type must be structural_tag, not {shown(given['type'])}")
+    triggers = _list(f"{where}.triggers", given.get("triggers"), MAX_TRIGGERS)
+    triggers = [_tag(f"{where}.triggers[{n}]", trigger) for n, trigger in enumerate(triggers)]
+    structures = _list(f"{where}.structures", given.get("structures"), MAX_STRUCTURES)
+    begins = [_begin(f"{where}.structures[{n}]", each) for n, each in enumerate(structures)]
+    _check_triggers(where, triggers, begins)
+    _check_begins(where, begins)
+    bounds = bounds_of(f"{where}.bounds", given.get("bounds"))
+    made, size = [], 0
+    for n, (begin, each) in enumerate(zip(begins, structures, strict=True)):
+        made.append(_structure(f"{where}.structures[{n}]", begin, each, bounds))
+        size += len(bytes(made[-1].schema))
+        if size > MAX_OUTPUT:
+            raise InvalidRequest(f"{where}.structures: their schemas have more than {MAX_OUTPUT:,} bytes")
+    options = {
+        name: _flag(f"{where}.{name}", given.get(name)) for name in ("at_least_one", "stop_after_first")
+    }
+    return intern(msgspec.json.encode(StructuralTag(tuple(made), tuple(triggers), **options)).decode())
+
+
+def _structure(where: str, begin: str, given: Mapping[str, Any], bounds: Bounds) -> Structure:
+    if "schema" not in given:
+        raise InvalidRequest(f"{where} must hold a schema")
+    end = string(f"{where}.end", given.get("end"), MAX_TAG_CHARS)
+    try:
+        schema = gated(given["schema"], bounds)
+    except SchemaRefused as error:
+        raise InvalidRequest(f"{where}: {error}") from None
+    if (not end or end[0] in _IN_NUMBERS) and not _is_enclosed(msgspec.json.decode(schema)):
+        raise InvalidRequest(
+            f"{where}.end does not show where a value that may be a number ends; let it begin with another "
+            f"character, or give the schema the type {', '.join(_ENCLOSED)}"
+        )
+    return Structure(begin, msgspec.Raw(schema.encode()), end)
+
+
+def _is_enclosed(schema: Mapping[str, Any]) -> bool:
+    """Whether a value says itself where it ends, by its bracket or quote. `schema` is the gate's."""
+    return schema.get("type") in _ENCLOSED or ("anyOf" in schema and all(map(_is_enclosed, schema["anyOf"])))
+
+
+def _check_triggers(where: str, triggers: list[str], begins: list[str]) -> None:
+    for n, trigger in enumerate(triggers):
+        for m, other in enumerate(triggers):
+            if m != n and trigger in other:
+                raise InvalidRequest(
+                    f"{where}.triggers[{n}], {shown(trigger)}, is in triggers[{m}], {shown(other)}, so that "
+                    "one could never begin a tag; keep one of them"
+                )
+        if not any(begin.startswith(trigger) for begin in begins):
+            raise InvalidRequest(
+                f"{where}.triggers[{n}], {shown(trigger)}, begins no structure; leave it out"
+            )
+    for n, begin in enumerate(begins):
+        if not begin.startswith(tuple(triggers)):
+            raise InvalidRequest(
+                f"{where}.structures[{n}].begin, {shown(begin)}, begins with none of the triggers"
+            )
+
+
+def _check_begins(where: str, begins: list[str]) -> None:
+    order = sorted(range(len(begins)), key=lambda n: begins[n])
+    for n, m in zip(order, order[1:]):  # the beginning of another is the beginning of the one behind it
+        if begins[m].startswith(begins[n]):
+            raise InvalidRequest(
+                f"{where}.structures[{n}].begin, {shown(begins[n])}, also begins structures[{m}]: which of "
+                "them is meant is not known then; make one structure of both, with anyOf in its schema"
+            )
+
+
+def _begin(where: str, given: Any) -> str:
+    refuse_others(where, mapping(where, given), _STRUCTURE_FIELDS)
+    return _tag(f"{where}.begin", given.get("begin"))
+
+
+def _tag(where: str, value: Any) -> str:
+    if value == "":
+        raise InvalidRequest(f"{where} must not be empty")
+    return string(where, value, MAX_TAG_CHARS)
+
+
+def _list(where: str, value: Any, most: int) -> list[Any]:
+    if not isinstance(value, (list, tuple)) or not 1 <= len(value) <= most:
+        raise InvalidRequest(f"{where} must be a list of 1 to {most}")
+    return list(value)
+
+
+def _flag(where: str, value: Any) -> bool:
+    if value is not None and not isinstance(value, bool):
+        raise InvalidRequest(f"{where} must be true or false")
+    return bool(value)

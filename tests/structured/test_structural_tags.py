@@ -1,0 +1,401 @@
+"""Free text with tags in it: what is accepted, token by token, against what tags mean; what is refused."""
+
+import json
+import random
+import re
+
+import jsonschema
+import msgspec
+import numpy as np
+import pytest
+
+from mmengine.errors import InvalidRequest
+from mmengine.structured_output.llguidance_backend import LLGuidance
+from mmengine.structured_output.spec import grammar_of, read_grammar
+from mmengine.structured_output.tags import StructuralTag
+
+PAIRS = [
+    b"<f",
+    b"=a",
+    b">{",
+    b'{"',
+    b'":',
+    b'"}',
+    b"}<",
+    b"</",
+    b"ll",
+    b"\xc3\xa9",
+    b"</f>",
+    b"<call>",
+    b"}\n",
+    b"aa",
+]
+NAMES = [b"<|end|>", b"<|call|>", b"<|close|>", b"<|image|>"]
+TOKENS = [bytes([byte]) for byte in range(256)] + PAIRS + NAMES
+END, CALL, CLOSE, IMAGE = range(len(TOKENS) - 4, len(TOKENS))
+CITY = {
+    "type": "object",
+    "properties": {
+        "city": {"enum": ["Oslo", "Orléans"]},
+        "days": {"type": "integer", "minimum": 0, "maximum": 14},
+    },
+    "required": ["city"],
+    "additionalProperties": False,
+}
+FLAGS = {"type": "array", "items": {"type": "boolean"}, "maxItems": 3}
+FUNCTIONS = {
+    "structures": [
+        {"begin": "<function=weather>", "schema": CITY, "end": "</function>"},
+        {"begin": "<function=flags>", "schema": FLAGS, "end": "</function>"},
+    ],
+    "triggers": ["<function="],
+}
+WEATHER = '<function=weather>{"city": "Oslo", "days": 3}</function>'
+FLAG = "<function=flags>[true]</function>"
+
+
+def encode(text):
+    """The longest of the tokens first, as good as any tokenizer."""
+    rest, found = text.encode(), []
+    while rest:
+        best = max((token for token in PAIRS if rest.startswith(token)), key=len, default=rest[:1])
+        found.append(TOKENS.index(best))
+        rest = rest[len(best) :]
+    return found
+
+
+@pytest.fixture(scope="module")
+def backend():
+    return LLGuidance(lambda: TOKENS, encode, frozenset({END, CALL, CLOSE, IMAGE}), (END,), len(TOKENS))
+
+
+class Accepts:
+    """Whether a text is in a grammar: each of its tokens allowed where it stands, and its end. Of the tokens
+    that spell a text any may be taken that is allowed."""
+
+    def __init__(self, backend, asked, seed=0):
+        self.backend, self.compiled = backend, backend.compile(grammar_of(grammar={"structural_tag": asked}))
+        self.random = random.Random(seed)
+        self.seen = []  # of the last text: its tokens, and whether it could end behind each
+
+    def allowed(self, matcher):
+        bits = np.zeros((1, -(-len(TOKENS) // 32)), np.uint32)
+        self.backend.fill([matcher], bits)
+        assert not matcher.is_error(), matcher.get_error()
+        return set(np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little")).tolist())
+
+    def reach(self, *parts):
+        """The matcher behind the parts, texts and special tokens; None where one is refused."""
+        matcher, self.seen = self.compiled.matcher(), []
+        for part in parts:
+            rest = part if isinstance(part, int) else part.encode()
+            while rest != b"":
+                can = self.allowed(matcher)
+                if isinstance(rest, int):
+                    options = [rest] if rest in can else []
+                else:
+                    options = [token for token in can if token < END and rest.startswith(TOKENS[token])]
+                if not options:
+                    return None
+                token = self.random.choice(sorted(options))
+                assert matcher.consume_tokens([token])
+                self.seen.append((TOKENS[token], matcher.is_stopped() or END in self.allowed(matcher)))
+                rest = b"" if isinstance(rest, int) else rest[len(TOKENS[token]) :]
+        return matcher
+
+    def __call__(self, *parts):
+        matcher = self.reach(*parts)
+        return matcher is not None and (matcher.is_stopped() or END in self.allowed(matcher))
+
+
+def means(text, structures, triggers):
+    """Whether the text is one of tags, by their definition; a reader of answers would do the same."""
+    while True:
+        places = [(text.find(trigger), trigger) for trigger in triggers if trigger in text]
+        if not places:
+            return True
+        text = text[min(places)[0] :]
+        found = [each for each in structures if text.startswith(each["begin"])]
+        if not found:
+            return False
+        text = text[len(found[0]["begin"]) :]
+        try:
+            value, length = json.JSONDecoder().raw_decode(text)
+            jsonschema.validate(value, found[0]["schema"])
+        except (ValueError, jsonschema.ValidationError):
+            return False
+        if not text[length:].startswith(found[0]["end"]):
+            return False
+        text = text[length + len(found[0]["end"]) :]
+
+
+def test_free_text_and_any_number_of_tags_in_it(backend):
+    accepts = Accepts(backend, FUNCTIONS)
+    for text in (
+        "",
+        "No tag at all: <func, é, {}",
+        WEATHER,
+        f"Wait. {WEATHER} and {FLAG}{FLAG}\nbye <function",
+        '<function=weather>{\n  "city" : "Orléans"\n}</function>',
+    ):
+        assert accepts(text) and means(text, **FUNCTIONS), text
+    for text in (
+        "a <function=",
+        "a <function=other>",
+        WEATHER[:-1],
+        WEATHER[:-1] + "!",
+        WEATHER.replace("Oslo", "Rome"),
+        WEATHER.replace("3", "15"),
+        f"{WEATHER} {FLAG.replace('true', 'true, 1')}",
+        f"{WEATHER} {FLAG.replace('weather', 'flags')} <function=weather>[]</function>",
+    ):
+        assert not accepts(text) and not means(text, **FUNCTIONS), text
+
+
+def test_an_end_is_allowed_in_free_text_and_nowhere_in_a_tag(backend):
+    accepts = Accepts(backend, FUNCTIONS)
+    text = f"so: {WEATHER} done"
+    begin, behind = (
+        text.index("<function=") + len("<function="),
+        text.index("</function>") + len("</function>"),
+    )
+    for _ in range(30):
+        assert accepts(text)
+        length = 0
+        for token, can_end in accepts.seen:
+            length += len(token)
+            assert can_end == (length < begin or length >= behind), text[:length]
+
+
+def test_random_texts_are_accepted_exactly_where_they_are_tags(backend):
+    """Of pieces that nearly are tags, with triggers that overlap one another and themselves."""
+    asked = {
+        "structures": [
+            {"begin": "aab", "schema": {"type": "boolean"}, "end": "a"},
+            {"begin": "aac", "schema": {"enum": ["aa", "<f"]}, "end": ""},
+            {"begin": "<f", "schema": {"type": "integer", "minimum": 0, "maximum": 120}, "end": ">"},
+            {"begin": "b<", "schema": {"type": "null"}, "end": "aab"},
+        ],
+        "triggers": ["aa", "<f", "b<"],
+    }
+    accepts, source = Accepts(backend, asked, seed=5), random.Random(3)
+    pieces = [
+        "a",
+        "b",
+        "c",
+        "<",
+        "f",
+        ">",
+        "true",
+        "null",
+        "12",
+        '"aa"',
+        '"<f"',
+        "aabtruea",
+        'aac"aa"',
+        "<f7>",
+        "b<nullaab",
+    ]
+    seen = {True: 0, False: 0}
+    for _ in range(1_500):
+        text = "".join(source.choices(pieces, k=source.randrange(7)))
+        wanted = means(text, **asked)
+        assert accepts(text) == wanted, text
+        seen[wanted] += 1
+    assert min(seen.values()) > 300, seen
+
+
+def test_a_token_that_is_no_text_can_begin_and_end_a_tag(backend):
+    asked = {
+        "structures": [
+            {"begin": "<|call|>\n", "schema": CITY, "end": "\n<|close|>"},
+            {"begin": "<|call|>flags<|image|>", "schema": FLAGS, "end": ""},
+            {"begin": "see <|image|>!", "schema": FLAGS, "end": "<|close|><|close|>."},
+        ],
+        "triggers": ["<|call|>", "see <|image|>"],
+    }
+    accepts, city = Accepts(backend, asked), '{"city":"Oslo"}'
+    call = (CALL, f"\n{city}\n", CLOSE)
+    assert accepts("plain") and accepts(*call) and accepts("a <|call|> b", *call, *call, "c")
+    assert accepts(CALL, "flags", IMAGE, "[]", "then ", *call)
+    assert accepts("I see ", IMAGE, "![true]", CLOSE, CLOSE, ". ", "see")
+    for wrong in (
+        (CALL,),
+        (CALL, "\n", city),
+        (CALL, city),
+        (CALL, f"\n{city}\n<|close|>"),
+        (CALL, "flags[]"),
+        ("I say ", IMAGE),
+        (IMAGE,),
+        (CLOSE,),
+        ("see ", CALL, "!"),
+        (*call, CLOSE),
+    ):
+        assert not accepts(*wrong), wrong
+
+
+def test_a_token_that_is_also_text_can_be_spelled_either_way(backend):
+    """As Qwen's <tool_call>, an added token that its tokenizer does not call special."""
+    asked = {
+        "structures": [{"begin": '<call>\n{"name": "f", "arguments": ', "schema": CITY, "end": "}\n</call>"}],
+        "triggers": ["<call>"],
+    }
+    accepts = Accepts(backend, asked)
+    text = 'Well: <call>\n{"name": "f", "arguments": {"city": "Oslo"}}\n</call>'
+    assert all(accepts(text + text) for _ in range(20))
+    matcher = accepts.reach("Well: ")
+    assert TOKENS.index(b"<call>") in accepts.allowed(matcher)
+    assert matcher.consume_tokens([TOKENS.index(b"<call>")]) and not matcher.is_stopped()
+    assert END not in accepts.allowed(matcher)
+    assert not accepts("<call>{") and not accepts("<call>")
+
+
+def test_one_at_least_or_one_at_most(backend):
+    least = Accepts(backend, {**FUNCTIONS, "at_least_one": True})
+    assert not least("") and not least("text") and least(f"text {WEATHER} text {FLAG}") and least(WEATHER)
+    most = Accepts(backend, {**FUNCTIONS, "stop_after_first": True})
+    assert (
+        most("") and most("text") and most(f"text {WEATHER}") and most.reach(f"text {WEATHER}").is_stopped()
+    )
+    one = Accepts(backend, {**FUNCTIONS, "at_least_one": True, "stop_after_first": True})
+    assert not one("text") and one(f"text {WEATHER}") and one.reach(WEATHER).is_stopped()
+    assert most.reach(f"{WEATHER} ") is None and one.reach(f"{WEATHER} ") is None
+
+
+def test_each_schema_is_bounded_as_elsewhere(backend):
+    structure = {"begin": "<f", "schema": {"type": "array", "items": {"type": "string"}}, "end": "."}
+    asked = {"structures": [structure], "triggers": ["<f"]}
+    spaces, letters = f"<f[{' ' * 33}].", f'<f["{"x" * 4_097}"].'
+    accepts = Accepts(backend, asked)
+    assert accepts("<f[ ].") and not accepts(spaces) and not accepts(letters)
+    wide = Accepts(backend, {**asked, "bounds": False})
+    assert wide(spaces) and wide(letters)
+    assert not Accepts(backend, {**asked, "bounds": {"string": 3}})('<f["xxxx"].')
+
+
+def test_many_structures(backend):
+    structures = [
+        {
+            "begin": f"<f{n}>",
+            "schema": {"type": "object", "properties": {f"p{n}": {"const": n}}},
+            "end": "</f>",
+        }
+        for n in range(128)
+    ]
+    accepts = Accepts(backend, {"structures": structures, "triggers": ["<f"]})
+    assert accepts('<f127>{"p127": 127}</f><f3>{}</f>') and not accepts('<f126>{"p126": 127}</f>')
+
+
+def test_the_text_is_complete_and_the_same_however_it_was_asked():
+    asked = {"type": "structural_tag", **FUNCTIONS}
+    text = grammar_of(grammar={"structural_tag": FUNCTIONS})
+    assert text is grammar_of(asked) is grammar_of(grammar={"structural_tag": asked})
+    found = read_grammar(text)
+    assert isinstance(found, StructuralTag) and msgspec.json.encode(found).decode() == text
+    assert found.triggers == ("<function=",) and not found.at_least_one
+
+
+def one(**changes):
+    return {"begin": "<f>", "schema": {"type": "object"}, "end": "</f>", **changes}
+
+
+def tags(*structures, triggers=("<f",), **others):
+    return {"structures": list(structures), "triggers": list(triggers), **others}
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ([], "structural_tag must be an object, not []"),
+        ({"type": "triggered", **FUNCTIONS}, "structural_tag.type must be structural_tag, not 'triggered'"),
+        ({**FUNCTIONS, "format": {}}, "unknown field 'format'; known are type, structures"),
+        ({"structures": FUNCTIONS["structures"]}, "structural_tag.triggers must be a list of 1 to 32"),
+        ({"triggers": ["<f"]}, "structural_tag.structures must be a list of 1 to 128"),
+        (tags(triggers=["<f"]), "structural_tag.structures must be a list of 1 to 128"),
+        (tags(one(), triggers=[]), "structural_tag.triggers must be a list of 1 to 32"),
+        (tags(*[one(begin=f"<f{n}>") for n in range(129)]), "structures must be a list of 1 to 128"),
+        (tags(one(), triggers=[f"t{n:02}" for n in range(33)]), "triggers must be a list of 1 to 32"),
+        (tags("<f>"), "structures[0] must be an object, not '<f>'"),
+        (tags(one(), one(begin="<fg>", name="g")), "structures[1] has the unknown field 'name'"),
+        (tags(one(), {"begin": "<fg>", "end": "x"}), "structures[1] must hold a schema"),
+        (tags(one(), {"begin": "<fg>", "schema": {}}), "structures[1].end must be a string"),
+        (tags(one(begin="")), "structures[0].begin must not be empty"),
+        (tags(one(begin=3)), "structures[0].begin must be a string of at most 1000 characters"),
+        (
+            tags(one(begin="<f" + "x" * 999)),
+            "structures[0].begin must be a string of at most 1000 characters",
+        ),
+        (tags(one(begin="<f\ud800")), "structures[0].begin holds an unpaired surrogate at character 2"),
+        (tags(one(end="\udc00")), "structures[0].end holds an unpaired surrogate at character 0"),
+        (tags(one(), triggers=["<f", ""]), "triggers[1] must not be empty"),
+        (tags(one(), triggers=["<f", 3]), "triggers[1] must be a string"),
+        (
+            tags(one(), triggers=["<f>", "<f"]),
+            "triggers[1], '<f', is in triggers[0], '<f>', so that one could",
+        ),
+        (tags(one(), triggers=["<f", "<f"]), "triggers[0], '<f', is in triggers[1], '<f'"),
+        (
+            tags(one(), one(begin="a<fg"), triggers=["<f", "a<f"]),
+            "triggers[0], '<f', is in triggers[1], 'a<f'",
+        ),
+        (tags(one(), triggers=["<f", "<g"]), "triggers[1], '<g', begins no structure; leave it out"),
+        (tags(one(), one(begin="<g>")), "structures[1].begin, '<g>', begins with none of the triggers"),
+        (tags(one(), one(begin="x<f>")), "structures[1].begin, 'x<f>', begins with none of the triggers"),
+        (tags(one(), one()), "structures[0].begin, '<f>', also begins structures[1]: which of them is meant"),
+        (tags(one(begin="<fg>h"), one(begin="<f")), "structures[1].begin, '<f', also begins structures[0]"),
+        (
+            tags(one(schema={"type": "number"}, end="")),
+            "structures[0].end does not show where a value that may be",
+        ),
+        (
+            tags(one(schema={"enum": ["a", 1]}, end="0")),
+            "structures[0].end does not show where a value that may",
+        ),
+        (
+            tags(one(schema=True, end="")),
+            "structures[0].end does not show where a value that may be a number",
+        ),
+        (tags(one(), at_least_one=1), "structural_tag.at_least_one must be true or false"),
+        (tags(one(), stop_after_first="no"), "structural_tag.stop_after_first must be true or false"),
+        (tags(one(), bounds={"strings": 1}), "structural_tag.bounds cannot be used"),
+        (
+            tags(one(), one(begin="<fg>", schema={"properties": {"a": {"not": {"const": 1}}}})),
+            "structures[1]: schema refused: not at #/properties/a/not: ",
+        ),
+        (tags(one(schema={"type": "objec"})), "structures[0]: schema refused: type at #/type: "),
+        (tags(one(schema={"$ref": "#/$defs/x"})), "structures[0]: schema refused: $ref at #/$ref: "),
+        (
+            tags(one(schema=[])),
+            "structures[0]: schema refused: at #: a schema must be an object, true or false",
+        ),
+        (tags(one(schema={"const": float("nan")})), "structures[0]: schema refused: at #: "),
+    ],
+)
+def test_what_is_refused(asked, says):
+    with pytest.raises(InvalidRequest) as refusal:
+        grammar_of(grammar={"structural_tag": asked})
+    assert says in str(refusal.value) and len(str(refusal.value)) < 600
+    assert str(refusal.value).startswith("grammar.structural_tag")
+    if isinstance(asked, dict) and "type" not in asked:
+        with pytest.raises(InvalidRequest, match=re.escape(f"response_format{str(refusal.value)[22:60]}")):
+            grammar_of({"type": "structural_tag", **asked})
+
+
+def test_schemas_that_are_large_together():
+    schema = {"enum": ["x" * 900 + str(n) for n in range(1_500)]}
+    asked = tags(*[one(begin=f"<f{n}>", schema=schema) for n in range(9)])
+    with pytest.raises(
+        InvalidRequest, match=r"structural_tag.structures: their schemas have more than 8,388,608 b"
+    ):
+        grammar_of(grammar={"structural_tag": asked})
+
+
+@pytest.mark.parametrize("where", ["begin", "end", "trigger"])
+def test_a_token_that_ends_answers_is_in_no_tag(backend, where):
+    asked = {
+        "begin": tags(one(begin="<f<|end|>")),
+        "end": tags(one(end="}<|end|>")),
+        "trigger": tags(one(begin="<|end|><f"), triggers=["<|end|>"]),
+    }[where]
+    with pytest.raises(InvalidRequest, match=r"'<\|end\|>' ends an answer, so no structural tag can hold it"):
+        backend.compile(grammar_of(grammar={"structural_tag": asked}))
