@@ -1,9 +1,10 @@
 """What the keywords of one schema object say themselves, without those that point to other schemas."""
 
+from mmengine.structured_output.characters import PatternError
 from mmengine.structured_output.document import Document
 from mmengine.structured_output.formats import FORMATS
 from mmengine.structured_output.keywords import check_exact, check_multiple, fraction, is_number, same, shown
-from mmengine.structured_output.pattern import Pattern, PatternError, parse_pattern
+from mmengine.structured_output.pattern import Pattern, parse_pattern
 from mmengine.structured_output.pieces import (
     KINDS,
     Array,

@@ -1,0 +1,85 @@
+"""Sets of characters, and how they are written so that the grammar engine and Python read them alike."""
+
+LAST = 0x10FFFF
+
+Ranges = list[tuple[int, int]]
+DIGIT: Ranges = [(0x30, 0x39)]
+WORD: Ranges = [(0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A)]
+NEWLINES: Ranges = [(0x0A, 0x0A), (0x0D, 0x0D), (0x2028, 0x2029)]
+SPACE: Ranges = [
+    *((0x09, 0x0D), (0x20, 0x20), (0xA0, 0xA0), (0x1680, 0x1680), (0x2000, 0x200A)),
+    *((0x2028, 0x2029), (0x202F, 0x202F), (0x205F, 0x205F), (0x3000, 0x3000), (0xFEFF, 0xFEFF)),
+]
+CONTROL = {"t": 0x09, "n": 0x0A, "v": 0x0B, "f": 0x0C, "r": 0x0D, "0": 0x00}
+# General categories that both engines name alike.
+CATEGORIES = frozenset(
+    [
+        *("L", "Lu", "Ll", "Lt", "Lm", "Lo", "M", "Mn", "Mc", "Me", "N", "Nd", "Nl", "No"),
+        *("P", "Pc", "Pd", "Ps", "Pe", "Pi", "Pf", "Po", "S", "Sm", "Sc", "Sk", "So", "Z", "Zs", "Zl", "Zp"),
+        *("Letter", "Uppercase_Letter", "Lowercase_Letter", "Number", "Decimal_Number"),
+        *("Punctuation", "Symbol", "Separator", "Mark"),
+    ]
+)
+ANY = "(?s:.)"
+
+
+class PatternError(ValueError):
+    """What is wrong with a pattern, for the person who wrote it."""
+
+
+def complement(ranges: Ranges) -> Ranges:
+    out, start = [], 0
+    for low, high in sorted([*ranges, (0xD800, 0xDFFF)]):
+        if low > start:
+            out.append((start, low - 1))
+        start = max(start, high + 1)
+    if start <= LAST:
+        out.append((start, LAST))
+    return out
+
+
+def escaped(point: int) -> str:
+    char = chr(point)
+    if char.isascii() and char.isalnum() or char == "_" or char == " ":
+        return char
+    if 0x20 < point < 0x7F:
+        return "\\" + char if char in r"\.+*?()|[]{}^$#&-~/" and char != "/" else char
+    if point < 0x100:
+        return f"\\x{point:02X}"
+    return f"\\u{point:04X}" if point < 0x10000 else f"\\U{point:08X}"
+
+
+def without_nul(ranges: Ranges) -> Ranges:
+    """The set without U+0000 where the grammar engine would add to it.
+
+    Of a set of all control characters (but those with an escape of their own, as \\n) llguidance 1.9 takes
+    it that it holds the quote and the backslash too. A set that lacks one of them gives up U+0000.
+    """
+
+    def holds(point: int) -> bool:
+        return any(low <= point <= high for low, high in ranges)
+
+    if (
+        holds(0x22)
+        and holds(0x5C)
+        or not all(holds(point) for point in range(32) if point not in (8, 9, 10, 12, 13))
+    ):
+        return ranges
+    return complement([*complement(ranges), (0, 0)])
+
+
+def char_class(ranges: Ranges, extras: str = "", negated: bool = False) -> str:
+    if extras and (negated and "\\p{P" in extras or not negated and "\\P{P" in extras):
+        raise PatternError("the complement of punctuation cannot be enforced; name the characters instead")
+    if not extras:
+        wanted = complement(ranges) if negated else ranges
+        left = without_nul(wanted)
+        if left is not wanted:
+            ranges = complement(left) if negated else left
+            ranges = [(low, high) for low, high in ranges if (low, high) != (0xD800, 0xDFFF)]
+    inside = "".join(escaped(a) if a == b else f"{escaped(a)}-{escaped(b)}" for a, b in sorted(set(ranges)))
+    return f"[{'^' if negated else ''}{inside}{extras}]"
+
+
+def single(ranges: Ranges) -> bool:
+    return len(ranges) == 1 and ranges[0][0] == ranges[0][1]
