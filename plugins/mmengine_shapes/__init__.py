@@ -6,3 +6,8 @@ import pathlib
 def checkpoint_path() -> pathlib.Path:
     """Folder of the embedded checkpoint, in hub layout."""
     return pathlib.Path(__file__).resolve().parent / "checkpoint"
+
+
+def draft_head_path() -> pathlib.Path:
+    """Folder of the EAGLE-3 head that drafts for the embedded checkpoint, in hub layout."""
+    return pathlib.Path(__file__).resolve().parent / "draft_head"

@@ -45,11 +45,11 @@ def user(question: str, images: int = 0, video: bool = False) -> dict:
 def held_out_items(task: str, number: int, side: int | None = 96, seed: int = 0) -> list[Item]:
     """`number` items of one task; `side` None draws a size for every item."""
     rng = random.Random(f"held out {seed} {task} {side}")
-    return [_item(task, side, rng) for _ in range(number)]
+    return [draw_item(task, side, rng) for _ in range(number)]
 
 
-def _item(task: str, side: int | None, rng: random.Random) -> Item:
-    """One item; draws again until the scene gives occasion for the question."""
+def draw_item(task: str, side: int | None, rng: random.Random, split: str = "held_out") -> Item:
+    """One item about a scene of `split`; draws again until it gives occasion for the question."""
     if task in TEXT_TASKS:
         question, answer = text_pair(rng, task)
         return Item(task, [user(question)], answer)
@@ -58,21 +58,21 @@ def _item(task: str, side: int | None, rng: random.Random) -> Item:
         question, answer = rng.choice(pairs)
         return Item(task, [user(f"{text}\n{question}")], answer)
     while True:
-        item = _picture_item(task, side or rng.choice(MIXED_SIDES), rng)
+        item = _picture_item(task, side or rng.choice(MIXED_SIDES), rng, split)
         if item:
             return item
 
 
-def _picture_item(task: str, side: int, rng: random.Random) -> Item | None:
+def _picture_item(task: str, side: int, rng: random.Random, split: str) -> Item | None:
     """An item about a scene, a pair or a clip, or None if there is nothing to ask."""
     if task in CLIP_TASKS:
-        clip = random_clip(rng, min(side, 96))
+        clip = random_clip(rng, min(side, 96), split)
         pairs = clip_questions(clip, rng)[task]
         return Item(task, [user(pairs[0][0], video=True)], pairs[0][1], clip=clip) if pairs else None
-    scene = random_scene(rng, side)
+    scene = random_scene(rng, side, split)
     questions, images = image_questions(scene, rng), (scene.draw(),)
     if task in PAIR_TASKS:
-        other = random_scene(rng, side)
+        other = random_scene(rng, side, split)
         questions, images = pair_questions(scene, other, rng), (scene.draw(), other.draw())
     if task == "two_turns":
         return _two_turns(questions, images, rng)

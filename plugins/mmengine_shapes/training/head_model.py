@@ -1,0 +1,174 @@
+"""An EAGLE-3 draft head (arXiv 2503.01840) as it is trained: one decoder layer that reads what the target
+reads and guesses ahead.
+
+At row p it takes what the target's tapped layers read at p and the token after p, and guesses the token
+after that. A guess k steps further takes the head's own output in place of the target's states. Parameters
+are named as the heads on the hub are. The switches `fc_norm` (each tapped state normed before they are
+joined) and `norm_output` (what goes on to the next step is normed) are those of EAGLE 3.1.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mmengine_qwen3_vl.config import TextConfig
+from mmengine_qwen3_vl.text import Rotary
+
+
+@dataclass(frozen=True, slots=True)
+class HeadShape:
+    """Sizes of a head that are its own; all others are the target's."""
+
+    levels: tuple[int, ...]  # taps: i is the input of the target's layer i
+    draft_vocab_size: int
+    intermediate_size: int
+    fc_norm: bool = True
+    norm_output: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class HeadBatch:
+    """Padded conversations: B of at most n tokens, up to R rows each from which drafts are made."""
+
+    ids: Tensor  # int64 [B, n], padding behind
+    positions: Tensor  # int64 [3, B, n]
+    taps: Tensor  # float32 [B, n, levels, hidden]
+    rows: Tensor  # int64 [B, R]: the last prompt token, then answer tokens; padding repeats the last row
+    valid: Tensor  # bool [B, R]
+    lengths: Tensor  # int64 [B]
+
+
+class DraftAttention(nn.Module):
+    """The projections; q, k and v read the embedding and the hidden state side by side."""
+
+    def __init__(self, config: TextConfig) -> None:
+        super().__init__()
+        q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        self.q_proj = nn.Linear(2 * config.hidden_size, q_size, bias=False)
+        self.k_proj = nn.Linear(2 * config.hidden_size, kv_size, bias=False)
+        self.v_proj = nn.Linear(2 * config.hidden_size, kv_size, bias=False)
+        self.o_proj = nn.Linear(q_size, config.hidden_size, bias=False)
+
+
+class DraftMLP(nn.Module):
+    """The gated MLP of a Llama layer."""
+
+    def __init__(self, hidden_size: int, intermediate_size: int) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
+        self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
+        self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class DraftLayer(nn.Module):
+    """The one decoder layer."""
+
+    def __init__(self, config: TextConfig, intermediate_size: int) -> None:
+        super().__init__()
+        hidden, eps = config.hidden_size, config.rms_norm_eps
+        self.input_layernorm = nn.RMSNorm(hidden, eps)
+        self.hidden_norm = nn.RMSNorm(hidden, eps)
+        self.self_attn = DraftAttention(config)
+        self.post_attention_layernorm = nn.RMSNorm(hidden, eps)
+        self.mlp = DraftMLP(hidden, intermediate_size)
+
+
+class DraftHead(nn.Module):
+    """The head. `embedding` is the target's, frozen, and no parameter of the head."""
+
+    def __init__(self, config: TextConfig, shape: HeadShape, embedding: Tensor) -> None:
+        super().__init__()
+        self.config, self.shape = config, shape
+        hidden, eps = config.hidden_size, config.rms_norm_eps
+        self.fc = nn.Linear(len(shape.levels) * hidden, hidden, bias=False)
+        self.fc_norm = nn.ModuleList(nn.RMSNorm(hidden, eps) for _ in shape.levels if shape.fc_norm)
+        self.midlayer = DraftLayer(config, shape.intermediate_size)
+        self.norm = nn.RMSNorm(hidden, eps)
+        self.lm_head = nn.Linear(hidden, shape.draft_vocab_size, bias=False)
+        self.register_buffer("embedding", embedding, persistent=False)
+        self._rotary = Rotary(config, embedding.device)
+
+    def fuse(self, taps: Tensor) -> Tensor:
+        """[..., levels, hidden] to [..., hidden]: what stands in for the target's hidden state."""
+        if self.fc_norm:
+            taps = torch.stack([norm(taps[..., i, :]) for i, norm in enumerate(self.fc_norm)], -2)
+        return self.fc(taps.flatten(-2))
+
+    def unroll(
+        self, batch: HeadBatch, steps: int, token_of: Callable[[int, Tensor | None], Tensor]
+    ) -> list[Tensor]:
+        """Logits [B, R, draft_vocab] of each step, for drafts that begin at every row at once.
+
+        `token_of(k, logits of step k - 1)`: int64 [B, R], what step k reads beside its hidden state. At
+        step 0 every row reads the target's states; at step k a row sees the keys of step 0 up to its own
+        place, and of later steps only its own, as a head does that drafts from there.
+        """
+        attn = self.midlayer.self_attn
+        fused = self.fuse(batch.taps)
+        following = F.pad(batch.ids[:, 1:], (0, 1))
+        past = self._inputs(following, fused)
+        keys = self._rotate(self._heads(attn.k_proj(past)), batch.positions)
+        values = self._heads(attn.v_proj(past))
+        visible = torch.arange(fused.shape[1]) <= batch.rows[..., None]  # [B, R, n]
+        places = batch.positions.gather(2, batch.rows.expand(3, -1, -1))
+        hidden = fused.gather(1, batch.rows[..., None].expand(-1, -1, fused.shape[-1]))
+        own: list[tuple[Tensor, Tensor]] = []
+        outputs: list[Tensor] = []
+        for k in range(steps):
+            inputs = self._inputs(token_of(k, outputs[-1] if k else None), hidden)
+            if k:
+                own.append(
+                    (
+                        self._rotate(self._heads(attn.k_proj(inputs)), places + k),
+                        self._heads(attn.v_proj(inputs)),
+                    )
+                )
+            q = self._rotate(self._heads(attn.q_proj(inputs)), places + k)
+            hidden = hidden + attn.o_proj(_attend(q, keys, values, visible, own))
+            hidden = hidden + self.midlayer.mlp(self.midlayer.post_attention_layernorm(hidden))
+            normed = self.norm(hidden)
+            outputs.append(self.lm_head(normed))
+            hidden = normed if self.shape.norm_output else hidden
+        return outputs
+
+    def _inputs(self, tokens: Tensor, hidden: Tensor) -> Tensor:
+        """[...] and [..., hidden] to [..., 2 * hidden], the embedding first."""
+        layer = self.midlayer
+        embeds = layer.input_layernorm(F.embedding(tokens, self.embedding))
+        return torch.cat((embeds, layer.hidden_norm(hidden)), -1)
+
+    def _heads(self, x: Tensor) -> Tensor:
+        """[B, m, heads * head_dim] to [B, m, heads, head_dim]."""
+        return x.unflatten(-1, (-1, self.config.head_dim))
+
+    def _rotate(self, x: Tensor, positions: Tensor) -> Tensor:
+        """[B, m, heads, head_dim] turned by its interleaved M-RoPE positions, int64 [3, B, m]."""
+        cos, sin = self._rotary.rows(positions.flatten(1), x.dtype)
+        shape = (*x.shape[:2], 1, x.shape[-1])
+        return x * cos.view(shape) + x.roll(x.shape[-1] // 2, -1) * sin.view(shape)
+
+
+def _attend(
+    q: Tensor, keys: Tensor, values: Tensor, visible: Tensor, own: list[tuple[Tensor, Tensor]]
+) -> Tensor:
+    """q [B, R, heads, d] over keys and values [B, n, kv, d] where visible [B, R, n], and over each row's
+    own of later steps, [B, R, kv, d] each; gives [B, R, heads * d]."""
+    batch, rows, heads, d = q.shape
+    kv = keys.shape[2]
+    q = q.view(batch, rows, kv, heads // kv, d) * d**-0.5
+    scores = torch.einsum("brkgd,bnkd->bkgrn", q, keys)
+    scores = scores.masked_fill(~visible[:, None, None], float("-inf"))
+    mine = [torch.einsum("brkgd,brkd->bkgr", q, k)[..., None] for k, _ in own]
+    weights = torch.cat((scores, *mine), -1).softmax(-1)
+    length = keys.shape[1]
+    mixed = torch.einsum("bkgrn,bnkd->brkgd", weights[..., :length], values)
+    for number, (_, v) in enumerate(own):
+        share = weights[..., length + number].permute(0, 3, 1, 2)[..., None]  # [B, R, kv, g, 1]
+        mixed = mixed + share * v[:, :, :, None]
+    return mixed.flatten(2)

@@ -1,0 +1,74 @@
+"""How many tokens a pass of the target yields with a head's drafts: an exact simulation.
+
+Drafting is greedy and so is the target, so what a chain of drafts is worth depends only on where it
+begins. All rows of an answer draft at once; a walk over the answer then takes the passes that an engine
+would have made: each yields the drafts that agree and one token of the target's own.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from mmengine.config import EngineConfig
+from mmengine.serve.engine import Engine
+from mmengine_shapes import checkpoint_path
+from mmengine_shapes.training.head_batch import collate
+from mmengine_shapes.training.head_data import Sample, regenerate
+from mmengine_shapes.training.head_model import DraftHead
+from mmengine_shapes.training.head_target import Target
+from mmengine_shapes.training.held_out import held_out_items
+
+BATCH = 50
+
+
+def held_out_samples(target: Target, tasks: Sequence[str], number: int, seed: int) -> list[Sample]:
+    """`number` held-out conversations of each task at mixed sizes, answered greedily by the target."""
+    samples: list[Sample] = []
+    with Engine(checkpoint_path(), config=EngineConfig(num_threads=1)) as engine:
+        for task in tasks:
+            items = held_out_items(task, number, None, seed)
+            conversations = list(regenerate(engine, items, seed, greedy_share=1.0))
+            for start in range(0, number, BATCH):
+                samples += target.samples(conversations[start : start + BATCH])
+    return samples
+
+
+@torch.no_grad()
+def accepted_from(head: DraftHead, vocabulary: Tensor, samples: Sequence[Sample], k: int) -> list[list[int]]:
+    """Of each sample and row: how many of k drafts in a row, begun there, are the answer's tokens."""
+    batch = collate(samples)
+
+    def token_of(step: int, logits: Tensor | None) -> Tensor:
+        return batch.ids.gather(1, batch.rows + 1) if logits is None else vocabulary[logits.argmax(-1)]
+
+    last = batch.lengths[:, None] - 1
+    going, accepted = batch.valid.clone(), torch.zeros_like(batch.rows)
+    for step, logits in enumerate(head.unroll(batch, k, token_of)):
+        places = batch.rows + 2 + step
+        truth = batch.ids.gather(1, places.clamp(max=last))
+        going &= (vocabulary[logits.argmax(-1)] == truth) & (places <= last)
+        accepted += going
+    return [row[valid].tolist() for row, valid in zip(accepted, batch.valid, strict=True)]
+
+
+def passes_of(accepted: Sequence[int], num_answer: int) -> list[int]:
+    """Tokens of each pass over an answer of `num_answer` tokens, the first of which the prompt's pass
+    gave. `accepted[i]`: drafts that hold when token i of the answer was the last one known."""
+    yields, known = [], 0
+    while known < num_answer - 1:
+        taken = min(accepted[known] + 1 if known < len(accepted) else 1, num_answer - 1 - known)
+        yields.append(taken)
+        known += taken
+    return yields
+
+
+def acceptance(head: DraftHead, vocabulary: Tensor, samples: Sequence[Sample], k: int) -> float:
+    """Tokens a pass, the target's own included, over all answers together. Answers of one token need no
+    pass and do not count."""
+    passes: list[int] = []
+    for start in range(0, len(samples), BATCH):
+        part = samples[start : start + BATCH]
+        for sample, accepted in zip(part, accepted_from(head, vocabulary, part, k), strict=True):
+            passes += passes_of(accepted, len(sample.ids) - sample.num_prompt)
+    return sum(passes) / max(1, len(passes))
