@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mmengine.models.plugin import Taps
 from mmengine_qwen3_vl import plugin
 from mmengine_qwen3_vl.config import read_config
 from mmengine_qwen3_vl.loading import open_weights
-from mmengine_qwen3_vl.text import TextDecoder
 from mmengine_shapes.training.head_data import Conversation, Sample
 
 PAD = 0
@@ -49,26 +49,13 @@ def stored(folder: Path, *names: str) -> list[Tensor]:
 
 
 class Target:
-    """The frozen checkpoint in float32: its decoder, with an ear at the norms that read what is tapped."""
+    """The frozen checkpoint in float32."""
 
     def __init__(self, folder: Path, levels: Sequence[int]) -> None:
-        """`levels`: ids of taps, ascending; i is the input of layer i, num_layers that of the final norm."""
-        self.folder, self.config = folder, read_config(folder)
-        self.levels = tuple(levels)
-        self._vision = plugin.load_model(folder, device="cpu", dtype="float32")
-        device = torch.device("cpu")
-        with torch.inference_mode(), open_weights(folder, self.config, device, torch.float32) as weights:
-            self._text = TextDecoder(self.config.text, weights, device)
-        # The residual stream that enters a layer is what the layer's first norm is given.
-        norms = [layer.input_norm for layer in self._text._layers] + [self._text._norm]
-        self._level_of = {id(norms[level]): number for number, level in enumerate(self.levels)}
-        self._plain_norm, self._text._rms_norm = self._text._rms_norm, self._listening_norm
-        self._heard: list[Tensor | None] = []
-
-    def _listening_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        if id(weight) in self._level_of:
-            self._heard[self._level_of[id(weight)]] = x
-        return self._plain_norm(x, weight, eps)
+        """`levels`: what to tap; i is the input of layer i, num_layers that of the final norm."""
+        self.folder, self.config, self.levels = folder, read_config(folder), tuple(levels)
+        self._model = plugin.load_model(folder, device="cpu", dtype="float32")
+        (self._final_norm,) = stored(folder, "text.norm.weight")
 
     @torch.inference_mode()
     def samples(self, conversations: Sequence[Conversation]) -> Iterator[Sample]:
@@ -79,17 +66,17 @@ class Target:
         flat = torch.cat([F.pad(one, (0, length - len(one)), value=PAD) for one in ids])
         positions = torch.cat([F.pad(one, (0, length - one.shape[1])) for one in places], 1)
         embeds, deepstack = self._inputs(conversations, flat, length)
-        self._heard = [None] * len(self.levels)
-        self._text.forward(embeds, deepstack, positions, DenseAttention(len(ids)))
-        taps = torch.stack(self._heard, 1).view(len(ids), length, len(self.levels), -1)
+        taps = Taps(self.levels, embeds.new_empty(len(embeds), len(self.levels) * embeds.shape[1]))
+        self._model.forward(embeds, deepstack, positions, DenseAttention(len(ids)), taps)
+        states = taps.rows.view(len(ids), length, len(self.levels), -1)
         for number, conversation in enumerate(conversations):
-            kept = taps[number, : len(ids[number])].to(torch.float16, copy=True)
+            kept = states[number, : len(ids[number])].to(torch.float16, copy=True)
             yield Sample(conversation.task, ids[number], conversation.num_prompt, places[number], kept)
 
     def logits(self, states: Tensor) -> Tensor:
         """What the final norm reads, [..., hidden], to logits [..., vocab]."""
-        normed = self._plain_norm(states, self._text._norm, self.config.text.rms_norm_eps)
-        return self._text.logits(normed.flatten(0, -2)).view(*states.shape[:-1], -1)
+        normed = F.rms_norm(states, states.shape[-1:], self._final_norm, self.config.text.rms_norm_eps)
+        return self._model.logits(normed.flatten(0, -2)).view(*states.shape[:-1], -1)
 
     def _positions(self, conversation: Conversation) -> Tensor:
         """int64 [3, n]: the prompt's, then the answer's counted on."""
@@ -102,7 +89,7 @@ class Target:
         self, conversations: Sequence[Conversation], flat: Tensor, length: int
     ) -> tuple[Tensor, Tensor | None]:
         """Embeddings with media in their places, and deepstack features [levels, t, hidden]."""
-        embeds = self._text.embed(flat)
+        embeds = self._model.embed(flat)
         media, places = [], []
         for number, conversation in enumerate(conversations):
             for one in conversation.prepared.media:
@@ -112,7 +99,7 @@ class Target:
         if not media:
             return embeds, None
         patches = torch.cat([torch.from_numpy(one.patches) for one in media])
-        features = self._vision.encode(patches, [one.item.grid for one in media])
+        features = self._model.encode(patches, [one.item.grid for one in media])
         first, *others = features.split(embeds.shape[1], 1)
         slots = torch.cat(places)
         deepstack = embeds.new_zeros(len(others), *embeds.shape)
