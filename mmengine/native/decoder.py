@@ -180,21 +180,23 @@ class Decoder:
             raise ValueError(f"tapped rows are {list(rows.shape)} {rows.dtype}, wanted {list(wanted)}")
 
     def _run_at_once(self, attention: Any) -> None:
-        failed = self._library.mm_decoder_forward(
-            self._c, self._c_step, attention.step_address(), attention.layers_address()
+        _check(
+            self._library.mm_decoder_forward(
+                self._c, self._c_step, attention.step_address(), attention.layers_address()
+            )
         )
-        if failed:
-            raise MemoryError("no memory for the attention of this step")
 
     def _run_in_halves(self, attention: Any) -> None:
         s, num_tokens = self._sizes, self._step.num_tokens
         q, k, v = self._qkv[:num_tokens].split((s.num_heads, s.num_kv_heads, s.num_kv_heads), 1)
         for layer in range(len(self._layers)):
-            self._library.mm_decoder_before_attention(self._c, self._c_step, layer)
+            _check(self._library.mm_decoder_before_attention(self._c, self._c_step, layer))
             attention.append(layer, k, v)
             mixed = attention.run(layer, q).reshape(num_tokens, -1)
-            self._library.mm_decoder_after_attention(
-                self._c, self._c_step, layer, mixed.data_ptr(), mixed.stride(0)
+            _check(
+                self._library.mm_decoder_after_attention(
+                    self._c, self._c_step, layer, mixed.data_ptr(), mixed.stride(0)
+                )
             )
         self._library.mm_decoder_final_norm(self._c, self._c_step)
 
@@ -215,6 +217,11 @@ class Decoder:
         step.normed, step.product = self._normed.data_ptr(), self._product.data_ptr()
 
 
+def _check(failed: int) -> None:
+    if failed:
+        raise MemoryError("no memory for the linear layers or the attention of this step")
+
+
 @cache
 def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
     pointer, number = ctypes.c_void_p, ctypes.c_int32
@@ -222,7 +229,7 @@ def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
     library.mm_decoder_after_attention.argtypes = (pointer, pointer, number, pointer, ctypes.c_int64)
     library.mm_decoder_final_norm.argtypes = (pointer, pointer)
     library.mm_decoder_forward.argtypes = (pointer,) * 4
-    library.mm_decoder_forward.restype = number
-    for name in ("before_attention", "after_attention", "final_norm"):
-        getattr(library, f"mm_decoder_{name}").restype = None
+    for name in ("forward", "before_attention", "after_attention"):
+        getattr(library, f"mm_decoder_{name}").restype = number
+    library.mm_decoder_final_norm.restype = None
     return library

@@ -44,7 +44,8 @@ class PackedLinear:
 
     `gate_up`: w is gate's rows and then up's, and y = silu(x gate^T) * (x up^T), [m, n / 2].
     bfloat16 sums in float32 and rounds the sum (with gate_up, silu's result too), then rounds again
-    where a residual is added. Raises ValueError for shapes and dtypes that do not fit.
+    where a residual is added. Raises ValueError for shapes and dtypes that do not fit, and MemoryError where
+    bfloat16 rows find no scratch memory.
     """
 
     def __init__(
@@ -92,14 +93,16 @@ class PackedLinear:
         if self._gate_up:
             if residual is not None or float32:
                 raise ValueError("gate_up gives the weight's dtype and adds no residual")
-            self._library.mm_linear_gate_up(
+            failed = self._library.mm_linear_gate_up(
                 self._address, x.data_ptr(), x.stride(0), m, y.data_ptr(), y.stride(0)
             )
         else:
             added = None if residual is None else residual.data_ptr()
-            self._library.mm_linear_run(
+            failed = self._library.mm_linear_run(
                 self._address, x.data_ptr(), x.stride(0), m, y.data_ptr(), y.stride(0), float32, added
             )
+        if failed:
+            raise MemoryError(f"no memory for a linear layer of {m} rows")
         return y
 
     def _check_like(self, name: str, y: Tensor, m: int, dtype: torch.dtype, stride: int) -> None:
@@ -136,4 +139,5 @@ def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
         function = getattr(library, f"mm_linear_{name}")
         function.argtypes, function.restype = types, None
     library.mm_linear_bytes.restype = long
+    library.mm_linear_run.restype = library.mm_linear_gate_up.restype = number
     return library

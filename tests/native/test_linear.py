@@ -1,5 +1,9 @@
 """Linear layers over packed weights, for each instruction set that this CPU has."""
 
+import resource
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -169,3 +173,31 @@ def test_wrong_arguments_say_what_was_wanted(library):
     with pytest.raises(ValueError, match=r"bias is \[7\]"):
         PackedLinear(library, weight, torch.zeros(7))
     assert packed(torch.zeros(0, 4)).shape == (0, 8)
+
+
+def address_space():
+    """Bytes of this process's address space."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    return pages * resource.getpagesize()
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
+@pytest.mark.parametrize("gate_up", [False, True])
+def test_bfloat16_rows_without_scratch_memory_are_an_error_of_the_call(library, gate_up):
+    _, _, packed = layer(library, 64, 50_000, torch.bfloat16, gate_up=gate_up)
+    x = rows_of(4, 50_000, torch.bfloat16).repeat(256, 1)
+    out = torch.empty(1024, 32 if gate_up else 64, dtype=torch.bfloat16)
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+
+    def too_much():
+        packed(x[:1])  # OpenMP's threads are there
+        resource.setrlimit(resource.RLIMIT_AS, (address_space() + 2**24, hard))
+        try:
+            with pytest.raises(MemoryError, match="no memory for a linear layer of 1024 rows"):
+                packed(x, out=out)
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+        assert torch.equal(packed(x[:3]), packed(x, out=out)[:3])
+
+    with ThreadPoolExecutor(1) as fresh:  # scratch memory is a thread's, and this one has none yet
+        fresh.submit(too_much).result()

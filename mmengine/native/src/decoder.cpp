@@ -29,9 +29,15 @@ class Timed {
 };
 
 template <class... Values>
-void linear(Values... values) {
+int32_t linear(Values... values) {
   Timed timed(kLinears);
-  mm_linear_run(values...);
+  return mm_linear_run(values...);
+}
+
+template <class... Values>
+int32_t gate_up(Values... values) {
+  Timed timed(kLinears);
+  return mm_linear_gate_up(values...);
 }
 
 Rows rows_of(const mm_decoder* decoder, const mm_decoder_step* step, const void* data, int64_t stride) {
@@ -70,37 +76,36 @@ extern "C" {
 
 void mm_profile(int64_t* ns) { profile = ns; }
 
-void mm_decoder_before_attention(const mm_decoder* decoder, const mm_decoder_step* step, int32_t layer) {
+int32_t mm_decoder_before_attention(const mm_decoder* decoder, const mm_decoder_step* step, int32_t layer) {
   const mm_decoder_layer& weights = decoder->layers[layer];
   int64_t size = qkv_size(decoder);
   tap(decoder, step, layer);
   norm(decoder, step, residual(step, layer), weights.input_norm, step->normed);
-  linear(&weights.qkv, step->normed, decoder->hidden_size, step->num_tokens, step->qkv, size, 0, nullptr);
+  if (linear(&weights.qkv, step->normed, decoder->hidden_size, step->num_tokens, step->qkv, size, 0, nullptr))
+    return 1;
   Timed timed(kRows);
   mm::norm_and_rotate(rows_of(decoder, step, step->qkv, size),
                       {weights.q_norm, weights.k_norm, decoder->eps, step->cos, step->sin, decoder->num_heads,
                        decoder->num_kv_heads, decoder->head_dim});
+  return 0;
 }
 
-void mm_decoder_after_attention(const mm_decoder* decoder, const mm_decoder_step* step, int32_t layer,
-                                const void* mixed, int64_t mixed_stride) {
+int32_t mm_decoder_after_attention(const mm_decoder* decoder, const mm_decoder_step* step, int32_t layer,
+                                   const void* mixed, int64_t mixed_stride) {
   const mm_decoder_layer& weights = decoder->layers[layer];
   int64_t hidden = decoder->hidden_size, wide = decoder->intermediate_size;
   int m = step->num_tokens;
-  linear(&weights.out, mixed, mixed_stride, m, step->hidden, hidden, 0,
-         residual(step, layer));
+  if (linear(&weights.out, mixed, mixed_stride, m, step->hidden, hidden, 0, residual(step, layer))) return 1;
   norm(decoder, step, step->hidden, weights.post_norm, step->normed);
-  {
-    Timed timed(kLinears);
-    mm_linear_gate_up(&weights.gate_up, step->normed, hidden, m, step->product, wide);
-  }
-  linear(&weights.down, step->product, wide, m, step->hidden, hidden, 0, step->hidden);
+  if (gate_up(&weights.gate_up, step->normed, hidden, m, step->product, wide)) return 1;
+  if (linear(&weights.down, step->product, wide, m, step->hidden, hidden, 0, step->hidden)) return 1;
   if (layer < step->num_deepstack) {
     Timed timed(kRows);
     int64_t bytes = (int64_t)m * hidden * (decoder->dtype == MM_BF16 ? 2 : 4);
     mm::add_rows(rows_of(decoder, step, step->hidden, hidden), (const char*)step->deepstack + layer * bytes,
                  (int)hidden);
   }
+  return 0;
 }
 
 void mm_decoder_final_norm(const mm_decoder* decoder, const mm_decoder_step* step) {
@@ -116,13 +121,13 @@ int32_t mm_decoder_forward(const mm_decoder* decoder, const mm_decoder_step* ste
   const int bytes = decoder->dtype == MM_BF16 ? 2 : 4;
   const char *k = q + mixed * bytes, *v = k + kv_size * bytes;
   for (int32_t layer = 0; layer < decoder->num_layers; ++layer) {
-    mm_decoder_before_attention(decoder, step, layer);
+    if (mm_decoder_before_attention(decoder, step, layer)) return 1;
     {
       Timed timed(kAttention);
       mm_attention_append(attention, kv_layers[layer], k, size, v, size);
       if (mm_attention_run(attention, kv_layers[layer], q, size, step->mixed, mixed)) return 1;
     }
-    mm_decoder_after_attention(decoder, step, layer, step->mixed, mixed);
+    if (mm_decoder_after_attention(decoder, step, layer, step->mixed, mixed)) return 1;
   }
   mm_decoder_final_norm(decoder, step);
   return 0;

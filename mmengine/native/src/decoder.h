@@ -49,14 +49,15 @@ typedef struct {
 } mm_decoder_step;
 
 // All layers and the final norm. kv_layers [num_layers]: each layer's part of the pool. Gives 0, or 1 where
-// memory for attention could not be had.
+// memory for a linear or for attention could not be had.
 int32_t mm_decoder_forward(const mm_decoder* decoder, const mm_decoder_step* step,
                            const mm_attention_step* attention, void* const* kv_layers);
 
 // One layer in two halves, for any other attention: up to q, k and v in step->qkv, and from attention's output on.
-void mm_decoder_before_attention(const mm_decoder* decoder, const mm_decoder_step* step, int32_t layer);
-void mm_decoder_after_attention(const mm_decoder* decoder, const mm_decoder_step* step, int32_t layer,
-                                const void* mixed, int64_t mixed_stride);
+// They give what mm_decoder_forward gives.
+int32_t mm_decoder_before_attention(const mm_decoder* decoder, const mm_decoder_step* step, int32_t layer);
+int32_t mm_decoder_after_attention(const mm_decoder* decoder, const mm_decoder_step* step, int32_t layer,
+                                   const void* mixed, int64_t mixed_stride);
 
 // Where time goes: nanoseconds of mm_decoder_forward are added to ns[0] for linears, ns[1] for attention and
 // ns[2] for everything else. NULL, as at first, measures nothing. One for the process.

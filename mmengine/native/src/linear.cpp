@@ -1,7 +1,6 @@
 // A call of a linear layer: how its rows and panels are shared among threads.
 #include "linear.h"
 
-#include <cstdlib>
 #if defined(_OPENMP)
 #include <omp.h>
 #endif
@@ -43,19 +42,20 @@ void run_share(const LinearJob& job, char* scratch, int thread, int threads) {
     linear_run_fp32(job, share);
 }
 
-void run_chunk(const LinearJob& job) {
+bool run_chunk(const LinearJob& job) {
   const int64_t bytes = job.bf16() ? linear_scratch_bytes(job) : 0;
   char* scratch = bytes ? scratch_of_thread(bytes) : nullptr;
-  if (bytes && !scratch) abort();
+  if (bytes && !scratch) return false;
 #if defined(_OPENMP)
 #pragma omp parallel if ((int64_t)job.m * job.linear->n * job.linear->k >= kSmall)
   run_share(job, scratch, omp_get_thread_num(), omp_get_num_threads());
 #else
   run_share(job, scratch, 0, 1);
 #endif
+  return true;
 }
 
-void run(LinearJob job) {
+int32_t run(LinearJob job) {
   int m = job.m, x_size = job.bf16() ? 2 : 4, y_size = job.bf16() && !job.y_fp32 ? 2 : 4;
   for (int row = 0; row < m; row += kChunk) {
     LinearJob chunk = job;
@@ -63,8 +63,9 @@ void run(LinearJob job) {
     chunk.x = (const char*)job.x + row * job.x_stride * x_size;
     chunk.y = (char*)job.y + row * job.y_stride * y_size;
     if (job.residual) chunk.residual = (const char*)job.residual + row * job.y_stride * y_size;
-    run_chunk(chunk);
+    if (!run_chunk(chunk)) return 1;
   }
+  return 0;
 }
 
 }  // namespace
@@ -72,14 +73,14 @@ void run(LinearJob job) {
 
 extern "C" {
 
-void mm_linear_run(const mm_linear* linear, const void* x, int64_t x_stride, int32_t m, void* y,
-                   int64_t y_stride, int32_t y_fp32, const void* residual) {
-  mm::run({linear, x, x_stride, m, y, y_stride, residual, y_fp32 != 0, false});
+int32_t mm_linear_run(const mm_linear* linear, const void* x, int64_t x_stride, int32_t m, void* y,
+                      int64_t y_stride, int32_t y_fp32, const void* residual) {
+  return mm::run({linear, x, x_stride, m, y, y_stride, residual, y_fp32 != 0, false});
 }
 
-void mm_linear_gate_up(const mm_linear* linear, const void* x, int64_t x_stride, int32_t m, void* y,
-                       int64_t y_stride) {
-  mm::run({linear, x, x_stride, m, y, y_stride, nullptr, false, true});
+int32_t mm_linear_gate_up(const mm_linear* linear, const void* x, int64_t x_stride, int32_t m, void* y,
+                          int64_t y_stride) {
+  return mm::run({linear, x, x_stride, m, y, y_stride, nullptr, false, true});
 }
 
 }  // extern "C"

@@ -29,17 +29,18 @@ void mm_linear_rows(const mm_linear* linear, const int64_t* rows, int32_t count,
 
 // x [m, k] and y [m, n] with strides in elements between rows. y is float32 where y_fp32 is set, else of
 // the linear's dtype. residual (or NULL) has y's dtype and stride and may be y: y = residual + (...).
-// bfloat16 sums in float32, and rounds before the residual is added and again after.
-void mm_linear_run(const mm_linear* linear, const void* x, int64_t x_stride, int32_t m, void* y,
-                   int64_t y_stride, int32_t y_fp32, const void* residual);
+// bfloat16 sums in float32, and rounds before the residual is added and again after. Gives 0, or 1 where
+// memory for its rows could not be had; y is not complete then.
+int32_t mm_linear_run(const mm_linear* linear, const void* x, int64_t x_stride, int32_t m, void* y,
+                      int64_t y_stride, int32_t y_fp32, const void* residual);
 
 // Gate and up in one pass. gate_up is [2i, k], gate's rows first; packed needs mm_linear_bytes(2i, k).
 void mm_linear_pack_gate_up(const void* gate_up, int32_t i, int32_t k, int32_t dtype, void* packed);
 
 // y [m, i] = silu(x gate^T) * (x up^T); linear->n is 2i and its bias, if any, [2i] as gate_up's rows are.
-// bfloat16 rounds gate, up and silu(gate) before the product.
-void mm_linear_gate_up(const mm_linear* linear, const void* x, int64_t x_stride, int32_t m, void* y,
-                       int64_t y_stride);
+// bfloat16 rounds gate, up and silu(gate) before the product. Gives what mm_linear_run gives.
+int32_t mm_linear_gate_up(const mm_linear* linear, const void* x, int64_t x_stride, int32_t m, void* y,
+                          int64_t y_stride);
 
 #ifdef __cplusplus
 }

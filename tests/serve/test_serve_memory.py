@@ -1,0 +1,44 @@
+"""A step whose kernels find no memory is a failed step: the process lives, and others are answered."""
+
+import pytest
+
+from mmengine.errors import RequestFailed
+from mmengine.native import decoder, library
+from mmengine.serve.engine import Engine
+
+pytestmark = pytest.mark.skipif(library.load() is None, reason="no kernels here")
+
+
+class Short:
+    """The kernels, which find no memory as often as `fails` says."""
+
+    fails = 0
+
+    def __init__(self, real):
+        self._real = real
+
+    def __getattr__(self, name):
+        return getattr(self._real, name)
+
+    def mm_decoder_forward(self, *arguments):
+        if Short.fails:
+            Short.fails -= 1
+            return 1
+        return self._real.mm_decoder_forward(*arguments)
+
+
+def test_a_step_without_memory_fails_alone(monkeypatch):
+    declared = decoder._declared
+    monkeypatch.setattr(decoder, "_declared", lambda real: Short(declared(real)))
+    with Engine(dtype="bfloat16") as engine:
+        expected = engine.generate(["What is a triangle?"], max_tokens=20)[0].token_ids
+        Short.fails = 1  # each request survives max_retries such steps, one
+        assert engine.generate(["What is a triangle?"], max_tokens=20)[0].token_ids == expected
+        Short.fails = 2
+        with pytest.raises(
+            RequestFailed, match="MemoryError: no memory for the linear layers or the attention"
+        ):
+            engine.generate(["What is a square?"], max_tokens=20)
+        assert Short.fails == 0
+        assert engine.generate(["What is a triangle?"], max_tokens=20)[0].token_ids == expected
+        assert engine.readiness()
