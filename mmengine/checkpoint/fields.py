@@ -7,7 +7,8 @@ from mmengine.errors import ModelError
 
 
 class Fields:
-    """One JSON object of the file; every getter checks and names the field on failure."""
+    """One JSON object of the file; every getter checks and names the field on failure. A field that is null
+    counts as missing."""
 
     def __init__(self, values: dict[str, Any], path: Path, prefix: str) -> None:
         self.values, self.path, self.prefix = values, path, prefix
@@ -33,14 +34,18 @@ class Fields:
         return value
 
     def number(self, name: str, default: float) -> float:
-        value = self.values.get(name, default)
+        value = self.values.get(name)
+        if value is None:
+            value = default
         usable = isinstance(value, (int, float)) and not isinstance(value, bool)
         if not usable or not 0 < value < 1e30:  # nan compares false
             self.fail(f"{self.prefix}{name} is {repr(value)[:60]}; it must be a positive number")
         return float(value)
 
     def flag(self, name: str, default: bool) -> bool:
-        value = self.values.get(name, default)
+        value = self.values.get(name)
+        if value is None:
+            value = default
         if not isinstance(value, bool):
             self.fail(f"{self.prefix}{name} is {repr(value)[:60]}; it must be true or false")
         return value
@@ -49,7 +54,9 @@ class Fields:
         self, name: str, default: list[int] | None, low: int, high: int, length: int
     ) -> tuple[int, ...]:
         """At most `length` integers of [low, high]."""
-        value = self.values.get(name, default)
+        value = self.values.get(name)
+        if value is None:
+            value = default
         if not isinstance(value, list) or len(value) > length or not all(type(x) is int for x in value):
             self.fail(f"{self.prefix}{name} must be a list of at most {length} integers")
         if not all(low <= x <= high for x in value):

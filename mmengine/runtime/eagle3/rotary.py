@@ -1,0 +1,58 @@
+"""Rotation of a draft head's q and k: plain, scaled, and by three positions a token."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from mmengine.spec_decode.eagle3.config import HeadConfig
+from mmengine.spec_decode.eagle3.rope import RopeConfig
+
+
+class Rotary:
+    """`axis` [head_dim / 2]: the row of positions that each frequency follows."""
+
+    def __init__(self, config: HeadConfig, device: torch.device) -> None:
+        self._inv_freq = inverse_frequencies(config.rope, config.head_dim).to(device)
+        self.axis = axes(config.rope, config.head_dim).to(device)
+
+    def rows(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """int64 [3, t] to cos and sin, [t, 1, head_dim] each, computed in float32. sin's first half is
+        negated: x * cos + roll(x, head_dim / 2) * sin is the rotation."""
+        cos, sin = (half.to(dtype) for half in self.halves(positions))
+        return torch.cat((cos, cos), -1).unsqueeze(1), torch.cat((-sin, sin), -1).unsqueeze(1)
+
+    def halves(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin of the angles, float32 [t, head_dim / 2] each without gaps."""
+        angles = positions.float().index_select(0, self.axis).t().contiguous() * self._inv_freq
+        return angles.cos(), angles.sin()
+
+
+def axes(rope: RopeConfig, head_dim: int) -> Tensor:
+    """int64 [head_dim / 2]. Interleaved (Qwen3-VL): frequency i follows the height where i % 3 == 1, the
+    width where i % 3 == 2, each below three times its section. Else (Qwen2.5-VL) the sections follow one
+    another. Without sections all follow row 0."""
+    axis = torch.zeros(head_dim // 2, dtype=torch.long)
+    if rope.sections is None:
+        return axis
+    if rope.interleaved:
+        for which in (1, 2):
+            axis[which : 3 * rope.sections[which] : 3] = which
+        return axis
+    return torch.arange(3).repeat_interleave(torch.tensor(rope.sections))
+
+
+def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
+    """float32 [head_dim / 2]. "linear" divides all by the factor; "llama3" divides those whose wave is
+    longer than the first training's context, and eases in between (as transformers' `rope_utils`)."""
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float) / head_dim
+    plain = 1.0 / rope.theta**exponents
+    if rope.kind == "default":
+        return plain
+    divided = plain / rope.factor
+    if rope.kind == "linear":
+        return divided
+    waves = rope.original_positions * plain / (2 * math.pi)  # that fit the original context
+    ease = (waves - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    ease = ease.clamp(0, 1)
+    return (1 - ease) * divided + ease * plain

@@ -1,0 +1,46 @@
+"""What is known of a head once its folder has been read: one description for all families."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from mmengine.spec_decode.eagle3.rope import RopeConfig
+
+MAX_DRAFTS = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The model that the head drafts for."""
+
+    hidden_size: int
+    vocab_size: int
+    num_layers: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeadConfig:
+    """A head. Its layers follow the target's in the KV cache, and may have other sizes."""
+
+    family: str  # the architecture, or "speculators"
+    hidden_size: int  # h
+    target_hidden_size: int  # H
+    embed_size: int  # of a token's embedding
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int  # the target's
+    draft_vocab_size: int
+    tap_layers: tuple[int, ...]  # L_in(i), ascending
+    rms_norm_eps: float
+    rope: RopeConfig
+    norm_before_fc: bool  # one norm over all taps together
+    fc_norm: bool  # one norm for each tap
+    norm_before_residual: bool  # the first layer's residual is normed
+    norm_output: bool  # the next step is fed what the head reads, not what enters the final norm
+    qk_norm: bool
+    attention_bias: bool
+    own_embedding: bool  # else the target's
+    head: Literal["own", "embedding", "target"]  # where logits come from: its own matrix, or another's
+    num_drafts: int  # K of a chain

@@ -1,0 +1,307 @@
+"""A head over ragged batches and a paged cache gives what the formulas give for each sequence alone."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from mmengine.models.plugin import ModelSpec, Taps
+from mmengine.native import library as native_library
+from mmengine.runtime.attention.native_paged import NativePagedAttention
+from mmengine.runtime.attention.torch_paged import TorchPagedAttention
+from mmengine.runtime.eagle3.loading import load_head
+from mmengine.spec_decode.eagle3.config import Target
+from mmengine.spec_decode.eagle3.loading import open_head
+from tests.qwen3_vl.qwen3_vl_reference import (
+    DenseAttention,
+    PagedRows,
+    make_prompt,
+    make_reference,
+    ragged_steps,
+    reference_inputs,
+    run_rows,
+)
+from tests.spec_decode.eagle3_heads import (
+    DEFAULT_TAPS,
+    FAMILIES,
+    TARGET,
+    dense,
+    dense_fuse,
+    plain_names,
+)
+
+CPU = torch.device("cpu")
+FIRST_LAYER = 2  # of the head in the cache: the target's come before it
+LENGTHS = (9, 1, 14)
+
+
+class FakeTarget:
+    """What a head asks of its target."""
+
+    def __init__(self, dtype=torch.float32):
+        g = torch.Generator().manual_seed(11)
+        self.embedding = torch.randn(TARGET.vocab_size, TARGET.hidden_size, generator=g).to(dtype)
+        self.matrix = torch.randn(TARGET.vocab_size, TARGET.hidden_size, generator=g).to(dtype) / 4
+
+    def embed(self, input_ids):
+        return self.embedding[input_ids]
+
+    def logits(self, hidden):
+        return (hidden @ self.matrix.T).float()
+
+
+@pytest.fixture(params=["kernels", "torch"])
+def compute(request, monkeypatch):
+    """Linears and attention by our kernels, or all by torch."""
+    if request.param == "torch":
+        monkeypatch.setattr("mmengine.runtime.eagle3.linears.native.load", lambda: None)
+    elif native_library.load() is None:
+        pytest.skip(native_library.describe())
+    return request.param
+
+
+def load(written, folder, dtype=torch.float32, target=None):
+    head_folder = open_head(written.save(folder), TARGET)
+    return load_head(head_folder, target or FakeTarget(dtype), CPU, dtype)
+
+
+def cache(head, compute, num_rows):
+    c = head.config
+    spec = ModelSpec(FIRST_LAYER + c.num_layers, c.num_heads, c.num_kv_heads, c.head_dim, 1, 1, 128, 0, 1)
+    backend = NativePagedAttention if compute == "kernels" else TorchPagedAttention
+    return PagedRows(backend, spec, head.dtype, num_rows)
+
+
+def sequences(head, seed=12):
+    """(taps [n, 3 * H], next tokens [n], positions [3, n]) of each row; as with images, rows differ."""
+    g = torch.Generator().manual_seed(seed)
+    made = []
+    for length in LENGTHS:
+        positions = torch.randint(0, 40, (3, length), generator=g)
+        taps = 3 * torch.randn(length, 3 * TARGET.hidden_size, generator=g)
+        made.append(
+            (taps.to(head.dtype), torch.randint(0, TARGET.vocab_size, (length,), generator=g), positions)
+        )
+    return made
+
+
+def run_ragged(head, rows, attention):
+    """z and carry of each row, in chunks of random length, several rows in a step."""
+    steps = ragged_steps([Sequence(len(tokens)) for _, tokens, _ in rows], np.random.default_rng(13), 5)
+    done, got = [0] * len(rows), [[] for _ in rows]
+    for step in steps:
+        cuts = [(row, slice(done[row], done[row] + count)) for row, count in step]
+        attention.begin(step)
+        with torch.inference_mode():
+            outputs = head.forward(
+                head.fuse(torch.cat([rows[row][0][cut] for row, cut in cuts])),
+                head.embed(torch.cat([rows[row][1][cut] for row, cut in cuts])),
+                torch.cat([rows[row][2][:, cut] for row, cut in cuts], 1),
+                attention,
+                FIRST_LAYER,
+            )
+        parts = zip(*(one.split([count for _, count in step]) for one in outputs), strict=True)
+        for (row, count), part in zip(step, parts, strict=True):
+            got[row].append(part)
+            done[row] += count
+    return [tuple(torch.cat(one) for one in zip(*parts, strict=True)) for parts in got]
+
+
+class Sequence:
+    def __init__(self, length):
+        self.ids = range(length)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_ragged_paged_forward_is_the_dense_one(family, compute, tmp_path):
+    written = FAMILIES[family]()
+    head = load(written, tmp_path)
+    rows = sequences(head)
+    got = run_ragged(head, rows, cache(head, compute, len(rows)))
+    for (taps, tokens, positions), ours in zip(rows, got, strict=True):
+        wanted = dense(written, dense_fuse(written, taps), head.embed(tokens), positions)
+        for one, other in zip(ours, wanted, strict=True):
+            torch.testing.assert_close(one, other, atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bfloat16_is_near(family, compute, tmp_path):
+    written = FAMILIES[family]()
+    rounded = {n: t.bfloat16() if t.is_floating_point() else t for n, t in written.tensors.items()}
+    written = replace(written, tensors=rounded)
+    head = load(written, tmp_path, torch.bfloat16)
+    rows = sequences(head)
+    got = run_ragged(head, rows, cache(head, compute, len(rows)))
+    for (taps, tokens, positions), (z, _) in zip(rows, got, strict=True):
+        assert z.dtype == torch.bfloat16 and head.logits(z).dtype == torch.float32
+        wanted, _ = dense(written, dense_fuse(written, taps.float()), head.embed(tokens).float(), positions)
+        assert (z.float() - wanted).abs().mean() < 0.02 < 0.5 < wanted.abs().mean()
+
+
+def test_what_follows_is_fed_what_the_head_reads_or_what_its_norm_reads(tmp_path):
+    for family, normed in (("specforge", False), ("speculators", True)):
+        written = FAMILIES[family]()
+        head = load(written, tmp_path / family)
+        (z, carry), *_ = run_ragged(head, sequences(head), cache(head, "torch", len(LENGTHS)))
+        assert torch.equal(z, carry) == normed
+
+
+def test_the_embedding_stands_before_the_state(tmp_path):
+    """With the columns of one of them zero, the other alone moves q, k and v."""
+    for half, embeds_matter in ((slice(0, 48), False), (slice(48, 96), True)):
+        written = FAMILIES["specforge"]()
+        for name in "qkv":
+            written.tensors[f"midlayer.self_attn.{name}_proj.weight"][:, half] = 0
+        head = load(written, tmp_path / str(embeds_matter))
+        seen = []
+        for seed in (0, 1):
+            recorder = Recorder()
+            embeds = torch.randn(3, 48, generator=torch.Generator().manual_seed(seed))
+            head.forward(torch.ones(3, 48), embeds, torch.zeros(3, 3, dtype=torch.long), recorder, 0)
+            seen.append(recorder)
+        assert torch.equal(seen[0].k, seen[1].k) != embeds_matter
+        assert torch.equal(seen[0].v, seen[1].v) != embeds_matter
+
+
+class Recorder(DenseAttention):
+    def append(self, layer, k, v):
+        self.layer, self.k, self.v = layer, k.clone(), v.clone()
+
+    def run(self, layer, q):
+        self.q = q.clone()
+        return q
+
+
+@pytest.mark.parametrize("family", ["specforge", "modelopt", "qwen3"])
+def test_keys_are_turned_by_the_position_of_the_state_itself(family, tmp_path):
+    """At position 0, not 1, nothing is turned; and the same state further on is turned by just that much."""
+    head = load(FAMILIES[family](), tmp_path)
+    h = head.config.hidden_size
+    hidden, embeds = torch.ones(2, h), torch.ones(2, head.config.embed_size)
+    at = Recorder()
+    head.forward(hidden, embeds, torch.tensor([[0, 5]] * 3), at, FIRST_LAYER)
+    assert at.layer == FIRST_LAYER
+    cos, sin = head._rotary.halves(torch.tensor([[5]] * 3))
+    half = head.config.head_dim // 2
+    low, high = at.k[0, :, :half], at.k[0, :, half:]
+    assert (cos - 1).abs().max() > 0.1
+    torch.testing.assert_close(at.k[1, :, :half], low * cos - high * sin)
+    torch.testing.assert_close(at.k[1, :, half:], high * cos + low * sin)
+    wanted, _, _ = untouched_keys(head, hidden[:1], embeds[:1])
+    torch.testing.assert_close(at.k[:1], wanted)
+
+
+def untouched_keys(head, hidden, embeds):
+    """k before any rotation: an angle of 0 for all frequencies."""
+    at = Recorder()
+    head.forward(hidden, embeds, torch.zeros(3, 1, dtype=torch.long), at, 0)
+    return at.k, at.v, at.q
+
+
+def test_positions_follow_their_axes(tmp_path):
+    """Sections one after the other, interleaved, and none: then height and width move nothing."""
+    for family, moves in (("specforge", True), ("angelslim", True), ("speculators", False)):
+        head = load(FAMILIES[family](), tmp_path / family)
+        keys = []
+        for height in (7, 9):
+            at = Recorder()
+            positions = torch.tensor([[7], [height], [7]])
+            head.forward(torch.ones(1, 48), torch.ones(1, 48), positions, at, 0)
+            keys.append(at.k)
+        assert torch.equal(*keys) != moves
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tokens_and_scattered_logits_are_the_targets(family, compute, tmp_path):
+    written = FAMILIES[family]()
+    target = FakeTarget()
+    head = load(written, tmp_path, target=target)
+    z = torch.randn(7, head.config.hidden_size)
+    matrix = plain_names(written).get("lm_head.weight", target.matrix)
+    logits = head.logits(z)
+    torch.testing.assert_close(logits, z @ matrix.T)
+    offsets = plain_names(written).get("d2t", torch.zeros(TARGET.vocab_size)).long()
+    wanted = logits.argmax(-1) + offsets[logits.argmax(-1)]
+    tokens, whole = head.tokens(logits), head.scatter(logits)
+    assert tokens.dtype == torch.int64 and torch.equal(tokens, wanted)
+    assert whole.shape == (7, TARGET.vocab_size) and torch.equal(whole.argmax(-1), wanted)
+    assert whole.isfinite().sum(1).tolist() == [len(offsets)] * 7
+    for j in (0, len(offsets) - 1):
+        assert torch.equal(whole[:, j + offsets[j]], logits[:, j])
+    if len(offsets) == TARGET.vocab_size:
+        assert torch.equal(whole, logits) and torch.equal(tokens, logits.argmax(-1))
+
+
+def test_an_embedding_that_is_the_targets_is_not_kept(tmp_path):
+    written, target, ids = FAMILIES["speculators"](), FakeTarget(), torch.arange(TARGET.vocab_size)
+    own = written.tensors["embed_tokens.weight"]
+    head = load(written, tmp_path / "own", target=target)
+    assert torch.equal(head.embed(ids), own)
+    written.tensors["embed_tokens.weight"] = target.embedding.clone()
+    head = load(written, tmp_path / "same", target=target)
+    assert head.embed(ids).equal(target.embedding) and head._weights.embed == target.embed
+
+
+def test_a_tied_head_without_a_matrix_reads_its_own_embedding(tmp_path):
+    written = FAMILIES["modelopt"]()
+    written.config["tie_word_embeddings"] = True
+    written.tensors["embed_tokens.weight"] = torch.randn(TARGET.vocab_size, 48)
+    head = load(written, tmp_path)
+    z = torch.randn(3, 48)
+    torch.testing.assert_close(head.logits(z), z @ written.tensors["embed_tokens.weight"].T)
+
+
+def test_a_head_beside_a_qwen3_vl(tmp_path):
+    """Taps out of the target's forward, image and deepstack included, through the head: what the formulas
+    make of the inputs of transformers' layers."""
+    from mmengine_qwen3_vl import plugin
+
+    reference = make_reference(tmp_path / "target", seed=14, text={"num_hidden_layers": TARGET.num_layers})
+    model = plugin.load_model(tmp_path / "target", device="cpu", dtype="float32")
+    spec = model.spec
+    assert Target(spec.hidden_size, spec.vocab_size, spec.num_layers) == TARGET
+    written = FAMILIES["angelslim"]()
+    head = load_head(open_head(written.save(tmp_path / "head"), TARGET), model, CPU, torch.float32)
+    prompt = make_prompt([3, ("image", (4, 6)), 5], np.random.default_rng(15))
+    states = inputs_of_layers(reference, prompt, DEFAULT_TAPS)
+    taps = torch.empty(len(prompt.ids), 3 * 48)
+    tapping = Tapping(model, Taps(head.config.tap_layers, taps))
+    with torch.inference_mode():
+        run_rows(tapping, [prompt], [[(0, len(prompt.ids))]])
+        attention = DenseAttention()
+        attention.begin([(0, len(prompt.ids) - 1)])
+        embeds = head.embed(torch.from_numpy(prompt.ids[1:]).long())
+        positions = tapping.positions[:, :-1]
+        z, _ = head.forward(head.fuse(taps[:-1]), embeds, positions, attention, spec.num_layers)
+    embedding = reference.get_input_embeddings().weight.detach()
+    next_embeds = embedding[torch.from_numpy(prompt.ids[1:]).long()]
+    wanted, _ = dense(written, dense_fuse(written, states[:-1]), next_embeds, positions)
+    torch.testing.assert_close(z, wanted, atol=1e-4, rtol=1e-4)
+
+
+class Tapping:
+    def __init__(self, model, taps):
+        self._model, self._taps = model, taps
+
+    def __getattr__(self, name):
+        return getattr(self._model, name)
+
+    def forward(self, embeds, deepstack, positions, attention):
+        self.positions = positions
+        return self._model.forward(embeds, deepstack, positions, attention, self._taps)
+
+
+def inputs_of_layers(reference, prompt, layers):
+    seen = []
+
+    def keep(module, args, kwargs):
+        seen.append((args[0] if args else kwargs["hidden_states"])[0])
+
+    decoder = reference.model.language_model
+    hooks = [decoder.layers[i].register_forward_pre_hook(keep, with_kwargs=True) for i in layers]
+    with torch.inference_mode():
+        reference(**reference_inputs(prompt), use_cache=False)
+    for hook in hooks:
+        hook.remove()
+    return torch.cat(seen, -1)
