@@ -1,13 +1,12 @@
 """The executor of a simulation: the fake model behind the port, and the clock of a cost model."""
 
-from collections import deque
-from typing import Protocol
-
 import numpy as np
 
 from mmengine.config import EngineConfig
 from mmengine.core.executor import StepPlan, StepResult
 from mmengine.core.simulate import CostModel
+from mmengine.request import Request
+from mmengine.simulation.device import Observer, TimedExecutor
 from mmengine.simulation.fake_model import FakeModel
 from mmengine.simulation.sampled import sampled_rows
 from mmengine.simulation.workload import SimRequest
@@ -15,16 +14,8 @@ from mmengine.simulation.workload import SimRequest
 BROKEN = "a token breaks the grammar"
 
 
-class Observer(Protocol):
-    """Sees what goes to the executor and what comes back."""
-
-    def dispatched(self, plan: StepPlan) -> None: ...
-
-    def collected(self, plan: StepPlan, result: StepResult, clock_ns: int) -> None: ...
-
-
-class FakeExecutor:
-    """`requests` by id; `clock_ns` is the time at which the last collected step ended."""
+class FakeExecutor(TimedExecutor):
+    """`requests` by id."""
 
     def __init__(
         self,
@@ -33,41 +24,13 @@ class FakeExecutor:
         cost: CostModel,
         observers: tuple[Observer, ...] = (),
     ):
+        super().__init__(cost, observers)
         self._config = config
         self._requests = requests
-        self._cost = cost
-        self._observers = observers
         self._model = FakeModel(config.max_num_seqs)
-        self._plans: deque[StepPlan] = deque()
-        self.clock_ns = 0
 
-    def dispatch(self, plan: StepPlan) -> None:
-        for admission in plan.admitted:
-            request = self._requests[admission.request.request_id]
-            self._model.set_row(admission.row, request, self._config.max_model_len)
-        self._plans.append(plan)
-        for observer in self._observers:
-            observer.dispatched(plan)
-
-    def collect(self) -> StepResult:
-        plan = self._plans.popleft()
-        num_embeds = sum(item.request.media[item.index].num_embeds for item in plan.encode)
-        device_ns = self._cost.price(plan, num_embeds)
-        self.clock_ns += device_ns
-        result = self._run(plan, device_ns)
-        for observer in self._observers:
-            observer.collected(plan, result, self.clock_ns)
-        return result
-
-    def discard(self) -> None:
-        self._plans.clear()
-
-    def close(self) -> None:
-        self._plans.clear()
-
-    def wait_until(self, time_ns: int) -> None:
-        """Let time pass in which nothing runs."""
-        self.clock_ns = max(self.clock_ns, time_ns)
+    def _set_row(self, row: int, request: Request) -> None:
+        self._model.set_row(row, self._requests[request.request_id], self._config.max_model_len)
 
     def _run(self, plan: StepPlan, device_ns: int) -> StepResult:
         """Sample the rows that reached the end of their known tokens: one token each, and one more

@@ -1,8 +1,6 @@
 """An executor that gives each request the answer of a script, in the time that a cost model says."""
 
-from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
 import numpy as np
 
@@ -12,23 +10,17 @@ from mmengine.core.simulate import CostModel
 from mmengine.errors import ExecutorFailed
 from mmengine.replay.rerun.script import Answer
 from mmengine.request import Request
-from mmengine.simulation.executor import Observer
+from mmengine.simulation.device import Cost, Observer, TimedExecutor
 from mmengine.simulation.sampled import sampled_rows
 
 _ODD, _MIX = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9)
 
 
-class Cost(Protocol):
-    def price(self, plan: StepPlan, num_embeds: int) -> int:
-        """Ns that the device takes for a step in which so many embeddings are computed."""
-
-
-class ScriptedExecutor:
+class ScriptedExecutor(TimedExecutor):
     """Gives each request the tokens of its answer, then stand-ins up to its length.
 
-    `host_ns`: what the engine takes for a step of so many rows before the device gets it. `failed_steps`:
-    error texts by step. Drafts are right where the answer says that they were; `acceptance`: the chance of
-    one to be right elsewhere, if those before it were, the same in each run.
+    `failed_steps`: error texts by step. Drafts are right where the answer says that they were; `acceptance`:
+    the chance of one to be right elsewhere, if those before it were, the same in each run.
     """
 
     def __init__(
@@ -42,9 +34,8 @@ class ScriptedExecutor:
         failed_steps: Mapping[int, str] | None = None,
         acceptance: float = 0.0,
     ):
+        super().__init__(cost, observers, host_ns)
         self._config, self._answers = config, answers
-        self._cost, self._host_ns = cost, host_ns
-        self._observers = observers
         self._failed_steps = failed_steps or {}
         self._acceptance = acceptance
         rows, width = config.max_num_seqs, config.max_model_len + config.num_draft_tokens + 1
@@ -56,40 +47,6 @@ class ScriptedExecutor:
         drafted = (rows, width) if config.num_draft_tokens else (0, 0)
         self._given, self._offered = np.zeros(drafted, np.int8), np.zeros(drafted, np.int8)
         self._room = np.zeros(rows, np.int64)  # tokens, prompt and answer, at which it ends by length
-        self._plans: deque[tuple[StepPlan, int, int]] = deque()  # with ns on the device, and when it ends
-        self._free_at_ns = 0
-        self.clock_ns = 0
-
-    def dispatch(self, plan: StepPlan) -> None:
-        for admission in plan.admitted:
-            self._set_row(admission.row, admission.request)
-        num_embeds = sum(item.request.media[item.index].num_embeds for item in plan.encode)
-        self.clock_ns += self._host_ns(len(plan.rows))
-        device_ns = self._cost.price(plan, num_embeds)
-        self._free_at_ns = max(self.clock_ns, self._free_at_ns) + device_ns
-        self._plans.append((plan, device_ns, self._free_at_ns))
-        for observer in self._observers:
-            observer.dispatched(plan)
-
-    def collect(self) -> StepResult:
-        plan, device_ns, end_ns = self._plans.popleft()
-        self.clock_ns = max(self.clock_ns, end_ns)
-        if plan.step in self._failed_steps:
-            raise ExecutorFailed(self._failed_steps[plan.step])
-        result = self._run(plan, device_ns)
-        for observer in self._observers:
-            observer.collected(plan, result, self.clock_ns)
-        return result
-
-    def discard(self) -> None:
-        self._plans.clear()
-
-    def close(self) -> None:
-        self._plans.clear()
-
-    def wait_until(self, time_ns: int) -> None:
-        """Let time pass in which nothing runs."""
-        self.clock_ns = max(self.clock_ns, time_ns)
 
     def _set_row(self, row: int, request: Request) -> None:
         answer = self._answers[request.request_id]
@@ -109,6 +66,8 @@ class ScriptedExecutor:
         self._room[row] = min(int(total), self._config.max_model_len)
 
     def _run(self, plan: StepPlan, device_ns: int) -> StepResult:
+        if plan.step in self._failed_steps:
+            raise ExecutorFailed(self._failed_steps[plan.step])
         sampled = sampled_rows(plan)
         rows, num_known = sampled.rows, sampled.num_known
         most = int(sampled.num_drafts.max(initial=0))
