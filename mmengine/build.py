@@ -20,6 +20,7 @@ from mmengine.runtime.executor import TorchExecutor
 from mmengine.runtime.kv import blocks_for_memory, bytes_per_block
 from mmengine.runtime.stops import StopWatcher
 from mmengine.runtime.threads import choose_threads
+from mmengine.spec_decode.grammar import GrammarDrafter
 from mmengine.structured_output.base import Compiled
 from mmengine.structured_output.grammars import Grammars
 from mmengine.structured_output.llguidance_backend import LLGuidance
@@ -30,6 +31,7 @@ CUDA_MEMORY_SHARE = 0.8  # of what is free when the weights are loaded
 CPU_MEMORY_SHARE = 0.25
 CPU_FULL_REQUESTS = 4  # requests of full length that the CPU's pool is sized for, at least 256 MiB
 CPU_MIN_BYTES = 256 * 2**20
+DRAFT_TOKENS = 8  # of one row, where the settings do not say
 
 
 @dataclass(slots=True)
@@ -132,8 +134,11 @@ def _build(
     watcher = stop_watcher_factory(processor.tokenizer) if stop_watcher_factory else None
     grammars = _grammars(processor.tokenizer, config, network.spec, compile_grammar)
     matchers = RowMatchers(grammars.backend, grammars.compiled, network.spec.vocab_size)
+    drafters = []
+    if config.num_draft_tokens and config.spec != "none":
+        drafters.append(GrammarDrafter(matchers.said, grammars.sketches))
     executor = TorchExecutor(
-        network, plugin.positions, config, device, DTYPES[dtype], attention, watcher, matchers
+        network, plugin.positions, config, device, DTYPES[dtype], attention, watcher, matchers, drafters
     )
     if opened is not None:
         core = opened.core(config, executor, fingerprints)
@@ -202,8 +207,8 @@ def _resolve(
 ) -> EngineConfig:
     """Fill in what is 0: the pool from memory, the length from the model and the pool."""
     size = config.block_size
-    if config.num_draft_tokens or config.lookahead_tokens:
-        raise ConfigError("num_draft_tokens and lookahead_tokens need a drafter, and this build has none")
+    if config.lookahead_tokens:
+        raise ConfigError("lookahead_tokens needs a drafter that keeps KV, and there is none")
     if config.max_model_len > spec.max_model_len:
         raise ConfigError(
             f"max_model_len {config.max_model_len} is more than the model's own {spec.max_model_len}"
@@ -225,8 +230,25 @@ def _resolve(
         config,
         num_blocks=num_blocks,
         max_model_len=min(wanted_len, room),
+        num_draft_tokens=_num_draft_tokens(config),
         eos_token_ids=config.eos_token_ids or processor.eos_token_ids,
     )
+
+
+def _num_draft_tokens(config: EngineConfig) -> int:
+    """Drafts a row; none where nobody drafts, or where steps may not have any."""
+    if config.spec == "none":
+        if config.num_draft_tokens:
+            raise ConfigError(
+                f"num_draft_tokens {config.num_draft_tokens} needs a drafter, and spec is none; set "
+                "spec auto, or no num_draft_tokens"
+            )
+        return 0
+    if config.max_in_flight > 1 or config.compat:
+        if config.spec != "auto":
+            raise ConfigError(f"spec {config.spec} cannot go with max_in_flight 2 or compat; set spec none")
+        return config.num_draft_tokens
+    return config.num_draft_tokens or min(DRAFT_TOKENS, config.token_budget - 1)
 
 
 def _kv_bytes(device: str, full_request: int) -> int:

@@ -11,7 +11,7 @@ from mmengine.errors import ConfigError, shown
 OPERATIONAL = (
     *("log_sync", "log_retain_bytes", "log_retain_s", "snapshot_bytes", "media_store_bytes"),
     *("step_timeout_s", "num_threads", "media_workers", "media_cache_bytes", "media_ahead_bytes"),
-    "grammar_timeout_s",
+    *("grammar_timeout_s", "spec"),
 )
 
 
@@ -34,7 +34,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_item_embeds: int = 0  # of one image or video; 0: as many as both encoder sizes hold
     policy: str = "fcfs"
     admission_reserve: Literal["none", "prompt", "output"] = "prompt"  # blocks free before one starts
-    num_draft_tokens: int = 0  # most drafts of one row
+    spec: Literal["auto", "none", "grammar"] = "auto"  # who drafts tokens (docs/speculation.md)
+    num_draft_tokens: int = 0  # most drafts of one row; 0: as many as `spec` suggests
     lookahead_tokens: int = 0  # KV slots a drafter needs behind the known tokens
     max_in_flight: int = 1  # steps given to the executor before the first one's result is awaited
     compat: Literal["", "vllm"] = ""  # decisions as that engine makes them, for comparisons

@@ -72,7 +72,8 @@ class StepResult(msgspec.Struct, eq=False):
 
     `stops`: (index, kind) where the text ended, kind is "eos", "token", "string" or "grammar".
     `errors`: (index, what) where a row failed alone, for example with NaN logits.
-    `logprobs`: (index, [(token id, logprob), …]); the chosen token comes first.
+    `logprobs`: (index, [(token id, logprob), …]); the chosen token comes first. Of a row that gave several
+    tokens there may be as many, in order.
 
     With drafts a row gives several tokens: `counts` of them, the accepted drafts and one more;
     `token_ids` then holds the rows' tokens one after the other. `drafts` are for the next step.

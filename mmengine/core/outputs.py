@@ -38,7 +38,7 @@ class Outputs:
         self._requests = _NO_REQUESTS  # of RequestState
         self._tokens = _NO_TOKENS  # of all of them, one after the other
         self._counts: np.ndarray | None = None  # tokens of each; None: one
-        self._logprobs: dict[int, tuple[tuple[int, float], ...]] = {}
+        self._logprobs: dict[int, list[tuple[tuple[int, float], ...]]] = {}  # by request, of its tokens
         self._ends: dict[str, tuple[ev.Finished, int]] = {}
 
     def __bool__(self) -> bool:
@@ -51,7 +51,7 @@ class Outputs:
         self._requests = view.requests_by_row[sampled]
         self._tokens = np.frombuffer(event.token_ids, np.int32)
         if taken is None:
-            self._logprobs = dict(event.logprobs)
+            self._logprobs = {index: [entry] for index, entry in event.logprobs}
             return
         if event.counts is not None:
             given = np.frombuffer(event.counts, np.int32)
@@ -67,7 +67,10 @@ class Outputs:
             self._requests = self._requests[kept]
         if event.logprobs:
             place = (np.cumsum(kept) - 1).tolist()
-            self._logprobs = {place[index]: entry for index, entry in event.logprobs if kept[index]}
+            for index, entry in event.logprobs:
+                of_row = self._logprobs.setdefault(place[index], []) if kept[index] else []
+                if len(of_row) < taken[index]:
+                    of_row.append(entry)
 
     def finished(self, event: ev.Finished, num_cached: int) -> None:
         self._ends[event.request_id] = (event, num_cached)
@@ -81,7 +84,7 @@ class Outputs:
             output = Output(known.request.request_id, tokens[start:stop], num_cached_tokens=known.num_cached)
             start = stop
             if place in self._logprobs:
-                output.logprobs = [self._logprobs[place]]
+                output.logprobs = self._logprobs[place]
             end = ends.pop(output.request_id, None)
             if end is not None:
                 output.finish_reason, output.detail = end[0].reason, end[0].detail

@@ -205,10 +205,11 @@ def _take_logprobs(state: State, event: ev.Executed, answers: dict[str, PastAnsw
     sampled = state.sampled_rows()
     before, owners = state.num_tokens[sampled], state.requests_by_row[sampled]
     evolve(state, event)
-    took = state.num_tokens[sampled] > before
+    took = (state.num_tokens[sampled] - before).tolist()
     for index, entries in event.logprobs:
         known = owners[index]
         answer = answers.get(known.request.request_id) if known is not None and took[index] else None
         if answer is not None:
+            took[index] -= 1
             answer.logprobs = answer.logprobs or []
             answer.logprobs.append(entries)

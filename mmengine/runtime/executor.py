@@ -11,9 +11,11 @@ from mmengine.config import EngineConfig
 from mmengine.core.executor import StepPlan, StepResult
 from mmengine.errors import ExecutorFailed, MMEngineError
 from mmengine.models.plugin import MediaInput, VisionLanguageModel
+from mmengine.runtime.reading import Launched
 from mmengine.runtime.rows import PositionsOf
-from mmengine.runtime.runner import Launched, ModelRunner
+from mmengine.runtime.runner import ModelRunner
 from mmengine.runtime.stops import StopWatcher
+from mmengine.spec_decode.base import Drafter
 from mmengine.structured_output.rows import RowMatchers
 
 
@@ -48,16 +50,17 @@ class TorchExecutor:
         attention: str = "auto",
         stop_watcher: StopWatcher | None = None,
         matchers: RowMatchers | None = None,
+        drafters: Sequence[Drafter] = (),
     ) -> None:
         """`config` has num_blocks and eos_token_ids filled in; `dtype` is that of the KV pool, and must
         be what the model computes in. `positions_of` is the plugin's `positions`. Without `matchers` a
-        request with a grammar fails.
+        request with a grammar fails. `drafters`: by number, as the log names them, the preferred ones first.
 
         Raises ConfigError for a pool that cannot be had and an unknown attention backend.
         """
         self._device = torch.device(device)
         self._runner = ModelRunner(
-            model, positions_of, config, self._device, dtype, attention, stop_watcher, matchers
+            model, positions_of, config, self._device, dtype, attention, stop_watcher, matchers, drafters
         )
         self._in_flight: deque[InFlight] = deque()
 

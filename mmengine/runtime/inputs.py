@@ -5,6 +5,7 @@ import numpy as np
 import torch
 
 from mmengine.core.executor import PENDING, StepPlan
+from mmengine.core.runs import Runs
 from mmengine.runtime.attention.base import AttentionMeta
 from mmengine.runtime.rows import RowColumns
 from mmengine.runtime.upload import upload
@@ -13,7 +14,7 @@ _NONE = torch.empty(0, dtype=torch.int64)
 
 
 class StepInputs(msgspec.Struct, frozen=True, eq=False):
-    """t tokens, s sampling rows, p pending tokens; int64 tensors on the device."""
+    """t tokens, s sampling positions, p pending tokens; int64 tensors on the device."""
 
     input_ids: torch.Tensor  # [t]
     positions: torch.Tensor  # [3, t]
@@ -22,10 +23,13 @@ class StepInputs(msgspec.Struct, frozen=True, eq=False):
     pending: torch.Tensor  # [2, p] places in the batch whose token a step before sampled, and their rows
 
 
-def prepare(plan: StepPlan, rows: RowColumns, device: torch.device, *, may_wait: bool) -> StepInputs:
-    """What the step needs on the device. `may_wait`: whether a token may be PENDING."""
+def prepare(
+    plan: StepPlan, runs: Runs | None, rows: RowColumns, device: torch.device, *, may_wait: bool
+) -> StepInputs:
+    """What the step needs on the device. `runs`: those of the plan. `may_wait`: whether a token may be
+    PENDING."""
     num_tokens = len(plan.input_ids)
-    sample_tokens = _sample_tokens(plan)
+    sample_tokens = _sample_tokens(plan) if runs is None else runs.places
     num_sampled = 0 if sample_tokens is None else len(sample_tokens)
     waits = _pending(plan) if may_wait else ()
     packed = np.empty(4 * num_tokens + num_sampled + sum(map(len, waits)), dtype=np.int64)

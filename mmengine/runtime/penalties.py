@@ -1,5 +1,7 @@
 """Repetition, presence and frequency penalties, and the token counts they need, on the device."""
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 
@@ -8,6 +10,13 @@ from mmengine.runtime.rows import PENALTIES, RowColumns
 from mmengine.runtime.upload import upload
 
 NO_PLACE = -1
+
+
+class Drafted(NamedTuple):
+    """Tokens that stand, as drafts, between a row's known tokens and a position that samples: m pairs."""
+
+    rows: np.ndarray  # intp [m], the pair's row
+    pairs: tuple[np.ndarray, np.ndarray, np.ndarray]  # int64 [m]: position, token, how often it stands there
 
 
 class TokenCounts:
@@ -77,6 +86,19 @@ class TokenCounts:
             values -= counts.astype(np.float32) * frequency
             values -= (counts > 0) * presence
         logits[picked[index], tokens] = values
+
+    def penalise_drafted(
+        self, logits: torch.Tensor, before: torch.Tensor, drafted: Drafted, penalties: torch.Tensor
+    ) -> None:
+        """What a draft of the same row stands before counts too. Set the m logits [n, vocab_size] of
+        `drafted` anew, in place, from what they were `before` they were penalised; `penalties` as in
+        `penalise`, [3, m, 1]."""
+        places = upload(self._place[drafted.rows], self._device)
+        positions, tokens, further = (upload(each, self._device) for each in drafted.pairs)
+        repetition, presence, frequency = penalties[:, :, 0]
+        values = torch.where(before > 0, before / repetition, before * repetition)
+        values -= (self._counts[places, tokens] + further).float() * frequency
+        logits[positions, tokens] = values - presence
 
     def penalise(self, logits: torch.Tensor, rows: np.ndarray, penalties: torch.Tensor) -> torch.Tensor:
         """float32 logits [r, vocab_size] of `rows`, and repetition, presence, frequency [3, r, 1].

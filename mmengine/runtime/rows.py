@@ -39,6 +39,7 @@ COLUMNS = np.dtype(
         ("min_tokens", np.int32),
         ("logprobs", np.int32),
         ("ignore_eos", np.bool_),
+        ("max_total", np.int32),  # tokens of prompt and answer at which max_tokens ends it
     ]
 )
 NO_TOKEN = -1
@@ -88,6 +89,7 @@ class RowColumns:
             sampling.min_tokens,
             -1 if sampling.logprobs is None else sampling.logprobs,
             sampling.ignore_eos,
+            len(request.prompt_token_ids) + sampling.max_tokens,
         )
         self._admit_lists(row, sampling)
 

@@ -6,35 +6,28 @@ and looks for the ends of texts. On a CPU the two simply follow one another.
 
 from collections.abc import Mapping, Sequence
 
-import msgspec
 import numpy as np
 import torch
 
 from mmengine.config import EngineConfig
 from mmengine.core.executor import StepPlan, StepResult
+from mmengine.core.runs import Runs, runs_of
 from mmengine.models.plugin import MediaInput, VisionLanguageModel
 from mmengine.runtime.attention.registry import make_backend
+from mmengine.runtime.drafting import Drafting
 from mmengine.runtime.features import FeatureStore, encode
 from mmengine.runtime.inputs import StepInputs, fresh_blocks, prepare
 from mmengine.runtime.kv import KVPool
+from mmengine.runtime.reading import Launched, Reader
 from mmengine.runtime.rows import GRAMMAR, STOP_STRINGS, PositionsOf, RowColumns
-from mmengine.runtime.sampler import Logprobs, Sampled, Sampler, SampleRows
-from mmengine.runtime.stops import GRAMMAR_END, StopWatcher, find_stops
+from mmengine.runtime.sample_rows import SampleRows
+from mmengine.runtime.sampler import Logprobs, Sampled, Sampler
+from mmengine.runtime.stops import StopWatcher
 from mmengine.runtime.upload import upload
+from mmengine.spec_decode.base import Drafter
 from mmengine.structured_output.rows import Masks, RowMatchers
 
-NOT_FINITE = "the model gave NaN or infinite logits for this request"
 NO_GRAMMARS = "this executor follows no grammars"
-
-
-class Launched(msgspec.Struct, frozen=True, eq=False):
-    """A step on the device. `sampled` has host tensors, to be read once the device is done with it.
-    `bound`: indices of the rows that went by a grammar; `errors`: why some rows have no token."""
-
-    batch: SampleRows
-    sampled: Sampled
-    bound: np.ndarray | None = None
-    errors: dict[int, str] = {}
 
 
 class ModelRunner:
@@ -50,6 +43,7 @@ class ModelRunner:
         attention: str,
         stop_watcher: StopWatcher | None,
         matchers: RowMatchers | None = None,
+        drafters: Sequence[Drafter] = (),
     ) -> None:
         spec = model.spec
         self._model, self._config, self._device = model, config, device
@@ -59,6 +53,12 @@ class ModelRunner:
         self._features = FeatureStore(spec.hidden_size, spec.num_deepstack, config.encoder_cache_size)
         self._rows = RowColumns(config.max_num_seqs, spec.vocab_size, config.eos_token_ids, positions_of)
         self._sampler = Sampler(self._rows, config.max_num_seqs, spec.vocab_size, device)
+        self._drafting = None
+        if drafters:
+            self._drafting = Drafting(
+                drafters, config.num_draft_tokens, config.max_model_len or spec.max_model_len, self._rows
+            )
+        self._reader = Reader(self._rows, self._sampler, stop_watcher, matchers, self._drafting)
         self._media: dict[str, Sequence[MediaInput]] = {}
         # With several steps in flight: what each row sampled last, for the step behind.
         self._last_tokens = torch.zeros(config.max_num_seqs, dtype=torch.int64, device=device)
@@ -84,8 +84,9 @@ class ModelRunner:
                 self._features.drop(key)
             if plan.encode:
                 encode(self._model, plan.encode, pixels, self._features, self._device)
-            hidden, inputs = self._forward(plan)
-            return self._sample(plan, hidden, inputs)
+            runs = runs_of(plan)
+            hidden, inputs = self._forward(plan, runs)
+            return self._sample(plan, runs, hidden, inputs)
 
     def _admit(self, plan: StepPlan) -> None:
         for admission in plan.admitted:
@@ -96,9 +97,11 @@ class ModelRunner:
                 self._watcher.admit(admission.row, admission.request, admission.token_ids)
             if options & GRAMMAR and self._matchers is not None:
                 self._matchers.admit(admission.row, admission.request, admission.token_ids)
+            if self._drafting is not None:
+                self._drafting.admit(admission)
 
-    def _forward(self, plan: StepPlan) -> tuple[torch.Tensor, StepInputs]:
-        inputs = prepare(plan, self._rows, self._device, may_wait=self._config.max_in_flight > 1)
+    def _forward(self, plan: StepPlan, runs: Runs | None) -> tuple[torch.Tensor, StepInputs]:
+        inputs = prepare(plan, runs, self._rows, self._device, may_wait=self._config.max_in_flight > 1)
         self._kv.copy(plan)  # first: what is swapped out may lie in a block that is cleared next
         if self._attention.reads_unwritten:
             fresh = fresh_blocks(plan.slot_mapping, self._config.block_size)
@@ -112,70 +115,46 @@ class ModelRunner:
         self._attention.begin(inputs.attention)
         return self._model.forward(embeds, deepstack, inputs.positions, self._attention), inputs
 
-    def _sample(self, plan: StepPlan, hidden: torch.Tensor, inputs: StepInputs) -> Launched:
-        batch = self._sample_rows(plan, inputs)
+    def _sample(
+        self, plan: StepPlan, runs: Runs | None, hidden: torch.Tensor, inputs: StepInputs
+    ) -> Launched:
+        batch = self._sample_rows(plan, runs, inputs)
         if not len(plan.sample):
             return Launched(batch, Sampled(torch.empty(0, dtype=torch.int64), None))
         if inputs.sample_tokens is not None:
             hidden = hidden.index_select(0, inputs.sample_tokens)
-        masks, errors = self._masks(batch)  # while the device computes
+        masks, errors = self._masks(batch, runs)  # while the device computes
         sampled = self._sampler.sample(self._model.logits(hidden), batch, masks)
         if self._config.max_in_flight > 1:
             rows = upload(batch.rows.astype(np.int64), self._device)
             self._last_tokens[rows] = sampled.token_ids.clamp(min=0)  # a row without a token is broken
-        return Launched(batch, _to_host(sampled), masks and masks.picked, errors)
+        return Launched(batch, _to_host(sampled), runs, errors)
 
-    def _masks(self, batch: SampleRows) -> tuple[Masks | None, dict[int, str]]:
-        """What rows with a grammar may say, and why some of them can say nothing."""
+    def _masks(self, batch: SampleRows, runs: Runs | None) -> tuple[Masks | None, dict[int, str]]:
+        """What rows with a grammar may say, and why some rows (of those that sample) can say nothing."""
         if not batch.wanted & GRAMMAR:
             return None, {}
         picked = np.flatnonzero(batch.columns["options"] & GRAMMAR)
+        heads, drafts = picked, None
+        if runs is not None:
+            heads, drafts = runs.drafts_at(picked)
+        owners = heads if runs is None else runs.row_of[heads]
         if self._matchers is None:
-            return None, dict.fromkeys(picked.tolist(), NO_GRAMMARS)
-        masks, errors = self._matchers.masks(batch.rows, picked)
-        return (masks if len(masks.picked) else None), errors
+            return None, dict.fromkeys(owners.tolist(), NO_GRAMMARS)
+        bits, errors = self._matchers.masks(batch.rows[heads].tolist(), drafts)
+        return Masks(picked, bits), {int(owners[index]): what for index, what in errors.items()}
 
-    def _sample_rows(self, plan: StepPlan, inputs: StepInputs) -> SampleRows:
+    def _sample_rows(self, plan: StepPlan, runs: Runs | None, inputs: StepInputs) -> SampleRows:
         rows, num_known = plan.rows, inputs.attention.kv_lens
         if len(plan.sample) < len(rows):
             rows, num_known = rows[plan.sample], num_known[plan.sample]
-        return SampleRows.of(self._rows, rows, num_known)
+        if runs is not None:
+            rows, num_known = rows[runs.row_of], plan.token_index[runs.places] + 1
+        return SampleRows.of(self._rows, rows, num_known, runs)
 
     def finish(self, launched: Launched) -> StepResult:
         """Read a launched step back; `device_ns` is left to the executor."""
-        token_ids = launched.sampled.token_ids.numpy().astype(np.int32)
-        if not len(token_ids):
-            return StepResult(token_ids)
-        errors = dict.fromkeys((token_ids < 0).nonzero()[0].tolist(), NOT_FINITE) | launched.errors
-        stops = find_stops(token_ids, launched.batch, self._rows, self._watcher)
-        if launched.bound is not None:
-            stops = self._advance(launched, token_ids, stops, errors)
-        if not errors and launched.sampled.logprobs is None:
-            return StepResult(token_ids, stops)
-        token_ids[list(errors)] = 0
-        return StepResult(
-            token_ids=token_ids,
-            stops=tuple(stop for stop in stops if stop[0] not in errors),
-            errors=tuple(sorted(errors.items())),
-            logprobs=_logprob_lists(launched, token_ids, set(errors)),
-        )
-
-    def _advance(
-        self,
-        launched: Launched,
-        token_ids: np.ndarray,
-        stops: tuple[tuple[int, str], ...],
-        errors: dict[int, str],
-    ) -> tuple[tuple[int, str], ...]:
-        """Rows with a grammar go on in it; gives `stops`, and those that it ends. An end of sequence is
-        none of its tokens. Adds to `errors`."""
-        over = {index for index, _ in stops} | set(errors)
-        going = np.array([index for index in launched.bound.tolist() if index not in over], np.intp)
-        if not len(going):
-            return stops
-        complete, broken = self._matchers.advance(launched.batch.rows, going, token_ids)
-        errors |= broken
-        return tuple(sorted([*stops, *((index, GRAMMAR_END) for index in complete)]))
+        return self._reader.read(launched)
 
     def close(self) -> None:
         self._media.clear()
@@ -194,23 +173,3 @@ def _to_host(sampled: Sampled) -> Sampled:
         one.to("cpu", non_blocking=True) for one in (lists.chosen, lists.best, lists.best_ids)
     )
     return Sampled(token_ids, Logprobs(lists.indices, chosen, best, ids))
-
-
-def _logprob_lists(
-    launched: Launched, token_ids: np.ndarray, failed: set[int]
-) -> tuple[tuple[int, list[tuple[int, float]]], ...]:
-    """The chosen token first, then the row's `logprobs` best ones, best first; the chosen one may be
-    among them again."""
-    lists = launched.sampled.logprobs
-    if lists is None:
-        return ()
-    chosen, best, best_ids = lists.chosen.tolist(), lists.best.tolist(), lists.best_ids.tolist()
-    wanted = launched.batch.columns["logprobs"][lists.indices].tolist()
-    return tuple(
-        (
-            index,
-            [(int(token_ids[index]), chosen[m]), *list(zip(best_ids[m], best[m], strict=True))[: wanted[m]]],
-        )
-        for m, index in enumerate(lists.indices.tolist())
-        if index not in failed
-    )

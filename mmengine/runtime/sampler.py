@@ -38,6 +38,7 @@ from mmengine.runtime.rows import (
     TOP_P,
     RowColumns,
 )
+from mmengine.runtime.sample_rows import SampleRows
 from mmengine.runtime.upload import upload
 from mmengine.structured_output.rows import Masks
 
@@ -61,29 +62,9 @@ class Sampled(msgspec.Struct, frozen=True, eq=False):
     logprobs: Logprobs | None
 
 
-class SampleRows(msgspec.Struct, frozen=True, eq=False):
-    """The rows that sample: s row numbers, their columns (rows.COLUMNS), their output indices from 0,
-    and all bits of their `options` together."""
-
-    rows: np.ndarray
-    columns: np.ndarray
-    output_index: np.ndarray
-    wanted: int
-
-    @classmethod
-    def of(cls, columns: RowColumns, rows: np.ndarray, num_known: np.ndarray) -> "SampleRows":
-        """`num_known` [s]: tokens that each of `rows` has when it samples."""
-        records = columns.of(rows)
-        wanted = int(np.bitwise_or.reduce(records["options"]))
-        return cls(rows, records, num_known - records["num_prompt"], wanted)
-
-    def take(self, picked: np.ndarray) -> "SampleRows":
-        return SampleRows(self.rows[picked], self.columns[picked], self.output_index[picked], self.wanted)
-
-
 class Sampler:
     def __init__(self, rows: RowColumns, max_rows: int, vocab_size: int, device: torch.device) -> None:
-        self._rows, self._vocab_size, self._device = rows, vocab_size, device
+        self._rows, self._vocab_size, self.device = rows, vocab_size, device
         self._counts = TokenCounts(max_rows, vocab_size, device)
 
     def admit(self, admission: Admission) -> None:
@@ -107,13 +88,18 @@ class Sampler:
                 token_ids = self._choose(logits.clone() if is_adjusted else logits, options, batch)
             else:
                 chosen = self._choose(_take(logits, picked), options[picked], batch.take(picked))
-                token_ids[upload(picked, self._device)] = chosen
+                token_ids[upload(picked, self.device)] = chosen
         _refuse_broken(token_ids, largest)
-        if wanted & PENALTIES:
-            picked = np.flatnonzero(options & PENALTIES)
-            self._counts.count(batch.rows[picked], _take(token_ids, picked))
+        if wanted & PENALTIES and not batch.in_runs:
+            self.count(batch, token_ids)
         logprobs = self._logprobs(own_logits, token_ids, options, batch) if wanted & LOGPROBS else None
         return Sampled(token_ids, logprobs)
+
+    def count(self, batch: SampleRows, token_ids: torch.Tensor) -> None:
+        """The rows said `token_ids` [s]. `sample` sees to it itself where `batch` is not in runs; in runs
+        only who reads the tokens knows which of them are said."""
+        picked = np.flatnonzero(batch.columns["options"] & PENALTIES)
+        self._counts.count(batch.rows[picked], _take(token_ids, picked))
 
     def _mask(
         self,
@@ -127,7 +113,7 @@ class Sampler:
         of what is left, unless the row was broken already."""
         is_read = (options[masks.picked] & (ADJUSTED | RANDOM)) != 0
         left, chosen = keep_allowed(logits, masks, is_read)
-        places = upload(masks.picked, self._device)
+        places = upload(masks.picked, self.device)
         token_ids[places] = chosen
         largest[places] = torch.where(largest[places].isfinite(), left, largest[places])
 
@@ -177,7 +163,7 @@ class Sampler:
         token_ids = most_likely(logits)[1]
         if len(picked):
             drawn = self._draw(_take(logits, picked), options[picked], batch.take(picked))
-            token_ids[upload(picked, self._device)] = drawn
+            token_ids[upload(picked, self.device)] = drawn
         return token_ids
 
     def _adjust(self, logits: torch.Tensor, options: np.ndarray, batch: SampleRows) -> torch.Tensor:
@@ -185,27 +171,36 @@ class Sampler:
         picked = np.flatnonzero(options & BIAS)
         if len(picked):
             pairs = [self._rows.bias[row] for row in batch.rows[picked].tolist()]
-            places = _scatter_index(picked, [ids for ids, _ in pairs], self._device)
-            added = upload(np.concatenate([values for _, values in pairs]), self._device)
+            places = _scatter_index(picked, [ids for ids, _ in pairs], self.device)
+            added = upload(np.concatenate([values for _, values in pairs]), self.device)
             logits.index_put_(places, added, accumulate=True)
         picked = np.flatnonzero(options & PENALTIES)
         if len(picked):
             columns, rows = batch.columns[picked], batch.rows[picked]
-            penalties = self._parameters(
-                columns["repetition_penalty"], columns["presence_penalty"], columns["frequency_penalty"]
-            )
-            if self._device.type == "cpu":
+            penalties = self._penalties_of(columns)
+            drafted = batch.drafted
+            if drafted is not None:
+                positions, tokens = (upload(each, self.device) for each in drafted.pairs[:2])
+                before = logits[positions, tokens]
+            if self.device.type == "cpu":
                 self._counts.penalise_here(logits.numpy(), picked, rows, penalties.numpy())
             else:
                 logits = _on_rows(logits, picked, lambda some: self._counts.penalise(some, rows, penalties))
+            if drafted is not None:
+                of_pairs = self._penalties_of(batch.columns[drafted.pairs[0]])
+                self._counts.penalise_drafted(logits, before, drafted, of_pairs)
         picked = np.flatnonzero(options & MIN_TOKENS)
         if len(picked):
             blocked = self._rows.blocked[batch.rows[picked]]
             places = upload(
-                np.stack((np.broadcast_to(picked[:, None], blocked.shape), blocked)), self._device
+                np.stack((np.broadcast_to(picked[:, None], blocked.shape), blocked)), self.device
             )
             logits[places[0], places[1]] = NEVER
         return logits
+
+    def _penalties_of(self, columns: np.ndarray) -> torch.Tensor:
+        names = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+        return self._parameters(*(columns[name] for name in names))
 
     def _draw(self, logits: torch.Tensor, options: np.ndarray, batch: SampleRows) -> torch.Tensor:
         """Step 4: int64 [r], every row has a temperature."""
@@ -238,14 +233,14 @@ class Sampler:
             min_p = self._parameters(columns["min_p"][picked])[0]
             logits = _on_rows(logits, picked, lambda some: keep_min_p(some, min_p))
         noise = gumbel_noise(
-            columns["seed"], columns["sample_index"], batch.output_index, self._vocab_size, self._device
+            columns["seed"], columns["sample_index"], batch.output_index, self._vocab_size, self.device
         )
         return most_likely(noise.add_(logits))[1]
 
     def _keep_top(self, logits: torch.Tensor, picked: np.ndarray, columns: np.ndarray) -> torch.Tensor:
         top_k = columns["top_k"].astype(np.int64)
         largest_k = int(top_k.max())
-        top_k = upload(top_k, self._device)[:, None]
+        top_k = upload(top_k, self.device)[:, None]
         top_p = self._parameters(columns["top_p"])[0]
         return _on_rows(logits, picked, lambda some: keep_top(some, top_k, top_p, largest_k))
 
@@ -261,7 +256,7 @@ class Sampler:
 
     def _parameters(self, *columns: np.ndarray) -> torch.Tensor:
         """Host columns [r] to float32 [len(columns), r, 1] on the device, in one copy."""
-        return upload(np.stack(columns), self._device)[:, :, None]
+        return upload(np.stack(columns), self.device)[:, :, None]
 
 
 def most_likely(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

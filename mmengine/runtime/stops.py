@@ -7,7 +7,7 @@ import numpy as np
 
 from mmengine.request import Request
 from mmengine.runtime.rows import STOP_IDS, STOP_STRINGS, RowColumns
-from mmengine.runtime.sampler import SampleRows
+from mmengine.runtime.sample_rows import SampleRows
 
 EOS, TOKEN, STRING = "eos", "token", "string"
 GRAMMAR_END = "grammar"  # its grammar allows nothing more

@@ -12,6 +12,16 @@ class Matcher(Protocol):
     def consume_tokens(self, token_ids: list[int]) -> bool:
         """Go on by these tokens; False, and broken from then on, where the grammar refuses one."""
 
+    def try_consume_tokens(self, token_ids: list[int]) -> int:
+        """Go on by as many of these tokens as the grammar takes, and say how many; it stays sound."""
+
+    def validate_tokens(self, token_ids: list[int]) -> int:
+        """How many of these tokens `try_consume_tokens` would take."""
+
+    def compute_ff_tokens(self) -> list[int]:
+        """Tokens, as the tokenizer spells them, of what must come next; only those whose spelling does not
+        depend on what follows. They may be none though something is forced."""
+
     def is_stopped(self) -> bool:
         """Whether nothing can follow: the text is complete, or the matcher is broken."""
 
@@ -24,19 +34,29 @@ class Matcher(Protocol):
 class Compiled(Protocol):
     """A grammar, ready for any number of texts."""
 
+    after: tuple[int, ...]  # the text begins behind these tokens; (): at once
+
     def matcher(self) -> Matcher:
         """A new one, at the beginning."""
 
 
 class Backend(Protocol):
+    eos_token_ids: Sequence[int]
+
     def compile(self, grammar: str) -> Compiled:
         """`grammar`: a text of spec.py. Called on worker threads, perhaps on several at once. Raises
         InvalidRequest for one that it does not take."""
 
-    def fill(self, matchers: Sequence[Matcher], bits: np.ndarray) -> None:
+    def fill(
+        self, matchers: Sequence[Matcher], bits: np.ndarray, drafts: Sequence[list[int]] | None = None
+    ) -> None:
         """Set `bits`, uint32 [m, ceil(vocab_size / 32)], to what each of m matchers allows next: token t is
         bit t % 32 of word t // 32. An end of sequence is allowed exactly where the grammar accepts. What a
-        matcher that breaks meanwhile allows means nothing."""
+        matcher that breaks meanwhile allows means nothing.
+
+        With `drafts`, each matcher has one mask more for each of its drafts, in order: what it allows
+        behind that one. Behind a draft that it does not allow the masks are left as they were. The matchers
+        stay where they are."""
 
     def advance(self, matchers: Sequence[Matcher], token_ids: Sequence[int]) -> None:
         """Each matcher goes on by its token; one that refuses it is broken."""

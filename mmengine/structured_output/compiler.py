@@ -16,7 +16,7 @@ from mmengine.errors import MMEngineError
 from mmengine.structured_output.base import Compiled
 
 WORKERS = 2
-CACHE_SIZE = 128  # grammars that nobody uses now
+CACHE_SIZE = 384  # grammars that nobody uses now; a schema has two sketches beside its own
 MAX_ABANDONED = 4
 
 

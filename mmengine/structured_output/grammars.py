@@ -2,8 +2,11 @@
 
 from collections.abc import Callable
 
-from mmengine.structured_output.base import Backend, Compiled
+from mmengine.errors import MMEngineError
+from mmengine.request import Request
+from mmengine.structured_output.base import Backend, Compiled, Matcher
 from mmengine.structured_output.compiler import Compilation, Compiler
+from mmengine.structured_output.spec import sketches_of
 
 
 class Grammars:
@@ -16,15 +19,16 @@ class Grammars:
         self._compiler = Compiler(compile or backend.compile, deadline_s=deadline_s)
         self._held: dict[str, Compilation] = {}
         self._awaited: dict[str, Compilation] = {}  # nobody was told yet what became of them
+        self._sketches: dict[str, list[Compilation]] = {}
 
     def hold(self, request_id: str, grammar: str) -> None:
         """A request needs `grammar`, until `release`. Raises MMEngineError where no new one is taken."""
         self._held[request_id] = self._awaited[request_id] = self._compiler.get(grammar)
 
     def release(self, request_id: str) -> None:
-        held = self._held.pop(request_id, None)
-        if held is not None:
-            self._compiler.let_go(held)
+        for compilation in (self._held.pop(request_id, None), *self._sketches.pop(request_id, ())):
+            if compilation is not None:
+                self._compiler.let_go(compilation)
         self._awaited.pop(request_id, None)
 
     def settled(self) -> list[tuple[str, str]]:
@@ -53,6 +57,26 @@ class Grammars:
         """None for a request that holds none that can be used."""
         held = self._held.get(request_id)
         return None if held is None else held.compiled
+
+    def sketches(self, request: Request) -> list[Callable[[], Matcher]] | None:
+        """Matchers to be made for grammars that allow some of what a request's own does, but force more of
+        it; its own is the last of them. None while they are being compiled."""
+        request_id = request.request_id
+        held = self._held.get(request_id)
+        if held is None or held.compiled is None:
+            return []
+        begun = self._sketches.get(request_id)
+        if begun is None:
+            begun = self._sketches[request_id] = self._begin_sketches(request.grammar)
+        if not all(each.is_done for each in begun):
+            return None
+        return [each.compiled.matcher for each in (*begun, held) if each.compiled is not None]
+
+    def _begin_sketches(self, grammar: str) -> list[Compilation]:
+        try:
+            return [self._compiler.get(text) for text in sketches_of(grammar)]
+        except MMEngineError:  # no new grammars are taken: so it goes without
+            return []
 
     @property
     def reasons(self) -> list[str]:

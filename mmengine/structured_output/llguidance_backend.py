@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 
 import msgspec
 import numpy as np
@@ -30,7 +31,7 @@ class LLGuidance:
         vocab_size: int,
     ):
         self._token_bytes, self._encode = token_bytes, encode
-        self._special_ids, self._eos_token_ids = special_ids, list(eos_token_ids)
+        self._special_ids, self.eos_token_ids = special_ids, list(eos_token_ids)
         self._vocab_size = vocab_size
         self._lock = threading.Lock()
         self._tokenizer: LLTokenizer | None = None
@@ -60,11 +61,23 @@ class LLGuidance:
             case Lark(lark=lark):
                 return LLMatcher.grammar_from_lark(lark)
             case StructuralTag():
-                return grammars_of(grammar, self._special_names, self._eos_token_ids)
+                return grammars_of(grammar, self._special_names, self.eos_token_ids)
 
-    def fill(self, matchers: Sequence[LLMatcher], bits: np.ndarray) -> None:
-        pairs = [(matcher, place) for place, matcher in enumerate(matchers)]
-        self._executor.unsafe_compute_mask_ptr(pairs, bits.ctypes.data, bits.strides[0], len(bits))
+    def fill(
+        self, matchers: Sequence[LLMatcher], bits: np.ndarray, drafts: Sequence[list[int]] | None = None
+    ) -> None:
+        where = bits.ctypes.data, bits.strides[0], len(bits)
+        if drafts is None:
+            self._executor.unsafe_compute_mask_ptr(list(zip(matchers, range(len(bits)))), *where)
+            return
+        places = accumulate((1 + len(ahead) for ahead in drafts), initial=0)
+        filled = list(zip(matchers, places, drafts))
+        ahead = [each for each in filled if each[2]]
+        if ahead:
+            self._executor.unsafe_compute_mask_ptr_with_draft_token(ahead, *where)
+        if len(ahead) < len(filled):
+            at_once = [(matcher, place) for matcher, place, none in filled if not none]
+            self._executor.unsafe_compute_mask_ptr(at_once, *where)
 
     def advance(self, matchers: Sequence[LLMatcher], token_ids: Sequence[int]) -> None:
         self._executor.consume_token_par(list(zip(matchers, token_ids, strict=True)))
@@ -80,8 +93,8 @@ class LLGuidance:
         tokens += [b""] * (self._vocab_size - len(tokens))
         special = sorted(token for token in self._special_ids if token < self._vocab_size)
         self._special_names = {tokens[token].decode(errors="replace"): token for token in special}
-        wrapper = _Tokens(tokens, special, self._eos_token_ids[0], self._encode)
-        return LLTokenizer(wrapper, n_vocab=self._vocab_size, eos_token=self._eos_token_ids)
+        wrapper = _Tokens(tokens, special, self.eos_token_ids[0], self._encode)
+        return LLTokenizer(wrapper, n_vocab=self._vocab_size, eos_token=self.eos_token_ids)
 
 
 class _Tokens:
@@ -99,8 +112,8 @@ class _Tokens:
 
 
 class CompiledGrammar:
-    def __init__(self, prototype: LLMatcher):
-        self._prototype = prototype
+    def __init__(self, prototype: LLMatcher, after: tuple[int, ...] = ()):
+        self._prototype, self.after = prototype, after
 
     def matcher(self) -> LLMatcher:
         return self._prototype.deep_copy()

@@ -2,21 +2,27 @@
 
 A projection of the rows' tokens, not state: a row's matcher is made anew from all it has said whenever the
 row is given to a request (first, after a preemption, after a crash), and goes on by what is sampled.
+
+A grammar may begin only behind some tokens, the end of a model's reasoning. Until then a row may say
+anything, but not end.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from mmengine.request import Request
 from mmengine.structured_output.base import Backend, Compiled, Matcher
+from mmengine.structured_output.opening import Opening
+
+NOT_HERE = "its grammar is not compiled here"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Masks:
-    """What sampling rows may say next: `bits` uint32 [m, words], as Backend.fill sets them, of the m rows
-    `picked` (intp, ascending, into all that sample)."""
+    """What may be said next: `bits` uint32 [m, words], as Backend.fill sets them, of m places `picked`
+    (intp, ascending, into all that sample)."""
 
     picked: np.ndarray
     bits: np.ndarray
@@ -29,56 +35,124 @@ class RowMatchers:
         self._backend, self._compiled_of = backend, compiled_of
         self._num_words = -(-vocab_size // 32)
         self._matchers: dict[int, Matcher] = {}
-        self._missing: set[int] = set()  # rows whose grammar is not here
+        self._said: dict[int, list[int]] = {}  # in the grammar
+        self._openings: dict[int, Opening] = {}  # of rows that have not begun with their grammar
+        self._no_end = _all_but(backend.eos_token_ids, self._num_words)
 
     def admit(self, row: int, request: Request, token_ids: np.ndarray) -> None:
         """`row` is `request`'s now, which has a grammar; int32 `token_ids`: its prompt and all it said."""
         self._matchers.pop(row, None)
-        self._missing.discard(row)
+        self._openings.pop(row, None)
+        said = self._said[row] = token_ids[len(request.prompt_token_ids) :].tolist()
         compiled = self._compiled_of(request.request_id)
         if compiled is None:
-            self._missing.add(row)
             return
         matcher = self._matchers[row] = compiled.matcher()
-        said = token_ids[len(request.prompt_token_ids) :]
-        if len(said):
-            matcher.consume_tokens(said.tolist())
+        if compiled.after:
+            self._openings[row] = Opening(compiled.after)
+            said = self._said[row] = self._open(row, said)
+        if said:
+            matcher.consume_tokens(said)
 
-    def masks(self, rows: np.ndarray, picked: np.ndarray) -> tuple[Masks, dict[int, str]]:
-        """Masks of rows[picked], and why some of these (indices into `rows`) can say nothing any more."""
-        errors = {
-            index: "its grammar is not compiled here"
-            for index in picked.tolist()
-            if int(rows[index]) in self._missing
-        }
-        if errors:
-            picked = picked[[index not in errors for index in picked.tolist()]]
-        matchers = [self._matchers[row] for row in rows[picked].tolist()]
-        bits = np.empty((len(picked), self._num_words), np.uint32)
-        if len(picked):
-            self._backend.fill(matchers, bits)
-        errors.update(_broken(matchers, picked))
-        return Masks(picked, bits), errors
+    def said(self, row: int) -> list[int]:
+        """All that the row said in its grammar."""
+        return self._said[row]
+
+    def masks(
+        self, rows: Sequence[int], drafts: Sequence[list[int]] | None = None
+    ) -> tuple[np.ndarray, dict[int, str]]:
+        """What each of `rows` may say next, one behind the other, and with `drafts` behind each of its
+        drafts too: uint32 [m, words]; nothing behind drafts that may not be said. And why some of them
+        (indices into `rows`) can say nothing any more."""
+        matchers = [self._matchers.get(row) for row in rows]
+        if drafts is None:
+            bits = np.empty((len(rows), self._num_words), np.uint32)
+        else:
+            bits = np.zeros((len(rows) + sum(map(len, drafts)), self._num_words), np.uint32)
+        if self._openings or None in matchers:
+            return bits, self._fill_some(rows, matchers, bits, drafts)
+        self._backend.fill(matchers, bits, drafts)
+        return bits, _broken(enumerate(matchers))
+
+    def _fill_some(
+        self,
+        rows: Sequence[int],
+        matchers: Sequence[Matcher | None],
+        bits: np.ndarray,
+        drafts: Sequence[list[int]] | None,
+    ) -> dict[int, str]:
+        """The same row by row: some have not begun with their grammar, or have none here."""
+        errors, start = {}, 0
+        for index, (row, matcher) in enumerate(zip(rows, matchers, strict=True)):
+            ahead = drafts[index] if drafts is not None else []
+            stop = start + 1 + len(ahead)
+            opening = self._openings.get(row)
+            if matcher is None:
+                errors[index] = NOT_HERE
+                bits[start:stop] = 0
+                start = stop
+                continue
+            if opening is not None:
+                behind = opening.end_in(ahead)
+                free = stop if behind is None else start + behind
+                bits[start:free] = self._no_end
+                start, ahead = free, ahead[behind:] if behind is not None else []
+            if start < stop:
+                self._backend.fill([matcher], bits[start:stop], [ahead] if ahead else None)
+            errors |= _broken([(index, matcher)])
+            start = stop
+        return errors
 
     def advance(
-        self, rows: np.ndarray, picked: np.ndarray, token_ids: np.ndarray
-    ) -> tuple[list[int], dict[int, str]]:
-        """rows[picked] said token_ids[picked]: which of them (indices into `rows`) are complete, and which
-        broke, and why."""
-        matchers = [self._matchers[row] for row in rows[picked].tolist()]
-        self._backend.advance(matchers, token_ids[picked].tolist())
-        errors = _broken(matchers, picked)
-        complete = [
-            index
-            for index, matcher in zip(picked.tolist(), matchers, strict=True)
-            if index not in errors and matcher.is_stopped()
-        ]
+        self, rows: Sequence[int], said: Sequence[list[int]]
+    ) -> tuple[dict[int, int], dict[int, str]]:
+        """Rows said tokens, each at least one that it might. Which of them (indices into `rows`) are
+        complete, and with how many of their tokens; which broke, and why."""
+        before = [0] * len(rows)  # tokens that are said before the grammar
+        if self._openings:
+            whole, said = said, [self._open(row, tokens) for row, tokens in zip(rows, said, strict=True)]
+            before = [len(all_of) - len(tokens) for all_of, tokens in zip(whole, said, strict=True)]
+        matchers = [self._matchers[row] for row in rows]
+        used = [len(tokens) for tokens in said]
+        if all(count == 1 for count in used):
+            self._backend.advance(matchers, [tokens[0] for tokens in said])
+        else:
+            used = [each.try_consume_tokens(tokens) for each, tokens in zip(matchers, said, strict=True)]
+        for row, tokens in zip(rows, said, strict=True):
+            self._said[row] += tokens
+        errors = _broken(enumerate(matchers))
+        complete = {
+            index: before[index] + used[index]
+            for index, matcher in enumerate(matchers)
+            if matcher.is_stopped() and index not in errors
+        }
+        for index, tokens in enumerate(said):
+            if used[index] < len(tokens) and index not in complete:
+                errors.setdefault(index, "its grammar does not allow what it said")
         return complete, errors
 
+    def _open(self, row: int, tokens: list[int]) -> list[int]:
+        """Those of `tokens` that belong to the row's grammar."""
+        if row not in self._openings:
+            return tokens
+        behind = self._openings[row].take(tokens)
+        if behind is None:
+            return []
+        del self._openings[row]
+        return tokens[behind:]
 
-def _broken(matchers: Sequence[Matcher], picked: np.ndarray) -> dict[int, str]:
+
+def _all_but(token_ids: Sequence[int], num_words: int) -> np.ndarray:
+    bits = np.full(num_words, 0xFFFFFFFF, np.uint32)
+    for token in token_ids:
+        if token // 32 < num_words:
+            bits[token // 32] &= ~np.uint32(1 << token % 32)
+    return bits
+
+
+def _broken(matchers: Iterable[tuple[int, Matcher]]) -> dict[int, str]:
     return {
         index: f"its grammar cannot go on: {' '.join(matcher.get_error().split())[:200]}"
-        for index, matcher in zip(picked.tolist(), matchers, strict=True)
+        for index, matcher in matchers
         if matcher.is_error()
     }

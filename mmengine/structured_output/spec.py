@@ -10,6 +10,7 @@ That text, `Request.grammar`, is JSON and complete in itself: another process co
 """
 
 from collections.abc import Mapping
+from functools import lru_cache
 from sys import intern
 from typing import Any
 
@@ -44,6 +45,28 @@ class Lark(msgspec.Struct, frozen=True, tag="lark", forbid_unknown_fields=True):
 
 Grammar = JsonSchema | Regex | Choice | Lark | StructuralTag
 _read = msgspec.json.Decoder(Grammar).decode
+
+# Between the items of JSON text and behind its keys: as little as possible, and as Python writes it.
+_SPACINGS = ((",", ":"), (", ", ": "))
+
+
+@lru_cache(maxsize=64)
+def sketches_of(text: str) -> tuple[str, ...]:
+    """Grammars that allow some of what the grammar `text` does, those in which more is forced: of a schema
+    those that fix the white space."""
+    grammar = read_grammar(text)
+    if not isinstance(grammar, JsonSchema):
+        return ()
+    schema = msgspec.json.decode(grammar.schema, type=dict[str, msgspec.Raw])
+    options = msgspec.json.decode(schema.pop("x-guidance", msgspec.Raw(b"{}")), type=dict)
+    options.pop("whitespace_pattern", None)
+    made = []
+    for item, key in _SPACINGS:
+        spacing = {"item_separator": item, "key_separator": key, "whitespace_flexible": False}
+        body = {"x-guidance": msgspec.Raw(msgspec.json.encode({**options, **spacing})), **schema}
+        sketch = JsonSchema(msgspec.Raw(msgspec.json.encode(body)))
+        made.append(msgspec.json.encode(sketch).decode())
+    return tuple(made)
 
 
 def read_grammar(text: str) -> Grammar:

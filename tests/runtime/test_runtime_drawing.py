@@ -10,7 +10,8 @@ from mmengine.request import Request, SamplingParams
 from mmengine.runtime import sampler as sampler_module
 from mmengine.runtime.drawing import UNSURE, draw_tokens
 from mmengine.runtime.rows import RowColumns
-from mmengine.runtime.sampler import Sampler, SampleRows
+from mmengine.runtime.sample_rows import SampleRows
+from mmengine.runtime.sampler import Sampler
 
 CPU = torch.device("cpu")
 

@@ -11,7 +11,8 @@ from mmengine.native import library
 from mmengine.request import Request, SamplingParams
 from mmengine.runtime.masking import keep_allowed
 from mmengine.runtime.rows import RowColumns
-from mmengine.runtime.sampler import ERROR_TOKEN, Sampler, SampleRows
+from mmengine.runtime.sample_rows import SampleRows
+from mmengine.runtime.sampler import ERROR_TOKEN, Sampler
 from mmengine.structured_output.rows import Masks
 
 VOCAB = 77  # no multiple of 32

@@ -19,7 +19,8 @@ from mmengine.request import Request, SamplingParams
 from mmengine.runtime.filters import apply_temperature, keep_min_p, keep_top
 from mmengine.runtime.gumbel import gumbel_noise
 from mmengine.runtime.rows import RowColumns
-from mmengine.runtime.sampler import ERROR_TOKEN, Sampler, SampleRows
+from mmengine.runtime.sample_rows import SampleRows
+from mmengine.runtime.sampler import ERROR_TOKEN, Sampler
 
 CPU = torch.device("cpu")
 EOS = 3

@@ -221,6 +221,8 @@ def test_types_in_and_values_of_them_out():
 class Breaking:
     """A grammar that meets a limit of its engine in the middle."""
 
+    after = ()
+
     def __init__(self, compiled):
         self._compiled = compiled
 

@@ -139,19 +139,60 @@ def test_rows_follow_their_grammars(backend):
     rows.admit(5, request("count"), np.array([1, 2], np.int32))
     rows.admit(2, request("word"), np.array([1, 2], np.int32))
     rows.admit(7, request("nobody's"), np.array([1, 2], np.int32))
-    running, bound = np.array([9, 2, 7, 5]), np.array([1, 2, 3])
-    masks, errors = rows.masks(running, bound)
-    assert errors == {2: "its grammar is not compiled here"} and masks.picked.tolist() == [1, 3]
-    sets = [set(np.flatnonzero(np.unpackbits(line.view(np.uint8), bitorder="little"))) for line in masks.bits]
-    assert sets[0] == {ord("a"), ord("b"), TOKENS.index(b"ab")}
-    assert sets[1] == {*b"0123456789", TOKENS.index(b"00")}
-    said = np.array([0, ord("b"), 0, ord("7")])
-    assert rows.advance(running, np.array([1, 3]), said) == ([1], {})
+    bits, errors = rows.masks([2, 7, 5])
+    assert errors == {1: "its grammar is not compiled here"}
+    assert sets_of(bits) == [
+        {ord("a"), ord("b"), TOKENS.index(b"ab")},
+        set(),
+        {*b"0123456789", TOKENS.index(b"00")},
+    ]
+    assert rows.advance([2, 5], [[ord("b")], [ord("7")]]) == ({0: 1}, {})
     rows.admit(2, request("count"), np.array([1, 2, ord("1"), ord("2")], np.int32))  # it was preempted
-    assert rows.advance(running, np.array([1]), np.array([0, ord("3"), 0, 0])) == ([1], {})
-    complete, errors = rows.advance(running, np.array([3]), np.array([0, 0, 0, ord("x")]))
-    assert complete == [] and errors[3].startswith("its grammar cannot go on: ")
-    assert rows.masks(running, np.array([3]))[1].keys() == {3}
+    assert rows.advance([2], [[ord("3")]]) == ({0: 1}, {})
+    complete, errors = rows.advance([5], [[ord("x")]])
+    assert complete == {} and errors[0].startswith("its grammar cannot go on: ")
+    assert rows.masks([5])[1].keys() == {0}
+
+
+def sets_of(bits):
+    lines = np.unpackbits(bits.view(np.uint8), axis=1, bitorder="little")[:, :VOCAB]
+    return [set(np.flatnonzero(line).tolist()) for line in lines]
+
+
+def test_masks_behind_drafts_are_those_that_would_come(backend):
+    compiled = {"word": backend.compile(grammar_of(grammar={"regex": "(ab|cd)e{2}"}))}
+    rows = RowMatchers(backend, compiled.get, VOCAB)
+    for row in (0, 1, 2):
+        rows.admit(row, request("word"), np.array([1, 2], np.int32))
+    drafts = [[ord("c"), ord("d"), ord("e")], [], [ord("a"), ord("c"), ord("e")]]
+    bits, errors = rows.masks([0, 1, 2], drafts)
+    assert errors == {} and len(bits) == 4 + 1 + 4
+    behind = sets_of(bits)
+    assert behind[:4] == [sets_of(rows.masks([1])[0])[0], {ord("d")}, {ord("e")}, {ord("e")}]
+    assert behind[6] == {ord("b")} and behind[7] == behind[8] == set(), "nothing behind what may not be said"
+    assert sets_of(rows.masks([0])[0]) == behind[:1], "the row stays where it is"
+    assert rows.advance([0], [[ord("c"), ord("d"), ord("e"), ord("e")]]) == ({0: 4}, {})
+    complete, errors = rows.advance([2], [[ord("a"), ord("c")]])
+    assert complete == {} and errors == {0: "its grammar does not allow what it said"}
+
+
+def test_a_grammar_begins_where_the_reasoning_ends(backend):
+    """Also inside a run of drafts; before it anything may be said, but no end."""
+    compiled = backend.compile(grammar_of(grammar={"regex": "[0-9]{2}"}))
+    compiled.after = (ord("<"), ord("/"))
+    rows = RowMatchers(backend, lambda _: compiled, VOCAB)
+    rows.admit(0, request("r"), np.array([1, 2, ord("x"), ord("<")], np.int32))
+    digits = {*b"0123456789", TOKENS.index(b"00")}
+    anything = set(range(VOCAB)) - {END, END_TOO}
+    drafts = [[ord("<"), ord("/"), ord("5"), ord("6")]]
+    assert sets_of(rows.masks([0], drafts)[0])[:4] == [anything, anything, digits, {*b"0123456789"}]
+    assert sets_of(rows.masks([0], [[ord("/")]])[0]) == [anything, digits]
+    assert rows.advance([0], [[ord("y"), ord("<")]]) == ({}, {})
+    assert rows.advance([0], [[ord("/"), ord("5"), ord("6")]]) == ({0: 3}, {})
+    assert rows.said(0) == [ord("5"), ord("6")]
+    rows.admit(0, request("r"), np.array([1, 2, ord("<"), ord("/"), ord("5")], np.int32))  # it was preempted
+    assert sets_of(rows.masks([0])[0]) == [{*b"0123456789"}]
+    assert rows.advance([0], [[ord("7")]]) == ({0: 1}, {})
 
 
 def test_many_rows_at_once_are_as_one_by_one(backend):

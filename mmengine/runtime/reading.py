@@ -1,0 +1,211 @@
+"""From what a step sampled to what it gives: how much of each row's drafts is kept, and where texts end."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+import torch
+
+from mmengine.core.executor import StepResult
+from mmengine.core.runs import Runs
+from mmengine.runtime.drafting import Drafting
+from mmengine.runtime.rows import GRAMMAR, PENALTIES, RowColumns
+from mmengine.runtime.sample_rows import SampleRows
+from mmengine.runtime.sampler import Sampled, Sampler
+from mmengine.runtime.stops import GRAMMAR_END, StopWatcher, find_stops
+from mmengine.structured_output.rows import RowMatchers
+
+NOT_FINITE = "the model gave NaN or infinite logits for this request"
+
+Stops = tuple[tuple[int, str], ...]
+
+
+class Launched(msgspec.Struct, frozen=True, eq=False):
+    """A step on the device. `sampled` has host tensors, to be read once the device is done with it. `batch`
+    are the positions that sampled: with drafts those of `runs`, else one of each row. `errors`: why some
+    rows, by their index among those that sample, have no token."""
+
+    batch: SampleRows
+    sampled: Sampled
+    runs: Runs | None = None
+    errors: dict[int, str] = {}
+
+
+@dataclass(slots=True)
+class Reader:
+    rows: RowColumns
+    sampler: Sampler
+    watcher: StopWatcher | None
+    matchers: RowMatchers | None
+    drafting: Drafting | None
+
+    def read(self, launched: Launched) -> StepResult:
+        """A launched step, read back; `device_ns` is left to the executor."""
+        token_ids = launched.sampled.token_ids.numpy().astype(np.int32)
+        if not len(token_ids):
+            return StepResult(token_ids)
+        if launched.runs is not None:
+            return self._read_runs(launched, token_ids, launched.runs)
+        batch = launched.batch
+        errors = dict.fromkeys((token_ids < 0).nonzero()[0].tolist(), NOT_FINITE) | launched.errors
+        stops = find_stops(token_ids, batch, self.rows, self.watcher)
+        if batch.wanted & GRAMMAR:
+            over = {index for index, _ in stops} | set(errors)
+            going = [index for index in _bound(batch) if index not in over]
+            ends = self._advance(batch, going, [[token] for token in token_ids[going].tolist()], errors)
+            stops = tuple(sorted([*stops, *((index, GRAMMAR_END) for index in ends)]))
+        result = StepResult(token_ids, stops)
+        if errors or launched.sampled.logprobs is not None:
+            token_ids[list(errors)] = 0
+            places = np.arange(len(token_ids))
+            places[list(errors)] = -1
+            result = StepResult(
+                token_ids=token_ids,
+                stops=tuple(stop for stop in stops if stop[0] not in errors),
+                errors=tuple(sorted(errors.items())),
+                logprobs=_logprob_lists(launched, token_ids, places),
+            )
+        if self.drafting is not None:
+            num_known = batch.output_index + batch.columns["num_prompt"] + 1
+            self._draft(result, batch.rows, num_known, [[token] for token in token_ids.tolist()])
+        return result
+
+    def _read_runs(self, launched: Launched, token_ids: np.ndarray, runs: Runs) -> StepResult:
+        """Each row gives one token or several, and is then where it would be had it given them one by one."""
+        counts = runs.counts(token_ids)
+        errors = dict(launched.errors)
+        for position in (token_ids < 0).nonzero()[0].tolist():
+            row = int(runs.row_of[position])
+            depth = position - int(runs.first[row])
+            if depth == 0:
+                errors.setdefault(row, NOT_FINITE)
+            counts[row] = min(counts[row], max(depth, 1))  # it breaks in the next step, if it still does
+        batch = launched.batch
+        heads = batch.take(runs.first)
+        stops = self._cut_at_stops(token_ids, batch, runs, counts, errors)
+        if batch.wanted & GRAMMAR:
+            stops = self._end_in_runs(token_ids, heads, runs, stops, counts, errors)
+        counts[list(errors)] = 1
+        if batch.wanted & PENALTIES:
+            self._count(token_ids, batch, runs, counts)
+        kept = np.arange(len(token_ids)) - runs.first[runs.row_of] < counts[runs.row_of]
+        token_ids[runs.first[list(errors)]] = 0
+        places = np.where(kept, runs.row_of, -1)
+        places[runs.first[list(errors)]] = -1
+        result = StepResult(
+            token_ids=token_ids[kept],
+            stops=tuple(stop for stop in stops if stop[0] not in errors),
+            errors=tuple(sorted(errors.items())),
+            logprobs=_logprob_lists(launched, token_ids, places),
+            counts=counts.astype(np.int32),
+        )
+        num_known = heads.output_index + heads.columns["num_prompt"] + counts
+        flat, ends = result.token_ids.tolist(), np.cumsum(counts).tolist()
+        said = [flat[end - count : end] for end, count in zip(ends, counts.tolist(), strict=True)]
+        self._draft(result, heads.rows, num_known, said)
+        return result
+
+    def _cut_at_stops(
+        self,
+        token_ids: np.ndarray,
+        batch: SampleRows,
+        runs: Runs,
+        counts: np.ndarray,
+        errors: dict[int, str],
+    ) -> Stops:
+        """Where rows stop in their runs, which are cut there: `counts` is changed."""
+        stops: dict[int, str] = {}
+        sound = np.ones(len(counts), bool)
+        sound[list(errors)] = False
+        for depth in range(int(counts.max())):
+            reached = np.flatnonzero((counts > depth) & sound)
+            positions = runs.first[reached] + depth
+            found = find_stops(token_ids[positions], batch.take(positions), self.rows, self.watcher)
+            for index, kind in found:
+                row = int(reached[index])
+                stops[row], counts[row] = kind, depth + 1
+        return tuple(sorted(stops.items()))
+
+    def _count(self, token_ids: np.ndarray, batch: SampleRows, runs: Runs, counts: np.ndarray) -> None:
+        """Rows with penalties said what they said; each of them at most one token at a time."""
+        for depth in range(int(counts.max())):
+            positions = runs.first[counts > depth] + depth
+            said = torch.from_numpy(token_ids[positions].astype(np.int64)).to(self.sampler.device)
+            self.sampler.count(batch.take(positions), said)
+
+    def _end_in_runs(
+        self,
+        token_ids: np.ndarray,
+        heads: SampleRows,
+        runs: Runs,
+        stops: Stops,
+        counts: np.ndarray,
+        errors: dict[int, str],
+    ) -> Stops:
+        """Where a grammar ends the text before it stops for another reason: drafts may lead to the end of the
+        grammar and beyond, where only an end of sequence is left. `counts` and `errors` are changed."""
+        stopped = dict(stops)
+        going, said = [], []
+        for row in _bound(heads):
+            first, count = int(runs.first[row]), int(counts[row]) - (row in stopped)
+            if count and row not in errors:
+                going.append(row)
+                said.append(token_ids[first : first + count].tolist())
+        for row, used in self._advance(heads, going, said, errors).items():
+            stopped[row], counts[row] = GRAMMAR_END, used
+        return tuple(sorted(stopped.items()))
+
+    def _advance(
+        self, batch: SampleRows, going: list[int], said: list[list[int]], errors: dict[int, str]
+    ) -> dict[int, int]:
+        """Rows `going` (indices into `batch`) said tokens of their grammars: which of these are complete
+        now, and with how many of them. Adds to `errors`."""
+        if not going or self.matchers is None:
+            return {}
+        complete, broken = self.matchers.advance(batch.rows[going].tolist(), said)
+        errors |= {going[place]: what for place, what in broken.items()}
+        return {going[place]: count for place, count in complete.items()}
+
+    def _draft(
+        self, result: StepResult, rows: np.ndarray, num_known: np.ndarray, said: Sequence[list[int]]
+    ) -> None:
+        """Put drafts for the rows that go on into `result`."""
+        if self.drafting is None:
+            return
+        is_going = np.ones(len(rows), bool)
+        is_going[[index for index, _ in (*result.stops, *result.errors)]] = False
+        going = is_going.nonzero()[0]
+        last = [said[index] for index in going.tolist()]
+        drafts = self.drafting.drafts(rows[going], num_known[going], last)
+        if drafts is None:
+            return
+        result.drafts = drafts.token_ids
+        result.num_drafts, drafters = np.zeros(len(rows), np.int32), np.zeros(len(rows), np.int32)
+        result.num_drafts[going], drafters[going] = drafts.counts, drafts.drafters
+        result.drafters = drafters if drafters.any() else None
+
+
+def _bound(batch: SampleRows) -> list[int]:
+    """Those that go by a grammar."""
+    return np.flatnonzero(batch.columns["options"] & GRAMMAR).tolist()
+
+
+def _logprob_lists(
+    launched: Launched, token_ids: np.ndarray, places: np.ndarray
+) -> tuple[tuple[int, list[tuple[int, float]]], ...]:
+    """Of each position that counts, by its row (`places` [p], -1: it does not): the chosen token first, then
+    the row's `logprobs` best ones, best first; the chosen one may be among them again."""
+    lists = launched.sampled.logprobs
+    if lists is None:
+        return ()
+    chosen, best, best_ids = lists.chosen.tolist(), lists.best.tolist(), lists.best_ids.tolist()
+    wanted = launched.batch.columns["logprobs"][lists.indices].tolist()
+    return tuple(
+        (
+            int(places[index]),
+            [(int(token_ids[index]), chosen[m]), *list(zip(best_ids[m], best[m], strict=True))[: wanted[m]]],
+        )
+        for m, index in enumerate(lists.indices.tolist())
+        if places[index] >= 0
+    )

@@ -1,0 +1,62 @@
+"""What samples in a step: rows, or with drafts the positions of rows."""
+
+import msgspec
+import numpy as np
+
+from mmengine.core.runs import Runs
+from mmengine.runtime.penalties import Drafted
+from mmengine.runtime.rows import PENALTIES, RowColumns
+
+
+class SampleRows(msgspec.Struct, frozen=True, eq=False):
+    """s row numbers, their columns (rows.COLUMNS), their output indices from 0, and all bits of their
+    `options` together. With drafts, `in_runs`, a row samples at several positions, and stands here as often;
+    `drafted` says what stands before those of rows with penalties."""
+
+    rows: np.ndarray
+    columns: np.ndarray
+    output_index: np.ndarray
+    wanted: int
+    in_runs: bool = False
+    drafted: Drafted | None = None
+
+    @classmethod
+    def of(
+        cls, columns: RowColumns, rows: np.ndarray, num_known: np.ndarray, runs: Runs | None = None
+    ) -> "SampleRows":
+        """`num_known` [s]: tokens that each of `rows` has when it samples."""
+        records = columns.of(rows)
+        wanted = int(np.bitwise_or.reduce(records["options"]))
+        drafted = None
+        if runs is not None and wanted & PENALTIES:
+            drafted = _drafted(runs, rows, np.flatnonzero(records["options"] & PENALTIES))
+        return cls(rows, records, num_known - records["num_prompt"], wanted, runs is not None, drafted)
+
+    def take(self, picked: np.ndarray) -> "SampleRows":
+        """Those `picked`, ascending."""
+        drafted = self.drafted
+        if drafted is not None:
+            position, *others = drafted.pairs
+            place = np.searchsorted(picked, position)
+            kept = np.append(picked, -1)[place] == position
+            drafted = Drafted(drafted.rows[kept], (place[kept], *(each[kept] for each in others)))
+        return SampleRows(
+            self.rows[picked],
+            self.columns[picked],
+            self.output_index[picked],
+            self.wanted,
+            self.in_runs,
+            drafted,
+        )
+
+
+def _drafted(runs: Runs, rows: np.ndarray, picked: np.ndarray) -> Drafted | None:
+    """The drafts before each of the positions `picked`; None when there are none."""
+    depths = picked - runs.first[runs.row_of[picked]]
+    if not depths.any():
+        return None
+    positions = np.repeat(picked, depths)
+    behind = np.arange(len(positions)) - np.repeat(np.cumsum(depths) - depths, depths) + 1
+    tokens = runs.follows[positions - behind].astype(np.int64)
+    pairs, further = np.unique(np.stack((positions, tokens)), axis=1, return_counts=True)
+    return Drafted(rows[pairs[0]].astype(np.intp), (pairs[0], pairs[1], further))
