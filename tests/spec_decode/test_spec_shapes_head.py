@@ -1,18 +1,21 @@
-"""The head that drafts for the embedded checkpoint is good at it, and what trained it drafts as an engine
-does: row by row."""
+"""The head that drafts for the embedded checkpoint is good at it, and the engine drafts with it as it was
+trained."""
 
 import json
 
 import pytest
 import torch
-import torch.nn.functional as F
 from safetensors.torch import load_file
 
+from mmengine.runtime.eagle3.loading import load_head
+from mmengine.spec_decode.eagle3.config import Target as HeadTarget
+from mmengine.spec_decode.eagle3.loading import open_head
+from mmengine_qwen3_vl import plugin
 from mmengine_shapes import checkpoint_path, draft_head_path
 from mmengine_shapes.training.head_batch import collate
 from mmengine_shapes.training.head_export import read_hub, write_hub, write_speculators
 from mmengine_shapes.training.head_simulate import acceptance, accepted_from, held_out_samples, passes_of
-from mmengine_shapes.training.head_target import Target
+from mmengine_shapes.training.head_target import DenseAttention, Target
 
 
 @pytest.fixture(scope="module")
@@ -46,46 +49,61 @@ def test_taps_of_other_layers_are_worth_little(trained, samples):
     assert acceptance(*trained, swapped, 4) < acceptance(*trained, samples["json"], 4) - 0.5
 
 
-def naive_drafts(head, vocabulary, sample, row, count):
-    """Drafts begun at `row`, one decoder pass over all of the head's inputs a draft."""
-    layer, config = head.midlayer, head.config
-    hidden = head.fuse(sample.taps[: row + 1].float())
-    tokens = sample.ids[1 : row + 2]
-    positions = sample.positions[:, : row + 1]
-    drafts = []
+@pytest.fixture(scope="module", params=["hub", "speculators"])
+def served(request, trained, tmp_path_factory):
+    """The head as the engine loads it, from either layout."""
+    folder = draft_head_path()
+    if request.param == "speculators":
+        folder = tmp_path_factory.mktemp("speculators")
+        write_speculators(*trained, folder)
+    model = plugin.load_model(checkpoint_path(), device="cpu", dtype="float32")
+    spec = model.spec
+    opened = open_head(folder, HeadTarget(spec.hidden_size, spec.vocab_size, spec.num_layers))
+    return load_head(opened, model, torch.device("cpu"), torch.float32)
+
+
+def chain(served, sample, row, count):
+    """Logits of `count` drafts begun at `row`: one pass of the engine's head over all of its inputs each."""
+    hidden = served.fuse(sample.taps[: row + 1].float().flatten(1))
+    tokens, positions = sample.ids[1 : row + 2], sample.positions[:, : row + 1]
+    found = []
     for _ in range(count):
-        embeds = layer.input_layernorm(head.embedding[tokens])
-        mixed = torch.cat((embeds, layer.hidden_norm(hidden)), -1)
-        heads = [
-            getattr(layer.self_attn, name)(mixed).view(1, len(tokens), -1, config.head_dim)
-            for name in ("q_proj", "k_proj", "v_proj")
-        ]
-        q, k = (head._rotate(one, positions[:, None]) for one in heads[:2])
-        attended = F.scaled_dot_product_attention(
-            q.transpose(1, 2), k.transpose(1, 2), heads[2].transpose(1, 2), is_causal=True, enable_gqa=True
-        )
-        out = hidden + layer.self_attn.o_proj(attended.transpose(1, 2).flatten(2)[0])
-        out = out + layer.mlp(layer.post_attention_layernorm(out))
-        normed = head.norm(out)[-1]
-        drafts.append(int(vocabulary[head.lm_head(normed).argmax()]))
-        carried = normed if head.shape.norm_output else out[-1]
-        hidden = torch.cat((hidden, carried[None]))
-        tokens = torch.cat((tokens, torch.tensor(drafts[-1:])))
+        z, carry = served.forward(hidden, served.embed(tokens), positions, DenseAttention(1), 0)
+        found.append(served.logits(z[-1:])[0])
+        hidden = torch.cat((hidden, carry[-1:]))
+        tokens = torch.cat((tokens, served.tokens(found[-1][None])))
         positions = torch.cat((positions, positions[:, -1:] + 1), 1)
-    return drafts
+    return torch.stack(found)
 
 
 @pytest.mark.parametrize("task", ["json", "describe", "direction"])
-def test_drafting_from_all_rows_at_once_is_drafting_from_each(trained, samples, task):
+def test_drafting_from_all_rows_at_once_is_the_engines_head_drafting_from_each(
+    trained, served, samples, task
+):
     head, vocabulary = trained
-    several = samples[task][:3]
-    for sample, accepted in zip(several, accepted_from(head, vocabulary, several, 4), strict=True):
-        for index in range(0, len(accepted), 5):
+    several = samples[task][:2]
+    batch = collate(several)
+
+    def token_of(step, logits):
+        return batch.ids.gather(1, batch.rows + 1) if logits is None else vocabulary[logits.argmax(-1)]
+
+    unrolled = torch.stack(head.unroll(batch, 4, token_of), 2)
+    holds = accepted_from(head, vocabulary, several, 4)
+    for number, sample in enumerate(several):
+        for index in range(0, len(holds[number]), 7):
             row = sample.num_prompt - 1 + index
-            drafts = naive_drafts(head, vocabulary, sample, row, 4)
-            truth = sample.ids[row + 2 : row + 6].tolist()
+            logits = chain(served, sample, row, 4)
+            torch.testing.assert_close(logits, unrolled[number, index], atol=1e-4, rtol=1e-4)
+            drafts, truth = served.tokens(logits).tolist(), sample.ids[row + 2 : row + 6].tolist()
             same = [a == b for a, b in zip(drafts, truth, strict=False)] + [False]
-            assert accepted[index] == same.index(False), (task, index)
+            assert holds[number][index] == same.index(False)
+
+
+def test_the_engine_reads_the_head_as_it_was_trained(trained, served):
+    shape, config = trained[0].shape, served.config
+    assert config.tap_layers == shape.levels and config.draft_vocab_size == shape.draft_vocab_size
+    assert (config.fc_norm, config.norm_output) == (shape.fc_norm, shape.norm_output)
+    assert torch.equal(served.embed(torch.arange(1536)), trained[0].embedding)
 
 
 def test_passes_are_walked_as_an_engine_takes_them():
