@@ -1,5 +1,6 @@
 """Grammars by llguidance, for any tokenizer that knows the bytes of its tokens."""
 
+import os
 import threading
 from collections.abc import Callable, Sequence
 from itertools import accumulate
@@ -20,6 +21,7 @@ class LLGuidance:
     """`token_bytes`: gives the bytes that each token stands for, b"" for one that no text holds; called
     once, when the first grammar comes. `special_ids`: tokens that are no text. `encode`: text to tokens.
     A token at or beyond the end of `token_bytes`, as a model's vocabulary is often wider, is never allowed.
+    `num_threads`: how many fill masks; by default four fifths of the CPUs.
     """
 
     def __init__(
@@ -29,6 +31,7 @@ class LLGuidance:
         special_ids: frozenset[int],
         eos_token_ids: Sequence[int],
         vocab_size: int,
+        num_threads: int | None = None,
     ):
         self._token_bytes, self._encode = token_bytes, encode
         self._special_ids, self.eos_token_ids = special_ids, list(eos_token_ids)
@@ -37,7 +40,8 @@ class LLGuidance:
         self._tokenizer: LLTokenizer | None = None
         self._special_names: dict[str, int] = {}  # filled with it
         self._limits = LLParserLimits(verbose_errors=False)
-        self._executor = LLExecutor()
+        threads = num_threads or _num_threads()
+        self._executor = LLExecutor(threads) if threads > 1 else None  # one thread is slower than none
 
     def compile(self, grammar: str) -> "CompiledGrammar":
         tokens = self._tokens()
@@ -66,21 +70,40 @@ class LLGuidance:
     def fill(
         self, matchers: Sequence[LLMatcher], bits: np.ndarray, drafts: Sequence[list[int]] | None = None
     ) -> None:
-        where = bits.ctypes.data, bits.strides[0], len(bits)
-        if drafts is None:
-            self._executor.unsafe_compute_mask_ptr(list(zip(matchers, range(len(bits)))), *where)
+        start, stride = bits.__array_interface__["data"][0], bits.strides[0]
+        places = range(len(matchers))
+        if drafts is not None:
+            places = accumulate((1 + len(ahead) for ahead in drafts), initial=0)
+        if self._executor is not None:
+            self._fill_together(list(zip(matchers, places)), drafts, (start, stride, len(bits)))
             return
-        places = accumulate((1 + len(ahead) for ahead in drafts), initial=0)
-        filled = list(zip(matchers, places, drafts))
-        ahead = [each for each in filled if each[2]]
-        if ahead:
-            self._executor.unsafe_compute_mask_ptr_with_draft_token(ahead, *where)
-        if len(ahead) < len(filled):
-            at_once = [(matcher, place) for matcher, place, none in filled if not none]
-            self._executor.unsafe_compute_mask_ptr(at_once, *where)
+        for index, (matcher, place) in enumerate(zip(matchers, places)):
+            if drafts is not None and (ahead := drafts[index]):
+                matcher.unsafe_compute_mask_ptr_with_draft_token(start + place * stride, stride, ahead)
+            else:
+                matcher.unsafe_compute_mask_ptr(start + place * stride, stride)
+
+    def _fill_together(
+        self,
+        placed: list[tuple[LLMatcher, int]],
+        drafts: Sequence[list[int]] | None,
+        where: tuple[int, int, int],
+    ) -> None:
+        """By several threads."""
+        if drafts is not None:
+            ahead = [(*pair, each) for pair, each in zip(placed, drafts, strict=True) if each]
+            placed = [pair for pair, each in zip(placed, drafts, strict=True) if not each]
+            if ahead:
+                self._executor.unsafe_compute_mask_ptr_with_draft_token(ahead, *where)
+        if placed:
+            self._executor.unsafe_compute_mask_ptr(placed, *where)
 
     def advance(self, matchers: Sequence[LLMatcher], token_ids: Sequence[int]) -> None:
-        self._executor.consume_token_par(list(zip(matchers, token_ids, strict=True)))
+        if self._executor is not None:
+            self._executor.consume_token_par(list(zip(matchers, token_ids, strict=True)))
+            return
+        for matcher, token_id in zip(matchers, token_ids, strict=True):
+            matcher.consume_token(token_id)
 
     def _tokens(self) -> LLTokenizer:
         with self._lock:
@@ -117,6 +140,11 @@ class CompiledGrammar:
 
     def matcher(self) -> LLMatcher:
         return self._prototype.deep_copy()
+
+
+def _num_threads() -> int:
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(32, usable * 4 // 5)
 
 
 def _short(error: str) -> str:

@@ -28,9 +28,10 @@ def encode(text):
     return found
 
 
-@pytest.fixture(scope="module")
-def backend():
-    return LLGuidance(lambda: TOKENS, encode, frozenset({END, END_TOO, IMAGE}), (END, END_TOO), VOCAB)
+@pytest.fixture(scope="module", params=[1, 3], ids=["one thread", "three threads"])
+def backend(request):
+    special = frozenset({END, END_TOO, IMAGE})
+    return LLGuidance(lambda: TOKENS, encode, special, (END, END_TOO), VOCAB, request.param)
 
 
 def allowed(backend, matcher):
