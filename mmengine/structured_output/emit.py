@@ -6,7 +6,7 @@ from math import comb
 
 from mmengine.structured_output.bounds import Bounds
 from mmengine.structured_output.keys import other_keys
-from mmengine.structured_output.keywords import check_multiple
+from mmengine.structured_output.keywords import check_multiple, shown
 from mmengine.structured_output.numbers import number_schemas, plain
 from mmengine.structured_output.pattern import Pattern
 from mmengine.structured_output.pieces import Array, Boolean, Conj, Null, Number, Object, Piece, Shape, String
@@ -187,6 +187,7 @@ class Emitter:
         out: Json = {"type": "object"}
         properties = {name: self._part(piece.property(name)) for name in names}
         taken = list(dict.fromkeys((*piece.properties, *piece.required)))
+        self._check_prefixes(piece, conj)
         patterns = {whole(p): self._part(part) for p, part in piece.patterns.values() if part in yes}
         if piece.patterns:
             properties |= {name: False for name in taken if name not in properties}
@@ -197,8 +198,11 @@ class Emitter:
             patterns[f"^(?:{other_keys(taken, prefixes, self.bounds.key)})$"] = rest  # type: ignore[arg-type]
         elif piece.rest in yes:
             out["additionalProperties"] = self._part(piece.rest)
-            patterns |= {whole(p): False for p, part in piece.patterns.values() if part not in yes}
             self.plain_escapes = True
+        if None in prefixes and (patterns or piece.rest in yes):
+            patterns |= {whole(p): False for p, part in piece.patterns.values() if part not in yes}
+            if len(patterns) > 1:  # the grammar engine refuses those that a key may match together
+                out["$comment"] = f"#{self._pattern_pointer(piece, conj)}"
         if properties:
             out["properties"] = properties
         if required:
@@ -206,6 +210,26 @@ class Emitter:
         if patterns:
             out["patternProperties"] = patterns
         return out
+
+    def _check_prefixes(self, piece: Object, conj: Conj) -> None:
+        """What starts with the longer prefix matches both. Of other patterns the grammar engine says it."""
+        found = [(text, p.prefix, part) for text, (p, part) in piece.patterns.items() if p.prefix is not None]
+        for (a, one, part), (b, other, more) in combinations(found, 2):
+            either = part in self.satisfiable.yes or more in self.satisfiable.yes
+            if either and (one.startswith(other) or other.startswith(one)):
+                why = f"a key may match {shown(a)} too, which cannot be enforced; let no key match both"
+                refuse("patternProperties", self._pattern_pointer(piece, conj, b), why)
+
+    def _pattern_pointer(self, piece: Object, conj: Conj, text: str | None = None) -> str:
+        """To a pattern, or to the patternProperties of an object."""
+        nodes = self.satisfiable.shapes.document.nodes
+        for name in piece.patterns if text is None else [text]:
+            tail = step("", "patternProperties", name)
+            for place in piece.patterns[name][1]:
+                if nodes[place].pointer.endswith(tail):
+                    pointer = nodes[place].pointer
+                    return pointer.removesuffix(step("", name)) if text is None else pointer
+        return step(self.satisfiable.shapes.pointer(conj), "patternProperties")
 
 
 def whole(pattern: Pattern) -> str:

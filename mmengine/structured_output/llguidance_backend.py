@@ -10,6 +10,7 @@ import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
 
 from mmengine.errors import InvalidRequest
+from mmengine.structured_output.refusal import SchemaRefused
 from mmengine.structured_output.spec import Choice, Grammar, JsonSchema, Lark, Regex, read_grammar
 from mmengine.structured_output.tag_grammar import grammars_of
 from mmengine.structured_output.tags import StructuralTag
@@ -49,7 +50,9 @@ class LLGuidance:
             tokens, self._source_of(read_grammar(grammar)), log_level=0, limits=self._limits
         )
         if prototype.is_error():
-            raise InvalidRequest(f"the grammar cannot be used: {_short(prototype.get_error())}")
+            error = prototype.get_error()
+            _refuse_overlap(grammar, error)
+            raise InvalidRequest(f"the grammar cannot be used: {_short(error)}")
         return CompiledGrammar(prototype)
 
     def _source_of(self, grammar: Grammar) -> str:
@@ -145,6 +148,24 @@ class CompiledGrammar:
 def _num_threads() -> int:
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(32, usable * 4 // 5)
+
+
+def _refuse_overlap(grammar: str, error: str) -> None:
+    """SchemaRefused where the error is that keys may match two of the patterns of an object: the gate wrote
+    beside them where they stand."""
+    if not error.startswith("patternProperty regexes"):
+        return
+    waiting: list[object] = [msgspec.json.decode(grammar)]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, dict):
+            texts = each.get("patternProperties", ()) if "$comment" in each else ()
+            if sum(f"/{text}/" in error for text in texts) > 1:
+                why = f"{_short(error)}; let no key match both"
+                raise SchemaRefused("patternProperties", each["$comment"], why)
+            waiting += each.values()
+        elif isinstance(each, list):
+            waiting += each
 
 
 def _short(error: str) -> str:

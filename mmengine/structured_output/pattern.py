@@ -8,6 +8,7 @@ makes a backtracking matcher explode: the reader of the JSON will match the same
 """
 
 import re
+from functools import lru_cache
 from typing import NamedTuple
 
 from mmengine.structured_output.characters import ANY, PatternError
@@ -48,6 +49,7 @@ def anchored(branches: list[list[Part]], left: bool, right: bool) -> list[str]:
     return out
 
 
+@lru_cache(maxsize=256)
 def parse_pattern(text: str) -> Pattern:
     """The pattern written again so that it matches a whole string; PatternError says what is wrong."""
     if len(text) > MAX_CHARS:

@@ -167,6 +167,8 @@ class Shapes:
 
     def _check_disjoint(self, branches: list[Conj], pointer: str) -> None:
         all_shapes = [self.of(branch) for branch in branches]
+        if sum(map(len, all_shapes)) > MAX_SHAPES:  # before each is compared with each
+            refuse("oneOf", pointer, f"its branches come to more than {MAX_SHAPES} alternatives")
         for later, shapes in enumerate(all_shapes):
             for earlier in range(later):
                 if not all(disjoint(self, a, b) for a in all_shapes[earlier] for b in shapes):

@@ -9,6 +9,7 @@ import pytest
 from mmengine.errors import InvalidRequest
 from mmengine.request import Request, SamplingParams
 from mmengine.structured_output.llguidance_backend import LLGuidance
+from mmengine.structured_output.refusal import SchemaRefused
 from mmengine.structured_output.rows import RowMatchers
 from mmengine.structured_output.spec import grammar_of
 
@@ -38,6 +39,37 @@ def allowed(backend, matcher):
     bits = np.full((1, -(-VOCAB // 32)), 0xFFFFFFFF, np.uint32)
     backend.fill([matcher], bits)
     return set(np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little")).tolist())
+
+
+@pytest.mark.parametrize(
+    ("schema", "pointer"),
+    [
+        ({"patternProperties": {"a+": {"type": "null"}, "b": {"type": "string"}}}, "#/patternProperties"),
+        (
+            {
+                "properties": {
+                    "b/c": {
+                        "patternProperties": {"^a{2}$": {"type": "null"}, "^a{1,3}$": False},
+                        "additionalProperties": False,
+                    }
+                }
+            },
+            "#/properties/b~1c/patternProperties",
+        ),
+        (
+            {
+                "$defs": {"d": {"type": "object", "patternProperties": {"": True, "b": False}}},
+                "$ref": "#/$defs/d",
+            },
+            "#/$defs/d/patternProperties",
+        ),
+    ],
+)
+def test_patterns_that_one_key_may_match_are_refused_where_they_stand(backend, schema, pointer):
+    text = grammar_of({"type": "json_schema", "json_schema": {"schema": schema}})
+    with pytest.raises(SchemaRefused, match="are not disjoint; let no key match both") as caught:
+        backend.compile(text)
+    assert (caught.value.keyword, caught.value.pointer) == ("patternProperties", pointer)
 
 
 def prefixes_of(words):
