@@ -10,6 +10,7 @@ import torch
 from mmengine.core.executor import StepResult
 from mmengine.core.runs import Runs
 from mmengine.runtime.drafting import Drafting
+from mmengine.runtime.following import Followed, followers
 from mmengine.runtime.rows import GRAMMAR, PENALTIES, RowColumns
 from mmengine.runtime.sample_rows import SampleRows
 from mmengine.runtime.sampler import Sampled, Sampler
@@ -23,13 +24,13 @@ Stops = tuple[tuple[int, str], ...]
 
 class Launched(msgspec.Struct, frozen=True, eq=False):
     """A step on the device. `sampled` has host tensors, to be read once the device is done with it. `batch`
-    are the positions that sampled: with drafts those of `runs`, else one of each row. `errors`: why some
-    rows, by their index among those that sample, have no token."""
+    are the positions that sampled: with drafts those of `runs`, else one of each row. `followed`: rows that
+    went on in their grammars already, and why some have no token."""
 
     batch: SampleRows
     sampled: Sampled
     runs: Runs | None = None
-    errors: dict[int, str] = {}
+    followed: Followed = Followed({}, {})
 
 
 @dataclass(slots=True)
@@ -48,12 +49,13 @@ class Reader:
         if launched.runs is not None:
             return self._read_runs(launched, token_ids, launched.runs)
         batch = launched.batch
-        errors = dict.fromkeys((token_ids < 0).nonzero()[0].tolist(), NOT_FINITE) | launched.errors
+        errors = dict.fromkeys((token_ids < 0).nonzero()[0].tolist(), NOT_FINITE) | launched.followed.errors
         stops = find_stops(token_ids, batch, self.rows, self.watcher)
         if batch.wanted & GRAMMAR:
             over = {index for index, _ in stops} | set(errors)
-            going = [index for index in _bound(batch) if index not in over]
+            going = [index for index in self._masked(batch) if index not in over]
             ends = self._advance(batch, going, [[token] for token in token_ids[going].tolist()], errors)
+            ends |= launched.followed.complete
             stops = tuple(sorted([*stops, *((index, GRAMMAR_END) for index in ends)]))
         result = StepResult(token_ids, stops)
         if errors or launched.sampled.logprobs is not None:
@@ -74,7 +76,7 @@ class Reader:
     def _read_runs(self, launched: Launched, token_ids: np.ndarray, runs: Runs) -> StepResult:
         """Each row gives one token or several, and is then where it would be had it given them one by one."""
         counts = runs.counts(token_ids)
-        errors = dict(launched.errors)
+        errors = dict(launched.followed.errors)
         for position in (token_ids < 0).nonzero()[0].tolist():
             row = int(runs.row_of[position])
             depth = position - int(runs.first[row])
@@ -85,7 +87,7 @@ class Reader:
         heads = batch.take(runs.first)
         stops = self._cut_at_stops(token_ids, batch, runs, counts, errors)
         if batch.wanted & GRAMMAR:
-            stops = self._end_in_runs(token_ids, heads, runs, stops, counts, errors)
+            stops = self._end_in_runs(token_ids, heads, launched, stops, counts, errors)
         counts[list(errors)] = 1
         if batch.wanted & PENALTIES:
             self._count(token_ids, batch, runs, counts)
@@ -138,7 +140,7 @@ class Reader:
         self,
         token_ids: np.ndarray,
         heads: SampleRows,
-        runs: Runs,
+        launched: Launched,
         stops: Stops,
         counts: np.ndarray,
         errors: dict[int, str],
@@ -147,12 +149,13 @@ class Reader:
         grammar and beyond, where only an end of sequence is left. `counts` and `errors` are changed."""
         stopped = dict(stops)
         going, said = [], []
-        for row in _bound(heads):
-            first, count = int(runs.first[row]), int(counts[row]) - (row in stopped)
+        for row in self._masked(heads):
+            first, count = int(launched.runs.first[row]), int(counts[row]) - (row in stopped)
             if count and row not in errors:
                 going.append(row)
                 said.append(token_ids[first : first + count].tolist())
-        for row, used in self._advance(heads, going, said, errors).items():
+        ends = self._advance(heads, going, said, errors) | launched.followed.complete
+        for row, used in ends.items():
             stopped[row], counts[row] = GRAMMAR_END, used
         return tuple(sorted(stopped.items()))
 
@@ -161,11 +164,19 @@ class Reader:
     ) -> dict[int, int]:
         """Rows `going` (indices into `batch`) said tokens of their grammars: which of these are complete
         now, and with how many of them. Adds to `errors`."""
-        if not going or self.matchers is None:
+        if not going:
             return {}
         complete, broken = self.matchers.advance(batch.rows[going].tolist(), said)
         errors |= {going[place]: what for place, what in broken.items()}
         return {going[place]: count for place, count in complete.items()}
+
+    def _masked(self, batch: SampleRows) -> list[int]:
+        """Those that go by a grammar with masks: they have not gone on in it yet."""
+        options = batch.columns["options"]
+        is_masked = (options & GRAMMAR) != 0
+        if self.sampler.device.type == "cpu":
+            is_masked &= ~followers(options)
+        return np.flatnonzero(is_masked).tolist()
 
     def _draft(
         self, result: StepResult, rows: np.ndarray, num_known: np.ndarray, said: Sequence[list[int]]
@@ -184,11 +195,6 @@ class Reader:
         result.num_drafts, drafters = np.zeros(len(rows), np.int32), np.zeros(len(rows), np.int32)
         result.num_drafts[going], drafters[going] = drafts.counts, drafts.drafters
         result.drafters = drafters if drafters.any() else None
-
-
-def _bound(batch: SampleRows) -> list[int]:
-    """Those that go by a grammar."""
-    return np.flatnonzero(batch.columns["options"] & GRAMMAR).tolist()
 
 
 def _logprob_lists(

@@ -16,6 +16,7 @@ from mmengine.models.plugin import MediaInput, VisionLanguageModel
 from mmengine.runtime.attention.registry import make_backend
 from mmengine.runtime.drafting import Drafting
 from mmengine.runtime.features import FeatureStore, encode
+from mmengine.runtime.following import Followed, follow, followers
 from mmengine.runtime.inputs import StepInputs, fresh_blocks, prepare
 from mmengine.runtime.kv import KVPool
 from mmengine.runtime.reading import Launched, Reader
@@ -123,24 +124,48 @@ class ModelRunner:
             return Launched(batch, Sampled(torch.empty(0, dtype=torch.int64), None))
         if inputs.sample_tokens is not None:
             hidden = hidden.index_select(0, inputs.sample_tokens)
-        masks, errors = self._masks(batch, runs)  # while the device computes
-        sampled = self._sampler.sample(self._model.logits(hidden), batch, masks)
+        logits = self._model.logits(hidden)
+        if batch.wanted & GRAMMAR:
+            sampled, followed = self._sample_forms(logits, batch, runs)
+        else:
+            sampled, followed = self._sampler.sample(logits, batch), Followed({}, {})
         if self._config.max_in_flight > 1:
             rows = upload(batch.rows.astype(np.int64), self._device)
             self._last_tokens[rows] = sampled.token_ids.clamp(min=0)  # a row without a token is broken
-        return Launched(batch, _to_host(sampled), runs, errors)
+        return Launched(batch, _to_host(sampled), runs, followed)
 
-    def _masks(self, batch: SampleRows, runs: Runs | None) -> tuple[Masks | None, dict[int, str]]:
-        """What rows with a grammar may say, and why some rows (of those that sample) can say nothing."""
-        if not batch.wanted & GRAMMAR:
+    def _sample_forms(
+        self, logits: torch.Tensor, batch: SampleRows, runs: Runs | None
+    ) -> tuple[Sampled, Followed]:
+        """Sample where some rows have a grammar: by masks, or by following."""
+        bound = np.flatnonzero(batch.columns["options"] & GRAMMAR)
+        if self._matchers is None:
+            rows = bound if runs is None else np.unique(runs.row_of[bound])
+            nothing = dict.fromkeys(rows.tolist(), NO_GRAMMARS)
+            return self._sampler.sample(logits, batch), Followed({}, nothing)
+        masked = bound
+        if self._device.type == "cpu":
+            masked = bound[~followers(batch.columns["options"][bound])]
+        masks, errors = self._masks(batch, runs, masked)
+        chosen = self._sampler.choose(logits, batch, masks)
+        going = np.setdiff1d(bound, masked, assume_unique=True)
+        if runs is not None:
+            going = np.unique(runs.row_of[going])
+        followed = follow(self._sampler, self._matchers, chosen, batch, runs, going.tolist())
+        followed.errors.update(errors)
+        return self._sampler.conclude(chosen, batch), followed
+
+    def _masks(
+        self, batch: SampleRows, runs: Runs | None, picked: np.ndarray
+    ) -> tuple[Masks | None, dict[int, str]]:
+        """What may be said at positions `picked`, those of whole rows; and why some rows (of those that
+        sample) can say nothing. On a device, while it computes."""
+        if not len(picked):
             return None, {}
-        picked = np.flatnonzero(batch.columns["options"] & GRAMMAR)
         heads, drafts = picked, None
         if runs is not None:
             heads, drafts = runs.drafts_at(picked)
         owners = heads if runs is None else runs.row_of[heads]
-        if self._matchers is None:
-            return None, dict.fromkeys(owners.tolist(), NO_GRAMMARS)
         bits, errors = self._matchers.masks(batch.rows[heads].tolist(), drafts)
         return Masks(picked, bits), {int(owners[index]): what for index, what in errors.items()}
 

@@ -62,6 +62,16 @@ class Sampled(msgspec.Struct, frozen=True, eq=False):
     logprobs: Logprobs | None
 
 
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Tokens, int64 [s], and the largest logit that could be chosen [s]; not finite: the row is broken.
+    `logits` are the model's own where likelihoods are asked for."""
+
+    token_ids: torch.Tensor
+    largest: torch.Tensor
+    logits: torch.Tensor
+
+
 class Sampler:
     def __init__(self, rows: RowColumns, max_rows: int, vocab_size: int, device: torch.device) -> None:
         self._rows, self._vocab_size, self.device = rows, vocab_size, device
@@ -73,6 +83,10 @@ class Sampler:
 
     def sample(self, logits: torch.Tensor, batch: SampleRows, masks: Masks | None = None) -> Sampled:
         """float32 logits [s, vocab_size], one row each of `batch`. Does not wait for the device."""
+        return self.conclude(self.choose(logits, batch, masks), batch)
+
+    def choose(self, logits: torch.Tensor, batch: SampleRows, masks: Masks | None = None) -> Chosen:
+        """What `sample` gives, to be changed or not, and then to be said by `conclude`."""
         largest, token_ids = most_likely(logits)
         options, wanted = batch.columns["options"], batch.wanted
         own_logits = logits
@@ -89,11 +103,26 @@ class Sampler:
             else:
                 chosen = self._choose(_take(logits, picked), options[picked], batch.take(picked))
                 token_ids[upload(picked, self.device)] = chosen
-        _refuse_broken(token_ids, largest)
-        if wanted & PENALTIES and not batch.in_runs:
+        return Chosen(token_ids, largest, own_logits)
+
+    def choose_again(self, chosen: Chosen, batch: SampleRows, masks: Masks) -> None:
+        """Choose anew, in place, for the rows that `masks` are of, from what these allow (on a CPU)."""
+        picked = torch.from_numpy(masks.picked)
+        narrow = Masks(np.arange(len(masks.picked)), masks.bits)
+        again = self.choose(chosen.logits.index_select(0, picked), batch.take(masks.picked), narrow)
+        chosen.token_ids[picked], chosen.largest[picked] = again.token_ids, again.largest
+
+    def conclude(self, chosen: Chosen, batch: SampleRows) -> Sampled:
+        """The tokens are said."""
+        token_ids = chosen.token_ids
+        _refuse_broken(token_ids, chosen.largest)
+        if batch.wanted & PENALTIES and not batch.in_runs:
             self.count(batch, token_ids)
-        logprobs = self._logprobs(own_logits, token_ids, options, batch) if wanted & LOGPROBS else None
-        return Sampled(token_ids, logprobs)
+        options = batch.columns["options"]
+        wants_logprobs = batch.wanted & LOGPROBS
+        return Sampled(
+            token_ids, self._logprobs(chosen.logits, token_ids, options, batch) if wants_logprobs else None
+        )
 
     def count(self, batch: SampleRows, token_ids: torch.Tensor) -> None:
         """The rows said `token_ids` [s]. `sample` sees to it itself where `batch` is not in runs; in runs

@@ -58,5 +58,8 @@ class Backend(Protocol):
         behind that one. Behind a draft that it does not allow the masks are left as they were. The matchers
         stay where they are."""
 
+    def allows(self, matcher: Matcher, token_id: int) -> bool:
+        """Whether `fill` would set the token's bit, for far less."""
+
     def advance(self, matchers: Sequence[Matcher], token_ids: Sequence[int]) -> None:
         """Each matcher goes on by its token; one that refuses it is broken."""

@@ -3,6 +3,7 @@
 import os
 import threading
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from itertools import accumulate
 
 import msgspec
@@ -16,6 +17,7 @@ from mmengine.structured_output.tag_grammar import grammars_of
 from mmengine.structured_output.tags import StructuralTag
 
 MAX_ERROR_CHARS = 300
+MAX_KEPT_CHARS = 256  # of a text whose tokens are kept
 
 
 class LLGuidance:
@@ -101,6 +103,10 @@ class LLGuidance:
         if placed:
             self._executor.unsafe_compute_mask_ptr(placed, *where)
 
+    def allows(self, matcher: LLMatcher, token_id: int) -> bool:
+        forced = matcher.compute_ff_tokens()  # where there are any, masks have but the first of them
+        return token_id == forced[0] if forced else matcher.validate_tokens([token_id]) == 1
+
     def advance(self, matchers: Sequence[LLMatcher], token_ids: Sequence[int]) -> None:
         if self._executor is not None:
             self._executor.consume_token_par(list(zip(matchers, token_ids, strict=True)))
@@ -132,9 +138,11 @@ class _Tokens:
     def __init__(self, tokens: list[bytes], special: list[int], eos: int, encode: Callable[[str], list[int]]):
         self.tokens, self.special_token_ids, self.eos_token_id = tokens, special, eos
         self._encode = encode
+        self._encode_again = lru_cache(maxsize=4096)(encode)
 
     def __call__(self, text: str) -> list[int]:
-        return self._encode(text)
+        """Asked in every step where something is forced, mostly for the same keys."""
+        return self._encode_again(text) if len(text) <= MAX_KEPT_CHARS else self._encode(text)
 
 
 class CompiledGrammar:

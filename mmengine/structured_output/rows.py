@@ -37,6 +37,7 @@ class RowMatchers:
         self._matchers: dict[int, Matcher] = {}
         self._said: dict[int, list[int]] = {}  # in the grammar
         self._openings: dict[int, Opening] = {}  # of rows that have not begun with their grammar
+        self._ends = frozenset(backend.eos_token_ids)
         self._no_end = _all_but(backend.eos_token_ids, self._num_words)
 
     def admit(self, row: int, request: Request, token_ids: np.ndarray) -> None:
@@ -103,6 +104,32 @@ class RowMatchers:
             start = stop
         return errors
 
+    def say(self, row: int, token_id: int) -> bool:
+        """The row says this token, an end of sequence perhaps; False, and nothing happens, where it may not:
+        where `masks` would exclude it."""
+        opening = self._openings.get(row)
+        if opening is not None:
+            if token_id in self._ends:
+                return False
+            if opening.take([token_id]) is not None:
+                del self._openings[row]
+            return True
+        matcher = self._matchers.get(row)
+        if matcher is None or not self._backend.allows(matcher, token_id):
+            return False
+        if token_id not in self._ends:
+            matcher.consume_token(token_id)
+            self._said[row].append(token_id)
+        return True
+
+    def is_complete(self, row: int) -> bool:
+        """Whether nothing can follow what the row said."""
+        return row not in self._openings and self._matchers[row].is_stopped()
+
+    def error_of(self, row: int) -> str:
+        """Why the row cannot go on in its grammar; empty where it can."""
+        return _error_of(self._matchers[row])
+
     def advance(
         self, rows: Sequence[int], said: Sequence[list[int]]
     ) -> tuple[dict[int, int], dict[int, str]]:
@@ -151,8 +178,10 @@ def _all_but(token_ids: Sequence[int], num_words: int) -> np.ndarray:
 
 
 def _broken(matchers: Iterable[tuple[int, Matcher]]) -> dict[int, str]:
-    return {
-        index: f"its grammar cannot go on: {' '.join(matcher.get_error().split())[:200]}"
-        for index, matcher in matchers
-        if matcher.is_error()
-    }
+    return {index: _error_of(matcher) for index, matcher in matchers if matcher.is_error()}
+
+
+def _error_of(matcher: Matcher) -> str:
+    if not matcher.is_error():
+        return ""
+    return f"its grammar cannot go on: {' '.join(matcher.get_error().split())[:200]}"
