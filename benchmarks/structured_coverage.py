@@ -1,6 +1,6 @@
 """Which of JSON Schema is enforced: the JSON-Schema-Test-Suite through the gate and the grammar engine.
 
-    python benchmarks/structured_coverage.py --suite DIR [--bare] [--verbose]
+    python benchmarks/structured_coverage.py --suite DIR [--backend xgrammar] [--bare] [--verbose]
 
 DIR is a checkout of JSON-Schema-Test-Suite. A text counts as accepted when the bit of every next token
 (here: byte) is set in the mask, step by step, and the end of text at its end; bounds are off. A group of
@@ -20,36 +20,77 @@ import argparse
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
-from llguidance import LLMatcher, LLTokenizer
-
-from mmengine.structured_output.schema import Bounds, SchemaRefused, gate
+from mmengine.errors import InvalidRequest
+from mmengine.structured_output.schema import Bounds, gate
 
 TARGETS = {"exact": 142, "over-restrictive": 24, "wrong": 0}  # at least, at most, at most
 VERDICTS = ("exact", "refused", "over-restrictive", "wrong")
 DRAFT = "draft2020-12"
 
 
+END = 256  # tokens are bytes, and this ends a text
+Start = Callable[[str, bool], Any]  # a schema, and whether it is bare, to a matcher; raises InvalidRequest
+
+
 class Acceptor:
     """Texts against one grammar, byte by byte."""
 
-    def __init__(self, tokenizer: LLTokenizer, schema: str):
-        grammar = LLMatcher.grammar_from_json_schema(schema)
-        self.matcher = LLMatcher(tokenizer, grammar, log_level=0)
-        self.error = self.matcher.get_error().split("\n")[0]
-        self.end = tokenizer.eos_token
+    def __init__(self, matcher: Any):
+        self.matcher = matcher
 
     def accepts(self, text: str) -> bool:
         matcher = self.matcher.deep_copy()
         for byte in text.encode():
             if not self._allowed(matcher, byte) or not matcher.consume_token(byte):
                 return False
-        return self._allowed(matcher, self.end)
+        return self._allowed(matcher, END)
 
-    def _allowed(self, matcher: LLMatcher, token: int) -> bool:
+    def _allowed(self, matcher: Any, token: int) -> bool:
         return bool(matcher.compute_bitmask()[token >> 3] >> (token & 7) & 1)
+
+
+def llguidance_start() -> Start:
+    from llguidance import LLMatcher, LLTokenizer  # lazy: one of two engines
+
+    tokenizer = LLTokenizer("byte")
+    assert tokenizer.eos_token == END
+
+    def start(schema: str, bare: bool) -> Any:
+        matcher = LLMatcher(tokenizer, LLMatcher.grammar_from_json_schema(schema), log_level=0)
+        if matcher.is_error():
+            raise InvalidRequest(matcher.get_error().split("\n")[0])
+        return matcher
+
+    return start
+
+
+def xgrammar_start() -> Start:
+    import xgrammar  # lazy: one of two engines
+
+    from mmengine.structured_output.xgrammar_backend import XGrammar, XMatcher
+
+    tokens = [*(bytes([byte]) for byte in range(256)), b""]
+    backend = XGrammar(lambda: tokens, lambda text: list(text.encode()), frozenset(), (END,), END + 1)
+    info = xgrammar.TokenizerInfo(tokens, vocab_size=END + 1, stop_token_ids=[END])
+    compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+
+    def start(schema: str, bare: bool) -> Any:
+        if not bare:
+            return backend.compile(f'{{"type":"json_schema","schema":{schema}}}').matcher()
+        try:
+            compiled = compiler.compile_json_schema(schema, strict_mode=False)
+        except RuntimeError as error:
+            raise InvalidRequest(str(error)) from None
+        return XMatcher(xgrammar.GrammarMatcher(compiled), lambda text: list(text.encode()), [END], END + 1)
+
+    return start
+
+
+STARTS = {"llguidance": llguidance_start, "xgrammar": xgrammar_start}
 
 
 def spellings(value: object) -> Iterator[str]:
@@ -72,15 +113,13 @@ def _escaped(value: object) -> str:
     return json.dumps(value)
 
 
-def verdict(tokenizer: LLTokenizer, group: dict, bare: bool) -> tuple[str, str]:
+def verdict(start: Start, group: dict, bare: bool) -> tuple[str, str]:
     """Of a group of the suite, and what it rests on."""
     try:
         schema = json.dumps(group["schema"]) if bare else gate(group["schema"], Bounds.off())
-    except SchemaRefused as refused:
+        acceptor = Acceptor(start(schema, bare))
+    except InvalidRequest as refused:
         return "refused", str(refused)
-    acceptor = Acceptor(tokenizer, schema)
-    if acceptor.error:
-        return "refused", acceptor.error
     for test in group["tests"]:
         if not test["valid"]:
             for text in spellings(test["data"]):
@@ -93,13 +132,13 @@ def verdict(tokenizer: LLTokenizer, group: dict, bare: bool) -> tuple[str, str]:
     return "exact", ""
 
 
-def count(tokenizer: LLTokenizer, paths: list[Path], options: argparse.Namespace) -> dict[str, Counter]:
+def count(start: Start, paths: list[Path], options: argparse.Namespace) -> dict[str, Counter]:
     """Verdicts by file, which is by keyword."""
     table: dict[str, Counter] = {}
     for path in paths:
         counts = table.setdefault(path.stem, Counter())
         for group in json.loads(path.read_text()):
-            found, why = verdict(tokenizer, group, options.bare)
+            found, why = verdict(start, group, options.bare)
             counts[found] += 1
             if options.verbose and found != "exact":
                 print(f"{found}: {path.stem}: {group['description']}: {why[:160]}", file=sys.stderr)
@@ -119,6 +158,7 @@ def print_table(title: str, table: dict[str, Counter]) -> Counter:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--suite", type=Path, required=True, help="a checkout of JSON-Schema-Test-Suite")
+    parser.add_argument("--backend", choices=STARTS, default="llguidance", help="the grammar engine")
     parser.add_argument("--bare", action="store_true", help="the grammar engine alone, without the gate")
     parser.add_argument("--verbose", action="store_true", help="every group that is not exact, on stderr")
     options = parser.parse_args()
@@ -128,10 +168,10 @@ def main() -> int:
         parser.error(f"{folder} has no .json files; is {options.suite} a checkout of the test suite?")
     optional = [folder / "format.json", *sorted((folder / "optional").glob("*.json"))]
     formats = sorted((folder / "optional" / "format").glob("*.json"))
-    tokenizer = LLTokenizer("byte")
-    total = print_table("keyword", count(tokenizer, required, options))
-    more = print_table("optional", count(tokenizer, [path for path in optional if path.exists()], options))
-    more += print_table("format", count(tokenizer, formats, options))
+    start = STARTS[options.backend]()
+    total = print_table("keyword", count(start, required, options))
+    more = print_table("optional", count(start, [path for path in optional if path.exists()], options))
+    more += print_table("format", count(start, formats, options))
     good = (
         total["exact"] >= TARGETS["exact"]
         and total["over-restrictive"] <= TARGETS["over-restrictive"]

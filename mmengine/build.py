@@ -21,9 +21,9 @@ from mmengine.runtime.kv import blocks_for_memory, bytes_per_block
 from mmengine.runtime.stops import StopWatcher
 from mmengine.runtime.threads import choose_threads
 from mmengine.spec_decode.grammar import GrammarDrafter
+from mmengine.structured_output.backends import backend_class
 from mmengine.structured_output.base import Compiled
 from mmengine.structured_output.grammars import Grammars
-from mmengine.structured_output.llguidance_backend import LLGuidance
 from mmengine.structured_output.rows import RowMatchers
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -82,6 +82,7 @@ def build(
     config = config or EngineConfig()
     config.check()
     policy_of(config)  # raises for one that nobody knows, before weights are read
+    backend_class(config.grammar_backend)  # likewise for one that is not installed
     opened = open_log(log, resume, config) if log is not None else None  # a refusal comes at once
     try:
         return _build(
@@ -169,7 +170,7 @@ def _grammars(
     spec: ModelSpec,
     compile_grammar: Callable[[str], Compiled] | None,
 ) -> Grammars:
-    backend = LLGuidance(
+    backend = backend_class(config.grammar_backend)(
         tokenizer.token_bytes, tokenizer.encode, tokenizer.special_ids, config.eos_token_ids, spec.vocab_size
     )
     return Grammars(backend, deadline_s=config.grammar_timeout_s, compile=compile_grammar)

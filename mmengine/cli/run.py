@@ -70,6 +70,10 @@ def run(
     ] = None,
     device: Annotated[str, typer.Option(rich_help_panel=MODEL, help="auto, cpu, cuda or cuda:N.")] = "auto",
     dtype: Annotated[str, typer.Option(rich_help_panel=MODEL, help="auto, float32 or bfloat16.")] = "auto",
+    grammar_backend: Annotated[
+        Literal["llguidance", "xgrammar"] | None,
+        typer.Option(rich_help_panel=MODEL, help="What enforces a schema or a grammar."),
+    ] = None,
     setting: Annotated[
         list[str] | None,
         typer.Option("--set", rich_help_panel=MODEL, help="An engine setting, as token_budget=512."),
@@ -116,7 +120,13 @@ def run(
     from mmengine.cli import supervisor  # lazy: help needs no processes
 
     _configure_logging(verbose)
-    config = _engine_config([*(setting or []), *(["media_store_bytes=0"] if no_media_store else [])])
+    config = _engine_config(
+        [
+            *(setting or []),
+            *(["media_store_bytes=0"] if no_media_store else []),
+            *([f"grammar_backend={grammar_backend}"] if grammar_backend else []),
+        ]
+    )
 
     def make_engine(resume: "Resume | None" = None) -> "Engine":
         from mmengine.serve.engine import Engine  # lazy: torch

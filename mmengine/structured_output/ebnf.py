@@ -1,0 +1,279 @@
+"""A gated schema (schema.py) as EBNF for xgrammar, or a refusal: this is the allow-list of that engine.
+
+xgrammar reads JSON Schema itself, but drops many keywords in silence and misreads others. So it never sees
+a schema: each keyword that emit.py writes is either written out here, or refused with its JSON pointer in
+the schema as the gate left it.
+"""
+
+import json
+import re
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any, NoReturn
+
+from mmengine.structured_output.ebnf_numbers import INTEGER, NUMBER, NumberRefused, Range, write_range
+from mmengine.structured_output.ebnf_regex import (
+    ANY,
+    Node,
+    RegexRefused,
+    Repeated,
+    Set,
+    of_width,
+    read_regex,
+    write_regex,
+)
+from mmengine.structured_output.ebnf_rules import EMPTY, MAX_COUNTED, Rules, either, literal
+from mmengine.structured_output.keywords import fraction
+from mmengine.structured_output.refusal import SchemaRefused, refuse, step
+
+ADVICE = "with grammar_backend xgrammar; the default, llguidance, can"
+UNBOUNDED = 'set "bounds": {"string": 0} (or false), or a smaller maxLength'
+QUOTE = literal('"')
+_RANGE = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
+_KEYWORDS = {
+    "null": (),
+    "boolean": (),
+    "integer": (*_RANGE, "multipleOf"),
+    "number": (*_RANGE, "multipleOf"),
+    "string": ("minLength", "maxLength", "pattern", "enum"),
+    "array": ("prefixItems", "items", "minItems", "maxItems"),
+    "object": (
+        *("properties", "required", "additionalProperties", "patternProperties"),
+        *("minProperties", "maxProperties", "$comment"),
+    ),
+}
+
+
+def schema_ebnf(text: str) -> str:
+    """`text`: what `gate` made. Raises SchemaRefused for what cannot be enforced exactly."""
+    schema = json.loads(text)
+    options = schema.pop("x-guidance", {})
+    definitions = schema.pop("$defs", {})
+    writer = _Writer(*_spacing(options))
+    names = {name: writer.rules.reserve() for name in definitions}
+    writer.names = {f"#/$defs/{name}": rule for name, rule in names.items()}
+    root = writer.value(schema, "")
+    for name, definition in definitions.items():
+        writer.rules.give(names[name], writer.value(definition, f"/$defs/{name}"))
+    for option in options:  # what needs one is refused above, by its own name
+        refuse(option, "/x-guidance", f"it cannot be enforced {ADVICE}")
+    return writer.rules.text(root)
+
+
+def _spacing(options: dict[str, Any]) -> tuple[str, str, str]:
+    """White space inside of brackets, a comma and a colon, of those options of the gate or of a sketch that
+    say so, which are taken out."""
+    pattern = options.pop("whitespace_pattern", None)
+    if options.pop("whitespace_flexible", True) is False:
+        comma, colon = (options.pop(f"{name}_separator") for name in ("item", "key"))
+        return EMPTY, literal(comma), literal(colon)
+    bound = re.fullmatch(r"\[\\x20\\x0A\\x0D\\x09\]\{1,(\d+)\}", pattern) if pattern else None
+    if pattern and not bound:
+        refuse("whitespace_pattern", "/x-guidance", f"{pattern!r} cannot be enforced {ADVICE}")
+    space = f"[ \\n\\r\\t]{{0,{bound[1]}}}" if bound else "[ \\n\\r\\t]*"
+    return space, f"{space} {literal(',')} {space}", f"{space} {literal(':')} {space}"
+
+
+@dataclass(slots=True)
+class _Writer:
+    space: str
+    comma: str
+    colon: str
+    rules: Rules = field(default_factory=Rules)
+    names: dict[str, str] = field(default_factory=dict)  # of definitions, by reference
+
+    def value(self, schema: Any, pointer: str) -> str:
+        """An expression for the values of a schema."""
+        if schema is True or schema == {}:
+            return self._anything()
+        if "$ref" in schema:
+            self._only(schema, ("$ref",), pointer)
+            return self.names[schema["$ref"]]
+        if "anyOf" in schema:
+            self._only(schema, ("anyOf",), pointer)
+            ways = [self.value(way, step(pointer, "anyOf", at)) for at, way in enumerate(schema["anyOf"])]
+            return self.rules.add(" | ".join(ways))
+        if "type" not in schema:
+            self._only(schema, ("enum", "const"), pointer)
+            return self._constants(schema.get("enum", [schema.get("const")]))
+        kind = schema["type"]
+        self._only(schema, ("type", *_KEYWORDS[kind]), pointer)
+        return {
+            "null": lambda: literal("null"),
+            "boolean": lambda: self._constants([False, True]),
+            "integer": lambda: self._number(schema, pointer),
+            "number": lambda: self._number(schema, pointer),
+            "string": lambda: self._string(schema, pointer),
+            "array": lambda: self._array(schema, pointer),
+            "object": lambda: self._object(schema, pointer),
+        }[kind]()
+
+    def _only(self, schema: dict, known: tuple[str, ...], pointer: str) -> None:
+        for keyword in schema:
+            if keyword not in known:
+                refuse(keyword, step(pointer, keyword), f"it cannot be enforced {ADVICE}")
+
+    def _constants(self, values: list) -> str:
+        return self.rules.add(" | ".join(literal(json.dumps(value, ensure_ascii=False)) for value in values))
+
+    def _anything(self) -> str:
+        """Any JSON value."""
+        if "" not in self.names:
+            name = self.names[""] = self.rules.reserve()
+            parts = [{"type": "array"}, {"type": "object", "patternProperties": {"^(?:(?s:.)*)$": True}}]
+            ways = [self.value(part, "") for part in (*parts, {"type": "string"}, {"type": "number"})]
+            self.rules.give(name, " | ".join([*ways, self._constants([True, False, None])]))
+        return self.names[""]
+
+    def _number(self, schema: dict, pointer: str) -> str:
+        if len(schema) == 1:
+            return self.rules.add(INTEGER if schema["type"] == "integer" else NUMBER)
+        ends: dict[str, tuple[Fraction | None, bool]] = {}
+        for keyword in _RANGE:
+            if keyword in schema:
+                end = "low" if keyword.endswith("inimum") else "high"
+                if end in ends:
+                    refuse(keyword, step(pointer, keyword), f"it stands beside another bound {ADVICE}")
+                ends[end] = (fraction(schema[keyword]), keyword.startswith("exclusive"))
+        multiple = fraction(schema.get("multipleOf", 0))
+        if schema["type"] == "integer":
+            multiple = Fraction(multiple.numerator or 1)
+        low, high = (ends.get(end, (None, False)) for end in ("low", "high"))
+        try:
+            found = write_range(Range(*low, *high, multiple), self.rules)
+        except NumberRefused as error:
+            refuse("multipleOf", step(pointer, "multipleOf"), f"{error} {ADVICE}")
+        if found is None:
+            refuse("multipleOf", step(pointer, "multipleOf"), "no number of the range is one")
+        return found
+
+    def _string(self, schema: dict, pointer: str) -> str:
+        low, high = schema.get("minLength", 0), schema.get("maxLength")
+        if "enum" in schema:
+            if "pattern" in schema:
+                self._refuse("pattern", pointer, "beside enum it cannot be enforced")
+            return self._constants(
+                [text for text in schema["enum"] if low <= len(text) <= (high or len(text))]
+            )
+        if "pattern" not in schema:
+            node: Node = Repeated(Set(tuple(ANY)), low, high)
+            if max(low, high or 0) > MAX_COUNTED:
+                keyword = "maxLength" if high else "minLength"
+                why = f"more than {MAX_COUNTED} characters cannot be counted in time ({UNBOUNDED})"
+                self._refuse(keyword, pointer, why)
+            return self.rules.add(f"{QUOTE} {write_regex(node, self.rules, in_json=True, end=QUOTE)}")
+        return self._quoted(schema["pattern"], "pattern", pointer, low, high)
+
+    def _quoted(self, pattern: str, keyword: str, pointer: str, low: int = 0, high: int | None = None) -> str:
+        """The spellings of the strings that a pattern matches."""
+        try:
+            node = of_width(read_regex(pattern), low, high)
+            if node is None:
+                why = f"with {low} to {high} characters besides it cannot be enforced ({UNBOUNDED})"
+                self._refuse(keyword, pointer, why)
+            return self.rules.add(f"{QUOTE} {write_regex(node, self.rules, in_json=True, end=QUOTE)}")
+        except RegexRefused as error:
+            self._refuse(keyword, pointer, f"{error}: it cannot be enforced")
+
+    def _array(self, schema: dict, pointer: str) -> str:
+        low, high = schema.get("minItems", 0), schema.get("maxItems")
+        prefix = schema.get("prefixItems", [])
+        if schema.get("items") is False and (high is None or high > len(prefix)):
+            high = len(prefix)
+        items = [self.value(part, step(pointer, "prefixItems", at)) for at, part in enumerate(prefix[:high])]
+        rest = None
+        if high is None or high > len(items):
+            rest = self.value(schema.get("items", True), step(pointer, "items"))
+        return self._listed("[", items, rest, low, high, "]")
+
+    def _listed(
+        self, opens: str, items: list[str], rest: str | None, low: int, high: int | None, ends: str
+    ) -> str:
+        """`items`, each where those before it are, then any number of `rest`; `low` to `high` in all."""
+        tail = EMPTY
+        if rest is not None:
+            most = None if high is None else high - max(1, len(items))
+            tail = _times(f"{self.comma} {rest}", max(0, low - max(1, len(items))), most)
+        for at in range(len(items) - 1, 0, -1):
+            more = f"{self.comma} {items[at]} {tail}"
+            tail = self.rules.add(more if at < low else f"{more} | {EMPTY}")
+        first = items[0] if items else rest
+        if first is None or high == 0:
+            inside = self.space
+        else:
+            inside = f"{self.space} {first} {tail} {self.space}"
+            if low == 0:
+                inside = either([inside, self.space])
+        return self.rules.add(f"{literal(opens)} {inside} {literal(ends)}")
+
+    def _object(self, schema: dict, pointer: str) -> str:
+        named = {name: part for name, part in schema.get("properties", {}).items() if part is not False}
+        required = schema.get("required", [])
+        low, high = schema.get("minProperties", 0), schema.get("maxProperties")
+        if schema.get("additionalProperties", False) is not False:
+            self._refuse("additionalProperties", pointer, "beside patternProperties it cannot be enforced")
+        if (low or high is not None) and len(required) != len(named):
+            keyword = "minProperties" if low else "maxProperties"
+            self._refuse(keyword, pointer, "beside optional properties it cannot be enforced")
+        pairs = []
+        for name, part in named.items():
+            value = self.value(part, step(pointer, "properties", name))
+            pairs.append((self._pair(literal(json.dumps(name, ensure_ascii=False)), value), name in required))
+        other = self._other_pairs(schema, list(schema.get("properties", {})), pointer)
+        least, most = max(0, low - len(pairs)), None if high is None else high - len(pairs)
+        if other is None and least:
+            self._refuse("minProperties", pointer, "no further property is allowed, so it")
+        return self._members(pairs, other, least, most)
+
+    def _pair(self, key: str, value: str) -> str:
+        return self.rules.add(f"{key} {self.colon} {value}")
+
+    def _other_pairs(self, schema: dict, names: list[str], pointer: str) -> str | None:
+        """Keys that are not named, with their values; None where there can be none."""
+        patterns = schema.get("patternProperties", {})
+        if len(patterns) > 1:
+            why = f"more than one pattern beside each other cannot be enforced {ADVICE}"
+            # The gate says here where they stand in the schema as it was given.
+            at = schema.get("$comment", f"#{step(pointer, 'patternProperties')}")
+            raise SchemaRefused("patternProperties", at, why)
+        for pattern, part in patterns.items():
+            try:
+                node = read_regex(pattern)
+            except RegexRefused as error:
+                self._refuse("patternProperties", pointer, f"{error}: it")
+            if isinstance(node, Set) and not node.ranges:
+                return None
+            for name in names:
+                if re.fullmatch(pattern, name):
+                    why = f"it matches {name!r}, which properties names too, and"
+                    self._refuse("patternProperties", pointer, why)
+            value = self.value(part, step(pointer, "patternProperties", pattern))
+            key = self._quoted(pattern, "patternProperties", pointer)
+            return self._pair(key, value)
+        return None
+
+    def _members(self, pairs: list[tuple[str, bool]], other: str | None, least: int, most: int | None) -> str:
+        """Named members in their order, the optional ones left out or not, and others behind them."""
+        after = before = EMPTY  # what may come behind another member, and at the beginning
+        if other is not None and most != 0:
+            after = _times(f"{self.comma} {other}", least, most)
+            first = f"{other} {_times(f'{self.comma} {other}', max(0, least - 1), most and most - 1)}"
+            before = self.rules.add(first if least else f"{first} | {EMPTY}")
+        for pair, is_required in reversed(pairs):
+            first = f"{pair} {after}"
+            before = self.rules.add(first if is_required else f"{first} | {before}")
+            more = f"{self.comma} {pair} {after}"
+            after = self.rules.add(more if is_required else f"{more} | {after}")
+        return self.rules.add(f"{literal('{')} {self.space} {before} {self.space} {literal('}')}")
+
+    def _refuse(self, keyword: str, pointer: str, why: str) -> NoReturn:
+        if not why.endswith("enforced") and not why.endswith(")"):
+            why += " cannot be enforced"
+        raise SchemaRefused(keyword, f"#{step(pointer, keyword)}", f"{why} {ADVICE}")
+
+
+def _times(body: str, low: int, high: int | None) -> str:
+    """Rules of their own are long enough for xgrammar to count them."""
+    if high == 0:
+        return EMPTY
+    return f"({body}){{{low},{'' if high is None else high}}}"

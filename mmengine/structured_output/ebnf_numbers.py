@@ -1,0 +1,220 @@
+"""Ranges and multiples of numbers as EBNF, digit by digit: a finite automaton, one rule a state.
+
+A state knows how many digits of the integer are still to come or how many there are behind the point,
+whether the digits so far are those of the lower and of the upper bound, and what they leave when divided.
+"""
+
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+from mmengine.structured_output.ebnf_rules import EMPTY, Rules, char_set
+from mmengine.structured_output.keywords import decimals
+
+INTEGER = '"-"? ("0" | [1-9] [0-9]*)'
+NUMBER = f'{INTEGER} ("." [0-9]+)? ([eE] [+\\-]? [0-9]+)?'
+MAX_MODULUS = 100  # states for each digit
+
+
+class NumberRefused(ValueError):
+    """A multiple that takes too many states."""
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """`high` None: no bound. `multiple` 0: any number, with any digits behind the point."""
+
+    low: Fraction | None
+    low_exclusive: bool
+    high: Fraction | None
+    high_exclusive: bool
+    multiple: Fraction
+
+
+def write_range(wanted: Range, rules: Rules) -> str | None:
+    """An expression for the numbers of a range without an exponent; None when there are none."""
+    ways = []
+    if wanted.high is None or wanted.high >= 0:
+        low = (
+            (wanted.low, wanted.low_exclusive)
+            if wanted.low is not None and wanted.low >= 0
+            else (None, False)
+        )
+        ways.append(_digits(low, (wanted.high, wanted.high_exclusive), wanted.multiple, rules))
+    if wanted.low is None or wanted.low < 0:
+        far = (None if wanted.low is None else -wanted.low, wanted.low_exclusive)
+        below = wanted.high is not None and wanted.high < 0
+        near = (-wanted.high, wanted.high_exclusive) if below else (Fraction(0), True)  # type: ignore[operator]
+        negative = _digits(near, far, wanted.multiple, rules)
+        ways.append(None if negative is None else f'"-" {negative}')
+    found = [way for way in ways if way is not None]
+    return rules.add(" | ".join(found)) if found else None
+
+
+def _digits(
+    low: tuple[Fraction | None, bool], high: tuple[Fraction | None, bool], multiple: Fraction, rules: Rules
+) -> str | None:
+    least = _Bound(low[0] or Fraction(0), not low[1])
+    most = None if high[0] is None else _Bound(high[0], not high[1])
+    return _Automaton(least, most, multiple, rules).whole()
+
+
+class _Bound:
+    """A bound that is not negative, as digits."""
+
+    def __init__(self, value: Fraction, inclusive: bool):
+        places = decimals(value)
+        text = str(int(value * 10**places)).rjust(places + 1, "0")
+        self.integer, self.behind = text[: len(text) - places], text[len(text) - places :]
+        self.inclusive = inclusive
+
+    def digit(self, depth: int) -> int:
+        return int(self.behind[depth]) if depth < len(self.behind) else 0
+
+    def is_reached(self, depth: int) -> bool:
+        """Whether the bound itself has no digit but 0 from here on."""
+        return not self.behind[depth:].strip("0")
+
+
+@dataclass(slots=True)
+class _Automaton:
+    low: _Bound
+    high: _Bound | None
+    multiple: Fraction
+    rules: Rules
+    known: dict[tuple, str | None] = field(default_factory=dict)
+    places: int | None = None  # most digits behind the point
+    modulus: int = 1
+
+    def __post_init__(self) -> None:
+        if self.multiple:
+            self.places = decimals(self.multiple)
+            self.modulus = int(self.multiple * 10**self.places)
+        if self.modulus > MAX_MODULUS:
+            why = f"more than {MAX_MODULUS} units of its last digit cannot be enforced"
+            raise NumberRefused(why)
+
+    def whole(self) -> str | None:
+        fewest = len(self.low.integer)
+        most = fewest if self.high is None else len(self.high.integer)
+        ways = []
+        for length in range(fewest, most + 1):
+            tight = (length == fewest, self.high is not None and length == most)
+            ways.append(
+                self._choice(lambda d, rest: self._integer(rest, *d), length - 1, *tight, 0, length > 1)
+            )
+        if self.high is None:
+            ways.append(self._choice(lambda d, rest: self._more(rest, d[2]), fewest, False, False, 0, True))
+        found = [way for way in ways if way is not None]
+        return self.rules.add(" | ".join(found)) if found else None
+
+    def _state(self, key: tuple, make) -> str | None:  # noqa: ANN001
+        if key not in self.known:
+            self.known[key] = None
+            body = make()
+            self.known[key] = None if body is None else self.rules.add(body)
+        return self.known[key]
+
+    def _choice(
+        self,
+        follow,
+        rest: int,
+        tight_low: bool,
+        tight_high: bool,
+        remainder: int,
+        leads: bool,  # noqa: ANN001
+    ) -> str | None:
+        """One digit of the integer part and what may follow it."""
+        at = -1 - rest
+        ways: dict[str, list[int]] = {}
+        for digit in range(1 if leads else 0, 10):
+            least = int(self.low.integer[at]) if tight_low else -1
+            most = int(self.high.integer[at]) if tight_high and self.high else 10
+            if least <= digit <= most:
+                left = (remainder * 10 + digit) % self.modulus
+                rule = follow((tight_low and digit == least, tight_high and digit == most, left), rest)
+                if rule is not None:
+                    ways.setdefault(rule, []).append(digit)
+        return _joined(ways)
+
+    def _integer(self, rest: int, tight_low: bool, tight_high: bool, remainder: int) -> str | None:
+        """`rest` digits of the integer part are still to come."""
+        if not rest:
+            return self._behind(0, tight_low, tight_high, remainder)
+        if not tight_low and not tight_high and self.modulus == 1:
+            return self.rules.add(f"[0-9]{{{rest}}} {self._behind(0, False, False, 0)}")
+        return self._state(
+            (rest, tight_low, tight_high, remainder),
+            lambda: self._choice(
+                lambda d, left: self._integer(left, *d), rest - 1, tight_low, tight_high, remainder, False
+            ),
+        )
+
+    def _more(self, rest: int, remainder: int) -> str | None:
+        """At least `rest` digits of the integer part are still to come, and nothing bounds them."""
+        if self.modulus == 1:
+            return self.rules.add(f"[0-9]{{{rest},}} {self._behind(0, False, False, 0)}")
+        if rest:
+            return self._state(
+                ("more", rest, remainder),
+                lambda: self._choice(
+                    lambda d, left: self._more(left, d[2]), rest - 1, False, False, remainder, False
+                ),
+            )
+        if ("more", 0, remainder) not in self.known:
+            name = self.known["more", 0, remainder] = self.rules.reserve()
+            digits = self._choice(lambda d, left: self._more(0, d[2]), 0, False, False, remainder, False)
+            end = self._behind(0, False, False, remainder)
+            self.rules.give(name, " | ".join(way for way in (end, digits) if way is not None))
+        return self.known["more", 0, remainder]
+
+    def _behind(self, depth: int, tight_low: bool, tight_high: bool, remainder: int) -> str | None:
+        """`depth` digits behind the point are there."""
+        return self._state(
+            ("behind", depth, tight_low, tight_high, remainder),
+            lambda: self._fraction(depth, tight_low, tight_high, remainder),
+        )
+
+    def _fraction(self, depth: int, tight_low: bool, tight_high: bool, remainder: int) -> str | None:
+        ways = [EMPTY] if self._is_number(depth, tight_low, tight_high, remainder) else []
+        digits = None
+        if self.places is None or depth < self.places:
+            digits = self._next(depth, tight_low, tight_high, remainder)
+        if digits is not None:
+            ways.append(f'"." {digits}' if not depth else digits)
+        return " | ".join(ways) or None
+
+    def _is_number(self, depth: int, tight_low: bool, tight_high: bool, remainder: int) -> bool:
+        if tight_low and not (self.low.is_reached(depth) and self.low.inclusive):
+            return False
+        if tight_high and self.high and self.high.is_reached(depth) and not self.high.inclusive:
+            return False
+        return self.places is None or remainder * 10 ** (self.places - depth) % self.modulus == 0
+
+    def _next(self, depth: int, tight_low: bool, tight_high: bool, remainder: int) -> str | None:
+        """One digit behind the point, and more."""
+        if self.modulus == 1 and not tight_low and not tight_high:
+            return f"[0-9]{{1,{self.places - depth}}}" if self.places else "[0-9]+"
+        if self.places is None and self._is_past(depth):
+            if tight_high:
+                return '"0"+' if self._is_number(depth, tight_low, tight_high, remainder) else None
+            return "[0-9]+" if self.low.inclusive else '"0"* [1-9] [0-9]*'
+        ways: dict[str, list[int]] = {}
+        for digit in range(10):
+            least = self.low.digit(depth) if tight_low else -1
+            most = self.high.digit(depth) if tight_high and self.high else 10
+            if least <= digit <= most:
+                left = (remainder * 10 + digit) % self.modulus
+                rule = self._behind(
+                    depth + 1, tight_low and digit == least, tight_high and digit == most, left
+                )
+                if rule is not None:
+                    ways.setdefault(rule, []).append(digit)
+        return _joined(ways)
+
+    def _is_past(self, depth: int) -> bool:
+        return depth >= max(1, len(self.low.behind), len(self.high.behind) if self.high else 0)
+
+
+def _joined(ways: dict[str, list[int]]) -> str | None:
+    texts = [f"{char_set([(48 + d, 48 + d) for d in digits])} {rule}" for rule, digits in ways.items()]
+    return f"({' | '.join(texts)})" if texts else None

@@ -1,0 +1,229 @@
+"""Grammars by xgrammar, an engine to choose (`grammar_backend`), for what it enforces exactly.
+
+A schema is written as EBNF by ebnf.py, a regex by ebnf_regex.py: what xgrammar would drop or misread it is
+never given. The module is imported only where the engine is chosen: xgrammar brings transformers along.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import xgrammar
+
+from mmengine.errors import InvalidRequest
+from mmengine.structured_output.ebnf import schema_ebnf
+from mmengine.structured_output.ebnf_regex import RegexRefused, read_regex, write_regex
+from mmengine.structured_output.ebnf_rules import Rules, literal
+from mmengine.structured_output.spec import Choice, JsonSchema, Lark, Regex, read_grammar
+from mmengine.structured_output.tags import StructuralTag
+
+MAX_ERROR_CHARS = 300
+SHARED_BYTES = 128 * 2**20  # of masks that grammars have in common
+
+
+class XGrammar:
+    """The arguments are those of LLGuidance."""
+
+    def __init__(
+        self,
+        token_bytes: Callable[[], Sequence[bytes]],
+        encode: Callable[[str], list[int]],
+        special_ids: frozenset[int],
+        eos_token_ids: Sequence[int],
+        vocab_size: int,
+    ):
+        self._token_bytes, self._encode = token_bytes, encode
+        self._special_ids, self.eos_token_ids = special_ids, list(eos_token_ids)
+        self._vocab_size = vocab_size
+        self._lock = threading.Lock()
+        self._compiler: xgrammar.GrammarCompiler | None = None
+
+    def compile(self, grammar: str) -> "CompiledGrammar":
+        source = _ebnf_of(grammar)
+        try:
+            compiled = self._made_compiler().compile_grammar(source)
+        except RuntimeError as error:
+            raise InvalidRequest(f"the grammar cannot be used: {_short(str(error))}") from None
+        return CompiledGrammar(compiled, self._encode, self.eos_token_ids, self._vocab_size)
+
+    def fill(
+        self, matchers: Sequence["XMatcher"], bits: np.ndarray, drafts: Sequence[list[int]] | None = None
+    ) -> None:
+        words, place = bits.view(np.int32), 0
+        for matcher, ahead in zip(matchers, drafts or [[]] * len(matchers), strict=True):
+            matcher.fill(words, place, ahead)
+            place += 1 + len(ahead)
+
+    def allows(self, matcher: "XMatcher", token_id: int) -> bool:
+        return matcher.validate_tokens([token_id]) == 1
+
+    def advance(self, matchers: Sequence["XMatcher"], token_ids: Sequence[int]) -> None:
+        for matcher, token in zip(matchers, token_ids, strict=True):
+            matcher.consume_token(token)
+
+    def _made_compiler(self) -> xgrammar.GrammarCompiler:
+        with self._lock:
+            if self._compiler is None:
+                tokens = list(self._token_bytes())[: self._vocab_size]
+                # Without bytes a token is special to xgrammar, and in no text.
+                tokens = [b"" if token in self._special_ids else text for token, text in enumerate(tokens)]
+                info = xgrammar.TokenizerInfo(
+                    tokens, vocab_size=self._vocab_size, stop_token_ids=self.eos_token_ids
+                )
+                self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_limit_bytes=SHARED_BYTES)
+            return self._compiler
+
+
+class CompiledGrammar:
+    after = ()
+
+    def __init__(
+        self,
+        compiled: xgrammar.CompiledGrammar,
+        encode: Callable[[str], list[int]],
+        eos_token_ids: list[int],
+        vocab_size: int,
+    ):
+        self._compiled, self._encode = compiled, encode
+        self._eos_token_ids, self._vocab_size = eos_token_ids, vocab_size
+
+    def matcher(self) -> "XMatcher":
+        return XMatcher(
+            xgrammar.GrammarMatcher(self._compiled), self._encode, self._eos_token_ids, self._vocab_size
+        )
+
+
+class XMatcher:
+    """Where one text stands in its grammar."""
+
+    def __init__(
+        self,
+        inner: xgrammar.GrammarMatcher,
+        encode: Callable[[str], list[int]],
+        eos_token_ids: list[int],
+        vocab_size: int,
+    ):
+        self._inner, self._encode = inner, encode
+        self._eos_token_ids, self._vocab_size = eos_token_ids, vocab_size
+        self._error = ""
+
+    def consume_tokens(self, token_ids: list[int]) -> bool:
+        return all(self.consume_token(token) for token in token_ids)
+
+    def consume_token(self, token_id: int) -> bool:
+        if not self._error and not self._inner.accept_token(token_id):
+            self._error = f"it does not allow token {token_id} here"
+        return not self._error
+
+    def try_consume_tokens(self, token_ids: list[int]) -> int:
+        """Go on by as many of these tokens as the grammar takes, and say how many; it stays sound."""
+        taken = 0
+        while taken < len(token_ids) and self._may_follow() and self._inner.accept_token(token_ids[taken]):
+            taken += 1
+        return taken
+
+    def validate_tokens(self, token_ids: list[int]) -> int:
+        """How many of these tokens `try_consume_tokens` would take."""
+        taken = self.try_consume_tokens(token_ids)
+        if taken:
+            self._inner.rollback(taken)
+        return taken
+
+    def compute_ff_tokens(self) -> list[int]:
+        """The tokens with which the tokenizer spells what must come next, but for the last, whose spelling
+        what follows may change."""
+        if not self._may_follow():
+            return []
+        forced = self._inner.find_jump_forward_string()
+        tokens = self._encode(forced)[:-1] if forced else []
+        return tokens[: self.validate_tokens(tokens)]
+
+    def fill(self, words: np.ndarray, place: int, ahead: Sequence[int] = ()) -> None:
+        """Set `words[place]`, int32, to what may come next, nothing where the text is over; and those behind
+        it to what may come behind each token of `ahead`, until one that may not."""
+        self._fill(words, place)
+        taken = 0
+        for token in ahead:
+            if not self.try_consume_tokens([token]):
+                break
+            taken += 1
+            self._fill(words, place + taken)
+        if taken:
+            self._inner.rollback(taken)
+
+    def _fill(self, words: np.ndarray, place: int) -> None:
+        if not self._may_follow():
+            words[place] = 0
+            return
+        self._inner.fill_next_token_bitmask(words, place)
+        if beyond := self._vocab_size % 32:  # these bits may be set, but are no tokens
+            words[place, -1] &= (1 << beyond) - 1
+
+    def _may_follow(self) -> bool:
+        """Whether xgrammar may be asked what can follow."""
+        return not self._error and not self._inner.is_terminated()
+
+    def compute_bitmask(self) -> bytes:
+        """What may come next: token t is bit t % 8 of byte t // 8."""
+        words = np.zeros((1, -(-self._vocab_size // 32)), np.int32)
+        self.fill(words, 0)
+        return words.tobytes()
+
+    def deep_copy(self) -> "XMatcher":
+        copy = XMatcher(self._inner.fork(), self._encode, self._eos_token_ids, self._vocab_size)
+        copy._error = self._error
+        return copy
+
+    def is_accepting(self) -> bool:
+        """Whether the text may end here."""
+        return not self._error and self._inner.is_completed()
+
+    def is_stopped(self) -> bool:
+        """xgrammar says only whether the text may end: that nothing else may follow is seen in a mask."""
+        if not self._may_follow():
+            return True
+        if not self._inner.is_completed():
+            return False
+        allowed = np.frombuffer(self.compute_bitmask(), np.uint8).copy()
+        for token in self._eos_token_ids:
+            allowed[token // 8] &= 0xFF ^ 1 << token % 8
+        return not allowed.any()
+
+    def is_error(self) -> bool:
+        return bool(self._error)
+
+    def get_error(self) -> str:
+        return self._error
+
+
+def _ebnf_of(grammar: str) -> str:
+    """The grammar in xgrammar's own form. Raises InvalidRequest for what it would not enforce exactly."""
+    match read_grammar(grammar):
+        case JsonSchema(schema=schema):
+            return schema_ebnf(bytes(schema).decode())
+        case Regex(regex=regex):
+            rules = Rules()
+            try:
+                return rules.text(write_regex(read_regex(regex), rules, in_json=False))
+            except RegexRefused as error:
+                raise InvalidRequest(
+                    f"the grammar cannot be used: {error}; the default, llguidance, may know it"
+                ) from None
+        case Choice(choices=choices):
+            return Rules().text(" | ".join(literal(choice) for choice in choices))
+        case Lark():
+            raise InvalidRequest(
+                "the grammar cannot be used: grammar_backend xgrammar does not read llguidance's Lark; "
+                "use a regex, a choice or a schema, or the default grammar_backend"
+            )
+        case StructuralTag():
+            raise InvalidRequest(
+                "the grammar cannot be used: structural tags are enforced by the default grammar_backend, "
+                "llguidance, alone"
+            )
+
+
+def _short(error: str) -> str:
+    """xgrammar's words in one line, without the place in its own sources."""
+    text = " ".join(error.split()).rpartition("error at ")[2] or error
+    return text if len(text) <= MAX_ERROR_CHARS else f"{text[: MAX_ERROR_CHARS - 3]}..."

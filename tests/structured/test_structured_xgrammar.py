@@ -1,0 +1,286 @@
+"""What is enforced with xgrammar is exact, and what is not is refused by name."""
+
+import json
+import random
+import re
+import sys
+from collections import Counter
+from fractions import Fraction
+
+import jsonschema
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from mmengine.errors import ConfigError, InvalidRequest
+from mmengine.structured_output.backends import backend_class
+from mmengine.structured_output.refusal import SchemaRefused
+from mmengine.structured_output.schema import Bounds, gate
+from mmengine.structured_output.spec import grammar_of
+from tests.structured.strategies import Case, cases
+
+pytest.importorskip("xgrammar")
+END = 256
+RANDOM = settings(
+    max_examples=100,
+    deadline=None,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+    derandomize=True,
+)
+
+
+@pytest.fixture(scope="module")
+def backend():
+    tokens = [*(bytes([byte]) for byte in range(256)), b""]
+    return backend_class("xgrammar")(
+        lambda: tokens, lambda text: list(text.encode()), frozenset(), (END,), END + 1
+    )
+
+
+def start(backend, schema, bounds=None):
+    return backend.compile(
+        f'{{"type":"json_schema","schema":{gate(schema, bounds or Bounds.off())}}}'
+    ).matcher()
+
+
+def allowed(matcher):
+    mask = matcher.compute_bitmask()
+    return [token for token in range(END + 1) if mask[token >> 3] >> (token & 7) & 1]
+
+
+def accepts(matcher, text):
+    """Every byte's bit is set, one after the other, and the end's behind them."""
+    matcher = matcher.deep_copy()
+    for byte in text.encode():
+        if byte not in allowed(matcher) or not matcher.consume_token(byte):
+            return False
+    return END in allowed(matcher)
+
+
+def walk(matcher, source, length):
+    """A text of random allowed bytes; None when it had not ended after `length`."""
+    matcher, out = matcher.deep_copy(), bytearray()
+    while len(out) < length:
+        options = allowed(matcher)
+        assert options, bytes(out)
+        if END in options and (len(options) == 1 or source.random() < 0.3):
+            return out.decode()
+        options = [byte for byte in options if byte != END]
+        closing = [byte for byte in options if byte in b'"]}']
+        byte = source.choice(closing if closing and source.random() < 0.1 + len(out) / length else options)
+        assert matcher.consume_token(byte)
+        out.append(byte)
+    return None
+
+
+def number_texts():
+    for whole in (*range(13), 25, 99, 100, 101, 123, 250, 999, 1000, 1005):
+        for behind in (
+            "",
+            ".0",
+            ".00",
+            ".5",
+            ".25",
+            ".50",
+            ".7",
+            ".75",
+            ".749",
+            ".751",
+            ".001",
+            ".999",
+            ".1",
+        ):
+            yield f"{whole}{behind}"
+            yield f"-{whole}{behind}"
+
+
+RANGES = [
+    {},
+    {"minimum": 0},
+    {"minimum": 10.75},
+    {"exclusiveMinimum": 0},
+    {"exclusiveMinimum": -0.75},
+    {"maximum": 10.75},
+    {"maximum": -2.5},
+    {"exclusiveMaximum": 100},
+    {"exclusiveMaximum": 0},
+    {"minimum": -2.5, "maximum": 10.75},
+    {"minimum": 2, "exclusiveMaximum": 2.75},
+    {"exclusiveMinimum": 9, "maximum": 101},
+    {"minimum": 0.25, "maximum": 0.25},
+    {"exclusiveMinimum": 99.5, "exclusiveMaximum": 1000.75},
+]
+
+
+@pytest.mark.parametrize("multiple", [None, 1, 0.5, 0.25, 2.5, 3, 7, 50, 0.01])
+def test_a_number_is_accepted_where_it_fits(backend, multiple):
+    """All combinations of bounds and multiples, with what fractions say as the truth."""
+    for bounds in RANGES:
+        extra = {} if multiple is None else {"multipleOf": multiple}
+        try:
+            matcher = start(backend, {"type": "number", **bounds, **extra})
+        except SchemaRefused as refused:
+            assert "contradicts itself" in str(refused)
+            matcher = None  # so nothing must fit
+        places = 99 if multiple is None else len(str(multiple).partition(".")[2].rstrip("0"))
+        for text in number_texts():
+            value = Fraction(text)
+            fits = (
+                value >= Fraction(str(bounds.get("minimum", -(10**9))))
+                and value > Fraction(str(bounds.get("exclusiveMinimum", -(10**9))))
+                and value <= Fraction(str(bounds.get("maximum", 10**9)))
+                and value < Fraction(str(bounds.get("exclusiveMaximum", 10**9)))
+                and (multiple is None or (value / Fraction(str(multiple))).denominator == 1)
+            )
+            got = matcher is not None and accepts(matcher, text)
+            assert fits or not got, (bounds, extra, text)
+            spelled = len(text.partition(".")[2]) <= places and not (value == 0 and text.startswith("-"))
+            assert got or not (fits and spelled), (bounds, extra, text)
+
+
+@pytest.mark.parametrize("bounds", [{}, {"minimum": -7, "maximum": 1004}, {"minimum": 100}, {"maximum": -9}])
+@pytest.mark.parametrize("multiple", [1, 2, 3, 10])
+def test_an_integer_is_accepted_where_it_fits(backend, bounds, multiple):
+    matcher = start(backend, {"type": "integer", "multipleOf": multiple, **bounds})
+    for value in range(-120, 1100):
+        fits = bounds.get("minimum", value) <= value <= bounds.get("maximum", value) and value % multiple == 0
+        assert accepts(matcher, str(value)) == fits, value
+    assert not accepts(matcher, "1.0") and not accepts(matcher, "01") and not accepts(matcher, "")
+
+
+@pytest.mark.parametrize(
+    ("regex", "texts"),
+    [
+        ("[a-c]{2,3}x?", ["ab", "abc", "abcx", "a", "abcd", "abx"]),
+        ("(?:ab|c)*[^a-z\\x22]", ["ab!", "ccab!", '"', "abc", "é", "\n"]),
+        ("(?s:.)+", ["\n", "", "a\nb", "\\"]),
+        (".{0,2}", ["", "é😀", "\n", "abc"]),
+        (r"\$\.\u00e9\U0001F600[\]\-\\]", ["$.é😀]", "$.é😀\\", "$.é😀-", "$.é😀a"]),
+        ("(a|b){2}|(c(d|e)+){1,2}", ["ab", "aba", "cd", "cdec", "cdecde", "cdcdcd", "c"]),
+        ("a{3,}", ["aa", "aaa", "aaaaaa"]),
+        ("(ab?){0,3}", ["", "aab", "ababab", "abababa"]),
+    ],
+)
+def test_a_regex_is_what_python_takes_it_for(backend, regex, texts):
+    matcher = backend.compile(grammar_of(grammar={"regex": regex})).matcher()
+    for text in texts:
+        pattern = re.sub(r"\\U0001F600", "😀", regex)
+        assert accepts(matcher, text) == bool(re.fullmatch(pattern, text)), text
+        if "(?s" not in regex and "\\U" not in regex:  # which ECMA-262 does not have
+            in_json = start(backend, {"type": "string", "pattern": f"^(?:{regex})$"})
+            wanted = bool(re.fullmatch(pattern, text))
+            assert accepts(in_json, json.dumps(text, ensure_ascii=False)) == wanted, text
+
+
+def test_strings_hold_what_json_lets_them(backend):
+    matcher = start(backend, {"type": "string", "minLength": 1, "maxLength": 3})
+    for text in ("a", "é😀x", '\n"\\', "\x00\x1f", "/"):
+        assert accepts(matcher, json.dumps(text, ensure_ascii=False)), text
+    for text in ('""', '"abcd"', '"a\tb"', '"\x01"', '"\\x"', '"\\u00zz"', '"\\ud800"', '"a'):
+        assert not accepts(matcher, text), text
+
+
+def refusal(backend, schema, bounds=None):
+    with pytest.raises(SchemaRefused) as caught:
+        start(backend, schema, bounds)
+    assert "grammar_backend xgrammar" in str(caught.value)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("schema", "keyword", "pointer"),
+    [
+        (
+            {"type": "object", "properties": {"a/b": {"type": "string", "maxLength": 300}}},
+            "maxLength",
+            "#/properties/a~1b/maxLength",
+        ),
+        (
+            {"type": "array", "items": {"type": "string", "pattern": "-", "maxLength": 9}},
+            "pattern",
+            "#/items/pattern",
+        ),
+        ({"type": "string", "pattern": "^\\p{L}$"}, "pattern", "#/pattern"),
+        ({"type": "string", "pattern": "^a{300}$"}, "pattern", "#/pattern"),
+        ({"allOf": [{"type": "string", "pattern": "a"}, {"pattern": "b"}]}, "allOf", "#/allOf"),
+        (
+            {
+                "type": "object",
+                "patternProperties": {"a$": {"type": "null"}},
+                "additionalProperties": {"type": "boolean"},
+            },
+            "additionalProperties",
+            "#/additionalProperties",
+        ),
+        (
+            {"type": "object", "patternProperties": {"^a": {"type": "null"}, "^b": {"type": "null"}}},
+            "patternProperties",
+            "#/patternProperties",
+        ),
+        ({"type": "integer", "multipleOf": 9973}, "multipleOf", "#/multipleOf"),
+    ],
+)
+def test_what_is_not_exact_is_refused_by_keyword(backend, schema, keyword, pointer):
+    refused = refusal(backend, schema)
+    assert (refused.keyword, refused.pointer) == (keyword, pointer)
+
+
+def test_the_refusal_of_a_bound_says_how_to_switch_it_off(backend):
+    refused = refusal(backend, {"type": "string"}, Bounds())
+    assert refused.keyword == "maxLength" and '"bounds": {"string": 0}' in str(refused)
+    start(backend, {"type": "string"}, Bounds(string=0))
+
+
+@pytest.mark.parametrize(
+    ("grammar", "says"),
+    [
+        ({"regex": "(a"}, "a group is not closed"),
+        ({"regex": r"\d+"}, r"\d is not known with xgrammar"),
+        ({"regex": "^a"}, "the whole text has to match anyway"),
+        ({"regex": "(?i:a)"}, "is not known with xgrammar"),
+        ({"regex": "a{129}"}, "more than 128 repetitions"),
+        ({"lark": "start: /a/"}, "does not read llguidance's Lark"),
+    ],
+)
+def test_other_grammars_are_refused_by_name(backend, grammar, says):
+    with pytest.raises(InvalidRequest, match="^the grammar cannot be used: .*" + re.escape(says)):
+        backend.compile(grammar_of(grammar=grammar))
+
+
+counted: Counter = Counter()
+
+
+@RANDOM
+@given(cases(), st.data(), st.integers(0, 2**32), st.booleans())
+def test_random_schemas_are_enforced_or_refused(backend, case: Case, data, seed: int, bounded: bool):
+    """What is accepted is valid, and what is valid is accepted."""
+    validator = jsonschema.Draft202012Validator(
+        case.schema, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER
+    )
+    try:
+        matcher = start(backend, case.schema, Bounds(string=0) if bounded else None)
+    except SchemaRefused as refused:
+        counted["refused: " + refused.keyword] += 1
+        return
+    counted["enforced"] += 1
+    source = random.Random(seed)
+    for _ in range(3):
+        text = walk(matcher, source, 400)
+        counted["texts that ended" if text is not None else "texts that did not end"] += 1
+        if text is not None:
+            validator.validate(json.loads(text))
+        assert accepts(matcher, json.dumps(data.draw(case.instances), ensure_ascii=False)), case.schema
+
+
+def test_most_random_schemas_are_enforced():
+    print(dict(counted))
+    refused = sum(count for name, count in counted.items() if name.startswith("refused"))
+    assert counted["enforced"] > refused and counted["texts that ended"] > 100
+
+
+def test_without_the_package_the_engine_says_what_to_install(monkeypatch):
+    monkeypatch.delitem(sys.modules, "mmengine.structured_output.xgrammar_backend", raising=False)
+    monkeypatch.setitem(sys.modules, "xgrammar", None)
+    with pytest.raises(ConfigError, match=re.escape('pip install "mmengine-vl[xgrammar]"')):
+        backend_class("xgrammar")
