@@ -142,6 +142,11 @@ class Sampler:
         of what is left, unless the row was broken already."""
         is_read = (options[masks.picked] & (ADJUSTED | RANDOM)) != 0
         left, chosen = keep_allowed(logits, masks, is_read)
+        if logits.device.type == "cpu":
+            before = largest.numpy()[masks.picked]
+            token_ids.numpy()[masks.picked] = chosen.numpy()
+            largest.numpy()[masks.picked] = np.where(np.isfinite(before), left.numpy(), before)
+            return
         places = upload(masks.picked, self.device)
         token_ids[places] = chosen
         largest[places] = torch.where(largest[places].isfinite(), left, largest[places])
