@@ -12,6 +12,7 @@ from mmengine.structured_output.keywords import (
     check_values,
     shown,
 )
+from mmengine.structured_output.matching import Budget
 from mmengine.structured_output.refusal import SchemaRefused, refuse, step
 
 MAX_BYTES = 2 * 2**20  # of the schema as JSON text
@@ -36,6 +37,7 @@ class Document:
     resources: dict[str, int] = field(default_factory=dict)  # by URI, without a fragment
     anchors: dict[tuple[str, str], int] = field(default_factory=dict)  # by URI and name
     made: dict[object, int] = field(default_factory=dict)  # places of schemas that stand nowhere
+    budget: Budget = field(default_factory=Budget)  # for comparing names with patterns
 
     def make(self, schema: dict | bool, pointer: str, key: object) -> int:
         """The place of a schema that stands nowhere in the document, one for each `key`."""

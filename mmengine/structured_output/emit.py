@@ -213,12 +213,20 @@ class Emitter:
 
     def _check_prefixes(self, piece: Object, conj: Conj) -> None:
         """What starts with the longer prefix matches both. Of other patterns the grammar engine says it."""
-        found = [(text, p.prefix, part) for text, (p, part) in piece.patterns.items() if p.prefix is not None]
-        for (a, one, part), (b, other, more) in combinations(found, 2):
-            either = part in self.satisfiable.yes or more in self.satisfiable.yes
-            if either and (one.startswith(other) or other.startswith(one)):
-                why = f"a key may match {shown(a)} too, which cannot be enforced; let no key match both"
-                refuse("patternProperties", self._pattern_pointer(piece, conj, b), why)
+        yes = self.satisfiable.yes
+        found = [(p.prefix, text, part) for text, (p, part) in piece.patterns.items() if p.prefix is not None]
+        outer: list[
+            tuple[str, str, str | None]
+        ] = []  # prefix, its pattern, a pattern up to it that allows keys
+        for prefix, text, part in sorted(found):
+            while outer and not prefix.startswith(outer[-1][0]):
+                outer.pop()
+            allowing = outer[-1][2] if outer else None
+            other = allowing if part not in yes else outer[-1][1] if outer else None
+            if other is not None:
+                why = f"a key may match {shown(other)} too, which cannot be enforced; let no key match both"
+                refuse("patternProperties", self._pattern_pointer(piece, conj, text), why)
+            outer.append((prefix, text, text if part in yes else allowing))
 
     def _pattern_pointer(self, piece: Object, conj: Conj, text: str | None = None) -> str:
         """To a pattern, or to the patternProperties of an object."""

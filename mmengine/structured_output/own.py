@@ -197,6 +197,7 @@ def _object(document: Document, place: int, schema: dict) -> Object | None:
     patterns: dict[str, tuple[Pattern, Conj]] = {}
     for text in schema.get("patternProperties", ()):
         pattern = _pattern(text, "patternProperties", step(pointer, "patternProperties", text))
+        pattern = pattern._replace(budget=document.budget)
         patterns[text] = (pattern, (document.at(place, "patternProperties", text),))
     properties: dict[str, Conj] = {}
     for name in schema.get("properties", ()):

@@ -7,11 +7,11 @@ anchors made explicit. What is no regular language (lookaround, back references)
 makes a backtracking matcher explode: the reader of the JSON will match the same pattern with one.
 """
 
-import re
 from functools import lru_cache
 from typing import NamedTuple
 
 from mmengine.structured_output.characters import ANY, PatternError
+from mmengine.structured_output.matching import Budget
 from mmengine.structured_output.pattern_parts import Parser, Part, has_anchor, joined
 
 MAX_CHARS = 2_000
@@ -20,11 +20,12 @@ MAX_CHARS = 2_000
 class Pattern(NamedTuple):
     regex: str  # matches a whole string, in the grammar engine's and (without \p) in Python's dialect
     prefix: str | None  # set when the pattern is "starts with this text" and nothing more
+    budget: Budget | None = None  # what comparing may take; only patterns of keys are compared
 
     def matches(self, text: str) -> bool:
         if "\\p" in self.regex or "\\P" in self.regex:
             raise PatternError("with \\p it cannot be compared with the names in properties")
-        return re.fullmatch(self.regex, text) is not None
+        return (self.budget or Budget()).matches(self.regex, text)
 
 
 def anchored(branches: list[list[Part]], left: bool, right: bool) -> list[str]:

@@ -43,7 +43,7 @@ CASES = [
     (
         {"type": "object", "patternProperties": {"^ab": False, "^a": True}, "additionalProperties": False},
         "patternProperties",
-        "#/patternProperties/^a",
+        "#/patternProperties/^ab",
     ),
     (
         {"patternProperties": {"^x": True}, "allOf": [{"patternProperties": {"^xy": {"type": "null"}}}]},

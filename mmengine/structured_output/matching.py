@@ -1,0 +1,135 @@
+"""Whether the names in `properties` match the patterns in `patternProperties`.
+
+Python's own matcher goes back and tries again, for some patterns longer than anybody waits, and nothing else
+in the process runs meanwhile. So all states that a pattern can be in are followed at once, in a time that
+states and characters bound (K. Thompson, Regular Expression Search Algorithm, CACM 1968).
+"""
+
+import re
+from typing import NamedTuple
+
+from mmengine.structured_output.characters import PatternError
+
+MAX_STEPS = 2_000_000  # of one schema: states that are looked at
+STATE_COST = 10  # steps that making a state counts for
+_TOKEN = re.compile(
+    r"\(\?s:\.\)|\(\?:|\[(?:[^\]\\]|\\.)*\]|\\(?:x[0-9A-F]{2}|u[0-9A-F]{4}|U[0-9A-F]{8}|.)"
+    r"|\{\d+(?:,\d*)?\}|.",
+    re.DOTALL,
+)
+_TIMES: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
+
+
+class Budget:
+    """Of one schema, for all its patterns and names together."""
+
+    def __init__(self, steps: int = MAX_STEPS) -> None:
+        self.left = steps
+        self.machines: dict[str, Machine] = {}  # by pattern
+
+    def spend(self, steps: int) -> None:
+        self.left -= steps
+        if self.left < 0:
+            raise PatternError(
+                "it takes too long to compare it with the names in properties; use fewer of both"
+            )
+
+    def matches(self, regex: str, text: str) -> bool:
+        """Whether `regex`, as pattern.py writes it and without \\p, matches all of `text`. Raises
+        PatternError where the schema asks for too much of this."""
+        if regex not in self.machines:
+            self.machines[regex] = Machine(regex, self)
+        return self.machines[regex].matches(text)
+
+
+class Repeat(NamedTuple):
+    part: "str | list"
+    low: int
+    high: int | None
+
+
+class Machine:
+    """A pattern as states. A state has a token, and a character that is one leads to what stands behind it;
+    or none, and is all of those behind it at once. A part of a pattern is a token, a Repeat, or a list of
+    alternatives, each a list of parts."""
+
+    def __init__(self, regex: str, budget: Budget) -> None:
+        self._budget = budget
+        self._tests: dict[str, re.Pattern[str]] = {}  # by token
+        self._states: list[tuple[str, tuple[int, ...]]] = [("", ())]  # the first is the end
+        self._start = self._made(_alternatives(_TOKEN.findall(regex)[::-1]), 0)
+
+    def matches(self, text: str) -> bool:
+        now = self._reached([self._start])
+        for char in text:
+            steps = (self._states[place] for place in now)
+            now = self._reached(
+                [after[0] for token, after in steps if token and self._tests[token].fullmatch(char)]
+            )
+        return 0 in now
+
+    def _reached(self, waiting: list[int]) -> set[int]:
+        found: set[int] = set()
+        while waiting:
+            place = waiting.pop()
+            if place not in found:
+                found.add(place)
+                token, after = self._states[place]
+                if not token:
+                    waiting += after
+        self._budget.spend(len(found) + 1)
+        return found
+
+    def _state(self, token: str, *after: int) -> int:
+        self._budget.spend(STATE_COST)
+        self._states.append((token, after))
+        return len(self._states) - 1
+
+    def _made(self, part: str | Repeat | list, after: int) -> int:
+        """The state where a part begins behind which `after` stands."""
+        if isinstance(part, str):
+            if part not in self._tests:
+                self._tests[part] = re.compile(part, re.DOTALL)
+            return self._state(part, after)
+        if isinstance(part, list):
+            return self._state("", *(self._sequence(parts, after) for parts in part))
+        if part.high is None:
+            start = self._state("")
+            self._states[start] = ("", (self._made(part.part, start), after))
+        else:
+            start = after
+            for _ in range(part.high - part.low):
+                start = self._state("", self._made(part.part, start), after)
+        for _ in range(part.low):
+            start = self._made(part.part, start)
+        return start
+
+    def _sequence(self, parts: list, after: int) -> int:
+        for part in reversed(parts):
+            after = self._made(part, after)
+        return after
+
+
+def _alternatives(tokens: list[str]) -> list[list]:
+    """What stands up to the end, or to a `)`; `tokens` in reverse, from which it is taken."""
+    out: list[list] = [[]]
+    while tokens and tokens[-1] != ")":
+        token = tokens.pop()
+        if token == "|":
+            out.append([])
+            continue
+        part: str | list | Repeat = token
+        if token == "(?:":
+            part = _alternatives(tokens)
+            tokens.pop()
+        if tokens and (tokens[-1] in _TIMES or tokens[-1][0] == "{"):
+            part = Repeat(part, *_times(tokens.pop()))
+        out[-1].append(part)
+    return out
+
+
+def _times(token: str) -> tuple[int, int | None]:
+    if token in _TIMES:
+        return _TIMES[token]
+    low, comma, high = token[1:-1].partition(",")
+    return int(low), int(high) if high else None if comma else int(low)
