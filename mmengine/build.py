@@ -20,7 +20,9 @@ from mmengine.runtime.executor import TorchExecutor
 from mmengine.runtime.kv import blocks_for_memory, bytes_per_block
 from mmengine.runtime.stops import StopWatcher
 from mmengine.runtime.threads import choose_threads
+from mmengine.spec_decode.base import Drafter
 from mmengine.spec_decode.grammar import GrammarDrafter
+from mmengine.spec_decode.registry import free_drafter
 from mmengine.structured_output.backends import backend_class
 from mmengine.structured_output.base import Compiled
 from mmengine.structured_output.grammars import Grammars
@@ -135,9 +137,7 @@ def _build(
     watcher = stop_watcher_factory(processor.tokenizer) if stop_watcher_factory else None
     grammars = _grammars(processor.tokenizer, config, network.spec, compile_grammar)
     matchers = RowMatchers(grammars.backend, grammars.compiled, network.spec.vocab_size)
-    drafters = []
-    if config.num_draft_tokens and config.spec != "none":
-        drafters.append(GrammarDrafter(matchers.said, grammars.sketches))
+    drafters = _drafters(config, matchers, grammars) if config.num_draft_tokens else []
     executor = TorchExecutor(
         network, plugin.positions, config, device, DTYPES[dtype], attention, watcher, matchers, drafters
     )
@@ -174,6 +174,15 @@ def _grammars(
         tokenizer.token_bytes, tokenizer.encode, tokenizer.special_ids, config.eos_token_ids, spec.vocab_size
     )
     return Grammars(backend, deadline_s=config.grammar_timeout_s, compile=compile_grammar)
+
+
+def _drafters(config: EngineConfig, matchers: RowMatchers, grammars: Grammars) -> list[Drafter]:
+    """Those that `spec` names, the preferred ones first. Raises ConfigError for one that nobody knows."""
+    if config.spec == "none":
+        return []
+    if config.spec in ("auto", "grammar"):
+        return [GrammarDrafter(matchers.said, grammars.sketches)]
+    return [free_drafter(config.spec)(config.max_num_seqs)]
 
 
 def _device(name: str) -> str:

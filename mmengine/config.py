@@ -34,7 +34,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_item_embeds: int = 0  # of one image or video; 0: as many as both encoder sizes hold
     policy: str = "fcfs"
     admission_reserve: Literal["none", "prompt", "output"] = "prompt"  # blocks free before one starts
-    spec: Literal["auto", "none", "grammar"] = "auto"  # who drafts tokens (docs/speculation.md)
+    spec: str = "auto"  # who drafts tokens (docs/speculation.md)
     num_draft_tokens: int = 0  # most drafts of one row; 0: as many as `spec` suggests
     lookahead_tokens: int = 0  # KV slots a drafter needs behind the known tokens
     max_in_flight: int = 1  # steps given to the executor before the first one's result is awaited

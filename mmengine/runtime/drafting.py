@@ -1,13 +1,22 @@
-"""Which drafts go into the next step: each row's first drafter that has any."""
+"""Which drafts go into the next step: each row's first drafter that has any.
+
+A drafter may be a stranger's. One that raises, or gives what are no drafts, has none in that step; it is
+counted, and told of once.
+"""
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import structlog
 
 from mmengine.core.executor import Admission
-from mmengine.runtime.rows import RowColumns
-from mmengine.spec_decode.base import Drafter
+from mmengine.runtime.rows import GRAMMAR, RowColumns
+from mmengine.spec_decode.base import Drafter, Proposed
+from mmengine.spec_decode.texts import Texts
+from mmengine.structured_output.rows import RowMatchers
+
+log = structlog.get_logger("mmengine.operators")
 
 
 class Drafts(NamedTuple):
@@ -21,38 +30,109 @@ class Drafts(NamedTuple):
 
 class Drafting:
     """`drafters`: by number, the preferred ones first. A row has at most `most` drafts, and never more than
-    its answer has room for."""
+    its answer has room for; where it has a grammar, none that this does not allow."""
 
-    def __init__(self, drafters: Sequence[Drafter], most: int, max_model_len: int, rows: RowColumns):
-        self._drafters, self._most, self._rows = drafters, most, rows
-        self._max_model_len = max_model_len
-        # [drafter, row]: who follows whom.
+    def __init__(
+        self,
+        drafters: Sequence[Drafter],
+        most: int,
+        max_model_len: int,
+        vocab_size: int,
+        rows: RowColumns,
+        matchers: RowMatchers | None,
+    ):
+        self._drafters, self._most, self._rows, self._matchers = drafters, most, rows, matchers
+        self._max_model_len, self._vocab_size = max_model_len, vocab_size
+        self._texts = Texts(len(rows.columns), max_model_len + 1)
+        # [drafter, row]: who is asked about whom.
         self._follows = np.zeros((len(drafters), len(rows.columns)), bool)
+        self._num_followed = 0  # rows that anybody is asked about
+        self.failures = [0] * len(drafters)
 
     def admit(self, admission: Admission) -> None:
+        row, request = admission.row, admission.request
         for number, drafter in enumerate(self._drafters):
-            self._follows[number, admission.row] = drafter.admit(
-                admission.row, admission.request, admission.token_ids
-            )
+            try:
+                drafter.leave(row, self._texts)
+            except Exception as error:
+                self._failed(number, error)
+        self._texts.admit(row, admission.token_ids, len(request.prompt_token_ids))
+        for number, drafter in enumerate(self._drafters):
+            try:
+                self._follows[number, row] = drafter.admit(row, request, self._texts)
+            except Exception as error:
+                self._follows[number, row] = False
+                self._failed(number, error)
+        self._num_followed = int(np.count_nonzero(self._follows.any(axis=0)))
 
-    def drafts(self, rows: np.ndarray, num_known: np.ndarray, said: Sequence[list[int]]) -> Drafts | None:
-        """Of s rows that go on: `num_known` [s] tokens that each has, of which it `said` the last in this
-        step. None where nobody has drafts."""
+    def drafts(
+        self, rows: np.ndarray, token_ids: np.ndarray, counts: np.ndarray, going: np.ndarray
+    ) -> Drafts | None:
+        """Rows [s] said `token_ids`, `counts` of them each, one row after the other; those `going` (intp,
+        ascending, into them) go on, and may have drafts. None where nobody has."""
+        if not self._num_followed:
+            return None
+        rows = rows.astype(np.intp)
+        self._texts.say(rows, token_ids, counts)
+        rows = rows[going]
         follows = self._follows[:, rows]
         if not follows.any():
             return None
-        room = np.minimum(self._rows.columns["max_total"][rows], self._max_model_len) - num_known - 1
-        most = np.clip(room, 0, self._most)
-        counts, drafters = np.zeros(len(rows), np.int32), np.zeros(len(rows), np.int32)
-        found: dict[int, Sequence[int]] = {}
-        for number, drafter in enumerate(self._drafters):
-            picked = np.flatnonzero(follows[number]).tolist()
-            texts = drafter.propose(rows[picked].tolist(), [said[n] for n in picked], most[picked].tolist())
-            for place, drafts in zip(picked, texts, strict=True):
-                if len(drafts) and place not in found:
-                    found[place] = drafts
-                    counts[place], drafters[place] = len(drafts), number
-        if not found:
+        limits = np.minimum(self._rows.columns["max_total"][rows], self._max_model_len)
+        most = np.clip(limits - self._texts.lengths[rows] - 1, 0, self._most)
+        drafts = np.zeros((len(rows), self._most), np.int32)
+        found, drafters = np.zeros(len(rows), np.int32), np.zeros(len(rows), np.int32)
+        for number, picked in enumerate(follows):
+            picked = np.flatnonzero(picked)
+            room = np.where(found[picked] > 0, 0, most[picked])
+            proposed = self._ask(number, rows[picked], room) if len(picked) else None
+            if proposed is not None:
+                self._take(number, proposed, picked, rows, (drafts, found, drafters))
+        if not found.any():
             return None
-        flat = [token for place in sorted(found) for token in found[place]]
-        return Drafts(np.array(flat, np.int32), counts, drafters)
+        return Drafts(drafts[np.arange(self._most) < found[:, None]], found, drafters)
+
+    def _ask(self, number: int, rows: np.ndarray, most: np.ndarray) -> Proposed | None:
+        """What a drafter proposes; None where that is nothing, or nothing that could be used."""
+        try:
+            proposed = self._drafters[number].propose(rows, self._texts, most)
+            if proposed is None:
+                return None
+            token_ids, counts = np.asarray(proposed.token_ids), np.asarray(proposed.counts)
+            if counts.shape != rows.shape or (counts < 0).any() or (counts > most).any():
+                raise ValueError("it gave more drafts than it was asked for, or not of all rows")
+            if token_ids.shape != (int(counts.sum()),) or token_ids.dtype.kind not in "iu":
+                raise ValueError("its drafts are not as many tokens as it says")
+            if len(token_ids) and not 0 <= token_ids.min() <= token_ids.max() < self._vocab_size:
+                raise ValueError("its drafts are no tokens of the vocabulary")
+            return Proposed(token_ids, counts)
+        except Exception as error:
+            self._failed(number, error)
+            return None
+
+    def _take(
+        self,
+        number: int,
+        proposed: Proposed,
+        picked: np.ndarray,
+        rows: np.ndarray,
+        out: tuple[np.ndarray, np.ndarray, np.ndarray],
+    ) -> None:
+        """Put what was proposed for rows[picked] into `out`, as far as grammars allow it."""
+        drafts, found, drafters = out
+        counts = np.zeros(len(found), np.int32)
+        counts[picked] = proposed.counts
+        drafts[np.arange(self._most) < counts[:, None]] = proposed.token_ids
+        if self._drafters[number].name != "grammar" and self._matchers is not None:
+            bound = np.flatnonzero((counts > 0) & (self._rows.columns["options"][rows] & GRAMMAR != 0))
+            for place in bound.tolist():
+                ahead = drafts[place, : counts[place]].tolist()
+                counts[place] = self._matchers.num_allowed(int(rows[place]), ahead)
+        found += counts
+        drafters[counts > 0] = number
+
+    def _failed(self, number: int, error: Exception) -> None:
+        self.failures[number] += 1
+        if self.failures[number] == 1:
+            name = getattr(self._drafters[number], "name", str(number))
+            log.warning("a drafter failed; its drafts are left out", drafter=name, reason=repr(error)[:300])

@@ -1,6 +1,5 @@
 """From what a step sampled to what it gives: how much of each row's drafts is kept, and where texts end."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -68,9 +67,7 @@ class Reader:
                 errors=tuple(sorted(errors.items())),
                 logprobs=_logprob_lists(launched, token_ids, places),
             )
-        if self.drafting is not None:
-            num_known = batch.output_index + batch.columns["num_prompt"] + 1
-            self._draft(result, batch.rows, num_known, [[token] for token in token_ids.tolist()])
+        self._draft(result, batch.rows, np.ones(len(token_ids), np.int64))
         return result
 
     def _read_runs(self, launched: Launched, token_ids: np.ndarray, runs: Runs) -> StepResult:
@@ -102,10 +99,7 @@ class Reader:
             logprobs=_logprob_lists(launched, token_ids, places),
             counts=counts.astype(np.int32),
         )
-        num_known = heads.output_index + heads.columns["num_prompt"] + counts
-        flat, ends = result.token_ids.tolist(), np.cumsum(counts).tolist()
-        said = [flat[end - count : end] for end, count in zip(ends, counts.tolist(), strict=True)]
-        self._draft(result, heads.rows, num_known, said)
+        self._draft(result, heads.rows, counts)
         return result
 
     def _cut_at_stops(
@@ -178,17 +172,13 @@ class Reader:
             is_masked &= ~followers(options)
         return np.flatnonzero(is_masked).tolist()
 
-    def _draft(
-        self, result: StepResult, rows: np.ndarray, num_known: np.ndarray, said: Sequence[list[int]]
-    ) -> None:
+    def _draft(self, result: StepResult, rows: np.ndarray, counts: np.ndarray) -> None:
         """Put drafts for the rows that go on into `result`."""
         if self.drafting is None:
             return
-        is_going = np.ones(len(rows), bool)
-        is_going[[index for index, _ in (*result.stops, *result.errors)]] = False
-        going = is_going.nonzero()[0]
-        last = [said[index] for index in going.tolist()]
-        drafts = self.drafting.drafts(rows[going], num_known[going], last)
+        going = np.ones(len(rows), bool)
+        going[[index for index, _ in (*result.stops, *result.errors)]] = False
+        drafts = self.drafting.drafts(rows, result.token_ids, counts, going.nonzero()[0])
         if drafts is None:
             return
         result.drafts = drafts.token_ids

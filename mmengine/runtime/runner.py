@@ -56,8 +56,9 @@ class ModelRunner:
         self._sampler = Sampler(self._rows, config.max_num_seqs, spec.vocab_size, device)
         self._drafting = None
         if drafters:
+            longest = config.max_model_len or spec.max_model_len
             self._drafting = Drafting(
-                drafters, config.num_draft_tokens, config.max_model_len or spec.max_model_len, self._rows
+                drafters, config.num_draft_tokens, longest, spec.vocab_size, self._rows, matchers
             )
         self._reader = Reader(self._rows, self._sampler, stop_watcher, matchers, self._drafting)
         self._media: dict[str, Sequence[MediaInput]] = {}

@@ -14,7 +14,8 @@ from typing import Protocol
 import numpy as np
 
 from mmengine.request import Request
-from mmengine.spec_decode.base import NO_DRAFTS
+from mmengine.spec_decode.base import Proposed
+from mmengine.spec_decode.texts import Texts
 
 
 class Follower(Protocol):
@@ -52,22 +53,26 @@ class GrammarDrafter:
         self._said_of, self._sketches_of = said_of, sketches_of
         self._rows: dict[int, _Row] = {}
 
-    def admit(self, row: int, request: Request, token_ids: np.ndarray) -> bool:
-        self._rows.pop(row, None)
+    def admit(self, row: int, request: Request, texts: Texts) -> bool:
         if request.grammar is None:
             return False
         self._rows[row] = _Row(request)
         return True
 
-    def propose(
-        self, rows: Sequence[int], said: Sequence[Sequence[int]], most: Sequence[int]
-    ) -> list[Sequence[int]]:
-        return [self._of(row, room) for row, room in zip(rows, most, strict=True)]
+    def leave(self, row: int, texts: Texts) -> None:
+        self._rows.pop(row, None)
+
+    def propose(self, rows: np.ndarray, texts: Texts, most: np.ndarray) -> Proposed | None:
+        drafts = [self._of(row, room) for row, room in zip(rows.tolist(), most.tolist(), strict=True)]
+        flat = [token for each in drafts for token in each]
+        if not flat:
+            return None
+        return Proposed(np.array(flat, np.int32), np.array([len(each) for each in drafts], np.intp))
 
     def _of(self, row: int, room: int) -> Sequence[int]:
         known = self._rows[row]
         if not room or not self._follow(known, self._said_of(row)):
-            return NO_DRAFTS
+            return ()
         return known.follower.compute_ff_tokens()[:room]
 
     def _follow(self, known: _Row, said: list[int]) -> bool:

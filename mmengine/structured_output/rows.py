@@ -122,6 +122,16 @@ class RowMatchers:
             self._said[row].append(token_id)
         return True
 
+    def num_allowed(self, row: int, drafts: list[int]) -> int:
+        """How many of `drafts` the row might say, one behind the other, without an end."""
+        ends = [place for place, token in enumerate(drafts) if token in self._ends]
+        drafts = drafts[: ends[0]] if ends else drafts
+        opening, matcher = self._openings.get(row), self._matchers.get(row)
+        behind = 0 if opening is None else opening.end_in(drafts)
+        if behind is None or matcher is None:
+            return len(drafts)
+        return behind + matcher.validate_tokens(drafts[behind:])
+
     def is_complete(self, row: int) -> bool:
         """Whether nothing can follow what the row said."""
         return row not in self._openings and self._matchers[row].is_stopped()

@@ -1,0 +1,89 @@
+"""Drafts from what other requests said: where the last tokens of a row stood in an answer of the past, what
+followed them follows again.
+
+The idea is SuffixDecoding's (Oliaro et al., 2024); in place of its trees there is one ring of past answers,
+with tables of where each run of tokens of a few lengths stood last. Answers are found by requests with the
+same cache_salt only.
+"""
+
+import hashlib
+
+import numpy as np
+
+from mmengine.request import Request
+from mmengine.spec_decode.base import Proposed
+from mmengine.spec_decode.index import NOWHERE, GramIndex
+from mmengine.spec_decode.texts import Texts
+
+SIZES = (10, 5, 3)  # the longest that is found counts
+END = -1  # of an answer
+RING_BITS, TABLE_BITS = 18, 18
+
+
+class SuffixDrafter:
+    """Keeps the last 2^18 tokens of answers; takes 10 MiB."""
+
+    name = "suffix"
+
+    def __init__(self, max_rows: int, ring_bits: int = RING_BITS, table_bits: int = TABLE_BITS):
+        self._ring = np.full(1 << ring_bits, END, np.int32)
+        self._salts = np.zeros(len(self._ring), np.uint64)  # whose tokens these are
+        self._head = 0  # tokens ever written
+        self._indices = [GramIndex(size, table_bits) for size in SIZES]
+        self._row_salts = np.zeros(max_rows, np.uint64)
+        self._is_followed = np.zeros(max_rows, bool)
+
+    def admit(self, row: int, request: Request, texts: Texts) -> bool:
+        self._row_salts[row] = _number(request.cache_salt)
+        self._is_followed[row] = True
+        return True
+
+    def leave(self, row: int, texts: Texts) -> None:
+        """The row is about to be given to somebody else: its answer is one of the past now."""
+        if self._is_followed[row]:
+            self._keep(texts.tokens[row, texts.num_prompt[row] : texts.lengths[row]], self._row_salts[row])
+            self._is_followed[row] = False
+
+    def propose(self, rows: np.ndarray, texts: Texts, most: np.ndarray) -> Proposed | None:
+        lengths, said = texts.lengths[rows], texts.lengths[rows] - texts.num_prompt[rows]
+        found = np.full(len(rows), NOWHERE, np.int64)
+        for index in self._indices:
+            open_rows = np.flatnonzero((found == NOWHERE) & (said >= index.size) & (most > 0))
+            if len(open_rows):
+                ends = lengths[open_rows, None] + np.arange(-index.size, 0)
+                grams = texts.tokens[rows[open_rows, None], ends]
+                found[open_rows] = self._find(index, grams, self._row_salts[rows[open_rows]])
+        hits = np.flatnonzero(found != NOWHERE)
+        if not len(hits):
+            return None
+        width = int(most[hits].max())
+        places = found[hits, None] + 1 + np.arange(width)
+        drafts = self._ring[places & (len(self._ring) - 1)]
+        there = (drafts != END) & (places < self._head) & (np.arange(width) < most[hits, None])
+        there = np.logical_and.accumulate(there, axis=1)
+        counts = np.zeros(len(rows), np.intp)
+        counts[hits] = there.sum(axis=1)
+        return Proposed(drafts[there], counts) if counts.any() else None
+
+    def _keep(self, answer: np.ndarray, salt: np.uint64) -> None:
+        answer = np.append(answer[-(len(self._ring) // 4) :], END)
+        places = self._head + np.arange(len(answer))
+        self._ring[places & (len(self._ring) - 1)] = answer
+        self._salts[places & (len(self._ring) - 1)] = salt
+        self._head += len(answer)
+        for index in self._indices:
+            if len(answer) > index.size:
+                grams = np.lib.stride_tricks.sliding_window_view(answer[:-1], index.size)
+                index.put(0, index.hashes(grams, salt), places[index.size - 1 : -1])
+
+    def _find(self, index: GramIndex, grams: np.ndarray, salts: np.ndarray) -> np.ndarray:
+        """Where `grams` [m, size] ended in the ring, or NOWHERE."""
+        places = index.get(0, index.hashes(grams, salts))
+        alive = (places != NOWHERE) & (places - index.size >= self._head - len(self._ring))
+        at = (np.where(alive, places, 0)[:, None] + np.arange(1 - index.size, 1)) & (len(self._ring) - 1)
+        same = (self._ring[at] == grams).all(axis=1) & (self._salts[at[:, -1]] == salts)
+        return np.where(alive & same, places, NOWHERE)
+
+
+def _number(salt: str) -> np.uint64:
+    return np.uint64(int.from_bytes(hashlib.blake2b(salt.encode(), digest_size=8).digest(), "little"))
