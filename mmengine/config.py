@@ -11,8 +11,9 @@ from mmengine.errors import ConfigError, shown
 OPERATIONAL = (
     *("log_sync", "log_retain_bytes", "log_retain_s", "snapshot_bytes", "media_store_bytes"),
     *("step_timeout_s", "num_threads", "media_workers", "media_cache_bytes", "media_ahead_bytes"),
-    *("grammar_timeout_s", "spec"),
+    *("grammar_timeout_s", "spec", "reasoning_start", "reasoning_end"),
 )
+MAX_MARKER_CHARS = 64
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -61,6 +62,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     media_ahead_bytes: int = 2**30  # of pixels in flight; no further prompt is prepared beyond it
     grammar_backend: Literal["llguidance", "xgrammar"] = "llguidance"  # what enforces grammars
     grammar_timeout_s: int = 10  # after which the compilation of a grammar is given up
+    # Between these a model reasons, and a form begins behind the end (docs/structured_output.md); "": never.
+    reasoning_start: str = "<think>"
+    reasoning_end: str = "</think>"
     num_threads: int = 0  # that compute on a CPU; 0: as the machine and the model suggest (docs/cpu.md)
 
     def as_dict(self) -> dict:
@@ -114,6 +118,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 raise ConfigError(f"{name} must lie in {low} to {high}, not {shown(value)}")
         if self.block_size & (self.block_size - 1):
             raise ConfigError(f"block_size must be a power of two, not {self.block_size}")
+        for name in ("reasoning_start", "reasoning_end"):
+            value = getattr(self, name)
+            if len(value) > MAX_MARKER_CHARS or not _is_unicode(value):
+                raise ConfigError(
+                    f"{name} must have at most {MAX_MARKER_CHARS} characters of Unicode, not {shown(value)}"
+                )
         for token in self.eos_token_ids:
             if not 0 <= token < 2**31:
                 raise ConfigError(f"eos_token_ids must lie in 0 to 2^31 - 1, not {shown(token)}")
@@ -123,6 +133,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """Embeddings of the largest image or video that is taken."""
         limits = (self.max_item_embeds, self.max_model_len - 1)  # where they are known
         return min(self.encoder_budget, self.encoder_cache_size, *(each for each in limits if each > 0))
+
+
+def _is_unicode(text: str) -> bool:
+    """No half of a surrogate pair stands in it."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _contradictions(config: EngineConfig) -> Iterator[str]:

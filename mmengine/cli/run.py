@@ -230,7 +230,7 @@ def _answer_one(
         print()
     else:
         for choice in completion.choices:
-            print(choice.text)
+            print(choice.text if choice.content is None else choice.content)
     if response_format is not None and completion.finish_reason == "length":
         print(f"mmengine: {completion.choices[0].detail}; raise --max-tokens", file=sys.stderr)
 

@@ -24,6 +24,10 @@ class Choice:
     stop, length, abort, error or rejected; `detail` says more, as CUT where a form was asked for and the
     answer ends with "length". `logprobs`: for each token its
     (token id, logprob) pairs, the chosen one first.
+
+    Where the form begins behind `after`, the tokens that end reasoning, `reasoning` is the text before
+    them and `content` that behind them, None where they were not said. Else `content` is all the text, and
+    there is no `reasoning`.
     """
 
     index: int
@@ -32,6 +36,9 @@ class Choice:
     finish_reason: str
     detail: str = ""
     logprobs: Logprobs | None = None
+    after: tuple[int, ...] = ()
+    reasoning: str | None = None
+    content: str | None = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +93,8 @@ class Completion:
 
 def _choice_json(choice: Choice) -> dict[str, Any]:
     fields = {"text": choice.text, "token_ids": choice.token_ids, "finish_reason": choice.finish_reason}
+    if choice.after:
+        fields |= {"reasoning": choice.reasoning, "content": choice.content}
     if choice.finish_reason == "length" and choice.detail:
         fields["detail"] = choice.detail
     if choice.logprobs is not None:

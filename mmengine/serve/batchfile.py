@@ -21,7 +21,7 @@ from mmengine.errors import InvalidRequest, MMEngineError
 from mmengine.serve.answers import Completion
 from mmengine.serve.batching import Answered, Job
 from mmengine.serve.prompts import MAX_ID_CHARS, Options, Prompt, make_sampling
-from mmengine.structured_output.spec import grammar_of
+from mmengine.structured_output.spec import grammar_of, reasoning_of
 
 MAX_LINE_BYTES = 32 * 2**20  # room for a few large images in base64
 _CHUNK = 2**20
@@ -70,13 +70,15 @@ class RequestFile:
         self._seen.add(custom_id)
         if not isinstance(fields.get("messages"), list):
             raise InvalidRequest("messages must be a list of messages with role and content")
+        form = fields.get("response_format"), fields.get("grammar")
         options = Options(
             make_sampling({name: value for name, value in fields.items() if name not in _OWN_FIELDS}),
             custom_id,
             fields.get("priority", 0),
             fields.get("cache_salt", ""),
             fields.get("deadline_s", 0.0),
-            grammar_of(fields.get("response_format"), fields.get("grammar")),
+            grammar_of(*form),
+            reasoning_of(*form),
         )
         options.check()
         return Prompt(messages=fields["messages"], base_folder=self._base_folder), options

@@ -32,7 +32,7 @@ from mmengine.serve.health import Readiness
 from mmengine.serve.media_memory import media_workers
 from mmengine.serve.operators import operator_log
 from mmengine.serve.prompts import Options, Prompt
-from mmengine.serve.structured import decoded, form_of, json_format
+from mmengine.serve.structured import Form, decoded, form_of, json_format
 from mmengine.serve.texts import AnswerTexts
 
 GIVEN_UP = "the request was given up before it began"
@@ -187,13 +187,13 @@ class AsyncEngine:
         future.add_done_callback(lambda done: self._commands.put(lambda: self._submit(channel, done)))
         return Stream(channel, self._close_channel)
 
-    def _prepare(self, prompt: Prompt, channel: _Channel, form: Callable[[], str | None] | None) -> Prepared:
+    def _prepare(self, prompt: Prompt, channel: _Channel, form: Callable[[], Form] | None) -> Prepared:
         """On a worker. Text of the form and pixels count from here, and with the engine from `_submit` on."""
-        text = None if form is None or channel.closed else form()
-        if text is not None:
-            options = replace(channel.options, grammar=text)
+        found = None if form is None or channel.closed else form()
+        if found is not None and found.grammar is not None:
+            options = replace(channel.options, grammar=found.grammar, reasoning=found.reasoning)
             options.check()
-            text = self._engine.grammar_memory.hold(channel, text)
+            text = self._engine.grammar_memory.hold(channel, found.grammar)
             channel.options = replace(options, grammar=text)
         memory = self._engine.media_memory
         memory.wait_for_room(lambda: channel.closed or self._failure is not None)
@@ -220,10 +220,15 @@ class AsyncEngine:
         return stream.completion
 
     async def generate_json(
-        self, messages: Prompt | str | list[dict[str, Any]], schema: Any, **options: Any
+        self,
+        messages: Prompt | str | list[dict[str, Any]],
+        schema: Any,
+        *,
+        reasoning: bool | None = None,
+        **options: Any,
     ) -> Any:
         """What `Engine.generate_json` gives; `options` are those of `generate`."""
-        form = json_format(schema, options)
+        form = json_format(schema, options, reasoning)
         return decoded(await self.generate(messages, response_format=form, **options), schema)
 
     def stats(self) -> Stats:

@@ -30,8 +30,9 @@ from mmengine.serve.media_memory import MediaMemory
 from mmengine.serve.metrics import Metrics
 from mmengine.serve.operators import operator_log
 from mmengine.serve.prompts import Options, Prompt, core_requests, make_sampling, request_ids
+from mmengine.serve.reasoning import Reasoning
 from mmengine.serve.recovery import open_store, recover
-from mmengine.serve.structured import decoded, form_of, json_format
+from mmengine.serve.structured import NO_FORM, Form, decoded, form_of, json_format
 from mmengine.serve.watchdog import HANG_EXIT, Watchdog
 
 if TYPE_CHECKING:
@@ -84,6 +85,8 @@ class Engine:
         self.processor = self.built.processor
         self.config = self.built.config
         self._core, self._grammars = self.built.core, self.built.grammars
+        markers = self.config.reasoning_start, self.config.reasoning_end
+        self._reasoning = Reasoning(self.processor.tokenizer, self.config.eos_token_ids, *markers)
         self._new_id = request_ids()
         self.batch_done: dict[str, Completion] = {}  # answers of batches that no batch has taken yet
         self._stalled_since = 0.0
@@ -148,6 +151,7 @@ class Engine:
         if request_id in self.requests:
             raise InvalidRequest(f"a request with the id {request_id!r} is running; ids must differ")
         if options.grammar is not None:
+            options = self._reasoning.settle(options, prepared.prompt_token_ids)
             options = replace(options, grammar=self.grammar_memory.shared(options.grammar))
         requests = core_requests(request_id, prepared, options)
         self._submit_all(requests, prepared)
@@ -300,12 +304,18 @@ class Engine:
         return [answers[index] for index in sorted(answers)]
 
     def generate_json(
-        self, messages: Prompt | str | list[dict[str, Any]], schema: Any, **options: Any
+        self,
+        messages: Prompt | str | list[dict[str, Any]],
+        schema: Any,
+        *,
+        reasoning: bool | None = None,
+        **options: Any,
     ) -> Any:
         """The answer to one prompt as the value that `schema` describes: a JSON schema as a dict, or a type
-        (a msgspec.Struct, a dataclass, a pydantic model), of which an instance comes back. `options` are
-        those of `generate`. Raises what that raises, and RequestFailed when the answer was cut."""
-        form = json_format(schema, options)
+        (a msgspec.Struct, a dataclass, a pydantic model), of which an instance comes back. `reasoning`:
+        whether the model reasons first; None: where the prompt makes it. `options` are those of
+        `generate`. Raises what that raises, and RequestFailed when the answer was cut."""
+        form = json_format(schema, options, reasoning)
         return decoded(self.generate([messages], response_format=form, **options)[0], schema)
 
     def cancel(self, request_id: str) -> None:
@@ -385,7 +395,7 @@ def make_options(
     priority: int,
     cache_salt: str,
     deadline_s: float,
-    grammar: str | None = None,
+    form: Form = NO_FORM,
 ) -> Options:
     """Options from what `submit` and `generate` take. Raises InvalidRequest."""
     if sampling is not None and keywords:
@@ -396,5 +406,5 @@ def make_options(
         priority,
         cache_salt,
         deadline_s,
-        grammar,
+        *form,
     )

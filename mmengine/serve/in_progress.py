@@ -12,9 +12,11 @@ from mmengine.events.vocabulary import Queued
 from mmengine.models.plugin import Prepared, Tokenizer
 from mmengine.request import Request, SamplingParams
 from mmengine.serve.answers import CUT, Choice, Completion, Logprobs, RequestOutput
-from mmengine.serve.detokenize import TextStream, answer_text
+from mmengine.serve.detokenize import TextStream
 from mmengine.serve.operators import operator_log
 from mmengine.serve.prompts import core_ids
+from mmengine.serve.texts import with_texts
+from mmengine.structured_output.opening import after_of
 
 
 @dataclass(slots=True)
@@ -23,7 +25,7 @@ class _Answer:
 
     index: int
     stream: TextStream | None
-    has_form: bool  # a grammar was asked for
+    grammar: str | None
     token_ids: list[int] = field(default_factory=list)
     logprobs: Logprobs | None = None
 
@@ -91,7 +93,7 @@ class InProgress:
         text = None
         if stream and self._texts:
             text = TextStream(self._tokenizer, stop=sampling.stop, min_tokens=sampling.min_tokens)
-        return _Answer(request.sample_index, text, request.grammar is not None)
+        return _Answer(request.sample_index, text, request.grammar)
 
     def take(self, output: Output) -> RequestOutput | None:
         """News for a caller; None where nobody asked."""
@@ -130,17 +132,16 @@ class InProgress:
         self._undelivered.setdefault(pending.request_id, []).append(output.request_id)
         del self._answers[output.request_id]
         sampling = pending.sampling
-        text = ""
-        if self._texts:
-            text = answer_text(
-                self._tokenizer, answer.token_ids, stop=sampling.stop, min_tokens=sampling.min_tokens
-            )
-        detail = output.detail
-        if output.finish_reason == "length" and answer.has_form:
-            detail = CUT
-        pending.choices[answer.index] = Choice(
-            answer.index, text, answer.token_ids, output.finish_reason, detail, answer.logprobs
+        detail, after = output.detail, ()
+        if answer.grammar is not None:
+            detail = CUT if output.finish_reason == "length" else detail
+            after = after_of(answer.grammar)
+        choice = Choice(
+            answer.index, "", answer.token_ids, output.finish_reason, detail, answer.logprobs, after
         )
+        if self._texts:
+            choice = with_texts(choice, self._tokenizer, sampling.stop, sampling.min_tokens)
+        pending.choices[answer.index] = choice
         if len(pending.choices) < pending.waiting_for:
             return None
         del self._pending[pending.request_id]

@@ -163,8 +163,9 @@ class Pipeline:
             generation["stop_strings"] = options["stop_sequence"]
         sampling = sampling_from_generation(generation, self.engine.processor.generation_defaults)
         skip = options.get("skip_special_tokens")
+        form = form_of(options.get("response_format"), options.get("grammar"))
         return _Call(
-            Options(sampling, grammar=form_of(options.get("response_format"), options.get("grammar"))),
+            Options(sampling, grammar=form.grammar, reasoning=form.reasoning),
             options.get("processor_kwargs"),
             options.get("continue_final_message"),
             _return_type(options),

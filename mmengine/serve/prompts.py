@@ -69,7 +69,8 @@ class Prompt:
 @dataclass(frozen=True, slots=True)
 class Options:
     """How to answer one prompt. `deadline_s`: seconds after which it is given up, 0 for never. `grammar`: the
-    answer's form, as structured_output.spec.grammar_of writes it; None for free text."""
+    answer's form, as structured_output.spec.grammar_of writes it; None for free text. `reasoning`: whether
+    the form begins behind the model's reasoning; None: where the prompt leaves that open."""
 
     sampling: SamplingParams = SamplingParams()
     request_id: str = ""
@@ -77,6 +78,7 @@ class Options:
     cache_salt: str = ""
     deadline_s: float = 0.0
     grammar: str | None = None
+    reasoning: bool | None = None
 
     def check(self) -> None:
         """Raise InvalidRequest for the first value that is out of range."""

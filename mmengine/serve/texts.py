@@ -1,13 +1,15 @@
 """Texts of answers, made by the thread that reads them and not by the one that computes."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import msgspec
 
 from mmengine.models.plugin import Tokenizer
 from mmengine.request import SamplingParams
-from mmengine.serve.answers import Completion, RequestOutput
+from mmengine.serve.answers import Choice, Completion, RequestOutput
 from mmengine.serve.detokenize import TextStream, answer_text
+from mmengine.structured_output.opening import end_of
 
 
 class AnswerTexts:
@@ -33,9 +35,20 @@ class AnswerTexts:
         return text if output.finish_reason is None else text + stream.finish()
 
     def _complete(self, completion: Completion) -> Completion:
-        texts = (
-            answer_text(self._tokenizer, choice.token_ids, stop=self._stop, min_tokens=self._min_tokens)
-            for choice in completion.choices
-        )
-        choices = [replace(choice, text=text) for choice, text in zip(completion.choices, texts, strict=True)]
+        choices = [
+            with_texts(choice, self._tokenizer, self._stop, self._min_tokens) for choice in completion.choices
+        ]
         return replace(completion, choices=choices)
+
+
+def with_texts(choice: Choice, tokenizer: Tokenizer, stop: Sequence[str], min_tokens: int) -> Choice:
+    """A choice of which only the tokens are known. No stop string goes with a form that waits for the end of
+    reasoning."""
+    text = answer_text(tokenizer, choice.token_ids, stop=stop, min_tokens=min_tokens)
+    if not choice.after:
+        return replace(choice, text=text, content=text)
+    end = end_of(choice.token_ids, choice.after)
+    if end is None:
+        return replace(choice, text=text, reasoning=text, content=None)
+    before, behind = choice.token_ids[: end - len(choice.after)], choice.token_ids[end:]
+    return replace(choice, text=text, reasoning=tokenizer.decode(before), content=tokenizer.decode(behind))

@@ -42,13 +42,13 @@ class _Row:
 
 
 class GrammarDrafter:
-    """`said_of`: all tokens that a row has said in its grammar. `sketches_of`: those of a request, None
-    while they are being compiled."""
+    """`said_of`: all tokens that a row has said in its grammar, None before that began. `sketches_of`: those
+    of a request, None while they are being compiled."""
 
     name = "grammar"
 
     def __init__(
-        self, said_of: Callable[[int], list[int]], sketches_of: Callable[[Request], Sketches | None]
+        self, said_of: Callable[[int], list[int] | None], sketches_of: Callable[[Request], Sketches | None]
     ):
         self._said_of, self._sketches_of = said_of, sketches_of
         self._rows: dict[int, _Row] = {}
@@ -71,7 +71,8 @@ class GrammarDrafter:
 
     def _of(self, row: int, room: int) -> Sequence[int]:
         known = self._rows[row]
-        if not room or not self._follow(known, self._said_of(row)):
+        said = self._said_of(row) if room else None
+        if said is None or not self._follow(known, said):
             return ()
         return known.follower.compute_ff_tokens()[:room]
 

@@ -48,14 +48,13 @@ class LLGuidance:
 
     def compile(self, grammar: str) -> "CompiledGrammar":
         tokens = self._tokens()
-        prototype = LLMatcher(
-            tokens, self._source_of(read_grammar(grammar)), log_level=0, limits=self._limits
-        )
+        found = read_grammar(grammar)
+        prototype = LLMatcher(tokens, self._source_of(found), log_level=0, limits=self._limits)
         if prototype.is_error():
             error = prototype.get_error()
             _refuse_overlap(grammar, error)
             raise InvalidRequest(f"the grammar cannot be used: {_short(error)}")
-        return CompiledGrammar(prototype)
+        return CompiledGrammar(prototype, found.after)
 
     def _source_of(self, grammar: Grammar) -> str:
         """The grammar in llguidance's own form."""
@@ -146,7 +145,7 @@ class _Tokens:
 
 
 class CompiledGrammar:
-    def __init__(self, prototype: LLMatcher, after: tuple[int, ...] = ()):
+    def __init__(self, prototype: LLMatcher, after: tuple[int, ...]):
         self._prototype, self.after = prototype, after
 
     def matcher(self) -> LLMatcher:

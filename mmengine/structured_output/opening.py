@@ -1,6 +1,57 @@
 """Where a grammar begins that waits for the end of something else, such as a model's reasoning."""
 
 from collections.abc import Sequence
+from typing import Annotated
+
+import msgspec
+
+MAX_AFTER = 256  # tokens
+_TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+_BEGINNING = '{"after":'
+
+
+class Waiting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What every grammar's text may say beside the grammar itself. `after`: the tokens behind which it
+    begins; (): at once."""
+
+    after: Annotated[tuple[_TokenId, ...], msgspec.Meta(max_length=MAX_AFTER)] = ()
+
+
+class _After(Waiting, frozen=True, forbid_unknown_fields=False):
+    """`Waiting`, of a text with whatever else."""
+
+
+_read_after = msgspec.json.Decoder(_After).decode
+
+
+def waiting(text: str, after: Sequence[int]) -> str:
+    """A grammar's text, of one that begins at once, for one that begins behind the tokens `after`."""
+    return f"{_BEGINNING}[{','.join(map(str, after))}],{text[1:]}"
+
+
+def after_of(text: str) -> tuple[int, ...]:
+    """What the text that `waiting` gave waits for; () of any other text."""
+    if not text.startswith(_BEGINNING):
+        return ()
+    try:
+        return _read_after(text).after
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return ()  # a log may hold any text
+
+
+def end_of(token_ids: Sequence[int], after: Sequence[int], start: int = 0) -> int | None:
+    """Where the first run of `after`, at least one token, that lies in `token_ids` from `start` on ends; None
+    where there is none."""
+    size, first = len(after), after[0]
+    wanted = list(after)
+    while True:
+        try:
+            start = token_ids.index(first, start)
+        except ValueError:
+            return None
+        if list(token_ids[start : start + size]) == wanted:
+            return start + size
+        start += 1
 
 
 class Opening:
@@ -14,12 +65,8 @@ class Opening:
 
     def end_in(self, token_ids: Sequence[int]) -> int | None:
         """If `token_ids` were said: how many of them until it opens, None when it stays closed."""
-        size = len(self._after)
-        text = [*self._last, *token_ids]
-        for end in range(max(size, len(self._last) + 1), len(text) + 1):
-            if text[end - size : end] == self._after:
-                return end - len(self._last)
-        return None
+        end = end_of([*self._last, *token_ids], self._after)
+        return None if end is None else end - len(self._last)
 
     def take(self, token_ids: Sequence[int]) -> int | None:
         """`end_in`, and they are said."""

@@ -55,9 +55,9 @@ class RowMatchers:
         if said:
             matcher.consume_tokens(said)
 
-    def said(self, row: int) -> list[int]:
-        """All that the row said in its grammar."""
-        return self._said[row]
+    def said(self, row: int) -> list[int] | None:
+        """All that the row said in its grammar; None before that began."""
+        return None if row in self._openings else self._said[row]
 
     def masks(
         self, rows: Sequence[int], drafts: Sequence[list[int]] | None = None
@@ -161,7 +161,7 @@ class RowMatchers:
         complete = {
             index: before[index] + used[index]
             for index, matcher in enumerate(matchers)
-            if matcher.is_stopped() and index not in errors
+            if matcher.is_stopped() and index not in errors and rows[index] not in self._openings
         }
         for index, tokens in enumerate(said):
             if used[index] < len(tokens) and index not in complete:

@@ -7,6 +7,8 @@ That text, `Request.grammar`, is JSON and complete in itself: another process co
     {"type": "choice", "choices": ["…", …]}
     {"type": "lark", "lark": "start: …"}
     {"type": "structural_tag", "structures": […], "triggers": […], …}     tags.py
+
+Each may have "after": […]: the tokens behind which the grammar begins (opening.py).
 """
 
 from collections.abc import Mapping
@@ -18,6 +20,7 @@ import msgspec
 
 from mmengine.errors import InvalidRequest, shown
 from mmengine.structured_output.fields import bounds_of, gated, mapping, refuse_others, string
+from mmengine.structured_output.opening import Waiting
 from mmengine.structured_output.tags import StructuralTag, structural_tag
 
 MAX_GRAMMAR_CHARS = 256 * 1024  # of a regex or a Lark grammar, and of all choices together
@@ -27,19 +30,19 @@ _SCHEMA_FIELDS = ("schema", "strict", "name", "description")
 _KINDS = ("regex", "choice", "lark", "structural_tag")
 
 
-class JsonSchema(msgspec.Struct, frozen=True, tag="json_schema", forbid_unknown_fields=True):
+class JsonSchema(Waiting, frozen=True, tag="json_schema"):
     schema: msgspec.Raw
 
 
-class Regex(msgspec.Struct, frozen=True, tag="regex", forbid_unknown_fields=True):
+class Regex(Waiting, frozen=True, tag="regex"):
     regex: str
 
 
-class Choice(msgspec.Struct, frozen=True, tag="choice", forbid_unknown_fields=True):
+class Choice(Waiting, frozen=True, tag="choice"):
     choices: tuple[str, ...]
 
 
-class Lark(msgspec.Struct, frozen=True, tag="lark", forbid_unknown_fields=True):
+class Lark(Waiting, frozen=True, tag="lark"):
     lark: str
 
 
@@ -88,7 +91,8 @@ def grammar_of(
     {"schema": {…}}}, whose `strict` changes nothing: a schema is always enforced, or {"type":
     "structural_tag", …} with the fields of tags.py. Beside "type" all but text may have "bounds", an object
     of those of bounds.py, or false for none. `grammar`: {"regex": …}, {"choice": […]}, {"lark": …} or
-    {"structural_tag": {…}}. Raises InvalidRequest, naming what cannot be enforced and where it stands.
+    {"structural_tag": {…}}. What "reasoning" beside these says, `reasoning_of` gives. Raises InvalidRequest,
+    naming what cannot be enforced and where it stands.
     """
     if response_format is not None and grammar is not None:
         raise InvalidRequest("give response_format or grammar, not both")
@@ -97,12 +101,24 @@ def grammar_of(
     return None if grammar is None else _text_of(grammar)
 
 
+def reasoning_of(
+    response_format: Mapping[str, Any] | None = None, grammar: Mapping[str, Any] | None = None
+) -> bool | None:
+    """Whether the form shall begin behind the model's reasoning; None where the caller leaves that to the
+    prompt. Takes what `grammar_of` took. Raises InvalidRequest."""
+    where, given = ("grammar", grammar) if response_format is None else ("response_format", response_format)
+    value = None if given is None else mapping(where, given).get("reasoning")
+    if value is not None and not isinstance(value, bool):
+        raise InvalidRequest(f"{where}.reasoning must be true or false, not {shown(value)}")
+    return value
+
+
 def _format_text(response_format: Mapping[str, Any]) -> str | None:
     kind = mapping("response_format", response_format).get("type")
     if kind not in _FORMATS:
         raise InvalidRequest(f"response_format.type must be {', '.join(_FORMATS)}, not {shown(kind)}")
     if kind == "structural_tag":
-        return structural_tag("response_format", response_format)
+        return structural_tag("response_format", _without_reasoning(response_format))
     schema = _schema_of(kind, response_format)
     bounds = bounds_of("response_format.bounds", response_format.get("bounds"))
     return None if schema is None else intern(f'{{"type":"json_schema","schema":{gated(schema, bounds)}}}')
@@ -110,8 +126,8 @@ def _format_text(response_format: Mapping[str, Any]) -> str | None:
 
 def _schema_of(kind: str, response_format: Mapping[str, Any]) -> Any:
     """The schema asked for; None for free text."""
-    known = {"text": ("type",), "json_object": ("type", "bounds"), "json_schema": ("type", kind, "bounds")}
-    refuse_others("response_format", response_format, known[kind])
+    known = {"text": (), "json_object": ("bounds", "reasoning"), "json_schema": (kind, "bounds", "reasoning")}
+    refuse_others("response_format", response_format, ("type", *known[kind]))
     if kind != "json_schema":
         return None if kind == "text" else {"type": "object"}
     given = mapping("response_format.json_schema", response_format.get("json_schema"))
@@ -124,16 +140,21 @@ def _schema_of(kind: str, response_format: Mapping[str, Any]) -> Any:
 
 
 def _text_of(grammar: Mapping[str, Any]) -> str:
-    refuse_others("grammar", mapping("grammar", grammar), _KINDS)
-    if len(grammar) != 1:
+    refuse_others("grammar", mapping("grammar", grammar), (*_KINDS, "reasoning"))
+    kinds = _without_reasoning(grammar)
+    if len(kinds) != 1:
         raise InvalidRequest(f"grammar holds one of {', '.join(_KINDS)}")
-    kind, value = next(iter(grammar.items()))
+    kind, value = next(iter(kinds.items()))
     if kind == "structural_tag":
         return structural_tag("grammar.structural_tag", value)
     if kind == "choice":
         return msgspec.json.encode(Choice(_choices(value))).decode()
     made = {"regex": Regex, "lark": Lark}[kind](string(f"grammar.{kind}", value, MAX_GRAMMAR_CHARS))
     return msgspec.json.encode(made).decode()
+
+
+def _without_reasoning(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in given.items() if name != "reasoning"}
 
 
 def _choices(value: Any) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ import msgspec
 
 from mmengine.errors import InvalidRequest, shown
 from mmengine.structured_output.fields import bounds_of, gated, mapping, refuse_others, string
+from mmengine.structured_output.opening import Waiting
 from mmengine.structured_output.refusal import SchemaRefused
 from mmengine.structured_output.schema import MAX_OUTPUT, Bounds
 
@@ -36,7 +37,7 @@ class Structure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     end: str
 
 
-class StructuralTag(msgspec.Struct, frozen=True, tag="structural_tag", forbid_unknown_fields=True):
+class StructuralTag(Waiting, frozen=True, tag="structural_tag"):
     structures: tuple[Structure, ...]
     triggers: tuple[str, ...]
     at_least_one: bool = False  # tag; text may come before it

@@ -14,7 +14,7 @@ from mmengine.errors import InvalidRequest
 from mmengine.structured_output.ebnf import schema_ebnf
 from mmengine.structured_output.ebnf_regex import RegexRefused, read_regex, write_regex
 from mmengine.structured_output.ebnf_rules import Rules, literal
-from mmengine.structured_output.spec import Choice, JsonSchema, Lark, Regex, read_grammar
+from mmengine.structured_output.spec import Choice, Grammar, JsonSchema, Lark, Regex, read_grammar
 from mmengine.structured_output.tags import StructuralTag
 
 MAX_ERROR_CHARS = 300
@@ -39,12 +39,13 @@ class XGrammar:
         self._compiler: xgrammar.GrammarCompiler | None = None
 
     def compile(self, grammar: str) -> "CompiledGrammar":
-        source = _ebnf_of(grammar)
+        found = read_grammar(grammar)
+        source = _ebnf_of(found)
         try:
             compiled = self._made_compiler().compile_grammar(source)
         except RuntimeError as error:
             raise InvalidRequest(f"the grammar cannot be used: {_short(str(error))}") from None
-        return CompiledGrammar(compiled, self._encode, self.eos_token_ids, self._vocab_size)
+        return CompiledGrammar(compiled, self._encode, self.eos_token_ids, self._vocab_size, found.after)
 
     def fill(
         self, matchers: Sequence["XMatcher"], bits: np.ndarray, drafts: Sequence[list[int]] | None = None
@@ -75,16 +76,15 @@ class XGrammar:
 
 
 class CompiledGrammar:
-    after = ()
-
     def __init__(
         self,
         compiled: xgrammar.CompiledGrammar,
         encode: Callable[[str], list[int]],
         eos_token_ids: list[int],
         vocab_size: int,
+        after: tuple[int, ...],
     ):
-        self._compiled, self._encode = compiled, encode
+        self._compiled, self._encode, self.after = compiled, encode, after
         self._eos_token_ids, self._vocab_size = eos_token_ids, vocab_size
 
     def matcher(self) -> "XMatcher":
@@ -196,9 +196,9 @@ class XMatcher:
         return self._error
 
 
-def _ebnf_of(grammar: str) -> str:
+def _ebnf_of(grammar: Grammar) -> str:
     """The grammar in xgrammar's own form. Raises InvalidRequest for what it would not enforce exactly."""
-    match read_grammar(grammar):
+    match grammar:
         case JsonSchema(schema=schema):
             return schema_ebnf(bytes(schema).decode())
         case Regex(regex=regex):

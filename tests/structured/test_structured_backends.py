@@ -9,6 +9,7 @@ import pytest
 from mmengine.errors import InvalidRequest
 from mmengine.request import Request, SamplingParams
 from mmengine.structured_output.backends import BACKENDS, backend_class
+from mmengine.structured_output.opening import waiting
 from mmengine.structured_output.refusal import SchemaRefused
 from mmengine.structured_output.rows import RowMatchers
 from mmengine.structured_output.spec import grammar_of
@@ -222,8 +223,7 @@ def test_masks_behind_drafts_are_those_that_would_come(backend):
 
 def test_a_grammar_begins_where_the_reasoning_ends(backend):
     """Also inside a run of drafts; before it anything may be said, but no end."""
-    compiled = backend.compile(grammar_of(grammar={"regex": "[0-9]{2}"}))
-    compiled.after = (ord("<"), ord("/"))
+    compiled = backend.compile(waiting(grammar_of(grammar={"regex": "[0-9]{2}"}), (ord("<"), ord("/"))))
     rows = RowMatchers(backend, lambda _: compiled, VOCAB)
     rows.admit(0, request("r"), np.array([1, 2, ord("x"), ord("<")], np.int32))
     digits = {*b"0123456789", TOKENS.index(b"00")}
@@ -232,11 +232,25 @@ def test_a_grammar_begins_where_the_reasoning_ends(backend):
     assert sets_of(rows.masks([0], drafts)[0])[:4] == [anything, anything, digits, {*b"0123456789"}]
     assert sets_of(rows.masks([0], [[ord("/")]])[0]) == [anything, digits]
     assert rows.advance([0], [[ord("y"), ord("<")]]) == ({}, {})
+    assert rows.said(0) is None, "nothing to be guessed by the grammar yet"
     assert rows.advance([0], [[ord("/"), ord("5"), ord("6")]]) == ({0: 3}, {})
     assert rows.said(0) == [ord("5"), ord("6")]
     rows.admit(0, request("r"), np.array([1, 2, ord("<"), ord("/"), ord("5")], np.int32))  # it was preempted
     assert sets_of(rows.masks([0])[0]) == [{*b"0123456789"}]
     assert rows.advance([0], [[ord("7")]]) == ({0: 1}, {})
+
+
+def test_reasoning_does_not_end_where_the_form_may_be_empty(backend):
+    compiled = backend.compile(waiting(grammar_of(grammar={"choice": ["", "a"]}), (ord("<"),)))
+    rows = RowMatchers(backend, lambda _: compiled, VOCAB)
+    for row, form in enumerate(["one by one", "in a run"]):
+        rows.admit(row, request(form), np.array([1, 2, ord("x")], np.int32))
+    assert not rows.say(0, END) and rows.say(0, ord("y")) and not rows.is_complete(0)
+    assert rows.say(0, ord("<")) and rows.said(0) == [] and not rows.is_complete(0)
+    assert rows.advance([1], [[ord("y"), ord("<")]]) == ({}, {})
+    assert sets_of(rows.masks([0, 1])[0]) == [{ord("a"), END, END_TOO}] * 2
+    assert rows.say(0, ord("a")) and rows.is_complete(0)
+    assert rows.advance([1], [[ord("a")]]) == ({0: 1}, {})
 
 
 def test_many_rows_at_once_are_as_one_by_one(backend):

@@ -1,0 +1,75 @@
+"""Where reasoning ends: behind which tokens the form of an answer begins.
+
+A chat template that makes a model reason ends its prompt with an open start marker, such as <think>. What
+a model says from there to the end marker is its reasoning; the form is that of what comes then.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+
+import numpy as np
+
+from mmengine.errors import InvalidRequest, shown
+from mmengine.models.plugin import Tokenizer
+from mmengine.serve.prompts import Options
+from mmengine.structured_output.opening import MAX_AFTER, after_of, waiting
+
+
+class Reasoning:
+    """`start`, `end`: the markers; with an empty end there is no reasoning, with an empty start none that is
+    found by itself."""
+
+    def __init__(self, tokenizer: Tokenizer, eos_token_ids: Sequence[int], start: str, end: str):
+        self._tokenizer, self._eos_token_ids = tokenizer, frozenset(eos_token_ids)
+        self._start_text, self._end_text = start, end
+
+    @cached_property
+    def _end(self) -> tuple[int, ...]:
+        return self._spelled(self._end_text)
+
+    @cached_property
+    def _separators(self) -> np.ndarray:
+        """Special tokens that do not stand in reasoning: they end a message."""
+        markers = self._tokenizer.encode(self._start_text + self._end_text, allow_special=True)
+        return np.array(sorted(self._tokenizer.special_ids.difference(markers)), np.int32)
+
+    def settle(self, options: Options, prompt_token_ids: np.ndarray) -> Options:
+        """Options for this prompt, whose grammar says where it begins. Raises InvalidRequest where it shall
+        begin behind reasoning of which nobody knows the end."""
+        if options.grammar is None or options.reasoning is False or after_of(options.grammar):
+            return options
+        if options.reasoning and not self._end:
+            raise InvalidRequest(self._why_not())
+        if not options.reasoning and not self.is_open_in(prompt_token_ids):
+            return options
+        return replace(options, grammar=waiting(options.grammar, self._end))
+
+    def is_open_in(self, prompt_token_ids: np.ndarray) -> bool:
+        """Whether a prompt (int32 [n]) leaves reasoning open: in its last message there is a start without
+        an end behind it. A start in an earlier message, such as a user's, begins nothing."""
+        if not self._start_text or not self._end:
+            return False
+        borders = np.flatnonzero(np.isin(prompt_token_ids, self._separators))
+        message = prompt_token_ids[borders[-1] + 1 if len(borders) else 0 :]
+        text = self._tokenizer.decode(message.tolist(), skip_special_tokens=False)
+        _, start, behind = text.rpartition(self._start_text)
+        return bool(start) and self._end_text not in behind
+
+    def _spelled(self, marker: str) -> tuple[int, ...]:
+        """A marker's tokens; () where this tokenizer has none for it, or an answer could not say them."""
+        if not marker:
+            return ()
+        ids = self._tokenizer.encode(marker, allow_special=True)
+        known = self._tokenizer.decode(ids, skip_special_tokens=False) == marker
+        usable = known and len(ids) <= MAX_AFTER and self._eos_token_ids.isdisjoint(ids)
+        return tuple(ids) if usable else ()
+
+    def _why_not(self) -> str:
+        if not self._end_text:
+            return "reasoning true needs a marker behind which the form begins, and reasoning_end is empty"
+        return (
+            f"reasoning true needs reasoning_end, {shown(self._end_text)}, but this tokenizer has no tokens "
+            "for it that an answer can say; set reasoning_end to what the model ends its reasoning with"
+        )
+

@@ -1,0 +1,91 @@
+"""Where a grammar begins, and the text that says so."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mmengine.errors import InvalidRequest
+from mmengine.structured_output.opening import MAX_AFTER, Opening, after_of, end_of, waiting
+from mmengine.structured_output.spec import grammar_of, read_grammar, reasoning_of, sketches_of
+
+IDS = st.integers(0, 2)  # few, so that they repeat
+FORMS = [
+    ({"type": "json_schema", "json_schema": {"schema": {"const": {"after": [1]}}}}, None),
+    (None, {"regex": "a|é"}),
+    (None, {"choice": ["a", '","after":[1]']}),
+    (None, {"lark": 'start: "a"'}),
+    (
+        {
+            "type": "structural_tag",
+            "structures": [{"begin": "<a>", "schema": {"type": "object"}, "end": "</a>"}],
+            "triggers": ["<a"],
+            "at_least_one": True,
+        },
+        None,
+    ),
+]
+
+
+@given(st.lists(st.lists(IDS, max_size=6), max_size=6), st.lists(IDS, min_size=1, max_size=4))
+def test_it_opens_behind_the_first_of_what_it_waits_for_however_that_comes(runs, after):
+    whole = [token for run in runs for token in run]
+    ends = (n for n in range(len(after), len(whole) + 1) if whole[n - len(after) : n] == after)
+    wanted = next(ends, None)
+    assert end_of(whole, after) == wanted
+    opening, said = Opening(after), 0
+    for run in runs:
+        seen = opening.end_in(run)
+        assert opening.take(run) == seen
+        if seen is not None:
+            assert said + seen == wanted
+            return
+        said += len(run)
+    assert wanted is None
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("after", [(0,), (7, 7, 2**31 - 1)])
+def test_a_text_says_what_its_grammar_waits_for(form, after):
+    at_once = grammar_of(*form)
+    text = waiting(at_once, after)
+    assert after_of(text) == read_grammar(text).after == after
+    assert after_of(at_once) == read_grammar(at_once).after == ()
+    kind = type(read_grammar(text))
+    assert all(
+        getattr(read_grammar(text), name) == getattr(read_grammar(at_once), name)
+        for name in kind.__struct_fields__
+        if name != "after"
+    )
+    assert sketches_of(text) == sketches_of(at_once)
+
+
+@pytest.mark.parametrize(
+    "after", ["3", "[-1]", "[2147483648]", '["a"]', f"[{'1,' * MAX_AFTER}1]", "[1", "[1]]"]
+)
+def test_a_log_may_hold_any_text(after):
+    text = f'{{"after":{after},"type":"regex","regex":"a"}}'
+    assert after_of(text) == ()
+    with pytest.raises(InvalidRequest, match="the grammar cannot be read"):
+        read_grammar(text)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_wish_to_reason_stands_beside_the_form(form):
+    response_format, grammar = form
+    assert reasoning_of(*form) is None
+    for wish in (True, False, None):
+        asked = tuple(None if each is None else {**each, "reasoning": wish} for each in form)
+        assert reasoning_of(*asked) is wish
+        assert grammar_of(*asked) == grammar_of(*form)
+    for wrong in (1, "true", {}):
+        asked = tuple(None if each is None else {**each, "reasoning": wrong} for each in form)
+        with pytest.raises(InvalidRequest, match=r"(response_format|grammar)\.reasoning must be true"):
+            reasoning_of(*asked)
+
+
+def test_free_text_waits_for_nothing():
+    assert reasoning_of() is None
+    with pytest.raises(InvalidRequest, match="unknown field 'reasoning'"):
+        grammar_of({"type": "text", "reasoning": True})
+    with pytest.raises(InvalidRequest, match="grammar holds one of"):
+        grammar_of(None, {"reasoning": True})
