@@ -149,7 +149,8 @@ class Emitter:
         pointer = self.satisfiable.shapes.pointer(conj)
         names = dict.fromkeys((*piece.properties, *piece.required))
         can = [name for name in names if piece.property(name) in self.satisfiable.yes]
-        optional = [name for name in can if name not in piece.required]
+        required = frozenset(piece.required)
+        optional = [name for name in can if name not in required]
         low = max(0, piece.low - len(piece.required))  # how many more than the required ones
         high = None if piece.high is None else piece.high - len(piece.required)
         is_open = self.satisfiable.open(piece)

@@ -135,9 +135,12 @@ def test_a_refused_keyword_that_cannot_matter_is_no_reason() -> None:
     assert gate({"type": "object", "uniqueItems": True, "$defs": {"unused": {"not": {"const": 1}}}})
 
 
+@pytest.mark.timeout(30)
 def test_wide_and_deep_schemas_within_the_limits() -> None:
     wide = {"type": "object", "properties": {f"p{at}": {"type": "string"} for at in range(2_000)}}
     assert len(json.loads(gate(wide))["properties"]) == 2_000
+    needed = {"type": "object", "required": [f"r{at}" for at in range(50_000)]}
+    assert len(json.loads(gate(needed))["required"]) == 50_000
     deep: dict = {"type": "null"}
     for _ in range(60):
         deep = {"type": "array", "items": deep}
