@@ -50,6 +50,13 @@ class RotaryTable:
                 return cos, sin
             self._grow(1 << (length - 1).bit_length())
 
+    def upto(self, length: int) -> tuple[Tensor, Tensor]:
+        """cos and sin of whole positions from 0 to at least `length` - 1, the same in all rows: float32
+        [positions, head_dim / 2]."""
+        if length > len(self._cos):
+            self._grow(1 << (length - 1).bit_length())
+        return self._cos, self._sin
+
     def _grow(self, length: int) -> None:
         table = self._compute(torch.arange(length).expand(self._num_axes, length))
         self._cos, self._sin = (one.to(self._dtype).float().contiguous() for one in table)

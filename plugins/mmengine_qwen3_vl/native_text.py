@@ -11,7 +11,8 @@ from torch import Tensor
 
 from mmengine.models.plugin import AttentionPort, Taps
 from mmengine.models.reader import WeightReader
-from mmengine.native.decoder import MAX_HEAD_DIM, Decoder, LayerWeights, Sizes
+from mmengine.native.decoder import Decoder
+from mmengine.native.decoder_weights import MAX_HEAD_DIM, LayerWeights, Sizes
 from mmengine.native.dtypes import DTYPES
 from mmengine.native.linear import PackedLinear
 from mmengine.native.rotary import RotaryTable

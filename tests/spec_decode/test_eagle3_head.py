@@ -2,115 +2,21 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
-from mmengine.models.plugin import ModelSpec, Taps
-from mmengine.native import library as native_library
-from mmengine.runtime.attention.native_paged import NativePagedAttention
-from mmengine.runtime.attention.torch_paged import TorchPagedAttention
-from mmengine.runtime.eagle3.loading import load_head
-from mmengine.spec_decode.eagle3.config import Target
-from mmengine.spec_decode.eagle3.loading import open_head
-from tests.qwen3_vl.qwen3_vl_reference import (
-    DenseAttention,
-    PagedRows,
-    make_prompt,
-    make_reference,
-    ragged_steps,
-    reference_inputs,
-    run_rows,
+from tests.qwen3_vl.qwen3_vl_reference import DenseAttention
+from tests.spec_decode.eagle3_dense import dense, dense_fuse, plain_names
+from tests.spec_decode.eagle3_heads import FAMILIES, TARGET
+from tests.spec_decode.eagle3_running import (
+    FIRST_LAYER,
+    LENGTHS,
+    FakeTarget,
+    cache,
+    load,
+    run_ragged,
+    sequences,
 )
-from tests.spec_decode.eagle3_heads import (
-    DEFAULT_TAPS,
-    FAMILIES,
-    TARGET,
-    dense,
-    dense_fuse,
-    plain_names,
-)
-
-CPU = torch.device("cpu")
-FIRST_LAYER = 2  # of the head in the cache: the target's come before it
-LENGTHS = (9, 1, 14)
-
-
-class FakeTarget:
-    """What a head asks of its target."""
-
-    def __init__(self, dtype=torch.float32):
-        g = torch.Generator().manual_seed(11)
-        self.embedding = torch.randn(TARGET.vocab_size, TARGET.hidden_size, generator=g).to(dtype)
-        self.matrix = torch.randn(TARGET.vocab_size, TARGET.hidden_size, generator=g).to(dtype) / 4
-
-    def embed(self, input_ids):
-        return self.embedding[input_ids]
-
-    def logits(self, hidden):
-        return (hidden @ self.matrix.T).float()
-
-
-@pytest.fixture(params=["kernels", "torch"])
-def compute(request, monkeypatch):
-    """Linears and attention by our kernels, or all by torch."""
-    if request.param == "torch":
-        monkeypatch.setattr("mmengine.runtime.eagle3.linears.native.load", lambda: None)
-    elif native_library.load() is None:
-        pytest.skip(native_library.describe())
-    return request.param
-
-
-def load(written, folder, dtype=torch.float32, target=None):
-    head_folder = open_head(written.save(folder), TARGET)
-    return load_head(head_folder, target or FakeTarget(dtype), CPU, dtype)
-
-
-def cache(head, compute, num_rows):
-    c = head.config
-    spec = ModelSpec(FIRST_LAYER + c.num_layers, c.num_heads, c.num_kv_heads, c.head_dim, 1, 1, 128, 0, 1)
-    backend = NativePagedAttention if compute == "kernels" else TorchPagedAttention
-    return PagedRows(backend, spec, head.dtype, num_rows)
-
-
-def sequences(head, seed=12):
-    """(taps [n, 3 * H], next tokens [n], positions [3, n]) of each row; as with images, rows differ."""
-    g = torch.Generator().manual_seed(seed)
-    made = []
-    for length in LENGTHS:
-        positions = torch.randint(0, 40, (3, length), generator=g)
-        taps = 3 * torch.randn(length, 3 * TARGET.hidden_size, generator=g)
-        made.append(
-            (taps.to(head.dtype), torch.randint(0, TARGET.vocab_size, (length,), generator=g), positions)
-        )
-    return made
-
-
-def run_ragged(head, rows, attention):
-    """z and carry of each row, in chunks of random length, several rows in a step."""
-    steps = ragged_steps([Sequence(len(tokens)) for _, tokens, _ in rows], np.random.default_rng(13), 5)
-    done, got = [0] * len(rows), [[] for _ in rows]
-    for step in steps:
-        cuts = [(row, slice(done[row], done[row] + count)) for row, count in step]
-        attention.begin(step)
-        with torch.inference_mode():
-            outputs = head.forward(
-                head.fuse(torch.cat([rows[row][0][cut] for row, cut in cuts])),
-                head.embed(torch.cat([rows[row][1][cut] for row, cut in cuts])),
-                torch.cat([rows[row][2][:, cut] for row, cut in cuts], 1),
-                attention,
-                FIRST_LAYER,
-            )
-        parts = zip(*(one.split([count for _, count in step]) for one in outputs), strict=True)
-        for (row, count), part in zip(step, parts, strict=True):
-            got[row].append(part)
-            done[row] += count
-    return [tuple(torch.cat(one) for one in zip(*parts, strict=True)) for parts in got]
-
-
-class Sequence:
-    def __init__(self, length):
-        self.ids = range(length)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -250,58 +156,3 @@ def test_a_tied_head_without_a_matrix_reads_its_own_embedding(tmp_path):
     head = load(written, tmp_path)
     z = torch.randn(3, 48)
     torch.testing.assert_close(head.logits(z), z @ written.tensors["embed_tokens.weight"].T)
-
-
-def test_a_head_beside_a_qwen3_vl(tmp_path):
-    """Taps out of the target's forward, image and deepstack included, through the head: what the formulas
-    make of the inputs of transformers' layers."""
-    from mmengine_qwen3_vl import plugin
-
-    reference = make_reference(tmp_path / "target", seed=14, text={"num_hidden_layers": TARGET.num_layers})
-    model = plugin.load_model(tmp_path / "target", device="cpu", dtype="float32")
-    spec = model.spec
-    assert Target(spec.hidden_size, spec.vocab_size, spec.num_layers) == TARGET
-    written = FAMILIES["angelslim"]()
-    head = load_head(open_head(written.save(tmp_path / "head"), TARGET), model, CPU, torch.float32)
-    prompt = make_prompt([3, ("image", (4, 6)), 5], np.random.default_rng(15))
-    states = inputs_of_layers(reference, prompt, DEFAULT_TAPS)
-    taps = torch.empty(len(prompt.ids), 3 * 48)
-    tapping = Tapping(model, Taps(head.config.tap_layers, taps))
-    with torch.inference_mode():
-        run_rows(tapping, [prompt], [[(0, len(prompt.ids))]])
-        attention = DenseAttention()
-        attention.begin([(0, len(prompt.ids) - 1)])
-        embeds = head.embed(torch.from_numpy(prompt.ids[1:]).long())
-        positions = tapping.positions[:, :-1]
-        z, _ = head.forward(head.fuse(taps[:-1]), embeds, positions, attention, spec.num_layers)
-    embedding = reference.get_input_embeddings().weight.detach()
-    next_embeds = embedding[torch.from_numpy(prompt.ids[1:]).long()]
-    wanted, _ = dense(written, dense_fuse(written, states[:-1]), next_embeds, positions)
-    torch.testing.assert_close(z, wanted, atol=1e-4, rtol=1e-4)
-
-
-class Tapping:
-    def __init__(self, model, taps):
-        self._model, self._taps = model, taps
-
-    def __getattr__(self, name):
-        return getattr(self._model, name)
-
-    def forward(self, embeds, deepstack, positions, attention):
-        self.positions = positions
-        return self._model.forward(embeds, deepstack, positions, attention, self._taps)
-
-
-def inputs_of_layers(reference, prompt, layers):
-    seen = []
-
-    def keep(module, args, kwargs):
-        seen.append((args[0] if args else kwargs["hidden_states"])[0])
-
-    decoder = reference.model.language_model
-    hooks = [decoder.layers[i].register_forward_pre_hook(keep, with_kwargs=True) for i in layers]
-    with torch.inference_mode():
-        reference(**reference_inputs(prompt), use_cache=False)
-    for hook in hooks:
-        hook.remove()
-    return torch.cat(seen, -1)

@@ -77,12 +77,16 @@ extern "C" {
 void mm_profile(int64_t* ns) { profile = ns; }
 
 int32_t mm_decoder_before_attention(const mm_decoder* decoder, const mm_decoder_step* step, int32_t layer) {
+  tap(decoder, step, layer);
+  norm(decoder, step, residual(step, layer), decoder->layers[layer].input_norm, step->normed);
+  return mm_decoder_heads(decoder, step, layer, step->normed, decoder->hidden_size);
+}
+
+int32_t mm_decoder_heads(const mm_decoder* decoder, const mm_decoder_step* step, int32_t layer,
+                         const void* inputs, int64_t input_stride) {
   const mm_decoder_layer& weights = decoder->layers[layer];
   int64_t size = qkv_size(decoder);
-  tap(decoder, step, layer);
-  norm(decoder, step, residual(step, layer), weights.input_norm, step->normed);
-  if (linear(&weights.qkv, step->normed, decoder->hidden_size, step->num_tokens, step->qkv, size, 0, nullptr))
-    return 1;
+  if (linear(&weights.qkv, inputs, input_stride, step->num_tokens, step->qkv, size, 0, nullptr)) return 1;
   Timed timed(kRows);
   mm::norm_and_rotate(rows_of(decoder, step, step->qkv, size),
                       {weights.q_norm, weights.k_norm, decoder->eps, step->cos, step->sin, decoder->num_heads,
@@ -113,20 +117,24 @@ void mm_decoder_final_norm(const mm_decoder* decoder, const mm_decoder_step* ste
   norm(decoder, step, residual(step, decoder->num_layers), decoder->norm, step->hidden);
 }
 
-int32_t mm_decoder_forward(const mm_decoder* decoder, const mm_decoder_step* step,
-                           const mm_attention_step* attention, void* const* kv_layers) {
+int32_t mm_decoder_attend(const mm_decoder* decoder, const mm_decoder_step* step,
+                          const mm_attention_step* attention, void* kv_layer) {
   const int64_t size = qkv_size(decoder), mixed = (int64_t)decoder->num_heads * decoder->head_dim;
   const int64_t kv_size = (int64_t)decoder->num_kv_heads * decoder->head_dim;
   const char* q = (const char*)step->qkv;
   const int bytes = decoder->dtype == MM_BF16 ? 2 : 4;
   const char *k = q + mixed * bytes, *v = k + kv_size * bytes;
+  Timed timed(kAttention);
+  mm_attention_append(attention, kv_layer, k, size, v, size);
+  return mm_attention_run(attention, kv_layer, q, size, step->mixed, mixed);
+}
+
+int32_t mm_decoder_forward(const mm_decoder* decoder, const mm_decoder_step* step,
+                           const mm_attention_step* attention, void* const* kv_layers) {
+  const int64_t mixed = (int64_t)decoder->num_heads * decoder->head_dim;
   for (int32_t layer = 0; layer < decoder->num_layers; ++layer) {
     if (mm_decoder_before_attention(decoder, step, layer)) return 1;
-    {
-      Timed timed(kAttention);
-      mm_attention_append(attention, kv_layers[layer], k, size, v, size);
-      if (mm_attention_run(attention, kv_layers[layer], q, size, step->mixed, mixed)) return 1;
-    }
+    if (mm_decoder_attend(decoder, step, attention, kv_layers[layer])) return 1;
     if (mm_decoder_after_attention(decoder, step, layer, step->mixed, mixed)) return 1;
   }
   mm_decoder_final_norm(decoder, step);

@@ -15,7 +15,7 @@ extern "C" {
 
 typedef struct {
   const float *input_norm, *post_norm;  // [hidden]
-  const float *q_norm, *k_norm;         // [head_dim]
+  const float *q_norm, *k_norm;         // [head_dim], or NULL: rotation alone
   mm_linear qkv;                        // n = (num_heads + 2 * num_kv_heads) * head_dim
   mm_linear out;
   mm_linear gate_up;  // mm_linear_pack_gate_up
@@ -58,6 +58,13 @@ int32_t mm_decoder_forward(const mm_decoder* decoder, const mm_decoder_step* ste
 int32_t mm_decoder_before_attention(const mm_decoder* decoder, const mm_decoder_step* step, int32_t layer);
 int32_t mm_decoder_after_attention(const mm_decoder* decoder, const mm_decoder_step* step, int32_t layer,
                                    const void* mixed, int64_t mixed_stride);
+
+// Parts of those halves: q, k and v of `inputs`, normed already and rows input_stride apart; and attention
+// over the paged cache from step->qkv to step->mixed. They give what mm_decoder_forward gives.
+int32_t mm_decoder_heads(const mm_decoder* decoder, const mm_decoder_step* step, int32_t layer,
+                         const void* inputs, int64_t input_stride);
+int32_t mm_decoder_attend(const mm_decoder* decoder, const mm_decoder_step* step,
+                          const mm_attention_step* attention, void* kv_layer);
 
 // Where time goes: nanoseconds of mm_decoder_forward are added to ns[0] for linears, ns[1] for attention and
 // ns[2] for everything else. NULL, as at first, measures nothing. One for the process.

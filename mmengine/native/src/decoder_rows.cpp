@@ -99,13 +99,13 @@ MM_INLINE void rotate_head(char* head, const float* weight, float eps, const flo
     squares += low[i] * low[i];
     squares += high[i] * high[i];
   }
-  f16v scale = splat(scale_of(squares, 2 * half, eps));
+  f16v scale = splat(weight ? scale_of(squares, 2 * half, eps) : 1.0f), one = splat(1.0f);
   for (int i = 0; i < vectors; ++i) {
     int count = half - i * 16;
     f16v c = load_part<false>((const char*)cos, i * 16, count);
     f16v s = load_part<false>((const char*)sin, i * 16, count);
-    f16v w0 = load_part<false>((const char*)weight, i * 16, count);
-    f16v w1 = load_part<false>((const char*)weight, half + i * 16, count);
+    f16v w0 = weight ? load_part<false>((const char*)weight, i * 16, count) : one;
+    f16v w1 = weight ? load_part<false>((const char*)(weight + half), i * 16, count) : one;
     f16v x0 = rounded<BF16>(rounded<BF16>(low[i] * scale) * w0);
     f16v x1 = rounded<BF16>(rounded<BF16>(high[i] * scale) * w1);
     store_part<BF16>(head, i * 16, rounded<BF16>(x0 * c) - rounded<BF16>(x1 * s), count);

@@ -16,13 +16,13 @@ struct Rows {
 void rms_norm_rows(const Rows& x, const float* weight, int size, float eps, const Rows& out);
 
 struct HeadNorm {
-  const float *q_weight, *k_weight;  // [head_dim]
+  const float *q_weight, *k_weight;  // [head_dim], or NULL: no norm
   float eps;
   const float *cos, *sin;  // [rows, head_dim / 2]
   int num_heads, num_kv_heads, head_dim;
 };
 
-// q's and k's heads of each row of qkv, in place: RMS norm of the head, then the rotation of its halves.
+// q's and k's heads of each row of qkv, in place: RMS norm of the head where it has a weight, then the rotation of its halves.
 void norm_and_rotate(const Rows& qkv, const HeadNorm& how);
 
 // out = x, `size` values a row.

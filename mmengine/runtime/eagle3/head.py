@@ -8,11 +8,15 @@ stand at p. The paper: arXiv 2503.01840; the flags of 3.1 are those of the heads
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from mmengine.models.plugin import AttentionPort
+from mmengine.native.linear import PackedLinear
+from mmengine.runtime.attention.base import AttentionBackend
+from mmengine.runtime.eagle3.chain_rows import ChainRows
 from mmengine.runtime.eagle3.linears import Linear
 from mmengine.runtime.eagle3.rotary import Rotary
 from mmengine.spec_decode.eagle3.config import HeadConfig
@@ -42,6 +46,7 @@ class HeadWeights:
     layers: list[HeadLayer]
     norm: Tensor  # [h]
     scores: Linear  # h to float32 [draft_vocab_size]
+    packed_scores: PackedLinear | None  # the same matrix, where it is the head's own and packed
     embed: Callable[[Tensor], Tensor]  # int64 [t] to [t, embed_size]
     target_ids: Tensor | None
 
@@ -120,6 +125,30 @@ class DraftHead:
         attention.append(number, qk[:, c.num_heads :], qkv[:, num_qk:])
         mixed = attention.run(number, qk[:, : c.num_heads])
         return layer.out(mixed.reshape(len(inputs), -1))
+
+    def chain(
+        self,
+        z: Tensor,
+        carry: Tensor,
+        rows: ChainRows,
+        attention: AttentionBackend,
+        first_layer: int,
+        block_size: int,
+    ) -> Tensor:
+        """Greedy drafts of n rows, those that may draft most first: int64 [max(most), n], of which a row's
+        own `most` mean anything. z and carry [n, h], of the last token of each row."""
+        drafts = torch.zeros((int(rows.most[0]), len(rows.most)), dtype=torch.int64, device=z.device)
+        for ahead in range(len(drafts)):
+            tokens = self.tokens(self.logits(z))
+            drafts[ahead, : len(tokens)] = tokens
+            active = int(np.count_nonzero(rows.most > ahead + 1))
+            if not active:
+                break
+            attention.begin(rows.meta(ahead, active, block_size))
+            positions = torch.from_numpy(rows.positions[:active].astype(np.int64) + ahead).to(z.device)
+            embeds = self.embed(tokens[:active])
+            z, carry = self.forward(carry[:active], embeds, positions.expand(3, -1), attention, first_layer)
+        return drafts
 
     def logits(self, z: Tensor) -> Tensor:
         """[s, h] to float32 [s, draft_vocab_size]."""

@@ -15,24 +15,24 @@ Linear = Callable[[Tensor], Tensor]
 
 def linear_of(weight: Tensor, bias: Tensor | None = None) -> Linear:
     """x [t, k] to x weight^T + bias, [t, n], weight [n, k]."""
-    library = _library(weight)
+    library = kernels_for(weight)
     if library is None:
         return lambda x: F.linear(x, weight, bias)
     return PackedLinear(library, weight, bias)
 
 
-def scores_of(weight: Tensor) -> Linear:
-    """The same in float32."""
-    library = _library(weight)
+def scores_of(weight: Tensor) -> tuple[Linear, PackedLinear | None]:
+    """The same in float32; and the packed matrix, where it is packed."""
+    library = kernels_for(weight)
     if library is None:
-        return lambda x: F.linear(x, weight).float()
+        return lambda x: F.linear(x, weight).float(), None
     packed = PackedLinear(library, weight)
-    return lambda x: packed(x, float32=True)
+    return lambda x: packed(x, float32=True), packed
 
 
 def gated(weight: Tensor) -> Linear:
     """weight [2n, k], gate's rows and then up's: x [t, k] to silu(x gate^T) * (x up^T), [t, n]."""
-    library = _library(weight)
+    library = kernels_for(weight)
     if library is not None:
         return PackedLinear(library, weight, gate_up=True)
 
@@ -43,7 +43,8 @@ def gated(weight: Tensor) -> Linear:
     return product
 
 
-def _library(weight: Tensor) -> ctypes.CDLL | None:
+def kernels_for(weight: Tensor) -> ctypes.CDLL | None:
+    """The kernels, where they multiply with this matrix."""
     if weight.device.type != "cpu" or weight.dtype not in DTYPES:
         return None
     return native.load()

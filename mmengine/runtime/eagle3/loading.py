@@ -9,8 +9,10 @@ from torch import Tensor
 from mmengine.errors import ModelError
 from mmengine.models.plugin import VisionLanguageModel
 from mmengine.models.reader import WeightReader, open_reader
+from mmengine.native import library as native
 from mmengine.runtime.eagle3.head import DraftHead, HeadLayer, HeadWeights
 from mmengine.runtime.eagle3.linears import gated, linear_of, scores_of
+from mmengine.runtime.eagle3.native_head import NativeDraftHead, fits
 from mmengine.spec_decode.eagle3.config import HeadConfig
 from mmengine.spec_decode.eagle3.loading import HeadFolder
 from mmengine.spec_decode.eagle3.tensors import EMBEDDING, FC, FC_BIAS, HEAD, INPUT_NORM, NORM, QKV, fc_norm
@@ -25,7 +27,11 @@ def load_head(
     ModelError where it cannot be read or does not fit the memory."""
     try:
         with torch.inference_mode(), open_reader(folder.entries, device, dtype) as weights:
-            return DraftHead(folder.config, _read(folder, weights, model, device), device, dtype)
+            parts = _read(folder, weights, model, device)
+            library = native.load() if fits(folder.config, device, dtype) else None
+            if library is None:
+                return DraftHead(folder.config, parts, device, dtype)
+            return NativeDraftHead(folder.config, parts, device, dtype, library)
     except torch.OutOfMemoryError:
         raise ModelError(f"the draft head does not fit the memory of {device}") from None
 
@@ -39,15 +45,16 @@ def _read(
     if config.fc_norm:
         fc_norms = [fc_norm(tap) for tap in range(len(config.tap_layers))]
     if config.head == "target":
-        scores = model.logits
+        scores, packed = model.logits, None
     else:
-        scores = scores_of(weights.read(HEAD if config.head == "own" else EMBEDDING))
+        scores, packed = scores_of(weights.read(HEAD if config.head == "own" else EMBEDDING))
     return HeadWeights(
         fc=linear_of(weights.read(FC), weights.read(FC_BIAS) if FC_BIAS in weights else None),
         fc_norms=tuple(weights.read(name) for name in fc_norms),
         layers=[_layer(config, weights, index) for index in range(config.num_layers)],
         norm=weights.read(NORM),
         scores=scores,
+        packed_scores=packed,
         embed=model.embed if embedding is None else lambda input_ids: F.embedding(input_ids, embedding),
         target_ids=None if ids is None else torch.from_numpy(ids).to(device),
     )

@@ -1,0 +1,155 @@
+"""What a decoder in kernels for CPUs is made of: the structures of src/decoder.h, and what they point to."""
+
+import ctypes
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mmengine.native.dtypes import DTYPES
+from mmengine.native.linear import Linear, PackedLinear
+
+MAX_HEAD_DIM = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Of a decoder. `head_dim` is a multiple of 8 up to MAX_HEAD_DIM."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """Norms are vectors of any float dtype; `gate_up` is packed as such."""
+
+    input_norm: Tensor  # [hidden]
+    q_norm: Tensor | None  # [head_dim]; None for both: rotation alone
+    k_norm: Tensor | None
+    post_norm: Tensor  # [hidden]
+    qkv: PackedLinear
+    out: PackedLinear
+    gate_up: PackedLinear
+    down: PackedLinear
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("input_norm", "post_norm", "q_norm", "k_norm")),
+        *((name, Linear) for name in ("qkv", "out", "gate_up", "down")),
+    )
+
+
+class DecoderStruct(ctypes.Structure):
+    """mm_decoder."""
+
+    _fields_ = (
+        *(
+            (name, ctypes.c_int32)
+            for name in (
+                "num_layers",
+                "hidden_size",
+                "intermediate_size",
+                "num_heads",
+                "num_kv_heads",
+                "head_dim",
+                "dtype",
+            )
+        ),
+        ("eps", ctypes.c_float),
+        ("norm", ctypes.c_void_p),
+        ("layers", ctypes.POINTER(_Layer)),
+    )
+
+
+class StepStruct(ctypes.Structure):
+    """mm_decoder_step."""
+
+    _fields_ = (
+        ("num_tokens", ctypes.c_int32),
+        ("num_deepstack", ctypes.c_int32),
+        *(
+            (name, ctypes.c_void_p)
+            for name in (
+                "embeds",
+                "deepstack",
+                "cos",
+                "sin",
+                "hidden",
+                "qkv",
+                "mixed",
+                "normed",
+                "product",
+                "tapped",
+            )
+        ),
+        ("tapped_stride", ctypes.c_int64),
+        ("taps", ctypes.c_void_p),
+        ("num_taps", ctypes.c_int32),
+    )
+
+
+class DecoderWeights:
+    """`c`: the structure of a decoder, good for as long as this lives. ValueError for shapes and dtypes that
+    the kernels do not know."""
+
+    def __init__(self, sizes: Sizes, dtype: torch.dtype, layers: list[LayerWeights], norm: Tensor) -> None:
+        s = sizes
+        if dtype not in DTYPES or s.head_dim % 8 or not 8 <= s.head_dim <= MAX_HEAD_DIM:
+            raise ValueError(f"no kernel for heads of {s.head_dim} in {dtype}")
+        self.sizes, self.dtype, self.num_layers = s, dtype, len(layers)
+        self._weights = layers
+        self._norms: list[Tensor] = []
+        self._layers = (_Layer * len(layers))(*map(self._layer, layers))
+        self.c = DecoderStruct(
+            len(layers),
+            s.hidden_size,
+            s.intermediate_size,
+            s.num_heads,
+            s.num_kv_heads,
+            s.head_dim,
+            DTYPES[dtype],
+            s.eps,
+            self._address(norm),
+            self._layers,
+        )
+
+    def _layer(self, w: LayerWeights) -> _Layer:
+        norms = (w.input_norm, w.post_norm, w.q_norm, w.k_norm)
+        return _Layer(*map(self._address, norms), *(p.c for p in (w.qkv, w.out, w.gate_up, w.down)))
+
+    def _address(self, norm: Tensor | None) -> int | None:
+        if norm is None:
+            return None
+        self._norms.append(norm.float().contiguous())
+        return self._norms[-1].data_ptr()
+
+
+class Scratch:
+    """Rows that a step's layers need, for a step as large as any so far."""
+
+    def __init__(self, weights: DecoderWeights) -> None:
+        self._sizes, self._dtype, self._room = weights.sizes, weights.dtype, 0
+
+    def point(self, step: StepStruct, num_tokens: int) -> None:
+        """Of `step`: the fields for scratch."""
+        if num_tokens > self._room:
+            self._grow(max(num_tokens, 2 * self._room))
+        step.qkv, step.mixed = self.qkv.data_ptr(), self._mixed.data_ptr()
+        step.normed, step.product = self._normed.data_ptr(), self._product.data_ptr()
+
+    def _grow(self, room: int) -> None:
+        s, self._room = self._sizes, room
+
+        def rows(*shape: int) -> Tensor:
+            return torch.empty((room, *shape), dtype=self._dtype)
+
+        self.qkv = rows(s.num_heads + 2 * s.num_kv_heads, s.head_dim)
+        self._mixed = rows(s.num_heads, s.head_dim)
+        self._normed = rows(s.hidden_size)
+        self._product = rows(s.intermediate_size)

@@ -1,0 +1,224 @@
+"""An EAGLE-3 head in kernels for CPUs: src/draft_head.h."""
+
+import ctypes
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mmengine.native.decoder import check, declared
+from mmengine.native.decoder_weights import DecoderStruct, DecoderWeights, Scratch, StepStruct
+from mmengine.native.linear import Linear, PackedLinear
+
+_ADDRESS, _NUMBER = ctypes.c_void_p, ctypes.c_int32
+
+
+@dataclass(frozen=True, slots=True)
+class HeadParts:
+    """What stands around the layers. `scores` and `embedding`: None where they are the target's, and then
+    nothing can be drafted in one call."""
+
+    embed_size: int
+    tap_size: int
+    norm_before_residual: bool
+    norm_output: bool
+    fc: PackedLinear
+    fc_norms: tuple[Tensor, ...]  # none, one over all taps together, or one for each
+    embed_norm: Tensor  # [embed_size]
+    hidden_norm: Tensor  # [hidden]
+    scores: PackedLinear | None
+    embedding: Tensor | None  # [vocab_size, embed_size]
+    target_ids: Tensor | None  # int64 [draft_vocab_size]
+
+
+@dataclass(frozen=True, slots=True)
+class ChainPlaces:
+    """Of n rows, those that may draft most first: arrays int32 [n], without gaps."""
+
+    most: np.ndarray  # at least 1
+    kv_lens: np.ndarray  # tokens in the cache
+    positions: np.ndarray  # where the first token behind them stands
+    table: np.ndarray  # int32 [n, b], with the blocks of kv_lens + most - 1 tokens
+    block_size: int
+
+
+class _Head(ctypes.Structure):
+    _fields_ = (
+        ("decoder", DecoderStruct),
+        *((name, _NUMBER) for name in ("embed_size", "vocab_size", "draft_vocab_size")),
+        *((name, _NUMBER) for name in ("norm_before_residual", "norm_output")),
+        *((name, _NUMBER) for name in ("num_taps", "tap_size", "num_fc_norms")),
+        *((name, _ADDRESS) for name in ("fc_norms", "embed_norm", "hidden_norm")),
+        ("fc", Linear),
+        ("scores", Linear),
+        *((name, _ADDRESS) for name in ("embedding", "target_ids")),
+    )
+
+
+class _Pass(ctypes.Structure):
+    _fields_ = (
+        ("rows", StepStruct),
+        *((name, _ADDRESS) for name in ("hidden", "embeds", "inputs", "stream", "z")),
+    )
+
+
+class _Chain(ctypes.Structure):
+    _fields_ = (
+        *((name, _NUMBER) for name in ("num_rows", "max_drafts")),
+        *((name, _ADDRESS) for name in ("most", "kv_lens", "positions", "block_table")),
+        *((name, _NUMBER) for name in ("table_stride", "block_size")),
+        *(
+            (name, _ADDRESS)
+            for name in ("table_cos", "table_sin", "z", "carry", "logits", "drafts", "embeds")
+        ),
+        *((name, _ADDRESS) for name in ("cos", "sin", "lens", "slots")),
+    )
+
+
+class NativeHead:
+    """Runs passes and chains, one at a time."""
+
+    def __init__(self, library: ctypes.CDLL, weights: DecoderWeights, parts: HeadParts) -> None:
+        self._library, self._weights, self._parts = _declared(library), weights, parts
+        self._hidden_size, self._dtype = weights.sizes.hidden_size, weights.dtype
+        norms = [torch.cat(parts.fc_norms)] if parts.fc_norms else []
+        norms += [parts.embed_norm, parts.hidden_norm]
+        self._norms = [norm.float().contiguous() for norm in norms]
+        fc_norms, embed_norm, hidden_norm = [None] * (3 - len(norms)) + [n.data_ptr() for n in self._norms]
+        embedding = parts.embedding
+        self._head = _Head(
+            weights.c,
+            parts.embed_size,
+            0 if embedding is None else len(embedding),
+            0 if parts.scores is None else parts.scores.c.n,
+            parts.norm_before_residual,
+            parts.norm_output,
+            parts.fc.c.k // parts.tap_size,
+            parts.tap_size,
+            len(parts.fc_norms),
+            fc_norms,
+            embed_norm,
+            hidden_norm,
+            parts.fc.c,
+            Linear() if parts.scores is None else parts.scores.c,
+            None if embedding is None else embedding.data_ptr(),
+            None if parts.target_ids is None else parts.target_ids.data_ptr(),
+        )
+        self._pass = _Pass()
+        self._c, self._c_pass = ctypes.addressof(self._head), ctypes.addressof(self._pass)
+        self._c_rows = self._c_pass + _Pass.rows.offset
+        self._scratch = Scratch(weights)
+        self._inputs = torch.empty(0)
+
+    @property
+    def can_chain(self) -> bool:
+        return self._parts.scores is not None and self._parts.embedding is not None
+
+    def fuse(self, taps: Tensor) -> Tensor:
+        """[t, taps * tap_size] with contiguous rows to [t, hidden]."""
+        wide = self._parts.fc.c.k
+        if taps.shape != (len(taps), wide) or taps.dtype != self._dtype or taps.stride(1) != 1:
+            raise ValueError(f"taps are {list(taps.shape)} {taps.dtype}, wanted [t, {wide}] {self._dtype}")
+        out = taps.new_empty(len(taps), self._hidden_size)
+        scratch = (
+            torch.empty_like(taps, memory_format=torch.contiguous_format) if self._parts.fc_norms else out
+        )
+        check(
+            self._library.mm_draft_fuse(
+                self._c, taps.data_ptr(), taps.stride(0), len(taps), scratch.data_ptr(), out.data_ptr()
+            )
+        )
+        return out
+
+    def forward(
+        self, hidden: Tensor, embeds: Tensor, cos: Tensor, sin: Tensor, attention: Any, first_layer: int
+    ) -> tuple[Tensor, Tensor]:
+        """hidden [t, hidden], embeds [t, embed_size], cos and sin float32 [t, head_dim / 2] to z and the
+        stream that enters the final norm, [t, hidden] each. `attention`: see Decoder.forward."""
+        hidden, embeds = hidden.contiguous(), embeds.contiguous()
+        z, stream = self._point(len(hidden))
+        step = self._pass
+        step.rows.num_tokens = len(hidden)
+        step.rows.cos, step.rows.sin = cos.data_ptr(), sin.data_ptr()
+        step.hidden, step.embeds = hidden.data_ptr(), embeds.data_ptr()
+        if hasattr(attention, "step_address"):
+            layers = attention.layers_address() + first_layer * ctypes.sizeof(_ADDRESS)
+            check(self._library.mm_draft_forward(self._c, self._c_pass, attention.step_address(), layers))
+        else:
+            self._run_in_halves(attention, first_layer)
+        return z, stream
+
+    def _run_in_halves(self, attention: Any, first_layer: int) -> None:
+        s, num_tokens = self._weights.sizes, self._pass.rows.num_tokens
+        q, k, v = self._scratch.qkv[:num_tokens].split((s.num_heads, s.num_kv_heads, s.num_kv_heads), 1)
+        for layer in range(self._weights.num_layers):
+            if layer == 0:
+                check(self._library.mm_draft_begin(self._c, self._c_pass))
+            else:
+                check(self._library.mm_decoder_before_attention(self._c, self._c_rows, layer))
+            attention.append(first_layer + layer, k, v)
+            mixed = attention.run(first_layer + layer, q).reshape(num_tokens, -1)
+            check(
+                self._library.mm_decoder_after_attention(
+                    self._c, self._c_rows, layer, mixed.data_ptr(), mixed.stride(0)
+                )
+            )
+        self._library.mm_draft_end(self._c, self._c_pass)
+
+    def chain(
+        self,
+        z: Tensor,
+        carry: Tensor,
+        places: ChainPlaces,
+        tables: tuple[Tensor, Tensor],
+        layers_address: int,
+    ) -> Tensor:
+        """Greedy drafts of n rows, int64 [max(most), n]; a row's own `most` are written. z and carry
+        [n, hidden]; `tables`: cos and sin of all positions up to the largest that is used;
+        `layers_address`: of the addresses of the head's own layers in the pool."""
+        num_rows, longest = len(z), int(places.most[0])
+        half = self._weights.sizes.head_dim // 2
+        z, carry = z.contiguous(), carry.clone(memory_format=torch.contiguous_format)
+        self._keep = self._point(num_rows)
+        drafts = torch.empty((longest, num_rows), dtype=torch.int64)
+        logits, angles = torch.empty(num_rows, self._parts.scores.c.n), torch.empty(2, num_rows, half)
+        embeds = torch.empty((num_rows, self._parts.embed_size), dtype=self._dtype)
+        lens, slots = np.empty(2 * num_rows + 1, np.int32), np.empty(num_rows, np.int64)
+        chain = _Chain(
+            *(num_rows, longest),
+            *(one.ctypes.data for one in (places.most, places.kv_lens, places.positions, places.table)),
+            *(places.table.shape[1], places.block_size),
+            *(one.data_ptr() for one in (*tables, z, carry, logits, drafts, embeds, angles[0], angles[1])),
+            *(lens.ctypes.data, slots.ctypes.data),
+        )
+        check(
+            self._library.mm_draft_run_chain(self._c, ctypes.addressof(chain), self._c_pass, layers_address)
+        )
+        return drafts
+
+    def _point(self, num_tokens: int) -> tuple[Tensor, Tensor]:
+        """z and stream of a pass of so many tokens, and its scratch."""
+        step, parts = self._pass, self._parts
+        if num_tokens > len(self._inputs):
+            room = max(num_tokens, 2 * len(self._inputs))
+            self._inputs = torch.empty((room, parts.embed_size + self._hidden_size), dtype=self._dtype)
+        self._scratch.point(step.rows, num_tokens)
+        z, stream = torch.empty((2, num_tokens, self._hidden_size), dtype=self._dtype).unbind()
+        step.inputs, step.z, step.stream = self._inputs.data_ptr(), z.data_ptr(), stream.data_ptr()
+        return z, stream
+
+
+@cache
+def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
+    declared(library)
+    long = ctypes.c_int64
+    library.mm_draft_fuse.argtypes = (_ADDRESS, _ADDRESS, long, _NUMBER, _ADDRESS, _ADDRESS)
+    library.mm_draft_forward.argtypes = library.mm_draft_run_chain.argtypes = (_ADDRESS,) * 4
+    library.mm_draft_begin.argtypes = library.mm_draft_end.argtypes = (_ADDRESS,) * 2
+    library.mm_draft_end.restype = None
+    for name in ("fuse", "forward", "run_chain", "begin"):
+        getattr(library, f"mm_draft_{name}").restype = _NUMBER
+    return library

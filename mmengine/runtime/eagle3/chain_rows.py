@@ -1,0 +1,38 @@
+"""The rows that a chain of drafts goes on with, and where their drafts stand in the cache."""
+
+import msgspec
+import numpy as np
+
+from mmengine.runtime.attention.base import AttentionMeta
+
+
+class ChainRows(msgspec.Struct, frozen=True, eq=False):
+    """Rows whose last token has passed the head. What drafts leave in the cache behind `kv_lens` is
+    provisional: the same slots are written again when the target has decided."""
+
+    most: np.ndarray  # int32 [n], drafts that a row may have, 0 or more
+    kv_lens: np.ndarray  # int32 [n], tokens of each row in the head's cache
+    positions: np.ndarray  # int32 [n], where the first token behind them stands, in all three rows
+    table: np.ndarray  # int32 [n, b], with the blocks of kv_lens + most - 1 tokens
+
+    def check(self, block_size: int) -> None:
+        """ValueError where a draft would be written to a block that the row does not have."""
+        last = self.kv_lens.astype(np.int64) + np.maximum(self.most - 1, 0)
+        if len(last) and int(last.max()) > self.table.shape[1] * block_size:
+            raise ValueError(
+                f"drafts up to token {int(last.max())} need more than {self.table.shape[1]} blocks a row"
+            )
+
+    def meta(self, ahead: int, active: int, block_size: int) -> AttentionMeta:
+        """Of the pass that puts one token of each of the first `active` rows behind `ahead` others."""
+        at = self.kv_lens[:active] + np.int32(ahead)
+        blocks = self.table[np.arange(active), at // block_size].astype(np.int64)
+        slots = blocks * block_size + at % block_size
+        return AttentionMeta(np.ones(active, np.int32), at + np.int32(1), slots, self.table[:active])
+
+    def longest_first(self) -> tuple["ChainRows", np.ndarray]:
+        """The rows that draft, those that may draft most first, and their indices here."""
+        order = np.argsort(-self.most, kind="stable")
+        order = order[: int(np.count_nonzero(self.most))]
+        parts = (self.most, self.kv_lens, self.positions, self.table)
+        return ChainRows(*(np.ascontiguousarray(part[order], np.int32) for part in parts)), order

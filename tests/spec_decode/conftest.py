@@ -1,0 +1,13 @@
+import pytest
+
+from mmengine.native import library as native_library
+
+
+@pytest.fixture(params=["kernels", "torch"])
+def compute(request, monkeypatch):
+    """A head and its attention by our kernels, or both by torch."""
+    if request.param == "torch":
+        monkeypatch.setattr(native_library, "load", lambda: None)
+    elif native_library.load() is None:
+        pytest.skip(native_library.describe())
+    return request.param

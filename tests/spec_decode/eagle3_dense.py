@@ -1,0 +1,94 @@
+"""An EAGLE-3 head over one sequence at once, written straight from the formulas."""
+
+import torch
+
+from tests.spec_decode.eagle3_heads import HEAD_DIM, HEADS, KV_HEADS, TARGET
+
+
+def plain_names(written):
+    """The tensors under the names of the formulas; fused ones cut."""
+    named = {}
+    for name, tensor in written.tensors.items():
+        named[name.removeprefix("model.").replace("midlayer.", "layers.0.")] = tensor.float()
+    for name in [n for n in named if "qkv_proj" in n]:
+        parts = named.pop(name).split([HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM])
+        named |= {name.replace("qkv", part): tensor for part, tensor in zip("qkv", parts, strict=True)}
+    for name in [n for n in named if "gate_up_proj" in n]:
+        gate, up = named.pop(name).chunk(2)
+        named |= {name.replace("gate_up", "gate"): gate, name.replace("gate_up", "up"): up}
+    return named
+
+
+def rms(x, weight, eps=1e-6):
+    return x / (x.pow(2).mean(-1, keepdim=True) + eps).sqrt() * weight
+
+
+def dense_fuse(written, taps):
+    """The tapped states of one sequence, [n, 3 * H], to g."""
+    w = plain_names(written)
+    if "input_norm.weight" in w:
+        taps = rms(taps, w["input_norm.weight"])
+    if "fc_norm.0.weight" in w:
+        parts = taps.split(TARGET.hidden_size, -1)
+        taps = torch.cat([rms(x, w[f"fc_norm.{i}.weight"]) for i, x in enumerate(parts)], -1)
+    return taps @ w["fc.weight"].T
+
+
+def dense(written, hidden, embeds, positions):
+    """One sequence at once: hidden [n, h], embeds of the next tokens [n, e], positions [3, n].
+    Gives z and carry."""
+    w, traits = plain_names(written), written.traits
+    x = hidden
+    for index in range(written.config.get("num_hidden_layers", 1)):
+        p = f"layers.{index}."
+        if index == 0:
+            u = rms(x, w[p + "hidden_norm.weight"])
+            if traits.get("norm_before_residual"):
+                x = u
+            inputs = torch.cat([rms(embeds, w[p + "input_layernorm.weight"]), u], -1)
+        else:
+            inputs = rms(x, w[p + "input_layernorm.weight"])
+        q, k, v = (
+            (inputs @ w[f"{p}self_attn.{n}_proj.weight"].T + w.get(f"{p}self_attn.{n}_proj.bias", 0)).view(
+                len(x), -1, HEAD_DIM
+            )
+            for n in "qkv"
+        )
+        if p + "self_attn.q_norm.weight" in w:
+            q, k = rms(q, w[p + "self_attn.q_norm.weight"]), rms(k, w[p + "self_attn.k_norm.weight"])
+        q, k = turned(q, positions, traits), turned(k, positions, traits)
+        k, v = k.repeat_interleave(HEADS // KV_HEADS, 1), v.repeat_interleave(HEADS // KV_HEADS, 1)
+        scores = torch.einsum("qhd,khd->hqk", q, k) / HEAD_DIM**0.5
+        scores = scores.masked_fill(torch.ones(len(x), len(x)).triu(1).bool(), float("-inf"))
+        mixed = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).reshape(len(x), -1)
+        x = x + mixed @ w[p + "self_attn.o_proj.weight"].T
+        y = rms(x, w[p + "post_attention_layernorm.weight"])
+        gate = torch.nn.functional.silu(y @ w[p + "mlp.gate_proj.weight"].T)
+        x = x + (gate * (y @ w[p + "mlp.up_proj.weight"].T)) @ w[p + "mlp.down_proj.weight"].T
+    z = rms(x, w["norm.weight"])
+    return z, (z if traits.get("norm_output") else x)
+
+
+def turned(x, positions, traits):
+    """Pairs (i, i + half) of each head turned by position * frequency."""
+    half = HEAD_DIM // 2
+    out = torch.empty_like(x)
+    for i in range(half):
+        frequency = traits.get("theta", 1e4) ** (-2 * i / HEAD_DIM) / traits.get("linear", 1)
+        if "llama3" in traits:
+            frequency = llama3(frequency, traits["llama3"])
+        angle = positions[traits.get("axis", [0] * half)[i]].double() * frequency
+        cos, sin = angle.cos().float()[:, None], angle.sin().float()[:, None]
+        out[..., i] = x[..., i] * cos - x[..., i + half] * sin
+        out[..., i + half] = x[..., i + half] * cos + x[..., i] * sin
+    return out
+
+
+def llama3(frequency, rope):
+    wave, context = 2 * torch.pi / frequency, rope["original_max_position_embeddings"]
+    if wave < context / rope["high_freq_factor"]:
+        return frequency
+    if wave > context / rope["low_freq_factor"]:
+        return frequency / rope["factor"]
+    share = (context / wave - rope["low_freq_factor"]) / (rope["high_freq_factor"] - rope["low_freq_factor"])
+    return (1 - share) * frequency / rope["factor"] + share * frequency
