@@ -190,12 +190,13 @@ def _response_format(schema: Path | None) -> dict[str, Any] | None:
     import msgspec  # lazy: not needed for help
 
     try:
-        found = msgspec.json.decode(schema.read_bytes())
+        found = schema.read_bytes()
+        msgspec.json.decode(found)
     except OSError as error:
         raise InvalidRequest(f"--schema {schema} cannot be read: {error.strerror}") from None
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise InvalidRequest(f"--schema {schema} is not valid JSON ({error})") from None
-    return {"type": "json_schema", "json_schema": {"schema": found}}
+    return {"type": "json_schema", "json_schema": {"schema": found}}  # as text: a key may be in it twice
 
 
 def _answer_one(

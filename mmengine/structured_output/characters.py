@@ -55,23 +55,35 @@ def without_nul(ranges: Ranges) -> Ranges:
     Of a set of all control characters (but those with an escape of their own, as \\n) llguidance 1.9 takes
     it that it holds the quote and the backslash too. A set that lacks one of them gives up U+0000.
     """
-
-    def holds(point: int) -> bool:
-        return any(low <= point <= high for low, high in ranges)
-
-    if (
-        holds(0x22)
-        and holds(0x5C)
-        or not all(holds(point) for point in range(32) if point not in (8, 9, 10, 12, 13))
-    ):
+    if _holds(ranges, 0x22) and _holds(ranges, 0x5C) or not _holds_controls(ranges):
         return ranges
     return complement([*complement(ranges), (0, 0)])
+
+
+def check_alternatives(sets: list[Ranges]) -> None:
+    """Refuse sets of one pattern that, made one set of, would be added to as `without_nul` says: the grammar
+    engine makes one of those that are alternatives."""
+    for mark in (0x22, 0x5C):
+        without = [each for ranges in sets if not _holds(ranges, mark) for each in ranges]
+        if _holds_controls(without):
+            raise PatternError(
+                "U+0000, beside all other control characters, cannot be told from the quote or backslash; "
+                "leave it out"
+            )
+
+
+def _holds(ranges: Ranges, point: int) -> bool:
+    return any(low <= point <= high for low, high in ranges)
+
+
+def _holds_controls(ranges: Ranges) -> bool:
+    return all(_holds(ranges, point) for point in range(32) if point not in (8, 9, 10, 12, 13))
 
 
 def char_class(ranges: Ranges, extras: str = "", negated: bool = False) -> str:
     if extras and (negated and "\\p{P" in extras or not negated and "\\P{P" in extras):
         raise PatternError("the complement of punctuation cannot be enforced; name the characters instead")
-    if not extras:
+    if "\\P" not in extras:
         wanted = complement(ranges) if negated else ranges
         left = without_nul(wanted)
         if left is not wanted:

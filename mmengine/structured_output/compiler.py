@@ -18,6 +18,9 @@ from mmengine.structured_output.base import Compiled
 WORKERS = 2
 CACHE_SIZE = 384  # grammars that nobody uses now; a schema has two sketches beside its own
 MAX_ABANDONED = 4
+# The grammar engine recurses as deep as rules and references lead, and beyond the stack's end is the end of
+# the process. Twice what the deepest took that spec.py and the gate let through; only what is used is real.
+STACK_BYTES = 256 * 2**20
 
 
 class Compilation:
@@ -130,7 +133,7 @@ class Compiler:
         while idle < len(self._queue) and len(self._running) < self._num_workers and not self._is_stuck:
             thread = threading.Thread(target=self._work, name="mmengine-grammar", daemon=True)
             self._running[thread] = None
-            thread.start()
+            _start(thread)
             idle += 1
 
     def _abandon_late(self) -> None:
@@ -185,3 +188,12 @@ class Compiler:
         done = [key for key, compilation in self._known.items() if compilation.is_done]
         for key in done[: max(0, len(done) - self._cache_size)]:
             del self._known[key]
+
+
+def _start(thread: threading.Thread) -> None:
+    """With STACK_BYTES, which Python says once for all threads that begin."""
+    before = threading.stack_size(STACK_BYTES)
+    try:
+        thread.start()
+    finally:
+        threading.stack_size(before)

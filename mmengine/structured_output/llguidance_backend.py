@@ -18,6 +18,7 @@ from mmengine.structured_output.tags import StructuralTag
 
 MAX_ERROR_CHARS = 300
 MAX_KEPT_CHARS = 256  # of a text whose tokens are kept
+MAX_ROW_ITEMS = 20_000  # of the parser's table: an object has four for each property that may come next
 
 
 class LLGuidance:
@@ -42,7 +43,7 @@ class LLGuidance:
         self._lock = threading.Lock()
         self._tokenizer: LLTokenizer | None = None
         self._special_names: dict[str, int] = {}  # filled with it
-        self._limits = LLParserLimits(verbose_errors=False)
+        self._limits = LLParserLimits(verbose_errors=False, max_items_in_row=MAX_ROW_ITEMS)
         threads = num_threads or _num_threads()
         self._executor = LLExecutor(threads) if threads > 1 else None  # one thread is slower than none
 
@@ -50,8 +51,10 @@ class LLGuidance:
         tokens = self._tokens()
         found = read_grammar(grammar)
         prototype = LLMatcher(tokens, self._source_of(found), log_level=0, limits=self._limits)
-        if prototype.is_error():
-            error = prototype.get_error()
+        error = prototype.get_error() if prototype.is_error() else ""
+        if not error and not isinstance(found, JsonSchema):  # which the gate knows to have texts
+            error = _first_step_error(prototype)
+        if error:
             _refuse_overlap(grammar, error)
             raise InvalidRequest(f"the grammar cannot be used: {_short(error)}")
         return CompiledGrammar(prototype, found.after)
@@ -65,7 +68,8 @@ class LLGuidance:
                 return LLMatcher.grammar_from_regex(regex)
             case Choice(choices=choices):
                 literals = (msgspec.json.encode(choice).decode() for choice in choices)
-                return LLMatcher.grammar_from_lark("start: " + " | ".join(literals))
+                # one terminal: as alternatives of a rule they are all in the parser's table at once
+                return LLMatcher.grammar_from_lark("start: ONE\nONE: " + " | ".join(literals))
             case Lark(lark=lark):
                 return LLMatcher.grammar_from_lark(lark)
             case StructuralTag():
@@ -175,7 +179,24 @@ def _refuse_overlap(grammar: str, error: str) -> None:
             waiting += each
 
 
+def _first_step_error(matcher: LLMatcher) -> str:
+    """Why no text can begin, so that it is known before the model runs: nothing is allowed, rules have no
+    end, or a first step is beyond the limits. Empty when one can."""
+    bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+    if matcher.is_error():
+        return matcher.get_error()
+    ahead, allowed = matcher.deep_copy(), np.flatnonzero(bits)
+    if len(allowed):
+        first = int(allowed[0])
+        ahead.consume_token(8 * first + int(np.flatnonzero(np.unpackbits(bits[first], bitorder="little"))[0]))
+        if not ahead.is_error() and not ahead.is_stopped():
+            ahead.compute_bitmask()
+    return ahead.get_error() if ahead.is_error() else ""
+
+
 def _short(error: str) -> str:
     """llguidance's words in one line; it underlines what it quotes."""
-    text = " ".join(error.split())
+    text = " ".join(error.replace("<non-verbose/>", "").split())
+    if text.startswith("NoExtension"):
+        text = "there is no text that it allows"
     return text if len(text) <= MAX_ERROR_CHARS else f"{text[: MAX_ERROR_CHARS - 3]}..."

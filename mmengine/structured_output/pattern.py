@@ -10,7 +10,7 @@ makes a backtracking matcher explode: the reader of the JSON will match the same
 from functools import lru_cache
 from typing import NamedTuple
 
-from mmengine.structured_output.characters import ANY, PatternError
+from mmengine.structured_output.characters import ANY, PatternError, check_alternatives
 from mmengine.structured_output.matching import Budget
 from mmengine.structured_output.pattern_parts import Parser, Part, has_anchor, joined
 
@@ -59,6 +59,7 @@ def parse_pattern(text: str) -> Pattern:
     branches = parser.branches()
     if parser.at < len(text):
         parser.fail("a ) closes no group")
+    check_alternatives(parser.sets)
     joined([[part for part in parts if not part.anchor] for parts in branches])
     prefix = None
     if len(branches) == 1 and branches[0] and branches[0][0].anchor == "^":

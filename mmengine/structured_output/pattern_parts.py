@@ -21,6 +21,7 @@ from mmengine.structured_output.characters import (
     complement,
     escaped,
     single,
+    without_nul,
 )
 
 MAX_NESTING = 32
@@ -45,6 +46,7 @@ class Parser:
         self.text = text
         self.at = 0
         self.depth = 0
+        self.sets: list[Ranges] = []  # of characters; what \p adds holds no control character
 
     def fail(self, why: str) -> NoReturn:
         raise PatternError(f"{why} (character {self.at + 1} of the pattern)")
@@ -83,14 +85,22 @@ class Parser:
             case "^" | "$":
                 return Part("", anchor=char)
             case ".":
-                return Part(char_class(NEWLINES, negated=True))
+                return self.class_of(NEWLINES, negated=True)
             case "[":
                 return self.bracket()
             case "(":
                 return self.group()
             case "\\":
                 return self.escape()
+        self.sets.append(self.one(char))
         return Part(escaped(ord(char)), literal=char)
+
+    def class_of(self, ranges: Ranges, extras: str = "", negated: bool = False) -> Part:
+        if "\\P" in extras:  # not of punctuation: it holds the controls, the quote and the backslash
+            self.sets.append([] if negated else [(0, LAST)])
+        else:
+            self.sets.append(without_nul(complement(ranges) if negated else ranges))
+        return Part(char_class(ranges, extras, negated))
 
     def group(self) -> Part:
         if self.take("?"):
@@ -110,10 +120,11 @@ class Parser:
     def escape(self) -> Part:
         ranges, extras = self.escaped_set()
         if extras:
-            return Part(char_class([], extras))
-        if len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
+            return self.class_of([], extras)
+        if single(ranges):
+            self.sets.append(ranges)
             return Part(escaped(ranges[0][0]), literal=chr(ranges[0][0]))
-        return Part(char_class(ranges))
+        return self.class_of(ranges)
 
     def escaped_set(self, in_class: bool = False) -> tuple[Ranges, str]:
         """What follows a backslash: ranges of code points, or a \\p that stays as it is."""
@@ -187,7 +198,7 @@ class Parser:
             if not negated:
                 self.fail("[] matches nothing")
             return Part(ANY)
-        return Part(char_class(ranges, extras, negated))
+        return self.class_of(ranges, extras, negated)
 
     def bracket_item(self) -> tuple[Ranges, str]:
         char = self.peek()

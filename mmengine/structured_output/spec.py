@@ -11,6 +11,7 @@ That text, `Request.grammar`, is JSON and complete in itself: another process co
 Each may have "after": […]: the tokens behind which the grammar begins (opening.py).
 """
 
+import re
 from collections.abc import Mapping
 from functools import lru_cache
 from sys import intern
@@ -25,6 +26,8 @@ from mmengine.structured_output.tags import StructuralTag, structural_tag
 
 MAX_GRAMMAR_CHARS = 256 * 1024  # of a regex or a Lark grammar, and of all choices together
 MAX_CHOICES = 10_000
+MAX_RULES = 2_000  # of a Lark grammar: rules that lead to one another are so deep, and deep ones need stack
+_RULE = re.compile(r"[\w\])}-]\s*:")  # where a rule's head ends: its name, or options or parameters
 _FORMATS = ("text", "json_object", "json_schema", "structural_tag")
 _SCHEMA_FIELDS = ("schema", "strict", "name", "description")
 _KINDS = ("regex", "choice", "lark", "structural_tag")
@@ -149,7 +152,10 @@ def _text_of(grammar: Mapping[str, Any]) -> str:
         return structural_tag("grammar.structural_tag", value)
     if kind == "choice":
         return msgspec.json.encode(Choice(_choices(value))).decode()
-    made = {"regex": Regex, "lark": Lark}[kind](string(f"grammar.{kind}", value, MAX_GRAMMAR_CHARS))
+    value = string(f"grammar.{kind}", value, MAX_GRAMMAR_CHARS)
+    if kind == "lark" and len(_RULE.findall(value)) > MAX_RULES:
+        raise InvalidRequest(f"grammar.lark has more than {MAX_RULES:,} rules")
+    made = {"regex": Regex, "lark": Lark}[kind](value)
     return msgspec.json.encode(made).decode()
 
 

@@ -84,6 +84,17 @@ def test_a_schema_makes_the_answer_json(call, picture):
     path.write_text('{"type": ')
     code, printed = call(*question)
     assert code == 2 and "is not valid JSON" in printed.err and len(printed.err.splitlines()) == 1
+    for data, says in {
+        b'{"const": "\xff"}': "is not valid JSON",
+        b'\xff\xfe{\x00': "is not valid JSON",
+        b"[" * 50_000: "is not valid JSON",
+        b'{"type": "object", "type": "array"}': 'the key "type" is in one object twice',
+        b'{"minimum": 3, "maximum": 2}': "schema refused: minimum at #/minimum",
+        b'{"items": {"uniqueItems": true, "type": "array"}}': "uniqueItems at #/items/uniqueItems",
+    }.items():
+        path.write_bytes(data)
+        code, printed = call(*question)
+        assert code == 2 and says in printed.err and len(printed.err.splitlines()) == 1
     assert "cannot be read" in call("run", "What?", "--schema", picture.parent / "none.json")[1].err
     assert "--schema and --batch exclude" in call("run", "--batch", path, "--schema", path)[1].err
 

@@ -34,6 +34,10 @@ CASES = [
     ({"type": "string", "pattern": "(a{900}){900}"}, "pattern", "#/pattern"),
     ({"type": "string", "pattern": "a" * 5_000}, "pattern", "#/pattern"),
     ({"type": "string", "pattern": "(" * 50 + ")" * 50}, "pattern", "#/pattern"),
+    ({"type": "string", "pattern": '^([^"]|\\x00)$'}, "pattern", "#/pattern"),
+    ({"type": "string", "pattern": "^x\\u0000|x[^\\\\]$"}, "pattern", "#/pattern"),
+    ({"type": "string", "pattern": "^([\\0-\\x0f]|[\\x10-\\x1f])$"}, "pattern", "#/pattern"),
+    ({"type": "string", "pattern": "^([\\p{L}\\x01-\\x1f]|\\0)$"}, "pattern", "#/pattern"),
     ({"patternProperties": {"a(": True}}, "patternProperties", "#/patternProperties/a("),
     (
         {"properties": {"b": {"patternProperties": {"^a": {"type": "null"}, "^a/b": {"type": "string"}}}}},

@@ -1,0 +1,191 @@
+"""Grammars that are wrong, hostile, or larger than they look: refused before a model runs where that can be
+known, and otherwise the end of one answer and of no other."""
+
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from mmengine.errors import InvalidRequest, RequestFailed
+from mmengine.serve.batching import run_batch
+from mmengine.serve.engine import Engine
+from mmengine.serve.prompts import Options, Prompt, make_sampling
+from mmengine.structured_output.llguidance_backend import LLGuidance
+from mmengine.structured_output.spec import grammar_of
+
+pytest.importorskip("mmengine_shapes")
+
+TOKENS = [bytes([byte]) for byte in range(256)] + [b"<|end|>"]
+END = 256
+
+
+@pytest.fixture(scope="module")
+def backend():
+    return LLGuidance(lambda: TOKENS, lambda text: list(text.encode()), frozenset({END}), (END,), len(TOKENS))
+
+
+def form(schema):
+    return {"type": "json_schema", "json_schema": {"schema": schema}}
+
+
+def allowed(backend, matcher):
+    bits = np.zeros((1, -(-len(TOKENS) // 32)), np.uint32)
+    backend.fill([matcher], bits)
+    return set(np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little")).tolist())
+
+
+def accepts(backend, asked, text):
+    matcher = backend.compile(asked).matcher()
+    for byte in text.encode():
+        if byte not in allowed(backend, matcher) or not matcher.consume_tokens([byte]):
+            return False
+    return matcher.is_stopped() or END in allowed(backend, matcher)
+
+
+UNUSABLE = [
+    # grammar, what is said
+    ({"regex": "(a"}, "unclosed group"),
+    ({"regex": "a{2,1}"}, "invalid repetition count range"),
+    ({"regex": "[b-a]"}, "invalid character class range"),
+    ({"regex": "(?=a)b"}, "look-around"),
+    ({"regex": r"(a)\1"}, "backreferences are not supported"),
+    ({"regex": "(" * 9_000 + "a" + ")" * 9_000}, "invalid regex"),
+    ({"regex": "[a&&b]"}, "there is no text that it allows"),
+    ({"regex": "a{1000000000}"}, "too many expressions constructed"),
+    ({"lark": ""}, "Empty grammar"),
+    ({"lark": " \n // nothing\n"}, "no start rule found"),
+    ({"lark": "begin: /a/"}, "start"),
+    ({"lark": 'start: "a'}, "1("),
+    ({"lark": 'start: "a" |||| )'}, "1("),
+    ({"lark": 'start: one\none: "a" two'}, 'unknown name: "two"'),
+    ({"lark": "start: @elsewhere"}, "unknown grammar @elsewhere"),
+    ({"lark": "start: <|nothing|>"}, "unknown special token"),
+    ({"lark": "start: <[99999]>"}, "Token range end too large"),
+    ({"lark": 'start: %json {"not": {}}'}, "Unimplemented keys"),
+    ({"lark": 'start: %json {"$ref": "https://example.org/a"}'}, "example.org"),
+    ({"lark": "start: " + "(" * 9_000 + '"a"' + ")" * 9_000}, "too deeply nested"),
+    ({"lark": "start: A\nA: /a+/ & /b+/"}, "there is no text that it allows"),
+    ({"lark": 'start: "a" start'}, "Too many items"),
+    ({"lark": "start: " + " | ".join(['"b"'] * 20_500)}, "Current row has"),
+]
+
+
+@pytest.mark.parametrize(("grammar", "says"), UNUSABLE)
+def test_what_cannot_be_used_is_known_before_the_model_runs(backend, grammar, says):
+    with pytest.raises(InvalidRequest) as refusal:
+        backend.compile(grammar_of(grammar=grammar))
+    text = str(refusal.value)
+    assert text.startswith("the grammar cannot be used: ") and says in text
+    assert "\n" not in text and "non-verbose" not in text and len(text) < 400
+
+
+def test_rules_are_counted():
+    rules = "".join(f"r{n}: r{n + 1}\n" for n in range(2_000))
+    with pytest.raises(InvalidRequest, match=r"^grammar.lark has more than 2,000 rules$"):
+        grammar_of(grammar={"lark": f'start: r0\n{rules}r2000: "z"'})
+    options = "".join(f"r{n}[lazy]: /a/\nT{n}.2 : /b/\n" for n in range(1_001))
+    with pytest.raises(InvalidRequest, match="more than 2,000 rules"):
+        grammar_of(grammar={"lark": f"start: r0\n{options}"})
+
+
+DEEP = """
+from mmengine.structured_output.compiler import Compiler
+from tests.structured.test_bad_grammars import LLGuidance, TOKENS, END, deep_forms
+backend = LLGuidance(lambda: TOKENS, lambda text: list(text.encode()), frozenset({END}), (END,), len(TOKENS))
+compiler = Compiler(backend.compile, deadline_s=3)
+for asked in deep_forms():
+    compilation = compiler.get(asked)
+    while not compilation.is_done:
+        compiler.wait(0.1)
+    print(compilation.error[:60] or "compiled")
+"""
+
+
+def deep_forms():
+    """The deepest that are let through."""
+    left, right = "(" * 24, ")" * 24
+    rules = "".join(f'r{n}: {left}"y" r{n + 1} | "x{n}"{right}\n' for n in range(1_900))
+    yield grammar_of(grammar={"lark": f'start: r0\n{rules}r1900: "z"'})
+    links = {f"d{n}": {"type": "array", "items": {"$ref": f"#/$defs/d{n + 1}"}} for n in range(6_000)}
+    yield grammar_of(form({"$ref": "#/$defs/d0", "$defs": {**links, "d6000": {"type": "null"}}}))
+    terminals = "".join(f'T{n}: {left}T{n + 1} | "x{n}"{right}\n' for n in range(600))
+    yield grammar_of(grammar={"lark": f'start: T0\n{terminals}T600: "z"'})
+
+
+def test_rules_that_lead_deep_do_not_end_the_process():
+    """The engine's own recursion would be beyond the usual stack of a thread."""
+    result = subprocess.run([sys.executable, "-c", DEEP], capture_output=True, text=True, timeout=200)
+    assert result.returncode == 0, (result.returncode, result.stderr[-300:])
+    said = result.stdout.splitlines()
+    assert len(said) == 3 and said[:2] == ["compiled"] * 2
+    assert said[2] == "compiled" or said[2].startswith("the grammar ")
+
+
+def test_ten_thousand_choices_and_properties(backend):
+    choices = [f"{n} größer" for n in range(10_000)]
+    asked = grammar_of(grammar={"choice": choices})
+    assert all(accepts(backend, asked, choices[n]) for n in (0, 9, 4_999, 9_999))
+    assert not accepts(backend, asked, "10000 größer") and not accepts(backend, asked, "1")
+    asked = grammar_of(grammar={"choice": ["", "a", "aa", "a" * 300]})
+    assert [accepts(backend, asked, "a" * n) for n in (0, 1, 2, 3, 300, 301)] == [True] * 3 + [
+        False,
+        True,
+        False,
+    ]
+    enum = grammar_of(form({"enum": [*(f"wert {n} é\n" for n in range(5_000)), *range(5_000), None]}))
+    for text in ('"wert 4999 é\\n"', "4999", "null"):
+        assert accepts(backend, enum, text)
+    assert not accepts(backend, enum, "5000") and not accepts(backend, enum, '"wert 5000 é\\n"')
+    wide = form({"type": "object", "properties": {f"p{n}": {"type": "null"} for n in range(2_000)}})
+    assert accepts(backend, grammar_of(wide), '{"p0":null, "p7" :null,"p1999":null}')
+    assert not accepts(backend, grammar_of(wide), '{"p7":null,"p1999":1}')
+
+
+def test_sets_beside_a_nul_hold_what_they_say(backend):
+    for regex in (r'[^"]|\x00', r'[^"\x00]|\x00', r'([^"]|\x00)'):
+        for text in ("a", '"', "\x00", "é", "\\", "\x01"):
+            assert accepts(backend, grammar_of(grammar={"regex": regex}), text) == (text != '"'), (
+                regex,
+                text,
+            )
+
+
+LATE = {
+    "expressions": ({"lark": "start: /[b-z]{6}/ BIG\nBIG: /a{1000000000}/"}, "too many expressions"),
+    "endless": ({"lark": 'start: /[b-z]{6}/ bad\nbad: "a" bad'}, "Too many items"),
+    "wide": ({"lark": "start: /[b-z]{6}/ wide\nwide: " + " | ".join(['"b"'] * 20_500)}, "Current row has"),
+}
+
+
+@pytest.mark.parametrize("name", LATE)
+def test_a_limit_met_in_the_middle_ends_that_answer_alone(name):
+    grammar, says = LATE[name]
+    forms = [{"choice": ["goes on"]}, grammar, {"choice": ["and on"]}]
+    with Engine() as engine:
+        asked = [
+            Options(
+                make_sampling({"max_tokens": 150, "temperature": 1.5, "seed": 3}),
+                grammar=grammar_of(grammar=each),
+            )
+            for each in forms
+        ]
+        found = dict(run_batch(engine, ((Prompt.of("Say."), options) for options in asked)))
+        error = found[1].error() if not isinstance(found[1], Exception) else found[1]
+        assert isinstance(error, RequestFailed) and len(found[1].token_ids) > 0, found[1]
+        assert re.search(f"its grammar cannot go on: .*{says}", str(error))
+        assert (found[0].text, found[2].text) == ("goes on", "and on")
+        assert engine.generate_json("Say.", {"const": 1}) == 1
+
+
+def test_what_is_refused_by_the_engine_stops_nobody_else():
+    with Engine() as engine:
+        for number, (grammar, says) in enumerate(
+            [*UNUSABLE[::4], ({"lark": 'start: "a" start'}, "Too many items")]
+        ):
+            good = Options(make_sampling({}), grammar=grammar_of(grammar={"choice": [f"fine {number}"]}))
+            bad = Options(make_sampling({}), grammar=grammar_of(grammar=grammar))
+            found = dict(run_batch(engine, ((Prompt.of("Say."), options) for options in (bad, good))))
+            assert says in str(found[0].error()) and not found[0].token_ids
+            assert found[1].text == f"fine {number}"
