@@ -136,7 +136,7 @@ def _build(
         config = past.config_for(config)
     watcher = stop_watcher_factory(processor.tokenizer) if stop_watcher_factory else None
     grammars = _grammars(processor.tokenizer, config, network.spec, compile_grammar)
-    matchers = RowMatchers(grammars.backend, grammars.compiled, network.spec.vocab_size)
+    matchers = RowMatchers(grammars.backend, grammars.compiled, network.spec.vocab_size, grammars.closer)
     drafters = _drafters(config, matchers, grammars) if config.num_draft_tokens else []
     executor = TorchExecutor(
         network, plugin.positions, config, device, DTYPES[dtype], attention, watcher, matchers, drafters

@@ -143,3 +143,7 @@ class Request:
     deadline_ns: int = 0
     grammar: str | None = None
     group: str = ""
+
+    def budget(self, max_model_len: int) -> int:
+        """Tokens that its answer may have."""
+        return min(self.sampling.max_tokens, max_model_len - len(self.prompt_token_ids))

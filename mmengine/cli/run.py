@@ -45,6 +45,10 @@ def run(
     schema: Annotated[
         Path | None, typer.Option(help="A JSON schema: the answer is JSON that it describes.")
     ] = None,
+    on_truncation: Annotated[
+        Literal["length", "close"],
+        typer.Option(help="With --schema, where --max-tokens ends: cut the answer, or complete it in time."),
+    ] = "length",
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     max_tokens: Annotated[int, typer.Option(rich_help_panel=SAMPLING, help="Longest answer.")] = 256,
     min_tokens: Annotated[int, typer.Option(rich_help_panel=SAMPLING, help="Shortest answer.")] = 0,
@@ -150,6 +154,8 @@ def run(
         from mmengine.cli.batch import run_batch_file  # lazy: numpy, msgspec
 
         raise typer.Exit(run_batch_file(batch, out, log, make_engine))
+    if on_truncation == "close" and schema is None:
+        raise InvalidRequest("--on-truncation close needs --schema: without one nothing has to be completed")
     if not prompt:
         raise InvalidRequest('give a question, as in mmengine run "What is this?" --image a.png, or --batch')
     if out is not None:
@@ -171,7 +177,7 @@ def run(
         "n": n,
     }
     messages = _messages(prompt, image or [], video or [], system)
-    _answer_one(messages, sampling, _response_format(schema), make_engine, json_output)
+    _answer_one(messages, sampling, _response_format(schema, on_truncation), make_engine, json_output)
 
 
 def _messages(
@@ -183,7 +189,7 @@ def _messages(
     return [*([{"role": "system", "content": system}] if system else []), user]
 
 
-def _response_format(schema: Path | None) -> dict[str, Any] | None:
+def _response_format(schema: Path | None, on_truncation: str) -> dict[str, Any] | None:
     """What a file with a JSON schema asks for."""
     if schema is None:
         return None
@@ -196,7 +202,8 @@ def _response_format(schema: Path | None) -> dict[str, Any] | None:
         raise InvalidRequest(f"--schema {schema} cannot be read: {error.strerror}") from None
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise InvalidRequest(f"--schema {schema} is not valid JSON ({error})") from None
-    return {"type": "json_schema", "json_schema": {"schema": found}}  # as text: a key may be in it twice
+    # The schema as text: a key may be in it twice.
+    return {"type": "json_schema", "json_schema": {"schema": found}, "on_truncation": on_truncation}
 
 
 def _answer_one(

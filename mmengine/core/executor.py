@@ -70,7 +70,7 @@ class StepPlan(msgspec.Struct, frozen=True, eq=False):
 class StepResult(msgspec.Struct, eq=False):
     """What a step gave. Indices point into `plan.sample`; lists are sparse and ascending.
 
-    `stops`: (index, kind) where the text ended, kind is "eos", "token", "string" or "grammar".
+    `stops`: (index, kind) where the text ended, kind is "eos", "token", "string", "grammar" or "closed".
     `errors`: (index, what) where a row failed alone, for example with NaN logits.
     `logprobs`: (index, [(token id, logprob), …]); the chosen token comes first. Of a row that gave several
     tokens there may be as many, in order.

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mmengine.core.runs import Runs
-from mmengine.runtime.rows import GRAMMAR, MIN_P, TOP_K, TOP_P
+from mmengine.runtime.rows import CLOSES, GRAMMAR, MIN_P, TOP_K, TOP_P
 from mmengine.runtime.sample_rows import SampleRows
 from mmengine.runtime.sampler import Chosen, Sampler
 from mmengine.structured_output.rows import Masks, RowMatchers
@@ -30,7 +30,7 @@ class Followed(NamedTuple):
 
 def followers(options: np.ndarray) -> np.ndarray:
     """Which of the rows with these `options` [s] go by a grammar without masks: bool [s]."""
-    return (options & (GRAMMAR | NEEDS_MASK)) == GRAMMAR
+    return (options & (GRAMMAR | CLOSES | NEEDS_MASK)) == GRAMMAR
 
 
 def follow(

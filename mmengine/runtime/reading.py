@@ -1,5 +1,6 @@
 """From what a step sampled to what it gives: how much of each row's drafts is kept, and where texts end."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import msgspec
@@ -10,10 +11,10 @@ from mmengine.core.executor import StepResult
 from mmengine.core.runs import Runs
 from mmengine.runtime.drafting import Drafting
 from mmengine.runtime.following import Followed, followers
-from mmengine.runtime.rows import GRAMMAR, PENALTIES, RowColumns
+from mmengine.runtime.rows import CLOSES, GRAMMAR, PENALTIES, RowColumns
 from mmengine.runtime.sample_rows import SampleRows
 from mmengine.runtime.sampler import Sampled, Sampler
-from mmengine.runtime.stops import GRAMMAR_END, StopWatcher, find_stops
+from mmengine.runtime.stops import CLOSED, GRAMMAR_END, StopWatcher, find_stops
 from mmengine.structured_output.rows import RowMatchers
 
 NOT_FINITE = "the model gave NaN or infinite logits for this request"
@@ -55,7 +56,7 @@ class Reader:
             going = [index for index in self._masked(batch) if index not in over]
             ends = self._advance(batch, going, [[token] for token in token_ids[going].tolist()], errors)
             ends |= launched.followed.complete
-            stops = tuple(sorted([*stops, *((index, GRAMMAR_END) for index in ends)]))
+            stops = self._named(batch, [*stops, *((index, GRAMMAR_END) for index in ends)])
         result = StepResult(token_ids, stops)
         if errors or launched.sampled.logprobs is not None:
             token_ids[list(errors)] = 0
@@ -151,7 +152,16 @@ class Reader:
         ends = self._advance(heads, going, said, errors) | launched.followed.complete
         for row, used in ends.items():
             stopped[row], counts[row] = GRAMMAR_END, used
-        return tuple(sorted(stopped.items()))
+        return self._named(heads, stopped.items())
+
+    def _named(self, batch: SampleRows, stops: Iterable[tuple[int, str]]) -> Stops:
+        """`stops` in order, those of texts that their budgets completed by that name."""
+        closers = {} if self.matchers is None else self.matchers.closers
+        named = []
+        for index, kind in sorted(stops):
+            closer = closers.get(int(batch.rows[index])) if closers else None
+            named.append((index, CLOSED if closer is not None and closer.has_closed else kind))
+        return tuple(named)
 
     def _advance(
         self, batch: SampleRows, going: list[int], said: list[list[int]], errors: dict[int, str]
@@ -176,7 +186,7 @@ class Reader:
         """Put drafts for the rows that go on into `result`."""
         if self.drafting is None:
             return
-        going = np.ones(len(rows), bool)
+        going = (self.rows.columns["options"][rows] & CLOSES) == 0  # of the others each token may be another
         going[[index for index, _ in (*result.stops, *result.errors)]] = False
         drafts = self.drafting.drafts(rows, result.token_ids, counts, going.nonzero()[0])
         if drafts is None:

@@ -6,6 +6,7 @@ import numpy as np
 
 from mmengine.core.executor import Admission, StepPlan
 from mmengine.request import MAX_STOP_STRINGS, MediaItem, Request, SamplingParams
+from mmengine.structured_output.spec import closes
 
 PositionsOf = Callable[[np.ndarray, Sequence[MediaItem]], tuple[np.ndarray, int]]
 
@@ -21,6 +22,7 @@ LOGPROBS = 128
 STOP_IDS = 256
 STOP_STRINGS = 512
 GRAMMAR = 1024
+CLOSES = 2048  # its answer is completed where its budget ends
 
 COLUMNS = np.dtype(
     [
@@ -125,7 +127,8 @@ class RowColumns:
         options |= LOGPROBS if sampling.logprobs is not None else 0
         options |= STOP_IDS if sampling.stop_token_ids else 0
         options |= STOP_STRINGS if sampling.stop else 0
-        options |= GRAMMAR if request.grammar is not None else 0
+        if request.grammar is not None:
+            options |= GRAMMAR | (CLOSES if closes(request.grammar) else 0)
         return options
 
     def is_eos(self, token_ids: np.ndarray) -> np.ndarray:

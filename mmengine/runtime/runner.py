@@ -20,7 +20,7 @@ from mmengine.runtime.following import Followed, follow, followers
 from mmengine.runtime.inputs import StepInputs, fresh_blocks, prepare
 from mmengine.runtime.kv import KVPool
 from mmengine.runtime.reading import Launched, Reader
-from mmengine.runtime.rows import GRAMMAR, STOP_STRINGS, PositionsOf, RowColumns
+from mmengine.runtime.rows import CLOSES, GRAMMAR, STOP_STRINGS, PositionsOf, RowColumns
 from mmengine.runtime.sample_rows import SampleRows
 from mmengine.runtime.sampler import Logprobs, Sampled, Sampler
 from mmengine.runtime.stops import StopWatcher
@@ -149,6 +149,8 @@ class ModelRunner:
             masked = bound[~followers(batch.columns["options"][bound])]
         masks, errors = self._masks(batch, runs, masked)
         chosen = self._sampler.choose(logits, batch, masks)
+        if masks is not None and masks.closing is not None:
+            self._sampler.close(chosen, masks.closing)
         going = np.setdiff1d(bound, masked, assume_unique=True)
         if runs is not None:
             going = np.unique(runs.row_of[going])
@@ -167,8 +169,10 @@ class ModelRunner:
         if runs is not None:
             heads, drafts = runs.drafts_at(picked)
         owners = heads if runs is None else runs.row_of[heads]
-        bits, errors = self._matchers.masks(batch.rows[heads].tolist(), drafts)
-        return Masks(picked, bits), {int(owners[index]): what for index, what in errors.items()}
+        rows = batch.rows[heads].tolist()
+        bits, errors = self._matchers.masks(rows, drafts)
+        closing = self._matchers.closing(heads, rows) if batch.wanted & CLOSES else None
+        return Masks(picked, bits, closing), {int(owners[index]): what for index, what in errors.items()}
 
     def _sample_rows(self, plan: StepPlan, runs: Runs | None, inputs: StepInputs) -> SampleRows:
         rows, num_known = plan.rows, inputs.attention.kv_lens

@@ -7,7 +7,9 @@ Order of operations for a row, each only where it is asked for:
     2. logit bias; repetition, then frequency and presence penalty; before min_tokens, end-of-sequence
        and stop tokens are excluded;
     3. temperature 0: the most likely token, of equals the lowest id;
-    4. else temperature, top-k, top-p, min-p, then Gumbel noise, and the largest sum.
+    4. else temperature, top-k, top-p, min-p, then Gumbel noise, and the largest sum;
+    5. in a row whose text is to be completed within its budget: what completes it, where that token would
+       lead too far (`close`).
 
 2 and 4 are the order of transformers' logits processors. A row with NaN, with +inf, or with nothing
 finite gets no token; -inf alone excludes a token. The logits are not written to, but for rows with a mask.
@@ -40,7 +42,7 @@ from mmengine.runtime.rows import (
 )
 from mmengine.runtime.sample_rows import SampleRows
 from mmengine.runtime.upload import upload
-from mmengine.structured_output.rows import Masks
+from mmengine.structured_output.rows import Closing, Masks
 
 ADJUSTED = BIAS | PENALTIES | MIN_TOKENS
 ERROR_TOKEN = -1
@@ -111,6 +113,15 @@ class Sampler:
         narrow = Masks(np.arange(len(masks.picked)), masks.bits)
         again = self.choose(chosen.logits.index_select(0, picked), batch.take(masks.picked), narrow)
         chosen.token_ids[picked], chosen.largest[picked] = again.token_ids, again.largest
+
+    def close(self, chosen: Chosen, closing: Closing) -> None:
+        """Put, in place, what rows are to say that complete their texts where they chose something else. The
+        counts and the next step need that token, so this waits for the device; for such rows alone."""
+        places = upload(closing.places, self.device)
+        sampled = chosen.token_ids[places].tolist()
+        kept = closing.keep(sampled)
+        if kept != sampled:
+            chosen.token_ids[places] = upload(np.array(kept, np.int64), self.device)
 
     def conclude(self, chosen: Chosen, batch: SampleRows) -> Sampled:
         """The tokens are said."""
@@ -226,9 +237,7 @@ class Sampler:
         picked = np.flatnonzero(options & MIN_TOKENS)
         if len(picked):
             blocked = self._rows.blocked[batch.rows[picked]]
-            places = upload(
-                np.stack((np.broadcast_to(picked[:, None], blocked.shape), blocked)), self.device
-            )
+            places = upload(np.stack((np.broadcast_to(picked[:, None], blocked.shape), blocked)), self.device)
             logits[places[0], places[1]] = NEVER
         return logits
 

@@ -10,6 +10,7 @@ from mmengine.runtime.rows import STOP_IDS, STOP_STRINGS, RowColumns
 from mmengine.runtime.sample_rows import SampleRows
 
 EOS, TOKEN, STRING = "eos", "token", "string"
+CLOSED = "closed"  # its text was completed because its budget ends
 GRAMMAR_END = "grammar"  # its grammar allows nothing more
 
 

@@ -13,6 +13,7 @@ _ENDS = {
     "cancelled": "the request was cancelled",
 }
 CUT = "the answer was cut at max_tokens, or where the model's length ends: its form is not complete"
+CLOSED = "closed"  # detail of an answer that was completed because its budget ended
 Logprobs = list[list[tuple[int, float]]]
 
 
@@ -22,7 +23,7 @@ class Choice:
 
     `text` ends before a stop string; `token_ids` are all tokens that were sampled. finish_reason:
     stop, length, abort, error or rejected; `detail` says more, as CUT where a form was asked for and the
-    answer ends with "length". `logprobs`: for each token its
+    answer ends with "length", or CLOSED. `logprobs`: for each token its
     (token id, logprob) pairs, the chosen one first.
 
     Where the form begins behind `after`, the tokens that end reasoning, `reasoning` is the text before
@@ -95,7 +96,7 @@ def _choice_json(choice: Choice) -> dict[str, Any]:
     fields = {"text": choice.text, "token_ids": choice.token_ids, "finish_reason": choice.finish_reason}
     if choice.after:
         fields |= {"reasoning": choice.reasoning, "content": choice.content}
-    if choice.finish_reason == "length" and choice.detail:
+    if choice.detail == CLOSED or (choice.finish_reason == "length" and choice.detail):
         fields["detail"] = choice.detail
     if choice.logprobs is not None:
         fields["logprobs"] = choice.logprobs

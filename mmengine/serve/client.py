@@ -225,10 +225,11 @@ class AsyncEngine:
         schema: Any,
         *,
         reasoning: bool | None = None,
+        on_truncation: str = "length",
         **options: Any,
     ) -> Any:
         """What `Engine.generate_json` gives; `options` are those of `generate`."""
-        form = json_format(schema, options, reasoning)
+        form = json_format(schema, options, reasoning, on_truncation)
         return decoded(await self.generate(messages, response_format=form, **options), schema)
 
     def stats(self) -> Stats:

@@ -180,7 +180,8 @@ class Engine:
         if self._store is not None:
             self._store.hold(core_id, media)
         if request.grammar is not None:
-            self._grammars.hold(core_id, self.grammar_memory.hold(core_id, request.grammar))
+            text = self.grammar_memory.hold(core_id, request.grammar)
+            self._grammars.hold(core_id, text, request.budget(self.config.max_model_len))
 
     def _let_go(self, core_id: str) -> None:
         self.built.executor.detach(core_id)
@@ -309,13 +310,15 @@ class Engine:
         schema: Any,
         *,
         reasoning: bool | None = None,
+        on_truncation: str = "length",
         **options: Any,
     ) -> Any:
         """The answer to one prompt as the value that `schema` describes: a JSON schema as a dict, or a type
         (a msgspec.Struct, a dataclass, a pydantic model), of which an instance comes back. `reasoning`:
         whether the model reasons first; None: where the prompt makes it. `options` are those of
-        `generate`. Raises what that raises, and RequestFailed when the answer was cut."""
-        form = json_format(schema, options, reasoning)
+        `generate`. Raises what that raises, and RequestFailed when the answer was cut, which `on_truncation`
+        "close" prevents: it is then completed within its budget."""
+        form = json_format(schema, options, reasoning, on_truncation)
         return decoded(self.generate([messages], response_format=form, **options)[0], schema)
 
     def cancel(self, request_id: str) -> None:

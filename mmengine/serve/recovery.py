@@ -63,7 +63,8 @@ def _compile_again(built: "Built", past: Past, memory: GrammarMemory) -> list[tu
         if known.request.grammar is None or name in past.state.grammar_failed:
             continue
         try:
-            built.grammars.hold(name, memory.hold(name, known.request.grammar, was_accepted=True))
+            text = memory.hold(name, known.request.grammar, was_accepted=True)
+            built.grammars.hold(name, text, known.request.budget(built.config.max_model_len))
         except MMEngineError as refusal:
             lost.append((name, str(refusal)))
             continue

@@ -27,7 +27,9 @@ def form_of(response_format: Any, grammar: Mapping[str, Any] | None) -> Form:
     return Form(grammar_of(response_format, grammar), reasoning_of(response_format, grammar))
 
 
-def json_format(schema: Any, options: Mapping[str, Any], reasoning: bool | None) -> dict[str, Any]:
+def json_format(
+    schema: Any, options: Mapping[str, Any], reasoning: bool | None, on_truncation: str
+) -> dict[str, Any]:
     """The response_format for a schema or a type. Raises InvalidRequest for options that ask for another
     form, or for several answers."""
     for name in ("response_format", "grammar"):
@@ -36,7 +38,7 @@ def json_format(schema: Any, options: Mapping[str, Any], reasoning: bool | None)
     sampling = options.get("sampling")
     if (sampling.n if sampling is not None else options.get("n", 1)) != 1:
         raise InvalidRequest("generate_json gives one value; for n answers use generate with response_format")
-    return {**_asked(schema), "reasoning": reasoning}
+    return {**_asked(schema), "reasoning": reasoning, "on_truncation": on_truncation}
 
 
 def _asked(schema: Any) -> dict[str, Any]:

@@ -1,9 +1,12 @@
 """What a grammar engine brings: one file like llguidance_backend.py implements this."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from mmengine.structured_output.closer import Closer
 
 
 class Matcher(Protocol):
@@ -31,13 +34,37 @@ class Matcher(Protocol):
         """Why it is broken; empty when it is not."""
 
 
+class Searchable(Matcher, Protocol):
+    """A matcher that can be tried out."""
+
+    def deep_copy(self) -> "Searchable": ...
+
+    def consume_token(self, token_id: int) -> bool: ...
+
+    def is_accepting(self) -> bool:
+        """Whether the text may end here."""
+
+    def compute_ff_tokens(self) -> list[int]:
+        """What the grammar forces next; may be empty though it forces something."""
+
+    def compute_bitmask(self) -> bytes:
+        """What it allows next: token t is bit t % 8 of byte t // 8."""
+
+    def validate_tokens(self, token_ids: list[int]) -> int:
+        """How many of them, from the first, it would take."""
+
+
 class Compiled(Protocol):
     """A grammar, ready for any number of texts."""
 
     after: tuple[int, ...]  # the text begins behind these tokens; (): at once
+    shortest: int  # tokens that a text needs at least which is to be closed in its budget; 0 where it is not
 
     def matcher(self) -> Matcher:
         """A new one, at the beginning."""
+
+    def closer(self, budget: int) -> "Closer | None":
+        """For a text of at most `budget` tokens, at its beginning; None where it is not to be closed."""
 
 
 class Backend(Protocol):

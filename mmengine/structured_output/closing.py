@@ -9,25 +9,25 @@ mask allows leads to some end, so a walk that picks one after the other needs no
 4. else the kind of token (its first byte) that was picked least where the same was allowed. Whatever
    automaton a pattern is, its way out gets its turn; odd kinds, of which few are allowed, come first.
 
-Where the end is too far, walks with less of that taste are tried; then other picks, one at each place of the
-shortest walk, the first place first. The same grammar, place and vocabulary give the same tokens on every
-machine.
+Where that comes to no end, walks with less of that taste are tried. For the shortest way of
+all other picks are tried too, at each place of the shortest walk, the first place first. The same grammar,
+place and vocabulary give the same tokens on every machine.
 """
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from itertools import islice
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 
-from mmengine.structured_output.base import Matcher
+from mmengine.structured_output.base import Searchable
 
 MAX_CLOSING_TOKENS = 4096  # a longer way is not looked for
-MAX_TRIES = 4096  # masks read for one closing
-TRIES_WHILE_SAID = 128  # the same, of a closing behind a token that was just sampled
-MAX_PICKS = 12  # that are tried at one place
+MAX_SHORTENING_TOKENS = 2**15  # that may be walked to find the shortest one
+NEAR_TOKENS = 64  # by which one may be longer than that of the place before, at first
+MAX_PICKS = 20  # that are tried at one place
 _NO_BYTE = 256  # first byte of a token that no text holds
 
 _AFTER_TEXT = (rb'":?[}\]]*',)
@@ -49,26 +49,6 @@ _SIGNS = re.compile(rb'[\[\]{}",:0-9ntf]')  # how all of these begin
 _DIGITS = frozenset(b"0123456789")
 _VALUES = _DIGITS | frozenset(b'"[{ntf')  # first bytes
 _LETTERS = rb"abcdghijkmopqrsuvwxyzABCDGHIJKLMOPQRSUVWXYZ"  # none begins a value or goes on in a number
-
-
-class Searchable(Matcher, Protocol):
-    """A matcher that can be tried out."""
-
-    def deep_copy(self) -> "Searchable": ...
-
-    def consume_token(self, token_id: int) -> bool: ...
-
-    def is_accepting(self) -> bool:
-        """Whether the text may end here."""
-
-    def compute_ff_tokens(self) -> list[int]:
-        """What the grammar forces next; may be empty though it forces something."""
-
-    def compute_bitmask(self) -> bytes:
-        """What it allows next: token t is bit t % 8 of byte t // 8."""
-
-    def validate_tokens(self, token_ids: list[int]) -> int:
-        """How many of them, from the first, it would take."""
 
 
 class Taste(Enum):
@@ -94,18 +74,74 @@ class Vocabulary:
         single = {each[0]: token for token, each in enumerate(token_bytes) if len(each) == 1}
         self._letters = np.array([single[byte] for byte in _LETTERS if byte in single], np.int64)
         self._quote = single.get(ord('"'), next(iter(self._after_text.tolist()), -1))
-        self._rank = np.empty(len(token_bytes), np.int64)  # among tokens of the same first byte
-        order = sorted(range(len(token_bytes)), key=lambda token: _plainness(token_bytes[token]))
-        self._rank[order] = np.arange(len(token_bytes))
+        # Among tokens of the same first byte; long ones of plain characters fill what has a least length.
+        self._long_first = _ranks([(not each.isalnum(), -len(each)) for each in token_bytes])
+        self._short_first = _ranks([len(each) for each in token_bytes])
 
-    def closing(self, matcher: Searchable, budget: int, tries: int = MAX_TRIES) -> list[int] | None:
+    def closing(self, matcher: Searchable, budget: int, near: int = 0) -> list[int] | None:
         """At most `budget` tokens after which the text is complete; None where none were found. `matcher`
-        stays where it is. `tries` bounds the masks that are read to shorten a walk."""
-        return _Search(self, matcher, tries).run(min(budget, MAX_CLOSING_TOKENS))
+        stays where it is. `near`: how many it may well be."""
+        longest, limit = min(budget, MAX_CLOSING_TOKENS), near + NEAR_TOKENS
+        while True:
+            limit = min(limit, longest)
+            for taste in Taste:
+                path = self._walk(matcher.deep_copy(), limit, taste)
+                if path is not None:
+                    return path
+            if limit == longest:
+                return None
+            limit *= 8
 
-    def picks(self, mask: bytes, times: Mapping[int, int], taste: Taste) -> Iterator[int]:
-        """Allowed tokens, the best first, about one of each kind. `times`: how often each kind was picked
-        where the same was allowed."""
+    def shortest(self, matcher: Searchable) -> list[int] | None:
+        """As short a closing as can be found, in up to seconds."""
+        best, limit = None, MAX_CLOSING_TOKENS
+        for taste in Taste:
+            path = self._walk(matcher.deep_copy(), limit, taste)
+            if path is not None:
+                best, limit = path, len(path) - 1
+        return None if best is None else self._shorten(best, matcher.deep_copy())
+
+    def _walk(self, matcher: Searchable, limit: int, taste: Taste) -> list[int] | None:
+        """To an end, in at most `limit` tokens. `matcher` goes along."""
+        path: list[int] = []
+        used: dict[bytes, dict[int, int]] = {}
+        while not matcher.is_accepting():
+            if len(path) >= limit or matcher.is_error():
+                return None
+            some = matcher.compute_ff_tokens()
+            if not some:
+                mask = matcher.compute_bitmask()
+                times = used.setdefault(mask, {})
+                token = next(self._picks(mask, times, taste), None)
+                if token is None:
+                    return None
+                some, kind = [token], self._kind(token)
+                times[kind] = times.get(kind, 0) + 1
+            if not matcher.consume_tokens(some):
+                return None
+            path += some
+        return path if len(path) <= limit else None
+
+    def _shorten(self, best: list[int], matcher: Searchable) -> list[int]:
+        """Other picks along `best`, where the matcher stands at its beginning."""
+        at, tokens_left = 0, MAX_SHORTENING_TOKENS
+        while at < len(best) and tokens_left > 0:
+            picks = self._picks(matcher.compute_bitmask(), {}, Taste.FIRST)
+            for token in islice(picks, MAX_PICKS):
+                branch = matcher.deep_copy()
+                if token == best[at] or not branch.consume_tokens([token]):
+                    continue
+                tokens_left -= len(best) - at
+                rest = self._walk(branch, len(best) - at - 2, Taste.FIRST)
+                if rest is not None:
+                    best = [*best[:at], token, *rest]
+            matcher.consume_tokens([best[at]])
+            at += 1
+        return best
+
+    def _picks(self, mask: bytes, times: Mapping[int, int], taste: Taste) -> Iterator[int]:
+        """Allowed tokens, the best first, a long and a short one of each kind. `times`: how often each
+        was picked where the same was allowed."""
         bits = np.frombuffer(mask, np.uint8)
         if taste is not Taste.BY_TURNS:
             yield from self._preferred(bits, times, taste)
@@ -120,9 +156,10 @@ class Vocabulary:
         )
         for kind in order:
             some = allowed[kinds == kind]
-            yield int(some[self._rank[some].argmin()])
+            both = [int(some[rank[some].argmin()]) for rank in (self._long_first, self._short_first)]
+            yield from reversed(both) if times.get(kind, 0) % 2 else both
 
-    def kind(self, token: int) -> int:
+    def _kind(self, token: int) -> int:
         return int(self._first[token])
 
     def _preferred(self, bits: np.ndarray, times: Mapping[int, int], taste: Taste) -> Iterator[int]:
@@ -134,7 +171,7 @@ class Vocabulary:
         turning = _VALUES if taste is Taste.VALUES_BY_TURNS else _DIGITS
         found: dict[int, int] = {}
         for token in wanted[_are_allowed(bits, wanted)].tolist():
-            found.setdefault(self.kind(token), token)
+            found.setdefault(self._kind(token), token)
         if ord('"') in found and _are_allowed(bits, self._begins_text).any():
             found[ord('"')] = self._quote
         places = iter(
@@ -142,107 +179,6 @@ class Vocabulary:
         )
         for kind in found:
             yield found[next(places) if kind in turning else kind]
-
-
-class _Search:
-    """One closing: the best walk so far, and how much may still be tried."""
-
-    def __init__(self, vocabulary: Vocabulary, matcher: Searchable, tries: int):
-        self._vocabulary, self._start, self._tries = vocabulary, matcher, tries
-
-    def run(self, budget: int) -> list[int] | None:
-        longest, best = min(2 * budget + self._tries, MAX_CLOSING_TOKENS), None
-        for taste in Taste:
-            path = self._walk(self._start.deep_copy(), longest, taste)
-            if path is not None:
-                best, longest = path, len(path) - 1
-            if best is not None and len(best) <= budget:
-                return best
-        if best is not None:
-            best = self._shorten(best, budget)
-        return best if best is not None and len(best) <= budget else None
-
-    def _walk(self, matcher: Searchable, limit: int, taste: Taste) -> list[int] | None:
-        """To an end, in at most `limit` tokens. `matcher` goes along."""
-        path: list[int] = []
-        used: dict[bytes, dict[int, int]] = {}
-        while not matcher.is_accepting():
-            if len(path) >= limit or matcher.is_error():
-                return None
-            some = matcher.compute_ff_tokens()
-            if not some:
-                mask = matcher.compute_bitmask()
-                self._tries -= 1
-                times = used.setdefault(mask, {})
-                token = next(self._vocabulary.picks(mask, times, taste), None)
-                if token is None:
-                    return None
-                some, kind = [token], self._vocabulary.kind(token)
-                times[kind] = times.get(kind, 0) + 1
-            if not matcher.consume_tokens(some):
-                return None
-            path += some
-        return path if len(path) <= limit else None
-
-    def _shorten(self, best: list[int], budget: int) -> list[int]:
-        """Other picks along `best`, as long as it needs more than `budget`."""
-        matcher, at = self._start.deep_copy(), 0
-        while at < len(best) and len(best) > budget and self._tries > 0:
-            self._tries -= 1
-            picks = self._vocabulary.picks(matcher.compute_bitmask(), {}, Taste.FIRST)
-            for token in islice(picks, MAX_PICKS):
-                branch = matcher.deep_copy()
-                if token == best[at] or not branch.consume_tokens([token]):
-                    continue
-                rest = self._walk(branch, len(best) - at - 2, Taste.FIRST)
-                if rest is not None:
-                    best = [*best[:at], token, *rest]
-            matcher.consume_tokens([best[at]])
-            at += 1
-        return best
-
-
-class Closer:
-    """Keeps one text such that it can still be completed within its budget.
-
-    `path`: a closing that is known where the text stands; None once there is none. It follows from the tokens
-    that were said, so whoever goes through them again, after a preemption or a crash, goes on alike.
-    """
-
-    def __init__(self, vocabulary: Vocabulary, path: list[int], ends: Sequence[int]):
-        """At the beginning; `ends`: tokens that are allowed exactly where a text may end."""
-        self.path: list[int] | None = path
-        self._vocabulary, self._ends = vocabulary, ends
-        self._next: tuple[int, list[int] | None] = (-1, None)  # a token, and the closing behind it
-
-    def keep(self, matcher: Searchable, token: int, left: int) -> int:
-        """What to say where the model said `token` and `left` tokens may be said, this one included: `token`,
-        or what the known closing says where none was found behind `token`. The matcher stays where it is."""
-        if token in self._ends or self.path is None:
-            return token
-        self._next = (token, self._behind(matcher, token, left - 1))
-        if self._next[1] is not None:
-            return token
-        return self.path[0] if self.path else self._ends[0]
-
-    def said(self, matcher: Searchable, token: int, left: int) -> None:
-        """The text goes on by `token`, which the matcher is yet to consume; `left` as for `keep`."""
-        if self.path is None:
-            return
-        known, self._next = self._next, (-1, None)
-        self.path = known[1] if known[0] == token else self._behind(matcher, token, left - 1)
-
-    def _behind(self, matcher: Searchable, token: int, left: int) -> list[int] | None:
-        """A closing behind `token`, of at most `left` tokens."""
-        path = self.path
-        if path and token == path[0]:
-            return path[1:]
-        branch = matcher.deep_copy()
-        if not branch.consume_token(token):
-            return None
-        if 0 < len(path) <= left and branch.validate_tokens([*path, self._ends[0]]) > len(path):
-            return path
-        return self._vocabulary.closing(branch, left, TRIES_WHILE_SAID)
 
 
 def _matching(tokens: Iterable[tuple[int, bytes]], patterns: Sequence[bytes]) -> np.ndarray:
@@ -260,11 +196,14 @@ def _are_allowed(bits: np.ndarray, tokens: np.ndarray) -> np.ndarray:
     return (bits[tokens >> 3] >> (tokens & 7) & 1).astype(bool)
 
 
-def _plainness(text: bytes) -> tuple[bool, int]:
-    """Long tokens of plain characters first: they fill what has a least length."""
-    return not text.isalnum(), -len(text)
+def _ranks(keys: Sequence[Any]) -> np.ndarray:
+    """The place of each in their order; of equals the first is first."""
+    order = sorted(range(len(keys)), key=keys.__getitem__)
+    ranks = np.empty(len(keys), np.int64)
+    ranks[order] = np.arange(len(keys))
+    return ranks
 
 
 def _is_odd(first: int) -> bool:
-    """Parts of characters, escapes and white space come last."""
-    return not 0x20 < first < 0x7F or first == ord("\\")
+    """Parts of characters, escapes and control characters come last."""
+    return not 0x20 <= first < 0x7F or first == ord("\\")

@@ -10,6 +10,8 @@ import msgspec
 from mmengine.errors import InvalidRequest, shown
 from mmengine.structured_output.schema import Bounds, gate
 
+TRUNCATIONS = ("length", "close")
+
 
 def mapping(where: str, value: Any) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
@@ -31,6 +33,17 @@ def string(where: str, value: Any, max_chars: int) -> str:
     except UnicodeEncodeError as error:
         raise InvalidRequest(f"{where} holds an unpaired surrogate at character {error.start}") from None
     return value
+
+
+def truncation_of(where: str, given: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+    """What else is `given`, and its on_truncation: one of TRUNCATIONS."""
+    given = dict(mapping(where, given))
+    found = given.pop("on_truncation", None)
+    if found is None:
+        return given, "length"
+    if found not in TRUNCATIONS:
+        raise InvalidRequest(f"{where}.on_truncation must be {' or '.join(TRUNCATIONS)}, not {shown(found)}")
+    return given, found
 
 
 def bounds_of(where: str, given: Any) -> Bounds:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from mmengine.errors import MMEngineError
 from mmengine.request import Request
 from mmengine.structured_output.base import Backend, Compiled, Matcher
+from mmengine.structured_output.closer import Closer
 from mmengine.structured_output.compiler import Compilation, Compiler
 from mmengine.structured_output.spec import sketches_of
 
@@ -20,16 +21,22 @@ class Grammars:
         self._held: dict[str, Compilation] = {}
         self._awaited: dict[str, Compilation] = {}  # nobody was told yet what became of them
         self._sketches: dict[str, list[Compilation]] = {}
+        self._budgets: dict[str, int] = {}
+        self._closers: dict[str, Closer] = {}
 
-    def hold(self, request_id: str, grammar: str) -> None:
-        """A request needs `grammar`, until `release`. Raises MMEngineError where no new one is taken."""
+    def hold(self, request_id: str, grammar: str, budget: int) -> None:
+        """A request, whose answer may have `budget` tokens, needs `grammar`, until `release`. Raises
+        MMEngineError where no new one is taken."""
         self._held[request_id] = self._awaited[request_id] = self._compiler.get(grammar)
+        self._budgets[request_id] = budget
 
     def release(self, request_id: str) -> None:
         for compilation in (self._held.pop(request_id, None), *self._sketches.pop(request_id, ())):
             if compilation is not None:
                 self._compiler.let_go(compilation)
         self._awaited.pop(request_id, None)
+        self._budgets.pop(request_id, None)
+        self._closers.pop(request_id, None)
 
     def settled(self) -> list[tuple[str, str]]:
         """(request, why its grammar cannot be used) of those that are compiled, or will not be, since the
@@ -40,7 +47,7 @@ class Grammars:
         done = [(name, each) for name, each in self._awaited.items() if each.is_done]
         for name, _ in done:
             del self._awaited[name]
-        return [(name, each.error) for name, each in done]
+        return [(name, self._error(name, each)) for name, each in done]
 
     def wait(self, seconds: float) -> None:
         """Until a grammar is compiled, at most so long."""
@@ -51,12 +58,22 @@ class Grammars:
         held = self._held[request_id]
         while not held.is_done:
             self._compiler.wait(0.05)
-        return held.error
+        return self._error(request_id, held)
 
     def compiled(self, request_id: str) -> Compiled | None:
         """None for a request that holds none that can be used."""
         held = self._held.get(request_id)
         return None if held is None else held.compiled
+
+    def closer(self, request_id: str) -> Closer | None:
+        """For the beginning of a request's answer; None for one that is not to be closed."""
+        compiled = self.compiled(request_id)
+        made = None if compiled is None else compiled.closer(self._budgets[request_id])
+        if made is not None:
+            before = self._closers.get(request_id, made)  # of a row that it had, and lost
+            made.has_closed = before.has_closed
+            self._closers[request_id] = made
+        return made
 
     def sketches(self, request: Request) -> list[Callable[[], Matcher]] | None:
         """Matchers to be made for grammars that allow some of what a request's own does, but force more of
@@ -77,6 +94,15 @@ class Grammars:
             return [self._compiler.get(text) for text in sketches_of(grammar)]
         except MMEngineError:  # no new grammars are taken: so it goes without
             return []
+
+    def _error(self, request_id: str, done: Compilation) -> str:
+        budget = self._budgets[request_id]
+        if done.compiled is None or done.compiled.shortest <= budget:
+            return done.error
+        return (
+            f'on_truncation "close" cannot be kept: the shortest answer that was found needs '
+            f"{done.compiled.shortest} tokens, and it may have {budget}; raise max_tokens, or max_model_len"
+        )
 
     @property
     def reasons(self) -> list[str]:

@@ -3,7 +3,7 @@
 import os
 import threading
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import accumulate
 
 import msgspec
@@ -11,6 +11,8 @@ import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
 
 from mmengine.errors import InvalidRequest
+from mmengine.structured_output.closer import Closer
+from mmengine.structured_output.closing import MAX_CLOSING_TOKENS, Vocabulary
 from mmengine.structured_output.refusal import SchemaRefused
 from mmengine.structured_output.spec import Choice, Grammar, JsonSchema, Lark, Regex, read_grammar
 from mmengine.structured_output.tag_grammar import grammars_of
@@ -42,6 +44,7 @@ class LLGuidance:
         self._vocab_size = vocab_size
         self._lock = threading.Lock()
         self._tokenizer: LLTokenizer | None = None
+        self._vocabulary: Vocabulary | None = None
         self._special_names: dict[str, int] = {}  # filled with it
         self._limits = LLParserLimits(verbose_errors=False, max_items_in_row=MAX_ROW_ITEMS)
         threads = num_threads or _num_threads()
@@ -57,7 +60,17 @@ class LLGuidance:
         if error:
             _refuse_overlap(grammar, error)
             raise InvalidRequest(f"the grammar cannot be used: {_short(error)}")
-        return CompiledGrammar(prototype, found.after)
+        if found.on_truncation == "length":
+            return CompiledGrammar(prototype, found.after)
+        vocabulary = self._words()
+        path = vocabulary.shortest(prototype)
+        if path is None:
+            raise InvalidRequest(
+                f'on_truncation "close" cannot be kept: no answer of at most {MAX_CLOSING_TOKENS} tokens was '
+                "found"
+            )
+        make_closer = partial(Closer, vocabulary, path, self.eos_token_ids)
+        return CompiledGrammar(prototype, found.after, (make_closer, len(found.after) + len(path)))
 
     def _source_of(self, grammar: Grammar) -> str:
         """The grammar in llguidance's own form."""
@@ -117,6 +130,13 @@ class LLGuidance:
         for matcher, token_id in zip(matchers, token_ids, strict=True):
             matcher.consume_token(token_id)
 
+    def _words(self) -> Vocabulary:
+        with self._lock:
+            if self._vocabulary is None:
+                tokens = enumerate(self._padded_tokens())
+                self._vocabulary = Vocabulary([b"" if n in self._special_ids else each for n, each in tokens])
+            return self._vocabulary
+
     def _tokens(self) -> LLTokenizer:
         with self._lock:
             if self._tokenizer is None:
@@ -124,12 +144,15 @@ class LLGuidance:
             return self._tokenizer
 
     def _make_tokens(self) -> LLTokenizer:
-        tokens = list(self._token_bytes())[: self._vocab_size]
-        tokens += [b""] * (self._vocab_size - len(tokens))
+        tokens = self._padded_tokens()
         special = sorted(token for token in self._special_ids if token < self._vocab_size)
         self._special_names = {tokens[token].decode(errors="replace"): token for token in special}
         wrapper = _Tokens(tokens, special, self.eos_token_ids[0], self._encode)
         return LLTokenizer(wrapper, n_vocab=self._vocab_size, eos_token=self.eos_token_ids)
+
+    def _padded_tokens(self) -> list[bytes]:
+        tokens = list(self._token_bytes())[: self._vocab_size]
+        return tokens + [b""] * (self._vocab_size - len(tokens))
 
 
 class _Tokens:
@@ -149,11 +172,22 @@ class _Tokens:
 
 
 class CompiledGrammar:
-    def __init__(self, prototype: LLMatcher, after: tuple[int, ...]):
+    """`closing`: what makes a Closer for a budget, and the least that this must be."""
+
+    def __init__(
+        self,
+        prototype: LLMatcher,
+        after: tuple[int, ...],
+        closing: tuple[Callable[[int], Closer], int] | None = None,
+    ):
         self._prototype, self.after = prototype, after
+        self._make_closer, self.shortest = closing or (None, 0)
 
     def matcher(self) -> LLMatcher:
         return self._prototype.deep_copy()
+
+    def closer(self, budget: int) -> Closer | None:
+        return None if self._make_closer is None else self._make_closer(budget)
 
 
 def _num_threads() -> int:

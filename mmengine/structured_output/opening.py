@@ -1,7 +1,7 @@
 """Where a grammar begins that waits for the end of something else, such as a model's reasoning."""
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -12,9 +12,10 @@ _BEGINNING = '{"after":'
 
 class Waiting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """What every grammar's text may say beside the grammar itself. `after`: the tokens behind which it
-    begins; (): at once."""
+    begins; (): at once. `on_truncation` "close": where the budget ends, the answer is completed."""
 
     after: Annotated[tuple[_TokenId, ...], msgspec.Meta(max_length=MAX_AFTER)] = ()
+    on_truncation: Literal["length", "close"] = "length"
 
 
 class _After(Waiting, frozen=True, forbid_unknown_fields=False):
@@ -67,6 +68,15 @@ class Opening:
         """If `token_ids` were said: how many of them until it opens, None when it stays closed."""
         end = end_of([*self._last, *token_ids], self._after)
         return None if end is None else end - len(self._last)
+
+    def missing(self, token_ids: Sequence[int]) -> list[int]:
+        """If `token_ids` were said: what would have to follow until it opens, none of it if it did."""
+        if self.end_in(token_ids) is not None:
+            return []
+        text, size = [*self._last, *token_ids], len(self._after) - 1
+        while text[max(0, len(text) - size) :] != self._after[:size]:
+            size -= 1
+        return self._after[size:]
 
     def take(self, token_ids: Sequence[int]) -> int | None:
         """`end_in`, and they are said."""

@@ -9,11 +9,13 @@ anything, but not end.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from mmengine.request import Request
 from mmengine.structured_output.base import Backend, Compiled, Matcher
+from mmengine.structured_output.closer import Closer
 from mmengine.structured_output.opening import Opening
 
 NOT_HERE = "its grammar is not compiled here"
@@ -26,24 +28,43 @@ class Masks:
 
     picked: np.ndarray
     bits: np.ndarray
+    closing: "Closing | None" = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Closing:
+    """Places (intp, ascending, into all that sample) whose texts are completed within their budgets: `keep`
+    gives, for the tokens that they sampled, what they are to say."""
+
+    places: np.ndarray
+    keep: Callable[[list[int]], list[int]]
 
 
 class RowMatchers:
-    """`compiled_of`: a request's grammar by its id, None where it is not here."""
+    """`compiled_of`: a request's grammar by its id, None where it is not here. `closer_of`: at its beginning,
+    None for one that may be cut."""
 
-    def __init__(self, backend: Backend, compiled_of: Callable[[str], Compiled | None], vocab_size: int):
-        self._backend, self._compiled_of = backend, compiled_of
+    def __init__(
+        self,
+        backend: Backend,
+        compiled_of: Callable[[str], Compiled | None],
+        vocab_size: int,
+        closer_of: Callable[[str], Closer | None] = lambda request_id: None,
+    ):
+        self._backend, self._compiled_of, self._closer_of = backend, compiled_of, closer_of
         self._num_words = -(-vocab_size // 32)
         self._matchers: dict[int, Matcher] = {}
         self._said: dict[int, list[int]] = {}  # in the grammar
         self._openings: dict[int, Opening] = {}  # of rows that have not begun with their grammar
         self._ends = frozenset(backend.eos_token_ids)
+        self.closers: dict[int, Closer] = {}
         self._no_end = _all_but(backend.eos_token_ids, self._num_words)
 
     def admit(self, row: int, request: Request, token_ids: np.ndarray) -> None:
         """`row` is `request`'s now, which has a grammar; int32 `token_ids`: its prompt and all it said."""
         self._matchers.pop(row, None)
         self._openings.pop(row, None)
+        self.closers.pop(row, None)
         said = self._said[row] = token_ids[len(request.prompt_token_ids) :].tolist()
         compiled = self._compiled_of(request.request_id)
         if compiled is None:
@@ -52,8 +73,16 @@ class RowMatchers:
         if compiled.after:
             self._openings[row] = Opening(compiled.after)
             said = self._said[row] = self._open(row, said)
-        if said:
-            matcher.consume_tokens(said)
+        closer = self._closer_of(request.request_id)
+        if closer is None:
+            if said:
+                matcher.consume_tokens(said)
+            return
+        self.closers[row] = closer
+        closer.left -= len(token_ids) - len(request.prompt_token_ids) - len(said)
+        for token in said:
+            closer.said(matcher, token)
+            matcher.consume_tokens([token])
 
     def said(self, row: int) -> list[int] | None:
         """All that the row said in its grammar; None before that began."""
@@ -140,6 +169,22 @@ class RowMatchers:
         """Why the row cannot go on in its grammar; empty where it can."""
         return _error_of(self._matchers[row])
 
+    def closing(self, places: np.ndarray, rows: Sequence[int]) -> Closing | None:
+        """Of `rows`, which sample at `places`, those whose texts are completed; None where no one's is."""
+        picked = [index for index, row in enumerate(rows) if row in self.closers]
+        return Closing(places[picked], partial(self._keep, [rows[n] for n in picked])) if picked else None
+
+    def _keep(self, rows: Sequence[int], tokens: Sequence[int]) -> list[int]:
+        """Negative tokens are none."""
+        kept = list(tokens)
+        for index, (row, token) in enumerate(zip(rows, tokens, strict=True)):
+            closer, opening = self.closers[row], self._openings.get(row)
+            if token >= 0 and opening is not None:
+                kept[index] = closer.keep_before(opening, token)
+            elif token >= 0:
+                kept[index] = closer.keep(self._matchers[row], token)
+        return kept
+
     def advance(
         self, rows: Sequence[int], said: Sequence[list[int]]
     ) -> tuple[dict[int, int], dict[int, str]]:
@@ -150,6 +195,11 @@ class RowMatchers:
             whole, said = said, [self._open(row, tokens) for row, tokens in zip(rows, said, strict=True)]
             before = [len(all_of) - len(tokens) for all_of, tokens in zip(whole, said, strict=True)]
         matchers = [self._matchers[row] for row in rows]
+        for index, row in enumerate(rows if self.closers else ()):
+            if row in self.closers:
+                self.closers[row].left -= before[index]
+                for token in said[index]:  # one at most: such a row has no drafts
+                    self.closers[row].said(matchers[index], token)
         used = [len(tokens) for tokens in said]
         if all(count == 1 for count in used):
             self._backend.advance(matchers, [tokens[0] for tokens in said])
@@ -161,12 +211,17 @@ class RowMatchers:
         complete = {
             index: before[index] + used[index]
             for index, matcher in enumerate(matchers)
-            if matcher.is_stopped() and index not in errors and rows[index] not in self._openings
+            if index not in errors
+            and rows[index] not in self._openings
+            and (matcher.is_stopped() or self._is_full(rows[index], matcher))
         }
         for index, tokens in enumerate(said):
             if used[index] < len(tokens) and index not in complete:
                 errors.setdefault(index, "its grammar does not allow what it said")
         return complete, errors
+
+    def _is_full(self, row: int, matcher: Matcher) -> bool:
+        return row in self.closers and self.closers[row].ends(matcher)
 
     def _open(self, row: int, tokens: list[int]) -> list[int]:
         """Those of `tokens` that belong to the row's grammar."""

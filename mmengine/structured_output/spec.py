@@ -8,7 +8,7 @@ That text, `Request.grammar`, is JSON and complete in itself: another process co
     {"type": "lark", "lark": "start: …"}
     {"type": "structural_tag", "structures": […], "triggers": […], …}     tags.py
 
-Each may have "after": […]: the tokens behind which the grammar begins (opening.py).
+Each may have "after": […]: the tokens behind which the grammar begins, and "on_truncation" (opening.py).
 """
 
 import re
@@ -20,7 +20,14 @@ from typing import Any
 import msgspec
 
 from mmengine.errors import InvalidRequest, shown
-from mmengine.structured_output.fields import bounds_of, gated, mapping, refuse_others, string
+from mmengine.structured_output.fields import (
+    bounds_of,
+    gated,
+    mapping,
+    refuse_others,
+    string,
+    truncation_of,
+)
 from mmengine.structured_output.opening import Waiting
 from mmengine.structured_output.tags import StructuralTag, structural_tag
 
@@ -30,6 +37,7 @@ MAX_RULES = 2_000  # of a Lark grammar: rules that lead to one another are so de
 _RULE = re.compile(r"[\w\])}-]\s*:")  # where a rule's head ends: its name, or options or parameters
 _FORMATS = ("text", "json_object", "json_schema", "structural_tag")
 _SCHEMA_FIELDS = ("schema", "strict", "name", "description")
+_CLOSES = ',"on_truncation":"close"}'  # how the text of a form ends that says so
 _KINDS = ("regex", "choice", "lark", "structural_tag")
 
 
@@ -83,6 +91,11 @@ def read_grammar(text: str) -> Grammar:
         raise InvalidRequest(f"the grammar cannot be read: {error}") from None
 
 
+def closes(text: str) -> bool:
+    """Whether answers by the grammar `text` are completed where their budget ends."""
+    return text.endswith(_CLOSES)
+
+
 def grammar_of(
     response_format: Mapping[str, Any] | None = None,
     grammar: Mapping[str, Any] | None = None,
@@ -94,14 +107,23 @@ def grammar_of(
     {"schema": {…}}}, whose `strict` changes nothing: a schema is always enforced, or {"type":
     "structural_tag", …} with the fields of tags.py. Beside "type" all but text may have "bounds", an object
     of those of bounds.py, or false for none. `grammar`: {"regex": …}, {"choice": […]}, {"lark": …} or
-    {"structural_tag": {…}}. What "reasoning" beside these says, `reasoning_of` gives. Raises InvalidRequest,
-    naming what cannot be enforced and where it stands.
+    {"structural_tag": {…}}. All but text may have "on_truncation" beside these: "close", or "length", the
+    default. What "reasoning" beside these says, `reasoning_of` gives. Raises InvalidRequest, naming what
+    cannot be enforced and where it stands.
     """
     if response_format is not None and grammar is not None:
         raise InvalidRequest("give response_format or grammar, not both")
     if response_format is not None:
-        return _format_text(response_format)
-    return None if grammar is None else _text_of(grammar)
+        asked, truncation = truncation_of("response_format", response_format)
+        text = _format_text(asked)
+        if text is None and truncation == "close":
+            raise InvalidRequest("response_format.on_truncation: text has no form that could be closed")
+    elif grammar is not None:
+        asked, truncation = truncation_of("grammar", grammar)
+        text = _text_of(asked)
+    else:
+        return None
+    return text if truncation == "length" else intern(text[:-1] + _CLOSES)
 
 
 def reasoning_of(

@@ -40,6 +40,8 @@ class XGrammar:
 
     def compile(self, grammar: str) -> "CompiledGrammar":
         found = read_grammar(grammar)
+        if found.on_truncation == "close":
+            raise InvalidRequest('on_truncation "close" needs the engine llguidance (grammar_backend)')
         source = _ebnf_of(found)
         try:
             compiled = self._made_compiler().compile_grammar(source)
@@ -76,6 +78,8 @@ class XGrammar:
 
 
 class CompiledGrammar:
+    shortest = 0
+
     def __init__(
         self,
         compiled: xgrammar.CompiledGrammar,
@@ -86,6 +90,9 @@ class CompiledGrammar:
     ):
         self._compiled, self._encode, self.after = compiled, encode, after
         self._eos_token_ids, self._vocab_size = eos_token_ids, vocab_size
+
+    def closer(self, budget: int) -> None:
+        return None
 
     def matcher(self) -> "XMatcher":
         return XMatcher(

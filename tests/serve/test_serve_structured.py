@@ -221,10 +221,13 @@ def test_types_in_and_values_of_them_out():
 class Breaking:
     """A grammar that meets a limit of its engine in the middle."""
 
-    after = ()
+    after, shortest = (), 0
 
     def __init__(self, compiled):
         self._compiled = compiled
+
+    def closer(self, budget):
+        return None
 
     def matcher(self):
         matcher = self._compiled.matcher()

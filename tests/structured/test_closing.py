@@ -9,7 +9,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher
 
-from mmengine.structured_output.closing import Closer, Vocabulary
+from mmengine.structured_output.closer import Closer
+from mmengine.structured_output.closing import Vocabulary
 from mmengine.structured_output.schema import Bounds
 from tests.structured.accepting import END, TOKENIZER, Grammar, allowed
 from tests.structured.strategies import Case, cases
@@ -108,11 +109,13 @@ def test_what_is_no_json_is_closed_too(pattern, said):
 
 def test_a_budget_is_kept():
     grammar = Grammar(MANY | {"required": ["key 29"]}, Bounds())
-    roomy = close(grammar.matcher, b"{")
-    tight = close(grammar.matcher, b"{", budget=11)
-    assert tight == '{"key 29":0}' and len(roomy) > len(tight)
-    assert close(grammar.matcher, b"{", budget=10) is None
-    assert close(Grammar({"const": "a word"}).matcher, budget=7) is None
+    matcher = grammar.matcher.deep_copy()
+    assert matcher.consume_token(ord("{"))
+    way = BYTES.closing(matcher, 4096)
+    assert BYTES.closing(matcher, len(way)) == way and BYTES.closing(matcher, 11) is None
+    assert bytes(BYTES.shortest(matcher)) == b'"key 29":0}' and len(way) > 11
+    assert BYTES.closing(Grammar({"const": "a word"}).matcher, 7) is None
+    assert BYTES.shortest(Grammar({"type": "string", "minLength": 5000}).matcher) is None
 
 
 def reach(grammar: Grammar, case: Case, data: st.DataObject, source: random.Random) -> tuple[bytes, bytes]:
@@ -140,24 +143,25 @@ def test_a_closing_is_valid_and_at_most_as_long_as_an_instance(
     said, rest = reach(grammar, case, data, source)
     validator(case.schema).validate(json.loads(close(grammar.matcher, said)))
     if grammar.accepts((said + rest).decode(errors="replace")):
-        validator(case.schema).validate(json.loads(close(grammar.matcher, said, budget=len(rest))))
+        matcher = grammar.matcher.deep_copy()
+        assert not said or matcher.consume_tokens(list(said))
+        assert len(BYTES.shortest(matcher)) <= len(rest)
 
 
 def speak(grammar: Grammar, budget: int, source: random.Random, wanted: bytes) -> tuple[bytes, list[int]]:
     """A text of at most `budget` tokens by a speaker who says `wanted` and then anything that is allowed;
     and how long the known closing was at each token."""
     matcher, said, known = grammar.matcher.deep_copy(), bytearray(), []
-    path = BYTES.closing(matcher, budget)
-    closer = Closer(BYTES, path, [END])
+    closer = Closer(BYTES, BYTES.shortest(matcher), [END], budget)
     for at in range(budget):
         options = allowed(matcher)
         fits = at < len(wanted) and bytes(said) == wanted[:at] and wanted[at] in options
-        token = closer.keep(matcher, wanted[at] if fits else source.choice(options), budget - at)
+        token = closer.keep(matcher, wanted[at] if fits else source.choice(options))
         assert token in options
         known.append(len(closer.path))
         if token == END:
             return bytes(said), known
-        closer.said(matcher, token, budget - at)
+        closer.said(matcher, token)
         assert closer.path is not None and matcher.consume_token(token)
         said.append(token)
         if matcher.is_stopped():
@@ -170,7 +174,7 @@ def speak(grammar: Grammar, budget: int, source: random.Random, wanted: bytes) -
 @given(cases(), st.integers(0, 2**32), st.data())
 def test_a_text_ends_within_its_budget_whatever_is_said(case: Case, seed: int, data: st.DataObject) -> None:
     grammar = Grammar(case.schema, Bounds())
-    shortest = len(BYTES.closing(grammar.matcher, 4096))
+    shortest = len(BYTES.shortest(grammar.matcher))
     for budget in (shortest, shortest + 1, shortest + random.Random(seed).randrange(60)):
         wanted = json.dumps(data.draw(case.instances), ensure_ascii=False).encode()
         text, _ = speak(grammar, budget, random.Random(seed), wanted)
@@ -182,14 +186,11 @@ def test_a_text_ends_within_its_budget_whatever_is_said(case: Case, seed: int, d
 @given(cases(), st.integers(0, 2**32))
 def test_who_goes_through_the_tokens_again_knows_the_same(case: Case, seed: int) -> None:
     grammar, source = Grammar(case.schema, Bounds()), random.Random(seed)
-    path = BYTES.closing(grammar.matcher, 4096)
-    budget = len(path) + source.randrange(40)
+    budget = len(BYTES.shortest(grammar.matcher)) + source.randrange(40)
     text, known = speak(grammar, budget, source, b"")
-    matcher, closer = (
-        grammar.matcher.deep_copy(),
-        Closer(BYTES, BYTES.closing(grammar.matcher, budget), [END]),
-    )
+    matcher = grammar.matcher.deep_copy()
+    closer = Closer(BYTES, BYTES.shortest(matcher), [END], budget)
     for at, token in enumerate(text):
-        assert len(closer.path) == known[at]
-        closer.said(matcher, token, budget - at)
+        assert closer.left == budget - at and len(closer.path) == known[at]
+        closer.said(matcher, token)
         assert matcher.consume_token(token)

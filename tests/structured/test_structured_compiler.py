@@ -142,11 +142,19 @@ def test_closing_ends_the_threads():
         assert not thread.is_alive()
 
 
+class Compiled(str):
+    """To be closed in as many tokens as it has characters, if it is in brackets."""
+
+    @property
+    def shortest(self):
+        return len(self) if self[0] == "[" else 0
+
+
 class Backend:
     def compile(self, grammar):
         if grammar == "bad":
             raise InvalidRequest("no grammar")
-        return grammar.upper()
+        return Compiled(grammar.upper())
 
 
 def settled(grammars, count):
@@ -162,7 +170,7 @@ def settled(grammars, count):
 def test_requests_hear_once_what_became_of_their_grammars():
     grammars = Grammars(Backend(), deadline_s=10)
     for name, grammar in {"a": "one", "b": "one", "c": "bad", "gone": "one"}.items():
-        grammars.hold(name, grammar)
+        grammars.hold(name, grammar, budget=2)
     grammars.release("gone")
     assert settled(grammars, 3) == {"a": "", "b": "", "c": "no grammar"}
     assert grammars.settled() == []
@@ -170,4 +178,9 @@ def test_requests_hear_once_what_became_of_their_grammars():
     assert grammars.compiled("gone") is None and grammars.error_of("c") == "no grammar"
     grammars.release("a")
     assert grammars.compiled("a") is None
+    grammars.hold("room", "[four", budget=5)
+    grammars.hold("no room", "[four", budget=4)
+    told = settled(grammars, 2)
+    assert told["room"] == "" and "needs 5 tokens, and it may have 4" in told["no room"]
+    assert grammars.error_of("no room") == told["no room"]
     grammars.close()

@@ -1,0 +1,71 @@
+"""An answer that is completed where its budget ends."""
+
+from collections.abc import Sequence
+
+from mmengine.structured_output.base import Searchable
+from mmengine.structured_output.closing import Vocabulary
+from mmengine.structured_output.opening import Opening
+
+
+class Closer:
+    """Keeps one text such that it can still be completed within its budget.
+
+    `path`: a closing that is known where the text stands; None once there is none. It follows from the tokens
+    that were said, so whoever goes through them again, after a preemption or a crash, goes on alike.
+    `left`: tokens that may still be said. `has_closed`: whether the text became another for it.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, path: list[int], ends: Sequence[int], budget: int):
+        """At the beginning of a text of at most `budget` tokens. `ends`: those that are allowed exactly where
+        it may end."""
+        self.path: list[int] | None = path
+        self.left = budget
+        self.has_closed = False
+        self._vocabulary, self._ends = vocabulary, ends
+        self._next: tuple[int, list[int] | None] = (-1, None)  # a token, and the closing behind it
+
+    def keep(self, matcher: Searchable, token: int) -> int:
+        """What to say where the model said `token`: that, or what the known closing says where none was
+        found behind it. The matcher stays where it is."""
+        if token in self._ends or self.path is None:
+            return token
+        self._next = (token, self._behind(matcher, token))
+        if self._next[1] is not None:
+            return token
+        self.has_closed = True
+        return self.path[0] if self.path else self._ends[0]
+
+    def keep_before(self, opening: Opening, token: int) -> int:
+        """The same where the text has not begun, and waits for `opening`."""
+        if self.path is None or len(opening.missing([token])) + len(self.path) < self.left:
+            return token
+        self.has_closed = True
+        return opening.missing([])[0]
+
+    def said(self, matcher: Searchable, token: int) -> None:
+        """The text goes on by `token`, which the matcher is yet to consume."""
+        if self.path is None:
+            return
+        known, self._next = self._next, (-1, None)
+        self.path = known[1] if known[0] == token else self._behind(matcher, token)
+        self.left -= 1
+
+    def ends(self, matcher: Searchable) -> bool:
+        """Whether the text ends here because the budget does, though more of it could follow."""
+        ends = self.left == 0 and matcher.is_accepting() and not matcher.is_stopped()
+        self.has_closed |= ends
+        return ends
+
+    def _behind(self, matcher: Searchable, token: int) -> list[int] | None:
+        """A closing behind `token`, of no more tokens than are left then."""
+        path, left = self.path, self.left - 1
+        if path and token == path[0]:
+            return path[1:]
+        branch = matcher.deep_copy()
+        if not branch.consume_token(token):
+            return None
+        if len(path) > left:
+            return None  # only that path leads to an end in time, as far as is known
+        if path and branch.validate_tokens([*path, self._ends[0]]) > len(path):
+            return path
+        return self._vocabulary.closing(branch, left, near=len(path))
