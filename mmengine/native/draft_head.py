@@ -36,12 +36,12 @@ class HeadParts:
 
 @dataclass(frozen=True, slots=True)
 class ChainPlaces:
-    """Of n rows, those that may draft most first: arrays int32 [n], without gaps."""
+    """Of n rows, those that may draft most first: columns int32 [n] without gaps."""
 
     most: np.ndarray  # at least 1
     kv_lens: np.ndarray  # tokens in the cache
     positions: np.ndarray  # where the first token behind them stands
-    table: np.ndarray  # int32 [n, b], with the blocks of kv_lens + most - 1 tokens
+    table: np.ndarray  # int32 [n, b] with contiguous rows: the blocks of kv_lens + most - 1 tokens
     block_size: int
 
 
@@ -78,6 +78,37 @@ class _Chain(ctypes.Structure):
     )
 
 
+class _ChainRoom:
+    """Memory for chains of up to `num_rows` rows."""
+
+    def __init__(
+        self,
+        num_rows: int,
+        draft_vocab_size: int,
+        embed_size: int,
+        hidden_size: int,
+        half: int,
+        dtype: torch.dtype,
+    ) -> None:
+        self.num_rows = num_rows
+        self.inputs = torch.empty((num_rows, embed_size + hidden_size), dtype=dtype)
+        self.carry, self.z, self.stream = torch.empty((3, num_rows, hidden_size), dtype=dtype).unbind()
+        self._embeds = torch.empty((num_rows, embed_size), dtype=dtype)
+        self._logits = torch.empty(num_rows, draft_vocab_size)
+        self._angles = torch.empty(2, num_rows, half)
+        self._lens, self._slots = np.empty(2 * num_rows + 1, np.int32), np.empty(num_rows, np.int64)
+        self.c = _Chain(
+            carry=self.carry.data_ptr(),
+            logits=self._logits.data_ptr(),
+            embeds=self._embeds.data_ptr(),
+            cos=self._angles[0].data_ptr(),
+            sin=self._angles[1].data_ptr(),
+            lens=self._lens.ctypes.data,
+            slots=self._slots.ctypes.data,
+        )
+        self.address = ctypes.addressof(self.c)
+
+
 class NativeHead:
     """Runs passes and chains, one at a time."""
 
@@ -112,6 +143,7 @@ class NativeHead:
         self._c_rows = self._c_pass + _Pass.rows.offset
         self._scratch = Scratch(weights)
         self._inputs = torch.empty(0)
+        self._chains: _ChainRoom | None = None
 
     @property
     def can_chain(self) -> bool:
@@ -180,24 +212,35 @@ class NativeHead:
         [n, hidden]; `tables`: cos and sin of all positions up to the largest that is used;
         `layers_address`: of the addresses of the head's own layers in the pool."""
         num_rows, longest = len(z), int(places.most[0])
-        half = self._weights.sizes.head_dim // 2
-        z, carry = z.contiguous(), carry.clone(memory_format=torch.contiguous_format)
-        self._keep = self._point(num_rows)
+        room = self._chain_room(num_rows)
+        z = z.contiguous()
+        room.carry[:num_rows] = carry
         drafts = torch.empty((longest, num_rows), dtype=torch.int64)
-        logits, angles = torch.empty(num_rows, self._parts.scores.c.n), torch.empty(2, num_rows, half)
-        embeds = torch.empty((num_rows, self._parts.embed_size), dtype=self._dtype)
-        lens, slots = np.empty(2 * num_rows + 1, np.int32), np.empty(num_rows, np.int64)
-        chain = _Chain(
-            *(num_rows, longest),
-            *(one.ctypes.data for one in (places.most, places.kv_lens, places.positions, places.table)),
-            *(places.table.shape[1], places.block_size),
-            *(one.data_ptr() for one in (*tables, z, carry, logits, drafts, embeds, angles[0], angles[1])),
-            *(lens.ctypes.data, slots.ctypes.data),
-        )
-        check(
-            self._library.mm_draft_run_chain(self._c, ctypes.addressof(chain), self._c_pass, layers_address)
-        )
+        chain = room.c
+        chain.num_rows, chain.max_drafts = num_rows, longest
+        chain.most, chain.kv_lens = places.most.ctypes.data, places.kv_lens.ctypes.data
+        chain.positions, chain.block_table = places.positions.ctypes.data, places.table.ctypes.data
+        chain.table_stride, chain.block_size = places.table.strides[0] // 4, places.block_size
+        chain.table_cos, chain.table_sin = (table.data_ptr() for table in tables)
+        chain.z, chain.drafts = z.data_ptr(), drafts.data_ptr()
+        step = self._pass
+        self._scratch.point(step.rows, num_rows)
+        step.inputs, step.z, step.stream = room.inputs.data_ptr(), room.z.data_ptr(), room.stream.data_ptr()
+        check(self._library.mm_draft_run_chain(self._c, room.address, self._c_pass, layers_address))
         return drafts
+
+    def _chain_room(self, num_rows: int) -> "_ChainRoom":
+        if self._chains is None or num_rows > self._chains.num_rows:
+            sizes = self._weights.sizes
+            self._chains = _ChainRoom(
+                max(num_rows, 2 * (self._chains.num_rows if self._chains else 0)),
+                self._parts.scores.c.n,
+                self._parts.embed_size,
+                self._hidden_size,
+                sizes.head_dim // 2,
+                self._dtype,
+            )
+        return self._chains
 
     def _point(self, num_tokens: int) -> tuple[Tensor, Tensor]:
         """z and stream of a pass of so many tokens, and its scratch."""

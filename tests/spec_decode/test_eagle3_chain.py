@@ -54,13 +54,14 @@ def chain_of_formulas(written, head, row, most):
     return drafts
 
 
+@pytest.mark.parametrize("most_of", [MOST, np.full(5, 4, np.int32)], ids=["each its own", "all alike"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_drafts_are_those_of_the_formulas(family, compute, tmp_path):
+def test_drafts_are_those_of_the_formulas(family, most_of, compute, tmp_path):
     written = FAMILIES[family]()
     head, rows, attention, z, carry = prefilled(written, tmp_path, compute)
-    drafts = drafted(head, rows, attention, z, carry)
-    assert drafts.shape == (5, 7) and drafts.dtype == np.int64
-    for row, most, found in zip(rows, MOST, drafts, strict=True):
+    drafts = drafted(head, rows, attention, z, carry, most_of)
+    assert drafts.shape == (5, most_of.max()) and drafts.dtype == np.int64
+    for row, most, found in zip(rows, most_of, drafts, strict=True):
         assert (found[most:] == NO_DRAFT).all()
         assert found[:most].tolist() == chain_of_formulas(written, head, row, most)
     assert len({tuple(found) for found in drafts}) > 2
@@ -121,6 +122,7 @@ def test_drafts_stay_within_the_blocks_of_their_row(compute, tmp_path):
     with pytest.raises(ValueError, match="need more than"):
         draft(head, z, carry, narrow, attention, FIRST_LAYER, blocks)
     before = attention.pool(FIRST_LAYER).clone()
+    # A view, whose rows lie further apart than they are long.
     enough = ChainRows(MOST, places.kv_lens, places.positions, attention.table[:, :width])
     with torch.inference_mode():
         draft(head, z, carry, enough, attention, FIRST_LAYER, blocks)

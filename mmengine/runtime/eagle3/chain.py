@@ -26,14 +26,15 @@ def draft(
     head's first one in the pool of `attention`, whose step is another one afterwards.
     """
     rows.check(block_size)
-    drafts = np.full((len(rows.most), int(rows.most.max(initial=0))), NO_DRAFT, np.int64)
+    longest = int(rows.most.max(initial=0))
+    if longest and longest == rows.most.min():  # all alike, as they mostly are
+        return head.chain(z, carry, rows, attention, first_layer, block_size).cpu().numpy().T
+    drafts = np.full((len(rows.most), longest), NO_DRAFT, np.int64)
     going, order = rows.longest_first()
     if not len(order):
         return drafts
-    if len(order) < len(z) or (order[1:] < order[:-1]).any():
-        places = torch.from_numpy(order).to(z.device)
-        z, carry = z[places], carry[places]
-    found = head.chain(z, carry, going, attention, first_layer, block_size).cpu().numpy()
-    behind = np.arange(drafts.shape[1])[:, None] >= going.most
+    places = torch.from_numpy(order).to(z.device)
+    found = head.chain(z[places], carry[places], going, attention, first_layer, block_size).cpu().numpy()
+    behind = np.arange(longest)[:, None] >= going.most
     drafts[order] = np.where(behind, NO_DRAFT, found).T
     return drafts

@@ -13,7 +13,8 @@ class ChainRows(msgspec.Struct, frozen=True, eq=False):
     most: np.ndarray  # int32 [n], drafts that a row may have, 0 or more
     kv_lens: np.ndarray  # int32 [n], tokens of each row in the head's cache
     positions: np.ndarray  # int32 [n], where the first token behind them stands, in all three rows
-    table: np.ndarray  # int32 [n, b], with the blocks of kv_lens + most - 1 tokens
+    # int32 [n, b], with the blocks of kv_lens + most - 1 tokens; rows may lie further apart than b.
+    table: np.ndarray
 
     def check(self, block_size: int) -> None:
         """ValueError where a draft would be written to a block that the row does not have."""
@@ -35,4 +36,4 @@ class ChainRows(msgspec.Struct, frozen=True, eq=False):
         order = np.argsort(-self.most, kind="stable")
         order = order[: int(np.count_nonzero(self.most))]
         parts = (self.most, self.kv_lens, self.positions, self.table)
-        return ChainRows(*(np.ascontiguousarray(part[order], np.int32) for part in parts)), order
+        return ChainRows(*(part[order] for part in parts)), order

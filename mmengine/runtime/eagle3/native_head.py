@@ -3,6 +3,7 @@
 import ctypes
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -85,9 +86,19 @@ class NativeDraftHead(DraftHead):
         if not self._native.can_chain or not hasattr(attention, "layers_address"):
             return super().chain(z, carry, rows, attention, first_layer, block_size)
         tables = self._table.upto(int((rows.positions + rows.most).max()))
-        places = ChainPlaces(rows.most, rows.kv_lens, rows.positions, rows.table, block_size)
+        columns = (rows.most, rows.kv_lens, rows.positions)
+        places = ChainPlaces(*map(_packed, columns), _rows_packed(rows.table), block_size)
         layers = attention.layers_address() + first_layer * ctypes.sizeof(ctypes.c_void_p)
         return self._native.chain(z, carry, places, tables, layers)
+
+
+def _packed(column: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(column, np.int32)
+
+
+def _rows_packed(table: np.ndarray) -> np.ndarray:
+    """`table` with contiguous rows, which may lie apart."""
+    return table if table.dtype == np.int32 and table.strides[1] == 4 else _packed(table)
 
 
 def _layer(config: HeadConfig, layer: HeadLayer) -> LayerWeights:
