@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from safetensors.torch import save_file
@@ -77,6 +78,13 @@ def test_a_folder_of_each_family_is_read(family, tmp_path):
     config = open_head(FAMILIES[family]().save(tmp_path), TARGET).config
     for name, wanted in (COMMON | FACTS[family]).items():
         assert fact(config, name) == wanted, name
+
+
+@pytest.mark.parametrize("family, bare", [("specforge", "LlamaForCausalLM"), ("qwen3", "Qwen3ForCausalLM")])
+def test_a_file_that_names_the_layer_alone(family, bare, tmp_path):
+    named = open_head(FAMILIES[family]().save(tmp_path / "named"), TARGET).config
+    found = open_head(edited(family, architectures=[bare]).save(tmp_path / "bare"), TARGET).config
+    assert found == replace(named, family=bare)
 
 
 def test_shards_behind_an_index_are_read(tmp_path):

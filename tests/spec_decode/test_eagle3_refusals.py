@@ -18,7 +18,11 @@ FIELD = "eagle_aux_hidden_state_layer_ids"
 @pytest.mark.parametrize(
     "family, changes, words",
     [
-        ("specforge", {"architectures": ["LlamaForCausalLM"]}, "architectures is ['LlamaForCausalLM']"),
+        (
+            "specforge",
+            {"architectures": ["EagleLlamaForCausalLM"]},
+            "architectures is ['EagleLlama",
+        ),
         ("specforge", {"architectures": ["PEagleDraftModel"]}, "PEagleDraftModel"),
         ("specforge", {"architectures": 3}, "architectures is 3"),
         ("specforge", {"architectures": None}, "architectures is None"),
@@ -176,6 +180,14 @@ def test_a_wrong_tensor_is_named(change, words, tmp_path):
     with pytest.raises(ModelError) as error:
         open_head(written.save(tmp_path), TARGET)
     assert words in str(error.value) and len(str(error.value)) < 600
+
+
+def test_a_language_model_is_no_head(tmp_path):
+    written = FAMILIES["specforge"]()
+    written.config["architectures"] = ["LlamaForCausalLM"]
+    del written.tensors["fc.weight"]
+    with pytest.raises(ModelError, match="fc.weight is missing.*no whole EAGLE-3 head"):
+        open_head(written.save(tmp_path), TARGET)
 
 
 def test_an_older_eagle_is_refused(tmp_path):

@@ -10,13 +10,16 @@ from typing import Any
 from mmengine.checkpoint.fields import Fields
 from mmengine.errors import shown
 
+# The last of each are what EAGLE's own files say: the name of the layer's architecture alone. That a folder
+# with such a name is a head at all, its tensors show.
 LLAMA_ARCHITECTURES = (
     "LlamaForCausalLMEagle3",
     "Eagle3LlamaForCausalLM",
     "Eagle3Qwen2_5vlForCausalLM",
     "Eagle3Qwen3vlForCausalLM",
+    "LlamaForCausalLM",
 )
-QWEN3_ARCHITECTURES = ("Eagle3Qwen3ForCausalLM",)  # each head of q and k has a norm
+QWEN3_ARCHITECTURES = ("Eagle3Qwen3ForCausalLM", "Qwen3ForCausalLM")  # each head of q and k has a norm
 KNOWN = (*LLAMA_ARCHITECTURES, *QWEN3_ARCHITECTURES)
 SPECULATORS = "speculators"
 
