@@ -60,7 +60,8 @@ class _Walk:
         runs: Runs | None,
     ):
         self._sampler, self._matchers, self._chosen, self._batch = sampler, matchers, chosen, batch
-        self._tokens, self._largest = chosen.token_ids.numpy(), chosen.largest.numpy()  # as they change
+        self._tokens, self._largest = chosen.token_ids.tolist(), chosen.largest.tolist()
+        self._numbers = batch.rows.tolist()
         self._first = range(len(self._tokens)) if runs is None else runs.first.tolist()
         self._follows = None if runs is None else runs.follows.tolist()
         self._at: dict[int, int] = {}  # positions at which rows stand that may not say what they chose
@@ -70,23 +71,28 @@ class _Walk:
     def go(self, row: int) -> bool:
         """The row says what it chose; False where it comes to something that it may not say."""
         first = self._first[row]
-        number, position = int(self._batch.rows[first]), self._at.get(row, first)
-        while isfinite(self._largest[position]):
-            token = int(self._tokens[position])
-            if not self._matchers.say(number, token):
-                self._at[row] = position
-                return False
-            if self._matchers.is_complete(number):
-                error = self._matchers.error_of(number)
-                if error:
-                    self.found.errors[row] = error
-                else:
-                    self.found.complete[row] = position - first + 1
-                return True
-            if self._follows is None or token != self._follows[position]:
-                return True
-            position += 1
+        number, position = self._numbers[first], self._at.get(row, first)
+        run = self._run_at(position)
+        num_said, is_complete = self._matchers.say_run(number, run)
+        if is_complete:
+            error = self._matchers.error_of(number)
+            if error:
+                self.found.errors[row] = error
+            else:
+                self.found.complete[row] = position - first + num_said
+        elif num_said < len(run):
+            self._at[row] = position + num_said
+            return False
         return True
+
+    def _run_at(self, position: int) -> list[int]:
+        """What a row chose from there on, as far as it agrees with its drafts."""
+        end, tokens, largest, follows = position, self._tokens, self._largest, self._follows
+        while isfinite(largest[end]):
+            end += 1
+            if follows is None or tokens[end - 1] != follows[end - 1]:
+                break
+        return tokens[position:end]
 
     def correct(self, rows: list[int]) -> list[int]:
         """Choose anew where `rows` stand, from what they may say; gives those that have a choice."""
@@ -103,5 +109,8 @@ class _Walk:
         positions = np.array([self._at[row] for row in rows], np.intp)
         if rows:
             self._sampler.choose_again(self._chosen, self._batch, Masks(positions, bits[kept]))
+            for position in positions.tolist():
+                self._tokens[position] = int(self._chosen.token_ids[position])
+                self._largest[position] = float(self._chosen.largest[position])
         self._corrected.update(positions.tolist())
         return rows

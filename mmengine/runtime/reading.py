@@ -14,7 +14,7 @@ from mmengine.runtime.following import Followed, followers
 from mmengine.runtime.rows import CLOSES, GRAMMAR, PENALTIES, RowColumns
 from mmengine.runtime.sample_rows import SampleRows
 from mmengine.runtime.sampler import Sampled, Sampler
-from mmengine.runtime.stops import CLOSED, GRAMMAR_END, StopWatcher, find_stops
+from mmengine.runtime.stops import CLOSED, GRAMMAR_END, StopWatcher, find_stops, may_stop
 from mmengine.structured_output.rows import RowMatchers
 
 NOT_FINITE = "the model gave NaN or infinite logits for this request"
@@ -112,6 +112,8 @@ class Reader:
         errors: dict[int, str],
     ) -> Stops:
         """Where rows stop in their runs, which are cut there: `counts` is changed."""
+        if not may_stop(token_ids, batch, self.rows):
+            return ()
         stops: dict[int, str] = {}
         sound = np.ones(len(counts), bool)
         sound[list(errors)] = False

@@ -139,22 +139,20 @@ class ModelRunner:
         self, logits: torch.Tensor, batch: SampleRows, runs: Runs | None
     ) -> tuple[Sampled, Followed]:
         """Sample where some rows have a grammar: by masks, or by following."""
-        bound = np.flatnonzero(batch.columns["options"] & GRAMMAR)
+        options = batch.columns["options"]
+        row_options = options if runs is None else options[runs.first]
         if self._matchers is None:
-            rows = bound if runs is None else np.unique(runs.row_of[bound])
-            nothing = dict.fromkeys(rows.tolist(), NO_GRAMMARS)
+            nothing = dict.fromkeys(np.flatnonzero(row_options & GRAMMAR).tolist(), NO_GRAMMARS)
             return self._sampler.sample(logits, batch), Followed({}, nothing)
-        masked = bound
+        is_bound, going = (options & GRAMMAR) != 0, ()
         if self._device.type == "cpu":
-            masked = bound[~followers(batch.columns["options"][bound])]
-        masks, errors = self._masks(batch, runs, masked)
+            is_bound &= ~followers(options)
+            going = followers(row_options).nonzero()[0].tolist()
+        masks, errors = self._masks(batch, runs, is_bound.nonzero()[0])
         chosen = self._sampler.choose(logits, batch, masks)
         if masks is not None and masks.closing is not None:
             self._sampler.close(chosen, masks.closing)
-        going = np.setdiff1d(bound, masked, assume_unique=True)
-        if runs is not None:
-            going = np.unique(runs.row_of[going])
-        followed = follow(self._sampler, self._matchers, chosen, batch, runs, going.tolist())
+        followed = follow(self._sampler, self._matchers, chosen, batch, runs, going)
         followed.errors.update(errors)
         return self._sampler.conclude(chosen, batch), followed
 

@@ -29,6 +29,11 @@ class StopWatcher(Protocol):
         string is now complete."""
 
 
+def may_stop(token_ids: np.ndarray, batch: SampleRows, columns: RowColumns) -> bool:
+    """Whether `find_stops` could find any; in almost no step of rows that decode."""
+    return bool(batch.wanted & (STOP_IDS | STOP_STRINGS) or np.count_nonzero(columns.is_eos(token_ids)))
+
+
 def find_stops(
     token_ids: np.ndarray,
     batch: SampleRows,

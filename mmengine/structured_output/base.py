@@ -88,5 +88,8 @@ class Backend(Protocol):
     def allows(self, matcher: Matcher, token_id: int) -> bool:
         """Whether `fill` would set the token's bit, for far less."""
 
+    def take(self, matcher: Matcher, token_id: int) -> bool:
+        """Go on by a token that is no end of sequence if it is allowed; else nothing happens."""
+
     def advance(self, matchers: Sequence[Matcher], token_ids: Sequence[int]) -> None:
         """Each matcher goes on by its token; one that refuses it is broken."""

@@ -123,6 +123,12 @@ class LLGuidance:
         forced = matcher.compute_ff_tokens()  # where there are any, masks have but the first of them
         return token_id == forced[0] if forced else matcher.validate_tokens([token_id]) == 1
 
+    def take(self, matcher: LLMatcher, token_id: int) -> bool:
+        forced = matcher.compute_ff_tokens()
+        if forced and token_id != forced[0]:
+            return False
+        return matcher.try_consume_tokens([token_id]) == 1
+
     def advance(self, matchers: Sequence[LLMatcher], token_ids: Sequence[int]) -> None:
         if self._executor is not None:
             self._executor.consume_token_par(list(zip(matchers, token_ids, strict=True)))

@@ -161,6 +161,33 @@ class RowMatchers:
             return len(drafts)
         return behind + matcher.validate_tokens(drafts[behind:])
 
+    def say_run(self, row: int, token_ids: Sequence[int]) -> tuple[int, bool]:
+        """The row says these tokens one after the other, until there is one that it may not say or its text
+        is complete: how many, and whether it is."""
+        if row in self._openings or row not in self._matchers:
+            return self._say_each(row, token_ids)
+        matcher, said = self._matchers[row], self._said[row]
+        take, ends = self._backend.take, self._ends
+        for index, token in enumerate(token_ids):
+            if token in ends:
+                if not self._backend.allows(matcher, token):
+                    return index, False
+            elif take(matcher, token):
+                said.append(token)
+            else:
+                return index, False
+            if matcher.is_stopped():
+                return index + 1, True
+        return len(token_ids), False
+
+    def _say_each(self, row: int, token_ids: Sequence[int]) -> tuple[int, bool]:
+        for index, token in enumerate(token_ids):
+            if not self.say(row, token):
+                return index, False
+            if self.is_complete(row):
+                return index + 1, True
+        return len(token_ids), False
+
     def is_complete(self, row: int) -> bool:
         """Whether nothing can follow what the row said."""
         return row not in self._openings and self._matchers[row].is_stopped()

@@ -60,6 +60,9 @@ class XGrammar:
     def allows(self, matcher: "XMatcher", token_id: int) -> bool:
         return matcher.validate_tokens([token_id]) == 1
 
+    def take(self, matcher: "XMatcher", token_id: int) -> bool:
+        return matcher.try_consume_tokens([token_id]) == 1
+
     def advance(self, matchers: Sequence["XMatcher"], token_ids: Sequence[int]) -> None:
         for matcher, token in zip(matchers, token_ids, strict=True):
             matcher.consume_token(token)

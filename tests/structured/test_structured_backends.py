@@ -305,3 +305,7 @@ def test_what_one_token_may_do_is_what_the_mask_says(backend):
         assert matcher.try_consume_tokens(list(text)) == len(text)
         can = allowed(backend, matcher)
         assert {token for token in range(VOCAB) if backend.allows(matcher, token)} == can
+        for token in set(range(VOCAB)) - {END, END_TOO}:
+            matcher = compiled.matcher()
+            assert matcher.try_consume_tokens(list(text)) == len(text)
+            assert backend.take(matcher, token) == (token in can) and not matcher.is_error()
