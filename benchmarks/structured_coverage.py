@@ -71,11 +71,12 @@ def llguidance_start() -> Start:
 def xgrammar_start() -> Start:
     import xgrammar  # lazy: one of two engines
 
-    from mmengine.structured_output.xgrammar_backend import XGrammar, XMatcher
+    from mmengine.structured_output.xgrammar_backend import Vocabulary, XGrammar, XMatcher
 
     tokens = [*(bytes([byte]) for byte in range(256)), b""]
     backend = XGrammar(lambda: tokens, lambda text: list(text.encode()), frozenset(), (END,), END + 1)
     info = xgrammar.TokenizerInfo(tokens, vocab_size=END + 1, stop_token_ids=[END])
+    vocabulary = Vocabulary(tokens, lambda text: list(text.encode()), [END], END + 1)
     compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
 
     def start(schema: str, bare: bool) -> Any:
@@ -85,7 +86,7 @@ def xgrammar_start() -> Start:
             compiled = compiler.compile_json_schema(schema, strict_mode=False)
         except RuntimeError as error:
             raise InvalidRequest(str(error)) from None
-        return XMatcher(xgrammar.GrammarMatcher(compiled), lambda text: list(text.encode()), [END], END + 1)
+        return XMatcher(xgrammar.GrammarMatcher(compiled), vocabulary)
 
     return start
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, NoReturn
 
+from mmengine.structured_output.characters import PatternError
 from mmengine.structured_output.ebnf_numbers import INTEGER, NUMBER, NumberRefused, Range, write_range
 from mmengine.structured_output.ebnf_regex import (
     ANY,
@@ -24,6 +25,7 @@ from mmengine.structured_output.ebnf_regex import (
 )
 from mmengine.structured_output.ebnf_rules import EMPTY, MAX_COUNTED, Rules, either, literal
 from mmengine.structured_output.keywords import fraction
+from mmengine.structured_output.matching import Budget
 from mmengine.structured_output.refusal import SchemaRefused, refuse, step
 
 ADVICE = "with grammar_backend xgrammar; the default, llguidance, can"
@@ -81,6 +83,7 @@ class _Writer:
     colon: str
     rules: Rules = field(default_factory=Rules)
     names: dict[str, str] = field(default_factory=dict)  # of definitions, by reference
+    budget: Budget = field(default_factory=Budget)  # for comparing names with patterns
 
     def value(self, schema: Any, pointer: str) -> str:
         """An expression for the values of a schema."""
@@ -114,7 +117,7 @@ class _Writer:
                 refuse(keyword, step(pointer, keyword), f"it cannot be enforced {ADVICE}")
 
     def _constants(self, values: list) -> str:
-        return self.rules.add(" | ".join(literal(json.dumps(value, ensure_ascii=False)) for value in values))
+        return self.rules.words([json.dumps(value, ensure_ascii=False) for value in values])
 
     def _anything(self) -> str:
         """Any JSON value."""
@@ -244,13 +247,20 @@ class _Writer:
             if isinstance(node, Set) and not node.ranges:
                 return None
             for name in names:
-                if re.fullmatch(pattern, name):
-                    why = f"it matches {name!r}, which properties names too, and"
-                    self._refuse("patternProperties", pointer, why)
+                self._check_name(name, pattern, pointer)
             value = self.value(part, step(pointer, "patternProperties", pattern))
             key = self._quoted(pattern, "patternProperties", pointer)
             return self._pair(key, value)
         return None
+
+    def _check_name(self, name: str, pattern: str, pointer: str) -> None:
+        try:
+            matches = self.budget.matches(pattern[1:-1], name)  # without ^ and $
+        except PatternError as error:
+            self._refuse("patternProperties", pointer, f"{error}: it")
+        if matches:
+            why = f"it matches {name!r}, which properties names too, and"
+            self._refuse("patternProperties", pointer, why)
 
     def _members(self, pairs: list[tuple[str, bool]], other: str | None, least: int, most: int | None) -> str:
         """Named members in their order, the optional ones left out or not, and others behind them."""

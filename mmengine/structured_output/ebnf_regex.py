@@ -159,13 +159,32 @@ class _Reader:
         if self.take(r"[*+?{]"):
             self.fail("a repetition is repeated; put it in a group")
         if not found[1]:
+            if found[0] != "?" and loops(part):
+                self.fail("a repetition of a repetition matches in too many ways; use one of them")
             low, high = {"*": (0, None), "+": (1, None), "?": (0, 1)}[found[0]]
             return Repeated(part, low, high)
         low = int(found[1])
         high = low if not found[2] else int(found[3]) if found[3] else None
         if high is not None and high < low:
             self.fail("a repetition's least is more than its most")
+        if high is None and loops(part):
+            self.fail("a repetition of a repetition matches in too many ways; use one of them")
         return Repeated(part, low, high)
+
+
+def loops(node: Node) -> bool:
+    """Whether it is an endless repetition, or may be nothing but one."""
+    match node:
+        case Repeated(part, _, high):
+            return high is None or loops(part)
+        case Sequence(parts):
+            return any(
+                loops(part) and all(width(each)[0] == 0 for each in parts if each is not part)
+                for part in parts
+            )
+        case Alternatives(parts):
+            return any(map(loops, parts))
+    return False
 
 
 def width(node: Node) -> tuple[int, int | None]:
@@ -232,6 +251,8 @@ def write_regex(node: Node, rules: Rules, *, in_json: bool, end: str = EMPTY) ->
 def _write_repeated(part: Node, low: int, high: int | None, rules: Rules, in_json: bool, end: str) -> str:
     if max(low, high or 0) > MAX_COUNTED:
         raise RegexRefused(f"more than {MAX_COUNTED} repetitions cannot be counted with xgrammar")
+    if width(part)[0] == 0 and high != 1:
+        raise RegexRefused("a repetition of what may be empty matches in too many ways")
     match part:
         case Set(ranges):
             ways = _set_ways(ranges, in_json)

@@ -6,6 +6,7 @@ never given. The module is imported only where the engine is chosen: xgrammar br
 
 import threading
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import xgrammar
@@ -13,11 +14,13 @@ import xgrammar
 from mmengine.errors import InvalidRequest
 from mmengine.structured_output.ebnf import schema_ebnf
 from mmengine.structured_output.ebnf_regex import RegexRefused, read_regex, write_regex
-from mmengine.structured_output.ebnf_rules import Rules, literal
+from mmengine.structured_output.ebnf_rules import Rules
 from mmengine.structured_output.spec import Choice, Grammar, JsonSchema, Lark, Regex, read_grammar
 from mmengine.structured_output.tags import StructuralTag
 
 MAX_ERROR_CHARS = 300
+MAX_FORCED = 64  # bytes that are looked ahead
+MAX_SPELLINGS = 64  # tokens that may begin what is forced
 SHARED_BYTES = 128 * 2**20  # of masks that grammars have in common
 
 
@@ -36,18 +39,19 @@ class XGrammar:
         self._special_ids, self.eos_token_ids = special_ids, list(eos_token_ids)
         self._vocab_size = vocab_size
         self._lock = threading.Lock()
-        self._compiler: xgrammar.GrammarCompiler | None = None
+        self._made: tuple[xgrammar.GrammarCompiler, Vocabulary] | None = None
 
     def compile(self, grammar: str) -> "CompiledGrammar":
         found = read_grammar(grammar)
         if found.on_truncation == "close":
             raise InvalidRequest('on_truncation "close" needs the engine llguidance (grammar_backend)')
         source = _ebnf_of(found)
+        compiler, vocabulary = self._made_compiler()
         try:
-            compiled = self._made_compiler().compile_grammar(source)
+            compiled = compiler.compile_grammar(source)
         except RuntimeError as error:
             raise InvalidRequest(f"the grammar cannot be used: {_short(str(error))}") from None
-        return CompiledGrammar(compiled, self._encode, self.eos_token_ids, self._vocab_size, found.after)
+        return CompiledGrammar(compiled, vocabulary, found.after)
 
     def fill(
         self, matchers: Sequence["XMatcher"], bits: np.ndarray, drafts: Sequence[list[int]] | None = None
@@ -67,70 +71,84 @@ class XGrammar:
         for matcher, token in zip(matchers, token_ids, strict=True):
             matcher.consume_token(token)
 
-    def _made_compiler(self) -> xgrammar.GrammarCompiler:
+    def _made_compiler(self) -> "tuple[xgrammar.GrammarCompiler, Vocabulary]":
         with self._lock:
-            if self._compiler is None:
-                tokens = list(self._token_bytes())[: self._vocab_size]
+            if self._made is None:
+                texts = list(self._token_bytes())[: self._vocab_size]
                 # Without bytes a token is special to xgrammar, and in no text.
-                tokens = [b"" if token in self._special_ids else text for token, text in enumerate(tokens)]
+                texts = [b"" if token in self._special_ids else text for token, text in enumerate(texts)]
+                vocabulary = Vocabulary(texts, self._encode, self.eos_token_ids, self._vocab_size)
                 info = xgrammar.TokenizerInfo(
-                    tokens, vocab_size=self._vocab_size, stop_token_ids=self.eos_token_ids
+                    texts, vocab_size=self._vocab_size, stop_token_ids=self.eos_token_ids
                 )
-                self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_limit_bytes=SHARED_BYTES)
-            return self._compiler
+                compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_limit_bytes=SHARED_BYTES)
+                self._made = compiler, vocabulary
+            return self._made
+
+
+class Vocabulary(NamedTuple):
+    """`texts`: the bytes of each token, b"" of one that is in no text; `encode`: text to tokens."""
+
+    texts: list[bytes]
+    encode: Callable[[str], list[int]]
+    eos_token_ids: list[int]
+    size: int
+
+    def only(self, words: np.ndarray) -> bytes:
+        """Of a mask that allows but tokens which begin one another the longest one's bytes, else b""."""
+        found = np.flatnonzero(words)
+        if len(found) > MAX_SPELLINGS:
+            return b""
+        tokens = [32 * at + bit for at in found.tolist() for bit in range(32) if words[at] >> bit & 1]
+        if not tokens or len(tokens) > MAX_SPELLINGS or any(token >= len(self.texts) for token in tokens):
+            return b""
+        texts = [self.texts[token] for token in tokens]
+        longest = max(texts, key=len)
+        return longest if all(text and longest.startswith(text) for text in texts) else b""
 
 
 class CompiledGrammar:
     shortest = 0
 
-    def __init__(
-        self,
-        compiled: xgrammar.CompiledGrammar,
-        encode: Callable[[str], list[int]],
-        eos_token_ids: list[int],
-        vocab_size: int,
-        after: tuple[int, ...],
-    ):
-        self._compiled, self._encode, self.after = compiled, encode, after
-        self._eos_token_ids, self._vocab_size = eos_token_ids, vocab_size
+    def __init__(self, compiled: xgrammar.CompiledGrammar, vocabulary: Vocabulary, after: tuple[int, ...]):
+        self._compiled, self._vocabulary, self.after = compiled, vocabulary, after
 
     def closer(self, budget: int) -> None:
         return None
 
     def matcher(self) -> "XMatcher":
-        return XMatcher(
-            xgrammar.GrammarMatcher(self._compiled), self._encode, self._eos_token_ids, self._vocab_size
-        )
+        return XMatcher(xgrammar.GrammarMatcher(self._compiled), self._vocabulary)
 
 
 class XMatcher:
     """Where one text stands in its grammar."""
 
-    def __init__(
-        self,
-        inner: xgrammar.GrammarMatcher,
-        encode: Callable[[str], list[int]],
-        eos_token_ids: list[int],
-        vocab_size: int,
-    ):
-        self._inner, self._encode = inner, encode
-        self._eos_token_ids, self._vocab_size = eos_token_ids, vocab_size
+    def __init__(self, inner: xgrammar.GrammarMatcher, vocabulary: Vocabulary):
+        self._inner, self._vocabulary = inner, vocabulary
         self._error = ""
 
     def consume_tokens(self, token_ids: list[int]) -> bool:
         return all(self.consume_token(token) for token in token_ids)
 
     def consume_token(self, token_id: int) -> bool:
-        if not self._error and not self._inner.accept_token(token_id):
+        if not self._error and not self._accept(token_id):
             self._error = f"it does not allow token {token_id} here"
         return not self._error
 
     def try_consume_tokens(self, token_ids: list[int]) -> int:
         """Go on by as many of these tokens as the grammar takes, and say how many; it stays sound."""
         taken = 0
-        while taken < len(token_ids) and self._may_follow() and self._inner.accept_token(token_ids[taken]):
+        while taken < len(token_ids) and self._may_follow() and self._accept(token_ids[taken]):
             taken += 1
         return taken
+
+    def _accept(self, token_id: int) -> bool:
+        """xgrammar refuses tokens that no text holds too, but with a line on stderr for each."""
+        texts = self._vocabulary.texts
+        in_text = token_id < len(texts) and texts[token_id]
+        return bool(in_text or token_id in self._vocabulary.eos_token_ids) and self._inner.accept_token(
+            token_id
+        )
 
     def validate_tokens(self, token_ids: list[int]) -> int:
         """How many of these tokens `try_consume_tokens` would take."""
@@ -142,11 +160,25 @@ class XMatcher:
     def compute_ff_tokens(self) -> list[int]:
         """The tokens with which the tokenizer spells what must come next, but for the last, whose spelling
         what follows may change."""
-        if not self._may_follow():
-            return []
-        forced = self._inner.find_jump_forward_string()
-        tokens = self._encode(forced)[:-1] if forced else []
+        forced = self._forced()
+        text = forced.decode(errors="ignore")
+        tokens = self._vocabulary.encode(text)[:-1] if text else []
         return tokens[: self.validate_tokens(tokens)]
+
+    def _forced(self) -> bytes:
+        """The bytes that must come next, about MAX_FORCED of them at most: xgrammar's own search for them
+        has no end where a grammar forces a text of exponential length."""
+        forced, steps = b"", 0
+        words = np.zeros((1, -(-self._vocabulary.size // 32)), np.int32)
+        while len(forced) < MAX_FORCED:
+            self._fill(words, 0)
+            longest = self._vocabulary.only(words[0])
+            if not longest or not self._inner.accept_string(longest):
+                break
+            forced, steps = forced + longest, steps + 1
+        if steps:
+            self._inner.rollback(steps)
+        return forced
 
     def fill(self, words: np.ndarray, place: int, ahead: Sequence[int] = ()) -> None:
         """Set `words[place]`, int32, to what may come next, nothing where the text is over; and those behind
@@ -166,7 +198,7 @@ class XMatcher:
             words[place] = 0
             return
         self._inner.fill_next_token_bitmask(words, place)
-        if beyond := self._vocab_size % 32:  # these bits may be set, but are no tokens
+        if beyond := self._vocabulary.size % 32:  # these bits may be set, but are no tokens
             words[place, -1] &= (1 << beyond) - 1
 
     def _may_follow(self) -> bool:
@@ -175,12 +207,12 @@ class XMatcher:
 
     def compute_bitmask(self) -> bytes:
         """What may come next: token t is bit t % 8 of byte t // 8."""
-        words = np.zeros((1, -(-self._vocab_size // 32)), np.int32)
+        words = np.zeros((1, -(-self._vocabulary.size // 32)), np.int32)
         self.fill(words, 0)
         return words.tobytes()
 
     def deep_copy(self) -> "XMatcher":
-        copy = XMatcher(self._inner.fork(), self._encode, self._eos_token_ids, self._vocab_size)
+        copy = XMatcher(self._inner.fork(), self._vocabulary)
         copy._error = self._error
         return copy
 
@@ -195,7 +227,7 @@ class XMatcher:
         if not self._inner.is_completed():
             return False
         allowed = np.frombuffer(self.compute_bitmask(), np.uint8).copy()
-        for token in self._eos_token_ids:
+        for token in self._vocabulary.eos_token_ids:
             allowed[token // 8] &= 0xFF ^ 1 << token % 8
         return not allowed.any()
 
@@ -220,7 +252,8 @@ def _ebnf_of(grammar: Grammar) -> str:
                     f"the grammar cannot be used: {error}; the default, llguidance, may know it"
                 ) from None
         case Choice(choices=choices):
-            return Rules().text(" | ".join(literal(choice) for choice in choices))
+            rules = Rules()
+            return rules.text(rules.words(list(choices)))
         case Lark():
             raise InvalidRequest(
                 "the grammar cannot be used: grammar_backend xgrammar does not read llguidance's Lark; "

@@ -4,6 +4,7 @@ import json
 import random
 import re
 import sys
+import time
 from collections import Counter
 from fractions import Fraction
 
@@ -181,6 +182,28 @@ def test_strings_hold_what_json_lets_them(backend):
         assert not accepts(matcher, text), text
 
 
+def test_no_text_makes_a_step_slow(backend):
+    """Repetitions that could begin anywhere, and a forced text that has no end in sight."""
+    schema = {"type": "string", "pattern": "a.*b.*c.*a[a-z-]*b[a-z-]*c"}
+    matcher = start(backend, schema)
+    assert matcher.consume_token(ord('"'))
+    begun = time.perf_counter()
+    for byte in b"ab-c" * 500:
+        matcher.compute_bitmask()
+        assert matcher.consume_token(byte)
+    assert time.perf_counter() - begun < 10  # a fiftieth of a second is usual; it was 40 with *
+    nodes = {
+        f"n{at}": {"type": "array", "prefixItems": [{"$ref": f"#/$defs/n{at + 1}"}] * 2} for at in range(40)
+    }
+    for node in nodes.values():
+        node |= {"items": False, "minItems": 2}
+    matcher = start(
+        backend, {"$ref": "#/$defs/n0", "$defs": {**nodes, "n40": {"const": 1}}}, Bounds(whitespace=1)
+    )
+    assert matcher.compute_ff_tokens() == []  # white space may come first
+    assert matcher.consume_tokens(list(b"[[[["))
+
+
 def refusal(backend, schema, bounds=None):
     with pytest.raises(SchemaRefused) as caught:
         start(backend, schema, bounds)
@@ -238,6 +261,8 @@ def test_the_refusal_of_a_bound_says_how_to_switch_it_off(backend):
         ({"regex": "(a"}, "a group is not closed"),
         ({"regex": r"\d+"}, r"\d is not known with xgrammar"),
         ({"regex": "^a"}, "the whole text has to match anyway"),
+        ({"regex": "((a*)*)*b"}, "a repetition of a repetition"),
+        ({"regex": "(a?)+b"}, "a repetition of what may be empty"),
         ({"regex": "(?i:a)"}, "is not known with xgrammar"),
         ({"regex": "a{129}"}, "more than 128 repetitions"),
         ({"lark": "start: /a/"}, "does not read llguidance's Lark"),

@@ -1,0 +1,84 @@
+"""The engine with xgrammar in llguidance's place: answers are valid, and who hangs its compiler is alone."""
+
+import json
+
+import jsonschema
+import pytest
+
+from mmengine.config import EngineConfig
+from mmengine.errors import MMEngineError
+from mmengine.serve.batching import run_batch
+from mmengine.serve.engine import Engine
+from mmengine.serve.prompts import Options, Prompt, make_sampling
+from mmengine.structured_output.spec import grammar_of
+from tests.cli.cli_process import run_cli
+from tests.serve.test_serve_structured import SMALL, random_schemas
+
+pytest.importorskip("mmengine_shapes")
+pytest.importorskip("xgrammar")
+BOUNDS = {"string": 0, "key": 8}
+
+
+def options_of(schema, number, bounds=BOUNDS):
+    form = {"type": "json_schema", "json_schema": {"schema": schema}, "bounds": bounds}
+    sampling = make_sampling({"max_tokens": 120, "temperature": number % 3 * 0.75, "seed": number})
+    return Options(sampling, grammar=grammar_of(form))
+
+
+@pytest.mark.parametrize("num_blocks", [0, 24])
+def test_answers_that_end_are_what_their_schemas_describe(num_blocks):
+    """Greedy and not, with drafts; with few blocks under preemption too."""
+    schemas = random_schemas(60)
+    asked = [(Prompt.of("Say something."), options_of(schema, at)) for at, schema in enumerate(schemas)]
+    config = EngineConfig(grammar_backend="xgrammar", num_blocks=num_blocks, **SMALL)
+    counts = {"stop": 0, "length": 0, "refused": 0}
+    with Engine(config=config) as engine:
+        for index, answer in run_batch(engine, iter(asked)):
+            if answer.error() is not None:
+                assert "grammar_backend xgrammar" in str(answer.error())
+                counts["refused"] += 1
+                continue
+            counts[answer.finish_reason] += 1
+            if answer.finish_reason == "stop":
+                jsonschema.validate(
+                    json.loads(answer.text),
+                    schemas[index],
+                    jsonschema.Draft202012Validator,
+                    format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER,
+                )
+        assert bool(engine.stats().num_preemptions) == bool(num_blocks)
+    print(counts)
+    assert counts["stop"] >= 20 and counts["refused"] <= 10
+
+
+def test_a_grammar_that_takes_too_long_fails_alone():
+    """xgrammar is busy with one text of 250,000 characters for many seconds."""
+    slow = Options(make_sampling({}), grammar=grammar_of(grammar={"choice": ["x" * 250_000]}))
+    good = [options_of({"const": number}, number) for number in range(20)]
+    asked = [(Prompt.of("Say."), each) for each in (good[0], slow, *good[1:])]
+    with Engine(config=EngineConfig(grammar_backend="xgrammar", grammar_timeout_s=1)) as engine:
+        found = dict(run_batch(engine, iter(asked)))
+        assert "not compiled within 1 seconds (grammar_timeout_s)" in str(found.pop(1).error())
+        assert sorted(int(answer.text) for answer in found.values()) == list(range(20))
+
+
+def test_a_schema_that_only_llguidance_enforces_stops_nobody_else():
+    with Engine(config=EngineConfig(grammar_backend="xgrammar")) as engine:
+        with pytest.raises(MMEngineError, match=r"maxLength at #/properties/a/maxLength: .*\"bounds\""):
+            engine.generate_json("Say.", {"type": "object", "properties": {"a": {"type": "string"}}})
+        assert engine.generate_json("Say.", {"const": 1}) == 1
+
+
+def test_the_command_line_chooses_it(tmp_path):
+    (tmp_path / "schema.json").write_text('{"enum": [3, 4]}')
+    asked = ("run", "How many?", "--schema", str(tmp_path / "schema.json"), "--grammar-backend")
+    found = run_cli(*asked, "xgrammar", blocked=("llguidance",))
+    assert found.returncode == 0 and json.loads(found.stdout) in (3, 4), found.stderr
+    found = run_cli(*asked, "xgrammar", blocked=("xgrammar",))
+    assert found.returncode == 2 and 'pip install "mmengine-vl[xgrammar]"' in found.stderr.replace("\n", " ")
+    assert run_cli("run", "--help", blocked=("xgrammar", "torch", "transformers")).returncode == 0
+
+
+def test_another_name_is_refused():
+    with pytest.raises(MMEngineError, match="grammar_backend"):
+        EngineConfig(grammar_backend="outlines").check()
