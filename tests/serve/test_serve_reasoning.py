@@ -1,87 +1,48 @@
 """Forms that begin behind a model's reasoning: where that ends is known by its tokens, whatever the weights,
 the temperature, the batch, the drafts and what interrupts it."""
 
+import asyncio
 import itertools
 import json
 import shutil
+from dataclasses import replace
 
 import jsonschema
 import numpy as np
 import pytest
 
 from mmengine.config import EngineConfig
-from mmengine.errors import ConfigError, InvalidRequest
+from mmengine.core.past import Resume
+from mmengine.errors import ConfigError, InvalidRequest, RequestFailed
+from mmengine.replay.verify import verify
 from mmengine.serve.answers import CUT
+from mmengine.serve.batchfile import RequestFile
 from mmengine.serve.batching import run_batch
+from mmengine.serve.client import AsyncEngine
 from mmengine.serve.engine import Engine
-from mmengine.serve.prompts import Options, Prompt, make_sampling
+from mmengine.serve.prompts import Options, Prompt
 from mmengine.serve.reasoning import Reasoning
 from mmengine.structured_output.opening import after_of, end_of
 from mmengine.structured_output.spec import grammar_of
+from tests.serve.reasoning_jobs import QUESTIONS, RECORD, answers, check, jobs
 
 shapes = pytest.importorskip("mmengine_shapes")
 
-RECORD = {
-    "type": "object",
-    "properties": {
-        "shape": {"enum": ["circle", "square", "größe"]},
-        "count": {"type": "integer", "minimum": 0, "maximum": 12},
-        "note": {"type": "string", "maxLength": 6},
-    },
-    "required": ["count", "shape"],
-    "additionalProperties": False,
-}
-CALL = {
-    "structures": [{"begin": "<call>", "schema": RECORD, "end": "</call>"}],
-    "triggers": ["<call>"],
-    "at_least_one": True,
-    "stop_after_first": True,
-}
-FORMS = [
-    {"schema": RECORD},
-    {"regex": "[a-c]{3}(x|yes)[0-9]{2}"},
-    {"schema": {"type": "array", "items": {"type": "boolean"}, "minItems": 2, "maxItems": 4}},
-    {"choice": ["circle", "a square", "größe"]},
-    {"schema": {"const": {"a": ["</think>", "é\n"]}}},
-]
-QUESTIONS = ["What is a triangle?", "How many shapes are there?", "Describe a square, at length."]
 SMALL = {"max_num_seqs": 8, "token_budget": 24, "max_model_len": 256, "num_blocks": 19}
-
-
-def asked_form(form, **others):
-    if "schema" in form:
-        return {"type": "json_schema", "json_schema": form, **others}, None
-    return None, {**form, **others}
-
-
-def check_content(form, content):
-    if "schema" in form:
-        jsonschema.validate(json.loads(content), form["schema"])
-    elif "choice" in form:
-        assert content in form["choice"]
-    else:
-        import re
-
-        assert re.fullmatch(form["regex"], content)
-
-
-def copied(folder, template_end="", special=False):
-    """The embedded model, whose prompts end so, and whose </think> is a special token perhaps."""
-    shutil.copytree(shapes.checkpoint_path(), folder)
-    template = folder / "chat_template.jinja"
-    template.write_text(template.read_text().replace("assistant\\n'", f"assistant\\n{template_end}'"))
-    if special:
-        path = folder / "tokenizer.json"
-        found = json.loads(path.read_text())
-        for token in found["added_tokens"]:
-            token["special"] |= token["content"] == "</think>"
-        path.write_text(json.dumps(found))
-    return folder
 
 
 @pytest.fixture(scope="module")
 def thinker(tmp_path_factory):
-    return copied(tmp_path_factory.mktemp("thinker") / "model", "<think>\\n", special=True)
+    """The embedded model, whose prompts end with an open <think>, and whose </think> is a special token."""
+    folder = tmp_path_factory.mktemp("thinker") / "model"
+    shutil.copytree(shapes.checkpoint_path(), folder)
+    template, tokenizer = folder / "chat_template.jinja", folder / "tokenizer.json"
+    template.write_text(template.read_text().replace("assistant\\n'", "assistant\\n<think>\\n'"))
+    found = json.loads(tokenizer.read_text())
+    for token in found["added_tokens"]:
+        token["special"] |= token["content"] == "</think>"
+    tokenizer.write_text(json.dumps(found))
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -145,56 +106,6 @@ def test_markers_that_cannot_be_said(engine):
     EngineConfig(reasoning_start="", reasoning_end="é" * 64).check()
 
 
-def jobs(count, temperature, marker, bias, tags=True):
-    """Prompts with a form each; a bias makes the marker likely enough to come, at some time."""
-    forms = [*FORMS, {"structural_tag": CALL}] if tags else FORMS
-    for number in range(count):
-        form = forms[number % len(forms)]
-        sampling = make_sampling(
-            {
-                "max_tokens": 120,
-                "temperature": temperature,
-                "seed": number,
-                "top_k": number % 4 // 3 * 60,
-                "logit_bias": dict.fromkeys(marker, bias + number % 5),
-            }
-        )
-        yield form, Options(sampling, grammar=grammar_of(*asked_form(form)), reasoning=True)
-
-
-def answers(engine, asked):
-    prompts = [Prompt.of(QUESTIONS[number % 3]) for number in range(len(asked))]
-    return dict(run_batch(engine, ((prompt, job[1]) for prompt, job in zip(prompts, asked, strict=True))))
-
-
-def check(engine, asked, answered, marker):
-    """How many end their reasoning and stop, and the lengths of the reasoning; what stops is in its form."""
-    tokenizer, lengths, stopped = engine.processor.tokenizer, [], 0
-    for number, (form, _) in enumerate(asked):
-        choice = answered[number].choices[0]
-        assert choice.finish_reason in ("stop", "length"), choice.detail
-        assert choice.after == tuple(marker)
-        end = end_of(choice.token_ids, marker)
-        reasoned = choice.token_ids[: len(choice.token_ids) if end is None else end]
-        assert not set(engine.config.eos_token_ids) & set(reasoned)
-        if end is None:
-            assert choice.content is None and choice.reasoning == choice.text
-            assert (choice.finish_reason, choice.detail) == ("length", CUT)
-            continue
-        lengths.append(end)
-        assert choice.reasoning == tokenizer.decode(reasoned[: -len(marker)])
-        assert choice.content == tokenizer.decode(choice.token_ids[end:])
-        if choice.finish_reason == "stop":
-            stopped += 1
-            if "structural_tag" in form:
-                assert choice.content.endswith("</call>")
-                inner = choice.content.partition("<call>")[2].removesuffix("</call>")
-                jsonschema.validate(json.loads(inner), RECORD)
-            else:
-                check_content(form, choice.content)
-    return stopped, lengths
-
-
 @pytest.mark.parametrize(
     ("weights", "temperature", "end", "bias"),
     [
@@ -232,3 +143,107 @@ def test_what_stops_is_valid_wherever_reasoning_ends(weights, temperature, end, 
         for number in range(len(asked)):
             assert narrow[number].token_ids == wide[number].token_ids
             assert narrow[number].choices == wide[number].choices
+
+
+def test_what_comes_back_where_the_prompt_makes_the_model_reason(thinker, tmp_path):
+    bias = {"logit_bias": {1535: 14.0}, "max_tokens": 150}
+    form = {"type": "json_schema", "json_schema": {"schema": RECORD}}
+    with Engine(thinker) as engine:
+        answer = engine.generate([QUESTIONS[0]], response_format=form, **bias)[0]
+        choice = answer.choices[0]
+        assert choice.after == (1535,) and choice.reasoning and choice.finish_reason == "stop"
+        assert choice.text == choice.reasoning + choice.content, "the marker is a special token"
+        value = json.loads(choice.content)
+        jsonschema.validate(value, RECORD)
+        assert answer.as_json()["content"] == choice.content
+        assert answer.as_json()["reasoning"] == choice.reasoning
+        assert engine.generate_json(QUESTIONS[0], RECORD, **bias) == value
+
+        at_once = engine.generate([QUESTIONS[0]], response_format={**form, "reasoning": False})[0].choices[0]
+        assert (at_once.after, at_once.reasoning, at_once.content) == ((), None, at_once.text)
+        jsonschema.validate(engine.generate_json(QUESTIONS[0], RECORD, reasoning=False), RECORD)
+        assert "content" not in engine.generate([QUESTIONS[0]], max_tokens=3)[0].as_json()
+
+        cut = engine.generate([QUESTIONS[0]], response_format=form, max_tokens=4)[0]
+        assert (cut.finish_reason, cut.choices[0].detail, cut.choices[0].content) == ("length", CUT, None)
+        assert cut.text == cut.choices[0].reasoning and cut.as_json()["content"] is None
+        with pytest.raises(RequestFailed, match="the reasoning did not end after 4 tokens; raise max_tokens"):
+            engine.generate_json(QUESTIONS[0], RECORD, max_tokens=4)
+        num_reasoned = end_of(choice.token_ids, (1535,))
+        for more, begins in ((0, "''"), (2, "'{")):
+            with pytest.raises(RequestFailed, match=f"the JSON is incomplete after .* begins {begins}"):
+                engine.generate_json(QUESTIONS[0], RECORD, **{**bias, "max_tokens": num_reasoned + more})
+
+    line = {"messages": [{"role": "user", "content": QUESTIONS[0]}], **bias}
+    lines = [
+        {"custom_id": "a", **line, "response_format": form},
+        {"custom_id": "b", **line, "response_format": {**form, "reasoning": False}},
+        {"custom_id": "c", **line, "grammar": {"choice": ["a"], "reasoning": 1}},
+    ]
+    requests = tmp_path / "requests.jsonl"
+    requests.write_text("".join(json.dumps(each) + "\n" for each in lines))
+    with open(requests, "rb") as file, Engine(thinker) as engine:
+        source = RequestFile(file, tmp_path)
+        found = [json.loads(source.answer_line(*each)) for each in run_batch(engine, source)]
+    found.sort(key=lambda each: each["custom_id"])
+    assert json.loads(found[0]["content"]) == value and found[0]["reasoning"] == choice.reasoning
+    jsonschema.validate(json.loads(found[1]["text"]), RECORD)
+    assert found[2]["error"] == "line 3: grammar.reasoning must be true or false, not 1"
+
+    async def ask():
+        async with AsyncEngine(thinker) as engine:
+            answer = await engine.generate(QUESTIONS[0], response_format=form, **bias)
+            assert answer.choices == [choice]
+            with pytest.raises(RequestFailed, match="the reasoning did not end"):
+                await engine.generate_json(QUESTIONS[0], RECORD, max_tokens=4)
+            return await engine.generate_json(QUESTIONS[0], RECORD, reasoning=True, **bias)
+
+    assert asyncio.run(ask()) == value
+
+
+def test_without_a_marker_to_wait_for(thinker):
+    with Engine(thinker, config=EngineConfig(reasoning_end="")) as engine:
+        jsonschema.validate(engine.generate_json(QUESTIONS[0], RECORD), RECORD)
+        with pytest.raises(InvalidRequest, match="reasoning_end is empty"):
+            engine.generate_json(QUESTIONS[0], RECORD, reasoning=True)
+        assert engine.is_idle
+
+    async def ask():
+        async with AsyncEngine(thinker, config=EngineConfig(reasoning_end="")) as engine:
+            with pytest.raises(InvalidRequest, match="reasoning_end is empty"):
+                await engine.generate_json(QUESTIONS[0], RECORD, reasoning=True)
+
+    asyncio.run(ask())
+
+
+def test_another_process_goes_on_in_the_middle_of_the_reasoning(random_weights, tmp_path):
+    """The log says where the form begins, whatever the markers of the process that takes it up."""
+    wanted, folders, asked = {}, {}, list(jobs(8, 1.5, [1535], 3.5))
+    options = {"config": EngineConfig(num_blocks=65), "log": tmp_path / "log"}
+    with Engine(random_weights, dtype="float32", **options) as one:
+        for number, (_, options) in enumerate(asked):
+            prepared = Prompt.of(QUESTIONS[number % 3]).prepare(one.processor)
+            one.submit_prepared(prepared, replace(options, request_id=f"r{number}"))
+        for step in itertools.count():
+            for output in one.step(received=False):
+                wanted[output.request_id] = output.completion or wanted.get(output.request_id)
+            if one.is_idle:
+                break
+            if one.stats().num_output_tokens >= (20, 90, 300, 10**9)[len(folders)]:
+                folders[step] = shutil.copytree(tmp_path / "log", tmp_path / f"log{step}")
+    assert len(folders) == 3
+    num_reasoning = 0
+    for folder in folders.values():
+        options = {"config": EngineConfig(reasoning_end="[X]"), "log": folder, "resume": Resume(force=False)}
+        with Engine(random_weights, dtype="float32", **options) as engine:
+            said = [one.token_ids for one in engine.requests.past.values()]
+            num_reasoning += sum(len(each) > 0 and end_of(each, (1535,)) is None for each in said)
+            found = {name: engine.requests.take_up(name) for name in wanted}
+            while not engine.is_idle:
+                for output in engine.step():
+                    found[output.request_id] = output.completion or found[output.request_id]
+            for name, answer in wanted.items():
+                assert found[name].choices == answer.choices
+            check(engine, asked, {number: found[f"r{number}"] for number in range(8)}, [1535])
+        assert verify(folder).ok
+    assert num_reasoning >= 6

@@ -1,0 +1,102 @@
+"""Prompts with forms that begin behind reasoning, and what becomes of them."""
+
+import json
+import re
+
+import jsonschema
+
+from mmengine.serve.answers import CUT
+from mmengine.serve.batching import run_batch
+from mmengine.serve.prompts import Options, Prompt, make_sampling
+from mmengine.structured_output.opening import end_of
+from mmengine.structured_output.spec import grammar_of
+
+RECORD = {
+    "type": "object",
+    "properties": {
+        "shape": {"enum": ["circle", "square", "größe"]},
+        "count": {"type": "integer", "minimum": 0, "maximum": 12},
+        "note": {"type": "string", "maxLength": 6},
+    },
+    "required": ["count", "shape"],
+    "additionalProperties": False,
+}
+CALL = {
+    "structures": [{"begin": "<call>", "schema": RECORD, "end": "</call>"}],
+    "triggers": ["<call>"],
+    "at_least_one": True,
+    "stop_after_first": True,
+}
+FORMS = [
+    {"schema": RECORD},
+    {"regex": "[a-c]{3}(x|yes)[0-9]{2}"},
+    {"schema": {"type": "array", "items": {"type": "boolean"}, "minItems": 2, "maxItems": 4}},
+    {"choice": ["circle", "a square", "größe"]},
+    {"schema": {"const": {"a": "</think> é\n"}}},
+]
+QUESTIONS = ["What is a triangle?", "How many shapes are there?", "Describe a square, at length."]
+
+
+def asked_form(form, **others):
+    if "schema" in form:
+        return {"type": "json_schema", "json_schema": form, **others}, None
+    return None, {**form, **others}
+
+
+def check_content(form, content):
+    if "schema" in form:
+        jsonschema.validate(json.loads(content), form["schema"])
+    elif "choice" in form:
+        assert content in form["choice"]
+    else:
+        assert re.fullmatch(form["regex"], content)
+
+
+def jobs(count, temperature, marker, bias, tags=True):
+    """Prompts with a form each; a bias makes the marker likely enough to come, at some time."""
+    forms = [*FORMS, {"structural_tag": CALL}] if tags else FORMS
+    for number in range(count):
+        form = forms[number % len(forms)]
+        sampling = make_sampling(
+            {
+                "max_tokens": 120,
+                "temperature": temperature,
+                "seed": number,
+                "top_k": number % 4 // 3 * 60,
+                "logit_bias": dict.fromkeys(marker, bias + number % 5),
+            }
+        )
+        yield form, Options(sampling, grammar=grammar_of(*asked_form(form)), reasoning=True)
+
+
+def answers(engine, asked):
+    prompts = [Prompt.of(QUESTIONS[number % 3]) for number in range(len(asked))]
+    return dict(run_batch(engine, ((prompt, job[1]) for prompt, job in zip(prompts, asked, strict=True))))
+
+
+def check(engine, asked, answered, marker):
+    """How many end their reasoning and stop, and the lengths of the reasoning; what stops is in its form."""
+    tokenizer, lengths, stopped = engine.processor.tokenizer, [], 0
+    for number, (form, _) in enumerate(asked):
+        choice = answered[number].choices[0]
+        assert choice.finish_reason in ("stop", "length"), choice.detail
+        assert choice.after == tuple(marker)
+        end = end_of(choice.token_ids, marker)
+        reasoned = choice.token_ids[: len(choice.token_ids) if end is None else end]
+        assert not set(engine.config.eos_token_ids) & set(reasoned)
+        if end is None:
+            assert choice.content is None and choice.reasoning == choice.text
+            assert (choice.finish_reason, choice.detail) == ("length", CUT)
+            continue
+        lengths.append(end)
+        assert choice.reasoning == tokenizer.decode(reasoned[: -len(marker)])
+        assert choice.content == tokenizer.decode(choice.token_ids[end:])
+        if choice.finish_reason == "stop":
+            stopped += 1
+            if "structural_tag" in form:
+                assert choice.content.endswith("</call>")
+                inner = choice.content.partition("<call>")[2].removesuffix("</call>")
+                jsonschema.validate(json.loads(inner), RECORD)
+            else:
+                check_content(form, choice.content)
+    return stopped, lengths
