@@ -16,13 +16,14 @@ from mmengine.errors import ConfigError, ModelError
 from mmengine.models.loader import resolve_folder
 from mmengine.models.plugin import ModelPlugin, ModelSpec, Processor, Tokenizer
 from mmengine.models.registry import plugin_for
+from mmengine.runtime.drafters import head_folder, make_drafters, with_drafts
+from mmengine.runtime.eagle3.drafter import kv_spec
+from mmengine.runtime.eagle3.loading import load_head
 from mmengine.runtime.executor import TorchExecutor
 from mmengine.runtime.kv import blocks_for_memory, bytes_per_block
 from mmengine.runtime.stops import StopWatcher
 from mmengine.runtime.threads import choose_threads
-from mmengine.spec_decode.base import Drafter
-from mmengine.spec_decode.grammar import GrammarDrafter
-from mmengine.spec_decode.registry import free_drafter
+from mmengine.spec_decode.eagle3.loading import HeadFolder
 from mmengine.structured_output.backends import backend_class
 from mmengine.structured_output.base import Compiled
 from mmengine.structured_output.grammars import Grammars
@@ -33,7 +34,6 @@ CUDA_MEMORY_SHARE = 0.8  # of what is free when the weights are loaded
 CPU_MEMORY_SHARE = 0.25
 CPU_FULL_REQUESTS = 4  # requests of full length that the CPU's pool is sized for, at least 256 MiB
 CPU_MIN_BYTES = 256 * 2**20
-DRAFT_TOKENS = 8  # of one row, where the settings do not say
 
 
 @dataclass(slots=True)
@@ -130,16 +130,25 @@ def _build(
     if opened is not None:
         opened.check_fingerprints(fingerprints, resume)
     network = plugin.load_model(folder, device=device, dtype=dtype)
+    head = head_folder(config, network.spec, folder)
     if past is None:
-        config = _resolve(config, network.spec, DTYPES[dtype], device, processor)
+        config = _resolve(with_drafts(config, head), network.spec, head, DTYPES[dtype], device, processor)
     else:
         config = past.config_for(config)
     watcher = stop_watcher_factory(processor.tokenizer) if stop_watcher_factory else None
     grammars = _grammars(processor.tokenizer, config, network.spec, compile_grammar)
     matchers = RowMatchers(grammars.backend, grammars.compiled, network.spec.vocab_size, grammars.closer)
-    drafters = _drafters(config, matchers, grammars) if config.num_draft_tokens else []
     executor = TorchExecutor(
-        network, plugin.positions, config, device, DTYPES[dtype], attention, watcher, matchers, drafters
+        network,
+        plugin.positions,
+        config,
+        device,
+        DTYPES[dtype],
+        attention,
+        watcher,
+        matchers,
+        make_drafters(config, head, matchers, grammars),
+        load_head(head, network, torch.device(device), DTYPES[dtype]) if head is not None else None,
     )
     if opened is not None:
         core = opened.core(config, executor, fingerprints)
@@ -176,15 +185,6 @@ def _grammars(
     return Grammars(backend, deadline_s=config.grammar_timeout_s, compile=compile_grammar)
 
 
-def _drafters(config: EngineConfig, matchers: RowMatchers, grammars: Grammars) -> list[Drafter]:
-    """Those that `spec` names, the preferred ones first. Raises ConfigError for one that nobody knows."""
-    if config.spec == "none":
-        return []
-    if config.spec in ("auto", "grammar"):
-        return [GrammarDrafter(matchers.said, grammars.sketches)]
-    return [free_drafter(config.spec)(config.max_num_seqs)]
-
-
 def _device(name: str) -> str:
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
@@ -213,12 +213,16 @@ def _dtype(name: str, device: str, folder: Path) -> str:
 
 
 def _resolve(
-    config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, device: str, processor: Processor
+    config: EngineConfig,
+    spec: ModelSpec,
+    head: HeadFolder | None,
+    dtype: torch.dtype,
+    device: str,
+    processor: Processor,
 ) -> EngineConfig:
-    """Fill in what is 0: the pool from memory, the length from the model and the pool."""
+    """Fill in what is 0: the pool from memory, the length from the model and the pool. Blocks hold the KV of
+    the model and of the draft head."""
     size = config.block_size
-    if config.lookahead_tokens:
-        raise ConfigError("lookahead_tokens needs a drafter that keeps KV, and there is none")
     if config.max_model_len > spec.max_model_len:
         raise ConfigError(
             f"max_model_len {config.max_model_len} is more than the model's own {spec.max_model_len}"
@@ -227,8 +231,9 @@ def _resolve(
     blocks_each = -(-wanted_len // size)
     num_blocks = config.num_blocks
     if not num_blocks:
-        full_request = blocks_each * bytes_per_block(spec, dtype, size)
-        num_blocks = blocks_for_memory(spec, dtype, size, _kv_bytes(device, full_request))
+        specs = [spec] if head is None else [spec, kv_spec(head.config)]
+        full_request = blocks_each * bytes_per_block(specs, dtype, size)
+        num_blocks = blocks_for_memory(specs, dtype, size, _kv_bytes(device, full_request))
         num_blocks = min(num_blocks, config.max_num_seqs * blocks_each + 1)
     room = (num_blocks - 1) * size
     if room < 2 or config.max_model_len > room:
@@ -240,25 +245,8 @@ def _resolve(
         config,
         num_blocks=num_blocks,
         max_model_len=min(wanted_len, room),
-        num_draft_tokens=_num_draft_tokens(config),
         eos_token_ids=config.eos_token_ids or processor.eos_token_ids,
     )
-
-
-def _num_draft_tokens(config: EngineConfig) -> int:
-    """Drafts a row; none where nobody drafts, or where steps may not have any."""
-    if config.spec == "none":
-        if config.num_draft_tokens:
-            raise ConfigError(
-                f"num_draft_tokens {config.num_draft_tokens} needs a drafter, and spec is none; set "
-                "spec auto, or no num_draft_tokens"
-            )
-        return 0
-    if config.max_in_flight > 1 or config.compat:
-        if config.spec != "auto":
-            raise ConfigError(f"spec {config.spec} cannot go with max_in_flight 2 or compat; set spec none")
-        return config.num_draft_tokens
-    return config.num_draft_tokens or min(DRAFT_TOKENS, config.token_budget - 1)
 
 
 def _kv_bytes(device: str, full_request: int) -> int:

@@ -11,6 +11,7 @@ import numpy as np
 import structlog
 
 from mmengine.core.executor import Admission
+from mmengine.runtime.eagle3.drafter import Eagle3Drafter, Seen
 from mmengine.runtime.rows import GRAMMAR, RowColumns
 from mmengine.spec_decode.base import Drafter, Proposed
 from mmengine.spec_decode.texts import Texts
@@ -47,6 +48,8 @@ class Drafting:
         # [drafter, row]: who is asked about whom.
         self._follows = np.zeros((len(drafters), len(rows.columns)), bool)
         self._num_followed = 0  # rows that anybody is asked about
+        # The one that reads what the target computes.
+        self.head = next((each for each in drafters if isinstance(each, Eagle3Drafter)), None)
         self.failures = [0] * len(drafters)
 
     def admit(self, admission: Admission) -> None:
@@ -66,14 +69,21 @@ class Drafting:
         self._num_followed = int(np.count_nonzero(self._follows.any(axis=0)))
 
     def drafts(
-        self, rows: np.ndarray, token_ids: np.ndarray, counts: np.ndarray, going: np.ndarray
+        self,
+        rows: np.ndarray,
+        token_ids: np.ndarray,
+        counts: np.ndarray,
+        going: np.ndarray,
+        seen: Seen | None = None,
     ) -> Drafts | None:
-        """Rows [s] said `token_ids`, `counts` of them each, one row after the other; those `going` (intp,
-        ascending, into them) go on, and may have drafts. None where nobody has."""
+        """Rows [s] said `token_ids`, `counts` of them each, one row after the other, in the step `seen`.
+        Those `going` (intp, ascending, into them) go on, and may have drafts. None where nobody has."""
         if not self._num_followed:
             return None
         rows = rows.astype(np.intp)
         self._texts.say(rows, token_ids, counts)
+        if self.head is not None:
+            self.head.catch_up(seen, self._texts)
         rows = rows[going]
         follows = self._follows[:, rows]
         if not follows.any():

@@ -11,6 +11,7 @@ from mmengine.config import EngineConfig
 from mmengine.core.executor import StepPlan, StepResult
 from mmengine.errors import ExecutorFailed, MMEngineError
 from mmengine.models.plugin import MediaInput, VisionLanguageModel
+from mmengine.runtime.eagle3.head import DraftHead
 from mmengine.runtime.reading import Launched
 from mmengine.runtime.rows import PositionsOf
 from mmengine.runtime.runner import ModelRunner
@@ -51,16 +52,27 @@ class TorchExecutor:
         stop_watcher: StopWatcher | None = None,
         matchers: RowMatchers | None = None,
         drafters: Sequence[Drafter] = (),
+        head: DraftHead | None = None,
     ) -> None:
         """`config` has num_blocks and eos_token_ids filled in; `dtype` is that of the KV pool, and must
         be what the model computes in. `positions_of` is the plugin's `positions`. Without `matchers` a
-        request with a grammar fails. `drafters`: by number, as the log names them, the preferred ones first.
+        request with a grammar fails. `drafters`: by number, as the log names them, the preferred ones first;
+        behind them a draft `head`, whose KV lies in the same blocks.
 
         Raises ConfigError for a pool that cannot be had and an unknown attention backend.
         """
         self._device = torch.device(device)
         self._runner = ModelRunner(
-            model, positions_of, config, self._device, dtype, attention, stop_watcher, matchers, drafters
+            model,
+            positions_of,
+            config,
+            self._device,
+            dtype,
+            attention,
+            stop_watcher,
+            matchers,
+            drafters,
+            head,
         )
         self._in_flight: deque[InFlight] = deque()
 

@@ -5,6 +5,8 @@ so a layer is one `[blocks, 2, ...]` tensor and a block of a layer is contiguous
 block: block tables are padded with it and no request ever holds it.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
@@ -15,18 +17,20 @@ from mmengine.models.plugin import ModelSpec
 MIN_BLOCKS = 2  # the dummy block and one that can be used
 
 
-def bytes_per_block(spec: ModelSpec, dtype: torch.dtype, block_size: int) -> int:
-    """Bytes that one block takes over all layers, K and V together."""
-    values = 2 * spec.num_layers * block_size * spec.num_kv_heads * spec.head_dim
-    return values * dtype.itemsize
+def bytes_per_block(specs: Sequence[ModelSpec], dtype: torch.dtype, block_size: int) -> int:
+    """Bytes that one block takes over all layers of these models, K and V together."""
+    values = (2 * spec.num_layers * block_size * spec.num_kv_heads * spec.head_dim for spec in specs)
+    return sum(values) * dtype.itemsize
 
 
-def blocks_for_memory(spec: ModelSpec, dtype: torch.dtype, block_size: int, memory_bytes: int) -> int:
+def blocks_for_memory(
+    specs: Sequence[ModelSpec], dtype: torch.dtype, block_size: int, memory_bytes: int
+) -> int:
     """How many blocks, the dummy block included, fit into `memory_bytes`.
 
     Raises ConfigError when not even one usable block fits.
     """
-    block_bytes = bytes_per_block(spec, dtype, block_size)
+    block_bytes = bytes_per_block(specs, dtype, block_size)
     num_blocks = memory_bytes // block_bytes
     if num_blocks < MIN_BLOCKS:
         raise ConfigError(
@@ -56,7 +60,7 @@ class KVPool:
         try:
             self.blocks = torch.zeros(shape, dtype=dtype, device=device)
         except RuntimeError as error:  # torch.OutOfMemoryError is one too
-            need = num_blocks * bytes_per_block(spec, dtype, block_size)
+            need = num_blocks * bytes_per_block([spec], dtype, block_size)
             raise ConfigError(
                 f"{num_blocks} KV blocks need {need / 2**30:.2f} GiB on {device}, which could not be had; "
                 "lower num_blocks"

@@ -10,6 +10,7 @@ import torch
 from mmengine.core.executor import StepResult
 from mmengine.core.runs import Runs
 from mmengine.runtime.drafting import Drafting
+from mmengine.runtime.eagle3.drafter import Seen
 from mmengine.runtime.following import Followed, followers
 from mmengine.runtime.rows import CLOSES, GRAMMAR, PENALTIES, RowColumns
 from mmengine.runtime.sample_rows import SampleRows
@@ -25,12 +26,13 @@ Stops = tuple[tuple[int, str], ...]
 class Launched(msgspec.Struct, frozen=True, eq=False):
     """A step on the device. `sampled` has host tensors, to be read once the device is done with it. `batch`
     are the positions that sampled: with drafts those of `runs`, else one of each row. `followed`: rows that
-    went on in their grammars already, and why some have no token."""
+    went on in their grammars already, and why some have no token. `seen`: where a draft head reads it."""
 
     batch: SampleRows
     sampled: Sampled
     runs: Runs | None = None
     followed: Followed = Followed({}, {})
+    seen: Seen | None = None
 
 
 @dataclass(slots=True)
@@ -45,7 +47,9 @@ class Reader:
         """A launched step, read back; `device_ns` is left to the executor."""
         token_ids = launched.sampled.token_ids.numpy().astype(np.int32)
         if not len(token_ids):
-            return StepResult(token_ids)
+            result = StepResult(token_ids)
+            self._draft(result, launched, np.zeros(0, np.int32), np.zeros(0, np.int64))
+            return result
         if launched.runs is not None:
             return self._read_runs(launched, token_ids, launched.runs)
         batch = launched.batch
@@ -68,7 +72,7 @@ class Reader:
                 errors=tuple(sorted(errors.items())),
                 logprobs=_logprob_lists(launched, token_ids, places),
             )
-        self._draft(result, batch.rows, np.ones(len(token_ids), np.int64))
+        self._draft(result, launched, batch.rows, np.ones(len(token_ids), np.int64))
         return result
 
     def _read_runs(self, launched: Launched, token_ids: np.ndarray, runs: Runs) -> StepResult:
@@ -100,7 +104,7 @@ class Reader:
             logprobs=_logprob_lists(launched, token_ids, places),
             counts=counts.astype(np.int32),
         )
-        self._draft(result, heads.rows, counts)
+        self._draft(result, launched, heads.rows, counts)
         return result
 
     def _cut_at_stops(
@@ -184,13 +188,17 @@ class Reader:
             is_masked &= ~followers(options)
         return np.flatnonzero(is_masked).tolist()
 
-    def _draft(self, result: StepResult, rows: np.ndarray, counts: np.ndarray) -> None:
+    def _draft(
+        self, result: StepResult, launched: Launched, rows: np.ndarray, counts: np.ndarray
+    ) -> None:
         """Put drafts for the rows that go on into `result`."""
         if self.drafting is None:
             return
         going = (self.rows.columns["options"][rows] & CLOSES) == 0  # of the others each token may be another
         going[[index for index, _ in (*result.stops, *result.errors)]] = False
-        drafts = self.drafting.drafts(rows, result.token_ids, counts, going.nonzero()[0])
+        drafts = self.drafting.drafts(
+            rows, result.token_ids, counts, going.nonzero()[0], launched.seen
+        )
         if drafts is None:
             return
         result.drafts = drafts.token_ids

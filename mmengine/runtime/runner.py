@@ -12,9 +12,11 @@ import torch
 from mmengine.config import EngineConfig
 from mmengine.core.executor import StepPlan, StepResult
 from mmengine.core.runs import Runs, runs_of
-from mmengine.models.plugin import MediaInput, VisionLanguageModel
+from mmengine.models.plugin import MediaInput, Taps, VisionLanguageModel
 from mmengine.runtime.attention.registry import make_backend
 from mmengine.runtime.drafting import Drafting
+from mmengine.runtime.eagle3.drafter import Eagle3Drafter, Seen
+from mmengine.runtime.eagle3.head import DraftHead
 from mmengine.runtime.features import FeatureStore, encode
 from mmengine.runtime.following import Followed, follow, followers
 from mmengine.runtime.inputs import StepInputs, fresh_blocks, prepare
@@ -45,6 +47,7 @@ class ModelRunner:
         stop_watcher: StopWatcher | None,
         matchers: RowMatchers | None = None,
         drafters: Sequence[Drafter] = (),
+        head: DraftHead | None = None,
     ) -> None:
         spec = model.spec
         self._model, self._config, self._device = model, config, device
@@ -55,6 +58,8 @@ class ModelRunner:
         self._rows = RowColumns(config.max_num_seqs, spec.vocab_size, config.eos_token_ids, positions_of)
         self._sampler = Sampler(self._rows, config.max_num_seqs, spec.vocab_size, device)
         self._drafting = None
+        if head is not None:
+            drafters = [*drafters, Eagle3Drafter(head, self._rows, config, attention)]
         if drafters:
             longest = config.max_model_len or spec.max_model_len
             self._drafting = Drafting(
@@ -87,8 +92,13 @@ class ModelRunner:
             if plan.encode:
                 encode(self._model, plan.encode, pixels, self._features, self._device)
             runs = runs_of(plan)
-            hidden, inputs = self._forward(plan, runs)
-            return self._sample(plan, runs, hidden, inputs)
+            head = self._drafting.head if self._drafting is not None else None
+            taps = head.taps(len(plan.input_ids)) if head is not None else None
+            if head is not None:
+                head.prepare(plan)
+            hidden, inputs = self._forward(plan, runs, taps)
+            seen = Seen(plan, inputs.positions, taps.rows) if taps is not None else None
+            return self._sample(plan, runs, hidden, inputs, seen)
 
     def _admit(self, plan: StepPlan) -> None:
         for admission in plan.admitted:
@@ -102,7 +112,9 @@ class ModelRunner:
             if self._drafting is not None:
                 self._drafting.admit(admission)
 
-    def _forward(self, plan: StepPlan, runs: Runs | None) -> tuple[torch.Tensor, StepInputs]:
+    def _forward(
+        self, plan: StepPlan, runs: Runs | None, taps: Taps | None
+    ) -> tuple[torch.Tensor, StepInputs]:
         inputs = prepare(plan, runs, self._rows, self._device, may_wait=self._config.max_in_flight > 1)
         self._kv.copy(plan)  # first: what is swapped out may lie in a block that is cleared next
         if self._attention.reads_unwritten:
@@ -115,14 +127,22 @@ class ModelRunner:
         embeds = self._model.embed(inputs.input_ids)
         deepstack = self._features.place(plan.media, embeds)
         self._attention.begin(inputs.attention)
-        return self._model.forward(embeds, deepstack, inputs.positions, self._attention), inputs
+        if taps is None:
+            return self._model.forward(embeds, deepstack, inputs.positions, self._attention), inputs
+        return self._model.forward(embeds, deepstack, inputs.positions, self._attention, taps), inputs
 
     def _sample(
-        self, plan: StepPlan, runs: Runs | None, hidden: torch.Tensor, inputs: StepInputs
+        self,
+        plan: StepPlan,
+        runs: Runs | None,
+        hidden: torch.Tensor,
+        inputs: StepInputs,
+        seen: Seen | None,
     ) -> Launched:
         batch = self._sample_rows(plan, runs, inputs)
         if not len(plan.sample):
-            return Launched(batch, Sampled(torch.empty(0, dtype=torch.int64), None))
+            nothing = Sampled(torch.empty(0, dtype=torch.int64), None)
+            return Launched(batch, nothing, seen=seen)
         if inputs.sample_tokens is not None:
             hidden = hidden.index_select(0, inputs.sample_tokens)
         logits = self._model.logits(hidden)
@@ -133,7 +153,7 @@ class ModelRunner:
         if self._config.max_in_flight > 1:
             rows = upload(batch.rows.astype(np.int64), self._device)
             self._last_tokens[rows] = sampled.token_ids.clamp(min=0)  # a row without a token is broken
-        return Launched(batch, _to_host(sampled), runs, followed)
+        return Launched(batch, _to_host(sampled), runs, followed, seen)
 
     def _sample_forms(
         self, logits: torch.Tensor, batch: SampleRows, runs: Runs | None
@@ -182,7 +202,8 @@ class ModelRunner:
 
     def finish(self, launched: Launched) -> StepResult:
         """Read a launched step back; `device_ns` is left to the executor."""
-        return self._reader.read(launched)
+        with torch.inference_mode():
+            return self._reader.read(launched)
 
     def close(self) -> None:
         self._media.clear()

@@ -1,0 +1,149 @@
+"""An EAGLE-3 head in the engine: the same tokens, and its KV is that of one pass over the whole text."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from mmengine.build import build
+from mmengine.config import EngineConfig
+from mmengine.core.executor import PENDING
+from mmengine.errors import ConfigError, ModelError
+from mmengine.models.plugin import Taps
+from mmengine.runtime.attention.base import AttentionMeta
+from mmengine.runtime.attention.torch_paged import TorchPagedAttention
+from mmengine.runtime.eagle3.drafter import kv_spec
+from mmengine.runtime.kv import KVPool
+from mmengine.serve.engine import Engine
+
+scenes = pytest.importorskip("mmengine_shapes.scenes")
+TEXTS = ("Describe the image as JSON.", "Describe the image.", "How many shapes are there?")
+TIGHT = {"max_num_seqs": 6, "token_budget": 24, "max_model_len": 112, "num_blocks": 11}
+
+
+def prompts(count):
+    for number in range(count):
+        text = {"type": "text", "text": TEXTS[number % 3]}
+        scene = scenes.random_scene(random.Random(number // 2))
+        image = [{"type": "image", "image": scene.draw()}] if number % 4 != 3 else []
+        yield [{"role": "user", "content": [*image, text]}]
+
+
+def answers(count, sampling, **settings):
+    with Engine(config=EngineConfig(**settings)) as engine:
+        found = engine.generate(list(prompts(count)), max_tokens=70, **sampling)
+        stats = engine.stats()
+    return [(each.token_ids, each.finish_reason) for each in found], stats
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {},
+        {"temperature": 1.2, "seed": 5},
+        {"repetition_penalty": 1.3, "presence_penalty": 0.5, "ignore_eos": True},
+        {"temperature": 0.8, "seed": 3, "top_k": 20, "stop": [" is a"], "min_tokens": 4},
+    ],
+)
+def test_a_head_changes_no_token(sampling):
+    """Also in a pool that preempts, swaps, cuts prompts and images, and finds prefixes again."""
+    want, plain = answers(16, sampling, spec="none")
+    for settings in ({}, TIGHT, {**TIGHT, "swap_blocks": 30, "preempt_mode": "swap"}):
+        found, stats = answers(16, sampling, spec="eagle3", **settings)
+        assert found == want
+        if not settings:
+            assert stats.steps < plain.steps
+        else:
+            assert stats.num_preemptions
+
+
+def test_the_prefix_cache_finds_as_much_as_without():
+    hits = [answers(16, {}, spec=spec)[1].num_cached_tokens for spec in ("none", "eagle3")]
+    assert hits[0] > 0 and hits[0] - hits[1] <= 16 * hits[0] // 100
+
+
+def head_kv_of_one_pass(built, request, token_ids, media):
+    """The head's K and V, [tokens - 1, 2, kv heads, head_dim], where its states come from one prefill."""
+    model, head, size = (
+        built.executor._runner._model,
+        built.executor._runner._drafting.head._head,
+        len(token_ids),
+    )
+    spec, hidden = model.spec, model.spec.hidden_size
+    positions, delta = built.plugin.positions(request.prompt_token_ids, request.media)
+    further = np.arange(len(request.prompt_token_ids), size) + delta
+    positions = np.concatenate((positions, np.tile(further, (3, 1))), axis=1)[:, :size]
+    positions = torch.from_numpy(positions.astype(np.int64))
+    ids = torch.tensor(token_ids, dtype=torch.int64)
+    embeds, deepstack = model.embed(ids).clone(), torch.zeros(spec.num_deepstack, size, hidden)
+    for each in media:
+        features = model.encode(torch.from_numpy(each.patches), [each.item.grid])
+        (start, length), *_ = each.item.runs
+        there = max(0, min(length, size - start))
+        layers = features[:there].view(there, -1, hidden)
+        embeds[start : start + there] = layers[:, 0]
+        deepstack[:, start : start + there] = layers[:, 1:].transpose(0, 1)
+    taps = Taps(head.config.tap_layers, torch.empty(size, len(head.config.tap_layers) * hidden))
+    model.forward(embeds, deepstack, positions, dense(spec, size)[1], taps)
+    pool, port = dense(kv_spec(head.config), size - 1)
+    head.forward(head.fuse(taps.rows[:-1]), head.embed(ids[1:]), positions[:, :-1], port, 0)
+    return pool.blocks[0, 1:].transpose(1, 2).flatten(0, 1)[: size - 1]
+
+
+def dense(spec, size):
+    """A pool with one row of `size` tokens in a step, one block behind the other."""
+    pool = KVPool(spec, -(-size // 16) + 1, 16, torch.float32, torch.device("cpu"))
+    port = TorchPagedAttention(spec, pool)
+    lengths = np.array([size], np.int32)
+    port.begin(AttentionMeta(lengths, lengths, np.arange(16, 16 + size), np.arange(1, pool.num_blocks)[None]))
+    return pool, port
+
+
+def test_what_is_kept_lies_where_one_pass_would_have_put_it():
+    """After every step, of every row: the head's KV of all states behind which a token is known."""
+    built = build(config=EngineConfig(spec="eagle3", max_num_seqs=3, token_budget=20, num_blocks=40))
+    runner, compared = built.executor._runner, 0
+    requests = {}
+    engine = Engine(builder=lambda *_, **__: built)
+    with engine:
+        drafting = runner._drafting
+        caught_up = drafting.head.catch_up
+
+        def watched(seen, texts):
+            nonlocal compared
+            caught_up(seen, texts)
+            plan = seen.plan
+            for admission in plan.admitted:
+                requests[admission.row] = admission.request
+            assert PENDING not in plan.input_ids
+            for place, row in enumerate(plan.rows.tolist()):
+                token_ids = texts.tokens[row, : texts.lengths[row]]
+                computed = int(plan.num_computed[place] + plan.num_scheduled[place])
+                known = min(len(token_ids) - 1, computed)
+                media = runner._media.get(requests[row].request_id, ())
+                want = head_kv_of_one_pass(built, requests[row], token_ids[: known + 1], media)
+                pool = drafting.head._kv
+                slots = np.arange(known)
+                table = plan.block_table[place]
+                got = pool.blocks[0][table[slots // 16].astype(np.int64), :, slots % 16]
+                assert torch.allclose(got, want, atol=1e-5, rtol=1e-5)
+                compared += known
+
+        drafting.head.catch_up = watched
+        engine.generate(list(prompts(4)), max_tokens=20)
+    assert compared > 300
+
+
+def test_settings_that_do_not_fit_are_refused(tmp_path):
+    for settings, words in (
+        ({"spec": "eagle3", "num_draft_tokens": 8}, "0 to 7"),
+        ({"spec": "eagle3", "max_in_flight": 2}, "max_in_flight"),
+        ({"spec": "none", "num_draft_tokens": 3}, "spec is none"),
+        ({"spec": "clairvoyant"}, "known are"),
+        ({"spec": "auto", "lookahead_tokens": 2, "num_draft_tokens": 2}, "lookahead_tokens"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            build(config=EngineConfig(**settings))
+    with pytest.raises(ModelError, match="config.json"):
+        build(config=EngineConfig(spec=f"eagle3={tmp_path}"))
