@@ -53,11 +53,21 @@ class Acceptor:
         return bool(matcher.compute_bitmask()[token >> 3] >> (token & 7) & 1)
 
 
+class _Bytes:
+    """What llguidance reads of a tokenizer."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id, eos_token_id, special_token_ids = None, END, [END]
+    tokens = [*(bytes([byte]) for byte in range(END)), b"<end>"]
+
+    def __call__(self, text: str) -> list[int]:
+        return list(text.encode())
+
+
 def llguidance_start() -> Start:
     from llguidance import LLMatcher, LLTokenizer  # lazy: one of two engines
 
-    tokenizer = LLTokenizer("byte")
-    assert tokenizer.eos_token == END
+    tokenizer = LLTokenizer(_Bytes(), n_vocab=END + 1, eos_token=[END])
 
     def start(schema: str, bare: bool) -> Any:
         matcher = LLMatcher(tokenizer, LLMatcher.grammar_from_json_schema(schema), log_level=0)
