@@ -13,6 +13,7 @@ from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
 from mmengine.errors import InvalidRequest
 from mmengine.structured_output.closer import Closer
 from mmengine.structured_output.closing import MAX_CLOSING_TOKENS, Vocabulary
+from mmengine.structured_output.lark_ends import check_ends
 from mmengine.structured_output.refusal import SchemaRefused
 from mmengine.structured_output.spec import Choice, Grammar, JsonSchema, Lark, Regex, read_grammar
 from mmengine.structured_output.tag_grammar import grammars_of
@@ -84,6 +85,7 @@ class LLGuidance:
                 # one terminal: as alternatives of a rule they are all in the parser's table at once
                 return LLMatcher.grammar_from_lark("start: ONE\nONE: " + " | ".join(literals))
             case Lark(lark=lark):
+                check_ends(lark, self._special_names, self.eos_token_ids)
                 return LLMatcher.grammar_from_lark(lark)
             case StructuralTag():
                 return grammars_of(grammar, self._special_names, self.eos_token_ids)

@@ -81,6 +81,26 @@ def test_what_cannot_be_used_is_known_before_the_model_runs(backend, grammar, sa
     assert "\n" not in text and "non-verbose" not in text and len(text) < 400
 
 
+@pytest.mark.parametrize(
+    "rule",
+    [
+        *("<|end|>", "<[256]>", "<[3,256]>", "<[ 250-256 ]>", "<[*]>", "<[^7]>", "<[^0-255]>"),
+        'x\nx[stop=""]: /a+/',
+    ],
+)
+def test_no_rule_holds_the_end_of_an_answer(backend, rule):
+    """Which would end it there, in the middle of its form."""
+    with pytest.raises(InvalidRequest, match=r"^grammar.lark: .* may be the end of an answer"):
+        backend.compile(grammar_of(grammar={"lark": f'start: "a" {rule}'}))
+
+
+@pytest.mark.parametrize(
+    "rule", ["<[7]>", "<[3,250-255]>", "<[^256]>", "<[^250-256]>", "/<.end.>/", "x\nx[lazy]: /a+b/"]
+)
+def test_other_tokens_are_in_rules(backend, rule):
+    assert not accepts(backend, grammar_of(grammar={"lark": f'start: "a" {rule}'}), "a")
+
+
 def test_rules_are_counted():
     rules = "".join(f"r{n}: r{n + 1}\n" for n in range(2_000))
     with pytest.raises(InvalidRequest, match=r"^grammar.lark has more than 2,000 rules$"):
@@ -174,7 +194,7 @@ def test_a_limit_met_in_the_middle_ends_that_answer_alone(name):
         found = dict(run_batch(engine, ((Prompt.of("Say."), options) for options in asked)))
         error = found[1].error() if not isinstance(found[1], Exception) else found[1]
         assert isinstance(error, RequestFailed) and len(found[1].token_ids) > 0, found[1]
-        assert re.search(f"its grammar cannot go on: .*{says}", str(error))
+        assert re.search(f"its grammar (cannot go on: .*{says}|refuses what its mask allows)", str(error))
         assert (found[0].text, found[2].text) == ("goes on", "and on")
         assert engine.generate_json("Say.", {"const": 1}) == 1
 

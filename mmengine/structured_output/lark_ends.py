@@ -1,0 +1,36 @@
+"""Lark grammars that name the end of an answer: the engine would end it there, whatever its rules say."""
+
+import re
+from collections.abc import Mapping, Sequence
+
+from mmengine.errors import InvalidRequest, shown
+
+_IDS = re.compile(r"<\[(\^?)([^\]]*)\]>")
+_RANGE = re.compile(r"\s*([0-9]{1,9})\s*(-?)\s*([0-9]{1,9})?\s*")
+_AT_END = re.compile(r"""\bstop\s*=\s*("")""")
+
+
+def check_ends(lark: str, specials: Mapping[str, int], ends: Sequence[int]) -> None:
+    """Raises InvalidRequest where a rule may hold a token that ends answers: by its name, by its id or a
+    range of ids (<[3,7-9]>, <[^3]>, <[*]>), or by stop="". `specials`: ids of tokens by their names."""
+    found = [name for name, token in specials.items() if token in ends and name in lark]
+    for each in _IDS.finditer(lark):
+        covered = any(_holds(each[2], token) != bool(each[1]) for token in ends)
+        found += [each[0]] if covered else []
+    found += [each[0] for each in _AT_END.finditer(lark)]
+    if found:
+        raise InvalidRequest(
+            f"grammar.lark: {shown(found[0])} may be the end of an answer, which no rule can hold; leave it "
+            "out: an answer may end wherever the rules are complete"
+        )
+
+
+def _holds(ids: str, token: int) -> bool:
+    """Whether a list of ids and ranges has one; what is no such list is the grammar engine's to refuse."""
+    for one in ids.split(","):
+        if one.strip() == "*":
+            return True
+        found = _RANGE.fullmatch(one)
+        if found and int(found[1]) <= token <= int(found[3] or (found[1] if not found[2] else token)):
+            return True
+    return False
