@@ -108,8 +108,10 @@ class EchoExecutor:
 class NoBackend:
     """The executor follows no grammars, so any text is one."""
 
+    shortest = 0
+
     def compile(self, grammar):
-        return grammar
+        return self
 
 
 @dataclass
