@@ -216,10 +216,6 @@ class XMatcher:
         copy._error = self._error
         return copy
 
-    def is_accepting(self) -> bool:
-        """Whether the text may end here."""
-        return not self._error and self._inner.is_completed()
-
     def is_stopped(self) -> bool:
         """xgrammar says only whether the text may end: that nothing else may follow is seen in a mask."""
         if not self._may_follow():

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-HEAVY = ("torch", "transformers", "PIL", "av", "tokenizers", "llguidance")
+HEAVY = ("torch", "transformers", "PIL", "av", "tokenizers", "llguidance", "xgrammar")
 
 
 def run_cli(*arguments, blocked=(), env=None, cwd=None):

@@ -28,7 +28,7 @@ def options_of(schema, number, bounds=BOUNDS):
 @pytest.mark.parametrize("num_blocks", [0, 24])
 def test_answers_that_end_are_what_their_schemas_describe(num_blocks):
     """Greedy and not, with drafts; with few blocks under preemption too."""
-    schemas = random_schemas(60)
+    schemas = random_schemas(40)
     asked = [(Prompt.of("Say something."), options_of(schema, at)) for at, schema in enumerate(schemas)]
     config = EngineConfig(grammar_backend="xgrammar", num_blocks=num_blocks, **SMALL)
     counts = {"stop": 0, "length": 0, "refused": 0}
@@ -48,7 +48,7 @@ def test_answers_that_end_are_what_their_schemas_describe(num_blocks):
                 )
         assert bool(engine.stats().num_preemptions) == bool(num_blocks)
     print(counts)
-    assert counts["stop"] >= 20 and counts["refused"] <= 10
+    assert counts["stop"] >= 15 and counts["refused"] <= 10
 
 
 def test_a_grammar_that_takes_too_long_fails_alone():
@@ -76,7 +76,6 @@ def test_the_command_line_chooses_it(tmp_path):
     assert found.returncode == 0 and json.loads(found.stdout) in (3, 4), found.stderr
     found = run_cli(*asked, "xgrammar", blocked=("xgrammar",))
     assert found.returncode == 2 and 'pip install "mmengine-vl[xgrammar]"' in found.stderr.replace("\n", " ")
-    assert run_cli("run", "--help", blocked=("xgrammar", "torch", "transformers")).returncode == 0
 
 
 def test_another_name_is_refused():

@@ -17,7 +17,7 @@ from mmengine.errors import ConfigError, InvalidRequest
 from mmengine.structured_output.backends import backend_class
 from mmengine.structured_output.refusal import SchemaRefused
 from mmengine.structured_output.schema import Bounds, gate
-from mmengine.structured_output.spec import grammar_of
+from mmengine.structured_output.spec import grammar_of, sketches_of
 from tests.structured.strategies import Case, cases
 
 pytest.importorskip("xgrammar")
@@ -202,6 +202,24 @@ def test_no_text_makes_a_step_slow(backend):
     )
     assert matcher.compute_ff_tokens() == []  # white space may come first
     assert matcher.consume_tokens(list(b"[[[["))
+
+
+def test_what_fixes_the_white_space_is_known_too(backend):
+    """Sketches of a grammar, which drafts are made of."""
+    schema = {
+        "type": "object",
+        "properties": {"a": {"const": 1}, "b": {"type": "null"}},
+        "required": ["a", "b"],
+    }
+    form = {"type": "json_schema", "json_schema": {"schema": schema | {"additionalProperties": False}}}
+    sketches = sketches_of(grammar_of(form))
+    forced = []
+    for text in sketches:
+        matcher = backend.compile(text).matcher()
+        forced.append(bytes(matcher.compute_ff_tokens()).decode())
+        assert matcher.try_consume_tokens(list(forced[-1].encode() + b"}")) == len(forced[-1]) + 1
+        assert matcher.is_stopped() and not matcher.is_error()
+    assert forced == ['{"a":1,"b":null', '{"a": 1, "b": null']
 
 
 def refusal(backend, schema, bounds=None):
