@@ -49,6 +49,9 @@ def run(
         Literal["length", "close"],
         typer.Option(help="With --schema, where --max-tokens ends: cut the answer, or complete it in time."),
     ] = "length",
+    reasoning: Annotated[
+        bool | None, typer.Option(help="With --schema: whether the model reasons first.", show_default="auto")
+    ] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     max_tokens: Annotated[int, typer.Option(rich_help_panel=SAMPLING, help="Longest answer.")] = 256,
     min_tokens: Annotated[int, typer.Option(rich_help_panel=SAMPLING, help="Shortest answer.")] = 0,
@@ -156,6 +159,8 @@ def run(
         raise typer.Exit(run_batch_file(batch, out, log, make_engine))
     if on_truncation == "close" and schema is None:
         raise InvalidRequest("--on-truncation close needs --schema: without one nothing has to be completed")
+    if reasoning is not None and schema is None:
+        raise InvalidRequest("--reasoning needs --schema: it says where the form of the answer begins")
     if not prompt:
         raise InvalidRequest('give a question, as in mmengine run "What is this?" --image a.png, or --batch')
     if out is not None:
@@ -177,7 +182,8 @@ def run(
         "n": n,
     }
     messages = _messages(prompt, image or [], video or [], system)
-    _answer_one(messages, sampling, _response_format(schema, on_truncation), make_engine, json_output)
+    form = _response_format(schema, on_truncation=on_truncation, reasoning=reasoning)
+    _answer_one(messages, sampling, form, make_engine, json_output)
 
 
 def _messages(
@@ -189,8 +195,8 @@ def _messages(
     return [*([{"role": "system", "content": system}] if system else []), user]
 
 
-def _response_format(schema: Path | None, on_truncation: str) -> dict[str, Any] | None:
-    """What a file with a JSON schema asks for."""
+def _response_format(schema: Path | None, **ways: Any) -> dict[str, Any] | None:
+    """What a file with a JSON schema asks for, and in which `ways`."""
     if schema is None:
         return None
     import msgspec  # lazy: not needed for help
@@ -203,7 +209,7 @@ def _response_format(schema: Path | None, on_truncation: str) -> dict[str, Any] 
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise InvalidRequest(f"--schema {schema} is not valid JSON ({error})") from None
     # The schema as text: a key may be in it twice.
-    return {"type": "json_schema", "json_schema": {"schema": found}, "on_truncation": on_truncation}
+    return {"type": "json_schema", "json_schema": {"schema": found}, **ways}
 
 
 def _answer_one(

@@ -79,6 +79,14 @@ def test_a_schema_makes_the_answer_json(call, picture):
     assert code == 0 and list(answer) == ["shape", "count"] and printed.err == ""
     code, printed = call(*question, "--json")
     assert json.loads(json.loads(printed.out)["text"]) == answer
+    ways = ("--on-truncation", "close", "--max-tokens", 90, "--set", "reasoning_end=So")
+    code, printed = call(*question, *ways, "--reasoning")
+    assert code == 0 and list(json.loads(printed.out)) == ["shape", "count"] and printed.err == ""
+    answered = json.loads(call(*question, *ways, "--reasoning", "--json")[1].out)
+    assert answered["content"] == printed.out.strip()
+    assert answered["text"] == answered["reasoning"] + "So" + answered["content"]
+    assert json.loads(call(*question, *ways, "--no-reasoning")[1].out) == answer
+    assert "--reasoning needs --schema" in call("run", "What?", "--reasoning")[1].err
     code, printed = call(*question, "--max-tokens", 3)
     assert code == 0 and "its form is not complete; raise --max-tokens" in printed.err
     path.write_text('{"type": ')
