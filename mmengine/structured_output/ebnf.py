@@ -152,12 +152,9 @@ class _Writer:
 
     def _string(self, schema: dict, pointer: str) -> str:
         low, high = schema.get("minLength", 0), schema.get("maxLength")
-        if "enum" in schema:
-            if "pattern" in schema:
-                self._refuse("pattern", pointer, "beside enum it cannot be enforced")
-            return self._constants(
-                [text for text in schema["enum"] if low <= len(text) <= (high or len(text))]
-            )
+        if "enum" in schema:  # the gate has seen to lengths
+            self._only(schema, ("type", "enum"), pointer)
+            return self._constants(schema["enum"])
         if "pattern" not in schema:
             node: Node = Repeated(Set(tuple(ANY)), low, high)
             if max(low, high or 0) > MAX_COUNTED:
