@@ -135,7 +135,8 @@ class Reader:
         for depth in range(int(counts.max())):
             positions = runs.first[counts > depth] + depth
             said = torch.from_numpy(token_ids[positions].astype(np.int64)).to(self.sampler.device)
-            self.sampler.count(batch.take(positions), said)
+            with torch.inference_mode():  # in which the counts were made
+                self.sampler.count(batch.take(positions), said)
 
     def _end_in_runs(
         self,

@@ -1,6 +1,9 @@
 import pytest
 
 from mmengine.native import library as native_library
+from tests.serve.conftest import random_weights
+
+__all__ = ["random_weights"]
 
 
 @pytest.fixture(params=["kernels", "torch"])

@@ -1,0 +1,237 @@
+"""The same requests answered with drafts and without; and a drafter that knows what will be said, and
+proposes it more or less rightly by a rule."""
+
+import math
+import random
+import zlib
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import Phase, given, settings
+
+from mmengine.config import EngineConfig
+from mmengine.core.outputs import Stats
+from mmengine.serve.answers import Completion
+from mmengine.serve.engine import Engine
+from mmengine.serve.prompts import Options, Prompt, make_sampling
+from mmengine.spec_decode import registry
+from mmengine.spec_decode.base import Proposed
+from mmengine.structured_output.spec import grammar_of
+from mmengine_shapes.questions import image_questions, scene_schema
+from mmengine_shapes.scenes import random_scene
+from tests.parity.parity_cases import load_processor
+from tests.structured.strategies import cases
+
+TEXTS = ("What is 3 plus 4?", "Who are you?", "Describe a square, at length, in JSON.", "a a a b a a a b a a")
+LARK = 'start: item ("," item)*\nitem: "circle" | "square" NUMBER\nNUMBER: /[0-9]{1,3}/'
+GRAMMARS = (
+    {"regex": "(circle|square){1,4} [0-9]{2,6}"},
+    {"regex": "[a-z]{3,20}"},
+    {"choice": ["a red circle", "a red square above", "ça", "a"]},
+    {"lark": LARK},
+)
+STOPS = ((" the", "e "), ("is",), ("circle", "qu", "."), ("1", "zz"))
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Prompts and options by request id."""
+
+    by_id: dict
+
+    def __len__(self):
+        return len(self.by_id)
+
+
+def schemas(count):
+    """Random ones, the same at each call."""
+    found = []
+
+    @settings(max_examples=count, derandomize=True, database=None, deadline=None, phases=[Phase.generate])
+    @given(cases())
+    def collect(case):
+        found.append(case.schema)
+
+    collect()
+    return found
+
+
+def mixed(count, seed=0, most_tokens=40):
+    """`count` requests of all kinds, about half of them in a form, a third with an image."""
+    rng, processor = random.Random(seed), load_processor()
+    forms = [scene_schema(), *schemas(max(4, count // 6))]
+    scenes = [random_scene(rng, side=rng.choice((64, 96, 128))) for _ in range(3 + count // 20)]
+    images = [scene.draw() for scene in scenes]
+    asked = {}
+    for number in range(count):
+        prompt = Prompt.of(rng.choice(TEXTS))
+        task = ""
+        if rng.random() < 0.35:
+            at = rng.randrange(len(scenes))
+            task, pairs = rng.choice(list(image_questions(scenes[at], rng).items()))
+            parts = [
+                {"type": "image"},
+                {"type": "text", "text": rng.choice(pairs or [("What is it?", "")])[0]},
+            ]
+            prompt = Prompt(messages=[{"role": "user", "content": parts}], images=[images[at]])
+        grammar = None
+        if rng.random() < 0.5 or task == "json":
+            schema = forms[0] if task == "json" else rng.choice(forms)
+            form = {"type": "json_schema", "json_schema": {"schema": schema}}
+            if rng.random() < 0.2:
+                form["on_truncation"] = "close"
+            grammar = grammar_of(form) if rng.random() < 0.7 else grammar_of(grammar=rng.choice(GRAMMARS))
+        options = make_sampling(_sampling(rng, number, most_tokens, in_form=grammar is not None))
+        name = f"r{number}"
+        asked[name] = prompt.prepare(processor), Options(options, name, grammar=grammar)
+    return Asked(asked)
+
+
+def _sampling(rng, seed, most_tokens, in_form):
+    given = {"max_tokens": rng.randint(1, most_tokens), "seed": seed}
+    if rng.random() < 0.6:
+        given["temperature"] = rng.choice((0.7, 1.5))
+        given |= rng.choice(({}, {"top_k": 20}, {"top_p": 0.8}, {"min_p": 0.05}, {"top_k": 9, "top_p": 0.9}))
+    if rng.random() < 0.3:
+        names = rng.sample(("presence_penalty", "frequency_penalty"), rng.randint(1, 2))
+        given |= {name: rng.uniform(-0.5, 1.5) for name in names}
+    if rng.random() < 0.2:
+        given["repetition_penalty"] = rng.choice((0.9, 1.3))
+    if rng.random() < 0.2:
+        given["logit_bias"] = {rng.randrange(1536): rng.uniform(-5, 5) for _ in range(5)}
+    if rng.random() < 0.4:
+        given["logprobs"] = rng.randint(0, 4)
+    if rng.random() < 0.15:
+        given["n"] = rng.randint(2, 3)
+    if not in_form:
+        if rng.random() < 0.4:
+            given["stop"] = rng.choice(STOPS)
+        if rng.random() < 0.3:
+            given["stop_token_ids"] = rng.sample(range(1536), 6)
+        if rng.random() < 0.3:
+            given["min_tokens"] = rng.randint(1, given["max_tokens"])
+        given["ignore_eos"] = rng.random() < 0.3
+    return given
+
+
+@dataclass(frozen=True)
+class Answers:
+    by_id: dict[str, Completion]
+    stats: Stats
+    drafting: object  # of runtime/drafting.py; None where nobody drafts
+
+    @property
+    def truth(self):
+        """Tokens of every choice, by the id that the core knows it by."""
+        return {
+            f"{name}/{choice.index}" if len(answer.choices) > 1 else name: choice.token_ids
+            for name, answer in self.by_id.items()
+            for choice in answer.choices
+        }
+
+
+def answers(asked, model=None, log=None, arrivals=None, **options):
+    """`arrivals`: a random source, by which requests come between steps; None: all at once."""
+    waiting, found, texts = list(asked.by_id.values())[::-1], {}, {}
+    config = EngineConfig(**{"max_model_len": 256, **options})
+    with Engine(model, dtype="float32", config=config, log=log) as engine:
+        while waiting or not engine.is_idle:
+            while waiting and (arrivals is None or arrivals.random() < 0.8):
+                engine.submit_prepared(*waiting.pop())
+            for output in engine.step():
+                place = output.request_id, output.index
+                texts[place] = texts.get(place, "") + output.text
+                if output.completion is not None:
+                    found[output.request_id] = output.completion
+        for name, answer in found.items():
+            assert [choice.text for choice in answer.choices] == [
+                texts[name, choice.index] for choice in answer.choices
+            ]
+        return Answers(found, engine.stats(), engine.built.executor._runner._drafting)
+
+
+def assert_same(found, want):
+    assert found.by_id.keys() == want.by_id.keys()
+    for name, answer in want.by_id.items():
+        for got, due in zip(found.by_id[name].choices, answer.choices, strict=True):
+            assert got.token_ids == due.token_ids, name
+            assert (got.finish_reason, got.detail, got.text) == (due.finish_reason, due.detail, due.text), (
+                name
+            )
+            _assert_same_logprobs(got.logprobs, due.logprobs)
+
+
+def _assert_same_logprobs(got, due):
+    assert (got is None) == (due is None)
+    for mine, theirs in zip(got or (), due or (), strict=True):
+        assert mine[0][0] == theirs[0][0] and len(mine) == len(theirs)
+        assert np.allclose([value for _, value in mine], [value for _, value in theirs], atol=1e-5)
+        kept = [value for _, value in theirs[1:]]
+        sure = {token for token, value in theirs[1:] if value > min(kept) + 1e-4}
+        assert sure <= {token for token, _ in mine[1:]}
+
+
+@contextmanager
+def known_as(name, make):
+    """In here `spec=name` finds what `make` makes of a number of rows, as if it were installed."""
+    point = SimpleNamespace(name=name, load=lambda: make)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registry, "entry_points", lambda group: [point])
+        yield
+
+
+class Scripted:
+    """Proposes what `truth` says comes next, all of it, some, more, or something else; by a rule that
+    depends on the request, on how much it said and on `seed` alone. `most_of` says how many drafts there may
+    be in the n-th step in which it is asked."""
+
+    name = "scripted"
+
+    def __init__(self, truth, seed=0, vocab_size=1536, most_of=lambda step: math.inf):
+        self._truth, self._seed, self._vocab_size, self._most_of = truth, seed, vocab_size, most_of
+        self._requests, self._step = {}, -1
+        self.num_true = 0  # drafts that are what will be said
+
+    def __call__(self, max_rows):
+        return self
+
+    def admit(self, row, request, texts):
+        assert row not in self._requests
+        self._requests[row] = request
+        return True
+
+    def leave(self, row, texts):
+        self._requests.pop(row, None)
+
+    def propose(self, rows, texts, most):
+        self._step += 1
+        limit = self._most_of(self._step)
+        drafts = [self._of(row, texts, min(room, limit)) for row, room in zip(rows.tolist(), most.tolist())]
+        flat = np.array([token for each in drafts for token in each], np.int32)
+        return Proposed(flat, np.array([len(each) for each in drafts], np.intp))
+
+    def _of(self, row, texts, room):
+        request, length = self._requests[row], int(texts.lengths[row])
+        truth, num_said = self._truth[request.request_id], length - int(texts.num_prompt[row])
+        known = texts.tokens[row, :length].tolist()
+        assert known == [*request.prompt_token_ids.tolist(), *truth[:num_said]]
+        rng = random.Random(zlib.crc32(f"{self._seed} {request.request_id} {num_said}".encode()))
+        rest = truth[num_said:]
+        drafts = rest + [rng.randrange(self._vocab_size) for _ in range(2)]
+        kind = rng.choice(("true", "true", "beyond", "short", "wrong", "nonsense", "none"))
+        if kind == "short":
+            drafts = rest[: rng.randint(0, 3)]
+        elif kind == "true":
+            drafts = rest
+        elif kind == "wrong":
+            drafts[min(rng.randint(0, 4), len(drafts) - 1)] = rng.randrange(self._vocab_size)
+        elif kind == "nonsense":
+            drafts = [rng.randrange(self._vocab_size) for _ in range(rng.randint(1, 8))]
+        elif kind == "none":
+            drafts = []
+        drafts = drafts[: int(room)]
+        self.num_true += sum(a == b for a, b in zip(drafts, rest))
+        return drafts

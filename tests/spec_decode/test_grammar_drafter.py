@@ -1,0 +1,179 @@
+"""Drafts from a grammar: the sketch that a row follows, the next one where it departs, and no sketch at all
+where compiling one fails or takes for ever."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from mmengine.errors import InvalidRequest
+from mmengine.request import Request, SamplingParams
+from mmengine.spec_decode.grammar import GrammarDrafter
+from mmengine.spec_decode.texts import Texts
+from mmengine.structured_output.grammars import Grammars
+from mmengine.structured_output.llguidance_backend import LLGuidance
+from mmengine.structured_output.opening import waiting
+from mmengine.structured_output.rows import RowMatchers
+from mmengine.structured_output.spec import grammar_of, sketches_of
+
+EOS, VOCAB = 256, 257
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"enum": ["ab", "cd"]}, "more": {"type": "integer"}},
+    "required": ["name", "more"],
+    "additionalProperties": False,
+}
+TEXT = grammar_of({"type": "json_schema", "json_schema": {"schema": SCHEMA}})
+PROMPT = np.zeros(2, np.int32)
+ROW = np.array([0])
+
+
+@pytest.fixture
+def backend():
+    tokens = [bytes([n]) for n in range(256)] + [b"<end>"]
+    return LLGuidance(lambda: tokens, lambda text: list(text.encode()), frozenset({EOS}), (EOS,), VOCAB)
+
+
+class Bench:
+    """One row in a grammar, its drafter, and what a row can say."""
+
+    def __init__(self, backend, text=TEXT, compile=None, deadline_s=10):
+        self.grammars = Grammars(backend, deadline_s=deadline_s, compile=compile)
+        self.matchers = RowMatchers(backend, self.grammars.compiled, VOCAB)
+        self.drafter = GrammarDrafter(self.matchers.said, self.grammars.sketches)
+        self.texts = Texts(1, 200)
+        self.request = Request("r", PROMPT, SamplingParams(), grammar=text)
+        self.grammars.hold("r", text, 100)
+        assert not self.grammars.error_of("r")
+        self.admit(b"")
+
+    def admit(self, said):
+        tokens = np.append(PROMPT, np.array(list(said), np.int32)).astype(np.int32)
+        self.drafter.leave(0, self.texts)
+        self.matchers.admit(0, self.request, tokens)
+        self.texts.admit(0, tokens, len(PROMPT))
+        assert self.drafter.admit(0, self.request, self.texts)
+
+    def say(self, text):
+        _, broken = self.matchers.advance([0], [list(text)])
+        assert not broken
+        self.texts.say(ROW, np.array(list(text), np.int32), np.array([len(text)]))
+
+    def proposes(self, most=50):
+        proposed = self.drafter.propose(ROW, self.texts, np.array([most]))
+        return b"" if proposed is None else bytes(proposed.token_ids.tolist())
+
+    def settled(self, most=50):
+        """What it proposes once its sketches are compiled, or will not be."""
+        end = time.monotonic() + 20
+        while self.grammars.sketches(self.request) is None and time.monotonic() < end:
+            self.grammars.wait(0.02)
+        return self.proposes(most)
+
+
+def test_what_is_forced_is_proposed_but_for_its_last_token(backend):
+    bench = Bench(backend)
+    assert b'{"name":"'.startswith(bench.settled()) and len(bench.proposes()) >= 8
+    assert bench.proposes(3) == b'{"n' and bench.proposes(0) == b""
+    bench.say(b'{"na')
+    assert bench.proposes(3) == b'me"'
+    bench.say(b'me":"a')
+    assert b'b","more":'.startswith(bench.proposes()) and bench.proposes()
+
+
+def test_a_row_that_departs_from_a_sketch_has_the_next_one(backend):
+    bench = Bench(backend)
+    bench.settled()
+    bench.say(b'{"name": ')
+    assert bench.proposes(1) == b'"', "the sketch with a space behind a colon"
+    bench.say(b'"cd", ')
+    assert b'"more": '.startswith(bench.proposes()) and len(bench.proposes()) > 5
+
+
+def test_a_row_that_departs_from_all_sketches_has_its_own_grammar(backend):
+    bench = Bench(backend)
+    bench.settled()
+    bench.say(b'{  "na')
+    assert bench.proposes() in (b'me"', b"me"), "white space is open behind it"
+    bench.say(b'me"  :  "c')
+    assert bench.proposes() in (b'd"', b"d", b"")
+
+
+def test_a_row_that_comes_back_follows_all_it_said(backend):
+    bench = Bench(backend)
+    bench.settled()
+    bench.admit(b'{"name": "ab", "m')
+    assert b'ore": '.startswith(bench.proposes()) and bench.proposes()
+    bench.admit(b'{"name":"cd"')
+    assert b',"more":'.startswith(bench.proposes()) and bench.proposes()
+
+
+def test_sketches_that_fail_leave_the_grammar_itself(backend):
+    def compile(text):
+        if text != TEXT:
+            raise InvalidRequest("not today")
+        return backend.compile(text)
+
+    bench = Bench(backend, compile=compile)
+    assert bench.settled() == b"{", "white space may come behind it"
+    assert len(bench.grammars.sketches(bench.request)) == 1
+    bench.say(b'{"na')
+    assert bench.proposes(2) == b"me"
+
+
+def test_sketches_that_hang_are_waited_for_by_nobody(backend):
+    gate = threading.Event()
+
+    def compile(text):
+        if text != TEXT:
+            gate.wait(20)
+        return backend.compile(text)
+
+    try:
+        bench = Bench(backend, compile=compile, deadline_s=0.2)
+        begin = time.monotonic()
+        assert bench.proposes() == b"" and time.monotonic() - begin < 0.15
+        bench.say(b'{"na')
+        assert bench.proposes() == b"", "they are not given up yet"
+        assert bench.settled(2) == b"me", "given up, and the row has its own grammar"
+    finally:
+        gate.set()
+
+
+def test_a_compiler_that_is_stuck_costs_the_sketches_only(backend):
+    bench = Bench(backend)
+    known = set(sketches_of(TEXT))
+    get = bench.grammars._compiler.get
+
+    def refuse(text):
+        if text in known:
+            raise InvalidRequest("no new grammars")
+        return get(text)
+
+    bench.grammars._compiler.get = refuse
+    bench.say(b'{"na')
+    assert bench.proposes(2) == b"me"
+
+
+def test_what_is_no_schema_is_its_own_sketch(backend):
+    bench = Bench(backend, grammar_of(grammar={"regex": "abc(def|xyz)"}))
+    assert b"abc".startswith(bench.settled()) and bench.proposes()
+    bench.say(b"abcx")
+    assert bench.proposes() in (b"y", b"yz")
+
+
+def test_nothing_is_proposed_before_the_grammar_begins(backend):
+    bench = Bench(backend, waiting(grammar_of(grammar={"regex": "abcdef"}), (7, 9)))
+    assert bench.settled() == b""
+    bench.say(b"\x07\x07")
+    assert bench.proposes() == b""
+    bench.say(b"\x09ab")
+    assert b"cdef".startswith(bench.proposes()) and bench.proposes()
+
+
+def test_rows_without_a_grammar_are_none_of_its_business(backend):
+    drafter = GrammarDrafter(lambda row: None, lambda request: None)
+    texts = Texts(1, 9)
+    assert not drafter.admit(0, Request("r", PROMPT, SamplingParams()), texts)
+    drafter.leave(0, texts)
