@@ -98,7 +98,8 @@ class _Walk:
         """Choose anew where `rows` stand, from what they may say; gives those that have a choice."""
         for row in rows:
             if self._at[row] in self._corrected:
-                self.found.errors[row] = "its grammar refuses what its mask allows"
+                why = self._matchers.error_of(int(self._batch.rows[self._at[row]]))
+                self.found.errors[row] = why or "its grammar refuses what its mask allows"
         rows = [row for row in rows if row not in self.found.errors]
         numbers = [int(self._batch.rows[self._at[row]]) for row in rows]
         bits, errors = self._matchers.masks(numbers)

@@ -194,7 +194,7 @@ def test_a_limit_met_in_the_middle_ends_that_answer_alone(name):
         found = dict(run_batch(engine, ((Prompt.of("Say."), options) for options in asked)))
         error = found[1].error() if not isinstance(found[1], Exception) else found[1]
         assert isinstance(error, RequestFailed) and len(found[1].token_ids) > 0, found[1]
-        assert re.search(f"its grammar (cannot go on: .*{says}|refuses what its mask allows)", str(error))
+        assert re.search(f"its grammar cannot go on: .*{says}", str(error))
         assert (found[0].text, found[2].text) == ("goes on", "and on")
         assert engine.generate_json("Say.", {"const": 1}) == 1
 

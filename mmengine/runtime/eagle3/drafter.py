@@ -16,6 +16,8 @@ from mmengine.models.plugin import ModelSpec, Taps
 from mmengine.request import Request
 from mmengine.runtime.attention.base import AttentionMeta
 from mmengine.runtime.attention.registry import make_backend
+from mmengine.runtime.eagle3.chain import NO_DRAFT, draft
+from mmengine.runtime.eagle3.chain_rows import ChainRows
 from mmengine.runtime.eagle3.head import DraftHead
 from mmengine.runtime.inputs import fresh_blocks
 from mmengine.runtime.kv import KVPool
@@ -48,8 +50,7 @@ class Eagle3Drafter:
         self._attention = make_backend(attention, spec, self._kv)
         self._block_size = config.block_size
         self._seen: Seen | None = None
-        self._caught_up: torch.Tensor | None = None  # carry of each row of the step, of its last state
-        self._drafted: torch.Tensor | None = None  # and the first draft behind it, int64 [n]
+        self._z = self._carry = torch.empty(0)  # of each row of the step, at its last state
         self._place = np.zeros(config.max_num_seqs, np.intp)  # of a row in that step
 
     def taps(self, num_tokens: int) -> Taps:
@@ -93,51 +94,31 @@ class Eagle3Drafter:
         )
         hidden = self._head.fuse(seen.taps.index_select(0, places_there))
         z, carry = self._run(hidden, next_ids, seen.positions.index_select(1, places_there), meta)
-        self._caught_up = carry.index_select(0, last)
-        self._drafted = self._best(z.index_select(0, last))
+        self._z, self._carry = z.index_select(0, last), carry.index_select(0, last)
 
     def propose(self, rows: np.ndarray, texts: Texts, most: np.ndarray) -> Proposed | None:
-        places, lengths = self._place[rows], texts.lengths[rows]
         picked = np.flatnonzero(most > 0)
         if not len(picked):
             return None
-        there = upload(places[picked], self._head.device)
-        carry, last = self._caught_up.index_select(0, there), self._drafted.index_select(0, there)
-        columns = [last]
-        going = picked
-        for depth in range(1, int(most.max())):
-            kept = most[going] > depth
-            if not kept.all():
-                index = upload(kept.nonzero()[0], self._head.device)
-                carry, last, going = carry.index_select(0, index), last.index_select(0, index), going[kept]
-            carry, last = self._further(carry, last, rows[going], places[going], lengths[going] - 2 + depth)
-            columns.append(last)
-        drafts = [column.cpu().numpy() for column in columns]
-        matrix = np.zeros((len(rows), len(drafts)), np.int32)
-        for depth, column in enumerate(drafts):
-            matrix[np.flatnonzero(most > depth), depth] = column
-        return Proposed(matrix[np.arange(len(drafts)) < most[:, None]], most)
-
-    def _further(
-        self, carry: torch.Tensor, last: torch.Tensor, rows: np.ndarray, places: np.ndarray, index: np.ndarray
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """One draft more of each row: the head's own output stands for the state at `index` (int64 [r])."""
-        table = self._seen.plan.block_table[places]
-        blocks = table[np.arange(len(index)), index // self._block_size].astype(np.int64)
-        slots = blocks * self._block_size + (index & (self._block_size - 1))
-        positions = upload(index + self._rows.columns["delta"][rows], self._head.device).expand(3, -1)
-        meta = AttentionMeta(np.ones(len(index), np.int32), (index + 1).astype(np.int32), slots, table)
-        z, carry = self._run(carry, last, positions, meta)
-        return carry, self._best(z)
+        places, ends = self._place[rows[picked]], texts.lengths[rows[picked]] - 1
+        index = torch.from_numpy(places)
+        chain = ChainRows(
+            most[picked].astype(np.int32),
+            ends.astype(np.int32),
+            (ends + self._rows.columns["delta"][rows[picked]]).astype(np.int32),
+            self._seen.plan.block_table[places],
+        )
+        z, carry = self._z.index_select(0, index), self._carry.index_select(0, index)
+        drafts = draft(self._head, z, carry, chain, self._attention, 0, self._block_size)
+        counts = np.zeros(len(rows), np.intp)
+        counts[picked] = most[picked]
+        return Proposed(drafts[drafts != NO_DRAFT].astype(np.int32), counts)
 
     def _run(
         self, hidden: torch.Tensor, next_ids: torch.Tensor, positions: torch.Tensor, meta: AttentionMeta
     ) -> tuple[torch.Tensor, torch.Tensor]:
         self._attention.begin(meta)
         return self._head.forward(hidden, self._head.embed(next_ids), positions, self._attention, 0)
-
-    def _best(self, z: torch.Tensor) -> torch.Tensor:
-        return self._head.tokens(self._head.logits(z))
 
 
 def kv_spec(config: HeadConfig) -> ModelSpec:
