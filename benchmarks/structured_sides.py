@@ -94,12 +94,15 @@ class Ours:
         return compilation.compiled
 
     def begin(self, compiled: Sequence[Any], said: Sequence[list[int]]) -> Rows:
+        return OurRows(self._matchers(compiled, said), len(said))
+
+    def _matchers(self, compiled: Sequence[Any], said: Sequence[list[int]]) -> RowMatchers:
         by_request = {str(row): each for row, each in enumerate(compiled)}
         matchers = RowMatchers(self._backend, by_request.__getitem__, self._vocab_size)
         for row, tokens in enumerate(said):
             request = Request(str(row), NOBODY, SamplingParams())
             matchers.admit(row, request, np.array(tokens, np.int32))
-        return OurRows(matchers, len(said))
+        return matchers
 
 
 class OurRows:
@@ -115,6 +118,32 @@ class OurRows:
         _, errors = self._matchers.advance(self._rows, [[token] for token in token_ids])
         if errors:
             raise AssertionError(errors)
+
+
+class Following(Ours):
+    """As the engine does it on a CPU (runtime/following.py): no masks, only whether the token that was
+    chosen is allowed."""
+
+    name = "mmengine, following"
+
+    def begin(self, compiled: Sequence[Any], said: Sequence[list[int]]) -> Rows:
+        return FollowingRows(self._matchers(compiled, said), len(said))
+
+
+class FollowingRows:
+    bits = np.full((1, 2**16), 0xFFFFFFFF, np.uint32)  # what is not allowed fails in `advance`
+
+    def __init__(self, matchers: RowMatchers, count: int):
+        self._matchers, self._count = matchers, count
+
+    def fill(self) -> None:
+        pass
+
+    def advance(self, token_ids: list[int]) -> None:
+        for row, token in enumerate(token_ids):
+            num_said, _ = self._matchers.say_run(row, [token])
+            if not num_said:
+                raise AssertionError(f"row {row} may not say {token}")
 
 
 class BareLLGuidance:
@@ -220,4 +249,9 @@ class XRows:
 
 def all_sides(vocabulary: Vocabulary) -> list[Side]:
     bare = [BareLLGuidance(vocabulary, gated) for gated in (True, False)]
-    return [Ours(vocabulary), *bare, *([BareXGrammar(vocabulary)] if xgrammar is not None else [])]
+    return [
+        Ours(vocabulary),
+        Following(vocabulary),
+        *bare,
+        *([BareXGrammar(vocabulary)] if xgrammar is not None else []),
+    ]
