@@ -158,10 +158,14 @@ def run(options: argparse.Namespace) -> tuple[list[Table], list[Target]]:
     gc.collect()
     gc.freeze()
     gc.disable()
-    rounds = 1 if options.quick else options.rounds
-    times, kept = one_row(sides, cases, rounds, _tick)
-    taking = [case for case in cases if all((side.name, case.name, "new") in times for side in sides)]
-    together = _together(sides, kept, taking, rounds)
+    try:
+        rounds = 1 if options.quick else options.rounds
+        times, kept = one_row(sides, cases, rounds, _tick)
+        taking = [case for case in cases if all((side.name, case.name, "new") in times for side in sides)]
+        together = _together(sides, kept, taking, rounds)
+    finally:
+        gc.enable()
+        gc.unfreeze()
     tables = [
         compile_table(sides, cases, times),
         row_table(sides, times),
@@ -199,8 +203,8 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="one last line with the targets")
     parser.add_argument("--out", type=Path, help="write the tables there")
     options = parser.parse_args()
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, usable_cpus()[-1:])
+    if cpus := usable_cpus():
+        os.sched_setaffinity(0, cpus[-1:])
     tables, targets = run(options)
     names = ("llguidance", *(("xgrammar",) if xgrammar is not None else ()))
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in names)

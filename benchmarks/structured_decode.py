@@ -195,6 +195,7 @@ def measure(options: argparse.Namespace) -> tuple[list[Table], list[Target]]:
         targets.append(Target(f"tokens a pass, batch {batch}", tokens, 1.3))
         most = 0.9 if batch == 1 else 1.0
         targets.append(Target(f"time with drafts / free, batch {batch}", mid, most, most=True))
+    gc.unfreeze()
     ways.close()
     return [table], targets
 
