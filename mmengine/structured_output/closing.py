@@ -17,7 +17,7 @@ place and vocabulary give the same tokens on every machine.
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,11 @@ import numpy as np
 from mmengine.structured_output.base import Searchable
 
 MAX_CLOSING_TOKENS = 4096  # a longer way is not looked for
-MAX_SHORTENING_TOKENS = 2**15  # that may be walked to find the shortest one
+# How far is searched, in masks read; no clock, for the same way must be found on every machine. Picking by
+# turns looks at the whole vocabulary, and counts by its size.
+MAX_EFFORT = 14_000  # of a walk to the shortest one, and of shortening that
+MAX_EFFORT_AT_ONCE = 8_000  # behind a token that was just sampled
+TOKENS_AN_EFFORT = 10_000
 NEAR_TOKENS = 64  # by which one may be longer than that of the place before, at first
 MAX_PICKS = 20  # that are tried at one place
 _NO_BYTE = 256  # first byte of a token that no text holds
@@ -60,12 +64,22 @@ class Taste(Enum):
     BY_TURNS = "by turns"
 
 
+class _Effort:
+    """What a search may still cost."""
+
+    __slots__ = ("left",)
+
+    def __init__(self, left: int):
+        self.left = left
+
+
 class Vocabulary:
     """Which tokens a closing prefers. `token_bytes`: of every token, b"" for one that no text holds, such
     as an end of sequence."""
 
     def __init__(self, token_bytes: Sequence[bytes]):
         self._first = np.array([each[0] if each else _NO_BYTE for each in token_bytes], np.int64)
+        self._effort_by_turns = 1 + len(token_bytes) // TOKENS_AN_EFFORT
         signs = [(token, each) for token, each in enumerate(token_bytes) if _SIGNS.match(each)]
         self._after_text = _matching(signs, _AFTER_TEXT)
         self._outside = _matching(signs, _OUTSIDE + _OPENS)
@@ -81,38 +95,43 @@ class Vocabulary:
     def closing(self, matcher: Searchable, budget: int, near: int = 0) -> list[int] | None:
         """At most `budget` tokens after which the text is complete; None where none were found. `matcher`
         stays where it is. `near`: how many it may well be."""
+        effort = _Effort(MAX_EFFORT_AT_ONCE)
         longest, limit = min(budget, MAX_CLOSING_TOKENS), near + NEAR_TOKENS
         while True:
             limit = min(limit, longest)
             for taste in Taste:
-                path = self._walk(matcher.deep_copy(), limit, taste)
+                path = self._walk(matcher.deep_copy(), limit, taste, effort)
                 if path is not None:
                     return path
-            if limit == longest:
+            if limit == longest or effort.left <= 0:
                 return None
             limit *= 8
 
     def shortest(self, matcher: Searchable) -> list[int] | None:
         """As short a closing as can be found, in up to seconds."""
-        best, limit = None, MAX_CLOSING_TOKENS
         for taste in Taste:
-            path = self._walk(matcher.deep_copy(), limit, taste)
-            if path is not None:
-                best, limit = path, len(path) - 1
-        return None if best is None else self._shorten(best, matcher.deep_copy())
+            best = self._walk(matcher.deep_copy(), MAX_CLOSING_TOKENS, taste, _Effort(MAX_EFFORT))
+            if best is not None:
+                return self._shorten(best, matcher.deep_copy(), _Effort(MAX_EFFORT))
+        return None
 
-    def _walk(self, matcher: Searchable, limit: int, taste: Taste) -> list[int] | None:
+    def _walk(self, matcher: Searchable, limit: int, taste: Taste, effort: _Effort) -> list[int] | None:
         """To an end, in at most `limit` tokens. `matcher` goes along."""
         path: list[int] = []
         used: dict[bytes, dict[int, int]] = {}
         while not matcher.is_accepting():
-            if len(path) >= limit or matcher.is_error():
+            if len(path) >= limit or effort.left <= 0 or matcher.is_error():
                 return None
             some = matcher.compute_ff_tokens()
             if not some:
                 mask = matcher.compute_bitmask()
                 times = used.setdefault(mask, {})
-                token = next(self._picks(mask, times, taste), None)
+                token = None
+                if taste is not Taste.BY_TURNS:
+                    token = next(self._preferred(mask, times, taste), None)
+                effort.left -= 1 if token is not None else self._effort_by_turns
+                if token is None:
+                    token = next(self._by_turns(mask, times), None)
                 if token is None:
                     return None
                 some, kind = [token], self._kind(token)
@@ -122,29 +141,28 @@ class Vocabulary:
             path += some
         return path if len(path) <= limit else None
 
-    def _shorten(self, best: list[int], matcher: Searchable) -> list[int]:
+    def _shorten(self, best: list[int], matcher: Searchable, effort: _Effort) -> list[int]:
         """Other picks along `best`, where the matcher stands at its beginning."""
-        at, tokens_left = 0, MAX_SHORTENING_TOKENS
-        while at < len(best) and tokens_left > 0:
-            picks = self._picks(matcher.compute_bitmask(), {}, Taste.FIRST)
+        at = 0
+        while at < len(best) and effort.left > 0:
+            mask = matcher.compute_bitmask()
+            effort.left -= self._effort_by_turns
+            picks = chain(self._preferred(mask, {}, Taste.FIRST), self._by_turns(mask, {}))
             for token in islice(picks, MAX_PICKS):
                 branch = matcher.deep_copy()
                 if token == best[at] or not branch.consume_tokens([token]):
                     continue
-                tokens_left -= len(best) - at
-                rest = self._walk(branch, len(best) - at - 2, Taste.FIRST)
+                rest = self._walk(branch, len(best) - at - 2, Taste.FIRST, effort)
                 if rest is not None:
                     best = [*best[:at], token, *rest]
             matcher.consume_tokens([best[at]])
             at += 1
         return best
 
-    def _picks(self, mask: bytes, times: Mapping[int, int], taste: Taste) -> Iterator[int]:
+    def _by_turns(self, mask: bytes, times: Mapping[int, int]) -> Iterator[int]:
         """Allowed tokens, the best first, a long and a short one of each kind. `times`: how often each
         was picked where the same was allowed."""
         bits = np.frombuffer(mask, np.uint8)
-        if taste is not Taste.BY_TURNS:
-            yield from self._preferred(bits, times, taste)
         allowed = np.flatnonzero(np.unpackbits(bits, count=len(self._first), bitorder="little"))
         kinds = self._first[allowed]
         counts = np.bincount(kinds, minlength=_NO_BYTE + 1)[:_NO_BYTE]
@@ -162,8 +180,9 @@ class Vocabulary:
     def _kind(self, token: int) -> int:
         return int(self._first[token])
 
-    def _preferred(self, bits: np.ndarray, times: Mapping[int, int], taste: Taste) -> Iterator[int]:
+    def _preferred(self, mask: bytes, times: Mapping[int, int], taste: Taste) -> Iterator[int]:
         """By rules 2 and 3: the first allowed token of each kind; digits, or all values, take turns."""
+        bits = np.frombuffer(mask, np.uint8)
         if _are_allowed(bits, self._letters).any():
             wanted = self._after_text
         else:
