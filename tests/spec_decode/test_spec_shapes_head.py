@@ -36,8 +36,8 @@ def samples(target):
 
 
 def test_four_drafts_a_pass_are_worth_their_while(trained, samples):
-    assert acceptance(*trained, samples["json"], 4) > 4.0
-    assert acceptance(*trained, samples["describe"], 4) > 3.0
+    assert acceptance(*trained, samples["json"], 4) > 4.5
+    assert acceptance(*trained, samples["describe"], 4) > 4.2
 
 
 def test_taps_of_other_layers_are_worth_little(trained, samples):
