@@ -34,6 +34,8 @@ FORMS = [
     {"choice": ["circle", "a square", "größe"]},
     {"schema": {"const": {"a": "</think> é\n"}}},
 ]
+VALIDATOR = jsonschema.Draft202012Validator
+FORMATS = VALIDATOR.FORMAT_CHECKER
 QUESTIONS = ["What is a triangle?", "How many shapes are there?", "Describe a square, at length."]
 
 
@@ -45,16 +47,15 @@ def asked_form(form, **others):
 
 def check_content(form, content):
     if "schema" in form:
-        jsonschema.validate(json.loads(content), form["schema"])
+        jsonschema.validate(json.loads(content), form["schema"], VALIDATOR, format_checker=FORMATS)
     elif "choice" in form:
         assert content in form["choice"]
     else:
         assert re.fullmatch(form["regex"], content)
 
 
-def jobs(count, temperature, marker, bias, tags=True):
+def jobs(count, temperature, marker, bias, forms=(*FORMS, {"structural_tag": CALL})):
     """Prompts with a form each; a bias makes the marker likely enough to come, at some time."""
-    forms = [*FORMS, {"structural_tag": CALL}] if tags else FORMS
     for number in range(count):
         form = forms[number % len(forms)]
         sampling = make_sampling(

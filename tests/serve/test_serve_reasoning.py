@@ -25,6 +25,7 @@ from mmengine.serve.reasoning import Reasoning
 from mmengine.structured_output.opening import after_of, end_of
 from mmengine.structured_output.spec import grammar_of
 from tests.serve.reasoning_jobs import QUESTIONS, RECORD, answers, check, jobs
+from tests.serve.test_serve_structured import random_schemas
 
 shapes = pytest.importorskip("mmengine_shapes")
 
@@ -121,14 +122,28 @@ def test_what_stops_is_valid_wherever_reasoning_ends(weights, temperature, end, 
     """A pool too small for what runs preempts and prompts are computed in pieces; with drafts or without, one
     step at a time or decided ahead, the tokens are the same."""
     model = random_weights if weights == "random" else None
+    check_pools(model, temperature, end, bias, 30, {})
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("weights", "temperature", "bias"), [("trained", 0.0, 14.0), ("random", 1.5, 3.5), ("trained", 1.5, 14.0)]
+)
+def test_what_stops_is_valid_for_many(weights, temperature, bias, random_weights):
+    model = random_weights if weights == "random" else None
+    forms = [{"schema": schema} for schema in random_schemas(300)]
+    check_pools(model, temperature, "</think>", bias, 300, {"forms": forms})
+
+
+def check_pools(model, temperature, end, bias, count, forms):
     with Engine(model, dtype="float32", config=EngineConfig(reasoning_end=end)) as engine:
         marker = engine.processor.tokenizer.encode(end, allow_special=True)
-        asked = list(jobs(30, temperature, marker, bias))
+        asked = list(jobs(count, temperature, marker, bias, **forms))
         wide = answers(engine, asked)
         stopped, lengths = check(engine, asked, wide, marker)
-    ends = f"{len(lengths)} of 30 end reasoning, after {lengths}"
-    print(f"{weights}, {temperature}, {end}: {ends}; {stopped} stop")
-    assert len(lengths) >= 15 and stopped >= 8 and len(set(lengths)) >= 3
+    ends = f"{len(lengths)} of {count} end reasoning, after {lengths[:30]}"
+    print(f"{model or 'trained'}, {temperature}, {end}: {ends}; {stopped} stop")
+    assert 2 * len(lengths) >= count and 4 * stopped >= count and len(set(lengths)) >= 3
     others = [
         {"spec": "none"},
         {**SMALL, "max_in_flight": 2},

@@ -10,7 +10,7 @@ from mmengine.config import EngineConfig
 from mmengine.serve.engine import Engine
 from mmengine.spec_decode.base import Proposed
 from mmengine.structured_output.opening import end_of
-from tests.serve.reasoning_jobs import answers, check, jobs
+from tests.serve.reasoning_jobs import FORMS, answers, check, jobs
 
 pytest.importorskip("mmengine_shapes")
 
@@ -74,7 +74,7 @@ def test_drafts_over_the_end_of_the_reasoning_change_nothing(
         check(engine, asked, alone, marker)
     texts = {f"r{number}": answer.token_ids for number, answer in alone.items()}
     script = Script(texts, marker, [*marker, 1512, 7, 50, 1535])
-    monkeypatch.setattr(mmengine.build, "_drafters", lambda *given: [script])
+    monkeypatch.setattr(mmengine.build, "make_drafters", lambda *given: [script])
     config = EngineConfig(num_draft_tokens=8, num_blocks=30, max_model_len=256, **settings)
     with Engine(model, dtype="float32", config=config) as engine:
         drafted = answers(engine, asked)
@@ -86,10 +86,10 @@ def test_drafts_over_the_end_of_the_reasoning_change_nothing(
 
 
 def test_the_grammar_drafts_from_where_the_reasoning_ends(random_weights, monkeypatch):
-    drafters_of, seen = mmengine.build._drafters, []
+    drafters_of, seen = mmengine.build.make_drafters, []
 
-    def spied(config, matchers, grammars, *more):
-        made = drafters_of(config, matchers, grammars, *more)
+    def spied(config, head, matchers, grammars):
+        made = drafters_of(config, head, matchers, grammars)
         inner = made[0].propose
 
         def propose(rows, *given):
@@ -101,7 +101,7 @@ def test_the_grammar_drafts_from_where_the_reasoning_ends(random_weights, monkey
         made[0].propose = propose
         return made
 
-    monkeypatch.setattr(mmengine.build, "_drafters", spied)
+    monkeypatch.setattr(mmengine.build, "make_drafters", spied)
     with Engine(random_weights, dtype="float32", config=EngineConfig(spec="grammar")) as engine:
         check(engine, asked := list(jobs(12, 1.5, [1535], 3.5)), answers(engine, asked), [1535])
     before, behind = ([count for has_begun, count in seen if has_begun is kind] for kind in (False, True))
@@ -114,6 +114,6 @@ def test_every_grammar_engine_and_drafter_finds_the_end(others, random_weights):
         pytest.importorskip("xgrammar")
     config = EngineConfig(**others)
     with Engine(random_weights, dtype="float32", config=config) as engine:
-        asked = list(jobs(20, 1.5, [1535], 3.5, tags="grammar_backend" not in others))
+        asked = list(jobs(20, 1.5, [1535], 3.5, FORMS))
         stopped, lengths = check(engine, asked, answers(engine, asked), [1535])
     assert stopped >= 5 and len(lengths) >= 10
