@@ -117,3 +117,13 @@ def test_every_grammar_engine_and_drafter_finds_the_end(others, random_weights):
         asked = list(jobs(20, 1.5, [1535], 3.5, FORMS))
         stopped, lengths = check(engine, asked, answers(engine, asked), [1535])
     assert stopped >= 5 and len(lengths) >= 10
+
+
+def test_a_draft_head_guesses_over_the_end_too():
+    asked, found = list(jobs(12, 1.0, [1535], 14.0)), []
+    for options in ({"spec": "none"}, {"spec": "eagle3"}):
+        with Engine(dtype="float32", config=EngineConfig(**options)) as engine:
+            answered = answers(engine, asked)
+            assert check(engine, asked, answered, [1535])[0] >= 3
+        found.append([answered[number].choices for number in range(len(asked))])
+    assert found[0] == found[1]
