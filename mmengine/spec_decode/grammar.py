@@ -23,8 +23,12 @@ class Follower(Protocol):
 
     def try_consume_tokens(self, token_ids: list[int]) -> int: ...
 
+    def compute_ff_bytes(self) -> bytes: ...
+
     def compute_ff_tokens(self) -> list[int]: ...
 
+
+MAX_KEPT, MAX_KEPT_BYTES = 8192, 256  # texts whose tokens are kept, and their length
 
 Sketches = Sequence[Callable[[], Follower]]  # new followers at the beginning, the likeliest first
 
@@ -43,14 +47,19 @@ class _Row:
 
 class GrammarDrafter:
     """`said_of`: all tokens that a row has said in its grammar, None before that began. `sketches_of`: those
-    of a request, None while they are being compiled."""
+    of a request, None while they are being compiled. `allow` is told what a row may say: a sketch forces
+    nothing that its grammar's masks exclude."""
 
     name = "grammar"
 
     def __init__(
-        self, said_of: Callable[[int], list[int] | None], sketches_of: Callable[[Request], Sketches | None]
+        self,
+        said_of: Callable[[int], list[int] | None],
+        sketches_of: Callable[[Request], Sketches | None],
+        allow: Callable[[int, Sequence[int]], None],
     ):
-        self._said_of, self._sketches_of = said_of, sketches_of
+        self._said_of, self._sketches_of, self._allow = said_of, sketches_of, allow
+        self._spellings: dict[tuple[int, bytes], Sequence[int]] = {}
         self._rows: dict[int, _Row] = {}
 
     def admit(self, row: int, request: Request, texts: Texts) -> bool:
@@ -74,7 +83,22 @@ class GrammarDrafter:
         said = self._said_of(row) if room else None
         if said is None or not self._follow(known, said):
             return ()
-        return known.follower.compute_ff_tokens()[:room]
+        drafts = self._spelled(known.follower, said[-1] if said else -1)[:room]
+        if drafts:
+            self._allow(row, drafts)
+        return drafts
+
+    def _spelled(self, follower: Follower, last: int) -> Sequence[int]:
+        """The tokens of what is forced behind the token `last`; mostly the same few texts are."""
+        text = follower.compute_ff_bytes()
+        if not text:
+            return ()
+        tokens = self._spellings.get((last, text))
+        if tokens is None:
+            tokens = follower.compute_ff_tokens()
+            if len(text) <= MAX_KEPT_BYTES and len(self._spellings) < MAX_KEPT:
+                self._spellings[last, text] = tokens
+        return tokens
 
     def _follow(self, known: _Row, said: list[int]) -> bool:
         """Bring the row's sketch up to date, or take the next one that fits all it said."""

@@ -21,6 +21,9 @@ class Matcher(Protocol):
     def validate_tokens(self, token_ids: list[int]) -> int:
         """How many of these tokens `try_consume_tokens` would take."""
 
+    def compute_ff_bytes(self) -> bytes:
+        """What must come next; perhaps not all of it."""
+
     def compute_ff_tokens(self) -> list[int]:
         """Tokens, as the tokenizer spells them, of what must come next; only those whose spelling does not
         depend on what follows. They may be none though something is forced."""

@@ -56,6 +56,7 @@ class RowMatchers:
         self._matchers: dict[int, Matcher] = {}
         self._said: dict[int, list[int]] = {}  # in the grammar
         self._openings: dict[int, Opening] = {}  # of rows that have not begun with their grammar
+        self._allowed: dict[int, Sequence[int]] = {}
         self._ends = frozenset(backend.eos_token_ids)
         self.closers: dict[int, Closer] = {}
         self._no_end = _all_but(backend.eos_token_ids, self._num_words)
@@ -64,6 +65,7 @@ class RowMatchers:
         """`row` is `request`'s now, which has a grammar; int32 `token_ids`: its prompt and all it said."""
         self._matchers.pop(row, None)
         self._openings.pop(row, None)
+        self._allowed.pop(row, None)
         self.closers.pop(row, None)
         said = self._said[row] = token_ids[len(request.prompt_token_ids) :].tolist()
         compiled = self._compiled_of(request.request_id)
@@ -168,7 +170,13 @@ class RowMatchers:
             return self._say_each(row, token_ids)
         matcher, said = self._matchers[row], self._said[row]
         take, ends = self._backend.take, self._ends
-        for index, token in enumerate(token_ids):
+        known = _num_alike(self._allowed.pop(row, ()), token_ids)
+        if known:
+            taken = matcher.try_consume_tokens(token_ids[:known])
+            said += token_ids[:taken]
+            if taken < known or matcher.is_stopped():
+                return taken, matcher.is_stopped()
+        for index, token in enumerate(token_ids[known:], known):
             if token in ends:
                 if not self._backend.allows(matcher, token):
                     return index, False
@@ -179,6 +187,11 @@ class RowMatchers:
             if matcher.is_stopped():
                 return index + 1, True
         return len(token_ids), False
+
+    def allow(self, row: int, token_ids: Sequence[int]) -> None:
+        """The row may say these tokens next, one behind the other, as its grammar's masks would show: whoever
+        knows spares asking again."""
+        self._allowed[row] = token_ids
 
     def _say_each(self, row: int, token_ids: Sequence[int]) -> tuple[int, bool]:
         for index, token in enumerate(token_ids):
@@ -259,6 +272,16 @@ class RowMatchers:
             return []
         del self._openings[row]
         return tokens[behind:]
+
+
+def _num_alike(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens both begin with."""
+    count = 0
+    for mine, theirs in zip(one, other):
+        if mine != theirs:
+            break
+        count += 1
+    return count
 
 
 def _all_but(token_ids: Sequence[int], num_words: int) -> np.ndarray:

@@ -41,7 +41,7 @@ class Bench:
     def __init__(self, backend, text=TEXT, compile=None, deadline_s=10):
         self.grammars = Grammars(backend, deadline_s=deadline_s, compile=compile)
         self.matchers = RowMatchers(backend, self.grammars.compiled, VOCAB)
-        self.drafter = GrammarDrafter(self.matchers.said, self.grammars.sketches)
+        self.drafter = GrammarDrafter(self.matchers.said, self.grammars.sketches, self.matchers.allow)
         self.texts = Texts(1, 200)
         self.request = Request("r", PROMPT, SamplingParams(), grammar=text)
         self.grammars.hold("r", text, 100)
@@ -173,7 +173,7 @@ def test_nothing_is_proposed_before_the_grammar_begins(backend):
 
 
 def test_rows_without_a_grammar_are_none_of_its_business(backend):
-    drafter = GrammarDrafter(lambda row: None, lambda request: None)
+    drafter = GrammarDrafter(lambda row: None, lambda request: None, lambda row, drafts: None)
     texts = Texts(1, 9)
     assert not drafter.admit(0, Request("r", PROMPT, SamplingParams()), texts)
     drafter.leave(0, texts)
