@@ -7,15 +7,21 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from mmengine.config import EngineConfig
+from mmengine.request import SamplingParams
 from mmengine.runtime.eagle3.loading import load_head
+from mmengine.serve.engine import Engine
+from mmengine.serve.prompts import Options
 from mmengine.spec_decode.eagle3.config import Target as HeadTarget
 from mmengine.spec_decode.eagle3.loading import open_head
 from mmengine_qwen3_vl import plugin
 from mmengine_shapes import checkpoint_path, draft_head_path
 from mmengine_shapes.training.head_batch import collate
+from mmengine_shapes.training.head_data import prompt_of
 from mmengine_shapes.training.head_export import read_hub, write_hub, write_speculators
 from mmengine_shapes.training.head_simulate import acceptance, accepted_from, held_out_samples, passes_of
 from mmengine_shapes.training.head_target import DenseAttention, Target
+from mmengine_shapes.training.held_out import held_out_items
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +110,36 @@ def test_the_engine_reads_the_head_as_it_was_trained(trained, served):
     assert config.tap_layers == shape.levels and config.draft_vocab_size == shape.draft_vocab_size
     assert (config.fc_norm, config.norm_output) == (shape.fc_norm, shape.norm_output)
     assert torch.equal(served.embed(torch.arange(1536)), trained[0].embedding)
+
+
+def engine_passes(task, number, seed):
+    """The answers of an engine that drafts with the head, and how many passes each took after the first."""
+    config = EngineConfig(spec=f"eagle3={draft_head_path()}", num_draft_tokens=4, num_threads=1)
+    answers, passes = [], []
+    with Engine(checkpoint_path(), config=config) as engine:
+        for item in held_out_items(task, number, None, seed):
+            prepared = prompt_of(item).prepare(engine.processor)
+            engine.submit_prepared(prepared, Options(SamplingParams(max_tokens=192)))
+            with_tokens = 0
+            while engine.has_work:
+                for output in engine.step():
+                    with_tokens += bool(output.token_ids)
+                    if output.completion:
+                        answers.append(output.completion.token_ids)
+            passes.append(with_tokens - 1)
+    return answers, passes
+
+
+@pytest.mark.parametrize("task", ["json", "describe", "direction"])
+def test_an_engine_takes_the_passes_that_are_simulated(trained, samples, task):
+    """Pass for pass, so what the simulation says of a head is what an engine would count."""
+    answers, passes = engine_passes(task, 12, seed=7)
+    assert answers == [one.ids[one.num_prompt :].tolist() for one in samples[task]]
+    simulated = [
+        passes_of(accepted, len(one.ids) - one.num_prompt)
+        for one, accepted in zip(samples[task], accepted_from(*trained, samples[task], 4), strict=True)
+    ]
+    assert passes == [len(one) for one in simulated]
 
 
 def test_passes_are_walked_as_an_engine_takes_them():
