@@ -43,6 +43,7 @@ class Drafting:
         matchers: RowMatchers | None,
     ):
         self._drafters, self._most, self._rows, self._matchers = drafters, most, rows, matchers
+        self.names = [str(getattr(each, "name", type(each).__name__)) for each in drafters]
         self._max_model_len, self._vocab_size = max_model_len, vocab_size
         self._texts = Texts(len(rows.columns), max_model_len + 1)
         # [drafter, row]: who is asked about whom.
@@ -82,8 +83,8 @@ class Drafting:
             return None
         rows = rows.astype(np.intp)
         self._texts.say(rows, token_ids, counts)
-        if self.head is not None:
-            self.head.catch_up(seen, self._texts)
+        if self.head is not None and not self._catch_up(self.head, seen):
+            return None
         rows = rows[going]
         follows = self._follows[:, rows]
         if not follows.any():
@@ -102,15 +103,26 @@ class Drafting:
             return None
         return Drafts(drafts[np.arange(self._most) < found[:, None]], found, drafters)
 
+    def _catch_up(self, head: Eagle3Drafter, seen: Seen | None) -> bool:
+        """False where it failed: what it knows of this step is then not to be relied on."""
+        try:
+            head.catch_up(seen, self._texts)
+        except Exception as error:
+            self._failed(self._drafters.index(head), error)
+            return False
+        return True
+
     def _ask(self, number: int, rows: np.ndarray, most: np.ndarray) -> Proposed | None:
         """What a drafter proposes; None where that is nothing, or nothing that could be used."""
         try:
-            proposed = self._drafters[number].propose(rows, self._texts, most)
+            proposed = self._drafters[number].propose(rows, self._texts, most.copy())
             if proposed is None:
                 return None
             token_ids, counts = np.asarray(proposed.token_ids), np.asarray(proposed.counts)
-            if counts.shape != rows.shape or (counts < 0).any() or (counts > most).any():
-                raise ValueError("it gave more drafts than it was asked for, or not of all rows")
+            if counts.shape != most.shape or counts.dtype.kind not in "iu":
+                raise ValueError("it does not say of each row how many drafts it has")
+            if (counts < 0).any() or (counts > most).any():
+                raise ValueError("it gave more drafts than it was asked for")
             if token_ids.shape != (int(counts.sum()),) or token_ids.dtype.kind not in "iu":
                 raise ValueError("its drafts are not as many tokens as it says")
             if len(token_ids) and not 0 <= token_ids.min() <= token_ids.max() < self._vocab_size:
@@ -133,7 +145,7 @@ class Drafting:
         counts = np.zeros(len(found), np.int32)
         counts[picked] = proposed.counts
         drafts[np.arange(self._most) < counts[:, None]] = proposed.token_ids
-        if self._drafters[number].name != "grammar" and self._matchers is not None:
+        if self.names[number] != "grammar" and self._matchers is not None:
             bound = np.flatnonzero((counts > 0) & (self._rows.columns["options"][rows] & GRAMMAR != 0))
             for place in bound.tolist():
                 ahead = drafts[place, : counts[place]].tolist()
@@ -144,5 +156,7 @@ class Drafting:
     def _failed(self, number: int, error: Exception) -> None:
         self.failures[number] += 1
         if self.failures[number] == 1:
-            name = getattr(self._drafters[number], "name", str(number))
-            log.warning("a drafter failed; its drafts are left out", drafter=name, reason=repr(error)[:300])
+            reason = f"{type(error).__name__}: {error}"[:300]
+            log.warning(
+                "a drafter failed; its drafts are left out", drafter=self.names[number], reason=reason
+            )

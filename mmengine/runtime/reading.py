@@ -164,9 +164,10 @@ class Reader:
     def _named(self, batch: SampleRows, stops: Iterable[tuple[int, str]]) -> Stops:
         """`stops` in order, those of texts that their budgets completed by that name."""
         closers = {} if self.matchers is None else self.matchers.closers
+        options = batch.columns["options"]  # a row may have had a request before that closes
         named = []
         for index, kind in sorted(stops):
-            closer = closers.get(int(batch.rows[index])) if closers else None
+            closer = closers.get(int(batch.rows[index])) if options[index] & CLOSES else None
             named.append((index, CLOSED if closer is not None and closer.has_closed else kind))
         return tuple(named)
 

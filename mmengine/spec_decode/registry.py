@@ -17,11 +17,17 @@ _OWN: dict[str, Callable[[int], Drafter]] = {"ngram": NgramDrafter, "suffix": Su
 
 
 def free_drafter(name: str) -> Callable[[int], Drafter]:
-    """What makes the drafter `name` for a number of rows. Raises ConfigError where there is none."""
+    """What makes the drafter `name` for a number of rows. Raises ConfigError where there is none, or where it
+    cannot be loaded."""
     if name in _OWN:
         return _OWN[name]
     found = {point.name: point for point in entry_points(group=GROUP)}
     if name not in found:
         known = ", ".join(["none", "auto", "grammar", *_OWN, *sorted(found)])
         raise ConfigError(f"spec {name!r} is no drafter; known are {known}")
-    return found[name].load()
+    try:
+        return found[name].load()
+    except Exception as error:  # a stranger's module
+        raise ConfigError(
+            f"spec {name!r} cannot be loaded from its entry point: {type(error).__name__}: {error}"
+        ) from None

@@ -5,9 +5,8 @@ import random
 import pytest
 
 from mmengine.replay.verify import verify
+from mmengine_shapes import draft_head_path
 from tests.spec_decode.equality import Scripted, answers, assert_same, known_as, mixed
-
-pytest.importorskip("mmengine_shapes")
 
 WIDE = {"num_blocks": 2049}
 # Each cuts prompts and images, and its pool is too small for what runs.
@@ -20,12 +19,12 @@ def check(asked, model, log):
     want = answers(asked, model, **WIDE, spec="none")
     assert want.drafting is None
     report = []
-    for number, spec in enumerate(("auto", "ngram", "suffix")):
-        pool = (RECOMPUTE, SWAP, WIDE)[number]
-        found = answers(asked, model, log / spec, random.Random(1), spec=spec, **pool)
+    for number, spec in enumerate(("auto", "ngram", "suffix", f"eagle3={draft_head_path()}")):
+        name, pool = spec.partition("=")[0], (RECOMPUTE, SWAP, WIDE, SWAP)[number]
+        found = answers(asked, model, log / name, random.Random(1), spec=spec, **pool)
         assert_same(found, want)
-        report.append(f"{spec}: {found.stats.steps} steps, {found.stats.num_preemptions} preemptions")
-        assert found.drafting.failures == [0] and verify(log / spec).ok
+        report.append(f"{name}: {found.stats.steps} steps, {found.stats.num_preemptions} preemptions")
+        assert found.drafting.failures == [0] and verify(log / name).ok
     for number, pool in enumerate((WIDE, RECOMPUTE, SWAP)):
         script = Scripted(want.truth, number, most_of=(lambda step: 99, lambda step: 99, _switched)[number])
         with known_as("script", script):
