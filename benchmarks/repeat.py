@@ -1,10 +1,11 @@
-"""One result out of several runs of the same benchmark: the median of every figure."""
+"""One result out of several runs of the same benchmark: the median of every figure, and how sure it is."""
 
 import re
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median_low
 
+import numpy as np
 from report import Part, Table
 
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
@@ -38,3 +39,11 @@ def _cell(cells: Sequence[str]) -> str:
     if not all(found):
         return cells[0]
     return median_low(zip((float(match.group()) for match in found), cells, strict=True))[1]
+
+
+def interval(ratios: Sequence[float]) -> tuple[float, float, float]:
+    """The median, and its 95 % interval by bootstrap."""
+    ratios = np.array(ratios)
+    drawn = np.random.default_rng(0).choice(ratios, (10_000, len(ratios)))
+    low, high = np.percentile(np.median(drawn, axis=1), (2.5, 97.5))
+    return float(np.median(ratios)), float(low), float(high)

@@ -32,6 +32,7 @@ from measure import use_threads
 
 use_threads(1)  # before torch is loaded
 
+from repeat import interval  # noqa: E402
 from report import Table, Target, machine_lines, markdown, show, target_dicts, target_line, target_table  # noqa: E402
 
 from mmengine.config import EngineConfig  # noqa: E402
@@ -155,14 +156,6 @@ def rounds_of(ways: Ways, asks: Sequence[Ask], batch: int, rounds: int) -> dict[
             sums = (sum(getattr(run, name) for run in runs) for name in ("cpu_ns", "tokens", "passes"))
             found[way].append(Decoded(*sums, answers=[]))
     return found
-
-
-def interval(ratios: Sequence[float]) -> tuple[float, float, float]:
-    """The median, and its 95 % interval by bootstrap."""
-    ratios = np.array(ratios)
-    drawn = np.random.default_rng(0).choice(ratios, (10_000, len(ratios)))
-    low, high = np.percentile(np.median(drawn, axis=1), (2.5, 97.5))
-    return float(np.median(ratios)), float(low), float(high)
 
 
 def ratio(found: dict[str, list[Decoded]], way: str) -> tuple[float, float, float]:

@@ -1,0 +1,214 @@
+"""What drafts give and cost on the embedded checkpoint: `python benchmarks/spec.py`.
+
+Each cell is a task, a number of requests at a time, and who drafts, beside an engine without drafts:
+
+    schema    describe a drawn picture as JSON, with the schema of its answers
+    json      the same without the schema
+    describe  describe a drawn picture in words
+    short     a question about a drawn picture, answered in a sentence
+    text      stories, facts to look up, counting: no picture
+
+Greedy, float32, one thread. Every round draws new pictures and texts, so that what drafts from past answers
+never saw the request. Clocked is CPU time of the process from the step that ends the prompts to the last
+token ("decoding"), and from submit ("whole"). A figure is the median of the rounds' ratios, with its 95 %
+interval by bootstrap; it falls short of a bar only if the upper end does. "length" is the tokens of a row in
+a pass, without and with the one that is no draft; "equal" the answers with the same tokens as without drafts.
+
+    --batch 1,4    requests at a time (1, 4, 16 and 64 by default)
+    --tasks LIST   of the above, with commas between them
+    --drafters L   of those in the table
+    --rounds N     rounds of a cell, 9 by default
+    --quick        3 rounds, batch 1 and 16, fewer drafters
+    --json         one last line with the targets
+    --out FILE.md  write the tables there
+"""
+
+import argparse
+import gc
+import random
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from measure import use_threads
+
+use_threads(1)  # before torch is loaded
+
+from repeat import interval  # noqa: E402
+from report import Table, Target, machine_lines, markdown, show, target_dicts, target_line, target_table  # noqa: E402
+from spec_runs import DESCRIBE, JSON, NONE, SCHEMA, TASKS, Pairs, Side, ask, paired  # noqa: E402
+
+AUTO, HEAD = "auto", "eagle3 K=4"
+DRAFTERS = {
+    "grammar": {"spec": "grammar"},
+    "ngram": {"spec": "ngram"},
+    "suffix": {"spec": "suffix"},
+    **{f"eagle3 K={most}": {"spec": "eagle3", "num_draft_tokens": most} for most in (1, 2, 4, 7)},
+    AUTO: {"spec": AUTO},
+}
+NEVER_BELOW = 0.98  # of the speed without drafts, where the engine chooses
+CHEAP = 0.99  # where drafters are there and nothing is drafted
+COLUMNS = ("", "decoding", "95 %", "whole", "length", "with bonus", "equal")
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    task: str
+    batch: int
+    drafter: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.drafter}, {self.task}, batch {self.batch}"
+
+
+Cells = dict[Cell, Pairs]
+
+
+def cells_of(options: argparse.Namespace) -> Cells:
+    plain = Side(NONE, spec=NONE)
+    sides = [Side(name, **DRAFTERS[name]) for name in options.drafters]
+    found: Cells = {}
+    for task in options.tasks:
+        fit = [side for side in sides if side.name != "grammar" or task == SCHEMA]
+        for batch in options.batch:
+            tick = _Ticks(f"{task}, batch {batch}")
+            pairs = paired(plain, fit, task, batch, options.rounds, random.Random(f"{task} {batch}"), tick)
+            found |= {Cell(task, batch, name): each for name, each in pairs.items()}
+    for side in (plain, *sides):
+        side.close()
+    gc.collect()
+    return found
+
+
+class _Ticks:
+    def __init__(self, text: str):
+        self._text, self._number = text, 0
+
+    def __call__(self) -> None:
+        print(f"{self._text}, round {self._number}", end="\x1b[K\r", file=sys.stderr, flush=True)
+        self._number += 1
+
+
+def tables_of(cells: Cells) -> list[Table]:
+    """One for every task and batch."""
+    tables: dict[tuple[str, int], Table] = {}
+    for cell, pairs in cells.items():
+        title = f"{cell.task}, batch {cell.batch}: times as fast as without drafts"
+        table = tables.setdefault((cell.task, cell.batch), Table(title, COLUMNS))
+        mid, low, high = interval(pairs.ratios())
+        equal, num_answers = pairs.equal()
+        table.rows.append(
+            (
+                cell.drafter,
+                f"{mid:.3f}",
+                f"{low:.3f} to {high:.3f}",
+                f"{interval(pairs.ratios('whole_ns'))[0]:.3f}",
+                f"{pairs.length - 1:.2f}",
+                f"{pairs.length:.2f}",
+                f"{equal} of {num_answers}",
+            )
+        )
+    return list(tables.values())
+
+
+def targets_of(cells: Cells) -> list[Target]:
+    """Those whose cells were measured. Times are the upper ends of their intervals."""
+    found = [
+        Target(f"tokens a pass, {cell.name}", cells[cell].length, bar)
+        for cell, bar in (
+            (Cell(JSON, 1, HEAD), 3.5),
+            (Cell(DESCRIBE, 1, HEAD), 2.5),
+            (Cell(SCHEMA, 1, AUTO), 5.0),
+        )
+        if cell in cells
+    ]
+    for task in (SCHEMA, JSON):
+        cell = Cell(task, 1, AUTO)
+        if cell in cells:
+            found.append(Target(f"upper end, {cell.name}", _upper(cells[cell]), 1.6))
+    free = {cell: _upper(pairs) for cell, pairs in cells.items() if (cell.task, cell.batch) == (DESCRIBE, 1)}
+    if free:
+        best = max(free, key=free.get)
+        found.append(Target(f"upper end, the best drafter ({best.name})", free[best], 1.3))
+    for cell, pairs in cells.items():
+        if cell.drafter == AUTO:
+            found.append(Target(f"upper end, {cell.name}", _upper(pairs), NEVER_BELOW))
+    counts = [pairs.equal() for pairs in cells.values()]
+    equal, num_answers = (sum(column) for column in zip(*counts, strict=True))
+    found.append(Target("answers with the same tokens as without drafts", equal / num_answers, 1.0))
+    return found
+
+
+def _upper(pairs: Pairs) -> float:
+    return interval(pairs.ratios())[2]
+
+
+def prefix_hits(rounds: int) -> tuple[Table, list[Target]]:
+    """Tokens of prompts that the prefix cache holds where the same 8 requests come again and again, with
+    drafts and without."""
+    table = Table("Prefix cache", ("", "tokens found", "share of those found without drafts"))
+    found, targets = {}, []
+    for name, settings in ((NONE, {"spec": NONE}), (HEAD, DRAFTERS[HEAD]), (AUTO, DRAFTERS[AUTO])):
+        rng, side = random.Random(5), Side(name, enable_prefix_caching=True, **settings)
+        asks = [ask(side.engine.processor, rng, task) for task in (DESCRIBE, JSON) for _ in range(4)]
+        found[name] = sum(side.run(DESCRIBE, [asks]).cached for _ in range(rounds + 1))
+        share = found[name] / found[NONE]
+        table.rows.append((name, str(found[name]), f"{share:.3f}"))
+        targets.append(Target(f"prefix cache, tokens found with {name} / without", share, 1.0))
+        side.close()
+    return table, targets[1:]
+
+
+def run(options: argparse.Namespace) -> tuple[list[Table], list[Target]]:
+    cells = cells_of(options)
+    hits, hit_targets = prefix_hits(options.rounds)
+    return [*tables_of(cells), hits], [*targets_of(cells), *hit_targets]
+
+
+def _names(known: Mapping[str, object] | Sequence[str]):
+    def read(text: str) -> list[str]:
+        names = [name.strip() for name in text.split(",")]
+        for name in names:
+            if name not in known:
+                raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(known)}")
+        return names
+
+    return read
+
+
+def _sizes(text: str) -> list[int]:
+    return [int(size) for size in text.split(",")]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--batch", type=_sizes, default=[1, 4, 16, 64], help="sizes, with commas between them"
+    )
+    parser.add_argument("--tasks", type=_names(TASKS), default=list(TASKS))
+    parser.add_argument("--drafters", type=_names(DRAFTERS), default=list(DRAFTERS))
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--quick", action="store_true", help="3 rounds, batch 1 and 16, fewer drafters")
+    parser.add_argument("--json", action="store_true", help="one last line with the targets")
+    parser.add_argument("--out", type=Path, help="write the tables there")
+    options = parser.parse_args()
+    if options.quick:
+        options.rounds, options.batch = 3, [1, 16]
+        options.drafters = ["ngram", "suffix", HEAD, AUTO]
+    tables, targets = run(options)
+    facts = machine_lines(threads=1)
+    show([*tables, target_table(targets)], facts)
+    missed = [target.name for target in targets if not target.reaches(target.bar)]
+    print("MISSED: " + "; ".join(missed) if missed else "All targets are met.")
+    if options.out:
+        options.out.write_text(
+            markdown("Drafts, embedded checkpoint", [target_table(targets), *tables], facts)
+        )
+    if options.json:
+        print(target_line(target_dicts(targets)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""Engines with drafts and without, the requests that they answer, and the clock around their decoding."""
+
+import gc
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from time import process_time_ns
+
+from mmengine.config import EngineConfig
+from mmengine.models.plugin import Prepared, Processor
+from mmengine.request import SamplingParams
+from mmengine.serve.engine import Engine
+from mmengine.serve.prompts import Options
+from mmengine.structured_output.spec import grammar_of
+from mmengine_shapes.questions import image_questions, scene_schema
+from mmengine_shapes.scenes import random_scene
+from mmengine_shapes.training.texts import text_pair
+
+NONE = "none"
+SCHEMA, JSON, DESCRIBE, SHORT, TEXT = TASKS = ("schema", "json", "describe", "short", "text")
+MOST = 256  # tokens of an answer: far more than any task needs
+SIDES = (64, 96, 128, 192)  # pixels
+QUESTIONS = ("count", "background", "colour_of", "size_of", "where", "what_at", "count_colour", "exists")
+TEXTS = ("story", "facts", "count_up", "larger", "capital", "person_json")
+# All prompts of a round are one step, so that every row begins to decode in the same one; and pools of a
+# size that lets all engines lie in memory beside each other.
+SIZES = {"token_budget": 8192, "num_blocks": 1024, "max_model_len": 512, "num_threads": 1}
+
+
+def ask(processor: Processor, rng: random.Random, task: str) -> Prepared:
+    """A prompt of `task` about a scene, or a text, that is drawn for it."""
+    if task == TEXT:
+        question, _ = text_pair(rng, rng.choice(TEXTS))
+        return processor.prepare([{"role": "user", "content": question}], images=[], videos=[])
+    scene = random_scene(rng, side=rng.choice(SIDES))
+    pairs = image_questions(scene, rng)
+    kinds = {SCHEMA: ("json",), JSON: ("json",), DESCRIBE: ("describe",), SHORT: QUESTIONS}[task]
+    question, _ = rng.choice([pair for kind in kinds for pair in pairs[kind]])
+    content = [{"type": "image"}, {"type": "text", "text": question}]
+    return processor.prepare([{"role": "user", "content": content}], images=[scene.draw()], videos=[])
+
+
+@dataclass(slots=True)
+class Decoded:
+    """Of groups of requests: CPU time and tokens of the steps behind the one that ends their prompts, passes
+    of a row through the model in these, and CPU time from the first submit to the last token."""
+
+    cpu_ns: int = 0
+    tokens: int = 0
+    passes: int = 0
+    whole_ns: int = 0
+    cached: int = 0  # tokens of prompts that the prefix cache held
+    answers: list[list[int]] = field(default_factory=list)
+
+
+class Side:
+    """An engine whose requests may be drafted for as `settings` say."""
+
+    def __init__(self, name: str, **settings):
+        self.name, self._num_runs = name, 0
+        settings = {"enable_prefix_caching": False, **SIZES, **settings}
+        self.engine = Engine(device="cpu", dtype="float32", config=EngineConfig(**settings))
+        schema = {"type": "json_schema", "json_schema": {"schema": scene_schema()}}
+        self._grammar = grammar_of(schema)
+
+    def run(self, task: str, groups: Sequence[Sequence[Prepared]], *, shares: bool = True) -> Decoded:
+        """Answer `groups`, one after the other. Where the same requests are given to it again, caches would
+        know them: then it does not share them with earlier runs."""
+        found = Decoded()
+        self._num_runs += 1
+        options = Options(
+            SamplingParams(max_tokens=MOST),
+            cache_salt="" if shares else f"run {self._num_runs}",
+            grammar=self._grammar if task == SCHEMA else None,
+        )
+        for group in groups:
+            self._answer(group, options, found)
+        return found
+
+    def _answer(self, group: Sequence[Prepared], options: Options, found: Decoded) -> None:
+        engine, given, first = self.engine, [], None
+        gc.collect()
+        gc.disable()
+        begin = process_time_ns()
+        names = [engine.submit_prepared(each, options, stream=False) for each in group]
+        while engine.has_work:
+            given.append(engine.step())
+            if first is None and len(given[-1]) == len(group):
+                first, start = len(given), process_time_ns()
+        end = process_time_ns()
+        gc.enable()
+        if first is None:
+            raise RuntimeError("the prompts of a group must fit one step of token_budget")
+        found.cpu_ns += end - start
+        found.whole_ns += end - begin
+        answers = {}
+        for number, outputs in enumerate(given):
+            if number >= first:
+                found.passes += len(outputs)
+                found.tokens += sum(len(output.token_ids) for output in outputs)
+            for output in outputs:
+                if output.completion is not None:
+                    answers[output.request_id] = output.completion.token_ids
+                    found.cached += output.completion.num_cached_tokens
+        found.answers += [answers[name] for name in names]
+
+    def close(self) -> None:
+        self.engine.close()
+
+
+@dataclass(slots=True)
+class Pairs:
+    """Of one side in a cell, round by round: itself, and what ran beside it without drafts."""
+
+    plain: list[Decoded] = field(default_factory=list)
+    drafted: list[Decoded] = field(default_factory=list)
+
+    def ratios(self, what: str = "cpu_ns") -> list[float]:
+        """How many times faster it is than without drafts."""
+        pairs = zip(self.plain, self.drafted, strict=True)
+        return [getattr(plain, what) / getattr(drafted, what) for plain, drafted in pairs]
+
+    @property
+    def length(self) -> float:
+        """Tokens of a row in one pass, the one that is no draft included."""
+        return sum(each.tokens for each in self.drafted) / sum(each.passes for each in self.drafted)
+
+    def equal(self) -> tuple[int, int]:
+        """How many answers are the same tokens as without drafts, and of how many."""
+        pairs = [
+            pair
+            for plain, drafted in zip(self.plain, self.drafted, strict=True)
+            for pair in zip(plain.answers, drafted.answers, strict=True)
+        ]
+        return sum(a == b for a, b in pairs), len(pairs)
+
+
+def paired(
+    plain: Side,
+    sides: Sequence[Side],
+    task: str,
+    batch: int,
+    rounds: int,
+    rng: random.Random,
+    tick: Callable[[], None],
+) -> dict[str, Pairs]:
+    """Every side beside `plain`, `rounds` times: a side, plain, the next side, and so on, every second round
+    backwards. Each round has requests of its own, which all its sides answer once."""
+    found = {side.name: Pairs() for side in sides}
+    for number in range(-1, rounds):  # one more to be warm
+        count = max(1, 4 // batch)
+        asks = [[ask(plain.engine.processor, rng, task) for _ in range(batch)] for _ in range(count)]
+        order = sides[:: -1 if number % 2 else 1]
+        for place in range(0, len(order), 2):
+            two = order[place : place + 2]
+            ran = [two[0].run(task, asks), plain.run(task, asks, shares=False)]
+            ran += [side.run(task, asks) for side in two[1:]]
+            for side, drafted in zip(two, ran[::2], strict=True):
+                if number >= 0:
+                    found[side.name].plain.append(ran[1])
+                    found[side.name].drafted.append(drafted)
+        tick()
+    return found
