@@ -79,32 +79,37 @@ class Reader:
         """Each row gives one token or several, and is then where it would be had it given them one by one."""
         counts = runs.counts(token_ids)
         errors = dict(launched.followed.errors)
-        for position in (token_ids < 0).nonzero()[0].tolist():
-            row = int(runs.row_of[position])
-            depth = position - int(runs.first[row])
-            if depth == 0:
-                errors.setdefault(row, NOT_FINITE)
-            counts[row] = min(counts[row], max(depth, 1))  # it breaks in the next step, if it still does
+        if token_ids.min() < 0:
+            for position in (token_ids < 0).nonzero()[0].tolist():
+                row = int(runs.row_of[position])
+                depth = position - int(runs.first[row])
+                if depth == 0:
+                    errors.setdefault(row, NOT_FINITE)
+                counts[row] = min(counts[row], max(depth, 1))  # it breaks in the next step, if it still does
         batch = launched.batch
-        heads = batch.take(runs.first)
         stops = self._cut_at_stops(token_ids, batch, runs, counts, errors)
         if batch.wanted & GRAMMAR:
+            heads = batch.take(runs.first)
             stops = self._end_in_runs(token_ids, heads, launched, stops, counts, errors)
-        counts[list(errors)] = 1
+        if errors:
+            counts[list(errors)] = 1
+            token_ids[runs.first[list(errors)]] = 0
         if batch.wanted & PENALTIES:
             self._count(token_ids, batch, runs, counts)
-        kept = np.arange(len(token_ids)) - runs.first[runs.row_of] < counts[runs.row_of]
-        token_ids[runs.first[list(errors)]] = 0
-        places = np.where(kept, runs.row_of, -1)
-        places[runs.first[list(errors)]] = -1
+        kept = np.arange(len(token_ids)) < (runs.first + counts)[runs.row_of]
+        logprobs = ()
+        if launched.sampled.logprobs is not None:
+            places = np.where(kept, runs.row_of, -1)
+            places[runs.first[list(errors)]] = -1
+            logprobs = _logprob_lists(launched, token_ids, places)
         result = StepResult(
             token_ids=token_ids[kept],
             stops=tuple(stop for stop in stops if stop[0] not in errors),
             errors=tuple(sorted(errors.items())),
-            logprobs=_logprob_lists(launched, token_ids, places),
+            logprobs=logprobs,
             counts=counts.astype(np.int32),
         )
-        self._draft(result, launched, heads.rows, counts)
+        self._draft(result, launched, batch.rows[runs.first], counts)
         return result
 
     def _cut_at_stops(

@@ -6,7 +6,8 @@ What it finds is looked at again before it is used, so that a collision costs a 
 import numpy as np
 
 NOWHERE = -1
-_MIX = np.uint64(0x9E3779B97F4A7C15)
+NO_SALT = np.uint64(0)
+_MIX = 0x9E3779B97F4A7C15
 
 
 class GramIndex:
@@ -14,15 +15,14 @@ class GramIndex:
 
     def __init__(self, size: int, bits: int, num_tables: int = 1):
         self.size, self._shift = size, np.uint64(64 - bits)
+        # A polynomial of the tokens, modulo 2^64.
+        self._factors = np.array([pow(_MIX, power, 2**64) for power in range(1, size + 1)], np.uint64)
         self._places = np.full((num_tables, 1 << bits), NOWHERE, np.int64)
 
-    def hashes(self, grams: np.ndarray, salt: np.ndarray | int = 0) -> np.ndarray:
+    def hashes(self, grams: np.ndarray, salt: np.ndarray | np.uint64 = NO_SALT) -> np.ndarray:
         """Of tokens [m, size], intp [m]. Other salts (uint64) give others."""
-        mixed = np.broadcast_to(np.asarray(salt, np.uint64), len(grams))
-        for column in grams.T:
-            mixed = (mixed ^ column.astype(np.uint64)) * _MIX
-            mixed = mixed ^ (mixed >> np.uint64(29))
-        return ((mixed * _MIX) >> self._shift).astype(np.intp)
+        mixed = (grams.astype(np.uint64) @ self._factors ^ salt) * self._factors[0]
+        return (mixed >> self._shift).astype(np.intp)
 
     def put(self, tables: np.ndarray | int, hashes: np.ndarray, places: np.ndarray) -> None:
         self._places[tables, hashes] = places

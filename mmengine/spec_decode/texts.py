@@ -22,6 +22,12 @@ class Texts:
 
     def say(self, rows: np.ndarray, token_ids: np.ndarray, counts: np.ndarray) -> None:
         """Rows [s] said `token_ids`, `counts` [s] of them each, one row after the other."""
+        if len(rows) == 1:  # a row alone needs none of the index arithmetic
+            row = int(rows[0])
+            at = int(self._lengths[row])
+            self._lengths[row] = at + len(token_ids)
+            self._tokens[row, at : at + len(token_ids)] = token_ids
+            return
         places = _counting(counts) + np.repeat(self.lengths[rows], counts)
         self._tokens[np.repeat(rows, counts), places] = token_ids
         self._lengths[rows] += counts

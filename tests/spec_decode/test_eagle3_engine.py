@@ -19,7 +19,7 @@ from mmengine.serve.engine import Engine
 
 scenes = pytest.importorskip("mmengine_shapes.scenes")
 TEXTS = ("Describe the image as JSON.", "Describe the image.", "How many shapes are there?")
-TIGHT = {"max_num_seqs": 6, "token_budget": 24, "max_model_len": 112, "num_blocks": 11}
+TIGHT = {"max_num_seqs": 6, "token_budget": 24, "max_model_len": 112, "num_blocks": 9}
 
 
 def prompts(count):

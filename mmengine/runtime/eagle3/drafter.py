@@ -80,21 +80,30 @@ class Eagle3Drafter:
         rows = plan.rows.astype(np.intp)
         counts = np.minimum(plan.num_scheduled, texts.lengths[rows] - 1 - plan.num_computed)
         self._place[rows] = np.arange(len(rows))
-        ends = np.cumsum(counts)
-        step = np.arange(int(ends[-1])) - np.repeat(ends - counts, counts)
-        places = step + np.repeat(np.cumsum(plan.num_scheduled) - plan.num_scheduled, counts)
-        following = texts.tokens[np.repeat(rows, counts), plan.token_index[places] + 1]
-        packed = upload(np.concatenate((places, following, ends - 1)), self._head.device)
-        places_there, next_ids, last = packed.split((len(places), len(places), len(rows)))
+        taps, positions, slots = seen.taps, seen.positions, plan.slot_mapping
+        if len(rows) == 1:  # what stands of a row alone is the step's beginning: nothing is picked
+            count = int(counts[0])
+            at = int(plan.num_computed[0]) + 1
+            next_ids = upload(texts.tokens[rows[0], at : at + count].astype(np.int64), self._head.device)
+            taps, positions, slots = taps[:count], positions[:, :count], slots[:count]
+            last = slice(count - 1, count)
+        else:
+            places, last = _standing(counts, plan.num_scheduled)
+            following = texts.tokens[np.repeat(rows, counts), plan.token_index[places] + 1]
+            packed = upload(np.concatenate((places, following, last)), self._head.device)
+            index, next_ids, last = packed.split((len(places), len(places), len(rows)))
+            taps, positions = taps.index_select(0, index), positions.index_select(1, index)
+            slots = slots[places]
         meta = AttentionMeta(
             counts.astype(np.int32),
             (plan.num_computed + counts).astype(np.int32),
-            plan.slot_mapping[places],
+            slots,
             plan.block_table,
         )
-        hidden = self._head.fuse(seen.taps.index_select(0, places_there))
-        z, carry = self._run(hidden, next_ids, seen.positions.index_select(1, places_there), meta)
-        self._z, self._carry = z.index_select(0, last), carry.index_select(0, last)
+        self._attention.begin(meta)
+        hidden, embeds = self._head.fuse(taps), self._head.embed(next_ids)
+        z, carry = self._head.forward(hidden, embeds, positions, self._attention, 0)
+        self._z, self._carry = z[last], carry[last]
 
     def propose(self, rows: np.ndarray, texts: Texts, most: np.ndarray) -> Proposed | None:
         picked = np.flatnonzero(most > 0)
@@ -114,11 +123,13 @@ class Eagle3Drafter:
         counts[picked] = most[picked]
         return Proposed(drafts[drafts != NO_DRAFT].astype(np.int32), counts)
 
-    def _run(
-        self, hidden: torch.Tensor, next_ids: torch.Tensor, positions: torch.Tensor, meta: AttentionMeta
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        self._attention.begin(meta)
-        return self._head.forward(hidden, self._head.embed(next_ids), positions, self._attention, 0)
+
+def _standing(counts: np.ndarray, num_scheduled: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where in a step the tokens stand that count, `counts` of each row's `num_scheduled`, row after row; and
+    the last of each row among those."""
+    ends = np.cumsum(counts)
+    step = np.arange(int(ends[-1])) - np.repeat(ends - counts, counts)
+    return step + np.repeat(np.cumsum(num_scheduled) - num_scheduled, counts), ends - 1
 
 
 def kv_spec(config: HeadConfig) -> ModelSpec:
