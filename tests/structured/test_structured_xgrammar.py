@@ -291,32 +291,31 @@ def test_other_grammars_are_refused_by_name(backend, grammar, says):
         backend.compile(grammar_of(grammar=grammar))
 
 
-counted: Counter = Counter()
+def test_random_schemas_are_enforced_or_refused(backend):
+    """What is accepted is valid, and what is valid is accepted; most schemas are enforced."""
+    counted: Counter = Counter()
 
+    @RANDOM
+    @given(cases(), st.data(), st.integers(0, 2**32), st.booleans())
+    def check(case: Case, data, seed: int, bounded: bool):
+        validator = jsonschema.Draft202012Validator(
+            case.schema, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER
+        )
+        try:
+            matcher = start(backend, case.schema, Bounds(string=0) if bounded else None)
+        except SchemaRefused as refused:
+            counted["refused: " + refused.keyword] += 1
+            return
+        counted["enforced"] += 1
+        source = random.Random(seed)
+        for _ in range(3):
+            text = walk(matcher, source, 400)
+            counted["texts that ended" if text is not None else "texts that did not end"] += 1
+            if text is not None:
+                validator.validate(json.loads(text))
+            assert accepts(matcher, json.dumps(data.draw(case.instances), ensure_ascii=False)), case.schema
 
-@RANDOM
-@given(cases(), st.data(), st.integers(0, 2**32), st.booleans())
-def test_random_schemas_are_enforced_or_refused(backend, case: Case, data, seed: int, bounded: bool):
-    """What is accepted is valid, and what is valid is accepted."""
-    validator = jsonschema.Draft202012Validator(
-        case.schema, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER
-    )
-    try:
-        matcher = start(backend, case.schema, Bounds(string=0) if bounded else None)
-    except SchemaRefused as refused:
-        counted["refused: " + refused.keyword] += 1
-        return
-    counted["enforced"] += 1
-    source = random.Random(seed)
-    for _ in range(3):
-        text = walk(matcher, source, 400)
-        counted["texts that ended" if text is not None else "texts that did not end"] += 1
-        if text is not None:
-            validator.validate(json.loads(text))
-        assert accepts(matcher, json.dumps(data.draw(case.instances), ensure_ascii=False)), case.schema
-
-
-def test_most_random_schemas_are_enforced():
+    check()
     print(dict(counted))
     refused = sum(count for name, count in counted.items() if name.startswith("refused"))
     assert counted["enforced"] > refused and counted["texts that ended"] > 100
