@@ -20,10 +20,16 @@ COMMAND = (sys.executable, "-m", "mmengine.cli.main", "run", "--batch", "request
 # Few rows and small steps, so that there is something to kill.
 SETTINGS = ("--set", "max_num_seqs=3", "--set", "token_budget=64", "--set", "snapshot_bytes=4000")
 START_S = 60
+SHAPE = {
+    "type": "object",
+    "properties": {"shape": {"enum": ["circle", "square"]}, "more": {"type": "boolean"}},
+}
+SCHEMA = {"type": "array", "minItems": 2, "maxItems": 3, "items": {**SHAPE, "required": ["shape", "more"]}}
+FORM = {"type": "json_schema", "json_schema": {"schema": SCHEMA}}
 
 
 def write_requests(folder, num_requests):
-    """Texts and images, greedy and seeded, several answers, logprobs, stop strings, and nonsense."""
+    """Texts and images, greedy and seeded, several answers, logprobs, stop strings, forms, and nonsense."""
     for number in range(3):
         pixels = np.random.default_rng(number).integers(0, 255, (64, 96, 3), np.uint8)
         Image.fromarray(pixels).save(folder / f"{number}.png")
@@ -37,6 +43,8 @@ def write_requests(folder, num_requests):
         if number % 3:
             line |= {"temperature": 0.9, "seed": number}
         line |= [{}, {"n": 2}, {"logprobs": 2}, {"stop": ["e"]}][number % 4]
+        if number % 5 == 1:  # in a form, so with drafts
+            line |= {"response_format": FORM, "max_tokens": 40, "ignore_eos": False, "stop": None}
         lines.append(json.dumps(line))
     lines[3:3] = ["", '{"custom_id": "no messages"}', "not json"]
     (folder / "requests.jsonl").write_text("\n".join(lines))
@@ -55,7 +63,8 @@ def answers(path):
         answer = json.loads(line)
         name = answer["custom_id"] or answer["error"]
         assert name not in found, "each request once"
-        answer.get("usage", {}).pop("cached_tokens", None)
+        for figure in ("cached_tokens", "completion_tokens_details"):
+            answer.get("usage", {}).pop(figure, None)
         for choice in answer.get("choices", [answer]):
             choice["logprobs"] = [
                 [(token, pytest.approx(logprob, abs=1e-4)) for token, logprob in entries]

@@ -1,0 +1,67 @@
+"""A process that ends while drafts are on their way: another one goes on, and says the same."""
+
+import shutil
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from mmengine.config import EngineConfig
+from mmengine.core.past import Resume
+from mmengine.events import vocabulary as ev
+from mmengine.events.log import LogReader
+from mmengine.replay.verify import verify
+from mmengine.serve.engine import Engine
+from tests.spec_decode.equality import Asked, Scripted, answers, assert_same, known_as, mixed
+
+POOL = {"num_blocks": 30, "max_num_seqs": 6, "token_budget": 60, "max_model_len": 256}
+
+
+def drafts_in_flight(folder):
+    """How many drafts the log's last step leaves for the next one."""
+    steps = [record.event for record in LogReader(folder) if isinstance(record.event, ev.Executed)]
+    columns = steps[-1].num_drafts if steps else None
+    return 0 if columns is None else int(np.frombuffer(columns, np.int32).sum())
+
+
+def copies_of_a_run(asked, folder, spec, count):
+    """Logs as they stand after a step that left drafts."""
+    copies = []
+    with Engine(config=EngineConfig(spec=spec, **POOL), dtype="float32", log=folder / "log") as engine:
+        for prepared, options in asked.by_id.values():
+            engine.submit_prepared(prepared, options)
+        while not engine.is_idle:
+            engine.step(received=False)
+            due = engine.stats().num_output_tokens >= 12 * (len(copies) + 1)
+            if due and len(copies) < count and drafts_in_flight(folder / "log"):
+                copies.append(shutil.copytree(folder / "log", folder / f"copy{len(copies)}"))
+    return copies
+
+
+@pytest.mark.parametrize("spec", ["auto", "script"])
+def test_who_goes_on_says_the_same(spec, tmp_path):
+    everything = mixed(24, seed=12).by_id.items()
+    bound = [(name, each) for name, each in everything if (each[1].grammar is not None) == (spec == "auto")]
+    asked = Asked(dict(bound[:9]))
+    want = answers(asked, spec="none", num_blocks=2049)
+    with known_as("script", lambda max_rows: Scripted(want.truth)):
+        copies = copies_of_a_run(asked, tmp_path, spec, 3)
+        assert len(copies) == 3
+        for copy in copies:
+            assert_same(gone_on(asked, copy, spec), want)
+            assert verify(copy).ok
+
+
+def gone_on(asked, log, spec):
+    found = {}
+    with Engine(config=EngineConfig(spec=spec, **POOL), dtype="float32", log=log, resume=Resume()) as engine:
+        for name, (_, options) in asked.by_id.items():
+            ended = engine.requests.take_up(name, options.sampling.n)
+            if ended is not None:
+                found[name] = ended
+        while not engine.is_idle:
+            for output in engine.step():
+                if output.completion is not None:
+                    found[output.request_id] = output.completion
+        assert engine.built.executor._runner._drafting.failures == [0]
+    return SimpleNamespace(by_id=found)
