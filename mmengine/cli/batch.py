@@ -70,11 +70,23 @@ def _answer_all(
     for request_id in answers.delivered(now=True):
         engine.requests.delivered(request_id)
     console.print(counts.line(answers.path, log), highlight=False, soft_wrap=True)
+    for line in draft_lines(engine):
+        console.print(line, highlight=False, soft_wrap=True)
     missing = len(index) - before - counts.answered - counts.failed
     if missing:
         console.print(f"stopped: {missing} of {len(index)} lines have no answer", soft_wrap=True)
         return INTERRUPTED
     return 0
+
+
+def draft_lines(engine: Engine) -> Iterator[str]:
+    """What each drafter did, of those that did anything."""
+    found = engine.stats().drafts
+    for number, (name, failures) in enumerate(engine.drafters):
+        if number in found:
+            yield f"{name}: {found[number]}"
+        if failures:
+            yield f"{name}: failed {failures} times"
 
 
 def _lost(past: Past) -> str:

@@ -21,6 +21,7 @@ from mmengine.core import snapshot
 from mmengine.core.admit import admit, check_request
 from mmengine.core.batch import BlockTables, batch
 from mmengine.core.complete import complete
+from mmengine.core.drafted import added, drafted
 from mmengine.core.evolve import evolve
 from mmengine.core.executed import executed, writable
 from mmengine.core.executor import Executor, StepPlan, StepResult
@@ -280,9 +281,12 @@ class EngineCore:
         self._in_flight.popleft()
         one_each = event.counts is None and not event.errors and not self.state.leaving
         before = None if one_each else self.state.num_tokens[sampled]
+        drafts = drafted(self.state, sampled, event)
         self._emit(event, step)
         taken = None if one_each else self.state.num_tokens[sampled] - before
-        self._outputs.tokens(self.view, sampled, taken, event)
+        self._outputs.tokens(self.view, sampled, taken, event, drafts)
+        if drafts is not None:
+            self._stats.drafts = added(self._stats.drafts, drafts)
         self._stats.num_output_tokens += len(sampled) if one_each else int(taken.sum())
 
     def _oldest_step(self) -> int:

@@ -1,11 +1,13 @@
 """What a step gives to consumers and to counters: projections of its events."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import msgspec
 import numpy as np
 
+from mmengine.core.drafted import DraftCounts, Drafted
 from mmengine.core.request_state import RequestState
 from mmengine.core.stall import NO_PROGRESS, THRASH
 from mmengine.core.state import View
@@ -17,7 +19,8 @@ class Output(msgspec.Struct, eq=False):
 
     `finish_reason`: stop, length, abort, error, rejected, or None while it runs. `detail`: how the
     text stopped (eos, token, string), or what went wrong. `logprobs`: (token id, logprob) with the
-    chosen token first, per new token, when asked for.
+    chosen token first, per new token, when asked for. `num_drafts` were computed for it, of which
+    `num_accepted` are among the tokens.
     """
 
     request_id: str
@@ -26,6 +29,8 @@ class Output(msgspec.Struct, eq=False):
     detail: str = ""
     num_cached_tokens: int = 0
     logprobs: list[tuple[tuple[int, float], ...]] | None = None
+    num_drafts: int = 0
+    num_accepted: int = 0
 
 
 _NO_REQUESTS, _NO_TOKENS = np.zeros(0, object), np.zeros(0, np.int32)
@@ -39,15 +44,24 @@ class Outputs:
         self._tokens = _NO_TOKENS  # of all of them, one after the other
         self._counts: np.ndarray | None = None  # tokens of each; None: one
         self._logprobs: dict[int, list[tuple[tuple[int, float], ...]]] = {}  # by request, of its tokens
+        self._drafted: dict[int, tuple[int, int]] = {}  # by request, of those that had drafts
         self._ends: dict[str, tuple[ev.Finished, int]] = {}
 
     def __bool__(self) -> bool:
         return bool(len(self._requests) or self._ends)
 
-    def tokens(self, view: View, sampled: np.ndarray, taken: np.ndarray | None, event: ev.Executed) -> None:
+    def tokens(
+        self,
+        view: View,
+        sampled: np.ndarray,
+        taken: np.ndarray | None,
+        event: ev.Executed,
+        drafts: Drafted | None = None,
+    ) -> None:
         """Rows `sampled` of the step that `event` reports, and how many tokens each has `taken`: none where
-        it broke or its request left meanwhile; None: one each. Call it after the fold. What is kept here
-        are arrays: a list for each row would be garbage that the collector counts."""
+        it broke or its request left meanwhile; None: one each. `drafts`: those that had some. Call it after
+        the fold. What is kept here are arrays: a list for each row would be garbage that the collector
+        counts."""
         self._requests = view.requests_by_row[sampled]
         self._tokens = np.frombuffer(event.token_ids, np.int32)
         if taken is None:
@@ -65,6 +79,11 @@ class Outputs:
             else:
                 self._counts = self._counts[kept]
             self._requests = self._requests[kept]
+        if drafts is not None:
+            some = kept[drafts.index]
+            places = (np.cumsum(kept) - 1)[drafts.index[some]].tolist()
+            counts = zip(drafts.proposed[some].tolist(), drafts.accepted[some].tolist(), strict=True)
+            self._drafted = dict(zip(places, counts, strict=True))
         if event.logprobs:
             place = (np.cumsum(kept) - 1).tolist()
             for index, entry in event.logprobs:
@@ -85,6 +104,8 @@ class Outputs:
             start = stop
             if place in self._logprobs:
                 output.logprobs = self._logprobs[place]
+            if place in self._drafted:
+                output.num_drafts, output.num_accepted = self._drafted[place]
             end = ends.pop(output.request_id, None)
             if end is not None:
                 output.finish_reason, output.detail = end[0].reason, end[0].detail
@@ -95,7 +116,8 @@ class Outputs:
 
 @dataclass(slots=True)
 class Stats:
-    """Counters since the start; `num_running`, `num_waiting` and `kv_blocks_used` are of now."""
+    """Counters since the start; `num_running`, `num_waiting` and `kv_blocks_used` are of now. `drafts`: by
+    drafter's number."""
 
     steps: int = 0
     num_finished: int = 0
@@ -113,6 +135,7 @@ class Stats:
     kv_blocks_used: int = 0
     kv_blocks_total: int = 0
     log_bytes: int = 0
+    drafts: dict[int, DraftCounts] = field(default_factory=dict)
 
     def count(self, event: ev.Event, known: RequestState | None, block_size: int) -> None:
         """`event` was applied; `known`: the request that it names, or None."""
@@ -136,5 +159,5 @@ class Stats:
             case ev.Finished():
                 self.num_finished += 1
 
-    def as_dict(self) -> dict[str, int]:
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+    def as_dict(self) -> dict[str, Any]:
+        return {each.name: getattr(self, each.name) for each in fields(self)}

@@ -53,6 +53,11 @@ class Drafting:
         self.head = next((each for each in drafters if isinstance(each, Eagle3Drafter)), None)
         self.failures = [0] * len(drafters)
 
+    @property
+    def report(self) -> list[tuple[str, int]]:
+        """By number: each drafter's name, and how often it failed."""
+        return list(zip(self.names, self.failures, strict=True))
+
     def admit(self, admission: Admission) -> None:
         row, request = admission.row, admission.request
         for number, drafter in enumerate(self._drafters):

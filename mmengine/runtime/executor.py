@@ -76,6 +76,11 @@ class TorchExecutor:
         )
         self._in_flight: deque[InFlight] = deque()
 
+    @property
+    def drafters(self) -> list[tuple[str, int]]:
+        """By number, as the log names them: the name of each, and how often it failed."""
+        return self._runner.drafters
+
     def attach(self, request_id: str, media: Sequence[MediaInput]) -> None:
         """Hand over the pixels of a request, one for each of its media items, before a step that
         encodes any. They are kept until `detach`."""

@@ -70,6 +70,11 @@ class ModelRunner:
         # With several steps in flight: what each row sampled last, for the step behind.
         self._last_tokens = torch.zeros(config.max_num_seqs, dtype=torch.int64, device=device)
 
+    @property
+    def drafters(self) -> list[tuple[str, int]]:
+        """By number: the name of each, and how often it failed."""
+        return [] if self._drafting is None else self._drafting.report
+
     def attach(self, request_id: str, media: Sequence[MediaInput]) -> None:
         self._media[request_id] = media
 

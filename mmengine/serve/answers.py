@@ -44,12 +44,16 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """The whole answer to one prompt; `text`, `token_ids`, `finish_reason` are the first choice's."""
+    """The whole answer to one prompt; `text`, `token_ids`, `finish_reason` are the first choice's.
+    `num_drafts` were computed for all choices, `num_accepted` of them kept: by the process that gives the
+    answer."""
 
     request_id: str
     prompt_token_ids: np.ndarray  # int32 [n]
     choices: list[Choice]
     num_cached_tokens: int = 0
+    num_drafts: int = 0
+    num_accepted: int = 0
 
     @property
     def text(self) -> str:
@@ -64,15 +68,22 @@ class Completion:
         return self.choices[0].finish_reason
 
     @property
-    def usage(self) -> dict[str, int]:
-        """Token counts, by OpenAI's names; cached tokens are part of the prompt's."""
+    def usage(self) -> dict[str, Any]:
+        """Token counts, by OpenAI's names; cached tokens are part of the prompt's. Where there were drafts,
+        how many of them were kept and how many not."""
         prompt, completion = len(self.prompt_token_ids), sum(len(choice.token_ids) for choice in self.choices)
-        return {
+        found: dict[str, Any] = {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
             "cached_tokens": self.num_cached_tokens,
         }
+        if self.num_drafts:
+            found["completion_tokens_details"] = {
+                "accepted_prediction_tokens": self.num_accepted,
+                "rejected_prediction_tokens": self.num_drafts - self.num_accepted,
+            }
+        return found
 
     def error(self) -> MMEngineError | None:
         """Why there is no answer, where a choice was given up; None after stop and length."""

@@ -98,7 +98,9 @@ class Engine:
         media_cache = getattr(self.processor, "media_cache", None)
         if media_cache is not None:
             media_cache.max_bytes = self.config.media_cache_bytes
-        self.metrics = Metrics(self._core.stats, lambda: self.readiness().ready, media_cache)
+        self.metrics = Metrics(
+            self._core.stats, lambda: self.readiness().ready, media_cache, lambda: self.drafters
+        )
         self._store, past = None, {}
         try:
             if log is not None:
@@ -330,6 +332,11 @@ class Engine:
     def stats(self) -> Stats:
         """Counters of the core since the start."""
         return self._core.stats()
+
+    @property
+    def drafters(self) -> list[tuple[str, int]]:
+        """By their numbers in `stats().drafts`: the name of each, and how often it failed."""
+        return getattr(self.built.executor, "drafters", [])
 
     def metrics_text(self) -> str:
         """Counters and times in Prometheus' text format; `metrics` is the collector behind it."""

@@ -40,6 +40,8 @@ class _Pending:
     waiting_for: int
     choices: dict[int, Choice] = field(default_factory=dict)
     num_cached_tokens: int = 0
+    num_drafts: int = 0
+    num_accepted: int = 0
 
 
 class InProgress:
@@ -105,6 +107,8 @@ class InProgress:
         if output.logprobs is not None:
             answer.logprobs = (answer.logprobs or []) + list(output.logprobs)
         pending.num_cached_tokens = max(pending.num_cached_tokens, output.num_cached_tokens)
+        pending.num_drafts += output.num_drafts
+        pending.num_accepted += output.num_accepted
         text = answer.stream.push(output.token_ids) if answer.stream is not None else ""
         if output.finish_reason is None:
             return RequestOutput(pending.request_id, answer.index, text, output.token_ids)
@@ -150,6 +154,8 @@ class InProgress:
             pending.prepared.prompt_token_ids,
             [pending.choices[index] for index in sorted(pending.choices)],
             pending.num_cached_tokens,
+            pending.num_drafts,
+            pending.num_accepted,
         )
 
     def delivered(self, request_id: str) -> None:

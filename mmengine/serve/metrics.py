@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from mmengine.core.drafted import DraftCounts
 from mmengine.core.outputs import Output, Stats
 from mmengine.models.media_cache import MediaCache
 
@@ -34,7 +35,12 @@ GAUGES = {
     "kv_blocks_total": ("kv_blocks", "KV blocks there are."),
 }
 STALLS = {"num_thrashes": "thrash", "num_no_progress": "no_progress"}
-ELSEWHERE = {"num_finished", "device_ns"}  # by finish reason; in seconds
+DRAFTS = {  # by field of DraftCounts
+    "runs": ("draft_runs", "Runs of drafts that rows had in steps, by drafter."),
+    "proposed": ("draft_tokens", "Drafts that were computed, by drafter."),
+    "accepted": ("accepted_draft_tokens", "Drafts that were kept, by drafter."),
+}
+ELSEWHERE = {"num_finished", "device_ns", "drafts"}  # by finish reason; in seconds; by drafter
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _TOKEN_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2.5)
 
@@ -49,13 +55,18 @@ class _Live:
 
 
 class Metrics(Collector):
-    """`stats` gives the core's counters; `ready` whether work may be sent. Callers on other threads see
+    """`stats` gives the core's counters; `ready` whether work may be sent; `drafters` by number their names,
+    and how often they failed. Callers on other threads see
     values of some moment between two steps."""
 
     def __init__(
-        self, stats: Callable[[], Stats], ready: Callable[[], bool], media: MediaCache | None = None
+        self,
+        stats: Callable[[], Stats],
+        ready: Callable[[], bool],
+        media: MediaCache | None = None,
+        drafters: Callable[[], list[tuple[str, int]]] = list,
     ):
-        self._stats, self.ready, self._media = stats, ready, media
+        self._stats, self.ready, self._media, self._drafters = stats, ready, media, drafters
         self._live: dict[str, _Live] = {}
         self._ends = dict.fromkeys(REASONS, 0)
         registry = CollectorRegistry(auto_describe=False)
@@ -113,11 +124,26 @@ class Metrics(Collector):
         for name, kind in STALLS.items():
             stalls.add_metric([kind], getattr(stats, name))
         yield stalls
+        yield from _draft_metrics(stats, self._drafters())
         if self._media is not None:
             yield from _media_metrics(self._media)
         yield GaugeMetricFamily("mmengine_ready", "1 when work may be sent here.", value=self.ready())
         for histogram in (self._first, self._between, self._whole):
             yield from histogram.collect()
+
+
+def _draft_metrics(stats: Stats, drafters: list[tuple[str, int]]) -> Iterator[Metric]:
+    for name, (metric, help_text) in DRAFTS.items():
+        counter = CounterMetricFamily(f"mmengine_{metric}", help_text, labels=["drafter"])
+        for number, (drafter, _) in enumerate(drafters):
+            counter.add_metric([drafter], getattr(stats.drafts.get(number, DraftCounts()), name))
+        yield counter
+    failures = CounterMetricFamily(
+        "mmengine_drafter_failures", "Times a drafter raised or gave what are no drafts.", labels=["drafter"]
+    )
+    for drafter, count in drafters:
+        failures.add_metric([drafter], count)
+    yield failures
 
 
 def _media_metrics(cache: MediaCache) -> Iterator[Metric]:

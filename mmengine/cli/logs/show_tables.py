@@ -15,14 +15,18 @@ if TYPE_CHECKING:
 
 
 def request_table(lines: Iterable["RequestLine"]) -> Table:
+    lines = list(lines)
+    drafts = ["drafts kept"] if any(line.num_drafts for line in lines) else []
     table = Table(
-        "request", "prompt", "media", "cached", "tokens", "preempted", "first ms", "total ms", "end"
+        *("request", "prompt", "media", "cached", "tokens", *drafts, "preempted"),
+        *("first ms", "total ms", "end"),
     )
     for line in lines:
-        counts = (line.num_prompt_tokens, line.num_media, line.num_cached_tokens)
-        counts += (line.num_output_tokens, line.num_preemptions)
+        counts = [line.num_prompt_tokens, line.num_media, line.num_cached_tokens, line.num_output_tokens]
+        counts += [f"{line.num_accepted} of {line.num_drafts}" for _ in drafts]
         times = ms(line.first_token_ns), ms(line.end_ns)
-        table.add_row(clean(line.request_id), *map(str, counts), *times, clean(_end(line)))
+        figures = *map(str, counts), str(line.num_preemptions), *times
+        table.add_row(clean(line.request_id), *figures, clean(_end(line)))
     return table
 
 
@@ -30,9 +34,13 @@ def request_text(line: "RequestLine") -> str:
     """One line, when the request ends."""
     return printable(
         f"step {line.end_step}  {line.request_id}  {line.num_prompt_tokens} + {line.num_output_tokens} "
-        f"tokens, {line.num_cached_tokens} cached, {line.num_preemptions} preemptions, first "
+        f"tokens, {line.num_cached_tokens} cached, {_drafts(line)}{line.num_preemptions} preemptions, first "
         f"{ms(line.first_token_ns)} ms, all {ms(line.end_ns)} ms, {_end(line)}"
     )
+
+
+def _drafts(line: "RequestLine") -> str:
+    return f"{line.num_accepted} of {line.num_drafts} drafts kept, " if line.num_drafts else ""
 
 
 def _end(line: "RequestLine") -> str:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from mmengine.core.drafted import drafted
 from mmengine.core.flight import Flight
 from mmengine.core.state import State
 from mmengine.events import vocabulary as ev
@@ -25,6 +26,8 @@ class RequestLine:
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
     num_preemptions: int = 0
+    num_drafts: int = 0
+    num_accepted: int = 0
     first_token_ns: int = -1
     end_ns: int = -1
     end_step: int = -1
@@ -88,6 +91,7 @@ class _Requests:
             case ev.Preempted(request_id=name):
                 self._live[name].num_preemptions += 1
             case ev.Executed():
+                self._take_drafts(state, event)
                 for row, tokens in taken_tokens(state, event):
                     line = self._live[state.requests_by_row[row].request.request_id]
                     line.num_output_tokens += len(tokens)
@@ -99,6 +103,18 @@ class _Requests:
                 line.end_ns, line.end_step = record.mono_ns - line.queued_ns, record.step
                 return line
         return None
+
+    def _take_drafts(self, state: State, event: ev.Executed) -> None:
+        sampled = state.sampled_rows()
+        found = drafted(state, sampled, event)
+        if found is None:
+            return
+        for row, proposed, accepted in zip(sampled[found.index].tolist(), *found[2:], strict=True):
+            known = state.requests_by_row[row]
+            if known is not None:
+                line = self._live[known.request.request_id]
+                line.num_drafts += int(proposed)
+                line.num_accepted += int(accepted)
 
 
 def request_lines(folder: Path) -> list[RequestLine]:

@@ -1,0 +1,109 @@
+"""What is said of drafts, by answers, metrics and the log, is what the steps' records say."""
+
+import json
+import os
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from mmengine.config import EngineConfig
+from mmengine.core.drafted import DraftCounts
+from mmengine.events import vocabulary as ev
+from mmengine.replay.ask.show import request_lines
+from mmengine.replay.checked import CheckedLog
+from mmengine.replay.timeline import fold
+from mmengine.serve.engine import Engine
+from tests.cli.cli_process import run_cli
+from tests.spec_decode.equality import Scripted, answers, known_as, mixed
+from tests.spec_decode.test_failing_drafters import Failing
+
+
+def counted(folder):
+    """(proposed, accepted) of each request, and runs, by a loop over the log."""
+    proposed, accepted, runs = Counter(), Counter(), 0
+    for state, record in fold(CheckedLog(folder)):
+        event = record.event
+        if not isinstance(event, ev.Executed) or event.counts is None:
+            continue
+        kept = np.frombuffer(event.counts, np.int32).tolist()
+        for row, count in zip(state.sampled_rows().tolist(), kept, strict=True):
+            num_drafts = int(state.scheduled_drafts[row])
+            name = state.requests_by_row[row].request.request_id.partition("/")[0]
+            runs += num_drafts > 0
+            proposed[name] += num_drafts
+            accepted[name] += count - 1
+    return proposed, accepted, runs
+
+
+@pytest.mark.parametrize("spec", ["auto", "script"])
+def test_answers_metrics_and_log_agree(spec, tmp_path):
+    asked = mixed(14, seed=21)
+    want = answers(asked, spec="none")
+    with known_as("script", Scripted(want.truth)):
+        found = answers(asked, spec=spec, log=tmp_path / "log", max_num_seqs=6, token_budget=40)
+    proposed, accepted, runs = counted(tmp_path / "log")
+    total, kept = proposed.total(), accepted.total()
+    assert 0 < kept < total or spec == "auto"
+    assert found.stats.drafts == {0: DraftCounts(runs, total, kept)}
+    for name, answer in found.by_id.items():
+        details = answer.usage.get("completion_tokens_details")
+        assert details == (
+            {
+                "accepted_prediction_tokens": accepted[name],
+                "rejected_prediction_tokens": proposed[name] - accepted[name],
+            }
+            if proposed[name]
+            else None
+        )
+    lines = request_lines(tmp_path / "log")
+    assert sum(line.num_drafts for line in lines) == total
+    assert sum(line.num_accepted for line in lines) == kept
+    shown = run_cli("log", "show", str(tmp_path / "log"), env={**os.environ, "COLUMNS": "200"})
+    assert shown.returncode == 0 and "drafts kept" in shown.stdout
+    assert all(f" {line.num_accepted} of {line.num_drafts} " in shown.stdout for line in lines)
+    assert all("completion_tokens_details" not in answer.usage for answer in want.by_id.values())
+    assert want.stats.drafts == {}
+
+
+def test_metrics_name_drafters_and_their_failures():
+    asked = mixed(8, seed=5)
+    want = answers(asked, spec="none")
+    with known_as("failing", Failing(want.truth)), Engine(config=EngineConfig(spec="failing")) as engine:
+        for prepared, options in asked.by_id.values():
+            engine.submit_prepared(prepared, options)
+        while not engine.is_idle:
+            engine.step()
+        counts, text = engine.stats().drafts[0], engine.metrics_text()
+        failures = engine.drafters[0][1]
+    assert failures > 0 and counts.accepted > 0
+    for line in (
+        f'mmengine_draft_runs_total{{drafter="scripted"}} {float(counts.runs)}',
+        f'mmengine_draft_tokens_total{{drafter="scripted"}} {float(counts.proposed)}',
+        f'mmengine_accepted_draft_tokens_total{{drafter="scripted"}} {float(counts.accepted)}',
+        f'mmengine_drafter_failures_total{{drafter="scripted"}} {float(failures)}',
+    ):
+        assert line in text
+
+
+def test_a_batch_says_at_its_end_what_drafts_gave(tmp_path):
+    lines = [
+        {"custom_id": f"{n}", "messages": [{"role": "user", "content": "Say"}], "grammar": {"choice": [a]}}
+        for n, a in enumerate(("a red circle and a blue square", "one green triangle above"))
+    ]
+    (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    done = run_cli("run", "--batch", str(tmp_path / "in.jsonl"), "--out", str(tmp_path / "out.jsonl"))
+    assert done.returncode == 0, done.stderr
+    usages = [json.loads(line)["usage"] for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    details = [usage["completion_tokens_details"] for usage in usages]
+    kept, lost = (
+        sum(each[f"{kind}_prediction_tokens"] for each in details) for kind in ("accepted", "rejected")
+    )
+    assert kept > 4 and f"grammar: {kept} of {kept + lost} drafts accepted, " in done.stderr
+
+
+def test_lengths_of_runs():
+    assert DraftCounts().length == 0
+    assert str(DraftCounts(4, 12, 10)) == (
+        "10 of 12 drafts accepted, 2.50 a run and 3.50 with the token behind them"
+    )
