@@ -70,6 +70,7 @@ def cells_of(options: argparse.Namespace) -> Cells:
     plain = Side(NONE, spec=NONE)
     sides = [Side(name, **DRAFTERS[name]) for name in options.drafters]
     found: Cells = {}
+    gc.freeze()  # what stays is not looked through before each run
     for task in options.tasks:
         fit = [side for side in sides if side.name != "grammar" or task == SCHEMA]
         for batch in options.batch:
@@ -78,7 +79,7 @@ def cells_of(options: argparse.Namespace) -> Cells:
             found |= {Cell(task, batch, name): each for name, each in pairs.items()}
     for side in (plain, *sides):
         side.close()
-    gc.collect()
+    gc.unfreeze()
     return found
 
 

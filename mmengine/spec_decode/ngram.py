@@ -12,6 +12,7 @@ from mmengine.spec_decode.texts import Texts
 
 SIZES = (6, 3)  # of two tokens too many are chance
 TABLE_BITS = 12
+_WINDOW = np.arange(1 - max(SIZES), 1)
 
 
 class NgramDrafter:
@@ -34,14 +35,19 @@ class NgramDrafter:
 
     def propose(self, rows: np.ndarray, texts: Texts, most: np.ndarray) -> Proposed | None:
         lengths = texts.lengths[rows]
+        # Places whose following token came to be known since the last time, and of each row the last one.
+        first = np.maximum(self._indexed[rows] - 1, 0)
+        counts = lengths - first
+        self._indexed[rows] = lengths
+        ends = np.cumsum(counts)
+        places = np.arange(int(ends[-1])) + np.repeat(lengths - ends, counts)
+        owners = np.repeat(rows, counts)
+        grams = texts.tokens[owners[:, None], np.maximum(places[:, None] + _WINDOW, 0)]
         found = np.full(len(rows), NOWHERE, np.int64)
         for index in self._indices:
-            self._put(index, rows, texts, lengths)
-            open_rows = np.flatnonzero((found == NOWHERE) & (lengths > index.size) & (most > 0))
-            if len(open_rows):
-                found[open_rows] = _last_place(index, rows[open_rows], texts, lengths[open_rows])
-        self._indexed[rows] = lengths
-        hits = found != NOWHERE
+            placed = _look(index, owners, places, grams, ends - 1, texts)
+            found = np.where(found == NOWHERE, placed, found)
+        hits = (found != NOWHERE) & (most > 0)
         if not hits.any():
             return None
         counts = np.where(hits, most, 0)
@@ -52,25 +58,27 @@ class NgramDrafter:
         places = np.repeat(start, repeats) + step % np.repeat(period, repeats)
         return Proposed(texts.tokens[np.repeat(rows[hits], repeats), places], counts)
 
-    def _put(self, index: GramIndex, rows: np.ndarray, texts: Texts, lengths: np.ndarray) -> None:
-        """Grams whose following token is known since the last time."""
-        first = np.maximum(self._indexed[rows] - 1, index.size - 1)  # place of a gram's last token
-        counts = np.maximum(lengths - 1 - first, 0)
-        step = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
-        places, owners = np.repeat(first, counts) + step, np.repeat(rows, counts)
-        if len(places):
-            index.put(owners, index.hashes(_grams(index, owners, texts, places)), places)
 
-
-def _grams(index: GramIndex, rows: np.ndarray, texts: Texts, places: np.ndarray) -> np.ndarray:
-    """Tokens [m, size] that end at `places` [m] of rows."""
-    return texts.tokens[rows[:, None], places[:, None] + np.arange(1 - index.size, 1)]
-
-
-def _last_place(index: GramIndex, rows: np.ndarray, texts: Texts, lengths: np.ndarray) -> np.ndarray:
-    """Where the last tokens of rows stood before: place of their last token, or NOWHERE."""
-    grams = _grams(index, rows, texts, lengths - 1)
-    places = index.get(rows, index.hashes(grams))
-    known = places >= index.size - 1
-    same = _grams(index, rows, texts, np.where(known, places, index.size - 1)) == grams
-    return np.where(known & same.all(axis=1), places, NOWHERE)
+def _look(
+    index: GramIndex,
+    owners: np.ndarray,
+    places: np.ndarray,
+    grams: np.ndarray,
+    last: np.ndarray,
+    texts: Texts,
+) -> np.ndarray:
+    """Where the last tokens of each row stood before: place of their last token, or NOWHERE. `grams` [m, n]
+    end at `places` [m] of rows `owners`; all but the `last` of each row (into them) are put down."""
+    size = index.size
+    grams = grams[:, -size:]
+    hashes = index.hashes(grams)
+    new = places >= size - 1
+    new[last] = False
+    index.put(owners[new], hashes[new], places[new])
+    rows, grams = owners[last], grams[last]
+    found = index.get(rows, hashes[last])
+    found[places[last] < size] = NOWHERE  # it has no tokens before these
+    if found.max() < 0:
+        return found
+    there = texts.tokens[rows[:, None], np.maximum(found, size - 1)[:, None] + _WINDOW[-size:]]
+    return np.where((there == grams).all(axis=1), found, NOWHERE)

@@ -18,6 +18,7 @@ from mmengine.spec_decode.texts import Texts
 SIZES = (10, 5, 3)  # the longest that is found counts
 END = -1  # of an answer
 RING_BITS, TABLE_BITS = 18, 18
+_WINDOW = np.arange(-max(SIZES), 0)
 
 
 class SuffixDrafter:
@@ -45,14 +46,16 @@ class SuffixDrafter:
             self._is_followed[row] = False
 
     def propose(self, rows: np.ndarray, texts: Texts, most: np.ndarray) -> Proposed | None:
-        lengths, said = texts.lengths[rows], texts.lengths[rows] - texts.num_prompt[rows]
+        if not self._head or not most.any():
+            return None
+        lengths = texts.lengths[rows]
+        said, salts = lengths - texts.num_prompt[rows], self._row_salts[rows]
+        ends = texts.tokens[rows[:, None], np.maximum(lengths[:, None] + _WINDOW, 0)]
         found = np.full(len(rows), NOWHERE, np.int64)
         for index in self._indices:
-            open_rows = np.flatnonzero((found == NOWHERE) & (said >= index.size) & (most > 0))
-            if len(open_rows):
-                ends = lengths[open_rows, None] + np.arange(-index.size, 0)
-                grams = texts.tokens[rows[open_rows, None], ends]
-                found[open_rows] = self._find(index, grams, self._row_salts[rows[open_rows]])
+            is_open = (found == NOWHERE) & (said >= index.size)
+            if is_open.any():
+                found = np.where(is_open, self._find(index, ends[:, -index.size :], salts), found)
         hits = np.flatnonzero(found != NOWHERE)
         if not len(hits):
             return None
@@ -80,7 +83,9 @@ class SuffixDrafter:
         """Where `grams` [m, size] ended in the ring, or NOWHERE."""
         places = index.get(0, index.hashes(grams, salts))
         alive = (places != NOWHERE) & (places - index.size >= self._head - len(self._ring))
-        at = (np.where(alive, places, 0)[:, None] + np.arange(1 - index.size, 1)) & (len(self._ring) - 1)
+        if not alive.any():
+            return np.full(len(places), NOWHERE)
+        at = (places[:, None] + np.arange(1 - index.size, 1)) & (len(self._ring) - 1)
         same = (self._ring[at] == grams).all(axis=1) & (self._salts[at[:, -1]] == salts)
         return np.where(alive & same, places, NOWHERE)
 
