@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from mmengine.errors import ConfigError, InvalidRequest
+from mmengine.cli.settings import engine_config
+from mmengine.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from mmengine.core.past import Resume
@@ -33,7 +34,6 @@ HELP = """Answer a question about images or videos, or a file of questions.
     "would have had."
 )
 _CONTROL = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)), "�")
-STEP_TIMEOUT_S = 600  # unless step_timeout_s is set
 SAMPLING, MODEL, BATCH = "Sampling (in a request file: on each line)", "Model", "Files"
 
 
@@ -81,6 +81,13 @@ def run(
         Literal["llguidance", "xgrammar"] | None,
         typer.Option(rich_help_panel=MODEL, help="What enforces a schema or a grammar."),
     ] = None,
+    spec: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=MODEL,
+            help="Who drafts tokens: auto, none, grammar, ngram, suffix, eagle3, eagle3=FOLDER.",
+        ),
+    ] = None,
     setting: Annotated[
         list[str] | None,
         typer.Option("--set", rich_help_panel=MODEL, help="An engine setting, as token_budget=512."),
@@ -127,11 +134,12 @@ def run(
     from mmengine.cli import supervisor  # lazy: help needs no processes
 
     _configure_logging(verbose)
-    config = _engine_config(
+    config = engine_config(
         [
             *(setting or []),
             *(["media_store_bytes=0"] if no_media_store else []),
             *([f"grammar_backend={grammar_backend}"] if grammar_backend else []),
+            *([f"spec={spec}"] if spec else []),
         ]
     )
 
@@ -259,34 +267,6 @@ def _refuse_beside_batch(**given: Any) -> None:
         if value:
             shown = "a question" if name == "prompt" else f"--{name}"
             raise InvalidRequest(f"{shown} and --batch exclude each other; it belongs into the request lines")
-
-
-def _engine_config(settings: list[str]) -> Any:
-    """EngineConfig from `name=value` words."""
-    from mmengine.config import EngineConfig  # lazy: msgspec
-
-    values: dict[str, Any] = {"step_timeout_s": STEP_TIMEOUT_S}
-    for word in settings:
-        name, equals, value = word.partition("=")
-        if not equals:
-            raise ConfigError(f"--set takes name=value, as token_budget=512, not {word!r}")
-        values[name] = _plain(value)
-    unknown = sorted(set(values) - set(EngineConfig.__struct_fields__))
-    if unknown:
-        known = ", ".join(EngineConfig.__struct_fields__)
-        raise ConfigError(f"there is no engine setting {unknown[0]!r}; there are {known}")
-    config = EngineConfig.from_dict(values)
-    config.check()
-    return config
-
-
-def _plain(value: str) -> Any:
-    if value.lower() in ("true", "false"):
-        return value.lower() == "true"
-    try:
-        return int(value)
-    except ValueError:
-        return value
 
 
 def _configure_logging(verbose: bool) -> None:

@@ -23,7 +23,7 @@ def free_drafter(name: str) -> Callable[[int], Drafter]:
         return _OWN[name]
     found = {point.name: point for point in entry_points(group=GROUP)}
     if name not in found:
-        known = ", ".join(["none", "auto", "grammar", *_OWN, *sorted(found)])
+        known = ", ".join(["none", "auto", "grammar", *_OWN, "eagle3", *sorted(found)])
         raise ConfigError(f"spec {name!r} is no drafter; known are {known}")
     try:
         return found[name].load()
