@@ -80,7 +80,7 @@ def _scheduled(view: View, wanted: Wanted, num_new: int) -> ev.Scheduled:
         new_blocks=view.blocks.free_list.peek(num_new).tobytes() if num_new else b"",
         encode=tuple(draft.encode) if draft else (),
         evict=tuple(draft.evict) if draft else (),
-        **_draft_columns(view, rows, tokens),
+        **({} if plain else _draft_columns(view, rows, tokens)),
     )
 
 

@@ -33,7 +33,7 @@ class Runs(NamedTuple):
 
 def runs_of(plan: StepPlan) -> Runs | None:
     """None where no row that samples has drafts."""
-    if plan.num_drafts is None:
+    if plan.num_drafts is None or len(plan.input_ids) == len(plan.rows):  # one token each, which is known
         return None
     num_drafts = plan.num_drafts[plan.sample]
     if not num_drafts.any():

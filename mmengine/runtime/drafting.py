@@ -48,7 +48,7 @@ class Drafting:
         self._texts = Texts(len(rows.columns), max_model_len + 1)
         # [drafter, row]: who is asked about whom.
         self._follows = np.zeros((len(drafters), len(rows.columns)), bool)
-        self._num_followed = 0  # rows that anybody is asked about
+        self.num_followed = 0  # rows that anybody is asked about
         # The one that reads what the target computes.
         self.head = next((each for each in drafters if isinstance(each, Eagle3Drafter)), None)
         self.failures = [0] * len(drafters)
@@ -72,7 +72,7 @@ class Drafting:
             except Exception as error:
                 self._follows[number, row] = False
                 self._failed(number, error)
-        self._num_followed = int(np.count_nonzero(self._follows.any(axis=0)))
+        self.num_followed = int(np.count_nonzero(self._follows.any(axis=0)))
 
     def drafts(
         self,
@@ -84,7 +84,7 @@ class Drafting:
     ) -> Drafts | None:
         """Rows [s] said `token_ids`, `counts` of them each, one row after the other, in the step `seen`.
         Those `going` (intp, ascending, into them) go on, and may have drafts. None where nobody has."""
-        if not self._num_followed:
+        if not self.num_followed:
             return None
         rows = rows.astype(np.intp)
         self._texts.say(rows, token_ids, counts)

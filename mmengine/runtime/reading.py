@@ -199,7 +199,7 @@ class Reader:
         self, result: StepResult, launched: Launched, rows: np.ndarray, counts: np.ndarray
     ) -> None:
         """Put drafts for the rows that go on into `result`."""
-        if self.drafting is None:
+        if self.drafting is None or not self.drafting.num_followed:
             return
         going = (self.rows.columns["options"][rows] & CLOSES) == 0  # of the others each token may be another
         going[[index for index, _ in (*result.stops, *result.errors)]] = False
