@@ -51,8 +51,8 @@ def run(model, wanted, ahead_of=None, attention="auto"):
     executor = TorchExecutor(model, positions_of, CONFIG, attention=attention, drafters=drafters)
     core = EngineCore(CONFIG, executor)
     ends = {name: [[], None, "", []] for name in wanted}
-    for number, (name, sampling) in enumerate(wanted.items()):
-        prompt = np.random.default_rng(number).integers(0, EOS, 7).astype(np.int32)
+    for name, sampling in wanted.items():
+        prompt = np.random.default_rng(sampling.get("seed", 0)).integers(0, EOS, 7).astype(np.int32)
         core.submit(Request(name, prompt, SamplingParams(**sampling)))
     while core.has_work:
         for output in core.step():
@@ -93,10 +93,14 @@ def test_a_run_that_is_right_is_kept_up_to_where_the_text_ends():
         "late": {**FREE, "stop_token_ids": (stop,), "min_tokens": place + 2},
         "biased": {"max_tokens": 17, "logit_bias": {EOS: 4.0}, "logprobs": 0},
     }
-    names = list(wanted)
-    wanted |= {name: wanted[name] for name in names}
     plain, slow = run(model, wanted)
-    found, fast = run(model, wanted, lambda name, said: [*plain[name][0][len(said) :], *range(9)])
+    assert plain["token"][2] == "token" and len(plain["token"][0]) == place + 1
+
+    def ahead_of(name, said):
+        """What would be said if nothing ended there."""
+        return plain["a" if name in ("a", "b", "token") else name][0][len(said) :]
+
+    found, fast = run(model, wanted, ahead_of)
     same(found, plain)
     assert fast < slow / 2
 
@@ -119,7 +123,7 @@ class LateNan(ToyModel):
 def unsaid(plain):
     """A token that stands in no prompt and no answer."""
     held = {token for tokens, *_ in plain.values() for token in tokens}
-    held |= {int(t) for n in range(len(plain)) for t in np.random.default_rng(n).integers(0, EOS, 7)}
+    held |= {int(t) for n in range(9) for t in np.random.default_rng(n).integers(0, EOS, 7)}
     return next(token for token in range(VOCAB) if token not in held)
 
 

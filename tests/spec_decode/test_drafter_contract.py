@@ -164,9 +164,9 @@ def test_rows_that_were_not_asked_about_for_some_steps_are_caught_up_with(rows):
 def test_a_row_that_another_request_has_now_knows_nothing_of_the_one_before(rows):
     rows.say([2], [30])
     rows.drafter.leave(2, rows.texts)
-    prompt = np.array([4, 1, 3, 3, 0, 2], np.int32)  # nothing of it stands twice
-    rows.texts.admit(2, prompt, 5)
-    assert rows.drafter.admit(2, Request("new", prompt[:5], SamplingParams(), grammar="given"), rows.texts)
+    prompt = np.array([4, 2, 0, 1, 2], np.int32)  # its end stood in the text before, further on
+    rows.texts.admit(2, prompt, 4)
+    assert rows.drafter.admit(2, Request("new", prompt[:4], SamplingParams(), grammar="given"), rows.texts)
     assert rows.propose([2], [8]) == [[]]
 
 
