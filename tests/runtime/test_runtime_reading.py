@@ -3,6 +3,8 @@ there breaks its row no sooner."""
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from runtime_toy import EOS, VOCAB, ToyModel, positions_of
 
 from mmengine.config import EngineConfig
@@ -17,7 +19,7 @@ CONFIG = EngineConfig(
     max_model_len=120,
     num_blocks=64,
     block_size=4,
-    num_draft_tokens=6,
+    num_draft_tokens=7,
     eos_token_ids=(EOS,),
 )
 
@@ -201,3 +203,37 @@ def test_penalties_and_noise_see_what_a_run_has_said(attention):
     found, fast = run(model, wanted, true_ahead(plain), attention)
     same(found, plain)
     assert fast < slow / 2
+
+
+SWITCHED = {
+    "a": FREE,
+    "b": {**FREE, "temperature": 1.0, "seed": 3, "repetition_penalty": 1.2},
+    "c": {"max_tokens": 17, "logprobs": 1, "logit_bias": {EOS: 3.5}, "seed": 1},
+    "d": {**FREE, "frequency_penalty": 0.6, "presence_penalty": -0.3, "seed": 2},
+    "e": {**FREE, "temperature": 0.8, "top_k": 9, "seed": 4},
+}
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    counts=st.lists(st.integers(0, 7), min_size=1, max_size=40),
+    wrong=st.lists(st.none() | st.integers(0, 6), min_size=1, max_size=40),
+)
+def test_the_number_of_drafts_may_change_with_every_step(counts, wrong):
+    """`counts` of drafts one time after the other, and which of them is `wrong`, in a circle."""
+    model = ToyModel()
+    plain, slow = run(model, SWITCHED)
+    asked = 0
+
+    def ahead_of(name, said):
+        nonlocal asked
+        drafts = plain[name][0][len(said) :][: counts[asked % len(counts)]]
+        place = wrong[asked % len(wrong)]
+        if place is not None and place < len(drafts):
+            drafts[place] = (drafts[place] + 1) % VOCAB
+        asked += 1
+        return drafts
+
+    found, fast = run(model, SWITCHED, ahead_of)
+    same(found, plain)
+    assert fast <= slow
