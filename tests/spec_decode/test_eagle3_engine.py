@@ -100,9 +100,17 @@ def dense(spec, size):
     return pool, port
 
 
-def test_what_is_kept_lies_where_one_pass_would_have_put_it():
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"num_blocks": 40},  # prompts and images in pieces, prefixes found that another token follows
+        {"num_blocks": 6, "max_model_len": 60},  # rows come back, and reach the longest
+        {"num_blocks": 6, "max_model_len": 60, "swap_blocks": 12, "preempt_mode": "swap"},
+    ],
+)
+def test_what_is_kept_lies_where_one_pass_would_have_put_it(settings):
     """After every step, of every row: the head's KV of all states behind which a token is known."""
-    built = build(config=EngineConfig(spec="eagle3", max_num_seqs=3, token_budget=20, num_blocks=40))
+    built = build(config=EngineConfig(spec="eagle3", max_num_seqs=3, token_budget=20, **settings))
     runner, compared = built.executor._runner, 0
     requests = {}
     engine = Engine(builder=lambda *_, **__: built)
@@ -131,7 +139,8 @@ def test_what_is_kept_lies_where_one_pass_would_have_put_it():
                 compared += known
 
         drafting.head.catch_up = watched
-        engine.generate(list(prompts(4)), max_tokens=20)
+        engine.generate(list(prompts(4)), max_tokens=40, ignore_eos=True)
+        assert bool(engine.stats().num_preemptions) == (settings["num_blocks"] < 40)
     assert compared > 300
 
 
