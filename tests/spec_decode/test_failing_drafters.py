@@ -1,5 +1,6 @@
 """A drafter that raises, or gives what are no drafts, costs its drafts and nothing else."""
 
+import itertools
 import random
 from types import SimpleNamespace
 
@@ -11,6 +12,7 @@ from mmengine.core.executor import Admission
 from mmengine.errors import ConfigError
 from mmengine.request import Request, SamplingParams
 from mmengine.runtime.drafting import Drafting
+from mmengine.runtime.eagle3.drafter import Eagle3Drafter
 from mmengine.runtime.rows import RowColumns
 from mmengine.spec_decode import registry
 from mmengine.spec_decode.base import Proposed
@@ -165,3 +167,21 @@ def test_one_that_cannot_be_loaded_is_refused_by_name(monkeypatch):
         answers(mixed(1), spec="theirs")
     with pytest.raises(ConfigError, match="spec 'ours' is no drafter; known are none, auto, grammar.*theirs"):
         answers(mixed(1), spec="ours")
+
+
+@pytest.mark.parametrize("method", ["catch_up", "propose"])
+def test_a_head_that_fails_now_and_then_costs_those_drafts(method, monkeypatch):
+    """What it wrote down of its steps has holes then, and answers have none."""
+    asked = mixed(10, seed=6)
+    want = answers(asked, spec="none")
+    good, calls = getattr(Eagle3Drafter, method), itertools.count(1)
+
+    def sometimes(self, *given):
+        if next(calls) % 3 == 0:
+            raise RuntimeError("no")
+        return good(self, *given)
+
+    monkeypatch.setattr(Eagle3Drafter, method, sometimes)
+    found = answers(asked, spec="eagle3", max_num_seqs=5, token_budget=40)
+    assert_same(found, want)
+    assert found.drafting.failures[0] > 3 and found.stats.drafts[0].accepted > 10
