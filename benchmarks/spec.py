@@ -72,10 +72,9 @@ def cells_of(options: argparse.Namespace) -> Cells:
     found: Cells = {}
     gc.freeze()  # what stays is not looked through before each run
     for task in options.tasks:
-        fit = [side for side in sides if side.name != "grammar" or task == SCHEMA]
         for batch in options.batch:
             tick = _Ticks(f"{task}, batch {batch}")
-            pairs = paired(plain, fit, task, batch, options.rounds, random.Random(f"{task} {batch}"), tick)
+            pairs = paired(plain, sides, task, batch, options.rounds, random.Random(f"{task} {batch}"), tick)
             found |= {Cell(task, batch, name): each for name, each in pairs.items()}
     for side in (plain, *sides):
         side.close()
@@ -136,6 +135,9 @@ def targets_of(cells: Cells) -> list[Target]:
     for cell, pairs in cells.items():
         if cell.drafter == AUTO:
             found.append(Target(f"upper end, {cell.name}", _upper(pairs), NEVER_BELOW))
+        elif cell.drafter == "grammar" and cell.task == DESCRIBE:
+            name = f"upper end, who has nothing to draft ({cell.name})"
+            found.append(Target(name, _upper(pairs), CHEAP))
     counts = [pairs.equal() for pairs in cells.values()]
     equal, num_answers = (sum(column) for column in zip(*counts, strict=True))
     found.append(Target("answers with the same tokens as without drafts", equal / num_answers, 1.0))

@@ -18,8 +18,11 @@ class ChainRows(msgspec.Struct, frozen=True, eq=False):
 
     def check(self, block_size: int) -> None:
         """ValueError where a draft would be written to a block that the row does not have."""
+        room = self.table.shape[1] * block_size
+        if not len(self.most) or int(self.kv_lens.max()) + int(self.most.max()) - 1 <= room:
+            return
         last = self.kv_lens.astype(np.int64) + np.maximum(self.most - 1, 0)
-        if len(last) and int(last.max()) > self.table.shape[1] * block_size:
+        if int(last.max()) > room:
             raise ValueError(
                 f"drafts up to token {int(last.max())} need more than {self.table.shape[1]} blocks a row"
             )

@@ -106,22 +106,26 @@ class Eagle3Drafter:
         self._z, self._carry = z[last], carry[last]
 
     def propose(self, rows: np.ndarray, texts: Texts, most: np.ndarray) -> Proposed | None:
-        picked = np.flatnonzero(most > 0)
-        if not len(picked):
-            return None
-        places, ends = self._place[rows[picked]], texts.lengths[rows[picked]] - 1
-        index = torch.from_numpy(places)
+        is_asked = most > 0
+        if not is_asked.all():
+            rows, asked = rows[is_asked], most[is_asked]
+            if not len(rows):
+                return None
+        else:
+            asked = most
+        places, ends = self._place[rows], texts.lengths[rows] - 1
         chain = ChainRows(
-            most[picked].astype(np.int32),
+            asked.astype(np.int32),
             ends.astype(np.int32),
-            (ends + self._rows.columns["delta"][rows[picked]]).astype(np.int32),
+            (ends + self._rows.columns["delta"][rows]).astype(np.int32),
             self._seen.plan.block_table[places],
         )
-        z, carry = self._z.index_select(0, index), self._carry.index_select(0, index)
+        z, carry = self._z, self._carry
+        if len(z) > 1:
+            index = torch.from_numpy(places)
+            z, carry = z.index_select(0, index), carry.index_select(0, index)
         drafts = draft(self._head, z, carry, chain, self._attention, 0, self._block_size)
-        counts = np.zeros(len(rows), np.intp)
-        counts[picked] = most[picked]
-        return Proposed(drafts[drafts != NO_DRAFT].astype(np.int32), counts)
+        return Proposed(drafts[drafts != NO_DRAFT].astype(np.int32), most)
 
 
 def _standing(counts: np.ndarray, num_scheduled: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
