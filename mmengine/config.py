@@ -37,6 +37,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     admission_reserve: Literal["none", "prompt", "output"] = "prompt"  # blocks free before one starts
     spec: str = "auto"  # who drafts tokens (docs/speculation.md)
     num_draft_tokens: int = 0  # most drafts of one row; 0: as many as `spec` suggests
+    draft_policy: Literal["auto", "all", "goodput"] = "auto"  # which drafts are verified; auto: goodput, live
     lookahead_tokens: int = 0  # KV slots a drafter needs behind the known tokens
     max_in_flight: int = 1  # steps given to the executor before the first one's result is awaited
     compat: Literal["", "vllm"] = ""  # decisions as that engine makes them, for comparisons
@@ -147,6 +148,11 @@ def _contradictions(config: EngineConfig) -> Iterator[str]:
         yield (
             f"token_budget {budget} is smaller than max_num_seqs {config.max_num_seqs}: rows would wait for "
             "ever; raise token_budget or lower max_num_seqs"
+        )
+    if config.draft_policy == "goodput" and config.compat:
+        yield (
+            f"draft_policy goodput cannot go with compat {config.compat}, which verifies all drafts; set "
+            "draft_policy auto, or no compat"
         )
     if config.lookahead_tokens and not drafts:
         yield (

@@ -68,6 +68,7 @@ def batch(view: View, decisions: list[ev.Event], tables: BlockTables) -> StepPla
         media=tuple(_media_spans(view, rows, computed, num_scheduled)) if view.num_with_media else (),
         **{name: np.concatenate(parts) for name, parts in view.step_copies.items() if parts},
         num_drafts=view.scheduled_drafts[rows] if view.config.num_draft_tokens else None,
+        draft_room=view.goodput.room_of(rows) if view.goodput is not None else None,
     )
 
 

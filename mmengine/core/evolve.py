@@ -20,6 +20,7 @@ from mmengine.core.fold_rows import (
     swap_out,
     take_drafts,
     take_runs,
+    weigh_drafts,
 )
 from mmengine.core.prefix_index import NO_CONTENT
 from mmengine.core.request_state import RequestState, request_of
@@ -79,6 +80,8 @@ def _scheduled(state: State, event: ev.Scheduled) -> None:
     state.step_rows = np.concatenate((state.step_rows, rows)) if len(state.step_rows) else rows
     if event.num_drafts is not None:
         state.scheduled_drafts[rows] = np.frombuffer(event.num_drafts, np.int32)
+        if state.goodput is not None:
+            state.goodput.verifying()
     if state.config.num_draft_tokens:
         state.num_drafts[rows] = 0
     compute(state, rows, num_tokens)
@@ -151,6 +154,8 @@ def _evicted(state: State, event: ev.Evicted) -> None:
 def _executed(state: State, event: ev.Executed) -> None:
     flight = _land(state)
     rows, sampled = flight.rows, flight.sampled
+    if state.goodput is not None:
+        weigh_drafts(state, flight, event)
     state.history.update(event.token_ids)
     tokens = np.frombuffer(event.token_ids, np.int32)
     counts = None if event.counts is None else np.frombuffer(event.counts, np.int32)

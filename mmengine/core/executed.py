@@ -30,6 +30,7 @@ def executed(result: StepResult, state: State, sampled: np.ndarray) -> ev.Execut
         _column(result.drafts) or b"",
         _column(result.num_drafts),
         _column(result.drafters),
+        result.draft_ns,
     )
 
 

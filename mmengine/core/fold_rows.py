@@ -3,6 +3,7 @@
 import numpy as np
 
 from mmengine.core.blocks import block_extras, further_blocks
+from mmengine.core.flight import Flight
 from mmengine.core.fold_media import reference_media
 from mmengine.core.prefix_index import NO_CONTENT, ROOT
 from mmengine.core.request_state import RequestState
@@ -37,6 +38,8 @@ def fill_row(
     state.content[row] = state.blocks.index.content[blocks[num_cached - 1]] if num_cached else ROOT
     state.num_filled[row] = num_cached
     state.num_drafts[row] = state.scheduled_drafts[row] = 0
+    if state.goodput is not None:
+        state.goodput.admit(row)
     state.ended[row] = RUNS_ON
     # A grammar must see each token before it says which may be next.
     state.runs_ahead_to[row] = 0 if known.request.grammar is not None else state.max_total[row]
@@ -144,6 +147,22 @@ def take_drafts(state: State, rows: np.ndarray, sampled: np.ndarray, event: ev.E
     state.token_ids[np.repeat(sampled, num_drafts), places] = drafts
     state.num_drafts[sampled] = num_drafts
     state.drafter[sampled] = 0 if event.drafters is None else np.frombuffer(event.drafters, np.int32)
+
+
+def weigh_drafts(state: State, flight: Flight, event: ev.Executed) -> None:
+    """See what a step cost, and how many of its drafts were kept; before they are taken."""
+    rows, sampled, drafts, tokens = flight.rows, flight.sampled, 0, len(event.token_ids) // 4
+    if event.counts is not None:
+        scheduled = state.scheduled_drafts[sampled]
+        drafts = int(scheduled.sum())
+    if drafts:
+        drafted = scheduled.nonzero()[0]
+        accepted = np.frombuffer(event.counts, np.int32)[drafted] - 1
+        those = sampled[drafted]
+        state.goodput.judge(those, state.drafter[those], scheduled[drafted], accepted)
+    only_decodes = len(sampled) == len(rows) == flight.num_tokens - drafts and not flight.encoded
+    times = (event.device_ns, event.draft_ns)
+    state.goodput.ran(rows, drafts, tokens, times, len(event.drafts) // 4, only_decodes)
 
 
 def swap_out(state: State, known: RequestState, host_blocks: np.ndarray) -> None:

@@ -168,10 +168,12 @@ class SimulatedExecutor:
             return StepResult(tokens[kept], stops=stops, device_ns=device_ns)
         last = np.arange(len(counts)), counts - 1
         index = plan.token_index[places[last]] + 1
-        proposed, num_proposed = self._propose(sums[last], tokens[last], index, salts[:, 0])
-        return StepResult(
-            tokens[kept], stops, (), (), device_ns, counts, proposed, num_proposed, num_proposed % 2
-        )
+        drafts, num_proposed = self._propose(sums[last], tokens[last], index, salts[:, 0])
+        drafters = num_proposed % 2
+        if plan.draft_room is not None:
+            num_proposed = np.minimum(num_proposed, _room(plan, drafters))
+        proposed = drafts[np.arange(drafts.shape[1]) < num_proposed[:, None]]
+        return StepResult(tokens[kept], stops, (), (), device_ns, counts, proposed, num_proposed, drafters)
 
     @staticmethod
     def _num_prompt(requests: list[Request]) -> np.ndarray:
@@ -197,7 +199,8 @@ class SimulatedExecutor:
     def _propose(
         self, sums: np.ndarray, tokens: np.ndarray, index: np.ndarray, salts: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Up to num_draft_tokens drafts a row, right at first and wrong from some place on."""
+        """Drafts int32 [s, num_draft_tokens], right at first and wrong from some place on, and how many of a
+        row's count."""
         most = self._num_draft_tokens
         drafts = np.zeros((len(sums), most), np.int32)
         total, token = sums, tokens
@@ -209,7 +212,14 @@ class SimulatedExecutor:
         right = (luck % np.uint64(most + 1)).astype(np.int64)[:, None]
         drafts += (np.arange(most) >= right).astype(np.int32)
         num_drafts = ((luck >> np.uint64(8)) % np.uint64(most + 1)).astype(np.int32)
-        return drafts[np.arange(most) < num_drafts[:, None]], num_drafts
+        return drafts, num_drafts
+
+
+def _room(plan: StepPlan, drafters: np.ndarray) -> np.ndarray:
+    """How many drafts of its drafter each row that samples may have."""
+    if not len(plan.draft_room):
+        return np.zeros(len(drafters), np.int32)
+    return plan.draft_room[drafters, plan.sample]
 
 
 def token_values(token_ids: np.ndarray, index: np.ndarray) -> np.ndarray:

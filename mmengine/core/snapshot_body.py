@@ -2,6 +2,7 @@
 
 import msgspec
 
+from mmengine.core.goodput import Saved
 from mmengine.events import vocabulary as ev
 
 # Plain values, restored as they are.
@@ -96,3 +97,4 @@ class Body(msgspec.Struct):
     made_room_for: tuple[int, int]
     flights: tuple[Step, ...] = ()
     leaving: tuple[tuple[int, tuple[bytes, ...]], ...] = ()
+    goodput: Saved | None = None

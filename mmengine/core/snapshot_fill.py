@@ -37,6 +37,8 @@ def fill(state: State, body: Body) -> None:
     state.flights.extend(_flight(state, step, owners) for step in body.flights)
     state.leaving.update((row, list(keys)) for row, keys in body.leaving)
     _fill_open(state, body, _flight(state, body.open, owners))
+    if state.goodput is not None:
+        state.goodput.restore(body.goodput)
 
 
 def _add_request(state: State, saved: Known) -> RequestState:

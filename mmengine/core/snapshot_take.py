@@ -52,6 +52,7 @@ def body_of(state: State, started: ev.Started, sequence: int) -> Body:
         copies={name: tuple(map(_ints, parts)) for name, parts in state.step_copies.items()},
         made_room_for=state.made_room_for,
         leaving=tuple((row, tuple(keys)) for row, keys in state.leaving.items()),
+        goodput=state.goodput.saved() if state.goodput is not None else None,
     )
 
 

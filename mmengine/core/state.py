@@ -16,6 +16,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from mmengine.config import EngineConfig
 from mmengine.core.blocks import BlockPool
 from mmengine.core.flight import Flight
+from mmengine.core.goodput import Goodput
 from mmengine.core.history import History
 from mmengine.core.policy import Policy, policy_of
 from mmengine.core.request_state import RequestState
@@ -87,6 +88,9 @@ class State:
         self.blocks = BlockPool(config.num_blocks, config.block_size, self.content_width)
         self.encoder = EncoderCache(config.encoder_cache_size)
         self.free_host_blocks = np.arange(config.swap_blocks, dtype=np.int32)[::-1]  # the last goes next
+        self.goodput: Goodput | None = None  # where it says how many drafts are verified
+        if config.draft_policy == "goodput" and config.num_draft_tokens:
+            self.goodput = Goodput(rows, config.num_draft_tokens)
         self.cancelled: list[str] = []
         self.grammar_failed: list[str] = []
         self.suspects: dict[str, None] = {}  # requests on trial after a step that failed
@@ -199,6 +203,8 @@ class State:
         digest.update(self.last_rows.astype(np.int32).tobytes() + self.history.digest())
         if self.config.max_in_flight > 1:
             self._digest_flights(digest)
+        if self.goodput is not None:
+            digest.update(self.goodput.digest() + b"\6")
         return digest.digest()
 
     def _digest_flights(self, digest: Any) -> None:
@@ -223,7 +229,7 @@ def _wide_column(rows: int, width: int) -> np.ndarray:
 _PARTS = (
     *("config", "policy", "block_size", "requests_by_row", "free_rows", "requests", "waiting"),
     *("blocks", "encoder", "cancelled", "grammar_failed", "flights", "leaving"),
-    "suspects",
+    *("suspects", "goodput"),
 )
 # What is replaced, and read in every step.
 _REPLACED = (

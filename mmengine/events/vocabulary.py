@@ -142,7 +142,8 @@ class Executed(Event):
 
     `counts`: tokens of each such row (accepted drafts and one more), None: one each; `token_ids`
     holds them one row after the other. `drafts` for the next step, `num_drafts` of each such row and
-    the numbers of the `drafters` that made them; None: no drafts, drafter 0.
+    the numbers of the `drafters` that made them; None: no drafts, drafter 0. `draft_ns`: what making them
+    took, of `device_ns`.
     """
 
     token_ids: bytes
@@ -154,6 +155,7 @@ class Executed(Event):
     drafts: bytes = b""
     num_drafts: bytes | None = None
     drafters: bytes | None = None
+    draft_ns: int = 0
 
 
 class Failed(Event):

@@ -123,6 +123,7 @@ class _Tape:
             logprobs,
             event.device_ns,
             *(_int32(column) for column in columns),
+            event.draft_ns,
         )
 
     def discard(self) -> None:

@@ -81,17 +81,25 @@ class Drafting:
         counts: np.ndarray,
         going: np.ndarray,
         seen: Seen | None = None,
+        room: np.ndarray | None = None,
     ) -> Drafts | None:
         """Rows [s] said `token_ids`, `counts` of them each, one row after the other, in the step `seen`.
-        Those `going` (intp, ascending, into them) go on, and may have drafts. None where nobody has."""
+        Those `going` (intp, ascending, into them) go on, and may have drafts: at most `room` (as in StepPlan)
+        of each drafter. None where nobody has."""
         if not self.num_followed:
             return None
         rows = rows.astype(np.intp)
         self._texts.say(rows, token_ids, counts)
         if self.head is not None and not self._catch_up(self.head, seen):
             return None
+        if room is not None and not len(room):
+            return None
         rows = rows[going]
         follows = self._follows[:, rows]
+        if room is not None:
+            numbers = np.minimum(np.arange(len(self._drafters)), len(room) - 1)
+            room = room[numbers[:, None], going]
+            follows = follows & (room > 0)
         if not follows.any():
             return None
         limits = np.minimum(self._rows.columns["max_total"][rows], self._max_model_len)
@@ -100,8 +108,10 @@ class Drafting:
         found, drafters = np.zeros(len(rows), np.int32), np.zeros(len(rows), np.int32)
         for number, picked in enumerate(follows):
             picked = np.flatnonzero(picked)
-            room = np.where(found[picked] > 0, 0, most[picked])
-            proposed = self._ask(number, rows[picked], room) if len(picked) else None
+            wanted = np.where(found[picked] > 0, 0, most[picked])
+            if room is not None:
+                wanted = np.minimum(wanted, room[number, picked])
+            proposed = self._ask(number, rows[picked], wanted) if len(picked) else None
             if proposed is not None:
                 self._take(number, proposed, picked, rows, (drafts, found, drafters))
         if not found.any():

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from time import perf_counter_ns
 
 import msgspec
 import numpy as np
@@ -26,13 +27,15 @@ Stops = tuple[tuple[int, str], ...]
 class Launched(msgspec.Struct, frozen=True, eq=False):
     """A step on the device. `sampled` has host tensors, to be read once the device is done with it. `batch`
     are the positions that sampled: with drafts those of `runs`, else one of each row. `followed`: rows that
-    went on in their grammars already, and why some have no token. `seen`: where a draft head reads it."""
+    went on in their grammars already, and why some have no token. `seen`: where a draft head reads it.
+    `draft_room`: that of the plan, of rows that sampled."""
 
     batch: SampleRows
     sampled: Sampled
     runs: Runs | None = None
     followed: Followed = Followed({}, {})
     seen: Seen | None = None
+    draft_room: np.ndarray | None = None
 
 
 @dataclass(slots=True)
@@ -198,14 +201,16 @@ class Reader:
     def _draft(
         self, result: StepResult, launched: Launched, rows: np.ndarray, counts: np.ndarray
     ) -> None:
-        """Put drafts for the rows that go on into `result`."""
+        """Put drafts for the rows that go on into `result`, and what they took."""
         if self.drafting is None or not self.drafting.num_followed:
             return
+        begin_ns = perf_counter_ns()
         going = (self.rows.columns["options"][rows] & CLOSES) == 0  # of the others each token may be another
         going[[index for index, _ in (*result.stops, *result.errors)]] = False
         drafts = self.drafting.drafts(
-            rows, result.token_ids, counts, going.nonzero()[0], launched.seen
+            rows, result.token_ids, counts, going.nonzero()[0], launched.seen, launched.draft_room
         )
+        result.draft_ns = perf_counter_ns() - begin_ns
         if drafts is None:
             return
         result.drafts = drafts.token_ids

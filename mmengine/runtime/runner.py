@@ -147,7 +147,7 @@ class ModelRunner:
         batch = self._sample_rows(plan, runs, inputs)
         if not len(plan.sample):
             nothing = Sampled(torch.empty(0, dtype=torch.int64), None)
-            return Launched(batch, nothing, seen=seen)
+            return Launched(batch, nothing, seen=seen, draft_room=plan.draft_room)
         if inputs.sample_tokens is not None:
             hidden = hidden.index_select(0, inputs.sample_tokens)
         logits = self._model.logits(hidden)
@@ -158,7 +158,10 @@ class ModelRunner:
         if self._config.max_in_flight > 1:
             rows = upload(batch.rows.astype(np.int64), self._device)
             self._last_tokens[rows] = sampled.token_ids.clamp(min=0)  # a row without a token is broken
-        return Launched(batch, _to_host(sampled), runs, followed, seen)
+        room = plan.draft_room
+        if room is not None and len(room):
+            room = room[:, plan.sample]
+        return Launched(batch, _to_host(sampled), runs, followed, seen, room)
 
     def _sample_forms(
         self, logits: torch.Tensor, batch: SampleRows, runs: Runs | None

@@ -18,7 +18,7 @@ from tests.core.workloads import small_config, small_request
 # What a state holds beside plain values, lists of names and columns.
 PARTS = {
     *("token_ids", "block_table", "requests_by_row", "free_rows", "running", "requests", "waiting"),
-    *("blocks", "encoder", "free_host_blocks", "flights", "leaving", "last_rows", "history"),
+    *("goodput", "blocks", "encoder", "free_host_blocks", "flights", "leaving", "last_rows", "history"),
     *("step_rows", "step_filled", "step_encoded", "step_evicted", "step_swapped", "step_copies"),
     *(
         "made_room_for",

@@ -38,6 +38,7 @@ def small_config(rng: random.Random) -> EngineConfig:
         preempt_mode=rng.choice(["auto", "swap"] if swap_blocks else ["auto", "recompute"]),
         admission_reserve=rng.choice(["none", "prompt"] if compat else ["none", "prompt", "output"]),
         num_draft_tokens=num_draft_tokens,
+        draft_policy="goodput" if num_draft_tokens and not compat and max_model_len % 2 else "auto",
         max_in_flight=1 if compat or num_draft_tokens else rng.choice([1, 2]),
         lookahead_tokens=num_draft_tokens * rng.randint(0, 1),
         compat=compat,

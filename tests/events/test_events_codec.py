@@ -118,6 +118,7 @@ FIELDS = {
         BYTES,
         st.none() | BYTES,
         st.none() | BYTES,
+        INTS,
     ),
     ev.Failed: (TEXT,),
     ev.Finished: (TEXT, TEXT, TEXT),

@@ -75,7 +75,8 @@ def test_drafts_over_the_end_of_the_reasoning_change_nothing(
     texts = {f"r{number}": answer.token_ids for number, answer in alone.items()}
     script = Script(texts, marker, [*marker, 1512, 7, 50, 1535])
     monkeypatch.setattr(mmengine.build, "make_drafters", lambda *given: [script])
-    config = EngineConfig(num_draft_tokens=8, num_blocks=30, max_model_len=256, **settings)
+    sizes = {"num_draft_tokens": 8, "num_blocks": 30, "max_model_len": 256}
+    config = EngineConfig(draft_policy="all", **sizes, **settings)
     with Engine(model, dtype="float32", config=config) as engine:
         drafted = answers(engine, asked)
         assert engine.stats().num_preemptions and engine.stats().steps < num_steps
@@ -102,7 +103,8 @@ def test_the_grammar_drafts_from_where_the_reasoning_ends(random_weights, monkey
         return made
 
     monkeypatch.setattr(mmengine.build, "make_drafters", spied)
-    with Engine(random_weights, dtype="float32", config=EngineConfig(spec="grammar")) as engine:
+    config = EngineConfig(spec="grammar", draft_policy="all")
+    with Engine(random_weights, dtype="float32", config=config) as engine:
         check(engine, asked := list(jobs(12, 1.5, [1535], 3.5)), answers(engine, asked), [1535])
     before, behind = ([count for has_begun, count in seen if has_begun is kind] for kind in (False, True))
     assert len(before) > 50 and not any(before) and sum(behind) > 20
@@ -112,7 +114,7 @@ def test_the_grammar_drafts_from_where_the_reasoning_ends(random_weights, monkey
 def test_every_grammar_engine_and_drafter_finds_the_end(others, random_weights):
     if "grammar_backend" in others:
         pytest.importorskip("xgrammar")
-    config = EngineConfig(**others)
+    config = EngineConfig(draft_policy="all", **others)
     with Engine(random_weights, dtype="float32", config=config) as engine:
         asked = list(jobs(20, 1.5, [1535], 3.5, FORMS))
         stopped, lengths = check(engine, asked, answers(engine, asked), [1535])

@@ -136,7 +136,7 @@ class Answers:
 def answers(asked, model=None, log=None, arrivals=None, **options):
     """`arrivals`: a random source, by which requests come between steps; None: all at once."""
     waiting, found, texts = list(asked.by_id.values())[::-1], {}, {}
-    config = EngineConfig(**{"max_model_len": 256, **options})
+    config = EngineConfig(**{"max_model_len": 256, "draft_policy": "all", **options})
     with Engine(model, dtype="float32", config=config, log=log) as engine:
         while waiting or not engine.is_idle:
             while waiting and (arrivals is None or arrivals.random() < 0.8):

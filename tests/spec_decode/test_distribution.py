@@ -18,7 +18,7 @@ HOW = {"temperature": 1.3, "max_tokens": NUM_TOKENS, "ignore_eos": True}
 
 def sampled(spec, first_seed):
     """Tokens of answers to one prompt, and how many drafts were kept."""
-    with Engine(config=EngineConfig(spec=spec)) as engine:
+    with Engine(config=EngineConfig(spec=spec, draft_policy="all")) as engine:
         prompt = [{"role": "user", "content": "Describe a red star and a blue circle."}]
         ids = [engine.submit(prompt, seed=first_seed + number, **HOW) for number in range(NUM_ANSWERS)]
         found = {}

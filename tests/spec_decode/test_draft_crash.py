@@ -14,7 +14,7 @@ from mmengine.replay.verify import verify
 from mmengine.serve.engine import Engine
 from tests.spec_decode.equality import Asked, Scripted, answers, assert_same, known_as, mixed
 
-POOL = {"num_blocks": 30, "max_num_seqs": 6, "token_budget": 60, "max_model_len": 256}
+POOL = {"draft_policy": "all", "num_blocks": 30, "max_num_seqs": 6, "token_budget": 60, "max_model_len": 256}
 
 
 def drafts_in_flight(folder):

@@ -69,7 +69,8 @@ def test_answers_metrics_and_log_agree(spec, tmp_path):
 def test_metrics_name_drafters_and_their_failures():
     asked = mixed(8, seed=5)
     want = answers(asked, spec="none")
-    with known_as("failing", Failing(want.truth)), Engine(config=EngineConfig(spec="failing")) as engine:
+    config = EngineConfig(spec="failing", draft_policy="all")
+    with known_as("failing", Failing(want.truth)), Engine(config=config) as engine:
         for prepared, options in asked.by_id.values():
             engine.submit_prepared(prepared, options)
         while not engine.is_idle:
@@ -89,7 +90,7 @@ def test_metrics_name_drafters_and_their_failures():
 def test_a_batch_says_at_its_end_what_drafts_gave(tmp_path):
     lines = [
         {"custom_id": f"{n}", "messages": [{"role": "user", "content": "Say"}], "grammar": {"choice": [a]}}
-        for n, a in enumerate(("a red circle and a blue square", "one green triangle above"))
+        for n, a in enumerate(("a red circle, " * 12, "one green triangle, " * 12))
     ]
     (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, lines)))
     done = run_cli("run", "--batch", str(tmp_path / "in.jsonl"), "--out", str(tmp_path / "out.jsonl"))

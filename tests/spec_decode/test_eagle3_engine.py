@@ -31,7 +31,7 @@ def prompts(count):
 
 
 def answers(count, sampling, **settings):
-    with Engine(config=EngineConfig(**settings)) as engine:
+    with Engine(config=EngineConfig(draft_policy="all", **settings)) as engine:
         found = engine.generate(list(prompts(count)), max_tokens=70, **sampling)
         stats = engine.stats()
     return [(each.token_ids, each.finish_reason) for each in found], stats
@@ -110,7 +110,8 @@ def dense(spec, size):
 )
 def test_what_is_kept_lies_where_one_pass_would_have_put_it(settings):
     """After every step, of every row: the head's KV of all states behind which a token is known."""
-    built = build(config=EngineConfig(spec="eagle3", max_num_seqs=3, token_budget=20, **settings))
+    sizes = {"max_num_seqs": 3, "token_budget": 20, **settings}
+    built = build(config=EngineConfig(spec="eagle3", draft_policy="all", **sizes))
     runner, compared = built.executor._runner, 0
     requests = {}
     engine = Engine(builder=lambda *_, **__: built)

@@ -114,7 +114,9 @@ def test_the_engine_reads_the_head_as_it_was_trained(trained, served):
 
 def engine_passes(task, number, seed):
     """The answers of an engine that drafts with the head, and how many passes each took after the first."""
-    config = EngineConfig(spec=f"eagle3={draft_head_path()}", num_draft_tokens=4, num_threads=1)
+    config = EngineConfig(
+        spec=f"eagle3={draft_head_path()}", num_draft_tokens=4, num_threads=1, draft_policy="all"
+    )
     answers, passes = [], []
     with Engine(checkpoint_path(), config=config) as engine:
         for item in held_out_items(task, number, None, seed):
