@@ -8,6 +8,9 @@ Each cell is a task, a number of requests at a time, and who drafts, beside an e
     short     a question about a drawn picture, answered in a sentence
     text      stories, facts to look up, counting: no picture
 
+All drafts of a drafter are verified, but "auto" and "eagle3 K chosen" have draft_policy goodput, which
+decides how many are worth it.
+
 Greedy, float32, one thread. Every round draws new pictures and texts, so that what drafts from past answers
 never saw the request. Clocked is CPU time of the process from the step that ends the prompts to the last
 token ("decoding"), and from submit ("whole"). A figure is the median of the rounds' ratios, with its 95 %
@@ -39,12 +42,12 @@ from repeat import interval  # noqa: E402
 from report import Table, Target, machine_lines, markdown, show, target_dicts, target_line, target_table  # noqa: E402
 from spec_runs import DESCRIBE, JSON, NONE, SCHEMA, TASKS, Pairs, Side, ask, paired  # noqa: E402
 
-AUTO, HEAD = "auto", "eagle3 K=4"
+AUTO, HEAD, CHOSEN = "auto", "eagle3 K=4", "eagle3 K chosen"
+FIXED = {"draft_policy": "all"}  # whatever is drafted is verified
 DRAFTERS = {
-    "grammar": {"spec": "grammar"},
-    "ngram": {"spec": "ngram"},
-    "suffix": {"spec": "suffix"},
-    **{f"eagle3 K={most}": {"spec": "eagle3", "num_draft_tokens": most} for most in (1, 2, 4, 7)},
+    **{name: {"spec": name, **FIXED} for name in ("grammar", "ngram", "suffix")},
+    **{f"eagle3 K={most}": {"spec": "eagle3", "num_draft_tokens": most, **FIXED} for most in (1, 2, 4, 7)},
+    CHOSEN: {"spec": "eagle3", "num_draft_tokens": 7},
     AUTO: {"spec": AUTO},
 }
 NEVER_BELOW = 0.98  # of the speed without drafts, where the engine chooses
@@ -133,7 +136,7 @@ def targets_of(cells: Cells) -> list[Target]:
         best = max(free, key=free.get)
         found.append(Target(f"upper end, the best drafter ({best.name})", free[best], 1.3))
     for cell, pairs in cells.items():
-        if cell.drafter == AUTO:
+        if cell.drafter in (AUTO, CHOSEN):
             found.append(Target(f"upper end, {cell.name}", _upper(pairs), NEVER_BELOW))
         elif cell.drafter == "grammar" and cell.task == DESCRIBE:
             name = f"upper end, who has nothing to draft ({cell.name})"
@@ -199,7 +202,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.quick:
         options.rounds, options.batch = 3, [1, 16]
-        options.drafters = ["ngram", "suffix", HEAD, AUTO]
+        options.drafters = ["ngram", "suffix", HEAD, CHOSEN, AUTO]
     tables, targets = run(options)
     facts = machine_lines(threads=1)
     show([*tables, target_table(targets)], facts)
