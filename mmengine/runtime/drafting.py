@@ -11,7 +11,8 @@ import numpy as np
 import structlog
 
 from mmengine.core.executor import Admission
-from mmengine.runtime.eagle3.drafter import Eagle3Drafter, Seen
+from mmengine.runtime.eagle3.drafter import Eagle3Drafter
+from mmengine.runtime.eagle3.seen import Seen
 from mmengine.runtime.rows import GRAMMAR, RowColumns
 from mmengine.spec_decode.base import Drafter, Proposed
 from mmengine.spec_decode.texts import Texts
@@ -90,9 +91,10 @@ class Drafting:
             return None
         rows = rows.astype(np.intp)
         self._texts.say(rows, token_ids, counts)
-        if self.head is not None and not self._catch_up(self.head, seen):
+        idle = room is not None and not len(room)
+        if self.head is not None and not self._catch_up(self.head, seen, idle):
             return None
-        if room is not None and not len(room):
+        if idle:
             return None
         rows = rows[going]
         follows = self._follows[:, rows]
@@ -118,10 +120,10 @@ class Drafting:
             return None
         return Drafts(drafts[np.arange(self._most) < found[:, None]], found, drafters)
 
-    def _catch_up(self, head: Eagle3Drafter, seen: Seen | None) -> bool:
+    def _catch_up(self, head: Eagle3Drafter, seen: Seen | None, idle: bool) -> bool:
         """False where it failed: what it knows of this step is then not to be relied on."""
         try:
-            head.catch_up(seen, self._texts)
+            head.catch_up(seen, self._texts, idle)
         except Exception as error:
             self._failed(self._drafters.index(head), error)
             return False

@@ -11,7 +11,7 @@ import torch
 from mmengine.core.executor import StepResult
 from mmengine.core.runs import Runs
 from mmengine.runtime.drafting import Drafting
-from mmengine.runtime.eagle3.drafter import Seen
+from mmengine.runtime.eagle3.seen import Seen
 from mmengine.runtime.following import Followed, followers
 from mmengine.runtime.rows import CLOSES, GRAMMAR, PENALTIES, RowColumns
 from mmengine.runtime.sample_rows import SampleRows

@@ -15,8 +15,9 @@ from mmengine.core.runs import Runs, runs_of
 from mmengine.models.plugin import MediaInput, Taps, VisionLanguageModel
 from mmengine.runtime.attention.registry import make_backend
 from mmengine.runtime.drafting import Drafting
-from mmengine.runtime.eagle3.drafter import Eagle3Drafter, Seen
+from mmengine.runtime.eagle3.drafter import Eagle3Drafter
 from mmengine.runtime.eagle3.head import DraftHead
+from mmengine.runtime.eagle3.seen import Seen
 from mmengine.runtime.features import FeatureStore, encode
 from mmengine.runtime.following import Followed, follow, followers
 from mmengine.runtime.inputs import StepInputs, fresh_blocks, prepare

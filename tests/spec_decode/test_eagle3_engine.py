@@ -1,5 +1,6 @@
 """An EAGLE-3 head in the engine: the same tokens, and its KV is that of one pass over the whole text."""
 
+import itertools
 import random
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 from mmengine.build import build
 from mmengine.config import EngineConfig
 from mmengine.core.executor import PENDING
+from mmengine.core.goodput import NOBODY, Goodput
 from mmengine.errors import ConfigError, ModelError
 from mmengine.models.plugin import Taps
 from mmengine.runtime.attention.base import AttentionMeta
@@ -91,6 +93,19 @@ def head_kv_of_one_pass(built, request, token_ids, media):
     return pool.blocks[0, 1:].transpose(1, 2).flatten(0, 1)[: size - 1]
 
 
+def drafts_now_and_then(monkeypatch):
+    """Whatever it costs, every row may draft in two steps of nine."""
+    calls = itertools.count()
+
+    def granted(self, *_):
+        self.room[:], self.has_room = 7, True
+
+    monkeypatch.setattr(Goodput, "ran", granted)
+    monkeypatch.setattr(
+        Goodput, "room_of", lambda self, rows: self.room[:, rows] if next(calls) % 9 < 2 else NOBODY
+    )
+
+
 def dense(spec, size):
     """A pool with one row of `size` tokens in a step, one block behind the other."""
     pool = KVPool(spec, -(-size // 16) + 1, 16, torch.float32, torch.device("cpu"))
@@ -108,23 +123,31 @@ def dense(spec, size):
         {"num_blocks": 6, "max_model_len": 60, "swap_blocks": 12, "preempt_mode": "swap"},
     ],
 )
-def test_what_is_kept_lies_where_one_pass_would_have_put_it(settings):
-    """After every step, of every row: the head's KV of all states behind which a token is known."""
-    sizes = {"max_num_seqs": 3, "token_budget": 20, **settings}
-    built = build(config=EngineConfig(spec="eagle3", draft_policy="all", **sizes))
-    runner, compared = built.executor._runner, 0
+@pytest.mark.parametrize("pauses", [False, True])
+def test_what_is_kept_lies_where_one_pass_would_have_put_it(settings, pauses, monkeypatch):
+    """After every step, of every row: the head's KV of all states behind which a token is known; where
+    drafting `pauses`, after those behind which the head has read all."""
+    if pauses:
+        drafts_now_and_then(monkeypatch)
+        settings = {**settings, "draft_policy": "goodput"}
+    sizes = {"max_num_seqs": 3, "token_budget": 20, "draft_policy": "all", **settings}
+    built = build(config=EngineConfig(spec="eagle3", **sizes))
+    runner, compared, deferred = built.executor._runner, 0, 0
     requests = {}
     engine = Engine(builder=lambda *_, **__: built)
     with engine:
         drafting = runner._drafting
         caught_up = drafting.head.catch_up
 
-        def watched(seen, texts):
-            nonlocal compared
-            caught_up(seen, texts)
+        def watched(seen, texts, idle):
+            nonlocal compared, deferred
+            caught_up(seen, texts, idle)
             plan = seen.plan
             for admission in plan.admitted:
                 requests[admission.row] = admission.request
+            if drafting.head.deferred:
+                deferred += 1
+                return
             assert PENDING not in plan.input_ids
             for place, row in enumerate(plan.rows.tolist()):
                 token_ids = texts.tokens[row, : texts.lengths[row]]
@@ -142,7 +165,7 @@ def test_what_is_kept_lies_where_one_pass_would_have_put_it(settings):
         drafting.head.catch_up = watched
         engine.generate(list(prompts(4)), max_tokens=40, ignore_eos=True)
         assert bool(engine.stats().num_preemptions) == (settings["num_blocks"] < 40)
-    assert compared > 300
+    assert compared > 300 and (deferred > 20) == pauses
 
 
 def test_settings_that_do_not_fit_are_refused(tmp_path):

@@ -6,7 +6,6 @@ computed in it, as far as it stands, takes the place of what the head had guesse
 go on from there by the head's own output, into slots that the next step takes back or catches up.
 """
 
-import msgspec
 import numpy as np
 import torch
 
@@ -18,7 +17,9 @@ from mmengine.runtime.attention.base import AttentionMeta
 from mmengine.runtime.attention.registry import make_backend
 from mmengine.runtime.eagle3.chain import NO_DRAFT, draft
 from mmengine.runtime.eagle3.chain_rows import ChainRows
+from mmengine.runtime.eagle3.deferred import Deferred
 from mmengine.runtime.eagle3.head import DraftHead
+from mmengine.runtime.eagle3.seen import Seen
 from mmengine.runtime.inputs import fresh_blocks
 from mmengine.runtime.kv import KVPool
 from mmengine.runtime.rows import RowColumns
@@ -26,14 +27,6 @@ from mmengine.runtime.upload import upload
 from mmengine.spec_decode.base import Proposed
 from mmengine.spec_decode.eagle3.config import HeadConfig
 from mmengine.spec_decode.texts import Texts
-
-
-class Seen(msgspec.Struct, frozen=True, eq=False):
-    """A step of the target, as the head reads it: t tokens of n rows."""
-
-    plan: StepPlan
-    positions: torch.Tensor  # int64 [3, t]
-    taps: torch.Tensor  # [t, taps * target_hidden_size]
 
 
 class Eagle3Drafter:
@@ -50,6 +43,7 @@ class Eagle3Drafter:
         self._attention = make_backend(attention, spec, self._kv)
         self._block_size = config.block_size
         self._seen: Seen | None = None
+        self.deferred = Deferred()
         self._z = self._carry = torch.empty(0)  # of each row of the step, at its last state
         self._place = np.zeros(config.max_num_seqs, np.intp)  # of a row in that step
 
@@ -62,6 +56,8 @@ class Eagle3Drafter:
 
     def prepare(self, plan: StepPlan) -> None:
         """Before the forward of `plan`: its copies of blocks are this pool's too."""
+        if self.deferred and not self.deferred.goes_on(plan):
+            self._read(self.deferred.take(), None)
         self._kv.copy(plan)
         if self._attention.reads_unwritten:
             fresh = fresh_blocks(plan.slot_mapping, self._block_size)
@@ -74,22 +70,41 @@ class Eagle3Drafter:
     def leave(self, row: int, texts: Texts) -> None:
         """What it holds of a row lies in blocks, and goes with them."""
 
-    def catch_up(self, seen: Seen, texts: Texts) -> None:
-        """Write the KV of all states of a step behind which the next token is known."""
+    def catch_up(self, seen: Seen, texts: Texts, idle: bool = False) -> None:
+        """Write the KV of all states of a step behind which the next token is known. `idle`: nobody drafts
+        behind it, so it may be done later."""
+        waits = (idle or len(self.deferred) > 0) and self.deferred.takes(seen)
+        if waits:
+            self.deferred.add(seen, texts)
+            if idle:
+                return
+        if self.deferred:
+            self._read(self.deferred.take(), texts)
+        if not waits:
+            self._read(seen, texts)
+
+    def _read(self, seen: Seen, texts: Texts | None) -> None:
+        """`texts`: not asked where the step says what follows."""
         plan, self._seen = seen.plan, seen
-        rows = plan.rows.astype(np.intp)
-        counts = np.minimum(plan.num_scheduled, texts.lengths[rows] - 1 - plan.num_computed)
+        rows, counts = plan.rows.astype(np.intp), plan.num_scheduled
+        if seen.following is None:
+            counts = np.minimum(counts, texts.lengths[rows] - 1 - plan.num_computed)
         self._place[rows] = np.arange(len(rows))
         taps, positions, slots = seen.taps, seen.positions, plan.slot_mapping
         if len(rows) == 1:  # what stands of a row alone is the step's beginning: nothing is picked
             count = int(counts[0])
             at = int(plan.num_computed[0]) + 1
-            next_ids = upload(texts.tokens[rows[0], at : at + count].astype(np.int64), self._head.device)
+            following = seen.following
+            if following is None:
+                following = texts.tokens[rows[0], at : at + count].astype(np.int64)
+            next_ids = upload(following, self._head.device)
             taps, positions, slots = taps[:count], positions[:, :count], slots[:count]
             last = slice(count - 1, count)
         else:
             places, last = _standing(counts, plan.num_scheduled)
-            following = texts.tokens[np.repeat(rows, counts), plan.token_index[places] + 1]
+            following = seen.following
+            if following is None:
+                following = texts.tokens[np.repeat(rows, counts), plan.token_index[places] + 1]
             packed = upload(np.concatenate((places, following, last)), self._head.device)
             index, next_ids, last = packed.split((len(places), len(places), len(rows)))
             taps, positions = taps.index_select(0, index), positions.index_select(1, index)
