@@ -73,7 +73,7 @@ def test_a_log_without_its_beginning(tmp_path, in_flight):
     assert {name: int(n) for name, n in zip(data["ids"], data["lane_answer"], strict=True)} == {
         name: whole[name] for name in data["ids"]
     }
-    shown = [line for line in steps if line.step >= data["first_step"]]  # one may be in flight at first
-    assert len(shown) > len(steps) - in_flight
+    shown = [line for line in steps if line.step >= data["first_step"]]  # some may be in flight at first
+    assert len(shown) >= len(steps) - (in_flight if in_flight > 1 else 0)
     assert data["step_tokens"].tolist() == [line.num_tokens for line in shown]
     assert data["step_device_ms"].tolist() == pytest.approx([line.device_ms for line in shown])

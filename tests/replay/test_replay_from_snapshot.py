@@ -118,19 +118,27 @@ def damage(folder, number):
 
 
 def test_what_stands_behind_damage_and_a_snapshot_can_be_used(run, tmp_path):
-    """With `salvage`, when nobody needs an answer from before it."""
-    folder = shutil.copytree(run[0], tmp_path / "log")
-    whole = read_past(folder, Resume())
-    damage(folder, 1)
-    last = snapshot_sequences(folder)[-1]
-    assert verify(folder, after=last + 1).ok
-    for mode in ("strict", "tail"):
-        with pytest.raises(CorruptLog):
-            read_past(folder, Resume(mode=mode))
-    salvaged = read_past(folder, Resume(mode="salvage"))
-    ((name, _, num_bytes),) = salvaged.cuts
-    assert name == segment_paths(folder)[1].name and num_bytes > 0, "what does not count is told"
-    assert not salvaged.answers and salvaged.state.digest() == whole.state.digest()
+    """With `salvage`, when nobody needs an answer from before it. Which damage hides that an answer was
+    received depends on how long records are; some of them do not."""
+    whole = read_past(run[0], Resume())
+    for number in range(1, 8):
+        folder = shutil.copytree(run[0], tmp_path / f"log-{number}")
+        damage(folder, number)
+        last = snapshot_sequences(folder)[-1]
+        assert verify(folder, after=last + 1).ok
+        for mode in ("strict", "tail"):
+            with pytest.raises(CorruptLog):
+                read_past(folder, Resume(mode=mode))
+        try:
+            salvaged = read_past(folder, Resume(mode="salvage"))
+        except CorruptLog as error:
+            assert "a request that still needs its answer" in str(error)
+            continue
+        ((name, _, num_bytes),) = salvaged.cuts
+        assert name == segment_paths(folder)[number].name and num_bytes > 0, "what does not count is told"
+        assert not salvaged.answers and salvaged.state.digest() == whole.state.digest()
+        return
+    pytest.fail("no damage could be salvaged")
 
 
 def test_a_gap_in_what_must_be_known_is_refused(run, tmp_path):
