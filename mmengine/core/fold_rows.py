@@ -151,15 +151,15 @@ def take_drafts(state: State, rows: np.ndarray, sampled: np.ndarray, event: ev.E
 
 def weigh_drafts(state: State, flight: Flight, event: ev.Executed) -> None:
     """See what a step cost, and how many of its drafts were kept; before they are taken."""
+    if event.counts is None and not event.drafts and state.goodput.idles():
+        return
     rows, sampled, drafts, tokens = flight.rows, flight.sampled, 0, len(event.token_ids) // 4
     if event.counts is not None:
         scheduled = state.scheduled_drafts[sampled]
         drafts = int(scheduled.sum())
     if drafts:
-        drafted = scheduled.nonzero()[0]
-        accepted = np.frombuffer(event.counts, np.int32)[drafted] - 1
-        those = sampled[drafted]
-        state.goodput.judge(those, state.drafter[those], scheduled[drafted], accepted)
+        accepted = np.frombuffer(event.counts, np.int32) - 1
+        state.goodput.judge(sampled, state.drafter[sampled], scheduled, accepted)
     only_decodes = len(sampled) == len(rows) == flight.num_tokens - drafts and not flight.encoded
     times = (event.device_ns, event.draft_ns)
     state.goodput.ran(rows, drafts, tokens, times, len(event.drafts) // 4, only_decodes)

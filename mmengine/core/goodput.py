@@ -11,16 +11,14 @@ Where nothing is drafted, a few rows draft a little now and then, the more rarel
 always something is, a step without now and then says what that takes.
 """
 
+from collections.abc import Iterator
+
 import msgspec
 import numpy as np
 
+from mmengine.core.acceptance import ARRAYS, DRAFTERS, Acceptance, powers
 from mmengine.core.step_cost import ONE, StepCosts
 
-DRAFTERS = 8  # numbers that are told apart; those beyond count as the last one
-TRIAL = 256  # what one draft that was judged adds
-MEMORY = 24 * TRIAL  # trials of a row, and of a drafter 16 times as many, at which older ones fade
-PRIOR = 4 * TRIAL  # trials that the drafter's own share of hits counts for in a row's
-FIRST_HITS, FIRST_TRIALS = 3 * TRIAL, 4 * TRIAL  # of a drafter that was never judged
 PROBE_DRAFTS, PROBE_SHARE = 2, 8  # drafts of one row in so many
 PROBE_STEPS = 16  # for which a probe waits for drafts
 AT_FIRST, SOONEST, LATEST = 4, 32, 1024  # steps between probes: while costs are not known, and later
@@ -32,7 +30,7 @@ _COUNTERS = (
     *("is_on", "offered", "probing", "resting", "bucket", "countdown", "patience", "since_decided"),
     *("window", "since_plain", "tokens_on", "plain_on", "time_on", "steps_on", "num_probes"),
 )
-_ARRAYS = ("hits", "trials", "last", "limits", "room", "drafter_hits", "drafter_trials", "starting")
+_ARRAYS = ("limits", "room", "starting")
 
 
 class Saved(msgspec.Struct, array_like=True):
@@ -49,13 +47,9 @@ class Goodput:
 
     def __init__(self, num_rows: int, most: int):
         self._most = most
-        self.hits = np.zeros((DRAFTERS, num_rows), np.int32)
-        self.trials = np.zeros((DRAFTERS, num_rows), np.int32)
+        self.acceptance = Acceptance(num_rows)
         self.limits = np.zeros((DRAFTERS, num_rows), np.int32)
         self.room = np.zeros((DRAFTERS, num_rows), np.int32)
-        self.last = np.full(num_rows, -1, np.int32)  # whose drafts of the row were judged last
-        self.drafter_hits = np.zeros(DRAFTERS, np.int64)
-        self.drafter_trials = np.zeros(DRAFTERS, np.int64)
         self.starting = np.zeros(DRAFTERS, np.int32)  # limits of a row of which nothing is known
         self.costs = StepCosts()
         self.is_on = False  # drafts pay with as many rows as ran last
@@ -71,8 +65,7 @@ class Goodput:
 
     def admit(self, row: int) -> None:
         """The row is another request's."""
-        self.hits[:, row] = self.trials[:, row] = 0
-        self.last[row] = -1
+        self.acceptance.admit(row)
         self._try_soon()  # what is said now may be easier to guess
         self.limits[:, row] = self.starting
         if not self.probing and not self.resting:
@@ -88,17 +81,10 @@ class Goodput:
     def judge(
         self, rows: np.ndarray, drafters: np.ndarray, drafted: np.ndarray, accepted: np.ndarray
     ) -> None:
-        """Of rows (intp [m]) `drafted` drafts, one or more each, were verified, and `accepted` kept."""
-        drafters = np.clip(drafters, 0, DRAFTERS - 1)
-        hits = accepted * TRIAL
-        trials = hits + (accepted < drafted) * TRIAL
-        if not self.is_on and (accepted == drafted).all() and self._doubts(int(drafters[0])):
-            self._try_soon()  # better than thought
-        self.hits[drafters, rows] += hits
-        self.trials[drafters, rows] += trials
-        np.add.at(self.drafter_hits, drafters, hits)
-        np.add.at(self.drafter_trials, drafters, trials)
-        self.last[rows] = drafters
+        """See Acceptance."""
+        self.acceptance.judge(rows, drafters, drafted, accepted)
+        if not self.is_on and self.acceptance.count():
+            self._try_soon()
 
     def ran(
         self, rows: np.ndarray, drafts: int, tokens: int, ns: tuple[int, int], made: int, pure: bool
@@ -106,28 +92,34 @@ class Goodput:
         """A step of `rows` verified `drafts`, gave `tokens` and `made` drafts for the next. `ns`: what all of
         it took, and what of that making drafts did. `pure`: it computed nothing else."""
         self.offered = made > 0
-        if drafts:
-            self.since_decided += 1
         if pure and len(rows):
-            self._measure(len(rows), drafts, tokens, ns, made)
             bucket = self.costs.bucket(len(rows))
+            self._measure(bucket, len(rows), drafts, tokens, ns, made)
             if bucket != self.bucket:
                 self._enter(bucket, rows)
-        is_known = self.costs.relative(self.bucket) is not None
-        if self.since_decided >= self.window and (is_known or not self.is_on):
-            self._decide(rows)
-        if drafts and not (is_known or self.is_on):
-            self.patience, self.countdown = SOONEST, AT_FIRST
+        if drafts:
+            self.since_decided += 1
+            if self.since_decided >= self.window:
+                self._reconsider(rows)
         self._probe(rows)
+
+    def idles(self) -> bool:
+        """Whether a step without drafts, when drafts do not pay, needs no look."""
+        if self.is_on or self.probing or self.resting or self.countdown <= AT_FIRST:
+            return False
+        self.offered = False
+        self.countdown -= 1
+        return self.countdown & 3 != 0
 
     def room_of(self, rows: np.ndarray) -> np.ndarray:
         """int32 [drafters, n]: the most drafts that `rows` may have; [0, 0] where nobody may have any."""
         return self.room[:, rows] if self.has_room else NOBODY
 
     def saved(self) -> Saved:
+        self.acceptance.count()
         return Saved(
             {name: int(getattr(self, name)) for name in _COUNTERS},
-            {name: getattr(self, name).tobytes() for name in _ARRAYS},
+            {name: array.tobytes() for name, array in self._arrays()},
             self.costs.saved(),
         )
 
@@ -135,23 +127,36 @@ class Goodput:
         """Raises ValueError, KeyError for what `saved` did not give."""
         for name in _COUNTERS:
             setattr(self, name, type(getattr(self, name))(saved.counters[name]))
-        for name in _ARRAYS:
-            array = getattr(self, name)
+        for name, array in self._arrays():
             array[:] = np.frombuffer(saved.arrays[name], array.dtype).reshape(array.shape)
         self.costs.restore(saved.costs)
         self.has_room = bool(self.room.any())
 
+    def _arrays(self) -> Iterator[tuple[str, np.ndarray]]:
+        yield from ((name, getattr(self, name)) for name in _ARRAYS)
+        yield from ((name, getattr(self.acceptance, name)) for name in ARRAYS)
+
     def digest(self) -> bytes:
         return msgspec.msgpack.encode(self.saved())
 
-    def _measure(self, num_rows: int, drafts: int, tokens: int, ns: tuple[int, int], made: int) -> None:
+    def _reconsider(self, rows: np.ndarray) -> None:
+        is_known = self.costs.relative(self.bucket) is not None
+        if is_known or not self.is_on:
+            self._decide(rows)
+        if not (is_known or self.is_on):
+            self.patience, self.countdown = SOONEST, AT_FIRST
+
+    def _measure(
+        self, bucket: int, num_rows: int, drafts: int, tokens: int, ns: tuple[int, int], made: int
+    ) -> None:
         whole, making = ns
         making = min(making, whole)
-        if made:
-            self.costs.made(num_rows, made, making)
+        # Who drafts again has more to do than who drafts on.
+        if made and self.is_on and drafts:
+            self.costs.made(bucket, made, making)
         if drafts and not self.is_on:
-            self.costs.doubt(num_rows)
-        self.costs.ran(num_rows, drafts, whole - making)
+            self.costs.doubt(bucket)
+        self.costs.ran(bucket, drafts, whole - making)
         if not drafts:
             self.since_plain = 0
             if self.resting:
@@ -163,7 +168,7 @@ class Goodput:
             self.steps_on += 1
             self.tokens_on += tokens
             self.plain_on += num_rows
-            self.time_on += whole
+            self.time_on += self.costs.likely(bucket, drafts, whole)
 
     def _enter(self, bucket: int, rows: np.ndarray) -> None:
         """As many rows as now are another matter."""
@@ -178,7 +183,8 @@ class Goodput:
 
     def _decide(self, rows: np.ndarray) -> None:
         self.since_decided = 0
-        self._fade()
+        self.acceptance.count()
+        self.acceptance.fade()
         least = self._least_chance(rows)
         was_on, self.is_on = self.is_on, least > 0
         if was_on != self.is_on:
@@ -190,8 +196,7 @@ class Goodput:
         if not least:
             self.limits[:] = self.starting[:] = 0
         else:
-            own = self._drafter_chances()
-            chances = self._chances(rows, own)
+            chances, own = self.acceptance.of_rows(rows), self.acceptance.of_drafters()
             self.limits[:, rows] = (powers(chances, self._most) >= least).sum(axis=0)
             self.starting[:] = (powers(own, self._most) >= least).sum(axis=0)
         if not self.probing and not self.resting:
@@ -203,9 +208,7 @@ class Goodput:
         if shape is None or not len(rows) or self._did_not_pay():
             return 0
         base, each = shape
-        own = self._drafter_chances()
-        drafters = np.where(self.last[rows] < 0, int(np.argmax(self.drafter_trials)), self.last[rows])
-        chances = self._chances(rows, own)[drafters, np.arange(len(rows))]
+        chances = self.acceptance.of_rows(rows)[self.acceptance.drafters_of(rows), np.arange(len(rows))]
         falling = np.sort(powers(chances, self._most).ravel())[::-1]
         tokens = len(rows) * ONE + np.cumsum(falling)
         rates = tokens * ONE // (base + each * np.arange(1, len(falling) + 1))
@@ -223,25 +226,6 @@ class Goodput:
             self.patience = SOONEST
         self._forget_pay()
         return failed
-
-    def _drafter_chances(self) -> np.ndarray:
-        return (self.drafter_hits + FIRST_HITS) * ONE // (self.drafter_trials + FIRST_TRIALS)
-
-    def _chances(self, rows: np.ndarray, own: np.ndarray) -> np.ndarray:
-        """Of each drafter and row, how likely its next draft is kept, in 1/65536: int64 [drafters, n]."""
-        hits = self.hits[:, rows].astype(np.int64) * ONE + own[:, None] * PRIOR
-        return hits // (self.trials[:, rows] + PRIOR)
-
-    def _fade(self) -> None:
-        """What was long ago counts less."""
-        for hits, trials, memory in (
-            (self.hits, self.trials, MEMORY),
-            (self.drafter_hits, self.drafter_trials, 16 * MEMORY),
-        ):
-            old = trials > memory
-            if old.any():
-                hits[old] >>= 1
-                trials[old] >>= 1
 
     def _probe(self, rows: np.ndarray) -> None:
         """Grant a few rows without room a little of it, now and then, or take it back."""
@@ -273,27 +257,15 @@ class Goodput:
             granted[:, picked] = np.where(closed, drafts, granted[:, picked])
             self._grant(granted)
 
-    def _doubts(self, drafter: int) -> bool:
-        return bool(2 * self.drafter_hits[drafter] < self.drafter_trials[drafter])
-
     def _try_soon(self) -> None:
         self.patience = SOONEST
         self.countdown = min(self.countdown, max(SOONEST, self._probe_steps()))
 
     def _probe_steps(self) -> int:
         """The fewest steps between two probes that do not take too much of the time."""
-        num_rows = max(1, len(self.last) // PROBE_SHARE)
+        num_rows = max(1, self.limits.shape[1] // PROBE_SHARE)
         return self.costs.probe_steps(self.bucket, (PROBE_DRAFTS + self._most) // 2 * num_rows)
 
     def _grant(self, room: np.ndarray) -> None:
         self.room[:] = room
         self.has_room = bool(self.room.any())
-
-
-def powers(chances: np.ndarray, most: int) -> np.ndarray:
-    """chance, chance^2, …, in 1/65536: int64 [most, ...]."""
-    table = np.empty((most, *chances.shape), np.int64)
-    table[0] = chances
-    for depth in range(1, most):
-        table[depth] = table[depth - 1] * chances >> 16
-    return table

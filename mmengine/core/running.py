@@ -4,9 +4,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mmengine.core.acceptance import DRAFTERS
 from mmengine.core.blocks import further_blocks, threshold_of
 from mmengine.core.encoder_draft import EncoderDraft
-from mmengine.core.goodput import DRAFTERS
 from mmengine.core.state import View
 from mmengine.events import vocabulary as ev
 

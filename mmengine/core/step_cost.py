@@ -4,7 +4,7 @@
     with d drafts t0 + c + b d    c: what drafting takes however few they are; b includes making one
 
 Sums over the last few steps of each kind, in integers. A time that is far beyond the mean so far counts as
-four times that: one hiccup of the machine must not decide anything.
+twice that: one hiccup of the machine must not decide anything.
 """
 
 ONE = 1 << 16
@@ -29,13 +29,13 @@ class StepCosts:
         shift = max(0, num_rows.bit_length() - 3)
         return num_rows if num_rows <= 8 else 4 * shift + (num_rows >> shift)
 
-    def ran(self, num_rows: int, drafts: int, ns: int) -> None:
+    def ran(self, bucket: int, drafts: int, ns: int) -> None:
         """A step took `ns`, without what making drafts took."""
-        sums = self._of(num_rows)
+        sums = self._of(bucket)
         ns = max(1, min(ns, MOST_NS))
         if not drafts:
             if sums[_N0] >= ENOUGH_PLAIN:
-                ns = min(ns, 4 * sums[_T0] // sums[_N0])
+                ns = min(ns, 2 * sums[_T0] // sums[_N0])
             elif 4 * ns * sums[_N0] < sums[_T0]:
                 sums[_N0] = sums[_T0] = 0  # the first ones were cold
             sums[_N0] += 1
@@ -44,9 +44,9 @@ class StepCosts:
                 _halve(sums, _N0, _T0)
             return
         if sums[_N1] >= ENOUGH_DRAFTED:
-            self._weigh_surprise(sums, num_rows, drafts, ns)
+            self._weigh_surprise(sums, bucket, drafts, ns)
         if sums[_N1] >= ENOUGH_DRAFTED:
-            ns = min(ns, 4 * sums[_T1] * max(1, drafts * sums[_N1] // max(1, sums[_D])) // sums[_N1])
+            ns = min(ns, 2 * sums[_T1] * max(1, drafts * sums[_N1] // max(1, sums[_D])) // sums[_N1])
         for place, value in ((_N1, 1), (_D, drafts), (_DD, drafts * drafts), (_T1, ns), (_DT, drafts * ns)):
             sums[place] += value * STEP
         if _spread(sums) * 16 >= sums[_D] ** 2 and sums[_N0] and sums[_N1] >= ENOUGH_DRAFTED:
@@ -55,13 +55,19 @@ class StepCosts:
         if sums[_N1] >= DRAFTED_MEMORY:
             _halve(sums, _N1, _D, _DD, _T1, _DT)
 
-    def made(self, num_rows: int, drafts: int, ns: int) -> None:
+    def made(self, bucket: int, drafts: int, ns: int) -> None:
         """`drafts` were made in `ns`."""
-        sums = self._of(num_rows)
+        sums = self._of(bucket)
         sums[_M] += drafts
-        sums[_MT] += min(ns, MOST_NS)
+        known = sums[_MT] * drafts // (sums[_M] - drafts) if sums[_M] > drafts else self.plain_ns(bucket)
+        sums[_MT] += min(ns, 2 * known, MOST_NS)
         if sums[_M] >= MADE_MEMORY:
             _halve(sums, _M, _MT)
+
+    def likely(self, bucket: int, drafts: int, ns: int) -> int:
+        """`ns` of a step with drafts, of which twice what was expected is not exceeded by chance alone."""
+        shape = self.relative(bucket)
+        return min(ns, 2 * self.plain_ns(bucket) * (shape[0] + shape[1] * drafts) // ONE) if shape else ns
 
     def plain_ns(self, bucket: int) -> int:
         """Of a step without drafts; 0: not known."""
@@ -82,9 +88,9 @@ class StepCosts:
         making = sums[_MT] * ONE // (plain * sums[_M]) if sums[_M] else 0
         return min(base, _LARGEST), min(max(slope + making, 1), _LARGEST)
 
-    def doubt(self, num_rows: int) -> None:
+    def doubt(self, bucket: int) -> None:
         """What steps with drafts took was long ago, or is so no more."""
-        sums = self._of(num_rows)
+        sums = self._of(bucket)
         for place in (_N1, _D, _DD, _T1, _DT):
             sums[place] -= sums[place] >> 2
 
@@ -102,20 +108,20 @@ class StepCosts:
         if any(len(sums) != _SIZE for sums in self._sums.values()):
             raise ValueError("sums of step costs are missing")
 
-    def _weigh_surprise(self, sums: list[int], num_rows: int, drafts: int, ns: int) -> None:
+    def _weigh_surprise(self, sums: list[int], bucket: int, drafts: int, ns: int) -> None:
         """Half as much again may be chance, and makes what was seen so far count less; a step that is so much
         faster cannot be."""
-        bucket = self.bucket(num_rows)
         shape = self.relative(bucket)
         expected = self.plain_ns(bucket) * (shape[0] + shape[1] * drafts) // ONE if shape else ns
         if 3 * ns < 2 * expected:
             for place in (_N1, _D, _DD, _T1, _DT):
                 sums[place] = 0
         elif 2 * ns > 3 * expected:
-            self.doubt(num_rows)
+            self.doubt(bucket)
 
-    def _of(self, num_rows: int) -> list[int]:
-        return self._sums.setdefault(self.bucket(num_rows), [0] * _SIZE)
+    def _of(self, bucket: int) -> list[int]:
+        sums = self._sums.get(bucket)
+        return self._sums.setdefault(bucket, [0] * _SIZE) if sums is None else sums
 
 
 def _spread(sums: list[int]) -> int:

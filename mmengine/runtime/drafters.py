@@ -55,8 +55,6 @@ def with_drafts(config: EngineConfig, head: HeadFolder | None) -> EngineConfig:
         if config.spec != "auto":
             raise ConfigError(f"spec {config.spec} cannot go with max_in_flight 2 or compat; set spec none")
         return config
-    if config.draft_policy == "auto":
-        config = msgspec.structs.replace(config, draft_policy="goodput")
     if head is None:
         most = config.num_draft_tokens or min(DRAFT_TOKENS, config.token_budget - 1)
         return msgspec.structs.replace(config, num_draft_tokens=most)

@@ -8,8 +8,9 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from mmengine.config import EngineConfig
+from mmengine.core.acceptance import DRAFTERS, powers
 from mmengine.core.engine import EngineCore
-from mmengine.core.goodput import DRAFTERS, Goodput, powers
+from mmengine.core.goodput import Goodput
 from mmengine.core.simulate import CostModel, SimulatedExecutor, next_tokens, token_values
 from mmengine.core.step_cost import ONE, StepCosts
 from mmengine.errors import ConfigError
@@ -189,10 +190,10 @@ def test_costs_are_those_of_the_steps_that_ran():
     costs = StepCosts()
     assert costs.relative(costs.bucket(4)) is None
     for drafts in (0, 0, 0, 0, 4, 8, 2, 12, 4, 8, 2, 12):
-        costs.ran(4, drafts, 100_000 + (20_000 + 5_000 * drafts if drafts else 0))
+        costs.ran(costs.bucket(4), drafts, 100_000 + (20_000 + 5_000 * drafts if drafts else 0))
     base, each = costs.relative(costs.bucket(4))
     assert abs(base - 1.2 * ONE) < 0.01 * ONE and abs(each - 0.05 * ONE) < 0.001 * ONE
-    costs.made(4, 10, 10_000)
+    costs.made(costs.bucket(4), 10, 10_000)
     assert abs(costs.relative(costs.bucket(4))[1] - 0.06 * ONE) < 0.001 * ONE
     assert costs.plain_ns(costs.bucket(4)) == 100_000
 
@@ -200,8 +201,8 @@ def test_costs_are_those_of_the_steps_that_ran():
 def test_one_hiccup_decides_nothing():
     costs = StepCosts()
     for _ in range(8):
-        costs.ran(4, 0, 100_000)
-    costs.ran(4, 0, 10**12)
+        costs.ran(costs.bucket(4), 0, 100_000)
+    costs.ran(costs.bucket(4), 0, 10**12)
     assert costs.plain_ns(costs.bucket(4)) < 140_000
 
 
@@ -222,7 +223,7 @@ def test_powers_of_a_chance():
 def test_numbers_of_drafters_from_a_log_may_be_anything():
     goodput = Goodput(2, MOST)
     goodput.judge(np.array([0, 1]), np.array([-5, 99]), np.array([2, 3]), np.array([2, 0]))
-    assert goodput.hits[0, 0] and goodput.trials[DRAFTERS - 1, 1]
+    assert goodput.acceptance.hits[0, 0] and goodput.acceptance.trials[DRAFTERS - 1, 1]
 
 
 def test_settings_that_contradict_it_are_refused():
