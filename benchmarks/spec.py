@@ -8,8 +8,8 @@ Each cell is a task, a number of requests at a time, and who drafts, beside an e
     short     a question about a drawn picture, answered in a sentence
     text      stories, facts to look up, counting: no picture
 
-All drafts of a drafter are verified, but "auto" and "eagle3 K chosen" have draft_policy goodput, which
-decides how many are worth it.
+All drafts of a drafter are verified; where "K chosen" stands, draft_policy is goodput, which decides how
+many are worth it.
 
 Greedy, float32, one thread. Every round draws new pictures and texts, so that what drafts from past answers
 never saw the request. Clocked is CPU time of the process from the step that ends the prompts to the last
@@ -42,13 +42,14 @@ from repeat import interval  # noqa: E402
 from report import Table, Target, machine_lines, markdown, show, target_dicts, target_line, target_table  # noqa: E402
 from spec_runs import DESCRIBE, JSON, NONE, SCHEMA, TASKS, Pairs, Side, ask, paired  # noqa: E402
 
-AUTO, HEAD, CHOSEN = "auto", "eagle3 K=4", "eagle3 K chosen"
+AUTO, AUTO_CHOSEN, HEAD, CHOSEN = "auto", "auto K chosen", "eagle3 K=4", "eagle3 K chosen"
 FIXED = {"draft_policy": "all"}  # whatever is drafted is verified
 DRAFTERS = {
     **{name: {"spec": name, **FIXED} for name in ("grammar", "ngram", "suffix")},
     **{f"eagle3 K={most}": {"spec": "eagle3", "num_draft_tokens": most, **FIXED} for most in (1, 2, 4, 7)},
-    CHOSEN: {"spec": "eagle3", "num_draft_tokens": 7},
+    CHOSEN: {"spec": "eagle3", "num_draft_tokens": 7, "draft_policy": "goodput"},
     AUTO: {"spec": AUTO},
+    AUTO_CHOSEN: {"spec": AUTO, "draft_policy": "goodput"},
 }
 NEVER_BELOW = 0.98  # of the speed without drafts, where the engine chooses
 CHEAP = 0.99  # where drafters are there and nothing is drafted
@@ -136,7 +137,7 @@ def targets_of(cells: Cells) -> list[Target]:
         best = max(free, key=free.get)
         found.append(Target(f"upper end, the best drafter ({best.name})", free[best], 1.3))
     for cell, pairs in cells.items():
-        if cell.drafter in (AUTO, CHOSEN):
+        if cell.drafter in (AUTO, AUTO_CHOSEN, CHOSEN):
             found.append(Target(f"upper end, {cell.name}", _upper(pairs), NEVER_BELOW))
         elif cell.drafter == "grammar" and cell.task == DESCRIBE:
             name = f"upper end, who has nothing to draft ({cell.name})"
