@@ -20,7 +20,7 @@ from mmengine.core.acceptance import ARRAYS, DRAFTERS, Acceptance, powers
 from mmengine.core.step_cost import ONE, StepCosts
 
 PROBE_DRAFTS, PROBE_SHARE = 2, 8  # drafts of one row in so many
-PROBE_STEPS = 16  # for which a probe waits for drafts
+PROBE_STEPS = 8  # for which a probe waits for drafts
 AT_FIRST, SOONEST, LATEST = 4, 32, 1024  # steps between probes: while costs are not known, and later
 RARELY = 256  # steps with drafts between two without
 WINDOW = 16  # steps with drafts between decisions, where they agree
@@ -231,8 +231,10 @@ class Goodput:
         """Grant a few rows without room a little of it, now and then, or take it back."""
         if self.probing:
             self.probing -= 1
-            if not self.probing:
+            if not self.probing:  # nobody had anything to draft
                 self._grant(self.limits)
+                self.countdown = self.patience
+                self.patience = min(2 * self.patience, LATEST)
             return
         self.countdown -= 1
         if self.since_plain >= RARELY and not self.resting:

@@ -91,7 +91,7 @@ class StepCosts:
     def doubt(self, bucket: int) -> None:
         """What steps with drafts took was long ago, or is so no more."""
         sums = self._of(bucket)
-        for place in (_N1, _D, _DD, _T1, _DT):
+        for place in (_N1, _D, _DD, _T1, _DT, _MT):  # making drafts counts as cheaper until it is seen again
             sums[place] -= sums[place] >> 2
 
     def probe_steps(self, bucket: int, drafts: int) -> int:
