@@ -68,12 +68,14 @@ class Decoded:
 
 
 class Ways:
-    """An engine without drafts and one with them; each run is cold."""
+    """An engine without drafts and one that verifies all of them, also where it would do without; each run is
+    cold."""
 
     def __init__(self):
         shared = {"num_threads": 1, "enable_prefix_caching": False}
         self._plain = Engine(device="cpu", dtype="float32", config=EngineConfig(spec="none", **shared))
-        self._drafting = Engine(device="cpu", dtype="float32", config=EngineConfig(**shared))
+        drafting = EngineConfig(draft_policy="all", **shared)
+        self._drafting = Engine(device="cpu", dtype="float32", config=drafting)
         self.processor = self._plain.processor
         schema = {"type": "json_schema", "json_schema": {"schema": scene_schema()}}
         self._grammar = grammar_of(schema)
