@@ -121,12 +121,8 @@ def _build(
     device = _device(device)
     dtype = _dtype(dtype, device, folder)
     processor = plugin.load_processor(folder)
-    fingerprints = {
-        "weights": plugin.fingerprint(folder),
-        "processor": processor.fingerprint,
-        "dtype": dtype,
-        "backend": f"{torch.device(device).type}/{attention}",
-    }
+    fingerprints = {"weights": plugin.fingerprint(folder), "processor": processor.fingerprint}
+    fingerprints |= {"dtype": dtype, "backend": f"{torch.device(device).type}/{attention}"}
     if opened is not None:
         opened.check_fingerprints(fingerprints, resume)
     network = plugin.load_model(folder, device=device, dtype=dtype)
@@ -135,7 +131,6 @@ def _build(
         config = _resolve(with_drafts(config, head), network.spec, head, DTYPES[dtype], device, processor)
     else:
         config = past.config_for(config)
-    watcher = stop_watcher_factory(processor.tokenizer) if stop_watcher_factory else None
     grammars = _grammars(processor.tokenizer, config, network.spec, compile_grammar)
     matchers = RowMatchers(grammars.backend, grammars.compiled, network.spec.vocab_size, grammars.closer)
     executor = TorchExecutor(
@@ -145,15 +140,13 @@ def _build(
         device,
         DTYPES[dtype],
         attention,
-        watcher,
+        stop_watcher_factory(processor.tokenizer) if stop_watcher_factory else None,
         matchers,
         make_drafters(config, head, matchers, grammars),
         load_head(head, network, torch.device(device), DTYPES[dtype]) if head is not None else None,
     )
-    if opened is not None:
-        core = opened.core(config, executor, fingerprints)
-    else:
-        core = EngineCore(config, executor, fingerprints=fingerprints)
+    make_core = EngineCore if opened is None else opened.core
+    core = make_core(config, executor, fingerprints=fingerprints)
     threads, before = choose_threads(config.num_threads, network.spec.hidden_size), torch.get_num_threads()
     torch.set_num_threads(threads.count)
     return Built(

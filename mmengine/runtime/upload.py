@@ -7,10 +7,10 @@ import torch
 def upload(array: np.ndarray, device: torch.device) -> torch.Tensor:
     """`array` as a tensor on `device`.
 
-    On a CPU the tensor shares the array's memory. On CUDA the copy goes through pinned memory, whose
-    allocator keeps it until the copy is done (not yet run on a GPU).
+    On a CPU the tensor shares the array's memory, unless that may not be written to. On CUDA the copy
+    goes through pinned memory, whose allocator keeps it until the copy is done (not yet run on a GPU).
     """
-    tensor = torch.from_numpy(array)
+    tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
     if device.type == "cpu":
         return tensor
     return tensor.pin_memory().to(device, non_blocking=True)
