@@ -1,5 +1,6 @@
 """Tables for the screen and for a file, and the one JSON line."""
 
+import argparse
 import json
 import os
 import platform
@@ -144,3 +145,22 @@ def target_dicts(targets: Iterable[Target]) -> dict[str, dict[str, float | bool]
         each.name: {"measured": round(each.measured, 3), "bar": each.bar, "met": each.reaches(each.bar)}
         for each in targets
     }
+
+
+def finish(
+    title: str,
+    tables: Sequence[Table],
+    targets: Sequence[Target],
+    options: argparse.Namespace,
+    more_facts: Sequence[str] = (),
+) -> None:
+    """Show what was measured on one thread and which targets are missed, and write it where `options.out`
+    and `options.json` say."""
+    facts = [*machine_lines(threads=1), *more_facts]
+    show([*tables, target_table(targets)], facts)
+    missed = [target.name for target in targets if not target.reaches(target.bar)]
+    print("MISSED: " + "; ".join(missed) if missed else "All targets are met.")
+    if options.out:
+        options.out.write_text(markdown(title, [target_table(targets), *tables], facts))
+    if options.json:
+        print(target_line(target_dicts(targets)))

@@ -39,7 +39,7 @@ from measure import use_threads
 use_threads(1)  # before torch is loaded
 
 from repeat import interval  # noqa: E402
-from report import Table, Target, machine_lines, markdown, show, target_dicts, target_line, target_table  # noqa: E402
+from report import Table, Target, finish  # noqa: E402
 from spec_runs import DESCRIBE, JSON, NONE, SCHEMA, TASKS, Pairs, Side, ask, paired  # noqa: E402
 
 AUTO, AUTO_CHOSEN, HEAD, CHOSEN = "auto", "auto K chosen", "eagle3 K=4", "eagle3 K chosen"
@@ -205,16 +205,7 @@ def main() -> None:
         options.rounds, options.batch = 3, [1, 16]
         options.drafters = ["ngram", "suffix", HEAD, CHOSEN, AUTO]
     tables, targets = run(options)
-    facts = machine_lines(threads=1)
-    show([*tables, target_table(targets)], facts)
-    missed = [target.name for target in targets if not target.reaches(target.bar)]
-    print("MISSED: " + "; ".join(missed) if missed else "All targets are met.")
-    if options.out:
-        options.out.write_text(
-            markdown("Drafts, embedded checkpoint", [target_table(targets), *tables], facts)
-        )
-    if options.json:
-        print(target_line(target_dicts(targets)))
+    finish("Drafts, embedded checkpoint", tables, targets, options)
 
 
 if __name__ == "__main__":

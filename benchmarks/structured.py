@@ -29,7 +29,7 @@ from time import perf_counter_ns
 
 import numpy as np
 from measure import usable_cpus
-from report import Table, Target, machine_lines, markdown, show, target_dicts, target_line, target_table
+from report import Table, Target, finish
 from structured_clock import Kept, Times, Together, apart, in_step, one_row
 from structured_sides import Case, Side, all_sides, xgrammar
 from structured_vocabulary import Vocabulary, find
@@ -208,16 +208,10 @@ def main() -> None:
     tables, targets = run(options)
     names = ("llguidance", *(("xgrammar",) if xgrammar is not None else ()))
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in names)
-    facts = [*machine_lines(threads=1), versions]
+    facts = [versions]
     if xgrammar is None:
         facts.append("xgrammar is not installed, so it is left out: pip install xgrammar")
-    show([*tables, target_table(targets)], facts)
-    missed = [target.name for target in targets if not target.reaches(target.bar)]
-    print("MISSED: " + "; ".join(missed) if missed else "All targets are met.")
-    if options.out:
-        options.out.write_text(markdown("What a grammar costs", [target_table(targets), *tables], facts))
-    if options.json:
-        print(target_line(target_dicts(targets)))
+    finish("What a grammar costs", tables, targets, options, facts)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from measure import use_threads
 use_threads(1)  # before torch is loaded
 
 from repeat import interval  # noqa: E402
-from report import Table, Target, machine_lines, markdown, show, target_dicts, target_line, target_table  # noqa: E402
+from report import Table, Target, finish  # noqa: E402
 
 from mmengine.config import EngineConfig  # noqa: E402
 from mmengine.models.plugin import Prepared  # noqa: E402
@@ -209,16 +209,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="write the tables there")
     options = parser.parse_args()
     tables, targets = measure(options)
-    facts = machine_lines(threads=1)
-    show([*tables, target_table(targets)], facts)
-    missed = [target.name for target in targets if not target.reaches(target.bar)]
-    print("MISSED: " + "; ".join(missed) if missed else "All targets are met.")
-    if options.out:
-        options.out.write_text(
-            markdown("Decoding with a form, embedded checkpoint", [target_table(targets), *tables], facts)
-        )
-    if options.json:
-        print(target_line(target_dicts(targets)))
+    finish("Decoding with a form, embedded checkpoint", tables, targets, options)
 
 
 if __name__ == "__main__":

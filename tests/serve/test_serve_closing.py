@@ -25,8 +25,8 @@ from tests.serve.test_serve_structured import (
     TREE,
     answers,
     form,
-    random_schemas,
 )
+from tests.structured.strategies import random_schemas
 
 pytest.importorskip("mmengine_shapes")
 

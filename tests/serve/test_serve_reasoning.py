@@ -25,7 +25,7 @@ from mmengine.serve.reasoning import Reasoning
 from mmengine.structured_output.opening import after_of, end_of
 from mmengine.structured_output.spec import grammar_of
 from tests.serve.reasoning_jobs import QUESTIONS, RECORD, answers, check, jobs
-from tests.serve.test_serve_structured import random_schemas
+from tests.structured.strategies import random_schemas
 
 shapes = pytest.importorskip("mmengine_shapes")
 

@@ -12,7 +12,6 @@ from typing import Annotated, Literal
 import jsonschema
 import msgspec
 import pytest
-from hypothesis import Phase, given, settings
 
 from mmengine.build import build
 from mmengine.config import EngineConfig
@@ -29,7 +28,7 @@ from mmengine.serve.pipeline import Pipeline
 from mmengine.serve.prompts import Options, Prompt, make_sampling
 from mmengine.structured_output.spec import grammar_of
 from tests.cli.cli_process import run_cli
-from tests.structured.strategies import cases
+from tests.structured.strategies import random_schemas
 
 pytest.importorskip("mmengine_shapes")
 
@@ -73,19 +72,6 @@ SMALL = {"max_num_seqs": 8, "token_budget": 24, "max_model_len": 256}
 
 def form(schema):
     return {"type": "json_schema", "json_schema": {"schema": schema}}
-
-
-def random_schemas(count):
-    """The same ones at each call."""
-    found = []
-
-    @settings(max_examples=count, derandomize=True, database=None, deadline=None, phases=[Phase.generate])
-    @given(cases())
-    def collect(case):
-        found.append(case.schema)
-
-    collect()
-    return found
 
 
 def jobs(count, temperature, max_tokens, seed=0, schemas=SCHEMAS):

@@ -12,7 +12,8 @@ from mmengine.serve.engine import Engine
 from mmengine.serve.prompts import Options, Prompt, make_sampling
 from mmengine.structured_output.spec import grammar_of
 from tests.cli.cli_process import run_cli
-from tests.serve.test_serve_structured import SMALL, random_schemas
+from tests.serve.test_serve_structured import SMALL
+from tests.structured.strategies import random_schemas
 
 pytest.importorskip("mmengine_shapes")
 pytest.importorskip("xgrammar")

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import Phase, given, settings
 
 from mmengine.config import EngineConfig
 from mmengine.core.outputs import Stats
@@ -23,7 +22,7 @@ from mmengine.structured_output.spec import grammar_of
 from mmengine_shapes.questions import image_questions, scene_schema
 from mmengine_shapes.scenes import random_scene
 from tests.parity.parity_cases import load_processor
-from tests.structured.strategies import cases
+from tests.structured.strategies import random_schemas
 
 TEXTS = ("What is 3 plus 4?", "Who are you?", "Describe a square, at length, in JSON.", "a a a b a a a b a a")
 LARK = 'start: item ("," item)*\nitem: "circle" | "square" NUMBER\nNUMBER: /[0-9]{1,3}/'
@@ -46,23 +45,10 @@ class Asked:
         return len(self.by_id)
 
 
-def schemas(count):
-    """Random ones, the same at each call."""
-    found = []
-
-    @settings(max_examples=count, derandomize=True, database=None, deadline=None, phases=[Phase.generate])
-    @given(cases())
-    def collect(case):
-        found.append(case.schema)
-
-    collect()
-    return found
-
-
 def mixed(count, seed=0, most_tokens=40):
     """`count` requests of all kinds, about half of them in a form, a third with an image."""
     rng, processor = random.Random(seed), load_processor()
-    forms = [scene_schema(), *schemas(max(4, count // 6))]
+    forms = [scene_schema(), *random_schemas(max(4, count // 6))]
     scenes = [random_scene(rng, side=rng.choice((64, 96, 128))) for _ in range(3 + count // 20)]
     images = [scene.draw() for scene in scenes]
     asked = {}

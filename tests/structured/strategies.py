@@ -6,6 +6,7 @@ in the schema's order. Every schema can be satisfied by a short text.
 
 from dataclasses import dataclass
 
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
@@ -171,3 +172,16 @@ def cases(max_leaves: int = 8) -> SearchStrategy[Case]:
         max_leaves=max_leaves,
     )
     return nested | scalars().map(_tree)
+
+
+def random_schemas(count):
+    """The same ones at each call."""
+    found = []
+
+    @settings(max_examples=count, derandomize=True, database=None, deadline=None, phases=[Phase.generate])
+    @given(cases())
+    def collect(case):
+        found.append(case.schema)
+
+    collect()
+    return found
