@@ -9,6 +9,7 @@ from mmengine.core.prefix_index import NO_CONTENT, ROOT
 from mmengine.core.request_state import RequestState
 from mmengine.core.state import BROKEN, LEFT, NEVER, RUNS_ON, State
 from mmengine.events import vocabulary as ev
+from mmengine.ragged import counting
 
 
 def drop_host_blocks(state: State, known: RequestState) -> None:
@@ -123,8 +124,7 @@ def _fill_row_blocks(state: State, row: int, first: int, last: int) -> None:
 
 def take_runs(state: State, rows: np.ndarray, tokens: np.ndarray, counts: np.ndarray) -> None:
     """Append several tokens to each row, as many as its limit allows."""
-    places = np.arange(len(tokens), dtype=np.int32) - np.repeat(np.cumsum(counts) - counts, counts)
-    places += np.repeat(state.num_tokens[rows], counts)
+    places = counting(counts) + np.repeat(state.num_tokens[rows], counts)
     owners = np.repeat(rows, counts)
     kept = (places < state.max_total[owners]) & (state.ended[owners] < BROKEN)
     state.token_ids[owners[kept], places[kept]] = tokens[kept]
@@ -140,10 +140,7 @@ def take_drafts(state: State, rows: np.ndarray, sampled: np.ndarray, event: ev.E
         return
     num_drafts = np.frombuffer(event.num_drafts, np.int32)
     drafts = np.frombuffer(event.drafts, np.int32)
-    places = np.arange(len(drafts), dtype=np.int32) - np.repeat(
-        np.cumsum(num_drafts) - num_drafts, num_drafts
-    )
-    places += np.repeat(state.num_tokens[sampled], num_drafts)
+    places = counting(num_drafts) + np.repeat(state.num_tokens[sampled], num_drafts)
     state.token_ids[np.repeat(sampled, num_drafts), places] = drafts
     state.num_drafts[sampled] = num_drafts
     state.drafter[sampled] = 0 if event.drafters is None else np.frombuffer(event.drafters, np.int32)

@@ -12,6 +12,7 @@ from mmengine.core.request_state import RequestState
 from mmengine.core.stall import NO_PROGRESS, THRASH
 from mmengine.core.state import View
 from mmengine.events import vocabulary as ev
+from mmengine.ragged import counting
 
 
 class Output(msgspec.Struct, eq=False):
@@ -69,8 +70,7 @@ class Outputs:
             return
         if event.counts is not None:
             given = np.frombuffer(event.counts, np.int32)
-            place = np.arange(len(self._tokens)) - np.repeat(np.cumsum(given) - given, given)
-            self._tokens = self._tokens[place < np.repeat(taken, given)]
+            self._tokens = self._tokens[counting(given) < np.repeat(taken, given)]
             self._counts = taken
         kept = taken > 0
         if np.count_nonzero(kept) < len(kept):

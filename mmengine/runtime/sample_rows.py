@@ -4,6 +4,7 @@ import msgspec
 import numpy as np
 
 from mmengine.core.runs import Runs
+from mmengine.ragged import counting
 from mmengine.runtime.penalties import Drafted
 from mmengine.runtime.rows import PENALTIES, RowColumns
 
@@ -56,7 +57,6 @@ def _drafted(runs: Runs, rows: np.ndarray, picked: np.ndarray) -> Drafted | None
     if not depths.any():
         return None
     positions = np.repeat(picked, depths)
-    behind = np.arange(len(positions)) - np.repeat(np.cumsum(depths) - depths, depths) + 1
-    tokens = runs.follows[positions - behind].astype(np.int64)
+    tokens = runs.follows[positions - counting(depths) - 1].astype(np.int64)
     pairs, further = np.unique(np.stack((positions, tokens)), axis=1, return_counts=True)
     return Drafted(rows[pairs[0]].astype(np.intp), (pairs[0], pairs[1], further))

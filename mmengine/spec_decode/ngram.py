@@ -5,6 +5,7 @@ Prompt lookup (Saxena, 2023). The longest of two lengths counts, and of its plac
 
 import numpy as np
 
+from mmengine.ragged import counting
 from mmengine.request import Request
 from mmengine.spec_decode.base import Proposed
 from mmengine.spec_decode.index import NOWHERE, GramIndex
@@ -54,8 +55,7 @@ class NgramDrafter:
         # What follows may reach the end of the text: then it goes on as it went on from there.
         start, period = found[hits] + 1, lengths[hits] - 1 - found[hits]
         repeats = counts[hits]
-        step = np.arange(int(repeats.sum())) - np.repeat(np.cumsum(repeats) - repeats, repeats)
-        places = np.repeat(start, repeats) + step % np.repeat(period, repeats)
+        places = np.repeat(start, repeats) + counting(repeats) % np.repeat(period, repeats)
         return Proposed(texts.tokens[np.repeat(rows[hits], repeats), places], counts)
 
 

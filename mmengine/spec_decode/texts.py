@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from mmengine.ragged import counting
+
 
 class Texts:
     """`tokens` int32 [max_rows, width]: of each row its prompt and all it said, `lengths` (int64 [max_rows])
@@ -28,7 +30,7 @@ class Texts:
             self._lengths[row] = at + len(token_ids)
             self._tokens[row, at : at + len(token_ids)] = token_ids
             return
-        places = _counting(counts) + np.repeat(self.lengths[rows], counts)
+        places = counting(counts) + np.repeat(self.lengths[rows], counts)
         self._tokens[np.repeat(rows, counts), places] = token_ids
         self._lengths[rows] += counts
 
@@ -37,8 +39,3 @@ def _to_be_read(array: np.ndarray) -> np.ndarray:
     view = array.view()
     view.flags.writeable = False
     return view
-
-
-def _counting(counts: np.ndarray) -> np.ndarray:
-    """0, 1, … for each of `counts`, one after the other."""
-    return np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)

@@ -47,14 +47,8 @@ class Searchable(Matcher, Protocol):
     def is_accepting(self) -> bool:
         """Whether the text may end here."""
 
-    def compute_ff_tokens(self) -> list[int]:
-        """What the grammar forces next; may be empty though it forces something."""
-
     def compute_bitmask(self) -> bytes:
         """What it allows next: token t is bit t % 8 of byte t // 8."""
-
-    def validate_tokens(self, token_ids: list[int]) -> int:
-        """How many of them, from the first, it would take."""
 
 
 class Compiled(Protocol):

@@ -135,24 +135,6 @@ class RowMatchers:
             start = stop
         return errors
 
-    def say(self, row: int, token_id: int) -> bool:
-        """The row says this token, an end of sequence perhaps; False, and nothing happens, where it may not:
-        where `masks` would exclude it."""
-        opening = self._openings.get(row)
-        if opening is not None:
-            if token_id in self._ends:
-                return False
-            if opening.take([token_id]) is not None:
-                del self._openings[row]
-            return True
-        matcher = self._matchers.get(row)
-        if matcher is None or not self._backend.allows(matcher, token_id):
-            return False
-        if token_id not in self._ends:
-            matcher.consume_token(token_id)
-            self._said[row].append(token_id)
-        return True
-
     def num_allowed(self, row: int, drafts: list[int]) -> int:
         """How many of `drafts` the row might say, one behind the other, without an end."""
         ends = [place for place, token in enumerate(drafts) if token in self._ends]
@@ -166,14 +148,18 @@ class RowMatchers:
     def say_run(self, row: int, token_ids: Sequence[int]) -> tuple[int, bool]:
         """The row says these tokens one after the other, until there is one that it may not say or its text
         is complete: how many, and whether it is."""
-        if row in self._openings or row not in self._matchers:
-            return self._say_each(row, token_ids)
-        matcher, said = self._matchers[row], self._said[row]
-        take, ends = self._backend.take, self._ends
-        known = _num_alike(self._allowed.pop(row, ()), token_ids)
-        if known:
-            taken = matcher.try_consume_tokens(token_ids[:known])
-            said += token_ids[:taken]
+        matcher, said = self._matchers.get(row), self._said[row]
+        if matcher is None:
+            return 0, False
+        take, ends, first = self._backend.take, self._ends, 0
+        if row in self._openings:
+            first = self._reason(row, token_ids)
+            if row in self._openings or matcher.is_stopped():
+                return first, row not in self._openings
+        known = first + _num_alike(self._allowed.pop(row, ()), token_ids[first:])
+        if known > first:
+            taken = first + matcher.try_consume_tokens(token_ids[first:known])
+            said += token_ids[first:taken]
             if taken < known or matcher.is_stopped():
                 return taken, matcher.is_stopped()
         for index, token in enumerate(token_ids[known:], known):
@@ -193,17 +179,17 @@ class RowMatchers:
         knows spares asking again."""
         self._allowed[row] = token_ids
 
-    def _say_each(self, row: int, token_ids: Sequence[int]) -> tuple[int, bool]:
+    def _reason(self, row: int, token_ids: Sequence[int]) -> int:
+        """The row says these tokens until its grammar begins, or until an end of sequence, which it may not
+        say before: how many."""
+        opening = self._openings[row]
         for index, token in enumerate(token_ids):
-            if not self.say(row, token):
-                return index, False
-            if self.is_complete(row):
-                return index + 1, True
-        return len(token_ids), False
-
-    def is_complete(self, row: int) -> bool:
-        """Whether nothing can follow what the row said."""
-        return row not in self._openings and self._matchers[row].is_stopped()
+            if token in self._ends:
+                return index
+            if opening.take([token]) is not None:
+                del self._openings[row]
+                return index + 1
+        return len(token_ids)
 
     def error_of(self, row: int) -> str:
         """Why the row cannot go on in its grammar; empty where it can."""

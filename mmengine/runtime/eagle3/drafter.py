@@ -12,6 +12,7 @@ import torch
 from mmengine.config import EngineConfig
 from mmengine.core.executor import StepPlan
 from mmengine.models.plugin import ModelSpec, Taps
+from mmengine.ragged import counting
 from mmengine.request import Request
 from mmengine.runtime.attention.base import AttentionMeta
 from mmengine.runtime.attention.registry import make_backend
@@ -146,9 +147,8 @@ class Eagle3Drafter:
 def _standing(counts: np.ndarray, num_scheduled: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Where in a step the tokens stand that count, `counts` of each row's `num_scheduled`, row after row; and
     the last of each row among those."""
-    ends = np.cumsum(counts)
-    step = np.arange(int(ends[-1])) - np.repeat(ends - counts, counts)
-    return step + np.repeat(np.cumsum(num_scheduled) - num_scheduled, counts), ends - 1
+    starts = np.cumsum(num_scheduled) - num_scheduled
+    return counting(counts) + np.repeat(starts, counts), np.cumsum(counts) - 1
 
 
 def kv_spec(config: HeadConfig) -> ModelSpec:

@@ -1,0 +1,9 @@
+"""Index arithmetic of ragged columns: parts of different lengths, one behind the other."""
+
+import numpy as np
+
+
+def counting(counts: np.ndarray) -> np.ndarray:
+    """0, 1, … of each part: int64 [counts.sum()] for the lengths `counts` [n]."""
+    ends = np.cumsum(counts)
+    return np.arange(int(ends[-1]) if len(ends) else 0) - np.repeat(ends - counts, counts)
