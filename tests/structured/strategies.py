@@ -175,7 +175,8 @@ def cases(max_leaves: int = 8) -> SearchStrategy[Case]:
 
 
 def random_schemas(count):
-    """The same ones at each call."""
+    """The same ones at each call, as long as no further module is imported: Hypothesis draws from their
+    constants too."""
     found = []
 
     @settings(max_examples=count, derandomize=True, database=None, deadline=None, phases=[Phase.generate])
