@@ -15,8 +15,8 @@ from tokenizers.pre_tokenizers import Split
 
 FILE = "tekken_240911.json"  # the one with the most tokens
 EOS = 2
-MISSING = f"""no vocabulary: put mistral-common (a wheel of 7 MB) into a folder of its own, for beside transformers it
-would want its dependencies, and name its file:
+MISSING = f"""no vocabulary: put mistral-common (a wheel of 7 MB) into a folder of its own, for beside
+transformers it would want its dependencies, and name its file:
     pip install --no-deps mistral-common --target FOLDER
     --vocabulary FOLDER/mistral_common/data/{FILE}"""
 
