@@ -166,7 +166,7 @@ def test_the_sampler_sees_what_runs_inside(module):
     flame = module("flame")
 
     def busy(sampler):
-        while not any(len(stack) > 1 for stack in sampler.spent):
+        while not any(len(stack) > 1 for stack in list(sampler.spent)):  # another thread adds to it
             sum(range(1000))
 
     def outermost(sampler):
