@@ -227,7 +227,8 @@ def _answer_one(
     make_engine: Any,
     as_json: bool,
 ) -> None:
-    from mmengine.serve.prompts import make_sampling  # lazy: numpy, msgspec
+    from mmengine.cli.batch import draft_lines  # lazy: numpy, msgspec
+    from mmengine.serve.prompts import make_sampling
     from mmengine.structured_output.spec import grammar_of  # lazy: msgspec
 
     params = make_sampling(sampling)  # both are refused before the model is loaded
@@ -241,6 +242,7 @@ def _answer_one(
                 if live:
                     print(printable(output.text), end="", flush=True)
                 completion = output.completion or completion
+        drafts = list(draft_lines(engine))
     error = completion.error()
     if error is not None:
         raise error
@@ -253,6 +255,9 @@ def _answer_one(
     else:
         for choice in completion.choices:
             print(choice.text if choice.content is None else choice.content)
+    if not as_json:  # there usage says it
+        for line in drafts:
+            print(line, file=sys.stderr)
     if response_format is not None and completion.finish_reason == "length":
         print(f"mmengine: {completion.choices[0].detail}; raise --max-tokens", file=sys.stderr)
 
