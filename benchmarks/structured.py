@@ -34,7 +34,7 @@ from structured_clock import Kept, Times, Together, apart, in_step, one_row
 from structured_sides import Case, Side, all_sides, xgrammar
 from structured_vocabulary import Vocabulary, find
 
-from mmengine.structured_output.schema import gate
+from mmengine.structured_output.json_schema.gate import gate
 
 SCHEMAS = Path(__file__).with_name("structured_schemas.jsonl")
 NUM_ROWS = 64

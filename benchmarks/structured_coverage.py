@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from mmengine.errors import InvalidRequest
-from mmengine.structured_output.schema import Bounds, gate
+from mmengine.structured_output.json_schema.gate import Bounds, gate
 
 TARGETS = {"exact": 142, "over-restrictive": 24, "wrong": 0}  # at least, at most, at most
 VERDICTS = ("exact", "refused", "over-restrictive", "wrong")

@@ -198,9 +198,7 @@ class Reader:
             is_masked &= ~followers(options)
         return np.flatnonzero(is_masked).tolist()
 
-    def _draft(
-        self, result: StepResult, launched: Launched, rows: np.ndarray, counts: np.ndarray
-    ) -> None:
+    def _draft(self, result: StepResult, launched: Launched, rows: np.ndarray, counts: np.ndarray) -> None:
         """Put drafts for the rows that go on into `result`, and what they took."""
         if self.drafting is None or not self.drafting.num_followed:
             return

@@ -72,4 +72,3 @@ class Reasoning:
             f"reasoning true needs reasoning_end, {shown(self._end_text)}, but this tokenizer has no tokens "
             "for it that an answer can say; set reasoning_end to what the model ends its reasoning with"
         )
-

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from mmengine.errors import InvalidRequest, shown
-from mmengine.structured_output.schema import Bounds, gate
+from mmengine.structured_output.json_schema.gate import Bounds, gate
 
 TRUNCATIONS = ("length", "close")
 

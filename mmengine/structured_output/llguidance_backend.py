@@ -13,8 +13,8 @@ from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
 from mmengine.errors import InvalidRequest
 from mmengine.structured_output.closer import Closer
 from mmengine.structured_output.closing import MAX_CLOSING_TOKENS, Vocabulary
+from mmengine.structured_output.json_schema.refusal import SchemaRefused
 from mmengine.structured_output.lark_ends import check_ends
-from mmengine.structured_output.refusal import SchemaRefused
 from mmengine.structured_output.spec import Choice, Grammar, JsonSchema, Lark, Regex, read_grammar
 from mmengine.structured_output.tag_grammar import grammars_of
 from mmengine.structured_output.tags import StructuralTag

@@ -16,9 +16,9 @@ import msgspec
 
 from mmengine.errors import InvalidRequest, shown
 from mmengine.structured_output.fields import bounds_of, gated, mapping, refuse_others, string
+from mmengine.structured_output.json_schema.gate import MAX_OUTPUT, Bounds
+from mmengine.structured_output.json_schema.refusal import SchemaRefused
 from mmengine.structured_output.opening import Waiting
-from mmengine.structured_output.refusal import SchemaRefused
-from mmengine.structured_output.schema import MAX_OUTPUT, Bounds
 
 MAX_STRUCTURES = 128
 MAX_TRIGGERS = 32

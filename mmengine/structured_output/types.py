@@ -10,7 +10,7 @@ from collections.abc import Callable
 import msgspec
 
 from mmengine.errors import InvalidRequest, RequestFailed
-from mmengine.structured_output.keywords import SUBSCHEMA, SUBSCHEMA_LIST, SUBSCHEMA_MAP
+from mmengine.structured_output.json_schema.keywords import SUBSCHEMA, SUBSCHEMA_LIST, SUBSCHEMA_MAP
 
 BASE64 = "^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
 

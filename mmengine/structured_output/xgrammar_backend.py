@@ -1,7 +1,7 @@
 """Grammars by xgrammar, an engine to choose (`grammar_backend`), for what it enforces exactly.
 
-A schema is written as EBNF by ebnf.py, a regex by ebnf_regex.py: what xgrammar would drop or misread it is
-never given. The module is imported only where the engine is chosen: xgrammar brings transformers along.
+A schema is written as EBNF by ebnf/schema.py, a regex by ebnf/regex.py: what xgrammar would drop or misread
+it is never given. The module is imported only where the engine is chosen: xgrammar brings transformers along.
 """
 
 import threading
@@ -12,9 +12,9 @@ import numpy as np
 import xgrammar
 
 from mmengine.errors import InvalidRequest
-from mmengine.structured_output.ebnf import schema_ebnf
-from mmengine.structured_output.ebnf_regex import RegexRefused, read_regex, write_regex
-from mmengine.structured_output.ebnf_rules import Rules
+from mmengine.structured_output.ebnf.regex import RegexRefused, read_regex, write_regex
+from mmengine.structured_output.ebnf.rules import Rules
+from mmengine.structured_output.ebnf.schema import schema_ebnf
 from mmengine.structured_output.spec import Choice, Grammar, JsonSchema, Lark, Regex, read_grammar
 from mmengine.structured_output.tags import StructuralTag
 

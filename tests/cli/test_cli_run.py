@@ -99,7 +99,7 @@ def test_a_schema_makes_the_answer_json(call, picture):
     assert code == 2 and "is not valid JSON" in printed.err and len(printed.err.splitlines()) == 1
     for data, says in {
         b'{"const": "\xff"}': "is not valid JSON",
-        b'\xff\xfe{\x00': "is not valid JSON",
+        b"\xff\xfe{\x00": "is not valid JSON",
         b"[" * 50_000: "is not valid JSON",
         b'{"type": "object", "type": "array"}': 'the key "type" is in one object twice',
         b'{"minimum": 3, "maximum": 2}': "schema refused: minimum at #/minimum",

@@ -4,7 +4,7 @@ import random
 
 from llguidance import LLMatcher, LLTokenizer
 
-from mmengine.structured_output.schema import Bounds, gate
+from mmengine.structured_output.json_schema.gate import Bounds, gate
 
 TOKENIZER = LLTokenizer("byte")
 END = TOKENIZER.eos_token

@@ -11,7 +11,7 @@ from llguidance import LLMatcher
 
 from mmengine.structured_output.closer import Closer
 from mmengine.structured_output.closing import Vocabulary
-from mmengine.structured_output.schema import Bounds
+from mmengine.structured_output.json_schema.gate import Bounds
 from tests.structured.accepting import END, TOKENIZER, Grammar, allowed
 from tests.structured.strategies import Case, cases
 from tests.structured.test_schema_random import validator

@@ -5,10 +5,10 @@ import re
 
 import pytest
 
-from mmengine.structured_output.characters import PatternError
-from mmengine.structured_output.matching import Budget
-from mmengine.structured_output.pattern import parse_pattern
-from mmengine.structured_output.schema import SchemaRefused, gate
+from mmengine.structured_output.json_schema.characters import PatternError
+from mmengine.structured_output.json_schema.gate import SchemaRefused, gate
+from mmengine.structured_output.json_schema.matching import Budget
+from mmengine.structured_output.json_schema.pattern import parse_pattern
 
 ATOMS = [
     "a",

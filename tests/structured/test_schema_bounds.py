@@ -2,7 +2,7 @@
 
 import pytest
 
-from mmengine.structured_output.schema import Bounds
+from mmengine.structured_output.json_schema.gate import Bounds
 from tests.structured.accepting import Grammar
 
 OPEN = {"type": "object", "properties": {"a": {"type": "integer"}}}

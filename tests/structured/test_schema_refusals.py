@@ -5,7 +5,7 @@ import json
 import pytest
 
 from mmengine.errors import InvalidRequest
-from mmengine.structured_output.schema import SchemaRefused, gate
+from mmengine.structured_output.json_schema.gate import SchemaRefused, gate
 from tests.structured.accepting import Grammar
 
 ENDLESS = {"type": "object", "properties": {"n": {"$ref": "#"}}, "required": ["n"]}

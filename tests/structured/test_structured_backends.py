@@ -9,8 +9,8 @@ import pytest
 from mmengine.errors import InvalidRequest
 from mmengine.request import Request, SamplingParams
 from mmengine.structured_output.backends import BACKENDS, backend_class
+from mmengine.structured_output.json_schema.refusal import SchemaRefused
 from mmengine.structured_output.opening import waiting
-from mmengine.structured_output.refusal import SchemaRefused
 from mmengine.structured_output.rows import RowMatchers
 from mmengine.structured_output.spec import grammar_of
 

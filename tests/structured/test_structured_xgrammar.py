@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from mmengine.errors import ConfigError, InvalidRequest
 from mmengine.structured_output.backends import backend_class
-from mmengine.structured_output.refusal import SchemaRefused
-from mmengine.structured_output.schema import Bounds, gate
+from mmengine.structured_output.json_schema.gate import Bounds, gate
+from mmengine.structured_output.json_schema.refusal import SchemaRefused
 from mmengine.structured_output.spec import grammar_of, sketches_of
 from tests.structured.strategies import Case, cases
 

@@ -1,11 +1,18 @@
 """What the keywords of one schema object say themselves, without those that point to other schemas."""
 
-from mmengine.structured_output.characters import PatternError
-from mmengine.structured_output.document import Document
-from mmengine.structured_output.formats import FORMATS
-from mmengine.structured_output.keywords import check_exact, check_multiple, fraction, is_number, same, shown
-from mmengine.structured_output.pattern import Pattern, parse_pattern
-from mmengine.structured_output.pieces import (
+from mmengine.structured_output.json_schema.characters import PatternError
+from mmengine.structured_output.json_schema.document import Document
+from mmengine.structured_output.json_schema.formats import FORMATS
+from mmengine.structured_output.json_schema.keywords import (
+    check_exact,
+    check_multiple,
+    fraction,
+    is_number,
+    same,
+    shown,
+)
+from mmengine.structured_output.json_schema.pattern import Pattern, parse_pattern
+from mmengine.structured_output.json_schema.pieces import (
     KINDS,
     Array,
     Blocked,
@@ -21,7 +28,7 @@ from mmengine.structured_output.pieces import (
     intersect_shapes,
     settled_number,
 )
-from mmengine.structured_output.refusal import refuse, step
+from mmengine.structured_output.json_schema.refusal import refuse, step
 
 IN_PLACE = ("$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "if", "dependentSchemas", "not")
 

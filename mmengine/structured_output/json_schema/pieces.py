@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from math import lcm
 
-from mmengine.structured_output.pattern import Pattern
+from mmengine.structured_output.json_schema.pattern import Pattern
 
 Conj = tuple[int, ...]
 Limit = tuple[Fraction, bool]  # a bound, and whether it is exclusive

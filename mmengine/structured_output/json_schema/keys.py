@@ -4,7 +4,7 @@ The engine excludes named keys by how they are spelled, and `"\\u0061"` is anoth
 keys that are left are written as a pattern of their own, from a tree of the names' characters.
 """
 
-from mmengine.structured_output.characters import ANY, char_class, escaped
+from mmengine.structured_output.json_schema.characters import ANY, char_class, escaped
 
 
 def other_keys(names: list[str], prefixes: list[str], limit: int) -> str:

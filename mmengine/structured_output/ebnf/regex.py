@@ -1,15 +1,15 @@
 """Regular expressions as EBNF: of a text as it stands, or of a JSON string as it is spelled.
 
-Read is what pattern.py writes and what Rust's dialect means by the same: characters, sets, groups,
-alternatives, counted and uncounted repetitions. Everything else is refused by name.
+Read is what json_schema/pattern.py writes and what Rust's dialect means by the same: characters, sets,
+groups, alternatives, counted and uncounted repetitions. Everything else is refused by name.
 """
 
 import re
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
-from mmengine.structured_output.characters import LAST, Ranges, complement
-from mmengine.structured_output.ebnf_rules import EMPTY, MAX_COUNTED, Rules, char_set, literal
+from mmengine.structured_output.ebnf.rules import EMPTY, MAX_COUNTED, Rules, char_set, literal
+from mmengine.structured_output.json_schema.characters import LAST, Ranges, complement
 
 MAX_NESTING = 64
 SHORT = {8: "b", 9: "t", 10: "n", 12: "f", 13: "r", 34: '"', 92: "\\"}  # JSON's escapes of two characters

@@ -1,4 +1,5 @@
-"""A gated schema (schema.py) as EBNF for xgrammar, or a refusal: this is the allow-list of that engine.
+"""What the gate left of a schema (json_schema/gate.py) as EBNF for xgrammar, or a refusal: the allow-list of
+that engine.
 
 xgrammar reads JSON Schema itself, but drops many keywords in silence and misreads others. So it never sees
 a schema: each keyword that emit.py writes is either written out here, or refused with its JSON pointer in
@@ -11,9 +12,8 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, NoReturn
 
-from mmengine.structured_output.characters import PatternError
-from mmengine.structured_output.ebnf_numbers import INTEGER, NUMBER, NumberRefused, Range, write_range
-from mmengine.structured_output.ebnf_regex import (
+from mmengine.structured_output.ebnf.numbers import INTEGER, NUMBER, NumberRefused, Range, write_range
+from mmengine.structured_output.ebnf.regex import (
     ANY,
     Node,
     RegexRefused,
@@ -23,10 +23,11 @@ from mmengine.structured_output.ebnf_regex import (
     read_regex,
     write_regex,
 )
-from mmengine.structured_output.ebnf_rules import EMPTY, MAX_COUNTED, Rules, either, literal
-from mmengine.structured_output.keywords import fraction
-from mmengine.structured_output.matching import Budget
-from mmengine.structured_output.refusal import SchemaRefused, refuse, step
+from mmengine.structured_output.ebnf.rules import EMPTY, MAX_COUNTED, Rules, either, literal
+from mmengine.structured_output.json_schema.characters import PatternError
+from mmengine.structured_output.json_schema.keywords import fraction
+from mmengine.structured_output.json_schema.matching import Budget
+from mmengine.structured_output.json_schema.refusal import SchemaRefused, refuse, step
 
 ADVICE = "with grammar_backend xgrammar; the default, llguidance, can"
 UNBOUNDED = 'set "bounds": {"string": 0} (or false), or a smaller maxLength'

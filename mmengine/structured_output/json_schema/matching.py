@@ -8,7 +8,7 @@ states and characters bound (K. Thompson, Regular Expression Search Algorithm, C
 import re
 from typing import NamedTuple
 
-from mmengine.structured_output.characters import PatternError
+from mmengine.structured_output.json_schema.characters import PatternError
 
 MAX_STEPS = 2_000_000  # of one schema: states that are looked at
 STATE_COST = 10  # steps that making a state counts for

@@ -10,9 +10,9 @@ makes a backtracking matcher explode: the reader of the JSON will match the same
 from functools import lru_cache
 from typing import NamedTuple
 
-from mmengine.structured_output.characters import ANY, PatternError, check_alternatives
-from mmengine.structured_output.matching import Budget
-from mmengine.structured_output.pattern_parts import Parser, Part, has_anchor, joined
+from mmengine.structured_output.json_schema.characters import ANY, PatternError, check_alternatives
+from mmengine.structured_output.json_schema.matching import Budget
+from mmengine.structured_output.json_schema.pattern_parts import Parser, Part, has_anchor, joined
 
 MAX_CHARS = 2_000
 

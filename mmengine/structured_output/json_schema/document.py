@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass, field
 from urllib.parse import unquote, urldefrag, urljoin
 
-from mmengine.structured_output.keywords import (
+from mmengine.structured_output.json_schema.keywords import (
     KNOWN,
     SUBSCHEMA,
     SUBSCHEMA_LIST,
@@ -12,8 +12,8 @@ from mmengine.structured_output.keywords import (
     check_values,
     shown,
 )
-from mmengine.structured_output.matching import Budget
-from mmengine.structured_output.refusal import SchemaRefused, refuse, step
+from mmengine.structured_output.json_schema.matching import Budget
+from mmengine.structured_output.json_schema.refusal import SchemaRefused, refuse, step
 
 MAX_BYTES = 2 * 2**20  # of the schema as JSON text
 MAX_DEPTH = 64  # of subschemas inside one another

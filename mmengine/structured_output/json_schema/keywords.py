@@ -5,7 +5,7 @@ from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
 
-from mmengine.structured_output.refusal import refuse, step
+from mmengine.structured_output.json_schema.refusal import refuse, step
 
 ANNOTATIONS = frozenset(
     [

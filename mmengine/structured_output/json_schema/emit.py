@@ -4,15 +4,25 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from math import comb
 
-from mmengine.structured_output.bounds import Bounds
-from mmengine.structured_output.keys import other_keys
-from mmengine.structured_output.keywords import check_multiple, shown
-from mmengine.structured_output.numbers import number_schemas, plain
-from mmengine.structured_output.pattern import Pattern
-from mmengine.structured_output.pieces import Array, Boolean, Conj, Null, Number, Object, Piece, Shape, String
-from mmengine.structured_output.refusal import refuse, step
-from mmengine.structured_output.satisfiable import Satisfiable
-from mmengine.structured_output.shapes import parts
+from mmengine.structured_output.json_schema.bounds import Bounds
+from mmengine.structured_output.json_schema.keys import other_keys
+from mmengine.structured_output.json_schema.keywords import check_multiple, shown
+from mmengine.structured_output.json_schema.numbers import number_schemas, plain
+from mmengine.structured_output.json_schema.pattern import Pattern
+from mmengine.structured_output.json_schema.pieces import (
+    Array,
+    Boolean,
+    Conj,
+    Null,
+    Number,
+    Object,
+    Piece,
+    Shape,
+    String,
+)
+from mmengine.structured_output.json_schema.refusal import refuse, step
+from mmengine.structured_output.json_schema.satisfiable import Satisfiable
+from mmengine.structured_output.json_schema.shapes import parts
 
 Json = dict[str, object]
 MAX_DEPTH = 24  # of parts written inside one another: what reads JSON has a limit too

@@ -7,8 +7,8 @@ whether the digits so far are those of the lower and of the upper bound, and wha
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from mmengine.structured_output.ebnf_rules import EMPTY, Rules, char_set
-from mmengine.structured_output.keywords import decimals
+from mmengine.structured_output.ebnf.rules import EMPTY, Rules, char_set
+from mmengine.structured_output.json_schema.keywords import decimals
 
 INTEGER = '"-"? ("0" | [1-9] [0-9]*)'
 NUMBER = f'{INTEGER} ("." [0-9]+)? ([eE] [+\\-]? [0-9]+)?'

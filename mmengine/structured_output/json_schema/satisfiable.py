@@ -6,9 +6,9 @@ recursion could fill is never reached, so "recursion without a base" needs no ru
 
 from dataclasses import dataclass, field
 
-from mmengine.structured_output.pieces import Array, Conj, Object, Piece
-from mmengine.structured_output.refusal import refuse, step
-from mmengine.structured_output.shapes import Shapes, parts
+from mmengine.structured_output.json_schema.pieces import Array, Conj, Object, Piece
+from mmengine.structured_output.json_schema.refusal import refuse, step
+from mmengine.structured_output.json_schema.shapes import Shapes, parts
 
 
 @dataclass(slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mmengine.structured_output.pieces import (
+from mmengine.structured_output.json_schema.pieces import (
     Array,
     Boolean,
     Conj,
@@ -17,7 +17,7 @@ from mmengine.structured_output.pieces import (
 )
 
 if TYPE_CHECKING:
-    from mmengine.structured_output.shapes import Shapes
+    from mmengine.structured_output.json_schema.shapes import Shapes
 
 MAX_DEPTH = 3
 

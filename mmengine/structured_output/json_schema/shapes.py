@@ -7,12 +7,12 @@ choice when no value can be in two of its branches, which has to be proved.
 
 from dataclasses import dataclass, field
 
-from mmengine.structured_output.disjoint import disjoint
-from mmengine.structured_output.document import Document
-from mmengine.structured_output.keywords import ANNOTATIONS, KNOWN, TYPES
-from mmengine.structured_output.own import own_shape
-from mmengine.structured_output.pieces import KINDS, Array, Conj, Object, Shape, intersect_shapes
-from mmengine.structured_output.refusal import refuse, step
+from mmengine.structured_output.json_schema.disjoint import disjoint
+from mmengine.structured_output.json_schema.document import Document
+from mmengine.structured_output.json_schema.keywords import ANNOTATIONS, KNOWN, TYPES
+from mmengine.structured_output.json_schema.own import own_shape
+from mmengine.structured_output.json_schema.pieces import KINDS, Array, Conj, Object, Shape, intersect_shapes
+from mmengine.structured_output.json_schema.refusal import refuse, step
 
 MAX_SHAPES = 512  # of one place, after anyOf and oneOf are multiplied out
 MAX_STEPS = 50_000  # of multiplying out, in all

@@ -3,8 +3,8 @@
 from fractions import Fraction
 from math import ceil, floor
 
-from mmengine.structured_output.keywords import decimals
-from mmengine.structured_output.pieces import Limit, Number, intersect
+from mmengine.structured_output.json_schema.keywords import decimals
+from mmengine.structured_output.json_schema.pieces import Limit, Number, intersect
 
 DOUBLE = 15  # decimal digits that a double always holds
 MAX_PLACES = 10  # behind the point: finer steps the engine cannot take exactly

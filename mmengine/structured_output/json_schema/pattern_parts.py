@@ -6,7 +6,7 @@ a backtracking matcher explode.
 import re
 from typing import NamedTuple, NoReturn
 
-from mmengine.structured_output.characters import (
+from mmengine.structured_output.json_schema.characters import (
     ANY,
     CATEGORIES,
     CONTROL,

@@ -10,13 +10,13 @@ Nothing is dropped: a keyword is enforced, or an annotation, or refused with its
 
 import json
 
-from mmengine.structured_output.bounds import Bounds
-from mmengine.structured_output.characters import PatternError
-from mmengine.structured_output.document import read
-from mmengine.structured_output.emit import Emitter
-from mmengine.structured_output.refusal import SchemaRefused, refuse
-from mmengine.structured_output.satisfiable import Satisfiable
-from mmengine.structured_output.shapes import Shapes
+from mmengine.structured_output.json_schema.bounds import Bounds
+from mmengine.structured_output.json_schema.characters import PatternError
+from mmengine.structured_output.json_schema.document import read
+from mmengine.structured_output.json_schema.emit import Emitter
+from mmengine.structured_output.json_schema.refusal import SchemaRefused, refuse
+from mmengine.structured_output.json_schema.satisfiable import Satisfiable
+from mmengine.structured_output.json_schema.shapes import Shapes
 
 __all__ = ["MAX_OUTPUT", "Bounds", "SchemaRefused", "gate"]
 

@@ -1,0 +1,1 @@
+"""Grammars written in EBNF (the GBNF that xgrammar reads): of schemas, regular expressions and words."""
