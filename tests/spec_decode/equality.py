@@ -3,9 +3,11 @@ proposes it more or less rightly by a rule."""
 
 import math
 import random
+import secrets
 import zlib
+from collections import Counter
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -19,8 +21,8 @@ from mmengine.serve.prompts import Options, Prompt, make_sampling
 from mmengine.spec_decode import registry
 from mmengine.spec_decode.base import Proposed
 from mmengine.structured_output.spec import grammar_of
-from mmengine_shapes.questions import image_questions, scene_schema
-from mmengine_shapes.scenes import random_scene
+from mmengine_shapes.questions import clip_questions, image_questions, scene_schema
+from mmengine_shapes.scenes import random_clip, random_scene
 from tests.parity.parity_cases import load_processor
 from tests.structured.strategies import random_schemas
 
@@ -33,6 +35,7 @@ GRAMMARS = (
     {"lark": LARK},
 )
 STOPS = ((" the", "e "), ("is",), ("circle", "qu", "."), ("1", "zz"))
+REASONING_END = 1535  # </think>
 
 
 @dataclass(frozen=True)
@@ -44,40 +47,87 @@ class Asked:
     def __len__(self):
         return len(self.by_id)
 
+    def kinds(self):
+        """How many there are of each kind."""
+        found = Counter()
+        for prepared, options in self.by_id.values():
+            sampling, form = options.sampling, options.grammar or ""
+            found.update([media.item.modality for media in prepared.media] or ["text"])
+            found["sampled"] += sampling.temperature > 0
+            found["without a seed"] += sampling.seed is None
+            found["penalties"] += bool(sampling.presence_penalty or sampling.frequency_penalty)
+            found["stops"] += bool(sampling.stop)
+            found["several answers"] += sampling.n > 1
+            found["likelihoods"] += sampling.logprobs is not None
+            found["JSON"] += "json_schema" in form
+            found["other forms"] += bool(form) and "json_schema" not in form
+            found["reasoning"] += bool(options.reasoning)
+        return found
+
 
 def mixed(count, seed=0, most_tokens=40):
-    """`count` requests of all kinds, about half of them in a form, a third with an image."""
+    """`count` requests of all kinds: a third with an image, a tenth with a video, about half in a form, some
+    of these behind reasoning; with seeds and without, greedy too. Some are asked twice."""
     rng, processor = random.Random(seed), load_processor()
     forms = [scene_schema(), *random_schemas(max(4, count // 6))]
-    scenes = [random_scene(rng, side=rng.choice((64, 96, 128))) for _ in range(3 + count // 20)]
-    images = [scene.draw() for scene in scenes]
+    pictures, clips = _scenes(rng, 3 + count // 20), _clips(rng, 2 + count // 50)
     asked = {}
     for number in range(count):
-        prompt = Prompt.of(rng.choice(TEXTS))
-        task = ""
-        if rng.random() < 0.35:
-            at = rng.randrange(len(scenes))
-            task, pairs = rng.choice(list(image_questions(scenes[at], rng).items()))
-            parts = [
-                {"type": "image"},
-                {"type": "text", "text": rng.choice(pairs or [("What is it?", "")])[0]},
-            ]
-            prompt = Prompt(messages=[{"role": "user", "content": parts}], images=[images[at]])
-        grammar = None
-        if rng.random() < 0.5 or task == "json":
-            schema = forms[0] if task == "json" else rng.choice(forms)
-            form = {"type": "json_schema", "json_schema": {"schema": schema}}
-            if rng.random() < 0.2:
-                form["on_truncation"] = "close"
-            grammar = grammar_of(form) if rng.random() < 0.7 else grammar_of(grammar=rng.choice(GRAMMARS))
-        options = make_sampling(_sampling(rng, number, most_tokens, in_form=grammar is not None))
         name = f"r{number}"
-        asked[name] = prompt.prepare(processor), Options(options, name, grammar=grammar)
+        if number > 3 and rng.random() < 0.15:
+            prepared, options = asked[f"r{rng.randrange(number)}"]
+            asked[name] = prepared, replace(options, request_id=name)
+            continue
+        kind, task = rng.random(), ""
+        prompt = Prompt.of(rng.choice(TEXTS))
+        if kind < 0.35:
+            task, prompt = _about(rng, "image", *rng.choice(pictures))
+        elif kind < 0.45:
+            _, prompt = _about(rng, "video", *rng.choice(clips))
+        grammar, reasons = None, False
+        if rng.random() < 0.5 or task == "json":
+            grammar, reasons = _form(rng, forms, task)
+        sampling = _sampling(rng, number, most_tokens, grammar is not None)
+        if reasons:
+            sampling.setdefault("logit_bias", {})[REASONING_END] = 4.0 + 4 * rng.randrange(4)
+        options = Options(make_sampling(sampling), name, grammar=grammar, reasoning=reasons)
+        asked[name] = prompt.prepare(processor), options
     return Asked(asked)
 
 
+def _scenes(rng, count):
+    """(picture, questions by task)"""
+    scenes = [random_scene(rng, side=rng.choice((64, 96, 128))) for _ in range(count)]
+    return [(scene.draw(), image_questions(scene, rng)) for scene in scenes]
+
+
+def _clips(rng, count):
+    clips = [random_clip(rng, side=rng.choice((64, 96)), frames=4) for _ in range(count)]
+    return [([np.asarray(frame) for frame in clip.frames()], clip_questions(clip, rng)) for clip in clips]
+
+
+def _about(rng, kind, media, questions):
+    """A task, and a question of it about an image or a video."""
+    task, pairs = rng.choice(list(questions.items()))
+    parts = [{"type": kind}, {"type": "text", "text": rng.choice(pairs or [("What is it?", "")])[0]}]
+    return task, Prompt(messages=[{"role": "user", "content": parts}], **{f"{kind}s": [media]})
+
+
+def _form(rng, forms, task):
+    """A grammar, and whether it begins behind reasoning."""
+    form = {
+        "type": "json_schema",
+        "json_schema": {"schema": forms[0] if task == "json" else rng.choice(forms)},
+    }
+    if rng.random() < 0.2:
+        form["on_truncation"] = "close"
+    grammar = grammar_of(form) if rng.random() < 0.7 else grammar_of(grammar=rng.choice(GRAMMARS))
+    return grammar, rng.random() < 0.2
+
+
 def _sampling(rng, seed, most_tokens, in_form):
-    given = {"max_tokens": rng.randint(1, most_tokens), "seed": seed}
+    most_tokens = most_tokens * 2 if in_form else most_tokens
+    given = {"max_tokens": rng.randint(1, most_tokens), "seed": None if rng.random() < 0.3 else seed}
     if rng.random() < 0.6:
         given["temperature"] = rng.choice((0.7, 1.5))
         given |= rng.choice(({}, {"top_k": 20}, {"top_p": 0.8}, {"min_p": 0.05}, {"top_k": 9, "top_p": 0.9}))
@@ -119,11 +169,22 @@ class Answers:
         }
 
 
-def answers(asked, model=None, log=None, arrivals=None, **options):
-    """`arrivals`: a random source, by which requests come between steps; None: all at once."""
+@contextmanager
+def drawn_alike():
+    """In here requests without a seed are given the same ones each time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(secrets, "randbits", random.Random(0).getrandbits)
+        yield
+
+
+def answers(asked, model=None, log=None, arrivals=None, steer=None, **options):
+    """`arrivals`: a random source, by which requests come between steps; None: all at once. `steer`: called
+    with the executor before it runs."""
     waiting, found, texts = list(asked.by_id.values())[::-1], {}, {}
     config = EngineConfig(**{"max_model_len": 256, "draft_policy": "all", **options})
-    with Engine(model, dtype="float32", config=config, log=log) as engine:
+    with drawn_alike(), Engine(model, dtype="float32", config=config, log=log) as engine:
+        if steer is not None:
+            steer(engine.built.executor)
         while waiting or not engine.is_idle:
             while waiting and (arrivals is None or arrivals.random() < 0.8):
                 engine.submit_prepared(*waiting.pop())

@@ -12,7 +12,7 @@ from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader
 from mmengine.replay.verify import verify
 from mmengine.serve.engine import Engine
-from tests.spec_decode.equality import Asked, Scripted, answers, assert_same, known_as, mixed
+from tests.spec_decode.equality import Asked, Scripted, answers, assert_same, drawn_alike, known_as, mixed
 
 POOL = {"draft_policy": "all", "num_blocks": 30, "max_num_seqs": 6, "token_budget": 60, "max_model_len": 256}
 
@@ -27,7 +27,8 @@ def drafts_in_flight(folder):
 def copies_of_a_run(asked, folder, spec, count):
     """Logs as they stand after a step that left drafts."""
     copies = []
-    with Engine(config=EngineConfig(spec=spec, **POOL), dtype="float32", log=folder / "log") as engine:
+    config = EngineConfig(spec=spec, **POOL)
+    with drawn_alike(), Engine(config=config, dtype="float32", log=folder / "log") as engine:
         for prepared, options in asked.by_id.values():
             engine.submit_prepared(prepared, options)
         while not engine.is_idle:

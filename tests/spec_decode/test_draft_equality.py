@@ -7,33 +7,75 @@ import pytest
 from mmengine.replay.verify import verify
 from mmengine_shapes import draft_head_path
 from tests.spec_decode.equality import Scripted, answers, assert_same, known_as, mixed
+from tests.spec_decode.steering import Clock, Granting
 
-WIDE = {"num_blocks": 2049}
-# Each cuts prompts and images, and its pool is too small for what runs.
-RECOMPUTE = {"num_blocks": 18, "max_num_seqs": 9, "token_budget": 24, "enable_prefix_caching": False}
-SWAP = {"num_blocks": 18, "max_num_seqs": 9, "token_budget": 33, "swap_blocks": 60, "preempt_mode": "swap"}
+LONGEST = {"max_model_len": 112}
+WIDE = {"num_blocks": 2049, **LONGEST}
+# Each cuts prompts, images and videos, and its pool is too small for what runs.
+RECOMPUTE = {
+    "num_blocks": 9,
+    "max_num_seqs": 9,
+    "token_budget": 24,
+    "enable_prefix_caching": False,
+    **LONGEST,
+}
+SWAP = {
+    **RECOMPUTE,
+    "token_budget": 33,
+    "swap_blocks": 60,
+    "preempt_mode": "swap",
+    "enable_prefix_caching": True,
+}
+
+# Drafters, by what they are told of; how many drafts they may make; and what is verified of those.
+WAYS = {
+    "auto": {"spec": "auto", **RECOMPUTE},
+    "ngram": {"spec": "ngram", **SWAP},
+    "suffix": {"spec": "suffix", **SWAP},
+    "head": {"spec": f"eagle3={draft_head_path()}", **SWAP},
+    "auto, as many as pay": {"spec": "auto", "draft_policy": "goodput", "steer": Clock, **SWAP},
+    "head, as many as pay": {
+        "spec": f"eagle3={draft_head_path()}",
+        "draft_policy": "goodput",
+        "steer": Clock,
+        **RECOMPUTE,
+    },
+    "head, none and seven": {
+        "spec": f"eagle3={draft_head_path()}",
+        "num_draft_tokens": 7,
+        "steer": lambda executor: Granting(executor, lambda step: 0 if step % 2 else None),
+        **SWAP,
+    },
+}
 
 
 def check(asked, model, log):
-    """With each drafter, each in another pool."""
+    """Each of WAYS, and scripts."""
+    kinds = asked.kinds()
+    assert len(kinds) == 12 and min(kinds.values()) > 0, kinds
     want = answers(asked, model, **WIDE, spec="none")
     assert want.drafting is None
     report = []
-    for number, spec in enumerate(("auto", "ngram", "suffix", f"eagle3={draft_head_path()}")):
-        name, pool = spec.partition("=")[0], (RECOMPUTE, SWAP, WIDE, SWAP)[number]
-        found = answers(asked, model, log / name, random.Random(1), spec=spec, **pool)
+
+    def same(name, **settings):
+        found = answers(asked, model, log / name, random.Random(1), **settings)
         assert_same(found, want)
-        report.append(f"{name}: {found.stats.steps} steps, {found.stats.num_preemptions} preemptions")
-        assert found.drafting.failures == [0] and verify(log / name).ok
+        assert found.drafting.failures == [0] * len(found.drafting.failures) and verify(log / name).ok
+        assert bool(found.stats.num_preemptions) == (settings["num_blocks"] < 2049)
+        drafts = [counts for _, counts in sorted(found.stats.drafts.items())]
+        report.append(f"{name}: {found.stats.steps} steps, {'; '.join(map(str, drafts)) or 'no drafts'}")
+        return sum(counts.proposed for counts in drafts)
+
+    num_drafts = {name: same(name, **settings) for name, settings in WAYS.items()}
+    assert 0 < num_drafts["head, as many as pay"] < num_drafts["head"]
     for number, pool in enumerate((WIDE, RECOMPUTE, SWAP)):
-        script = Scripted(want.truth, number, most_of=(lambda step: 99, lambda step: 99, _switched)[number])
+        script = Scripted(want.truth, number, most_of=_switched if number == 2 else lambda step: 99)
         with known_as("script", script):
-            found = answers(asked, model, log / f"s{number}", random.Random(2), spec="script", **pool)
-        assert_same(found, want)
-        assert found.drafting.failures == [0] and verify(log / f"s{number}").ok
+            same(f"script {number}", spec="script", **pool)
         assert script.num_true > len(asked)
-        report.append(f"scripted: {found.stats.steps} steps, {found.stats.num_preemptions} preemptions")
-    print(f"{len(asked)} requests, {want.stats.steps} steps without drafts; " + "; ".join(report))
+    print(
+        f"{len(asked)} requests, {dict(kinds)}, {want.stats.steps} steps without drafts; " + "\n".join(report)
+    )
 
 
 def _switched(step):
@@ -42,7 +84,7 @@ def _switched(step):
 
 @pytest.mark.parametrize("weights", ["trained", "random"])
 def test_answers_are_the_same(weights, random_weights, tmp_path):
-    check(mixed(25, seed=len(weights)), random_weights if weights == "random" else None, tmp_path)
+    check(mixed(30, len(weights), most_tokens=20), random_weights if weights == "random" else None, tmp_path)
 
 
 @pytest.mark.soak

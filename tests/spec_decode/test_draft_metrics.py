@@ -15,7 +15,7 @@ from mmengine.replay.checked import CheckedLog
 from mmengine.replay.timeline import fold
 from mmengine.serve.engine import Engine
 from tests.cli.cli_process import run_cli
-from tests.spec_decode.equality import Scripted, answers, known_as, mixed
+from tests.spec_decode.equality import Scripted, answers, drawn_alike, known_as, mixed
 from tests.spec_decode.test_failing_drafters import Failing
 
 
@@ -70,7 +70,7 @@ def test_metrics_name_drafters_and_their_failures():
     asked = mixed(8, seed=5)
     want = answers(asked, spec="none")
     config = EngineConfig(spec="failing", draft_policy="all")
-    with known_as("failing", Failing(want.truth)), Engine(config=config) as engine:
+    with known_as("failing", Failing(want.truth)), drawn_alike(), Engine(config=config) as engine:
         for prepared, options in asked.by_id.values():
             engine.submit_prepared(prepared, options)
         while not engine.is_idle:

@@ -1,0 +1,44 @@
+"""What decides how many drafts there are, in the hands of a test."""
+
+import numpy as np
+from msgspec import structs
+
+STEP_NS = 200_000
+
+
+class Clock:
+    """Says in place of `executor` how long its steps took. A draft costs nothing for `turn` steps, and a
+    whole step for as many after that."""
+
+    def __init__(self, executor, turn=25):
+        self._dispatch, self._collect, self._turn = executor.dispatch, executor.collect, turn
+        self._num_steps, self._drafts = 0, []
+        executor.dispatch, executor.collect = self.dispatch, self.collect
+
+    def dispatch(self, plan):
+        self._drafts.append(0 if plan.num_drafts is None else int(plan.num_drafts.sum()))
+        self._dispatch(plan)
+
+    def collect(self):
+        result, drafts = self._collect(), self._drafts.pop(0)
+        self._num_steps += 1
+        is_dear = self._num_steps // self._turn % 2
+        result.draft_ns = 1000 if result.draft_ns else 0
+        result.device_ns = STEP_NS * (1 + is_dear * drafts) + result.draft_ns
+        return result
+
+
+class Granting:
+    """Behind a step of `executor` a row may have `most_of(step)` drafts made; None: as many as there is room
+    for."""
+
+    def __init__(self, executor, most_of):
+        self._dispatch, self._most_of = executor.dispatch, most_of
+        executor.dispatch = self.dispatch
+
+    def dispatch(self, plan):
+        most = self._most_of(plan.step)
+        if most is not None:
+            shape = (1, len(plan.rows)) if most else (0, 0)
+            plan = structs.replace(plan, draft_room=np.full(shape, most, np.int32))
+        self._dispatch(plan)
