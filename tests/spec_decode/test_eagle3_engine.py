@@ -1,6 +1,5 @@
 """An EAGLE-3 head in the engine: the same tokens, and its KV is that of one pass over the whole text."""
 
-import itertools
 import random
 
 import numpy as np
@@ -10,7 +9,6 @@ import torch
 from mmengine.build import build
 from mmengine.config import EngineConfig
 from mmengine.core.executor import PENDING
-from mmengine.core.goodput import NOBODY, Goodput
 from mmengine.errors import ConfigError, ModelError
 from mmengine.models.plugin import Taps
 from mmengine.runtime.attention.base import AttentionMeta
@@ -18,18 +16,25 @@ from mmengine.runtime.attention.torch_paged import TorchPagedAttention
 from mmengine.runtime.eagle3.drafter import kv_spec
 from mmengine.runtime.kv import KVPool
 from mmengine.serve.engine import Engine
+from tests.spec_decode.steering import Granting
 
 scenes = pytest.importorskip("mmengine_shapes.scenes")
-TEXTS = ("Describe the image as JSON.", "Describe the image.", "How many shapes are there?")
-TIGHT = {"max_num_seqs": 6, "token_budget": 24, "max_model_len": 112, "num_blocks": 9}
+TEXTS = ("Describe the image as JSON.", "Describe the image.", "What happens in the video?")
+LONGEST = {"max_model_len": 104}  # of which some answers have all
+TIGHT = {"max_num_seqs": 6, "token_budget": 24, "num_blocks": 9, **LONGEST}
 
 
 def prompts(count):
+    """Two about the same image, one about a video, one about nothing, and so on."""
     for number in range(count):
-        text = {"type": "text", "text": TEXTS[number % 3]}
-        scene = scenes.random_scene(random.Random(number // 2))
-        image = [{"type": "image", "image": scene.draw()}] if number % 4 != 3 else []
-        yield [{"role": "user", "content": [*image, text]}]
+        rng = random.Random(number // 2)
+        if number % 4 == 2:
+            media = [{"type": "video", "video": scenes.random_clip(rng, side=96, frames=4).frames()}]
+        else:
+            image = scenes.random_scene(rng, side=160).draw()
+            media = [{"type": "image", "image": image}] if number % 4 < 2 else []
+        text = {"type": "text", "text": TEXTS[2 if number % 4 == 2 else number % 2]}
+        yield [{"role": "user", "content": [*media, text]}]
 
 
 def answers(count, sampling, **settings):
@@ -50,11 +55,11 @@ def answers(count, sampling, **settings):
 )
 def test_a_head_changes_no_token(sampling):
     """Also in a pool that preempts, swaps, cuts prompts and images, and finds prefixes again."""
-    want, plain = answers(16, sampling, spec="none")
-    for settings in ({}, TIGHT, {**TIGHT, "swap_blocks": 30, "preempt_mode": "swap"}):
+    want, plain = answers(16, sampling, spec="none", **LONGEST)
+    for settings in (LONGEST, TIGHT, {**TIGHT, "swap_blocks": 30, "preempt_mode": "swap"}):
         found, stats = answers(16, sampling, spec="eagle3", **settings)
         assert found == want
-        if not settings:
+        if settings is LONGEST:
             assert stats.steps < plain.steps
         else:
             assert stats.num_preemptions
@@ -81,29 +86,16 @@ def head_kv_of_one_pass(built, request, token_ids, media):
     embeds, deepstack = model.embed(ids).clone(), torch.zeros(spec.num_deepstack, size, hidden)
     for each in media:
         features = model.encode(torch.from_numpy(each.patches), [each.item.grid])
-        (start, length), *_ = each.item.runs
-        there = max(0, min(length, size - start))
-        layers = features[:there].view(there, -1, hidden)
-        embeds[start : start + there] = layers[:, 0]
-        deepstack[:, start : start + there] = layers[:, 1:].transpose(0, 1)
+        layers = features.view(len(features), -1, hidden)
+        places = np.concatenate([np.arange(start, start + length) for start, length in each.item.runs])
+        there = places < size
+        embeds[places[there]] = layers[there, 0]
+        deepstack[:, places[there]] = layers[there, 1:].transpose(0, 1)
     taps = Taps(head.config.tap_layers, torch.empty(size, len(head.config.tap_layers) * hidden))
     model.forward(embeds, deepstack, positions, dense(spec, size)[1], taps)
     pool, port = dense(kv_spec(head.config), size - 1)
     head.forward(head.fuse(taps.rows[:-1]), head.embed(ids[1:]), positions[:, :-1], port, 0)
     return pool.blocks[0, 1:].transpose(1, 2).flatten(0, 1)[: size - 1]
-
-
-def drafts_now_and_then(monkeypatch):
-    """Whatever it costs, every row may draft in two steps of nine."""
-    calls = itertools.count()
-
-    def granted(self, *_):
-        self.room[:], self.has_room = 7, True
-
-    monkeypatch.setattr(Goodput, "ran", granted)
-    monkeypatch.setattr(
-        Goodput, "room_of", lambda self, rows: self.room[:, rows] if next(calls) % 9 < 2 else NOBODY
-    )
 
 
 def dense(spec, size):
@@ -119,20 +111,19 @@ def dense(spec, size):
     "settings",
     [
         {"num_blocks": 40},  # prompts and images in pieces, prefixes found that another token follows
-        {"num_blocks": 6, "max_model_len": 60},  # rows come back, and reach the longest
-        {"num_blocks": 6, "max_model_len": 60, "swap_blocks": 12, "preempt_mode": "swap"},
+        {"num_blocks": 6, "max_model_len": 72},  # rows come back, and reach the longest
+        {"num_blocks": 6, "max_model_len": 72, "swap_blocks": 12, "preempt_mode": "swap"},
     ],
 )
 @pytest.mark.parametrize("pauses", [False, True])
-def test_what_is_kept_lies_where_one_pass_would_have_put_it(settings, pauses, monkeypatch):
+def test_what_is_kept_lies_where_one_pass_would_have_put_it(settings, pauses):
     """After every step, of every row: the head's KV of all states behind which a token is known; where
     drafting `pauses`, after those behind which the head has read all."""
-    if pauses:
-        drafts_now_and_then(monkeypatch)
-        settings = {**settings, "draft_policy": "goodput"}
-    sizes = {"max_num_seqs": 3, "token_budget": 20, "draft_policy": "all", **settings}
+    sizes = {"max_num_seqs": 3, "token_budget": 17, "draft_policy": "all", **settings}
     built = build(config=EngineConfig(spec="eagle3", **sizes))
-    runner, compared, deferred = built.executor._runner, 0, 0
+    if pauses:
+        Granting(built.executor, lambda step: 7 if step % 9 < 2 else 0)
+    runner, compared, deferred, cut = built.executor._runner, 0, 0, set()
     requests = {}
     engine = Engine(builder=lambda *_, **__: built)
     with engine:
@@ -154,6 +145,8 @@ def test_what_is_kept_lies_where_one_pass_would_have_put_it(settings, pauses, mo
                 computed = int(plan.num_computed[place] + plan.num_scheduled[place])
                 known = min(len(token_ids) - 1, computed)
                 media = runner._media.get(requests[row].request_id, ())
+                runs = [(each.item.modality, run) for each in media for run in each.item.runs]
+                cut.update(kind for kind, (start, length) in runs if start < computed < start + length)
                 want = head_kv_of_one_pass(built, requests[row], token_ids[: known + 1], media)
                 pool = drafting.head._kv
                 slots = np.arange(known)
@@ -164,7 +157,9 @@ def test_what_is_kept_lies_where_one_pass_would_have_put_it(settings, pauses, mo
 
         drafting.head.catch_up = watched
         engine.generate(list(prompts(4)), max_tokens=40, ignore_eos=True)
-        assert bool(engine.stats().num_preemptions) == (settings["num_blocks"] < 40)
+        stats = engine.stats()
+    assert bool(stats.num_preemptions) == (settings["num_blocks"] < 40)
+    assert stats.num_cached_tokens and stats.drafts[0].accepted > 20 and cut == {"image", "video"}
     assert compared > 300 and (deferred > 20) == pauses
 
 
