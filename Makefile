@@ -1,14 +1,15 @@
-# make demo   answers 12 questions about drawn images with the embedded checkpoint, and verifies the log
-# make test   style, import contracts and all tests
-# make soak   the long versions of tests
-# make clean  removes what the others made
+# make demo     answers 12 questions about drawn images with the embedded checkpoint, and verifies the log
+# make test     style, import contracts and all tests
+# make soak     the long versions of tests
+# make kernels  the tests of the Triton kernels: it gets Triton (a quarter of a gigabyte) into build/
+# make clean    removes what the others made
 # All of them need python3 (3.11 or newer) alone; the first one sets up .venv.
 
 PYTHON ?= python3
 BIN := .venv/bin
 WORKERS ?= 2
 
-.PHONY: demo test soak clean
+.PHONY: demo test soak kernels clean
 
 demo: .venv/.ready
 	$(BIN)/mmengine demo
@@ -20,6 +21,14 @@ test: .venv/.ready
 
 soak: .venv/.ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup -m soak --timeout 3600
+
+# In Triton's interpreter, and compiled for GPUs; no GPU is needed.
+kernels: .venv/.ready build/triton
+	PYTHONPATH=build/triton OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/gpu \
+		tests/qwen3_vl/test_qwen3_vl_fused_text.py tests/qwen3_vl/test_qwen3_vl_vision.py
+
+build/triton:
+	$(BIN)/python -m pip install --quiet --target $@ triton
 
 # Made again only when what to install has changed, so a current .venv needs no network.
 .venv/.ready: pyproject.toml constraints.txt

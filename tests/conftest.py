@@ -1,12 +1,19 @@
 """What holds for all tests."""
 
+import os
 import signal
 from contextlib import contextmanager
+from importlib.util import find_spec
 
 import pytest
+import torch
 
 from mmengine.native import library as native_library
 from tests.instruction_sets import isas, opened
+
+# Triton reads this when it is imported, which other packages may do. Without a GPU its kernels run in Python.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
 
 # A shell starts background jobs with SIGINT ignored, and children inherit that: a test that interrupts
 # one would wait for ever.
@@ -37,3 +44,11 @@ def hidden_compiler():
 def library(request):
     """The compiled kernels, for one instruction set of this CPU after the other."""
     return opened(request.param)
+
+
+@pytest.fixture(scope="session")
+def kernel_device():
+    """Where Triton's kernels run: a GPU, or a CPU through Triton's interpreter."""
+    if find_spec("triton") is None:
+        pytest.skip("no triton here; `make kernels` gets it and runs these tests")
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")

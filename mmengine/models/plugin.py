@@ -116,7 +116,11 @@ class ModelSpec:
 
 
 class AttentionPort(Protocol):
-    """What a decoder layer sees of the paged cache; t tokens of a ragged batch."""
+    """What a decoder layer sees of the paged cache; t tokens of a ragged batch.
+
+    A port whose blocks hold plain values may also have `cache_of(layer)`: the layer's blocks
+    [n, 2, block_size, num_kv_heads, head_dim] and the step's slots, int64 [t], for a kernel that stores k
+    and v itself; `append` is then not called for that layer."""
 
     def append(self, layer: int, k: Any, v: Any) -> None:
         """Store k and v, each [t, num_kv_heads, head_dim], at the step's slots."""

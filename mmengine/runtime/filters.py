@@ -19,7 +19,12 @@ def apply_temperature(logits: torch.Tensor, temperature: torch.Tensor) -> torch.
 
 
 def keep_top(logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, largest_k: int) -> torch.Tensor:
-    """Keep the `top_k` most likely tokens, then of these the fewest that reach mass `top_p`.
+    """Keep the `top_k` most likely tokens, then of these the fewest that reach mass `top_p`."""
+    return logits.masked_fill(logits < top_bound(logits, top_k, top_p, largest_k), NEVER)
+
+
+def top_bound(logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, largest_k: int) -> torch.Tensor:
+    """The least logit that `keep_top` keeps: [r, 1].
 
     A row's top_k is int64 in 1 to `largest_k`, which is at most vocab_size (a row without top-k:
     vocab_size); top_p 1 keeps all. The most likely token always stays. Both work on the k largest
@@ -32,8 +37,7 @@ def keep_top(logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, lar
     before[:, 0] = 0
     # Rounding must not cut a tail where the row asks for all of it.
     kept = ((before < top_p) | (top_p >= 1)) & among
-    least = best.gather(-1, kept.sum(-1, keepdim=True) - 1)
-    return logits.masked_fill(logits < least, NEVER)
+    return best.gather(-1, kept.sum(-1, keepdim=True) - 1)
 
 
 def keep_min_p(logits: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:

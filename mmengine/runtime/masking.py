@@ -5,6 +5,7 @@ import ctypes
 import numpy as np
 import torch
 
+from mmengine.gpu.sampling import sampling_kernels
 from mmengine.native import library
 from mmengine.runtime.filters import NEVER
 from mmengine.runtime.upload import upload
@@ -36,7 +37,7 @@ def keep_allowed(
     other rows may stay as they are. A row that holds NaN gives anything.
     """
     if logits.device.type != "cpu":
-        return _keep_there(logits, masks)
+        return keep_there(logits, masks)
     kernels = library.load() if logits.stride(1) == 1 else None
     if kernels is None:
         return _keep_in_numpy(logits.numpy(), masks)
@@ -66,9 +67,12 @@ def _keep_in_numpy(logits: np.ndarray, masks: Masks) -> tuple[torch.Tensor, torc
     return torch.from_numpy(logits[masks.picked, tokens]), torch.from_numpy(tokens)
 
 
-def _keep_there(logits: torch.Tensor, masks: Masks) -> tuple[torch.Tensor, torch.Tensor]:
+def keep_there(logits: torch.Tensor, masks: Masks) -> tuple[torch.Tensor, torch.Tensor]:
     """On another device, without waiting for it (not yet run on a GPU)."""
     places, bits = upload(masks.picked, logits.device), upload(masks.bits.view(np.int32), logits.device)
+    kernels = sampling_kernels(logits.device)
+    if kernels is not None and logits.stride(1) == 1:
+        return kernels.keep_allowed(logits, places, bits)
     shifts = torch.arange(32, device=logits.device, dtype=torch.int32)
     allowed = ((bits[:, :, None] >> shifts) & 1).flatten(1)[:, : logits.shape[1]].bool()
     kept = logits[places].masked_fill(~allowed, NEVER)

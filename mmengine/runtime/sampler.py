@@ -23,7 +23,9 @@ import numpy as np
 import torch
 
 from mmengine.core.executor import Admission
+from mmengine.gpu.sampling import sampling_kernels
 from mmengine.runtime.drawing import UNSURE, draw_tokens
+from mmengine.runtime.drawing_gpu import draw_on_gpu
 from mmengine.runtime.filters import NEVER, apply_temperature, keep_min_p, keep_top
 from mmengine.runtime.gumbel import gumbel_noise
 from mmengine.runtime.masking import keep_allowed
@@ -247,6 +249,9 @@ class Sampler:
 
     def _draw(self, logits: torch.Tensor, options: np.ndarray, batch: SampleRows) -> torch.Tensor:
         """Step 4: int64 [r], every row has a temperature."""
+        kernels = sampling_kernels(logits.device)
+        if kernels is not None:
+            return draw_on_gpu(kernels, logits, options, batch.columns, batch.output_index)
         drawn = (
             draw_tokens(logits, batch.columns, batch.output_index) if logits.device.type == "cpu" else None
         )

@@ -7,15 +7,18 @@ import torch
 from torch import Tensor
 
 from mmengine.errors import ConfigError, ModelError
+from mmengine.gpu.text_ops import text_ops
 from mmengine.models.plugin import AttentionPort, ModelSpec, Taps
 from mmengine.models.reader import WeightReader
 from mmengine.native import library as native
 from mmengine_qwen3_vl.config import ModelConfig, TextConfig, read_config
+from mmengine_qwen3_vl.fused_text import FusedTextDecoder
 from mmengine_qwen3_vl.loading import open_weights
 from mmengine_qwen3_vl.native_text import NativeTextDecoder, fits
 from mmengine_qwen3_vl.text import TextDecoder
 from mmengine_qwen3_vl.vision import VisionTower
 
+AnyTextDecoder = TextDecoder | NativeTextDecoder | FusedTextDecoder
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -25,7 +28,7 @@ class Qwen3VL:
     def __init__(
         self,
         config: ModelConfig,
-        text: TextDecoder | NativeTextDecoder,
+        text: AnyTextDecoder,
         vision: VisionTower,
         device: torch.device,
         dtype: torch.dtype,
@@ -71,16 +74,18 @@ def load_model(folder: Path, *, device: str, dtype: str) -> Qwen3VL:
     config = read_config(folder)
     try:
         with torch.inference_mode(), open_weights(folder, config, where, DTYPES[dtype]) as weights:
-            text = _text_decoder(config.text, weights, where, DTYPES[dtype])
+            text = text_decoder(config.text, weights, where, DTYPES[dtype])
             vision = VisionTower(config.vision, weights, where)
     except torch.OutOfMemoryError:
         raise ModelError(f"{folder} does not fit the memory of {device} in {dtype}") from None
     return Qwen3VL(config, text, vision, where, DTYPES[dtype])
 
 
-def _text_decoder(
+def text_decoder(
     config: TextConfig, weights: WeightReader, device: torch.device, dtype: torch.dtype
-) -> TextDecoder | NativeTextDecoder:
+) -> AnyTextDecoder:
+    if device.type == "cuda":
+        return FusedTextDecoder(config, weights, device, text_ops(device, dtype))
     library = native.load() if fits(config, device, dtype) else None
     if library is None:
         return TextDecoder(config, weights, device)

@@ -19,7 +19,7 @@ from mmengine_qwen3_vl.prepacked import Linear, linear_of
 
 
 @dataclass(slots=True)
-class _Layer:
+class Layer:
     input_norm: Tensor  # [hidden]
     qkv: Linear  # hidden to (heads + 2 * kv_heads) * head_dim
     qk_norm: Tensor  # [heads + kv_heads, head_dim]: q's weight on each head, then k's
@@ -34,7 +34,7 @@ class TextDecoder:
 
     def __init__(self, config: TextConfig, weights: WeightReader, device: torch.device) -> None:
         self.config = config
-        self._layers = [_read_layer(config, weights, i) for i in range(config.num_layers)]
+        self._layers = [read_layer(config, weights, i) for i in range(config.num_layers)]
         self._norm = weights.read("text.norm.weight")
         self._embedding = weights.read("text.embed_tokens.weight")
         # A head stored beside a tied config counts only when it differs, as in transformers.
@@ -68,7 +68,7 @@ class TextDecoder:
         hidden = embeds
         for index, layer in enumerate(self._layers):
             if taps is not None:
-                _tap(taps, index, hidden)
+                tap(taps, index, hidden)
             normed = self._rms_norm(hidden, layer.input_norm, eps)
             hidden = hidden + self._attend(index, layer, normed, cos, sin, attention)
             normed = self._rms_norm(hidden, layer.post_norm, eps)
@@ -77,11 +77,11 @@ class TextDecoder:
             if deepstack is not None and index < len(deepstack):
                 hidden = hidden + deepstack[index]
         if taps is not None:
-            _tap(taps, len(self._layers), hidden)
+            tap(taps, len(self._layers), hidden)
         return self._rms_norm(hidden, self._norm, eps)
 
     def _attend(
-        self, index: int, layer: _Layer, normed: Tensor, cos: Tensor, sin: Tensor, attention: AttentionPort
+        self, index: int, layer: Layer, normed: Tensor, cos: Tensor, sin: Tensor, attention: AttentionPort
     ) -> Tensor:
         c = self.config
         qkv = layer.qkv(normed).view(len(normed), -1, c.head_dim)
@@ -118,7 +118,7 @@ class Rotary:
         return angles.cos(), angles.sin()
 
 
-def _tap(taps: Taps, layer: int, hidden: Tensor) -> None:
+def tap(taps: Taps, layer: int, hidden: Tensor) -> None:
     for place, tapped in enumerate(taps.layers):
         if tapped == layer:
             taps.rows[:, place * hidden.shape[1] :][:, : hidden.shape[1]] = hidden
@@ -132,7 +132,7 @@ def _rms_norm_rounded(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return F.rms_norm(x, weight.shape, None, eps) * weight
 
 
-def _read_layer(config: TextConfig, weights: WeightReader, index: int) -> _Layer:
+def read_layer(config: TextConfig, weights: WeightReader, index: int) -> Layer:
     def read(*names: str) -> Tensor:
         return weights.read(*(f"text.layers.{index}.{name}" for name in names))
 
@@ -142,7 +142,7 @@ def _read_layer(config: TextConfig, weights: WeightReader, index: int) -> _Layer
 
     projections = [f"self_attn.{name}_proj" for name in ("q", "k", "v")]
     q_norm, k_norm = read("self_attn.q_norm.weight"), read("self_attn.k_norm.weight")
-    return _Layer(
+    return Layer(
         input_norm=read("input_layernorm.weight"),
         qkv=linear(*projections, biased=config.attention_bias),
         qk_norm=torch.cat((q_norm.expand(config.num_heads, -1), k_norm.expand(config.num_kv_heads, -1))),

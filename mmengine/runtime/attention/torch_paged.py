@@ -51,12 +51,13 @@ class TorchPagedAttention:
         self._block_size = kv.block_size
         self._device, self._dtype = kv.blocks.device, kv.blocks.dtype
         # One view to write tokens, one to read pages: page 2 * block holds K, the next one V.
+        self._layers = kv.layers
         self._tokens = [layer.view(-1, self._kv_heads, self._head_dim) for layer in kv.layers]
         self._page_values = kv.block_size * self._kv_heads * self._head_dim
         self._pages = [layer.view(-1, self._page_values) for layer in kv.layers]
         self._workspace = torch.empty(0, dtype=self._dtype, device=self._device)
         self._groups: list[Group] = []
-        self._k_places = self._v_places = torch.empty(0, dtype=torch.int64)
+        self._slots = self._k_places = self._v_places = torch.empty(0, dtype=torch.int64)
 
     def begin(self, meta: AttentionMeta) -> None:
         # A block's K and V follow one another: slot s has K at s + block * block_size. Sizes are powers of 2.
@@ -65,7 +66,7 @@ class TorchPagedAttention:
         # in place of one of another request, in which there may be NaN.
         blocks = torch.arange(table.shape[1], device=self._device) * self._block_size
         table *= blocks < lens[:, None]
-        self._k_places = slots + (slots & -self._block_size)
+        self._slots, self._k_places = slots, slots + (slots & -self._block_size)
         self._v_places = self._k_places + self._block_size
         starts = np.cumsum(meta.query_lens) - meta.query_lens
         decode = meta.query_lens == 1
@@ -78,6 +79,10 @@ class TorchPagedAttention:
         need = max(group.pages.numel() for group in self._groups) * self._page_values
         if self._workspace.numel() < need:
             self._workspace = torch.empty(need, dtype=self._dtype, device=self._device)
+
+    def cache_of(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """See AttentionPort."""
+        return self._layers[layer], self._slots
 
     def append(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
         tokens = self._tokens[layer]

@@ -1,0 +1,48 @@
+"""Which sampling kernels there are for a device. Not yet run on a GPU."""
+
+from functools import cache
+from types import ModuleType
+
+import torch
+
+_EXAMPLE = 70  # tokens of the vocabulary that kernels are tried on
+
+
+def sampling_kernels(device: torch.device) -> ModuleType | None:
+    """mmengine.gpu.sampling_kernels, where they run on `device` and give the tokens they should."""
+    return _tried(device)[0] if device.type == "cuda" else None
+
+
+def describe(device: torch.device) -> str:
+    """Who samples on `device`: Triton, or torch and why."""
+    if device.type != "cuda":
+        return "the CPU's kernels"
+    return _tried(device)[1]
+
+
+@cache
+def _tried(device: torch.device) -> tuple[ModuleType | None, str]:
+    try:
+        import triton
+
+        from mmengine.gpu import sampling_kernels
+
+        if not gives_known_tokens(sampling_kernels, device):
+            return None, f"torch (triton {triton.__version__} gives other tokens)"
+    except Exception as error:  # a compiler, a driver or a version that does not fit: torch serves as well
+        return None, f"torch ({type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]})"
+    return sampling_kernels, f"triton {triton.__version__}"
+
+
+def gives_known_tokens(kernels: ModuleType, device: torch.device) -> bool:
+    """Tries each kernel once. What is drawn from equal logits is the largest of the noise of seed 1, output 2
+    and sample 3, as runtime/gumbel.py has it: token 15 of 70."""
+    logits, zero = torch.zeros(1, _EXAMPLE, device=device), torch.zeros(1, device=device)
+    keys = torch.tensor([[1], [2], [3]], device=device)
+    ramp = torch.arange(_EXAMPLE, device=device).float()[None]
+    least = kernels.top_p_bound(ramp, ramp.amax(-1), zero + 1, zero + 0.7)  # e**0 / sum(e**-n): 0.632, 0.865
+    drawn = kernels.draw(logits, zero, zero + 1, zero - 1, keys)
+    bits = torch.tensor([[0b1010, 0, 0]], dtype=torch.int32, device=device)
+    largest, token = kernels.keep_allowed(ramp, zero.long(), bits)
+    found = (float(least), int(drawn), float(largest), int(token), float(ramp.isfinite().sum()))
+    return found == (-1.0, 15, 3.0, 3, 2.0)

@@ -1,0 +1,176 @@
+"""From logits to tokens: the steps of runtime/filters.py and runtime/gumbel.py, and masks, in one pass.
+
+A row is cut into chunks, a program each, which leave their best; torch takes the best of those.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+CHUNK = 4096  # tokens a program; four times the lanes, since one call of Philox gives the noise of four
+
+
+@triton.jit
+def _noise(bits):
+    """Standard Gumbel of 32 random bits, as runtime/gumbel.py defines it."""
+    uniform = tl.minimum((bits.to(tl.float32) + 0.5) * 2.3283064365386963e-10, 0.9999999403953552)
+    # log1p(-u) by the logarithm alone (Kahan): what 1 - u loses is divided out again.
+    rest = 1.0 - uniform
+    lost = rest - 1.0
+    logs = tl.where(lost == 0.0, -uniform, tl.log(rest) * (-uniform / tl.where(lost == 0.0, 1.0, lost)))
+    return -tl.log(-logs)
+
+
+@triton.jit
+def _scaled(logits, largest, temperature):
+    return tl.div_rn(logits - largest, temperature)
+
+
+@triton.jit
+def _draw_kernel(
+    logits,
+    stride,
+    vocab,
+    largest,
+    temperature,
+    least,
+    keys,
+    scores,
+    tokens,
+    CHUNK: tl.constexpr,
+):
+    """See `draw`."""
+    row, chunk, rows = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(0)
+    seed = tl.load(keys + row).to(tl.uint64, bitcast=True)
+    output = tl.load(keys + rows + row).to(tl.uint32)
+    sample = tl.load(keys + 2 * rows + row).to(tl.uint32)
+    top, heat = tl.load(largest + row), tl.load(temperature + row)
+    bound = tl.load(least + row)
+    fours = chunk * (CHUNK // 4) + tl.arange(0, CHUNK // 4)
+    counter = fours.to(tl.uint32)
+    b0, b1, b2, b3 = tl.philox(seed, counter, counter * 0 + output, counter * 0 + sample, counter * 0)
+    best = tl.full([CHUNK // 4], float("-inf"), tl.float32)
+    token = fours * 4
+    for word in tl.static_range(4):
+        place = fours * 4 + word
+        values = tl.load(logits + row * stride + place, mask=place < vocab, other=float("-inf"))
+        values = _scaled(values, top, heat)
+        bits = b0 if word == 0 else (b1 if word == 1 else (b2 if word == 2 else b3))
+        score = tl.where(values >= bound, values + _noise(bits), float("-inf"))
+        token = tl.where(score > best, place, token)
+        best = tl.maximum(score, best)
+    highest = tl.max(best, 0)
+    first = tl.min(tl.where(best == highest, token, vocab - 1), 0)
+    tl.store(scores + row * tl.num_programs(1) + chunk, highest)
+    tl.store(tokens + row * tl.num_programs(1) + chunk, first)
+
+
+@triton.jit
+def _top_p_kernel(logits, stride, vocab, largest, temperature, top_p, least, CHUNK: tl.constexpr):
+    """A program a row. The kept tokens are those before which less than `top_p` of the mass stands; a token
+    stands by its distance from the row's best, whose bits order as it does, so the bound is found bit by bit,
+    two at a time."""
+    row = tl.program_id(0).to(tl.int64)
+    top, heat, share = tl.load(largest + row), tl.load(temperature + row), tl.load(top_p + row)
+    source = logits + row * stride
+    total = 0.0
+    for start in range(0, vocab, CHUNK):
+        place = start + tl.arange(0, CHUNK)
+        values = tl.load(source + place, mask=place < vocab, other=float("-inf"))
+        total += tl.sum(tl.exp(_scaled(values, top, heat)))
+    wanted = share * total
+    found = tl.full([], 0, tl.uint32)
+    for turn in range(16):
+        step = tl.full([], 1, tl.uint32) << (30 - 2 * turn)
+        one, two, three = 0.0, 0.0, 0.0
+        for start in range(0, vocab, CHUNK):
+            place = start + tl.arange(0, CHUNK)
+            values = tl.load(source + place, mask=place < vocab, other=float("-inf"))
+            values = _scaled(values, top, heat)
+            mass, bits = tl.exp(values), tl.abs(values).to(tl.uint32, bitcast=True)
+            one += tl.sum(tl.where(bits < found + step, mass, 0.0))
+            two += tl.sum(tl.where(bits < found + 2 * step, mass, 0.0))
+            three += tl.sum(tl.where(bits < found + 3 * step, mass, 0.0))
+        found += step * ((one < wanted).to(tl.uint32) + (two < wanted) + (three < wanted))
+    found = tl.minimum(found, 0x7F800000)  # infinity: nothing is left out
+    tl.store(least + row, -found.to(tl.float32, bitcast=True))
+
+
+@triton.jit
+def _mask_kernel(logits, stride, vocab, places, bits, words, scores, tokens, CHUNK: tl.constexpr):
+    index, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row = tl.load(places + index)
+    place = chunk * CHUNK + tl.arange(0, CHUNK)
+    inside = place < vocab
+    word = tl.load(bits + index * words + place // 32, mask=inside, other=0)
+    allowed = ((word >> (place % 32)) & 1) != 0
+    target = logits + row * stride + place
+    values = tl.where(allowed, tl.load(target, mask=inside, other=float("-inf")), float("-inf"))
+    tl.store(target, values, mask=inside)
+    highest = tl.max(values, 0)
+    first = tl.min(tl.where(values == highest, place, vocab - 1), 0)
+    tl.store(scores + index * tl.num_programs(1) + chunk, highest)
+    tl.store(tokens + index * tl.num_programs(1) + chunk, first)
+
+
+def draw(
+    logits: torch.Tensor,
+    largest: torch.Tensor,
+    temperature: torch.Tensor,
+    least: torch.Tensor,
+    keys: torch.Tensor,
+) -> torch.Tensor:
+    """int64 [r]: the tokens that filters.apply_temperature and gumbel.gumbel_noise give for float32 logits
+    [r, vocab] with contiguous rows, among those whose logit, less `largest` and over `temperature` (float32
+    [r], above 0), is `least` [r] or more. `keys`, int64 [3, r]: seeds, output and sample indices."""
+    rows, vocab = logits.shape
+    scores, tokens = _partial(rows, vocab, logits.device)
+    _draw_kernel[scores.shape](
+        logits, logits.stride(0), vocab, largest, temperature, least, keys, scores, tokens, CHUNK=CHUNK
+    )
+    return _best(scores, tokens)[1]
+
+
+def top_p_bound(
+    logits: torch.Tensor, largest: torch.Tensor, temperature: torch.Tensor, top_p: torch.Tensor
+) -> torch.Tensor:
+    """float32 [r]: `least` of `draw` that leaves the fewest tokens of mass `top_p` [r], in 0 to 1 without
+    either, and their equals."""
+    least = torch.empty_like(largest)
+    _top_p_kernel[(len(logits),)](
+        logits,
+        logits.stride(0),
+        logits.shape[1],
+        largest,
+        temperature,
+        top_p,
+        least,
+        CHUNK=CHUNK,
+        num_warps=8,
+    )
+    return least
+
+
+def keep_allowed(
+    logits: torch.Tensor, places: torch.Tensor, bits: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Excludes, in place, what `bits` (int32 [m, words]) do not allow in rows `places` (int64 [m]) of float32
+    logits [s, vocab]; gives each one's largest logit left and its token (int64), of equals the lowest."""
+    scores, tokens = _partial(len(places), logits.shape[1], logits.device)
+    _mask_kernel[scores.shape](
+        logits, logits.stride(0), logits.shape[1], places, bits, bits.shape[1], scores, tokens, CHUNK=CHUNK
+    )
+    return _best(scores, tokens)
+
+
+def _partial(rows: int, vocab: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Room for the best score and its token of each row and chunk."""
+    shape = rows, -(-vocab // CHUNK)
+    return torch.empty(shape, device=device), torch.empty(shape, dtype=torch.int64, device=device)
+
+
+def _best(scores: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of equals the first: a chunk's place is its score's, if only it is the first that is so high."""
+    highest = scores.amax(-1, keepdim=True)
+    behind = tokens.amax() + 1
+    return highest[:, 0], torch.where(scores == highest, tokens, behind).amin(-1)

@@ -1,0 +1,152 @@
+"""The operations of a decoder layer between its matmuls, from whoever does each in one kernel.
+
+FlashInfer has the norms and the gate; the rotation is a Triton kernel of our own, since M-RoPE, the norm
+of q and k and the way into the KV blocks together are nowhere else. torch does what neither can, and is the
+reference: a kernel that does not build here, or gives other numbers than torch on a small example, is not
+taken. Not yet run on a GPU.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Cache = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class TextOps:
+    """rms_norm(x [t, h], weight [h], eps): a new tensor.
+
+    add_norm(x [t, h], residual [t, h], weight, eps): adds x to `residual` in place, gives its norm, and may
+    write over x.
+
+    silu_mul(gate_up [t, 2 * i]) to [t, i]: silu of the first half times the second.
+
+    norm_rotate(qkv [t, heads + 2 * kv_heads, d], weight [heads + kv_heads, d], cos, sin, eps, heads, cache):
+    norms each head of q and k and rotates it, in place; cos and sin float32 [t, d / 2] without gaps. `cache`:
+    KV blocks [n, 2, block_size, kv_heads, d] and slots int64 [t], where k and v are stored as well; or None.
+
+    `by`: who does each.
+    """
+
+    rms_norm: Callable[[Tensor, Tensor, float], Tensor]
+    add_norm: Callable[[Tensor, Tensor, Tensor, float], Tensor]
+    silu_mul: Callable[[Tensor], Tensor]
+    norm_rotate: Callable[[Tensor, Tensor, Tensor, Tensor, float, int, Cache | None], None]
+    by: dict[str, str] = field(default_factory=dict)
+
+
+def _add_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+    residual.add_(x)
+    return F.rms_norm(residual, weight.shape, weight, eps)
+
+
+def _silu_mul(gate_up: Tensor) -> Tensor:
+    gate, up = gate_up.chunk(2, -1)
+    return F.silu(gate).mul_(up)
+
+
+def _norm_rotate(
+    qkv: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, eps: float, num_heads: int, cache: Cache | None
+) -> None:
+    num_qk, head_dim = weight.shape
+    qk = F.rms_norm(qkv[:, :num_qk].float(), (head_dim,), None, eps) * weight.float()
+    low, high = qk.chunk(2, -1)
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    qkv[:, :num_qk] = torch.cat((low * cos - high * sin, high * cos + low * sin), -1).to(qkv.dtype)
+    if cache is not None:
+        blocks, slots = cache
+        block, place = slots // blocks.shape[2], slots % blocks.shape[2]
+        blocks[block, 0, place] = qkv[:, num_heads:num_qk].to(blocks.dtype)
+        blocks[block, 1, place] = qkv[:, num_qk:].to(blocks.dtype)
+
+
+def torch_ops() -> TextOps:
+    """On any device."""
+    names = dict.fromkeys(("norms", "gate", "rotation"), "torch")
+    return TextOps(
+        lambda x, weight, eps: F.rms_norm(x, weight.shape, weight, eps),
+        _add_norm,
+        _silu_mul,
+        _norm_rotate,
+        names,
+    )
+
+
+def text_ops(device: torch.device, dtype: torch.dtype) -> TextOps:
+    """The best there is for `device` and `dtype`; `by` says why where that is torch."""
+    ops = torch_ops()
+    if device.type != "cuda":
+        return ops
+    for name, make in (("norms", _flashinfer_norms), ("gate", _flashinfer_gate), ("rotation", our_rotation)):
+        ops = choose(ops, name, make, device, dtype)
+    return ops
+
+
+def choose(
+    ops: TextOps,
+    name: str,
+    make: Callable[[], tuple[str, dict[str, Any]]],
+    device: torch.device,
+    dtype: torch.dtype,
+) -> TextOps:
+    """`ops` with what `make` gives (who, and functions by field), if that runs here with torch's numbers."""
+    try:
+        who, functions = make()
+        better = replace(ops, **functions, by=ops.by | {name: who})
+        gap = _largest_gap(better, device, dtype)
+    except Exception as error:  # a compiler, a driver or a version that does not fit: torch serves as well
+        why = f"torch ({type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]})"
+        return replace(ops, by=ops.by | {name: why})
+    if gap <= 8 * torch.finfo(dtype).eps:
+        return better
+    return replace(ops, by=ops.by | {name: f"torch ({who} is {gap:.1e} off it)"})
+
+
+def _largest_gap(ops: TextOps, device: torch.device, dtype: torch.dtype) -> float:
+    """How far `ops` are from torch's on a small example, beside the largest value."""
+    mine, wanted = _example(ops, device, dtype), _example(torch_ops(), device, dtype)
+    gaps = [float((a - b).abs().max() / b.abs().max()) for a, b in zip(mine, wanted, strict=True)]
+    return max(gap if gap == gap else float("inf") for gap in gaps)
+
+
+def _example(ops: TextOps, device: torch.device, dtype: torch.dtype) -> list[Tensor]:
+    """What `ops` make of the same numbers, float32: five tokens, four heads of 64, two of them of k and v."""
+    ramp = torch.arange(5 * 256, device=device, dtype=torch.float32).view(5, 256)
+    x, residual = ramp.sin().to(dtype), (ramp * 0.7).cos().to(dtype)
+    weight = (1 + 0.1 * ramp[0].sin()).to(dtype)
+    found = [ops.rms_norm(x.clone(), weight, 1e-6), ops.silu_mul(x.clone())]
+    found += [ops.add_norm(x.clone(), residual, weight, 1e-6), residual]
+    qkv, angles = x.clone().view(5, 4, 64), ramp[:, :32] * 0.01
+    blocks = torch.zeros(2, 2, 4, 1, 64, device=device, dtype=dtype)
+    slots = torch.tensor([4, 5, 6, 7, 2], device=device)
+    ops.norm_rotate(qkv, weight[:192].view(3, 64), angles.cos(), angles.sin(), 1e-6, 2, (blocks, slots))
+    return [each.float() for each in (*found, qkv, blocks)]
+
+
+def _flashinfer_norms() -> tuple[str, dict[str, Any]]:
+    import flashinfer
+
+    def add_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        flashinfer.fused_add_rmsnorm(x, residual, weight, eps)
+        return x
+
+    return f"flashinfer {flashinfer.__version__}", {"rms_norm": flashinfer.rmsnorm, "add_norm": add_norm}
+
+
+def _flashinfer_gate() -> tuple[str, dict[str, Any]]:
+    import flashinfer
+
+    return f"flashinfer {flashinfer.__version__}", {"silu_mul": flashinfer.silu_and_mul}
+
+
+def our_rotation() -> tuple[str, dict[str, Any]]:
+    import triton
+
+    from mmengine.gpu.text_kernels import norm_rotate
+
+    return f"triton {triton.__version__}", {"norm_rotate": norm_rotate}

@@ -1,0 +1,46 @@
+"""Tokens drawn on a GPU: those of filters.py and gumbel.py, with the filters as a bound on a row's logits.
+
+Not yet run on a GPU. Nothing here waits for the device.
+"""
+
+from types import ModuleType
+
+import numpy as np
+import torch
+
+from mmengine.runtime.filters import MIN_TEMPERATURE, apply_temperature, top_bound
+from mmengine.runtime.rows import TOP_K, TOP_P
+from mmengine.runtime.upload import upload
+
+
+def draw_on_gpu(
+    kernels: ModuleType,
+    logits: torch.Tensor,
+    options: np.ndarray,
+    columns: np.ndarray,
+    output_index: np.ndarray,
+) -> torch.Tensor:
+    """A token (int64 [r]) for each row of float32 logits [r, vocab_size]; `columns` [r] are the rows'
+    records, each with a temperature, `options` theirs; `kernels`: gpu.sampling_kernels."""
+    if logits.stride(1) != 1:
+        logits = logits.contiguous()
+    device = logits.device
+    with np.errstate(divide="ignore"):
+        log_min_p = np.log(columns["min_p"])  # -inf: off
+    heat = np.maximum(columns["temperature"], np.float32(MIN_TEMPERATURE))
+    temperature, top_p, least = upload(np.stack((heat, columns["top_p"], log_min_p)), device)
+    largest = logits.amax(-1)
+    picked = np.flatnonzero(options & TOP_K)
+    if len(picked):
+        top_k = columns["top_k"][picked].astype(np.int64)
+        index, counts = upload(np.stack((picked, top_k)), device)
+        scaled = apply_temperature(logits[index], temperature[index, None])
+        found = top_bound(scaled, counts[:, None], top_p[index, None], int(top_k.max()))
+        least[index] = torch.maximum(least[index], found[:, 0])
+    picked = np.flatnonzero((options & (TOP_K | TOP_P)) == TOP_P)
+    if len(picked):
+        index = upload(picked, device)
+        found = kernels.top_p_bound(logits[index], largest[index], temperature[index], top_p[index])
+        least[index] = torch.maximum(least[index], found)
+    keys = (columns["seed"], output_index, columns["sample_index"])
+    return kernels.draw(logits, largest, temperature, least, upload(np.stack(keys).astype(np.int64), device))

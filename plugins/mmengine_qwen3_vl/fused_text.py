@@ -1,0 +1,85 @@
+"""The text decoder on a GPU: what lies between two matmuls is one kernel. Not yet run on a GPU.
+
+A layer is four matmuls, attention, and four kernels: norm, rotation (with the norm of q and k, and k and v
+stored where attention reads them), residual and norm, gate. Cosines and sines are worked out once a step.
+The kernels round once where text.py, as transformers, rounds more often.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mmengine.gpu.text_ops import TextOps
+from mmengine.models.plugin import AttentionPort, Taps
+from mmengine.models.reader import WeightReader
+from mmengine_qwen3_vl.config import TextConfig
+from mmengine_qwen3_vl.loading import HEAD
+from mmengine_qwen3_vl.text import Layer, Rotary, read_layer, tap
+
+
+class FusedTextDecoder:
+    """See TextDecoder. Keeps no state between calls."""
+
+    def __init__(self, config: TextConfig, weights: WeightReader, device: torch.device, ops: TextOps) -> None:
+        self.config, self.ops = config, ops
+        self._layers = [read_layer(config, weights, i) for i in range(config.num_layers)]
+        self._norm = weights.read("text.norm.weight")
+        self._embedding = weights.read("text.embed_tokens.weight")
+        tied = HEAD not in weights or (config.tied and weights.same(HEAD, "text.embed_tokens.weight"))
+        self._head = self._embedding if tied else weights.read(HEAD)
+        self._rotary = Rotary(config, device)
+
+    def embed(self, input_ids: Tensor) -> Tensor:
+        """int64 [t] to [t, hidden]."""
+        return F.embedding(input_ids, self._embedding)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Normed hidden states [s, hidden] to float32 [s, vocab]."""
+        return F.linear(hidden, self._head).float()
+
+    def forward(
+        self,
+        embeds: Tensor,
+        deepstack: Tensor | None,
+        positions: Tensor,
+        attention: AttentionPort,
+        taps: Taps | None = None,
+    ) -> Tensor:
+        """embeds [t, hidden], deepstack [n, t, hidden] (zero at text) or None, positions int64 [3, t]
+        to normed hidden states [t, hidden]. Fills the rows of `taps`."""
+        angles = self._rotary.halves(positions)
+        eps, ops = self.config.rms_norm_eps, self.ops
+        residual = embeds.clone()  # the one that is added to
+        if taps is not None:
+            tap(taps, 0, residual)
+        normed = ops.rms_norm(residual, self._layers[0].input_norm, eps)
+        next_norms = [*(layer.input_norm for layer in self._layers[1:]), self._norm]
+        for index, (layer, next_norm) in enumerate(zip(self._layers, next_norms, strict=True)):
+            mixed = self._attend(index, layer, normed, angles, attention)
+            normed = ops.add_norm(mixed, residual, layer.post_norm, eps)
+            added = layer.down(ops.silu_mul(layer.gate_up(normed)))
+            if deepstack is not None and index < len(deepstack):
+                residual.add_(added).add_(deepstack[index])
+                normed = ops.rms_norm(residual, next_norm, eps)
+            else:
+                normed = ops.add_norm(added, residual, next_norm, eps)
+            if taps is not None:
+                tap(taps, index + 1, residual)
+        return normed
+
+    def _attend(
+        self,
+        index: int,
+        layer: Layer,
+        normed: Tensor,
+        angles: tuple[Tensor, Tensor],
+        attention: AttentionPort,
+    ) -> Tensor:
+        c = self.config
+        qkv = layer.qkv(normed).view(len(normed), -1, c.head_dim)
+        cache = attention.cache_of(index) if hasattr(attention, "cache_of") else None
+        self.ops.norm_rotate(qkv, layer.qk_norm, *angles, c.rms_norm_eps, c.num_heads, cache)
+        q, k, v = qkv.split((c.num_heads, c.num_kv_heads, c.num_kv_heads), 1)
+        if cache is None:
+            attention.append(index, k, v)
+        return layer.out(attention.run(index, q).reshape(len(normed), -1))

@@ -1,0 +1,111 @@
+"""Tokens drawn by our Triton kernels are those of the filters, the noise and the masks of the CPU."""
+
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mmengine.gpu import sampling
+from mmengine.runtime import masking
+from mmengine.runtime import sampler as sampler_module
+from mmengine.runtime.drawing_gpu import draw_on_gpu
+from mmengine.runtime.filters import apply_temperature, keep_top
+from mmengine.structured_output.rows import Masks
+from tests.runtime.sampling_bench import Bench, random_logits, random_sampling
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def kernels(kernel_device):
+    """In small chunks, so that there are many: a row of 300 tokens has 19."""
+    from mmengine.gpu import sampling_kernels
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sampling_kernels, "CHUNK", 16)
+        yield sampling_kernels
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    """Draws on a CPU by torch's operations, one after the other."""
+    monkeypatch.setattr(sampler_module, "draw_tokens", lambda *args: None)
+
+
+@pytest.mark.parametrize("vocab_size", [1, 5, 61, 300])
+def test_tokens_are_those_of_the_steps(vocab_size, kernels, kernel_device, steps):
+    random = np.random.default_rng(vocab_size)
+    for _ in range(2):
+        samplings = [random_sampling(random, vocab_size) for _ in range(6)]
+        bench = Bench(vocab_size, samplings, random)
+        logits = random_logits(random, 6, vocab_size)
+        options, columns = bench.batch.columns["options"], bench.batch.columns
+        got = draw_on_gpu(kernels, logits.to(kernel_device), options, columns, bench.batch.output_index)
+        assert got.tolist() == bench.tokens(logits)
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.integers(1, 90), st.floats(0.001, 0.999), st.floats(0.05, 20), st.integers(0, 99))
+def test_the_bound_keeps_what_sorting_keeps(kernels, kernel_device, vocab_size, share, heat, seed):
+    random = np.random.default_rng(seed)
+    logits = random_logits(random, 2, vocab_size)
+    logits[:, 0] = logits[:, 0].clamp(min=0)  # something is finite
+    top_p, temperature = torch.full((2,), share), torch.full((2,), heat)
+    scaled = apply_temperature(logits, temperature[:, None])
+    wanted = keep_top(scaled, torch.full((2, 1), vocab_size), top_p[:, None], vocab_size).isfinite()
+    there = [each.to(kernel_device) for each in (logits, logits.amax(-1), temperature, top_p)]
+    found = (scaled >= kernels.top_p_bound(*there).cpu()[:, None]) & scaled.isfinite()
+    for row in range(2):
+        if not torch.equal(found[row], wanted[row]):  # only where rounding of sums decides
+            mass = scaled[row].double().softmax(-1)
+            before = torch.stack([mass[scaled[row] > value].sum() for value in scaled[row]])
+            assert (before - share).abs().min() < 1e-6
+
+
+@pytest.mark.parametrize("vocab", [1, 16, 31, 33, 77, 150])
+def test_masks_exclude_what_they_exclude_on_a_cpu(vocab, kernels, kernel_device, monkeypatch):
+    """By the very function that a GPU takes, with ties, and rows that no mask is of left as they were."""
+    monkeypatch.setattr(masking, "sampling_kernels", lambda device: kernels)
+    random = np.random.default_rng(vocab)
+    logits = random.integers(-3, 4, (5, vocab)).astype(np.float32)
+    picked = np.sort(random.permutation(5)[:3])
+    bits = random.integers(0, 2**32, (3, -(-vocab // 32)), np.uint32)
+    bits[:, 0] |= 1
+    masks = Masks(picked, bits)
+    there, here = torch.from_numpy(logits).to(kernel_device), torch.from_numpy(logits.copy())
+    largest, tokens = masking.keep_there(there, masks)
+    wanted_largest, wanted = masking.keep_allowed(here, masks, np.ones(3, bool))
+    assert torch.equal(largest.cpu(), wanted_largest) and torch.equal(tokens.cpu(), wanted)
+    assert torch.equal(there.cpu(), here)
+
+
+def test_kernels_are_tried_before_they_are_taken(kernels, kernel_device):
+    assert sampling.gives_known_tokens(kernels, kernel_device)
+    for name in ("draw", "top_p_bound", "keep_allowed"):
+        names = ("draw", "top_p_bound", "keep_allowed")
+        wrong = SimpleNamespace(**{each: getattr(kernels, each) for each in names})
+        right = getattr(kernels, name)
+        if name == "keep_allowed":
+            setattr(wrong, name, lambda logits, *of, right=right: right(logits.clone(), *of))
+        else:
+            setattr(wrong, name, lambda *of, right=right: right(*of) + 1)
+        assert not sampling.gives_known_tokens(wrong, kernel_device)
+
+
+def test_a_cpu_has_kernels_of_its_own():
+    assert sampling.sampling_kernels(CPU) is None
+
+
+def test_without_triton_torch_samples_and_says_why(monkeypatch):
+    """As on a GPU: the device is only looked at, nothing runs on it."""
+    monkeypatch.setitem(sys.modules, "triton", None)
+    sampling._tried.cache_clear()
+    try:
+        assert sampling.sampling_kernels(torch.device("cuda")) is None
+        assert sampling.describe(torch.device("cuda")).startswith("torch (ModuleNotFoundError")
+    finally:
+        sampling._tried.cache_clear()

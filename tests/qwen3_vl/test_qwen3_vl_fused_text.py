@@ -1,0 +1,120 @@
+"""The decoder of fused operations gives the logits of the plain one: by torch, and by our kernels."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from qwen3_vl_reference import PagedRows, make_prompt, make_reference, ragged_steps, run_rows
+
+from mmengine.gpu import text_ops
+from mmengine.models.plugin import Taps
+from mmengine.runtime.attention.torch_paged import TorchPagedAttention
+from mmengine_qwen3_vl import model as model_module
+from mmengine_qwen3_vl import plugin
+from mmengine_qwen3_vl.fused_text import FusedTextDecoder
+from mmengine_qwen3_vl.text import TextDecoder
+
+PARTS = ([17], [3, ("image", (4, 6)), 5], [2, ("image", (2, 8)), 1, ("video", (3, 4, 4)), 6], [1])
+CONFIGS = {
+    "tied": {},
+    "untied, biases": {"tied": False, "text": {"attention_bias": True}},
+    "odd sizes, one key-value head": {
+        "text": {
+            "hidden_size": 40,
+            "intermediate_size": 72,
+            "head_dim": 24,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 4, 4]},
+        },
+        "vision": {"out_hidden_size": 40},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    made = {name: tmp_path_factory.mktemp("fused") for name in CONFIGS}
+    for name, folder in made.items():
+        make_reference(folder, seed=3, **CONFIGS[name])
+    return made
+
+
+def load(folder, dtype, make):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            model_module, "text_decoder", lambda config, weights, where, _: make(config, weights, where)
+        )
+        return plugin.load_model(folder, device="cpu", dtype=dtype)
+
+
+def fused(folder, dtype, ops):
+    return load(folder, dtype, lambda config, weights, where: FusedTextDecoder(config, weights, where, ops))
+
+
+def logits_of(model, prompts, attention):
+    steps = ragged_steps(prompts, np.random.default_rng(6), 7)
+    with torch.inference_mode():
+        return run_rows(model, prompts, steps, attention)
+
+
+def runs_of(folder, dtype, ops):
+    """Logits of the plain decoder, and of the fused one over a cache that the operations write to and over
+    one that they do not, for ragged steps of the same prompts."""
+    rng = np.random.default_rng(5)
+    prompts = [make_prompt(parts, rng) for parts in PARTS]
+    model = fused(folder, dtype, ops)
+    yield torch.cat(logits_of(load(folder, dtype, TextDecoder), prompts, None))
+    for hide in ((), ("cache_of",)):
+        attention = PagedRows(TorchPagedAttention, model.spec, model.dtype, len(prompts), hide=hide)
+        assert hasattr(attention, "cache_of") is not bool(hide)
+        yield torch.cat(logits_of(model, prompts, attention))
+
+
+def check(folder, ops):
+    wanted, *got = runs_of(folder, "float32", ops)
+    assert wanted.std() > 0.5
+    for logits in got:
+        assert (logits - wanted).abs().max() < 1e-4 and (logits - wanted).abs().mean() < 1e-5
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_logits_are_those_of_the_plain_decoder(folders, name):
+    check(folders[name], text_ops.torch_ops())
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_in_bfloat16_they_are_as_near_to_float32(folders, name):
+    """The two round in different places, so they are not compared with one another."""
+    exact = next(runs_of(folders[name], "float32", text_ops.torch_ops()))
+    plain, *got = ((each - exact).abs() for each in runs_of(folders[name], "bfloat16", text_ops.torch_ops()))
+    for gaps in got:
+        assert gaps.mean() < 1.1 * plain.mean() and gaps.max() < 1.5 * plain.max()
+
+
+def test_our_kernel_changes_no_logits(folders, kernel_device):
+    if kernel_device.type != "cpu":
+        pytest.skip("the decoder lies on a CPU here; the kernel itself is tested beside torch")
+    _, functions = text_ops.our_rotation()
+    check(folders["odd sizes, one key-value head"], replace(text_ops.torch_ops(), **functions))
+
+
+def test_taps_hold_what_the_plain_decoder_leaves(folders):
+    rows = []
+    for make in (
+        TextDecoder,
+        lambda config, weights, where: FusedTextDecoder(config, weights, where, text_ops.torch_ops()),
+    ):
+        model = load(folders["tied"], "float32", make)
+        embeds = model.embed(torch.arange(6))
+        deepstack = torch.randn(2, *embeds.shape, generator=torch.Generator().manual_seed(1))
+        before = embeds.clone(), deepstack.clone()
+        taps = Taps((0, 1, 2, 3), torch.full((6, 4 * 48), torch.nan))
+        attention = PagedRows(TorchPagedAttention, model.spec, model.dtype, 1)
+        attention.begin([(0, 6)])
+        with torch.inference_mode():
+            model.forward(embeds, deepstack, torch.arange(6).expand(3, 6), attention, taps)
+        assert torch.equal(embeds, before[0]) and torch.equal(deepstack, before[1])
+        rows.append(taps.rows)
+    assert (rows[0] - rows[1]).abs().max() < 1e-4
