@@ -1,6 +1,6 @@
 """What an attention backend is given once a step, and what it must do."""
 
-from typing import ClassVar, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -36,6 +36,17 @@ class AttentionMeta(msgspec.Struct, frozen=True, eq=False):
         return slots, table.view(self.table.shape), kv_lens
 
 
+class Bucket(NamedTuple):
+    """The size of a captured step: so many rows with so many tokens each."""
+
+    num_rows: int
+    query_len: int
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_rows * self.query_len
+
+
 class AttentionBackend(Protocol):
     """Paged attention over a KVPool. Implements models.plugin.AttentionPort, after `begin`.
 
@@ -48,10 +59,15 @@ class AttentionBackend(Protocol):
     """Whether `run` multiplies what stands behind a row's last token, if only by 0: a block is then
     zeroed before it is first written, because of the NaN that an earlier request may have left there."""
 
+    captures: ClassVar[bool]
+    """Whether `append` and `run` may be captured in a CUDA graph behind `begin(meta, bucket)`, and replayed
+    behind any other one of that bucket: all that differs then lies in buffers that stay where they are."""
+
     def __init__(self, spec: ModelSpec, kv: KVPool) -> None: ...
 
-    def begin(self, meta: AttentionMeta) -> None:
-        """Prepare a step; everything that is the same for all layers is built here."""
+    def begin(self, meta: AttentionMeta, bucket: Bucket | None = None) -> None:
+        """Prepare a step; everything that is the same for all layers is built here. `bucket`: the step has
+        its size, and is captured or replayed."""
 
     def append(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
         """Store k and v, each [t, num_kv_heads, head_dim], at the step's slots."""

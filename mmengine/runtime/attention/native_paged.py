@@ -9,7 +9,7 @@ from mmengine.errors import ConfigError
 from mmengine.models.plugin import ModelSpec
 from mmengine.native.dtypes import DTYPES
 from mmengine.native.library import describe, load
-from mmengine.runtime.attention.base import AttentionMeta
+from mmengine.runtime.attention.base import AttentionMeta, Bucket
 from mmengine.runtime.kv import KVPool
 
 MAX_HEAD_DIM = 256
@@ -31,6 +31,7 @@ class NativePagedAttention:
     """See AttentionBackend. A row's result depends neither on the other rows of a step nor on threads."""
 
     reads_unwritten = False
+    captures = False
 
     def __init__(self, spec: ModelSpec, kv: KVPool, library: ctypes.CDLL | None = None) -> None:
         """`library`: the kernels, where not those of this process. Raises ConfigError where they cannot
@@ -56,7 +57,7 @@ class NativePagedAttention:
         )
         self._arrays: tuple[np.ndarray, ...] = ()
 
-    def begin(self, meta: AttentionMeta) -> None:
+    def begin(self, meta: AttentionMeta, bucket: Bucket | None = None) -> None:
         torch.get_num_threads()  # a thread that torch has not met is told how many threads kernels may use
         starts = np.zeros(len(meta.query_lens) + 1, np.int32)
         np.cumsum(meta.query_lens, out=starts[1:])

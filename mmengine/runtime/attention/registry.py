@@ -1,28 +1,48 @@
 """Attention backends by name."""
 
+import structlog
+
 from mmengine.errors import ConfigError
 from mmengine.models.plugin import ModelSpec
 from mmengine.native.library import load
+from mmengine.runtime.attention import flashinfer_here, native_paged
 from mmengine.runtime.attention.base import AttentionBackend
-from mmengine.runtime.attention.native_paged import NativePagedAttention, unfit
+from mmengine.runtime.attention.flashinfer_paged import FlashInferAttention
+from mmengine.runtime.attention.native_paged import NativePagedAttention
 from mmengine.runtime.attention.torch_paged import TorchPagedAttention
 from mmengine.runtime.kv import KVPool
 
 BACKENDS: dict[str, type[AttentionBackend]] = {
+    "flashinfer": FlashInferAttention,
     "native": NativePagedAttention,
     "torch": TorchPagedAttention,
 }
+log = structlog.get_logger("mmengine.operators")
 
 
 def make_backend(name: str, spec: ModelSpec, kv: KVPool) -> AttentionBackend:
-    """The backend called `name`; "auto" takes our kernels where they can be had for the pool and the
-    model's shape, else torch.
+    """The backend called `name`; "auto" takes FlashInfer on a GPU and our kernels on a CPU, where they can be
+    had for the pool and the model's shape, else torch.
 
     Raises ConfigError for a name that is not registered, or a backend that cannot be used here.
     """
     if name == "auto":
-        name = "torch" if unfit(spec, kv) or load() is None else "native"
+        return _automatic(spec, kv)
     if name not in BACKENDS:
         known = ", ".join(["auto", *BACKENDS])
         raise ConfigError(f"there is no attention backend {name!r}; choose one of {known}")
     return BACKENDS[name](spec, kv)
+
+
+def _automatic(spec: ModelSpec, kv: KVPool) -> AttentionBackend:
+    if kv.blocks.device.type == "cpu":
+        is_native = not native_paged.unfit(spec, kv) and load() is not None
+        return (NativePagedAttention if is_native else TorchPagedAttention)(spec, kv)
+    reason = flashinfer_here.unfit(spec, kv)
+    if reason is None:
+        try:
+            return FlashInferAttention(spec, kv)
+        except ConfigError as error:
+            reason = str(error)
+    log.warning("attention by torch, which is slower on a GPU", why=reason)
+    return TorchPagedAttention(spec, kv)

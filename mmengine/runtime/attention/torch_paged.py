@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mmengine.models.plugin import ModelSpec
-from mmengine.runtime.attention.base import AttentionMeta
+from mmengine.runtime.attention.base import AttentionMeta, Bucket
 from mmengine.runtime.kv import KVPool
 from mmengine.runtime.upload import upload
 
@@ -45,6 +45,7 @@ class TorchPagedAttention:
     """See AttentionBackend. Scores of fp32 inputs are computed in fp32."""
 
     reads_unwritten = True
+    captures = False
 
     def __init__(self, spec: ModelSpec, kv: KVPool) -> None:
         self._heads, self._kv_heads, self._head_dim = spec.num_heads, spec.num_kv_heads, spec.head_dim
@@ -59,7 +60,7 @@ class TorchPagedAttention:
         self._groups: list[Group] = []
         self._slots = self._k_places = self._v_places = torch.empty(0, dtype=torch.int64)
 
-    def begin(self, meta: AttentionMeta) -> None:
+    def begin(self, meta: AttentionMeta, bucket: Bucket | None = None) -> None:
         # A block's K and V follow one another: slot s has K at s + block * block_size. Sizes are powers of 2.
         slots, table, lens = meta.on_device(self._device)
         # A group reads as many blocks of each row as its longest has: the dummy block, which holds zeros,

@@ -1,0 +1,211 @@
+"""Paged attention on a GPU by FlashInfer's kernels (fa2). Written from its 0.7.2; not yet run on a GPU.
+
+One plan a step, or two where some rows decode and others do not, made on the host before the layers run.
+Behind `begin(meta, bucket)` what the kernels read lies in buffers that stay where they are, so that a CUDA
+graph captured there may be replayed; all buckets share them, because only one is planned at a time.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from mmengine.errors import ConfigError
+from mmengine.models.plugin import ModelSpec
+from mmengine.runtime.attention.base import AttentionMeta, Bucket
+from mmengine.runtime.attention.flashinfer_desk import Desk
+from mmengine.runtime.attention.flashinfer_here import load, unfit
+from mmengine.runtime.attention.pages import Part, split, whole
+from mmengine.runtime.kv import KVPool
+from mmengine.runtime.upload import upload
+
+LAYOUT, KERNELS = "NHD", "fa2"  # [pages, 2, page_size, kv_heads, head_dim]; fa3 is slower at decoding
+FLOAT_WORKSPACE_BYTES = 256 * 2**20  # for rows whose KV several blocks of threads share
+TENSOR_CORE_GROUP = 4  # heads that share a KV head, from which decoding gains by tensor cores
+FP8 = torch.float8_e4m3fn
+FP8_MOST = torch.finfo(FP8).max
+
+
+class FlashInferAttention:
+    """See AttentionBackend. An fp8 pool holds K and V rounded as they are, with a scale of 1."""
+
+    reads_unwritten = True  # positions that only fill up a captured step read the end of a row's last block
+    captures = True
+
+    def __init__(self, spec: ModelSpec, kv: KVPool, library: Any = None) -> None:
+        """`library`: what stands for the package, in tests. Raises ConfigError where it cannot be used."""
+        if library is None:
+            problem = unfit(spec, kv)
+            if problem:
+                raise ConfigError(
+                    f"attention 'flashinfer' cannot be used: {problem}; choose 'torch' or 'auto'"
+                )
+            library = load()
+        self._library, self._spec, self._device = library, spec, kv.blocks.device
+        self._block_size, self._num_blocks = kv.block_size, kv.num_blocks
+        self._dtype = kv.blocks.dtype
+        self._is_fp8 = self._dtype == FP8
+        stored = (
+            kv.blocks.view(torch.uint8) if self._is_fp8 else kv.blocks
+        )  # fp8 cannot be indexed everywhere
+        self._tokens = [layer.view(-1, spec.num_kv_heads, spec.head_dim) for layer in stored.unbind(0)]
+        self._kv = [(layer[:, 0], layer[:, 1]) for layer in kv.layers]
+        self._floats = torch.zeros(FLOAT_WORKSPACE_BYTES, dtype=torch.uint8, device=self._device)
+        self._desks = {True: Desk(self._device), False: Desk(self._device)}  # by: do its rows decode?
+        self._decode, self._prompt = self._make(True), self._make(False)
+        self._captured: dict[Bucket, Any] = {}
+        self._buffers: tuple[torch.Tensor, ...] = ()  # of captured steps
+        self._calls: list[tuple[slice | torch.Tensor, Any]] = []
+        self._places = torch.empty(0, dtype=torch.int64)  # [2, t], of K and of V
+        self._try()
+
+    def begin(self, meta: AttentionMeta, bucket: Bucket | None = None) -> None:
+        if bucket is None:
+            decode, prompt = split(meta, self._block_size)
+            parts = [(decode, True)] * (decode is not None) + [(prompt, False)] * (prompt is not None)
+        else:
+            parts = [(whole(meta, self._block_size), bucket.query_len == 1)]
+        # A block's K and V follow one another: slot s has K at s + block * block_size. Sizes are powers of 2.
+        k_places = meta.slots + (meta.slots & -self._block_size)
+        places, *lists = self._upload(k_places, [part for part, _ in parts])
+        if bucket is None:
+            self._places = places
+        else:
+            self._places = self._buffers_for(bucket)[0][:, : bucket.num_tokens]
+            self._places.copy_(places)
+        self._calls = []
+        for (part, decodes), (tokens, pages) in zip(parts, lists, strict=True):
+            wrapper = self._wrapper(bucket, decodes)
+            self._plan(wrapper, part, pages, decodes, bucket)
+            self._calls.append((tokens, wrapper))
+
+    def append(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
+        if self._is_fp8:
+            k, v = (x.clamp(-FP8_MOST, FP8_MOST).to(FP8).view(torch.uint8) for x in (k, v))
+        tokens = self._tokens[layer]
+        tokens.index_copy_(0, self._places[0], k)
+        tokens.index_copy_(0, self._places[1], v)
+
+    def run(self, layer: int, q: torch.Tensor) -> torch.Tensor:
+        kv = self._kv[layer]
+        if len(self._calls) == 1:
+            return self._calls[0][1].run(q, kv)
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        for places, wrapper in self._calls:
+            if isinstance(places, slice):
+                wrapper.run(q[places], kv, out=out[places])
+            else:
+                out.index_copy_(0, places, wrapper.run(q.index_select(0, places), kv))
+        return out
+
+    def _plan(
+        self, wrapper: Any, part: Part, pages: torch.Tensor, decodes: bool, bucket: Bucket | None
+    ) -> None:
+        """The starts are on the host, where the plan reads them; the pages are on the device."""
+        spec, size = self._spec, self._block_size
+        starts, last = torch.from_numpy(part.page_starts), torch.from_numpy(part.last_page_len)
+        heads = (spec.num_heads, spec.num_kv_heads, spec.head_dim, size)
+        dtypes = {"q_data_type": self._query_dtype, "kv_data_type": self._dtype}
+        desk = self._desks[decodes]
+        if decodes:
+            desk.plan(wrapper, starts, pages, last, *heads, **dtypes)
+            return
+        queries = torch.from_numpy(part.query_starts)
+        uniform = bucket.query_len if bucket is not None else None
+        desk.plan(wrapper, queries, starts, pages, last, *heads, causal=True, uniform_q_len=uniform, **dtypes)
+
+    @property
+    def _query_dtype(self) -> torch.dtype:
+        return torch.bfloat16 if self._is_fp8 else self._dtype
+
+    def _wrapper(self, bucket: Bucket | None, decodes: bool) -> Any:
+        if bucket is None:
+            return self._decode if decodes else self._prompt
+        if bucket not in self._captured:
+            self._captured[bucket] = self._make(decodes, bucket)
+        return self._captured[bucket]
+
+    def _make(self, decodes: bool, bucket: Bucket | None = None) -> Any:
+        options: dict[str, Any] = {"backend": KERNELS}
+        if bucket is not None:
+            rows, (_, query_starts, page_starts, last_page_len, pages) = bucket.num_rows, self._buffers
+            names = ("paged_kv_indptr", "paged_kv_indices", "paged_kv_last_page_len")
+            parts = (page_starts[: rows + 1], pages[: rows * self._row_pages], last_page_len[:rows])
+            ending = "_buffer" if decodes else "_buf"
+            options |= {f"{name}{ending}": part for name, part in zip(names, parts, strict=True)}
+            options["use_cuda_graph"] = True
+            if not decodes:
+                options["qo_indptr_buf"] = query_starts[: rows + 1]
+        if decodes:
+            options["use_tensor_cores"] = self._spec.num_heads // self._spec.num_kv_heads >= TENSOR_CORE_GROUP
+            wrapper = self._library.BatchDecodeWithPagedKVCacheWrapper(self._floats, LAYOUT, **options)
+        else:
+            wrapper = self._library.BatchPrefillWithPagedKVCacheWrapper(self._floats, LAYOUT, **options)
+        return self._desks[decodes].seat(wrapper, self._floats)
+
+    @property
+    def _row_pages(self) -> int:
+        """The most pages of one row: those of the longest request that the model and the pool take, and those
+        that fill up its drafts."""
+        longest = -(-self._spec.max_model_len // self._block_size) or self._num_blocks
+        return min(longest, self._num_blocks) + 8
+
+    def _buffers_for(self, bucket: Bucket) -> tuple[torch.Tensor, ...]:
+        """places int64 [2, t]; query_starts and page_starts int32 [n + 1], last_page_len [n], pages. Made for
+        the first bucket, which is captured first and must be the largest."""
+        if not self._buffers:
+            rows = bucket.num_rows
+            sizes = (rows + 1, rows + 1, rows, rows * self._row_pages)
+            columns = (torch.zeros(size, dtype=torch.int32, device=self._device) for size in sizes)
+            places = torch.zeros(2, bucket.num_tokens, dtype=torch.int64, device=self._device)
+            self._buffers = (places, *columns)
+        return self._buffers
+
+    def _upload(
+        self, k_places: np.ndarray, parts: list[Part]
+    ) -> tuple[torch.Tensor, *tuple[tuple[slice | torch.Tensor, torch.Tensor], ...]]:
+        """The places of K and V int64 [2, t]; and of each part where its tokens lie, and its pages int32. In
+        one copy."""
+        num_tokens = len(k_places)
+        indices = [part.tokens for part in parts if not isinstance(part.tokens, slice)]
+        num_pages = sum(len(part.pages) for part in parts)
+        fixed = 2 * num_tokens + sum(map(len, indices))
+        packed = np.empty(fixed + (num_pages + 1) // 2, np.int64)
+        packed[:num_tokens] = k_places
+        np.add(k_places, self._block_size, out=packed[num_tokens : 2 * num_tokens])
+        if indices:
+            np.concatenate(indices, out=packed[2 * num_tokens : fixed])
+        np.concatenate([part.pages for part in parts], out=packed[fixed:].view(np.int32)[:num_pages])
+        there = upload(packed, self._device)
+        pages = there[fixed:].view(torch.int32)
+        lists, at, first = [], 2 * num_tokens, 0
+        for part in parts:
+            tokens: slice | torch.Tensor = part.tokens if isinstance(part.tokens, slice) else there[at:]
+            if not isinstance(tokens, slice):
+                tokens = tokens[: len(part.tokens)]
+                at += len(part.tokens)
+            lists.append((tokens, pages[first : first + len(part.pages)]))
+            first += len(part.pages)
+        return there[: 2 * num_tokens].view(2, -1), *lists
+
+    def _try(self) -> None:
+        """Compile what is not compiled yet, and run both kernels once, over zeros in the dummy block: a
+        compiler that is missing is told of now, not in the first step. Raises ConfigError."""
+        spec = self._spec
+        for count in (1, 2):
+            lengths = np.array([count], np.int32)
+            slots, table = np.arange(count, dtype=np.int64), np.zeros((1, count), np.int32)
+            zeros = torch.zeros(
+                count, spec.num_heads, spec.head_dim, dtype=self._query_dtype, device=self._device
+            )
+            try:
+                self.begin(AttentionMeta(lengths, lengths, slots, table))
+                self.append(0, zeros[:, : spec.num_kv_heads], zeros[:, : spec.num_kv_heads])
+                self.run(0, zeros)
+            except Exception as error:  # whatever a compiler, a loader or the driver says
+                reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:300]}"
+                raise ConfigError(
+                    f"FlashInfer's kernels cannot be compiled or run here ({reason}); they need nvcc, ninja "
+                    "and a C++ compiler, or kernels that were built before (docs/gpu.md); else choose "
+                    "attention 'torch'"
+                ) from error

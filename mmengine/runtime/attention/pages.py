@@ -1,0 +1,75 @@
+"""A step's metadata as FlashInfer reads them: rows one after the other, their blocks (its pages) in one list.
+
+Row i has the queries query_starts[i] to query_starts[i + 1] of its call and the pages page_starts[i] to
+page_starts[i + 1] of the list; all of these are full but the last, which holds last_page_len[i] tokens.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from mmengine.ragged import counting
+from mmengine.runtime.attention.base import AttentionMeta
+
+Places = slice | np.ndarray
+
+
+class Part(NamedTuple):
+    """n rows of a step that one call attends. int32, on the host."""
+
+    tokens: Places  # where the rows' tokens lie in the batch: a slice, or intp [query_starts[-1]]
+    query_starts: np.ndarray  # [n + 1]
+    page_starts: np.ndarray  # [n + 1]
+    pages: np.ndarray  # [page_starts[-1]]
+    last_page_len: np.ndarray  # [n], 1 to block_size
+
+
+def whole(meta: AttentionMeta, block_size: int) -> Part:
+    """All rows of a step in one call."""
+    return Part(slice(0, len(meta.slots)), *_lists(meta.query_lens, meta.kv_lens, meta.table, block_size))
+
+
+def split(meta: AttentionMeta, block_size: int) -> tuple[Part | None, Part | None]:
+    """Rows with one query, and the others; None where there are none of a kind. Kernels for decoding read the
+    KV of a row once for all heads of a group; those for prompts work on tiles of queries, which a single one
+    would leave empty."""
+    is_decode = meta.query_lens == 1
+    num_decode = int(np.count_nonzero(is_decode))
+    if num_decode == len(is_decode):
+        return whole(meta, block_size), None
+    if not num_decode:
+        return None, whole(meta, block_size)
+    starts = np.cumsum(meta.query_lens) - meta.query_lens
+    decode, other = (_part(meta, rows.nonzero()[0], starts, block_size) for rows in (is_decode, ~is_decode))
+    return decode, other
+
+
+def _part(meta: AttentionMeta, rows: np.ndarray, starts: np.ndarray, block_size: int) -> Part:
+    """`rows` (ascending) of a step; `starts` [n], where each row's tokens begin in the batch."""
+    counts = meta.query_lens[rows]
+    if rows[-1] - rows[0] + 1 == len(rows):
+        tokens: Places = slice(int(starts[rows[0]]), int(starts[rows[-1]] + counts[-1]))
+    else:
+        tokens = np.repeat(starts[rows], counts) + counting(counts)
+    return Part(tokens, *_lists(counts, meta.kv_lens[rows], meta.table[rows], block_size))
+
+
+def _lists(
+    query_lens: np.ndarray, kv_lens: np.ndarray, table: np.ndarray, block_size: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """query_starts, page_starts, pages and last_page_len of rows with at least one token each."""
+    num_pages = -(-kv_lens // block_size)
+    own = np.arange(table.shape[1]) < num_pages[:, None]
+    return (
+        _starts(query_lens),
+        _starts(num_pages),
+        table[own].astype(np.int32, copy=False),
+        (kv_lens - (num_pages - 1) * block_size).astype(np.int32),
+    )
+
+
+def _starts(lengths: np.ndarray) -> np.ndarray:
+    """int32 [n + 1]."""
+    starts = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, out=starts[1:])
+    return starts

@@ -1,0 +1,224 @@
+"""The FlashInfer backend on a CPU: its calls against the recorded signatures, its metadata by a stand-in that
+attends by nothing else. The kernels themselves have not run here."""
+
+import importlib.util
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from flashinfer_fake import RECORD, fake_library, recorded, signatures
+
+from mmengine.errors import ConfigError
+from mmengine.runtime.attention import flashinfer_here, registry
+from mmengine.runtime.attention.base import AttentionMeta, Bucket
+from mmengine.runtime.attention.flashinfer_desk import Desk
+from mmengine.runtime.attention.flashinfer_paged import FlashInferAttention
+from mmengine.runtime.attention.torch_paged import TorchPagedAttention
+from mmengine.runtime.kv import KVPool
+from tests.native.attention_cases import TOLERANCE, Rows, dense, spec_of
+
+
+def backend(log=None):
+    return lambda spec, kv: FlashInferAttention(spec, kv, fake_library(log))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("shape", [(4, 2, 64, 4), (8, 1, 128, 16), (2, 2, 256, 8)])
+def test_ragged_steps_are_as_dense_attention(shape, dtype):
+    heads, kv_heads, head_dim, block_size = shape
+    rows = Rows(backend(), spec_of(heads, kv_heads, head_dim), dtype, block_size)
+    rows.step(("a", 5), ("b", 1), ("c", 17))
+    rows.step(("a", 1), ("b", 1), ("c", 1))
+    rows.step(("b", 1), ("a", 3), ("d", 2 * block_size))
+    rows.step(("a", 1), ("c", 4), ("b", 1), ("d", 1))
+    rows.share("e", "d", block_size)
+    rows.step(("e", 2), ("d", 1), ("a", 1))
+    rows.step(("e", 1))
+
+
+def test_one_plan_a_kind_and_steps_take_turns_with_pinned_buffers():
+    log = []
+    rows = Rows(backend(log), spec_of(4, 2, 64), torch.float32)
+    log.clear()
+    rows.step(("a", 5))
+    assert [entry[0] for entry in log] == ["plan", "run", "run"], "one plan, whatever the layers"
+    rows.step(("a", 1), ("b", 3))
+    assert [entry[0] for entry in log[3:]] == ["plan", "plan", "run", "run", "run", "run"]
+    workspaces = {entry[1].int_workspace.data_ptr() for entry in log if entry[0] == "plan"}
+    assert len(workspaces) == 2, "two plans of one step must not overwrite one another"
+    log.clear()
+    for _ in range(4):
+        rows.step(("a", 1), ("b", 1))
+    pinned = [entry[2].data_ptr() for entry in log if entry[0] == "plan"]
+    assert pinned[0] == pinned[2] != pinned[1] == pinned[3]
+
+
+def test_a_pinned_buffer_is_written_when_its_last_copy_is_done():
+    order = []
+
+    class Watched:
+        def __init__(self, name):
+            self.name = name
+
+        def record(self):
+            order.append(f"record {self.name}")
+
+        def synchronize(self):
+            order.append(f"wait {self.name}")
+
+    class Wrapper:
+        _pin_memory_int_workspace_buffer = None
+
+        def plan(self):
+            order.append("plan")
+
+    desk = Desk(torch.device("cpu"), (Watched("a"), Watched("b")))
+    for _ in range(3):
+        desk.plan(Wrapper())
+    one, two = ["wait b", "plan", "record b"], ["wait a", "plan", "record a"]
+    assert order == [*one, *two, *one]
+
+
+def test_another_version_that_keeps_its_plans_elsewhere_is_refused():
+    with pytest.raises(ConfigError, match="install flashinfer-python 0.7.2"):
+        Desk(torch.device("cpu")).seat(object(), torch.zeros(1))
+
+
+@pytest.mark.parametrize("query_len", [1, 4])
+def test_a_captured_step_reads_buffers_that_stay(query_len):
+    """What `run` gave at the capture is what it gives at a replay: the same wrapper, the same buffers."""
+    log = []
+    spec, size = spec_of(4, 2, 64), 4
+    kv = KVPool(spec, 40, size, torch.float32, torch.device("cpu"))
+    flash = backend(log)(spec, kv)
+    flash.begin(meta_of(Bucket(8, 4), size), Bucket(8, 4))
+    bucket = Bucket(4, query_len)
+    flash.begin(meta_of(bucket, size), bucket)
+    captured, places = flash._calls[0][1], flash._places.data_ptr()
+    torch.manual_seed(0)
+    for lens in ([9, 4, 30, 5], [10, 8, 31, 4]):
+        kv.blocks.normal_()
+        made = sum(entry[0] == "made" for entry in log)
+        table = np.random.default_rng(1).permutation(np.arange(1, 37)).reshape(4, 9).astype(np.int32)
+        kv_lens = np.array(lens, np.int32)
+        index = kv_lens[:, None] - query_len + np.arange(query_len)
+        slots = (np.take_along_axis(table, index // size, 1) * size + index % size).reshape(-1)
+        counts = np.full(4, query_len, np.int32)
+        flash.begin(AttentionMeta(counts, kv_lens, slots.astype(np.int64), table), bucket)
+        assert sum(entry[0] == "made" for entry in log) == made, "no wrapper is made for a replay"
+        assert flash._calls[0][1] is captured and flash._places.data_ptr() == places
+        q, k, v = (torch.randn(4 * query_len, heads, 64) for heads in (4, 2, 2))
+        flash.append(1, k, v)
+        got = flash.run(1, q)
+        for row in range(4):
+            blocks = torch.from_numpy(table[row]).long()
+            keys, values = (kv.layers[1][blocks, which].flatten(0, 1)[: lens[row]] for which in (0, 1))
+            own = slice(row * query_len, (row + 1) * query_len)
+            torch.testing.assert_close(keys[-query_len:], k[own])
+            torch.testing.assert_close(got[own], dense(q[own], keys, values), atol=2e-5, rtol=0.02)
+
+
+def meta_of(bucket, size):
+    """A step of dummy rows."""
+    counts = np.full(bucket.num_rows, bucket.query_len, np.int32)
+    slots = np.arange(bucket.num_tokens, dtype=np.int64) % size
+    return AttentionMeta(counts, counts, slots, np.zeros((bucket.num_rows, 4), np.int32))
+
+
+def test_an_fp8_pool_holds_rounded_keys_and_values():
+    spec = spec_of(4, 2, 64)
+    kv = KVPool(spec, 8, 4, torch.float8_e4m3fn, torch.device("cpu"))
+    flash = FlashInferAttention(spec, kv, fake_library())
+    flash.begin(
+        AttentionMeta(
+            np.array([3], np.int32), np.array([3], np.int32), np.arange(4, 7), np.array([[1]], np.int32)
+        )
+    )
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(3, heads, 64, dtype=torch.bfloat16) for heads in (4, 2, 2))
+    k[0, 0, 0] = 1000.0  # more than fp8 can say, which is not to become NaN
+    flash.append(0, k, v)
+    rounded = [x.clamp(-448, 448).to(torch.float8_e4m3fn).float() for x in (k, v)]
+    want = dense(q, *rounded)
+    torch.testing.assert_close(flash.run(0, q).float(), want, atol=TOLERANCE[torch.bfloat16], rtol=0.02)
+    assert want.isfinite().all()
+
+
+def test_the_record_is_of_a_version_that_is_asked_for():
+    version = json.loads(RECORD.read_text())["version"]
+    assert version.startswith("0.7.2") and len(signatures()) == 8
+
+
+@pytest.mark.skipif(importlib.util.find_spec("flashinfer") is None, reason="FlashInfer is not installed")
+def test_the_record_is_what_is_installed():
+    module = flashinfer_here.load()
+    assert recorded(module) == json.loads(RECORD.read_text())["calls"]
+
+
+def pool_of(spec, dtype=torch.bfloat16):
+    return KVPool(spec, 4, 16, dtype, torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    "version, capability, told",
+    [
+        (None, (9, 0), "not installed; install mmengine-vl"),
+        ("0.6.13", (9, 0), "0.6.13 is installed, and 0.7.2 up to, not including, 0.8 is needed; install"),
+        ("0.8.0", (9, 0), "0.8.0 is installed"),
+        ("0.7.2.post1", (7, 5), "compute capability 7.5, and 8.0 is needed"),
+        ("0.7.2.post1", (9, 0), None),
+        ("0.7.3", (8, 0), None),
+    ],
+)
+def test_what_is_missing_is_told_with_what_to_do(monkeypatch, version, capability, told):
+    monkeypatch.setattr(flashinfer_here, "installed", lambda: version)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    found = flashinfer_here.missing(torch.device("cuda"))
+    assert found is None if told is None else told in found
+
+
+def test_a_model_that_does_not_fit_is_told(monkeypatch):
+    monkeypatch.setattr(flashinfer_here, "installed", lambda: "0.7.2")
+    spec = spec_of(4, 2, 32)
+    assert "heads of 64, 128, 256 values, not of 32" in flashinfer_here.unfit(spec, pool_of(spec))
+    spec = spec_of(4, 2, 64)
+    assert "not float32" in flashinfer_here.unfit(spec, pool_of(spec, torch.float32))
+    with pytest.raises(ConfigError, match="KV pool lies on cpu; choose 'torch' or 'auto'"):
+        registry.make_backend("flashinfer", spec, pool_of(spec))
+
+
+def on_a_gpu():
+    """Of a pool only where it lies."""
+    return SimpleNamespace(blocks=SimpleNamespace(device=torch.device("cuda")))
+
+
+def test_kernels_that_do_not_compile_are_told_of_at_once_and_auto_goes_on_with_torch(monkeypatch):
+    spec = spec_of(4, 2, 64)
+
+    def broken(spec, kv):
+        library = fake_library()
+        monkeypatch.setattr("flashinfer_fake.FakeWrapper.plan", no_compiler)
+        return FlashInferAttention(spec, pool_of(spec), library)
+
+    def no_compiler(self, *arguments, **options):
+        raise RuntimeError("Ninja is not found\nand much more")
+
+    with pytest.raises(ConfigError, match=r"Ninja is not found\); they need nvcc, ninja and a C"):
+        broken(spec, pool_of(spec))
+    told = []
+    monkeypatch.setattr(registry, "log", SimpleNamespace(warning=lambda what, why: told.append(why)))
+    monkeypatch.setattr(registry, "FlashInferAttention", broken)
+    monkeypatch.setattr(registry, "TorchPagedAttention", lambda spec, kv: "torch")
+    monkeypatch.setattr(flashinfer_here, "unfit", lambda spec, kv: None)
+    assert registry.make_backend("auto", spec, on_a_gpu()) == "torch"
+    monkeypatch.setattr(flashinfer_here, "unfit", lambda spec, kv: "it is not installed")
+    assert registry.make_backend("auto", spec, on_a_gpu()) == "torch"
+    assert "Ninja is not found" in told[0] and told[1] == "it is not installed"
+
+
+def test_on_a_cpu_auto_takes_what_it_took():
+    spec = spec_of(4, 2, 24)
+    kv = KVPool(spec, 4, 16, torch.float16, torch.device("cpu"))
+    assert isinstance(registry.make_backend("auto", spec, kv), TorchPagedAttention)

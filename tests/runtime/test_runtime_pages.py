@@ -1,0 +1,81 @@
+"""A step's metadata as lists of pages: whoever reads only those finds each row's slots, in order."""
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mmengine.runtime.attention.base import AttentionMeta
+from mmengine.runtime.attention.pages import split, whole
+
+SIZE = 4
+
+
+@st.composite
+def steps(draw):
+    """Rows of random lengths over random blocks; what stands in the table behind a row is anybody's."""
+    rows = draw(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 9)), min_size=1, max_size=12))
+    if draw(st.booleans()):
+        rows = [(before, 1 if draw(st.booleans()) else count) for before, count in rows]
+    random = np.random.default_rng(draw(st.integers(0, 99)))
+    lens = np.array([before + count for before, count in rows], np.int32)
+    blocks = -(-lens // SIZE)
+    table = random.integers(1, 500, (len(rows), int(blocks.max()) + draw(st.integers(0, 3)))).astype(np.int32)
+    counts = np.array([count for _, count in rows], np.int32)
+    slots = [slots_of(table[row], int(lens[row]))[-count:] for row, (_, count) in enumerate(rows)]
+    return AttentionMeta(counts, lens, np.concatenate(slots).astype(np.int64), table)
+
+
+def slots_of(blocks, length):
+    index = np.arange(length)
+    return blocks[index // SIZE].astype(np.int64) * SIZE + index % SIZE
+
+
+def read(part):
+    """(places in the batch, slots) of each row, by a reader that knows the lists alone."""
+    tokens = part.tokens if isinstance(part.tokens, np.ndarray) else np.arange(10**4)[part.tokens]
+    assert len(tokens) == part.query_starts[-1] and len(part.pages) == part.page_starts[-1]
+    for row, last in enumerate(part.last_page_len.tolist()):
+        assert 1 <= last <= SIZE
+        pages = part.pages[part.page_starts[row] : part.page_starts[row + 1]]
+        length = (len(pages) - 1) * SIZE + last
+        yield tokens[part.query_starts[row] : part.query_starts[row + 1]], slots_of(pages, length)
+
+
+def expected(meta):
+    ends = np.cumsum(meta.query_lens)
+    for row, end in enumerate(ends.tolist()):
+        places = np.arange(end - meta.query_lens[row], end)
+        yield places, slots_of(meta.table[row], int(meta.kv_lens[row]))
+
+
+def same(found, wanted):
+    found, wanted = list(found), list(wanted)
+    assert len(found) == len(wanted)
+    for (places, slots), (want_places, want_slots) in zip(found, wanted):
+        assert places.tolist() == want_places.tolist() and slots.tolist() == want_slots.tolist()
+
+
+@settings(max_examples=60, deadline=None)
+@given(steps())
+def test_the_lists_say_what_the_table_says(meta):
+    part = whole(meta, SIZE)
+    same(read(part), expected(meta))
+    assert all(column.dtype == np.int32 for column in part[1:])
+
+
+@settings(max_examples=60, deadline=None)
+@given(steps())
+def test_a_split_step_has_each_row_once_among_its_kind(meta):
+    rows = list(expected(meta))
+    decode, other = split(meta, SIZE)
+    for part, is_kind in ((decode, meta.query_lens == 1), (other, meta.query_lens > 1)):
+        assert (part is None) == (not is_kind.any())
+        if part is not None:
+            same(read(part), [row for row, is_it in zip(rows, is_kind) if is_it])
+
+
+def test_rows_that_stand_together_are_a_slice():
+    table = np.arange(1, 9, dtype=np.int32).reshape(4, 2)
+    lens, counts = np.array([5, 3, 8, 7], np.int32), np.array([1, 1, 4, 7], np.int32)
+    meta = AttentionMeta(counts, lens, np.zeros(13, np.int64), table)
+    assert [part.tokens for part in split(meta, SIZE)] == [slice(0, 2), slice(2, 13)]
