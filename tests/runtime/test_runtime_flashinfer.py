@@ -222,3 +222,18 @@ def test_on_a_cpu_auto_takes_what_it_took():
     spec = spec_of(4, 2, 24)
     kv = KVPool(spec, 4, 16, torch.float16, torch.device("cpu"))
     assert isinstance(registry.make_backend("auto", spec, kv), TorchPagedAttention)
+
+
+def test_a_fused_kernel_stores_where_append_does():
+    spec = spec_of(4, 2, 64)
+    kv = KVPool(spec, 8, 4, torch.float32, torch.device("cpu"))
+    flash = backend()(spec, kv)
+    slots = np.array([5, 6, 30, 12])
+    counts, lens = np.array([2, 1, 1], np.int32), np.array([3, 3, 1], np.int32)
+    flash.begin(AttentionMeta(counts, lens, slots, np.array([[1], [7], [3]], np.int32)))
+    layer, there = flash.cache_of(1)
+    k, v = torch.randn(4, 2, 64), torch.randn(4, 2, 64)
+    flash.append(1, k, v)
+    for which, values in enumerate((k, v)):
+        torch.testing.assert_close(layer[there // 4, which, there % 4], values)
+    assert there.tolist() == slots.tolist()

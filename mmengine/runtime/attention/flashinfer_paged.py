@@ -49,6 +49,7 @@ class FlashInferAttention:
             kv.blocks.view(torch.uint8) if self._is_fp8 else kv.blocks
         )  # fp8 cannot be indexed everywhere
         self._tokens = [layer.view(-1, spec.num_kv_heads, spec.head_dim) for layer in stored.unbind(0)]
+        self._layers = kv.layers
         self._kv = [(layer[:, 0], layer[:, 1]) for layer in kv.layers]
         self._floats = torch.zeros(FLOAT_WORKSPACE_BYTES, dtype=torch.uint8, device=self._device)
         self._desks = {True: Desk(self._device), False: Desk(self._device)}  # by: do its rows decode?
@@ -56,7 +57,7 @@ class FlashInferAttention:
         self._captured: dict[Bucket, Any] = {}
         self._buffers: tuple[torch.Tensor, ...] = ()  # of captured steps
         self._calls: list[tuple[slice | torch.Tensor, Any]] = []
-        self._places = torch.empty(0, dtype=torch.int64)  # [2, t], of K and of V
+        self._places = torch.empty(3, 0, dtype=torch.int64)  # [3, t]: slots, places of K and of V
         self._try()
 
     def begin(self, meta: AttentionMeta, bucket: Bucket | None = None) -> None:
@@ -65,9 +66,7 @@ class FlashInferAttention:
             parts = [(decode, True)] * (decode is not None) + [(prompt, False)] * (prompt is not None)
         else:
             parts = [(whole(meta, self._block_size), bucket.query_len == 1)]
-        # A block's K and V follow one another: slot s has K at s + block * block_size. Sizes are powers of 2.
-        k_places = meta.slots + (meta.slots & -self._block_size)
-        places, *lists = self._upload(k_places, [part for part, _ in parts])
+        places, *lists = self._upload(meta.slots, [part for part, _ in parts])
         if bucket is None:
             self._places = places
         else:
@@ -79,12 +78,16 @@ class FlashInferAttention:
             self._plan(wrapper, part, pages, decodes, bucket)
             self._calls.append((tokens, wrapper))
 
+    def cache_of(self, layer: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """See AttentionPort. None where K and V are rounded first."""
+        return None if self._is_fp8 else (self._layers[layer], self._places[0])
+
     def append(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
         if self._is_fp8:
             k, v = (x.clamp(-FP8_MOST, FP8_MOST).to(FP8).view(torch.uint8) for x in (k, v))
         tokens = self._tokens[layer]
-        tokens.index_copy_(0, self._places[0], k)
-        tokens.index_copy_(0, self._places[1], v)
+        tokens.index_copy_(0, self._places[1], k)
+        tokens.index_copy_(0, self._places[2], v)
 
     def run(self, layer: int, q: torch.Tensor) -> torch.Tensor:
         kv = self._kv[layer]
@@ -151,34 +154,37 @@ class FlashInferAttention:
         return min(longest, self._num_blocks) + 8
 
     def _buffers_for(self, bucket: Bucket) -> tuple[torch.Tensor, ...]:
-        """places int64 [2, t]; query_starts and page_starts int32 [n + 1], last_page_len [n], pages. Made for
+        """places int64 [3, t]; query_starts and page_starts int32 [n + 1], last_page_len [n], pages. Made for
         the first bucket, which is captured first and must be the largest."""
         if not self._buffers:
             rows = bucket.num_rows
             sizes = (rows + 1, rows + 1, rows, rows * self._row_pages)
             columns = (torch.zeros(size, dtype=torch.int32, device=self._device) for size in sizes)
-            places = torch.zeros(2, bucket.num_tokens, dtype=torch.int64, device=self._device)
+            places = torch.zeros(3, bucket.num_tokens, dtype=torch.int64, device=self._device)
             self._buffers = (places, *columns)
         return self._buffers
 
     def _upload(
-        self, k_places: np.ndarray, parts: list[Part]
+        self, slots: np.ndarray, parts: list[Part]
     ) -> tuple[torch.Tensor, *tuple[tuple[slice | torch.Tensor, torch.Tensor], ...]]:
-        """The places of K and V int64 [2, t]; and of each part where its tokens lie, and its pages int32. In
-        one copy."""
-        num_tokens = len(k_places)
+        """Slots, places of K and of V, int64 [3, t]; and of each part where its tokens lie, and its pages
+        int32. In one copy."""
+        num_tokens = len(slots)
         indices = [part.tokens for part in parts if not isinstance(part.tokens, slice)]
         num_pages = sum(len(part.pages) for part in parts)
-        fixed = 2 * num_tokens + sum(map(len, indices))
+        fixed = 3 * num_tokens + sum(map(len, indices))
         packed = np.empty(fixed + (num_pages + 1) // 2, np.int64)
-        packed[:num_tokens] = k_places
-        np.add(k_places, self._block_size, out=packed[num_tokens : 2 * num_tokens])
+        places = packed[: 3 * num_tokens].reshape(3, -1)
+        places[0] = slots
+        # A block's K and V follow one another: slot s has K at s + block * block_size. Sizes are powers of 2.
+        np.add(slots, slots & -self._block_size, out=places[1])
+        np.add(places[1], self._block_size, out=places[2])
         if indices:
-            np.concatenate(indices, out=packed[2 * num_tokens : fixed])
+            np.concatenate(indices, out=packed[3 * num_tokens : fixed])
         np.concatenate([part.pages for part in parts], out=packed[fixed:].view(np.int32)[:num_pages])
         there = upload(packed, self._device)
         pages = there[fixed:].view(torch.int32)
-        lists, at, first = [], 2 * num_tokens, 0
+        lists, at, first = [], 3 * num_tokens, 0
         for part in parts:
             tokens: slice | torch.Tensor = part.tokens if isinstance(part.tokens, slice) else there[at:]
             if not isinstance(tokens, slice):
@@ -186,7 +192,7 @@ class FlashInferAttention:
                 at += len(part.tokens)
             lists.append((tokens, pages[first : first + len(part.pages)]))
             first += len(part.pages)
-        return there[: 2 * num_tokens].view(2, -1), *lists
+        return there[: 3 * num_tokens].view(3, -1), *lists
 
     def _try(self) -> None:
         """Compile what is not compiled yet, and run both kernels once, over zeros in the dummy block: a
