@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from mmengine.config import EngineConfig
 from mmengine.core.past import Resume
@@ -13,6 +14,7 @@ from mmengine.events.log import LogReader
 from mmengine.replay.verify import verify
 from mmengine.serve.engine import Engine
 from tests.spec_decode.equality import Asked, Scripted, answers, assert_same, drawn_alike, known_as, mixed
+from tests.spec_decode.steering import Clock
 
 POOL = {"draft_policy": "all", "num_blocks": 30, "max_num_seqs": 6, "token_budget": 60, "max_model_len": 256}
 
@@ -24,11 +26,11 @@ def drafts_in_flight(folder):
     return 0 if columns is None else int(np.frombuffer(columns, np.int32).sum())
 
 
-def copies_of_a_run(asked, folder, spec, count):
+def copies_of_a_run(asked, folder, config, count):
     """Logs as they stand after a step that left drafts."""
     copies = []
-    config = EngineConfig(spec=spec, **POOL)
     with drawn_alike(), Engine(config=config, dtype="float32", log=folder / "log") as engine:
+        Clock(engine.built.executor, turn=10**6)
         for prepared, options in asked.by_id.values():
             engine.submit_prepared(prepared, options)
         while not engine.is_idle:
@@ -39,23 +41,32 @@ def copies_of_a_run(asked, folder, spec, count):
     return copies
 
 
-@pytest.mark.parametrize("spec", ["auto", "script"])
-def test_who_goes_on_says_the_same(spec, tmp_path):
-    everything = mixed(24, seed=12).by_id.items()
+@pytest.mark.parametrize(
+    "spec, policy",
+    [("auto", "all"), ("script", "all"), ("eagle3", "all"), ("eagle3", "goodput"), ("script", "goodput")],
+)
+def test_who_goes_on_says_the_same(spec, policy, tmp_path):
+    """With goodput from snapshots too, which hold what it knows."""
+    everything = mixed(24, seed=12, most_tokens=40 if policy == "all" else 120).by_id.items()
     bound = [(name, each) for name, each in everything if (each[1].grammar is not None) == (spec == "auto")]
     asked = Asked(dict(bound[:9]))
     want = answers(asked, spec="none", num_blocks=2049)
+    config = EngineConfig(spec=spec, **{**POOL, "draft_policy": policy})
+    if policy == "goodput":
+        config = replace(config, snapshot_bytes=2000)
     with known_as("script", lambda max_rows: Scripted(want.truth)):
-        copies = copies_of_a_run(asked, tmp_path, spec, 3)
+        copies = copies_of_a_run(asked, tmp_path, config, 3)
         assert len(copies) == 3
+        assert any(list(copy.glob("*.mmsnap")) for copy in copies) == (policy == "goodput")
         for copy in copies:
-            assert_same(gone_on(asked, copy, spec), want)
+            assert_same(gone_on(asked, copy, config), want)
             assert verify(copy).ok
 
 
-def gone_on(asked, log, spec):
+def gone_on(asked, log, config):
     found = {}
-    with Engine(config=EngineConfig(spec=spec, **POOL), dtype="float32", log=log, resume=Resume()) as engine:
+    with Engine(config=config, dtype="float32", log=log, resume=Resume()) as engine:
+        Clock(engine.built.executor, turn=10**6)
         for name, (_, options) in asked.by_id.items():
             ended = engine.requests.take_up(name, options.sampling.n)
             if ended is not None:
@@ -64,5 +75,6 @@ def gone_on(asked, log, spec):
             for output in engine.step():
                 if output.completion is not None:
                     found[output.request_id] = output.completion
-        assert engine.built.executor._runner._drafting.failures == [0]
+        drafting = engine.built.executor._runner._drafting
+        assert drafting.failures == [0] * len(drafting.failures)
     return SimpleNamespace(by_id=found)
