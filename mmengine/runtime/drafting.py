@@ -89,13 +89,12 @@ class Drafting:
         of each drafter. None where nobody has."""
         if not self.num_followed:
             return None
+        self._texts.say(rows.astype(np.intp), token_ids, counts)
+        if self.head is not None and not self._catch_up(self.head, seen):
+            return None
+        if room is not None and not len(room):
+            return None
         rows = rows.astype(np.intp)
-        self._texts.say(rows, token_ids, counts)
-        idle = room is not None and not len(room)
-        if self.head is not None and not self._catch_up(self.head, seen, idle):
-            return None
-        if idle:
-            return None
         rows = rows[going]
         follows = self._follows[:, rows]
         if room is not None:
@@ -120,10 +119,14 @@ class Drafting:
             return None
         return Drafts(drafts[np.arange(self._most) < found[:, None]], found, drafters)
 
-    def _catch_up(self, head: Eagle3Drafter, seen: Seen | None, idle: bool) -> bool:
+    def _catch_up(self, head: Eagle3Drafter, seen: Seen | None) -> bool:
         """False where it failed: what it knows of this step is then not to be relied on."""
+        if not head.is_asked:
+            if seen is not None:
+                head.wait(seen)
+            return True
         try:
-            head.catch_up(seen, self._texts, idle)
+            head.catch_up(seen, self._texts)
         except Exception as error:
             self._failed(self._drafters.index(head), error)
             return False

@@ -60,7 +60,7 @@ class ModelRunner:
         self._sampler = Sampler(self._rows, config.max_num_seqs, spec.vocab_size, device)
         self._drafting = None
         if head is not None:
-            drafters = [*drafters, Eagle3Drafter(head, self._rows, config, attention)]
+            drafters = [*drafters, Eagle3Drafter(head, self._rows, config, attention, len(drafters))]
         if drafters:
             longest = config.max_model_len or spec.max_model_len
             self._drafting = Drafting(
@@ -99,9 +99,7 @@ class ModelRunner:
                 encode(self._model, plan.encode, pixels, self._features, self._device)
             runs = runs_of(plan)
             head = self._drafting.head if self._drafting is not None else None
-            taps = head.taps(len(plan.input_ids)) if head is not None else None
-            if head is not None:
-                head.prepare(plan)
+            taps = head.prepare(plan) if head is not None else None
             hidden, inputs = self._forward(plan, runs, taps)
             seen = Seen(plan, inputs.positions, taps.rows) if taps is not None else None
             return self._sample(plan, runs, hidden, inputs, seen)

@@ -4,6 +4,10 @@ Its keys and values lie in layers of their own behind the same block table: the 
 head made of the target's states at p and of x[p + 1]. After each step all rows catch up: what the target
 computed in it, as far as it stands, takes the place of what the head had guessed there. Rows that may draft
 go on from there by the head's own output, into slots that the next step takes back or catches up.
+
+Behind steps for which it may draft for nobody it reads nothing. What it would have read waits (deferred.py);
+where that becomes too much, or takes too long, it sleeps: the target runs as if there were no head. It wakes
+when it may draft again, for rows of which it has all keys (keys.py): mostly those that come from then on.
 """
 
 import numpy as np
@@ -18,9 +22,10 @@ from mmengine.runtime.attention.base import AttentionMeta
 from mmengine.runtime.attention.registry import make_backend
 from mmengine.runtime.eagle3.chain import NO_DRAFT, draft
 from mmengine.runtime.eagle3.chain_rows import ChainRows
-from mmengine.runtime.eagle3.deferred import Deferred
+from mmengine.runtime.eagle3.deferred import MOST_TOKENS, Deferred
 from mmengine.runtime.eagle3.head import DraftHead
-from mmengine.runtime.eagle3.seen import Seen
+from mmengine.runtime.eagle3.keys import Keys
+from mmengine.runtime.eagle3.seen import Seen, Unread
 from mmengine.runtime.inputs import fresh_blocks
 from mmengine.runtime.kv import KVPool
 from mmengine.runtime.rows import RowColumns
@@ -29,41 +34,73 @@ from mmengine.spec_decode.base import Proposed
 from mmengine.spec_decode.eagle3.config import HeadConfig
 from mmengine.spec_decode.texts import Texts
 
+MOST_STEPS = 256  # in which it drafts for nobody and keeps what it will read; then it sleeps
+NOWHERE = -1
+
 
 class Eagle3Drafter:
-    """`rows` are the runner's columns. Raises ConfigError where the pool of its KV cannot be had."""
+    """`rows` are the runner's columns, `number` that of this drafter. Raises ConfigError where the pool of
+    its KV cannot be had. `is_asked`: whether it may draft behind the step that is prepared."""
 
     name = "eagle3"
 
-    def __init__(self, head: DraftHead, rows: RowColumns, config: EngineConfig, attention: str) -> None:
+    def __init__(
+        self, head: DraftHead, rows: RowColumns, config: EngineConfig, attention: str, number: int
+    ) -> None:
         spec = kv_spec(head.config)
-        self._head, self._rows = head, rows
+        self._head, self._rows, self._number = head, rows, number
         self._kv = KVPool(
             spec, config.num_blocks, config.block_size, head.dtype, head.device, config.swap_blocks
         )
         self._attention = make_backend(attention, spec, self._kv)
         self._block_size = config.block_size
-        self._seen: Seen | None = None
-        self.deferred = Deferred()
-        self._z = self._carry = torch.empty(0)  # of each row of the step, at its last state
+        self.deferred = Deferred(config.max_num_seqs)
+        self.keys = Keys(config.max_num_seqs, config.num_blocks, config.swap_blocks, config.block_size)
+        self.is_asked, self._is_awake, self._num_idle = False, True, 0
+        self._plan: StepPlan | None = None  # the step that was read last
         self._place = np.zeros(config.max_num_seqs, np.intp)  # of a row in that step
+        self._z = self._carry = torch.empty(0)  # of the rows that were read in it, at their last states
+        self._z_place = np.full(config.max_num_seqs, NOWHERE, np.intp)  # of a row among these
 
-    def taps(self, num_tokens: int) -> Taps:
-        """Room for what a step's forward leaves for the head."""
-        config = self._head.config
-        width = len(config.tap_layers) * config.target_hidden_size
-        rows = torch.empty(num_tokens, width, dtype=self._head.dtype, device=self._head.device)
-        return Taps(config.tap_layers, rows)
-
-    def prepare(self, plan: StepPlan) -> None:
-        """Before the forward of `plan`: its copies of blocks are this pool's too."""
-        if self.deferred and not self.deferred.goes_on(plan):
-            self._read(self.deferred.take(), None)
-        self._kv.copy(plan)
+    def prepare(self, plan: StepPlan) -> Taps | None:
+        """Before the forward of `plan`: its copies of blocks are this pool's too. Room for what that leaves
+        for the head; None where it reads nothing of it, now or later."""
+        if plan.admitted or plan.swap_out is not None or plan.copy is not None or plan.swap_in is not None:
+            self._enter(plan)
+        room = self._room(plan)
+        self.is_asked = room is None or bool(room.any())
+        if self.is_asked:
+            self._num_idle = 0
+            self.keys.settle()
+            self._is_awake = bool(self.keys.whole[plan.rows].any())
+        elif self._is_awake:
+            self._num_idle += 1
+            if self._num_idle > MOST_STEPS or self.deferred.num_tokens + len(plan.input_ids) > MOST_TOKENS:
+                self._is_awake = False
+                self.keys.lose(self.deferred.clear())
+        if not self._is_awake:
+            self.keys.skip(plan)
+            return None
         if self._attention.reads_unwritten:
             fresh = fresh_blocks(plan.slot_mapping, self._block_size)
             if len(fresh):
                 self._kv.clear(upload(fresh, self._head.device))
+        config = self._head.config
+        width = len(config.tap_layers) * config.target_hidden_size
+        rows = torch.empty(len(plan.input_ids), width, dtype=self._head.dtype, device=self._head.device)
+        return Taps(config.tap_layers, rows)
+
+    def _enter(self, plan: StepPlan) -> None:
+        """Blocks are copied, and rows become others'."""
+        self._kv.copy(plan)
+        if plan.admitted:
+            self.deferred.forget(np.array([admission.row for admission in plan.admitted]))
+        self.keys.prepare(plan)
+
+    def _room(self, plan: StepPlan) -> np.ndarray | None:
+        """How much it may draft for each row of the step, as `draft_room` of StepPlan."""
+        room = plan.draft_room
+        return room[min(self._number, len(room) - 1)] if room is not None and len(room) else room
 
     def admit(self, row: int, request: Request, texts: Texts) -> bool:
         return True
@@ -71,57 +108,102 @@ class Eagle3Drafter:
     def leave(self, row: int, texts: Texts) -> None:
         """What it holds of a row lies in blocks, and goes with them."""
 
-    def catch_up(self, seen: Seen, texts: Texts, idle: bool = False) -> None:
-        """Write the KV of all states of a step behind which the next token is known. `idle`: nobody drafts
-        behind it, so it may be done later."""
-        waits = (idle or len(self.deferred) > 0) and self.deferred.takes(seen)
-        if waits:
-            self.deferred.add(seen, texts)
-            if idle:
-                return
-        if self.deferred:
-            self._read(self.deferred.take(), texts)
-        if not waits:
-            self._read(seen, texts)
+    def wait(self, seen: Seen) -> None:
+        """The step is read when somebody is to be drafted for."""
+        self.keys.defer(seen.plan)
+        self.deferred.add(seen)
 
-    def _read(self, seen: Seen, texts: Texts | None) -> None:
-        """`texts`: not asked where the step says what follows."""
-        plan, self._seen = seen.plan, seen
-        rows, counts = plan.rows.astype(np.intp), plan.num_scheduled
-        if seen.following is None:
-            counts = np.minimum(counts, texts.lengths[rows] - 1 - plan.num_computed)
+    def catch_up(self, seen: Seen | None, texts: Texts) -> None:
+        """Write the KV of all states of a step behind which the next token is known, and of what waited of
+        rows that may have drafts. None: there are keys of none of its rows."""
+        self._z_place[:] = NOWHERE
+        self._z = self._carry = torch.empty(0)
+        if seen is None:
+            return
+        plan = self._plan = seen.plan
+        rows = plan.rows.astype(np.intp)
         self._place[rows] = np.arange(len(rows))
-        taps, positions, slots = seen.taps, seen.positions, plan.slot_mapping
-        if len(rows) == 1:  # what stands of a row alone is the step's beginning: nothing is picked
-            count = int(counts[0])
-            at = int(plan.num_computed[0]) + 1
-            following = seen.following
-            if following is None:
-                following = texts.tokens[rows[0], at : at + count].astype(np.int64)
-            next_ids = upload(following, self._head.device)
-            taps, positions, slots = taps[:count], positions[:, :count], slots[:count]
-            last = slice(count - 1, count)
+        try:
+            now, lacks = self.keys.whole[rows], np.zeros(len(rows), bool)
+            late = now & self.deferred.is_late(rows) if self.deferred.num_tokens else lacks
+            if self.keys.lacking:
+                lacks = now & self.keys.lacks(rows, _slots_of(plan, now & ~late))
+            late = late | lacks
+            if late.any():
+                self._read_late(seen, rows, late, lacks, texts)
+                now &= ~late
+            if now.any():
+                self._read(_standing(seen, rows, now, texts), texts)
+        except Exception:
+            self.keys.lose(np.append(rows, self.deferred.clear()))
+            self._z_place[:] = NOWHERE
+            raise
+
+    def _read_late(
+        self, seen: Seen, rows: np.ndarray, late: np.ndarray, lacks: np.ndarray, texts: Texts
+    ) -> None:
+        """The step is added to what waits of rows[late], and some of that is read where they may have drafts;
+        of those that lack blocks what others have in these, first. Where too much waits then, all goes."""
+        plan, room = seen.plan, self._room(seen.plan)
+        self.keys.defer(plan)
+        self.deferred.add(seen, late)
+        picked = late if room is None else late & (room > 0)
+        if (picked & lacks).any():
+            picked &= ~lacks | self._lend(plan, rows, picked, lacks)
+        if picked.any():
+            unread = self.deferred.take(rows[picked], plan.block_table[picked], texts)
+            if unread is not None:
+                self._read(unread, texts)
+        if self.deferred.num_tokens > MOST_TOKENS:
+            self.keys.lose(self.deferred.clear())
+
+    def _lend(self, plan: StepPlan, rows: np.ndarray, picked: np.ndarray, lacks: np.ndarray) -> np.ndarray:
+        """bool [n]: which of the rows that lack blocks, and are to have drafts, can go on with what waits of
+        others in these. Where another row reads them now, they can in the next step."""
+        can, readers, claimed = np.zeros(len(rows), bool), rows[picked & ~lacks], set()
+        for place in np.flatnonzero(picked & lacks).tolist():
+            row, table = int(rows[place]), plan.block_table[place]
+            blocks = self.keys.lacking[row]
+            if not claimed.isdisjoint(blocks.tolist()):
+                continue
+            claimed |= set(blocks.tolist())
+            if np.isin(self.deferred.owners(blocks, self._block_size), readers).any():
+                continue
+            can[place] = self.deferred.lend(row, table, blocks, self._block_size)
+            if can[place]:
+                del self.keys.lacking[row]
+            else:
+                self.keys.lose(rows[place : place + 1])
+        return can
+
+    def _read(self, unread: Unread, texts: Texts) -> None:
+        rows, counts, ends = unread.rows, unread.counts, unread.starts + unread.counts
+        if len(rows) == 1:
+            following = texts.tokens[rows[0], int(unread.starts[0]) + 1 : int(ends[0]) + 1]
         else:
-            places, last = _standing(counts, plan.num_scheduled)
-            following = seen.following
-            if following is None:
-                following = texts.tokens[np.repeat(rows, counts), plan.token_index[places] + 1]
-            packed = upload(np.concatenate((places, following, last)), self._head.device)
-            index, next_ids, last = packed.split((len(places), len(places), len(rows)))
-            taps, positions = taps.index_select(0, index), positions.index_select(1, index)
-            slots = slots[places]
-        meta = AttentionMeta(
-            counts.astype(np.int32),
-            (plan.num_computed + counts).astype(np.int32),
-            slots,
-            plan.block_table,
+            index = counting(counts) + np.repeat(unread.starts, counts)
+            following = texts.tokens[np.repeat(rows, counts), index + 1]
+        self._attention.begin(
+            AttentionMeta(counts.astype(np.int32), ends.astype(np.int32), unread.slots, unread.table)
         )
-        self._attention.begin(meta)
-        hidden, embeds = self._head.fuse(taps), self._head.embed(next_ids)
-        z, carry = self._head.forward(hidden, embeds, positions, self._attention, 0)
-        self._z, self._carry = z[last], carry[last]
+        hidden = self._head.fuse(unread.taps)
+        embeds = self._head.embed(upload(following.astype(np.int64), self._head.device))
+        z, carry = self._head.forward(hidden, embeds, unread.positions, self._attention, 0)
+        self.keys.wrote(unread)
+        last = np.cumsum(counts) - 1
+        if unread.is_all is not None:
+            rows, last = rows[unread.is_all], last[unread.is_all]
+        if len(last) < len(z):
+            places = upload(last, self._head.device)
+            z, carry = z.index_select(0, places), carry.index_select(0, places)
+        first = len(self._z)
+        if first:
+            z, carry = torch.cat((self._z, z)), torch.cat((self._carry, carry))
+        self._z, self._carry = z, carry
+        self._z_place[rows] = np.arange(first, len(z))
 
     def propose(self, rows: np.ndarray, texts: Texts, most: np.ndarray) -> Proposed | None:
+        most = np.where(self._z_place[rows] == NOWHERE, 0, most)
         is_asked = most > 0
         if not is_asked.all():
             rows, asked = rows[is_asked], most[is_asked]
@@ -129,12 +211,12 @@ class Eagle3Drafter:
                 return None
         else:
             asked = most
-        places, ends = self._place[rows], texts.lengths[rows] - 1
+        places, ends = self._z_place[rows], texts.lengths[rows] - 1
         chain = ChainRows(
             asked.astype(np.int32),
             ends.astype(np.int32),
             (ends + self._rows.columns["delta"][rows]).astype(np.int32),
-            self._seen.plan.block_table[places],
+            self._plan.block_table[self._place[rows]],
         )
         z, carry = self._z, self._carry
         if len(z) > 1:
@@ -144,11 +226,29 @@ class Eagle3Drafter:
         return Proposed(drafts[drafts != NO_DRAFT].astype(np.int32), most)
 
 
-def _standing(counts: np.ndarray, num_scheduled: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where in a step the tokens stand that count, `counts` of each row's `num_scheduled`, row after row; and
-    the last of each row among those."""
-    starts = np.cumsum(num_scheduled) - num_scheduled
-    return counting(counts) + np.repeat(starts, counts), np.cumsum(counts) - 1
+def _slots_of(plan: StepPlan, picked: np.ndarray) -> np.ndarray:
+    """Those of rows `picked`, bool [n]."""
+    return plan.slot_mapping[np.repeat(picked, plan.num_scheduled)]
+
+
+def _standing(seen: Seen, rows: np.ndarray, picked: np.ndarray, texts: Texts) -> Unread:
+    """What stands of `rows[picked]` of the step."""
+    plan = seen.plan
+    taps, positions, slots = seen.taps, seen.positions, plan.slot_mapping
+    starts, table, scheduled = plan.num_computed, plan.block_table, plan.num_scheduled
+    firsts = np.cumsum(scheduled) - scheduled
+    if not picked.all():
+        rows, starts, table = rows[picked], starts[picked], table[picked]
+        scheduled, firsts = scheduled[picked], firsts[picked]
+    counts = np.minimum(scheduled, texts.lengths[rows] - 1 - starts)
+    if len(plan.rows) == 1:  # what stands of a row alone is the step's beginning: nothing is picked
+        count = int(counts[0])
+        return Unread(rows, counts, starts, table, slots[:count], positions[:, :count], taps[:count])
+    if int(counts.sum()) < len(slots):
+        places = counting(counts) + np.repeat(firsts, counts)
+        index = upload(places, taps.device)
+        slots, positions, taps = slots[places], positions.index_select(1, index), taps.index_select(0, index)
+    return Unread(rows, counts, starts, table, slots, positions, taps)
 
 
 def kv_spec(config: HeadConfig) -> ModelSpec:
