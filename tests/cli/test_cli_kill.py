@@ -19,6 +19,7 @@ from mmengine.replay.verify import verify
 COMMAND = (sys.executable, "-m", "mmengine.cli.main", "run", "--batch", "requests.jsonl")
 # Few rows and small steps, so that there is something to kill.
 SETTINGS = ("--set", "max_num_seqs=3", "--set", "token_budget=64", "--set", "snapshot_bytes=4000")
+DRAFTED = ("--set", "spec=eagle3", "--set", "draft_policy=goodput")
 START_S = 60
 SHAPE = {
     "type": "object",
@@ -97,11 +98,11 @@ def kill_at_random(command, folder, log, rng):
     return process.wait()
 
 
-def check_killed(undisturbed, seed, kills):
+def check_killed(undisturbed, seed, kills, how=()):
     folder, expected = undisturbed
     rng = random.Random(seed)
     out, log = folder / f"{seed}.jsonl", folder / f"{seed}.log"
-    arguments = ("--out", out.name, "--log", log.name, *SETTINGS)
+    arguments = ("--out", out.name, "--log", log.name, *SETTINGS, *how)
     killed = 0
     for _ in range(kills):
         killed += kill_at_random([*COMMAND, *arguments], folder, log, rng) == -signal.SIGKILL
@@ -122,12 +123,13 @@ def check_killed(undisturbed, seed, kills):
     assert not list((log / "media").iterdir()), "images go with their requests"
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_a_batch_survives_five_kills(undisturbed, seed):
-    check_killed(undisturbed, seed, 5)
+@pytest.mark.parametrize("seed, how", [(1, ()), (2, DRAFTED)])
+def test_a_batch_survives_five_kills(undisturbed, seed, how):
+    """Also with a head, where the engine chooses how much it drafts: the answers are those without it."""
+    check_killed(undisturbed, seed, 5, how)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(100, 120))
 def test_a_batch_survives_many_kills(undisturbed, seed):
-    check_killed(undisturbed, seed, 10)
+    check_killed(undisturbed, seed, 10, DRAFTED if seed % 2 else ())

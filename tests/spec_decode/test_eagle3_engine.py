@@ -16,6 +16,7 @@ from mmengine.runtime.attention.torch_paged import TorchPagedAttention
 from mmengine.runtime.eagle3.drafter import kv_spec
 from mmengine.runtime.kv import KVPool
 from mmengine.serve.engine import Engine
+from tests.spec_decode.eagle3_heads import FAMILIES
 from tests.spec_decode.steering import Granting
 
 scenes = pytest.importorskip("mmengine_shapes.scenes")
@@ -175,6 +176,7 @@ def test_what_is_kept_lies_where_one_pass_would_have_put_it(settings, pauses):
 def test_settings_that_do_not_fit_are_refused(tmp_path):
     for settings, words in (
         ({"spec": "eagle3", "num_draft_tokens": 8}, "0 to 7"),
+        ({"spec": "ngram", "num_draft_tokens": 65}, "num_draft_tokens must lie in 0 to 64"),
         ({"spec": "eagle3", "max_in_flight": 2}, "max_in_flight"),
         ({"spec": "none", "num_draft_tokens": 3}, "spec is none"),
         ({"spec": "clairvoyant"}, "known are"),
@@ -183,4 +185,7 @@ def test_settings_that_do_not_fit_are_refused(tmp_path):
         with pytest.raises(ConfigError, match=words):
             build(config=EngineConfig(**settings))
     with pytest.raises(ModelError, match="config.json"):
+        build(config=EngineConfig(spec=f"eagle3={tmp_path}"))
+    FAMILIES["specforge"]().save(tmp_path)
+    with pytest.raises(ModelError, match="the head is another model's"):
         build(config=EngineConfig(spec=f"eagle3={tmp_path}"))
