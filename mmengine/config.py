@@ -11,7 +11,7 @@ from mmengine.errors import ConfigError, shown
 OPERATIONAL = (
     *("log_sync", "log_retain_bytes", "log_retain_s", "snapshot_bytes", "media_store_bytes"),
     *("step_timeout_s", "num_threads", "media_workers", "media_cache_bytes", "media_ahead_bytes"),
-    *("grammar_timeout_s", "spec", "reasoning_start", "reasoning_end"),
+    *("grammar_timeout_s", "spec", "reasoning_start", "reasoning_end", "cuda_graphs"),
 )
 MAX_MARKER_CHARS = 64
 
@@ -40,6 +40,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     draft_policy: Literal["auto", "all", "goodput"] = "auto"  # which drafts are verified; auto: all
     lookahead_tokens: int = 0  # KV slots a drafter needs behind the known tokens
     max_in_flight: int = 1  # steps given to the executor before the first one's result is awaited
+    cuda_graphs: bool = True  # steps that only decode are captured once and replayed, on a GPU (docs/gpu.md)
     compat: Literal["", "vllm"] = ""  # decisions as that engine makes them, for comparisons
     preempt_mode: Literal["auto", "recompute", "swap"] = "auto"  # auto: what costs less
     swap_blocks: int = 0  # KV blocks of the host pool

@@ -12,6 +12,7 @@ from mmengine.core.executor import StepPlan, StepResult
 from mmengine.errors import ExecutorFailed, MMEngineError
 from mmengine.models.plugin import MediaInput, VisionLanguageModel
 from mmengine.runtime.eagle3.head import DraftHead
+from mmengine.runtime.graphs.recorder import CudaRecorder, Recorder
 from mmengine.runtime.reading import Launched
 from mmengine.runtime.rows import PositionsOf
 from mmengine.runtime.runner import ModelRunner
@@ -53,15 +54,19 @@ class TorchExecutor:
         matchers: RowMatchers | None = None,
         drafters: Sequence[Drafter] = (),
         head: DraftHead | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         """`config` has num_blocks and eos_token_ids filled in; `dtype` is that of the KV pool, and must
         be what the model computes in. `positions_of` is the plugin's `positions`. Without `matchers` a
         request with a grammar fails. `drafters`: by number, as the log names them, the preferred ones first;
-        behind them a draft `head`, whose KV lies in the same blocks.
+        behind them a draft `head`, whose KV lies in the same blocks. `recorder`: of steps that only decode;
+        on a GPU CUDA graphs, unless `config` says otherwise.
 
         Raises ConfigError for a pool that cannot be had and an unknown attention backend.
         """
         self._device = torch.device(device)
+        if recorder is None and self._device.type == "cuda" and config.cuda_graphs:
+            recorder = CudaRecorder(self._device)
         self._runner = ModelRunner(
             model,
             positions_of,
@@ -73,6 +78,7 @@ class TorchExecutor:
             matchers,
             drafters,
             head,
+            recorder,
         )
         self._in_flight: deque[InFlight] = deque()
 
@@ -80,6 +86,11 @@ class TorchExecutor:
     def drafters(self) -> list[tuple[str, int]]:
         """By number, as the log names them: the name of each, and how often it failed."""
         return self._runner.drafters
+
+    @property
+    def graph_steps(self) -> dict[str, int]:
+        """How many steps were replayed from CUDA graphs, and how many were not, by why; empty without."""
+        return self._runner.graph_steps
 
     def attach(self, request_id: str, media: Sequence[MediaInput]) -> None:
         """Hand over the pixels of a request, one for each of its media items, before a step that

@@ -7,14 +7,16 @@ import torch
 from mmengine.core.executor import PENDING, StepPlan
 from mmengine.core.runs import Runs
 from mmengine.runtime.attention.base import AttentionMeta
+from mmengine.runtime.graphs.buckets import Frame
 from mmengine.runtime.rows import RowColumns
-from mmengine.runtime.upload import upload
+from mmengine.runtime.upload import upload, upload_into
 
 _NONE = torch.empty(0, dtype=torch.int64)
 
 
 class StepInputs(msgspec.Struct, frozen=True, eq=False):
-    """t tokens, s sampling positions, p pending tokens; int64 tensors on the device."""
+    """t tokens, s sampling positions, p pending tokens; int64 tensors on the device. In a frame t is that of
+    its bucket, but for `attention`, which is the step's own."""
 
     input_ids: torch.Tensor  # [t]
     positions: torch.Tensor  # [3, t]
@@ -24,23 +26,32 @@ class StepInputs(msgspec.Struct, frozen=True, eq=False):
 
 
 def prepare(
-    plan: StepPlan, runs: Runs | None, rows: RowColumns, device: torch.device, *, may_wait: bool
+    plan: StepPlan,
+    runs: Runs | None,
+    rows: RowColumns,
+    device: torch.device,
+    *,
+    may_wait: bool,
+    frame: Frame | None = None,
+    into: torch.Tensor | None = None,
 ) -> StepInputs:
     """What the step needs on the device. `runs`: those of the plan. `may_wait`: whether a token may be
-    PENDING."""
-    num_tokens = len(plan.input_ids)
+    PENDING. `frame`: where the step is replayed, and `into` the inputs of what was captured."""
+    num_tokens = len(plan.input_ids) if frame is None else frame.bucket.num_tokens
     sample_tokens = _sample_tokens(plan) if runs is None else runs.places
-    num_sampled = 0 if sample_tokens is None else len(sample_tokens)
     waits = _pending(plan) if may_wait else ()
+    if frame is not None and not isinstance(frame.places, slice):
+        sample_tokens = frame.places if sample_tokens is None else frame.places[sample_tokens]
+        waits = (frame.places[waits[0]], waits[1]) if waits else ()
+    num_sampled = 0 if sample_tokens is None else len(sample_tokens)
     packed = np.empty(4 * num_tokens + num_sampled + sum(map(len, waits)), dtype=np.int64)
-    packed[:num_tokens] = plan.input_ids
-    rows.positions(plan, packed[num_tokens : 4 * num_tokens].reshape(3, num_tokens))
+    _place(plan, rows, frame, packed[: 4 * num_tokens].reshape(4, num_tokens))
     end = 4 * num_tokens + num_sampled
     if num_sampled:
         packed[4 * num_tokens : end] = sample_tokens
     if waits:
         np.concatenate(waits, out=packed[end:], casting="same_kind")
-    on_device = upload(packed, device)
+    on_device = upload(packed, device) if into is None else upload_into(packed, into)
     return StepInputs(
         input_ids=on_device[:num_tokens],
         positions=on_device[num_tokens : 4 * num_tokens].view(3, num_tokens),
@@ -50,6 +61,19 @@ def prepare(
         sample_tokens=None if sample_tokens is None else on_device[4 * num_tokens : end],
         pending=on_device[end:].view(2, -1) if waits else _NONE.view(2, 0),
     )
+
+
+def _place(plan: StepPlan, rows: RowColumns, frame: Frame | None, out: np.ndarray) -> None:
+    """Write token ids and, below them, the three rows of positions to `out`, int64 [4, t]."""
+    if frame is None:
+        out[0] = plan.input_ids
+        rows.positions(plan, out[1:])
+        return
+    own = np.empty((4, len(plan.input_ids)), np.int64)
+    own[0] = plan.input_ids
+    rows.positions(plan, own[1:])
+    out[:] = 0
+    out[:, frame.places] = own
 
 
 def fresh_blocks(slots: np.ndarray, block_size: int) -> np.ndarray:

@@ -20,6 +20,8 @@ from mmengine.runtime.eagle3.head import DraftHead
 from mmengine.runtime.eagle3.seen import Seen
 from mmengine.runtime.features import FeatureStore, encode
 from mmengine.runtime.following import Followed, follow, followers
+from mmengine.runtime.graphs.decode import DecodeGraphs
+from mmengine.runtime.graphs.recorder import Recorder
 from mmengine.runtime.inputs import StepInputs, fresh_blocks, prepare
 from mmengine.runtime.kv import KVPool
 from mmengine.runtime.reading import Launched, Reader
@@ -49,7 +51,9 @@ class ModelRunner:
         matchers: RowMatchers | None = None,
         drafters: Sequence[Drafter] = (),
         head: DraftHead | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
+        """`recorder`: captures the steps that only decode, where attention can be captured."""
         spec = model.spec
         self._model, self._config, self._device = model, config, device
         self._watcher, self._matchers = stop_watcher, matchers
@@ -67,9 +71,31 @@ class ModelRunner:
                 drafters, config.num_draft_tokens, longest, spec.vocab_size, self._rows, matchers
             )
         self._reader = Reader(self._rows, self._sampler, stop_watcher, matchers, self._drafting)
+        self._graphs = None
+        if recorder is not None and self._attention.captures:
+            self._graphs = self._capture(recorder, config)
         self._media: dict[str, Sequence[MediaInput]] = {}
         # With several steps in flight: what each row sampled last, for the step behind.
         self._last_tokens = torch.zeros(config.max_num_seqs, dtype=torch.int64, device=device)
+
+    def _capture(self, recorder: Recorder, config: EngineConfig) -> DecodeGraphs:
+        head = self._drafting.head if self._drafting is not None else None
+        with torch.inference_mode():
+            return DecodeGraphs(
+                self._model,
+                self._attention,
+                recorder,
+                self._device,
+                block_size=config.block_size,
+                max_rows=config.max_num_seqs,
+                num_drafts=config.num_draft_tokens,
+                taps=head.taps(1) if head is not None else None,
+            )
+
+    @property
+    def graph_steps(self) -> dict[str, int]:
+        """How many steps were replayed, and how many were not, by why; empty where none can be."""
+        return {} if self._graphs is None else dict(self._graphs.num_steps)
 
     @property
     def drafters(self) -> list[tuple[str, int]]:
@@ -100,8 +126,8 @@ class ModelRunner:
             runs = runs_of(plan)
             head = self._drafting.head if self._drafting is not None else None
             taps = head.prepare(plan) if head is not None else None
-            hidden, inputs = self._forward(plan, runs, taps)
-            seen = Seen(plan, inputs.positions, taps.rows) if taps is not None else None
+            hidden, inputs, positions = self._forward(plan, runs, taps)
+            seen = Seen(plan, positions, taps.rows) if taps is not None else None
             return self._sample(plan, runs, hidden, inputs, seen)
 
     def _admit(self, plan: StepPlan) -> None:
@@ -118,8 +144,12 @@ class ModelRunner:
 
     def _forward(
         self, plan: StepPlan, runs: Runs | None, taps: Taps | None
-    ) -> tuple[torch.Tensor, StepInputs]:
-        inputs = prepare(plan, runs, self._rows, self._device, may_wait=self._config.max_in_flight > 1)
+    ) -> tuple[torch.Tensor, StepInputs, torch.Tensor]:
+        """Hidden states, in the order of `inputs`; and the positions of the plan's tokens."""
+        graphs, may_wait = self._graphs, self._config.max_in_flight > 1
+        frame = graphs.frame(plan) if graphs is not None else None
+        into = graphs.inputs if frame is not None else None
+        inputs = prepare(plan, runs, self._rows, self._device, may_wait=may_wait, frame=frame, into=into)
         self._kv.copy(plan)  # first: what is swapped out may lie in a block that is cleared next
         if self._attention.reads_unwritten:
             fresh = fresh_blocks(plan.slot_mapping, self._config.block_size)
@@ -128,12 +158,16 @@ class ModelRunner:
         if inputs.pending.shape[1]:
             places, rows = inputs.pending
             inputs.input_ids[places] = self._last_tokens[rows]
+        if frame is not None:
+            hidden = graphs.run(frame, inputs.attention)
+            positions = graphs.give(frame, taps, inputs.positions) if taps is not None else inputs.positions
+            return hidden[frame.places] if inputs.sample_tokens is None else hidden, inputs, positions
         embeds = self._model.embed(inputs.input_ids)
         deepstack = self._features.place(plan.media, embeds)
         self._attention.begin(inputs.attention)
-        if taps is None:
-            return self._model.forward(embeds, deepstack, inputs.positions, self._attention), inputs
-        return self._model.forward(embeds, deepstack, inputs.positions, self._attention, taps), inputs
+        asked = () if taps is None else (taps,)
+        hidden = self._model.forward(embeds, deepstack, inputs.positions, self._attention, *asked)
+        return hidden, inputs, inputs.positions
 
     def _sample(
         self,

@@ -14,3 +14,11 @@ def upload(array: np.ndarray, device: torch.device) -> torch.Tensor:
     if device.type == "cpu":
         return tensor
     return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def upload_into(array: np.ndarray, target: torch.Tensor) -> torch.Tensor:
+    """Write `array` to the beginning of `target`, which stays where it is; gives that part."""
+    tensor = torch.from_numpy(array)
+    if target.device.type != "cpu":
+        tensor = tensor.pin_memory()
+    return target[: len(array)].copy_(tensor, non_blocking=True)

@@ -85,9 +85,13 @@ class Eagle3Drafter:
             fresh = fresh_blocks(plan.slot_mapping, self._block_size)
             if len(fresh):
                 self._kv.clear(upload(fresh, self._head.device))
+        return self.taps(len(plan.input_ids))
+
+    def taps(self, num_tokens: int) -> Taps:
+        """Room for what the forward of so many tokens leaves for the head."""
         config = self._head.config
         width = len(config.tap_layers) * config.target_hidden_size
-        rows = torch.empty(len(plan.input_ids), width, dtype=self._head.dtype, device=self._head.device)
+        rows = torch.empty(num_tokens, width, dtype=self._head.dtype, device=self._head.device)
         return Taps(config.tap_layers, rows)
 
     def _enter(self, plan: StepPlan) -> None:

@@ -1,0 +1,116 @@
+"""Steps that only decode, captured once in each size and replayed: on a GPU, launching the kernels of a small
+step one by one takes longer than they do.
+
+What is captured: embedding, layers and final norm, over inputs that stay where they are. What is not, because
+its shape follows from what rows ask for: the plan of attention, copies of blocks, the head and sampling.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import structlog
+import torch
+
+from mmengine.core.executor import StepPlan
+from mmengine.models.plugin import Taps, VisionLanguageModel
+from mmengine.runtime.attention.base import AttentionBackend, AttentionMeta, Bucket
+from mmengine.runtime.graphs.buckets import (
+    REASONS,
+    Frame,
+    all_buckets,
+    empty_step,
+    fill_up,
+    frame_of,
+    row_sizes,
+)
+from mmengine.runtime.graphs.recorder import Recorder
+from mmengine.runtime.upload import upload
+
+CAPTURE_FAILED = "capture_failed"
+log = structlog.get_logger("mmengine.operators")
+
+
+class DecodeGraphs:
+    """`num_drafts`: the most of one row. `taps`: of any number of tokens, as the model's draft head asks for
+    them; None without one. Captured at once: the pool's dummy block is written to."""
+
+    def __init__(
+        self,
+        model: VisionLanguageModel,
+        attention: AttentionBackend,
+        recorder: Recorder,
+        device: torch.device,
+        *,
+        block_size: int,
+        max_rows: int,
+        num_drafts: int = 0,
+        taps: Taps | None = None,
+    ) -> None:
+        self._model, self._attention, self._block_size = model, attention, block_size
+        self._sizes, self._num_drafts = row_sizes(max_rows), num_drafts
+        buckets = all_buckets(max_rows, num_drafts)
+        most = buckets[0].num_tokens
+        # Token ids [t] and positions [3, t] of a bucket; behind them what else the step uploads.
+        self.inputs = torch.zeros(5 * most + 2 * max_rows, dtype=torch.int64, device=device)
+        embeds = model.embed(self.inputs[:1])
+        self._hidden = embeds.new_zeros(most, model.spec.hidden_size)
+        self._taps = (
+            None if taps is None else Taps(taps.layers, taps.rows.new_zeros(most, taps.rows.shape[1]))
+        )
+        self._replays: dict[Bucket, Callable[[], None]] = {}
+        self.num_steps = Counter(dict.fromkeys(("replayed", *REASONS), 0))
+        self._capture(buckets, recorder)
+
+    def _capture(self, buckets: list[Bucket], recorder: Recorder) -> None:
+        try:
+            for bucket in buckets:
+                self._attention.begin(empty_step(bucket, self._block_size), bucket)
+                self._replays[bucket] = recorder.record(partial(self._compute, bucket))
+        except Exception as error:  # whatever the driver, a library or a kernel says
+            self._replays.clear()
+            reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:300]}"
+            log.warning(
+                "CUDA graphs cannot be captured, so steps are launched kernel by kernel, which is slower "
+                "with few rows; set cuda_graphs false to start without trying",
+                rows=bucket.num_rows,
+                tokens_per_row=bucket.query_len,
+                reason=reason,
+            )
+
+    def frame(self, plan: StepPlan) -> Frame | None:
+        """Where the step is replayed; None: it is not, which is counted."""
+        found = frame_of(plan, self._sizes, self._num_drafts) if self._replays else CAPTURE_FAILED
+        self.num_steps["replayed" if isinstance(found, Frame) else found] += 1
+        return found if isinstance(found, Frame) else None
+
+    def run(self, frame: Frame, meta: AttentionMeta) -> torch.Tensor:
+        """Normed hidden states of the bucket [num_tokens, hidden_size], good until the next step, for what
+        lies in `inputs` and `meta` of the step itself."""
+        self._attention.begin(fill_up(meta, frame, self._block_size), frame.bucket)
+        self._replays[frame.bucket]()
+        return self._hidden[: frame.bucket.num_tokens]
+
+    def give(self, frame: Frame, taps: Taps, positions: torch.Tensor) -> torch.Tensor:
+        """Copy what a draft head reads of the step's own tokens into `taps`; and their positions [3, t], of
+        the bucket's `positions`."""
+        rows = self._taps.rows
+        if isinstance(frame.places, slice):
+            taps.rows.copy_(rows[frame.places])
+            return positions[:, frame.places].clone()
+        places = upload(frame.places.astype(np.int64), rows.device)
+        torch.index_select(rows, 0, places, out=taps.rows)
+        return positions.index_select(1, places)
+
+    def _compute(self, bucket: Bucket) -> None:
+        """What is captured."""
+        count = bucket.num_tokens
+        embeds = self._model.embed(self.inputs[:count])
+        positions = self.inputs[count : 4 * count].view(3, count)
+        if self._taps is None:
+            hidden = self._model.forward(embeds, None, positions, self._attention)
+        else:
+            taps = Taps(self._taps.layers, self._taps.rows[:count])
+            hidden = self._model.forward(embeds, None, positions, self._attention, taps)
+        self._hidden[:count].copy_(hidden)

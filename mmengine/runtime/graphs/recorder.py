@@ -1,0 +1,35 @@
+"""Records what a function launches on a GPU, to launch it again at once. Not yet run on a GPU."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+WARM_UPS = 2  # libraries make their handles and workspaces, and compile, outside of what is captured
+
+
+class Recorder(Protocol):
+    def record(self, compute: Callable[[], None]) -> Callable[[], None]:
+        """What does again what `compute` does, over the tensors that it used. It may be called several times
+        meanwhile, and raises what goes wrong."""
+
+
+class CudaRecorder:
+    """CUDA graphs that share one pool of memory: one of them runs at a time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream, self._pool = torch.cuda.Stream(device), None
+
+    def record(self, compute: Callable[[], None]) -> Callable[[], None]:
+        usual = torch.cuda.current_stream(self._stream.device)
+        self._stream.wait_stream(usual)
+        with torch.cuda.stream(self._stream):
+            for _ in range(WARM_UPS):
+                compute()
+        usual.wait_stream(self._stream)
+        graph = torch.cuda.CUDAGraph()
+        # Threads that prepare images may ask for pinned memory meanwhile, which only concerns them.
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+            compute()
+        self._pool = self._pool or graph.pool()
+        return graph.replay

@@ -1,0 +1,233 @@
+"""Steps in the size of a bucket: which one, what fills it up, and that tokens are those of steps launched
+anew. There is no GPU here: what is captured is a Python function over the buffers that a CUDA graph reads."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from runtime_toy import EOS, Driver, ToyModel, positions_of, toy_request
+
+from mmengine.config import EngineConfig
+from mmengine.core.executor import MediaSpan, StepPlan
+from mmengine.request import SamplingParams
+from mmengine.runtime.attention.base import AttentionMeta, Bucket
+from mmengine.runtime.attention.torch_paged import TorchPagedAttention
+from mmengine.runtime.executor import TorchExecutor
+from mmengine.runtime.graphs import decode
+from mmengine.runtime.graphs.buckets import (
+    MEDIA,
+    PROMPT,
+    all_buckets,
+    empty_step,
+    fill_up,
+    frame_of,
+    row_sizes,
+)
+
+SIZE = 4
+
+
+class Repeater:
+    """Calls the function again."""
+
+    def __init__(self):
+        self.recorded = self.replayed = 0
+
+    def record(self, compute):
+        compute()
+        self.recorded += 1
+
+        def replay():
+            self.replayed += 1
+            compute()
+
+        return replay
+
+
+def plan_of(counts, media=()):
+    counts = np.array(counts, np.int32)
+    rows, total = len(counts), int(counts.sum())
+    return StepPlan(
+        1,
+        np.arange(rows, dtype=np.int32),
+        counts,
+        np.full(rows, 3, np.int32),
+        np.zeros(total, np.int32),
+        np.zeros(total, np.int32),
+        np.zeros(total, np.int64),
+        np.zeros((rows, 1), np.int32),
+        np.arange(rows, dtype=np.int32),
+        media=media,
+    )
+
+
+def test_sizes_end_with_the_most_rows():
+    assert row_sizes(1) == (1,)
+    assert row_sizes(5) == (1, 2, 4, 5)
+    assert row_sizes(64) == (1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64)
+    assert row_sizes(300)[-4:] == (256, 272, 288, 300)
+    for rows in range(1, 600):
+        sizes = row_sizes(rows)
+        assert sizes[-1] == rows and sorted(set(sizes)) == list(sizes)
+
+
+def test_the_first_bucket_holds_every_other_one():
+    first, *others = all_buckets(24, 3)
+    assert first == Bucket(24, 4)
+    assert all(one.num_rows <= first.num_rows and one.num_tokens <= first.num_tokens for one in others)
+    assert len(others) + 1 == 2 * len(row_sizes(24)) and len(all_buckets(24, 0)) == len(row_sizes(24))
+
+
+@pytest.mark.parametrize(
+    "counts, drafts, bucket",
+    [
+        ([1], 0, Bucket(1, 1)),
+        ([1] * 3, 0, Bucket(4, 1)),
+        ([1] * 9, 4, Bucket(16, 1)),
+        ([1, 2, 1], 4, Bucket(4, 5)),
+        ([5], 4, Bucket(1, 5)),
+        ([6], 4, PROMPT),
+        ([1, 2], 0, PROMPT),
+    ],
+)
+def test_which_bucket(counts, drafts, bucket):
+    found = frame_of(plan_of(counts), row_sizes(20), drafts)
+    assert found == bucket if isinstance(bucket, str) else found.bucket == bucket
+
+
+def test_a_step_with_features_is_launched_anew():
+    span = MediaSpan(b"k", 0, 0, 1)
+    assert frame_of(plan_of([1], (span,)), (1, 2), 0) == MEDIA
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(1, 4)), min_size=1, max_size=9), st.integers(0, 9))
+def test_what_fills_up_touches_nobodys_blocks(rows, seed):
+    """Each token of the step keeps its slot and sees what it saw; all else is stored in the dummy block."""
+    random = np.random.default_rng(seed)
+    counts = np.array([count for _, count in rows], np.int32)
+    lens = np.array([before + count for before, count in rows], np.int32)
+    table = random.integers(1, 90, (len(rows), 8)).astype(np.int32)
+    index = [np.arange(before, before + count) for before, count in rows]
+    slots = np.concatenate([table[row][i // SIZE] * SIZE + i % SIZE for row, i in enumerate(index)])
+    frame = frame_of(plan_of(counts), row_sizes(16), 3)
+    meta = fill_up(AttentionMeta(counts, lens, slots.astype(np.int64), table), frame, SIZE)
+    bucket = frame.bucket
+    assert meta.query_lens.tolist() == [bucket.query_len] * bucket.num_rows
+    assert len(meta.slots) == bucket.num_tokens and len(meta.table) == bucket.num_rows
+    places = np.arange(bucket.num_tokens)[frame.places]
+    assert len(set(places.tolist())) == len(slots) and meta.slots[places].tolist() == slots.tolist()
+    others = np.delete(meta.slots, places)
+    assert ((others >= 0) & (others < SIZE)).all()
+    starts = np.cumsum(counts) - counts
+    for row, (_, count) in enumerate(rows):
+        own = places[starts[row] : starts[row] + count]
+        # Query i of a row in the bucket sees kv_len - query_len + i + 1 tokens.
+        seen = meta.kv_lens[row] - bucket.query_len + own % bucket.query_len + 1
+        assert (own // bucket.query_len == row).all() and seen.tolist() == (index[row] + 1).tolist()
+        blocks = -(-lens[row] // SIZE)
+        assert meta.table[row, :blocks].tolist() == table[row, :blocks].tolist()
+        assert not meta.table[row, blocks:].any(), "no block of another row is read"
+    assert (meta.kv_lens[len(rows) :] == bucket.query_len).all() and not meta.table[len(rows) :].any()
+    assert meta.table.shape[1] * SIZE >= meta.kv_lens.max()
+
+
+def test_an_empty_step_is_all_dummy():
+    meta = empty_step(Bucket(3, 2), SIZE)
+    assert meta.kv_lens.tolist() == [2, 2, 2] and not meta.table.any() and (meta.slots < SIZE).all()
+
+
+@pytest.fixture
+def capturable(monkeypatch):
+    """torch's backend makes tensors in `begin`, which a CUDA graph could not follow, but a function can."""
+    monkeypatch.setattr(TorchPagedAttention, "captures", True)
+
+
+def make(recorder, attention="torch", **settings):
+    config = EngineConfig(
+        **{"max_num_seqs": 6, "num_blocks": 64, "block_size": SIZE, "eos_token_ids": (EOS,)} | settings
+    )
+    model = ToyModel()
+    return Driver(TorchExecutor(model, positions_of, config, attention=attention, recorder=recorder), config)
+
+
+def run(recorder):
+    """Prompts, chunks, images, sampled and penalised rows; rows come and go."""
+    driver = make(recorder)
+    sampled = SamplingParams(temperature=1.0, seed=3, ignore_eos=True)
+    penalised = SamplingParams(repetition_penalty=1.3, ignore_eos=True)
+    for name, seed, options in (("a", 1, None), ("b", 2, sampled), ("c", 3, penalised)):
+        driver.add(*toy_request(name, seed, 9 + seed, sampling=options))
+    driver.add(*toy_request("d", 4, media_runs=[[(2, 4)]]))
+    driver.step(("a", None), ("b", None))
+    for _ in range(5):
+        driver.step(("a", None), ("b", None))
+    driver.step(("c", 5), ("a", None))
+    driver.step(("a", None), ("c", None), ("d", None))
+    for _ in range(4):
+        driver.step(("d", None), ("c", None), ("b", None))
+    driver.preempt("c")
+    driver.step(("b", None), ("c", None))
+    for _ in range(3):
+        driver.step(("b", None), ("c", None), ("a", None), ("d", None))
+    return driver
+
+
+def test_tokens_are_those_of_steps_launched_anew(capturable):
+    recorder = Repeater()
+    replayed, anew = run(recorder), run(None)
+    for name in "abcd":
+        assert replayed.outputs(name) == anew.outputs(name)
+        assert len(set(anew.outputs(name))) > 2
+    assert recorder.recorded == len(row_sizes(6))
+    assert replayed.executor.graph_steps == {"replayed": recorder.replayed, "media": 1, "prompt": 3}
+    assert recorder.replayed == 12 and anew.executor.graph_steps == {}
+
+
+def test_a_backend_that_cannot_be_captured_is_not():
+    recorder = Repeater()
+    assert run(recorder).executor.graph_steps == {} and recorder.recorded == 0
+
+
+def test_a_capture_that_fails_is_told_once_and_steps_are_launched_anew(capturable, monkeypatch):
+    told = []
+    monkeypatch.setattr(decode.log, "warning", lambda what, **facts: told.append((what, facts)))
+
+    class Failing(Repeater):
+        def record(self, compute):
+            if self.recorded == 2:
+                raise RuntimeError(
+                    "CUDA error: operation not permitted when stream is capturing\nlong advice"
+                )
+            return super().record(compute)
+
+    recorder = Failing()
+    driver = run(recorder)
+    assert driver.outputs("a") == run(None).outputs("a") and recorder.replayed == 0
+    ((what, facts),) = told
+    assert "kernel by kernel" in what and "set cuda_graphs false" in what
+    assert facts["rows"] == 2 and facts["reason"].endswith("when stream is capturing")
+    counted = driver.executor.graph_steps
+    assert counted["capture_failed"] == 16 and not counted["replayed"]
+
+
+def test_a_row_that_breaks_leaves_the_dummy_block_to_the_others(capturable):
+    """NaN in one row of a bucket, and in the next step that bucket with dummy rows again."""
+    driver = make(Repeater())
+    requests = [toy_request(f"r{i}", i, num_text=5 + i) for i in range(3)]
+    for request, media in requests:
+        driver.add(request, media)
+    driver.step(*[(request.request_id, None) for request, _ in requests])
+    fresh = make(None)
+    for request, media in requests:
+        fresh.add(request, media)
+    fresh.step(*[(request.request_id, None) for request, _ in requests])
+    broken = driver.known["r0"][-1]
+    driver.executor._runner._model.poisoned = broken
+    fresh.executor._runner._model.poisoned = broken
+    for _ in range(3):
+        driver.step(("r0", None), ("r1", None), ("r2", None))
+        fresh.step(("r0", None), ("r1", None), ("r2", None))
+    assert torch.isfinite(driver.executor._runner._kv.blocks[:, 0]).all()
+    assert driver.outputs("r1") == fresh.outputs("r1") and driver.outputs("r2") == fresh.outputs("r2")

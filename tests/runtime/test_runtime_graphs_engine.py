@@ -1,0 +1,45 @@
+"""The whole engine with steps that are replayed, on the embedded checkpoint: the answers are the same."""
+
+from functools import partial
+
+import pytest
+from test_runtime_graphs import Repeater
+
+from mmengine import build
+from mmengine.runtime.attention.native_paged import NativePagedAttention
+from mmengine.runtime.attention.torch_paged import TorchPagedAttention
+from mmengine.runtime.executor import TorchExecutor
+from tests.spec_decode.equality import answers, assert_same, mixed
+
+SMALL = {"max_num_seqs": 6, "token_budget": 96, "max_model_len": 400}
+
+
+@pytest.fixture(scope="module")
+def asked():
+    return mixed(16, seed=5)
+
+
+@pytest.fixture(scope="module")
+def anew(asked):
+    return answers(asked, spec="none", **SMALL)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"spec": "none"},
+        {"spec": "none", "max_in_flight": 2},
+        {"spec": "suffix", "num_draft_tokens": 3},
+        {"spec": "eagle3"},
+        {"spec": "auto", "num_blocks": 48},
+    ],
+    ids=lambda settings: "-".join(map(str, settings.values())),
+)
+def test_answers_are_those_of_steps_launched_anew(asked, anew, monkeypatch, settings):
+    recorder = Repeater()
+    monkeypatch.setattr(build, "TorchExecutor", partial(TorchExecutor, recorder=recorder))
+    for backend in (NativePagedAttention, TorchPagedAttention):
+        monkeypatch.setattr(backend, "captures", True)
+    found = answers(asked, **{**SMALL, **settings})
+    assert_same(found, anew)
+    assert recorder.replayed > 50
