@@ -132,7 +132,9 @@ def _build(
     else:
         config = past.config_for(config)
     grammars = _grammars(processor.tokenizer, config, network.spec, compile_grammar)
-    matchers = RowMatchers(grammars.backend, grammars.compiled, network.spec.vocab_size, grammars.closer)
+    matchers = RowMatchers(
+        grammars.backend, grammars.compiled, network.spec.vocab_size, grammars.closer, grammars.sketches
+    )
     executor = TorchExecutor(
         network,
         plugin.positions,

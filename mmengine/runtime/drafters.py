@@ -74,5 +74,5 @@ def make_drafters(
     if not config.num_draft_tokens or config.spec == "none":
         return []
     if config.spec in ("auto", "grammar"):
-        return [GrammarDrafter(matchers.said, grammars.sketches, matchers.allow)]
+        return [GrammarDrafter(matchers.forced)]
     return [free_drafter(config.spec)(config.max_num_seqs)]

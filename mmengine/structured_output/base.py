@@ -21,6 +21,9 @@ class Matcher(Protocol):
     def validate_tokens(self, token_ids: list[int]) -> int:
         """How many of these tokens `try_consume_tokens` would take."""
 
+    def rollback(self, num_tokens: int) -> None:
+        """Be where it was before the last `num_tokens` that it took, none of them an end of sequence."""
+
     def compute_ff_bytes(self) -> bytes:
         """What must come next; perhaps not all of it."""
 
@@ -85,8 +88,14 @@ class Backend(Protocol):
     def allows(self, matcher: Matcher, token_id: int) -> bool:
         """Whether `fill` would set the token's bit, for far less."""
 
-    def take(self, matcher: Matcher, token_id: int) -> bool:
-        """Go on by a token that is no end of sequence if it is allowed; else nothing happens."""
+    def take(self, matcher: Matcher, token_id: int, last: int) -> bool:
+        """Go on, behind the token `last` (-1: none), by a token that is no end of sequence if `fill` would
+        set its bit; else nothing happens."""
+
+    def forced(self, matcher: Matcher, last: int) -> Sequence[int]:
+        """The matcher's `compute_ff_tokens`, behind the token `last` (-1: none). The tokenizer spells so what
+        is forced, but where a grammar leaves more than one spelling there may be more than
+        `compute_ff_tokens` would give."""
 
     def advance(self, matchers: Sequence[Matcher], token_ids: Sequence[int]) -> None:
         """Each matcher goes on by its token; one that refuses it is broken."""

@@ -76,8 +76,8 @@ class Grammars:
         return made
 
     def sketches(self, request: Request) -> list[Callable[[], Matcher]] | None:
-        """Matchers to be made for grammars that allow some of what a request's own does, but force more of
-        it; its own is the last of them. None while they are being compiled."""
+        """What makes matchers of grammars that allow some of what a request's own does, but force more of it.
+        None while they are being compiled."""
         request_id = request.request_id
         held = self._held.get(request_id)
         if held is None or held.compiled is None:
@@ -87,7 +87,7 @@ class Grammars:
             begun = self._sketches[request_id] = self._begin_sketches(request.grammar)
         if not all(each.is_done for each in begun):
             return None
-        return [each.compiled.matcher for each in (*begun, held) if each.compiled is not None]
+        return [each.compiled.matcher for each in begun if each.compiled is not None]
 
     def _begin_sketches(self, grammar: str) -> list[Compilation]:
         try:

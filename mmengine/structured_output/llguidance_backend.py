@@ -21,6 +21,7 @@ from mmengine.structured_output.tags import StructuralTag
 
 MAX_ERROR_CHARS = 300
 MAX_KEPT_CHARS = 256  # of a text whose tokens are kept
+MAX_SPELLINGS = 8192  # of forced texts that are kept
 MAX_ROW_ITEMS = 20_000  # of the parser's table: an object has four for each property that may come next
 
 
@@ -47,6 +48,7 @@ class LLGuidance:
         self._tokenizer: LLTokenizer | None = None
         self._vocabulary: Vocabulary | None = None
         self._special_names: dict[str, int] = {}  # filled with it
+        self._spellings: dict[tuple[int, bytes], list[int]] = {}
         self._limits = LLParserLimits(verbose_errors=False, max_items_in_row=MAX_ROW_ITEMS)
         threads = num_threads or _num_threads()
         self._executor = LLExecutor(threads) if threads > 1 else None  # one thread is slower than none
@@ -125,11 +127,31 @@ class LLGuidance:
         forced = matcher.compute_ff_tokens()  # where there are any, masks have but the first of them
         return token_id == forced[0] if forced else matcher.validate_tokens([token_id]) == 1
 
-    def take(self, matcher: LLMatcher, token_id: int) -> bool:
-        forced = matcher.compute_ff_tokens()
-        if forced and token_id != forced[0]:
-            return False
+    def take(self, matcher: LLMatcher, token_id: int, last: int) -> bool:
+        text = matcher.compute_ff_bytes()
+        # Where bytes are forced, masks have but the first of these tokens, if there are any.
+        if text:
+            known = self._spellings.get((last, text))
+            if not known or known[0] != token_id:
+                forced = self._spell(matcher, text, last)
+                if forced and forced[0] != token_id:
+                    return False
         return matcher.try_consume_tokens([token_id]) == 1
+
+    def forced(self, matcher: LLMatcher, last: int) -> Sequence[int]:
+        text = matcher.compute_ff_bytes()
+        if not text:
+            return ()
+        known = self._spellings.get((last, text))
+        return self._spell(matcher, text, last) if known is None else known
+
+    def _spell(self, matcher: LLMatcher, text: bytes, last: int) -> list[int]:
+        """The tokens of what is forced: of the forced `text` those that a longer token cannot take up. So
+        they depend on what else the grammar allows behind it, but one of two lists begins the other."""
+        tokens = matcher.compute_ff_tokens()
+        if len(text) <= MAX_KEPT_CHARS and len(self._spellings) < MAX_SPELLINGS:
+            self._spellings[last, text] = tokens
+        return tokens
 
     def advance(self, matchers: Sequence[LLMatcher], token_ids: Sequence[int]) -> None:
         if self._executor is not None:

@@ -1,7 +1,8 @@
 """Where each running row stands in its grammar.
 
-A projection of the rows' tokens, not state: a row's matcher is made anew from all it has said whenever the
-row is given to a request (first, after a preemption, after a crash), and goes on by what is sampled.
+A projection of the rows' tokens, not state: where a row stands is worked out anew from all it has said
+whenever the row is given to a request (first, after a preemption, after a crash), and goes on by what is
+sampled.
 
 A grammar may begin only behind some tokens, the end of a model's reasoning. Until then a row may say
 anything, but not end.
@@ -17,6 +18,7 @@ from mmengine.request import Request
 from mmengine.structured_output.base import Backend, Compiled, Matcher
 from mmengine.structured_output.closer import Closer
 from mmengine.structured_output.opening import Opening
+from mmengine.structured_output.standing import Sketches, Standing
 
 NOT_HERE = "its grammar is not compiled here"
 
@@ -42,7 +44,8 @@ class Closing:
 
 class RowMatchers:
     """`compiled_of`: a request's grammar by its id, None where it is not here. `closer_of`: at its beginning,
-    None for one that may be cut."""
+    None for one that may be cut. `sketches_of`: what a request's text may follow in place of its grammar
+    (standing.py), None while that is being compiled."""
 
     def __init__(
         self,
@@ -50,45 +53,42 @@ class RowMatchers:
         compiled_of: Callable[[str], Compiled | None],
         vocab_size: int,
         closer_of: Callable[[str], Closer | None] = lambda request_id: None,
+        sketches_of: Callable[[Request], Sketches | None] = lambda request: (),
     ):
         self._backend, self._compiled_of, self._closer_of = backend, compiled_of, closer_of
+        self._sketches_of = sketches_of
         self._num_words = -(-vocab_size // 32)
-        self._matchers: dict[int, Matcher] = {}
-        self._said: dict[int, list[int]] = {}  # in the grammar
-        self._openings: dict[int, Opening] = {}  # of rows that have not begun with their grammar
-        self._allowed: dict[int, Sequence[int]] = {}
+        self._rows: dict[int, Standing] = {}  # those whose grammars are here
         self._ends = frozenset(backend.eos_token_ids)
         self.closers: dict[int, Closer] = {}
         self._no_end = _all_but(backend.eos_token_ids, self._num_words)
 
     def admit(self, row: int, request: Request, token_ids: np.ndarray) -> None:
         """`row` is `request`'s now, which has a grammar; int32 `token_ids`: its prompt and all it said."""
-        self._matchers.pop(row, None)
-        self._openings.pop(row, None)
-        self._allowed.pop(row, None)
+        self._rows.pop(row, None)
         self.closers.pop(row, None)
-        said = self._said[row] = token_ids[len(request.prompt_token_ids) :].tolist()
         compiled = self._compiled_of(request.request_id)
         if compiled is None:
             return
-        matcher = self._matchers[row] = compiled.matcher()
-        if compiled.after:
-            self._openings[row] = Opening(compiled.after)
-            said = self._said[row] = self._open(row, said)
+        opening = Opening(compiled.after) if compiled.after else None
+        sketches = partial(self._sketches_of, request)
+        standing = self._rows[row] = Standing(self._backend, compiled.matcher(), opening, sketches)
+        whole = token_ids[len(request.prompt_token_ids) :].tolist()
+        said = standing.open(whole)
         closer = self._closer_of(request.request_id)
         if closer is None:
-            if said:
-                matcher.consume_tokens(said)
+            standing.said = said
             return
         self.closers[row] = closer
-        closer.left -= len(token_ids) - len(request.prompt_token_ids) - len(said)
+        closer.left -= len(whole) - len(said)
         for token in said:
-            closer.said(matcher, token)
-            matcher.consume_tokens([token])
+            closer.said(standing.matcher(), token)
+            standing.said.append(token)
 
     def said(self, row: int) -> list[int] | None:
         """All that the row said in its grammar; None before that began."""
-        return None if row in self._openings else self._said[row]
+        standing = self._rows[row]
+        return None if standing.opening is not None else standing.said
 
     def masks(
         self, rows: Sequence[int], drafts: Sequence[list[int]] | None = None
@@ -96,36 +96,36 @@ class RowMatchers:
         """What each of `rows` may say next, one behind the other, and with `drafts` behind each of its
         drafts too: uint32 [m, words]; nothing behind drafts that may not be said. And why some of them
         (indices into `rows`) can say nothing any more."""
-        matchers = [self._matchers.get(row) for row in rows]
+        standings = [self._rows.get(row) for row in rows]
         if drafts is None:
             bits = np.empty((len(rows), self._num_words), np.uint32)
         else:
             bits = np.zeros((len(rows) + sum(map(len, drafts)), self._num_words), np.uint32)
-        if self._openings or None in matchers:
-            return bits, self._fill_some(rows, matchers, bits, drafts)
+        if any(each is None or each.opening is not None for each in standings):
+            return bits, self._fill_some(standings, bits, drafts)
+        matchers = [each.matcher() for each in standings]
         self._backend.fill(matchers, bits, drafts)
         return bits, _broken(enumerate(matchers))
 
     def _fill_some(
         self,
-        rows: Sequence[int],
-        matchers: Sequence[Matcher | None],
+        standings: Sequence[Standing | None],
         bits: np.ndarray,
         drafts: Sequence[list[int]] | None,
     ) -> dict[int, str]:
         """The same row by row: some have not begun with their grammar, or have none here."""
         errors, start = {}, 0
-        for index, (row, matcher) in enumerate(zip(rows, matchers, strict=True)):
+        for index, standing in enumerate(standings):
             ahead = drafts[index] if drafts is not None else []
             stop = start + 1 + len(ahead)
-            opening = self._openings.get(row)
-            if matcher is None:
+            if standing is None:
                 errors[index] = NOT_HERE
                 bits[start:stop] = 0
                 start = stop
                 continue
-            if opening is not None:
-                behind = opening.end_in(ahead)
+            matcher = standing.matcher()
+            if standing.opening is not None:
+                behind = standing.opening.end_in(ahead)
                 free = stop if behind is None else start + behind
                 bits[start:free] = self._no_end
                 start, ahead = free, ahead[behind:] if behind is not None else []
@@ -139,61 +139,42 @@ class RowMatchers:
         """How many of `drafts` the row might say, one behind the other, without an end."""
         ends = [place for place, token in enumerate(drafts) if token in self._ends]
         drafts = drafts[: ends[0]] if ends else drafts
-        opening, matcher = self._openings.get(row), self._matchers.get(row)
-        behind = 0 if opening is None else opening.end_in(drafts)
-        if behind is None or matcher is None:
-            return len(drafts)
-        return behind + matcher.validate_tokens(drafts[behind:])
+        standing = self._rows.get(row)
+        return len(drafts) if standing is None else standing.num_allowed(drafts)
+
+    def forced(self, row: int, most: int) -> Sequence[int]:
+        """At most `most` tokens that must come next, as far as that is known: its sketch leaves no choice."""
+        standing = self._rows.get(row)
+        return () if standing is None else standing.forced(most)
 
     def say_run(self, row: int, token_ids: Sequence[int]) -> tuple[int, bool]:
         """The row says these tokens one after the other, until there is one that it may not say or its text
         is complete: how many, and whether it is."""
-        matcher, said = self._matchers.get(row), self._said[row]
-        if matcher is None:
+        standing = self._rows.get(row)
+        if standing is None:
             return 0, False
-        take, ends, first = self._backend.take, self._ends, 0
-        if row in self._openings:
-            first = self._reason(row, token_ids)
-            if row in self._openings or matcher.is_stopped():
-                return first, row not in self._openings
-        known = first + _num_alike(self._allowed.pop(row, ()), token_ids[first:])
-        if known > first:
-            taken = first + matcher.try_consume_tokens(token_ids[first:known])
-            said += token_ids[first:taken]
-            if taken < known or matcher.is_stopped():
-                return taken, matcher.is_stopped()
-        for index, token in enumerate(token_ids[known:], known):
-            if token in ends:
-                if not self._backend.allows(matcher, token):
-                    return index, False
-            elif take(matcher, token):
-                said.append(token)
-            else:
-                return index, False
-            if matcher.is_stopped():
-                return index + 1, True
-        return len(token_ids), False
+        if standing.opening is None:
+            return standing.say(token_ids, self._ends)
+        first = self._reason(standing, token_ids)
+        if standing.opening is not None or standing.own.matcher.is_stopped():
+            return first, standing.opening is None
+        num_said, is_complete = standing.say(token_ids[first:], self._ends)
+        return first + num_said, is_complete
 
-    def allow(self, row: int, token_ids: Sequence[int]) -> None:
-        """The row may say these tokens next, one behind the other, as its grammar's masks would show: whoever
-        knows spares asking again."""
-        self._allowed[row] = token_ids
-
-    def _reason(self, row: int, token_ids: Sequence[int]) -> int:
+    def _reason(self, standing: Standing, token_ids: Sequence[int]) -> int:
         """The row says these tokens until its grammar begins, or until an end of sequence, which it may not
         say before: how many."""
-        opening = self._openings[row]
         for index, token in enumerate(token_ids):
             if token in self._ends:
                 return index
-            if opening.take([token]) is not None:
-                del self._openings[row]
+            standing.open([token])
+            if standing.opening is None:
                 return index + 1
         return len(token_ids)
 
     def error_of(self, row: int) -> str:
         """Why the row cannot go on in its grammar; empty where it can."""
-        return _error_of(self._matchers[row])
+        return _error_of(self._rows[row].own.matcher)
 
     def closing(self, places: np.ndarray, rows: Sequence[int]) -> Closing | None:
         """Of `rows`, which sample at `places`, those whose texts are completed; None where no one's is."""
@@ -204,11 +185,11 @@ class RowMatchers:
         """Negative tokens are none."""
         kept = list(tokens)
         for index, (row, token) in enumerate(zip(rows, tokens, strict=True)):
-            closer, opening = self.closers[row], self._openings.get(row)
-            if token >= 0 and opening is not None:
-                kept[index] = closer.keep_before(opening, token)
+            closer, standing = self.closers[row], self._rows[row]
+            if token >= 0 and standing.opening is not None:
+                kept[index] = closer.keep_before(standing.opening, token)
             elif token >= 0:
-                kept[index] = closer.keep(self._matchers[row], token)
+                kept[index] = closer.keep(standing.matcher(), token)
         return kept
 
     def advance(
@@ -216,11 +197,12 @@ class RowMatchers:
     ) -> tuple[dict[int, int], dict[int, str]]:
         """Rows said tokens, each at least one that it might. Which of them (indices into `rows`) are
         complete, and with how many of their tokens; which broke, and why."""
+        standings = [self._rows[row] for row in rows]
         before = [0] * len(rows)  # tokens that are said before the grammar
-        if self._openings:
-            whole, said = said, [self._open(row, tokens) for row, tokens in zip(rows, said, strict=True)]
+        if any(each.opening is not None for each in standings):
+            whole, said = said, [each.open(tokens) for each, tokens in zip(standings, said, strict=True)]
             before = [len(all_of) - len(tokens) for all_of, tokens in zip(whole, said, strict=True)]
-        matchers = [self._matchers[row] for row in rows]
+        matchers = [each.matcher() for each in standings]
         for index, row in enumerate(rows if self.closers else ()):
             if row in self.closers:
                 self.closers[row].left -= before[index]
@@ -231,14 +213,15 @@ class RowMatchers:
             self._backend.advance(matchers, [tokens[0] for tokens in said])
         else:
             used = [each.try_consume_tokens(tokens) for each, tokens in zip(matchers, said, strict=True)]
-        for row, tokens in zip(rows, said, strict=True):
-            self._said[row] += tokens
+        for standing, tokens in zip(standings, said, strict=True):
+            standing.said += tokens
+            standing.own.num_read += len(tokens)
         errors = _broken(enumerate(matchers))
         complete = {
             index: before[index] + used[index]
             for index, matcher in enumerate(matchers)
             if index not in errors
-            and rows[index] not in self._openings
+            and standings[index].opening is None
             and (matcher.is_stopped() or self._is_full(rows[index], matcher))
         }
         for index, tokens in enumerate(said):
@@ -248,26 +231,6 @@ class RowMatchers:
 
     def _is_full(self, row: int, matcher: Matcher) -> bool:
         return row in self.closers and self.closers[row].ends(matcher)
-
-    def _open(self, row: int, tokens: list[int]) -> list[int]:
-        """Those of `tokens` that belong to the row's grammar."""
-        if row not in self._openings:
-            return tokens
-        behind = self._openings[row].take(tokens)
-        if behind is None:
-            return []
-        del self._openings[row]
-        return tokens[behind:]
-
-
-def _num_alike(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens both begin with."""
-    count = 0
-    for mine, theirs in zip(one, other):
-        if mine != theirs:
-            break
-        count += 1
-    return count
 
 
 def _all_but(token_ids: Sequence[int], num_words: int) -> np.ndarray:

@@ -64,8 +64,11 @@ class XGrammar:
     def allows(self, matcher: "XMatcher", token_id: int) -> bool:
         return matcher.validate_tokens([token_id]) == 1
 
-    def take(self, matcher: "XMatcher", token_id: int) -> bool:
+    def take(self, matcher: "XMatcher", token_id: int, last: int) -> bool:
         return matcher.try_consume_tokens([token_id]) == 1
+
+    def forced(self, matcher: "XMatcher", last: int) -> Sequence[int]:
+        return matcher.compute_ff_tokens()
 
     def advance(self, matchers: Sequence["XMatcher"], token_ids: Sequence[int]) -> None:
         for matcher, token in zip(matchers, token_ids, strict=True):
@@ -156,6 +159,9 @@ class XMatcher:
         if taken:
             self._inner.rollback(taken)
         return taken
+
+    def rollback(self, num_tokens: int) -> None:
+        self._inner.rollback(num_tokens)
 
     def compute_ff_tokens(self) -> list[int]:
         """The tokens with which the tokenizer spells what must come next, but for the last, whose spelling

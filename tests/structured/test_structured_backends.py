@@ -308,4 +308,5 @@ def test_what_one_token_may_do_is_what_the_mask_says(backend):
         for token in set(range(VOCAB)) - {END, END_TOO}:
             matcher = compiled.matcher()
             assert matcher.try_consume_tokens(list(text)) == len(text)
-            assert backend.take(matcher, token) == (token in can) and not matcher.is_error()
+            last = text[-1] if text else -1
+            assert backend.take(matcher, token, last) == (token in can) and not matcher.is_error()
