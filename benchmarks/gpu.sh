@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# Checks `--device cuda` with the torch backend, and measures it. Not yet run on a GPU.
+# Is `--device cuda` right, and how near does it come to what the device can do? Not yet run on a GPU.
 #
-#   benchmarks/gpu.sh              tokens against the CPU's, speeds; writes results/gpu_<device>.json
-#   benchmarks/gpu.sh --dry-run    the same code on the CPU, with few requests and small sizes; writes nothing
+#   benchmarks/gpu.sh              under 9 minutes; writes results/gpu_<device>.json after every part
+#   benchmarks/gpu.sh --dry-run    the same code on the CPU, few and small; writes nothing
 #
-# Needs Python 3.11 or newer with torch (PYTHON=… says which one); mmengine need not be installed.
+# Needs Python 3.11 or newer with torch (PYTHON=… says which one); mmengine need not be installed. Where there
+# is no network, wheels for it are taken from the ignored folder .whl:
+#   pip download --no-deps -d .whl flashinfer-python==0.7.2.post1 apache-tvm-ffi==0.1.15.post2
 set -euo pipefail
 
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -14,6 +16,12 @@ if [ -z "${PYTHON:-}" ]; then
 fi
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
+if compgen -G "$root/.whl/*.whl" >/dev/null; then
+    "$PYTHON" -m pip install --quiet --no-index --no-deps --no-compile --target "$scratch" "$root"/.whl/*.whl
+    # FlashInfer's CUDA norms need nothing beside it; what it compiles goes with the scratch folder.
+    export FLASHINFER_USE_CUDA_NORM=1 FLASHINFER_WORKSPACE_BASE=${FLASHINFER_WORKSPACE_BASE:-$scratch}
+fi
 export PYTHONPATH=$root:$root/plugins:$scratch${PYTHONPATH:+:$PYTHONPATH}
 "$PYTHON" "$root/benchmarks/gpu_setup.py" "$scratch"
-"$PYTHON" "$root/benchmarks/gpu_check.py" "$@"
+# Whatever hangs is cut off; the JSON holds what was found before.
+timeout --signal=INT --kill-after=10 530 "$PYTHON" "$root/benchmarks/gpu_check.py" "$@"

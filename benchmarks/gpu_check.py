@@ -1,62 +1,121 @@
-"""Called by gpu.sh: is the torch backend right on CUDA, and how fast is it. Not yet run on a GPU."""
+"""Called by gpu.sh: what `--device cuda` computes is right, and how near it comes to what the device can do.
+
+Not yet run on a GPU.
+"""
 
 import argparse
+import gc
 import json
 import platform
 import re
 import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
 
 import torch
-from gpu_shapes import SHAPE_2B, random_model, reduced
-from gpu_speed import Sizes, speeds
+from gpu_floors import Goal, Rates, decode_bytes, measure_rates, prefill_flops, vision_flops
+from gpu_shapes import SHAPES, random_model, reduced
+from gpu_speed import Bench, Sizes
+from gpu_tokens import Verdict, compare_backends, compare_tokens, compare_transformers
 from report import Table, show
-from workload import Ask, mixed
+from workload import random_texts
 
 from mmengine.errors import MMEngineError
-from mmengine.models.loader import resolve_folder
-from mmengine.request import SamplingParams
-from mmengine.serve.engine import Engine
-from mmengine.serve.prompts import Options
+from mmengine.gpu import sampling
 from mmengine.version import __version__
-from mmengine_qwen3_vl import plugin
 
 RESULTS = Path(__file__).resolve().parent / "results"
-# How far apart the two best logprobs on the CPU may be where another device parts from it.
-ROUNDING = {"float32": 1e-3, "bfloat16": 0.5}
-SMALL = Sizes(rows=(1, 16, 64), prompt=256, prefills=64, steps=64, grid=(1, 16, 16))
-LARGE = Sizes(rows=(1, 16, 64), prompt=1024, prefills=16, steps=64, grid=(1, 64, 64))
-DRY = Sizes(rows=(1, 2), prompt=24, prefills=2, steps=4, grid=(1, 4, 4))
-Answer = tuple[list[int], list[float]]
+SIZES = Sizes(rows=(1, 16, 64, 256), context=1024, steps=48, prefill=8192, grid=(1, 64, 64))
+DRY = Sizes(rows=(1, 2), context=24, steps=4, prefill=64, grid=(1, 4, 4))
+# Of the floor, or of the matmul rate; of transformers' rate; of the time that kernels run.
+WANTED_DECODE = {1: 0.7, 64: 0.6, 256: 0.6}
+WANTED_PREFILL = 0.55
+WANTED_CONTINUOUS, WANTED_GENERATE = 5.0, 8.0
+WANTED_BUSY = 0.97
+
+
+@dataclass(slots=True)
+class Run:
+    """What is asked for, and what was found so far."""
+
+    dry: bool
+    ends: float  # time.monotonic() at which nothing new begins
+    facts: dict[str, object]
+    out: Path | None
+    goals: dict[str, Goal] = field(default_factory=dict)
+    verdicts: list[Verdict] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)
+    failed: bool = False
+
+    @property
+    def device(self) -> str:
+        return "cpu" if self.dry else "cuda"
+
+    def part(self, name: str, seconds: float, work: Callable[[], None]) -> None:
+        """Do `work`, which takes about so long on an H100, if there is time; what it raises ends it alone."""
+        left = self.ends - time.monotonic()
+        if left < seconds:
+            self.skipped[name] = f"{left:.0f} s are left, and it takes about {seconds:.0f}"
+            return
+        print(f"{name} …", flush=True)
+        try:
+            work()
+        except Exception as error:  # a part that cannot run must not cost the others
+            self.failed = True
+            self.skipped[name] = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:300]}"
+        gc.collect()
+        if not self.dry:
+            torch.cuda.empty_cache()
+        self.write()
+
+    def write(self) -> None:
+        """After every part: a run that is cut off leaves what it found."""
+        if self.out is not None:
+            self.out.parent.mkdir(parents=True, exist_ok=True)
+            self.out.write_text(json.dumps(self.as_dict(), indent=1) + "\n", encoding="utf-8")
+
+    def as_dict(self) -> dict[str, object]:
+        targets = {name: goal.as_dict() for name, goal in self.goals.items()}
+        checks = {
+            one.name: {"right": one.right, "said": one.said, "notes": one.notes} for one in self.verdicts
+        }
+        return self.facts | {"checks": checks, "targets": targets, "skipped": self.skipped}
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Check and measure --device cuda with the torch backend.")
+    parser = argparse.ArgumentParser(description="Check and measure --device cuda.")
     parser.add_argument("--dry-run", action="store_true", help="everything on the CPU, few and small")
-    parser.add_argument("--requests", type=int, default=60, help="compared with the CPU's tokens")
+    parser.add_argument("--seconds", type=float, default=510.0, help="after which no further part begins")
     parser.add_argument("--out", type=Path, help="where the JSON goes; results/gpu_<device>.json beside this")
     options = parser.parse_args()
     if not options.dry_run and not torch.cuda.is_available():
         print("torch sees no GPU here: run this where it does, or with --dry-run", file=sys.stderr)
         return 1
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    run = begin(options)
     try:
-        return run(options)
+        correctness(run)
+        speed(run)
     except MMEngineError as error:
         print(error, file=sys.stderr)
         return 1
+    show(tables(run), [f"skipped: {name}: {why}" for name, why in run.skipped.items()])
+    if run.out is None:
+        print("dry run: nothing is written; not yet run on a GPU")
+    else:
+        print(f"written: {run.out}")
+    return 1 if run.failed or not all(one.right for one in run.verdicts) else 0
 
 
-def run(options: argparse.Namespace) -> int:
+def begin(options: argparse.Namespace) -> Run:
     dry = options.dry_run
-    device = "cpu" if dry else "cuda"
     name = "cpu (dry run)" if dry else torch.cuda.get_device_name()
-    requests = min(options.requests, 4) if dry else options.requests
-    print(f"plan: {requests} requests on the CPU and on {name}, then in bfloat16; speeds of the embedded")
-    print(f"checkpoint and of {'a reduced' if dry else 'a'} Qwen3-VL-2B shape; TF32 is off")
-    compared = compare(device, requests)
-    measured = measure(device, dry)
+    out = options.out
+    if out is None and not dry:
+        out = RESULTS / f"gpu_{re.sub(r'[^a-z0-9]+', '_', name.lower()).strip('_')}.json"
     facts = {
         "device": name,
         "date": str(date.today()),
@@ -64,101 +123,129 @@ def run(options: argparse.Namespace) -> int:
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "mmengine": __version__,
-        "backend": "torch",
-        "compared": compared,
-        "speeds": measured,
+        "sampling": sampling.describe(torch.device("cpu" if dry else "cuda")),
     }
-    show(tables(facts), [])
-    if dry and options.out is None:
-        print("dry run: nothing is written; not yet run on a GPU")
-    else:
-        out = options.out or RESULTS / f"gpu_{re.sub(r'[^a-z0-9]+', '_', name.lower()).strip('_')}.json"
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-        print(f"written: {out}")
-    return 0 if all(one["within_rounding"] for one in compared.values()) else 1
+    print(
+        f"{name}: correctness, then speed of random weights; ends within {options.seconds:.0f} s; TF32 is off"
+    )
+    return Run(dry, time.monotonic() + options.seconds, facts, out)
 
 
-def compare(device: str, count: int) -> dict[str, dict[str, object]]:
-    """Tokens of the embedded checkpoint on `device` beside the CPU's in float32, by dtype."""
-    asks, wanted = None, None
-    found = {}
-    for where, dtype in (("cpu", "float32"), (device, "float32"), (device, "bfloat16")):
-        with Engine(device=where, dtype=dtype) as engine:
-            if asks is None:
-                asks = mixed(engine.processor, count, 48)
-                wanted = answers(engine, asks)
-                continue
-            partings = compare_answers(wanted, answers(engine, asks))
-        gaps = [parting["gap"] for parting in partings]
-        found[dtype] = {
-            "requests": count,
-            "equal": count - len(partings),
-            "largest_gap": max(gaps, default=0.0),
-            "within_rounding": all(gap <= ROUNDING[dtype] for gap in gaps),
-            "partings": partings,
-        }
-    return found
+def correctness(run: Run) -> None:
+    count = 4 if run.dry else 24
+    run.part("attention backends", 20, lambda: backends(run))
+    run.part("tokens", 60, lambda: run.verdicts.extend(compare_tokens(run.device, count)))
+    run.part(
+        "tokens beside transformers",
+        60,
+        lambda: run.verdicts.append(compare_transformers(run.device, count)),
+    )
 
 
-def answers(engine: Engine, asks: list[Ask]) -> list[Answer]:
-    """Tokens to the natural end, and at each the distance of the two best logprobs."""
-    names = {}
-    for place, ask in enumerate(asks):
-        sampling = SamplingParams(max_tokens=ask.num_new, logprobs=2, seed=0)
-        names[engine.submit_prepared(ask.prepared, Options(sampling), stream=False)] = place
-    done: dict[int, Answer] = {}
-    while engine.has_work:
-        for output in engine.step():
-            if output.completion is not None:
-                choice = output.completion.choices[0]
-                gaps = [best[1] - second[1] for _, best, second in choice.logprobs]
-                done[names[output.request_id]] = choice.token_ids, gaps
-    return [done[place] for place in range(len(asks))]
+def backends(run: Run) -> None:
+    dtype = torch.float32 if run.dry else torch.bfloat16
+    verdicts, skipped = compare_backends(run.device, dtype, 4 if run.dry else 40)
+    run.verdicts += verdicts
+    run.skipped |= skipped
 
 
-def compare_answers(wanted: list[Answer], got: list[Answer]) -> list[dict[str, float | int]]:
-    """Where answers part: request, token, and the distance of the two best logprobs on the CPU."""
-    partings = []
-    for request, ((want, gaps), (mine, _)) in enumerate(zip(wanted, got, strict=True)):
-        if want != mine:
-            shorter = min(len(want), len(mine))
-            place = next((i for i in range(shorter) if want[i] != mine[i]), shorter - 1)
-            partings.append({"request": request, "token": place, "gap": round(gaps[place], 6)})
-    return partings
+def speed(run: Run) -> None:
+    found: list[Rates] = []
+    run.part("rates of the device", 5, lambda: found.append(measure_rates(run.device, run.dry)))
+    if not found:
+        return
+    rates = found[0]
+    run.facts["copy_gb_per_s"], run.facts["matmul_tflops"] = rates.copy / 1e9, rates.matmul / 1e12
+    run.part("2B", 60, lambda: one_shape(run, "2B", rates))
+    run.part("transformers at 2B", 120, lambda: beside_transformers(run, "2B"))
+    run.part("8B", 90, lambda: one_shape(run, "8B", rates))
 
 
-def measure(device: str, dry: bool) -> list[dict[str, object]]:
-    """Speeds by model and dtype."""
-    rows = []
-    for name in ("float32", "bfloat16"):
-        network = plugin.load_model(resolve_folder(None), device=device, dtype=name)
-        figures = speeds(network, device, getattr(torch, name), DRY if dry else SMALL)
-        rows.append({"model": "embedded checkpoint", "dtype": name, **figures})
-    shape = reduced(SHAPE_2B) if dry else SHAPE_2B
-    network = random_model(shape, device, torch.bfloat16)
-    figures = speeds(network, device, torch.bfloat16, DRY if dry else LARGE)
-    label = "Qwen3-VL-2B shape, reduced" if dry else "Qwen3-VL-2B shape, random weights"
-    rows.append({"model": label, "dtype": "bfloat16", **figures})
-    return rows
+def one_shape(run: Run, name: str, rates: Rates) -> None:
+    shape, sizes = (reduced(SHAPES[name]), DRY) if run.dry else (SHAPES[name], SIZES)
+    network = random_model(shape, run.device, torch.bfloat16)
+    run.facts["layer operations"] = getattr(getattr(network._text, "ops", None), "by", "the CPU's kernels")
+    longest = sizes.context + sizes.steps + 8
+    bench = Bench(network, run.device, torch.bfloat16, max(sizes.rows), longest)
+    run.facts["attention"] = bench.attention
+    for rows in sizes.rows:
+        bench.decode(rows, sizes.context, 2)  # builds and captures what this batch needs
+        found = bench.decode(rows, sizes.context, sizes.steps)
+        floor = decode_bytes(shape, rows, sizes.context + sizes.steps // 2) / rates.copy
+        goal = Goal.of_time(found.step_s, floor, WANTED_DECODE.get(rows))
+        run.goals[f"{name} decode x{rows}, context {sizes.context}"] = goal
+        run.facts[f"{name} decode x{rows} CPU ms a step"] = round(found.cpu_s * 1e3, 3)
+    if run.dry:
+        run.skipped[f"{name} GPU idle in decode"] = "a CPU has no timeline of kernels"
+    elif 64 in sizes.rows:
+        run.goals[f"{name} GPU idle in decode x64"] = idle(bench, sizes)
+    bench.close()
+    bench = Bench(network, run.device, torch.bfloat16, 1, sizes.prefill + 16)
+    floor = prefill_flops(shape, sizes.prefill) / rates.matmul
+    goal = Goal.of_time(bench.prefill(sizes.prefill), floor, WANTED_PREFILL)
+    run.goals[f"{name} prefill of {sizes.prefill}"] = goal
+    for count in (1, 8):
+        floor = count * vision_flops(shape, sizes.grid) / rates.matmul
+        embeds = sizes.grid[0] * sizes.grid[1] * sizes.grid[2] // 4
+        goal = Goal.of_time(bench.encode([sizes.grid] * count), floor, None)
+        run.goals[f"{name} vision, {count} image(s) of {embeds} tokens"] = goal
+    bench.close()
 
 
-def tables(facts: dict) -> list[Table]:
-    equal = Table("Tokens beside the CPU's in float32", ("dtype", "equal", "largest gap", "within rounding"))
-    for dtype, one in facts["compared"].items():
-        verdict = "yes" if one["within_rounding"] else "NO"
-        equal.rows.append(
-            (dtype, f"{one['equal']} of {one['requests']}", f"{one['largest_gap']:.1e}", verdict)
-        )
-    equal.notes.append("gap: distance of the CPU's two best logprobs where an answer parts from the CPU's")
-    batches = list(facts["speeds"][0]["decode"])
-    decodes = (f"decode x{rows} ms, tokens/s" for rows in batches)
-    fast = Table(f"Speeds on {facts['device']}", ("model", "dtype", "prefill tokens/s", *decodes, "image ms"))
-    for one in facts["speeds"]:
-        cells = [f"{each['step_ms']:.2f}, {each['tokens_per_s']:.0f}" for each in one["decode"].values()]
-        image = f"{one['image_ms']:.2f}"
-        fast.rows.append((one["model"], one["dtype"], str(one["prefill_tokens_per_s"]), *cells, image))
-    return [equal, fast]
+def idle(bench: Bench, sizes: Sizes) -> Goal:
+    from gpu_idle import Idle
+
+    watch = Idle()
+    bench.decode(64, sizes.context, sizes.steps, watch)
+    return Goal(watch.share, 1 - WANTED_BUSY, 1 - watch.share, WANTED_BUSY, "of the time")
+
+
+def beside_transformers(run: Run, name: str) -> None:
+    """The same requests on both sides, one side after the other: each has the device to itself."""
+    from gpu_rival import continuous_rate, generate_rate, image_asks, rival_model
+
+    shape = reduced(SHAPES[name]) if run.dry else SHAPES[name]
+    texts, images, tokens, num_new = (4, 2, 12, 4) if run.dry else (64, 32, 32, 128)
+    prompt, grid = (16, (1, 4, 4)) if run.dry else (512, (1, 32, 32))
+    text_asks = random_texts(texts, prompt, num_new, shape.text.vocab_size)
+    asks = image_asks(shape, images, grid, tokens, num_new)
+    network = random_model(shape, run.device, torch.bfloat16)
+    bench = Bench(network, run.device, torch.bfloat16, texts, prompt + num_new + 320)
+    ours = bench.answer(text_asks), bench.answer(asks)
+    bench.close()
+    del network, bench
+    gc.collect()
+    rival = rival_model(shape, run.device, torch.bfloat16)
+    generated = max(generate_rate(rival, asks[: images // 8 or 1], 1), generate_rate(rival, asks, 16))
+    goal = Goal.of_rival(ours[1], generated, WANTED_GENERATE)
+    run.goals[f"{name} {images} image requests beside generate, one by one or padded"] = goal
+    goal = Goal.of_rival(ours[0], continuous_rate(rival, text_asks), WANTED_CONTINUOUS)
+    run.goals[f"{name} {texts} text requests beside continuous batching"] = goal
+
+
+def tables(run: Run) -> list[Table]:
+    checks = Table("Correctness", ("", "found", "right"))
+    for one in run.verdicts:
+        checks.rows.append((one.name, one.said, "yes" if one.right else "NO"))
+        checks.notes += one.notes
+    goals = Table(
+        f"Speed on {run.facts['device']}",
+        ("", "measured", "floor or rival", "fraction", "wanted", "met"),
+    )
+    for name, goal in run.goals.items():
+        met = "" if goal.met is None else "yes" if goal.met else "NO"
+        wanted = "" if goal.wanted is None else f"{goal.wanted:g}"
+        figures = f"{goal.measured:.4g} {goal.unit}", f"{goal.floor:.4g}", f"{goal.fraction:.3f}"
+        goals.rows.append((name, *figures, wanted, met))
+    for name in ("copy_gb_per_s", "matmul_tflops"):
+        if name in run.facts:
+            goals.notes.append(f"{name.replace('_', ' ')}: {run.facts[name]:.1f}")
+    for name in ("attention", "layer operations", "sampling"):
+        goals.notes.append(f"{name} by: {run.facts.get(name, 'unknown')}")
+    if run.dry:
+        goals.notes.append("These sizes say nothing about a GPU, nor about this CPU.")
+    goals.notes += [f"{name}: {value}" for name, value in run.facts.items() if "CPU ms" in name]
+    return [checks, goals]
 
 
 if __name__ == "__main__":

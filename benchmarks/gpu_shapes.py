@@ -6,52 +6,72 @@ import torch
 
 from mmengine_qwen3_vl.config import ModelConfig, TextConfig, VisionConfig
 from mmengine_qwen3_vl.loading import expected_tensors
-from mmengine_qwen3_vl.model import Qwen3VL
-from mmengine_qwen3_vl.text import TextDecoder
+from mmengine_qwen3_vl.model import Qwen3VL, text_decoder
 from mmengine_qwen3_vl.vision import VisionTower
 
-# Qwen3-VL-2B, sizes as of its hub config (from memory; the 4B's was read and agrees where they share).
-SHAPE_2B = ModelConfig(
-    text=TextConfig(
-        vocab_size=151_936,
-        hidden_size=2048,
-        intermediate_size=6144,
-        num_layers=28,
-        num_heads=16,
-        num_kv_heads=8,
-        head_dim=128,
-        max_positions=262_144,
-        rms_norm_eps=1e-6,
-        attention_bias=False,
-        rope_theta=5e6,
-        mrope_section=(24, 20, 20),
-        tied=True,
+
+def _shape(text: dict[str, object], vision: dict[str, object]) -> ModelConfig:
+    """What all sizes share, with what they do not."""
+    return ModelConfig(
+        text=TextConfig(
+            vocab_size=151_936,
+            num_kv_heads=8,
+            head_dim=128,
+            max_positions=262_144,
+            rms_norm_eps=1e-6,
+            attention_bias=False,
+            rope_theta=5e6,
+            mrope_section=(24, 20, 20),
+            **text,
+        ),
+        vision=VisionConfig(
+            num_heads=16,
+            out_hidden_size=text["hidden_size"],
+            in_channels=3,
+            patch_size=16,
+            temporal_patch_size=2,
+            merge_size=2,
+            num_positions=2304,
+            rope_theta=10_000.0,
+            gelu="tanh",
+            **vision,
+        ),
+        image_token_id=151_655,
+        video_token_id=151_656,
+        dtype="bfloat16",
+    )
+
+
+# Sizes as of the hub's configs (from memory; the 4B's was read and agrees where they share).
+SHAPES = {
+    "2B": _shape(
+        {
+            "hidden_size": 2048,
+            "intermediate_size": 6144,
+            "num_layers": 28,
+            "num_heads": 16,
+            "tied": True,
+        },
+        {"depth": 24, "hidden_size": 1024, "intermediate_size": 4096, "deepstack_layers": (5, 11, 17)},
     ),
-    vision=VisionConfig(
-        depth=24,
-        hidden_size=1024,
-        intermediate_size=4096,
-        num_heads=16,
-        out_hidden_size=2048,
-        in_channels=3,
-        patch_size=16,
-        temporal_patch_size=2,
-        merge_size=2,
-        num_positions=2304,
-        rope_theta=10_000.0,
-        gelu="tanh",
-        deepstack_layers=(5, 11, 17),
+    "8B": _shape(
+        {
+            "hidden_size": 4096,
+            "intermediate_size": 12_288,
+            "num_layers": 36,
+            "num_heads": 32,
+            "tied": False,
+        },
+        {"depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "deepstack_layers": (8, 16, 24)},
     ),
-    image_token_id=151_655,
-    video_token_id=151_656,
-    dtype="bfloat16",
-)
+}
 
 
 def reduced(shape: ModelConfig) -> ModelConfig:
     """The same parts, few and narrow: for a dry run."""
     narrow = {"hidden_size": 64, "intermediate_size": 128}
-    text = replace(shape.text, vocab_size=512, num_layers=2, num_heads=4, num_kv_heads=2, **narrow)
+    heads = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 32, "mrope_section": (6, 5, 5)}
+    text = replace(shape.text, vocab_size=512, num_layers=2, **heads, **narrow)
     vision = replace(
         shape.vision, depth=3, num_heads=4, out_hidden_size=64, deepstack_layers=(0, 1), **narrow
     )
@@ -84,5 +104,6 @@ def random_model(shape: ModelConfig, device: str, dtype: torch.dtype) -> Qwen3VL
     where = torch.device(device)
     with torch.inference_mode():
         weights = RandomWeights(shape, where, dtype)
-        text, vision = TextDecoder(shape.text, weights, where), VisionTower(shape.vision, weights, where)
+        text = text_decoder(shape.text, weights, where, dtype)
+        vision = VisionTower(shape.vision, weights, where)
     return Qwen3VL(shape, text, vision, where, dtype)

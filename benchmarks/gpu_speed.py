@@ -1,11 +1,15 @@
-"""Speeds of one model on one device: prefill, decode by batch size, one image through the vision tower."""
+"""Speeds of one model on one device, as the engine runs it: decode by batch size, a long prompt, images."""
 
 import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
 import torch
+from gpu_floors import timed
+from workload import Ask
 
 from mmengine.config import EngineConfig
 from mmengine.core.engine import EngineCore
@@ -18,89 +22,113 @@ from mmengine_qwen3_vl import plugin
 @dataclass(frozen=True, slots=True)
 class Sizes:
     rows: tuple[int, ...]  # batch sizes of decode
-    prompt: int  # tokens of a prompt
-    prefills: int  # prompts of the prefill run
+    context: int  # tokens of each row when decode begins
     steps: int  # decode steps that count
-    grid: tuple[int, int, int]  # patches of the image
+    prefill: int  # tokens of the long prompt
+    grid: tuple[int, int, int]  # patches of an image
 
 
-def speeds(network: VisionLanguageModel, device: str, dtype: torch.dtype, sizes: Sizes) -> dict[str, object]:
-    """Times in milliseconds, rates in tokens a second; each run is done twice and the second counts."""
-    most = max(*sizes.rows, sizes.prefills)
-    longest = sizes.prompt + sizes.steps + 4
-    config = EngineConfig(
-        max_num_seqs=most,
-        token_budget=max(8192, most),
-        max_model_len=longest,
-        num_blocks=most * -(-longest // 16) + 1,
-        enable_prefix_caching=False,
-    )
-    core = EngineCore(config, TorchExecutor(network, plugin.positions, config, device, dtype))
-    prompts = np.random.default_rng(0).integers(
-        3, network.spec.vocab_size, (most, sizes.prompt), dtype=np.int32
-    )
-    prefill = [_prefill(core, prompts[: sizes.prefills], f"p{again}") for again in range(2)][1]
-    decode = {}
-    for rows in sizes.rows:
-        runs = [_decode(core, prompts[:rows], sizes.steps, f"d{rows}.{again}") for again in range(2)]
-        decode[str(rows)] = runs[1]
-    core.close()
-    return {
-        "prompt_tokens": sizes.prompt,
-        "prefill_tokens_per_s": round(sizes.prefills * sizes.prompt / prefill),
-        "decode": decode,
-        "image_tokens": sizes.grid[0] * sizes.grid[1] * sizes.grid[2] // 4,
-        "image_ms": round(_encode(network, device, sizes.grid) * 1e3, 3),
-    }
+@dataclass(frozen=True, slots=True)
+class Decode:
+    """Medians of the steps in which every row made one token."""
+
+    step_s: float
+    cpu_s: float  # of this process, all its threads
 
 
-def _submit(core: EngineCore, prompts: np.ndarray, num_new: int, name: str) -> None:
-    sampling = SamplingParams(max_tokens=num_new, ignore_eos=True, seed=0)
-    for number, prompt in enumerate(prompts):
-        core.submit(Request(f"{name}.{number}", prompt, sampling))
+class Bench:
+    """One engine core over one model, with room for `rows` rows of `longest` tokens."""
 
+    def __init__(
+        self, network: VisionLanguageModel, device: str, dtype: torch.dtype, rows: int, longest: int
+    ) -> None:
+        self._network, self._device = network, device
+        config = EngineConfig(
+            max_num_seqs=rows,
+            token_budget=max(8192, rows),
+            max_model_len=longest,
+            num_blocks=rows * -(-longest // 16) + 1,
+            enable_prefix_caching=False,
+            max_in_flight=2 if device == "cuda" else 1,
+        )
+        self._executor = TorchExecutor(network, plugin.positions, config, device, dtype)
+        self.core = EngineCore(config, self._executor)
+        self._count = 0
 
-def _prefill(core: EngineCore, prompts: np.ndarray, name: str) -> float:
-    """Seconds until every prompt has its first token."""
-    begin = time.perf_counter()
-    _submit(core, prompts, 1, name)
-    while core.has_work:
-        core.step()
-    return time.perf_counter() - begin
+    @property
+    def attention(self) -> str:
+        return type(self._executor._runner._attention).__name__
 
+    def close(self) -> None:
+        self.core.close()
 
-def _decode(core: EngineCore, prompts: np.ndarray, steps: int, name: str) -> dict[str, float]:
-    """Medians over the steps in which every row made one token."""
-    _submit(core, prompts, steps + 2, name)
-    walls, devices, decoding = [], [], False
-    while core.has_work:
-        device_ns, begin = core.stats().device_ns, time.perf_counter()
-        outputs = list(core.step())
-        wall = time.perf_counter() - begin
-        whole = len(outputs) == len(prompts) and all(output.finish_reason is None for output in outputs)
-        if decoding and whole:
-            walls.append(wall)
-            devices.append((core.stats().device_ns - device_ns) / 1e6)
-        decoding = whole
-    step = median(walls)
-    return {
-        "step_ms": round(step * 1e3, 3),
-        "device_ms": round(median(devices), 3),
-        "tokens_per_s": round(len(prompts) / step, 1),
-    }
+    def prefill(self, tokens: int, repeats: int = 3) -> float:
+        """Median seconds until a prompt of `tokens` has its first token, after one that warms up."""
+        return median([self._until_first(tokens) for _ in range(repeats + 1)][1:])
 
-
-def _encode(network: VisionLanguageModel, device: str, grid: tuple[int, int, int]) -> float:
-    """Seconds of one image, the median of five after one that warms up."""
-    count = grid[0] * grid[1] * grid[2]
-    patches = np.random.default_rng(0).integers(0, 256, (count, network.spec.patch_width), dtype=np.uint8)
-    there = torch.from_numpy(patches).to(device)
-    times = []
-    for _ in range(6):
+    def _until_first(self, tokens: int) -> float:
+        self._submit(self._prompts(1, tokens), 1)
         begin = time.perf_counter()
+        self.drain()
+        return time.perf_counter() - begin
+
+    def decode(
+        self, rows: int, context: int, steps: int, watch: AbstractContextManager | None = None
+    ) -> Decode:
+        """`rows` rows from `context` tokens on. `watch` is entered when all of them decode."""
+        self._submit(self._prompts(rows, context), steps + 8)
+        while not self._whole_step(rows):
+            if not self.core.has_work:
+                raise RuntimeError("no step gave every row a token: the KV pool holds too few of them")
+        walls, cpus = [], []
+        with watch or nullcontext():
+            for _ in range(steps):
+                cpu, begin = time.process_time(), time.perf_counter()
+                if not self._whole_step(rows):
+                    break
+                walls.append(time.perf_counter() - begin)
+                cpus.append(time.process_time() - cpu)
+        self.drain()
+        return Decode(median(walls), median(cpus))
+
+    def encode(self, grids: Sequence[tuple[int, int, int]]) -> float:
+        """Seconds of the vision tower over images of these patches, in one call."""
+        patches = sum(t * h * w for t, h, w in grids)
+        there = torch.zeros(patches, self._network.spec.patch_width, dtype=torch.uint8, device=self._device)
         with torch.inference_mode():
-            network.encode(there, [grid])
-        if there.is_cuda:
-            torch.cuda.synchronize()
-        times.append(time.perf_counter() - begin)
-    return median(times[1:])
+            return timed(lambda: self._network.encode(there, grids), self._device, 5)
+
+    def answer(self, asks: Sequence[Ask]) -> float:
+        """Tokens a second over whole answers, all requests there from the start: the second of two runs."""
+        return [self._answer_all(asks) for _ in range(2)][1]
+
+    def _answer_all(self, asks: Sequence[Ask]) -> float:
+        begin = time.perf_counter()
+        for ask in asks:
+            self._count += 1
+            name, media = f"a{self._count}", ask.prepared.media
+            sampling = SamplingParams(max_tokens=ask.num_new, ignore_eos=True, seed=0)
+            items = tuple(one.item for one in media)
+            request = Request(name, ask.prepared.prompt_token_ids, sampling, items, cache_salt=name)
+            self._executor.attach(name, media)
+            self.core.submit(request)
+        self.drain()
+        return sum(ask.num_new for ask in asks) / (time.perf_counter() - begin)
+
+    def drain(self) -> None:
+        while self.core.has_work:
+            self.core.step()
+
+    def _whole_step(self, rows: int) -> bool:
+        outputs = list(self.core.step())
+        return len(outputs) == rows and all(output.finish_reason is None for output in outputs)
+
+    def _prompts(self, count: int, tokens: int) -> np.ndarray:
+        vocab = self._network.spec.vocab_size
+        return np.random.default_rng(0).integers(3, vocab, (count, tokens), dtype=np.int32)
+
+    def _submit(self, prompts: np.ndarray, num_new: int) -> None:
+        sampling = SamplingParams(max_tokens=num_new, ignore_eos=True, seed=0)
+        for prompt in prompts:
+            self._count += 1
+            self.core.submit(Request(f"r{self._count}", prompt, sampling))

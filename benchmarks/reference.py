@@ -56,9 +56,16 @@ class TokenClock:
 class Reference:
     """transformers' model. Every answer has exactly the tokens asked for, as on the other side."""
 
-    def __init__(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> None:
         logging.disable_progress_bar()
-        self.model = AutoModelForImageTextToText.from_pretrained(folder, dtype=dtype).eval()
+        self.model = AutoModelForImageTextToText.from_pretrained(folder, dtype=dtype).to(device).eval()
+
+    @classmethod
+    def around(cls, model: torch.nn.Module) -> "Reference":
+        """Of a model that is there already."""
+        made = cls.__new__(cls)
+        made.model = model.eval()
+        return made
 
     def generate(
         self, inputs: Inputs, num_new: int, clock: TokenClock | None = None, **options: object
@@ -66,6 +73,7 @@ class Reference:
         """New tokens of each row, greedy. `options` go to `generate`."""
         if clock is not None:
             options["stopping_criteria"] = [clock]
+        inputs = self._there(inputs)
         with torch.inference_mode():
             out = self.model.generate(
                 **inputs, max_new_tokens=num_new, min_new_tokens=num_new, do_sample=False, **options
@@ -107,11 +115,14 @@ class Reference:
             "mm_token_type_ids": types,
         }
         with torch.inference_mode():
-            logits = self.model(**inputs, logits_to_keep=1).logits[0, -1].float()
+            logits = self.model(**self._there(inputs), logits_to_keep=1).logits[0, -1].float()
             ends = self.model.generation_config.eos_token_id  # suppressed in every answer
             logits[[] if ends is None else ends] = float("-inf")
             best = logits.topk(2).values
         return float(best[0] - best[1])
+
+    def _there(self, inputs: Inputs) -> Inputs:
+        return {name: tensor.to(self.model.device) for name, tensor in inputs.items()}
 
 
 def make_inputs(prompts: Sequence[Prepared], dtype: torch.dtype = torch.float32) -> Inputs:

@@ -1,0 +1,114 @@
+"""What a step cannot take less than: its bytes over the measured rate of copies, or its FLOPs over the
+measured rate of matmuls."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+
+from mmengine_qwen3_vl.config import ModelConfig, TextConfig, VisionConfig
+
+BYTES = 2  # of a value in bfloat16
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    copy: float  # bytes a second, those read and those written
+    matmul: float  # bfloat16 FLOPs a second
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """A figure beside its floor. `fraction`: how much of what is possible was reached; `wanted`: how much
+    should be, None where nothing is said."""
+
+    measured: float
+    floor: float
+    fraction: float
+    wanted: float | None
+    unit: str
+
+    @property
+    def met(self) -> bool | None:
+        return None if self.wanted is None else self.fraction >= self.wanted
+
+    @classmethod
+    def of_time(cls, seconds: float, floor_s: float, wanted: float | None) -> "Goal":
+        return cls(seconds * 1e3, floor_s * 1e3, floor_s / seconds, wanted, "ms")
+
+    @classmethod
+    def of_rival(cls, ours: float, theirs: float, wanted: float) -> "Goal":
+        """Tokens a second; `fraction` is how many times theirs."""
+        return cls(ours, theirs, ours / theirs, wanted, "tokens/s")
+
+    def as_dict(self) -> dict[str, float | bool | str | None]:
+        figures = {name: round(getattr(self, name), 4) for name in ("measured", "floor", "fraction")}
+        return figures | {"met": self.met, "wanted": self.wanted, "unit": self.unit}
+
+
+def measure_rates(device: str, dry: bool) -> Rates:
+    """Medians of ten: a copy of 1 GiB, a product of two matrices of 8,192 x 8,192."""
+    size, side = (2**20, 128) if dry else (2**30, 8192)
+    source = torch.zeros(size, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    left = torch.ones(side, side, dtype=torch.bfloat16, device=device)
+    out = torch.empty_like(left)
+    return Rates(
+        2 * size / timed(lambda: target.copy_(source), device),
+        2 * side**3 / timed(lambda: torch.mm(left, left, out=out), device),
+    )
+
+
+def timed(run: Callable[[], object], device: str, repeats: int = 10) -> float:
+    """Median seconds of `run`, by the device's own clock where it has one; once before, to warm up."""
+    run()
+    seconds = []
+    for _ in range(repeats):
+        if device == "cuda":
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            run()
+            end.record()
+            end.synchronize()
+            seconds.append(begin.elapsed_time(end) / 1e3)
+        else:
+            start = time.perf_counter()
+            run()
+            seconds.append(time.perf_counter() - start)
+    return median(seconds)
+
+
+def layer_weights(c: TextConfig) -> int:
+    """Weights of the matrices of one decoder layer."""
+    attention = c.hidden_size * c.head_dim * (2 * c.num_heads + 2 * c.num_kv_heads)
+    return attention + 3 * c.hidden_size * c.intermediate_size
+
+
+def decode_bytes(shape: ModelConfig, rows: int, context: int) -> int:
+    """What a decode step must read: every matrix once, and K and V of `context` tokens of each row."""
+    c = shape.text
+    weights = c.num_layers * layer_weights(c) + c.vocab_size * c.hidden_size
+    kv = 2 * c.num_layers * c.num_kv_heads * c.head_dim
+    return BYTES * (weights + rows * context * kv)
+
+
+def prefill_flops(shape: ModelConfig, tokens: int) -> int:
+    """Of one prompt: all matrices and causal attention, without the head, which one token needs."""
+    c = shape.text
+    linear = 2 * tokens * c.num_layers * layer_weights(c)
+    return linear + 2 * c.num_layers * c.num_heads * c.head_dim * tokens * tokens
+
+
+def vision_flops(shape: ModelConfig, grid: tuple[int, int, int]) -> int:
+    """Of one image: patches, layers with full attention within each frame, and all mergers."""
+    c: VisionConfig = shape.vision
+    frames, patches = grid[0], grid[1] * grid[2]
+    layer = 4 * c.hidden_size**2 + 2 * c.hidden_size * c.intermediate_size
+    attention = 4 * patches * patches * c.hidden_size
+    joined = c.merge_size**2 * c.hidden_size
+    merger = joined * joined + joined * c.out_hidden_size
+    per_frame = 2 * patches * (c.depth * layer + c.patch_width * c.hidden_size) + c.depth * attention
+    mergers = (1 + len(c.deepstack_layers)) * 2 * (patches // c.merge_size**2) * merger
+    return frames * (per_frame + mergers)

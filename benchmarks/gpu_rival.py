@@ -1,0 +1,122 @@
+"""transformers on the same work: random weights of the same shape, `generate` and its continuous batching."""
+
+import logging
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from reference import Reference, make_inputs
+from transformers import (
+    ContinuousBatchingConfig,
+    GenerationConfig,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
+)
+from workload import Ask
+
+from mmengine.models.plugin import MediaInput, Prepared
+from mmengine.request import MediaItem
+from mmengine_qwen3_vl.config import ModelConfig
+
+
+def rival_model(shape: ModelConfig, device: str, dtype: torch.dtype) -> Reference:
+    """transformers' model of a shape, its random weights made on the device."""
+    text, vision = shape.text, shape.vision
+    config = Qwen3VLConfig(
+        text_config={
+            "vocab_size": text.vocab_size,
+            "hidden_size": text.hidden_size,
+            "intermediate_size": text.intermediate_size,
+            "num_hidden_layers": text.num_layers,
+            "num_attention_heads": text.num_heads,
+            "num_key_value_heads": text.num_kv_heads,
+            "head_dim": text.head_dim,
+            "max_position_embeddings": text.max_positions,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": text.rope_theta,
+                "mrope_section": list(text.mrope_section),
+                "mrope_interleaved": True,
+            },
+        },
+        vision_config={
+            "depth": vision.depth,
+            "hidden_size": vision.hidden_size,
+            "intermediate_size": vision.intermediate_size,
+            "num_heads": vision.num_heads,
+            "out_hidden_size": vision.out_hidden_size,
+            "patch_size": vision.patch_size,
+            "temporal_patch_size": vision.temporal_patch_size,
+            "spatial_merge_size": vision.merge_size,
+            "num_position_embeddings": vision.num_positions,
+            "deepstack_visual_indexes": list(vision.deepstack_layers),
+        },
+        image_token_id=shape.image_token_id,
+        video_token_id=shape.video_token_id,
+        tie_word_embeddings=text.tied,
+    )
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device(device):
+            model = Qwen3VLForConditionalGeneration(config)
+    finally:
+        torch.set_default_dtype(before)
+    model.generation_config.eos_token_id = None
+    return Reference.around(model)
+
+
+def image_asks(
+    shape: ModelConfig, count: int, grid: tuple[int, int, int], tokens: int, num_new: int
+) -> list[Ask]:
+    """Questions of `tokens` random tokens, each behind an image of its own of random pixels."""
+    rng = np.random.default_rng(11)
+    embeds = grid[0] * grid[1] * grid[2] // shape.vision.merge_size**2
+    asks = []
+    for number in range(count):
+        text = rng.integers(3, shape.text.vocab_size // 2, tokens, dtype=np.int32)
+        ids = np.concatenate((text[:2], np.full(embeds, shape.image_token_id, np.int32), text[2:]))
+        pixels = rng.integers(0, 256, (embeds * 4, shape.vision.patch_width), dtype=np.uint8)
+        item = MediaItem(number.to_bytes(32, "big"), "image", ((2, embeds),), grid)
+        asks.append(Ask(Prepared(ids, (MediaInput(item, pixels),), ""), num_new, "one image"))
+    return asks
+
+
+def generate_rate(rival: Reference, asks: Sequence[Ask], batch: int) -> float:
+    """Tokens a second of `generate` over padded batches of `batch`, after a short one to warm up."""
+    dtype = next(rival.model.parameters()).dtype
+    batches = [asks[first : first + batch] for first in range(0, len(asks), batch)]
+    rival.generate(make_inputs([ask.prepared for ask in batches[0]], dtype), 2)
+    begin = time.perf_counter()
+    made = 0
+    for some in batches:
+        inputs = make_inputs([ask.prepared for ask in some], dtype)
+        made += sum(map(len, rival.generate(inputs, some[0].num_new)))
+    return made / (time.perf_counter() - begin)
+
+
+def continuous_rate(rival: Reference, asks: Sequence[Ask]) -> float:
+    """Tokens a second of transformers' continuous batching, text alone: the second of two runs, which finds
+    the caches and graphs of the first. On a GPU it sizes its cache itself."""
+    logging.getLogger("ContinuousBatchingLogger").setLevel(logging.CRITICAL)
+    num_new, model = asks[0].num_new, rival.model
+    config = GenerationConfig(max_new_tokens=num_new, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    prompts = [ask.prepared.prompt_token_ids.tolist() for ask in asks]
+    small = {"num_blocks": 16, "max_batch_tokens": 64} if model.device.type == "cpu" else {}
+    options = {
+        "generation_config": config,
+        "continuous_batching_config": ContinuousBatchingConfig(**small),
+        "persistent_manager": True,
+    }
+    try:
+        for _ in range(2):
+            begin = time.perf_counter()
+            found = model.generate_batch(prompts, **options)
+            seconds = time.perf_counter() - begin
+            made = [len(output.generated_tokens) for output in found.values()]
+            if made != [num_new] * len(asks):
+                raise RuntimeError(f"continuous batching gave {sum(made)} tokens for {len(made)} requests")
+    finally:
+        model.destroy_cached_continuous_batching_manager()
+    return len(asks) * num_new / seconds

@@ -1,0 +1,139 @@
+"""gpu.sh runs, on a CPU and the smallest of sizes; what it is based on is right."""
+
+import os
+import subprocess
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+ROOT = Path(__file__).resolve().parents[2]
+BENCHMARKS = ROOT / "benchmarks"
+
+
+def call(*command: object, **variables: str) -> subprocess.CompletedProcess:
+    paths = [str(ROOT), str(ROOT / "plugins"), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), **variables}
+    words = [str(word) for word in command]
+    return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=240)
+
+
+def test_a_dry_run_measures_everything_and_writes_nothing():
+    before = sorted(BENCHMARKS.rglob("*.json"))
+    done = call("bash", BENCHMARKS / "gpu.sh", "--dry-run", PYTHON=sys.executable, OMP_NUM_THREADS="1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("4 of 4") == 3 and "nothing is written" in done.stdout
+    for name in ("2B decode x2", "8B prefill", "8B vision", "beside generate", "beside continuous batching"):
+        assert name in done.stdout
+    skipped = [line for line in done.stdout.splitlines() if line.startswith("skipped: ")]
+    assert {line.split(":")[1].strip() for line in skipped} == {
+        "attention flashinfer",
+        "2B GPU idle in decode",
+        "8B GPU idle in decode",
+    }
+    assert sorted(BENCHMARKS.rglob("*.json")) == before
+
+
+def test_without_a_gpu_it_says_so_in_one_line():
+    done = call("bash", BENCHMARKS / "gpu.sh", PYTHON=sys.executable, CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 1
+    assert done.stderr.strip().count("\n") == 0 and "no GPU" in done.stderr
+
+
+def test_a_checkout_gets_entry_points_where_none_are_installed(module, tmp_path, monkeypatch):
+    gpu_setup = module("gpu_setup")
+    monkeypatch.setattr(gpu_setup.metadata, "entry_points", lambda group: ())
+    assert gpu_setup.main(tmp_path) == 0
+    found = [metadata.PathDistribution(folder) for folder in tmp_path.glob("*.dist-info")]
+    points = {(point.group, point.name): point.value for point in found[0].entry_points}
+    assert len(found) == 1 and points["mmengine.models", "qwen3_vl"] == "mmengine_qwen3_vl:plugin"
+
+
+def test_what_is_missing_is_named_with_the_way_to_bring_it(module, tmp_path, monkeypatch, capsys):
+    gpu_setup = module("gpu_setup")
+    monkeypatch.setattr(gpu_setup, "_installed", lambda name: name not in ("msgspec", "av"))
+    assert gpu_setup.main(tmp_path) == 1
+    told = capsys.readouterr().err
+    assert "missing here: msgspec. " in told and "pip download" in told and not list(tmp_path.iterdir())
+
+
+def test_answers_part_where_their_tokens_do(module):
+    wanted = [([5, 6, 7], [9.0, 0.25, 8.0]), ([1, 2], [3.0, 0.5]), ([4], [1.0])]
+    got = [([5, 8, 7], []), ([1, 2, 3], []), ([4], [])]
+    parted = module("gpu_tokens").compare_answers(wanted, got)
+    assert parted == [{"request": 0, "token": 1, "gap": 0.25}, {"request": 1, "token": 1, "gap": 0.5}]
+
+
+@pytest.mark.parametrize(
+    "size, weights, kv, prefill, vision", [("2B", 3.44, 112, 30.8, 4.36), ("8B", 15.14, 144, 134, 5.80)]
+)
+def test_floors_are_those_of_the_shapes(module, size, weights, kv, prefill, vision):
+    """By hand: GB of weights, KiB of KV a token, TFLOP of 8,192 tokens and of an image."""
+    floors, shape = module("gpu_floors"), module("gpu_shapes").SHAPES[size]
+    assert floors.decode_bytes(shape, 0, 0) / 1e9 == pytest.approx(weights, rel=0.01)
+    more = floors.decode_bytes(shape, 2, 1024) - floors.decode_bytes(shape, 0, 0)
+    assert more == 2 * 1024 * kv * 1024
+    assert floors.prefill_flops(shape, 8192) / 1e12 == pytest.approx(prefill, rel=0.01)
+    assert floors.vision_flops(shape, (1, 64, 64)) / 1e12 == pytest.approx(vision, rel=0.01)
+
+
+def test_the_weights_counted_are_the_weights_there_are(module):
+    """Of a reduced shape, with what a step does not read left out: norms, and rows of the embedding."""
+    shapes, floors = module("gpu_shapes"), module("gpu_floors")
+    for shape in shapes.SHAPES.values():
+        shape = shapes.reduced(shape)
+        read = [
+            dims[0] * dims[1]
+            for name, dims in shapes.expected_tensors(shape).items()
+            if name.startswith(("text.layers", "lm_head")) and len(dims) == 2
+        ]
+        assert floors.decode_bytes(shape, 0, 0) == 2 * sum(read)
+
+
+def test_a_goal_is_met_by_its_fraction(module):
+    goal = module("gpu_floors").Goal
+    assert goal.of_time(0.010, 0.007, 0.7).met and not goal.of_time(0.010, 0.0069, 0.7).met
+    assert goal.of_time(0.010, 0.001, None).met is None
+    rival = goal.of_rival(500.0, 100.0, 5.0)
+    assert rival.met and not goal.of_rival(499.0, 100.0, 5.0).met
+    assert rival.as_dict() == {
+        "measured": 500.0,
+        "floor": 100.0,
+        "fraction": 5.0,
+        "met": True,
+        "wanted": 5.0,
+        "unit": "tokens/s",
+    }
+
+
+@given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 9)), min_size=1, max_size=12))
+def test_idle_is_what_no_kernel_covers(spans):
+    sys.path.insert(0, str(BENCHMARKS))
+    try:
+        from gpu_idle import idle_share
+    finally:
+        sys.path.remove(str(BENCHMARKS))
+    spans = [(begin, begin + length) for begin, length in spans]
+    covered = {tick for begin, end in spans for tick in range(begin, end)}
+    whole = max(end for _, end in spans) - min(begin for begin, _ in spans)
+    assert idle_share(spans) == pytest.approx(1 - len(covered) / whole)
+
+
+def test_a_part_without_time_is_skipped_and_one_that_breaks_ends_alone(module, tmp_path):
+    run = module("gpu_check").Run(True, time.monotonic() + 60, {"device": "none"}, tmp_path / "found.json")
+    done = []
+
+    def breaks():
+        raise RuntimeError("out of memory\nand pages more")
+
+    run.part("too long", 1e6, lambda: done.append("too long"))
+    run.part("broken", 0, breaks)
+    assert run.failed and not done
+    run.part("good", 0, lambda: done.append("good"))
+    assert done == ["good"]
+    assert run.skipped["broken"] == "RuntimeError: out of memory" and "s are left" in run.skipped["too long"]
+    assert '"broken"' in (tmp_path / "found.json").read_text()
