@@ -1,10 +1,13 @@
 """An EAGLE-3 head in the engine: the same tokens, and its KV is that of one pass over the whole text."""
 
 import random
+import shutil
+from collections import Counter
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from mmengine.build import build
 from mmengine.config import EngineConfig
@@ -16,6 +19,7 @@ from mmengine.runtime.attention.torch_paged import TorchPagedAttention
 from mmengine.runtime.eagle3.drafter import kv_spec
 from mmengine.runtime.kv import KVPool
 from mmengine.serve.engine import Engine
+from mmengine_shapes import draft_head_path
 from tests.spec_decode.eagle3_heads import FAMILIES
 from tests.spec_decode.steering import Granting
 
@@ -71,8 +75,9 @@ def test_the_prefix_cache_finds_as_much_as_without():
     assert hits[0] > 0 and hits[0] - hits[1] <= 16 * hits[0] // 100
 
 
-def head_kv_of_one_pass(built, request, token_ids, media):
-    """The head's K and V, [tokens - 1, 2, kv heads, head_dim], where its states come from one prefill."""
+def states_of_one_pass(built, request, token_ids, media):
+    """What a head is fed of a whole text, were it one prompt: taps [n, taps * hidden], the tokens int64 [n],
+    and their positions int64 [3, n]."""
     model, head, size = (
         built.executor._runner._model,
         built.executor._runner._drafting.head._head,
@@ -94,9 +99,30 @@ def head_kv_of_one_pass(built, request, token_ids, media):
         deepstack[:, places[there]] = layers[there, 1:].transpose(0, 1)
     taps = Taps(head.config.tap_layers, torch.empty(size, len(head.config.tap_layers) * hidden))
     model.forward(embeds, deepstack, positions, dense(spec, size)[1], taps)
+    return taps.rows, ids, positions
+
+
+def head_kv_of_one_pass(built, request, token_ids, media):
+    """The head's K and V, [tokens - 1, 2, kv heads, head_dim], where its states come from one prefill."""
+    head, size = built.executor._runner._drafting.head._head, len(token_ids)
+    taps, ids, positions = states_of_one_pass(built, request, token_ids, media)
     pool, port = dense(kv_spec(head.config), size - 1)
-    head.forward(head.fuse(taps.rows[:-1]), head.embed(ids[1:]), positions[:, :-1], port, 0)
+    head.forward(head.fuse(taps[:-1]), head.embed(ids[1:]), positions[:, :-1], port, 0)
     return pool.blocks[0, 1:].transpose(1, 2).flatten(0, 1)[: size - 1]
+
+
+def drafts_of_one_pass(built, request, token_ids, media, count):
+    """`count` drafts behind a text, each from a pass of the head over all before it."""
+    head = built.executor._runner._drafting.head._head
+    taps, ids, positions = states_of_one_pass(built, request, token_ids, media)
+    hidden, tokens, positions = head.fuse(taps[:-1]), ids[1:], positions[:, :-1]
+    for _ in range(count):
+        _, port = dense(kv_spec(head.config), len(tokens))
+        z, carry = head.forward(hidden, head.embed(tokens), positions, port, 0)
+        hidden = torch.cat((hidden, carry[-1:]))
+        tokens = torch.cat((tokens, head.tokens(head.logits(z[-1:]))))
+        positions = torch.cat((positions, positions[:, -1:] + 1), 1)
+    return tokens[len(ids) - 1 :].tolist()
 
 
 def dense(spec, size):
@@ -171,6 +197,49 @@ def test_what_is_kept_lies_where_one_pass_would_have_put_it(settings, pauses):
     assert bool(stats.num_preemptions) == (settings["num_blocks"] < 40)
     assert stats.num_cached_tokens and stats.drafts[0].accepted > 10 and cut == {"image", "video"}
     assert compared > 200 and (caught > 5) == pauses
+
+
+@pytest.fixture
+def attentive_head(tmp_path):
+    """The embedded checkpoint's head, but where it looks depends on positions much more."""
+    folder = shutil.copytree(draft_head_path(), tmp_path / "head")
+    tensors = load_file(folder / "model.safetensors")
+    for name in [name for name in tensors if "q_proj" in name or "k_proj" in name]:
+        tensors[name] = 3 * torch.randn(tensors[name].shape, generator=torch.Generator().manual_seed(1))
+        tensors[name] /= tensors[name].shape[1] ** 0.5
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def test_drafts_are_those_of_passes_over_the_whole_text(attentive_head):
+    """Behind an image, a video and neither, of several rows together, seven of each."""
+    sizes = {"num_draft_tokens": 7, "max_num_seqs": 4, "num_blocks": 40, "max_model_len": 104}
+    built = build(config=EngineConfig(spec=f"eagle3={attentive_head}", draft_policy="all", **sizes))
+    runner, requests, compared = built.executor._runner, {}, Counter()
+    with Engine(builder=lambda *_, **__: built) as engine:
+        head = runner._drafting.head
+        admit, propose = head.admit, head.propose
+
+        def admitted(row, request, texts):
+            requests[row] = request
+            return admit(row, request, texts)
+
+        def proposed(rows, texts, most):
+            found = propose(rows, texts, most)
+            if found is None:
+                return None
+            for row, drafts in zip(rows.tolist(), np.split(found.token_ids, np.cumsum(found.counts))):
+                token_ids, media = texts.tokens[row, : texts.lengths[row]], requests[row].media
+                pixels = runner._media.get(requests[row].request_id, ())
+                want = drafts_of_one_pass(built, requests[row], token_ids, pixels, len(drafts))
+                assert drafts.tolist() == want
+                compared[media[0].modality if media else "text"] += len(drafts)
+            return found
+
+        head.admit, head.propose = admitted, proposed
+        engine.generate(list(prompts(4)), max_tokens=12, ignore_eos=True)
+        assert runner._drafting.failures == [0]
+    assert compared.keys() == {"image", "video", "text"} and min(compared.values()) > 30
 
 
 def test_settings_that_do_not_fit_are_refused(tmp_path):
