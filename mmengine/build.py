@@ -17,10 +17,12 @@ from mmengine.models.loader import resolve_folder
 from mmengine.models.plugin import ModelPlugin, ModelSpec, Processor, Tokenizer
 from mmengine.models.registry import plugin_for
 from mmengine.runtime.drafters import head_folder, make_drafters, with_drafts
+from mmengine.runtime.dtypes import DTYPES
 from mmengine.runtime.eagle3.drafter import kv_spec
 from mmengine.runtime.eagle3.loading import load_head
 from mmengine.runtime.executor import TorchExecutor
 from mmengine.runtime.kv import blocks_for_memory, bytes_per_block
+from mmengine.runtime.parallel.ranks import Ranks
 from mmengine.runtime.stops import StopWatcher
 from mmengine.runtime.threads import choose_threads
 from mmengine.spec_decode.eagle3.loading import HeadFolder
@@ -29,7 +31,6 @@ from mmengine.structured_output.base import Compiled
 from mmengine.structured_output.grammars import Grammars
 from mmengine.structured_output.rows import RowMatchers
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 CUDA_MEMORY_SHARE = 0.8  # of what is free when the weights are loaded
 CPU_MEMORY_SHARE = 0.25
 CPU_FULL_REQUESTS = 4  # requests of full length that the CPU's pool is sized for, at least 256 MiB
@@ -115,17 +116,72 @@ def _build(
     stop_watcher_factory: Callable[[Tokenizer], StopWatcher] | None,
     compile_grammar: Callable[[str], Compiled] | None,
 ) -> Built:
-    past = opened.past if opened is not None else None
     folder = resolve_folder(model)
     plugin = plugin_for(folder)
     device = _device(device)
     dtype = _dtype(dtype, device, folder)
     processor = plugin.load_processor(folder)
     fingerprints = {"weights": plugin.fingerprint(folder), "processor": processor.fingerprint}
-    fingerprints |= {"dtype": dtype, "backend": f"{torch.device(device).type}/{attention}"}
+    cut = f"/tensor_parallel {config.tensor_parallel}" if config.tensor_parallel > 1 else ""
+    fingerprints |= {"dtype": dtype, "backend": f"{torch.device(device).type}/{attention}{cut}"}
     if opened is not None:
         opened.check_fingerprints(fingerprints, resume)
-    network = plugin.load_model(folder, device=device, dtype=dtype)
+    ranks = _ranks(config, folder, device, dtype, attention)
+    try:
+        return _assemble(
+            config,
+            plugin,
+            processor,
+            folder,
+            device if ranks is None else str(ranks.device),
+            dtype,
+            attention,
+            fingerprints,
+            opened,
+            ranks,
+            stop_watcher_factory,
+            compile_grammar,
+        )
+    except BaseException:
+        if ranks is not None:
+            ranks.close()
+        raise
+
+
+def _ranks(config: EngineConfig, folder: Path, device: str, dtype: str, attention: str) -> Ranks | None:
+    """The other ranks of a model that is cut, on their way."""
+    if config.tensor_parallel == 1:
+        return None
+    return Ranks.begin(
+        config.tensor_parallel,
+        folder,
+        device=device,
+        dtype=dtype,
+        attention=attention,
+        step_timeout_s=config.step_timeout_s,
+        num_threads=config.num_threads,
+    )
+
+
+def _assemble(
+    config: EngineConfig,
+    plugin: ModelPlugin,
+    processor: Processor,
+    folder: Path,
+    device: str,
+    dtype: str,
+    attention: str,
+    fingerprints: dict[str, str],
+    opened: OpenLog | None,
+    ranks: Ranks | None,
+    stop_watcher_factory: Callable[[Tokenizer], StopWatcher] | None,
+    compile_grammar: Callable[[str], Compiled] | None,
+) -> Built:
+    past = opened.past if opened is not None else None
+    cut = {} if ranks is None else {"shard": ranks.shard}
+    network = plugin.load_model(folder, device=device, dtype=dtype, **cut)
+    if ranks is not None:
+        ranks.meet()
     head = head_folder(config, network.spec, folder)
     if past is None:
         config = _resolve(with_drafts(config, head), network.spec, head, DTYPES[dtype], device, processor)
@@ -135,7 +191,8 @@ def _build(
     matchers = RowMatchers(
         grammars.backend, grammars.compiled, network.spec.vocab_size, grammars.closer, grammars.sketches
     )
-    executor = TorchExecutor(
+    make_executor = TorchExecutor if ranks is None else ranks.executor
+    executor = make_executor(
         network,
         plugin.positions,
         config,
@@ -149,7 +206,10 @@ def _build(
     )
     make_core = EngineCore if opened is None else opened.core
     core = make_core(config, executor, fingerprints=fingerprints)
-    threads, before = choose_threads(config.num_threads, network.spec.hidden_size), torch.get_num_threads()
+    if ranks is not None:
+        ranks.start(core)
+    threads = choose_threads(config.num_threads, network.spec.hidden_size, ranks=config.tensor_parallel)
+    before = torch.get_num_threads()
     torch.set_num_threads(threads.count)
     return Built(
         core,

@@ -11,7 +11,7 @@ from mmengine.errors import ConfigError, shown
 OPERATIONAL = (
     *("log_sync", "log_retain_bytes", "log_retain_s", "snapshot_bytes", "media_store_bytes"),
     *("step_timeout_s", "num_threads", "media_workers", "media_cache_bytes", "media_ahead_bytes"),
-    *("grammar_timeout_s", "spec", "reasoning_start", "reasoning_end", "cuda_graphs"),
+    *("grammar_timeout_s", "spec", "reasoning_start", "reasoning_end", "cuda_graphs", "tensor_parallel"),
 )
 MAX_MARKER_CHARS = 64
 
@@ -67,6 +67,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     # Between these a model reasons, and a form begins behind the end (docs/structured_output.md); "": never.
     reasoning_start: str = "<think>"
     reasoning_end: str = "</think>"
+    tensor_parallel: int = 1  # devices that the model is cut over (docs/gpu.md)
     num_threads: int = 0  # that compute on a CPU; 0: as the machine and the model suggest (docs/cpu.md)
 
     def as_dict(self) -> dict:
@@ -248,4 +249,5 @@ _RANGES = (
     ("step_timeout_s", 0, 10**6),
     ("grammar_timeout_s", 1, 10**6),
     ("num_threads", 0, 1024),
+    ("tensor_parallel", 1, 64),
 )

@@ -8,6 +8,7 @@
     │   └── QueueFull        too many requests wait already; try again later
     ├── RequestFailed        accepted, then ended with finish_reason "error"
     ├── ExecutorFailed       the device side of a step raised
+    │   └── ExecutorLost     … and no step can run in this process any more
     └── LogError
         ├── CorruptLog       bytes that are no log, or a log damaged before its tail
         └── Diverged         a decision derived again differs from the logged one
@@ -45,6 +46,10 @@ class RequestFailed(MMEngineError):
 
 
 class ExecutorFailed(MMEngineError):
+    pass
+
+
+class ExecutorLost(ExecutorFailed):
     pass
 
 

@@ -77,6 +77,9 @@ def run(
     ] = None,
     device: Annotated[str, typer.Option(rich_help_panel=MODEL, help="auto, cpu, cuda or cuda:N.")] = "auto",
     dtype: Annotated[str, typer.Option(rich_help_panel=MODEL, help="auto, float32 or bfloat16.")] = "auto",
+    tensor_parallel: Annotated[
+        int, typer.Option(rich_help_panel=MODEL, help="Devices that the model is cut over.")
+    ] = 1,
     grammar_backend: Annotated[
         Literal["llguidance", "xgrammar"] | None,
         typer.Option(rich_help_panel=MODEL, help="What enforces a schema or a grammar."),
@@ -140,6 +143,7 @@ def run(
             *(["media_store_bytes=0"] if no_media_store else []),
             *([f"grammar_backend={grammar_backend}"] if grammar_backend else []),
             *([f"spec={spec}"] if spec else []),
+            *([f"tensor_parallel={tensor_parallel}"] if tensor_parallel != 1 else []),
         ]
     )
 

@@ -31,7 +31,7 @@ from mmengine.core.request_state import queued_of
 from mmengine.core.schedule import DECISION_VERSION, schedule
 from mmengine.core.stall import NO_PROGRESS, find_stalls
 from mmengine.core.state import State, View
-from mmengine.errors import ExecutorFailed, InvalidRequest, MMEngineError, QueueFull
+from mmengine.errors import ExecutorFailed, ExecutorLost, InvalidRequest, MMEngineError, QueueFull
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import settled
 from mmengine.events.log import MemoryLog, Sink
@@ -200,7 +200,8 @@ class EngineCore:
         """Finish a step in flight, decide the next one, write both down, and start it.
 
         Gives what the finished step produced. While the log cannot be written nothing is started
-        and nothing comes out; call again.
+        and nothing comes out; call again. Raises ExecutorLost, again and again, when no step can run any
+        more; what is accepted goes on with the log in another process.
         """
         if not self._is_decided and not self._outputs:
             self._advance()
@@ -269,6 +270,9 @@ class EngineCore:
             if self._in_flight[0] is not None:
                 raise self._in_flight[0]
             event = executed(self._wait_for_device(), self.state, sampled)
+        except ExecutorLost as error:  # nobody's fault: requests stay as they are, for another process
+            self._in_flight[0] = error
+            raise
         except Exception as error:  # whatever the device says: the step is lost, the engine is not
             self.executor.discard()
             self._in_flight.clear()
@@ -329,8 +333,11 @@ class EngineCore:
         with suppress(OSError):  # the next sync says so
             self.sink.sync()  # a power cut must not leave a state that the log does not reach
         sequence = self.sink.next_sequence - 1
-        data = snapshot.take(self.state, self._started, sequence)
-        self._snapshots.write(sequence, data, self.sink.num_bytes)
+        self._snapshots.write(sequence, self.snapshot(sequence), self.sink.num_bytes)
+
+    def snapshot(self, sequence: int) -> bytes:
+        """The state after record `sequence`, the last one, as core/snapshot.py restores it."""
+        return snapshot.take(self.state, self._started, sequence)
 
     def checkpoint(self) -> None:
         """Record a digest of the state."""

@@ -103,7 +103,8 @@ class Executor(Protocol):
         """Take one step. Returns at once where the device allows it. When it raises, it has not."""
 
     def collect(self) -> StepResult:
-        """Wait for the oldest dispatched step. Raises whatever went wrong with the whole step."""
+        """Wait for the oldest dispatched step. Raises whatever went wrong with the whole step; ExecutorLost
+        when that holds for every later one."""
 
     def discard(self) -> None:
         """Forget all dispatched steps: one of them failed. Never raises."""

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from mmengine.models.media_cache import MediaCache
+from mmengine.models.sharding import Shard
 from mmengine.request import MediaItem
 
 
@@ -174,7 +175,11 @@ class ModelPlugin(Protocol):
 
     def load_processor(self, folder: Path) -> Processor: ...
 
-    def load_model(self, folder: Path, *, device: str, dtype: str) -> VisionLanguageModel: ...
+    def load_model(
+        self, folder: Path, *, device: str, dtype: str, shard: Shard | None = None
+    ) -> VisionLanguageModel:
+        """`shard`: of the text decoder this rank's part, whose heads `spec` then counts; the others have no
+        vision tower and no head. A plugin that cannot cut its model need not take it."""
 
     def fingerprint(self, folder: Path) -> str:
         """Hex digest that changes when the weights do."""

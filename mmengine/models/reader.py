@@ -4,8 +4,9 @@ Names and shapes are checked before anything is allocated (mmengine.checkpoint),
 this process allocate is bounded by the size of its files. At most one stored tensor is held beside the model.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -15,8 +16,20 @@ from mmengine.checkpoint.tensors import TensorEntry
 from mmengine.errors import ModelError
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Part `index` of `count` equal ones of each tensor for which `axis_of` names a dimension."""
+
+    index: int
+    count: int
+    axis_of: Callable[[str], int | None]
+
+
+WHOLE = Part(0, 1, lambda name: None)
+
+
 class WeightReader:
-    """Reads tensors by canonical name onto `device` as `dtype`."""
+    """Reads tensors by canonical name onto `device` as `dtype`; of those that are cut, its part alone."""
 
     def __init__(
         self,
@@ -24,15 +37,17 @@ class WeightReader:
         files: dict[Path, safe_open],
         device: torch.device,
         dtype: torch.dtype,
+        part: Part = WHOLE,
     ) -> None:
         self._entries, self._files, self._device, self._dtype = entries, files, device, dtype
+        self._part = part
 
     def __contains__(self, name: str) -> bool:
         return name in self._entries
 
     def read(self, *names: str) -> torch.Tensor:
         """One tensor, or several joined along their first dimension."""
-        shapes = [self._entries[name].shape for name in names]
+        shapes = [self._shape(name) for name in names]
         out = torch.empty(
             (sum(shape[0] for shape in shapes), *shapes[0][1:]), device=self._device, dtype=self._dtype
         )
@@ -42,6 +57,12 @@ class WeightReader:
             row += shape[0]
         return out
 
+    def _shape(self, name: str) -> tuple[int, ...]:
+        shape, axis = list(self._entries[name].shape), self._part.axis_of(name)
+        if axis is not None:
+            shape[axis] //= self._part.count
+        return tuple(shape)
+
     def same(self, first: str, second: str) -> bool:
         """Whether two stored tensors are equal, value for value."""
         if self._entries[first].shape != self._entries[second].shape:
@@ -49,18 +70,23 @@ class WeightReader:
         return torch.equal(self._stored(first), self._stored(second))
 
     def _stored(self, name: str) -> torch.Tensor:
-        entry = self._entries[name]
+        entry, axis = self._entries[name], self._part.axis_of(name)
         try:
-            return self._files[entry.path].get_tensor(entry.stored_name)
+            file = self._files[entry.path]
+            if axis is None:
+                return file.get_tensor(entry.stored_name)
+            size = entry.shape[axis] // self._part.count
+            begin = self._part.index * size
+            return file.get_slice(entry.stored_name)[(slice(None),) * axis + (slice(begin, begin + size),)]
         except (SafetensorError, OSError) as error:
             raise ModelError(f"{entry.path}: cannot read tensor {entry.stored_name}: {error}") from None
 
 
 @contextmanager
 def open_reader(
-    entries: dict[str, TensorEntry], device: torch.device, dtype: torch.dtype
+    entries: dict[str, TensorEntry], device: torch.device, dtype: torch.dtype, part: Part = WHOLE
 ) -> Iterator[WeightReader]:
-    """A reader of tensors whose names and shapes were found right. ModelError."""
+    """A reader of tensors whose names and shapes were found right, and can be cut. ModelError."""
     with ExitStack() as stack:
         files = {}
         for path in sorted({entry.path for entry in entries.values()}):
@@ -68,4 +94,4 @@ def open_reader(
                 files[path] = stack.enter_context(safe_open(path, framework="pt", device="cpu"))
             except (SafetensorError, OSError) as error:
                 raise ModelError(f"{path} cannot be read ({error}); download it again") from None
-        yield WeightReader(entries, files, device, dtype)
+        yield WeightReader(entries, files, device, dtype, part)

@@ -112,10 +112,13 @@ class TorchExecutor:
         stream = torch.cuda.current_stream(self._device)
         try:
             step.start.record(stream)
-            step.launched = self._runner.launch(step.plan, step.pixels)
+            step.launched = self._run(step)
             step.end.record(stream)
         except Exception as error:  # raised by collect, which names the step
             step.error = error
+
+    def _run(self, step: InFlight) -> Launched:
+        return self._runner.launch(step.plan, step.pixels)
 
     def collect(self) -> StepResult:
         if not self._in_flight:
@@ -139,7 +142,7 @@ class TorchExecutor:
             return result
         begin_ns = perf_counter_ns()
         torch.get_num_threads()  # tells a thread that has not computed yet how many may help it
-        result = self._runner.finish(self._runner.launch(step.plan, step.pixels))
+        result = self._runner.finish(self._run(step))
         result.device_ns = perf_counter_ns() - begin_ns
         return result
 

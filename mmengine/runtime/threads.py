@@ -23,11 +23,19 @@ class Threads:
 
 
 def choose_threads(
-    setting: int = 0, hidden_size: int = 0, environment: Mapping[str, str] = os.environ, root: Path = ROOT
+    setting: int = 0,
+    hidden_size: int = 0,
+    environment: Mapping[str, str] = os.environ,
+    root: Path = ROOT,
+    ranks: int = 1,
 ) -> Threads:
-    """`setting`: that of the config, 0 for auto. `hidden_size`: the model's, 0 when none is known."""
+    """`setting`: that of the config, 0 for auto. `hidden_size`: the model's, 0 when none is known. `ranks`:
+    processes that share the machine's cores."""
     if setting:
         return Threads(setting, "num_threads")
+    if ranks > 1:
+        whole = choose_threads(0, hidden_size, environment, root)
+        return Threads(max(1, whole.count // ranks), f"{whole.why}, shared by {ranks} ranks")
     asked = environment.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     if asked.isdigit() and int(asked):
         return Threads(int(asked), "OMP_NUM_THREADS")

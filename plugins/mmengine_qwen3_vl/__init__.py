@@ -13,6 +13,7 @@ from mmengine_qwen3_vl.weights import fingerprint
 
 if TYPE_CHECKING:
     from mmengine.models.plugin import Processor
+    from mmengine.models.sharding import Shard
     from mmengine_qwen3_vl.model import Qwen3VL
 
 
@@ -26,10 +27,10 @@ class Qwen3VLPlugin:
 
         return load_processor(folder)
 
-    def load_model(self, folder: Path, *, device: str, dtype: str) -> "Qwen3VL":
+    def load_model(self, folder: Path, *, device: str, dtype: str, shard: "Shard | None" = None) -> "Qwen3VL":
         from mmengine_qwen3_vl.model import load_model
 
-        return load_model(folder, device=device, dtype=dtype)
+        return load_model(folder, device=device, dtype=dtype, shard=shard)
 
     def fingerprint(self, folder: Path) -> str:
         return fingerprint(folder)

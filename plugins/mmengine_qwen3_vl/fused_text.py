@@ -12,29 +12,42 @@ from torch import Tensor
 from mmengine.gpu.text_ops import TextOps
 from mmengine.models.plugin import AttentionPort, Taps
 from mmengine.models.reader import WeightReader
+from mmengine.models.sharding import Shard
 from mmengine_qwen3_vl.config import TextConfig
 from mmengine_qwen3_vl.loading import HEAD
-from mmengine_qwen3_vl.text import Layer, Rotary, read_layer, tap
+from mmengine_qwen3_vl.text import Layer, Rotary, read_layer, tap, unsplit
 
 
 class FusedTextDecoder:
     """See TextDecoder. Keeps no state between calls."""
 
-    def __init__(self, config: TextConfig, weights: WeightReader, device: torch.device, ops: TextOps) -> None:
+    def __init__(
+        self,
+        config: TextConfig,
+        weights: WeightReader,
+        device: torch.device,
+        ops: TextOps,
+        shard: Shard | None = None,
+    ) -> None:
         self.config, self.ops = config, ops
-        self._layers = [read_layer(config, weights, i) for i in range(config.num_layers)]
+        leads = shard is None or shard.leads
+        self._sum = shard.all_reduce if shard is not None else unsplit
+        self._layers = [read_layer(config, weights, i, adds_bias=leads) for i in range(config.num_layers)]
         self._norm = weights.read("text.norm.weight")
         self._embedding = weights.read("text.embed_tokens.weight")
+        self._rotary = Rotary(config, device)
+        self._head: Tensor | None = None
+        if not leads:
+            return
         tied = HEAD not in weights or (config.tied and weights.same(HEAD, "text.embed_tokens.weight"))
         self._head = self._embedding if tied else weights.read(HEAD)
-        self._rotary = Rotary(config, device)
 
     def embed(self, input_ids: Tensor) -> Tensor:
         """int64 [t] to [t, hidden]."""
         return F.embedding(input_ids, self._embedding)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Normed hidden states [s, hidden] to float32 [s, vocab]."""
+        """Normed hidden states [s, hidden] to float32 [s, vocab]. Rank 0's business."""
         return F.linear(hidden, self._head).float()
 
     def forward(
@@ -57,7 +70,7 @@ class FusedTextDecoder:
         for index, (layer, next_norm) in enumerate(zip(self._layers, next_norms, strict=True)):
             mixed = self._attend(index, layer, normed, angles, attention)
             normed = ops.add_norm(mixed, residual, layer.post_norm, eps)
-            added = layer.down(ops.silu_mul(layer.gate_up(normed)))
+            added = self._sum(layer.down(ops.silu_mul(layer.gate_up(normed))))
             if deepstack is not None and index < len(deepstack):
                 residual.add_(added).add_(deepstack[index])
                 normed = ops.rms_norm(residual, next_norm, eps)
@@ -82,4 +95,4 @@ class FusedTextDecoder:
         q, k, v = qkv.split((c.num_heads, c.num_kv_heads, c.num_kv_heads), 1)
         if cache is None:
             attention.append(index, k, v)
-        return layer.out(attention.run(index, q).reshape(len(normed), -1))
+        return self._sum(layer.out(attention.run(index, q).reshape(len(normed), -1)))

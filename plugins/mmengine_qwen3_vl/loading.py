@@ -7,8 +7,10 @@ from pathlib import Path
 import torch
 
 from mmengine.checkpoint.tensors import check_tensors
-from mmengine.models.reader import WeightReader, open_reader
+from mmengine.models.reader import WHOLE, Part, WeightReader, open_reader
+from mmengine.models.sharding import Shard
 from mmengine_qwen3_vl.config import ModelConfig, TextConfig, VisionConfig
+from mmengine_qwen3_vl.sharding import axis_of, check_plan
 from mmengine_qwen3_vl.weights import open_checkpoint
 
 HEAD = "lm_head.weight"
@@ -16,12 +18,17 @@ HEAD = "lm_head.weight"
 
 @contextmanager
 def open_weights(
-    folder: Path, config: ModelConfig, device: torch.device, dtype: torch.dtype
+    folder: Path, config: ModelConfig, device: torch.device, dtype: torch.dtype, shard: Shard | None = None
 ) -> Iterator[WeightReader]:
-    """A reader of the folder's weights, after every name and shape was found right. ModelError."""
+    """A reader of the folder's weights, after every name and shape was found right. ModelError. With a
+    `shard` it reads that rank's part."""
     entries = open_checkpoint(folder)
     check_tensors(folder, entries, expected_tensors(config), optional=[HEAD] if config.text.tied else [])
-    with open_reader(entries, device, dtype) as reader:
+    part = WHOLE
+    if shard is not None:
+        check_plan(config.text, entries)
+        part = Part(shard.rank, shard.size, axis_of)
+    with open_reader(entries, device, dtype, part) as reader:
         yield reader
 
 

@@ -1,6 +1,7 @@
 """The networks of one model on one device, behind the protocol VisionLanguageModel."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -10,11 +11,13 @@ from mmengine.errors import ConfigError, ModelError
 from mmengine.gpu.text_ops import text_ops
 from mmengine.models.plugin import AttentionPort, ModelSpec, Taps
 from mmengine.models.reader import WeightReader
+from mmengine.models.sharding import Shard
 from mmengine.native import library as native
 from mmengine_qwen3_vl.config import ModelConfig, TextConfig, read_config
 from mmengine_qwen3_vl.fused_text import FusedTextDecoder
 from mmengine_qwen3_vl.loading import open_weights
 from mmengine_qwen3_vl.native_text import NativeTextDecoder, fits
+from mmengine_qwen3_vl.sharding import cut_config
 from mmengine_qwen3_vl.text import TextDecoder
 from mmengine_qwen3_vl.vision import VisionTower
 
@@ -23,13 +26,14 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 class Qwen3VL:
-    """Vision tower and text decoder. `device` and `dtype` are those of weights and hidden states."""
+    """Vision tower (None where another rank has it) and text decoder. `device` and `dtype` are those of
+    weights and hidden states."""
 
     def __init__(
         self,
         config: ModelConfig,
         text: AnyTextDecoder,
-        vision: VisionTower,
+        vision: VisionTower | None,
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
@@ -38,6 +42,8 @@ class Qwen3VL:
         self._text, self._vision = text, vision
 
     def encode(self, patches: Tensor, grids: Sequence[tuple[int, int, int]]) -> Tensor:
+        if self._vision is None:
+            raise ModelError("the vision tower is on rank 0, not on this one")
         return self._vision.encode(patches, grids)
 
     def embed(self, input_ids: Tensor) -> Tensor:
@@ -57,11 +63,12 @@ class Qwen3VL:
         return self._text.logits(hidden)
 
 
-def load_model(folder: Path, *, device: str, dtype: str) -> Qwen3VL:
-    """The model of `folder`, weights cast to `dtype` ("float32", "bfloat16", "float16").
+def load_model(folder: Path, *, device: str, dtype: str, shard: Shard | None = None) -> Qwen3VL:
+    """The model of `folder`, weights cast to `dtype` ("float32", "bfloat16", "float16"). `shard`: the part
+    of one rank.
 
     Raises ModelError for a folder that cannot be served, ConfigError for a device or dtype that
-    cannot be used.
+    cannot be used, and a number of ranks that cannot share the model.
     """
     if dtype not in DTYPES:
         raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
@@ -71,24 +78,30 @@ def load_model(folder: Path, *, device: str, dtype: str) -> Qwen3VL:
     except (RuntimeError, AssertionError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ConfigError(f"device {device!r} cannot be used here: {reason}") from None
-    config = read_config(folder)
+    whole = read_config(folder)
+    config = whole if shard is None else replace(whole, text=cut_config(whole.text, shard))
     try:
-        with torch.inference_mode(), open_weights(folder, config, where, DTYPES[dtype]) as weights:
-            text = text_decoder(config.text, weights, where, DTYPES[dtype])
-            vision = VisionTower(config.vision, weights, where)
+        with torch.inference_mode(), open_weights(folder, whole, where, DTYPES[dtype], shard) as weights:
+            text = text_decoder(config.text, weights, where, DTYPES[dtype], shard)
+            vision = VisionTower(config.vision, weights, where) if shard is None or shard.leads else None
     except torch.OutOfMemoryError:
         raise ModelError(f"{folder} does not fit the memory of {device} in {dtype}") from None
     return Qwen3VL(config, text, vision, where, DTYPES[dtype])
 
 
 def text_decoder(
-    config: TextConfig, weights: WeightReader, device: torch.device, dtype: torch.dtype
+    config: TextConfig,
+    weights: WeightReader,
+    device: torch.device,
+    dtype: torch.dtype,
+    shard: Shard | None = None,
 ) -> AnyTextDecoder:
     if device.type == "cuda":
-        return FusedTextDecoder(config, weights, device, text_ops(device, dtype))
-    library = native.load() if fits(config, device, dtype) else None
+        return FusedTextDecoder(config, weights, device, text_ops(device, dtype), shard)
+    # The kernels compute whole layers in one call, ranks must add up in their middle.
+    library = native.load() if shard is None and fits(config, device, dtype) else None
     if library is None:
-        return TextDecoder(config, weights, device)
+        return TextDecoder(config, weights, device, shard)
     return NativeTextDecoder(config, weights, library)
 
 

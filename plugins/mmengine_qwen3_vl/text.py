@@ -13,6 +13,7 @@ from torch import Tensor
 
 from mmengine.models.plugin import AttentionPort, Taps
 from mmengine.models.reader import WeightReader
+from mmengine.models.sharding import Shard
 from mmengine_qwen3_vl.config import TextConfig
 from mmengine_qwen3_vl.loading import HEAD
 from mmengine_qwen3_vl.prepacked import Linear, linear_of
@@ -30,26 +31,34 @@ class Layer:
 
 
 class TextDecoder:
-    """Embedding, layers, final norm and head. Keeps no state between calls."""
+    """Embedding, layers, final norm and head. Keeps no state between calls. With a `shard`: the part of one
+    rank, whose sizes `config` tells; the head is rank 0's."""
 
-    def __init__(self, config: TextConfig, weights: WeightReader, device: torch.device) -> None:
+    def __init__(
+        self, config: TextConfig, weights: WeightReader, device: torch.device, shard: Shard | None = None
+    ) -> None:
         self.config = config
-        self._layers = [read_layer(config, weights, i) for i in range(config.num_layers)]
+        leads = shard is None or shard.leads
+        self._sum = shard.all_reduce if shard is not None else unsplit
+        self._layers = [read_layer(config, weights, i, adds_bias=leads) for i in range(config.num_layers)]
         self._norm = weights.read("text.norm.weight")
         self._embedding = weights.read("text.embed_tokens.weight")
-        # A head stored beside a tied config counts only when it differs, as in transformers.
-        tied = HEAD not in weights or (config.tied and weights.same(HEAD, "text.embed_tokens.weight"))
-        self._head = linear_of(self._embedding if tied else weights.read(HEAD))
         self._rotary = Rotary(config, device)
         # Rounds where the reference rounds: below float32 that is before the norm's weight.
         self._rms_norm = _rms_norm if self._norm.dtype == torch.float32 else _rms_norm_rounded
+        self._head: Linear | None = None
+        if not leads:
+            return
+        # A head stored beside a tied config counts only when it differs, as in transformers.
+        tied = HEAD not in weights or (config.tied and weights.same(HEAD, "text.embed_tokens.weight"))
+        self._head = linear_of(self._embedding if tied else weights.read(HEAD))
 
     def embed(self, input_ids: Tensor) -> Tensor:
         """int64 [t] to [t, hidden]."""
         return F.embedding(input_ids, self._embedding)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Normed hidden states [s, hidden] to float32 [s, vocab]."""
+        """Normed hidden states [s, hidden] to float32 [s, vocab]. Rank 0's business."""
         return self._head(hidden).float()
 
     def forward(
@@ -73,7 +82,7 @@ class TextDecoder:
             hidden = hidden + self._attend(index, layer, normed, cos, sin, attention)
             normed = self._rms_norm(hidden, layer.post_norm, eps)
             gate, up = layer.gate_up(normed).chunk(2, -1)
-            hidden = hidden + layer.down(F.silu(gate) * up)
+            hidden = hidden + self._sum(layer.down(F.silu(gate) * up))
             if deepstack is not None and index < len(deepstack):
                 hidden = hidden + deepstack[index]
         if taps is not None:
@@ -90,7 +99,7 @@ class TextDecoder:
         qk = qk * cos + qk.roll(c.head_dim // 2, -1) * sin
         attention.append(index, qk[:, c.num_heads :], qkv[:, num_qk:])
         mixed = attention.run(index, qk[:, : c.num_heads])
-        return layer.out(mixed.reshape(len(normed), -1))
+        return self._sum(layer.out(mixed.reshape(len(normed), -1)))
 
 
 class Rotary:
@@ -132,7 +141,14 @@ def _rms_norm_rounded(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return F.rms_norm(x, weight.shape, None, eps) * weight
 
 
-def read_layer(config: TextConfig, weights: WeightReader, index: int) -> Layer:
+def unsplit(x: Tensor) -> Tensor:
+    """The sum over one rank."""
+    return x
+
+
+def read_layer(config: TextConfig, weights: WeightReader, index: int, *, adds_bias: bool = True) -> Layer:
+    """`adds_bias`: whether this rank adds the biases of which there is one for all ranks' sum."""
+
     def read(*names: str) -> Tensor:
         return weights.read(*(f"text.layers.{index}.{name}" for name in names))
 
@@ -146,7 +162,7 @@ def read_layer(config: TextConfig, weights: WeightReader, index: int) -> Layer:
         input_norm=read("input_layernorm.weight"),
         qkv=linear(*projections, biased=config.attention_bias),
         qk_norm=torch.cat((q_norm.expand(config.num_heads, -1), k_norm.expand(config.num_kv_heads, -1))),
-        out=linear("self_attn.o_proj", biased=config.attention_bias),
+        out=linear("self_attn.o_proj", biased=config.attention_bias and adds_bias),
         post_norm=read("post_attention_layernorm.weight"),
         gate_up=linear("mlp.gate_proj", "mlp.up_proj"),
         down=linear("mlp.down_proj"),

@@ -44,7 +44,7 @@ def folders(tmp_path_factory):
 def load(folder, dtype, make):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            model_module, "text_decoder", lambda config, weights, where, _: make(config, weights, where)
+            model_module, "text_decoder", lambda config, weights, where, *_: make(config, weights, where)
         )
         return plugin.load_model(folder, device="cpu", dtype=dtype)
 

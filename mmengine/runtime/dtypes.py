@@ -1,0 +1,5 @@
+"""Dtypes that an engine computes in, by name."""
+
+import torch
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

@@ -1,0 +1,1 @@
+"""A model cut over several ranks (docs/gpu.md)."""

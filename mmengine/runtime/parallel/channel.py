@@ -1,0 +1,73 @@
+"""Messages between the rank that decides and one that follows: a Unix socket pair, inherited.
+
+A message is its kind (one byte), its length (8 bytes, little endian) and its bytes. The end of either
+process closes the channel, so nobody waits for one that is gone.
+"""
+
+import socket
+import struct
+from enum import IntEnum
+
+_HEADER = struct.Struct("<BQ")
+MAX_BYTES = 2**33  # a snapshot of the largest state that settings allow is below it
+
+
+class Kind(IntEnum):
+    """JOB, START and STEP go to a follower, the others come back. STEP: frames of the log, and the step that
+    they decide is to be run. READY: the weights are there, or all that steps need. FAILED: a sentence."""
+
+    JOB = 1
+    START = 2
+    STEP = 3
+    READY = 4
+    FAILED = 5
+
+
+class Closed(Exception):
+    """The other side is gone."""
+
+
+class Channel:
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+
+    def send(self, kind: Kind, body: bytes = b"") -> None:
+        """Raises Closed; also where the other side reads nothing for the socket's timeout."""
+        try:
+            self._end.sendall(_HEADER.pack(kind, len(body)) + body)
+        except OSError as error:
+            raise Closed(str(error)) from None
+
+    def receive(self, timeout_s: float | None = None) -> tuple[Kind, bytes] | None:
+        """The next message; None when none begins within `timeout_s` (None: wait). Raises Closed."""
+        self._end.settimeout(timeout_s)
+        try:
+            first = self._end.recv(1)
+        except (TimeoutError, BlockingIOError):
+            return None
+        except OSError as error:
+            raise Closed(str(error)) from None
+        finally:
+            self._end.settimeout(None)
+        if not first:
+            raise Closed("it ended")
+        kind, length = _HEADER.unpack(first + self._exactly(_HEADER.size - 1))
+        if length > MAX_BYTES:
+            raise Closed(f"a message of {length} bytes")
+        return Kind(kind), self._exactly(length)
+
+    def _exactly(self, length: int) -> bytes:
+        data = bytearray(length)
+        view = memoryview(data)
+        while view:
+            try:
+                count = self._end.recv_into(view)
+            except OSError as error:
+                raise Closed(str(error)) from None
+            if not count:
+                raise Closed("it ended in the middle of a message")
+            view = view[count:]
+        return bytes(data)
+
+    def close(self) -> None:
+        self._end.close()

@@ -1,0 +1,119 @@
+"""A rank that follows: a process that folds the log of rank 0 and computes its part of each step.
+
+It decides nothing, samples nothing, and writes no log. Started by parallel/followers.py, it ends when its
+channel does.
+"""
+
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import torch
+
+from mmengine.core.executor import StepPlan
+from mmengine.core.mirror import Mirror
+from mmengine.core.runs import runs_of
+from mmengine.core.snapshot import restore
+from mmengine.errors import CorruptLog
+from mmengine.models.plugin import ModelPlugin, VisionLanguageModel
+from mmengine.models.registry import plugin_for
+from mmengine.runtime.dtypes import DTYPES
+from mmengine.runtime.parallel.channel import Channel, Closed, Kind
+from mmengine.runtime.parallel.group import StepGroup, num_embeds
+from mmengine.runtime.parallel.job import Job, decode_job, sentence
+from mmengine.runtime.runner import ModelRunner
+from mmengine.runtime.threads import choose_threads
+
+
+class RankModel:
+    """The part of a model on this rank, whose tokens and features come from rank 0 where it cannot know
+    them."""
+
+    def __init__(self, model: VisionLanguageModel, group: StepGroup) -> None:
+        self._embed, self._group = model.embed, group
+        self.spec, self.forward, self.logits = model.spec, model.forward, model.logits
+
+    def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
+        return self._embed(self._group.token_ids(input_ids))
+
+
+class FollowingRunner(ModelRunner):
+    """Runs a plan up to the hidden states, which rank 0 samples from."""
+
+    def follow(self, plan: StepPlan, group: StepGroup, dtype: torch.dtype) -> None:
+        with torch.inference_mode():
+            for admission in plan.admitted:
+                self._rows.admit(admission)
+            for key in plan.evict:
+                self._features.drop(key)
+            if plan.encode:
+                self._receive(plan, group, dtype)
+            self._forward(plan, runs_of(plan), None)
+
+    def _receive(self, plan: StepPlan, group: StepGroup, dtype: torch.dtype) -> None:
+        spec = self._model.spec
+        width = (1 + spec.num_deepstack) * spec.hidden_size
+        features = group.features(torch.empty(num_embeds(plan), width, dtype=dtype, device=self._device))
+        sizes = [item.request.media[item.index].num_embeds for item in plan.encode]
+        self._features.put([item.key for item in plan.encode], sizes, features)
+
+
+def follow(channel: Channel) -> None:
+    """Do the job that the channel brings, until it closes. Raises Closed then, and what goes wrong before the
+    first step."""
+    job = decode_job(_expect(channel, Kind.JOB))
+    group, folder = StepGroup(job.rank, job.size), Path(job.folder)
+    plugin = plugin_for(folder)
+    model = plugin.load_model(folder, device=job.device, dtype=job.dtype, shard=group.shard())
+    torch.set_num_threads(choose_threads(job.num_threads, model.spec.hidden_size, ranks=job.size).count)
+    channel.send(Kind.READY)
+    group.join(Path(job.store), torch.device(job.device), job.timeout_s)
+    mirror = Mirror(restore(_expect(channel, Kind.START))[0])
+    runner = _runner(mirror, plugin, model, group, job)
+    channel.send(Kind.READY)
+    while True:
+        plan = mirror.fold(_expect(channel, Kind.STEP))
+        if plan is None:
+            raise CorruptLog("rank 0 runs a step that its log does not hold")
+        with group.step(plan, lambda error: channel.send(Kind.FAILED, sentence(error).encode())):
+            runner.follow(plan, group, DTYPES[job.dtype])
+
+
+def _runner(
+    mirror: Mirror, plugin: ModelPlugin, model: VisionLanguageModel, group: StepGroup, job: Job
+) -> FollowingRunner:
+    config, device, dtype = mirror.state.config, torch.device(job.device), DTYPES[job.dtype]
+    group.prepare(model.spec, dtype, device, may_wait=config.max_in_flight > 1)
+    return FollowingRunner(
+        RankModel(model, group), plugin.positions, config, device, dtype, job.attention, stop_watcher=None
+    )
+
+
+def _expect(channel: Channel, wanted: Kind) -> bytes:
+    kind, body = channel.receive()
+    if kind is not wanted:
+        raise Closed(f"{kind.name} came in place of {wanted.name}")
+    return body
+
+
+def main() -> int:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all of a terminal; rank 0 decides
+    channel = Channel(socket.socket(fileno=int(sys.argv[1])))
+    try:
+        follow(channel)
+    except Closed:
+        return 0
+    except Exception as error:
+        try:
+            channel.send(Kind.FAILED, sentence(error).encode())
+        except Closed:  # rank 0 ended first, which is why the exchange failed
+            return 0
+        return 1
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    os._exit(code)  # without the group's own farewell, which may wait for ranks that are gone

@@ -1,0 +1,139 @@
+"""What the ranks of a model exchange within a step, always the same calls in the same order.
+
+    features of encoded items, from rank 0    when the plan encodes any: pixels are on rank 0 alone
+    token ids, from rank 0                    when a token may be sampled by a step that still runs
+    2 sums a layer                            behind attention and behind the MLP
+
+A rank that cannot go on within a step makes the calls that are left with zeros, so that the others never
+wait for it and the next step begins with all of them in the same place; what the step gave is thrown away.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from mmengine.core.executor import StepPlan
+from mmengine.errors import ExecutorFailed, ExecutorLost
+from mmengine.models.plugin import ModelSpec
+from mmengine.models.sharding import Shard
+
+Exchange = tuple[Callable[[Tensor], None], tuple[int, ...], torch.dtype]  # how, and of what
+
+
+class GroupLost(ExecutorLost):
+    """A rank is gone, or did not come to an exchange in time. The group cannot be used any more."""
+
+
+class StepGroup:
+    """One rank's side. `join` first, `prepare` when the model is there."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+        self.lost = False
+        self._group: dist.ProcessGroup | None = None
+        self._expected: list[Exchange] = []
+
+    def shard(self) -> Shard:
+        return Shard(self.rank, self.size, self.all_reduce)
+
+    def join(self, store: Path, device: torch.device, timeout_s: float) -> None:
+        """Meet the other ranks, which name the same file `store`, new for each group. Blocks until all are
+        there. Raises GroupLost. NCCL between GPUs (not yet run on a GPU), gloo between processes on a CPU."""
+        timeout = timedelta(seconds=timeout_s)
+        try:
+            meeting = dist.FileStore(str(store), self.size)
+            meeting.set_timeout(timeout)
+            if device.type == "cuda":
+                torch.cuda.set_device(device)
+                options = dist.ProcessGroupNCCL.Options()
+                options._timeout = timeout
+                self._group = dist.ProcessGroupNCCL(meeting, self.rank, self.size, options)
+            else:
+                self._group = dist.ProcessGroupGloo(meeting, self.rank, self.size, timeout)
+        except (RuntimeError, AttributeError, ValueError) as error:
+            raise GroupLost(f"the ranks of tensor_parallel {self.size} could not meet: {error}") from error
+
+    def prepare(self, spec: ModelSpec, dtype: torch.dtype, device: torch.device, *, may_wait: bool) -> None:
+        """`spec` and `dtype`: those of the model. `may_wait`: whether a plan may hold PENDING tokens."""
+        self._spec, self._dtype, self._device, self._may_wait = spec, dtype, device, may_wait
+
+    @contextmanager
+    def step(self, plan: StepPlan, report: Callable[[Exception], None] | None = None) -> Iterator[None]:
+        """Around all exchanges of a step. `report` hears of what went wrong within, before the others can
+        know of it, and it is not raised then. Raises GroupLost."""
+        self._expected = self._exchanges(plan)
+        try:
+            yield
+        except BaseException as error:
+            if self.lost:
+                raise
+            is_reported = report is not None and isinstance(error, Exception)
+            if is_reported:
+                report(error)
+            self._make_the_rest()
+            if not is_reported:
+                raise
+        else:
+            self._make_the_rest()
+
+    def _exchanges(self, plan: StepPlan) -> list[Exchange]:
+        hidden, num_tokens = self._spec.hidden_size, len(plan.input_ids)
+        expected: list[Exchange] = []
+        if plan.encode:
+            shape = (num_embeds(plan), (1 + self._spec.num_deepstack) * hidden)
+            expected.append((self._broadcast, shape, self._dtype))
+        if self._may_wait:
+            expected.append((self._broadcast, (num_tokens,), torch.int64))
+        expected += [(self._add_up, (num_tokens, hidden), self._dtype)] * (2 * self._spec.num_layers)
+        return expected[::-1]  # the next one last
+
+    def _make_the_rest(self) -> None:
+        while self._expected:
+            call, shape, dtype = self._expected.pop()
+            self._call(call, torch.zeros(shape, dtype=dtype, device=self._device))
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """The sum of all ranks' x [t, hidden], in place where x has no gaps."""
+        return self._exchange(self._add_up, x)
+
+    def features(self, features: Tensor) -> Tensor:
+        """Rank 0's features of the items that the step encodes; elsewhere what is given is written to."""
+        return self._exchange(self._broadcast, features)
+
+    def token_ids(self, input_ids: Tensor) -> Tensor:
+        """Rank 0's token ids int64 [t], where others may not know them yet."""
+        return self._exchange(self._broadcast, input_ids) if self._may_wait else input_ids
+
+    def _exchange(self, call: Callable[[Tensor], None], x: Tensor) -> Tensor:
+        if not self._expected or self._expected[-1] != (call, tuple(x.shape), x.dtype):
+            raise ExecutorFailed(f"rank {self.rank} wants to exchange {list(x.shape)}, which no rank expects")
+        x = x.contiguous()
+        self._expected.pop()
+        self._call(call, x)
+        return x
+
+    def _call(self, call: Callable[[Tensor], None], x: Tensor) -> None:
+        try:
+            call(x)
+        except RuntimeError as error:
+            self.lost = True
+            raise GroupLost(f"an exchange of rank {self.rank} with the others failed: {error}") from error
+
+    def _add_up(self, x: Tensor) -> None:
+        self._group.allreduce([x]).wait()
+
+    def _broadcast(self, x: Tensor) -> None:
+        self._group.broadcast([x]).wait()
+
+    def close(self) -> None:
+        self._group = None
+
+
+def num_embeds(plan: StepPlan) -> int:
+    """Embeddings that the step's encoder work gives."""
+    return sum(item.request.media[item.index].num_embeds for item in plan.encode)

@@ -1,0 +1,90 @@
+"""Rank 0: the executor that decides with, and hands each step to the ranks that follow."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import torch
+
+from mmengine.config import EngineConfig
+from mmengine.core.executor import StepPlan, StepResult
+from mmengine.events.tee import Tee
+from mmengine.models.plugin import ModelSpec, VisionLanguageModel
+from mmengine.runtime.executor import InFlight, TorchExecutor
+from mmengine.runtime.parallel.followers import Followers
+from mmengine.runtime.parallel.group import GroupLost, StepGroup
+from mmengine.runtime.reading import Launched
+from mmengine.runtime.rows import PositionsOf
+
+
+class LeadingModel:
+    """The part of a model on rank 0. What it alone knows goes to the others on its way."""
+
+    def __init__(self, model: VisionLanguageModel, group: StepGroup) -> None:
+        self._model, self._group = model, group
+        self.spec: ModelSpec = model.spec
+        self.forward, self.logits = model.forward, model.logits
+
+    def encode(self, patches: torch.Tensor, grids: Sequence[tuple[int, int, int]]) -> torch.Tensor:
+        return self._group.features(self._model.encode(patches, grids))
+
+    def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
+        return self._model.embed(self._group.token_ids(input_ids))
+
+
+class LeadingExecutor(TorchExecutor):
+    """A TorchExecutor whose model is cut over ranks. `frames`, set before the first step, holds what was
+    committed to the log since the last one; the others fold that and run the same step."""
+
+    frames: Tee
+
+    def __init__(
+        self,
+        model: VisionLanguageModel,
+        positions_of: PositionsOf,
+        config: EngineConfig,
+        device: str,
+        dtype: torch.dtype,
+        *args: Any,
+        group: StepGroup,
+        followers: Followers,
+    ) -> None:
+        # Exchanges are kept in step one by one, which a graph would not do when it is replayed.
+        eager = msgspec.structs.replace(config, cuda_graphs=False)
+        super().__init__(LeadingModel(model, group), positions_of, eager, device, dtype, *args)
+        group.prepare(model.spec, dtype, torch.device(device), may_wait=config.max_in_flight > 1)
+        self._group, self._followers = group, followers
+
+    def dispatch(self, plan: StepPlan) -> None:
+        self._followers.step(self.frames.take())
+        super().dispatch(plan)
+
+    def _run(self, step: InFlight) -> Launched:
+        with self._group.step(step.plan):
+            return super()._run(step)
+
+    def collect(self) -> StepResult:
+        try:
+            result = super().collect()
+        except GroupLost as error:
+            self._followers.lose(str(error))
+            self._followers.check()
+            raise
+        self._followers.check()
+        return result
+
+    def discard(self) -> None:
+        """Steps that did not begin here have begun elsewhere: they are run without this rank's part."""
+        waiting = [step for step in self._in_flight if step.launched is None and step.error is None]
+        super().discard()
+        try:
+            for step in waiting:
+                with self._group.step(step.plan):
+                    pass  # leaves what the others wait for
+        except GroupLost as error:
+            self._followers.lose(str(error))
+
+    def close(self) -> None:
+        super().close()
+        self._followers.close()
+        self._group.close()

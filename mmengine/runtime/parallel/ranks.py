@@ -1,0 +1,94 @@
+"""The ranks of an engine whose model is cut, put together by rank 0."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mmengine.core.engine import EngineCore
+from mmengine.errors import ConfigError
+from mmengine.events.tee import Tee
+from mmengine.models.plugin import VisionLanguageModel
+from mmengine.models.sharding import Shard
+from mmengine.runtime.parallel.followers import Followers
+from mmengine.runtime.parallel.group import StepGroup
+from mmengine.runtime.parallel.job import Job
+from mmengine.runtime.parallel.leader import LeadingExecutor
+
+LOAD_TIMEOUT_S = 1800.0
+EXCHANGE_TIMEOUT_S = 600.0  # where step_timeout_s is 0
+
+
+def device_of(device: str, rank: int, size: int) -> str:
+    """Where a rank computes: GPU number `rank`, or the CPU with all others. Raises ConfigError."""
+    if device == "cpu":
+        return device
+    if device != "cuda":
+        raise ConfigError(f"tensor_parallel {size} takes the first {size} GPUs; say cuda, not {device}")
+    if torch.cuda.device_count() < size:
+        raise ConfigError(
+            f"tensor_parallel {size} needs {size} GPUs, and torch sees {torch.cuda.device_count()} here; "
+            "lower tensor_parallel"
+        )
+    return f"cuda:{rank}"
+
+
+@dataclass(slots=True)
+class Ranks:
+    group: StepGroup
+    followers: Followers
+    device: torch.device
+    timeout_s: float
+    _executor: LeadingExecutor | None = None
+
+    @classmethod
+    def begin(
+        cls,
+        size: int,
+        folder: Path,
+        *,
+        device: str,
+        dtype: str,
+        attention: str,
+        step_timeout_s: int,
+        num_threads: int,
+    ) -> "Ranks":
+        """Start the other ranks, which read their weights while this one does. Raises ConfigError."""
+        devices = [device_of(device, rank, size) for rank in range(size)]
+        timeout_s = float(step_timeout_s or EXCHANGE_TIMEOUT_S)
+        followers = Followers(size)
+        store = str(followers.store)
+        followers.assign(
+            [
+                Job(rank, size, str(folder), devices[rank], dtype, attention, store, timeout_s, num_threads)
+                for rank in range(1, size)
+            ]
+        )
+        return cls(StepGroup(0, size), followers, torch.device(devices[0]), timeout_s)
+
+    @property
+    def shard(self) -> Shard:
+        return self.group.shard()
+
+    def meet(self) -> None:
+        """When this rank has its weights, wait for the others. Raises ConfigError, ExecutorFailed."""
+        self.followers.await_ready(LOAD_TIMEOUT_S)
+        self.group.join(self.followers.store, self.device, self.timeout_s)
+
+    def executor(self, model: VisionLanguageModel, *args: Any) -> LeadingExecutor:
+        """A TorchExecutor of this rank's part of the model; `args` are those of one."""
+        leading = LeadingExecutor(model, *args, group=self.group, followers=self.followers)
+        self._executor = leading
+        return leading
+
+    def start(self, core: EngineCore) -> None:
+        """Let the others fold from where `core` stands, which has not run a step, and get their memory.
+        Raises ConfigError."""
+        self._executor.frames = core.sink = Tee(core.sink)
+        self.followers.start(core.snapshot(0))
+        self.followers.await_ready(LOAD_TIMEOUT_S)
+
+    def close(self) -> None:
+        self.followers.close()
+        self.group.close()
