@@ -17,13 +17,14 @@ from pathlib import Path
 
 import torch
 from gpu_floors import Goal, Rates, decode_bytes, measure_rates, prefill_flops, vision_flops
+from gpu_graphs import compare_graphs
 from gpu_shapes import SHAPES, random_model, reduced
 from gpu_speed import Bench, Sizes
 from gpu_tokens import Verdict, compare_backends, compare_tokens, compare_transformers
 from report import Table, show
 from workload import random_texts
 
-from mmengine.errors import MMEngineError
+from mmengine.errors import ConfigError, MMEngineError
 from mmengine.gpu import sampling
 from mmengine.version import __version__
 
@@ -134,6 +135,7 @@ def begin(options: argparse.Namespace) -> Run:
 def correctness(run: Run) -> None:
     count = 4 if run.dry else 24
     run.part("attention backends", 20, lambda: backends(run))
+    run.part("captured steps", 30, lambda: captured(run))
     run.part("tokens", 60, lambda: run.verdicts.extend(compare_tokens(run.device, count)))
     run.part(
         "tokens beside transformers",
@@ -147,6 +149,14 @@ def backends(run: Run) -> None:
     verdicts, skipped = compare_backends(run.device, dtype, 4 if run.dry else 40)
     run.verdicts += verdicts
     run.skipped |= skipped
+
+
+def captured(run: Run) -> None:
+    dtype = torch.float32 if run.dry else torch.bfloat16
+    try:
+        run.verdicts.append(compare_graphs(run.device, dtype))
+    except ConfigError as error:
+        run.skipped["captured steps"] = str(error)
 
 
 def speed(run: Run) -> None:
@@ -165,6 +175,8 @@ def one_shape(run: Run, name: str, rates: Rates) -> None:
     shape, sizes = (reduced(SHAPES[name]), DRY) if run.dry else (SHAPES[name], SIZES)
     network = random_model(shape, run.device, torch.bfloat16)
     run.facts["layer operations"] = getattr(getattr(network._text, "ops", None), "by", "the CPU's kernels")
+    packs = getattr(network._vision, "ops", None) is not None
+    run.facts["attention of images"] = "one call" if packs else "the CPU's" if run.dry else "by frame lengths"
     longest = sizes.context + sizes.steps + 8
     bench = Bench(network, run.device, torch.bfloat16, max(sizes.rows), longest)
     run.facts["attention"] = bench.attention
@@ -179,6 +191,7 @@ def one_shape(run: Run, name: str, rates: Rates) -> None:
         run.skipped[f"{name} GPU idle in decode"] = "a CPU has no timeline of kernels"
     elif 64 in sizes.rows:
         run.goals[f"{name} GPU idle in decode x64"] = idle(bench, sizes)
+    run.facts[f"{name} steps replayed, and not, by why"] = bench.graph_steps
     bench.close()
     bench = Bench(network, run.device, torch.bfloat16, 1, sizes.prefill + 16)
     floor = prefill_flops(shape, sizes.prefill) / rates.matmul
@@ -240,11 +253,11 @@ def tables(run: Run) -> list[Table]:
     for name in ("copy_gb_per_s", "matmul_tflops"):
         if name in run.facts:
             goals.notes.append(f"{name.replace('_', ' ')}: {run.facts[name]:.1f}")
-    for name in ("attention", "layer operations", "sampling"):
+    for name in ("attention", "attention of images", "layer operations", "sampling"):
         goals.notes.append(f"{name} by: {run.facts.get(name, 'unknown')}")
     if run.dry:
         goals.notes.append("These sizes say nothing about a GPU, nor about this CPU.")
-    goals.notes += [f"{name}: {value}" for name, value in run.facts.items() if "CPU ms" in name]
+    goals.notes += [f"{name}: {value}" for name, value in run.facts.items() if name[:3] in ("2B ", "8B ")]
     return [checks, goals]
 
 

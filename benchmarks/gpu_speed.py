@@ -59,6 +59,10 @@ class Bench:
     def attention(self) -> str:
         return type(self._executor._runner._attention).__name__
 
+    @property
+    def graph_steps(self) -> dict[str, int]:
+        return self._executor.graph_steps
+
     def close(self) -> None:
         self.core.close()
 

@@ -1,4 +1,5 @@
-"""Between the matmul of q, k and v and attention: norm, rotation and the way into the KV blocks, at once."""
+"""Between the matmul of q, k and v and attention: norm, rotation and the way into the KV blocks, at once; and
+the rotation alone, for the vision tower."""
 
 import torch
 import triton
@@ -12,6 +13,7 @@ def _rotate_kernel(
     weight,
     cos,
     sin,
+    angle_stride,
     blocks,
     slots,
     eps,
@@ -20,6 +22,7 @@ def _rotate_kernel(
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     LANES: tl.constexpr,  # the power of two that holds half a head
+    NORMS: tl.constexpr,
     APPENDS: tl.constexpr,
 ):
     """A program: one head of one token, in halves."""
@@ -31,12 +34,13 @@ def _rotate_kernel(
     low = tl.load(source, mask=inside, other=0.0).to(tl.float32)
     high = tl.load(source + HALF, mask=inside, other=0.0).to(tl.float32)
     if head < NUM_HEADS + NUM_KV_HEADS:
-        scale = tl.rsqrt((tl.sum(low * low) + tl.sum(high * high)) / HEAD_DIM + eps)
-        weights = weight + head * HEAD_DIM + lanes
-        low *= scale * tl.load(weights, mask=inside, other=0.0).to(tl.float32)
-        high *= scale * tl.load(weights + HALF, mask=inside, other=0.0).to(tl.float32)
-        c = tl.load(cos + token * HALF + lanes, mask=inside, other=0.0)
-        s = tl.load(sin + token * HALF + lanes, mask=inside, other=0.0)
+        if NORMS:
+            scale = tl.rsqrt((tl.sum(low * low) + tl.sum(high * high)) / HEAD_DIM + eps)
+            weights = weight + head * HEAD_DIM + lanes
+            low *= scale * tl.load(weights, mask=inside, other=0.0).to(tl.float32)
+            high *= scale * tl.load(weights + HALF, mask=inside, other=0.0).to(tl.float32)
+        c = tl.load(cos + token * angle_stride + lanes, mask=inside, other=0.0)
+        s = tl.load(sin + token * angle_stride + lanes, mask=inside, other=0.0)
         low, high = low * c - high * s, high * c + low * s
         tl.store(source, low.to(qkv.dtype.element_ty), mask=inside)
         tl.store(source + HALF, high.to(qkv.dtype.element_ty), mask=inside)
@@ -70,6 +74,7 @@ def norm_rotate(
         weight,
         cos,
         sin,
+        head_dim // 2,
         blocks,
         slots,
         eps,
@@ -78,6 +83,32 @@ def norm_rotate(
         HEAD_DIM=head_dim,
         BLOCK_SIZE=1 if cache is None else blocks.shape[2],
         LANES=triton.next_power_of_2(head_dim // 2),
+        NORMS=True,
         APPENDS=cache is not None,
+        num_warps=1,
+    )
+
+
+def rotate(qk: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
+    """Rotates every head of qk [p, heads, d] in place, heads without gaps; cos and sin float32 [p, d / 2],
+    whose rows lie equally far apart."""
+    num_patches, num_heads, head_dim = qk.shape
+    _rotate_kernel[(num_patches, num_heads)](
+        qk,
+        qk.stride(0),
+        qk,
+        cos,
+        sin,
+        cos.stride(0),
+        qk,
+        qk,
+        0.0,
+        NUM_HEADS=num_heads,
+        NUM_KV_HEADS=0,
+        HEAD_DIM=head_dim,
+        BLOCK_SIZE=1,
+        LANES=triton.next_power_of_2(head_dim // 2),
+        NORMS=False,
+        APPENDS=False,
         num_warps=1,
     )

@@ -8,7 +8,7 @@ import torch
 from mmengine.core.executor import EncodeItem, MediaSpan
 from mmengine.errors import ExecutorFailed
 from mmengine.models.plugin import MediaInput, VisionLanguageModel
-from mmengine.runtime.upload import upload
+from mmengine.runtime.upload import upload, upload_joined
 
 
 class FeatureStore:
@@ -126,8 +126,7 @@ def encode(
     model gives another number of embeddings than the items have placeholders.
     """
     media = [_payload(item, payloads) for item in items]
-    rows = media[0].patches if len(media) == 1 else np.concatenate([one.patches for one in media])
-    patches = upload(rows, device)
+    patches = upload_joined([one.patches for one in media], device)
     features = model.encode(patches, [one.item.grid for one in media])
     sizes = [one.item.num_embeds for one in media]
     if features.shape[0] != sum(sizes):

@@ -1,5 +1,7 @@
 """Host arrays to device tensors without waiting for the device."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
@@ -14,6 +16,18 @@ def upload(array: np.ndarray, device: torch.device) -> torch.Tensor:
     if device.type == "cpu":
         return tensor
     return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def upload_joined(arrays: Sequence[np.ndarray], device: torch.device) -> torch.Tensor:
+    """Arrays of one dtype and width as one tensor on `device`. For CUDA they are joined where the copy
+    begins, in pinned memory: pixels are many bytes (not yet run on a GPU)."""
+    if device.type == "cpu":
+        return upload(arrays[0] if len(arrays) == 1 else np.concatenate(arrays), device)
+    shape = (sum(map(len, arrays)), *arrays[0].shape[1:])
+    dtype = torch.from_numpy(arrays[0][:0].copy()).dtype
+    pinned = torch.empty(shape, dtype=dtype, pin_memory=True)
+    np.concatenate(arrays, out=pinned.numpy())
+    return pinned.to(device, non_blocking=True)
 
 
 def upload_into(array: np.ndarray, target: torch.Tensor) -> torch.Tensor:

@@ -7,19 +7,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mmengine.gpu.vision_ops import VisionOps
 from mmengine.native.vision import VisionKernels
 
 
 class Rotation:
     """Where the patches of a pack stand: float32 [patches, head_dim] each, the first half of sin negated;
-    and how many patches each frame has."""
+    how many patches each frame has; and where each begins, on the host and, for a GPU, there."""
 
-    __slots__ = ("cos", "lengths", "sin", "starts")
+    __slots__ = ("cos", "lengths", "sin", "starts", "starts_there")
 
     def __init__(self, cos: Tensor, sin: Tensor, lengths: Sequence[int]) -> None:
         self.cos, self.sin, self.lengths = cos, sin, lengths
         self.starts = np.zeros(len(lengths) + 1, np.int32)
         np.cumsum(lengths, out=self.starts[1:])
+        self.starts_there = torch.from_numpy(self.starts)
+        if cos.is_cuda:
+            self.starts_there = self.starts_there.pin_memory().to(cos.device, non_blocking=True)
 
 
 def attend_native(kernels: VisionKernels, qkv: Tensor, pack: Rotation, out: Tensor | None = None) -> Tensor:
@@ -28,6 +32,15 @@ def attend_native(kernels: VisionKernels, qkv: Tensor, pack: Rotation, out: Tens
         out = qkv.new_empty(len(qkv), qkv.shape[1] // 3)
     kernels.attend(qkv, pack.starts, pack.cos, pack.sin, out)
     return out
+
+
+def attend_packed(ops: VisionOps, qkv: Tensor, num_heads: int, pack: Rotation) -> Tensor:
+    """As `attend_torch`, with frames in any order and `qkv` written to."""
+    half = pack.cos.shape[1] // 2
+    qkv = qkv.view(len(qkv), 3 * num_heads, -1)
+    ops.rotate(qkv[:, : 2 * num_heads], pack.cos[:, :half], pack.sin[:, half:])
+    mixed = ops.attend(*qkv.split(num_heads, 1), pack.starts_there, max(pack.lengths))
+    return mixed.reshape(len(qkv), -1)
 
 
 def attend_torch(qkv: Tensor, num_heads: int, pack: Rotation) -> Tensor:

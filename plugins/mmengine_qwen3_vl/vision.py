@@ -1,8 +1,8 @@
 """The vision tower of Qwen3-VL over all images and videos of a step at once.
 
 A patch attends to the patches of its own frame (an image is one frame, a video one a temporal patch).
-With the CPU kernels attention is one call a layer, whatever the frames' lengths; with torch frames of
-equal length are brought together, and it is one batched call per length and layer.
+With the CPU kernels, and on a GPU in 16 bits, attention is one call a layer, whatever the frames' lengths;
+with torch alone frames of equal length are brought together, a batched call per length and layer.
 """
 
 import ctypes
@@ -15,12 +15,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mmengine.gpu.vision_ops import vision_ops
 from mmengine.models.reader import WeightReader
 from mmengine.native.library import load
 from mmengine.native.linear import PackedLinear
 from mmengine.native.vision import vision_kernels
 from mmengine_qwen3_vl.config import VisionConfig
-from mmengine_qwen3_vl.segments import Rotation, attend_native, attend_torch
+from mmengine_qwen3_vl.segments import Rotation, attend_native, attend_packed, attend_torch
 
 _EPS = 1e-6  # of every layer norm here
 _WIDE = 512  # hidden size from which torch's float32 products of many rows are faster than packed ones
@@ -91,6 +92,7 @@ class VisionTower:
         self._dtype = self._positions.dtype
         on_cpu = device.type == "cpu"
         self._kernels = vision_kernels(config.num_heads, config.head_dim, self._dtype) if on_cpu else None
+        self.ops = vision_ops(device, self._dtype, config.head_dim)
         pays = config.hidden_size < _WIDE or self._dtype == torch.bfloat16
         read = _Reader(weights, load() if self._kernels is not None and pays else None)
         self._patch = read.linear("visual.patch_embed.proj")  # a convolution whose stride is its kernel
@@ -113,7 +115,7 @@ class VisionTower:
         self._check(patches, grids)
         pixels = patches.to(self._device, non_blocking=True)
         order = sorted(range(len(grids)), key=lambda i: grids[i][1] * grids[i][2])
-        if self._kernels is not None or order == list(range(len(grids))):
+        if self._kernels is not None or self.ops is not None or order == list(range(len(grids))):
             return self._forward(pixels, grids)
         sizes = [t * h * w for t, h, w in grids]
         parts = pixels.split(sizes)
@@ -162,7 +164,9 @@ class VisionTower:
         return numbers
 
     def _attend(self, qkv: Tensor, pack: Rotation, out: Tensor | None) -> Tensor:
-        """May write into `out`."""
+        """May write into `qkv` and `out`."""
+        if self.ops is not None:
+            return attend_packed(self.ops, qkv, self.config.num_heads, pack)
         if self._kernels is None:
             return attend_torch(qkv, self.config.num_heads, pack)
         return attend_native(self._kernels, qkv, pack, out)

@@ -27,7 +27,14 @@ def test_a_dry_run_measures_everything_and_writes_nothing():
     done = call("bash", BENCHMARKS / "gpu.sh", "--dry-run", PYTHON=sys.executable, OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("4 of 4") == 3 and "nothing is written" in done.stdout
-    for name in ("2B decode x2", "8B prefill", "8B vision", "beside generate", "beside continuous batching"):
+    for name in (
+        "captured beside launched",
+        "2B decode x2",
+        "8B prefill",
+        "8B vision",
+        "beside generate",
+        "beside continuous batching",
+    ):
         assert name in done.stdout
     skipped = [line for line in done.stdout.splitlines() if line.startswith("skipped: ")]
     assert {line.split(":")[1].strip() for line in skipped} == {
@@ -137,3 +144,10 @@ def test_a_part_without_time_is_skipped_and_one_that_breaks_ends_alone(module, t
     assert done == ["good"]
     assert run.skipped["broken"] == "RuntimeError: out of memory" and "s are left" in run.skipped["too long"]
     assert '"broken"' in (tmp_path / "found.json").read_text()
+
+
+def test_steps_that_are_captured_wrongly_are_found_out(module, monkeypatch):
+    graphs = module("gpu_graphs")
+    assert graphs.compare_graphs("cpu", graphs.torch.float32).right
+    monkeypatch.setattr(graphs.Again, "record", lambda self, compute: lambda: None)
+    assert not graphs.compare_graphs("cpu", graphs.torch.float32).right

@@ -13,6 +13,7 @@ ROTATE = {
     "weight": "*bf16",
     "cos": "*fp32",
     "sin": "*fp32",
+    "angle_stride": "i32",
     "blocks": "*bf16",
     "slots": "*i64",
     "eps": "fp32",
@@ -23,9 +24,9 @@ BEST = {"scores": "*fp32", "tokens": "*i64"}
 ROWS = {"largest": "*fp32", "temperature": "*fp32"}
 CHUNK = {"CHUNK": sampling_kernels.CHUNK}
 KERNELS = [
-    (text_kernels._rotate_kernel, ROTATE, SIZES | {"APPENDS": True}, 1),
-    (text_kernels._rotate_kernel, ROTATE, SIZES | {"APPENDS": False}, 1),
-    (text_kernels._rotate_kernel, ROTATE, SIZES | {"HEAD_DIM": 72, "APPENDS": False}, 1),
+    (text_kernels._rotate_kernel, ROTATE, SIZES | {"NORMS": True, "APPENDS": True}, 1),
+    (text_kernels._rotate_kernel, ROTATE, SIZES | {"NORMS": True, "APPENDS": False}, 1),
+    (text_kernels._rotate_kernel, ROTATE, SIZES | {"HEAD_DIM": 72, "NORMS": False, "APPENDS": False}, 1),
     (
         sampling_kernels._draw_kernel,
         LOGITS | ROWS | {"least": "*fp32", "keys": "*i64"} | BEST,

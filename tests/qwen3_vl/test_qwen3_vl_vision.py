@@ -7,20 +7,23 @@ import pytest
 import torch
 from qwen3_vl_reference import make_reference, reference_pixels
 
+from mmengine.gpu.vision_ops import VisionOps, attend_by_frames, rotate
 from mmengine.native.library import describe
 from mmengine_qwen3_vl import plugin, vision
 
 GRIDS = [(1, 4, 6), (3, 2, 4), (1, 8, 2), (1, 6, 4), (2, 4, 4), (1, 2, 2)]
 
 
-@pytest.fixture(scope="module", params=["kernels", "torch"])
+@pytest.fixture(scope="module", params=["kernels", "torch", "as on a GPU"])
 def tower(request, tmp_path_factory):
-    """The reference and ours, with the CPU kernels and with torch alone."""
+    """The reference and ours: with the CPU kernels, with torch alone, and with frames packed as for a GPU."""
     folder = tmp_path_factory.mktemp("tower")
     reference = make_reference(folder, seed=2)
     with pytest.MonkeyPatch.context() as patch:
-        if request.param == "torch":
+        if request.param != "kernels":
             patch.setattr(vision, "vision_kernels", lambda *of: None)
+        if request.param == "as on a GPU":
+            patch.setattr(vision, "vision_ops", lambda *of: VisionOps(rotate, attend_by_frames))
         model = plugin.load_model(folder, device="cpu", dtype="float32")
     if request.param == "kernels" and model._vision._kernels is None:
         pytest.skip(describe())

@@ -1,0 +1,76 @@
+"""Attention of a vision tower on a GPU: the frames of a step in one call, whatever their lengths.
+
+torch's varlen attention (flash attention, 16 bits) and our Triton kernel for the rotation. They are tried on
+a small example and taken when they give the numbers of one frame after the other. Not yet run on a GPU.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class VisionOps:
+    """rotate(qk [p, heads, d], cos, sin): in place; cos and sin float32 [p, d / 2], rows equally far apart.
+
+    attend(q, k, v, starts, longest): each [p, heads, d], to the same; `starts` int32 [frames + 1] on the
+    device, `longest` the patches of the longest frame. A patch sees its own frame.
+    """
+
+    rotate: Callable[[Tensor, Tensor, Tensor], None]
+    attend: Callable[[Tensor, Tensor, Tensor, Tensor, int], Tensor]
+
+
+def rotate(qk: Tensor, cos: Tensor, sin: Tensor) -> None:
+    """By torch."""
+    low, high = qk.float().chunk(2, -1)
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    qk.copy_(torch.cat((low * cos - high * sin, high * cos + low * sin), -1))
+
+
+def attend_by_frames(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int) -> Tensor:
+    """By torch, one frame after the other: the reference. It waits for the device."""
+    sizes = starts.diff().tolist()
+    frames = zip(*(x.transpose(0, 1).split(sizes, 1) for x in (q, k, v)), strict=True)
+    return torch.cat([F.scaled_dot_product_attention(*frame) for frame in frames], 1).transpose(0, 1)
+
+
+def attend_at_once(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int) -> Tensor:
+    """By torch's flash attention. AttributeError or ImportError where this torch has none."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    return varlen_attn(q, k, v, starts, starts, longest, longest)
+
+
+def vision_ops(device: torch.device, dtype: torch.dtype, head_dim: int) -> VisionOps | None:
+    """What `device` has; None: neither, so frames of equal length go together."""
+    if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
+        return None
+    if not gives_known_numbers(VisionOps(rotate, attend_at_once), device, dtype, head_dim):
+        return None
+    try:
+        from mmengine.gpu.text_kernels import rotate as our_rotate
+    except ImportError:
+        return VisionOps(rotate, attend_at_once)
+    ours = VisionOps(our_rotate, attend_at_once)
+    return ours if gives_known_numbers(ours, device, dtype, head_dim) else VisionOps(rotate, attend_at_once)
+
+
+def gives_known_numbers(ops: VisionOps, device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
+    """Whether `ops` run and give what torch does by frames: three of them, two heads."""
+    ramp = torch.arange(13 * 6 * head_dim, device=device, dtype=torch.float32).view(13, 6, head_dim)
+    angles = ramp[:, 0] * 0.01
+    half, starts = head_dim // 2, torch.tensor([0, 4, 5, 13], dtype=torch.int32, device=device)
+    found = []
+    try:
+        for each in (ops, VisionOps(rotate, attend_by_frames)):
+            qkv = (ramp * 0.7).sin().to(dtype)
+            each.rotate(qkv[:, :4], angles.cos()[:, :half], angles.sin()[:, half:])
+            found.append((qkv.float(), each.attend(*qkv.split(2, 1), starts, 8).float()))
+    except Exception:  # a compiler, a driver or a version that does not fit: torch serves as well
+        return False
+    gaps = [float((mine - wanted).abs().max()) for mine, wanted in zip(*found, strict=True)]
+    return all(gap <= 8 * torch.finfo(dtype).eps for gap in gaps)
