@@ -296,8 +296,10 @@ def _resolve(
             f"num_blocks {num_blocks} of {size} tokens hold {max(0, room)} tokens (one block is the dummy), "
             f"less than max_model_len {config.max_model_len or 2}; raise num_blocks or lower max_model_len"
         )
+    chooses = config.draft_policy == "auto" and config.num_draft_tokens and not config.compat
     return msgspec.structs.replace(
         config,
+        draft_policy="goodput" if chooses else config.draft_policy,
         num_blocks=num_blocks,
         max_model_len=min(wanted_len, room),
         eos_token_ids=config.eos_token_ids or processor.eos_token_ids,

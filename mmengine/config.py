@@ -37,7 +37,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     admission_reserve: Literal["none", "prompt", "output"] = "prompt"  # blocks free before one starts
     spec: str = "auto"  # who drafts tokens (docs/speculation.md)
     num_draft_tokens: int = 0  # most drafts of one row; 0: as many as `spec` suggests
-    draft_policy: Literal["auto", "all", "goodput"] = "auto"  # which drafts are verified; auto: all
+    draft_policy: Literal["auto", "all", "goodput"] = "auto"  # how many; auto: goodput, in simulations all
     lookahead_tokens: int = 0  # KV slots a drafter needs behind the known tokens
     max_in_flight: int = 1  # steps given to the executor before the first one's result is awaited
     cuda_graphs: bool = True  # steps that only decode are captured once and replayed, on a GPU (docs/gpu.md)

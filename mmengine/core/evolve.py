@@ -80,8 +80,6 @@ def _scheduled(state: State, event: ev.Scheduled) -> None:
     state.step_rows = np.concatenate((state.step_rows, rows)) if len(state.step_rows) else rows
     if event.num_drafts is not None:
         state.scheduled_drafts[rows] = np.frombuffer(event.num_drafts, np.int32)
-        if state.goodput is not None:
-            state.goodput.verifying()
     if state.config.num_draft_tokens:
         state.num_drafts[rows] = 0
     compute(state, rows, num_tokens)

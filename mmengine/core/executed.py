@@ -31,6 +31,7 @@ def executed(result: StepResult, state: State, sampled: np.ndarray) -> ev.Execut
         _column(result.num_drafts),
         _column(result.drafters),
         result.draft_ns,
+        result.host_ns,
     )
 
 

@@ -66,7 +66,7 @@ class StepPlan(msgspec.Struct, frozen=True, eq=False):
     swap_in: np.ndarray | None = None  # host to device
     num_drafts: np.ndarray | None = None  # int32 [n], tokens at a row's end that are drafts; None: none
     # int32 [d, n], the most drafts to propose for each row by number of the drafter (beyond d: as the last;
-    # [0, 0]: nobody for anybody); None: as many as they like. What is beyond it is not verified.
+    # [0, 0]: nobody for anybody); None: as many as they like.
     draft_room: np.ndarray | None = None
 
 
@@ -92,6 +92,7 @@ class StepResult(msgspec.Struct, eq=False):
     num_drafts: np.ndarray | None = None  # int32 [s]; None: no drafts
     drafters: np.ndarray | None = None  # int32 [s], who made them, by number; None: drafter 0
     draft_ns: int = 0  # of `device_ns`, what making the drafts took
+    host_ns: int = 0  # what this process did since the step before was back, where that is known
 
 
 class Executor(Protocol):

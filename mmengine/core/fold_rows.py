@@ -148,18 +148,18 @@ def take_drafts(state: State, rows: np.ndarray, sampled: np.ndarray, event: ev.E
 
 def weigh_drafts(state: State, flight: Flight, event: ev.Executed) -> None:
     """See what a step cost, and how many of its drafts were kept; before they are taken."""
-    if event.counts is None and not event.drafts and state.goodput.idles():
+    rows, sampled, goodput = flight.rows, flight.sampled, state.goodput
+    if goodput.passes(len(rows), event.counts is not None or bool(event.drafts)):
         return
-    rows, sampled, drafts, tokens = flight.rows, flight.sampled, 0, len(event.token_ids) // 4
+    drafts = 0
     if event.counts is not None:
         scheduled = state.scheduled_drafts[sampled]
         drafts = int(scheduled.sum())
-    if drafts:
-        accepted = np.frombuffer(event.counts, np.int32) - 1
-        state.goodput.judge(sampled, state.drafter[sampled], scheduled, accepted)
+        if drafts:
+            goodput.judge(sampled, state.drafter[sampled], scheduled, event.counts)
     only_decodes = len(sampled) == len(rows) == flight.num_tokens - drafts and not flight.encoded
-    times = (event.device_ns, event.draft_ns)
-    state.goodput.ran(rows, drafts, tokens, times, len(event.drafts) // 4, only_decodes)
+    whole_ns = event.device_ns + event.host_ns
+    goodput.ran(rows, drafts, len(event.drafts) // 4, (whole_ns, event.draft_ns), only_decodes)
 
 
 def swap_out(state: State, known: RequestState, host_blocks: np.ndarray) -> None:

@@ -1,14 +1,15 @@
-"""How many drafts of each row are worth verifying: as many as give the most tokens per time.
+"""Who drafts, and how many drafts of each row: those that give the most tokens per time.
 
 A fold over what steps were measured to cost and how many drafts they kept, in integers alone, so that a log
-gives the same numbers again. Each row has, for each drafter, an estimate p of how likely its next draft is
-kept; draft j of it is then kept with p^j. A step of n rows that verifies d drafts takes a + b d; both come
-from the steps with as many rows that ran (core/step_cost.py). Drafts are taken by falling p^j while the
-expected tokens over that time grow; where no number of them beats a step without, none is. The limits that
-follow hold until enough was seen to decide again.
+gives the same choices again. Each row has, for each drafter, an estimate p of how likely its next draft is
+kept; draft j of it is then kept with p^j. Step costs come from the steps with as many rows that ran
+(core/step_cost.py). Drafts are taken by falling p^j while the expected tokens over the time of the step grow;
+the chance of the last one taken is what a draft needs. It is decided for each number of rows by itself, and
+stands for some steps. Drafters are asked by rising numbers: all of them, or, where the last ones do not pay,
+those before them.
 
-Where nothing is drafted, a few rows draft a little now and then, the more rarely the less it helped; where
-always something is, a step without now and then says what that takes.
+What is not known is tried: at first everybody drafts, and a few steps without follow. Where drafting does not
+pay, somebody drafts now and then, best one who has just come, the more rarely the less it helped.
 """
 
 from collections.abc import Iterator
@@ -17,20 +18,36 @@ import msgspec
 import numpy as np
 
 from mmengine.core.acceptance import ARRAYS, DRAFTERS, Acceptance, powers
-from mmengine.core.step_cost import ONE, StepCosts
+from mmengine.core.step_cost import ONE, SIXTEENTH, StepCosts
 
-PROBE_DRAFTS, PROBE_SHARE = 2, 8  # drafts of one row in so many
-PROBE_STEPS = 8  # for which a probe waits for drafts
-AT_FIRST, SOONEST, LATEST = 4, 32, 1024  # steps between probes: while costs are not known, and later
-RARELY = 256  # steps with drafts between two without
-WINDOW = 16  # steps with drafts between decisions, where they agree
-JUDGED = 8  # steps with drafts after which what was decided must have paid
+ALL, NOBODY_ASKED = DRAFTERS - 1, -1  # up to which number drafters are asked
+NEVER = ONE + 1  # the chance that no draft has
 NOBODY = np.zeros((0, 0), np.int32)
+WINDOW, AT_FIRST = 16, 3  # steps between decisions while drafts are on, and while costs are not known
+REST = 8  # steps without drafts, of which the first still verifies some
+RARELY, SOONER = 256, 24  # measured steps with drafts between rests; where no step without was seen yet
+PROBE, PROBED = 32, 7  # steps that a probe waits for drafts, and of these what one with drafts counts
+SOONEST, LATEST = 256, 8192  # steps without drafts before a probe
+PATIENT = 4  # times as long a probe waits for somebody who comes
+EVERY = 8  # one row in so many is probed where nobody came
+NUMBERS = 16  # of drafts are compared
+CLEARLY = ONE + ONE // 4  # what drafts give, beside none, where that needs no second look
+KEEP, CHANGE = ONE, ONE + ONE // 32  # what drafts must give, beside none, to stay on and to be turned on
 _COUNTERS = (
-    *("is_on", "offered", "probing", "resting", "bucket", "countdown", "patience", "since_decided"),
-    *("window", "since_plain", "tokens_on", "plain_on", "time_on", "steps_on", "num_probes"),
+    *("steps", "bucket", "left", "resting", "probing", "probed", "num_probes", "due", "patience", "probe_at"),
+    *("arm", "same", "num_rows", "watches", "limited"),
 )
-_ARRAYS = ("limits", "room", "starting")
+_ARRAYS = ("room", "starting")
+
+
+class Verdict(msgspec.Struct, array_like=True, frozen=True):
+    """For a number of rows: up to which number drafters are asked, what chance a draft needs (0: any), the
+    step of the decision, and what it gives, where 65536 is without drafts."""
+
+    asked: int
+    least: int
+    step: int
+    rate: int = 0
 
 
 class Saved(msgspec.Struct, array_like=True):
@@ -38,89 +55,97 @@ class Saved(msgspec.Struct, array_like=True):
 
     counters: dict[str, int]
     arrays: dict[str, bytes]
-    costs: dict[int, tuple[int, ...]]
+    verdicts: dict[int, Verdict]
+    times: list[tuple[int, int, list[tuple[int, int]]]]
+    since_plain: dict[int, int]
 
 
 class Goodput:
-    """Columns are [drafter, row] or [drafter]. Only `evolve` calls what changes. `room`: most drafts of each
-    row by number of the drafter, as granted for now; `limits`: as decided."""
+    """Columns are [drafter, row] or [drafter]. Only `evolve` calls what changes."""
 
     def __init__(self, num_rows: int, most: int):
-        self._most = most
+        self._most, self._all = most, np.full((DRAFTERS, num_rows), most, np.int32)
         self.acceptance = Acceptance(num_rows)
-        self.limits = np.zeros((DRAFTERS, num_rows), np.int32)
-        self.room = np.zeros((DRAFTERS, num_rows), np.int32)
-        self.starting = np.zeros(DRAFTERS, np.int32)  # limits of a row of which nothing is known
         self.costs = StepCosts()
-        self.is_on = False  # drafts pay with as many rows as ran last
-        self.offered = False  # drafts stand behind known tokens
-        self.probing, self.resting = 0, False  # steps that a probe still waits; a step without is due
-        self.bucket = -1  # of the last step that only decoded
-        self.countdown, self.patience = AT_FIRST, SOONEST  # steps to the next probe, and between two
-        self.num_probes = 0
-        self.since_decided, self.window, self.since_plain = 0, 1, 0  # steps with drafts
-        # Since drafts were decided to pay: tokens given, tokens that steps without had given, and time.
-        self.tokens_on = self.plain_on = self.time_on = self.steps_on = 0
-        self.has_room = False
+        self.verdicts: dict[int, Verdict] = {}  # by bucket
+        self.room = np.zeros((DRAFTERS, num_rows), np.int32)  # where not everybody may draft freely
+        self.starting = np.full(DRAFTERS, most, np.int32)  # room of a row of which nothing is known
+        self.steps = 0
+        self.bucket, self.num_rows = -1, 0  # of the last step
+        self.left = 0  # steps until the next look
+        self.resting = 0  # steps that go without drafts to come
+        self.probing, self.probed = 0, 0  # what is left of a probe, and how many rows it asks for
+        self.num_probes, self.due = 0, 0  # `due`: the next one who comes is probed
+        self.patience, self.probe_at = SOONEST, 0  # steps between probes, and when one is due
+        self.watches = False  # what steps without drafts take, one after the other
+        self.limited = False  # whether `room` was asked for
+        self.arm, self.same = ALL, 0  # who was asked in the last step, and in how many before it
 
     def admit(self, row: int) -> None:
         """The row is another request's."""
+        self._count()
         self.acceptance.admit(row)
-        self._try_soon()  # what is said now may be easier to guess
-        self.limits[:, row] = self.starting
-        if not self.probing and not self.resting:
-            self.room[:, row] = self.starting
-            self.has_room = self.has_room or bool(self.starting.any())
+        if self.due and not self.probing:
+            self._begin_probe([row])
+        elif self.probing and self.probed < self.num_rows // EVERY + 1:
+            self._grant([row])
+        else:
+            self.room[:, row] = 0 if self.probing else self.starting
 
-    def verifying(self) -> None:
-        """Drafts are in the open step: a probe has what it waited for."""
-        if 0 < self.probing < PROBE_STEPS:  # not those of the step that was running when it began
-            self.probing = 0
-            self._grant(self.limits)
+    def room_of(self, rows: np.ndarray) -> np.ndarray | None:
+        """int32 [drafters, n]: the most drafts that `rows` may have; [0, 0]: none; None: what there is."""
+        if self.resting:
+            return NOBODY
+        if not self.probing:
+            verdict = self._verdict(StepCosts.bucket(len(rows)))
+            if verdict is None or not verdict.least:
+                return None
+            if verdict.asked == NOBODY_ASKED:
+                return NOBODY
+        return self.room[:, rows]
 
-    def judge(
-        self, rows: np.ndarray, drafters: np.ndarray, drafted: np.ndarray, accepted: np.ndarray
-    ) -> None:
+    def passes(self, num_rows: int, has_drafts: bool) -> bool:
+        """Count a step that ran. True where it needs no look: it neither verified drafts nor made some."""
+        self.steps += 1
+        self.left -= 1
+        if has_drafts or self.left <= 0 or num_rows != self.num_rows:
+            return False
+        return not (self.resting or self.probing or self.watches)
+
+    def judge(self, rows: np.ndarray, drafters: np.ndarray, drafted: np.ndarray, counts: bytes) -> None:
         """See Acceptance."""
-        self.acceptance.judge(rows, drafters, drafted, accepted)
-        if not self.is_on and self.acceptance.count():
-            self._try_soon()
+        self.acceptance.judge(rows, drafters, drafted, counts)
 
-    def ran(
-        self, rows: np.ndarray, drafts: int, tokens: int, ns: tuple[int, int], made: int, pure: bool
-    ) -> None:
-        """A step of `rows` verified `drafts`, gave `tokens` and `made` drafts for the next. `ns`: what all of
-        it took, and what of that making drafts did. `pure`: it computed nothing else."""
-        self.offered = made > 0
-        if pure and len(rows):
-            bucket = self.costs.bucket(len(rows))
-            self._measure(bucket, len(rows), drafts, tokens, ns, made)
+    def ran(self, rows: np.ndarray, drafts: int, made: int, ns: tuple[int, int], pure: bool) -> None:
+        """A step of `rows` verified `drafts` and `made` some for the next. `ns`: what all of it took, and
+        what of that making drafts did. `pure`: it computed nothing else."""
+        num_rows = len(rows)
+        bucket, same_rows, self.num_rows = StepCosts.bucket(num_rows), num_rows == self.num_rows, num_rows
+        arm = self._asked(bucket)
+        verdict = self._verdict(bucket)
+        limited = bool(self.probing or verdict and verdict.least)
+        self.same = self.same + 1 if arm == self.arm else 0
+        if not self.same or limited != self.limited:
+            self._count()
+            self.arm, self.limited = arm, limited
+        if pure and num_rows:
+            if self.same and (drafts or same_rows) and not (self.probing and self.probed < num_rows):
+                self._measure(bucket, num_rows, drafts, made, ns)
+            self.watches = arm == NOBODY_ASKED and self.costs.wants_plain(bucket)
             if bucket != self.bucket:
                 self._enter(bucket, rows)
-        if drafts:
-            self.since_decided += 1
-            if self.since_decided >= self.window:
-                self._reconsider(rows)
-        self._probe(rows)
-
-    def idles(self) -> bool:
-        """Whether a step without drafts, when drafts do not pay, needs no look."""
-        if self.is_on or self.probing or self.resting or self.countdown <= AT_FIRST:
-            return False
-        self.offered = False
-        self.countdown -= 1
-        return self.countdown & 3 != 0
-
-    def room_of(self, rows: np.ndarray) -> np.ndarray:
-        """int32 [drafters, n]: the most drafts that `rows` may have; [0, 0] where nobody may have any."""
-        return self.room[:, rows] if self.has_room else NOBODY
+            elif self.left <= 0 and not (self.resting or self.probing):
+                self._look(rows)
+        if self.resting or self.probing:
+            self._wait(drafts, rows)
 
     def saved(self) -> Saved:
-        self.acceptance.count()
+        self._count()
         return Saved(
             {name: int(getattr(self, name)) for name in _COUNTERS},
             {name: array.tobytes() for name, array in self._arrays()},
-            self.costs.saved(),
+            dict(self.verdicts),
+            *self.costs.saved(),
         )
 
     def restore(self, saved: Saved) -> None:
@@ -129,145 +154,174 @@ class Goodput:
             setattr(self, name, type(getattr(self, name))(saved.counters[name]))
         for name, array in self._arrays():
             array[:] = np.frombuffer(saved.arrays[name], array.dtype).reshape(array.shape)
-        self.costs.restore(saved.costs)
-        self.has_room = bool(self.room.any())
+        self.verdicts = dict(saved.verdicts)
+        self.costs.restore(saved.times, saved.since_plain)
+
+    def digest(self) -> bytes:
+        return msgspec.msgpack.encode(self.saved())
 
     def _arrays(self) -> Iterator[tuple[str, np.ndarray]]:
         yield from ((name, getattr(self, name)) for name in _ARRAYS)
         yield from ((name, getattr(self.acceptance, name)) for name in ARRAYS)
 
-    def digest(self) -> bytes:
-        return msgspec.msgpack.encode(self.saved())
+    def _asked(self, bucket: int) -> int:
+        """Up to which number drafters are asked in a step with so many rows."""
+        if self.resting:
+            return NOBODY_ASKED
+        if self.probing:
+            return ALL
+        verdict = self._verdict(bucket)
+        return ALL if verdict is None else verdict.asked
 
-    def _reconsider(self, rows: np.ndarray) -> None:
-        is_known = self.costs.relative(self.bucket) is not None
-        if is_known or not self.is_on:
-            self._decide(rows)
-        if not (is_known or self.is_on):
-            self.patience, self.countdown = SOONEST, AT_FIRST
+    def _verdict(self, bucket: int) -> Verdict | None:
+        """What holds for so many rows; until that was looked at, what held last."""
+        return self.verdicts.get(bucket) or self.verdicts.get(self.bucket)
 
-    def _measure(
-        self, bucket: int, num_rows: int, drafts: int, tokens: int, ns: tuple[int, int], made: int
-    ) -> None:
-        whole, making = ns
-        making = min(making, whole)
-        # Who drafts again has more to do than who drafts on.
-        if made and self.is_on and drafts:
-            self.costs.made(bucket, made, making)
-        if drafts and not self.is_on:
-            self.costs.doubt(bucket)
-        self.costs.ran(bucket, drafts, whole - making)
-        if not drafts:
-            self.since_plain = 0
-            if self.resting:
-                self.resting = False
-                self._grant(self.limits)
-            return
-        self.since_plain += 1
-        if self.is_on:
-            self.steps_on += 1
-            self.tokens_on += tokens
-            self.plain_on += num_rows
-            self.time_on += self.costs.likely(bucket, drafts, whole)
+    def _count(self) -> None:
+        self.acceptance.count(self.room if self.limited else self._all, max(self.arm, 0))
+
+    def _measure(self, bucket: int, num_rows: int, drafts: int, made: int, ns: tuple[int, int]) -> None:
+        whole, making = ns[0], min(ns[1], ns[0])
+        self.costs.computed(bucket, num_rows, drafts, whole - making)
+        if made and self.arm >= 0:
+            self.costs.made(bucket, num_rows, self.arm, made, making)
 
     def _enter(self, bucket: int, rows: np.ndarray) -> None:
         """As many rows as now are another matter."""
         self.bucket = bucket
-        self.patience = SOONEST
-        self.countdown = SOONEST if self.costs.relative(bucket) else AT_FIRST
-        self._forget_pay()
-        self._decide(rows)
-
-    def _forget_pay(self) -> None:
-        self.tokens_on = self.plain_on = self.time_on = self.steps_on = 0
-
-    def _decide(self, rows: np.ndarray) -> None:
-        self.since_decided = 0
-        self.acceptance.count()
-        self.acceptance.fade()
-        least = self._least_chance(rows)
-        was_on, self.is_on = self.is_on, least > 0
-        if was_on != self.is_on:
-            self._forget_pay()
-            if not self.is_on:
-                self.patience = min(2 * self.patience, LATEST)
-                self.countdown = self.patience
-        self.window = min(2 * self.window, WINDOW) if self.is_on else 1
-        if not least:
-            self.limits[:] = self.starting[:] = 0
+        if self.resting or self.probing:
+            return
+        verdict = self.verdicts.get(bucket)
+        if verdict is None or self.steps - verdict.step >= RARELY:
+            self._look(rows)
         else:
-            chances, own = self.acceptance.of_rows(rows), self.acceptance.of_drafters()
-            self.limits[:, rows] = (powers(chances, self._most) >= least).sum(axis=0)
-            self.starting[:] = (powers(own, self._most) >= least).sum(axis=0)
-        if not self.probing and not self.resting:
-            self._grant(self.limits)
+            self._count()
+            self._rule(verdict, rows)
 
-    def _least_chance(self, rows: np.ndarray) -> int:
-        """What a draft's chance must be, in 1/65536, for it to be worth its time; 0: no draft is."""
-        shape = self.costs.relative(self.bucket)
-        if shape is None or not len(rows) or self._did_not_pay():
-            return 0
-        base, each = shape
-        chances = self.acceptance.of_rows(rows)[self.acceptance.drafters_of(rows), np.arange(len(rows))]
-        falling = np.sort(powers(chances, self._most).ravel())[::-1]
-        tokens = len(rows) * ONE + np.cumsum(falling)
-        rates = tokens * ONE // (base + each * np.arange(1, len(falling) + 1))
-        best, plain = int(np.argmax(rates)), len(rows) * ONE
-        better = plain + (plain >> (7 if self.is_on else 5))
-        return max(1, int(falling[best])) if int(rates[best]) > better else 0
+    def _wait(self, drafts: int, rows: np.ndarray) -> None:
+        """Another step of a rest or a probe is over."""
+        if self.resting:
+            self.resting -= 1
+        else:
+            self.probing = max(0, self.probing - (PROBED if drafts else 1))
+        if self.resting or self.probing:
+            return
+        was_probed, self.probed = self.probed > 0, 0
+        if len(rows):
+            self._look(rows)
+        if was_probed:
+            self.patience = min(2 * self.patience, LATEST)
+            self.probe_at = self.steps + self.patience
 
-    def _did_not_pay(self) -> bool:
-        """Whether steps with drafts, since they were decided for, gave less than steps without had."""
-        without = self.costs.plain_ns(self.bucket)
-        if self.steps_on < JUDGED or not without:
+    def _look(self, rows: np.ndarray) -> None:
+        """Decide again, and whether to rest or to probe."""
+        was = self.verdicts.get(self.bucket)
+        is_off = was is not None and was.asked == NOBODY_ASKED
+        tries = is_off and self.arm == NOBODY_ASKED and self.steps >= self.probe_at
+        if tries and self.patience < LATEST:
+            self._probe(rows)
+            return
+        self._count()
+        self.acceptance.fade()
+        if tries:
+            self.costs.forget_drafted(self.bucket)
+            verdict = Verdict(ALL, 0, self.steps)
+        else:
+            verdict = self._decide(rows, is_off)
+        self.verdicts[self.bucket] = verdict
+        if verdict.asked == NOBODY_ASKED and not is_off:
+            self.patience = SOONEST if self._could_pay() else LATEST
+            self.probe_at = self.steps + self.patience
+        self._rule(verdict, rows)
+        if verdict.asked != NOBODY_ASKED and self._needs_rest(verdict):
+            self.resting = REST
+
+    def _needs_rest(self, verdict: Verdict) -> bool:
+        """Whether what a step without drafts takes should be seen (again)."""
+        costs, bucket = self.costs, self.bucket
+        if costs.drafted_speaker(bucket) is None:
             return False
-        failed = self.tokens_on * without * self.steps_on < self.plain_on * self.time_on
-        if not failed:
-            self.patience = SOONEST
-        self._forget_pay()
-        return failed
+        if costs.plain_speaker(bucket) is None:
+            return True
+        is_sure = verdict.rate > CLEARLY and costs.plain_speaker(bucket) == bucket
+        return costs.since_plain.get(bucket, 0) >= (RARELY if is_sure else SOONER)
+
+    def _rule(self, verdict: Verdict, rows: np.ndarray) -> None:
+        """`verdict` holds from now on for `rows`."""
+        if verdict.asked == NOBODY_ASKED:
+            self.left = max(1, self.probe_at - self.steps)
+            self.starting[:] = 0
+            return
+        self.left = (
+            WINDOW
+            if self.costs.speaker(self.bucket) is not None
+            else min(max(self.left, 0), AT_FIRST) or AT_FIRST
+        )
+        self.due = 0
+        self.starting[:] = self._most
+        if verdict.least:
+            acceptance = self.acceptance
+            self.starting[:] = (powers(acceptance.of_drafters(), self._most) >= verdict.least).sum(axis=0)
+            limits = (powers(acceptance.of_rows(rows), self._most) >= verdict.least).sum(axis=0)
+            limits[verdict.asked + 1 :] = self.starting[verdict.asked + 1 :] = 0
+            self.room[:, rows] = limits
+
+    def _decide(self, rows: np.ndarray, is_off: bool) -> Verdict:
+        speaker = self.costs.speaker(self.bucket)
+        if speaker is None:
+            return Verdict(ALL, 0, self.steps - RARELY)
+        best, found = CHANGE if is_off else KEEP, Verdict(NOBODY_ASKED, NEVER, self.steps)
+        for asked in self._arms():
+            rate, least = self._best_of(rows, speaker, asked)
+            if rate > best + (best >> 6) * (found.asked >= 0):
+                best, found = rate, Verdict(asked, least, self.steps, rate)
+        return found
+
+    def _best_of(self, rows: np.ndarray, speaker: int, asked: int) -> tuple[int, int]:
+        """The most tokens per time that drafters up to number `asked` can give, where 65536 is without
+        them, and the chance that a draft then needs."""
+        acceptance, most, num_rows = self.acceptance, self._most, len(rows)
+        drafters, columns = acceptance.drafters_of(rows, asked), np.arange(num_rows)
+        worth = powers(acceptance.of_rows(rows)[drafters, columns], most).ravel()
+        there = np.tile(acceptance.share_given(rows)[drafters, columns], most)
+        order = np.argsort(-worth, kind="stable")
+        worth, there = worth[order], there[order]
+        gains, drafts = np.cumsum(worth * there >> 16), np.cumsum(there)
+        curve, rates = self.costs.curve(speaker, asked), []
+        places = range(len(worth) - 1, -1, -max(1, len(worth) // NUMBERS))
+        for last in places:
+            cost = curve.at(int(drafts[last]) * SIXTEENTH // (num_rows * ONE))
+            rates.append((num_rows * ONE + int(gains[last])) * ONE // (num_rows * cost))
+        best = max(rates)
+        if rates[0] + (rates[0] >> 4) >= best:  # all of them, unless fewer give clearly more
+            return rates[0], 0 if asked == ALL else 1
+        return best, max(1, int(worth[places[rates.index(best)]]))
+
+    def _could_pay(self) -> bool:
+        """Whether drafts that are all kept would be worth what they take."""
+        curves = [self.costs.curve(self.costs.speaker(self.bucket), asked) for asked in self._arms()]
+        levels = range(1, self._most + 1)
+        return any((a_row + 1) * ONE > curve.at(a_row * SIXTEENTH) for curve in curves for a_row in levels)
+
+    def _arms(self) -> tuple[int, ...]:
+        """Up to which numbers drafters may be asked: all, or those before the last ones."""
+        return (ALL, *range(self.acceptance.highest() - 1, -1, -1))
 
     def _probe(self, rows: np.ndarray) -> None:
-        """Grant a few rows without room a little of it, now and then, or take it back."""
-        if self.probing:
-            self.probing -= 1
-            if not self.probing:  # nobody had anything to draft
-                self._grant(self.limits)
-                self.countdown = self.patience
-                self.patience = min(2 * self.patience, LATEST)
+        """Drafts have been off for long: who comes next is asked for some, or in the end somebody else."""
+        if not self.due:
+            self.due, self.left = 1, PATIENT * self.patience
+            self.probe_at = self.steps + self.left
             return
-        self.countdown -= 1
-        if self.since_plain >= RARELY and not self.resting:
-            self.resting = True
-            self._grant(np.zeros_like(self.limits))
-        if self.countdown > 0 or self.resting or not len(rows):
-            return
-        every = min(len(rows), PROBE_SHARE)
-        picked = rows[self.num_probes // 2 % every :: every]
-        closed = self.limits[:, picked] == 0
         self.num_probes += 1
-        if self.costs.relative(self.bucket) is None:
-            self.countdown = AT_FIRST
-        else:
-            self.countdown = max(self.patience, self._probe_steps())
-            self.patience = self.patience if self.is_on else min(2 * self.patience, LATEST)
-        if closed.any():
-            self.probing = PROBE_STEPS
-            granted = self.limits.copy()
-            # By turns: from one number alone nobody could tell what a draft takes from what drafting does.
-            drafts = self._most if self.num_probes & 1 else min(PROBE_DRAFTS, self._most)
-            granted[:, picked] = np.where(closed, drafts, granted[:, picked])
-            self._grant(granted)
+        self._begin_probe(rows[self.num_probes % min(EVERY, len(rows)) :: EVERY].tolist())
 
-    def _try_soon(self) -> None:
-        self.patience = SOONEST
-        self.countdown = min(self.countdown, max(SOONEST, self._probe_steps()))
+    def _begin_probe(self, rows: list[int]) -> None:
+        self._count()
+        self.due, self.probing, self.probed = 0, PROBE, 0
+        self.room[:] = 0
+        self._grant(rows)
 
-    def _probe_steps(self) -> int:
-        """The fewest steps between two probes that do not take too much of the time."""
-        num_rows = max(1, self.limits.shape[1] // PROBE_SHARE)
-        return self.costs.probe_steps(self.bucket, (PROBE_DRAFTS + self._most) // 2 * num_rows)
-
-    def _grant(self, room: np.ndarray) -> None:
-        self.room[:] = room
-        self.has_room = bool(self.room.any())
+    def _grant(self, rows: list[int]) -> None:
+        self.room[:, rows] = self._most
+        self.probed += len(rows)

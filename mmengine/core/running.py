@@ -4,7 +4,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mmengine.core.acceptance import DRAFTERS
 from mmengine.core.blocks import further_blocks, threshold_of
 from mmengine.core.encoder_draft import EncoderDraft
 from mmengine.core.state import View
@@ -42,7 +41,7 @@ def wanted_by(view: View, rows: np.ndarray, patient: bool = True) -> Wanted:
     if view.flights:
         wanted = _ahead_of_results(view, rows, wanted)
     if view.config.num_draft_tokens:
-        wanted = wanted + _worth_verifying(view, rows)
+        wanted = wanted + view.num_drafts[rows]
         wanted = np.minimum(wanted, view.config.max_model_len - 1 - view.num_computed[rows])
     if view.config.compat and view.made_room_for[0] == rows[0]:
         wanted[0] = min(wanted[0], view.made_room_for[1])
@@ -60,14 +59,6 @@ def wanted_by(view: View, rows: np.ndarray, patient: bool = True) -> Wanted:
         wanted = _within_budget(wanted, view.tokens_left)
         rows, wanted = rows[wanted > 0], wanted[wanted > 0]
     return Wanted(rows, wanted, draft, plain)
-
-
-def _worth_verifying(view: View, rows: np.ndarray) -> np.ndarray:
-    """How many of their drafts `rows` have verified, int32."""
-    num_drafts, goodput = view.num_drafts[rows], view.goodput
-    if goodput is None or not goodput.offered:
-        return num_drafts
-    return np.minimum(num_drafts, goodput.room[np.clip(view.drafter[rows], 0, DRAFTERS - 1), rows])
 
 
 def _ahead_of_results(view: View, rows: np.ndarray, wanted: np.ndarray) -> np.ndarray:

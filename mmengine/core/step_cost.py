@@ -1,27 +1,31 @@
-"""What steps take that only decode, by how many rows they have: with and without drafts.
+"""What steps take that only decode, by how many rows they have and how many drafts of a row they verify.
 
-    without       t0
-    with d drafts t0 + c + b d    c: what drafting takes however few they are; b includes making one
-
-Sums over the last few steps of each kind, in integers. A time that is far beyond the mean so far counts as
-twice that: one hiccup of the machine must not decide anything.
+For each bucket of like numbers of rows, and in it for each level of drafts a row, the last few times are
+kept, and their lower quartile counts: what a machine does besides only ever makes a step longer, and a hiccup
+of it decides nothing. Computing a step and making the drafts for the next one are kept apart, the latter by
+who was asked. Between levels costs are interpolated. Where as many rows never ran, a like number speaks.
 """
 
+from bisect import insort
+from collections.abc import Callable
+
 ONE = 1 << 16
-STEP = 16  # what one step with drafts counts
-PLAIN_MEMORY, DRAFTED_MEMORY, MADE_MEMORY = 16, 16 * STEP, 256  # at which older ones fade
-ENOUGH_PLAIN, ENOUGH_DRAFTED = 4, 24
+SIXTEENTH = 16  # drafts a row are counted in these
+MEMORY = 7  # times of one kind that are kept
+ENOUGH = 2  # of them say something
 MOST_NS = 1 << 40  # of one step; a log may say anything
-_LARGEST = 1 << 24  # relative times end here
-_SIZE = 10
-# Places in the sums of a bucket: steps without drafts, and their time; steps with, their drafts, the squares
-# of these, their time, drafts times time; drafts made, and the time for that; and b of when it was last seen.
-_N0, _T0, _N1, _D, _DD, _T1, _DT, _M, _MT, _SLOPE = range(_SIZE)
+_LEVELS = 16  # of drafts a row: none, up to 1, 2, 4, …
+_LARGEST = 1 << 26  # relative times end here
+_OFFSET = 8  # rows that a step's fixed cost stands for, where times of unlike numbers of rows are compared
+
+Point = tuple[int, int]  # time of a row, and sixteenths of drafts a row
 
 
 class StepCosts:
     def __init__(self) -> None:
-        self._sums: dict[int, list[int]] = {}
+        # By bucket and kind (a level of verifying, or 16 for each asked and a level of making).
+        self._times: dict[int, dict[int, list[Point]]] = {}
+        self.since_plain: dict[int, int] = {}  # by bucket, measured steps with drafts since one without
 
     @staticmethod
     def bucket(num_rows: int) -> int:
@@ -29,106 +33,124 @@ class StepCosts:
         shift = max(0, num_rows.bit_length() - 3)
         return num_rows if num_rows <= 8 else 4 * shift + (num_rows >> shift)
 
-    def ran(self, bucket: int, drafts: int, ns: int) -> None:
+    def computed(self, bucket: int, num_rows: int, drafts: int, ns: int) -> None:
         """A step took `ns`, without what making drafts took."""
-        sums = self._of(bucket)
-        ns = max(1, min(ns, MOST_NS))
-        if not drafts:
-            if sums[_N0] >= ENOUGH_PLAIN:
-                ns = min(ns, 2 * sums[_T0] // sums[_N0])
-            elif 4 * ns * sums[_N0] < sums[_T0]:
-                sums[_N0] = sums[_T0] = 0  # the first ones were cold
-            sums[_N0] += 1
-            sums[_T0] += ns
-            if sums[_N0] >= PLAIN_MEMORY:
-                _halve(sums, _N0, _T0)
-            return
-        if sums[_N1] >= ENOUGH_DRAFTED:
-            self._weigh_surprise(sums, bucket, drafts, ns)
-        if sums[_N1] >= ENOUGH_DRAFTED:
-            ns = min(ns, 2 * sums[_T1] * max(1, drafts * sums[_N1] // max(1, sums[_D])) // sums[_N1])
-        for place, value in ((_N1, 1), (_D, drafts), (_DD, drafts * drafts), (_T1, ns), (_DT, drafts * ns)):
-            sums[place] += value * STEP
-        if _spread(sums) * 16 >= sums[_D] ** 2 and sums[_N0] and sums[_N1] >= ENOUGH_DRAFTED:
-            rise = sums[_N1] * sums[_DT] - sums[_D] * sums[_T1]
-            sums[_SLOPE] = max(1, rise * ONE // (_spread(sums) * max(1, sums[_T0] // sums[_N0])))
-        if sums[_N1] >= DRAFTED_MEMORY:
-            _halve(sums, _N1, _D, _DD, _T1, _DT)
+        self.since_plain[bucket] = self.since_plain.get(bucket, 0) + 1 if drafts else 0
+        self._add(bucket, 0, num_rows, drafts, ns)
 
-    def made(self, bucket: int, drafts: int, ns: int) -> None:
-        """`drafts` were made in `ns`."""
-        sums = self._of(bucket)
-        sums[_M] += drafts
-        known = sums[_MT] * drafts // (sums[_M] - drafts) if sums[_M] > drafts else self.plain_ns(bucket)
-        sums[_MT] += min(ns, 2 * known, MOST_NS)
-        if sums[_M] >= MADE_MEMORY:
-            _halve(sums, _M, _MT)
+    def made(self, bucket: int, num_rows: int, asked: int, drafts: int, ns: int) -> None:
+        """Drafters up to number `asked` made `drafts` in `ns`."""
+        self._add(bucket, asked + 1, num_rows, drafts, ns)
 
-    def likely(self, bucket: int, drafts: int, ns: int) -> int:
-        """`ns` of a step with drafts, of which twice what was expected is not exceeded by chance alone."""
-        shape = self.relative(bucket)
-        return min(ns, 2 * self.plain_ns(bucket) * (shape[0] + shape[1] * drafts) // ONE) if shape else ns
+    def _add(self, bucket: int, what: int, num_rows: int, drafts: int, ns: int) -> None:
+        a_row = drafts * SIXTEENTH // num_rows
+        level = min((-(-drafts // num_rows) * 2 - 1).bit_length(), _LEVELS - 1) if drafts else 0
+        kinds = self._times.setdefault(bucket, {})
+        times = kinds.setdefault(what * _LEVELS + level, [])
+        times.append((max(1, min(ns, MOST_NS) // (num_rows + _OFFSET)), a_row))
+        if len(times) > MEMORY:
+            del times[0]
 
-    def plain_ns(self, bucket: int) -> int:
-        """Of a step without drafts; 0: not known."""
-        sums = self._sums.get(bucket)
-        return sums[_T0] // sums[_N0] if sums and sums[_N0] else 0
+    def wants_plain(self, bucket: int) -> bool:
+        """Whether steps without drafts are worth a look, as they come."""
+        return len(self._times.get(bucket, {}).get(0, ())) < MEMORY
 
-    def relative(self, bucket: int) -> tuple[int, int] | None:
-        """A step with d drafts takes base + each * d, where one without takes 65536. None: not known yet."""
-        sums = self._sums.get(bucket)
-        if not sums or sums[_N0] < ENOUGH_PLAIN or sums[_N1] < ENOUGH_DRAFTED:
-            return None
-        plain = max(1, sums[_T0] // sums[_N0])
-        further = max(0, sums[_T1] - plain * sums[_N1])  # beyond steps without
-        drafts = max(1, sums[_D])
-        chord = further * ONE // (plain * drafts)
-        slope = min(sums[_SLOPE] or chord, chord)
-        base = ONE + (chord - slope) * drafts // sums[_N1]
-        making = sums[_MT] * ONE // (plain * sums[_M]) if sums[_M] else 0
-        return min(base, _LARGEST), min(max(slope + making, 1), _LARGEST)
+    def speaker(self, bucket: int) -> int | None:
+        """The bucket itself, or the nearest one like it, of which both kinds of steps are known."""
+        return self._nearest(
+            bucket, lambda other: self._knows_drafted(other) and self.plain_speaker(other) is not None
+        )
 
-    def doubt(self, bucket: int) -> None:
-        """What steps with drafts took was long ago, or is so no more."""
-        sums = self._of(bucket)
-        for place in (_N1, _D, _DD, _T1, _DT, _MT):  # making drafts counts as cheaper until it is seen again
-            sums[place] -= sums[place] >> 2
+    def drafted_speaker(self, bucket: int) -> int | None:
+        """The same where only steps with drafts must be."""
+        return self._nearest(bucket, self._knows_drafted)
 
-    def probe_steps(self, bucket: int, drafts: int) -> int:
-        """After how many steps another probe of so many drafts takes about half a percent of the time."""
-        shape = self.relative(bucket)
-        return min(200 * (shape[0] - ONE + shape[1] * drafts) // ONE, 8192) if shape else 0
+    def plain_speaker(self, bucket: int) -> int | None:
+        """The same where only steps without drafts must be."""
+        return self._nearest(bucket, lambda other: len(self._times[other].get(0, ())) >= ENOUGH)
 
-    def saved(self) -> dict[int, tuple[int, ...]]:
-        return {bucket: tuple(sums) for bucket, sums in self._sums.items()}
+    def _knows_drafted(self, bucket: int) -> bool:
+        return any(len(times) >= ENOUGH for kind, times in self._times[bucket].items() if 0 < kind < _LEVELS)
 
-    def restore(self, saved: dict[int, tuple[int, ...]]) -> None:
-        """Raises ValueError for what `saved` did not give."""
-        self._sums = {bucket: list(sums) for bucket, sums in saved.items()}
-        if any(len(sums) != _SIZE for sums in self._sums.values()):
-            raise ValueError("sums of step costs are missing")
+    def _nearest(self, bucket: int, knows: Callable[[int], bool]) -> int | None:
+        """The nearest bucket that `knows`, if it has at most half as many rows more."""
+        if bucket in self._times and knows(bucket):
+            return bucket
+        rows, found = rows_of(bucket), None
+        for other in sorted(self._times):
+            less, more = sorted((rows, rows_of(other)))
+            nearer = found is None or abs(other - bucket) < abs(found - bucket)
+            if 2 * more <= 3 * less and nearer and knows(other):
+                found = other
+        return found
 
-    def _weigh_surprise(self, sums: list[int], bucket: int, drafts: int, ns: int) -> None:
-        """Half as much again may be chance, and makes what was seen so far count less; a step that is so much
-        faster cannot be."""
-        shape = self.relative(bucket)
-        expected = self.plain_ns(bucket) * (shape[0] + shape[1] * drafts) // ONE if shape else ns
-        if 3 * ns < 2 * expected:
-            for place in (_N1, _D, _DD, _T1, _DT):
-                sums[place] = 0
-        elif 2 * ns > 3 * expected:
-            self.doubt(bucket)
+    def curve(self, speaker: int, asked: int) -> "Curve":
+        """Of a `speaker`: what it takes to verify drafts and to ask drafters up to number `asked`."""
+        kinds = self._times[speaker]
+        plain, _ = _usual(self._times[self.plain_speaker(speaker)][0])
+        verify = [(max(time, plain), a_row) for time, a_row in _points(kinds, 0)]
+        make = _points(kinds, asked + 1)
+        return Curve(plain, [(plain, 0), *verify], [(make[0][0] // 4 if make else 0, 0), *make])
 
-    def _of(self, bucket: int) -> list[int]:
-        sums = self._sums.get(bucket)
-        return self._sums.setdefault(bucket, [0] * _SIZE) if sums is None else sums
+    def forget_drafted(self, bucket: int) -> None:
+        """What steps with drafts took is to be seen again."""
+        kinds = self._times.get(bucket, {})
+        for kind in [kind for kind in kinds if kind]:
+            del kinds[kind]
+
+    def saved(self) -> tuple[list[tuple[int, int, list[Point]]], dict[int, int]]:
+        times = [(b, kind, list(times)) for b, kinds in self._times.items() for kind, times in kinds.items()]
+        return times, dict(self.since_plain)
+
+    def restore(self, times: list[tuple[int, int, list[Point]]], since_plain: dict[int, int]) -> None:
+        self._times.clear()
+        for bucket, kind, values in times:
+            self._times.setdefault(bucket, {})[kind] = list(values)
+        self.since_plain = dict(since_plain)
 
 
-def _spread(sums: list[int]) -> int:
-    """How far numbers of drafts differ: N times the sum of squares around their mean."""
-    return sums[_N1] * sums[_DD] - sums[_D] ** 2
+class Curve:
+    """Points are (time, drafts a row in sixteenths), ascending in drafts."""
+
+    def __init__(self, plain: int, verify: list[Point], make: list[Point]):
+        self._plain, self._verify, self._make = plain, verify, make
+
+    def at(self, a_row: int) -> int:
+        """What a step with so many sixteenths of drafts a row takes, where one without takes 65536."""
+        time = _between(self._verify, a_row) + _between(self._make, a_row)
+        return min(time * ONE // self._plain, _LARGEST)
 
 
-def _halve(sums: list[int], *places: int) -> None:
-    for place in places:
-        sums[place] >>= 1
+def rows_of(bucket: int) -> int:
+    """The least number of rows of it."""
+    shift = bucket // 4 - 1
+    return bucket if bucket <= 8 else (4 + bucket % 4) << shift
+
+
+def _points(kinds: dict[int, list[Point]], what: int) -> list[Point]:
+    """Of each level with drafts of which enough is known, the median."""
+    found: list[Point] = []
+    for level in range(1, _LEVELS):
+        times = kinds.get(what * _LEVELS + level, ())
+        if len(times) >= ENOUGH:
+            insort(found, _usual(times), key=lambda point: point[1])
+    return found
+
+
+def _usual(times: list[Point]) -> Point:
+    """The lower quartile."""
+    return sorted(times)[(len(times) - 1) // 4]
+
+
+def _between(points: list[Point], a_row: int) -> int:
+    """The time at `a_row`; beyond the last point along the line from the first one through it."""
+    (first, _), (time, at) = points[0], points[-1]
+    if a_row >= at:
+        return first + (time - first) * a_row // at if at else first
+    before = points[0]
+    for point in points[1:]:
+        if a_row <= point[1]:
+            break
+        before = point
+    width = max(1, point[1] - before[1])
+    return before[0] + (point[0] - before[0]) * (a_row - before[1]) // width

@@ -143,7 +143,7 @@ class Executed(Event):
     `counts`: tokens of each such row (accepted drafts and one more), None: one each; `token_ids`
     holds them one row after the other. `drafts` for the next step, `num_drafts` of each such row and
     the numbers of the `drafters` that made them; None: no drafts, drafter 0. `draft_ns`: what making them
-    took, of `device_ns`.
+    took, of `device_ns`. `host_ns`: what the process did between the step before and this one; 0: not known.
     """
 
     token_ids: bytes
@@ -156,6 +156,7 @@ class Executed(Event):
     num_drafts: bytes | None = None
     drafters: bytes | None = None
     draft_ns: int = 0
+    host_ns: int = 0
 
 
 class Failed(Event):

@@ -124,6 +124,7 @@ class _Tape:
             event.device_ns,
             *(_int32(column) for column in columns),
             event.draft_ns,
+            event.host_ns,
         )
 
     def discard(self) -> None:

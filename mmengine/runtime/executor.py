@@ -3,7 +3,6 @@
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from time import perf_counter_ns
 
 import torch
 
@@ -11,6 +10,7 @@ from mmengine.config import EngineConfig
 from mmengine.core.executor import StepPlan, StepResult
 from mmengine.errors import ExecutorFailed, MMEngineError
 from mmengine.models.plugin import MediaInput, VisionLanguageModel
+from mmengine.runtime.clock import StepClock
 from mmengine.runtime.eagle3.head import DraftHead
 from mmengine.runtime.graphs.recorder import CudaRecorder, Recorder
 from mmengine.runtime.reading import Launched
@@ -39,8 +39,7 @@ class TorchExecutor:
 
     On a CPU a step is computed in `collect`. On CUDA `dispatch` launches it without waiting and
     `collect` waits for its end (not yet run on a GPU). Whatever goes wrong with a whole step is raised
-    by its `collect`: an MMEngineError as it is, anything else as ExecutorFailed, which says what to do
-    where the GPU itself failed.
+    by its `collect`: an MMEngineError as it is, anything else as ExecutorFailed.
     """
 
     def __init__(
@@ -66,7 +65,6 @@ class TorchExecutor:
         Raises ConfigError for a pool that cannot be had and an unknown attention backend.
         """
         self._device = torch.device(device)
-        self._is_ahead = self._device.type != "cpu"
         if recorder is None and self._device.type == "cuda" and config.cuda_graphs:
             recorder = CudaRecorder(self._device)
         self._runner = ModelRunner(
@@ -83,6 +81,7 @@ class TorchExecutor:
             recorder,
         )
         self._in_flight: deque[InFlight] = deque()
+        self._clock = StepClock()
 
     @property
     def drafters(self) -> list[tuple[str, int]]:
@@ -105,7 +104,7 @@ class TorchExecutor:
 
     def dispatch(self, plan: StepPlan) -> None:
         step = InFlight(plan, self._runner.pixels_of(plan))
-        if self._is_ahead:
+        if self._device.type == "cuda":
             self._launch(step)
         self._in_flight.append(step)
 
@@ -131,20 +130,21 @@ class TorchExecutor:
         except MMEngineError:
             raise
         except Exception as error:
-            raise ExecutorFailed(f"step {step.plan.step} failed: {_reason(error)}") from error
+            reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"  # torch appends pages
+            raise ExecutorFailed(f"step {step.plan.step} failed: {reason}") from error
 
     def _finish(self, step: InFlight) -> StepResult:
-        if self._is_ahead:
+        if self._device.type == "cuda":
             if step.error is not None:
                 raise step.error
             step.end.synchronize()
             result = self._runner.finish(step.launched)
             result.device_ns = int(step.start.elapsed_time(step.end) * 1e6)
             return result
-        begin_ns = perf_counter_ns()
+        host_ns = self._clock.lap()
         torch.get_num_threads()  # tells a thread that has not computed yet how many may help it
         result = self._runner.finish(self._run(step))
-        result.device_ns = perf_counter_ns() - begin_ns
+        result.device_ns, result.host_ns = self._clock.lap(), host_ns
         return result
 
     def discard(self) -> None:
@@ -155,16 +155,3 @@ class TorchExecutor:
         """Drop steps in flight, pixels and features. The executor must not be used after it."""
         self._in_flight.clear()
         self._runner.close()
-
-
-def _reason(error: Exception) -> str:
-    """In one sentence. An error of CUDA is mostly of the whole process: what comes later fails too."""
-    reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"  # torch appends pages
-    if isinstance(error, torch.AcceleratorError):
-        return (
-            f"the GPU failed ({reason}); if the next steps fail too, restart the process, and with a log its "
-            "requests go on; `nvidia-smi` and the kernel's log say whether the GPU is still there"
-        )
-    if isinstance(error, torch.OutOfMemoryError):
-        return f"the GPU's memory is full ({reason}); lower num_blocks, token_budget or encoder_budget"
-    return reason

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from time import perf_counter_ns
 
 import msgspec
 import numpy as np
@@ -10,6 +9,7 @@ import torch
 
 from mmengine.core.executor import StepResult
 from mmengine.core.runs import Runs
+from mmengine.runtime.clock import StepClock
 from mmengine.runtime.drafting import Drafting
 from mmengine.runtime.eagle3.seen import Seen
 from mmengine.runtime.following import Followed, followers
@@ -202,13 +202,13 @@ class Reader:
         """Put drafts for the rows that go on into `result`, and what they took."""
         if self.drafting is None or not self.drafting.num_followed:
             return
-        begin_ns = perf_counter_ns()
+        clock = StepClock()
         going = (self.rows.columns["options"][rows] & CLOSES) == 0  # of the others each token may be another
         going[[index for index, _ in (*result.stops, *result.errors)]] = False
         drafts = self.drafting.drafts(
             rows, result.token_ids, counts, going.nonzero()[0], launched.seen, launched.draft_room
         )
-        result.draft_ns = perf_counter_ns() - begin_ns
+        result.draft_ns = clock.lap()
         if drafts is None:
             return
         result.drafts = drafts.token_ids

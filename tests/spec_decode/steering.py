@@ -24,7 +24,7 @@ class Clock:
         self._num_steps += 1
         is_dear = self._num_steps // self._turn % 2
         result.draft_ns = 1000 if result.draft_ns else 0
-        result.device_ns = STEP_NS * (1 + is_dear * drafts) + result.draft_ns
+        result.device_ns, result.host_ns = STEP_NS * (1 + is_dear * drafts) + result.draft_ns, 0
         return result
 
 

@@ -1,0 +1,106 @@
+"""A machine that drafts, made up: what its steps take, how likely drafts are kept, and what it is granted."""
+
+import random
+
+import numpy as np
+
+from mmengine.core.acceptance import DRAFTERS
+from mmengine.core.goodput import Goodput
+from mmengine.core.step_cost import StepCosts
+
+MOST = 7
+
+
+class Drafter:
+    """Has `most` drafts of a row in a share `has_some` of the steps, each kept with `chance`. Making takes
+    `fixed_us`, where it is asked, and `draft_us` each."""
+
+    def __init__(self, chance, fixed_us=0.0, draft_us=0.0, most=MOST, has_some=1.0):
+        self.chance, self.fixed_us, self.draft_us = chance, fixed_us, draft_us
+        self.most, self.has_some = most, has_some
+
+
+class Machine:
+    """A step takes `step_us` and `row_us` a row; a draft adds `token_us`. `noise`: of each step, one-sided;
+    one in a hundred takes five times as long where there is any. `policy`: goodput, none, or up to which
+    number drafters are asked. Who drafts again after a pause reads what was missed, `missed_us` a row and
+    step."""
+
+    def __init__(self, policy, drafters, *, step_us=150, row_us=20, token_us=20, noise=0.0, missed_us=0):
+        self.drafters, self.policy = drafters, policy
+        self.step_us, self.row_us, self.token_us = step_us, row_us, token_us
+        self.noise, self.missed_us, self.missed = noise, missed_us, 0
+        self.rng = random.Random(7)
+        self.goodput = Goodput(128, MOST)
+        self.behind = {}  # by row: who made its drafts, and how many
+        self.ns = self.tokens = self.steps = self.asked_steps = self.drafts = 0
+
+    def admit(self, *rows):
+        for row in rows:
+            self.goodput.admit(row)
+            self.behind.pop(row, None)
+
+    def run(self, num_rows, steps):
+        """Rows 0 to `num_rows` decode; gives the share of steps in which anybody was asked."""
+        rows, before = np.arange(num_rows), (self.asked_steps, self.drafts)
+        for _ in range(steps):
+            self.step(rows)
+        self.drafts_a_row = (self.drafts - before[1]) / (steps * num_rows)
+        return (self.asked_steps - before[0]) / steps
+
+    def step(self, rows):
+        limits = self._limits(rows)
+        drafted, drafters, counts = (np.zeros(len(rows), np.int32) for _ in range(3))
+        for row in rows.tolist():
+            number, count = self.behind.get(row, (0, 0))
+            drafted[row], drafters[row], kept = count, number, 0
+            while kept < count and self.rng.random() < self.drafters[number].chance:
+                kept += 1
+            counts[row] = kept + 1
+        whole = self.step_us + self.row_us * len(rows) + self.token_us * int(drafted.sum())
+        making = self._make(rows, limits)
+        slower = 1 + self.rng.random() * self.noise
+        if self.noise and self.rng.random() < 0.01:
+            slower *= 5
+        ns, made = int(1000 * slower * (whole + making)), sum(count for _, count in self.behind.values())
+        self.ns, self.tokens, self.steps = self.ns + ns, self.tokens + int(counts.sum()), self.steps + 1
+        self.drafts += int(drafted.sum())
+        goodput, drafts = self.goodput, int(drafted.sum())
+        if not goodput.passes(len(rows), bool(drafts or made)):
+            if drafts:
+                goodput.judge(rows, drafters, drafted, counts.tobytes())
+            goodput.ran(rows, drafts, made, (ns, int(1000 * slower * making)), True)
+
+    def _limits(self, rows):
+        """The most drafts of each row by number of the drafter."""
+        limits = np.zeros((DRAFTERS, len(rows)), np.int32)
+        room = self.goodput.room_of(rows)
+        if self.policy == "goodput":
+            limits[:] = MOST if room is None else room if len(room) else 0
+        elif self.policy != "none":
+            limits[: self.policy + 1] = MOST
+        return limits
+
+    def _make(self, rows, limits):
+        """Drafts behind the rows; what making them takes."""
+        self.behind, took = {}, 0.0
+        asked = [number for number in range(len(self.drafters)) if limits[number].any()]
+        self.asked_steps += bool(asked)
+        self.missed = 0 if asked else self.missed + len(rows)
+        for number in asked:
+            drafter = self.drafters[number]
+            took += drafter.fixed_us
+            for row in rows.tolist():
+                most = min(int(limits[number, row]), drafter.most)
+                if row not in self.behind and most and self.rng.random() < drafter.has_some:
+                    self.behind[row] = (number, most)
+                    took += drafter.draft_us * most
+        return took + (self.missed_us * self.missed if asked else 0)
+
+    @property
+    def ns_a_token(self):
+        return self.ns / self.tokens
+
+    @property
+    def verdict(self):
+        return self.goodput.verdicts.get(StepCosts.bucket(self.goodput.num_rows))

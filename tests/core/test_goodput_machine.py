@@ -1,0 +1,128 @@
+"""On a made-up machine: what is chosen, how soon, and what finding that out costs."""
+
+import pytest
+from drafting_machine import MOST, Drafter, Machine
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from mmengine.core.goodput import LATEST, NOBODY_ASKED
+
+RUN = 1000  # steps
+HEAD = Drafter(0.95, 60, 8)
+
+
+def shares(drafters, run, **costs):
+    """How much longer a token takes than under the best fixed choice."""
+    found = []
+    for policy in ("goodput", "none", *range(len(drafters))):
+        machine = Machine(policy, drafters, **costs)
+        run(machine)
+        found.append(machine.ns_a_token)
+    return found[0] / min(found[1:]), found
+
+
+@given(
+    rows=st.sampled_from([1, 2, 4, 16, 64]),
+    step_us=st.integers(50, 1000),
+    row_us=st.integers(2, 40),
+    token_share=st.sampled_from([0.05, 0.3, 0.6, 1.0, 1.3]),
+    chance=st.sampled_from([0.0, 0.5, 0.8, 0.9, 0.97]),
+    fixed_us=st.integers(0, 100),
+    draft_us=st.integers(0, 20),
+    noise=st.sampled_from([0.0, 0.1, 0.3]),
+)
+@settings(max_examples=25, deadline=None, derandomize=True, phases=[Phase.generate])
+def test_it_loses_little_against_the_best_fixed_choice(
+    rows, step_us, row_us, token_share, chance, fixed_us, draft_us, noise
+):
+    """Over a whole run. What it takes to find out is no more than eight steps with all drafts."""
+    drafters = [Drafter(chance, fixed_us, draft_us)]
+    costs = {"step_us": step_us, "row_us": row_us, "token_us": row_us * token_share, "noise": noise}
+    share, found = shares(drafters, lambda machine: machine.run(rows, RUN), **costs)
+    print(f"{share:.3f}, none / all {found[1] / found[2]:.2f}: {rows} rows, {costs}, {chance}, {drafters}")
+    step = step_us + row_us * rows
+    drafted = step + (row_us * token_share + draft_us) * MOST * rows + fixed_us
+    assert share < 1.03 + 8 * drafted / step / RUN
+
+
+@pytest.mark.parametrize("rows, pays", [(1, True), (4, True), (16, True), (64, False)])
+def test_it_knows_soon(rows, pays):
+    """The costs of a small model on a CPU: with few rows drafts pay, with many they do not."""
+    machine = Machine("goodput", [HEAD], row_us=17, token_us=8 if rows < 64 else 40, noise=0.1)
+    machine.run(rows, 40)
+    assert machine.run(rows, 200) == pytest.approx(float(pays), abs=0.15)
+
+
+def test_each_number_of_rows_is_decided_by_itself():
+    """As a batch drains: drafts pay at eight rows, and not at 64."""
+    costs = {"row_us": 17, "token_us": 20, "noise": 0.1}
+
+    def drain(machine):
+        for _ in range(12):
+            machine.admit(*range(64))
+            for rows in range(64, 0, -1):
+                end = machine.tokens + 4 * rows
+                while machine.tokens < end:
+                    machine.run(rows, 1)
+
+    share, found = shares([HEAD], drain, **costs)
+    print(f"{share:.3f} {found}")
+    assert share < 1.1, "all of which the first time takes"
+    machine = Machine("goodput", [HEAD], **costs)
+    drain(machine)
+    ns, tokens = machine.ns, machine.tokens
+    drain(machine)
+    assert (machine.ns - ns) / (machine.tokens - tokens) < 1.015 * found[1]
+    assert machine.run(64, 20) == 0 and machine.run(2, 20) == 1
+
+
+def test_drafters_are_told_apart():
+    """The first one's drafts cost nothing to make and are kept; the second one's take too long to make."""
+    costs = {"row_us": 30, "token_us": 12, "noise": 0.1}
+    drafters = [Drafter(1.0, most=2, has_some=0.5), Drafter(0.9, 400, 40)]
+    share, found = shares(drafters, lambda machine: machine.run(16, RUN), **costs)
+    print(f"{share:.3f} {found}")
+    assert found[2] < 0.9 * found[1] < 0.9 * found[3], "the first one alone is best"
+    assert share < 1.05
+    machine = Machine("goodput", drafters, **costs)
+    machine.run(16, 300)
+    assert machine.verdict.asked == 0
+
+
+def test_while_drafts_do_not_pay_trying_takes_little():
+    machine = Machine("goodput", [Drafter(0.1, 60, 8)], missed_us=2)
+    machine.run(4, 200)
+    ns, tokens = machine.ns, machine.tokens
+    for row in range(400):
+        machine.admit(row % 4)
+        machine.run(4, 50)
+    plain = Machine("none", [HEAD])
+    plain.run(4, 10)
+    assert (machine.ns - ns) / (machine.tokens - tokens) < 1.005 * plain.ns_a_token
+
+
+def test_requests_that_are_easy_to_guess_are_drafted_for_again():
+    machine = Machine("goodput", [Drafter(0.1, 60, 8)], noise=0.1)
+    machine.run(4, 600)
+    assert machine.verdict.asked == NOBODY_ASKED
+    machine.drafters = [HEAD]
+    for row in range(40):
+        machine.admit(row % 4)
+        machine.run(4, 40)
+    assert machine.run(4, 100) > 0.9
+
+
+def test_what_could_never_pay_is_tried_again_when_the_machine_may_be_another():
+    machine = Machine("goodput", [HEAD], token_us=100)
+    assert machine.run(8, 200) < 0.1
+    machine.token_us = 1
+    machine.run(8, LATEST + 200)
+    assert machine.run(8, 100) > 0.9
+
+
+def test_drafts_that_cost_more_from_now_on_are_off_soon():
+    machine = Machine("goodput", [HEAD], token_us=1, noise=0.1)
+    assert machine.run(8, 200) > 0.9
+    machine.token_us = 100
+    machine.run(8, 60)
+    assert machine.run(8, 200) < 0.05
