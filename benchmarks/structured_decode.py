@@ -5,7 +5,7 @@ The task: describe a drawn picture as JSON, which the model was trained to do, w
 
     free      without a grammar and without drafts
     grammar   with the schema, without drafts
-    drafts    with the schema, and with what it forces as drafts (spec auto)
+    drafts    with the schema, and with what it forces as drafts (spec grammar)
 
 Each answer is first given once without a limit in each way: answers that are not the same tokens in all
 three are counted and left out. Then every request has its answer's length as max_tokens, so all ways give
@@ -74,7 +74,7 @@ class Ways:
     def __init__(self):
         shared = {"num_threads": 1, "enable_prefix_caching": False}
         self._plain = Engine(device="cpu", dtype="float32", config=EngineConfig(spec="none", **shared))
-        drafting = EngineConfig(draft_policy="all", **shared)
+        drafting = EngineConfig(spec="grammar", draft_policy="all", **shared)
         self._drafting = Engine(device="cpu", dtype="float32", config=drafting)
         self.processor = self._plain.processor
         schema = {"type": "json_schema", "json_schema": {"schema": scene_schema()}}

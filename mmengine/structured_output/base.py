@@ -1,6 +1,7 @@
 """What a grammar engine brings: one file like llguidance_backend.py implements this."""
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -99,3 +100,30 @@ class Backend(Protocol):
 
     def advance(self, matchers: Sequence[Matcher], token_ids: Sequence[int]) -> None:
         """Each matcher goes on by its token; one that refuses it is broken."""
+
+
+class OfTokenizer:
+    """What the engines of grammars are made of. `token_bytes`: gives the bytes that each token stands for,
+    b"" for one that no text holds; called once, when the first grammar comes. `special_ids`: tokens that are
+    no text. `encode`: text to tokens. A token at or beyond the end of `token_bytes`, as a model's vocabulary
+    is often wider, is never allowed."""
+
+    def __init__(
+        self,
+        token_bytes: Callable[[], Sequence[bytes]],
+        encode: Callable[[str], list[int]],
+        special_ids: frozenset[int],
+        eos_token_ids: Sequence[int],
+        vocab_size: int,
+    ):
+        self._token_bytes, self._encode = token_bytes, encode
+        self._special_ids, self.eos_token_ids = special_ids, list(eos_token_ids)
+        self._vocab_size = vocab_size
+        self._lock = threading.Lock()  # of what is made when the first grammar comes
+
+    def _tokens_in_vocabulary(self) -> list[bytes]:
+        return list(self._token_bytes())[: self._vocab_size]
+
+    def _texts(self, tokens: Sequence[bytes]) -> list[bytes]:
+        """`tokens`, b"" in place of those that are special."""
+        return [b"" if token in self._special_ids else text for token, text in enumerate(tokens)]

@@ -1,8 +1,8 @@
 """Grammars by llguidance, for any tokenizer that knows the bytes of its tokens."""
 
 import os
-import threading
 from collections.abc import Callable, Sequence
+from ctypes import addressof, c_char
 from functools import lru_cache, partial
 from itertools import accumulate
 
@@ -11,6 +11,7 @@ import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
 
 from mmengine.errors import InvalidRequest
+from mmengine.structured_output.base import OfTokenizer
 from mmengine.structured_output.closer import Closer
 from mmengine.structured_output.closing import MAX_CLOSING_TOKENS, Vocabulary
 from mmengine.structured_output.json_schema.refusal import SchemaRefused
@@ -25,12 +26,8 @@ MAX_SPELLINGS = 8192  # of forced texts that are kept
 MAX_ROW_ITEMS = 20_000  # of the parser's table: an object has four for each property that may come next
 
 
-class LLGuidance:
-    """`token_bytes`: gives the bytes that each token stands for, b"" for one that no text holds; called
-    once, when the first grammar comes. `special_ids`: tokens that are no text. `encode`: text to tokens.
-    A token at or beyond the end of `token_bytes`, as a model's vocabulary is often wider, is never allowed.
-    `num_threads`: how many fill masks; by default four fifths of the CPUs.
-    """
+class LLGuidance(OfTokenizer):
+    """`num_threads`: how many fill masks; by default four fifths of the CPUs."""
 
     def __init__(
         self,
@@ -41,10 +38,7 @@ class LLGuidance:
         vocab_size: int,
         num_threads: int | None = None,
     ):
-        self._token_bytes, self._encode = token_bytes, encode
-        self._special_ids, self.eos_token_ids = special_ids, list(eos_token_ids)
-        self._vocab_size = vocab_size
-        self._lock = threading.Lock()
+        super().__init__(token_bytes, encode, special_ids, eos_token_ids, vocab_size)
         self._tokenizer: LLTokenizer | None = None
         self._vocabulary: Vocabulary | None = None
         self._special_names: dict[str, int] = {}  # filled with it
@@ -95,7 +89,9 @@ class LLGuidance:
     def fill(
         self, matchers: Sequence[LLMatcher], bits: np.ndarray, drafts: Sequence[list[int]] | None = None
     ) -> None:
-        start, stride = bits.__array_interface__["data"][0], bits.strides[0]
+        if not matchers:
+            return
+        start, stride = addressof(c_char.from_buffer(bits)), bits.strides[0]
         places = range(len(matchers))
         if drafts is not None:
             places = accumulate((1 + len(ahead) for ahead in drafts), initial=0)
@@ -163,8 +159,7 @@ class LLGuidance:
     def _words(self) -> Vocabulary:
         with self._lock:
             if self._vocabulary is None:
-                tokens = enumerate(self._padded_tokens())
-                self._vocabulary = Vocabulary([b"" if n in self._special_ids else each for n, each in tokens])
+                self._vocabulary = Vocabulary(self._texts(self._padded_tokens()))
             return self._vocabulary
 
     def _tokens(self) -> LLTokenizer:
@@ -181,7 +176,7 @@ class LLGuidance:
         return LLTokenizer(wrapper, n_vocab=self._vocab_size, eos_token=self.eos_token_ids)
 
     def _padded_tokens(self) -> list[bytes]:
-        tokens = list(self._token_bytes())[: self._vocab_size]
+        tokens = self._tokens_in_vocabulary()
         return tokens + [b""] * (self._vocab_size - len(tokens))
 
 

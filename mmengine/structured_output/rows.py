@@ -8,7 +8,7 @@ A grammar may begin only behind some tokens, the end of a model's reasoning. Unt
 anything, but not end.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -96,26 +96,26 @@ class RowMatchers:
         """What each of `rows` may say next, one behind the other, and with `drafts` behind each of its
         drafts too: uint32 [m, words]; nothing behind drafts that may not be said. And why some of them
         (indices into `rows`) can say nothing any more."""
-        standings = [self._rows.get(row) for row in rows]
         if drafts is None:
             bits = np.empty((len(rows), self._num_words), np.uint32)
         else:
             bits = np.zeros((len(rows) + sum(map(len, drafts)), self._num_words), np.uint32)
-        if any(each is None or each.opening is not None for each in standings):
-            return bits, self._fill_some(standings, bits, drafts)
-        matchers = [each.matcher() for each in standings]
+        matchers = []
+        for row in rows:
+            standing = self._rows.get(row)
+            if standing is None or standing.opening is not None:
+                return bits, self._fill_some(rows, bits, drafts)
+            matchers.append(standing.matcher())
         self._backend.fill(matchers, bits, drafts)
-        return bits, _broken(enumerate(matchers))
+        return bits, _broken(matchers)
 
     def _fill_some(
-        self,
-        standings: Sequence[Standing | None],
-        bits: np.ndarray,
-        drafts: Sequence[list[int]] | None,
+        self, rows: Sequence[int], bits: np.ndarray, drafts: Sequence[list[int]] | None
     ) -> dict[int, str]:
         """The same row by row: some have not begun with their grammar, or have none here."""
         errors, start = {}, 0
-        for index, standing in enumerate(standings):
+        for index, row in enumerate(rows):
+            standing = self._rows.get(row)
             ahead = drafts[index] if drafts is not None else []
             stop = start + 1 + len(ahead)
             if standing is None:
@@ -131,7 +131,8 @@ class RowMatchers:
                 start, ahead = free, ahead[behind:] if behind is not None else []
             if start < stop:
                 self._backend.fill([matcher], bits[start:stop], [ahead] if ahead else None)
-            errors |= _broken([(index, matcher)])
+            if matcher.is_error():
+                errors[index] = _error_of(matcher)
             start = stop
         return errors
 
@@ -198,36 +199,51 @@ class RowMatchers:
         """Rows said tokens, each at least one that it might. Which of them (indices into `rows`) are
         complete, and with how many of their tokens; which broke, and why."""
         standings = [self._rows[row] for row in rows]
-        before = [0] * len(rows)  # tokens that are said before the grammar
-        if any(each.opening is not None for each in standings):
-            whole, said = said, [each.open(tokens) for each, tokens in zip(standings, said, strict=True)]
-            before = [len(all_of) - len(tokens) for all_of, tokens in zip(whole, said, strict=True)]
-        matchers = [each.matcher() for each in standings]
-        for index, row in enumerate(rows if self.closers else ()):
-            if row in self.closers:
-                self.closers[row].left -= before[index]
-                for token in said[index]:  # one at most: such a row has no drafts
-                    self.closers[row].said(matchers[index], token)
-        used = [len(tokens) for tokens in said]
-        if all(count == 1 for count in used):
+        before = self._open(standings, said)
+        if before is not None:
+            said = [tokens[first:] for first, tokens in zip(before, said, strict=True)]
+        matchers, alone = [], True  # whether each row said one token
+        for standing, tokens in zip(standings, said, strict=True):
+            matchers.append(standing.matcher())
+            standing.said += tokens
+            standing.own.num_read += len(tokens)
+            alone = alone and len(tokens) == 1
+        if self.closers:
+            self._tell_closers(rows, matchers, said, before)
+        used = None
+        if alone:
             self._backend.advance(matchers, [tokens[0] for tokens in said])
         else:
             used = [each.try_consume_tokens(tokens) for each, tokens in zip(matchers, said, strict=True)]
-        for standing, tokens in zip(standings, said, strict=True):
-            standing.said += tokens
-            standing.own.num_read += len(tokens)
-        errors = _broken(enumerate(matchers))
-        complete = {
-            index: before[index] + used[index]
-            for index, matcher in enumerate(matchers)
-            if index not in errors
-            and standings[index].opening is None
-            and (matcher.is_stopped() or self._is_full(rows[index], matcher))
-        }
-        for index, tokens in enumerate(said):
-            if used[index] < len(tokens) and index not in complete:
+        errors, complete = _broken(matchers), {}
+        for index, matcher in enumerate(matchers):
+            stopped = matcher.is_stopped() or (self.closers and self._is_full(rows[index], matcher))
+            count = len(said[index]) if used is None else used[index]
+            if stopped and index not in errors and standings[index].opening is None:
+                complete[index] = count if before is None else before[index] + count
+            elif count < len(said[index]):
                 errors.setdefault(index, "its grammar does not allow what it said")
         return complete, errors
+
+    def _open(self, standings: Sequence[Standing], said: Sequence[list[int]]) -> list[int] | None:
+        """Rows said these tokens: how many of each are said before its grammar. None where all have begun."""
+        for standing in standings:
+            if standing.opening is not None:
+                return [len(all_of) - len(each.open(all_of)) for each, all_of in zip(standings, said)]
+        return None
+
+    def _tell_closers(
+        self,
+        rows: Sequence[int],
+        matchers: Sequence[Matcher],
+        said: Sequence[list[int]],
+        before: list[int] | None,
+    ) -> None:
+        for index, row in enumerate(rows):
+            if row in self.closers:
+                self.closers[row].left -= 0 if before is None else before[index]
+                for token in said[index]:  # one at most: such a row has no drafts
+                    self.closers[row].said(matchers[index], token)
 
     def _is_full(self, row: int, matcher: Matcher) -> bool:
         return row in self.closers and self.closers[row].ends(matcher)
@@ -241,8 +257,8 @@ def _all_but(token_ids: Sequence[int], num_words: int) -> np.ndarray:
     return bits
 
 
-def _broken(matchers: Iterable[tuple[int, Matcher]]) -> dict[int, str]:
-    return {index: _error_of(matcher) for index, matcher in matchers if matcher.is_error()}
+def _broken(matchers: Sequence[Matcher]) -> dict[int, str]:
+    return {index: _error_of(matcher) for index, matcher in enumerate(matchers) if matcher.is_error()}
 
 
 def _error_of(matcher: Matcher) -> str:

@@ -4,7 +4,6 @@ A schema is written as EBNF by ebnf/schema.py, a regex by ebnf/regex.py: what xg
 it is never given. The module is imported only where the engine is chosen: xgrammar brings transformers along.
 """
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -12,6 +11,7 @@ import numpy as np
 import xgrammar
 
 from mmengine.errors import InvalidRequest
+from mmengine.structured_output.base import OfTokenizer
 from mmengine.structured_output.ebnf.regex import RegexRefused, read_regex, write_regex
 from mmengine.structured_output.ebnf.rules import Rules
 from mmengine.structured_output.ebnf.schema import schema_ebnf
@@ -24,22 +24,8 @@ MAX_SPELLINGS = 64  # tokens that may begin what is forced
 SHARED_BYTES = 128 * 2**20  # of masks that grammars have in common
 
 
-class XGrammar:
-    """The arguments are those of LLGuidance."""
-
-    def __init__(
-        self,
-        token_bytes: Callable[[], Sequence[bytes]],
-        encode: Callable[[str], list[int]],
-        special_ids: frozenset[int],
-        eos_token_ids: Sequence[int],
-        vocab_size: int,
-    ):
-        self._token_bytes, self._encode = token_bytes, encode
-        self._special_ids, self.eos_token_ids = special_ids, list(eos_token_ids)
-        self._vocab_size = vocab_size
-        self._lock = threading.Lock()
-        self._made: tuple[xgrammar.GrammarCompiler, Vocabulary] | None = None
+class XGrammar(OfTokenizer):
+    _made: "tuple[xgrammar.GrammarCompiler, Vocabulary] | None" = None
 
     def compile(self, grammar: str) -> "CompiledGrammar":
         found = read_grammar(grammar)
@@ -77,9 +63,8 @@ class XGrammar:
     def _made_compiler(self) -> "tuple[xgrammar.GrammarCompiler, Vocabulary]":
         with self._lock:
             if self._made is None:
-                texts = list(self._token_bytes())[: self._vocab_size]
                 # Without bytes a token is special to xgrammar, and in no text.
-                texts = [b"" if token in self._special_ids else text for token, text in enumerate(texts)]
+                texts = self._texts(self._tokens_in_vocabulary())
                 vocabulary = Vocabulary(texts, self._encode, self.eos_token_ids, self._vocab_size)
                 info = xgrammar.TokenizerInfo(
                     texts, vocab_size=self._vocab_size, stop_token_ids=self.eos_token_ids
