@@ -39,7 +39,8 @@ class TorchExecutor:
 
     On a CPU a step is computed in `collect`. On CUDA `dispatch` launches it without waiting and
     `collect` waits for its end (not yet run on a GPU). Whatever goes wrong with a whole step is raised
-    by its `collect`: an MMEngineError as it is, anything else as ExecutorFailed.
+    by its `collect`: an MMEngineError as it is, anything else as ExecutorFailed, which says what to do
+    where the GPU itself failed.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class TorchExecutor:
         Raises ConfigError for a pool that cannot be had and an unknown attention backend.
         """
         self._device = torch.device(device)
+        self._is_ahead = self._device.type != "cpu"
         if recorder is None and self._device.type == "cuda" and config.cuda_graphs:
             recorder = CudaRecorder(self._device)
         self._runner = ModelRunner(
@@ -104,7 +106,7 @@ class TorchExecutor:
 
     def dispatch(self, plan: StepPlan) -> None:
         step = InFlight(plan, self._runner.pixels_of(plan))
-        if self._device.type == "cuda":
+        if self._is_ahead:
             self._launch(step)
         self._in_flight.append(step)
 
@@ -130,11 +132,10 @@ class TorchExecutor:
         except MMEngineError:
             raise
         except Exception as error:
-            reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"  # torch appends pages
-            raise ExecutorFailed(f"step {step.plan.step} failed: {reason}") from error
+            raise ExecutorFailed(f"step {step.plan.step} failed: {_reason(error)}") from error
 
     def _finish(self, step: InFlight) -> StepResult:
-        if self._device.type == "cuda":
+        if self._is_ahead:
             if step.error is not None:
                 raise step.error
             step.end.synchronize()
@@ -155,3 +156,16 @@ class TorchExecutor:
         """Drop steps in flight, pixels and features. The executor must not be used after it."""
         self._in_flight.clear()
         self._runner.close()
+
+
+def _reason(error: Exception) -> str:
+    """In one sentence. An error of CUDA is mostly of the whole process: what comes later fails too."""
+    reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"  # torch appends pages
+    if isinstance(error, torch.AcceleratorError):
+        return (
+            f"the GPU failed ({reason}); if the next steps fail too, restart the process, and with a log its "
+            "requests go on; `nvidia-smi` and the kernel's log say whether the GPU is still there"
+        )
+    if isinstance(error, torch.OutOfMemoryError):
+        return f"the GPU's memory is full ({reason}); lower num_blocks, token_budget or encoder_budget"
+    return reason

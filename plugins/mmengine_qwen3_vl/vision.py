@@ -202,13 +202,19 @@ class VisionTower:
     def _make_tables(self, height: int, width: int) -> _GridTables:
         rows, columns = patch_coordinates(height, width, self.config.merge_size)
         corners = interpolation(rows, columns, height, width, self.config.num_positions)
-        taps, shares = (torch.from_numpy(array).to(self._device) for array in corners)
+        taps, shares = (self._upload(torch.from_numpy(array)) for array in corners)
         learned = F.embedding(taps, self._positions)  # [patches, 4, hidden]
         positions = (learned * shares[:, :, None]).sum(1).to(self._dtype)
         coordinates = torch.from_numpy(np.stack((rows, columns), 1)).float()  # [patches, 2]
-        angles = (coordinates[:, :, None] * self._inv_freq).flatten(1).to(self._device)
+        angles = self._upload((coordinates[:, :, None] * self._inv_freq).flatten(1))
         cos, sin = angles.cos(), angles.sin()
         return _GridTables(positions, torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1))
+
+    def _upload(self, tensor: Tensor) -> Tensor:
+        """`tensor` on the device, which is not waited for."""
+        if self._device.type == "cpu":
+            return tensor
+        return tensor.pin_memory().to(self._device, non_blocking=True)
 
 
 def normalise(pixels: Tensor) -> Tensor:

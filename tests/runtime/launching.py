@@ -1,0 +1,81 @@
+"""A GPU that is not there: its tensors (torch's "meta" device) hold nothing, so what would have to wait for a
+value cannot be done.
+
+What asks for a value (`item`, `tolist`, `if tensor`) or for a shape that depends on values (`nonzero`, a
+boolean index, `repeat_interleave` without a size) raises by itself. So does here what waits for a copy: one
+from the host comes from pinned memory, and none is awaited.
+"""
+
+from contextlib import contextmanager
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+GPU = torch.device("meta")
+aten = torch.ops.aten
+
+
+class Waited(AssertionError):
+    """An operation that waits for the device."""
+
+
+class _NoWaiting(TorchDispatchMode):
+    def __torch_dispatch__(self, operation, types, arguments=(), options=None):
+        options = options or {}
+        if operation in (aten.pin_memory.default, aten._pin_memory.default):
+            return _pinned(arguments[0].clone())
+        if (
+            operation.namespace == "aten" and operation._can_decompose()
+        ):  # in inference mode `to` arrives whole
+            with self:
+                made = operation.decompose(*arguments, **options)
+            if made is not NotImplemented:
+                return made
+        if operation is aten._to_copy.default:
+            return self._copy(operation, arguments, options)
+        if operation is aten.copy_.default:
+            target, source, *given = arguments
+            _check(source, target.device, given[0] if given else options.get("non_blocking"))
+        return operation(*arguments, **options)
+
+    def _copy(self, operation, arguments, options):
+        source, to = arguments[0], torch.device(options.get("device") or arguments[0].device)
+        _check(source, to, options.get("non_blocking"))
+        if source.device == GPU and to.type == "cpu":
+            return torch.empty(source.shape, dtype=options.get("dtype") or source.dtype)
+        return operation(*arguments, **options)
+
+
+class _NoMaking(TorchFunctionMode):
+    """A tensor made of Python's numbers on a device is a copy that waits."""
+
+    def __torch_function__(self, function, types, arguments=(), options=None):
+        options = options or {}
+        if (
+            function in (torch.tensor, torch.as_tensor)
+            and torch.device(options.get("device") or "cpu") == GPU
+        ):
+            raise Waited("a tensor made of numbers on the device waits for it")
+        return function(*arguments, **options)
+
+
+def _pinned(tensor):
+    tensor.is_pinned_here = True
+    return tensor
+
+
+def _check(source, to, non_blocking):
+    """Raise where a copy waits; tensors without values are none."""
+    if source.device.type == to.type or not source.numel():
+        return
+    from_pageable = source.device.type == "cpu" and not getattr(source, "is_pinned_here", False)
+    if from_pageable or not non_blocking:
+        raise Waited(f"a copy of {tuple(source.shape)} from {source.device} to {to} waits for the device")
+
+
+@contextmanager
+def nothing_to_wait_for():
+    """In here what is made on GPU computes nothing, and waiting for it raises."""
+    with _NoMaking(), _NoWaiting():
+        yield

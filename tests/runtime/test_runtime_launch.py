@@ -1,0 +1,166 @@
+"""Launching a step never waits for the device: with two steps in flight the second one is prepared while the
+first runs. On a device that holds no values, whatever waits for one raises."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from flashinfer_fake import FakeWrapper, fake_library
+from launching import GPU, Waited, nothing_to_wait_for
+from runtime_toy import Driver, ToyModel, positions_of, toy_request
+from test_runtime_graphs import Repeater
+
+from mmengine.config import EngineConfig
+from mmengine.core.executor import PENDING
+from mmengine.request import Request, SamplingParams
+from mmengine.runtime import runner as running
+from mmengine.runtime.attention.flashinfer_paged import FlashInferAttention
+from mmengine.runtime.upload import upload
+from mmengine_qwen3_vl import plugin
+from mmengine_shapes import checkpoint_path
+from mmengine_shapes.scenes import random_scene
+
+OPTIONS = {
+    "greedy": {},
+    "drawn": {"temperature": 0.9, "seed": 1},
+    "top-k": {"temperature": 0.9, "top_k": 7, "seed": 1},
+    "top-p": {"temperature": 0.9, "top_p": 0.8, "seed": 1},
+    "min-p": {"temperature": 0.9, "min_p": 0.1, "seed": 1},
+    "penalties": {"repetition_penalty": 1.2, "presence_penalty": 0.3, "frequency_penalty": 0.1},
+    "bias": {"logit_bias": {3: 2.0, 5: -1.0}},
+    "early": {"min_tokens": 9, "stop_token_ids": (4,)},
+    "logprobs": {"logprobs": 3},
+}
+
+
+@pytest.mark.parametrize(
+    "waits",
+    [
+        lambda x: x.sum().item(),
+        lambda x: x.tolist(),
+        lambda x: bool((x > 0).any()),
+        lambda x: x.nonzero(),
+        lambda x: x[x > 0],
+        lambda x: x.masked_select(x > 0),
+        lambda x: torch.repeat_interleave(x.long()),
+        lambda x: x.numpy(),
+        lambda x: x.cpu(),
+        lambda x: torch.zeros(4).copy_(x),
+        lambda x: torch.ones(2, 3).to(x.device),
+        lambda x: torch.ones(2).to(x.device, non_blocking=True),
+        lambda x: x.copy_(torch.ones(4), non_blocking=True),
+        lambda x: torch.tensor([1, 2], device=x.device),
+    ],
+)
+@pytest.mark.parametrize("inference", [True, False])
+def test_what_waits_is_found(waits, inference):
+    with torch.inference_mode(inference), nothing_to_wait_for():
+        x = torch.empty(4, device=GPU)
+        with pytest.raises((Waited, RuntimeError, NotImplementedError, TypeError)):
+            waits(x)
+
+
+def test_what_does_not_wait_is_let_through():
+    with torch.inference_mode(), nothing_to_wait_for():
+        x = upload(np.arange(4), GPU)
+        assert x.device == GPU and x[1:].to("cpu", non_blocking=True).shape == (3,)
+        x[upload(np.array([1, 2]), GPU)] = 3
+
+
+class Launching:
+    """An executor that launches and never reads back; tokens are made up."""
+
+    def __init__(self, model, positions, config, **options):
+        with nothing_to_wait_for():
+            self.runner = running.ModelRunner(
+                model, positions, config, GPU, torch.float32, "torch", None, **options
+            )
+
+    def attach(self, name, media):
+        self.runner.attach(name, media)
+
+    def dispatch(self, plan):
+        with nothing_to_wait_for():
+            self.launched = self.runner.launch(plan, self.runner.pixels_of(plan))
+        self.plan = plan
+
+    def collect(self):
+        sampled = self.launched.sampled
+        assert sampled.token_ids.device.type == "cpu" and len(sampled.token_ids) == len(self.plan.sample)
+
+        class Result:
+            token_ids = np.full(len(self.plan.sample), PENDING)  # known only to the device
+
+        return Result
+
+
+def toy_on_gpu():
+    model = ToyModel()
+    for name in ("embedding", "head", "vision", "waves"):
+        setattr(model, name, getattr(model, name).to(GPU))
+    for name in ("qkv", "out"):
+        setattr(model, name, [weight.to(GPU) for weight in getattr(model, name)])
+    return model
+
+
+def config_of(**settings):
+    sizes = {"max_num_seqs": 12, "num_blocks": 64, "block_size": 4, "max_model_len": 100}
+    return EngineConfig(**{**sizes, "max_in_flight": 2, **settings})
+
+
+def run(executor, config):
+    """Prompts, chunks, images, every option of sampling; then steps that decode."""
+    driver = Driver(executor, config)
+    for number, (name, options) in enumerate(OPTIONS.items()):
+        driver.add(*toy_request(name, number, 9, sampling=SamplingParams(ignore_eos=True, **options)))
+    driver.add(*toy_request("images", 9, media_runs=[[(2, 4)], [(8, 3), (13, 2)]]))
+    for name in OPTIONS:
+        driver.step((name, None))
+        driver.step((name, None))
+    driver.step(("images", 5), *((name, None) for name in OPTIONS))
+    driver.step(*((name, None) for name in OPTIONS), ("images", None))
+    for _ in range(2):
+        driver.step(*((name, None) for name in OPTIONS), ("images", None))
+    return driver
+
+
+def test_no_step_waits():
+    config = config_of()
+    run(Launching(toy_on_gpu(), positions_of, config), config)
+
+
+@pytest.fixture
+def flashinfer(monkeypatch):
+    """What stands for FlashInfer takes its calls and computes nothing."""
+    monkeypatch.setattr(FakeWrapper, "plan", lambda self, *a, **o: self._bind("plan", a, o))
+    monkeypatch.setattr(FakeWrapper, "run", lambda self, q, kv, out=None: torch.empty_like(q))
+    monkeypatch.setattr(
+        running, "make_backend", lambda name, spec, kv: FlashInferAttention(spec, kv, fake_library())
+    )
+
+
+def test_no_step_waits_with_flashinfer_and_graphs(flashinfer):
+    config, recorder = config_of(), Repeater()
+    executor = Launching(toy_on_gpu(), positions_of, config, recorder=recorder)
+    run(executor, config)
+    assert executor.runner.graph_steps["replayed"] == recorder.replayed > 10
+
+
+def test_no_step_of_the_real_networks_waits(flashinfer):
+    network = plugin.load_model(checkpoint_path(), device=str(GPU), dtype="float32")
+    config = config_of(num_blocks=200, block_size=16, max_model_len=400)
+    executor = Launching(network, plugin.positions, config, recorder=Repeater())
+    driver = Driver(executor, config)
+    processor = plugin.load_processor(checkpoint_path())
+    image = random_scene(random.Random(0), side=96).draw()
+    for name in ("one", "two"):
+        parts = [{"type": "image", "image": image}, {"type": "text", "text": "What is it?"}]
+        prepared = processor.prepare([{"role": "user", "content": parts if name == "one" else "Hello"}])
+        request = Request(
+            name, prepared.prompt_token_ids, SamplingParams(), tuple(one.item for one in prepared.media)
+        )
+        driver.add(request, prepared.media)
+    driver.step(("one", None), ("two", 3))
+    for _ in range(3):
+        driver.step(("one", None), ("two", None))

@@ -1,0 +1,107 @@
+"""The order of things where the executor launches ahead, with events that note what is asked of them; and a
+GPU that fails."""
+
+import pytest
+import torch
+from launching import GPU, nothing_to_wait_for
+from runtime_toy import ToyModel, positions_of, toy_request
+from test_runtime_launch import config_of, toy_on_gpu
+
+from mmengine.core.engine import EngineCore
+from mmengine.events.vocabulary import Failed
+from mmengine.request import SamplingParams
+from mmengine.runtime.executor import TorchExecutor
+
+
+@pytest.fixture
+def order(monkeypatch):
+    """What the executor asks of CUDA, in order."""
+    order = []
+
+    class Event:
+        def __init__(self, enable_timing=False):
+            pass
+
+        def record(self, stream):
+            order.append("record")
+
+        def synchronize(self):
+            order.append("wait")
+
+        def elapsed_time(self, end):
+            return 2.5
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+    return order
+
+
+def on_gpu(order):
+    """An engine with two steps in flight. Its tokens have no values there; here they are all 0."""
+    config = config_of(max_num_seqs=4)
+    model = toy_on_gpu()
+    with nothing_to_wait_for():
+        executor = TorchExecutor(model, positions_of, config, GPU, attention="torch")
+    read = executor._runner.finish
+
+    def finish(launched):
+        with torch.inference_mode():
+            launched.sampled.token_ids.zero_()
+        order.append("read")
+        return read(launched)
+
+    executor._runner.finish = finish
+    return EngineCore(config, executor)
+
+
+def test_a_step_is_launched_before_the_one_before_is_awaited(order):
+    core = on_gpu(order)
+    request, _ = toy_request("r", 1, sampling=SamplingParams(max_tokens=6, ignore_eos=True))
+    core.submit(request)
+    while core.has_work:
+        with nothing_to_wait_for():
+            core.step()
+    launch, read = ["record", "record"], ["wait", "read"]
+    assert order == launch * 2 + (read + launch) * 4 + read * 2
+
+
+def failing(error, at):
+    """A toy model on a CPU whose forward number `at` raises."""
+    model, calls = ToyModel(), []
+    forward = model.forward
+
+    def broken(*arguments):
+        calls.append(1)
+        if len(calls) == at:
+            raise error
+        return forward(*arguments)
+
+    model.forward = broken
+    return model
+
+
+@pytest.mark.parametrize(
+    "error, told",
+    [
+        (torch.AcceleratorError("CUDA error: unspecified launch failure\nCompile with"), "the GPU failed"),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate"), "lower num_blocks, token_budget"),
+        (RuntimeError("something else\nand more"), "RuntimeError: something else"),
+    ],
+)
+def test_a_step_that_fails_is_told_of_and_its_requests_go_on(error, told):
+    tokens = []
+    for at in (0, 3):
+        config = config_of(max_in_flight=1, eos_token_ids=(59,))
+        executor = TorchExecutor(failing(error, at), positions_of, config)
+        core = EngineCore(config, executor)
+        request, _ = toy_request("r", 1, sampling=SamplingParams(max_tokens=8, ignore_eos=True))
+        core.submit(request)
+        tokens.append([])
+        while core.has_work:
+            for output in core.step():
+                tokens[-1].extend(output.token_ids)
+        failures = [record.event.error for record in core.sink.records if isinstance(record.event, Failed)]
+        assert len(failures) == bool(at)
+        if at:
+            assert told in failures[0] and "\n" not in failures[0]
+    assert tokens[0] == tokens[1] and len(tokens[0]) == 8
