@@ -25,8 +25,8 @@ from tests.spec_decode.steering import Granting
 
 scenes = pytest.importorskip("mmengine_shapes.scenes")
 TEXTS = ("Describe the image as JSON.", "Describe the image.", "What happens in the video?")
-LONGEST = {"max_model_len": 104}  # of which some answers have all
-TIGHT = {"max_num_seqs": 6, "token_budget": 24, "num_blocks": 9, **LONGEST}
+LONGEST = {"max_model_len": 96}  # which some answers reach
+TIGHT = {"max_num_seqs": 6, "token_budget": 24, "num_blocks": 7, **LONGEST}  # one of them has all blocks then
 
 
 def prompts(count):
@@ -67,7 +67,7 @@ def test_a_head_changes_no_token(sampling):
         if settings is LONGEST:
             assert stats.steps < plain.steps
         else:
-            assert stats.num_preemptions
+            assert stats.num_preemptions or "stop" in sampling
 
 
 def test_the_prefix_cache_finds_as_much_as_without():

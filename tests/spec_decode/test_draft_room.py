@@ -1,0 +1,78 @@
+"""Each row has drafts of the first drafter that has any for it, and no more than that one was granted."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from mmengine.core.executor import Admission
+from mmengine.request import Request, SamplingParams
+from mmengine.runtime.drafting import Drafting
+from mmengine.runtime.rows import RowColumns
+from mmengine.spec_decode.base import Proposed
+
+VOCAB, ROWS, MOST, LONGEST = 50, 4, 5, 40
+NOBODY = np.zeros((0, 0), np.int32)
+
+
+def drafter(number, rows_of):
+    """Proposes its number as often as it may, for `rows_of`."""
+
+    def propose(rows, texts, most):
+        counts = np.where(np.isin(rows, rows_of), most, 0)
+        return Proposed(np.full(counts.sum(), number, np.int32), counts)
+
+    return SimpleNamespace(
+        name=f"{number}",
+        leave=lambda row, texts: None,
+        admit=lambda row, request, texts: True,
+        propose=propose,
+    )
+
+
+def drafted(room, max_tokens=30, prompt=6, rows_of=((0, 1, 2, 3), (1, 2, 3), (0, 1, 2, 3))):
+    """[(who, how many)] of each row."""
+    rows = RowColumns(ROWS, VOCAB, (), lambda ids, _: (np.zeros((3, len(ids)), np.int32), 0))
+    drafters = [drafter(number, of) for number, of in enumerate(rows_of)]
+    drafting = Drafting(drafters, MOST, LONGEST, VOCAB, rows, None)
+    for row in range(ROWS):
+        request = Request(f"{row}", np.zeros(prompt, np.int32), SamplingParams(max_tokens=max_tokens))
+        admission = Admission(row, request, request.prompt_token_ids)
+        rows.admit(admission)
+        drafting.admit(admission)
+    everyone, ones = np.arange(ROWS), np.ones(ROWS, np.int64)
+    found = drafting.drafts(everyone, np.zeros(ROWS, np.int32), ones, everyone, room=room)
+    assert drafting.failures == [0] * len(drafters)
+    if found is None:
+        return [None] * ROWS
+    assert found.token_ids.tolist() == np.repeat(found.drafters, found.counts).tolist()
+    pairs = zip(found.drafters.tolist(), found.counts.tolist(), strict=True)
+    return [(who, count) if count else None for who, count in pairs]
+
+
+@pytest.mark.parametrize(
+    "room, want",
+    [
+        (None, [(0, 5)] * 4),
+        (NOBODY, [None] * 4),
+        ([[9, 3, 0, 1]], [(0, 5), (0, 3), None, (0, 1)]),
+        ([[0, 0, 2, 0], [4, 4, 4, 0]], [(2, 4), (1, 4), (0, 2), None]),  # the third as the second
+        ([[0, 0, 0, 0], [0, 1, 0, 0], [2, 2, 3, 0]], [(2, 2), (1, 1), (2, 3), None]),
+        ([[0] * 4, [0] * 4, [0] * 4], [None] * 4),
+    ],
+)
+def test_who_drafts_and_how_much(room, want):
+    assert drafted(room if room is None else np.array(room, np.int32)) == want
+
+
+@pytest.mark.parametrize(
+    "settings, count",
+    [
+        ({"max_tokens": 4}, 2),  # one was said, and the last is not a draft
+        ({"max_tokens": 2}, 0),
+        ({"max_tokens": 300, "prompt": LONGEST - 4}, 2),  # of LONGEST tokens in all
+        ({"max_tokens": 300, "prompt": LONGEST - 2}, 0),
+    ],
+)
+def test_a_row_has_no_more_than_its_answer_has_room_for(settings, count):
+    assert drafted(None, **settings) == [(0, count) if count else None] * ROWS
