@@ -1,4 +1,5 @@
-"""Each row has drafts of the first drafter that has any for it, and no more than that one was granted."""
+"""Each row has drafts of the first drafter that has any for it, no more than that one was granted, and none
+that its grammar does not allow."""
 
 from types import SimpleNamespace
 
@@ -10,8 +11,11 @@ from mmengine.request import Request, SamplingParams
 from mmengine.runtime.drafting import Drafting
 from mmengine.runtime.rows import RowColumns
 from mmengine.spec_decode.base import Proposed
+from mmengine.structured_output.spec import grammar_of
 
 VOCAB, ROWS, MOST, LONGEST = 50, 4, 5, 40
+FOR = ((0, 1, 2, 3), (1, 2, 3), (0, 1, 2, 3))  # rows, by drafter
+REGEX = grammar_of(grammar={"regex": "a*"})
 NOBODY = np.zeros((0, 0), np.int32)
 
 
@@ -30,14 +34,15 @@ def drafter(number, rows_of):
     )
 
 
-def drafted(room, max_tokens=30, prompt=6, rows_of=((0, 1, 2, 3), (1, 2, 3), (0, 1, 2, 3))):
-    """[(who, how many)] of each row."""
+def drafted(room, max_tokens=30, prompt=6, bound=(), matchers=None):
+    """[(who, how many)] of each row; those `bound` have a grammar."""
     rows = RowColumns(ROWS, VOCAB, (), lambda ids, _: (np.zeros((3, len(ids)), np.int32), 0))
-    drafters = [drafter(number, of) for number, of in enumerate(rows_of)]
-    drafting = Drafting(drafters, MOST, LONGEST, VOCAB, rows, None)
+    drafters = [drafter(number, of) for number, of in enumerate(FOR)]
+    drafting = Drafting(drafters, MOST, LONGEST, VOCAB, rows, matchers)
     for row in range(ROWS):
-        request = Request(f"{row}", np.zeros(prompt, np.int32), SamplingParams(max_tokens=max_tokens))
-        admission = Admission(row, request, request.prompt_token_ids)
+        tokens, form = np.zeros(prompt, np.int32), REGEX if row in bound else None
+        request = Request(f"{row}", tokens, SamplingParams(max_tokens=max_tokens), grammar=form)
+        admission = Admission(row, request, tokens)
         rows.admit(admission)
         drafting.admit(admission)
     everyone, ones = np.arange(ROWS), np.ones(ROWS, np.int64)
@@ -76,3 +81,10 @@ def test_who_drafts_and_how_much(room, want):
 )
 def test_a_row_has_no_more_than_its_answer_has_room_for(settings, count):
     assert drafted(None, **settings) == [(0, count) if count else None] * ROWS
+
+
+def test_a_row_has_no_more_than_its_grammar_allows():
+    """What the log holds of drafts is cut already. Row 2 has no grammar."""
+    matchers = SimpleNamespace(num_allowed=lambda row, drafts: min(row, len(drafts)))
+    found = drafted(None, bound=(0, 1, 3), matchers=matchers)
+    assert found == [None, (0, 1), (0, 5), (0, 3)]
