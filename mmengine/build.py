@@ -16,7 +16,7 @@ from mmengine.errors import ConfigError, ModelError
 from mmengine.models.loader import resolve_folder
 from mmengine.models.plugin import ModelPlugin, ModelSpec, Processor, Tokenizer
 from mmengine.models.registry import plugin_for
-from mmengine.runtime.drafters import head_folder, make_drafters, with_drafts
+from mmengine.runtime.drafters import head_folder, head_for, make_drafters, with_drafts
 from mmengine.runtime.dtypes import DTYPES
 from mmengine.runtime.eagle3.drafter import kv_spec
 from mmengine.runtime.eagle3.loading import load_head
@@ -182,11 +182,11 @@ def _assemble(
     network = plugin.load_model(folder, device=device, dtype=dtype, **cut)
     if ranks is not None:
         ranks.meet()
-    head = head_folder(config, network.spec, folder)
+    head = head_folder(config, network.spec, folder, torch.device(device), DTYPES[dtype])
+    config = with_drafts(config, head) if past is None else past.config_for(config)
+    head = head_for(config, head)
     if past is None:
-        config = _resolve(with_drafts(config, head), network.spec, head, DTYPES[dtype], device, processor)
-    else:
-        config = past.config_for(config)
+        config = _resolve(config, network.spec, head, DTYPES[dtype], device, processor)
     grammars = _grammars(processor.tokenizer, config, network.spec, compile_grammar)
     matchers = RowMatchers(
         grammars.backend, grammars.compiled, network.spec.vocab_size, grammars.closer, grammars.sketches
@@ -201,7 +201,7 @@ def _assemble(
         attention,
         stop_watcher_factory(processor.tokenizer) if stop_watcher_factory else None,
         matchers,
-        make_drafters(config, head, matchers, grammars),
+        make_drafters(config, matchers),
         load_head(head, network, torch.device(device), DTYPES[dtype]) if head is not None else None,
     )
     make_core = EngineCore if opened is None else opened.core

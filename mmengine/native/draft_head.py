@@ -205,19 +205,19 @@ class NativeHead:
         z: Tensor,
         carry: Tensor,
         places: ChainPlaces,
+        drafts: Tensor,
         tables: tuple[Tensor, Tensor],
         layers_address: int,
     ) -> Tensor:
-        """Greedy drafts of n rows, int64 [max(most), n]; a row's own `most` are written. z and carry
-        [n, hidden]; `tables`: cos and sin of all positions up to the largest that is used;
-        `layers_address`: of the addresses of the head's own layers in the pool."""
-        num_rows, longest = len(z), int(places.most[0])
+        """Greedy drafts of n rows into `drafts`, int64 [max(most), n] without gaps, where these are negative;
+        a row's own `most` are written. z and carry [n, hidden]; `tables`: cos and sin of all positions up to
+        the largest that is used; `layers_address`: of the addresses of the head's own layers in the pool."""
+        num_rows = len(z)
         room = self._chain_room(num_rows)
         z = z.contiguous()
         room.carry[:num_rows] = carry
-        drafts = torch.empty((longest, num_rows), dtype=torch.int64)
         chain = room.c
-        chain.num_rows, chain.max_drafts = num_rows, longest
+        chain.num_rows, chain.max_drafts = num_rows, len(drafts)
         chain.most, chain.kv_lens = places.most.ctypes.data, places.kv_lens.ctypes.data
         chain.positions, chain.block_table = places.positions.ctypes.data, places.table.ctypes.data
         chain.table_stride, chain.block_size = places.table.strides[0] // 4, places.block_size

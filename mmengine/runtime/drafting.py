@@ -1,4 +1,5 @@
-"""Which drafts go into the next step: each row's first drafter that has any.
+"""Which drafts go into the next step: those of each row's first drafter that has any, and of a head behind
+them.
 
 A drafter may be a stranger's. One that raises, or gives what are no drafts, has none in that step; it is
 counted, and told of once.
@@ -11,7 +12,7 @@ import numpy as np
 import structlog
 
 from mmengine.core.executor import Admission
-from mmengine.runtime.eagle3.drafter import Eagle3Drafter
+from mmengine.runtime.eagle3.drafter import Eagle3Drafter, Given
 from mmengine.runtime.eagle3.seen import Seen
 from mmengine.runtime.rows import GRAMMAR, RowColumns
 from mmengine.spec_decode.base import Drafter, Proposed
@@ -90,13 +91,14 @@ class Drafting:
         if not self.num_followed:
             return None
         self._texts.say(rows.astype(np.intp), token_ids, counts)
-        if self.head is not None and not self._catch_up(self.head, seen):
-            return None
+        head_knows = self.head is None or self._catch_up(self.head, seen)
         if room is not None and not len(room):
             return None
         rows = rows.astype(np.intp)
         rows = rows[going]
         follows = self._follows[:, rows]
+        if not head_knows:
+            follows[self._drafters.index(self.head)] = False
         if room is not None:
             numbers = np.minimum(np.arange(len(self._drafters)), len(room) - 1)
             room = room[numbers[:, None], going]
@@ -109,10 +111,15 @@ class Drafting:
         found, drafters = np.zeros(len(rows), np.int32), np.zeros(len(rows), np.int32)
         for number, picked in enumerate(follows):
             picked = np.flatnonzero(picked)
-            wanted = np.where(found[picked] > 0, 0, most[picked])
-            if room is not None:
-                wanted = np.minimum(wanted, room[number, picked])
-            proposed = self._ask(number, rows[picked], wanted) if len(picked) else None
+            if not len(picked):
+                continue
+            before = found[picked]
+            limits = most[picked] if room is None else np.minimum(most[picked], room[number, picked])
+            if self._drafters[number] is self.head:
+                given = Given(drafts[picked], before) if before.any() else None
+                proposed = self._ask(number, rows[picked], np.maximum(limits - before, 0), given)
+            else:
+                proposed = self._ask(number, rows[picked], np.where(before > 0, 0, limits))
             if proposed is not None:
                 self._take(number, proposed, picked, rows, (drafts, found, drafters))
         if not found.any():
@@ -132,10 +139,14 @@ class Drafting:
             return False
         return True
 
-    def _ask(self, number: int, rows: np.ndarray, most: np.ndarray) -> Proposed | None:
-        """What a drafter proposes; None where that is nothing, or nothing that could be used."""
+    def _ask(
+        self, number: int, rows: np.ndarray, most: np.ndarray, given: Given | None = None
+    ) -> Proposed | None:
+        """What a drafter proposes, a head behind what is `given`; None where that is nothing, or nothing that
+        could be used."""
         try:
-            proposed = self._drafters[number].propose(rows, self._texts, most.copy())
+            behind = () if given is None else (given,)
+            proposed = self._drafters[number].propose(rows, self._texts, most.copy(), *behind)
             if proposed is None:
                 return None
             token_ids, counts = np.asarray(proposed.token_ids), np.asarray(proposed.counts)
@@ -164,12 +175,13 @@ class Drafting:
         drafts, found, drafters = out
         counts = np.zeros(len(found), np.int32)
         counts[picked] = proposed.counts
-        drafts[np.arange(self._most) < counts[:, None]] = proposed.token_ids
+        ends, places = found + counts, np.arange(self._most)
+        drafts[(places >= found[:, None]) & (places < ends[:, None])] = proposed.token_ids
         if self.names[number] != "grammar" and self._matchers is not None:
             bound = np.flatnonzero((counts > 0) & (self._rows.columns["options"][rows] & GRAMMAR != 0))
             for place in bound.tolist():
-                ahead = drafts[place, : counts[place]].tolist()
-                counts[place] = self._matchers.num_allowed(int(rows[place]), ahead)
+                ahead = drafts[place, : ends[place]].tolist()
+                counts[place] = max(0, self._matchers.num_allowed(int(rows[place]), ahead) - found[place])
         found += counts
         drafters[counts > 0] = number
 

@@ -29,8 +29,10 @@ def call(monkeypatch, capfd):
 
 
 def test_a_question_gets_an_answer(call, picture):
-    code, printed = call("run", "How many shapes are there?", "--image", picture)
+    ask = ("run", "How many shapes are there?", "--image", picture)
+    code, printed = call(*ask, "--spec", "none")
     assert code == 0 and printed.out.startswith("There ") and printed.err == ""
+    assert call(*ask)[1].out == printed.out
 
 
 def test_json_holds_tokens_and_usage_and_a_seed_repeats(call, picture):

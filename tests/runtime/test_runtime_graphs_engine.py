@@ -31,7 +31,7 @@ def anew(asked):
         {"spec": "none", "max_in_flight": 2},
         {"spec": "suffix", "num_draft_tokens": 3},
         {"spec": "eagle3"},
-        {"spec": "auto", "num_blocks": 48},
+        {"spec": "grammar", "num_blocks": 48},
     ],
     ids=lambda settings: "-".join(map(str, settings.values())),
 )

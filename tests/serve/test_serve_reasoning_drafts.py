@@ -89,12 +89,12 @@ def test_drafts_over_the_end_of_the_reasoning_change_nothing(
 def test_the_grammar_drafts_from_where_the_reasoning_ends(random_weights, monkeypatch):
     drafters_of, seen = mmengine.build.make_drafters, []
 
-    def spied(config, head, matchers, grammars):
-        made = drafters_of(config, head, matchers, grammars)
+    def spied(*given):
+        made, matchers = drafters_of(*given), given[1]
         inner = made[0].propose
 
-        def propose(rows, *given):
-            found = inner(rows, *given)
+        def propose(rows, *asked):
+            found = inner(rows, *asked)
             counts = [0] * len(rows) if found is None else found.counts.tolist()
             seen.extend((matchers.said(row) is not None, n) for row, n in zip(rows.tolist(), counts))
             return found

@@ -42,13 +42,24 @@ def copies_of_a_run(asked, folder, config, count):
 
 
 @pytest.mark.parametrize(
-    "spec, policy",
-    [("auto", "all"), ("script", "all"), ("eagle3", "all"), ("eagle3", "goodput"), ("script", "goodput")],
+    "spec, policy, later",
+    [
+        ("auto", "all", "auto"),
+        ("script", "all", "script"),
+        ("eagle3", "all", "eagle3"),
+        ("eagle3", "goodput", "eagle3"),
+        ("script", "goodput", "script"),
+        ("grammar", "all", "auto"),  # which has no slots for a head there
+        ("auto", "all", "grammar"),
+        ("auto", "all", "eagle3"),
+        ("eagle3", "all", "auto"),
+    ],
 )
-def test_who_goes_on_says_the_same(spec, policy, tmp_path):
-    """With goodput from snapshots too, which hold what it knows."""
+def test_who_goes_on_says_the_same(spec, policy, later, tmp_path):
+    """With goodput from snapshots too, which hold what it knows. `later`: who drafts then."""
     everything = mixed(24, seed=12, most_tokens=40 if policy == "all" else 120).by_id.items()
-    bound = [(name, each) for name, each in everything if (each[1].grammar is not None) == (spec == "auto")]
+    in_forms = bool({"auto", "grammar"} & {spec, later})
+    bound = [(name, each) for name, each in everything if (each[1].grammar is not None) == in_forms]
     asked = Asked(dict(bound[:9]))
     want = answers(asked, spec="none", num_blocks=2049)
     config = EngineConfig(spec=spec, **{**POOL, "draft_policy": policy})
@@ -59,7 +70,7 @@ def test_who_goes_on_says_the_same(spec, policy, tmp_path):
         assert len(copies) == 3
         assert any(list(copy.glob("*.mmsnap")) for copy in copies) == (policy == "goodput")
         for copy in copies:
-            assert_same(gone_on(asked, copy, config), want)
+            assert_same(gone_on(asked, copy, replace(config, spec=later)), want)
             assert verify(copy).ok
 
 

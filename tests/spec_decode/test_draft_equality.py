@@ -33,6 +33,12 @@ WAYS = {
     "ngram": {"spec": "ngram", **SWAP},
     "suffix": {"spec": "suffix", **SWAP},
     "head": {"spec": f"eagle3={draft_head_path()}", **SWAP},
+    "grammar": {"spec": "grammar", **SWAP},
+    "auto, none and all": {
+        "spec": "auto",
+        "steer": lambda executor: Granting(executor, lambda step: 0 if step % 3 == 2 else None),
+        **SWAP,
+    },
     "auto, as many as pay": {"spec": "auto", "draft_policy": "goodput", "steer": Clock, **SWAP},
     "head, as many as pay": {
         "spec": f"eagle3={draft_head_path()}",

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 
 import numpy as np
 import pytest
@@ -20,8 +20,8 @@ from tests.spec_decode.test_failing_drafters import Failing
 
 
 def counted(folder):
-    """(proposed, accepted) of each request, and runs, by a loop over the log."""
-    proposed, accepted, runs = Counter(), Counter(), 0
+    """Proposed and accepted of each request, and counts of each drafter, by a loop over the log."""
+    proposed, accepted, drafters = Counter(), Counter(), defaultdict(DraftCounts)
     for state, record in fold(CheckedLog(folder)):
         event = record.event
         if not isinstance(event, ev.Executed) or event.counts is None:
@@ -30,10 +30,13 @@ def counted(folder):
         for row, count in zip(state.sampled_rows().tolist(), kept, strict=True):
             num_drafts = int(state.scheduled_drafts[row])
             name = state.requests_by_row[row].request.request_id.partition("/")[0]
-            runs += num_drafts > 0
             proposed[name] += num_drafts
             accepted[name] += count - 1
-    return proposed, accepted, runs
+            if num_drafts:
+                number = int(state.drafter[row])
+                with_run = zip(drafters[number], (1, num_drafts, count - 1), strict=True)
+                drafters[number] = DraftCounts(*map(sum, with_run))
+    return proposed, accepted, dict(drafters)
 
 
 @pytest.mark.parametrize("spec", ["auto", "script"])
@@ -42,10 +45,10 @@ def test_answers_metrics_and_log_agree(spec, tmp_path):
     want = answers(asked, spec="none")
     with known_as("script", Scripted(want.truth)):
         found = answers(asked, spec=spec, log=tmp_path / "log", max_num_seqs=6, token_budget=40)
-    proposed, accepted, runs = counted(tmp_path / "log")
+    proposed, accepted, drafters = counted(tmp_path / "log")
     total, kept = proposed.total(), accepted.total()
     assert 0 < kept < total or spec == "auto"
-    assert found.stats.drafts == {0: DraftCounts(runs, total, kept)}
+    assert found.stats.drafts == drafters and len(drafters) == (2 if spec == "auto" else 1)
     for name, answer in found.by_id.items():
         details = answer.usage.get("completion_tokens_details")
         assert details == (

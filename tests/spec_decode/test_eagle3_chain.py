@@ -6,11 +6,11 @@ import torch
 
 from mmengine.native import library
 from mmengine.runtime.eagle3.chain import NO_DRAFT, draft
-from mmengine.runtime.eagle3.chain_rows import ChainRows
+from mmengine.runtime.eagle3.chain_rows import CHOSEN, ChainRows
 from mmengine.runtime.eagle3.head import DraftHead
 from mmengine.runtime.eagle3.native_head import NativeDraftHead
 from tests.spec_decode.eagle3_dense import dense, dense_fuse
-from tests.spec_decode.eagle3_heads import FAMILIES
+from tests.spec_decode.eagle3_heads import FAMILIES, TARGET
 from tests.spec_decode.eagle3_running import FIRST_LAYER, cache, load, run_ragged, sequences
 
 MOST = np.array([3, 7, 0, 1, 7], np.int32)
@@ -27,26 +27,26 @@ def prefilled(written, folder, compute, dtype=torch.float32):
     return head, rows, attention, torch.stack(z), torch.stack(carry)
 
 
-def chain_rows(rows, attention, most=MOST):
+def chain_rows(rows, attention, most=MOST, given=None):
     lens = np.array([len(tokens) for _, tokens, _ in rows], np.int32)
     positions = np.array([int(positions[0, -1]) + 1 for _, _, positions in rows], np.int32)
-    return ChainRows(most, lens, positions, attention.table)
+    return ChainRows(most, lens, positions, attention.table, given)
 
 
-def drafted(head, rows, attention, z, carry, most=MOST):
+def drafted(head, rows, attention, z, carry, most=MOST, given=None):
+    places = chain_rows(rows, attention, most, given)
     with torch.inference_mode():
-        return draft(
-            head, z, carry, chain_rows(rows, attention, most), attention, FIRST_LAYER, attention.block_size
-        )
+        return draft(head, z, carry, places, attention, FIRST_LAYER, attention.block_size)
 
 
-def chain_of_formulas(written, head, row, most):
+def chain_of_formulas(written, head, row, most, given=()):
     """One sequence computed anew, whole, for each draft."""
     taps, tokens, positions = row
     hidden, embeds, drafts = dense_fuse(written, taps), head.embed(tokens), []
     for _ in range(most):
         z, carry = dense(written, hidden, embeds, positions)
-        drafts.append(int(head.tokens(head.logits(z[-1:]))))
+        own = int(head.tokens(head.logits(z[-1:])))
+        drafts.append(given[len(drafts)] if len(drafts) < len(given) else own)
         hidden = torch.cat((hidden, carry[-1:]))
         embeds = torch.cat((embeds, head.embed(torch.tensor(drafts[-1:]))))
         following = positions[:1, -1:] + 1 if len(drafts) == 1 else positions[:, -1:] + 1
@@ -65,6 +65,23 @@ def test_drafts_are_those_of_the_formulas(family, most_of, compute, tmp_path):
         assert (found[most:] == NO_DRAFT).all()
         assert found[:most].tolist() == chain_of_formulas(written, head, row, most)
     assert len({tuple(found) for found in drafts}) > 2
+
+
+@pytest.mark.parametrize("most_of", [MOST, np.full(5, 4, np.int32)], ids=["each its own", "all alike"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_chain_goes_on_behind_tokens_that_are_given(family, most_of, compute, tmp_path):
+    """All, some or none of a row's: what others drafted passes the head as its own best tokens do."""
+    written = FAMILIES[family]()
+    head, rows, attention, z, carry = prefilled(written, tmp_path, compute)
+    given = np.full((5, 9), CHOSEN, np.int64)
+    tokens = np.random.default_rng(3).integers(0, TARGET.vocab_size, given.shape)
+    for row, count in enumerate((2, 0, 1, 1, 3)):
+        given[row, :count] = tokens[row, :count]
+    drafts = drafted(head, rows, attention, z, carry, most_of, given)
+    for row, most, found, first in zip(rows, most_of, drafts, given, strict=True):
+        first = first[first != CHOSEN].tolist()[:most]
+        assert found[:most].tolist() == chain_of_formulas(written, head, row, most, first)
+        assert found[: len(first)].tolist() == first and (found[most:] == NO_DRAFT).all()
 
 
 @pytest.mark.parametrize("family", FAMILIES)

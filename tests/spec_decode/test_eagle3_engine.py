@@ -249,7 +249,7 @@ def test_settings_that_do_not_fit_are_refused(tmp_path):
         ({"spec": "eagle3", "max_in_flight": 2}, "max_in_flight"),
         ({"spec": "none", "num_draft_tokens": 3}, "spec is none"),
         ({"spec": "clairvoyant"}, "known are"),
-        ({"spec": "auto", "lookahead_tokens": 2, "num_draft_tokens": 2}, "lookahead_tokens"),
+        ({"spec": "grammar", "lookahead_tokens": 2, "num_draft_tokens": 2}, "lookahead_tokens"),
     ):
         with pytest.raises(ConfigError, match=words):
             build(config=EngineConfig(**settings))

@@ -27,14 +27,18 @@ int64_t best_of(const float* values, int n) {
   return 0;
 }
 
-// Of the first `active` rows: the token that z chooses, and its embedding.
+// Of the first `active` rows: the token that is given or that z chooses, and its embedding.
 int32_t choose(const mm_draft_head* head, const mm_draft_chain* chain, const void* z, int active, int64_t* drafts) {
   const int n = head->draft_vocab_size, hidden = head->decoder.hidden_size;
-  if (mm_linear_run(&head->scores, z, hidden, active, chain->logits, n, 1, nullptr)) return 1;
+  int is_open = 0;
+  for (int row = 0; row < active; ++row) is_open |= drafts[row] < 0;
+  if (is_open && mm_linear_run(&head->scores, z, hidden, active, chain->logits, n, 1, nullptr)) return 1;
   const int64_t bytes = (int64_t)head->embed_size * bytes_of(head);
   for (int row = 0; row < active; ++row) {
-    int64_t best = best_of(chain->logits + (int64_t)row * n, n);
-    drafts[row] = head->target_ids ? head->target_ids[best] : best;
+    if (drafts[row] < 0) {
+      const int64_t best = best_of(chain->logits + (int64_t)row * n, n);
+      drafts[row] = head->target_ids ? head->target_ids[best] : best;
+    }
     memcpy((char*)chain->embeds + row * bytes, (const char*)head->embedding + drafts[row] * bytes, bytes);
   }
   return 0;

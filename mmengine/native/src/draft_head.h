@@ -59,14 +59,16 @@ typedef struct {
   const void* z;                       // [n, hidden]: of the last token of each row
   void* carry;                         // [n, hidden]: what it carries; written over
   float* logits;                       // [n, draft_vocab_size]: scratch
-  int64_t* drafts;                     // [max_drafts, n]: drafts[i] holds those at i, of rows that have so many
+  // [max_drafts, n]: drafts[i] holds those at i, of rows that have so many; what is not negative is given, and
+  // stays.
+  int64_t* drafts;
   void* embeds;                        // [n, embed_size]: scratch
   float *cos, *sin;                    // [n, head_dim / 2]: scratch
   int32_t* lens;                       // [2 * n + 1]: scratch
   int64_t* slots;                      // [n]: scratch
 } mm_draft_chain;
 
-// Greedy drafts: the best token of z, then a pass for each further one. pass->rows and pass: scratch alone.
+// Greedy drafts where none are given: the best token of z, then a pass for each further one. pass->rows and pass: scratch alone.
 int32_t mm_draft_run_chain(const mm_draft_head* head, const mm_draft_chain* chain, mm_draft_pass* pass,
                            void* const* kv_layers);
 

@@ -5,6 +5,8 @@ import numpy as np
 
 from mmengine.runtime.attention.base import AttentionMeta
 
+CHOSEN = -1  # by the head, in place of a token that is given
+
 
 class ChainRows(msgspec.Struct, frozen=True, eq=False):
     """Rows whose last token has passed the head. What drafts leave in the cache behind `kv_lens` is
@@ -15,6 +17,9 @@ class ChainRows(msgspec.Struct, frozen=True, eq=False):
     positions: np.ndarray  # int32 [n], where the first token behind them stands, in all three rows
     # int32 [n, b], with the blocks of kv_lens + most - 1 tokens; rows may lie further apart than b.
     table: np.ndarray
+    # int64 [n, max(most) or more], tokens of others that stand first among a row's drafts, CHOSEN behind
+    # them; None: of no row.
+    given: np.ndarray | None = None
 
     def check(self, block_size: int) -> None:
         """ValueError where a draft would be written to a block that the row does not have."""
@@ -38,5 +43,12 @@ class ChainRows(msgspec.Struct, frozen=True, eq=False):
         """The rows that draft, those that may draft most first, and their indices here."""
         order = np.argsort(-self.most, kind="stable")
         order = order[: int(np.count_nonzero(self.most))]
-        parts = (self.most, self.kv_lens, self.positions, self.table)
-        return ChainRows(*(part[order] for part in parts)), order
+        parts = (self.most, self.kv_lens, self.positions, self.table, self.given)
+        return ChainRows(*(None if part is None else part[order] for part in parts)), order
+
+    def drafts(self) -> np.ndarray:
+        """int64 [max(most), n]: those that are given, CHOSEN where the head is to."""
+        longest = int(self.most.max())
+        if self.given is None:
+            return np.full((longest, len(self.most)), CHOSEN, np.int64)
+        return np.ascontiguousarray(self.given[:, :longest].T)

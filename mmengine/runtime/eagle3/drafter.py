@@ -10,6 +10,8 @@ where that becomes too much, or takes too long, it sleeps: the target runs as if
 when it may draft again, for rows of which it has all keys (keys.py): mostly those that come from then on.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 
@@ -21,7 +23,7 @@ from mmengine.request import Request
 from mmengine.runtime.attention.base import AttentionMeta
 from mmengine.runtime.attention.registry import make_backend
 from mmengine.runtime.eagle3.chain import NO_DRAFT, draft
-from mmengine.runtime.eagle3.chain_rows import ChainRows
+from mmengine.runtime.eagle3.chain_rows import CHOSEN, ChainRows
 from mmengine.runtime.eagle3.deferred import MOST_TOKENS, Deferred
 from mmengine.runtime.eagle3.head import DraftHead
 from mmengine.runtime.eagle3.keys import Keys
@@ -31,11 +33,23 @@ from mmengine.runtime.kv import KVPool
 from mmengine.runtime.rows import RowColumns
 from mmengine.runtime.upload import upload
 from mmengine.spec_decode.base import Proposed
-from mmengine.spec_decode.eagle3.config import HeadConfig
+from mmengine.spec_decode.eagle3.config import MAX_DRAFTS, HeadConfig
 from mmengine.spec_decode.texts import Texts
 
 MOST_STEPS = 256  # in which it drafts for nobody and keeps what it will read; then it sleeps
 NOWHERE = -1
+
+
+class Given(NamedTuple):
+    """Drafts of rows [s]: int32 [s, m], and how many of these each has, intp [s]."""
+
+    token_ids: np.ndarray
+    counts: np.ndarray
+
+    def first(self, rows: np.ndarray, count: int) -> np.ndarray:
+        """The first `count` of `rows` (indices), int64 [n, count], CHOSEN where there are less."""
+        there = np.arange(count) < self.counts[rows, None]
+        return np.where(there, self.token_ids[rows, :count], CHOSEN).astype(np.int64)
 
 
 class Eagle3Drafter:
@@ -206,28 +220,34 @@ class Eagle3Drafter:
         self._z, self._carry = z, carry
         self._z_place[rows] = np.arange(first, len(z))
 
-    def propose(self, rows: np.ndarray, texts: Texts, most: np.ndarray) -> Proposed | None:
-        most = np.where(self._z_place[rows] == NOWHERE, 0, most)
-        is_asked = most > 0
-        if not is_asked.all():
-            rows, asked = rows[is_asked], most[is_asked]
-            if not len(rows):
-                return None
-        else:
-            asked = most
+    def propose(
+        self, rows: np.ndarray, texts: Texts, most: np.ndarray, given: Given | None = None
+    ) -> Proposed | None:
+        """See Drafter. `given`: drafts of others, behind which the head goes on."""
+        counts = np.where(self._z_place[rows] == NOWHERE, 0, np.minimum(most, MAX_DRAFTS))
+        picked = np.flatnonzero(counts)
+        if not len(picked):
+            return None
+        rows, asked = rows[picked], counts[picked]
+        before = np.zeros(len(rows), np.intp) if given is None else given.counts[picked]
+        longest = int((asked + before).max())
         places, ends = self._z_place[rows], texts.lengths[rows] - 1
         chain = ChainRows(
-            asked.astype(np.int32),
+            (asked + before).astype(np.int32),
             ends.astype(np.int32),
             (ends + self._rows.columns["delta"][rows]).astype(np.int32),
             self._plan.block_table[self._place[rows]],
+            None if given is None else given.first(picked, longest),
         )
         z, carry = self._z, self._carry
         if len(z) > 1:
             index = torch.from_numpy(places)
             z, carry = z.index_select(0, index), carry.index_select(0, index)
         drafts = draft(self._head, z, carry, chain, self._attention, 0, self._block_size)
-        return Proposed(drafts[drafts != NO_DRAFT].astype(np.int32), most)
+        own = drafts != NO_DRAFT
+        if given is not None:
+            own &= np.arange(longest) >= before[:, None]
+        return Proposed(drafts[own].astype(np.int32), counts)
 
 
 def _slots_of(plan: StepPlan, picked: np.ndarray) -> np.ndarray:

@@ -16,7 +16,7 @@ from torch import Tensor
 from mmengine.models.plugin import AttentionPort
 from mmengine.native.linear import PackedLinear
 from mmengine.runtime.attention.base import AttentionBackend
-from mmengine.runtime.eagle3.chain_rows import ChainRows
+from mmengine.runtime.eagle3.chain_rows import CHOSEN, ChainRows
 from mmengine.runtime.eagle3.linears import Linear
 from mmengine.runtime.eagle3.rotary import Rotary
 from mmengine.spec_decode.eagle3.config import HeadConfig
@@ -135,12 +135,13 @@ class DraftHead:
         first_layer: int,
         block_size: int,
     ) -> Tensor:
-        """Greedy drafts of n rows, those that may draft most first: int64 [max(most), n], of which a row's
-        own `most` mean anything. z and carry [n, h], of the last token of each row."""
-        drafts = torch.zeros((int(rows.most[0]), len(rows.most)), dtype=torch.int64, device=z.device)
+        """Greedy drafts of n rows behind those that are given, the rows that may have most first: int64
+        [max(most), n], of which a row's own `most` mean anything. z and carry [n, h], of the last token of
+        each row."""
+        drafts = torch.from_numpy(rows.drafts()).to(z.device)
         for ahead in range(len(drafts)):
-            tokens = self.tokens(self.logits(z))
-            drafts[ahead, : len(tokens)] = tokens
+            tokens = drafts[ahead, : len(z)]
+            torch.where(tokens == CHOSEN, self.tokens(self.logits(z)), tokens, out=tokens)
             active = int(np.count_nonzero(rows.most > ahead + 1))
             if not active:
                 break

@@ -89,7 +89,7 @@ class NativeDraftHead(DraftHead):
         columns = (rows.most, rows.kv_lens, rows.positions)
         places = ChainPlaces(*map(_packed, columns), _rows_packed(rows.table), block_size)
         layers = attention.layers_address() + first_layer * ctypes.sizeof(ctypes.c_void_p)
-        return self._native.chain(z, carry, places, tables, layers)
+        return self._native.chain(z, carry, places, torch.from_numpy(rows.drafts()), tables, layers)
 
 
 def _packed(column: np.ndarray) -> np.ndarray:
