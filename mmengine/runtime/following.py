@@ -43,6 +43,8 @@ def follow(
 ) -> Followed:
     """Let rows `going` (ascending indices into those that sample) say what they have chosen, as far as they
     agree with their drafts. What a row may not say is `chosen` anew, in place."""
+    if not going:  # on a GPU always: looking at what was chosen would wait for it
+        return Followed({}, {})
     walk = _Walk(sampler, matchers, chosen, batch, runs)
     refused = [row for row in going if not walk.go(row)]
     while refused:

@@ -23,6 +23,8 @@ class Waited(AssertionError):
 class _NoWaiting(TorchDispatchMode):
     def __torch_dispatch__(self, operation, types, arguments=(), options=None):
         options = options or {}
+        if options.get("pin_memory"):
+            return _pinned(operation(*arguments, **{**options, "pin_memory": False}))
         if operation in (aten.pin_memory.default, aten._pin_memory.default):
             return _pinned(arguments[0].clone())
         if (

@@ -8,7 +8,7 @@ import pytest
 import torch
 from flashinfer_fake import FakeWrapper, fake_library
 from launching import GPU, Waited, nothing_to_wait_for
-from runtime_toy import Driver, ToyModel, positions_of, toy_request
+from runtime_toy import VOCAB, Driver, ToyModel, positions_of, toy_request
 from test_runtime_graphs import Repeater
 
 from mmengine.config import EngineConfig
@@ -17,6 +17,7 @@ from mmengine.request import Request, SamplingParams
 from mmengine.runtime import runner as running
 from mmengine.runtime.attention.flashinfer_paged import FlashInferAttention
 from mmengine.runtime.upload import upload
+from mmengine.structured_output.spec import grammar_of
 from mmengine_qwen3_vl import plugin
 from mmengine_shapes import checkpoint_path
 from mmengine_shapes.scenes import random_scene
@@ -74,7 +75,7 @@ class Launching:
     def __init__(self, model, positions, config, **options):
         with nothing_to_wait_for():
             self.runner = running.ModelRunner(
-                model, positions, config, GPU, torch.float32, "torch", None, **options
+                model, positions, config, GPU, torch.float32, "torch", None, AllowAll(), **options
             )
 
     def attach(self, name, media):
@@ -93,6 +94,17 @@ class Launching:
             token_ids = np.full(len(self.plan.sample), PENDING)  # known only to the device
 
         return Result
+
+
+class AllowAll:
+    """Stands for the matchers of rows with grammars: what they may say is known on the host."""
+
+    def admit(self, row, request, token_ids):
+        pass
+
+    def masks(self, rows, drafts=None):
+        count = len(rows) + sum(map(len, drafts or ()))
+        return np.full((count, -(-VOCAB // 32)), 2**32 - 1, np.uint32), {}
 
 
 def toy_on_gpu():
@@ -114,14 +126,17 @@ def run(executor, config):
     driver = Driver(executor, config)
     for number, (name, options) in enumerate(OPTIONS.items()):
         driver.add(*toy_request(name, number, 9, sampling=SamplingParams(ignore_eos=True, **options)))
+    form = grammar_of(grammar={"regex": "[ab]+"})
+    driver.add(*toy_request("form", 8, sampling=SamplingParams(ignore_eos=True), grammar=form))
     driver.add(*toy_request("images", 9, media_runs=[[(2, 4)], [(8, 3), (13, 2)]]))
-    for name in OPTIONS:
+    texts = [*OPTIONS, "form"]
+    for name in texts:
         driver.step((name, None))
         driver.step((name, None))
-    driver.step(("images", 5), *((name, None) for name in OPTIONS))
-    driver.step(*((name, None) for name in OPTIONS), ("images", None))
+    driver.step(("images", 5), *((name, None) for name in texts))
+    driver.step(*((name, None) for name in texts), ("images", None))
     for _ in range(2):
-        driver.step(*((name, None) for name in OPTIONS), ("images", None))
+        driver.step(*((name, None) for name in texts), ("images", None))
     return driver
 
 

@@ -241,7 +241,7 @@ class Eagle3Drafter:
         )
         z, carry = self._z, self._carry
         if len(z) > 1:
-            index = torch.from_numpy(places)
+            index = upload(places, z.device)
             z, carry = z.index_select(0, index), carry.index_select(0, index)
         drafts = draft(self._head, z, carry, chain, self._attention, 0, self._block_size)
         own = drafts != NO_DRAFT
