@@ -99,7 +99,11 @@ class Engine:
         if media_cache is not None:
             media_cache.max_bytes = self.config.media_cache_bytes
         self.metrics = Metrics(
-            self._core.stats, lambda: self.readiness().ready, media_cache, lambda: self.drafters
+            self._core.stats,
+            lambda: self.readiness().ready,
+            media_cache,
+            lambda: self.drafters,
+            lambda: getattr(self.built.executor, "graph_steps", {}),
         )
         self._store, past = None, {}
         try:

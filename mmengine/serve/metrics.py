@@ -56,8 +56,8 @@ class _Live:
 
 class Metrics(Collector):
     """`stats` gives the core's counters; `ready` whether work may be sent; `drafters` by number their names,
-    and how often they failed. Callers on other threads see
-    values of some moment between two steps."""
+    and how often they failed; `graph_steps` how many steps were replayed, and how many were not, by why.
+    Callers on other threads see values of some moment between two steps."""
 
     def __init__(
         self,
@@ -65,8 +65,10 @@ class Metrics(Collector):
         ready: Callable[[], bool],
         media: MediaCache | None = None,
         drafters: Callable[[], list[tuple[str, int]]] = list,
+        graph_steps: Callable[[], dict[str, int]] = dict,
     ):
         self._stats, self.ready, self._media, self._drafters = stats, ready, media, drafters
+        self._graph_steps = graph_steps
         self._live: dict[str, _Live] = {}
         self._ends = dict.fromkeys(REASONS, 0)
         registry = CollectorRegistry(auto_describe=False)
@@ -125,6 +127,8 @@ class Metrics(Collector):
             stalls.add_metric([kind], getattr(stats, name))
         yield stalls
         yield from _draft_metrics(stats, self._drafters())
+        if graph_steps := self._graph_steps():
+            yield _graph_metric(graph_steps)
         if self._media is not None:
             yield from _media_metrics(self._media)
         yield GaugeMetricFamily("mmengine_ready", "1 when work may be sent here.", value=self.ready())
@@ -144,6 +148,14 @@ def _draft_metrics(stats: Stats, drafters: list[tuple[str, int]]) -> Iterator[Me
     for drafter, count in drafters:
         failures.add_metric([drafter], count)
     yield failures
+
+
+def _graph_metric(graph_steps: dict[str, int]) -> Metric:
+    help_text = "Steps by whether a CUDA graph was replayed, or why not."
+    counter = CounterMetricFamily("mmengine_graph_steps", help_text, labels=["how"])
+    for how, count in graph_steps.items():
+        counter.add_metric([how], count)
+    return counter
 
 
 def _media_metrics(cache: MediaCache) -> Iterator[Metric]:

@@ -6,9 +6,11 @@ import pytest
 from test_runtime_graphs import Repeater
 
 from mmengine import build
+from mmengine.config import EngineConfig
 from mmengine.runtime.attention.native_paged import NativePagedAttention
 from mmengine.runtime.attention.torch_paged import TorchPagedAttention
 from mmengine.runtime.executor import TorchExecutor
+from mmengine.serve.engine import Engine
 from tests.spec_decode.equality import answers, assert_same, mixed
 
 SMALL = {"max_num_seqs": 6, "token_budget": 96, "max_model_len": 400}
@@ -24,6 +26,16 @@ def anew(asked):
     return answers(asked, spec="none", **SMALL)
 
 
+@pytest.fixture
+def recorder(monkeypatch):
+    """Captures what every engine that is built now decodes."""
+    recorder = Repeater()
+    monkeypatch.setattr(build, "TorchExecutor", partial(TorchExecutor, recorder=recorder))
+    for backend in (NativePagedAttention, TorchPagedAttention):
+        monkeypatch.setattr(backend, "captures", True)
+    return recorder
+
+
 @pytest.mark.parametrize(
     "settings",
     [
@@ -35,11 +47,20 @@ def anew(asked):
     ],
     ids=lambda settings: "-".join(map(str, settings.values())),
 )
-def test_answers_are_those_of_steps_launched_anew(asked, anew, monkeypatch, settings):
-    recorder = Repeater()
-    monkeypatch.setattr(build, "TorchExecutor", partial(TorchExecutor, recorder=recorder))
-    for backend in (NativePagedAttention, TorchPagedAttention):
-        monkeypatch.setattr(backend, "captures", True)
+def test_answers_are_those_of_steps_launched_anew(asked, anew, recorder, settings):
     found = answers(asked, **{**SMALL, **settings})
     assert_same(found, anew)
     assert recorder.replayed > 50
+
+
+def test_the_metrics_say_how_many_steps_were_replayed(recorder):
+    with Engine(config=EngineConfig(max_num_seqs=2, max_model_len=200, spec="none")) as engine:
+        engine.generate("Hello", max_tokens=8, ignore_eos=True)
+        text = engine.metrics_text()
+    assert f'mmengine_graph_steps_total{{how="replayed"}} {float(recorder.replayed)}' in text
+    assert 'mmengine_graph_steps_total{how="prompt"} 1.0' in text and recorder.replayed
+
+
+def test_without_graphs_the_metrics_do_not_speak_of_them():
+    with Engine(config=EngineConfig(max_model_len=200)) as engine:
+        assert "graph_steps" not in engine.metrics_text()

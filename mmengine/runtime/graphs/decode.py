@@ -5,7 +5,6 @@ What is captured: embedding, layers and final norm, over inputs that stay where 
 its shape follows from what rows ask for: the plan of attention, copies of blocks, the head and sampling.
 """
 
-from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
@@ -60,7 +59,7 @@ class DecodeGraphs:
             None if taps is None else Taps(taps.layers, taps.rows.new_zeros(most, taps.rows.shape[1]))
         )
         self._replays: dict[Bucket, Callable[[], None]] = {}
-        self.num_steps = Counter(dict.fromkeys(("replayed", *REASONS), 0))
+        self.num_steps = dict.fromkeys(("replayed", *REASONS, CAPTURE_FAILED), 0)
         self._capture(buckets, recorder)
 
     def _capture(self, buckets: list[Bucket], recorder: Recorder) -> None:
