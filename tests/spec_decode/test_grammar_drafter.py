@@ -128,15 +128,17 @@ def test_sketches_that_hang_are_waited_for_by_nobody(backend):
 
     def compile(text):
         if text != TEXT:
-            gate.wait(20)
+            gate.wait(40)
         return backend.compile(text)
 
     try:
-        bench = Bench(backend, compile=compile, deadline_s=0.2)
-        begin = time.monotonic()
-        assert bench.proposes() == b"{" and time.monotonic() - begin < 0.15
+        bench = Bench(backend, compile=compile, deadline_s=60)
+        assert bench.proposes() == b"{"
         bench.say(b'{"na')
-        assert bench.proposes(2) == b"me", "they are not given up yet, and the row has its own grammar"
+        assert bench.proposes(2) == b"me", "the row has its own grammar"
+        assert bench.grammars.sketches(bench.request) is None, "they hang still, and are not given up"
+        bench = Bench(backend, compile=compile, deadline_s=0.2)
+        bench.say(b'{"na')
         assert bench.settled(2) == b"me"
     finally:
         gate.set()
