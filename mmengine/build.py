@@ -122,8 +122,10 @@ def _build(
     dtype = _dtype(dtype, device, folder)
     processor = plugin.load_processor(folder)
     fingerprints = {"weights": plugin.fingerprint(folder), "processor": processor.fingerprint}
-    cut = f"/tensor_parallel {config.tensor_parallel}" if config.tensor_parallel > 1 else ""
-    fingerprints |= {"dtype": dtype, "backend": f"{torch.device(device).type}/{attention}{cut}"}
+    backend = f"{torch.device(device).type}/{attention}"
+    backend += f"/tensor_parallel {config.tensor_parallel}" if config.tensor_parallel > 1 else ""
+    backend += "/batch_invariant" if config.batch_invariant else ""
+    fingerprints |= {"dtype": dtype, "backend": backend}
     if opened is not None:
         opened.check_fingerprints(fingerprints, resume)
     ranks = _ranks(config, folder, device, dtype, attention)

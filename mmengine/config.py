@@ -11,7 +11,8 @@ from mmengine.errors import ConfigError, shown
 OPERATIONAL = (
     *("log_sync", "log_retain_bytes", "log_retain_s", "snapshot_bytes", "media_store_bytes"),
     *("step_timeout_s", "num_threads", "media_workers", "media_cache_bytes", "media_ahead_bytes"),
-    *("grammar_timeout_s", "spec", "reasoning_start", "reasoning_end", "cuda_graphs", "tensor_parallel"),
+    *("grammar_timeout_s", "spec", "reasoning_start", "reasoning_end", "cuda_graphs"),
+    *("tensor_parallel", "batch_invariant"),
 )
 MAX_MARKER_CHARS = 64
 
@@ -67,6 +68,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     # Between these a model reasons, and a form begins behind the end (docs/structured_output.md); "": never.
     reasoning_start: str = "<think>"
     reasoning_end: str = "</think>"
+    batch_invariant: bool = False  # the same bits whatever else runs (docs/gpu.md)
     tensor_parallel: int = 1  # devices that the model is cut over (docs/gpu.md)
     num_threads: int = 0  # that compute on a CPU; 0: as the machine and the model suggest (docs/cpu.md)
 
@@ -166,6 +168,11 @@ def _contradictions(config: EngineConfig) -> Iterator[str]:
             f"max_in_flight {config.max_in_flight} cannot go with num_draft_tokens or compat: how many "
             "drafts a step accepts is known when it has run, and vLLM's decisions are compared step by "
             "step; set max_in_flight 1"
+        )
+    if config.batch_invariant and config.tensor_parallel > 1:
+        yield (
+            f"batch_invariant cannot go with tensor_parallel {config.tensor_parallel}: ranks compute with "
+            "torch's products, whose bits depend on the number of rows; choose one of them"
         )
     if config.preempt_mode == "swap" and not config.swap_blocks:
         yield "preempt_mode swap needs a host pool: set swap_blocks, or another preempt_mode"

@@ -144,6 +144,7 @@ class VisionLanguageModel(Protocol):
     """The networks on one device. Tensors are torch tensors; t tokens, s rows that sample."""
 
     spec: ModelSpec
+    batch_invariant: bool  # but for attention, a token's bits do not depend on who is computed with it
 
     def encode(self, patches: Any, grids: Sequence[tuple[int, int, int]]) -> Any:
         """uint8 [p, patch_width], items one after the other, to features

@@ -119,12 +119,19 @@ def encode(
     payloads: Mapping[str, Sequence[MediaInput]],
     store: FeatureStore,
     device: torch.device,
+    *,
+    alone: bool = False,
 ) -> None:
-    """Encode `items` in one packed call and put their features into `store`.
+    """Encode `items` in one packed call and put their features into `store`. `alone`: in a call each, so
+    that an item's features do not depend on who comes along.
 
     `payloads`: the media of each request id. Raises ExecutorFailed where a payload is missing or the
     model gives another number of embeddings than the items have placeholders.
     """
+    if alone and len(items) > 1:
+        for item in items:
+            encode(model, [item], payloads, store, device)
+        return
     media = [_payload(item, payloads) for item in items]
     patches = upload_joined([one.patches for one in media], device)
     features = model.encode(patches, [one.item.grid for one in media])

@@ -12,6 +12,7 @@ import torch
 from mmengine.config import EngineConfig
 from mmengine.core.executor import StepPlan, StepResult
 from mmengine.core.runs import Runs, runs_of
+from mmengine.errors import ConfigError
 from mmengine.models.plugin import MediaInput, Taps, VisionLanguageModel
 from mmengine.runtime.attention.registry import make_backend
 from mmengine.runtime.drafting import Drafting
@@ -34,6 +35,10 @@ from mmengine.spec_decode.base import Drafter
 from mmengine.structured_output.rows import Masks, RowMatchers
 
 NO_GRAMMARS = "this executor follows no grammars"
+NOT_INVARIANT = (
+    "batch_invariant needs a decoder whose rows do not depend on one another's number, as torch's products "
+    "do: take the CPU with its kernels (see mmengine env) and tensor_parallel 1, or leave batch_invariant out"
+)
 
 
 class ModelRunner:
@@ -58,7 +63,10 @@ class ModelRunner:
         self._model, self._config, self._device = model, config, device
         self._watcher, self._matchers = stop_watcher, matchers
         self._kv = KVPool(spec, config.num_blocks, config.block_size, dtype, device, config.swap_blocks)
-        self._attention = make_backend(attention, spec, self._kv)
+        invariant = config.batch_invariant
+        if invariant and not getattr(model, "batch_invariant", False):
+            raise ConfigError(NOT_INVARIANT)
+        self._attention = make_backend(attention, spec, self._kv, batch_invariant=invariant)
         self._features = FeatureStore(spec.hidden_size, spec.num_deepstack, config.encoder_cache_size)
         self._rows = RowColumns(config.max_num_seqs, spec.vocab_size, config.eos_token_ids, positions_of)
         self._sampler = Sampler(self._rows, config.max_num_seqs, spec.vocab_size, device)
@@ -122,7 +130,8 @@ class ModelRunner:
             for key in plan.evict:
                 self._features.drop(key)
             if plan.encode:
-                encode(self._model, plan.encode, pixels, self._features, self._device)
+                alone = self._config.batch_invariant
+                encode(self._model, plan.encode, pixels, self._features, self._device, alone=alone)
             runs = runs_of(plan)
             head = self._drafting.head if self._drafting is not None else None
             taps = head.prepare(plan) if head is not None else None

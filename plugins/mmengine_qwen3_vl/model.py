@@ -39,6 +39,7 @@ class Qwen3VL:
     ) -> None:
         self.config, self.device, self.dtype = config, device, dtype
         self.spec = make_spec(config)
+        self.batch_invariant = isinstance(text, NativeTextDecoder)
         self._text, self._vision = text, vision
 
     def encode(self, patches: Tensor, grids: Sequence[tuple[int, int, int]]) -> Tensor:

@@ -151,7 +151,7 @@ def flashinfer(monkeypatch):
     monkeypatch.setattr(FakeWrapper, "plan", lambda self, *a, **o: self._bind("plan", a, o))
     monkeypatch.setattr(FakeWrapper, "run", lambda self, q, kv, out=None: torch.empty_like(q))
     monkeypatch.setattr(
-        running, "make_backend", lambda name, spec, kv: FlashInferAttention(spec, kv, fake_library())
+        running, "make_backend", lambda name, spec, kv, **_: FlashInferAttention(spec, kv, fake_library())
     )
 
 

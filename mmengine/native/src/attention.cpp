@@ -28,6 +28,9 @@ int queries_of(const mm_attention_step& step, int row) {
   return step.query_starts[row + 1] - step.query_starts[row];
 }
 
+// Whether the row goes through its blocks once, for all heads; else in tiles.
+bool decodes(const mm_attention_step& step, int row) { return queries_of(step, row) == 1 && !step.tiles_only; }
+
 // Multiply-adds of the step, or kSmall where they are more.
 int64_t work_of(const mm_attention_step& step) {
   int64_t work = 0;
@@ -39,12 +42,12 @@ int64_t work_of(const mm_attention_step& step) {
 // Chunks of prompts: a KV head each, as many queries together as their sums stay in the cache for.
 void plan_prefill(const mm_attention_step& step, int threads, std::vector<AttentionTask>& tasks) {
   int rows = 0;
-  for (int row = 0; row < step.num_rows; row++) rows += queries_of(step, row) > 1;
+  for (int row = 0; row < step.num_rows; row++) rows += !decodes(step, row);
   const int group = step.num_heads / step.num_kv_heads, most = group < kTaskQueries ? kTaskQueries / group : 1;
   const int parts = rows && rows * step.num_kv_heads < 2 * threads ? 2 * threads : 1;
   for (int row = 0; row < step.num_rows; row++) {
+    if (decodes(step, row)) continue;
     const int queries = queries_of(step, row);
-    if (queries == 1) continue;
     int chunk = (int)round_up((queries + parts - 1) / parts, 16);
     chunk = chunk < most ? chunk : most;
     for (int head = 0; head < step.num_kv_heads; head++)
@@ -58,7 +61,7 @@ void plan_decode(const mm_attention_step& step, int threads, std::vector<Attenti
   const int heads = step.num_kv_heads, rows = step.num_rows;
   const int parts = rows >= 4 * threads ? 1 : threads < heads ? threads : heads;
   for (int row = 0; row < rows; row++)
-    for (int part = 0; part < parts && queries_of(step, row) == 1; part++)
+    for (int part = 0; part < parts && decodes(step, row); part++)
       tasks.push_back({row, 0, 1, heads * part / parts, heads * (part + 1) / parts});
 }
 
@@ -66,7 +69,8 @@ int64_t scratch_bytes(const mm_attention_step& step, const std::vector<Attention
   int queries = 1;
   for (const AttentionTask& task : tasks)
     queries = task.query1 - task.query0 > queries ? task.query1 - task.query0 : queries;
-  const int64_t decode = decode_scratch_bytes(step), prefill = queries > 1 ? prefill_scratch_bytes(step, queries) : 0;
+  const bool tiles = queries > 1 || step.tiles_only;
+  const int64_t decode = decode_scratch_bytes(step), prefill = tiles ? prefill_scratch_bytes(step, queries) : 0;
   return decode > prefill ? decode : prefill;
 }
 
@@ -87,8 +91,7 @@ int run(const AttentionCall& call) {
 #pragma omp for schedule(dynamic) nowait
     for (size_t i = 0; i < tasks.size(); i++) {
       if (failed) continue;
-      const bool one = queries_of(step, tasks[i].row) == 1;
-      (one ? attention_decode : attention_prefill)(call, tasks[i], scratch);
+      (decodes(step, tasks[i].row) ? attention_decode : attention_prefill)(call, tasks[i], scratch);
     }
   }
   return failed;

@@ -22,18 +22,22 @@ class Step(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_int32) for name in ("num_rows", "num_tokens", "table_stride", "block_size")),
-        *((name, ctypes.c_int32) for name in ("num_heads", "num_kv_heads", "head_dim", "dtype")),
+        *((name, ctypes.c_int32) for name in ("num_heads", "num_kv_heads", "head_dim")),
+        *((name, ctypes.c_int32) for name in ("dtype", "tiles_only")),
         *((name, _ADDRESS) for name in ("query_starts", "kv_lens", "block_table", "slots")),
     )
 
 
 class NativePagedAttention:
-    """See AttentionBackend. A row's result depends neither on the other rows of a step nor on threads."""
+    """See AttentionBackend. A row's result depends neither on the other rows of a step nor on threads; with
+    `tiles_only` neither on how many of its tokens a step computes."""
 
     reads_unwritten = False
     captures = False
 
-    def __init__(self, spec: ModelSpec, kv: KVPool, library: ctypes.CDLL | None = None) -> None:
+    def __init__(
+        self, spec: ModelSpec, kv: KVPool, library: ctypes.CDLL | None = None, *, tiles_only: bool = False
+    ) -> None:
         """`library`: the kernels, where not those of this process. Raises ConfigError where they cannot
         be had, or do not know the shape or dtype."""
         problem = unfit(spec, kv)
@@ -54,6 +58,7 @@ class NativePagedAttention:
             num_kv_heads=spec.num_kv_heads,
             head_dim=spec.head_dim,
             dtype=DTYPES[kv.blocks.dtype],
+            tiles_only=tiles_only,
         )
         self._arrays: tuple[np.ndarray, ...] = ()
 

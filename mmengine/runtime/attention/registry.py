@@ -20,12 +20,19 @@ BACKENDS: dict[str, type[AttentionBackend]] = {
 log = structlog.get_logger("mmengine.operators")
 
 
-def make_backend(name: str, spec: ModelSpec, kv: KVPool) -> AttentionBackend:
+def make_backend(
+    name: str, spec: ModelSpec, kv: KVPool, *, batch_invariant: bool = False
+) -> AttentionBackend:
     """The backend called `name`; "auto" takes FlashInfer on a GPU and our kernels on a CPU, where they can be
-    had for the pool and the model's shape, else torch.
+    had for the pool and the model's shape, else torch. `batch_invariant`: one whose result for a row has the
+    same bits whatever else is in the step, and however the row's tokens are spread over steps.
 
     Raises ConfigError for a name that is not registered, or a backend that cannot be used here.
     """
+    if batch_invariant:
+        if name not in ("auto", "native"):
+            raise ConfigError(f"batch_invariant needs the attention backend native, not {name}; leave it out")
+        return NativePagedAttention(spec, kv, tiles_only=True)
     if name == "auto":
         return _automatic(spec, kv)
     if name not in BACKENDS:
