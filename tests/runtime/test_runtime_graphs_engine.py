@@ -55,7 +55,7 @@ def test_answers_are_those_of_steps_launched_anew(asked, anew, recorder, setting
 
 def test_the_metrics_say_how_many_steps_were_replayed(recorder):
     with Engine(config=EngineConfig(max_num_seqs=2, max_model_len=200, spec="none")) as engine:
-        engine.generate("Hello", max_tokens=8, ignore_eos=True)
+        engine.generate(["Hello"], max_tokens=8, ignore_eos=True)
         text = engine.metrics_text()
     assert f'mmengine_graph_steps_total{{how="replayed"}} {float(recorder.replayed)}' in text
     assert 'mmengine_graph_steps_total{how="prompt"} 1.0' in text and recorder.replayed
