@@ -61,10 +61,12 @@ def further_blocks(
     lookahead count, up to the longest request."""
     config = columns.config
     slots, size = columns.num_computed[rows] + num_tokens, config.block_size
-    if config.lookahead_tokens:
-        slots = np.minimum(slots + config.lookahead_tokens, config.max_model_len)
-    lacking = slots - columns.num_blocks[rows] * size
+    held = columns.num_blocks[rows] * size
+    lacking = slots + config.lookahead_tokens - held if config.lookahead_tokens else slots - held
     places = (lacking > 0).nonzero()[0]
+    if len(places) and config.lookahead_tokens:
+        lacking = np.minimum(lacking, config.max_model_len - held)
+        places = (lacking > 0).nonzero()[0]
     return places, (lacking[places] - 1) // size + 1
 
 

@@ -80,7 +80,8 @@ def _scheduled(state: State, event: ev.Scheduled) -> None:
     state.step_rows = np.concatenate((state.step_rows, rows)) if len(state.step_rows) else rows
     if event.num_drafts is not None:
         state.scheduled_drafts[rows] = np.frombuffer(event.num_drafts, np.int32)
-    if state.config.num_draft_tokens:
+        state.verifies = True
+    if state.has_drafts:
         state.num_drafts[rows] = 0
     compute(state, rows, num_tokens)
 
@@ -180,7 +181,8 @@ def _executed(state: State, event: ev.Executed) -> None:
     else:
         take_runs(state, sampled, tokens, counts)
     if state.config.num_draft_tokens:
-        state.num_computed[sampled] = state.num_tokens[sampled] - 1  # rejected drafts are rolled back
+        if state.verifies or event.errors:
+            state.num_computed[sampled] = state.num_tokens[sampled] - 1  # rejected drafts are rolled back
         take_drafts(state, rows, sampled, event)
     if state.num_with_media:
         computed = state.num_computed[rows] if flight.num_computed is None else flight.num_computed

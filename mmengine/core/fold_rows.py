@@ -135,9 +135,13 @@ def take_runs(state: State, rows: np.ndarray, tokens: np.ndarray, counts: np.nda
 
 def take_drafts(state: State, rows: np.ndarray, sampled: np.ndarray, event: ev.Executed) -> None:
     """Put drafts behind the known tokens."""
-    state.scheduled_drafts[rows] = 0
+    if state.verifies:
+        state.scheduled_drafts[rows] = 0
+        state.verifies = bool(state.scheduled_drafts.any())
     if event.num_drafts is None:
+        state.has_drafts = state.has_drafts and bool(state.num_drafts.any())
         return
+    state.has_drafts = True
     num_drafts = np.frombuffer(event.num_drafts, np.int32)
     drafts = np.frombuffer(event.drafts, np.int32)
     places = counting(num_drafts) + np.repeat(state.num_tokens[sampled], num_drafts)
@@ -240,3 +244,4 @@ def pad_drafts(state: State, row: int, count: int) -> None:
     first = state.num_tokens[row]
     state.token_ids[row, first : first + count] = -1
     state.scheduled_drafts[row] = count
+    state.verifies = True

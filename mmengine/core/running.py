@@ -40,7 +40,7 @@ def wanted_by(view: View, rows: np.ndarray, patient: bool = True) -> Wanted:
     wanted = view.num_tokens[rows] - view.num_computed[rows]
     if view.flights:
         wanted = _ahead_of_results(view, rows, wanted)
-    if view.config.num_draft_tokens:
+    if view.has_drafts or (view.config.num_draft_tokens and view.config.compat):
         wanted = wanted + view.num_drafts[rows]
         wanted = np.minimum(wanted, view.config.max_model_len - 1 - view.num_computed[rows])
     if view.config.compat and view.made_room_for[0] == rows[0]:

@@ -22,6 +22,7 @@ def fill(state: State, body: Body) -> None:
     for name in COLUMNS:
         column = getattr(state, name)
         column[:] = _array(body.columns[name], column.dtype, len(column))
+    state.has_drafts, state.verifies = bool(state.num_drafts.any()), bool(state.scheduled_drafts.any())
     for wide, rows in ((state.token_ids, body.tokens), (state.block_table, body.tables)):
         for row, values in rows:
             wide[row, : len(values) // 4] = _array(values)

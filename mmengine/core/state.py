@@ -88,6 +88,8 @@ class State:
         self.blocks = BlockPool(config.num_blocks, config.block_size, self.content_width)
         self.encoder = EncoderCache(config.encoder_cache_size)
         self.free_host_blocks = np.arange(config.swap_blocks, dtype=np.int32)[::-1]  # the last goes next
+        # Whether any row has drafts behind its known tokens, and any step verifies some; if in doubt, True.
+        self.has_drafts = self.verifies = False
         self.goodput: Goodput | None = None  # where it says how many drafts are verified
         if config.draft_policy == "goodput" and config.num_draft_tokens:
             self.goodput = Goodput(rows, config.num_draft_tokens)
@@ -234,7 +236,7 @@ _PARTS = (
 # What is replaced, and read in every step.
 _REPLACED = (
     *("is_open", "preempted_in_step", "tokens_left", "encoder_left", "scan_from", "num_with_media"),
-    *("running", "step_rows", "last_rows", "step", "resetting", "thrashing", "step_copies"),
+    *("running", "step_rows", "last_rows", "step", "resetting", "thrashing", "step_copies", "has_drafts"),
 )
 
 

@@ -62,6 +62,7 @@ class Drafting:
 
     def admit(self, admission: Admission) -> None:
         row, request = admission.row, admission.request
+        self._texts.settle()
         for number, drafter in enumerate(self._drafters):
             try:
                 drafter.leave(row, self._texts)
@@ -75,6 +76,14 @@ class Drafting:
                 self._follows[number, row] = False
                 self._failed(number, error)
         self.num_followed = int(np.count_nonzero(self._follows.any(axis=0)))
+
+    def rest(
+        self, rows: np.ndarray, token_ids: np.ndarray, counts: np.ndarray | None, seen: Seen | None
+    ) -> None:
+        """As `drafts`, behind a step after which nobody may draft. `counts` None: one token each."""
+        self._texts.later(rows, token_ids, counts)
+        if seen is not None:
+            self.head.wait(seen)
 
     def drafts(
         self,
@@ -90,11 +99,12 @@ class Drafting:
         of each drafter. None where nobody has."""
         if not self.num_followed:
             return None
-        self._texts.say(rows.astype(np.intp), token_ids, counts)
+        rows = rows.astype(np.intp)
+        self._texts.settle()
+        self._texts.say(rows, token_ids, counts)
         head_knows = self.head is None or self._catch_up(self.head, seen)
         if room is not None and not len(room):
             return None
-        rows = rows.astype(np.intp)
         rows = rows[going]
         follows = self._follows[:, rows]
         if not head_knows:

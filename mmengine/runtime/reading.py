@@ -51,7 +51,7 @@ class Reader:
         token_ids = launched.sampled.token_ids.numpy().astype(np.int32)
         if not len(token_ids):
             result = StepResult(token_ids)
-            self._draft(result, launched, np.zeros(0, np.int32), np.zeros(0, np.int64))
+            self._draft(result, launched, np.zeros(0, np.int32), None)
             return result
         if launched.runs is not None:
             return self._read_runs(launched, token_ids, launched.runs)
@@ -75,7 +75,7 @@ class Reader:
                 errors=tuple(sorted(errors.items())),
                 logprobs=_logprob_lists(launched, token_ids, places),
             )
-        self._draft(result, launched, batch.rows, np.ones(len(token_ids), np.int64))
+        self._draft(result, launched, batch.rows, None)
         return result
 
     def _read_runs(self, launched: Launched, token_ids: np.ndarray, runs: Runs) -> StepResult:
@@ -198,10 +198,18 @@ class Reader:
             is_masked &= ~followers(options)
         return np.flatnonzero(is_masked).tolist()
 
-    def _draft(self, result: StepResult, launched: Launched, rows: np.ndarray, counts: np.ndarray) -> None:
-        """Put drafts for the rows that go on into `result`, and what they took."""
+    def _draft(
+        self, result: StepResult, launched: Launched, rows: np.ndarray, counts: np.ndarray | None
+    ) -> None:
+        """Put drafts for the rows that go on into `result`, and what they took. `counts`: tokens that rows
+        gave; None: one each."""
         if self.drafting is None or not self.drafting.num_followed:
             return
+        if launched.draft_room is not None and not len(launched.draft_room):
+            self.drafting.rest(rows, result.token_ids, counts, launched.seen)
+            return
+        if counts is None:
+            counts = np.ones(len(rows), np.int64)
         clock = StepClock()
         going = (self.rows.columns["options"][rows] & CLOSES) == 0  # of the others each token may be another
         going[[index for index, _ in (*result.stops, *result.errors)]] = False

@@ -4,16 +4,19 @@ import numpy as np
 
 from mmengine.ragged import counting
 
+TOGETHER = 64  # steps
+
 
 class Texts:
     """`tokens` int32 [max_rows, width]: of each row its prompt and all it said, `lengths` (int64 [max_rows])
     of them; `num_prompt` int64 [max_rows]. A drafter cannot write to them. Pages that no row reached take no
-    memory."""
+    memory. What is said `later` is there after `settle`, which comes before anybody reads."""
 
     def __init__(self, max_rows: int, width: int):
         self._tokens = np.zeros((max_rows, width), np.int32)
         self._lengths = np.zeros(max_rows, np.int64)
         self._num_prompt = np.zeros(max_rows, np.int64)
+        self._later: list[tuple[np.ndarray, np.ndarray, np.ndarray | None]] = []
         self.tokens, self.lengths = _to_be_read(self._tokens), _to_be_read(self._lengths)
         self.num_prompt = _to_be_read(self._num_prompt)
 
@@ -33,6 +36,26 @@ class Texts:
         places = counting(counts) + np.repeat(self.lengths[rows], counts)
         self._tokens[np.repeat(rows, counts), places] = token_ids
         self._lengths[rows] += counts
+
+    def later(self, rows: np.ndarray, token_ids: np.ndarray, counts: np.ndarray | None) -> None:
+        """As `say`, for steps of which nobody reads yet: they are written down together. `counts` None: one
+        token each. The arrays are not to be changed any more."""
+        self._later.append((rows, token_ids, counts))
+        if len(self._later) >= TOGETHER:
+            self.settle()
+
+    def settle(self) -> None:
+        if not self._later:
+            return
+        steps, self._later = self._later, []
+        rows = np.concatenate(
+            [rows if counts is None else np.repeat(rows, counts) for rows, _, counts in steps]
+        )
+        order = np.argsort(rows, kind="stable")
+        rows, said = rows[order], np.bincount(rows, minlength=len(self._lengths))
+        places = self.lengths[rows] + counting(said[said > 0])
+        self._tokens[rows, places] = np.concatenate([token_ids for _, token_ids, _ in steps])[order]
+        self._lengths += said
 
 
 def _to_be_read(array: np.ndarray) -> np.ndarray:

@@ -21,6 +21,7 @@ PARTS = {
     *("goodput", "blocks", "encoder", "free_host_blocks", "flights", "leaving", "last_rows", "history"),
     *("step_rows", "step_filled", "step_encoded", "step_evicted", "step_swapped", "step_copies"),
     *(
+        *("has_drafts", "verifies"),  # as the columns say
         "made_room_for",
         "config",
         "policy",

@@ -81,8 +81,8 @@ class Eagle3Drafter:
         for the head; None where it reads nothing of it, now or later."""
         if plan.admitted or plan.swap_out is not None or plan.copy is not None or plan.swap_in is not None:
             self._enter(plan)
-        room = self._room(plan)
-        self.is_asked = room is None or bool(room.any())
+        room = plan.draft_room
+        self.is_asked = room is None or (len(room) > 0 and bool(self._room(plan).any()))
         if self.is_asked:
             self._num_idle = 0
             self.keys.settle()
