@@ -24,4 +24,4 @@ fi
 export PYTHONPATH=$root:$root/plugins:$scratch${PYTHONPATH:+:$PYTHONPATH}
 "$PYTHON" "$root/benchmarks/gpu_setup.py" "$scratch"
 # Whatever hangs is cut off; the JSON holds what was found before.
-timeout --signal=INT --kill-after=10 530 "$PYTHON" "$root/benchmarks/gpu_check.py" "$@"
+timeout --signal=INT --kill-after=10 505 "$PYTHON" "$root/benchmarks/gpu_check.py" "$@"

@@ -11,7 +11,7 @@ import re
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
 
@@ -24,13 +24,15 @@ from gpu_tokens import Verdict, compare_backends, compare_tokens, compare_transf
 from report import Table, show
 from workload import random_texts
 
-from mmengine.errors import ConfigError, MMEngineError
+from mmengine.errors import ConfigError
 from mmengine.gpu import sampling
+from mmengine.request import SamplingParams
 from mmengine.version import __version__
+from mmengine_qwen3_vl.config import ModelConfig
 
 RESULTS = Path(__file__).resolve().parent / "results"
-SIZES = Sizes(rows=(1, 16, 64, 256), context=1024, steps=48, prefill=8192, grid=(1, 64, 64))
-DRY = Sizes(rows=(1, 2), context=24, steps=4, prefill=64, grid=(1, 4, 4))
+SIZES = Sizes(rows=(1, 16, 64, 256), context=1024, steps=48, budget=8192, prefill=8192, grid=(1, 64, 64))
+DRY = Sizes(rows=(1, 8), context=24, steps=4, budget=32, prefill=64, grid=(1, 4, 4))
 # Of the floor, or of the matmul rate; of transformers' rate; of the time that kernels run.
 WANTED_DECODE = {1: 0.7, 64: 0.6, 256: 0.6}
 WANTED_PREFILL = 0.55
@@ -89,7 +91,7 @@ class Run:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Check and measure --device cuda.")
     parser.add_argument("--dry-run", action="store_true", help="everything on the CPU, few and small")
-    parser.add_argument("--seconds", type=float, default=510.0, help="after which no further part begins")
+    parser.add_argument("--seconds", type=float, default=470.0, help="after which no further part begins")
     parser.add_argument("--out", type=Path, help="where the JSON goes; results/gpu_<device>.json beside this")
     options = parser.parse_args()
     if not options.dry_run and not torch.cuda.is_available():
@@ -100,9 +102,8 @@ def main() -> int:
     try:
         correctness(run)
         speed(run)
-    except MMEngineError as error:
-        print(error, file=sys.stderr)
-        return 1
+    except KeyboardInterrupt:
+        run.failed, run.skipped["what was still to come"] = True, "cut off by a signal"
     show(tables(run), [f"skipped: {name}: {why}" for name, why in run.skipped.items()])
     if run.out is None:
         print("dry run: nothing is written; not yet run on a GPU")
@@ -177,23 +178,23 @@ def one_shape(run: Run, name: str, rates: Rates) -> None:
     run.facts["layer operations"] = getattr(getattr(network._text, "ops", None), "by", "the CPU's kernels")
     packs = getattr(network._vision, "ops", None) is not None
     run.facts["attention of images"] = "one call" if packs else "the CPU's" if run.dry else "by frame lengths"
-    longest = sizes.context + sizes.steps + 8
-    bench = Bench(network, run.device, torch.bfloat16, max(sizes.rows), longest)
+    bench = Bench(network, run.device, torch.bfloat16, max(sizes.rows), sizes)
     run.facts["attention"] = bench.attention
     for rows in sizes.rows:
-        bench.decode(rows, sizes.context, 2)  # builds and captures what this batch needs
-        found = bench.decode(rows, sizes.context, sizes.steps)
-        floor = decode_bytes(shape, rows, sizes.context + sizes.steps // 2) / rates.copy
+        bench.decode(rows, 2)  # builds what this batch needs
+        found = bench.decode(rows, sizes.steps)
+        floor = decode_bytes(shape, rows, found.context) / rates.copy
         goal = Goal.of_time(found.step_s, floor, WANTED_DECODE.get(rows))
         run.goals[f"{name} decode x{rows}, context {sizes.context}"] = goal
         run.facts[f"{name} decode x{rows} CPU ms a step"] = round(found.cpu_s * 1e3, 3)
+    sampled_decode(run, name, bench, rates, shape)
     if run.dry:
         run.skipped[f"{name} GPU idle in decode"] = "a CPU has no timeline of kernels"
     elif 64 in sizes.rows:
         run.goals[f"{name} GPU idle in decode x64"] = idle(bench, sizes)
     run.facts[f"{name} steps replayed, and not, by why"] = bench.graph_steps
     bench.close()
-    bench = Bench(network, run.device, torch.bfloat16, 1, sizes.prefill + 16)
+    bench = Bench(network, run.device, torch.bfloat16, 1, replace(sizes, context=sizes.prefill))
     floor = prefill_flops(shape, sizes.prefill) / rates.matmul
     goal = Goal.of_time(bench.prefill(sizes.prefill), floor, WANTED_PREFILL)
     run.goals[f"{name} prefill of {sizes.prefill}"] = goal
@@ -205,11 +206,24 @@ def one_shape(run: Run, name: str, rates: Rates) -> None:
     bench.close()
 
 
+def sampled_decode(run: Run, name: str, bench: Bench, rates: Rates, shape: ModelConfig) -> None:
+    """What top-k with top-p costs, and top-p alone, beside the same floor."""
+    sizes = DRY if run.dry else SIZES
+    rows = sizes.rows[-1] if run.dry else 64
+    for top_k in (20, 0):
+        sampling = SamplingParams(temperature=0.7, top_p=0.8, top_k=top_k)
+        bench.decode(rows, 2, sampling=sampling)
+        found = bench.decode(rows, sizes.steps, sampling=sampling)
+        floor = decode_bytes(shape, rows, found.context) / rates.copy
+        how = "top-k 20, top-p 0.8" if top_k else "top-p 0.8"
+        run.goals[f"{name} decode x{rows}, {how}"] = Goal.of_time(found.step_s, floor, None)
+
+
 def idle(bench: Bench, sizes: Sizes) -> Goal:
     from gpu_idle import Idle
 
     watch = Idle()
-    bench.decode(64, sizes.context, sizes.steps, watch)
+    bench.decode(64, sizes.steps, watch)
     return Goal(watch.share, 1 - WANTED_BUSY, 1 - watch.share, WANTED_BUSY, "of the time")
 
 
@@ -223,7 +237,9 @@ def beside_transformers(run: Run, name: str) -> None:
     text_asks = random_texts(texts, prompt, num_new, shape.text.vocab_size)
     asks = image_asks(shape, images, grid, tokens, num_new)
     network = random_model(shape, run.device, torch.bfloat16)
-    bench = Bench(network, run.device, torch.bfloat16, texts, prompt + num_new + 320)
+    longest = prompt + num_new if run.dry else 1024  # an image's prompt with its answer fits too
+    sizes = replace(DRY if run.dry else SIZES, context=longest)
+    bench = Bench(network, run.device, torch.bfloat16, texts, sizes)
     ours = bench.answer(text_asks), bench.answer(asks)
     bench.close()
     del network, bench

@@ -47,10 +47,8 @@ def _how_to_bring(missing: list[str]) -> str:
         f"missing here: {names}. With a network: {sys.executable} -m pip install {names}\n"
         "Without one, on a machine that has it:\n"
         f"  python3 -m pip download --no-deps --only-binary=:all: --python-version {version} {platforms} "
-        f"-d wheels {names}\n"
-        "then bring the folder wheels here and:\n"
-        f"  {sys.executable} -m pip install --no-index --no-deps --target site wheels/*.whl\n"
-        "  export PYTHONPATH=$PWD/site"
+        f"-d .whl {names}\n"
+        "and bring the folder .whl with the checkout: gpu.sh takes what lies in it"
     )
 
 

@@ -9,6 +9,7 @@ from statistics import median
 import numpy as np
 import torch
 from gpu_floors import timed
+from msgspec.structs import replace
 from workload import Ask
 
 from mmengine.config import EngineConfig
@@ -24,6 +25,7 @@ class Sizes:
     rows: tuple[int, ...]  # batch sizes of decode
     context: int  # tokens of each row when decode begins
     steps: int  # decode steps that count
+    budget: int  # tokens of a step
     prefill: int  # tokens of the long prompt
     grid: tuple[int, int, int]  # patches of an image
 
@@ -34,18 +36,20 @@ class Decode:
 
     step_s: float
     cpu_s: float  # of this process, all its threads
+    context: int  # tokens of a row, on average over rows and steps
 
 
 class Bench:
-    """One engine core over one model, with room for `rows` rows of `longest` tokens."""
+    """One engine core over one model, with room for `rows` rows of `sizes.context` tokens that decode."""
 
     def __init__(
-        self, network: VisionLanguageModel, device: str, dtype: torch.dtype, rows: int, longest: int
+        self, network: VisionLanguageModel, device: str, dtype: torch.dtype, rows: int, sizes: Sizes
     ) -> None:
-        self._network, self._device = network, device
+        self._network, self._device, self._sizes = network, device, sizes
+        longest = sizes.context + self._answer_length(rows, sizes.steps)
         config = EngineConfig(
             max_num_seqs=rows,
-            token_budget=max(8192, rows),
+            token_budget=sizes.budget,
             max_model_len=longest,
             num_blocks=rows * -(-longest // 16) + 1,
             enable_prefix_caching=False,
@@ -54,6 +58,13 @@ class Bench:
         self._executor = TorchExecutor(network, plugin.positions, config, device, dtype)
         self.core = EngineCore(config, self._executor)
         self._count = 0
+
+    def _prompt_steps(self, rows: int) -> int:
+        """Steps until the last of `rows` prompts is computed, while the first ones decode already."""
+        return -(-rows * self._sizes.context // (self._sizes.budget - rows))
+
+    def _answer_length(self, rows: int, steps: int) -> int:
+        return self._prompt_steps(rows) + steps + 16
 
     @property
     def attention(self) -> str:
@@ -77,23 +88,30 @@ class Bench:
         return time.perf_counter() - begin
 
     def decode(
-        self, rows: int, context: int, steps: int, watch: AbstractContextManager | None = None
+        self,
+        rows: int,
+        steps: int,
+        watch: AbstractContextManager | None = None,
+        sampling: SamplingParams | None = None,
     ) -> Decode:
-        """`rows` rows from `context` tokens on. `watch` is entered when all of them decode."""
-        self._submit(self._prompts(rows, context), steps + 8)
+        """`rows` rows over `steps` steps, greedy without `sampling`. `watch` is entered when all of them
+        decode."""
+        prompts = self._prompts(rows, self._sizes.context)
+        self._submit(prompts, self._answer_length(rows, steps), sampling)
         while not self._whole_step(rows):
             if not self.core.has_work:
-                raise RuntimeError("no step gave every row a token: the KV pool holds too few of them")
+                raise RuntimeError(f"no step gave each of {rows} rows a token")
         walls, cpus = [], []
         with watch or nullcontext():
             for _ in range(steps):
                 cpu, begin = time.process_time(), time.perf_counter()
                 if not self._whole_step(rows):
-                    break
+                    raise RuntimeError(f"a row of {rows} ended before {steps} steps were measured")
                 walls.append(time.perf_counter() - begin)
                 cpus.append(time.process_time() - cpu)
         self.drain()
-        return Decode(median(walls), median(cpus))
+        context = self._sizes.context + (self._prompt_steps(rows) + steps) // 2
+        return Decode(median(walls), median(cpus), context)
 
     def encode(self, grids: Sequence[tuple[int, int, int]]) -> float:
         """Seconds of the vision tower over images of these patches, in one call."""
@@ -131,8 +149,8 @@ class Bench:
         vocab = self._network.spec.vocab_size
         return np.random.default_rng(0).integers(3, vocab, (count, tokens), dtype=np.int32)
 
-    def _submit(self, prompts: np.ndarray, num_new: int) -> None:
-        sampling = SamplingParams(max_tokens=num_new, ignore_eos=True, seed=0)
+    def _submit(self, prompts: np.ndarray, num_new: int, sampling: SamplingParams | None = None) -> None:
+        sampling = replace(sampling or SamplingParams(), max_tokens=num_new, ignore_eos=True, seed=0)
         for prompt in prompts:
             self._count += 1
             self.core.submit(Request(f"r{self._count}", prompt, sampling))

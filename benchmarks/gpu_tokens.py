@@ -7,6 +7,7 @@ import torch
 from reference import Reference, make_inputs, partings
 from workload import Ask, mixed
 
+from mmengine.config import EngineConfig
 from mmengine.errors import ConfigError
 from mmengine.models.loader import resolve_folder
 from mmengine.models.plugin import ModelSpec
@@ -19,6 +20,7 @@ from mmengine.serve.prompts import Options
 
 # How far apart the two best logprobs on the CPU may be where another device parts from it.
 ROUNDING = {"float32": 1e-3, "bfloat16": 0.5}
+POOL = EngineConfig(num_blocks=4096)  # and not all memory there is: engines follow one another
 Answer = tuple[list[int], list[float]]
 
 
@@ -34,12 +36,12 @@ class Verdict:
 
 def compare_tokens(device: str, count: int) -> list[Verdict]:
     """Tokens of the embedded checkpoint on `device` beside the CPU's in float32, by dtype."""
-    with Engine(device="cpu", dtype="float32") as engine:
+    with Engine(device="cpu", dtype="float32", config=POOL) as engine:
         asks = mixed(engine.processor, count, 48)
         wanted = answers(engine, asks)
     verdicts = []
     for dtype in ("float32", "bfloat16"):
-        with Engine(device=device, dtype=dtype) as engine:
+        with Engine(device=device, dtype=dtype, config=POOL) as engine:
             parted = compare_answers(wanted, answers(engine, asks))
         largest = max((one["gap"] for one in parted), default=0.0)
         said = f"{count - len(parted)} of {count} equal, largest gap {largest:.1e}"
@@ -81,7 +83,7 @@ def compare_answers(wanted: list[Answer], got: list[Answer]) -> list[dict[str, f
 def compare_transformers(device: str, count: int) -> Verdict:
     """The engine's tokens beside transformers' `generate` of one prompt at a time, float32, same device."""
     reference = Reference(resolve_folder(None), torch.float32, device)
-    with Engine(device=device, dtype="float32") as engine:
+    with Engine(device=device, dtype="float32", config=POOL) as engine:
         asks = mixed(engine.processor, count, 24, seed=6)
         names = {}
         for place, ask in enumerate(asks):

@@ -80,6 +80,7 @@ class Sampler:
     def __init__(self, rows: RowColumns, max_rows: int, vocab_size: int, device: torch.device) -> None:
         self._rows, self._vocab_size, self.device = rows, vocab_size, device
         self._counts = TokenCounts(max_rows, vocab_size, device)
+        self._kernels = sampling_kernels(device)
 
     def admit(self, admission: Admission) -> None:
         """Take over a row, after RowColumns.admit."""
@@ -249,9 +250,8 @@ class Sampler:
 
     def _draw(self, logits: torch.Tensor, options: np.ndarray, batch: SampleRows) -> torch.Tensor:
         """Step 4: int64 [r], every row has a temperature."""
-        kernels = sampling_kernels(logits.device)
-        if kernels is not None:
-            return draw_on_gpu(kernels, logits, options, batch.columns, batch.output_index)
+        if self._kernels is not None:
+            return draw_on_gpu(self._kernels, logits, options, batch.columns, batch.output_index)
         drawn = (
             draw_tokens(logits, batch.columns, batch.output_index) if logits.device.type == "cpu" else None
         )

@@ -29,7 +29,8 @@ def test_a_dry_run_measures_everything_and_writes_nothing():
     assert done.stdout.count("4 of 4") == 3 and "nothing is written" in done.stdout
     for name in (
         "captured beside launched",
-        "2B decode x2",
+        "2B decode x8, context 24",
+        "8B decode x8, top-p",
         "8B prefill",
         "8B vision",
         "beside generate",
