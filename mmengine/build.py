@@ -21,7 +21,7 @@ from mmengine.runtime.dtypes import DTYPES
 from mmengine.runtime.eagle3.drafter import kv_spec
 from mmengine.runtime.eagle3.loading import load_head
 from mmengine.runtime.executor import TorchExecutor
-from mmengine.runtime.kv import blocks_for_memory, bytes_per_block
+from mmengine.runtime.kv import FP8, blocks_for_memory, bytes_per_block
 from mmengine.runtime.parallel.ranks import Ranks
 from mmengine.runtime.stops import StopWatcher
 from mmengine.runtime.threads import choose_threads
@@ -289,8 +289,9 @@ def _resolve(
     num_blocks = config.num_blocks
     if not num_blocks:
         specs = [spec] if head is None else [spec, kv_spec(head.config)]
-        full_request = blocks_each * bytes_per_block(specs, dtype, size)
-        num_blocks = blocks_for_memory(specs, dtype, size, _kv_bytes(device, full_request))
+        stored = FP8 if config.kv_dtype == "fp8" else dtype
+        full_request = blocks_each * bytes_per_block(specs, stored, size)
+        num_blocks = blocks_for_memory(specs, stored, size, _kv_bytes(device, full_request))
         num_blocks = min(num_blocks, config.max_num_seqs * blocks_each + 1)
     room = (num_blocks - 1) * size
     if room < 2 or config.max_model_len > room:

@@ -14,6 +14,8 @@ from mmengine.core.executor import StepPlan
 from mmengine.errors import ConfigError
 from mmengine.models.plugin import ModelSpec
 
+FP8 = torch.float8_e4m3fn
+_FP8_MOST = torch.finfo(FP8).max
 MIN_BLOCKS = 2  # the dummy block and one that can be used
 
 
@@ -41,7 +43,11 @@ def blocks_for_memory(
 
 
 class KVPool:
-    """K and V of every block. `layers[i]` is `[num_blocks, 2, block_size, num_kv_heads, head_dim]`."""
+    """K and V of every block. `layers[i]` is `[num_blocks, 2, block_size, num_kv_heads, head_dim]`.
+
+    Attention computes in `dtype`. With `is_fp8` the pool holds values rounded to float8_e4m3fn, a byte each,
+    without scales: `blocks` are these bytes, because fp8 itself cannot be indexed everywhere.
+    """
 
     def __init__(
         self,
@@ -51,7 +57,11 @@ class KVPool:
         dtype: torch.dtype,
         device: torch.device,
         swap_blocks: int = 0,
+        *,
+        is_fp8: bool = False,
     ) -> None:
+        self.dtype, self.is_fp8 = dtype, is_fp8
+        dtype = torch.uint8 if is_fp8 else dtype
         if num_blocks < MIN_BLOCKS:
             raise ConfigError(
                 f"num_blocks must be at least {MIN_BLOCKS} (block 0 is a dummy), not {num_blocks}"
@@ -68,7 +78,7 @@ class KVPool:
         self._host = self._host_pool((spec.num_layers, swap_blocks, *shape[2:]), dtype, device)
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.layers = tuple(self.blocks.unbind(0))
+        self.layers = tuple((self.blocks.view(FP8) if is_fp8 else self.blocks).unbind(0))
 
     @staticmethod
     def _host_pool(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -102,6 +112,11 @@ class KVPool:
         of a block by a weight of 0, and 0 times a NaN that an earlier request left there is NaN.
         """
         self.blocks.index_fill_(1, blocks, 0)
+
+
+def fp8_bytes(x: torch.Tensor) -> torch.Tensor:
+    """`x` rounded to fp8, as bytes; what is too large becomes the largest, where a cast alone gives NaN."""
+    return x.clamp(-_FP8_MOST, _FP8_MOST).to(FP8).view(torch.uint8)
 
 
 def _pairs(pairs: np.ndarray, device: torch.device | str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:

@@ -62,7 +62,15 @@ class ModelRunner:
         spec = model.spec
         self._model, self._config, self._device = model, config, device
         self._watcher, self._matchers = stop_watcher, matchers
-        self._kv = KVPool(spec, config.num_blocks, config.block_size, dtype, device, config.swap_blocks)
+        self._kv = KVPool(
+            spec,
+            config.num_blocks,
+            config.block_size,
+            dtype,
+            device,
+            config.swap_blocks,
+            is_fp8=config.kv_dtype == "fp8",
+        )
         invariant = config.batch_invariant
         if invariant and not getattr(model, "batch_invariant", False):
             raise ConfigError(NOT_INVARIANT)

@@ -127,23 +127,26 @@ def meta_of(bucket, size):
     return AttentionMeta(counts, counts, slots, np.zeros((bucket.num_rows, 4), np.int32))
 
 
-def test_an_fp8_pool_holds_rounded_keys_and_values():
+@pytest.mark.parametrize("make", [backend(), TorchPagedAttention], ids=["flashinfer", "torch"])
+def test_an_fp8_pool_holds_rounded_keys_and_values(make):
     spec = spec_of(4, 2, 64)
-    kv = KVPool(spec, 8, 4, torch.float8_e4m3fn, torch.device("cpu"))
-    flash = FlashInferAttention(spec, kv, fake_library())
-    flash.begin(
-        AttentionMeta(
-            np.array([3], np.int32), np.array([3], np.int32), np.arange(4, 7), np.array([[1]], np.int32)
-        )
-    )
+    kv = KVPool(spec, 8, 4, torch.bfloat16, torch.device("cpu"), is_fp8=True)
+    assert kv.blocks.element_size() == kv.layers[0].element_size() == 1
+    attention = make(spec, kv)
+    lens, table = np.array([3, 5], np.int32), np.array([[1, 0], [4, 2]], np.int32)
+    slots = np.array([4, 5, 6, 16, 17, 18, 19, 8])
+    attention.begin(AttentionMeta(lens, lens, slots, table))
+    assert attention.cache_of(0) is None
     torch.manual_seed(0)
-    q, k, v = (torch.randn(3, heads, 64, dtype=torch.bfloat16) for heads in (4, 2, 2))
+    q, k, v = (torch.randn(8, heads, 64, dtype=torch.bfloat16) for heads in (4, 2, 2))
     k[0, 0, 0] = 1000.0  # more than fp8 can say, which is not to become NaN
-    flash.append(0, k, v)
-    rounded = [x.clamp(-448, 448).to(torch.float8_e4m3fn).float() for x in (k, v)]
-    want = dense(q, *rounded)
-    torch.testing.assert_close(flash.run(0, q).float(), want, atol=TOLERANCE[torch.bfloat16], rtol=0.02)
-    assert want.isfinite().all()
+    attention.append(0, k, v)
+    got = attention.run(0, q).float()
+    keys, values = (x.clamp(-448, 448).to(torch.float8_e4m3fn).float() for x in (k, v))
+    for row in (slice(0, 3), slice(3, 8)):
+        want = dense(q[row], keys[row], values[row])
+        torch.testing.assert_close(got[row], want, atol=TOLERANCE[torch.bfloat16], rtol=0.02)
+    assert got.isfinite().all()
 
 
 def test_the_record_is_of_a_version_that_is_asked_for():

@@ -38,9 +38,9 @@ def missing(device: torch.device) -> str | None:
 
 def unfit(spec: ModelSpec, kv: KVPool) -> str | None:
     """Why it cannot attend over this pool, or None where it can."""
-    dtype = kv.blocks.dtype
-    if dtype not in (*QUERY_DTYPES, torch.float8_e4m3fn):
-        return f"it knows bfloat16, float16 and fp8, not {str(dtype).removeprefix('torch.')}"
+    dtype = kv.dtype
+    if dtype not in QUERY_DTYPES:
+        return f"it computes in bfloat16 and float16, not {str(dtype).removeprefix('torch.')}"
     if spec.head_dim not in HEAD_DIMS:
         return f"it knows heads of {', '.join(map(str, HEAD_DIMS))} values, not of {spec.head_dim}"
     return missing(kv.blocks.device)

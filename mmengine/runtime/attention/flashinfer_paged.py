@@ -16,14 +16,12 @@ from mmengine.runtime.attention.base import AttentionMeta, Bucket
 from mmengine.runtime.attention.flashinfer_desk import Desk
 from mmengine.runtime.attention.flashinfer_here import load, unfit
 from mmengine.runtime.attention.pages import Part, split, whole
-from mmengine.runtime.kv import KVPool
+from mmengine.runtime.kv import FP8, KVPool, fp8_bytes
 from mmengine.runtime.upload import upload
 
 LAYOUT, KERNELS = "NHD", "fa2"  # [pages, 2, page_size, kv_heads, head_dim]; fa3 is slower at decoding
 FLOAT_WORKSPACE_BYTES = 256 * 2**20  # for rows whose KV several blocks of threads share
 TENSOR_CORE_GROUP = 4  # heads that share a KV head, from which decoding gains by tensor cores
-FP8 = torch.float8_e4m3fn
-FP8_MOST = torch.finfo(FP8).max
 
 
 class FlashInferAttention:
@@ -43,12 +41,8 @@ class FlashInferAttention:
             library = load()
         self._library, self._spec, self._device = library, spec, kv.blocks.device
         self._block_size, self._num_blocks = kv.block_size, kv.num_blocks
-        self._dtype = kv.blocks.dtype
-        self._is_fp8 = self._dtype == FP8
-        stored = (
-            kv.blocks.view(torch.uint8) if self._is_fp8 else kv.blocks
-        )  # fp8 cannot be indexed everywhere
-        self._tokens = [layer.view(-1, spec.num_kv_heads, spec.head_dim) for layer in stored.unbind(0)]
+        self._dtype, self._is_fp8 = kv.dtype, kv.is_fp8
+        self._tokens = [layer.view(-1, spec.num_kv_heads, spec.head_dim) for layer in kv.blocks.unbind(0)]
         self._layers = kv.layers
         self._kv = [(layer[:, 0], layer[:, 1]) for layer in kv.layers]
         self._floats = torch.zeros(FLOAT_WORKSPACE_BYTES, dtype=torch.uint8, device=self._device)
@@ -84,7 +78,7 @@ class FlashInferAttention:
 
     def append(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
         if self._is_fp8:
-            k, v = (x.clamp(-FP8_MOST, FP8_MOST).to(FP8).view(torch.uint8) for x in (k, v))
+            k, v = fp8_bytes(k), fp8_bytes(v)
         tokens = self._tokens[layer]
         tokens.index_copy_(0, self._places[1], k)
         tokens.index_copy_(0, self._places[2], v)
@@ -108,7 +102,7 @@ class FlashInferAttention:
         spec, size = self._spec, self._block_size
         starts, last = torch.from_numpy(part.page_starts), torch.from_numpy(part.last_page_len)
         heads = (spec.num_heads, spec.num_kv_heads, spec.head_dim, size)
-        dtypes = {"q_data_type": self._query_dtype, "kv_data_type": self._dtype}
+        dtypes = {"q_data_type": self._dtype, "kv_data_type": FP8 if self._is_fp8 else self._dtype}
         desk = self._desks[decodes]
         if decodes:
             desk.plan(wrapper, starts, pages, last, *heads, **dtypes)
@@ -116,10 +110,6 @@ class FlashInferAttention:
         queries = torch.from_numpy(part.query_starts)
         uniform = bucket.query_len if bucket is not None else None
         desk.plan(wrapper, queries, starts, pages, last, *heads, causal=True, uniform_q_len=uniform, **dtypes)
-
-    @property
-    def _query_dtype(self) -> torch.dtype:
-        return torch.bfloat16 if self._is_fp8 else self._dtype
 
     def _wrapper(self, bucket: Bucket | None, decodes: bool) -> Any:
         if bucket is None:
@@ -201,9 +191,7 @@ class FlashInferAttention:
         for count in (1, 2):
             lengths = np.array([count], np.int32)
             slots, table = np.arange(count, dtype=np.int64), np.zeros((1, count), np.int32)
-            zeros = torch.zeros(
-                count, spec.num_heads, spec.head_dim, dtype=self._query_dtype, device=self._device
-            )
+            zeros = torch.zeros(count, spec.num_heads, spec.head_dim, dtype=self._dtype, device=self._device)
             try:
                 self.begin(AttentionMeta(lengths, lengths, slots, table))
                 self.append(0, zeros[:, : spec.num_kv_heads], zeros[:, : spec.num_kv_heads])

@@ -105,7 +105,7 @@ class NativePagedAttention:
 
 def unfit(spec: ModelSpec, kv: KVPool) -> str | None:
     """Why the kernels cannot attend over this pool, or None where they can."""
-    device, dtype = kv.blocks.device, kv.blocks.dtype
+    device, dtype = kv.blocks.device, kv.layers[0].dtype
     if device.type != "cpu":
         return f"it computes on a CPU, and the KV pool lies on {device}"
     if dtype not in DTYPES:

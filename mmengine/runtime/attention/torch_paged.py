@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mmengine.models.plugin import ModelSpec
 from mmengine.runtime.attention.base import AttentionMeta, Bucket
-from mmengine.runtime.kv import KVPool
+from mmengine.runtime.kv import FP8, KVPool, fp8_bytes
 from mmengine.runtime.upload import upload
 
 Places = slice | torch.Tensor
@@ -50,13 +50,14 @@ class TorchPagedAttention:
     def __init__(self, spec: ModelSpec, kv: KVPool) -> None:
         self._heads, self._kv_heads, self._head_dim = spec.num_heads, spec.num_kv_heads, spec.head_dim
         self._block_size = kv.block_size
-        self._device, self._dtype = kv.blocks.device, kv.blocks.dtype
+        self._device, self._dtype, self._is_fp8 = kv.blocks.device, kv.dtype, kv.is_fp8
+        layers = kv.blocks.unbind(0)
         # One view to write tokens, one to read pages: page 2 * block holds K, the next one V.
         self._layers = kv.layers
-        self._tokens = [layer.view(-1, self._kv_heads, self._head_dim) for layer in kv.layers]
+        self._tokens = [layer.view(-1, self._kv_heads, self._head_dim) for layer in layers]
         self._page_values = kv.block_size * self._kv_heads * self._head_dim
-        self._pages = [layer.view(-1, self._page_values) for layer in kv.layers]
-        self._workspace = torch.empty(0, dtype=self._dtype, device=self._device)
+        self._pages = [layer.view(-1, self._page_values) for layer in layers]
+        self._workspace = torch.empty(0, dtype=kv.blocks.dtype, device=self._device)
         self._groups: list[Group] = []
         self._slots = self._k_places = self._v_places = torch.empty(0, dtype=torch.int64)
 
@@ -79,13 +80,15 @@ class TorchPagedAttention:
             self._groups.extend(self._prefill_groups(meta, np.flatnonzero(~decode), starts, table))
         need = max(group.pages.numel() for group in self._groups) * self._page_values
         if self._workspace.numel() < need:
-            self._workspace = torch.empty(need, dtype=self._dtype, device=self._device)
+            self._workspace = self._workspace.new_empty(need)
 
-    def cache_of(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """See AttentionPort."""
-        return self._layers[layer], self._slots
+    def cache_of(self, layer: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """See AttentionPort. None where K and V are rounded first."""
+        return None if self._is_fp8 else (self._layers[layer], self._slots)
 
     def append(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
+        if self._is_fp8:
+            k, v = fp8_bytes(k), fp8_bytes(v)
         tokens = self._tokens[layer]
         tokens.index_copy_(0, self._k_places, k)
         tokens.index_copy_(0, self._v_places, v)
@@ -113,11 +116,14 @@ class TorchPagedAttention:
         return out.transpose(1, 2).reshape(-1, self._heads, self._head_dim)
 
     def _gather(self, layer: int, group: Group) -> torch.Tensor:
-        """[2, g, num_kv_heads, kv_len, head_dim], a view of the workspace: it lives until the next."""
+        """[2, g, num_kv_heads, kv_len, head_dim], a view of the workspace where nothing is rounded: it lives
+        until the next."""
         pages = group.pages
         gathered = self._workspace[: pages.numel() * self._page_values].view(-1, self._page_values)
         torch.index_select(self._pages[layer], 0, pages, out=gathered)
         gathered = gathered.view(2, group.num_rows, -1, self._kv_heads, self._head_dim)
+        if self._is_fp8:
+            gathered = gathered.view(FP8).to(self._dtype)
         return gathered[:, :, : group.kv_len].transpose(2, 3)
 
     def _cut_by_length(self, rows: np.ndarray, kv_lens: np.ndarray) -> list[np.ndarray]:

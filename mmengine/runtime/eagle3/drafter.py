@@ -64,7 +64,13 @@ class Eagle3Drafter:
         spec = kv_spec(head.config)
         self._head, self._rows, self._number = head, rows, number
         self._kv = KVPool(
-            spec, config.num_blocks, config.block_size, head.dtype, head.device, config.swap_blocks
+            spec,
+            config.num_blocks,
+            config.block_size,
+            head.dtype,
+            head.device,
+            config.swap_blocks,
+            is_fp8=config.kv_dtype == "fp8",
         )
         self._attention = make_backend(attention, spec, self._kv)
         self._block_size = config.block_size
