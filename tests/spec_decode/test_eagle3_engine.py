@@ -3,6 +3,7 @@
 import random
 import shutil
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,16 +15,20 @@ from mmengine.config import EngineConfig
 from mmengine.core.executor import PENDING
 from mmengine.errors import ConfigError, ModelError
 from mmengine.models.plugin import Taps
+from mmengine.native import library
+from mmengine.runtime import drafters
 from mmengine.runtime.attention.base import AttentionMeta
 from mmengine.runtime.attention.torch_paged import TorchPagedAttention
 from mmengine.runtime.eagle3.drafter import kv_spec
 from mmengine.runtime.kv import KVPool
 from mmengine.serve.engine import Engine
 from mmengine_shapes import draft_head_path
+from mmengine_shapes.questions import scene_schema
 from tests.spec_decode.eagle3_heads import FAMILIES
 from tests.spec_decode.steering import Granting
 
 scenes = pytest.importorskip("mmengine_shapes.scenes")
+FORM = {"type": "json_schema", "json_schema": {"schema": scene_schema()}}
 TEXTS = ("Describe the image as JSON.", "Describe the image.", "What happens in the video?")
 LONGEST = {"max_model_len": 96}  # which some answers reach
 TIGHT = {"max_num_seqs": 6, "token_budget": 24, "num_blocks": 7, **LONGEST}  # one of them has all blocks then
@@ -111,18 +116,19 @@ def head_kv_of_one_pass(built, request, token_ids, media):
     return pool.blocks[0, 1:].transpose(1, 2).flatten(0, 1)[: size - 1]
 
 
-def drafts_of_one_pass(built, request, token_ids, media, count):
-    """`count` drafts behind a text, each from a pass of the head over all before it."""
+def drafts_of_one_pass(built, request, token_ids, media, count, given=()):
+    """`count` drafts behind a text and those `given`, each from a pass of the head over all before it."""
     head = built.executor._runner._drafting.head._head
     taps, ids, positions = states_of_one_pass(built, request, token_ids, media)
     hidden, tokens, positions = head.fuse(taps[:-1]), ids[1:], positions[:, :-1]
-    for _ in range(count):
+    for number in range(len(given) + count):
         _, port = dense(kv_spec(head.config), len(tokens))
         z, carry = head.forward(hidden, head.embed(tokens), positions, port, 0)
         hidden = torch.cat((hidden, carry[-1:]))
-        tokens = torch.cat((tokens, head.tokens(head.logits(z[-1:]))))
+        own = torch.tensor(given[number : number + 1], dtype=torch.int64)
+        tokens = torch.cat((tokens, own if len(own) else head.tokens(head.logits(z[-1:]))))
         positions = torch.cat((positions, positions[:, -1:] + 1), 1)
-    return tokens[len(ids) - 1 :].tolist()
+    return tokens[len(ids) - 1 + len(given) :].tolist()
 
 
 def dense(spec, size):
@@ -140,14 +146,16 @@ def dense(spec, size):
         {"num_blocks": 40},  # prompts and images in pieces, prefixes found that another token follows
         {"num_blocks": 6, "max_model_len": 72},  # rows come back, and reach the longest
         {"num_blocks": 6, "max_model_len": 72, "swap_blocks": 12, "preempt_mode": "swap"},
+        {"num_blocks": 40, "spec": "auto"},  # behind what a grammar forces
     ],
 )
 @pytest.mark.parametrize("pauses", [False, True])
 def test_what_is_kept_lies_where_one_pass_would_have_put_it(settings, pauses):
     """After every step, of every row: the head's KV of all states behind which a token is known; where
     drafting `pauses`, of those of which nothing waits for the head."""
-    sizes = {"max_num_seqs": 3, "token_budget": 17, "draft_policy": "all", **settings}
-    built = build(config=EngineConfig(spec="eagle3", **sizes))
+    sizes = {"max_num_seqs": 3, "token_budget": 17, "draft_policy": "all", "spec": "eagle3", **settings}
+    _skip_without_a_head(sizes["spec"])
+    built = build(config=EngineConfig(**sizes))
     if pauses:
         Granting(built.executor, lambda step: 7 if step % 9 < 2 else 0)
     runner, compared, caught, cut = built.executor._runner, 0, 0, set()
@@ -192,11 +200,18 @@ def test_what_is_kept_lies_where_one_pass_would_have_put_it(settings, pauses):
                 compared += known
 
         head.prepare, head.catch_up = prepared, watched
-        engine.generate(list(prompts(4)), max_tokens=40, ignore_eos=True)
+        how = {"response_format": FORM} if "spec" in settings else {"ignore_eos": True}
+        engine.generate(list(prompts(4)), max_tokens=40, **how)
         stats = engine.stats()
     assert bool(stats.num_preemptions) == (settings["num_blocks"] < 40)
-    assert stats.num_cached_tokens and stats.drafts[0].accepted > 10 and cut == {"image", "video"}
-    assert compared > 200 and (caught > 5) == pauses
+    assert stats.num_cached_tokens and min(each.accepted for each in stats.drafts.values()) > 3
+    assert cut == {"image", "video"}
+    assert compared > 200 and (caught > 2) == pauses
+
+
+def _skip_without_a_head(spec):
+    if spec == "auto" and library.load() is None:
+        pytest.skip(library.describe())
 
 
 @pytest.fixture
@@ -211,11 +226,16 @@ def attentive_head(tmp_path):
     return folder
 
 
-def test_drafts_are_those_of_passes_over_the_whole_text(attentive_head):
-    """Behind an image, a video and neither, of several rows together, seven of each."""
+@pytest.mark.parametrize("spec", ["eagle3", "auto"])
+def test_drafts_are_those_of_passes_over_the_whole_text(spec, attentive_head, monkeypatch):
+    """Behind an image, a video and neither, of several rows together, seven of each; with `auto` behind what
+    a grammar forces, too."""
+    _skip_without_a_head(spec)
+    point = SimpleNamespace(load=lambda: lambda: attentive_head)
+    monkeypatch.setattr(drafters, "entry_points", lambda group: [point])
     sizes = {"num_draft_tokens": 7, "max_num_seqs": 4, "num_blocks": 40, "max_model_len": 104}
-    built = build(config=EngineConfig(spec=f"eagle3={attentive_head}", draft_policy="all", **sizes))
-    runner, requests, compared = built.executor._runner, {}, Counter()
+    built = build(config=EngineConfig(spec=spec, draft_policy="all", **sizes))
+    runner, requests, compared, num_given = built.executor._runner, {}, Counter(), 0
     with Engine(builder=lambda *_, **__: built) as engine:
         head = runner._drafting.head
         admit, propose = head.admit, head.propose
@@ -224,22 +244,30 @@ def test_drafts_are_those_of_passes_over_the_whole_text(attentive_head):
             requests[row] = request
             return admit(row, request, texts)
 
-        def proposed(rows, texts, most):
-            found = propose(rows, texts, most)
+        def proposed(rows, texts, most, *given):
+            nonlocal num_given
+            found = propose(rows, texts, most, *given)
             if found is None:
                 return None
-            for row, drafts in zip(rows.tolist(), np.split(found.token_ids, np.cumsum(found.counts))):
+            before = [[]] * len(rows)
+            if given and given[0] is not None:
+                before = [ids[:count].tolist() for ids, count in zip(*given[0])]
+            parts = np.split(found.token_ids, np.cumsum(found.counts))
+            for row, drafts, forced in zip(rows.tolist(), parts, before):
                 token_ids, media = texts.tokens[row, : texts.lengths[row]], requests[row].media
                 pixels = runner._media.get(requests[row].request_id, ())
-                want = drafts_of_one_pass(built, requests[row], token_ids, pixels, len(drafts))
+                want = drafts_of_one_pass(built, requests[row], token_ids, pixels, len(drafts), forced)
                 assert drafts.tolist() == want
                 compared[media[0].modality if media else "text"] += len(drafts)
+                num_given += len(forced) if len(drafts) else 0
             return found
 
         head.admit, head.propose = admitted, proposed
-        engine.generate(list(prompts(4)), max_tokens=12, ignore_eos=True)
-        assert runner._drafting.failures == [0]
-    assert compared.keys() == {"image", "video", "text"} and min(compared.values()) > 30
+        form = FORM if spec == "auto" else None
+        engine.generate(list(prompts(4)), max_tokens=12, response_format=form, ignore_eos=form is None)
+        assert not any(runner._drafting.failures)
+    assert compared.keys() == {"image", "video", "text"} and min(compared.values()) > 15
+    assert (num_given > 10) == (spec == "auto")
 
 
 def test_settings_that_do_not_fit_are_refused(tmp_path):
