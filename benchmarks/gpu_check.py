@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 from gpu_floors import Goal, Rates, decode_bytes, measure_rates, prefill_flops, vision_flops
 from gpu_graphs import compare_graphs
+from gpu_kernels import compare_layers, compare_sampling
 from gpu_shapes import SHAPES, random_model, reduced
 from gpu_speed import Bench, Sizes
 from gpu_tokens import Verdict, compare_backends, compare_tokens, compare_transformers
@@ -136,6 +137,7 @@ def begin(options: argparse.Namespace) -> Run:
 def correctness(run: Run) -> None:
     count = 4 if run.dry else 24
     run.part("attention backends", 20, lambda: backends(run))
+    run.part("kernels", 20, lambda: kernels(run))
     run.part("captured steps", 30, lambda: captured(run))
     run.part("tokens", 60, lambda: run.verdicts.extend(compare_tokens(run.device, count)))
     run.part(
@@ -150,6 +152,12 @@ def backends(run: Run) -> None:
     verdicts, skipped = compare_backends(run.device, dtype, 4 if run.dry else 40)
     run.verdicts += verdicts
     run.skipped |= skipped
+
+
+def kernels(run: Run) -> None:
+    dtype = torch.float32 if run.dry else torch.bfloat16
+    run.verdicts.append(compare_layers(run.device, dtype, run.dry))
+    run.verdicts.append(compare_sampling(run.device, *((20, 300) if run.dry else (500, 151_936))))
 
 
 def captured(run: Run) -> None:

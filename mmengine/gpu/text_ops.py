@@ -82,7 +82,7 @@ def text_ops(device: torch.device, dtype: torch.dtype) -> TextOps:
     ops = torch_ops()
     if device.type != "cuda":
         return ops
-    for name, make in (("norms", _flashinfer_norms), ("gate", _flashinfer_gate), ("rotation", our_rotation)):
+    for name, make in (("norms", flashinfer_norms), ("gate", flashinfer_gate), ("rotation", our_rotation)):
         ops = choose(ops, name, make, device, dtype)
     return ops
 
@@ -128,7 +128,7 @@ def _example(ops: TextOps, device: torch.device, dtype: torch.dtype) -> list[Ten
     return [each.float() for each in (*found, qkv, blocks)]
 
 
-def _flashinfer_norms() -> tuple[str, dict[str, Any]]:
+def flashinfer_norms() -> tuple[str, dict[str, Any]]:
     import flashinfer
 
     def add_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -138,7 +138,7 @@ def _flashinfer_norms() -> tuple[str, dict[str, Any]]:
     return f"flashinfer {flashinfer.__version__}", {"rms_norm": flashinfer.rmsnorm, "add_norm": add_norm}
 
 
-def _flashinfer_gate() -> tuple[str, dict[str, Any]]:
+def flashinfer_gate() -> tuple[str, dict[str, Any]]:
     import flashinfer
 
     return f"flashinfer {flashinfer.__version__}", {"silu_mul": flashinfer.silu_and_mul}

@@ -28,6 +28,8 @@ def test_a_dry_run_measures_everything_and_writes_nothing():
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("4 of 4") == 3 and "nothing is written" in done.stdout
     for name in (
+        "fused layers beside plain ones",
+        "20 of 20 equal",
         "captured beside launched",
         "2B decode x8, context 24",
         "8B decode x8, top-p",

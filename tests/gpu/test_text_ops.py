@@ -1,5 +1,8 @@
 """Who does a decoder layer's operations: kernels that give torch's numbers, and torch else."""
 
+import sys
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmengine.gpu import text_ops
+from tests.runtime.flashinfer_fake import signatures
 
 CPU = torch.device("cpu")
 
@@ -49,6 +53,28 @@ def test_what_gives_other_numbers_is_left_out(dtype):
         text_ops.choose(good, "gate", lambda: ("a package 1.0", same), CPU, dtype).by["gate"]
         == "a package 1.0"
     )
+
+
+def test_flashinfers_functions_are_called_as_they_are_declared(monkeypatch):
+    """They are bound to the recorded signatures, and computed by torch."""
+    good, known = text_ops.torch_ops(), signatures()
+
+    def rmsnorm(*of, **by_name):
+        given = known["rmsnorm"].bind(*of, **by_name).arguments
+        return good.rms_norm(given["input"], given["weight"], given["eps"])
+
+    def fused_add_rmsnorm(*of, **by_name):
+        given = known["fused_add_rmsnorm"].bind(*of, **by_name).arguments
+        given["input"].copy_(good.add_norm(*(given[name] for name in ("input", "residual", "weight", "eps"))))
+
+    def silu_and_mul(*of, **by_name):
+        return good.silu_mul(known["silu_and_mul"].bind(*of, **by_name).arguments["input"])
+
+    functions = {each.__name__: each for each in (rmsnorm, fused_add_rmsnorm, silu_and_mul)}
+    monkeypatch.setitem(sys.modules, "flashinfer", SimpleNamespace(__version__="0.7.2", **functions))
+    ops = text_ops.choose(good, "norms", text_ops.flashinfer_norms, CPU, torch.float16)
+    ops = text_ops.choose(ops, "gate", text_ops.flashinfer_gate, CPU, torch.float16)
+    assert ops.by["norms"] == ops.by["gate"] == "flashinfer 0.7.2"
 
 
 @settings(max_examples=15, deadline=None)

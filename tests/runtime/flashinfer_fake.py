@@ -10,6 +10,7 @@ import torch
 
 RECORD = Path(__file__).parent / "flashinfer_signatures.json"
 METHODS = ("__init__", "plan", "run", "reset_workspace_buffer")
+FUNCTIONS = ("rmsnorm", "fused_add_rmsnorm", "silu_and_mul")
 WRAPPERS = ("BatchDecodeWithPagedKVCacheWrapper", "BatchPrefillWithPagedKVCacheWrapper")
 
 
@@ -36,11 +37,15 @@ def recorded(module) -> dict[str, list[list]]:
         of = getattr(module, wrapper)
         for method in METHODS:
             function = getattr(of, "_plan_impl" if method == "plan" else method, None) or getattr(of, method)
-            calls[f"{wrapper}.{method}"] = [
-                [name, str(one.kind.name), one.default is one.empty]
-                for name, one in inspect.signature(function).parameters.items()
-            ]
-    return calls
+            calls[f"{wrapper}.{method}"] = _recorded(function)
+    return calls | {name: _recorded(getattr(module, name)) for name in FUNCTIONS}
+
+
+def _recorded(function) -> list[list]:
+    return [
+        [name, str(one.kind.name), one.default is one.empty]
+        for name, one in inspect.signature(function).parameters.items()
+    ]
 
 
 class FakeWrapper:

@@ -1,0 +1,91 @@
+"""Are the GPU's kernels right at real sizes: decoder layers beside text.py, tokens drawn beside the CPU's."""
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from gpu_shapes import SHAPES, RandomWeights, reduced
+from gpu_tokens import Verdict
+
+from mmengine.core.executor import Admission
+from mmengine.gpu.text_ops import text_ops
+from mmengine.request import Request, SamplingParams
+from mmengine.runtime.attention.base import AttentionMeta
+from mmengine.runtime.attention.torch_paged import TorchPagedAttention
+from mmengine.runtime.kv import KVPool
+from mmengine.runtime.rows import RowColumns
+from mmengine.runtime.sample_rows import SampleRows
+from mmengine.runtime.sampler import Sampler
+from mmengine_qwen3_vl.fused_text import FusedTextDecoder
+from mmengine_qwen3_vl.model import make_spec
+from mmengine_qwen3_vl.text import TextDecoder
+
+SAMPLINGS = (
+    {"temperature": 0.7, "top_p": 0.8, "top_k": 20},
+    {"temperature": 1.0, "top_p": 0.95},
+    {"temperature": 0.3, "min_p": 0.05},
+    {"temperature": 1.5},
+    {},
+)
+
+
+def compare_layers(device: str, dtype: torch.dtype, dry: bool) -> Verdict:
+    """Two layers of the 8B's width: the fused decoder beside the plain one, a prompt and then a step of
+    decode, over one and the same attention. Hidden states are normed, so their size is about 1."""
+    shape = reduced(SHAPES["8B"]) if dry else SHAPES["8B"]
+    shape, where = replace(shape, text=replace(shape.text, num_layers=2)), torch.device(device)
+    spec = make_spec(shape)
+    lengths, found = (5, 37, 300), []
+    with torch.inference_mode():
+        decoders = (
+            TextDecoder(shape.text, RandomWeights(shape, where, dtype), where),
+            FusedTextDecoder(shape.text, RandomWeights(shape, where, dtype), where, text_ops(where, dtype)),
+        )
+        for decoder in decoders:
+            attention = TorchPagedAttention(spec, KVPool(spec, 100, 16, dtype, where))
+            hidden = [
+                _step(decoder, attention, lengths, np.zeros(3, np.int32), where),
+                _step(decoder, attention, (1, 1, 1), np.array(lengths, np.int32), where),
+            ]
+            found.append(torch.cat(hidden).float())
+    gaps = (found[0] - found[1]).abs()
+    largest, mean = float(gaps.max()), float(gaps.mean())
+    bounds = (64 * torch.finfo(dtype).eps, 2 * torch.finfo(dtype).eps)
+    said = f"largest gap {largest:.1e}, mean {mean:.1e}, at most {bounds[0]:.1e} and {bounds[1]:.1e}"
+    return Verdict("fused layers beside plain ones", said, largest <= bounds[0] and mean <= bounds[1])
+
+
+def _step(decoder, attention, counts, computed: np.ndarray, where: torch.device) -> torch.Tensor:
+    """Hidden states of a step of three rows, each with 30 blocks of its own."""
+    counts = np.array(counts, np.int32)
+    table = 1 + np.arange(90, dtype=np.int32).reshape(3, 30)
+    places = [np.arange(done, done + count) for done, count in zip(computed, counts, strict=True)]
+    slots = [table[row][at // 16].astype(np.int64) * 16 + at % 16 for row, at in enumerate(places)]
+    attention.begin(AttentionMeta(counts, computed + counts, np.concatenate(slots), table))
+    positions = torch.from_numpy(np.concatenate(places)).to(where)
+    ids = (positions * 7 + 5) % decoder.config.vocab_size
+    three = torch.stack((positions, positions // 2, positions // 3))
+    return decoder.forward(decoder.embed(ids), None, three, attention)
+
+
+def compare_sampling(device: str, rows: int, vocab: int) -> Verdict:
+    """Tokens drawn from the same logits here and on the device, for all kinds of sampling. One row of 500 may
+    part: where two scores are nearer than logarithms of two libraries agree."""
+    random = np.random.default_rng(3)
+    logits = torch.from_numpy(random.normal(0, 2.5, (rows, vocab)).astype(np.float32))
+    drawn = []
+    for where in (torch.device("cpu"), torch.device(device)):
+        columns = RowColumns(rows, vocab, (), lambda ids, media: (np.zeros((3, len(ids)), np.int32), 0))
+        sampler = Sampler(columns, rows, vocab, where)
+        for row in range(rows):
+            sampling = SamplingParams(seed=row * 977, **SAMPLINGS[row % len(SAMPLINGS)])
+            request = Request(f"r{row}", np.array([1, 2], np.int32), sampling, sample_index=row % 3)
+            admission = Admission(row, request, request.prompt_token_ids)
+            columns.admit(admission)
+            sampler.admit(admission)
+        known = (2 + np.arange(rows) % 50).astype(np.int32)
+        batch = SampleRows.of(columns, np.arange(rows, dtype=np.int32), known)
+        drawn.append(sampler.sample(logits.to(where, copy=True), batch).token_ids.cpu())
+    equal = int((drawn[0] == drawn[1]).sum())
+    said = f"{equal} of {rows} equal, of a vocabulary of {vocab}"
+    return Verdict(f"tokens drawn on {device} beside the CPU's", said, equal >= rows - rows // 500)
