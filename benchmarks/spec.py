@@ -11,6 +11,9 @@ Each cell is a task, a number of requests at a time, and who drafts, beside an e
 All drafts of a drafter are verified; where "K chosen" stands, draft_policy is goodput, which decides how
 many are worth it.
 
+Where it says "nobody asked" drafters are there, and are granted no draft in any step: what being able to
+draft costs. The engine beside it is told the same, and has none. What deciding costs is not in it.
+
 Greedy, float32, one thread. Every round draws new pictures and texts, so that what drafts from past answers
 never saw the request. Clocked is CPU time of the process from the step that ends the prompts to the last
 token ("decoding"), and from submit ("whole"). A figure is the median of the rounds' ratios, with its 95 %
@@ -21,6 +24,7 @@ a pass, without and with the one that is no draft; "equal" the answers with the 
     --tasks LIST   of the above, with commas between them
     --drafters L   of those in the table
     --rounds N     rounds of a cell, 9 by default
+    --asleep       only where nobody is asked
     --quick        3 rounds, batch 1 and 16, fewer drafters
     --json         one last line with the targets
     --out FILE.md  write the tables there
@@ -51,6 +55,7 @@ DRAFTERS = {
     AUTO: {"spec": AUTO},
     AUTO_CHOSEN: {"spec": AUTO, "draft_policy": "goodput"},
 }
+IDLE = {f"{name}, nobody asked": {"spec": name, **FIXED} for name in ("eagle3", AUTO)}
 NEVER_BELOW = 0.98  # of the speed without drafts, where the engine chooses
 CHEAP = 0.99  # where drafters are there and nothing is drafted
 COLUMNS = ("", "decoding", "95 %", "whole", "length", "with bonus", "equal")
@@ -71,8 +76,16 @@ Cells = dict[Cell, Pairs]
 
 
 def cells_of(options: argparse.Namespace) -> Cells:
-    plain = Side(NONE, spec=NONE)
-    sides = [Side(name, **DRAFTERS[name]) for name in options.drafters]
+    found: Cells = {}
+    if not options.asleep:
+        sides = [Side(name, **DRAFTERS[name]) for name in options.drafters]
+        found = _beside(Side(NONE, spec=NONE), sides, options)
+    idle = [Side(name, asks=False, **settings) for name, settings in IDLE.items()]
+    return found | _beside(Side(NONE, asks=False, spec=NONE), idle, options)
+
+
+def _beside(plain: Side, sides: list[Side], options: argparse.Namespace) -> Cells:
+    """Of each task and batch; the engines are closed."""
     found: Cells = {}
     gc.freeze()  # what stays is not looked through before each run
     for task in options.tasks:
@@ -132,13 +145,16 @@ def targets_of(cells: Cells) -> list[Target]:
         cell = Cell(task, 1, AUTO)
         if cell in cells:
             found.append(Target(f"upper end, {cell.name}", _upper(cells[cell]), 1.6))
-    free = {cell: _upper(pairs) for cell, pairs in cells.items() if (cell.task, cell.batch) == (DESCRIBE, 1)}
+    asked = [cell for cell in cells if cell.drafter not in IDLE]
+    free = {cell: _upper(cells[cell]) for cell in asked if (cell.task, cell.batch) == (DESCRIBE, 1)}
     if free:
         best = max(free, key=free.get)
         found.append(Target(f"upper end, the best drafter ({best.name})", free[best], 1.3))
     for cell, pairs in cells.items():
         if cell.drafter in (AUTO, AUTO_CHOSEN, CHOSEN):
             found.append(Target(f"upper end, {cell.name}", _upper(pairs), NEVER_BELOW))
+        elif cell.drafter in IDLE:
+            found.append(Target(f"upper end, {cell.name}", _upper(pairs), CHEAP))
         elif cell.drafter == "grammar" and cell.task == DESCRIBE:
             name = f"upper end, who has nothing to draft ({cell.name})"
             found.append(Target(name, _upper(pairs), CHEAP))
@@ -170,6 +186,8 @@ def prefix_hits(rounds: int) -> tuple[Table, list[Target]]:
 
 def run(options: argparse.Namespace) -> tuple[list[Table], list[Target]]:
     cells = cells_of(options)
+    if options.asleep:
+        return tables_of(cells), targets_of(cells)
     hits, hit_targets = prefix_hits(options.rounds)
     return [*tables_of(cells), hits], [*targets_of(cells), *hit_targets]
 
@@ -197,6 +215,7 @@ def main() -> None:
     parser.add_argument("--tasks", type=_names(TASKS), default=list(TASKS))
     parser.add_argument("--drafters", type=_names(DRAFTERS), default=list(DRAFTERS))
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--asleep", action="store_true", help="only where nobody is asked")
     parser.add_argument("--quick", action="store_true", help="3 rounds, batch 1 and 16, fewer drafters")
     parser.add_argument("--json", action="store_true", help="one last line with the targets")
     parser.add_argument("--out", type=Path, help="write the tables there")

@@ -6,6 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import process_time_ns
 
+import numpy as np
+from msgspec import structs
+
 from mmengine.config import EngineConfig
 from mmengine.models.plugin import Prepared, Processor
 from mmengine.request import SamplingParams
@@ -54,12 +57,16 @@ class Decoded:
 
 
 class Side:
-    """An engine whose requests may be drafted for as `settings` say."""
+    """An engine whose requests may be drafted for as `settings` say; without `asks` they never are."""
 
-    def __init__(self, name: str, **settings):
+    def __init__(self, name: str, asks: bool = True, **settings):
         self.name, self._num_runs = name, 0
         settings = {"enable_prefix_caching": False, **SIZES, **settings}
         self.engine = Engine(device="cpu", dtype="float32", config=EngineConfig(**settings))
+        if not asks:
+            executor = self.engine.built.executor
+            dispatch, nobody = executor.dispatch, np.zeros((0, 0), np.int32)
+            executor.dispatch = lambda plan: dispatch(structs.replace(plan, draft_room=nobody))
         schema = {"type": "json_schema", "json_schema": {"schema": scene_schema()}}
         self._grammar = grammar_of(schema)
 
