@@ -24,7 +24,12 @@ def counted(folder):
     proposed, accepted, drafters = Counter(), Counter(), defaultdict(DraftCounts)
     for state, record in fold(CheckedLog(folder)):
         event = record.event
-        if not isinstance(event, ev.Executed) or event.counts is None:
+        if not isinstance(event, ev.Executed):
+            continue
+        if event.num_drafts is not None:
+            ended = [index for index, _ in (*event.stops, *event.errors)]
+            assert not np.frombuffer(event.num_drafts, np.int32)[ended].any(), "drafts behind an end"
+        if event.counts is None:
             continue
         kept = np.frombuffer(event.counts, np.int32).tolist()
         for row, count in zip(state.sampled_rows().tolist(), kept, strict=True):

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 import mmengine.build
 from mmengine.config import EngineConfig
-from mmengine.core.drafted import DraftCounts
 from mmengine.events import vocabulary as ev
 from mmengine.models.plugin import Prepared
 from mmengine.replay.checked import CheckedLog
@@ -23,6 +22,7 @@ from mmengine_shapes import draft_head_path
 from tests.parity.parity_cases import load_processor
 from tests.spec_decode.equality import Asked, Scripted, answers, assert_same, mixed
 from tests.spec_decode.steering import Clock, Granting
+from tests.spec_decode.test_draft_metrics import counted
 from tests.spec_decode.test_eagle3_engine import prompts
 
 HEAD = f"eagle3={draft_head_path()}"
@@ -119,22 +119,14 @@ class ForSome(Scripted):
         return number % 3 == self._which and super().admit(row, request, texts)
 
 
-def counted(folder):
-    """How drafts fared by drafter, and how many drafters a step had drafts of, by a loop over the log."""
-    found, together = {}, Counter()
+def num_drafters(folder):
+    """By how many drafters' drafts a step verified, how many steps did."""
+    found = Counter()
     for state, record in fold(CheckedLog(folder)):
-        event = record.event
-        if not isinstance(event, ev.Executed) or event.counts is None:
-            continue
-        kept, makers = np.frombuffer(event.counts, np.int32).tolist(), set()
-        for row, count in zip(state.sampled_rows().tolist(), kept, strict=True):
-            num_drafts, maker = int(state.scheduled_drafts[row]), int(state.drafter[row])
-            if num_drafts:
-                old = found.get(maker, DraftCounts())
-                found[maker] = DraftCounts(old.runs + 1, old.proposed + num_drafts, old.accepted + count - 1)
-                makers.add(maker)
-        together[len(makers)] += 1
-    return found, together
+        if isinstance(record.event, ev.Executed):
+            rows = state.sampled_rows()
+            found[len(set(state.drafter[rows][state.scheduled_drafts[rows] > 0].tolist()))] += 1
+    return found
 
 
 @pytest.mark.parametrize("policy", ["all", "goodput"])
@@ -150,7 +142,7 @@ def test_rows_of_one_batch_are_drafted_for_by_different_drafters(policy, monkeyp
     found = answers(asked, log=tmp_path / "log", steer=steer, spec=HEAD, **pool)
     assert_same(found, want)
     assert found.drafting.failures == [0, 0, 0] and verify(tmp_path / "log").ok
-    by_drafter, together = counted(tmp_path / "log")
+    by_drafter, together = counted(tmp_path / "log")[2], num_drafters(tmp_path / "log")
     assert found.stats.drafts == by_drafter
     if policy == "all":
         assert together[2] > 5 and together[3] > 5
