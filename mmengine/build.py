@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 import torch
 
 from mmengine.config import EngineConfig
@@ -18,23 +17,16 @@ from mmengine.models.plugin import ModelPlugin, ModelSpec, Processor, Tokenizer
 from mmengine.models.registry import plugin_for
 from mmengine.runtime.drafters import head_folder, head_for, make_drafters, with_drafts
 from mmengine.runtime.dtypes import DTYPES
-from mmengine.runtime.eagle3.drafter import kv_spec
 from mmengine.runtime.eagle3.loading import load_head
 from mmengine.runtime.executor import TorchExecutor
-from mmengine.runtime.kv import FP8, blocks_for_memory, bytes_per_block
 from mmengine.runtime.parallel.ranks import Ranks
+from mmengine.runtime.sizing import resolve
 from mmengine.runtime.stops import StopWatcher
 from mmengine.runtime.threads import choose_threads
-from mmengine.spec_decode.eagle3.loading import HeadFolder
 from mmengine.structured_output.backends import backend_class
 from mmengine.structured_output.base import Compiled
 from mmengine.structured_output.grammars import Grammars
 from mmengine.structured_output.rows import RowMatchers
-
-CUDA_MEMORY_SHARE = 0.8  # of what is free when the weights are loaded
-CPU_MEMORY_SHARE = 0.25
-CPU_FULL_REQUESTS = 4  # requests of full length that the CPU's pool is sized for, at least 256 MiB
-CPU_MIN_BYTES = 256 * 2**20
 
 
 @dataclass(slots=True)
@@ -182,13 +174,14 @@ def _assemble(
     past = opened.past if opened is not None else None
     cut = {} if ranks is None else {"shard": ranks.shard}
     network = plugin.load_model(folder, device=device, dtype=dtype, **cut)
-    if ranks is not None:
-        ranks.meet()
     head = head_folder(config, network.spec, folder, torch.device(device), DTYPES[dtype])
     config = with_drafts(config, head) if past is None else past.config_for(config)
     head = head_for(config, head)
     if past is None:
-        config = _resolve(config, network.spec, head, DTYPES[dtype], device, processor)
+        where, eos = torch.device(device), processor.eos_token_ids
+        config = resolve(config, network, head, DTYPES[dtype], where, eos)
+    if ranks is not None:
+        ranks.meet()
     grammars = _grammars(processor.tokenizer, config, network.spec, compile_grammar)
     matchers = RowMatchers(
         grammars.backend, grammars.compiled, network.spec.vocab_size, grammars.closer, grammars.sketches
@@ -267,61 +260,3 @@ def _dtype(name: str, device: str, folder: Path) -> str:
     except ModelError:
         embedded = False
     return "float32" if embedded and device == "cpu" else "bfloat16"
-
-
-def _resolve(
-    config: EngineConfig,
-    spec: ModelSpec,
-    head: HeadFolder | None,
-    dtype: torch.dtype,
-    device: str,
-    processor: Processor,
-) -> EngineConfig:
-    """Fill in what is 0: the pool from memory, the length from the model and the pool. Blocks hold the KV of
-    the model and of the draft head."""
-    size = config.block_size
-    if config.max_model_len > spec.max_model_len:
-        raise ConfigError(
-            f"max_model_len {config.max_model_len} is more than the model's own {spec.max_model_len}"
-        )
-    wanted_len = config.max_model_len or spec.max_model_len
-    blocks_each = -(-wanted_len // size)
-    num_blocks = config.num_blocks
-    if not num_blocks:
-        specs = [spec] if head is None else [spec, kv_spec(head.config)]
-        stored = FP8 if config.kv_dtype == "fp8" else dtype
-        full_request = blocks_each * bytes_per_block(specs, stored, size)
-        num_blocks = blocks_for_memory(specs, stored, size, _kv_bytes(device, full_request))
-        num_blocks = min(num_blocks, config.max_num_seqs * blocks_each + 1)
-    room = (num_blocks - 1) * size
-    if room < 2 or config.max_model_len > room:
-        raise ConfigError(
-            f"num_blocks {num_blocks} of {size} tokens hold {max(0, room)} tokens (one block is the dummy), "
-            f"less than max_model_len {config.max_model_len or 2}; raise num_blocks or lower max_model_len"
-        )
-    chooses = config.draft_policy == "auto" and config.num_draft_tokens and not config.compat
-    return msgspec.structs.replace(
-        config,
-        draft_policy="goodput" if chooses else config.draft_policy,
-        num_blocks=num_blocks,
-        max_model_len=min(wanted_len, room),
-        eos_token_ids=config.eos_token_ids or processor.eos_token_ids,
-    )
-
-
-def _kv_bytes(device: str, full_request: int) -> int:
-    if device != "cpu":
-        free, _ = torch.cuda.mem_get_info(torch.device(device))
-        return int(free * CUDA_MEMORY_SHARE)
-    wanted = max(CPU_MIN_BYTES, CPU_FULL_REQUESTS * full_request)
-    return min(wanted, int(_available_memory() * CPU_MEMORY_SHARE))
-
-
-def _available_memory() -> int:
-    """Bytes that can be had without swapping; half of 4 GiB where the system does not say."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            lines = dict(line.split(":", 1) for line in file)
-        return int(lines["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):
-        return 2 * 2**30

@@ -114,6 +114,7 @@ class ModelSpec:
     max_model_len: int
     num_deepstack: int  # encoder features a media token: (1 + num_deepstack) * hidden_size
     patch_width: int  # values of one patch row
+    merge_size: int = 2  # patches that a side of one embedding stands for
 
 
 class AttentionPort(Protocol):

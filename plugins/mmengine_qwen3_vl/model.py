@@ -119,4 +119,5 @@ def make_spec(config: ModelConfig) -> ModelSpec:
         max_model_len=text.max_positions,
         num_deepstack=len(vision.deepstack_layers),
         patch_width=vision.patch_width,
+        merge_size=vision.merge_size,
     )

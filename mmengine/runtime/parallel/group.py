@@ -110,6 +110,8 @@ class StepGroup:
         return self._exchange(self._broadcast, input_ids) if self._may_wait else input_ids
 
     def _exchange(self, call: Callable[[Tensor], None], x: Tensor) -> Tensor:
+        if self._group is None:  # before the ranks meet: a rank measures its memory alone
+            return x
         if not self._expected or self._expected[-1] != (call, tuple(x.shape), x.dtype):
             raise ExecutorFailed(f"rank {self.rank} wants to exchange {list(x.shape)}, which no rank expects")
         x = x.contiguous()

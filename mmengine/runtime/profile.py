@@ -1,0 +1,105 @@
+"""How much memory the largest step needs beside the weights: it is run once, before the KV pool is there."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from mmengine.config import EngineConfig
+from mmengine.errors import ConfigError
+from mmengine.models.plugin import ModelSpec, VisionLanguageModel
+
+# Of float32 logits: scaled ones, sorted ones with their ids (int64), and sums of them, for filters.
+SAMPLING_COPIES = 5
+
+
+class Meter(Protocol):
+    def reset(self) -> None:
+        """Forget the peak so far."""
+
+    def peak(self) -> int:
+        """Bytes that were in use at once since `reset`, beyond those in use then."""
+
+
+class CudaMeter:
+    """By torch's allocator (not yet run on a GPU)."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def reset(self) -> None:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(self._device)
+        self._before = torch.cuda.memory_allocated(self._device)
+
+    def peak(self) -> int:
+        torch.cuda.synchronize(self._device)
+        return torch.cuda.max_memory_allocated(self._device) - self._before
+
+
+@dataclass(frozen=True, slots=True)
+class Peaks:
+    layers: int  # bytes: all layers, logits and sampling over token_budget tokens
+    encoder: int  # bytes: the encoder over encoder_budget embeddings
+
+
+class _NoCache:
+    """An attention port without a cache: shapes and memory of the layers, no attention."""
+
+    def append(self, layer: int, k: Tensor, v: Tensor) -> None:
+        """Nothing is kept."""
+
+    def run(self, layer: int, q: Tensor) -> Tensor:
+        return torch.zeros_like(q, memory_format=torch.contiguous_format)
+
+
+def measure(model: VisionLanguageModel, config: EngineConfig, device: torch.device, meter: Meter) -> Peaks:
+    """Run both passes of the largest step. Raises ConfigError where one does not fit by itself."""
+    with torch.inference_mode():
+        encoder = _peak(meter, config, "encoder_budget", lambda: _encode(model, config, device))
+        layers = _peak(meter, config, "token_budget", lambda: _layers(model, config, device))
+    rows = min(config.max_num_seqs * (1 + config.num_draft_tokens), config.token_budget)
+    return Peaks(layers + SAMPLING_COPIES * 4 * rows * model.spec.vocab_size, encoder)
+
+
+def _peak(meter: Meter, config: EngineConfig, setting: str, run: Callable[[], None]) -> int:
+    meter.reset()
+    try:
+        run()
+    except torch.OutOfMemoryError:
+        raise ConfigError(
+            f"the largest step does not fit beside the weights: {setting} {getattr(config, setting)} needs "
+            f"more memory than is free; lower {setting}"
+        ) from None
+    return meter.peak()
+
+
+def _layers(model: VisionLanguageModel, config: EngineConfig, device: torch.device) -> None:
+    spec, count = model.spec, config.token_budget
+    embeds = model.embed(torch.zeros(count, dtype=torch.int64, device=device))
+    deepstack = embeds.new_zeros(spec.num_deepstack, count, spec.hidden_size) if spec.num_deepstack else None
+    positions = torch.zeros(3, count, dtype=torch.int64, device=device)
+    hidden = model.forward(embeds, deepstack, positions, _NoCache())
+    model.logits(hidden[: config.max_num_seqs * (1 + config.num_draft_tokens)])
+
+
+def _encode(model: VisionLanguageModel, config: EngineConfig, device: torch.device) -> None:
+    grids = grids_of(config.encoder_budget, config.largest_item, model.spec)
+    num_patches = sum(t * h * w for t, h, w in grids)
+    patches = torch.zeros(num_patches, model.spec.patch_width, dtype=torch.uint8, device=device)
+    model.encode(patches, grids)
+
+
+def grids_of(num_embeds: int, largest: int, spec: ModelSpec) -> list[tuple[int, int, int]]:
+    """Patches (t, h, w) of the fewest images that make nearly `num_embeds` embeddings, none more than
+    `largest`: an encoder needs the most for few large ones."""
+    grids, left = [], num_embeds
+    while left > 0:
+        high = math.isqrt(min(left, largest))
+        wide = min(left, largest) // high
+        grids.append((1, high * spec.merge_size, wide * spec.merge_size))
+        left -= min(left, largest)
+    return grids
