@@ -22,7 +22,7 @@ class Rotation:
         self.starts = np.zeros(len(lengths) + 1, np.int32)
         np.cumsum(lengths, out=self.starts[1:])
         self.starts_there = torch.from_numpy(self.starts)
-        if cos.is_cuda:
+        if cos.device.type != "cpu":
             self.starts_there = self.starts_there.pin_memory().to(cos.device, non_blocking=True)
 
 

@@ -2,6 +2,8 @@
 first runs. On a device that holds no values, whatever waits for one raises."""
 
 import random
+from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,12 +15,16 @@ from test_runtime_graphs import Repeater
 
 from mmengine.config import EngineConfig
 from mmengine.core.executor import PENDING
+from mmengine.gpu import text_ops, vision_ops
 from mmengine.request import Request, SamplingParams
+from mmengine.runtime import masking, sampler
 from mmengine.runtime import runner as running
 from mmengine.runtime.attention.flashinfer_paged import FlashInferAttention
 from mmengine.runtime.upload import upload
 from mmengine.structured_output.spec import grammar_of
-from mmengine_qwen3_vl import plugin
+from mmengine_qwen3_vl import model as model_module
+from mmengine_qwen3_vl import plugin, vision
+from mmengine_qwen3_vl.fused_text import FusedTextDecoder
 from mmengine_shapes import checkpoint_path
 from mmengine_shapes.scenes import random_scene
 
@@ -146,6 +152,37 @@ def test_no_step_waits():
 
 
 @pytest.fixture
+def drawing_kernels(monkeypatch):
+    """What stands for the kernels that draw and mask takes their calls and computes nothing; how often."""
+    calls = Counter()
+
+    def draw(logits, largest, temperature, least, keys):
+        calls["draw"] += 1
+        assert {each.shape for each in (largest, temperature, least)} == {logits.shape[:1]}
+        assert keys.shape == (3, len(logits)) and keys.dtype == torch.int64
+        return logits.new_empty(len(logits), dtype=torch.int64)
+
+    def top_p_bound(logits, largest, temperature, top_p):
+        calls["top_p_bound"] += 1
+        return torch.empty_like(largest)
+
+    def keep_allowed(logits, places, bits):
+        calls["keep_allowed"] += 1
+        return logits.new_empty(len(places)), torch.empty_like(places)
+
+    kernels = SimpleNamespace(draw=draw, top_p_bound=top_p_bound, keep_allowed=keep_allowed)
+    for module in (sampler, masking):
+        monkeypatch.setattr(module, "sampling_kernels", lambda device: kernels)
+    return calls
+
+
+def test_no_step_waits_that_draws_by_kernels(drawing_kernels):
+    config = config_of()
+    run(Launching(toy_on_gpu(), positions_of, config), config)
+    assert min(drawing_kernels[name] for name in ("draw", "top_p_bound", "keep_allowed")) > 3
+
+
+@pytest.fixture
 def flashinfer(monkeypatch):
     """What stands for FlashInfer takes its calls and computes nothing."""
     monkeypatch.setattr(FakeWrapper, "plan", lambda self, *a, **o: self._bind("plan", a, o))
@@ -162,7 +199,25 @@ def test_no_step_waits_with_flashinfer_and_graphs(flashinfer):
     assert executor.runner.graph_steps["replayed"] == recorder.replayed > 10
 
 
-def test_no_step_of_the_real_networks_waits(flashinfer):
+@pytest.fixture
+def fused(monkeypatch):
+    """The networks are those of a GPU."""
+
+    def attend(q, k, v, starts, longest):
+        assert starts.device == q.device and starts.dtype == torch.int32 and type(longest) is int
+        return torch.empty_like(q)
+
+    def make(*of):
+        return FusedTextDecoder(*of[:3], text_ops.torch_ops())
+
+    monkeypatch.setattr(model_module, "text_decoder", make)
+    monkeypatch.setattr(vision, "vision_ops", lambda *of: vision_ops.VisionOps(vision_ops.rotate, attend))
+
+
+@pytest.mark.parametrize("kind", ["plain", "fused"])
+def test_no_step_of_the_real_networks_waits(flashinfer, request, kind):
+    if kind == "fused":
+        request.getfixturevalue("fused")
     network = plugin.load_model(checkpoint_path(), device=str(GPU), dtype="float32")
     config = config_of(num_blocks=200, block_size=16, max_model_len=400)
     executor = Launching(network, plugin.positions, config, recorder=Repeater())
@@ -172,10 +227,10 @@ def test_no_step_of_the_real_networks_waits(flashinfer):
     for name in ("one", "two"):
         parts = [{"type": "image", "image": image}, {"type": "text", "text": "What is it?"}]
         prepared = processor.prepare([{"role": "user", "content": parts if name == "one" else "Hello"}])
-        request = Request(
+        asked = Request(
             name, prepared.prompt_token_ids, SamplingParams(), tuple(one.item for one in prepared.media)
         )
-        driver.add(request, prepared.media)
+        driver.add(asked, prepared.media)
     driver.step(("one", None), ("two", 3))
     for _ in range(3):
         driver.step(("one", None), ("two", None))
