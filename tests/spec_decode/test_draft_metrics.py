@@ -32,6 +32,8 @@ def counted(folder):
         if event.counts is None:
             continue
         kept = np.frombuffer(event.counts, np.int32).tolist()
+        for index, number in Counter(index for index, _ in event.logprobs).items():
+            assert number == kept[index], "likelihoods of what was not said"
         for row, count in zip(state.sampled_rows().tolist(), kept, strict=True):
             num_drafts = int(state.scheduled_drafts[row])
             name = state.requests_by_row[row].request.request_id.partition("/")[0]
