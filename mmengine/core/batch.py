@@ -67,9 +67,15 @@ def batch(view: View, decisions: list[ev.Event], tables: BlockTables) -> StepPla
         encode=tuple(EncodeItem(key, request, index) for key, request, index in view.step_encoded),
         media=tuple(_media_spans(view, rows, computed, num_scheduled)) if view.num_with_media else (),
         **{name: np.concatenate(parts) for name, parts in view.step_copies.items() if parts},
-        num_drafts=view.scheduled_drafts[rows] if view.config.num_draft_tokens else None,
+        num_drafts=_num_drafts(view, rows),
         draft_room=view.goodput.room_of(rows) if view.goodput is not None else None,
     )
+
+
+def _num_drafts(view: View, rows: np.ndarray) -> np.ndarray | None:
+    if not view.config.num_draft_tokens:
+        return None
+    return view.scheduled_drafts[rows] if view.verifies else np.zeros(len(rows), np.int32)
 
 
 def _admission(view: View, row: int) -> Admission:

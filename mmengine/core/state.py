@@ -236,7 +236,8 @@ _PARTS = (
 # What is replaced, and read in every step.
 _REPLACED = (
     *("is_open", "preempted_in_step", "tokens_left", "encoder_left", "scan_from", "num_with_media"),
-    *("running", "step_rows", "last_rows", "step", "resetting", "thrashing", "step_copies", "has_drafts"),
+    *("running", "step_rows", "last_rows", "step", "resetting", "thrashing", "step_copies"),
+    *("has_drafts", "verifies"),
 )
 
 

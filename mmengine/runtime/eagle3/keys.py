@@ -25,7 +25,7 @@ class Keys:
         # Blocks of which every token that was computed was read too.
         self._known, self._known_on_host = np.zeros(num_blocks, bool), np.zeros(num_host_blocks, bool)
         self._waiting: list[np.ndarray] = []  # slots of steps that were not read yet
-        self._skipped: list[np.ndarray] = []  # and rows of those that never will be
+        self._skipped: list[tuple[np.ndarray, np.ndarray]] = []  # rows and slots of those that never will be
 
     def defer(self, plan: StepPlan) -> None:
         """The step is not read, at least not now."""
@@ -35,8 +35,9 @@ class Keys:
 
     def skip(self, plan: StepPlan) -> None:
         """The step is never read."""
-        self._skipped.append(plan.rows)
-        self.defer(plan)
+        self._skipped.append((plan.rows, plan.slot_mapping))
+        if len(self._skipped) >= KEPT:
+            self.settle()
 
     def settle(self) -> None:
         """Bring up to date what is known."""
@@ -44,7 +45,9 @@ class Keys:
             self._known[np.concatenate(self._waiting) // self._size] = False
             self._waiting = []
         if self._skipped:
-            self.whole[np.concatenate(self._skipped)] = False
+            rows, slots = zip(*self._skipped, strict=True)
+            self.whole[np.concatenate(rows)] = False
+            self._known[np.concatenate(slots) // self._size] = False
             self._skipped = []
 
     def prepare(self, plan: StepPlan) -> None:
