@@ -19,6 +19,7 @@ from mmengine.runtime.drafters import head_folder, head_for, make_drafters, with
 from mmengine.runtime.dtypes import DTYPES
 from mmengine.runtime.eagle3.loading import load_head
 from mmengine.runtime.executor import TorchExecutor
+from mmengine.runtime.gpus import why_no_gpu
 from mmengine.runtime.parallel.ranks import Ranks
 from mmengine.runtime.sizing import resolve
 from mmengine.runtime.stops import StopWatcher
@@ -244,8 +245,9 @@ def _device(name: str) -> str:
         raise ConfigError(f"{name!r} is no device; use auto, cpu, cuda or cuda:N") from None
     if device.type not in ("cpu", "cuda"):
         raise ConfigError(f"device {name!r} is not supported; use auto, cpu, cuda or cuda:N")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device cuda was asked for, but torch sees no GPU here; use --device cpu")
+    problem = why_no_gpu(device) if device.type == "cuda" else None
+    if problem is not None:
+        raise ConfigError(f"device {name} cannot be used: {problem}")
     return name
 
 

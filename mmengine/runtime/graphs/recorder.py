@@ -1,7 +1,7 @@
 """Records what a function launches on a GPU, to launch it again at once. Not yet run on a GPU."""
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -18,7 +18,8 @@ class CudaRecorder:
     """CUDA graphs that share one pool of memory: one of them runs at a time."""
 
     def __init__(self, device: torch.device) -> None:
-        self._stream, self._pool = torch.cuda.Stream(device), None
+        self._stream = torch.cuda.Stream(device)
+        self._pool: Any = None  # of the first graph, and then of all
 
     def record(self, compute: Callable[[], None]) -> Callable[[], None]:
         usual = torch.cuda.current_stream(self._stream.device)

@@ -1,0 +1,26 @@
+"""Whether a GPU can be used, and why not."""
+
+import torch
+
+
+def why_no_gpu(device: torch.device) -> str | None:
+    """One sentence, with what to do; None where `device` (cuda or cuda:N) can be used."""
+    if torch.version.cuda is None:
+        return (
+            "this build of torch is for CPUs only; install one for CUDA (pytorch.org says which), or use cpu"
+        )
+    try:
+        torch.cuda.init()  # says what `is_available` keeps to itself
+        count = torch.cuda.device_count()
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).strip().partition("\n")[0].rstrip(".")[:300]
+        return (
+            f"torch {torch.__version__} cannot start CUDA {torch.version.cuda} here: {reason}; `nvidia-smi` "
+            "says which driver there is, and a newer one or a torch for an older CUDA may help; or use cpu"
+        )
+    if not count:
+        return "torch sees no GPU here; look at `nvidia-smi` and at CUDA_VISIBLE_DEVICES, or use cpu"
+    if (device.index or 0) >= count:
+        seen = "one GPU, cuda:0" if count == 1 else f"GPUs cuda:0 to cuda:{count - 1}"
+        return f"torch sees {seen}"
+    return None

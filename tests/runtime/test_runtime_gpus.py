@@ -1,0 +1,45 @@
+"""Why a GPU cannot be used, as torch would say it on machines that are not this one."""
+
+import pytest
+import torch
+
+from mmengine.build import build
+from mmengine.errors import ConfigError
+from mmengine.runtime.gpus import why_no_gpu
+
+
+def machine(monkeypatch, cuda, count, error=None):
+    def init():
+        if error is not None:
+            raise error
+
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(torch.cuda, "init", init)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+
+
+OLD = RuntimeError(
+    "The NVIDIA driver on your system is too old (found version 11040). Please update your GPU driver.\nmore"
+)
+
+
+@pytest.mark.parametrize(
+    "cuda, count, error, device, told",
+    [
+        (None, 0, None, "cuda", "this build of torch is for CPUs only; install one for CUDA"),
+        ("13.0", 0, OLD, "cuda", r"too old \(found version 11040\).*driver; `nvidia-smi` says which driver"),
+        ("13.0", 0, None, "cuda", "torch sees no GPU here; look at `nvidia-smi`"),
+        ("13.0", 1, None, "cuda:1", "torch sees one GPU, cuda:0$"),
+        ("13.0", 4, None, "cuda:7", "torch sees GPUs cuda:0 to cuda:3$"),
+    ],
+)
+def test_one_sentence_says_why_and_what_to_do(monkeypatch, cuda, count, error, device, told):
+    machine(monkeypatch, cuda, count, error)
+    with pytest.raises(ConfigError, match=f"^device {device} cannot be used: .*{told}") as raised:
+        build(device=device)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_gpu_that_is_there_is_no_problem(monkeypatch):
+    machine(monkeypatch, "13.0", 2)
+    assert why_no_gpu(torch.device("cuda:1")) is None and why_no_gpu(torch.device("cuda")) is None
