@@ -18,16 +18,18 @@ import msgspec
 import numpy as np
 
 from mmengine.core.acceptance import ARRAYS, DRAFTERS, Acceptance, powers
-from mmengine.core.step_cost import ONE, SIXTEENTH, StepCosts
+from mmengine.core.step_cost import MEMORY, ONE, SIXTEENTH, StepCosts
 
 ALL, NOBODY_ASKED = DRAFTERS - 1, -1  # up to which number drafters are asked
 NEVER = ONE + 1  # the chance that no draft has
 NOBODY = np.zeros((0, 0), np.int32)
+QUIET = 64  # steps between looks while nobody has anything to draft
 WINDOW, AT_FIRST = 16, 3  # steps between decisions while drafts are on, and while costs are not known
 REST = 8  # steps without drafts, of which the first still verifies some
 RARELY, SOONER = 256, 24  # measured steps with drafts between rests; where no step without was seen yet
 PROBE, PROBED = 32, 7  # steps that a probe waits for drafts, and of these what one with drafts counts
-SOONEST, LATEST = 256, 8192  # steps without drafts before a probe
+SOONEST, LATEST = 64, 8192  # steps without drafts before a probe
+COLD = 256  # an engine's first steps, which are slow
 PATIENT = 4  # times as long a probe waits for somebody who comes
 EVERY = 8  # one row in so many is probed where nobody came
 NUMBERS = 16  # of drafts are compared
@@ -35,7 +37,7 @@ CLEARLY = ONE + ONE // 4  # what drafts give, beside none, where that needs no s
 KEEP, CHANGE = ONE, ONE + ONE // 32  # what drafts must give, beside none, to stay on and to be turned on
 _COUNTERS = (
     *("steps", "bucket", "left", "resting", "probing", "probed", "num_probes", "due", "patience", "probe_at"),
-    *("arm", "same", "num_rows", "watches", "limited"),
+    *("arm", "same", "num_rows", "watches", "limited", "judged", "paused"),
 )
 _ARRAYS = ("room", "starting")
 
@@ -48,6 +50,9 @@ class Verdict(msgspec.Struct, array_like=True, frozen=True):
     least: int
     step: int
     rate: int = 0
+
+
+OFF = Verdict(NOBODY_ASKED, NEVER, 0)
 
 
 class Saved(msgspec.Struct, array_like=True):
@@ -78,11 +83,14 @@ class Goodput:
         self.num_probes, self.due = 0, 0  # `due`: the next one who comes is probed
         self.patience, self.probe_at = SOONEST, 0  # steps between probes, and when one is due
         self.watches = False  # what steps without drafts take, one after the other
+        self.judged = False  # drafts were, since it was decided last
+        self.paused = False  # drafts are, and nobody came since
         self.limited = False  # whether `room` was asked for
         self.arm, self.same = ALL, 0  # who was asked in the last step, and in how many before it
 
     def admit(self, row: int) -> None:
         """The row is another request's."""
+        self.paused = False
         self._count()
         self.acceptance.admit(row)
         if self.due and not self.probing:
@@ -114,6 +122,7 @@ class Goodput:
 
     def judge(self, rows: np.ndarray, drafters: np.ndarray, drafted: np.ndarray, counts: bytes) -> None:
         """See Acceptance."""
+        self.judged = True
         self.acceptance.judge(rows, drafters, drafted, counts)
 
     def ran(self, rows: np.ndarray, drafts: int, made: int, ns: tuple[int, int], pure: bool) -> None:
@@ -174,8 +183,12 @@ class Goodput:
         return ALL if verdict is None else verdict.asked
 
     def _verdict(self, bucket: int) -> Verdict | None:
-        """What holds for so many rows; until that was looked at, what held last."""
-        return self.verdicts.get(bucket) or self.verdicts.get(self.bucket)
+        """What holds for so many rows; until that was looked at, what held last. Who drafts again must first
+        read what it missed, which a small gain is not worth while a batch drains."""
+        verdict = self.verdicts.get(bucket) or self.verdicts.get(self.bucket)
+        if self.paused and verdict is not None and 0 < verdict.rate < CLEARLY:
+            return OFF
+        return verdict
 
     def _count(self) -> None:
         self.acceptance.count(self.room if self.limited else self._all, max(self.arm, 0))
@@ -196,7 +209,7 @@ class Goodput:
             self._look(rows)
         else:
             self._count()
-            self._rule(verdict, rows)
+            self._rule(self._verdict(bucket), rows)
 
     def _wait(self, drafts: int, rows: np.ndarray) -> None:
         """Another step of a rest or a probe is over."""
@@ -221,6 +234,10 @@ class Goodput:
         if tries and self.patience < LATEST:
             self._probe(rows)
             return
+        if was is not None and not (tries or self.judged):
+            self.left = max(1, self.probe_at - self.steps) if is_off else QUIET
+            return
+        self.judged = False
         self._count()
         self.acceptance.fade()
         if tries:
@@ -229,6 +246,7 @@ class Goodput:
         else:
             verdict = self._decide(rows, is_off)
         self.verdicts[self.bucket] = verdict
+        verdict = self._verdict(self.bucket)
         if verdict.asked == NOBODY_ASKED and not is_off:
             self.patience = SOONEST if self._could_pay() else LATEST
             self.probe_at = self.steps + self.patience
@@ -248,7 +266,8 @@ class Goodput:
 
     def _rule(self, verdict: Verdict, rows: np.ndarray) -> None:
         """`verdict` holds from now on for `rows`."""
-        if verdict.asked == NOBODY_ASKED:
+        self.paused = verdict.asked == NOBODY_ASKED
+        if self.paused:
             self.left = max(1, self.probe_at - self.steps)
             self.starting[:] = 0
             return
@@ -275,6 +294,8 @@ class Goodput:
             rate, least = self._best_of(rows, speaker, asked)
             if rate > best + (best >> 6) * (found.asked >= 0):
                 best, found = rate, Verdict(asked, least, self.steps, rate)
+        if found.asked == NOBODY_ASKED and self.steps < COLD and self.costs.num_drafted(speaker) < MEMORY:
+            return Verdict(ALL, 0, self.steps - RARELY)
         return found
 
     def _best_of(self, rows: np.ndarray, speaker: int, asked: int) -> tuple[int, int]:

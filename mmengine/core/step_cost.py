@@ -69,8 +69,13 @@ class StepCosts:
         """The same where only steps without drafts must be."""
         return self._nearest(bucket, lambda other: len(self._times[other].get(0, ())) >= ENOUGH)
 
+    def num_drafted(self, bucket: int) -> int:
+        """Steps with like many drafts that are remembered."""
+        kinds = self._times[bucket]
+        return max((len(times) for kind, times in kinds.items() if 0 < kind < _LEVELS), default=0)
+
     def _knows_drafted(self, bucket: int) -> bool:
-        return any(len(times) >= ENOUGH for kind, times in self._times[bucket].items() if 0 < kind < _LEVELS)
+        return self.num_drafted(bucket) >= ENOUGH
 
     def _nearest(self, bucket: int, knows: Callable[[int], bool]) -> int | None:
         """The nearest bucket that `knows`, if it has at most half as many rows more."""

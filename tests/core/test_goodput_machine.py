@@ -35,14 +35,14 @@ def shares(drafters, run, **costs):
 def test_it_loses_little_against_the_best_fixed_choice(
     rows, step_us, row_us, token_share, chance, fixed_us, draft_us, noise
 ):
-    """Over a whole run. What it takes to find out is no more than eight steps with all drafts."""
+    """Over a whole run. What it takes to find out is no more than sixteen steps with all drafts."""
     drafters = [Drafter(chance, fixed_us, draft_us)]
     costs = {"step_us": step_us, "row_us": row_us, "token_us": row_us * token_share, "noise": noise}
     share, found = shares(drafters, lambda machine: machine.run(rows, RUN), **costs)
     print(f"{share:.3f}, none / all {found[1] / found[2]:.2f}: {rows} rows, {costs}, {chance}, {drafters}")
     step = step_us + row_us * rows
     drafted = step + (row_us * token_share + draft_us) * MOST * rows + fixed_us
-    assert share < 1.03 + 8 * drafted / step / RUN
+    assert share < 1.03 + 16 * drafted / step / RUN
 
 
 @pytest.mark.parametrize("rows, pays", [(1, True), (4, True), (16, True), (64, False)])
@@ -73,7 +73,7 @@ def test_each_number_of_rows_is_decided_by_itself():
     ns, tokens = machine.ns, machine.tokens
     drain(machine)
     assert (machine.ns - ns) / (machine.tokens - tokens) < 1.015 * found[1]
-    assert machine.run(64, 20) == 0 and machine.run(2, 20) == 1
+    assert machine.run(64, 20) == 0 and machine.run(2, 20) > 0.5
 
 
 def test_drafters_are_told_apart():
@@ -114,7 +114,7 @@ def test_requests_that_are_easy_to_guess_are_drafted_for_again():
 
 def test_what_could_never_pay_is_tried_again_when_the_machine_may_be_another():
     machine = Machine("goodput", [HEAD], token_us=100)
-    assert machine.run(8, 200) < 0.1
+    assert machine.run(8, 200) < 0.15
     machine.token_us = 1
     machine.run(8, LATEST + 200)
     assert machine.run(8, 100) > 0.9
