@@ -65,6 +65,15 @@ class Acceptance:
             np.add.at(column, places, values)
             np.add.at(total, drafters, values)
 
+    def had_none(self, rows: np.ndarray, asked: int, drafts: int) -> None:
+        """Drafter number `asked` was asked for `drafts` of each of `rows`, and there were none."""
+        self.asked[asked, rows] += drafts * TRIAL
+        self.drafter_asked[asked] += len(rows) * drafts * TRIAL
+
+    def have_drafts(self, rows: np.ndarray, asked: int) -> bool:
+        """Whether drafters up to number `asked` had any for `rows`."""
+        return bool(self.trials[: asked + 1, rows].any())
+
     def fade(self) -> None:
         """What was long ago counts less, and who drafted last for a row counts as who is asked for it."""
         self.usual[:] = self.last

@@ -29,7 +29,7 @@ REST = 8  # steps without drafts, of which the first still verifies some
 RARELY, SOONER = 256, 24  # measured steps with drafts between rests; where no step without was seen yet
 PROBE, PROBED = 32, 7  # steps that a probe waits for drafts, and of these what one with drafts counts
 SOONEST, LATEST = 64, 8192  # steps without drafts before a probe
-COLD = 256  # an engine's first steps, which are slow
+COLD = 64  # an engine's first steps, which are slow
 PATIENT = 4  # times as long a probe waits for somebody who comes
 EVERY = 8  # one row in so many is probed where nobody came
 NUMBERS = 16  # of drafts are compared
@@ -229,12 +229,15 @@ class Goodput:
     def _look(self, rows: np.ndarray) -> None:
         """Decide again, and whether to rest or to probe."""
         was = self.verdicts.get(self.bucket)
-        is_off = was is not None and was.asked == NOBODY_ASKED
+        was_asked = ALL if was is None else was.asked
+        is_off = was_asked == NOBODY_ASKED
         tries = is_off and self.arm == NOBODY_ASKED and self.steps >= self.probe_at
         if tries and self.patience < LATEST:
             self._probe(rows)
             return
-        if was is not None and not (tries or self.judged):
+        if self.arm == was_asked != ALL and was_asked >= 0 and not self.judged:
+            self.acceptance.had_none(rows, was_asked, WINDOW * self._most)
+        elif was is not None and not (tries or self.judged):
             self.left = max(1, self.probe_at - self.steps) if is_off else QUIET
             return
         self.judged = False
@@ -271,11 +274,10 @@ class Goodput:
             self.left = max(1, self.probe_at - self.steps)
             self.starting[:] = 0
             return
-        self.left = (
-            WINDOW
-            if self.costs.speaker(self.bucket) is not None
-            else min(max(self.left, 0), AT_FIRST) or AT_FIRST
-        )
+        if self.costs.speaker(self.bucket) is not None:
+            self.left = WINDOW if verdict.asked == ALL else AT_FIRST
+        elif self.left <= 0:  # else what is seen with other numbers of rows counts too
+            self.left = AT_FIRST
         self.due = 0
         self.starting[:] = self._most
         if verdict.least:
@@ -291,6 +293,8 @@ class Goodput:
             return Verdict(ALL, 0, self.steps - RARELY)
         best, found = CHANGE if is_off else KEEP, Verdict(NOBODY_ASKED, NEVER, self.steps)
         for asked in self._arms():
+            if asked != ALL and found.asked == ALL and not self.acceptance.have_drafts(rows, asked):
+                continue
             rate, least = self._best_of(rows, speaker, asked)
             if rate > best + (best >> 6) * (found.asked >= 0):
                 best, found = rate, Verdict(asked, least, self.steps, rate)

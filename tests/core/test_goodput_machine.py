@@ -89,6 +89,14 @@ def test_drafters_are_told_apart():
     assert machine.verdict.asked == 0
 
 
+def test_a_drafter_that_has_nothing_is_in_nobodys_way():
+    for token_us, pays in ((5, True), (100, False)):
+        machine = Machine("goodput", [Drafter(1.0, has_some=0.0), HEAD], token_us=token_us, noise=0.1)
+        machine.run(8, 60)
+        assert machine.run(8, 200) == pytest.approx(float(pays), abs=0.15)
+        assert (machine.drafts_a_row > 4) == pays
+
+
 def test_while_drafts_do_not_pay_trying_takes_little():
     machine = Machine("goodput", [Drafter(0.1, 60, 8)], missed_us=2)
     machine.run(4, 200)
