@@ -7,6 +7,8 @@
 # Needs Python 3.11 or newer with torch (PYTHON=… says which one); mmengine need not be installed. Where there
 # is no network, wheels for it are taken from the ignored folder .whl:
 #   pip download --no-deps -d .whl flashinfer-python==0.7.2.post1 apache-tvm-ffi==0.1.15.post2
+# and FlashInfer's kernels, if they were built before, from .whl/aot/<module>/<module>.so: it takes some
+# minutes to compile them, out of the nine.
 set -euo pipefail
 
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -18,6 +20,10 @@ scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 if compgen -G "$root/.whl/*.whl" >/dev/null; then
     "$PYTHON" -m pip install --quiet --no-index --no-deps --no-compile --target "$scratch" "$root"/.whl/*.whl
+    if [ -d "$root/.whl/aot" ]; then
+        mkdir -p "$scratch/flashinfer/data"
+        cp -r "$root/.whl/aot" "$scratch/flashinfer/data/"
+    fi
     # FlashInfer's CUDA norms need nothing beside it; what it compiles goes with the scratch folder.
     export FLASHINFER_USE_CUDA_NORM=1 FLASHINFER_WORKSPACE_BASE=${FLASHINFER_WORKSPACE_BASE:-$scratch}
 fi

@@ -1,9 +1,11 @@
 """gpu.sh runs, on a CPU and the smallest of sizes; what it is based on is right."""
 
 import os
+import shutil
 import subprocess
 import sys
 import time
+import zipfile
 from importlib import metadata
 from pathlib import Path
 
@@ -52,6 +54,39 @@ def test_without_a_gpu_it_says_so_in_one_line():
     done = call("bash", BENCHMARKS / "gpu.sh", PYTHON=sys.executable, CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 1
     assert done.stderr.strip().count("\n") == 0 and "no GPU" in done.stderr
+
+
+def test_what_was_brought_along_is_installed_where_the_check_finds_it(tmp_path):
+    """gpu.sh in a checkout of its own, with a wheel and a kernel that were brought; its check looks for them."""
+    benchmarks, brought = tmp_path / "benchmarks", tmp_path / ".whl"
+    for folder in (benchmarks, brought / "aot" / "page"):
+        folder.mkdir(parents=True)
+    shutil.copy(BENCHMARKS / "gpu.sh", benchmarks)
+    with zipfile.ZipFile(brought / "brought_along-1-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("brought_along.py", "name = 'brought'")
+        wheel.writestr(
+            "brought_along-1.dist-info/METADATA", "Metadata-Version: 2.1\nName: brought_along\nVersion: 1\n"
+        )
+        wheel.writestr(
+            "brought_along-1.dist-info/WHEEL",
+            "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        )
+        wheel.writestr("brought_along-1.dist-info/RECORD", "")
+    (brought / "aot" / "page" / "page.so").write_bytes(b"built")
+    (benchmarks / "gpu_setup.py").write_text("")
+    (benchmarks / "gpu_check.py").write_text(
+        "import os, sys\n"
+        "from pathlib import Path\n"
+        "import brought_along\n"
+        "scratch = Path(brought_along.__file__).parent\n"
+        "built = scratch / 'flashinfer' / 'data' / 'aot' / 'page' / 'page.so'\n"
+        "norms = os.environ['FLASHINFER_USE_CUDA_NORM']\n"
+        "print(brought_along.name, built.read_bytes(), sys.argv[1:], norms)\n"
+        "sys.exit(3)\n"
+    )
+    done = call("bash", benchmarks / "gpu.sh", "--seconds", "7", PYTHON=sys.executable)
+    assert done.returncode == 3, done.stderr
+    assert done.stdout.strip() == "brought b'built' ['--seconds', '7'] 1"
 
 
 def test_a_checkout_gets_entry_points_where_none_are_installed(module, tmp_path, monkeypatch):
