@@ -57,7 +57,7 @@ def test_without_a_gpu_it_says_so_in_one_line():
 
 
 def test_what_was_brought_along_is_installed_where_the_check_finds_it(tmp_path):
-    """gpu.sh in a checkout of its own, with a wheel and a kernel that were brought; its check looks for them."""
+    """gpu.sh in a checkout of its own, with a wheel and a kernel that were brought."""
     benchmarks, brought = tmp_path / "benchmarks", tmp_path / ".whl"
     for folder in (benchmarks, brought / "aot" / "page"):
         folder.mkdir(parents=True)
