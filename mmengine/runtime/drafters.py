@@ -21,7 +21,7 @@ from mmengine.spec_decode.registry import free_drafter
 from mmengine.structured_output.rows import RowMatchers
 
 # Of one row, where the settings do not say: without a head, and of a grammar and a head together.
-DRAFT_TOKENS, HYBRID_TOKENS = 8, 8
+DRAFT_TOKENS, HYBRID_TOKENS = 8, 15
 HEADS = "mmengine.draft_heads"  # entry points: the folder of the embedded checkpoint's own head
 HEAD, AUTO = "eagle3", "auto"
 

@@ -19,6 +19,8 @@ from mmengine.spec_decode.base import Drafter, Proposed
 from mmengine.spec_decode.texts import Texts
 from mmengine.structured_output.rows import RowMatchers
 
+MOST_GOES = 2  # of a head, in one run: behind what is forced where its first drafts end it goes on
+
 log = structlog.get_logger("mmengine.operators")
 
 
@@ -119,19 +121,25 @@ class Drafting:
         most = np.clip(limits - self._texts.lengths[rows] - 1, 0, self._most)
         drafts = np.zeros((len(rows), self._most), np.int32)
         found, drafters = np.zeros(len(rows), np.int32), np.zeros(len(rows), np.int32)
+        out = drafts, found, drafters
         for number, picked in enumerate(follows):
             picked = np.flatnonzero(picked)
-            if not len(picked):
-                continue
-            before = found[picked]
-            limits = most[picked] if room is None else np.minimum(most[picked], room[number, picked])
-            if self._drafters[number] is self.head:
-                given = Given(drafts[picked], before) if before.any() else None
-                proposed = self._ask(number, rows[picked], np.maximum(limits - before, 0), given)
-            else:
-                proposed = self._ask(number, rows[picked], np.where(before > 0, 0, limits))
-            if proposed is not None:
-                self._take(number, proposed, picked, rows, (drafts, found, drafters))
+            is_head, goes = self._drafters[number] is self.head, 0
+            while len(picked) and goes < (MOST_GOES if is_head else 1):
+                before, limits = found[picked], most[picked]
+                if room is not None:
+                    limits = np.minimum(limits, room[number, picked])
+                if is_head:
+                    given = Given(drafts[picked], before) if before.any() else None
+                    proposed = self._ask(number, rows[picked], np.maximum(limits - before, 0), given)
+                else:
+                    proposed = self._ask(number, rows[picked], np.where(before > 0, 0, limits))
+                picked = (
+                    picked[:0]
+                    if proposed is None
+                    else self._take(number, proposed, picked, rows, limits, out)
+                )
+                goes += 1
         if not found.any():
             return None
         return Drafts(drafts[np.arange(self._most) < found[:, None]], found, drafters)
@@ -179,21 +187,32 @@ class Drafting:
         proposed: Proposed,
         picked: np.ndarray,
         rows: np.ndarray,
+        limits: np.ndarray,
         out: tuple[np.ndarray, np.ndarray, np.ndarray],
-    ) -> None:
-        """Put what was proposed for rows[picked] into `out`, as far as grammars allow it."""
+    ) -> np.ndarray:
+        """Put what was proposed for rows[picked] into `out`, as far as grammars allow it. Gives those of
+        `picked` whose grammar forced more behind it, up to `limits`: the drafter may go on from there."""
         drafts, found, drafters = out
-        counts = np.zeros(len(found), np.int32)
-        counts[picked] = proposed.counts
-        ends, places = found + counts, np.arange(self._most)
-        drafts[(places >= found[:, None]) & (places < ends[:, None])] = proposed.token_ids
+        first, ends, places = found.copy(), found.copy(), np.arange(self._most)
+        ends[picked] += proposed.counts
+        drafts[(places >= first[:, None]) & (places < ends[:, None])] = proposed.token_ids
+        forces = np.zeros(len(found), bool)
         if self.names[number] != "grammar" and self._matchers is not None:
-            bound = np.flatnonzero((counts > 0) & (self._rows.columns["options"][rows] & GRAMMAR != 0))
-            for place in bound.tolist():
-                ahead = drafts[place, : ends[place]].tolist()
-                counts[place] = max(0, self._matchers.num_allowed(int(rows[place]), ahead) - found[place])
-        found += counts
-        drafters[counts > 0] = number
+            mixes = self._drafters[number] is self.head and "grammar" in self.names
+            most = np.zeros(len(found), np.intp)
+            most[picked] = limits
+            bound = (ends > first) & (self._rows.columns["options"][rows] & GRAMMAR != 0)
+            for place in np.flatnonzero(bound).tolist():
+                row, ahead = int(rows[place]), drafts[place, : ends[place]].tolist()
+                end = max(self._matchers.num_allowed(row, ahead), int(first[place]))
+                if mixes and end < most[place]:
+                    forced = self._matchers.forced_behind(row, int(most[place]) - end)
+                    drafts[place, end : end + len(forced)] = forced
+                    end, forces[place] = end + len(forced), len(forced) > 0
+                ends[place] = end
+        found[:] = ends
+        drafters[ends > first] = number
+        return np.flatnonzero(forces)
 
     def _failed(self, number: int, error: Exception) -> None:
         self.failures[number] += 1

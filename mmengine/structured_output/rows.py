@@ -148,6 +148,11 @@ class RowMatchers:
         standing = self._rows.get(row)
         return () if standing is None else standing.forced(most)
 
+    def forced_behind(self, row: int, most: int) -> Sequence[int]:
+        """The same behind the drafts of which `num_allowed` just said how many the row might say."""
+        standing = self._rows.get(row)
+        return () if standing is None else standing.forced_behind(most)
+
     def say_run(self, row: int, token_ids: Sequence[int]) -> tuple[int, bool]:
         """The row says these tokens one after the other, until there is one that it may not say or its text
         is complete: how many, and whether it is."""

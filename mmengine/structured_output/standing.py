@@ -154,6 +154,16 @@ class Standing:
             return leader.ahead[:]
         return tokens
 
+    def forced_behind(self, most: int) -> Sequence[int]:
+        """At most `most` tokens that come next behind those that were just said to be allowed."""
+        leader = self._leader
+        if not leader.ahead or most <= 0:
+            return ()
+        tokens = self._backend.forced(leader.matcher, leader.ahead[-1])[:most]
+        tokens = tokens[: leader.matcher.try_consume_tokens(tokens)] if tokens else ()
+        leader.ahead += tokens
+        return tokens
+
     def _last(self) -> int:
         return self.said[-1] if self.said else -1
 
