@@ -13,6 +13,8 @@ import torch
 from mmengine.core.executor import StepPlan
 from mmengine.errors import ConfigError
 from mmengine.models.plugin import ModelSpec
+from mmengine.runtime.swap import Beside, HostBlocks
+from mmengine.runtime.upload import upload
 
 FP8 = torch.float8_e4m3fn
 _FP8_MOST = torch.finfo(FP8).max
@@ -59,6 +61,7 @@ class KVPool:
         swap_blocks: int = 0,
         *,
         is_fp8: bool = False,
+        beside: Beside | None = None,
     ) -> None:
         self.dtype, self.is_fp8 = dtype, is_fp8
         dtype = torch.uint8 if is_fp8 else dtype
@@ -75,35 +78,20 @@ class KVPool:
                 f"{num_blocks} KV blocks need {need / 2**30:.2f} GiB on {device}, which could not be had; "
                 "lower num_blocks"
             ) from error
-        self._host = self._host_pool((spec.num_layers, swap_blocks, *shape[2:]), dtype, device)
+        self._host = HostBlocks(swap_blocks, (spec.num_layers, *shape[2:]), dtype, device, beside)
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.layers = tuple((self.blocks.view(FP8) if is_fp8 else self.blocks).unbind(0))
 
-    @staticmethod
-    def _host_pool(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Blocks in host memory that preempted requests are swapped to; pinned beside a GPU."""
-        try:
-            return torch.zeros(shape, dtype=dtype, pin_memory=device.type == "cuda")
-        except RuntimeError as error:
-            need = torch.Size(shape).numel() * dtype.itemsize
-            raise ConfigError(
-                f"{shape[1]} swap blocks need {need / 2**30:.2f} GiB of host memory, which could not be had; "
-                "lower swap_blocks"
-            ) from error
-
     def copy(self, plan: StepPlan) -> None:
         """The copies of a step, in their order: out to the host, between blocks, back in."""
         if plan.swap_out is not None:
-            device_blocks, host_blocks = _pairs(plan.swap_out)
-            self._host[:, host_blocks] = self.blocks[:, device_blocks.to(self.blocks.device)].to("cpu")
+            self._host.store(self.blocks, plan.swap_out)
         if plan.copy is not None:
-            sources, targets = _pairs(plan.copy, self.blocks.device)
+            sources, targets = upload(plan.copy.T.astype(np.int64), self.blocks.device)
             self.blocks[:, targets] = self.blocks[:, sources]
         if plan.swap_in is not None:
-            host_blocks, device_blocks = _pairs(plan.swap_in)
-            values = self._host[:, host_blocks].to(self.blocks.device)
-            self.blocks[:, device_blocks.to(self.blocks.device)] = values
+            self._host.fetch(self.blocks, plan.swap_in)
 
     def clear(self, blocks: torch.Tensor) -> None:
         """Zero `blocks` (int64 [f]) in all layers.
@@ -117,9 +105,3 @@ class KVPool:
 def fp8_bytes(x: torch.Tensor) -> torch.Tensor:
     """`x` rounded to fp8, as bytes; what is too large becomes the largest, where a cast alone gives NaN."""
     return x.clamp(-_FP8_MOST, _FP8_MOST).to(FP8).view(torch.uint8)
-
-
-def _pairs(pairs: np.ndarray, device: torch.device | str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
-    """int32 [m, 2] to two int64 index tensors."""
-    both = torch.from_numpy(pairs.astype(np.int64).T.copy()).to(device)
-    return both[0], both[1]
