@@ -104,13 +104,16 @@ class Goodput:
         """int32 [drafters, n]: the most drafts that `rows` may have; [0, 0]: none; None: what there is."""
         if self.resting:
             return NOBODY
-        if not self.probing:
-            verdict = self._verdict(StepCosts.bucket(len(rows)))
-            if verdict is None or not verdict.least:
-                return None
-            if verdict.asked == NOBODY_ASKED:
-                return NOBODY
-        return self.room[:, rows]
+        if self.probing:
+            return self.room[:, rows]
+        verdict = self._verdict(StepCosts.bucket(len(rows)))
+        if verdict is None or not verdict.least:
+            return None
+        if verdict.asked == NOBODY_ASKED:
+            return NOBODY
+        room = self.room[:, rows]
+        room[verdict.asked + 1 :] = 0  # who came since then has some
+        return room
 
     def passes(self, num_rows: int, has_drafts: bool) -> bool:
         """Count a step that ran. True where it needs no look: it neither verified drafts nor made some."""

@@ -1,5 +1,6 @@
 """On a made-up machine: what is chosen, how soon, and what finding that out costs."""
 
+import numpy as np
 import pytest
 from drafting_machine import MOST, Drafter, Machine
 from hypothesis import Phase, given, settings
@@ -87,6 +88,10 @@ def test_drafters_are_told_apart():
     machine = Machine("goodput", drafters, **costs)
     machine.run(16, 300)
     assert machine.verdict.asked == 0
+    machine.run(2, 20)  # where all are asked
+    machine.admit(*range(16))
+    room = machine.goodput.room_of(np.arange(16))
+    assert room[0].any() and not room[1:].any()
 
 
 def test_a_drafter_that_has_nothing_is_in_nobodys_way():
