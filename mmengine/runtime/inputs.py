@@ -40,9 +40,8 @@ def prepare(
     num_tokens = len(plan.input_ids) if frame is None else frame.bucket.num_tokens
     sample_tokens = _sample_tokens(plan) if runs is None else runs.places
     waits = _pending(plan) if may_wait else ()
-    if frame is not None and not isinstance(frame.places, slice):
+    if frame is not None and not isinstance(frame.places, slice):  # with drafts, and then nothing is PENDING
         sample_tokens = frame.places if sample_tokens is None else frame.places[sample_tokens]
-        waits = (frame.places[waits[0]], waits[1]) if waits else ()
     num_sampled = 0 if sample_tokens is None else len(sample_tokens)
     packed = np.empty(4 * num_tokens + num_sampled + sum(map(len, waits)), dtype=np.int64)
     _place(plan, rows, frame, packed[: 4 * num_tokens].reshape(4, num_tokens))

@@ -10,6 +10,7 @@ from runtime_toy import EOS, Driver, ToyModel, positions_of, toy_request
 
 from mmengine.config import EngineConfig
 from mmengine.core.executor import MediaSpan, StepPlan
+from mmengine.models.plugin import Taps
 from mmengine.request import SamplingParams
 from mmengine.runtime.attention.base import AttentionMeta, Bucket
 from mmengine.runtime.attention.torch_paged import TorchPagedAttention
@@ -24,6 +25,8 @@ from mmengine.runtime.graphs.buckets import (
     frame_of,
     row_sizes,
 )
+from mmengine.runtime.graphs.decode import DecodeGraphs
+from mmengine.runtime.kv import KVPool
 
 SIZE = 4
 
@@ -232,3 +235,51 @@ def test_a_row_that_breaks_leaves_the_dummy_block_to_the_others(capturable):
         fresh.step(("r0", None), ("r1", None), ("r2", None))
     assert torch.isfinite(driver.executor._runner._kv.blocks[:, 0]).all()
     assert driver.outputs("r1") == fresh.outputs("r1") and driver.outputs("r2") == fresh.outputs("r2")
+
+
+class Tapped:
+    """A model whose hidden states say which token stands where, for a head that reads them."""
+
+    def __init__(self):
+        self.spec = ToyModel().spec
+
+    def embed(self, input_ids):
+        return input_ids.float()[:, None].expand(-1, self.spec.hidden_size).clone()
+
+    def forward(self, embeds, deepstack, positions, attention, taps=None):
+        taps.rows.copy_(embeds[:, :2] * 100 + positions[:2].T)
+        return embeds
+
+
+@pytest.mark.parametrize("counts", [[1, 1, 1], [2, 3, 1]])
+def test_a_head_gets_copies_of_the_steps_own_tokens(counts):
+    """What it reads later is not to change with the next step."""
+    spec = ToyModel().spec
+    kv = KVPool(spec, 8, SIZE, torch.float32, torch.device("cpu"))
+    graphs = DecodeGraphs(
+        Tapped(),
+        TorchPagedAttention(spec, kv),
+        Repeater(),
+        torch.device("cpu"),
+        block_size=SIZE,
+        max_rows=4,
+        num_drafts=2,
+        taps=Taps((0,), torch.empty(1, 2)),
+    )
+    total, given = sum(counts), []
+    for first in (1, 50):
+        plan = plan_of(counts)
+        frame = graphs.frame(plan)
+        number = frame.bucket.num_tokens
+        packed = torch.zeros(4, number, dtype=torch.int64)
+        packed[0, frame.places] = torch.arange(first, first + total)
+        packed[1:, frame.places] = torch.arange(first, first + total) + 7
+        graphs.inputs[: 4 * number] = packed.view(-1)
+        lens = plan.num_computed + plan.num_scheduled
+        graphs.run(frame, AttentionMeta(plan.num_scheduled, lens, plan.slot_mapping, plan.block_table))
+        taps = Taps((0,), torch.empty(total, 2))
+        given.append((taps, graphs.give(frame, taps, graphs.inputs[number : 4 * number].view(3, number))))
+    for first, (taps, positions) in zip((1, 50), given):
+        tokens = torch.arange(first, first + total)
+        assert positions.tolist() == [(tokens + 7).tolist()] * 3
+        assert taps.rows.tolist() == (tokens * 100 + tokens + 7).float()[:, None].expand(-1, 2).tolist()

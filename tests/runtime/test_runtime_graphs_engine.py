@@ -53,6 +53,15 @@ def test_answers_are_those_of_steps_launched_anew(asked, anew, recorder, setting
     assert recorder.replayed > 50
 
 
+def test_a_head_drafts_what_it_drafted(asked, recorder, monkeypatch):
+    """It reads what replayed steps left of their tokens, now or later."""
+    found = answers(asked, spec="eagle3", **SMALL)
+    monkeypatch.setattr(build, "TorchExecutor", TorchExecutor)
+    anew = answers(asked, spec="eagle3", **SMALL)
+    assert found.stats.drafts == anew.stats.drafts and recorder.replayed
+    assert found.stats.drafts[0].accepted > 50
+
+
 def test_the_metrics_say_how_many_steps_were_replayed(recorder):
     with Engine(config=EngineConfig(max_num_seqs=2, max_model_len=200, spec="none")) as engine:
         engine.generate(["Hello"], max_tokens=8, ignore_eos=True)
