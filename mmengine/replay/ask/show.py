@@ -142,11 +142,13 @@ def ended_requests(log: CheckedLog) -> Iterator[RequestLine]:
 
 
 def step_lines(log: CheckedLog | Path) -> Iterator[StepLine]:
-    """Every step of a log (or of the one in a folder) that ran or failed. Raises what `verify` raises."""
+    """Every step of a log (or of the one in a folder) that ran or failed, but for those that were decided
+    before what the log holds. Raises what `verify` raises."""
     log = CheckedLog(log) if isinstance(log, Path) else log
     admitted = encoded = preempted = 0
     state = log.first_state()
-    decided = deque(_decided(state, each, 0, 0, 0) for each in state.flights)  # in flight
+    decided: deque[StepLine | None] = deque([None] * len(state.flights))  # None: decided before
+    is_before = state.is_open
     with log.naming():
         for state, record in fold(log):
             match record.event:
@@ -157,15 +159,18 @@ def step_lines(log: CheckedLog | Path) -> Iterator[StepLine]:
                 case ev.Admitted(encode=encode):
                     admitted, encoded = admitted + 1, encoded + len(encode)
                 case ev.Dispatched() | ev.Executed() | ev.Failed() if state.is_open:
-                    decided.append(_decided(state, state.open_step(), admitted, encoded, preempted))
+                    line = _decided(state, state.open_step(), admitted, encoded, preempted)
+                    decided.append(None if is_before else line)
                     admitted = encoded = preempted = 0
+                    is_before = False
             match record.event:
                 case ev.Executed(device_ns=device_ns):
                     line = decided.popleft()
-                    line.device_ms = device_ns / 1e6
-                    yield line
+                    if line is not None:
+                        line.device_ms = device_ns / 1e6
+                        yield line
                 case ev.Failed(error=error):
-                    for line in decided:
+                    for line in filter(None, decided):
                         line.failed = error
                         yield line
                     decided.clear()
