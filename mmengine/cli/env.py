@@ -27,13 +27,17 @@ def env(
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show versions, devices, attention backends, CPU kernels, model plugins and the embedded checkpoint."""
+    from mmengine.runtime import here  # lazy: torch
+
     facts = {
         "mmengine-vl": __version__,
         "python": f"{platform.python_version()} on {platform.platform()}",
         **{name: _version(name) for name in PACKAGES},
-        "devices": _devices(),
+        "GPUs": "; ".join(here.gpus()) or f"none: {here.no_gpu()}",
         "threads": _threads(),
-        "attention": _backends(),
+        "attention": here.chosen(),
+        **{f"  {name}": text for name, text in here.attention().items()},
+        "tensor parallel": here.tensor_parallel(),
         "CPU kernels": _kernels(),
         "model plugins": _plugins(),
         "embedded checkpoint": _checkpoint(),
@@ -42,7 +46,7 @@ def env(
     if json_output:
         import json
 
-        print(json.dumps(facts))
+        print(json.dumps({name.strip(): fact for name, fact in facts.items()}))
         return
     width = max(map(len, facts))
     for name, fact in facts.items():
@@ -56,26 +60,12 @@ def _version(name: str) -> str:
         return "not installed"
 
 
-def _devices() -> str:
-    import torch  # lazy: help needs none of it
-
-    names = ["cpu"]
-    names += [f"cuda:{i} {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count())]
-    return ", ".join(names)
-
-
 def _threads() -> str:
     from mmengine.runtime.threads import choose_threads  # lazy, as below
 
     threads, small = choose_threads(), choose_threads(hidden_size=1)
     beside = f"; {small.count} for a model with {small.why}" if small != threads else ""
     return f"{threads.count} ({threads.why}){beside}"
-
-
-def _backends() -> str:
-    from mmengine.runtime.attention.registry import BACKENDS  # lazy: torch
-
-    return ", ".join(BACKENDS)
 
 
 def _kernels() -> str:

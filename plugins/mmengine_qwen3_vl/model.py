@@ -86,7 +86,12 @@ def load_model(folder: Path, *, device: str, dtype: str, shard: Shard | None = N
             text = text_decoder(config.text, weights, where, DTYPES[dtype], shard)
             vision = VisionTower(config.vision, weights, where) if shard is None or shard.leads else None
     except torch.OutOfMemoryError:
-        raise ModelError(f"{folder} does not fit the memory of {device} in {dtype}") from None
+        free, total = (size / 2**30 for size in torch.cuda.mem_get_info(where))
+        raise ModelError(
+            f"the weights of {folder} in {dtype} do not fit {device}, where {free:.1f} of {total:.1f} GiB are "
+            "still free; take a GPU with more memory or with nothing else on it, or cut the model over several "
+            "(tensor_parallel)"
+        ) from None
     return Qwen3VL(config, text, vision, where, DTYPES[dtype])
 
 

@@ -20,6 +20,20 @@ INSTALL = "install mmengine-vl[cuda]"
 
 def missing(device: torch.device) -> str | None:
     """What is missing on this machine, with what to do about it; None where nothing is."""
+    problem = package_problem()
+    if problem is not None:
+        return problem
+    if device.type != "cuda":
+        return f"it computes on a GPU, and the KV pool lies on {device}"
+    capability = torch.cuda.get_device_capability(device)
+    if capability < CAPABILITY:
+        have, need = (".".join(map(str, each)) for each in (capability, CAPABILITY))
+        return f"this GPU has compute capability {have}, and {need} is needed"
+    return None
+
+
+def package_problem() -> str | None:
+    """What is wrong with the package as it is installed, or not, with what to do about it."""
     version = installed()
     if version is None:
         return f"{PACKAGE} is not installed; {INSTALL}"
@@ -27,12 +41,6 @@ def missing(device: torch.device) -> str | None:
     if numbers < OLDEST or numbers[:2] >= BEYOND:
         wanted = f"{'.'.join(map(str, OLDEST))} up to, not including, {'.'.join(map(str, BEYOND))}"
         return f"{PACKAGE} {version} is installed, and {wanted} is needed; {INSTALL}"
-    if device.type != "cuda":
-        return f"it computes on a GPU, and the KV pool lies on {device}"
-    capability = torch.cuda.get_device_capability(device)
-    if capability < CAPABILITY:
-        have, need = (".".join(map(str, each)) for each in (capability, CAPABILITY))
-        return f"this GPU has compute capability {have}, and {need} is needed"
     return None
 
 
