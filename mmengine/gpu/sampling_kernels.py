@@ -66,7 +66,9 @@ def _draw_kernel(
 
 
 @triton.jit
-def _top_p_kernel(logits, stride, vocab, largest, temperature, top_p, least, CHUNK: tl.constexpr):
+def _top_p_kernel(
+    logits, stride, largest, temperature, top_p, least, VOCAB: tl.constexpr, CHUNK: tl.constexpr
+):
     """A program a row. The kept tokens are those before which less than `top_p` of the mass stands; a token
     stands by its distance from the row's best, whose bits order as it does, so the bound is found bit by bit,
     two at a time."""
@@ -74,18 +76,18 @@ def _top_p_kernel(logits, stride, vocab, largest, temperature, top_p, least, CHU
     top, heat, share = tl.load(largest + row), tl.load(temperature + row), tl.load(top_p + row)
     source = logits + row * stride
     total = 0.0
-    for start in range(0, vocab, CHUNK):
+    for start in range(0, VOCAB, CHUNK):
         place = start + tl.arange(0, CHUNK)
-        values = tl.load(source + place, mask=place < vocab, other=float("-inf"))
+        values = tl.load(source + place, mask=place < VOCAB, other=float("-inf"))
         total += tl.sum(tl.exp(_scaled(values, top, heat)))
     wanted = share * total
     found = tl.full([], 0, tl.uint32)
     for turn in range(16):
         step = tl.full([], 1, tl.uint32) << (30 - 2 * turn)
         one, two, three = 0.0, 0.0, 0.0
-        for start in range(0, vocab, CHUNK):
+        for start in range(0, VOCAB, CHUNK):
             place = start + tl.arange(0, CHUNK)
-            values = tl.load(source + place, mask=place < vocab, other=float("-inf"))
+            values = tl.load(source + place, mask=place < VOCAB, other=float("-inf"))
             values = _scaled(values, top, heat)
             mass, bits = tl.exp(values), tl.abs(values).to(tl.uint32, bitcast=True)
             one += tl.sum(tl.where(bits < found + step, mass, 0.0))
@@ -140,11 +142,11 @@ def top_p_bound(
     _top_p_kernel[(len(logits),)](
         logits,
         logits.stride(0),
-        logits.shape[1],
         largest,
         temperature,
         top_p,
         least,
+        VOCAB=logits.shape[1],
         CHUNK=CHUNK,
         num_warps=8,
     )

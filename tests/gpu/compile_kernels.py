@@ -33,7 +33,12 @@ KERNELS = [
         CHUNK,
         4,
     ),
-    (sampling_kernels._top_p_kernel, LOGITS | ROWS | {"top_p": "*fp32", "least": "*fp32"}, CHUNK, 8),
+    (
+        sampling_kernels._top_p_kernel,
+        {"logits": "*fp32", "stride": "i32"} | ROWS | {"top_p": "*fp32", "least": "*fp32"},
+        CHUNK | {"VOCAB": 151_936},
+        8,
+    ),
     (
         sampling_kernels._mask_kernel,
         LOGITS | {"places": "*i64", "bits": "*i32", "words": "i32"} | BEST,
