@@ -86,11 +86,10 @@ def load_model(folder: Path, *, device: str, dtype: str, shard: Shard | None = N
             text = text_decoder(config.text, weights, where, DTYPES[dtype], shard)
             vision = VisionTower(config.vision, weights, where) if shard is None or shard.leads else None
     except torch.OutOfMemoryError:
-        free, total = (size / 2**30 for size in torch.cuda.mem_get_info(where))
+        total = torch.cuda.mem_get_info(where)[1] / 2**30
         raise ModelError(
-            f"the weights of {folder} in {dtype} do not fit {device}, where {free:.1f} of {total:.1f} GiB are "
-            "still free; take a GPU with more memory or with nothing else on it, or cut the model over several "
-            "(tensor_parallel)"
+            f"the weights of {folder} in {dtype} do not fit {device} of {total:.1f} GiB; take a GPU with more "
+            "memory or with nothing else on it, or cut the model over several (tensor_parallel)"
         ) from None
     return Qwen3VL(config, text, vision, where, DTYPES[dtype])
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mmengine.config import EngineConfig
-from mmengine.errors import ConfigError
+from mmengine.errors import ConfigError, ModelError
 from mmengine.models.plugin import ModelSpec
 from mmengine.runtime import profile, sizing
 from mmengine.runtime.memory import GIB, Memory
@@ -142,3 +142,13 @@ def test_a_pool_that_the_host_cannot_hold_is_refused_with_the_sum(monkeypatch):
     shown = r"bytes are \d\d\.\d\d GiB, and 1\.00 - 0\.\d\d \(the encoder cache\) = 0"
     with pytest.raises(ConfigError, match=shown):
         Engine(config=EngineConfig(num_blocks=400_000), dtype="float32")
+
+
+def test_weights_that_do_not_fit_are_refused(monkeypatch):
+    def full(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (GIB, 80 * GIB))
+    monkeypatch.setattr("mmengine_qwen3_vl.model.text_decoder", full)
+    with pytest.raises(ModelError, match=r"do not fit cpu of 80\.0 GiB; take a GPU with more memory"):
+        plugin.load_model(checkpoint_path(), device="cpu", dtype="float32")
