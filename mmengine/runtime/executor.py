@@ -8,10 +8,11 @@ import torch
 
 from mmengine.config import EngineConfig
 from mmengine.core.executor import StepPlan, StepResult
-from mmengine.errors import ExecutorFailed, MMEngineError
+from mmengine.errors import ExecutorFailed, ExecutorLost, MMEngineError
 from mmengine.models.plugin import MediaInput, VisionLanguageModel
 from mmengine.runtime.clock import StepClock
 from mmengine.runtime.eagle3.head import DraftHead
+from mmengine.runtime.gpus import answers
 from mmengine.runtime.graphs.recorder import CudaRecorder, Recorder
 from mmengine.runtime.reading import Launched
 from mmengine.runtime.rows import PositionsOf
@@ -39,8 +40,8 @@ class TorchExecutor:
 
     On a CPU a step is computed in `collect`. On CUDA `dispatch` launches it without waiting and
     `collect` waits for its end (not yet run on a GPU). Whatever goes wrong with a whole step is raised
-    by its `collect`: an MMEngineError as it is, anything else as ExecutorFailed, which says what to do
-    where the GPU itself failed.
+    by its `collect`: an MMEngineError as it is, anything else as ExecutorFailed, or as ExecutorLost where
+    the GPU does not answer any more.
     """
 
     def __init__(
@@ -132,7 +133,7 @@ class TorchExecutor:
         except MMEngineError:
             raise
         except Exception as error:
-            raise ExecutorFailed(f"step {step.plan.step} failed: {_reason(error)}") from error
+            raise _failure(step.plan, error, self._device) from error
 
     def _finish(self, step: InFlight) -> StepResult:
         if self._is_ahead:
@@ -158,14 +159,16 @@ class TorchExecutor:
         self._runner.close()
 
 
-def _reason(error: Exception) -> str:
-    """In one sentence. An error of CUDA is mostly of the whole process: what comes later fails too."""
+def _failure(step: StepPlan, error: Exception, device: torch.device) -> ExecutorFailed:
+    """What to raise for a step that failed: ExecutorLost where the device is gone for this process."""
     reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"  # torch appends pages
-    if isinstance(error, torch.AcceleratorError):
-        return (
-            f"the GPU failed ({reason}); if the next steps fail too, restart the process, and with a log its "
-            "requests go on; `nvidia-smi` and the kernel's log say whether the GPU is still there"
+    if isinstance(error, torch.AcceleratorError) and not answers(device):
+        return ExecutorLost(
+            f"step {step.step} failed and the GPU does not answer any more ({reason}); start the process "
+            "again, with its log it goes on with all requests; `nvidia-smi` and the kernel's log say more"
         )
     if isinstance(error, torch.OutOfMemoryError):
-        return f"the GPU's memory is full ({reason}); lower num_blocks, token_budget or encoder_budget"
-    return reason
+        reason = (
+            f"the memory of {device} is full ({reason}); lower num_blocks, token_budget or encoder_budget"
+        )
+    return ExecutorFailed(f"step {step.step} failed: {reason}")

@@ -3,6 +3,17 @@
 import torch
 
 
+def answers(device: torch.device) -> bool:
+    """Whether it still computes, to be asked after an error: most errors of CUDA leave nothing of a process'
+    context."""
+    if device.type != "cuda":
+        return True
+    try:
+        return torch.ones(1, device=device).item() == 1
+    except RuntimeError:
+        return False
+
+
 def why_no_gpu(device: torch.device) -> str | None:
     """One sentence, with what to do; None where `device` (cuda or cuda:N) can be used."""
     if torch.version.cuda is None:

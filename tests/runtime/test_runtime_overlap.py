@@ -8,9 +8,15 @@ from runtime_toy import ToyModel, positions_of, toy_request
 from test_runtime_launch import config_of, toy_on_gpu
 
 from mmengine.core.engine import EngineCore
+from mmengine.core.past import Resume
+from mmengine.errors import ExecutorLost
 from mmengine.events.vocabulary import Failed
+from mmengine.replay import verify
 from mmengine.request import SamplingParams
+from mmengine.runtime import executor as executing
 from mmengine.runtime.executor import TorchExecutor
+from mmengine.runtime.gpus import answers
+from mmengine.serve.engine import Engine
 
 
 @pytest.fixture
@@ -83,7 +89,10 @@ def failing(error, at):
 @pytest.mark.parametrize(
     "error, told",
     [
-        (torch.AcceleratorError("CUDA error: unspecified launch failure\nCompile with"), "the GPU failed"),
+        (
+            torch.AcceleratorError("CUDA error: invalid argument\nCompile with"),
+            "CUDA error: invalid argument",
+        ),
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate"), "lower num_blocks, token_budget"),
         (RuntimeError("something else\nand more"), "RuntimeError: something else"),
     ],
@@ -105,3 +114,39 @@ def test_a_step_that_fails_is_told_of_and_its_requests_go_on(error, told):
         if at:
             assert told in failures[0] and "\n" not in failures[0]
     assert tokens[0] == tokens[1] and len(tokens[0]) == 8
+
+
+def test_a_gpu_that_is_gone_ends_the_engine_and_the_log_goes_on(monkeypatch, tmp_path):
+    asked = {"max_tokens": 24, "ignore_eos": True}
+    with Engine() as engine:
+        whole = engine.generate(["Who are you?"], **asked)[0].choices[0].token_ids
+    with Engine(log=tmp_path) as engine:
+        engine.submit("Who are you?", request_id="a", **asked)
+        engine.step()
+        launch = engine.built.executor._runner.launch
+
+        def fall_off(*arguments):
+            launch(*arguments)
+            raise torch.AcceleratorError("CUDA error: unspecified launch failure\nmore")
+
+        engine.built.executor._runner.launch = fall_off
+        monkeypatch.setattr(executing, "answers", lambda device: False)
+        for _ in range(2):
+            with pytest.raises(ExecutorLost, match="does not answer any more .*; start the process again"):
+                while not engine.is_idle:
+                    engine.step()
+    monkeypatch.undo()
+    with Engine(log=tmp_path, resume=Resume()) as engine:
+        found = engine.requests.take_up("a")
+        while not engine.is_idle:
+            found = next((output.completion for output in engine.step() if output.completion), found)
+    assert found.choices[0].token_ids == whole and verify(tmp_path).ok
+
+
+def test_a_gpu_answers_or_it_does_not(monkeypatch):
+    def gone(*sizes, device):
+        raise torch.AcceleratorError("CUDA error: unspecified launch failure")
+
+    assert answers(torch.device("cpu"))
+    monkeypatch.setattr(torch, "ones", gone)
+    assert not answers(torch.device("cuda"))
