@@ -88,8 +88,8 @@ def load_model(folder: Path, *, device: str, dtype: str, shard: Shard | None = N
     except torch.OutOfMemoryError:
         total = torch.cuda.mem_get_info(where)[1] / 2**30
         raise ModelError(
-            f"the weights of {folder} in {dtype} do not fit {device} of {total:.1f} GiB; take a GPU with more "
-            "memory or with nothing else on it, or cut the model over several (tensor_parallel)"
+            f"the weights of {folder} in {dtype} do not fit {device} of {total:.1f} GiB; take a GPU with "
+            "more memory or with nothing else on it, or cut the model over several (tensor_parallel)"
         ) from None
     return Qwen3VL(config, text, vision, where, DTYPES[dtype])
 
