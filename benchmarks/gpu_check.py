@@ -149,7 +149,7 @@ def correctness(run: Run) -> None:
 
 def backends(run: Run) -> None:
     dtype = torch.float32 if run.dry else torch.bfloat16
-    verdicts, skipped = compare_backends(run.device, dtype, 4 if run.dry else 40)
+    verdicts, skipped = compare_backends(run.device, dtype, 4 if run.dry else 16)
     run.verdicts += verdicts
     run.skipped |= skipped
 

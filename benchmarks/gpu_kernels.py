@@ -50,7 +50,8 @@ def compare_layers(device: str, dtype: torch.dtype, dry: bool) -> Verdict:
             found.append(torch.cat(hidden).float())
     gaps = (found[0] - found[1]).abs()
     largest, mean = float(gaps.max()), float(gaps.mean())
-    bounds = (64 * torch.finfo(dtype).eps, 2 * torch.finfo(dtype).eps)
+    eps = torch.finfo(dtype).eps
+    bounds = max(32 * eps, 1e-4), max(eps, 1e-5)
     said = f"largest gap {largest:.1e}, mean {mean:.1e}, at most {bounds[0]:.1e} and {bounds[1]:.1e}"
     return Verdict("fused layers beside plain ones", said, largest <= bounds[0] and mean <= bounds[1])
 
