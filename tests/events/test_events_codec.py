@@ -119,6 +119,7 @@ FIELDS = {
         st.none() | BYTES,
         st.none() | BYTES,
         INTS,
+        INTS,
     ),
     ev.Failed: (TEXT,),
     ev.Finished: (TEXT, TEXT, TEXT),

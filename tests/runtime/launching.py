@@ -24,9 +24,9 @@ class _NoWaiting(TorchDispatchMode):
     def __torch_dispatch__(self, operation, types, arguments=(), options=None):
         options = options or {}
         if options.get("pin_memory"):
-            return _pinned(operation(*arguments, **{**options, "pin_memory": False}))
+            return pinned(operation(*arguments, **{**options, "pin_memory": False}))
         if operation in (aten.pin_memory.default, aten._pin_memory.default):
-            return _pinned(arguments[0].clone())
+            return pinned(arguments[0].clone())
         if (
             operation.namespace == "aten" and operation._can_decompose()
         ):  # in inference mode `to` arrives whole
@@ -39,6 +39,10 @@ class _NoWaiting(TorchDispatchMode):
         if operation is aten.copy_.default:
             target, source, *given = arguments
             _check(source, target.device, given[0] if given else options.get("non_blocking"))
+            if source.device == GPU and target.device.type == "cpu":
+                if not _is_pinned(target):
+                    raise Waited("a copy into memory that is not pinned waits for the device")
+                return target
         return operation(*arguments, **options)
 
     def _copy(self, operation, arguments, options):
@@ -62,16 +66,24 @@ class _NoMaking(TorchFunctionMode):
         return function(*arguments, **options)
 
 
-def _pinned(tensor):
-    tensor.is_pinned_here = True
+_pins: dict[int, torch.Tensor] = {}  # by address, which nothing else has while they are here
+
+
+def pinned(tensor):
+    """`tensor`, which counts as pinned from now on, with all views of it."""
+    _pins[tensor.untyped_storage().data_ptr()] = tensor
     return tensor
+
+
+def _is_pinned(tensor):
+    return tensor.untyped_storage().data_ptr() in _pins
 
 
 def _check(source, to, non_blocking):
     """Raise where a copy waits; tensors without values are none."""
     if source.device.type == to.type or not source.numel():
         return
-    from_pageable = source.device.type == "cpu" and not getattr(source, "is_pinned_here", False)
+    from_pageable = source.device.type == "cpu" and not _is_pinned(source)
     if from_pageable or not non_blocking:
         raise Waited(f"a copy of {tuple(source.shape)} from {source.device} to {to} waits for the device")
 
@@ -79,5 +91,8 @@ def _check(source, to, non_blocking):
 @contextmanager
 def nothing_to_wait_for():
     """In here what is made on GPU computes nothing, and waiting for it raises."""
-    with _NoMaking(), _NoWaiting():
-        yield
+    try:
+        with _NoMaking(), _NoWaiting():
+            yield
+    finally:
+        _pins.clear()

@@ -5,11 +5,12 @@ import random
 from collections import Counter
 from types import SimpleNamespace
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 from flashinfer_fake import FakeWrapper, fake_library
-from launching import GPU, Waited, nothing_to_wait_for
+from launching import GPU, Waited, nothing_to_wait_for, pinned
 from runtime_toy import VOCAB, Driver, ToyModel, positions_of, toy_request
 from test_runtime_graphs import Repeater
 
@@ -180,6 +181,21 @@ def test_no_step_waits_that_draws_by_kernels(drawing_kernels):
     config = config_of()
     run(Launching(toy_on_gpu(), positions_of, config), config)
     assert min(drawing_kernels[name] for name in ("draw", "top_p_bound", "keep_allowed")) > 3
+
+
+def test_copies_of_blocks_do_not_wait():
+    """Out to the host, between blocks, and back."""
+    config = config_of(swap_blocks=4)
+    executor = Launching(toy_on_gpu(), positions_of, config)
+    driver = Driver(executor, config)
+    driver.add(*toy_request("r", 1, 9))
+    driver.step(("r", None))
+    pairs = {
+        name: np.array(pairs, np.int32)
+        for name, pairs in (("swap_out", [[5, 1], [9, 2]]), ("copy", [[3, 4]]), ("swap_in", [[1, 7]]))
+    }
+    pinned(executor.runner._kv._host._pool)
+    executor.dispatch(msgspec.structs.replace(driver.plan(("r", None)), **pairs))
 
 
 @pytest.fixture
