@@ -105,6 +105,7 @@ def main() -> int:
         speed(run)
     except KeyboardInterrupt:
         run.failed, run.skipped["what was still to come"] = True, "cut off by a signal"
+        run.write()
     show(tables(run), [f"skipped: {name}: {why}" for name, why in run.skipped.items()])
     if run.out is None:
         print("dry run: nothing is written; not yet run on a GPU")
