@@ -1,5 +1,6 @@
 """A model cut over two processes on a CPU: the tokens of one process, and an end for whatever goes wrong."""
 
+import itertools
 import os
 import signal
 import threading
@@ -42,17 +43,31 @@ def wanted(asked):
     return answers(asked, spec="none")
 
 
+def fail_once(executor):
+    """Rank 0 breaks down in its ninth step, before it exchanges anything; no rank may be out of step then."""
+    launch, count = executor._runner.launch, itertools.count()
+
+    def launch_or_fail(*args):
+        if next(count) == 8:
+            raise ExecutorFailed("on purpose")
+        return launch(*args)
+
+    executor._runner.launch = launch_or_fail
+
+
 @pytest.mark.parametrize(
     "settings",
     [{"swap_blocks": 64, "preempt_mode": "swap"}, {"max_in_flight": 2, "spec": "none"}],
     ids=["drafts and swap", "two in flight"],
 )
 def test_two_processes_give_the_tokens_of_one(asked, wanted, settings, tmp_path):
-    found = answers(asked, log=tmp_path / "log", tensor_parallel=2, **TIGHT, **settings)
+    found = answers(asked, log=tmp_path / "log", steer=fail_once, tensor_parallel=2, **TIGHT, **settings)
     assert_same(found, wanted)
     assert verify(tmp_path / "log").ok
     records = LogReader(tmp_path / "log")
-    assert [record for record in records if isinstance(record.event, ev.Preempted)], "nobody gave way"
+    kinds = [type(record.event) for record in records]
+    assert ev.Preempted in kinds, "nobody gave way"
+    assert ev.Failed in kinds, "no step failed"
 
 
 def test_a_rank_that_dies_ends_the_engine_and_the_log_goes_on(tmp_path):
@@ -75,6 +90,16 @@ def test_a_rank_that_dies_ends_the_engine_and_the_log_goes_on(tmp_path):
         while not engine.is_idle:
             found = next((output.completion for output in engine.step() if output.completion), found)
     assert found.choices[0].token_ids == whole and verify(tmp_path).ok
+
+
+def test_a_rank_that_loses_its_way_says_so():
+    with Engine(config=EngineConfig(tensor_parallel=2)) as engine:
+        engine.submit("Who are you?", max_tokens=24, ignore_eos=True)
+        engine.step()
+        engine.built.executor.frames.take = lambda: b"no frame"
+        with pytest.raises(ExecutorLost, match="rank 1: .*cut short.*; .*start the engine again"):
+            while not engine.is_idle:
+                engine.step()
 
 
 def test_heads_that_cannot_be_shared_are_refused_with_the_arithmetic():

@@ -109,7 +109,8 @@ class Followers:
             except Closed:
                 self._lose(rank)
         if self._lost:
-            raise ExecutorLost("; ".join([self._lost, *said]))
+            self._lost = "; ".join([*said, self._lost])
+            raise ExecutorLost(self._lost)
         if said:
             raise ExecutorFailed("; ".join(said))
 

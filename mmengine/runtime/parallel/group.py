@@ -54,7 +54,11 @@ class StepGroup:
                 options._timeout = timeout
                 self._group = dist.ProcessGroupNCCL(meeting, self.rank, self.size, options)
             else:
-                self._group = dist.ProcessGroupGloo(meeting, self.rank, self.size, timeout)
+                options = dist.ProcessGroupGloo._Options()
+                options._timeout = timeout
+                # Nobody but this machine may connect; by default it is the address of the host's name.
+                options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+                self._group = dist.ProcessGroupGloo(meeting, self.rank, self.size, options)
         except (RuntimeError, AttributeError, ValueError) as error:
             raise GroupLost(f"the ranks of tensor_parallel {self.size} could not meet: {error}") from error
 
