@@ -3,12 +3,16 @@
 from functools import partial
 
 import pytest
+from flashinfer_fake import fake_library
 from test_runtime_graphs import Repeater
 
 from mmengine import build
 from mmengine.config import EngineConfig
+from mmengine.runtime import runner as running
+from mmengine.runtime.attention.flashinfer_paged import FlashInferAttention
 from mmengine.runtime.attention.native_paged import NativePagedAttention
 from mmengine.runtime.attention.torch_paged import TorchPagedAttention
+from mmengine.runtime.eagle3 import drafter as drafting
 from mmengine.runtime.executor import TorchExecutor
 from mmengine.serve.engine import Engine
 from tests.spec_decode.equality import answers, assert_same, mixed
@@ -50,6 +54,19 @@ def recorder(monkeypatch):
 def test_answers_are_those_of_steps_launched_anew(asked, anew, recorder, settings):
     found = answers(asked, **{**SMALL, **settings})
     assert_same(found, anew)
+    assert recorder.replayed > 50
+
+
+@pytest.mark.parametrize("settings", [{"spec": "suffix", "num_draft_tokens": 3}, {"spec": "eagle3"}])
+def test_answers_by_way_of_flashinfer(asked, anew, recorder, monkeypatch, settings):
+    """Steps planned for it, captured or not; what stands for its kernels knows nothing but its lists."""
+
+    def make_backend(name, spec, kv, **others):
+        return FlashInferAttention(spec, kv, fake_library())
+
+    for module in (running, drafting):
+        monkeypatch.setattr(module, "make_backend", make_backend)
+    assert_same(answers(asked, **{**SMALL, **settings}), anew)
     assert recorder.replayed > 50
 
 
