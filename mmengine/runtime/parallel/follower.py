@@ -64,6 +64,8 @@ def follow(channel: Channel) -> None:
     """Do the job that the channel brings, until it closes. Raises Closed then, and what goes wrong before the
     first step."""
     job = decode_job(_expect(channel, Kind.JOB))
+    if torch.device(job.device).type == "cuda":
+        torch.cuda.set_device(job.device)
     group, folder = StepGroup(job.rank, job.size), Path(job.folder)
     plugin = plugin_for(folder)
     model = plugin.load_model(folder, device=job.device, dtype=job.dtype, shard=group.shard())
