@@ -80,6 +80,7 @@ def test_without_it_a_bit_may_change(asked):
     [
         ({"attention": "torch"}, "needs the attention backend native, not torch"),
         ({"config": {"tensor_parallel": 2}}, "cannot go with tensor_parallel 2"),
+        ({"config": {"kv_dtype": "fp8"}}, "cannot go with kv_dtype fp8"),
     ],
 )
 def test_what_cannot_hold_it_is_refused(settings, says):
