@@ -19,7 +19,7 @@ from mmengine.runtime.drafters import head_folder, head_for, make_drafters, with
 from mmengine.runtime.dtypes import DTYPES
 from mmengine.runtime.eagle3.loading import load_head
 from mmengine.runtime.executor import TorchExecutor
-from mmengine.runtime.gpus import why_no_gpu
+from mmengine.runtime.gpus import current, why_no_gpu
 from mmengine.runtime.parallel.ranks import Ranks
 from mmengine.runtime.sizing import resolve
 from mmengine.runtime.stops import StopWatcher
@@ -81,17 +81,18 @@ def build(
     backend_class(config.grammar_backend)  # likewise for one that is not installed
     opened = open_log(log, resume, config) if log is not None else None  # a refusal comes at once
     try:
-        return _build(
-            model,
-            config,
-            device,
-            dtype,
-            attention,
-            opened,
-            resume,
-            stop_watcher_factory,
-            compile_grammar,
-        )
+        with current(device):
+            return _build(
+                model,
+                config,
+                device,
+                dtype,
+                attention,
+                opened,
+                resume,
+                stop_watcher_factory,
+                compile_grammar,
+            )
     except BaseException:
         if opened is not None:
             opened.sink.close()

@@ -12,7 +12,7 @@ from mmengine.errors import ExecutorFailed, ExecutorLost, MMEngineError
 from mmengine.models.plugin import MediaInput, VisionLanguageModel
 from mmengine.runtime.clock import StepClock
 from mmengine.runtime.eagle3.head import DraftHead
-from mmengine.runtime.gpus import answers
+from mmengine.runtime.gpus import answers, current
 from mmengine.runtime.graphs.recorder import CudaRecorder, Recorder
 from mmengine.runtime.reading import Launched
 from mmengine.runtime.rows import PositionsOf
@@ -115,9 +115,10 @@ class TorchExecutor:
         step.start, step.end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         stream = torch.cuda.current_stream(self._device)
         try:
-            step.start.record(stream)
-            step.launched = self._run(step)
-            step.end.record(stream)
+            with current(self._device):  # each thread has its own
+                step.start.record(stream)
+                step.launched = self._run(step)
+                step.end.record(stream)
         except Exception as error:  # raised by collect, which names the step
             step.error = error
 
@@ -129,7 +130,8 @@ class TorchExecutor:
             raise ExecutorFailed("no step was dispatched, so there is none to collect")
         step = self._in_flight.popleft()
         try:
-            return self._finish(step)
+            with current(self._device):
+                return self._finish(step)
         except MMEngineError:
             raise
         except Exception as error:

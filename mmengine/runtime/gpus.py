@@ -1,6 +1,18 @@
 """Whether a GPU can be used, and why not."""
 
+import re
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
+
+
+def current(device: str | torch.device) -> AbstractContextManager[object]:
+    """In it, GPU number N of "cuda:N" is this thread's current one, on which kernels that are not torch's are
+    launched. For any other device, also one that is not there, nothing changes."""
+    number = re.fullmatch(r"cuda:(\d{1,3})", str(device))
+    if number is None or int(number[1]) >= torch.cuda.device_count():
+        return nullcontext()
+    return torch.cuda.device(int(number[1]))
 
 
 def answers(device: torch.device) -> bool:

@@ -1,6 +1,8 @@
 """The order of things where the executor launches ahead, with events that note what is asked of them; and a
 GPU that fails."""
 
+from contextlib import contextmanager
+
 import pytest
 import torch
 from launching import GPU, nothing_to_wait_for
@@ -37,6 +39,13 @@ def order(monkeypatch):
         def elapsed_time(self, end):
             return 2.5
 
+    @contextmanager
+    def current(device):
+        order.append("enter")
+        yield
+        order.append("leave")
+
+    monkeypatch.setattr(executing, "current", current)
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
     return order
@@ -67,7 +76,7 @@ def test_a_step_is_launched_before_the_one_before_is_awaited(order):
     while core.has_work:
         with nothing_to_wait_for():
             core.step()
-    launch, read = ["record", "record"], ["wait", "read"]
+    launch, read = ["enter", "record", "record", "leave"], ["enter", "wait", "read", "leave"]
     assert order == launch * 2 + (read + launch) * 4 + read * 2
 
 
