@@ -1,0 +1,56 @@
+"""An executor that is gone for good ends the engine, and no request."""
+
+import pytest
+
+from mmengine.core.simulate import SimulatedExecutor
+from mmengine.errors import ExecutorLost
+from mmengine.events import vocabulary as ev
+from mmengine.events.log import MemoryLog
+from mmengine.events.tee import Tee
+from tests.core.small_engine import Bench, request, settings_of
+
+
+class Gone(SimulatedExecutor):
+    """Its third step, and every later one, cannot be run."""
+
+    steps = 0
+
+    def dispatch(self, plan):
+        Gone.steps += 1
+        if Gone.steps > 2:
+            raise ExecutorLost("the device is gone")
+        super().dispatch(plan)
+
+
+@pytest.mark.parametrize("max_in_flight", [1, 2])
+def test_every_step_raises_and_nobody_fails(max_in_flight):
+    Gone.steps = 0
+    config = settings_of(max_in_flight=max_in_flight)
+    bench = Bench(executor=Gone(config, eos_in=0), max_in_flight=max_in_flight)
+    bench.submit(request("a", 5, max_tokens=8))
+    for _ in range(3):
+        with pytest.raises(ExecutorLost, match="the device is gone"):
+            bench.run()
+    assert not bench.ends and "a" in bench.state.requests
+    assert not [record for record in bench.log.records if isinstance(record.event, (ev.Failed, ev.Finished))]
+    bench.core.recover(ev.Recovered())  # as the process does that goes on
+    bench.core.executor = SimulatedExecutor(config, eos_in=0)
+    bench.run()
+    assert bench.ends["a"] == ("length", "") and len(bench.tokens["a"]) == 8
+
+
+class Full(MemoryLog):
+    """A disk that is full at first."""
+
+    full = True
+
+    def commit(self):
+        return not self.full
+
+
+def test_nothing_is_handed_on_before_it_is_on_the_disk():
+    tee = Tee(Full())
+    tee.append(ev.Dispatched(), 3, 17)
+    assert not tee.commit() and tee.take() == b""
+    tee.inner.full = False
+    assert tee.commit() and tee.take() and tee.take() == b""
