@@ -371,12 +371,14 @@ def test_another_process_goes_on_in_the_middle_of_an_answer(tmp_path):
 
 
 def test_a_grammar_that_cannot_be_had_again_ends_its_request(tmp_path):
-    with Engine(log=tmp_path / "log") as engine:
+    one_by_one = EngineConfig(spec="none")  # drafts would give these answers whole in their second step
+    with Engine(config=one_by_one, log=tmp_path / "log") as engine:
         for name in ("bad", "good"):
             grammar = {"choice": [f"a {name} answer that takes some tokens"]}
             engine.submit("Say.", request_id=name, grammar=grammar)
-        while not engine.requests.prepared("bad") or engine.stats().num_output_tokens < 4:
-            engine.step(received=False)
+        while not any(output.request_id == "bad" for output in engine.step(received=False)):
+            pass  # whichever grammar is there first
+        assert "bad" in engine.requests
         shutil.copytree(tmp_path / "log", tmp_path / "copy")
         while not engine.is_idle:
             engine.step()
@@ -390,7 +392,7 @@ def test_a_grammar_that_cannot_be_had_again_ends_its_request(tmp_path):
         built = build(*given, compile_grammar=compile_grammar, **options)
         return built
 
-    with Engine(log=tmp_path / "copy", resume=Resume(), builder=make) as engine:
+    with Engine(config=one_by_one, log=tmp_path / "copy", resume=Resume(), builder=make) as engine:
         found = {name: engine.requests.take_up(name) for name in ("bad", "good")}
         while not engine.is_idle:
             for output in engine.step():
