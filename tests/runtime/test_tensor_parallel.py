@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import select
 import signal
 import threading
 import time
@@ -92,10 +93,25 @@ def test_a_rank_that_dies_ends_the_engine_and_the_log_goes_on(tmp_path):
     assert found.choices[0].token_ids == whole and verify(tmp_path).ok
 
 
-def test_a_rank_that_loses_its_way_says_so():
+@pytest.mark.parametrize("noticed_by", ["whoever is first", "its words", "the next step"])
+def test_a_rank_that_loses_its_way_says_so(noticed_by):
     with Engine(config=EngineConfig(tensor_parallel=2)) as engine:
         engine.submit("Who are you?", max_tokens=24, ignore_eos=True)
         engine.step()
+        followers = engine.built.executor._followers
+        (channel,), (process,) = followers._channels, followers._processes
+        send = channel.send
+
+        def send_and_wait(*message):
+            send(*message)
+            if noticed_by == "its words":
+                select.select([channel._end], [], [], 60)
+            else:
+                process.wait(60)
+                send(*message)  # finds the channel closed, its words unread
+
+        if noticed_by != "whoever is first":
+            channel.send = send_and_wait
         engine.built.executor.frames.take = lambda: b"no frame"
         with pytest.raises(ExecutorLost, match="rank 1: .*cut short.*; .*start the engine again"):
             while not engine.is_idle:

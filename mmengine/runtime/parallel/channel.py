@@ -14,13 +14,15 @@ MAX_BYTES = 2**33  # a snapshot of the largest state that settings allow is belo
 
 class Kind(IntEnum):
     """JOB, START and STEP go to a follower, the others come back. STEP: frames of the log, and the step that
-    they decide is to be run. READY: the weights are there, or all that steps need. FAILED: a sentence."""
+    they decide is to be run. READY: the weights are there, or all that steps need. FAILED: a sentence
+    on a step. ENDS: a sentence, the last one of a rank that cannot go on."""
 
     JOB = 1
     START = 2
     STEP = 3
     READY = 4
     FAILED = 5
+    ENDS = 6
 
 
 class Closed(Exception):

@@ -109,7 +109,7 @@ def main() -> int:
         return 0
     except Exception as error:
         try:
-            channel.send(Kind.FAILED, sentence(error).encode())
+            channel.send(Kind.ENDS, sentence(error).encode())
         except Closed:  # rank 0 ended first, which is why the exchange failed
             return 0
         return 1

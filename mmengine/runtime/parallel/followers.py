@@ -87,50 +87,58 @@ class Followers:
 
     def step(self, frames: bytes) -> None:
         """Have all of them fold `frames` and run the step at their end. Raises ExecutorLost when one is
-        gone, now or before."""
+        gone, now or before; ExecutorFailed with what a rank says of the steps so far."""
         if not self._lost:
-            for rank, channel in enumerate(self._channels, 1):
+            for channel in self._channels:
                 try:
                     channel.send(Kind.STEP, frames)
-                except Closed:
-                    self._lose(rank)
+                except Closed as error:
+                    self.lose(str(error))
+                    break
         self.check()
 
-    def check(self, wait_s: float = 0.0) -> None:
-        """Raise ExecutorFailed with what a rank says of the steps so far, ExecutorLost where one is gone.
-        `wait_s`: for words on their way."""
-        said = []
-        for rank, channel in enumerate(self._channels, 1):
-            if self._lost:
-                break
-            try:
-                while (message := channel.receive(wait_s)) is not None:
-                    said.append(f"rank {rank}: {message[1].decode(errors='replace')}")
-            except Closed:
-                self._lose(rank)
+    def check(self) -> None:
+        """Raise ExecutorFailed with what a rank says of the steps so far, ExecutorLost where one is gone."""
+        said = self._hear(0.0)
         if self._lost:
-            self._lost = "; ".join([*said, self._lost])
             raise ExecutorLost(self._lost)
         if said:
             raise ExecutorFailed("; ".join(said))
 
     def lose(self, reason: str) -> None:
         """The ranks are out of step for ever; `check` says so from now on, and which of them is gone."""
-        with suppress(ExecutorFailed):
-            self.check(LAST_WORDS_S)
-        self._lost = self._lost or f"the ranks lost one another ({reason}); start the engine again"
+        said = self._hear(LAST_WORDS_S)
+        out_of_step = f"the ranks lost one another ({reason}); start the engine again"
+        self._lost = self._lost or "; ".join([*said, out_of_step])
 
-    def _lose(self, rank: int) -> None:
-        self._lost = self._lost or (
-            f"rank {rank} of {len(self._channels) + 1} {self._ended(rank)}; start the engine again, "
-            "which goes on with its log"
-        )
+    def _hear(self, wait_s: float) -> list[str]:
+        """What the ranks say of the steps so far. When one ends, or is gone, they are lost, whichever of
+        its last words and its end is noticed first. `wait_s`: for words on their way."""
+        said: list[str] = []
+        if self._lost:
+            return said
+        gone = 0
+        for rank, channel in enumerate(self._channels, 1):
+            ends = False
+            try:
+                while not ends and (message := channel.receive(wait_s)) is not None:
+                    kind, body = message
+                    said.append(f"rank {rank}: {body.decode(errors='replace')}")
+                    ends = kind is Kind.ENDS
+            except Closed:
+                ends = True
+            if ends:
+                gone = gone or rank
+        if gone:
+            end = f"rank {gone} of {len(self._channels) + 1} {self._ended(gone)}"
+            self._lost = "; ".join([*said, end, "start the engine again, which goes on with its log"])
+        return said
 
     def _ended(self, rank: int) -> str:
         try:
             code = self._processes[rank - 1].wait(END_S)
         except subprocess.TimeoutExpired:
-            return "closed its channel"
+            return "cannot go on"
         return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
 
     def close(self) -> None:
