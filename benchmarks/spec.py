@@ -46,14 +46,14 @@ from repeat import interval  # noqa: E402
 from report import Table, Target, finish  # noqa: E402
 from spec_runs import DESCRIBE, JSON, NONE, SCHEMA, TASKS, Pairs, Side, ask, paired  # noqa: E402
 
-AUTO, AUTO_CHOSEN, HEAD, CHOSEN = "auto", "auto K chosen", "eagle3 K=4", "eagle3 K chosen"
+AUTO, AUTO_ALL, HEAD, CHOSEN = "auto", "auto all", "eagle3 K=4", "eagle3 K chosen"
 FIXED = {"draft_policy": "all"}  # whatever is drafted is verified
 DRAFTERS = {
     **{name: {"spec": name, **FIXED} for name in ("grammar", "ngram", "suffix")},
     **{f"eagle3 K={most}": {"spec": "eagle3", "num_draft_tokens": most, **FIXED} for most in (1, 2, 4, 7)},
     CHOSEN: {"spec": "eagle3", "num_draft_tokens": 7, "draft_policy": "goodput"},
     AUTO: {"spec": AUTO},
-    AUTO_CHOSEN: {"spec": AUTO, "draft_policy": "goodput"},
+    AUTO_ALL: {"spec": AUTO, **FIXED},
 }
 IDLE = {f"{name}, nobody asked": {"spec": name, **FIXED} for name in ("eagle3", AUTO)}
 NEVER_BELOW = 0.98  # of the speed without drafts, where the engine chooses
@@ -151,7 +151,7 @@ def targets_of(cells: Cells) -> list[Target]:
         best = max(free, key=free.get)
         found.append(Target(f"upper end, the best drafter ({best.name})", free[best], 1.3))
     for cell, pairs in cells.items():
-        if cell.drafter in (AUTO, AUTO_CHOSEN, CHOSEN):
+        if cell.drafter in (AUTO, CHOSEN):
             found.append(Target(f"upper end, {cell.name}", _upper(pairs), NEVER_BELOW))
         elif cell.drafter in IDLE:
             found.append(Target(f"upper end, {cell.name}", _upper(pairs), CHEAP))

@@ -162,8 +162,8 @@ def weigh_drafts(state: State, flight: Flight, event: ev.Executed) -> None:
         if drafts:
             goodput.judge(sampled, state.drafter[sampled], scheduled, event.counts)
     only_decodes = len(sampled) == len(rows) == flight.num_tokens - drafts and not flight.encoded
-    whole_ns = event.device_ns + event.host_ns
-    goodput.ran(rows, drafts, len(event.drafts) // 4, (whole_ns, event.draft_ns), only_decodes)
+    tokens, made = len(event.token_ids) // 4, len(event.drafts) // 4
+    goodput.ran(rows, drafts, tokens, made, event.device_ns + event.host_ns, only_decodes)
 
 
 def swap_out(state: State, known: RequestState, host_blocks: np.ndarray) -> None:

@@ -1,15 +1,15 @@
-"""Who drafts, and how many drafts of each row: those that give the most tokens per time.
+"""Who drafts, and how many drafts of each row: what was measured to give the most tokens per time.
 
-A fold over what steps were measured to cost and how many drafts they kept, in integers alone, so that a log
-gives the same choices again. Each row has, for each drafter, an estimate p of how likely its next draft is
-kept; draft j of it is then kept with p^j. Step costs come from the steps with as many rows that ran
-(core/step_cost.py). Drafts are taken by falling p^j while the expected tokens over the time of the step grow;
-the chance of the last one taken is what a draft needs. It is decided for each number of rows by itself, and
-stands for some steps. Drafters are asked by rising numbers: all of them, or, where the last ones do not pay,
-those before them.
+A fold over what steps took and how many tokens they gave, in integers alone, so that a log gives the same
+choices again. For each number of rows there are as many ways as drafters: nobody is asked, all of them are, or,
+where several draft, only those before the last ones. What a way gives is known from the last few steps that
+took it (core/step_cost.py); one that nothing is known of is tried. Within a way each row has as many drafts as
+are likely enough to be kept: draft j of a row is, with p^j, where p is estimated for each row and drafter.
 
-What is not known is tried: at first everybody drafts, and a few steps without follow. Where drafting does not
-pay, somebody drafts now and then, best one who has just come, the more rarely the less it helped.
+To change the way costs time: a head that was not asked must first read what it missed. So it is looked at when
+requests come, then every few steps; a batch that drains goes on as it was; and the way that is taken stays
+until another is clearly better. Where nobody is asked, all are asked again for a few steps now and then, the
+more rarely the less it helped.
 """
 
 from collections.abc import Iterator
@@ -18,41 +18,22 @@ import msgspec
 import numpy as np
 
 from mmengine.core.acceptance import ARRAYS, DRAFTERS, Acceptance, powers
-from mmengine.core.step_cost import MEMORY, ONE, SIXTEENTH, StepCosts
+from mmengine.core.step_cost import ONE, StepCosts
 
 ALL, NOBODY_ASKED = DRAFTERS - 1, -1  # up to which number drafters are asked
-NEVER = ONE + 1  # the chance that no draft has
 NOBODY = np.zeros((0, 0), np.int32)
-QUIET = 64  # steps between looks while nobody has anything to draft
-WINDOW, AT_FIRST = 16, 3  # steps between decisions while drafts are on, and while costs are not known
-REST = 8  # steps without drafts, of which the first still verifies some
-RARELY, SOONER = 256, 24  # measured steps with drafts between rests; where no step without was seen yet
-PROBE, PROBED = 32, 7  # steps that a probe waits for drafts, and of these what one with drafts counts
-SOONEST, LATEST = 64, 8192  # steps without drafts before a probe
-COLD = 64  # an engine's first steps, which are slow
-PATIENT = 4  # times as long a probe waits for somebody who comes
-EVERY = 8  # one row in so many is probed where nobody came
-NUMBERS = 16  # of drafts are compared
-CLEARLY = ONE + ONE // 4  # what drafts give, beside none, where that needs no second look
-KEEP, CHANGE = ONE, ONE + ONE // 32  # what drafts must give, beside none, to stay on and to be turned on
+WINDOW, AT_FIRST = 16, 3  # steps between looks, where nobody comes; while it is not known what drafts give
+REST = 8  # steps without drafts, so that their time is known; the first still verifies some
+RARELY = 512  # steps with drafts between rests
+SETTLED = 32  # steps for which drafts stay off, and a batch that drains goes on as it was
+EMPTY = 4  # steps in which nobody has any drafts, which say that there are none
+SOONEST, LATEST = 512, 8192  # steps without drafts before all are asked again
+CLEARLY = ONE + ONE // 4  # what drafts give, beside none, where no other way is looked for
+STAYS = 16  # a way that is taken counts as better by one part in so many
 _COUNTERS = (
-    *("steps", "bucket", "left", "resting", "probing", "probed", "num_probes", "due", "patience", "probe_at"),
-    *("arm", "same", "num_rows", "watches", "limited", "judged", "paused"),
+    *("steps", "bucket", "num_rows", "asked", "left", "resting", "was_off", "came", "limited", "limits_tried"),
+    *("full", "looked", "turned_off", "empty", "watches"),
 )
-_ARRAYS = ("room", "starting")
-
-
-class Verdict(msgspec.Struct, array_like=True, frozen=True):
-    """For a number of rows: up to which number drafters are asked, what chance a draft needs (0: any), the
-    step of the decision, and what it gives, where 65536 is without drafts."""
-
-    asked: int
-    least: int
-    step: int
-    rate: int = 0
-
-
-OFF = Verdict(NOBODY_ASKED, NEVER, 0)
 
 
 class Saved(msgspec.Struct, array_like=True):
@@ -60,104 +41,100 @@ class Saved(msgspec.Struct, array_like=True):
 
     counters: dict[str, int]
     arrays: dict[str, bytes]
-    verdicts: dict[int, Verdict]
-    times: list[tuple[int, int, list[tuple[int, int]]]]
-    since_plain: dict[int, int]
+    ways: dict[int, int]
+    waits: dict[int, tuple[int, int]]
+    costs: tuple[
+        dict[int, list[int]], list[tuple[int, int, list[tuple[int, int, int, int]]]], dict[int, int]
+    ]
 
 
 class Goodput:
     """Columns are [drafter, row] or [drafter]. Only `evolve` calls what changes."""
 
     def __init__(self, num_rows: int, most: int):
-        self._most, self._all = most, np.full((DRAFTERS, num_rows), most, np.int32)
+        self._most = most
         self.acceptance = Acceptance(num_rows)
         self.costs = StepCosts()
-        self.verdicts: dict[int, Verdict] = {}  # by bucket
-        self.room = np.zeros((DRAFTERS, num_rows), np.int32)  # where not everybody may draft freely
-        self.starting = np.full(DRAFTERS, most, np.int32)  # room of a row of which nothing is known
+        self.ways: dict[int, int] = {}  # by bucket, as decided last
+        self.room = np.full((DRAFTERS, num_rows), most, np.int32)
         self.steps = 0
-        self.bucket, self.num_rows = -1, 0  # of the last step
+        self.bucket, self.num_rows = -1, 0  # of the last step that only decoded; rows of the last one
+        self.asked = ALL  # the way that is taken: up to which number drafters are asked
         self.left = 0  # steps until the next look
         self.resting = 0  # steps that go without drafts to come
-        self.probing, self.probed = 0, 0  # what is left of a probe, and how many rows it asks for
-        self.num_probes, self.due = 0, 0  # `due`: the next one who comes is probed
-        self.patience, self.probe_at = SOONEST, 0  # steps between probes, and when one is due
-        self.watches = False  # what steps without drafts take, one after the other
-        self.judged = False  # drafts were, since it was decided last
-        self.paused = False  # drafts are, and nobody came since
-        self.limited = False  # whether `room` was asked for
-        self.arm, self.same = ALL, 0  # who was asked in the last step, and in how many before it
+        self.was_off = False  # nobody was asked, and nobody had drafts, in the last step
+        self.came = True  # somebody, since the last step that only decoded
+        self.limited = False  # some row has less room than there may be
+        self.limits_tried = False  # whether fewer drafts pay where all of them do not
+        self.full, self.looked = -1, -1  # buckets: of a batch that does not drain, and at the last look
+        self.turned_off = 0  # the step in which drafts were
+        self.waits: dict[int, tuple[int, int]] = {}  # by bucket: steps before all are asked again, and until when
+        self.empty = 0  # steps, one after the other, in which somebody was asked and nobody had drafts
+        self.watches = True  # what steps without drafts take
 
     def admit(self, row: int) -> None:
         """The row is another request's."""
-        self.paused = False
-        self._count()
+        self.came = True
         self.acceptance.admit(row)
-        if self.due and not self.probing:
-            self._begin_probe([row])
-        elif self.probing and self.probed < self.num_rows // EVERY + 1:
-            self._grant([row])
-        else:
-            self.room[:, row] = 0 if self.probing else self.starting
+        self.room[:, row] = self._most
 
     def room_of(self, rows: np.ndarray) -> np.ndarray | None:
         """int32 [drafters, n]: the most drafts that `rows` may have; [0, 0]: none; None: what there is."""
-        if self.resting:
+        asked = NOBODY_ASKED if self.resting else self._asked(len(rows))
+        if asked == NOBODY_ASKED:
             return NOBODY
-        if self.probing:
-            return self.room[:, rows]
-        verdict = self._verdict(StepCosts.bucket(len(rows)))
-        if verdict is None or not verdict.least:
+        if asked == ALL and not self.limited:
             return None
-        if verdict.asked == NOBODY_ASKED:
-            return NOBODY
         room = self.room[:, rows]
-        room[verdict.asked + 1 :] = 0  # who came since then has some
+        room[asked + 1 :] = 0
         return room
 
     def passes(self, num_rows: int, has_drafts: bool) -> bool:
-        """Count a step that ran. True where it needs no look: it neither verified drafts nor made some."""
+        """Count a step that ran. True where it needs no look."""
         self.steps += 1
         self.left -= 1
-        if has_drafts or self.left <= 0 or num_rows != self.num_rows:
+        if has_drafts or self.came or self.resting or self.left <= 0 or num_rows != self.num_rows:
             return False
-        return not (self.resting or self.probing or self.watches)
+        if self.asked != NOBODY_ASKED:
+            self.empty += 1
+            return self.empty > EMPTY
+        return not self.watches
 
     def judge(self, rows: np.ndarray, drafters: np.ndarray, drafted: np.ndarray, counts: bytes) -> None:
         """See Acceptance."""
-        self.judged = True
         self.acceptance.judge(rows, drafters, drafted, counts)
 
-    def ran(self, rows: np.ndarray, drafts: int, made: int, ns: tuple[int, int], pure: bool) -> None:
-        """A step of `rows` verified `drafts` and `made` some for the next. `ns`: what all of it took, and
-        what of that making drafts did. `pure`: it computed nothing else."""
-        num_rows = len(rows)
-        bucket, same_rows, self.num_rows = StepCosts.bucket(num_rows), num_rows == self.num_rows, num_rows
-        arm = self._asked(bucket)
-        verdict = self._verdict(bucket)
-        limited = bool(self.probing or verdict and verdict.least)
-        self.same = self.same + 1 if arm == self.arm else 0
-        if not self.same or limited != self.limited:
-            self._count()
-            self.arm, self.limited = arm, limited
+    def ran(self, rows: np.ndarray, drafts: int, tokens: int, made: int, ns: int, pure: bool) -> None:
+        """A step of `rows` verified `drafts`, gave `tokens`, and `made` drafts for the next, all in `ns`.
+        `pure`: it computed nothing else."""
+        num_rows, was_off = len(rows), self.was_off
+        is_off = self.resting > 0 or self._asked(num_rows) == NOBODY_ASKED
+        self.was_off = is_off and pure and not drafts  # the first step behind prompts is a slow one
+        if drafts or made:
+            self.empty = 0
         if pure and num_rows:
-            if self.same and (drafts or same_rows) and not (self.probing and self.probed < num_rows):
-                self._measure(bucket, num_rows, drafts, made, ns)
-            self.watches = arm == NOBODY_ASKED and self.costs.wants_plain(bucket)
-            if bucket != self.bucket:
-                self._enter(bucket, rows)
-            elif self.left <= 0 and not (self.resting or self.probing):
-                self._look(rows)
-        if self.resting or self.probing:
-            self._wait(drafts, rows)
+            bucket = StepCosts.bucket(num_rows)
+            if self.was_off and was_off:
+                self.costs.plain(bucket, num_rows, ns)
+            elif drafts and not is_off:
+                self.costs.drafted(bucket, self.asked, num_rows, drafts, tokens, ns)
+            elif self.empty == EMPTY and self.asked < ALL:
+                self.costs.had_none(bucket, self.asked)
+                self.left = 0
+            self.watches = self.costs.wants_plain(bucket)
+            self._after(bucket, rows)
+        elif self.resting:
+            self.resting -= 1
+        self.num_rows = num_rows
 
     def saved(self) -> Saved:
-        self._count()
+        self.acceptance.count()
         return Saved(
             {name: int(getattr(self, name)) for name in _COUNTERS},
             {name: array.tobytes() for name, array in self._arrays()},
-            dict(self.verdicts),
-            *self.costs.saved(),
+            dict(self.ways),
+            dict(self.waits),
+            self.costs.saved(),
         )
 
     def restore(self, saved: Saved) -> None:
@@ -166,190 +143,109 @@ class Goodput:
             setattr(self, name, type(getattr(self, name))(saved.counters[name]))
         for name, array in self._arrays():
             array[:] = np.frombuffer(saved.arrays[name], array.dtype).reshape(array.shape)
-        self.verdicts = dict(saved.verdicts)
-        self.costs.restore(saved.times, saved.since_plain)
+        self.ways, self.waits = dict(saved.ways), dict(saved.waits)
+        self.costs.restore(*saved.costs)
 
     def digest(self) -> bytes:
         return msgspec.msgpack.encode(self.saved())
 
     def _arrays(self) -> Iterator[tuple[str, np.ndarray]]:
-        yield from ((name, getattr(self, name)) for name in _ARRAYS)
+        yield "room", self.room
         yield from ((name, getattr(self.acceptance, name)) for name in ARRAYS)
 
-    def _asked(self, bucket: int) -> int:
-        """Up to which number drafters are asked in a step with so many rows."""
-        if self.resting:
-            return NOBODY_ASKED
-        if self.probing:
-            return ALL
-        verdict = self._verdict(bucket)
-        return ALL if verdict is None else verdict.asked
+    def _asked(self, num_rows: int) -> int:
+        """The way of a step of so many rows: where somebody came, what was best for as many."""
+        if not self.came or self.steps - self.turned_off < SETTLED:
+            return self.asked
+        return self.ways.get(StepCosts.bucket(num_rows), self.asked)
 
-    def _verdict(self, bucket: int) -> Verdict | None:
-        """What holds for so many rows; until that was looked at, what held last. Who drafts again must first
-        read what it missed, which a small gain is not worth while a batch drains."""
-        verdict = self.verdicts.get(bucket) or self.verdicts.get(self.bucket)
-        if self.paused and verdict is not None and 0 < verdict.rate < CLEARLY:
-            return OFF
-        return verdict
-
-    def _count(self) -> None:
-        self.acceptance.count(self.room if self.limited else self._all, max(self.arm, 0))
-
-    def _measure(self, bucket: int, num_rows: int, drafts: int, made: int, ns: tuple[int, int]) -> None:
-        whole, making = ns[0], min(ns[1], ns[0])
-        self.costs.computed(bucket, num_rows, drafts, whole - making)
-        if made and self.arm >= 0:
-            self.costs.made(bucket, num_rows, self.arm, made, making)
-
-    def _enter(self, bucket: int, rows: np.ndarray) -> None:
-        """As many rows as now are another matter."""
-        self.bucket = bucket
-        if self.resting or self.probing:
-            return
-        verdict = self.verdicts.get(bucket)
-        if verdict is None or self.steps - verdict.step >= RARELY:
-            self._look(rows)
-        else:
-            self._count()
-            self._rule(self._verdict(bucket), rows)
-
-    def _wait(self, drafts: int, rows: np.ndarray) -> None:
-        """Another step of a rest or a probe is over."""
+    def _after(self, bucket: int, rows: np.ndarray) -> None:
+        """Look, if a step of so many rows calls for it."""
+        came, other, self.bucket = self.came, bucket != self.bucket, bucket
+        self.came = False
+        if came:
+            self.full = bucket
+        elif other and self.asked == NOBODY_ASKED:
+            self.left = min(self.left, SETTLED)
         if self.resting:
             self.resting -= 1
-        else:
-            self.probing = max(0, self.probing - (PROBED if drafts else 1))
-        if self.resting or self.probing:
-            return
-        was_probed, self.probed = self.probed > 0, 0
-        if len(rows):
+            if self.resting:
+                return
+            self.left = 0
+        if came or self.left <= 0:
             self._look(rows)
-        if was_probed:
-            self.patience = min(2 * self.patience, LATEST)
-            self.probe_at = self.steps + self.patience
 
     def _look(self, rows: np.ndarray) -> None:
-        """Decide again, and whether to rest or to probe."""
-        was = self.verdicts.get(self.bucket)
-        was_asked = ALL if was is None else was.asked
-        is_off = was_asked == NOBODY_ASKED
-        tries = is_off and self.arm == NOBODY_ASKED and self.steps >= self.probe_at
-        if tries and self.patience < LATEST:
-            self._probe(rows)
-            return
-        if self.arm == was_asked != ALL and was_asked >= 0 and not self.judged:
-            self.acceptance.had_none(rows, was_asked, WINDOW * self._most)
-        elif was is not None and not (tries or self.judged):
-            self.left = max(1, self.probe_at - self.steps) if is_off else QUIET
-            return
-        self.judged = False
-        self._count()
+        """Decide which way to take."""
+        if self.bucket == self.looked:
+            self.full = self.bucket  # it does not drain
+        self.looked, self.left = self.bucket, WINDOW
+        self.acceptance.count()
         self.acceptance.fade()
-        if tries:
-            self.costs.forget_drafted(self.bucket)
-            verdict = Verdict(ALL, 0, self.steps)
-        else:
-            verdict = self._decide(rows, is_off)
-        self.verdicts[self.bucket] = verdict
-        verdict = self._verdict(self.bucket)
-        if verdict.asked == NOBODY_ASKED and not is_off:
-            self.patience = SOONEST if self._could_pay() else LATEST
-            self.probe_at = self.steps + self.patience
-        self._rule(verdict, rows)
-        if verdict.asked != NOBODY_ASKED and self._needs_rest(verdict):
-            self.resting = REST
-
-    def _needs_rest(self, verdict: Verdict) -> bool:
-        """Whether what a step without drafts takes should be seen (again)."""
-        costs, bucket = self.costs, self.bucket
-        if costs.drafted_speaker(bucket) is None:
-            return False
-        if costs.plain_speaker(bucket) is None:
-            return True
-        is_sure = verdict.rate > CLEARLY and costs.plain_speaker(bucket) == bucket
-        return costs.since_plain.get(bucket, 0) >= (RARELY if is_sure else SOONER)
-
-    def _rule(self, verdict: Verdict, rows: np.ndarray) -> None:
-        """`verdict` holds from now on for `rows`."""
-        self.paused = verdict.asked == NOBODY_ASKED
-        if self.paused:
-            self.left = max(1, self.probe_at - self.steps)
-            self.starting[:] = 0
+        if self.asked == NOBODY_ASKED:
+            if self.steps - self.turned_off < SETTLED or self.bucket != self.full:
+                self.left = SETTLED
+                return
+            if self.steps >= self._tried_again():
+                self.costs.forget_drafted(self.bucket)
+        elif self.bucket == self.full and self._needs_rest():
+            self.resting, self.left = REST, REST
             return
-        if self.costs.speaker(self.bucket) is not None:
-            self.left = WINDOW if verdict.asked == ALL else AT_FIRST
-        elif self.left <= 0:  # else what is seen with other numbers of rows counts too
+        elif self._limit(rows):
+            return
+        asked = self._best_way()
+        if asked == NOBODY_ASKED:
+            if self.asked != NOBODY_ASKED:
+                self._turn_off()
+            self.left = max(1, min(self._tried_again() - self.steps, RARELY))
+        elif self.asked == NOBODY_ASKED:
+            self.limited = False
+            self.room[:] = self._most
+        if asked != NOBODY_ASKED and self.costs.rate(self.bucket, asked) is None:
             self.left = AT_FIRST
-        self.due = 0
-        self.starting[:] = self._most
-        if verdict.least:
-            acceptance = self.acceptance
-            self.starting[:] = (powers(acceptance.of_drafters(), self._most) >= verdict.least).sum(axis=0)
-            limits = (powers(acceptance.of_rows(rows), self._most) >= verdict.least).sum(axis=0)
-            limits[verdict.asked + 1 :] = self.starting[verdict.asked + 1 :] = 0
-            self.room[:, rows] = limits
+        self.asked = self.ways[self.bucket] = asked
 
-    def _decide(self, rows: np.ndarray, is_off: bool) -> Verdict:
-        speaker = self.costs.speaker(self.bucket)
-        if speaker is None:
-            return Verdict(ALL, 0, self.steps - RARELY)
-        best, found = CHANGE if is_off else KEEP, Verdict(NOBODY_ASKED, NEVER, self.steps)
-        for asked in self._arms():
-            if asked != ALL and found.asked == ALL and not self.acceptance.have_drafts(rows, asked):
-                continue
-            rate, least = self._best_of(rows, speaker, asked)
-            if rate > best + (best >> 6) * (found.asked >= 0):
-                best, found = rate, Verdict(asked, least, self.steps, rate)
-        if found.asked == NOBODY_ASKED and self.steps < COLD and self.costs.num_drafted(speaker) < MEMORY:
-            return Verdict(ALL, 0, self.steps - RARELY)
+    def _needs_rest(self) -> bool:
+        """Whether what a step without drafts takes should be seen (again)."""
+        knows = self.costs.knows_plain(self.bucket)
+        return not knows or self.costs.since_plain.get(self.bucket, 0) >= RARELY
+
+    def _limit(self, rows: np.ndarray) -> bool:
+        """Give `rows` room for the drafts that are likely enough. True where that must be seen before it is
+        decided whether drafts pay."""
+        least = self.costs.least_chance(self.bucket, self.asked)
+        if not least:
+            return False
+        room = (powers(self.acceptance.of_rows(rows), self._most) >= least).sum(axis=0, dtype=np.int32)
+        known = self.acceptance.drafter_trials > 0
+        were, are = int(self.room[known][:, rows].sum()), int(room[known].sum())
+        self.room[:, rows] = room
+        self.limited = bool((room < self._most).any())
+        rate = self.costs.rate(self.bucket, self.asked)
+        if self.limits_tried or 4 * are > 3 * were or rate is None or rate >= ONE:
+            return False
+        self.limits_tried = True
+        self.costs.forget_drafted(self.bucket)
+        return True
+
+    def _best_way(self) -> int:
+        best, found = ONE + (ONE // STAYS if self.asked == NOBODY_ASKED else 0), NOBODY_ASKED
+        for asked in (ALL, *self.acceptance.before_last()):
+            rate = self.costs.rate(self.bucket, asked)
+            if rate is None:
+                return asked if found == NOBODY_ASKED or best < CLEARLY else found
+            rate += rate // STAYS if asked == self.asked else 0
+            if rate > best:
+                best, found = rate, asked
         return found
 
-    def _best_of(self, rows: np.ndarray, speaker: int, asked: int) -> tuple[int, int]:
-        """The most tokens per time that drafters up to number `asked` can give, where 65536 is without
-        them, and the chance that a draft then needs."""
-        acceptance, most, num_rows = self.acceptance, self._most, len(rows)
-        drafters, columns = acceptance.drafters_of(rows, asked), np.arange(num_rows)
-        worth = powers(acceptance.of_rows(rows)[drafters, columns], most).ravel()
-        there = np.tile(acceptance.share_given(rows)[drafters, columns], most)
-        order = np.argsort(-worth, kind="stable")
-        worth, there = worth[order], there[order]
-        gains, drafts = np.cumsum(worth * there >> 16), np.cumsum(there)
-        curve, rates = self.costs.curve(speaker, asked), []
-        places = range(len(worth) - 1, -1, -max(1, len(worth) // NUMBERS))
-        for last in places:
-            cost = curve.at(int(drafts[last]) * SIXTEENTH // (num_rows * ONE))
-            rates.append((num_rows * ONE + int(gains[last])) * ONE // (num_rows * cost))
-        best = max(rates)
-        if rates[0] + (rates[0] >> 4) >= best:  # all of them, unless fewer give clearly more
-            return rates[0], 0 if asked == ALL else 1
-        return best, max(1, int(worth[places[rates.index(best)]]))
+    def _tried_again(self) -> int:
+        """The step from which on all are asked again."""
+        return self.waits.get(self.bucket, (0, 0))[1]
 
-    def _could_pay(self) -> bool:
-        """Whether drafts that are all kept would be worth what they take."""
-        curves = [self.costs.curve(self.costs.speaker(self.bucket), asked) for asked in self._arms()]
-        levels = range(1, self._most + 1)
-        return any((a_row + 1) * ONE > curve.at(a_row * SIXTEENTH) for curve in curves for a_row in levels)
-
-    def _arms(self) -> tuple[int, ...]:
-        """Up to which numbers drafters may be asked: all, or those before the last ones."""
-        return (ALL, *range(self.acceptance.highest() - 1, -1, -1))
-
-    def _probe(self, rows: np.ndarray) -> None:
-        """Drafts have been off for long: who comes next is asked for some, or in the end somebody else."""
-        if not self.due:
-            self.due, self.left = 1, PATIENT * self.patience
-            self.probe_at = self.steps + self.left
-            return
-        self.num_probes += 1
-        self._begin_probe(rows[self.num_probes % min(EVERY, len(rows)) :: EVERY].tolist())
-
-    def _begin_probe(self, rows: list[int]) -> None:
-        self._count()
-        self.due, self.probing, self.probed = 0, PROBE, 0
-        self.room[:] = 0
-        self._grant(rows)
-
-    def _grant(self, rows: list[int]) -> None:
-        self.room[:, rows] = self._most
-        self.probed += len(rows)
+    def _turn_off(self) -> None:
+        """The longer drafts were on, the sooner they are tried again."""
+        patience, tried = self.waits.get(self.bucket, (SOONEST // 2, self.steps - RARELY))
+        was_long = self.steps - tried > RARELY
+        patience = SOONEST if was_long else min(2 * patience, LATEST)
+        self.turned_off, self.waits[self.bucket] = self.steps, (patience, self.steps + patience)

@@ -6,7 +6,6 @@ import numpy as np
 
 from mmengine.core.acceptance import DRAFTERS
 from mmengine.core.goodput import Goodput
-from mmengine.core.step_cost import StepCosts
 
 MOST = 7
 
@@ -24,7 +23,7 @@ class Machine:
     """A step takes `step_us` and `row_us` a row; a draft adds `token_us`. `noise`: of each step, one-sided;
     one in a hundred takes five times as long where there is any. `policy`: goodput, none, or up to which
     number drafters are asked. Who drafts again after a pause reads what was missed, `missed_us` a row and
-    step."""
+    step, up to 2,048 of these."""
 
     def __init__(self, policy, drafters, *, step_us=150, row_us=20, token_us=20, noise=0.0, missed_us=0):
         self.drafters, self.policy = drafters, policy
@@ -69,7 +68,7 @@ class Machine:
         if not goodput.passes(len(rows), bool(drafts or made)):
             if drafts:
                 goodput.judge(rows, drafters, drafted, counts.tobytes())
-            goodput.ran(rows, drafts, made, (ns, int(1000 * slower * making)), True)
+            goodput.ran(rows, drafts, int(counts.sum()), made, ns, True)
 
     def _limits(self, rows):
         """The most drafts of each row by number of the drafter."""
@@ -95,12 +94,8 @@ class Machine:
                 if row not in self.behind and most and self.rng.random() < drafter.has_some:
                     self.behind[row] = (number, most)
                     took += drafter.draft_us * most
-        return took + (self.missed_us * self.missed if asked else 0)
+        return took + (self.missed_us * min(self.missed, 2048) if asked else 0)
 
     @property
     def ns_a_token(self):
         return self.ns / self.tokens
-
-    @property
-    def verdict(self):
-        return self.goodput.verdicts.get(StepCosts.bucket(self.goodput.num_rows))

@@ -8,9 +8,9 @@ import pytest
 from mmengine.config import EngineConfig
 from mmengine.core.acceptance import DRAFTERS, powers
 from mmengine.core.engine import EngineCore
-from mmengine.core.goodput import Goodput
+from mmengine.core.goodput import ALL, Goodput
 from mmengine.core.simulate import CostModel, SimulatedExecutor, next_tokens, token_values
-from mmengine.core.step_cost import ONE, SIXTEENTH, StepCosts, rows_of
+from mmengine.core.step_cost import ENOUGH_PLAIN, ONE, StepCosts, rows_of
 from mmengine.errors import ConfigError
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader, LogWriter, MemoryLog
@@ -128,37 +128,48 @@ def test_a_snapshot_holds_it():
     assert again.digest() == there.digest()
     rows = core.state.running
     for each in (there, again):
-        each.ran(rows, 4, 3, (90_000, 100), True)
+        each.ran(rows, 4, 5, 3, 90_000, True)
     assert again.digest() == there.digest()
 
 
-def test_costs_are_those_of_the_steps_that_ran():
-    costs, bucket = StepCosts(), StepCosts.bucket(4)
-    assert costs.speaker(bucket) is None
-    for drafts in (0, 0, 8, 8, 28, 28):
-        costs.computed(bucket, 4, drafts, 100_000 + 5_000 * drafts)
-        costs.made(bucket, 4, DRAFTERS - 1, drafts, 20_000 + 1_000 * drafts)
-    curve = costs.curve(costs.speaker(bucket), DRAFTERS - 1)
-    for a_row, took in ((0, 1.0), (2, 1.4 + 0.28), (4, 1.8 + 0.36), (7, 2.4 + 0.48), (14, 3.8)):
-        found = curve.at(a_row * SIXTEENTH) / ONE
-        assert found == pytest.approx(took, abs=0.01) or a_row in (0, 14), a_row
-    assert curve.at(0) < 1.1 * ONE and curve.at(14 * SIXTEENTH) > 3.8 * ONE
+def costs_of(num_rows=4, took_ns=250_000, tokens=10, without_ns=100_000):
+    costs, bucket = StepCosts(), StepCosts.bucket(num_rows)
+    for _ in range(ENOUGH_PLAIN):
+        costs.plain(bucket, num_rows, without_ns)
+    for _ in range(4):
+        costs.drafted(bucket, ALL, num_rows, 8, tokens, took_ns)
+    return costs
+
+
+def test_what_drafts_give_is_tokens_per_time_beside_none():
+    costs = costs_of(4, 200_000, 12)
+    assert costs.rate(4, ALL) == pytest.approx(1.5 * ONE, rel=0.01)
+    assert costs.rate(4, 0) is None and costs.rate(5, ALL) is None
+    costs.had_none(4, 0)
+    assert costs.rate(4, 0) < ONE // 100
+    costs.forget_drafted(4)
+    assert costs.rate(4, ALL) is None and costs.knows_plain(4)
 
 
 def test_a_few_long_steps_decide_nothing():
-    costs, bucket = StepCosts(), StepCosts.bucket(4)
-    for ns in (100_000, 10**12, 100_000, 500_000, 101_000, 100_000):
-        costs.computed(bucket, 4, 0, ns)
-        costs.computed(bucket, 4, 4, 2 * ns)
-    assert costs.curve(bucket, 0).at(SIXTEENTH) == pytest.approx(2 * ONE, rel=0.02)
+    costs = costs_of(4, 200_000, 12)
+    costs.drafted(4, ALL, 4, 8, 12, 10**12)
+    costs.plain(4, 4, 10**12)
+    assert costs.rate(4, ALL) == pytest.approx(1.5 * ONE, rel=0.15)
 
 
-def test_a_like_number_of_rows_speaks():
-    costs = StepCosts()
-    for drafts in (0, 0, 16, 16):
-        costs.computed(StepCosts.bucket(16), 16, drafts, 100_000 + drafts)
-    assert costs.speaker(StepCosts.bucket(12)) == costs.speaker(StepCosts.bucket(20)) == StepCosts.bucket(16)
-    assert costs.speaker(StepCosts.bucket(4)) is costs.speaker(StepCosts.bucket(64)) is None
+def test_what_a_draft_took_says_what_chance_it_needs():
+    # 8 drafts took 100 us more than none, and a token of 12 takes 16.7 us: a third of 12.5 / 16.7
+    assert costs_of(4, 200_000, 12).least_chance(4, ALL) == pytest.approx(0.25 * ONE, rel=0.02)
+    assert costs_of(4, 90_000, 12).least_chance(4, ALL) == 0
+    assert costs_of(4, 10**9, 4).least_chance(4, ALL) == ONE // 2
+    assert StepCosts().least_chance(4, ALL) == 0
+
+
+def test_of_steps_without_drafts_a_like_number_of_rows_speaks():
+    costs = costs_of(16)
+    known = {rows: costs.knows_plain(StepCosts.bucket(rows)) for rows in (4, 8, 12, 16, 20, 32, 64)}
+    assert known == {4: False, 8: True, 12: True, 16: True, 20: True, 32: True, 64: False}
 
 
 def test_buckets_hold_like_numbers_of_rows():
