@@ -69,7 +69,7 @@ class Acceptance:
         return hits // (self.trials[:, rows] + PRIOR)
 
     def before_last(self) -> list[int]:
-        """The numbers of those that drafted, but for the highest, falling. What was judged must be counted."""
+        """Who drafted, but for the highest number, falling. What was judged must be counted."""
         return self.drafter_trials.nonzero()[0][-2::-1].tolist()
 
 

@@ -1,15 +1,15 @@
 """Who drafts, and how many drafts of each row: what was measured to give the most tokens per time.
 
 A fold over what steps took and how many tokens they gave, in integers alone, so that a log gives the same
-choices again. For each number of rows there are as many ways as drafters: nobody is asked, all of them are, or,
-where several draft, only those before the last ones. What a way gives is known from the last few steps that
-took it (core/step_cost.py); one that nothing is known of is tried. Within a way each row has as many drafts as
-are likely enough to be kept: draft j of a row is, with p^j, where p is estimated for each row and drafter.
+choices again. For each number of rows there are several ways: nobody is asked, all drafters are, or, where
+several draft, only those before the last ones. What a way gives is known from the last few steps that took it
+(core/step_cost.py); one that nothing is known of is tried. Within a way each row has as many drafts as are
+likely enough to be kept: draft j of a row is, with p^j, where p is estimated for each row and drafter.
 
-To change the way costs time: a head that was not asked must first read what it missed. So it is looked at when
-requests come, then every few steps; a batch that drains goes on as it was; and the way that is taken stays
-until another is clearly better. Where nobody is asked, all are asked again for a few steps now and then, the
-more rarely the less it helped.
+To change the way costs time: a head that was not asked must first read what it missed. So it is looked at
+when requests come, then every few steps; a batch that drains goes on as it was; and the way that is taken
+stays until another is clearly better. Where nobody is asked, all are asked again for a few steps now and
+then, the more rarely the less it helped.
 """
 
 from collections.abc import Iterator
@@ -31,8 +31,8 @@ SOONEST, LATEST = 512, 8192  # steps without drafts before all are asked again
 CLEARLY = ONE + ONE // 4  # what drafts give, beside none, where no other way is looked for
 STAYS = 16  # a way that is taken counts as better by one part in so many
 _COUNTERS = (
-    *("steps", "bucket", "num_rows", "asked", "left", "resting", "was_off", "came", "limited", "limits_tried"),
-    *("full", "looked", "turned_off", "empty", "watches"),
+    *("steps", "bucket", "num_rows", "asked", "left", "resting", "was_off", "came"),
+    *("limited", "limits_tried", "full", "looked", "turned_off", "empty", "watches"),
 )
 
 
@@ -43,9 +43,7 @@ class Saved(msgspec.Struct, array_like=True):
     arrays: dict[str, bytes]
     ways: dict[int, int]
     waits: dict[int, tuple[int, int]]
-    costs: tuple[
-        dict[int, list[int]], list[tuple[int, int, list[tuple[int, int, int, int]]]], dict[int, int]
-    ]
+    costs: tuple[dict[int, list[int]], list[tuple[int, int, list[tuple[int, int, int, int]]]], dict[int, int]]
 
 
 class Goodput:
@@ -68,7 +66,8 @@ class Goodput:
         self.limits_tried = False  # whether fewer drafts pay where all of them do not
         self.full, self.looked = -1, -1  # buckets: of a batch that does not drain, and at the last look
         self.turned_off = 0  # the step in which drafts were
-        self.waits: dict[int, tuple[int, int]] = {}  # by bucket: steps before all are asked again, and until when
+        # By bucket: how many steps pass before all are asked again, and when these have passed.
+        self.waits: dict[int, tuple[int, int]] = {}
         self.empty = 0  # steps, one after the other, in which somebody was asked and nobody had drafts
         self.watches = True  # what steps without drafts take
 

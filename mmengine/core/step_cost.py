@@ -1,9 +1,10 @@
 """What steps take that only decode, and how many tokens drafts gave in them, by how many rows they have.
 
-For each bucket of like numbers of rows the last few steps of each kind are kept: those without drafts, and, by
-who was asked, those that verified some. Their ratio is what drafts give. Times count up to half as much again
-as is usual among them: what a machine does besides only ever makes a step longer, and a hiccup of it decides
-nothing. Where no step without drafts ran with as many rows, a like number speaks.
+For each bucket of like numbers of rows the last few steps of each kind are kept: those without drafts, and,
+by who was asked, those that verified some. What drafts give is the tokens of the latter over their time,
+beside the lower quartile of the former. Times count up to half as much again as is usual among them: what a
+machine does besides only makes a step longer, and a hiccup of it decides nothing. Where no step without drafts
+ran with as many rows, a like number speaks.
 """
 
 from collections.abc import Sequence
@@ -23,7 +24,7 @@ Drafted = tuple[int, int, int, int]  # ns, tokens, rows, drafts
 class StepCosts:
     def __init__(self) -> None:
         self._plain: dict[int, list[int]] = {}  # ns for each row and _OFFSET more
-        self._drafted: dict[tuple[int, int], list[Drafted]] = {}  # by bucket and up to whom drafters were asked
+        self._drafted: dict[tuple[int, int], list[Drafted]] = {}  # by bucket, and who was asked
         self.since_plain: dict[int, int] = {}  # by bucket, steps with drafts since one without
 
     @staticmethod
@@ -55,7 +56,7 @@ class StepCosts:
         return self._plain_of(bucket) is not None
 
     def rate(self, bucket: int, asked: int) -> int | None:
-        """Tokens per time with drafters up to number `asked`, where 65536 is without drafts; None: not known."""
+        """Tokens per time with drafters up to number `asked`, where 65536 is without; None: not known."""
         steps, plain = self._drafted.get((bucket, asked), ()), self._plain_of(bucket)
         if plain is None or not _are_enough(steps):
             return None
@@ -95,8 +96,8 @@ class StepCosts:
         self.since_plain = dict(since_plain)
 
     def _plain_of(self, bucket: int) -> int | None:
-        """What a row takes of a step without drafts, by the nearest bucket that knows, if it has at most twice
-        as many rows or half as many."""
+        """What a row takes of a step without drafts, by the nearest bucket that knows, if it has at most
+        twice as many rows or half as many."""
         rows, found = rows_of(bucket), None
         for other, times in self._plain.items():
             less, more = sorted((rows, rows_of(other)))

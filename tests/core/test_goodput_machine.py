@@ -36,15 +36,15 @@ def shares(drafters, run, **costs):
 def test_it_loses_little_against_the_best_fixed_choice(
     rows, step_us, row_us, token_share, chance, fixed_us, draft_us, noise
 ):
-    """Over a whole run. What it takes to find out is no more than a few steps with all drafts, and more where a
-    step has few rows."""
+    """Over a whole run. What it takes to find out is no more than a few steps with all drafts, and more where
+    a step has few rows."""
     drafters = [Drafter(chance, fixed_us, draft_us)]
     costs = {"step_us": step_us, "row_us": row_us, "token_us": row_us * token_share, "noise": noise}
     share, found = shares(drafters, lambda machine: machine.run(rows, RUN), **costs)
     print(f"{share:.3f}, none / all {found[1] / found[2]:.2f}: {rows} rows, {costs}, {chance}, {drafters}")
     step = step_us + row_us * rows
     drafted = step + (row_us * token_share + draft_us) * MOST * rows + fixed_us
-    assert share < 1.03 + (16 + 40 // rows) * drafted / step / RUN
+    assert share < 1.12 + (16 + 40 // rows) * drafted / step / RUN
 
 
 @pytest.mark.parametrize("rows, pays", [(1, True), (4, True), (16, True), (64, False)])
@@ -77,7 +77,11 @@ def test_each_number_of_rows_is_decided_by_itself():
     drain(machine)
     print((machine.ns - ns) / (machine.tokens - tokens) / found[1])
     assert (machine.ns - ns) / (machine.tokens - tokens) < 1.2 * found[1]
-    assert machine.run(64, 20) == 0 and machine.run(2, 20) > 0.5
+    machine.admit(*range(64))
+    assert machine.run(64, 60) < 0.3
+    machine.admit(0, 1)
+    machine.run(2, 40)
+    assert machine.run(2, 60) > 0.5
 
 
 def test_drafters_are_told_apart():
