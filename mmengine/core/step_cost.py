@@ -3,8 +3,8 @@
 For each bucket of like numbers of rows the last few steps of each kind are kept: those without drafts, and,
 by who was asked, those that verified some. What drafts give is the tokens of the latter over their time,
 beside the lower quartile of the former. Times count up to half as much again as is usual among them: what a
-machine does besides only makes a step longer, and a hiccup of it decides nothing. Where no step without drafts
-ran with as many rows, a like number speaks.
+machine does besides only makes a step longer, and a hiccup of it decides nothing. Where no step without
+drafts ran with as many rows, a like number speaks.
 """
 
 from collections.abc import Sequence
