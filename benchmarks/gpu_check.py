@@ -25,7 +25,7 @@ from gpu_tokens import Verdict, compare_backends, compare_tokens, compare_transf
 from report import Table, show
 from workload import random_texts
 
-from mmengine.errors import ConfigError
+from mmengine.errors import ConfigError, in_one_line
 from mmengine.gpu import sampling
 from mmengine.request import SamplingParams
 from mmengine.version import __version__
@@ -69,7 +69,7 @@ class Run:
             work()
         except Exception as error:  # a part that cannot run must not cost the others
             self.failed = True
-            self.skipped[name] = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:300]}"
+            self.skipped[name] = in_one_line(error)
         gc.collect()
         if not self.dry:
             torch.cuda.empty_cache()

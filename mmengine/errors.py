@@ -70,6 +70,11 @@ class Diverged(LogError):
     pass
 
 
+def in_one_line(error: BaseException, most: int = 300) -> str:
+    """What kind of error it is, and at most `most` characters of its first line: libraries append pages."""
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:most]}"
+
+
 def shown(value: object) -> str:
     """A stranger's value in a message: short, whatever it is."""
     try:

@@ -5,6 +5,8 @@ from types import ModuleType
 
 import torch
 
+from mmengine.errors import in_one_line
+
 _EXAMPLE = 70  # tokens of the vocabulary that kernels are tried on
 
 
@@ -30,7 +32,7 @@ def _tried(device: torch.device) -> tuple[ModuleType | None, str]:
         if not gives_known_tokens(sampling_kernels, device):
             return None, f"torch (triton {triton.__version__} gives other tokens)"
     except Exception as error:  # a compiler, a driver or a version that does not fit: torch serves as well
-        return None, f"torch ({type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]})"
+        return None, f"torch ({in_one_line(error, 200)})"
     return sampling_kernels, f"triton {triton.__version__}"
 
 

@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mmengine.errors import in_one_line
+
 Cache = tuple[Tensor, Tensor]
 
 
@@ -100,8 +102,7 @@ def choose(
         better = replace(ops, **functions, by=ops.by | {name: who})
         gap = _largest_gap(better, device, dtype)
     except Exception as error:  # a compiler, a driver or a version that does not fit: torch serves as well
-        why = f"torch ({type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]})"
-        return replace(ops, by=ops.by | {name: why})
+        return replace(ops, by=ops.by | {name: f"torch ({in_one_line(error, 200)})"})
     if gap <= 8 * torch.finfo(dtype).eps:
         return better
     return replace(ops, by=ops.by | {name: f"torch ({who} is {gap:.1e} off it)"})

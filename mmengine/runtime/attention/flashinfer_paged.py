@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mmengine.errors import ConfigError
+from mmengine.errors import ConfigError, in_one_line
 from mmengine.models.plugin import ModelSpec
 from mmengine.runtime.attention.base import AttentionMeta, Bucket
 from mmengine.runtime.attention.flashinfer_desk import Desk
@@ -197,9 +197,8 @@ class FlashInferAttention:
                 self.append(0, zeros[:, : spec.num_kv_heads], zeros[:, : spec.num_kv_heads])
                 self.run(0, zeros)
             except Exception as error:  # whatever a compiler, a loader or the driver says
-                reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:300]}"
                 raise ConfigError(
-                    f"FlashInfer's kernels cannot be compiled or run here ({reason}); they need nvcc, ninja "
-                    "and a C++ compiler, or kernels that were built before (docs/gpu.md); else choose "
-                    "attention 'torch'"
+                    f"FlashInfer's kernels cannot be compiled or run here ({in_one_line(error)}); they need "
+                    "nvcc, ninja and a C++ compiler, or kernels that were built before (docs/gpu.md); else "
+                    "choose attention 'torch'"
                 ) from error

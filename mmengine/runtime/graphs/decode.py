@@ -13,6 +13,7 @@ import structlog
 import torch
 
 from mmengine.core.executor import StepPlan
+from mmengine.errors import in_one_line
 from mmengine.models.plugin import Taps, VisionLanguageModel
 from mmengine.runtime.attention.base import AttentionBackend, AttentionMeta, Bucket
 from mmengine.runtime.graphs.buckets import (
@@ -69,13 +70,12 @@ class DecodeGraphs:
                 self._replays[bucket] = recorder.record(partial(self._compute, bucket))
         except Exception as error:  # whatever the driver, a library or a kernel says
             self._replays.clear()
-            reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:300]}"
             log.warning(
                 "CUDA graphs cannot be captured, so steps are launched kernel by kernel, which is slower "
                 "with few rows; set cuda_graphs false to start without trying",
                 rows=bucket.num_rows,
                 tokens_per_row=bucket.query_len,
-                reason=reason,
+                reason=in_one_line(error),
             )
 
     def frame(self, plan: StepPlan) -> Frame | None:

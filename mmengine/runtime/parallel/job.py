@@ -2,7 +2,7 @@
 
 import msgspec
 
-from mmengine.errors import MMEngineError
+from mmengine.errors import MMEngineError, in_one_line
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -26,5 +26,4 @@ decode_job = msgspec.msgpack.Decoder(Job).decode
 
 def sentence(error: BaseException) -> str:
     """An error of one rank for the others, in one line."""
-    text = str(error).partition("\n")[0]
-    return text if isinstance(error, MMEngineError) else f"{type(error).__name__}: {text}"
+    return str(error).partition("\n")[0] if isinstance(error, MMEngineError) else in_one_line(error)
