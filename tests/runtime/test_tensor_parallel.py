@@ -4,6 +4,7 @@ import itertools
 import os
 import select
 import signal
+import socket
 import threading
 import time
 from types import SimpleNamespace
@@ -19,6 +20,7 @@ from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader
 from mmengine.models.sharding import COLUMNS, ROWS, Shard
 from mmengine.replay import verify
+from mmengine.runtime.parallel.channel import Channel, Closed, Kind
 from mmengine.runtime.parallel.followers import Followers
 from mmengine.runtime.parallel.group import GroupLost, StepGroup
 from mmengine.runtime.parallel.ranks import device_of
@@ -118,6 +120,12 @@ def test_a_rank_that_loses_its_way_says_so(noticed_by):
                 engine.step()
 
 
+def test_a_rank_that_reads_nothing_is_not_waited_for():
+    ours, theirs = socket.socketpair()
+    with ours, theirs, pytest.raises(Closed):
+        Channel(ours, 0.1).send(Kind.STEP, bytes(2**26))
+
+
 def test_heads_that_cannot_be_shared_are_refused_with_the_arithmetic():
     with pytest.raises(ConfigError, match="cannot cut 2 KV heads: 2 = 3 x 0 . 2; choose 1, 2"):
         plugin.load_model(checkpoint_path(), device="cpu", dtype="float32", shard=Shard(0, 3, lambda x: x))
@@ -132,7 +140,7 @@ def test_gpus_that_are_not_there_are_refused():
 
 
 def test_a_rank_that_cannot_start_says_why(tmp_path):
-    followers = Followers(2)
+    followers = Followers(2, 60)
     try:
         followers.start(b"no job came before")
         with pytest.raises(ConfigError, match="rank 1 "):

@@ -30,13 +30,17 @@ class Closed(Exception):
 
 
 class Channel:
-    def __init__(self, end: socket.socket) -> None:
-        self._end = end
+    """`send_timeout_s`: how long `send` waits for a side that reads nothing; None: for ever."""
+
+    def __init__(self, end: socket.socket, send_timeout_s: float | None = None) -> None:
+        self._end, self._send_timeout_s = end, send_timeout_s
 
     def send(self, kind: Kind, body: bytes = b"") -> None:
-        """Raises Closed; also where the other side reads nothing for the socket's timeout."""
+        """Raises Closed, after which the channel cannot be used."""
         try:
+            self._end.settimeout(self._send_timeout_s)
             self._end.sendall(_HEADER.pack(kind, len(body)) + body)
+            self._end.settimeout(None)
         except OSError as error:
             raise Closed(str(error)) from None
 

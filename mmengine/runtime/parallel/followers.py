@@ -20,13 +20,15 @@ END_S = 2.0
 
 
 class Followers:
-    """One process a rank, from 1 on. They end with their channels, or with this process."""
+    """One process a rank, from 1 on. They end with their channels, or with this process. One that reads
+    nothing of a message for `timeout_s` counts as gone."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, timeout_s: float) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="mmengine-ranks-")
         self._channels: list[Channel] = []
         self._processes: list[subprocess.Popen] = []
         self._lost = ""
+        self._timeout_s = timeout_s
         try:
             for _ in range(1, size):
                 self._spawn()
@@ -50,7 +52,7 @@ class Followers:
             raise ConfigError(f"a process for a rank could not be started: {error.strerror}") from None
         finally:
             theirs.close()
-        self._channels.append(Channel(ours))
+        self._channels.append(Channel(ours, self._timeout_s))
         self._processes.append(process)
 
     @property

@@ -57,7 +57,7 @@ class Ranks:
         """Start the other ranks, which read their weights while this one does. Raises ConfigError."""
         devices = [device_of(device, rank, size) for rank in range(size)]
         timeout_s = float(step_timeout_s or EXCHANGE_TIMEOUT_S)
-        followers = Followers(size)
+        followers = Followers(size, timeout_s)
         store = str(followers.store)
         followers.assign(
             [
