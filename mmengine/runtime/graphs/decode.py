@@ -107,9 +107,6 @@ class DecodeGraphs:
         count = bucket.num_tokens
         embeds = self._model.embed(self.inputs[:count])
         positions = self.inputs[count : 4 * count].view(3, count)
-        if self._taps is None:
-            hidden = self._model.forward(embeds, None, positions, self._attention)
-        else:
-            taps = Taps(self._taps.layers, self._taps.rows[:count])
-            hidden = self._model.forward(embeds, None, positions, self._attention, taps)
+        asked = () if self._taps is None else (Taps(self._taps.layers, self._taps.rows[:count]),)
+        hidden = self._model.forward(embeds, None, positions, self._attention, *asked)
         self._hidden[:count].copy_(hidden)
