@@ -58,10 +58,12 @@ class _NoCache:
 
 def measure(model: VisionLanguageModel, config: EngineConfig, device: torch.device, meter: Meter) -> Peaks:
     """Run both passes of the largest step. Raises ConfigError where one does not fit by itself."""
+    rows = min(config.max_num_seqs * (1 + config.num_draft_tokens), config.token_budget)
     with torch.inference_mode():
         encoder = _peak(meter, config, "encoder_budget", lambda: _encode(model, config, device))
-        layers = _peak(meter, config, "token_budget", lambda: _layers(model, config, device))
-    rows = min(config.max_num_seqs * (1 + config.num_draft_tokens), config.token_budget)
+        layers = _peak(
+            meter, config, "token_budget", lambda: _layers(model, config.token_budget, rows, device)
+        )
     return Peaks(layers + SAMPLING_COPIES * 4 * rows * model.spec.vocab_size, encoder)
 
 
@@ -77,13 +79,14 @@ def _peak(meter: Meter, config: EngineConfig, setting: str, run: Callable[[], No
     return meter.peak()
 
 
-def _layers(model: VisionLanguageModel, config: EngineConfig, device: torch.device) -> None:
-    spec, count = model.spec, config.token_budget
+def _layers(model: VisionLanguageModel, count: int, rows: int, device: torch.device) -> None:
+    """All layers over `count` tokens, of which `rows` are sampled from."""
+    spec = model.spec
     embeds = model.embed(torch.zeros(count, dtype=torch.int64, device=device))
     deepstack = embeds.new_zeros(spec.num_deepstack, count, spec.hidden_size) if spec.num_deepstack else None
     positions = torch.zeros(3, count, dtype=torch.int64, device=device)
     hidden = model.forward(embeds, deepstack, positions, _NoCache())
-    model.logits(hidden[: config.max_num_seqs * (1 + config.num_draft_tokens)])
+    model.logits(hidden[:rows])
 
 
 def _encode(model: VisionLanguageModel, config: EngineConfig, device: torch.device) -> None:

@@ -47,7 +47,7 @@ def resolve(
         memory = Memory(available_memory(), 0, features=_features(model, config, dtype))
         num_blocks = config.num_blocks
         if not num_blocks:
-            room = _kv_bytes_of_cpu(blocks_each * block_bytes)
+            room = _kv_bytes_of_cpu(memory.total, blocks_each * block_bytes)
             num_blocks = blocks_for_memory(specs, stored, size, room)
     if config.num_blocks:
         memory.check(num_blocks, block_bytes)
@@ -97,10 +97,10 @@ def _features(model: VisionLanguageModel, config: EngineConfig, dtype: torch.dty
     return int(GROWTH * config.encoder_cache_size * width * dtype.itemsize)
 
 
-def _kv_bytes_of_cpu(full_request: int) -> int:
+def _kv_bytes_of_cpu(available: int, full_request: int) -> int:
     """For the pool of a CPU: what some requests need, and no more than a share of the memory."""
     wanted = max(CPU_MIN_BYTES, CPU_FULL_REQUESTS * full_request)
-    return min(wanted, int(available_memory() * CPU_MEMORY_SHARE))
+    return min(wanted, int(available * CPU_MEMORY_SHARE))
 
 
 def available_memory() -> int:
