@@ -21,9 +21,12 @@ class Rotation:
         self.cos, self.sin, self.lengths = cos, sin, lengths
         self.starts = np.zeros(len(lengths) + 1, np.int32)
         np.cumsum(lengths, out=self.starts[1:])
-        self.starts_there = torch.from_numpy(self.starts)
-        if cos.device.type != "cpu":
-            self.starts_there = self.starts_there.pin_memory().to(cos.device, non_blocking=True)
+        self.starts_there = upload(torch.from_numpy(self.starts), cos.device)
+
+
+def upload(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the host on `device`, which is not waited for."""
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
 def attend_native(kernels: VisionKernels, qkv: Tensor, pack: Rotation, out: Tensor | None = None) -> Tensor:

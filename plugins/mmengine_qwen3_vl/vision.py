@@ -21,7 +21,7 @@ from mmengine.native.library import load
 from mmengine.native.linear import PackedLinear
 from mmengine.native.vision import vision_kernels
 from mmengine_qwen3_vl.config import VisionConfig
-from mmengine_qwen3_vl.segments import Rotation, attend_native, attend_packed, attend_torch
+from mmengine_qwen3_vl.segments import Rotation, attend_native, attend_packed, attend_torch, upload
 
 _EPS = 1e-6  # of every layer norm here
 _WIDE = 512  # hidden size from which torch's float32 products of many rows are faster than packed ones
@@ -202,19 +202,13 @@ class VisionTower:
     def _make_tables(self, height: int, width: int) -> _GridTables:
         rows, columns = patch_coordinates(height, width, self.config.merge_size)
         corners = interpolation(rows, columns, height, width, self.config.num_positions)
-        taps, shares = (self._upload(torch.from_numpy(array)) for array in corners)
+        taps, shares = (upload(torch.from_numpy(array), self._device) for array in corners)
         learned = F.embedding(taps, self._positions)  # [patches, 4, hidden]
         positions = (learned * shares[:, :, None]).sum(1).to(self._dtype)
         coordinates = torch.from_numpy(np.stack((rows, columns), 1)).float()  # [patches, 2]
-        angles = self._upload((coordinates[:, :, None] * self._inv_freq).flatten(1))
+        angles = upload((coordinates[:, :, None] * self._inv_freq).flatten(1), self._device)
         cos, sin = angles.cos(), angles.sin()
         return _GridTables(positions, torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1))
-
-    def _upload(self, tensor: Tensor) -> Tensor:
-        """`tensor` on the device, which is not waited for."""
-        if self._device.type == "cpu":
-            return tensor
-        return tensor.pin_memory().to(self._device, non_blocking=True)
 
 
 def normalise(pixels: Tensor) -> Tensor:
