@@ -15,6 +15,7 @@ from mmengine.request import SamplingParams
 from mmengine.runtime.attention.base import AttentionMeta
 from mmengine.runtime.attention.registry import BACKENDS, make_backend
 from mmengine.runtime.kv import KVPool
+from mmengine.serve.answers import Choice
 from mmengine.serve.engine import Engine
 from mmengine.serve.prompts import Options
 
@@ -55,18 +56,25 @@ def compare_tokens(device: str, count: int) -> list[Verdict]:
 
 def answers(engine: Engine, asks: list[Ask]) -> list[Answer]:
     """Tokens to the natural end, and at each the distance of the two best logprobs."""
-    names = {}
-    for place, ask in enumerate(asks):
-        sampling = SamplingParams(max_tokens=ask.num_new, logprobs=2, seed=0)
-        names[engine.submit_prepared(ask.prepared, Options(sampling), stream=False)] = place
-    done: dict[int, Answer] = {}
+    samplings = [SamplingParams(max_tokens=ask.num_new, logprobs=2, seed=0) for ask in asks]
+    return [
+        (choice.token_ids, [best[1] - second[1] for _, best, second in choice.logprobs])
+        for choice in _choices(engine, asks, samplings)
+    ]
+
+
+def _choices(engine: Engine, asks: list[Ask], samplings: list[SamplingParams]) -> list[Choice]:
+    """The answers, all requests there from the start."""
+    names = [
+        engine.submit_prepared(ask.prepared, Options(sampling), stream=False)
+        for ask, sampling in zip(asks, samplings, strict=True)
+    ]
+    done: dict[str, Choice] = {}
     while engine.has_work:
         for output in engine.step():
             if output.completion is not None:
-                choice = output.completion.choices[0]
-                gaps = [best[1] - second[1] for _, best, second in choice.logprobs]
-                done[names[output.request_id]] = choice.token_ids, gaps
-    return [done[place] for place in range(len(asks))]
+                done[output.request_id] = output.completion.choices[0]
+    return [done[name] for name in names]
 
 
 def compare_answers(wanted: list[Answer], got: list[Answer]) -> list[dict[str, float | int]]:
@@ -85,15 +93,9 @@ def compare_transformers(device: str, count: int) -> Verdict:
     reference = Reference(resolve_folder(None), torch.float32, device)
     with Engine(device=device, dtype="float32", config=POOL) as engine:
         asks = mixed(engine.processor, count, 24, seed=6)
-        names = {}
-        for place, ask in enumerate(asks):
-            sampling = SamplingParams(max_tokens=ask.num_new, min_tokens=ask.num_new, seed=0)
-            names[engine.submit_prepared(ask.prepared, Options(sampling), stream=False)] = place
-        got: list[list[int]] = [[] for _ in asks]
-        while engine.has_work:
-            for output in engine.step():
-                if output.completion is not None:
-                    got[names[output.request_id]] = output.completion.token_ids
+        lengths = [ask.num_new for ask in asks]
+        samplings = [SamplingParams(max_tokens=n, min_tokens=n, seed=0) for n in lengths]
+        got = [choice.token_ids for choice in _choices(engine, asks, samplings)]
     inputs = [make_inputs([ask.prepared]) for ask in asks]
     wanted = [reference.generate(each, ask.num_new)[0] for each, ask in zip(inputs, asks, strict=True)]
     notes = partings(reference, [ask.kind for ask in asks], inputs, got, wanted)
