@@ -36,7 +36,7 @@ def env(
         "GPUs": "; ".join(here.gpus()) or f"none: {here.no_gpu()}",
         "threads": _threads(),
         "attention": here.chosen(),
-        **{f"  {name}": text for name, text in here.attention().items()},
+        **{f"attention {name}": text for name, text in here.attention().items()},
         "tensor parallel": here.tensor_parallel(),
         "CPU kernels": _kernels(),
         "model plugins": _plugins(),
@@ -46,7 +46,7 @@ def env(
     if json_output:
         import json
 
-        print(json.dumps({name.strip(): fact for name, fact in facts.items()}))
+        print(json.dumps(facts))
         return
     width = max(map(len, facts))
     for name, fact in facts.items():

@@ -2,6 +2,7 @@
 
 import json
 import random
+from importlib import metadata
 
 import pytest
 
@@ -154,4 +155,6 @@ def test_env_tells_what_is_here(call):
     facts = json.loads(printed.out)
     assert code == 0 and "Qwen3VLForConditionalGeneration" in facts["model plugins"]
     assert facts["embedded checkpoint"].endswith("MB)") and facts["attention"] and facts["GPUs"]
+    assert facts["torch"] == metadata.version("torch")
+    assert facts["attention torch"] == "usable on any device"
     assert call("env")[1].out.splitlines()[0].split() == ["mmengine-vl", facts["mmengine-vl"]]
