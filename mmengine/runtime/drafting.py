@@ -117,29 +117,14 @@ class Drafting:
             follows = follows & (room > 0)
         if not follows.any():
             return None
-        limits = np.minimum(self._rows.columns["max_total"][rows], self._max_model_len)
-        most = np.clip(limits - self._texts.lengths[rows] - 1, 0, self._most)
+        longest = np.minimum(self._rows.columns["max_total"][rows], self._max_model_len)
+        most = np.clip(longest - self._texts.lengths[rows] - 1, 0, self._most)
         drafts = np.zeros((len(rows), self._most), np.int32)
         found, drafters = np.zeros(len(rows), np.int32), np.zeros(len(rows), np.int32)
         out = drafts, found, drafters
         for number, picked in enumerate(follows):
-            picked = np.flatnonzero(picked)
-            is_head, goes = self._drafters[number] is self.head, 0
-            while len(picked) and goes < (MOST_GOES if is_head else 1):
-                before, limits = found[picked], most[picked]
-                if room is not None:
-                    limits = np.minimum(limits, room[number, picked])
-                if is_head:
-                    given = Given(drafts[picked], before) if before.any() else None
-                    proposed = self._ask(number, rows[picked], np.maximum(limits - before, 0), given)
-                else:
-                    proposed = self._ask(number, rows[picked], np.where(before > 0, 0, limits))
-                picked = (
-                    picked[:0]
-                    if proposed is None
-                    else self._take(number, proposed, picked, rows, limits, out)
-                )
-                goes += 1
+            limits = most if room is None else np.minimum(most, room[number])
+            self._draft(number, np.flatnonzero(picked), rows, limits, out)
         if not found.any():
             return None
         return Drafts(drafts[np.arange(self._most) < found[:, None]], found, drafters)
@@ -156,6 +141,31 @@ class Drafting:
             self._failed(self._drafters.index(head), error)
             return False
         return True
+
+    def _draft(
+        self,
+        number: int,
+        picked: np.ndarray,
+        rows: np.ndarray,
+        limits: np.ndarray,
+        out: tuple[np.ndarray, np.ndarray, np.ndarray],
+    ) -> None:
+        """Put what a drafter has for rows[picked] into `out`, so that no row has more than its `limits`: a
+        head goes on behind what others drafted, the others draft where nobody did."""
+        drafts, found, _ = out
+        is_head = self._drafters[number] is self.head
+        for _ in range(MOST_GOES if is_head else 1):
+            if not len(picked):
+                return
+            before, bounds = found[picked], limits[picked]
+            if is_head:
+                given = Given(drafts[picked], before) if before.any() else None
+                proposed = self._ask(number, rows[picked], np.maximum(bounds - before, 0), given)
+            else:
+                proposed = self._ask(number, rows[picked], np.where(before > 0, 0, bounds))
+            if proposed is None:
+                return
+            picked = self._take(number, proposed, picked, rows, limits, out)
 
     def _ask(
         self, number: int, rows: np.ndarray, most: np.ndarray, given: Given | None = None
@@ -199,14 +209,12 @@ class Drafting:
         forces = np.zeros(len(found), bool)
         if self.names[number] != "grammar" and self._matchers is not None:
             mixes = self._drafters[number] is self.head and "grammar" in self.names
-            most = np.zeros(len(found), np.intp)
-            most[picked] = limits
             bound = (ends > first) & (self._rows.columns["options"][rows] & GRAMMAR != 0)
             for place in np.flatnonzero(bound).tolist():
                 row, ahead = int(rows[place]), drafts[place, : ends[place]].tolist()
                 end = max(self._matchers.num_allowed(row, ahead), int(first[place]))
-                if mixes and end < most[place]:
-                    forced = self._matchers.forced_behind(row, int(most[place]) - end)
+                if mixes and end < limits[place]:
+                    forced = self._matchers.forced_behind(row, int(limits[place]) - end)
                     drafts[place, end : end + len(forced)] = forced
                     end, forces[place] = end + len(forced), len(forced) > 0
                 ends[place] = end
