@@ -25,9 +25,6 @@ class Matcher(Protocol):
     def rollback(self, num_tokens: int) -> None:
         """Be where it was before the last `num_tokens` that it took, none of them an end of sequence."""
 
-    def compute_ff_bytes(self) -> bytes:
-        """What must come next; perhaps not all of it."""
-
     def compute_ff_tokens(self) -> list[int]:
         """Tokens, as the tokenizer spells them, of what must come next; only those whose spelling does not
         depend on what follows. They may be none though something is forced."""

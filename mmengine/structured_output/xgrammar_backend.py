@@ -151,12 +151,12 @@ class XMatcher:
     def compute_ff_tokens(self) -> list[int]:
         """The tokens with which the tokenizer spells what must come next, but for the last, whose spelling
         what follows may change."""
-        forced = self.compute_ff_bytes()
+        forced = self._forced()
         text = forced.decode(errors="ignore")
         tokens = self._vocabulary.encode(text)[:-1] if text else []
         return tokens[: self.validate_tokens(tokens)]
 
-    def compute_ff_bytes(self) -> bytes:
+    def _forced(self) -> bytes:
         """The bytes that must come next, about MAX_FORCED of them at most: xgrammar's own search for them
         has no end where a grammar forces a text of exponential length."""
         forced, steps = b"", 0
