@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from mmengine.config import EngineConfig
 from mmengine.core.executor import StepPlan
 from mmengine.errors import ConfigError
 from mmengine.models.plugin import ModelSpec
@@ -100,6 +101,19 @@ class KVPool:
         of a block by a weight of 0, and 0 times a NaN that an earlier request left there is NaN.
         """
         self.blocks.index_fill_(1, blocks, 0)
+
+
+def pool_of(spec: ModelSpec, config: EngineConfig, dtype: torch.dtype, device: torch.device) -> KVPool:
+    """The pool that `config`, with num_blocks filled in, asks for. Raises ConfigError."""
+    return KVPool(
+        spec,
+        config.num_blocks,
+        config.block_size,
+        dtype,
+        device,
+        config.swap_blocks,
+        is_fp8=config.kv_dtype == "fp8",
+    )
 
 
 def fp8_bytes(x: torch.Tensor) -> torch.Tensor:

@@ -24,7 +24,7 @@ from mmengine.runtime.following import Followed, follow, followers
 from mmengine.runtime.graphs.decode import DecodeGraphs
 from mmengine.runtime.graphs.recorder import Recorder
 from mmengine.runtime.inputs import StepInputs, fresh_blocks, prepare
-from mmengine.runtime.kv import KVPool
+from mmengine.runtime.kv import pool_of
 from mmengine.runtime.reading import Launched, Reader
 from mmengine.runtime.rows import CLOSES, GRAMMAR, STOP_STRINGS, PositionsOf, RowColumns
 from mmengine.runtime.sample_rows import SampleRows
@@ -62,18 +62,10 @@ class ModelRunner:
         spec = model.spec
         self._model, self._config, self._device = model, config, device
         self._watcher, self._matchers = stop_watcher, matchers
-        self._kv = KVPool(
-            spec,
-            config.num_blocks,
-            config.block_size,
-            dtype,
-            device,
-            config.swap_blocks,
-            is_fp8=config.kv_dtype == "fp8",
-        )
         invariant = config.batch_invariant
         if invariant and not getattr(model, "batch_invariant", False):
             raise ConfigError(NOT_INVARIANT)
+        self._kv = pool_of(spec, config, dtype, device)
         self._attention = make_backend(attention, spec, self._kv, batch_invariant=invariant)
         self._features = FeatureStore(spec.hidden_size, spec.num_deepstack, config.encoder_cache_size)
         self._rows = RowColumns(config.max_num_seqs, spec.vocab_size, config.eos_token_ids, positions_of)

@@ -29,7 +29,7 @@ from mmengine.runtime.eagle3.head import DraftHead
 from mmengine.runtime.eagle3.keys import Keys
 from mmengine.runtime.eagle3.seen import Seen, Unread
 from mmengine.runtime.inputs import fresh_blocks
-from mmengine.runtime.kv import KVPool
+from mmengine.runtime.kv import pool_of
 from mmengine.runtime.rows import RowColumns
 from mmengine.runtime.upload import upload
 from mmengine.spec_decode.base import Proposed
@@ -63,15 +63,7 @@ class Eagle3Drafter:
     ) -> None:
         spec = kv_spec(head.config)
         self._head, self._rows, self._number = head, rows, number
-        self._kv = KVPool(
-            spec,
-            config.num_blocks,
-            config.block_size,
-            head.dtype,
-            head.device,
-            config.swap_blocks,
-            is_fp8=config.kv_dtype == "fp8",
-        )
+        self._kv = pool_of(spec, config, head.dtype, head.device)
         self._attention = make_backend(attention, spec, self._kv)
         self._block_size = config.block_size
         self.deferred = Deferred(config.max_num_seqs)
