@@ -30,13 +30,13 @@ class Closed(Exception):
 
 
 class Channel:
-    """`send_timeout_s`: how long `send` waits for a side that reads nothing; None: for ever."""
+    """`send_timeout_s`: how long the other side may take to read a message; None: for ever."""
 
     def __init__(self, end: socket.socket, send_timeout_s: float | None = None) -> None:
         self._end, self._send_timeout_s = end, send_timeout_s
 
     def send(self, kind: Kind, body: bytes = b"") -> None:
-        """Raises Closed, after which the channel cannot be used."""
+        """Raises Closed, after which nothing more can be sent."""
         try:
             self._end.settimeout(self._send_timeout_s)
             self._end.sendall(_HEADER.pack(kind, len(body)) + body)

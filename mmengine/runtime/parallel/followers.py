@@ -20,8 +20,8 @@ END_S = 2.0
 
 
 class Followers:
-    """One process a rank, from 1 on. They end with their channels, or with this process. One that reads
-    nothing of a message for `timeout_s` counts as gone."""
+    """One process a rank, from 1 on. They end with their channels, or with this process. One that
+    does not read a message within `timeout_s` counts as gone."""
 
     def __init__(self, size: int, timeout_s: float) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="mmengine-ranks-")

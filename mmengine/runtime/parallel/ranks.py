@@ -17,7 +17,7 @@ from mmengine.runtime.parallel.job import Job
 from mmengine.runtime.parallel.leader import LeadingExecutor
 
 LOAD_TIMEOUT_S = 1800.0
-EXCHANGE_TIMEOUT_S = 600.0  # where step_timeout_s is 0
+EXCHANGE_TIMEOUT_S = 600.0  # where step_timeout_s is 0; and of a message, which may be a large snapshot
 
 
 def device_of(device: str, rank: int, size: int) -> str:
@@ -57,7 +57,7 @@ class Ranks:
         """Start the other ranks, which read their weights while this one does. Raises ConfigError."""
         devices = [device_of(device, rank, size) for rank in range(size)]
         timeout_s = float(step_timeout_s or EXCHANGE_TIMEOUT_S)
-        followers = Followers(size, timeout_s)
+        followers = Followers(size, max(timeout_s, EXCHANGE_TIMEOUT_S))
         store = str(followers.store)
         followers.assign(
             [
