@@ -6,7 +6,6 @@ The kernels round once where text.py, as transformers, rounds more often.
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from mmengine.gpu.text_ops import TextOps
@@ -14,12 +13,11 @@ from mmengine.models.plugin import AttentionPort, Taps
 from mmengine.models.reader import WeightReader
 from mmengine.models.sharding import Shard
 from mmengine_qwen3_vl.config import TextConfig
-from mmengine_qwen3_vl.loading import HEAD
-from mmengine_qwen3_vl.text import Layer, Rotary, read_layer, tap, unsplit
+from mmengine_qwen3_vl.text import Layer, TextDecoder, tap
 
 
-class FusedTextDecoder:
-    """See TextDecoder. Keeps no state between calls."""
+class FusedTextDecoder(TextDecoder):
+    """See TextDecoder."""
 
     def __init__(
         self,
@@ -29,26 +27,8 @@ class FusedTextDecoder:
         ops: TextOps,
         shard: Shard | None = None,
     ) -> None:
-        self.config, self.ops = config, ops
-        leads = shard is None or shard.leads
-        self._sum = shard.all_reduce if shard is not None else unsplit
-        self._layers = [read_layer(config, weights, i, adds_bias=leads) for i in range(config.num_layers)]
-        self._norm = weights.read("text.norm.weight")
-        self._embedding = weights.read("text.embed_tokens.weight")
-        self._rotary = Rotary(config, device)
-        self._head: Tensor | None = None
-        if not leads:
-            return
-        tied = HEAD not in weights or (config.tied and weights.same(HEAD, "text.embed_tokens.weight"))
-        self._head = self._embedding if tied else weights.read(HEAD)
-
-    def embed(self, input_ids: Tensor) -> Tensor:
-        """int64 [t] to [t, hidden]."""
-        return F.embedding(input_ids, self._embedding)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Normed hidden states [s, hidden] to float32 [s, vocab]. Rank 0's business."""
-        return F.linear(hidden, self._head).float()
+        super().__init__(config, weights, device, shard)
+        self.ops = ops
 
     def forward(
         self,
@@ -68,7 +48,7 @@ class FusedTextDecoder:
         normed = ops.rms_norm(residual, self._layers[0].input_norm, eps)
         next_norms = [*(layer.input_norm for layer in self._layers[1:]), self._norm]
         for index, (layer, next_norm) in enumerate(zip(self._layers, next_norms, strict=True)):
-            mixed = self._attend(index, layer, normed, angles, attention)
+            mixed = self._mix(index, layer, normed, angles, attention)
             normed = ops.add_norm(mixed, residual, layer.post_norm, eps)
             added = self._sum(layer.down(ops.silu_mul(layer.gate_up(normed))))
             if deepstack is not None and index < len(deepstack):
@@ -80,7 +60,7 @@ class FusedTextDecoder:
                 tap(taps, index + 1, residual)
         return normed
 
-    def _attend(
+    def _mix(
         self,
         index: int,
         layer: Layer,

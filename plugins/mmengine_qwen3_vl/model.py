@@ -21,7 +21,7 @@ from mmengine_qwen3_vl.sharding import cut_config
 from mmengine_qwen3_vl.text import TextDecoder
 from mmengine_qwen3_vl.vision import VisionTower
 
-AnyTextDecoder = TextDecoder | NativeTextDecoder | FusedTextDecoder
+AnyTextDecoder = TextDecoder | NativeTextDecoder  # FusedTextDecoder is a TextDecoder
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 

@@ -39,8 +39,8 @@ class TextDecoder:
     ) -> None:
         self.config = config
         leads = shard is None or shard.leads
-        self._sum = shard.all_reduce if shard is not None else unsplit
-        self._layers = [read_layer(config, weights, i, adds_bias=leads) for i in range(config.num_layers)]
+        self._sum = shard.all_reduce if shard is not None else _unsplit
+        self._layers = [_read_layer(config, weights, i, adds_bias=leads) for i in range(config.num_layers)]
         self._norm = weights.read("text.norm.weight")
         self._embedding = weights.read("text.embed_tokens.weight")
         self._rotary = Rotary(config, device)
@@ -141,12 +141,12 @@ def _rms_norm_rounded(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return F.rms_norm(x, weight.shape, None, eps) * weight
 
 
-def unsplit(x: Tensor) -> Tensor:
+def _unsplit(x: Tensor) -> Tensor:
     """The sum over one rank."""
     return x
 
 
-def read_layer(config: TextConfig, weights: WeightReader, index: int, *, adds_bias: bool = True) -> Layer:
+def _read_layer(config: TextConfig, weights: WeightReader, index: int, *, adds_bias: bool = True) -> Layer:
     """`adds_bias`: whether this rank adds the biases of which there is one for all ranks' sum."""
 
     def read(*names: str) -> Tensor:

@@ -44,6 +44,24 @@ TINY = {
 }
 
 
+# What is asked of a text decoder beside its own sizes, by name.
+DECODER_KINDS = {
+    "tied": {},
+    "untied, biases": {"tied": False, "text": {"attention_bias": True}},
+    "odd sizes, one key-value head": {
+        "text": {
+            "hidden_size": 40,
+            "intermediate_size": 72,
+            "head_dim": 24,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 4, 4]},
+        },
+        "vision": {"out_hidden_size": 40},
+    },
+}
+
+
 def make_reference(folder, seed=0, *, tied=True, text=None, vision=None):
     """Write a lively random checkpoint to `folder`; gives transformers' model of it, float32.
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from qwen3_vl_reference import PagedRows, make_prompt, make_reference, ragged_steps, run_rows
+from qwen3_vl_reference import DECODER_KINDS, PagedRows, make_prompt, make_reference, ragged_steps, run_rows
 
 from mmengine.gpu import text_ops
 from mmengine.models.plugin import Taps
@@ -16,28 +16,13 @@ from mmengine_qwen3_vl.fused_text import FusedTextDecoder
 from mmengine_qwen3_vl.text import TextDecoder
 
 PARTS = ([17], [3, ("image", (4, 6)), 5], [2, ("image", (2, 8)), 1, ("video", (3, 4, 4)), 6], [1])
-CONFIGS = {
-    "tied": {},
-    "untied, biases": {"tied": False, "text": {"attention_bias": True}},
-    "odd sizes, one key-value head": {
-        "text": {
-            "hidden_size": 40,
-            "intermediate_size": 72,
-            "head_dim": 24,
-            "num_attention_heads": 3,
-            "num_key_value_heads": 1,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 4, 4]},
-        },
-        "vision": {"out_hidden_size": 40},
-    },
-}
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    made = {name: tmp_path_factory.mktemp("fused") for name in CONFIGS}
+    made = {name: tmp_path_factory.mktemp("fused") for name in DECODER_KINDS}
     for name, folder in made.items():
-        make_reference(folder, seed=3, **CONFIGS[name])
+        make_reference(folder, seed=3, **DECODER_KINDS[name])
     return made
 
 
@@ -79,12 +64,12 @@ def check(folder, ops):
         assert (logits - wanted).abs().max() < 1e-4 and (logits - wanted).abs().mean() < 1e-5
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", DECODER_KINDS)
 def test_logits_are_those_of_the_plain_decoder(folders, name):
     check(folders[name], text_ops.torch_ops())
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", DECODER_KINDS)
 def test_in_bfloat16_they_are_as_near_to_float32(folders, name):
     """The two round in different places, so they are not compared with one another."""
     exact = next(runs_of(folders[name], "float32", text_ops.torch_ops()))

@@ -3,7 +3,15 @@
 import numpy as np
 import pytest
 import torch
-from qwen3_vl_reference import PagedRows, make_prompt, make_reference, ragged_steps, run_rows, whole_steps
+from qwen3_vl_reference import (
+    DECODER_KINDS,
+    PagedRows,
+    make_prompt,
+    make_reference,
+    ragged_steps,
+    run_rows,
+    whole_steps,
+)
 
 from mmengine.native.rotary import RotaryTable
 from mmengine.runtime.attention.native_paged import NativePagedAttention
@@ -29,21 +37,6 @@ PARTS = (
     [1],
     [30],
 )
-CONFIGS = {
-    "tied": {},
-    "untied, biases": {"tied": False, "text": {"attention_bias": True}},
-    "odd sizes, one key-value head": {
-        "text": {
-            "hidden_size": 40,
-            "intermediate_size": 72,
-            "head_dim": 24,
-            "num_attention_heads": 3,
-            "num_key_value_heads": 1,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 4, 4]},
-        },
-        "vision": {"out_hidden_size": 40},
-    },
-}
 
 
 LIVELY = "untied, biases"  # a tied head tends to repeat one token
@@ -51,9 +44,9 @@ LIVELY = "untied, biases"  # a tied head tends to repeat one token
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    made = {name: tmp_path_factory.mktemp("lively") for name in CONFIGS}
+    made = {name: tmp_path_factory.mktemp("lively") for name in DECODER_KINDS}
     for name, folder in made.items():
-        make_reference(folder, seed=3, **CONFIGS[name])
+        make_reference(folder, seed=3, **DECODER_KINDS[name])
     return made
 
 
@@ -83,7 +76,7 @@ def logits_of(model, prompts, steps, attention):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", DECODER_KINDS)
 def test_logits_are_those_of_the_torch_decoder(folders, library, name, dtype):
     reference, model = load(folders[name], dtype, None), load(folders[name], dtype, library)
     prompts = prompts_of()
