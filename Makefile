@@ -1,5 +1,5 @@
 # make demo     answers 12 questions about drawn images with the embedded checkpoint, and verifies the log
-# make test     style, import contracts and all tests
+# make test     style, import contracts, types and all tests
 # make soak     the long versions of tests
 # make kernels  the tests of the Triton kernels: it gets Triton (a quarter of a gigabyte) into build/
 # make clean    removes what the others made
@@ -17,6 +17,7 @@ demo: .venv/.ready
 test: .venv/.ready
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
+	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup
 
 soak: .venv/.ready
@@ -42,5 +43,5 @@ build/triton:
 	@touch $@
 
 clean:
-	rm -rf .venv build demo *.egg-info .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv build demo *.egg-info .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -42,7 +42,9 @@ def attend_at_once(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int
     """By torch's flash attention. AttributeError or ImportError where this torch has none."""
     from torch.nn.attention.varlen import varlen_attn
 
-    return varlen_attn(q, k, v, starts, starts, longest, longest)
+    mixed = varlen_attn(q, k, v, starts, starts, longest, longest)
+    assert isinstance(mixed, Tensor)  # more is given only where more is asked for
+    return mixed
 
 
 def vision_ops(device: torch.device, dtype: torch.dtype, head_dim: int) -> VisionOps | None:
@@ -69,7 +71,8 @@ def gives_known_numbers(ops: VisionOps, device: torch.device, dtype: torch.dtype
         for each in (ops, VisionOps(rotate, attend_by_frames)):
             qkv = (ramp * 0.7).sin().to(dtype)
             each.rotate(qkv[:, :4], angles.cos()[:, :half], angles.sin()[:, half:])
-            found.append((qkv.float(), each.attend(*qkv.split(2, 1), starts, 8).float()))
+            q, k, v = qkv.split(2, 1)
+            found.append((qkv.float(), each.attend(q, k, v, starts, 8).float()))
     except Exception:  # a compiler, a driver or a version that does not fit: torch serves as well
         return False
     gaps = [float((mine - wanted).abs().max()) for mine, wanted in zip(*found, strict=True)]

@@ -11,11 +11,11 @@ DEFAULT_BYTES = 256 * 2**20
 
 
 @dataclass(slots=True)
-class _Flight:
+class _Flight(Generic[V]):
     """A value that one caller makes and others wait for."""
 
     done: threading.Event = field(default_factory=threading.Event)
-    value: object = None  # None: it failed
+    value: V | None = None  # None: it failed
 
 
 class MediaCache(Generic[V]):
@@ -33,7 +33,7 @@ class MediaCache(Generic[V]):
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
         self._values: OrderedDict[bytes, tuple[V, int]] = OrderedDict()
-        self._flights: dict[bytes, _Flight] = {}
+        self._flights: dict[bytes, _Flight[V]] = {}
 
     def __len__(self) -> int:
         return len(self._values)

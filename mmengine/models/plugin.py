@@ -63,11 +63,16 @@ class Tokenizer(Protocol):
 class Processor(Protocol):
     """Messages and media to prompt tokens and patches. Never imports torch. Thread-safe."""
 
-    tokenizer: Tokenizer
     eos_token_ids: tuple[int, ...]
     generation_defaults: dict[str, Any]  # what generation_config.json asks for
     fingerprint: str  # hex; changes when pixels or prompts would
-    media_cache: MediaCache | None  # of prepared media by content; None: it has none
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    @property
+    def media_cache(self) -> MediaCache[Any] | None:
+        """Of prepared media by content; None: it has none."""
 
     def prepare(
         self,

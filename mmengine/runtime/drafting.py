@@ -84,7 +84,7 @@ class Drafting:
     ) -> None:
         """As `drafts`, behind a step after which nobody may draft. `counts` None: one token each."""
         self._texts.later(rows, token_ids, counts)
-        if seen is not None:
+        if self.head is not None and seen is not None:
             self.head.wait(seen)
 
     def drafts(

@@ -141,6 +141,7 @@ class TorchExecutor:
         if self._is_ahead:
             if step.error is not None:
                 raise step.error
+            assert step.launched is not None and step.start is not None and step.end is not None
             step.end.synchronize()
             result = self._runner.finish(step.launched)
             result.device_ns = int(step.start.elapsed_time(step.end) * 1e6)

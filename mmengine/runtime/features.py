@@ -24,7 +24,7 @@ class FeatureStore:
         self._hidden_size = hidden_size
         self._num_deepstack = num_deepstack
         self._capacity = capacity
-        self._cache: torch.Tensor | None = None
+        self._cache = torch.empty(0, 0)
         self._places: dict[bytes, np.ndarray] = {}  # int64, of each embedding of a key
         self._free = np.empty(0, np.int64)  # places that hold nothing, in its first _num_free entries
         self._num_free = 0
@@ -55,11 +55,11 @@ class FeatureStore:
 
     def clear(self) -> None:
         self._places.clear()
-        self._cache, self._free, self._num_free = None, self._free[:0], 0
+        self._cache, self._free, self._num_free = torch.empty(0, 0), self._free[:0], 0
 
     def _reserve(self, features: torch.Tensor) -> None:
         """Room for as many more embeddings, of their kind and on their device."""
-        held = 0 if self._cache is None else len(self._cache)
+        held = len(self._cache)
         missing = len(features) - self._num_free
         if missing <= 0:
             return

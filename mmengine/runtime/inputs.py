@@ -46,7 +46,7 @@ def prepare(
     packed = np.empty(4 * num_tokens + num_sampled + sum(map(len, waits)), dtype=np.int64)
     _place(plan, rows, frame, packed[: 4 * num_tokens].reshape(4, num_tokens))
     end = 4 * num_tokens + num_sampled
-    if num_sampled:
+    if sample_tokens is not None:
         packed[4 * num_tokens : end] = sample_tokens
     if waits:
         np.concatenate(waits, out=packed[end:], casting="same_kind")

@@ -67,7 +67,7 @@ class Memory:
             "encoder_budget": self.encoder if self.encoder > self.layers else 0,
             "encoder_cache_size": self.features,
         }
-        name = max(settings, key=settings.get)
+        name = max(settings, key=lambda each: settings[each])
         return f", or {name}" if settings[name] else ""
 
 

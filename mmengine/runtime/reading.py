@@ -22,6 +22,7 @@ from mmengine.structured_output.rows import RowMatchers
 NOT_FINITE = "the model gave NaN or infinite logits for this request"
 
 Stops = tuple[tuple[int, str], ...]
+Logprobs = tuple[tuple[int, list[tuple[int, float]]], ...]
 
 
 class Launched(msgspec.Struct, frozen=True, eq=False):
@@ -93,14 +94,15 @@ class Reader:
         stops = self._cut_at_stops(token_ids, batch, runs, counts, errors)
         if batch.wanted & GRAMMAR:
             heads = batch.take(runs.first)
-            stops = self._end_in_runs(token_ids, heads, launched, stops, counts, errors)
+            complete = launched.followed.complete
+            stops = self._end_in_runs(token_ids, heads, runs, complete, stops, counts, errors)
         if errors:
             counts[list(errors)] = 1
             token_ids[runs.first[list(errors)]] = 0
         if batch.wanted & PENALTIES:
             self._count(token_ids, batch, runs, counts)
         kept = np.arange(len(token_ids)) < (runs.first + counts)[runs.row_of]
-        logprobs = ()
+        logprobs: Logprobs = ()
         if launched.sampled.logprobs is not None:
             places = np.where(kept, runs.row_of, -1)
             places[runs.first[list(errors)]] = -1
@@ -150,21 +152,23 @@ class Reader:
         self,
         token_ids: np.ndarray,
         heads: SampleRows,
-        launched: Launched,
+        runs: Runs,
+        complete: dict[int, int],
         stops: Stops,
         counts: np.ndarray,
         errors: dict[int, str],
     ) -> Stops:
         """Where a grammar ends the text before it stops for another reason: drafts may lead to the end of the
-        grammar and beyond, where only an end of sequence is left. `counts` and `errors` are changed."""
+        grammar and beyond, where only an end of sequence is left. `complete`: rows that are at its end
+        already, and with how many tokens. `counts` and `errors` are changed."""
         stopped = dict(stops)
         going, said = [], []
         for row in self._masked(heads):
-            first, count = int(launched.runs.first[row]), int(counts[row]) - (row in stopped)
+            first, count = int(runs.first[row]), int(counts[row]) - (row in stopped)
             if count and row not in errors:
                 going.append(row)
                 said.append(token_ids[first : first + count].tolist())
-        ends = self._advance(heads, going, said, errors) | launched.followed.complete
+        ends = self._advance(heads, going, said, errors) | complete
         for row, used in ends.items():
             stopped[row], counts[row] = GRAMMAR_END, used
         return self._named(heads, stopped.items())
@@ -184,7 +188,7 @@ class Reader:
     ) -> dict[int, int]:
         """Rows `going` (indices into `batch`) said tokens of their grammars: which of these are complete
         now, and with how many of them. Adds to `errors`."""
-        if not going:
+        if self.matchers is None or not going:
             return {}
         complete, broken = self.matchers.advance(batch.rows[going].tolist(), said)
         errors |= {going[place]: what for place, what in broken.items()}

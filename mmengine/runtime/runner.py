@@ -157,7 +157,7 @@ class ModelRunner:
         """Hidden states, in the order of `inputs`; and the positions of the plan's tokens."""
         graphs, may_wait = self._graphs, self._config.max_in_flight > 1
         frame = graphs.frame(plan) if graphs is not None else None
-        into = graphs.inputs if frame is not None else None
+        into = graphs.inputs if graphs is not None and frame is not None else None
         inputs = prepare(plan, runs, self._rows, self._device, may_wait=may_wait, frame=frame, into=into)
         self._kv.copy(plan)  # first: what is swapped out may lie in a block that is cleared next
         if self._attention.reads_unwritten:
@@ -167,7 +167,7 @@ class ModelRunner:
         if inputs.pending.shape[1]:
             places, rows = inputs.pending
             inputs.input_ids[places] = self._last_tokens[rows]
-        if frame is not None:
+        if graphs is not None and frame is not None:
             hidden = graphs.run(frame, inputs.attention)
             positions = graphs.give(frame, taps, inputs.positions) if taps is not None else inputs.positions
             return hidden[frame.places] if inputs.sample_tokens is None else hidden, inputs, positions
@@ -214,11 +214,12 @@ class ModelRunner:
         if self._matchers is None:
             nothing = dict.fromkeys(np.flatnonzero(row_options & GRAMMAR).tolist(), NO_GRAMMARS)
             return self._sampler.sample(logits, batch), Followed({}, nothing)
-        is_bound, going = (options & GRAMMAR) != 0, ()
+        is_bound = (options & GRAMMAR) != 0
+        going: list[int] = []
         if self._device.type == "cpu":
             is_bound &= ~followers(options)
             going = followers(row_options).nonzero()[0].tolist()
-        masks, errors = self._masks(batch, runs, is_bound.nonzero()[0])
+        masks, errors = self._masks(self._matchers, batch, runs, is_bound.nonzero()[0])
         chosen = self._sampler.choose(logits, batch, masks)
         if masks is not None and masks.closing is not None:
             self._sampler.close(chosen, masks.closing)
@@ -227,7 +228,7 @@ class ModelRunner:
         return self._sampler.conclude(chosen, batch), followed
 
     def _masks(
-        self, batch: SampleRows, runs: Runs | None, picked: np.ndarray
+        self, matchers: RowMatchers, batch: SampleRows, runs: Runs | None, picked: np.ndarray
     ) -> tuple[Masks | None, dict[int, str]]:
         """What may be said at positions `picked`, those of whole rows; and why some rows (of those that
         sample) can say nothing. On a device, while it computes."""
@@ -238,8 +239,8 @@ class ModelRunner:
             heads, drafts = runs.drafts_at(picked)
         owners = heads if runs is None else runs.row_of[heads]
         rows = batch.rows[heads].tolist()
-        bits, errors = self._matchers.masks(rows, drafts)
-        closing = self._matchers.closing(heads, rows) if batch.wanted & CLOSES else None
+        bits, errors = matchers.masks(rows, drafts)
+        closing = matchers.closing(heads, rows) if batch.wanted & CLOSES else None
         return Masks(picked, bits, closing), {int(owners[index]): what for index, what in errors.items()}
 
     def _sample_rows(self, plan: StepPlan, runs: Runs | None, inputs: StepInputs) -> SampleRows:

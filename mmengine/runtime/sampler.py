@@ -219,9 +219,9 @@ class Sampler:
         picked = np.flatnonzero(options & BIAS)
         if len(picked):
             pairs = [self._rows.bias[row] for row in batch.rows[picked].tolist()]
-            places = _scatter_index(picked, [ids for ids, _ in pairs], self.device)
             added = upload(np.concatenate([values for _, values in pairs]), self.device)
-            logits.index_put_(places, added, accumulate=True)
+            index = _scatter_index(picked, [ids for ids, _ in pairs], self.device)
+            logits.index_put_(index, added, accumulate=True)
         picked = np.flatnonzero(options & PENALTIES)
         if len(picked):
             columns, rows = batch.columns[picked], batch.rows[picked]
@@ -286,9 +286,9 @@ class Sampler:
         return most_likely(noise.add_(logits))[1]
 
     def _keep_top(self, logits: torch.Tensor, picked: np.ndarray, columns: np.ndarray) -> torch.Tensor:
-        top_k = columns["top_k"].astype(np.int64)
-        largest_k = int(top_k.max())
-        top_k = upload(top_k, self.device)[:, None]
+        asked = columns["top_k"].astype(np.int64)
+        largest_k = int(asked.max())
+        top_k = upload(asked, self.device)[:, None]
         top_p = self._parameters(columns["top_p"])[0]
         return _on_rows(logits, picked, lambda some: keep_top(some, top_k, top_p, largest_k))
 

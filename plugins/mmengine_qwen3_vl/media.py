@@ -106,13 +106,14 @@ class MediaLoader:
     def _mm_hash(self, modality: str, rows: np.ndarray, grid: tuple[int, int, int]) -> bytes:
         digest = hashlib.sha256(self._hash_key)
         digest.update(f" {modality} {grid} ".encode())
-        digest.update(rows)
+        digest.update(rows.data)
         return digest.digest()
 
 
 def _source_of(part: MediaPart, given: Mapping[str, Any], access: Access) -> MediaSource | None:
     """The encoded bytes, of a video on a disk the file; None for pixels that were decoded elsewhere."""
     source = part.source
+    data: bytes | Path | None
     if part.modality == "image":
         data = read_source(source, access, MAX_IMAGE_BYTES, part.where) if is_source(source) else None
     else:

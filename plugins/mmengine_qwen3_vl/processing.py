@@ -147,14 +147,15 @@ class Qwen3VLProcessor:
         tokens = TokenWriter(self.tokenizer)
         media = []
         for piece in pieces:
-            modality = self._pads.get(piece) if isinstance(piece, int) else None
-            if modality is None:
+            if not isinstance(piece, int) or piece not in self._pads:
                 tokens.add(piece)
                 continue
+            modality = self._pads[piece]
             part = next(waiting[modality])
             given = for_item({**options, **part.options}, numbers[modality], part.where)
             numbers[modality] += 1
             loaded, source = self._loader.load(part, given, access, cache_salt)
+            runs: tuple[tuple[int, int], ...]
             if modality == "image":
                 runs = (tokens.repeat(piece, self._embeds(loaded.grid)),)
             else:

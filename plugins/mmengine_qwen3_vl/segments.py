@@ -42,7 +42,8 @@ def attend_packed(ops: VisionOps, qkv: Tensor, num_heads: int, pack: Rotation) -
     half = pack.cos.shape[1] // 2
     qkv = qkv.view(len(qkv), 3 * num_heads, -1)
     ops.rotate(qkv[:, : 2 * num_heads], pack.cos[:, :half], pack.sin[:, half:])
-    mixed = ops.attend(*qkv.split(num_heads, 1), pack.starts_there, max(pack.lengths))
+    q, k, v = qkv.split(num_heads, 1)
+    mixed = ops.attend(q, k, v, pack.starts_there, max(pack.lengths))
     return mixed.reshape(len(qkv), -1)
 
 

@@ -59,6 +59,7 @@ class TextDecoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Normed hidden states [s, hidden] to float32 [s, vocab]. Rank 0's business."""
+        assert self._head is not None
         return self._head(hidden).float()
 
     def forward(

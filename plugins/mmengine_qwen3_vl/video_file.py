@@ -6,12 +6,15 @@ crafted playlist cannot make FFmpeg open other files or addresses.
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mmengine.errors import InvalidMedia
 from mmengine_qwen3_vl.sources import MAX_VIDEO_BYTES, Access, open_source
+
+if TYPE_CHECKING:
+    from av.container import InputContainer
 
 CONTAINERS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpeg,mpegts,flv,gif,asf,ogg"
 MAX_PACKETS = 2**20  # nearly ten hours at 30 frames a second
@@ -26,7 +29,7 @@ class VideoFile:
     def __init__(self, source: Any, access: Access, where: str) -> None:
         self.where = where
         self._file = open_source(source, access, MAX_VIDEO_BYTES, where)
-        self._container = None
+        self._container: InputContainer | None = None
         self._decoded = 0
         try:
             self._open()
@@ -54,16 +57,16 @@ class VideoFile:
             self._container = None
         self._file.seek(0)
         try:
-            self._container = av.open(
-                self._file, options={"format_whitelist": CONTAINERS}, metadata_errors="replace"
+            self._container = container = av.open(
+                self._file, "r", options={"format_whitelist": CONTAINERS}, metadata_errors="replace"
             )
         except (av.FFmpegError, ValueError):
             raise InvalidMedia(
                 f"{self.where} is no whole video of a known kind; MP4, MOV, WebM, MKV, AVI, MPEG and GIF are"
             ) from None
-        if not self._container.streams.video:
+        if not container.streams.video:
             raise InvalidMedia(f"{self.where} holds no video, only other streams")
-        self._stream = self._container.streams.video[0]
+        self._stream = container.streams.video[0]
         context = self._stream.codec_context
         if context is None:
             raise InvalidMedia(
@@ -75,27 +78,34 @@ class VideoFile:
                 f"{MAX_FRAME_PIXELS} allowed"
             )
 
+    @property
+    def _opened(self) -> "InputContainer":
+        assert self._container is not None  # `_open` comes first
+        return self._container
+
     def _scan(self) -> None:
         """Count frames and note their times, without decoding."""
         import av
 
-        times: list[int | None] = []
+        times: list[int] = []
         keys: list[int] = []
-        packets = 0
+        packets = num_frames = 0
         try:
-            for packet in self._container.demux(self._stream):
+            for packet in self._opened.demux(self._stream):
                 if packet.size == 0:
                     continue
                 packets += 1
                 if packets > MAX_PACKETS:
                     raise InvalidMedia(f"{self.where} has more than {MAX_PACKETS} frames; cut it shorter")
                 if not packet.is_discard:
-                    times.append(packet.pts)
+                    num_frames += 1
+                    if packet.pts is not None:
+                        times.append(packet.pts)
                 if packet.is_keyframe and packet.pts is not None:
                     keys.append(packet.pts)
         except av.FFmpegError:
             raise self._damaged() from None
-        if not times:
+        if not num_frames:
             raise InvalidMedia(f"{self.where} has no frames")
         if packets < 0.9 * self._stream.frames:  # the header knows better; a few may be hidden by edits
             raise InvalidMedia(
@@ -104,15 +114,15 @@ class VideoFile:
         rate = self._stream.average_rate or self._stream.guessed_rate
         fps = float(rate) if rate else 0.0
         self.fps = fps if 0 < fps <= MAX_FPS else None
-        self.num_frames = len(times)
+        self.num_frames = num_frames
         # Some containers keep no times; then frames are found by counting.
-        self._times = sorted(times) if None not in times else None
+        self._times = sorted(times) if len(times) == num_frames else None
         self._keys = sorted(keys)
 
     def frames(self, indices: Sequence[int]) -> Iterator[np.ndarray]:
         """uint8 [h, w, 3] of each index; indices ascend."""
         self._open()
-        reader = self._by_count(indices) if self._times is None else self._by_time(indices)
+        reader = self._by_count(indices) if self._times is None else self._by_time(indices, self._times)
         for frame in reader:
             yield self._pixels(frame)
 
@@ -125,12 +135,12 @@ class VideoFile:
                 raise self._damaged()
             yield frame  # the last one stands for those after it that hold no picture of their own
 
-    def _by_time(self, indices: Sequence[int]) -> Iterator[Any]:
+    def _by_time(self, indices: Sequence[int], times: list[int]) -> Iterator[Any]:
         decoder, frame, seeks = self._decode(), None, True
         for index in indices:
-            target = self._times[index]
+            target = times[index]
             place = bisect_right(self._keys, target) - 1
-            reached = self._times[0] if frame is None or frame.pts is None else frame.pts
+            reached = times[0] if frame is None or frame.pts is None else frame.pts
             if seeks and place >= 0 and self._keys[place] > reached:
                 decoder = self._seek(self._keys[place])
                 frame = next(decoder, None)
@@ -151,7 +161,7 @@ class VideoFile:
         import av
 
         try:
-            self._container.seek(time, stream=self._stream)
+            self._opened.seek(time, stream=self._stream)
         except av.FFmpegError:
             return iter(())
         return self._decode()
@@ -160,7 +170,7 @@ class VideoFile:
         import av
 
         try:
-            for frame in self._container.decode(self._stream):
+            for frame in self._opened.decode(self._stream):
                 self._decoded += 1
                 if self._decoded > MAX_DECODED_FRAMES:
                     raise InvalidMedia(

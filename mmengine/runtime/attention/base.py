@@ -1,6 +1,6 @@
 """What an attention backend is given once a step, and what it must do."""
 
-from typing import ClassVar, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -55,11 +55,11 @@ class AttentionBackend(Protocol):
     attended, so a row may read blocks that another row fills in the same step.
     """
 
-    reads_unwritten: ClassVar[bool]
+    reads_unwritten: bool
     """Whether `run` multiplies what stands behind a row's last token, if only by 0: a block is then
     zeroed before it is first written, because of the NaN that an earlier request may have left there."""
 
-    captures: ClassVar[bool]
+    captures: bool
     """Whether `append` and `run` may be captured in a CUDA graph behind `begin(meta, bucket)`, and replayed
     behind any other one of that bucket: all that differs then lies in buffers that stay where they are."""
 

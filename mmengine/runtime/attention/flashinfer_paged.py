@@ -56,8 +56,8 @@ class FlashInferAttention:
 
     def begin(self, meta: AttentionMeta, bucket: Bucket | None = None) -> None:
         if bucket is None:
-            decode, prompt = split(meta, self._block_size)
-            parts = [(decode, True)] * (decode is not None) + [(prompt, False)] * (prompt is not None)
+            both = zip(split(meta, self._block_size), (True, False))
+            parts = [(part, decodes) for part, decodes in both if part is not None]
         else:
             parts = [(whole(meta, self._block_size), bucket.query_len == 1)]
         places, *lists = self._upload(meta.slots, [part for part, _ in parts])
@@ -176,9 +176,11 @@ class FlashInferAttention:
         pages = there[fixed:].view(torch.int32)
         lists, at, first = [], 3 * num_tokens, 0
         for part in parts:
-            tokens: slice | torch.Tensor = part.tokens if isinstance(part.tokens, slice) else there[at:]
-            if not isinstance(tokens, slice):
-                tokens = tokens[: len(part.tokens)]
+            tokens: slice | torch.Tensor
+            if isinstance(part.tokens, slice):
+                tokens = part.tokens
+            else:
+                tokens = there[at : at + len(part.tokens)]
                 at += len(part.tokens)
             lists.append((tokens, pages[first : first + len(part.pages)]))
             first += len(part.pages)

@@ -43,8 +43,8 @@ class ChainRows(msgspec.Struct, frozen=True, eq=False):
         """The rows that draft, those that may draft most first, and their indices here."""
         order = np.argsort(-self.most, kind="stable")
         order = order[: int(np.count_nonzero(self.most))]
-        parts = (self.most, self.kv_lens, self.positions, self.table, self.given)
-        return ChainRows(*(None if part is None else part[order] for part in parts)), order
+        columns = (self.most[order], self.kv_lens[order], self.positions[order], self.table[order])
+        return ChainRows(*columns, None if self.given is None else self.given[order]), order
 
     def drafts(self) -> np.ndarray:
         """int64 [max(most), n]: those that are given, CHOSEN where the head is to."""

@@ -136,8 +136,9 @@ class Deferred:
             parts.append(self._left)
         if self._steps:
             parts.append(self._waiting())
-        if len(parts) > 1 or self._steps:
+        if self._steps:
             self._keep(_joined(parts))
+        assert self._left is not None  # who asks knows that something waits
         return self._left
 
     def _waiting(self) -> Tokens:
@@ -164,7 +165,9 @@ def _joined(parts: list[Tokens]) -> Tokens:
     if len(parts) == 1:
         return parts[0]
     return Tokens(
-        *(np.concatenate([getattr(part, name) for part in parts]) for name in ("rows", "index", "slots")),
+        np.concatenate([part.rows for part in parts]),
+        np.concatenate([part.index for part in parts]),
+        np.concatenate([part.slots for part in parts]),
         torch.cat([part.positions for part in parts], 1),
         torch.cat([part.taps for part in parts]),
     )

@@ -79,8 +79,8 @@ class Eagle3Drafter:
         for the head; None where it reads nothing of it, now or later."""
         if plan.admitted or plan.swap_out is not None or plan.copy is not None or plan.swap_in is not None:
             self._enter(plan)
-        room = plan.draft_room
-        self.is_asked = room is None or (len(room) > 0 and bool(self._room(plan).any()))
+        room = self._room(plan)
+        self.is_asked = room is None or bool(room.any())
         if self.is_asked:
             self._num_idle = 0
             self.keys.settle()
@@ -176,7 +176,8 @@ class Eagle3Drafter:
     def _lend(self, plan: StepPlan, rows: np.ndarray, picked: np.ndarray, lacks: np.ndarray) -> np.ndarray:
         """bool [n]: which of the rows that lack blocks, and are to have drafts, can go on with what waits of
         others in these. Where another row reads them now, they can in the next step."""
-        can, readers, claimed = np.zeros(len(rows), bool), rows[picked & ~lacks], set()
+        can, readers = np.zeros(len(rows), bool), rows[picked & ~lacks]
+        claimed: set[int] = set()
         for place in np.flatnonzero(picked & lacks).tolist():
             row, table = int(rows[place]), plan.block_table[place]
             blocks = self.keys.lacking[row]
@@ -224,7 +225,7 @@ class Eagle3Drafter:
         """See Drafter. `given`: drafts of others, behind which the head goes on."""
         counts = np.where(self._z_place[rows] == NOWHERE, 0, np.minimum(most, MAX_DRAFTS))
         picked = np.flatnonzero(counts)
-        if not len(picked):
+        if not len(picked) or self._plan is None:
             return None
         rows, asked = rows[picked], counts[picked]
         before = np.zeros(len(rows), np.intp) if given is None else given.counts[picked]

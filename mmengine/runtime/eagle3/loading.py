@@ -11,7 +11,7 @@ from mmengine.models.plugin import VisionLanguageModel
 from mmengine.models.reader import WeightReader, open_reader
 from mmengine.native import library as native
 from mmengine.runtime.eagle3.head import DraftHead, HeadLayer, HeadWeights
-from mmengine.runtime.eagle3.linears import gated, linear_of, scores_of
+from mmengine.runtime.eagle3.linears import Linear, gated, linear_of, scores_of
 from mmengine.runtime.eagle3.native_head import NativeDraftHead, fits
 from mmengine.spec_decode.eagle3.config import HeadConfig
 from mmengine.spec_decode.eagle3.loading import HeadFolder
@@ -44,9 +44,9 @@ def _read(
     fc_norms = [INPUT_NORM] if config.norm_before_fc else []
     if config.fc_norm:
         fc_norms = [fc_norm(tap) for tap in range(len(config.tap_layers))]
-    if config.head == "target":
-        scores, packed = model.logits, None
-    else:
+    scores: Linear = model.logits
+    packed = None
+    if config.head != "target":
         scores, packed = scores_of(weights.read(HEAD if config.head == "own" else EMBEDDING))
     return HeadWeights(
         fc=linear_of(weights.read(FC), weights.read(FC_BIAS) if FC_BIAS in weights else None),

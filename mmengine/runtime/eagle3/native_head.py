@@ -11,9 +11,11 @@ from mmengine.models.plugin import AttentionPort
 from mmengine.native.decoder_weights import MAX_HEAD_DIM, DecoderWeights, LayerWeights, Sizes
 from mmengine.native.draft_head import ChainPlaces, HeadParts, NativeHead
 from mmengine.native.dtypes import DTYPES
+from mmengine.native.linear import PackedLinear
 from mmengine.native.rotary import RotaryTable
 from mmengine.runtime.eagle3.chain_rows import ChainRows
 from mmengine.runtime.eagle3.head import DraftHead, HeadLayer, HeadWeights
+from mmengine.runtime.eagle3.linears import Linear
 from mmengine.spec_decode.eagle3.config import HeadConfig
 
 # An embedding up to this size is kept once more for chains in one call; with a larger one, a pass takes so
@@ -50,12 +52,13 @@ class NativeDraftHead(DraftHead):
         )
         layers = [_layer(config, layer) for layer in weights.layers]
         first = weights.layers[0]
+        assert first.hidden_norm is not None
         parts = HeadParts(
             embed_size=config.embed_size,
             tap_size=config.target_hidden_size,
             norm_before_residual=config.norm_before_residual,
             norm_output=config.norm_output,
-            fc=weights.fc,
+            fc=_in_kernels(weights.fc),
             fc_norms=weights.fc_norms,
             embed_norm=first.input_norm,
             hidden_norm=first.hidden_norm,
@@ -86,8 +89,13 @@ class NativeDraftHead(DraftHead):
         if not self._native.can_chain or not hasattr(attention, "layers_address"):
             return super().chain(z, carry, rows, attention, first_layer, block_size)
         tables = self._table.upto(int((rows.positions + rows.most).max()))
-        columns = (rows.most, rows.kv_lens, rows.positions)
-        places = ChainPlaces(*map(_packed, columns), _rows_packed(rows.table), block_size)
+        places = ChainPlaces(
+            most=_packed(rows.most),
+            kv_lens=_packed(rows.kv_lens),
+            positions=_packed(rows.positions),
+            table=_rows_packed(rows.table),
+            block_size=block_size,
+        )
         layers = attention.layers_address() + first_layer * ctypes.sizeof(ctypes.c_void_p)
         return self._native.chain(z, carry, places, torch.from_numpy(rows.drafts()), tables, layers)
 
@@ -110,11 +118,17 @@ def _layer(config: HeadConfig, layer: HeadLayer) -> LayerWeights:
         q_norm=q_norm,
         k_norm=k_norm,
         post_norm=layer.post_norm,
-        qkv=layer.qkv,
-        out=layer.out,
-        gate_up=layer.gated,
-        down=layer.down,
+        qkv=_in_kernels(layer.qkv),
+        out=_in_kernels(layer.out),
+        gate_up=_in_kernels(layer.gated),
+        down=_in_kernels(layer.down),
     )
+
+
+def _in_kernels(linear: Linear) -> PackedLinear:
+    """What eagle3/linears.py gives where the kernels compute the head."""
+    assert isinstance(linear, PackedLinear)
+    return linear
 
 
 def _small_embedding(config: HeadConfig, weights: HeadWeights, dtype: torch.dtype) -> Tensor | None:

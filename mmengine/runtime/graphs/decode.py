@@ -94,6 +94,7 @@ class DecodeGraphs:
     def give(self, frame: Frame, taps: Taps, positions: torch.Tensor) -> torch.Tensor:
         """Copy what a draft head reads of the step's own tokens into `taps`; and their positions [3, t], of
         the bucket's `positions`."""
+        assert self._taps is not None  # there is a head to read them
         rows = self._taps.rows
         if isinstance(frame.places, slice):
             taps.rows.copy_(rows[frame.places])

@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 
@@ -33,7 +34,8 @@ class RankModel:
 
     def __init__(self, model: VisionLanguageModel, group: StepGroup) -> None:
         self._embed, self._group = model.embed, group
-        self.spec, self.forward, self.logits = model.spec, model.forward, model.logits
+        self.spec, self.batch_invariant = model.spec, False  # it is refused where a model is cut
+        self.encode, self.forward, self.logits = model.encode, model.forward, model.logits
 
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
         return self._embed(self._group.token_ids(input_ids))
@@ -60,7 +62,7 @@ class FollowingRunner(ModelRunner):
         self._features.put([item.key for item in plan.encode], sizes, features)
 
 
-def follow(channel: Channel) -> None:
+def follow(channel: Channel) -> NoReturn:
     """Do the job that the channel brings, until it closes. Raises Closed then, and what goes wrong before the
     first step."""
     job = decode_job(_expect(channel, Kind.JOB))
@@ -94,10 +96,10 @@ def _runner(
 
 
 def _expect(channel: Channel, wanted: Kind) -> bytes:
-    kind, body = channel.receive()
-    if kind is not wanted:
-        raise Closed(f"{kind.name} came in place of {wanted.name}")
-    return body
+    message = channel.receive()
+    if message is None or message[0] is not wanted:
+        raise Closed(f"{message and message[0].name} came in place of {wanted.name}")
+    return message[1]
 
 
 def main() -> int:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -35,7 +36,7 @@ class StepGroup:
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
         self.lost = False
-        self._group: dist.ProcessGroup | None = None
+        self._group: Any = None  # of torch's stubs, no backend has exchanges
         self._expected: list[Exchange] = []
 
     def shard(self) -> Shard:
@@ -54,7 +55,7 @@ class StepGroup:
                 options._timeout = timeout
                 self._group = dist.ProcessGroupNCCL(meeting, self.rank, self.size, options)
             else:
-                options = dist.ProcessGroupGloo._Options()
+                options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # theirs: Options
                 options._timeout = timeout
                 # Nobody but this machine may connect; by default it is the address of the host's name.
                 options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
@@ -76,12 +77,11 @@ class StepGroup:
         except BaseException as error:
             if self.lost:
                 raise
-            is_reported = report is not None and isinstance(error, Exception)
-            if is_reported:
-                report(error)
-            self._make_the_rest()
-            if not is_reported:
+            if report is None or not isinstance(error, Exception):
+                self._make_the_rest()
                 raise
+            report(error)
+            self._make_the_rest()
         else:
             self._make_the_rest()
 

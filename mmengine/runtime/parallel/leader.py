@@ -23,6 +23,7 @@ class LeadingModel:
     def __init__(self, model: VisionLanguageModel, group: StepGroup) -> None:
         self._model, self._group = model, group
         self.spec: ModelSpec = model.spec
+        self.batch_invariant = False  # it is refused where a model is cut
         self.forward, self.logits = model.forward, model.logits
 
     def encode(self, patches: torch.Tensor, grids: Sequence[tuple[int, int, int]]) -> torch.Tensor:

@@ -85,6 +85,7 @@ class Ranks:
     def start(self, core: EngineCore) -> None:
         """Let the others fold from where `core` stands, which has not run a step, and get their memory.
         Raises ConfigError."""
+        assert self._executor is not None  # the engine was made of it
         self._executor.frames = core.sink = Tee(core.sink)
         self.followers.start(core.snapshot(0))
         self.followers.await_ready(LOAD_TIMEOUT_S)
