@@ -6,6 +6,7 @@ crafted playlist cannot make FFmpeg open other files or addresses.
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +22,11 @@ MAX_PACKETS = 2**20  # nearly ten hours at 30 frames a second
 MAX_FRAME_PIXELS = 2**26
 MAX_DECODED_FRAMES = 2**15  # frames that one request may have decoded, taken or passed over
 MAX_FPS = 1000.0
+
+
+def _titles(av: ModuleType) -> dict[str, Any]:
+    """What has titles that are no text replaced instead of refused: from 19 on PyAV does so by itself."""
+    return {} if int(av.__version__.partition(".")[0]) >= 19 else {"metadata_errors": "replace"}
 
 
 class VideoFile:
@@ -58,7 +64,7 @@ class VideoFile:
         self._file.seek(0)
         try:
             self._container = container = av.open(
-                self._file, "r", options={"format_whitelist": CONTAINERS}, metadata_errors="replace"
+                self._file, "r", options={"format_whitelist": CONTAINERS}, **_titles(av)
             )
         except (av.FFmpegError, ValueError):
             raise InvalidMedia(

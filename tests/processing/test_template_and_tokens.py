@@ -8,6 +8,7 @@ import jinja2
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from transformers.utils import chat_template_utils
 
 from mmengine.errors import InvalidRequest, ModelError
 from mmengine_qwen3_vl.messages import read_messages
@@ -164,12 +165,19 @@ def test_look_alikes_in_other_fields_stay_text(rich):
 
 
 def test_reasoning_has_three_names(reference_tokenizer):
+    """As transformers' newer versions fill them in: the older ones pass on what the message has."""
     source = "{% for m in messages %}{{ m.reasoning_content }}|{{ m.thinking }}|{{ m.reasoning }}{% endfor %}"
+    told = {"reasoning_content": "because|because|", "thinking": "because|because|"}
     for name in ("reasoning_content", "thinking", "reasoning"):
         message = {"role": "assistant", "content": "a", name: "because"}
         ((read,), _media) = read_messages([message])
-        expected = reference_tokenizer.apply_chat_template([message], chat_template=source, tokenize=False)
-        assert jinja2.Template(source).render(messages=[read]) == expected
+        rendered = jinja2.Template(source).render(messages=[read])
+        assert rendered == told.get(name, "because|because|because")
+        if hasattr(chat_template_utils, "_REASONING_FIELDS"):
+            expected = reference_tokenizer.apply_chat_template(
+                [message], chat_template=source, tokenize=False
+            )
+            assert rendered == expected
 
 
 CONVERSATIONS = [

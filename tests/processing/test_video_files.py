@@ -21,10 +21,13 @@ PLACE = "<|vision_start|><|video_pad|><|vision_end|>"
 NUM_FRAMES = 40
 
 
-def record(form="mp4", codec="mpeg4", pixels="yuv420p", count=NUM_FRAMES, rate=10, size=(64, 48), gop=8):
+def record(
+    form="mp4", codec="mpeg4", pixels="yuv420p", count=NUM_FRAMES, rate=10, size=(64, 48), gop=8, **tags
+):
     width, height = size
     buffer = io.BytesIO()
     with av.open(buffer, "w", format=form) as container:
+        container.metadata.update(tags)
         stream = container.add_stream(codec, rate=rate)
         stream.width, stream.height, stream.pix_fmt = width, height, pixels
         stream.codec_context.gop_size = gop
@@ -71,6 +74,14 @@ def test_any_frames_of_any_container(form, codec, pixels):
         for index, frame in zip(indices, video.frames(indices), strict=True):
             assert (frame == expected[index]).all(), (indices, index)
     video.close()
+
+
+@pytest.mark.parametrize("form", ["mp4", "matroska", "avi"])
+def test_a_title_that_is_no_text_does_not_matter(form):
+    data = record(form, count=4, title="TITLETITLE")
+    spoiled = data.replace(b"TITLETITLE", b"\xff\xfe\xffTITLE\xc3\x28")
+    assert spoiled != data
+    assert VideoFile(spoiled, Access(), "video 0").num_frames == 4
 
 
 def test_few_frames_are_decoded_of_a_long_file():
