@@ -165,13 +165,13 @@ class TorchExecutor:
 def _failure(step: StepPlan, error: Exception, device: torch.device) -> ExecutorFailed:
     """What to raise for a step that failed: ExecutorLost where the device is gone for this process."""
     reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"  # torch appends pages
-    if isinstance(error, torch.AcceleratorError) and not answers(device):
-        return ExecutorLost(
-            f"step {step.step} failed and the GPU does not answer any more ({reason}); start the process "
-            "again, with its log it goes on with all requests; `nvidia-smi` and the kernel's log say more"
-        )
     if isinstance(error, torch.OutOfMemoryError):
         reason = (
             f"the memory of {device} is full ({reason}); lower num_blocks, token_budget or encoder_budget"
+        )
+    elif not answers(device):  # asked of any error: FlashInfer and Triton have no kind of their own for CUDA's
+        return ExecutorLost(
+            f"step {step.step} failed and the GPU does not answer any more ({reason}); start the process "
+            "again, with its log it goes on with all requests; `nvidia-smi` and the kernel's log say more"
         )
     return ExecutorFailed(f"step {step.step} failed: {reason}")

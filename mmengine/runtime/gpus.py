@@ -17,11 +17,13 @@ def current(device: str | torch.device) -> AbstractContextManager[object]:
 
 def answers(device: torch.device) -> bool:
     """Whether it still computes, to be asked after an error: most errors of CUDA leave nothing of a process'
-    context."""
+    context. One whose memory is full does."""
     if device.type != "cuda":
         return True
     try:
         return torch.ones(1, device=device).item() == 1
+    except torch.OutOfMemoryError:
+        return True
     except RuntimeError:
         return False
 

@@ -125,7 +125,17 @@ def test_a_step_that_fails_is_told_of_and_its_requests_go_on(error, told):
     assert tokens[0] == tokens[1] and len(tokens[0]) == 8
 
 
-def test_a_gpu_that_is_gone_ends_the_engine_and_the_log_goes_on(monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.AcceleratorError("CUDA error: unspecified launch failure\nmore"),
+        # As FlashInfer and Triton say it.
+        RuntimeError("BatchPrefillWithPagedKVCache failed with error an illegal memory access\nmore"),
+        RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered"),
+    ],
+    ids=["torch", "flashinfer", "triton"],
+)
+def test_a_gpu_that_is_gone_ends_the_engine_and_the_log_goes_on(monkeypatch, tmp_path, error):
     asked = {"max_tokens": 24, "ignore_eos": True}
     with Engine() as engine:
         whole = engine.generate(["Who are you?"], **asked)[0].choices[0].token_ids
@@ -136,7 +146,7 @@ def test_a_gpu_that_is_gone_ends_the_engine_and_the_log_goes_on(monkeypatch, tmp
 
         def fall_off(*arguments):
             launch(*arguments)
-            raise torch.AcceleratorError("CUDA error: unspecified launch failure\nmore")
+            raise error
 
         engine.built.executor._runner.launch = fall_off
         monkeypatch.setattr(executing, "answers", lambda device: False)
@@ -153,9 +163,13 @@ def test_a_gpu_that_is_gone_ends_the_engine_and_the_log_goes_on(monkeypatch, tmp
 
 
 def test_a_gpu_answers_or_it_does_not(monkeypatch):
+    errors = [torch.AcceleratorError("CUDA error: unspecified launch failure"), torch.OutOfMemoryError("full")]
+
     def gone(*sizes, device):
-        raise torch.AcceleratorError("CUDA error: unspecified launch failure")
+        raise errors[0]
 
     assert answers(torch.device("cpu"))
     monkeypatch.setattr(torch, "ones", gone)
     assert not answers(torch.device("cuda"))
+    errors.pop(0)
+    assert answers(torch.device("cuda")), "one whose memory is full answers"

@@ -1,0 +1,75 @@
+"""A capture that fails leaves nothing behind: torch's own context manager, with what needs a GPU replaced."""
+
+import pytest
+import torch
+
+from mmengine.runtime.graphs.recorder import CudaRecorder
+
+
+class Stream:
+    device = torch.device("cuda:0")
+
+    def __init__(self, name):
+        self.name = name
+
+    def wait_stream(self, other):
+        pass
+
+
+class Graph:
+    """`fails`: at which of its calls. torch says so when a capture ends, too, after a call that is not allowed
+    within one."""
+
+    fails = ""
+
+    def capture_begin(self, *pool, **options):
+        if self.fails == "begin":
+            raise torch.AcceleratorError("CUDA error: operation not permitted")
+
+    def capture_end(self):
+        if self.fails == "end":
+            raise torch.AcceleratorError("CUDA error: operation failed due to a previous error during capture")
+
+    def pool(self):
+        return (1, 0)
+
+    def replay(self):
+        pass
+
+
+@pytest.fixture
+def current(monkeypatch):
+    """The streams that are current, the innermost last."""
+    streams = [Stream("usual")]
+
+    class Current:
+        def __init__(self, stream):
+            self.stream = stream
+
+        def __enter__(self):
+            streams.append(self.stream)
+
+        def __exit__(self, *raised):
+            del streams[streams.index(self.stream, 1) :]
+
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: Stream("capture"))
+    monkeypatch.setattr(torch.cuda, "stream", Current)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: streams[-1])
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    for name in ("synchronize", "empty_cache"):
+        monkeypatch.setattr(torch.cuda, name, lambda: None)
+    monkeypatch.setattr(torch._C, "_host_emptyCache", lambda: None, raising=False)
+    return streams
+
+
+@pytest.mark.parametrize("fails", ["", "begin", "end"])
+def test_the_usual_stream_is_the_current_one_again(current, monkeypatch, fails):
+    monkeypatch.setattr(Graph, "fails", fails)
+    recorder, ran = CudaRecorder(torch.device("cuda")), []
+    compute = lambda: ran.append(current[-1].name)  # noqa: E731
+    if fails:
+        with pytest.raises(torch.AcceleratorError):
+            recorder.record(compute)
+    else:
+        recorder.record(compute)
+    assert set(ran) == {"capture"} and len(current) == 1
