@@ -169,7 +169,7 @@ def _failure(step: StepPlan, error: Exception, device: torch.device) -> Executor
         reason = (
             f"the memory of {device} is full ({reason}); lower num_blocks, token_budget or encoder_budget"
         )
-    elif not answers(device):  # asked of any error: FlashInfer and Triton have no kind of their own for CUDA's
+    elif not answers(device):  # FlashInfer and Triton have no kind of their own for its errors
         return ExecutorLost(
             f"step {step.step} failed and the GPU does not answer any more ({reason}); start the process "
             "again, with its log it goes on with all requests; `nvidia-smi` and the kernel's log say more"

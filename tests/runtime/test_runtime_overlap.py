@@ -163,7 +163,7 @@ def test_a_gpu_that_is_gone_ends_the_engine_and_the_log_goes_on(monkeypatch, tmp
 
 
 def test_a_gpu_answers_or_it_does_not(monkeypatch):
-    errors = [torch.AcceleratorError("CUDA error: unspecified launch failure"), torch.OutOfMemoryError("full")]
+    errors = [torch.AcceleratorError("CUDA error: launch failure"), torch.OutOfMemoryError("full")]
 
     def gone(*sizes, device):
         raise errors[0]

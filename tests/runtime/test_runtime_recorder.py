@@ -17,8 +17,7 @@ class Stream:
 
 
 class Graph:
-    """`fails`: at which of its calls. torch says so when a capture ends, too, after a call that is not allowed
-    within one."""
+    """`fails`: at which of its calls. A call that is not allowed within a capture makes its end fail too."""
 
     fails = ""
 
@@ -28,7 +27,7 @@ class Graph:
 
     def capture_end(self):
         if self.fails == "end":
-            raise torch.AcceleratorError("CUDA error: operation failed due to a previous error during capture")
+            raise torch.AcceleratorError("CUDA error: operation failed due to an error")
 
     def pool(self):
         return (1, 0)
