@@ -31,8 +31,10 @@ class CudaRecorder:
         graph = torch.cuda.CUDAGraph()
         # A capture that fails leaves this thread on its stream, so the usual one is taken up again here.
         # Threads that prepare images may ask for pinned memory meanwhile, which only concerns them.
-        options = {"stream": self._stream, "capture_error_mode": "thread_local"}
-        with torch.cuda.stream(usual), torch.cuda.graph(graph, pool=self._pool, **options):
+        capture = torch.cuda.graph(
+            graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+        )
+        with torch.cuda.stream(usual), capture:
             compute()
         self._pool = self._pool or graph.pool()
         return graph.replay
