@@ -96,6 +96,11 @@ class TorchExecutor:
         """How many steps were replayed from CUDA graphs, and how many were not, by why; empty without."""
         return self._runner.graph_steps
 
+    @property
+    def graph_chains(self) -> dict[str, int]:
+        """The same of the chains of a draft head."""
+        return self._runner.graph_chains
+
     def attach(self, request_id: str, media: Sequence[MediaInput]) -> None:
         """Hand over the pixels of a request, one for each of its media items, before a step that
         encodes any. They are kept until `detach`."""
@@ -144,7 +149,8 @@ class TorchExecutor:
             assert step.launched is not None and step.start is not None and step.end is not None
             step.end.synchronize()
             result = self._runner.finish(step.launched)
-            result.device_ns = int(step.start.elapsed_time(step.end) * 1e6)
+            # Drafts are made behind the step's end.
+            result.device_ns = int(step.start.elapsed_time(step.end) * 1e6) + result.draft_ns
             return result
         host_ns = self._clock.lap()
         torch.get_num_threads()  # tells a thread that has not computed yet how many may help it

@@ -72,7 +72,8 @@ class ModelRunner:
         self._sampler = Sampler(self._rows, config.max_num_seqs, spec.vocab_size, device)
         self._drafting = None
         if head is not None:
-            drafters = [*drafters, Eagle3Drafter(head, self._rows, config, attention, len(drafters))]
+            own = Eagle3Drafter(head, self._rows, config, attention, len(drafters), recorder)
+            drafters = [*drafters, own]
         if drafters:
             longest = config.max_model_len or spec.max_model_len
             self._drafting = Drafting(
@@ -104,6 +105,12 @@ class ModelRunner:
     def graph_steps(self) -> dict[str, int]:
         """How many steps were replayed, and how many were not, by why; empty where none can be."""
         return {} if self._graphs is None else dict(self._graphs.num_steps)
+
+    @property
+    def graph_chains(self) -> dict[str, int]:
+        """The same of a head's chains of drafts."""
+        head = self._drafting.head if self._drafting is not None else None
+        return {} if head is None or head.graphs is None else dict(head.graphs.num_chains)
 
     @property
     def drafters(self) -> list[tuple[str, int]]:

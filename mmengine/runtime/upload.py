@@ -1,4 +1,4 @@
-"""Host arrays to device tensors without waiting for the device."""
+"""Host arrays to device tensors without waiting for the device, and back, which waits."""
 
 from collections.abc import Sequence
 
@@ -36,3 +36,8 @@ def upload_into(array: np.ndarray, target: torch.Tensor) -> torch.Tensor:
     if target.device.type != "cpu":
         tensor = tensor.pin_memory()
     return target[: len(array)].copy_(tensor, non_blocking=True)
+
+
+def fetch(tensor: torch.Tensor) -> np.ndarray:
+    """Values of `tensor`, for which the device is waited for. On a CPU they share its memory."""
+    return tensor.cpu().numpy()

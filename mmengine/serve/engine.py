@@ -104,6 +104,7 @@ class Engine:
             media_cache,
             lambda: self.drafters,
             lambda: getattr(self.built.executor, "graph_steps", {}),
+            lambda: getattr(self.built.executor, "graph_chains", {}),
         )
         self._store, past = None, {}
         try:

@@ -56,8 +56,9 @@ class _Live:
 
 class Metrics(Collector):
     """`stats` gives the core's counters; `ready` whether work may be sent; `drafters` by number their names,
-    and how often they failed; `graph_steps` how many steps were replayed, and how many were not, by why.
-    Callers on other threads see values of some moment between two steps."""
+    and how often they failed; `graph_steps` how many steps were replayed, and how many were not, by why,
+    `graph_chains` the same of a draft head's chains. Callers on other threads see values of some moment
+    between two steps."""
 
     def __init__(
         self,
@@ -66,9 +67,10 @@ class Metrics(Collector):
         media: MediaCache | None = None,
         drafters: Callable[[], list[tuple[str, int]]] = list,
         graph_steps: Callable[[], dict[str, int]] = dict,
+        graph_chains: Callable[[], dict[str, int]] = dict,
     ):
         self._stats, self.ready, self._media, self._drafters = stats, ready, media, drafters
-        self._graph_steps = graph_steps
+        self._graph_steps, self._graph_chains = graph_steps, graph_chains
         self._live: dict[str, _Live] = {}
         self._ends = dict.fromkeys(REASONS, 0)
         registry = CollectorRegistry(auto_describe=False)
@@ -128,7 +130,9 @@ class Metrics(Collector):
         yield stalls
         yield from _draft_metrics(stats, self._drafters())
         if graph_steps := self._graph_steps():
-            yield _graph_metric(graph_steps)
+            yield _graph_metric("Steps", graph_steps)
+        if graph_chains := self._graph_chains():
+            yield _graph_metric("Chains of drafts", graph_chains)
         if self._media is not None:
             yield from _media_metrics(self._media)
         yield GaugeMetricFamily("mmengine_ready", "1 when work may be sent here.", value=self.ready())
@@ -150,10 +154,11 @@ def _draft_metrics(stats: Stats, drafters: list[tuple[str, int]]) -> Iterator[Me
     yield failures
 
 
-def _graph_metric(graph_steps: dict[str, int]) -> Metric:
-    help_text = "Steps by whether a CUDA graph was replayed, or why not."
-    counter = CounterMetricFamily("mmengine_graph_steps", help_text, labels=["how"])
-    for how, count in graph_steps.items():
+def _graph_metric(what: str, counts: dict[str, int]) -> Metric:
+    help_text = f"{what} by whether a CUDA graph was replayed, or why not."
+    name = f"mmengine_graph_{what.partition(' ')[0].lower()}"
+    counter = CounterMetricFamily(name, help_text, labels=["how"])
+    for how, count in counts.items():
         counter.add_metric([how], count)
     return counter
 

@@ -66,23 +66,37 @@ def test_answers_by_way_of_flashinfer(asked, anew, recorder, monkeypatch, settin
 
     for module in (running, drafting):
         monkeypatch.setattr(module, "make_backend", make_backend)
-    assert_same(answers(asked, **{**SMALL, **settings}), anew)
+    found = answers(asked, **{**SMALL, **settings})
+    assert_same(found, anew)
     assert recorder.replayed > 50
+    head = found.drafting.head
+    assert head is None or head.graphs.num_chains["replayed"] > 50
 
 
 def test_a_head_drafts_what_it_drafted(asked, recorder, monkeypatch):
-    """It reads what replayed steps left of their tokens, now or later."""
+    """It reads what replayed steps left of their tokens, now or later; and replays its own passes."""
     found = answers(asked, spec="eagle3", **SMALL)
+    chains = found.drafting.head.graphs.num_chains
+    assert chains["replayed"] > 50 and not chains["capture_failed"]
     monkeypatch.setattr(build, "TorchExecutor", TorchExecutor)
     anew = answers(asked, spec="eagle3", **SMALL)
     assert found.stats.drafts == anew.stats.drafts and recorder.replayed
     assert found.stats.drafts[0].accepted > 50
 
 
+def test_the_metrics_say_how_many_chains_were_replayed(recorder):
+    with Engine(config=EngineConfig(max_num_seqs=2, max_model_len=200, spec="eagle3")) as engine:
+        engine.generate(["Hello"], max_tokens=8, ignore_eos=True)
+        text, chains = engine.metrics_text(), engine.built.executor.graph_chains
+    assert f'mmengine_graph_chains_total{{how="replayed"}} {float(chains["replayed"])}' in text
+    assert 'mmengine_graph_chains_total{how="capture_failed"} 0.0' in text and chains["replayed"]
+
+
 def test_the_metrics_say_how_many_steps_were_replayed(recorder):
     with Engine(config=EngineConfig(max_num_seqs=2, max_model_len=200, spec="none")) as engine:
         engine.generate(["Hello"], max_tokens=8, ignore_eos=True)
         text = engine.metrics_text()
+    assert "graph_chains" not in text
     assert f'mmengine_graph_steps_total{{how="replayed"}} {float(recorder.replayed)}' in text
     assert 'mmengine_graph_steps_total{how="prompt"} 1.0' in text and recorder.replayed
 

@@ -21,12 +21,18 @@ from mmengine.request import Request, SamplingParams
 from mmengine.runtime import masking, sampler
 from mmengine.runtime import runner as running
 from mmengine.runtime.attention.flashinfer_paged import FlashInferAttention
+from mmengine.runtime.eagle3 import chain as chaining
+from mmengine.runtime.eagle3 import drafter as drafting
+from mmengine.runtime.eagle3.loading import load_head
+from mmengine.runtime.sampler import Sampled
 from mmengine.runtime.upload import upload
+from mmengine.spec_decode.eagle3.config import Target
+from mmengine.spec_decode.eagle3.loading import open_head
 from mmengine.structured_output.spec import grammar_of
 from mmengine_qwen3_vl import model as model_module
 from mmengine_qwen3_vl import plugin, vision
 from mmengine_qwen3_vl.fused_text import FusedTextDecoder
-from mmengine_shapes import checkpoint_path
+from mmengine_shapes import checkpoint_path, draft_head_path
 from mmengine_shapes.scenes import random_scene
 
 OPTIONS = {
@@ -203,9 +209,10 @@ def flashinfer(monkeypatch):
     """What stands for FlashInfer takes its calls and computes nothing."""
     monkeypatch.setattr(FakeWrapper, "plan", lambda self, *a, **o: self._bind("plan", a, o))
     monkeypatch.setattr(FakeWrapper, "run", lambda self, q, kv, out=None: torch.empty_like(q))
-    monkeypatch.setattr(
-        running, "make_backend", lambda name, spec, kv, **_: FlashInferAttention(spec, kv, fake_library())
-    )
+    for module in (running, drafting):
+        monkeypatch.setattr(
+            module, "make_backend", lambda name, spec, kv, **_: FlashInferAttention(spec, kv, fake_library())
+        )
 
 
 def test_no_step_waits_with_flashinfer_and_graphs(flashinfer):
@@ -250,3 +257,37 @@ def test_no_step_of_the_real_networks_waits(flashinfer, request, kind):
     driver.step(("one", None), ("two", 3))
     for _ in range(3):
         driver.step(("one", None), ("two", None))
+
+
+@pytest.mark.parametrize("captured", [True, False], ids=["captured", "launched"])
+def test_a_chain_of_drafts_waits_once_for_all_of_them(flashinfer, monkeypatch, captured):
+    """Rows come, go on and have different numbers of drafts."""
+    network = plugin.load_model(checkpoint_path(), device=str(GPU), dtype="float32")
+    spec, waits = network.spec, []
+    target = Target(spec.hidden_size, spec.vocab_size, spec.num_layers)
+    head = load_head(open_head(draft_head_path(), target), network, GPU, torch.float32)
+
+    def fetch(drafts):
+        waits.append(tuple(drafts.shape))
+        return np.full(drafts.shape, 5)
+
+    monkeypatch.setattr(chaining, "fetch", fetch)
+    sizes = {"num_blocks": 200, "block_size": 16, "max_model_len": 400, "max_in_flight": 1}
+    config = config_of(num_draft_tokens=4, lookahead_tokens=4, **sizes)
+    recorder = Repeater() if captured else None
+    executor = Launching(network, plugin.positions, config, head=head, recorder=recorder)
+    driver = Driver(executor, config)
+    for number, name in enumerate("abc"):
+        prompt = np.arange(3 + number, 9 + 2 * number, dtype=np.int32)
+        driver.add(Request(name, prompt, SamplingParams(max_tokens=4 + number)))
+    for names in ("a", "abc", "abc", "cb"):
+        executor.dispatch(driver.plan(*((name, None) for name in names)))
+        said = torch.full((len(names),), 7)
+        with nothing_to_wait_for():
+            launched = msgspec.structs.replace(executor.launched, sampled=Sampled(said, None))
+            result = executor.runner.finish(launched)
+        assert result.num_drafts.max() > 1
+        for name in names:
+            driver.known[name].append(7)
+    assert len(waits) == 4 and len(set(waits)) > 1
+    assert executor.runner.graph_chains == ({"replayed": 4, "capture_failed": 0} if captured else {})

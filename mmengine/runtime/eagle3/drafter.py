@@ -25,9 +25,11 @@ from mmengine.runtime.attention.registry import make_backend
 from mmengine.runtime.eagle3.chain import NO_DRAFT, draft
 from mmengine.runtime.eagle3.chain_rows import CHOSEN, ChainRows
 from mmengine.runtime.eagle3.deferred import MOST_TOKENS, Deferred
+from mmengine.runtime.eagle3.graphs import ChainGraphs
 from mmengine.runtime.eagle3.head import DraftHead
 from mmengine.runtime.eagle3.keys import Keys
 from mmengine.runtime.eagle3.seen import Seen, Unread
+from mmengine.runtime.graphs.recorder import Recorder
 from mmengine.runtime.inputs import fresh_blocks
 from mmengine.runtime.kv import pool_of
 from mmengine.runtime.rows import RowColumns
@@ -54,18 +56,28 @@ class Given(NamedTuple):
 
 class Eagle3Drafter:
     """`rows` are the runner's columns, `number` that of this drafter. Raises ConfigError where the pool of
-    its KV cannot be had. `is_asked`: whether it may draft behind the step that is prepared."""
+    its KV cannot be had. `is_asked`: whether it may draft behind the step that is prepared. `recorder`:
+    captures passes, where attention can be captured; `graphs` are they."""
 
     name = "eagle3"
 
     def __init__(
-        self, head: DraftHead, rows: RowColumns, config: EngineConfig, attention: str, number: int
+        self,
+        head: DraftHead,
+        rows: RowColumns,
+        config: EngineConfig,
+        attention: str,
+        number: int,
+        recorder: Recorder | None = None,
     ) -> None:
-        spec = kv_spec(head.config)
+        spec = kv_spec(head.config, config.max_model_len)
         self._head, self._rows, self._number = head, rows, number
         self._kv = pool_of(spec, config, head.dtype, head.device)
         self._attention = make_backend(attention, spec, self._kv)
         self._block_size = config.block_size
+        self.graphs = None
+        if recorder is not None and self._attention.captures:
+            self.graphs = self._capture(recorder, config)
         self.deferred = Deferred(config.max_num_seqs)
         self.keys = Keys(config.max_num_seqs, config.num_blocks, config.swap_blocks, config.block_size)
         self.is_asked, self._is_awake, self._num_idle = False, True, 0
@@ -73,6 +85,17 @@ class Eagle3Drafter:
         self._place = np.zeros(config.max_num_seqs, np.intp)  # of a row in that step
         self._z = self._carry = torch.empty(0)  # of the rows that were read in it, at their last states
         self._z_place = np.full(config.max_num_seqs, NOWHERE, np.intp)  # of a row among these
+
+    def _capture(self, recorder: Recorder, config: EngineConfig) -> ChainGraphs:
+        with torch.inference_mode():
+            return ChainGraphs(
+                self._head,
+                self._attention,
+                recorder,
+                block_size=config.block_size,
+                max_rows=config.max_num_seqs,
+                most=config.num_draft_tokens,
+            )
 
     def prepare(self, plan: StepPlan) -> Taps | None:
         """Before the forward of `plan`: its copies of blocks are this pool's too. Room for what that leaves
@@ -242,7 +265,7 @@ class Eagle3Drafter:
         if len(z) > 1:
             index = upload(places, z.device)
             z, carry = z.index_select(0, index), carry.index_select(0, index)
-        drafts = draft(self._head, z, carry, chain, self._attention, 0, self._block_size)
+        drafts = draft(self._head, z, carry, chain, self._attention, 0, self._block_size, self.graphs)
         own = drafts != NO_DRAFT
         if given is not None:
             own &= np.arange(longest) >= before[:, None]
@@ -274,8 +297,8 @@ def _standing(seen: Seen, rows: np.ndarray, picked: np.ndarray, texts: Texts) ->
     return Unread(rows, counts, starts, table, slots, positions, taps)
 
 
-def kv_spec(config: HeadConfig) -> ModelSpec:
-    """The sizes of a head's KV, as those of a model."""
+def kv_spec(config: HeadConfig, max_model_len: int = 0) -> ModelSpec:
+    """The sizes of a head's KV, as those of a model. `max_model_len`: of one request; 0: not known."""
     return ModelSpec(
         num_layers=config.num_layers,
         num_heads=config.num_heads,
@@ -283,7 +306,7 @@ def kv_spec(config: HeadConfig) -> ModelSpec:
         head_dim=config.head_dim,
         hidden_size=config.hidden_size,
         vocab_size=config.vocab_size,
-        max_model_len=0,
+        max_model_len=max_model_len,
         num_deepstack=0,
         patch_width=0,
     )

@@ -19,6 +19,7 @@ from mmengine.runtime.attention.base import AttentionBackend
 from mmengine.runtime.eagle3.chain_rows import CHOSEN, ChainRows
 from mmengine.runtime.eagle3.linears import Linear
 from mmengine.runtime.eagle3.rotary import Rotary
+from mmengine.runtime.upload import upload
 from mmengine.spec_decode.eagle3.config import HeadConfig
 
 
@@ -138,7 +139,7 @@ class DraftHead:
         """Greedy drafts of n rows behind those that are given, the rows that may have most first: int64
         [max(most), n], of which a row's own `most` mean anything. z and carry [n, h], of the last token of
         each row."""
-        drafts = torch.from_numpy(rows.drafts()).to(z.device)
+        drafts = upload(rows.drafts(), z.device)
         for ahead in range(len(drafts)):
             tokens = drafts[ahead, : len(z)]
             torch.where(tokens == CHOSEN, self.tokens(self.logits(z)), tokens, out=tokens)
@@ -146,7 +147,7 @@ class DraftHead:
             if not active:
                 break
             attention.begin(rows.meta(ahead, active, block_size))
-            positions = torch.from_numpy(rows.positions[:active].astype(np.int64) + ahead).to(z.device)
+            positions = upload(rows.positions[:active].astype(np.int64) + ahead, z.device)
             embeds = self.embed(tokens[:active])
             z, carry = self.forward(carry[:active], embeds, positions.expand(3, -1), attention, first_layer)
         return drafts

@@ -35,6 +35,11 @@ def row_sizes(max_rows: int) -> tuple[int, ...]:
     return (*sizes, max_rows)
 
 
+def size_for(num_rows: int, sizes: tuple[int, ...]) -> int:
+    """The smallest of `sizes` that so many rows fit."""
+    return sizes[bisect_left(sizes, num_rows)]
+
+
 def all_buckets(max_rows: int, num_drafts: int) -> list[Bucket]:
     """The largest first: what a smaller one needs then fits what the largest took."""
     lengths = sorted({1, 1 + num_drafts}, reverse=True)
@@ -46,7 +51,7 @@ def frame_of(plan: StepPlan, sizes: tuple[int, ...], num_drafts: int) -> Frame |
     if plan.media:
         return MEDIA
     num_rows, num_tokens = len(plan.rows), len(plan.input_ids)
-    rows = sizes[bisect_left(sizes, num_rows)]
+    rows = size_for(num_rows, sizes)
     if num_tokens == num_rows:
         return Frame(Bucket(rows, 1), slice(0, num_rows))
     length = 1 + num_drafts
@@ -58,8 +63,9 @@ def frame_of(plan: StepPlan, sizes: tuple[int, ...], num_drafts: int) -> Frame |
 
 def fill_up(meta: AttentionMeta, frame: Frame, block_size: int) -> AttentionMeta:
     """`meta` in the size of the bucket. Rows beyond those of the step, and tokens beyond those of a row, are
-    stored in the dummy block, and read there what they like. A row's own tokens see what they saw: those
-    behind them are later ones."""
+    stored in the dummy block; the former read there what they like, the latter in a block of their row. For
+    a row's own tokens see what they saw, those behind them being later ones, but multiply the rest by 0; and
+    in the dummy block there may be NaN of a row that broke."""
     (num_rows, length), num_own = frame.bucket, len(meta.kv_lens)
     counts = np.full(num_rows, length, np.int32)
     slots = np.arange(num_rows * length, dtype=np.int64) % block_size
@@ -68,6 +74,7 @@ def fill_up(meta: AttentionMeta, frame: Frame, block_size: int) -> AttentionMeta
     np.add(meta.kv_lens, length - meta.query_lens, out=kv_lens[:num_own])
     width = -(-int(kv_lens.max()) // block_size)
     table = np.zeros((num_rows, width), np.int32)
+    table[:num_own] = meta.table[:, :1]
     own = meta.table[:, :width]
     is_own = np.arange(own.shape[1]) < -(-meta.kv_lens // block_size)[:, None]
     np.copyto(table[:num_own, : own.shape[1]], own, where=is_own)
@@ -77,5 +84,5 @@ def fill_up(meta: AttentionMeta, frame: Frame, block_size: int) -> AttentionMeta
 def empty_step(bucket: Bucket, block_size: int) -> AttentionMeta:
     """A step without rows, filled up."""
     nothing = np.zeros(0, np.int32)
-    meta = AttentionMeta(nothing, nothing, np.zeros(0, np.int64), np.zeros((0, 0), np.int32))
+    meta = AttentionMeta(nothing, nothing, np.zeros(0, np.int64), np.zeros((0, 1), np.int32))
     return fill_up(meta, Frame(bucket, slice(0, 0)), block_size)

@@ -5,31 +5,23 @@ What is captured: embedding, layers and final norm, over inputs that stay where 
 its shape follows from what rows ask for: the plan of attention, copies of blocks, the head and sampling.
 """
 
-from collections.abc import Callable
-from functools import partial
-
 import numpy as np
-import structlog
 import torch
 
 from mmengine.core.executor import StepPlan
-from mmengine.errors import in_one_line
 from mmengine.models.plugin import Taps, VisionLanguageModel
 from mmengine.runtime.attention.base import AttentionBackend, AttentionMeta, Bucket
 from mmengine.runtime.graphs.buckets import (
     REASONS,
     Frame,
     all_buckets,
-    empty_step,
     fill_up,
     frame_of,
     row_sizes,
 )
+from mmengine.runtime.graphs.capture import CAPTURE_FAILED, REPLAYED, capture
 from mmengine.runtime.graphs.recorder import Recorder
 from mmengine.runtime.upload import upload
-
-CAPTURE_FAILED = "capture_failed"
-log = structlog.get_logger("mmengine.operators")
 
 
 class DecodeGraphs:
@@ -59,29 +51,13 @@ class DecodeGraphs:
         self._taps = (
             None if taps is None else Taps(taps.layers, taps.rows.new_zeros(most, taps.rows.shape[1]))
         )
-        self._replays: dict[Bucket, Callable[[], None]] = {}
-        self.num_steps = dict.fromkeys(("replayed", *REASONS, CAPTURE_FAILED), 0)
-        self._capture(buckets, recorder)
-
-    def _capture(self, buckets: list[Bucket], recorder: Recorder) -> None:
-        try:
-            for bucket in buckets:
-                self._attention.begin(empty_step(bucket, self._block_size), bucket)
-                self._replays[bucket] = recorder.record(partial(self._compute, bucket))
-        except Exception as error:  # whatever the driver, a library or a kernel says
-            self._replays.clear()
-            log.warning(
-                "CUDA graphs cannot be captured, so steps are launched kernel by kernel, which is slower "
-                "with few rows; set cuda_graphs false to start without trying",
-                rows=bucket.num_rows,
-                tokens_per_row=bucket.query_len,
-                reason=in_one_line(error),
-            )
+        self.num_steps = dict.fromkeys((REPLAYED, *REASONS, CAPTURE_FAILED), 0)
+        self._replays = capture("steps that decode", buckets, self._compute, attention, recorder, block_size)
 
     def frame(self, plan: StepPlan) -> Frame | None:
         """Where the step is replayed; None: it is not, which is counted."""
         found = frame_of(plan, self._sizes, self._num_drafts) if self._replays else CAPTURE_FAILED
-        self.num_steps["replayed" if isinstance(found, Frame) else found] += 1
+        self.num_steps[REPLAYED if isinstance(found, Frame) else found] += 1
         return found if isinstance(found, Frame) else None
 
     def run(self, frame: Frame, meta: AttentionMeta) -> torch.Tensor:
