@@ -45,10 +45,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             msgspec.convert(msgspec.to_builtins(self), SamplingParams)
         except (TypeError, msgspec.ValidationError) as error:
             raise InvalidRequest(f"a sampling option cannot be read: {error}") from None
-        for name, low, high in _INT_RANGES:
+        for name, least, most in _INT_RANGES:
             value = getattr(self, name)
-            if not low <= value <= high:
-                raise InvalidRequest(f"{name} must be an integer from {low} to {high}, not {shown(value)}")
+            if not least <= value <= most:
+                raise InvalidRequest(f"{name} must be an integer from {least} to {most}, not {shown(value)}")
         for name, low, high in _FLOAT_RANGES:
             value = getattr(self, name)
             if not low <= value <= high:  # nor NaN

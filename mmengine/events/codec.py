@@ -8,6 +8,7 @@ The CRC covers everything behind it. The body is an array of (type number, step,
 step and time count from the header's. Sequences of records are dense, so a record needs none of its own.
 """
 
+import mmap
 import struct
 import zlib
 from collections.abc import Callable, Sequence
@@ -28,6 +29,7 @@ _CRC_FROM = HEADER.size - _CHECKED.size
 MAX_BODY = 256 * 2**20  # the longest prompt that settings allow, with a run of media at each token, fits
 MAX_RECORDS = 2**14  # of one frame
 MAX_COUNTER = 2**64
+Data = bytes | memoryview | mmap.mmap  # of a segment
 
 _encoder = msgspec.msgpack.Encoder()
 _Outline = Annotated[list[tuple[int, int, int, msgspec.Raw]], msgspec.Meta(max_length=MAX_RECORDS)]
@@ -117,7 +119,7 @@ def encode(records: Sequence[tuple[int, int, int, Event]], sequence: int) -> lis
     return [b"".join((MAGIC, crc.to_bytes(4, "little"), checked, body))]
 
 
-def frame_at(data: bytes | memoryview, offset: int) -> Frame:
+def frame_at(data: Data, offset: int) -> Frame:
     """The frame at `offset`, whole by its checksum. Raises TornRecord, DamagedRecord."""
     if len(data) - offset < HEADER.size:
         raise TornRecord(offset)
@@ -134,7 +136,7 @@ def frame_at(data: bytes | memoryview, offset: int) -> Frame:
     return Frame(offset, offset + HEADER.size, end, crc, sequence, count, step, mono_ns)
 
 
-def records_in(data: bytes | memoryview, frame: Frame) -> list[Record]:
+def records_in(data: Data, frame: Frame) -> list[Record]:
     """The records of a frame. Raises UnknownRecord."""
     offset, sequence, step, mono_ns = frame.offset, frame.sequence, frame.step, frame.mono_ns
     body = data[frame.start : frame.end]
@@ -156,7 +158,7 @@ def records_in(data: bytes | memoryview, frame: Frame) -> list[Record]:
     return records
 
 
-def decode_event(fmt: int, number: int, body: bytes | msgspec.Raw, offset: int) -> Event:
+def decode_event(fmt: int, number: int, body: bytes | memoryview | msgspec.Raw, offset: int) -> Event:
     """An event of any format that there was, in today's words. Raises UnknownRecord."""
     decoder = _decoders.get(number)
     if decoder is None:
@@ -168,7 +170,7 @@ def decode_event(fmt: int, number: int, body: bytes | msgspec.Raw, offset: int) 
         raise UnknownRecord(offset, f"its body is no {TYPES[number].__name__}: {_said(error)}") from None
 
 
-def _upcast(upcast: Callable[[list], list], number: int, body: bytes | msgspec.Raw) -> Event:
+def _upcast(upcast: Callable[[list], list], number: int, body: bytes | memoryview | msgspec.Raw) -> Event:
     fields = msgspec.msgpack.decode(body)
     if not isinstance(fields, list):
         raise ValueError("it is no array")

@@ -14,6 +14,7 @@ import zlib
 from mmengine.events.codec import (
     MAX_BODY,
     DamagedRecord,
+    Data,
     Frame,
     Record,
     TornRecord,
@@ -27,7 +28,7 @@ MAGIC = b"MMEV"
 HEADER = struct.Struct("<4sBBHIIQQQ")
 
 
-def frame_at(data: bytes | memoryview, offset: int) -> Frame:
+def frame_at(data: Data, offset: int) -> Frame:
     """The record at `offset`, whole by its checksum. Raises TornRecord, DamagedRecord, UnknownRecord."""
     if len(data) - offset < HEADER.size:
         raise TornRecord(offset)
@@ -48,7 +49,7 @@ def frame_at(data: bytes | memoryview, offset: int) -> Frame:
     return Frame(offset, start, end, crc, sequence, 1, step, mono_ns, number)
 
 
-def records_in(data: bytes | memoryview, frame: Frame) -> list[Record]:
+def records_in(data: Data, frame: Frame) -> list[Record]:
     """The one record of a frame. Raises UnknownRecord."""
     body = data[frame.start : frame.end]
     if holds_too_many(body):

@@ -102,15 +102,14 @@ class Scan:
         TornRecord, DamagedRecord, UnknownRecord where none stands. After a jump the footer is not
         compared."""
         data, size = self.data, len(self.data)
-        offset, framing = (0 if jump_to is None else jump_to), format_1
-        if data[offset : offset + 4] != format_1.MAGIC:
-            framing = codec
-            if jump_to is None and size:
-                self.header, offset = _header(data), HEADER_SIZE
-                self.footer.chain = zlib.crc32(data[HEADER_SIZE - 4 : HEADER_SIZE])
-        frame_at, add = framing.frame_at, self.footer.add
+        offset = 0 if jump_to is None else jump_to
+        is_first = data[offset : offset + 4] == format_1.MAGIC
+        if not is_first and jump_to is None and size:
+            self.header, offset = _header(data), HEADER_SIZE
+            self.footer.chain = zlib.crc32(data[HEADER_SIZE - 4 : HEADER_SIZE])
+        frame_at, add = (format_1 if is_first else codec).frame_at, self.footer.add
         while offset < size:
-            if framing is codec and data[offset : offset + 8] == _FOOTER_MAGIC:
+            if not is_first and data[offset : offset + 8] == _FOOTER_MAGIC:
                 self._end(offset, compare=jump_to is None)
                 return
             frame = frame_at(data, offset)

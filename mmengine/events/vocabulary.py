@@ -16,7 +16,7 @@ class Event(msgspec.Struct, array_like=True, frozen=True):
     """Base of all events."""
 
 
-class Started(Event):
+class Started(Event, frozen=True):
     """Observation, first record of a log: what a replay needs to know of the engine."""
 
     schema: int
@@ -27,7 +27,7 @@ class Started(Event):
     num_blocks: int
 
 
-class Queued(Event):
+class Queued(Event, frozen=True):
     """Observation with a decision in it (its place in the queue): a request was accepted.
 
     `prompt`: int32 token ids.
@@ -45,27 +45,27 @@ class Queued(Event):
     group: str = ""  # the request whose prompt this one shares
 
 
-class GrammarReady(Event):
+class GrammarReady(Event, frozen=True):
     """Observation: the grammar of a request is compiled; it may run."""
 
     request_id: str
 
 
-class GrammarFailed(Event):
+class GrammarFailed(Event, frozen=True):
     """Observation: the grammar of a request cannot be compiled; it ends with an error."""
 
     request_id: str
     detail: str
 
 
-class Cancelled(Event):
+class Cancelled(Event, frozen=True):
     """Observation: the consumer left ("cancelled") or the deadline passed ("deadline")."""
 
     request_id: str
     reason: str
 
 
-class Preempted(Event):
+class Preempted(Event, frozen=True):
     """Decision: the request loses its row and blocks, and waits again. Its KV is dropped
     ("recompute") or copied to `host_blocks` ("swap").
 
@@ -80,7 +80,7 @@ class Preempted(Event):
     for_tokens: int = 0
 
 
-class Scheduled(Event):
+class Scheduled(Event, frozen=True):
     """Decision that opens a step: which running rows compute how many tokens.
 
     `rows` None: those of the step before. `num_tokens` None: one each. `new_blocks` are dealt to
@@ -99,7 +99,7 @@ class Scheduled(Event):
     drafters: bytes | None = None
 
 
-class Admitted(Event):
+class Admitted(Event, frozen=True):
     """Decision: a waiting request gets a row and joins the step (it opens one if none is open).
 
     `cached_blocks`: prefix hits; their tokens count as computed. `new_blocks`: the rest.
@@ -120,7 +120,7 @@ class Admitted(Event):
     swap_in: bool = False
 
 
-class Evicted(Event):
+class Evicted(Event, frozen=True):
     """Decision: encoder outputs leave the cache for a chunk that does not run in this step after all
     (only where decisions are vLLM's). `used`: unreferenced ones that count as just used."""
 
@@ -128,12 +128,12 @@ class Evicted(Event):
     used: tuple[bytes, ...] = ()
 
 
-class Dispatched(Event):
+class Dispatched(Event, frozen=True):
     """Decision: the open step is whole, and the next one may open before it ran. Only with max_in_flight
     above 1; else EXECUTED closes the open step."""
 
 
-class Executed(Event):
+class Executed(Event, frozen=True):
     """Observation: the oldest step in flight ran; without any, the open one. Indices count the rows that
     sampled, in step order.
 
@@ -159,14 +159,14 @@ class Executed(Event):
     host_ns: int = 0
 
 
-class Failed(Event):
+class Failed(Event, frozen=True):
     """Observation: the executor raised; the oldest step in flight, or the open one, gave nothing, and
     neither did those behind it."""
 
     error: str
 
 
-class Finished(Event):
+class Finished(Event, frozen=True):
     """Decision: the request ended. reason: stop, length, abort, error, rejected."""
 
     request_id: str
@@ -174,26 +174,26 @@ class Finished(Event):
     detail: str = ""
 
 
-class Delivered(Event):
+class Delivered(Event, frozen=True):
     """Observation: the whole answer reached its consumer."""
 
     request_id: str
 
 
-class CacheReset(Event):
+class CacheReset(Event, frozen=True):
     """Observation: someone asked to forget all cached prefixes. `preempt_running`: requests that run
     start again from nothing."""
 
     preempt_running: bool = False
 
 
-class Checkpoint(Event):
+class Checkpoint(Event, frozen=True):
     """Decision: digest of the whole state at this point."""
 
     digest: bytes
 
 
-class Recovered(Event):
+class Recovered(Event, frozen=True):
     """Observation: the process that wrote the log so far ended, and another one goes on. What runs is
     computed again from its tokens.
 
@@ -210,7 +210,7 @@ class Recovered(Event):
     engine_version: str = ""
 
 
-class Stalled(Event):
+class Stalled(Event, frozen=True):
     """Decision: the loop goes on and gets nowhere. kind: "no progress" or "thrash"."""
 
     kind: str

@@ -214,7 +214,7 @@ class LogWriter:
         full, self._fd, self._size, self._is_closed = self._fd, fd, 0, False
         if full >= 0:
             os.close(full)
-            if self._pack_full:
+            if self._pack_full and self._path is not None:
                 self._full.append(self._path)
         self._path = path
 

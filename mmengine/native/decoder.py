@@ -52,7 +52,7 @@ class Decoder:
         step.num_taps = 0
         if tapped is not None:
             layers, rows = (ctypes.c_int32 * len(tapped[0]))(*tapped[0]), tapped[1]
-            self._check_tapped(layers, rows, embeds)
+            self._check_tapped(tapped[0], rows, embeds)
             step.num_taps, step.taps = len(layers), ctypes.addressof(layers)
             step.tapped, step.tapped_stride = rows.data_ptr(), rows.stride(0)
         if hasattr(attention, "step_address"):

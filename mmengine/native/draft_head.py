@@ -231,10 +231,11 @@ class NativeHead:
 
     def _chain_room(self, num_rows: int) -> "_ChainRoom":
         if self._chains is None or num_rows > self._chains.num_rows:
-            sizes = self._weights.sizes
+            sizes, scores = self._weights.sizes, self._parts.scores
+            assert scores is not None  # `can_chain`
             self._chains = _ChainRoom(
                 max(num_rows, 2 * (self._chains.num_rows if self._chains else 0)),
-                self._parts.scores.c.n,
+                scores.c.n,
                 self._parts.embed_size,
                 self._hidden_size,
                 sizes.head_dim // 2,

@@ -20,7 +20,12 @@ INPUT_NORM = "input_norm.weight"  # over all taps together
 TO_TARGET, TO_DRAFT = "d2t", "t2d"
 QKV = ("q_proj", "k_proj", "v_proj")
 DTYPE_BYTES = {**FLOAT_BYTES, "I64": 8, "I32": 4, "BOOL": 1, "U8": 1}  # the last four for vocabularies' maps
-_MAP_DTYPES = {"I64": np.dtype("<i8"), "I32": np.dtype("<i4"), "BOOL": np.dtype("u1"), "U8": np.dtype("u1")}
+_MAP_DTYPES: dict[str, np.dtype] = {
+    "I64": np.dtype("<i8"),
+    "I32": np.dtype("<i4"),
+    "BOOL": np.dtype("u1"),
+    "U8": np.dtype("u1"),
+}
 
 _DERIVED = re.compile(
     r"rotary(?:_emb)?\.inv_freq$|^verifier_"
