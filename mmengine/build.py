@@ -174,8 +174,9 @@ def _assemble(
     compile_grammar: Callable[[str], Compiled] | None,
 ) -> Built:
     past = opened.past if opened is not None else None
-    cut = {} if ranks is None else {"shard": ranks.shard}
-    network = plugin.load_model(folder, device=device, dtype=dtype, **cut)
+    asked = {} if ranks is None else {"shard": ranks.shard}
+    asked |= {"batch_invariant": True} if config.batch_invariant else {}
+    network = plugin.load_model(folder, device=device, dtype=dtype, **asked)
     head = head_folder(config, network.spec, folder, torch.device(device), DTYPES[dtype])
     config = with_drafts(config, head) if past is None else past.config_for(config)
     head = head_for(config, head)

@@ -52,3 +52,20 @@ def kernel_device():
     if find_spec("triton") is None:
         pytest.skip("no triton here; `make kernels` gets it and runs these tests")
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.fixture
+def dots_in_order(kernel_device, monkeypatch):
+    """Sums of tl.dot run along the depth, one product after the other, wherever an element stands. The
+    interpreter leaves them to BLAS, which rounds an element by its place in the tile; a GPU does not."""
+    if kernel_device.type == "cpu":
+        from triton.runtime import interpreter
+
+        monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", _dot_in_order)
+
+
+def _dot_in_order(builder, a, b, d, *_):
+    total = d.data.copy()
+    for place in range(a.data.shape[-1]):
+        total += a.data[..., :, place, None].astype(total.dtype) * b.data[..., place, None, :]
+    return type(d)(total, d.dtype.scalar)

@@ -43,8 +43,11 @@ def gives_known_tokens(kernels: ModuleType, device: torch.device) -> bool:
     keys = torch.tensor([[1], [2], [3]], device=device)
     ramp = torch.arange(_EXAMPLE, device=device).float()[None]
     least = kernels.top_p_bound(ramp, ramp.amax(-1), zero + 1, zero + 0.7)  # e**0 / sum(e**-n): 0.632, 0.865
+    among = kernels.top_k_bound(ramp.flip(1), keys[2], zero + 0.9)  # of three: 0.665, 0.910
     drawn = kernels.draw(logits, zero, zero + 1, zero - 1, keys)
+    likely = kernels.log_softmax(ramp)[0]
     bits = torch.tensor([[0b1010, 0, 0]], dtype=torch.int32, device=device)
     largest, token = kernels.keep_allowed(ramp, zero.long(), bits)
-    found = (float(least), int(drawn), float(largest), int(token), float(ramp.isfinite().sum()))
-    return found == (-1.0, 15, 3.0, 3, 2.0)
+    found = (float(least), float(among), int(drawn), float(largest), int(token), float(ramp.isfinite().sum()))
+    sums_up = abs(float(likely.exp().sum()) - 1) < 1e-5 and abs(float(likely[-1] - likely[0]) - 69) < 1e-4
+    return found == (-1.0, 68.0, 15, 3.0, 3, 2.0) and sums_up

@@ -98,6 +98,47 @@ def _top_p_kernel(
     tl.store(least + row, -found.to(tl.float32, bitcast=True))
 
 
+@triton.jit(do_not_specialize=["width"])
+def _top_k_kernel(best, width, top_k, top_p, least, CHUNK: tl.constexpr):
+    """A program a row of `best`, which is sorted. How wide the other rows want it does not enter."""
+    row = tl.program_id(0).to(tl.int64)
+    count, share = tl.load(top_k + row), tl.load(top_p + row)
+    source = best + row * width
+    top = tl.load(source)
+    total = 0.0
+    for start in range(0, count, CHUNK):
+        place = start + tl.arange(0, CHUNK)
+        values = tl.load(source + place, mask=place < count, other=float("-inf"))
+        total += tl.sum(tl.exp(values - top))
+    wanted = tl.where(share >= 1.0, float("inf"), share * total)  # rounding must not cut a tail
+    bound, before = top, 0.0
+    for start in range(0, count, CHUNK):
+        place = start + tl.arange(0, CHUNK)
+        values = tl.load(source + place, mask=place < count, other=float("-inf"))
+        mass = tl.exp(values - top)
+        is_kept = (place < count) & (before + tl.cumsum(mass, 0) - mass < wanted)
+        bound = tl.minimum(bound, tl.min(tl.where(is_kept, values, float("inf")), 0))
+        before += tl.sum(mass)
+    tl.store(least + row, bound)
+
+
+@triton.jit
+def _log_softmax_kernel(logits, stride, largest, out, VOCAB: tl.constexpr, CHUNK: tl.constexpr):
+    """A program a row."""
+    row = tl.program_id(0).to(tl.int64)
+    top, source = tl.load(largest + row), logits + row * stride
+    total = 0.0
+    for start in range(0, VOCAB, CHUNK):
+        place = start + tl.arange(0, CHUNK)
+        values = tl.load(source + place, mask=place < VOCAB, other=float("-inf"))
+        total += tl.sum(tl.exp(values - top))
+    mass = tl.log(total)
+    for start in range(0, VOCAB, CHUNK):
+        place = start + tl.arange(0, CHUNK)
+        values = tl.load(source + place, mask=place < VOCAB, other=float("-inf"))
+        tl.store(out + row * VOCAB + place, values - top - mass, mask=place < VOCAB)
+
+
 @triton.jit
 def _mask_kernel(logits, stride, vocab, places, bits, words, scores, tokens, CHUNK: tl.constexpr):
     index, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -151,6 +192,30 @@ def top_p_bound(
         num_warps=8,
     )
     return least
+
+
+def top_k_bound(best: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    """float32 [r]: what filters.top_bound gives for the largest logits of each row, `best` [r, k], largest
+    first; top_k int64 [r], in 1 to k, top_p float32 [r]."""
+    best, least = best.contiguous(), torch.empty_like(top_p)
+    _top_k_kernel[(len(best),)](best, best.shape[1], top_k, top_p, least, CHUNK=min(CHUNK, 1024))
+    return least
+
+
+def log_softmax(logits: torch.Tensor) -> torch.Tensor:
+    """Of float32 [r, vocab]. torch's sums depend on a row's address, these on the row alone."""
+    logits = logits if logits.stride(1) == 1 else logits.contiguous()
+    out = torch.empty(logits.shape, device=logits.device)
+    _log_softmax_kernel[(len(logits),)](
+        logits,
+        logits.stride(0),
+        logits.amax(-1),
+        out,
+        VOCAB=logits.shape[1],
+        CHUNK=CHUNK,
+        num_warps=8,
+    )
+    return out
 
 
 def keep_allowed(

@@ -1,12 +1,13 @@
-"""The operations of a decoder layer between its matmuls, from whoever does each in one kernel.
+"""The operations of a decoder layer, from whoever does each in one kernel.
 
-FlashInfer has the norms and the gate; the rotation is a Triton kernel of our own, since M-RoPE, the norm
-of q and k and the way into the KV blocks together are nowhere else. torch does what neither can, and is the
-reference: a kernel that does not build here, or gives other numbers than torch on a small example, is not
-taken. Not yet run on a GPU.
+FlashInfer has the norms and the gate, and our own Triton kernels where it is missing; the rotation is ours,
+since M-RoPE, the norm of q and k and the way into the KV blocks together are nowhere else. torch has the
+matmuls, does what else neither can, and is the reference: a kernel that does not build here, or gives other
+numbers than torch on a small example, is not taken. Where bits must not depend on the batch, all of it is
+ours. Not yet run on a GPU.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,14 +15,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mmengine.errors import in_one_line
+from mmengine.errors import ConfigError, in_one_line
 
 Cache = tuple[Tensor, Tensor]
+Linear = Callable[[Tensor], Tensor]
+Maker = Callable[[], tuple[str, dict[str, Any]]]
 
 
 @dataclass(frozen=True, slots=True)
 class TextOps:
-    """rms_norm(x [t, h], weight [h], eps): a new tensor.
+    """linear(weight [n, k], bias [n] or None): what takes x [t, k] to x weight^T + bias.
+
+    rms_norm(x [t, h], weight [h], eps): a new tensor.
 
     add_norm(x [t, h], residual [t, h], weight, eps): adds x to `residual` in place, gives its norm, and may
     write over x.
@@ -32,14 +37,20 @@ class TextOps:
     norms each head of q and k and rotates it, in place; cos and sin float32 [t, d / 2] without gaps. `cache`:
     KV blocks [n, 2, block_size, kv_heads, d] and slots int64 [t], where k and v are stored as well; or None.
 
-    `by`: who does each.
+    `by`: who does each. `batch_invariant`: a row's bits depend on that row alone.
     """
 
+    linear: Callable[[Tensor, Tensor | None], Linear]
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     add_norm: Callable[[Tensor, Tensor, Tensor, float], Tensor]
     silu_mul: Callable[[Tensor], Tensor]
     norm_rotate: Callable[[Tensor, Tensor, Tensor, Tensor, float, int, Cache | None], None]
     by: dict[str, str] = field(default_factory=dict)
+    batch_invariant: bool = False
+
+
+def _linear(weight: Tensor, bias: Tensor | None) -> Linear:
+    return lambda x: F.linear(x, weight, bias)
 
 
 def _add_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -69,8 +80,9 @@ def _norm_rotate(
 
 def torch_ops() -> TextOps:
     """On any device."""
-    names = dict.fromkeys(("norms", "gate", "rotation"), "torch")
+    names = dict.fromkeys(("matmuls", "norms", "gate", "rotation"), "torch")
     return TextOps(
+        _linear,
         lambda x, weight, eps: F.rms_norm(x, weight.shape, weight, eps),
         _add_norm,
         _silu_mul,
@@ -79,33 +91,62 @@ def torch_ops() -> TextOps:
     )
 
 
-def text_ops(device: torch.device, dtype: torch.dtype) -> TextOps:
-    """The best there is for `device` and `dtype`; `by` says why where that is torch."""
+def text_ops(device: torch.device, dtype: torch.dtype, *, batch_invariant: bool = False) -> TextOps:
+    """The best there is for `device` and `dtype`; `by` says why where that is not the first choice.
+
+    Raises ConfigError where they are to be `batch_invariant` and our kernels do not run.
+    """
     ops = torch_ops()
+    if batch_invariant:
+        return invariant_ops(ops, device, dtype)
     if device.type != "cuda":
         return ops
-    for name, make in (("norms", flashinfer_norms), ("gate", flashinfer_gate), ("rotation", our_rotation)):
-        ops = choose(ops, name, make, device, dtype)
-    return ops
+    ops = choose(ops, "norms", (flashinfer_norms, our_norms), device, dtype)
+    ops = choose(ops, "gate", (flashinfer_gate, our_gate), device, dtype)
+    return choose(ops, "rotation", (our_rotation,), device, dtype)
+
+
+def invariant_ops(ops: TextOps, device: torch.device, dtype: torch.dtype) -> TextOps:
+    """`ops` with our kernels in place of all of them. Raises ConfigError where one does not run, or a row's
+    bits are others among more rows."""
+    ours = {"matmuls": our_matmuls, "norms": our_norms, "gate": our_gate, "rotation": our_rotation}
+    for name, make in ours.items():
+        ops = choose(ops, name, (make,), device, dtype)
+    failed = [f"{name} by {who}" for name, who in ops.by.items() if who.startswith("torch")]
+    if not failed and not _keeps_bits(ops, device, dtype):
+        failed = ["they give a row other bits among more rows"]
+    if failed:
+        raise ConfigError(
+            f"batch_invariant needs our Triton kernels on {device}: {', '.join(failed)}; leave it out, or "
+            "take the CPU"
+        )
+    return replace(ops, batch_invariant=True)
 
 
 def choose(
-    ops: TextOps,
-    name: str,
-    make: Callable[[], tuple[str, dict[str, Any]]],
-    device: torch.device,
-    dtype: torch.dtype,
+    ops: TextOps, name: str, makers: Sequence[Maker], device: torch.device, dtype: torch.dtype
 ) -> TextOps:
-    """`ops` with what `make` gives (who, and functions by field), if that runs here with torch's numbers."""
-    try:
-        who, functions = make()
-        better = replace(ops, **functions, by=ops.by | {name: who})
-        gap = _largest_gap(better, device, dtype)
-    except Exception as error:  # a compiler, a driver or a version that does not fit: torch serves as well
-        return replace(ops, by=ops.by | {name: f"torch ({in_one_line(error, 200)})"})
-    if gap <= 8 * torch.finfo(dtype).eps:
-        return better
-    return replace(ops, by=ops.by | {name: f"torch ({who} is {gap:.1e} off it)"})
+    """`ops` with what the first of `makers` gives (who, and functions by field) that runs here with torch's
+    numbers; with why those before it do not."""
+    reasons: list[str] = []
+    for make in makers:
+        try:
+            who, functions = make()
+            better = replace(ops, **functions)
+            gap = _largest_gap(better, device, dtype)
+        except (
+            Exception
+        ) as error:  # a compiler, a driver or a version that does not fit: torch serves as well
+            reasons.append(in_one_line(error, 200))
+            continue
+        if gap <= 8 * torch.finfo(dtype).eps:
+            return replace(better, by=ops.by | {name: _because(who, reasons)})
+        reasons.append(f"{who} is {gap:.1e} off torch")
+    return replace(ops, by=ops.by | {name: _because("torch", reasons)})
+
+
+def _because(who: str, reasons: list[str]) -> str:
+    return f"{who} ({'; '.join(reasons)})" if reasons else who
 
 
 def _largest_gap(ops: TextOps, device: torch.device, dtype: torch.dtype) -> float:
@@ -121,12 +162,37 @@ def _example(ops: TextOps, device: torch.device, dtype: torch.dtype) -> list[Ten
     x, residual = ramp.sin().to(dtype), (ramp * 0.7).cos().to(dtype)
     weight = (1 + 0.1 * ramp[0].sin()).to(dtype)
     found = [ops.rms_norm(x.clone(), weight, 1e-6), ops.silu_mul(x.clone())]
+    found.append(ops.linear(ramp.add(1).sin().view(20, 64).to(dtype), weight[:20])(x.view(20, 64)))
     found += [ops.add_norm(x.clone(), residual, weight, 1e-6), residual]
     qkv, angles = x.clone().view(5, 4, 64), ramp[:, :32] * 0.01
     blocks = torch.zeros(2, 2, 4, 1, 64, device=device, dtype=dtype)
     slots = torch.tensor([4, 5, 6, 7, 2], device=device)
     ops.norm_rotate(qkv, weight[:192].view(3, 64), angles.cos(), angles.sin(), 1e-6, 2, (blocks, slots))
     return [each.float() for each in (*found, qkv, blocks)]
+
+
+def _keeps_bits(ops: TextOps, device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether rows have the same bits alone as among 67."""
+    ramp = torch.arange(67 * 128, device=device, dtype=torch.float32).view(67, 128)
+    x, weight = (ramp * ramp).sin().to(dtype), (ramp * 0.7).cos().to(dtype)
+    linear = ops.linear(weight, None)
+
+    def computed(rows: slice) -> list[Tensor]:
+        residual = x[rows].clone()
+        normed = ops.add_norm(x[rows] * 0.3, residual, weight[0], 1e-6)
+        return [
+            linear(x[rows]),
+            ops.silu_mul(x[rows]),
+            ops.rms_norm(x[rows], weight[0], 1e-6),
+            normed,
+            residual,
+        ]
+
+    whole = computed(slice(None))
+    for rows in (slice(0, 1), slice(3, 5), slice(40, 67)):
+        if not all(torch.equal(one[rows], part) for one, part in zip(whole, computed(rows), strict=True)):
+            return False
+    return True
 
 
 def flashinfer_norms() -> tuple[str, dict[str, Any]]:
@@ -143,6 +209,30 @@ def flashinfer_gate() -> tuple[str, dict[str, Any]]:
     import flashinfer
 
     return f"flashinfer {flashinfer.__version__}", {"silu_mul": flashinfer.silu_and_mul}
+
+
+def our_matmuls() -> tuple[str, dict[str, Any]]:
+    import triton
+
+    from mmengine.gpu.linear_kernels import fixed_linear
+
+    return f"triton {triton.__version__}", {"linear": fixed_linear}
+
+
+def our_norms() -> tuple[str, dict[str, Any]]:
+    import triton
+
+    from mmengine.gpu.norm_kernels import add_norm, rms_norm
+
+    return f"triton {triton.__version__}", {"rms_norm": rms_norm, "add_norm": add_norm}
+
+
+def our_gate() -> tuple[str, dict[str, Any]]:
+    import triton
+
+    from mmengine.gpu.norm_kernels import silu_mul
+
+    return f"triton {triton.__version__}", {"silu_mul": silu_mul}
 
 
 def our_rotation() -> tuple[str, dict[str, Any]]:

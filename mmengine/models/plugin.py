@@ -183,10 +183,17 @@ class ModelPlugin(Protocol):
     def load_processor(self, folder: Path) -> Processor: ...
 
     def load_model(
-        self, folder: Path, *, device: str, dtype: str, shard: Shard | None = None
+        self,
+        folder: Path,
+        *,
+        device: str,
+        dtype: str,
+        shard: Shard | None = None,
+        batch_invariant: bool = False,
     ) -> VisionLanguageModel:
         """`shard`: of the text decoder this rank's part, whose heads `spec` then counts; the others have no
-        vision tower and no head. A plugin that cannot cut its model need not take it."""
+        vision tower and no head. A plugin that cannot cut its model need not take it. `batch_invariant`: the
+        model should be, where there is a choice; it is only given where it is asked for."""
 
     def fingerprint(self, folder: Path) -> str:
         """Hex digest that changes when the weights do."""

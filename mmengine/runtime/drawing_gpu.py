@@ -1,6 +1,7 @@
 """Tokens drawn on a GPU: those of filters.py and gumbel.py, with the filters as a bound on a row's logits.
 
-Not yet run on a GPU. Nothing here waits for the device.
+A row's token is the same in any company, for which sums over its likelihoods are ours: torch's cumsum goes by
+the number of rows, and a softmax by the largest top_k. Not yet run on a GPU; nothing waits for the device.
 """
 
 from types import ModuleType
@@ -8,7 +9,7 @@ from types import ModuleType
 import numpy as np
 import torch
 
-from mmengine.runtime.filters import MIN_TEMPERATURE, apply_temperature, top_bound
+from mmengine.runtime.filters import MIN_TEMPERATURE, apply_temperature
 from mmengine.runtime.rows import TOP_K, TOP_P
 from mmengine.runtime.upload import upload
 
@@ -35,8 +36,8 @@ def draw_on_gpu(
         top_k = columns["top_k"][picked].astype(np.int64)
         index, counts = upload(np.stack((picked, top_k)), device)
         scaled = apply_temperature(logits[index], temperature[index, None])
-        found = top_bound(scaled, counts[:, None], top_p[index, None], int(top_k.max()))
-        least[index] = torch.maximum(least[index], found[:, 0])
+        best = scaled.topk(int(top_k.max()), dim=-1).values
+        least[index] = torch.maximum(least[index], kernels.top_k_bound(best, counts, top_p[index]))
     picked = np.flatnonzero((options & (TOP_K | TOP_P)) == TOP_P)
     if len(picked):
         index = upload(picked, device)

@@ -37,7 +37,7 @@ from mmengine.structured_output.rows import Masks, RowMatchers
 NO_GRAMMARS = "this executor follows no grammars"
 NOT_INVARIANT = (
     "batch_invariant needs a decoder whose rows do not depend on one another's number, as torch's products "
-    "do: take the CPU with its kernels (see mmengine env) and tensor_parallel 1, or leave batch_invariant out"
+    "do: take a GPU with Triton, or the CPU with its kernels (see mmengine env), or leave batch_invariant out"
 )
 
 

@@ -297,10 +297,10 @@ class Sampler:
     ) -> Logprobs:
         picked = np.flatnonzero(options & LOGPROBS)
         most = min(int(batch.columns["logprobs"][picked].max()), self._vocab_size)
-        logprobs = _take(logits, picked).log_softmax(dim=-1)
+        some = _take(logits, picked)
+        logprobs = some.log_softmax(dim=-1) if self._kernels is None else self._kernels.log_softmax(some)
         chosen = logprobs.gather(-1, _take(token_ids, picked).clamp(min=0)[:, None])[:, 0]
-        best, best_ids = logprobs.topk(most, dim=-1)
-        return Logprobs(picked, chosen, best, best_ids)
+        return Logprobs(picked, chosen, *most_likely_of(logprobs, most))
 
     def _parameters(self, *columns: np.ndarray) -> torch.Tensor:
         """Host columns [r] to float32 [len(columns), r, 1] on the device, in one copy."""
@@ -314,6 +314,21 @@ def most_likely(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     values = logits.numpy()  # whose argmax is several times as fast
     token_ids = values.argmax(axis=-1)
     return torch.from_numpy(values[np.arange(len(values)), token_ids]), torch.from_numpy(token_ids)
+
+
+def most_likely_of(logprobs: torch.Tensor, most: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The `most` largest of each row of float32 [r, vocab_size] and their tokens, best first, of equals the
+    lowest id first: in torch's topk those would follow from `most` and the number of rows."""
+    if logprobs.device.type == "cpu":  # where there hardly are any, and looking costs little
+        values, token_ids = logprobs.topk(min(most + 1, logprobs.shape[1]), dim=-1)
+        if not (values[:, 1:] == values[:, :-1]).any():
+            return values[:, :most], token_ids[:, :most]
+    bits = logprobs.view(torch.int32)
+    order = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long()  # as the floats
+    last = logprobs.shape[1] - 1
+    keys = (order << 32) | torch.arange(last, -1, -1, device=logprobs.device)
+    token_ids = last - (keys.topk(most, dim=-1).values & 0xFFFFFFFF)
+    return logprobs.gather(-1, token_ids), token_ids
 
 
 def _refuse_broken(token_ids: torch.Tensor, largest: torch.Tensor) -> None:

@@ -27,10 +27,18 @@ class Qwen3VLPlugin:
 
         return load_processor(folder)
 
-    def load_model(self, folder: Path, *, device: str, dtype: str, shard: "Shard | None" = None) -> "Qwen3VL":
+    def load_model(
+        self,
+        folder: Path,
+        *,
+        device: str,
+        dtype: str,
+        shard: "Shard | None" = None,
+        batch_invariant: bool = False,
+    ) -> "Qwen3VL":
         from mmengine_qwen3_vl.model import load_model
 
-        return load_model(folder, device=device, dtype=dtype, shard=shard)
+        return load_model(folder, device=device, dtype=dtype, shard=shard, batch_invariant=batch_invariant)
 
     def fingerprint(self, folder: Path) -> str:
         return fingerprint(folder)

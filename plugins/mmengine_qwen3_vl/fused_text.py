@@ -27,8 +27,12 @@ class FusedTextDecoder(TextDecoder):
         ops: TextOps,
         shard: Shard | None = None,
     ) -> None:
-        super().__init__(config, weights, device, shard)
+        super().__init__(config, weights, device, shard, ops.linear)
         self.ops = ops
+
+    @property
+    def batch_invariant(self) -> bool:
+        return self.ops.batch_invariant
 
     def forward(
         self,
@@ -52,10 +56,10 @@ class FusedTextDecoder(TextDecoder):
             normed = ops.add_norm(mixed, residual, layer.post_norm, eps)
             added = self._sum(layer.down(ops.silu_mul(layer.gate_up(normed))))
             if deepstack is not None and index < len(deepstack):
-                residual.add_(added).add_(deepstack[index])
-                normed = ops.rms_norm(residual, next_norm, eps)
-            else:
-                normed = ops.add_norm(added, residual, next_norm, eps)
+                # By the same kernel as without: where text adds zeros, its bits are those of a step without.
+                residual.add_(added)
+                added = deepstack[index].clone()
+            normed = ops.add_norm(added, residual, next_norm, eps)
             if taps is not None:
                 tap(taps, index + 1, residual)
         return normed

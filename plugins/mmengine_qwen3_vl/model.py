@@ -39,7 +39,7 @@ class Qwen3VL:
     ) -> None:
         self.config, self.device, self.dtype = config, device, dtype
         self.spec = make_spec(config)
-        self.batch_invariant = isinstance(text, NativeTextDecoder)
+        self.batch_invariant = text.batch_invariant
         self._text, self._vision = text, vision
 
     def encode(self, patches: Tensor, grids: Sequence[tuple[int, int, int]]) -> Tensor:
@@ -64,12 +64,14 @@ class Qwen3VL:
         return self._text.logits(hidden)
 
 
-def load_model(folder: Path, *, device: str, dtype: str, shard: Shard | None = None) -> Qwen3VL:
+def load_model(
+    folder: Path, *, device: str, dtype: str, shard: Shard | None = None, batch_invariant: bool = False
+) -> Qwen3VL:
     """The model of `folder`, weights cast to `dtype` ("float32", "bfloat16", "float16"). `shard`: the part
-    of one rank.
+    of one rank. `batch_invariant`: on a GPU, by kernels that are.
 
     Raises ModelError for a folder that cannot be served, ConfigError for a device or dtype that
-    cannot be used, and a number of ranks that cannot share the model.
+    cannot be used, kernels that do not run there, and a number of ranks that cannot share the model.
     """
     if dtype not in DTYPES:
         raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
@@ -83,7 +85,7 @@ def load_model(folder: Path, *, device: str, dtype: str, shard: Shard | None = N
     config = whole if shard is None else replace(whole, text=cut_config(whole.text, shard))
     try:
         with torch.inference_mode(), open_weights(folder, whole, where, DTYPES[dtype], shard) as weights:
-            text = text_decoder(config.text, weights, where, DTYPES[dtype], shard)
+            text = text_decoder(config.text, weights, where, DTYPES[dtype], shard, batch_invariant)
             vision = VisionTower(config.vision, weights, where) if shard is None or shard.leads else None
     except torch.OutOfMemoryError:
         total = torch.cuda.mem_get_info(where)[1] / 2**30
@@ -100,9 +102,12 @@ def text_decoder(
     device: torch.device,
     dtype: torch.dtype,
     shard: Shard | None = None,
+    batch_invariant: bool = False,
 ) -> AnyTextDecoder:
+    """See load_model."""
     if device.type == "cuda":
-        return FusedTextDecoder(config, weights, device, text_ops(device, dtype), shard)
+        ops = text_ops(device, dtype, batch_invariant=batch_invariant)
+        return FusedTextDecoder(config, weights, device, ops, shard)
     # The kernels compute whole layers in one call, ranks must add up in their middle.
     library = native.load() if shard is None and fits(config, device, dtype) else None
     if library is None:

@@ -30,6 +30,8 @@ def fits(config: TextConfig, device: torch.device, dtype: torch.dtype) -> bool:
 class NativeTextDecoder:
     """See TextDecoder. Serves one step at a time."""
 
+    batch_invariant = True
+
     def __init__(self, config: TextConfig, weights: WeightReader, library: ctypes.CDLL) -> None:
         layers = [_read_layer(config, weights, library, i) for i in range(config.num_layers)]
         norm = weights.read("text.norm.weight")

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 Linear = Callable[[Tensor], Tensor]
+MakeLinear = Callable[[Tensor, Tensor | None], Linear]  # of a weight [n, k] and a bias
 
 # oneDNN chooses its form for a number of rows. The one for 16 serves one row and thousands as well.
 _ROWS = 16

@@ -16,7 +16,7 @@ from mmengine.models.reader import WeightReader
 from mmengine.models.sharding import Shard
 from mmengine_qwen3_vl.config import TextConfig
 from mmengine_qwen3_vl.loading import HEAD
-from mmengine_qwen3_vl.prepacked import Linear, linear_of
+from mmengine_qwen3_vl.prepacked import Linear, MakeLinear, linear_of
 
 
 @dataclass(slots=True)
@@ -34,13 +34,22 @@ class TextDecoder:
     """Embedding, layers, final norm and head. Keeps no state between calls. With a `shard`: the part of one
     rank, whose sizes `config` tells; the head is rank 0's."""
 
+    batch_invariant = False  # torch chooses its products by the number of rows
+
     def __init__(
-        self, config: TextConfig, weights: WeightReader, device: torch.device, shard: Shard | None = None
+        self,
+        config: TextConfig,
+        weights: WeightReader,
+        device: torch.device,
+        shard: Shard | None = None,
+        make_linear: MakeLinear = linear_of,
     ) -> None:
         self.config = config
         leads = shard is None or shard.leads
         self._sum = shard.all_reduce if shard is not None else _unsplit
-        self._layers = [_read_layer(config, weights, i, adds_bias=leads) for i in range(config.num_layers)]
+        self._layers = [
+            _read_layer(config, weights, i, make_linear, adds_bias=leads) for i in range(config.num_layers)
+        ]
         self._norm = weights.read("text.norm.weight")
         self._embedding = weights.read("text.embed_tokens.weight")
         self._rotary = Rotary(config, device)
@@ -51,7 +60,7 @@ class TextDecoder:
             return
         # A head stored beside a tied config counts only when it differs, as in transformers.
         tied = HEAD not in weights or (config.tied and weights.same(HEAD, "text.embed_tokens.weight"))
-        self._head = linear_of(self._embedding if tied else weights.read(HEAD))
+        self._head = make_linear(self._embedding if tied else weights.read(HEAD), None)
 
     def embed(self, input_ids: Tensor) -> Tensor:
         """int64 [t] to [t, hidden]."""
@@ -147,7 +156,9 @@ def _unsplit(x: Tensor) -> Tensor:
     return x
 
 
-def _read_layer(config: TextConfig, weights: WeightReader, index: int, *, adds_bias: bool = True) -> Layer:
+def _read_layer(
+    config: TextConfig, weights: WeightReader, index: int, make_linear: MakeLinear, *, adds_bias: bool
+) -> Layer:
     """`adds_bias`: whether this rank adds the biases of which there is one for all ranks' sum."""
 
     def read(*names: str) -> Tensor:
@@ -155,7 +166,7 @@ def _read_layer(config: TextConfig, weights: WeightReader, index: int, *, adds_b
 
     def linear(*names: str, biased: bool = False) -> Linear:
         bias = read(*(f"{name}.bias" for name in names)) if biased else None
-        return linear_of(read(*(f"{name}.weight" for name in names)), bias)
+        return make_linear(read(*(f"{name}.weight" for name in names)), bias)
 
     projections = [f"self_attn.{name}_proj" for name in ("q", "k", "v")]
     q_norm, k_norm = read("self_attn.q_norm.weight"), read("self_attn.k_norm.weight")

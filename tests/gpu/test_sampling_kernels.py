@@ -13,7 +13,7 @@ from mmengine.gpu import sampling
 from mmengine.runtime import masking
 from mmengine.runtime import sampler as sampler_module
 from mmengine.runtime.drawing_gpu import draw_on_gpu
-from mmengine.runtime.filters import apply_temperature, keep_top
+from mmengine.runtime.filters import apply_temperature, keep_top, top_bound
 from mmengine.structured_output.rows import Masks
 from tests.runtime.sampling_bench import Bench, random_logits, random_sampling
 
@@ -66,6 +66,38 @@ def test_the_bound_keeps_what_sorting_keeps(kernels, kernel_device, vocab_size, 
             assert (before - share).abs().min() < 1e-6
 
 
+@settings(max_examples=15, deadline=None)
+@given(st.lists(st.integers(1, 70), min_size=1, max_size=3), st.floats(0.001, 1), st.integers(0, 99))
+def test_the_bound_among_the_best_is_that_of_the_filters(kernels, kernel_device, ks, share, seed):
+    random = np.random.default_rng(seed)
+    logits = random_logits(random, len(ks), 70).clamp(min=-80, max=80)
+    logits = (logits * 4).round() / 4 - 20  # with equals
+    best, top_k = logits.topk(max(ks), dim=-1).values, torch.tensor(ks)
+    top_p = torch.full((len(ks),), share)
+    there = [each.to(kernel_device) for each in (best, top_k, top_p)]
+    found = kernels.top_k_bound(*there).cpu()
+    wanted = top_bound(logits, top_k[:, None], top_p[:, None], max(ks))[:, 0]
+    for row, count in enumerate(ks):
+        if found[row] != wanted[row]:  # only where rounding of sums decides
+            mass = best[row, :count].double().softmax(-1)
+            assert ((mass.cumsum(-1) - mass) - share).abs().min() < 1e-6
+
+
+def test_a_rows_bound_and_likelihoods_are_the_same_bits_in_any_company(kernels, kernel_device):
+    """Among other rows, at another address, with a wider list of the best."""
+    random = np.random.default_rng(4)
+    logits = random_logits(random, 5, 301).to(kernel_device)
+    likely, best = kernels.log_softmax(logits), logits.topk(99, dim=-1).values
+    top_k, top_p = torch.tensor([3, 17, 40, 99, 16]), torch.tensor([0.9, 0.5, 0.99, 1.0, 0.2])
+    top_k, top_p = top_k.to(kernel_device), top_p.to(kernel_device)
+    bounds = kernels.top_k_bound(best, top_k, top_p)
+    for row in range(5):
+        one, count = slice(row, row + 1), int(top_k[row])
+        assert torch.equal(kernels.log_softmax(logits[one].clone()), likely[one])
+        assert torch.equal(kernels.top_k_bound(best[one, :count], top_k[one], top_p[one]), bounds[one])
+    assert (likely - logits.double().log_softmax(-1)).abs().max() < 1e-5
+
+
 @pytest.mark.parametrize("vocab", [1, 16, 31, 33, 77, 150])
 def test_masks_exclude_what_they_exclude_on_a_cpu(vocab, kernels, kernel_device, monkeypatch):
     """By the very function that a GPU takes, with ties, and rows that no mask is of left as they were."""
@@ -85,8 +117,8 @@ def test_masks_exclude_what_they_exclude_on_a_cpu(vocab, kernels, kernel_device,
 
 def test_kernels_are_tried_before_they_are_taken(kernels, kernel_device):
     assert sampling.gives_known_tokens(kernels, kernel_device)
-    for name in ("draw", "top_p_bound", "keep_allowed"):
-        names = ("draw", "top_p_bound", "keep_allowed")
+    names = ("draw", "top_p_bound", "top_k_bound", "log_softmax", "keep_allowed")
+    for name in names:
         wrong = SimpleNamespace(**{each: getattr(kernels, each) for each in names})
         right = getattr(kernels, name)
         if name == "keep_allowed":

@@ -1,22 +1,27 @@
 """Who does a decoder layer's operations: kernels that give torch's numbers, and torch else."""
 
+import re
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mmengine.errors import ConfigError
 from mmengine.gpu import text_ops
 from tests.runtime.flashinfer_fake import signatures
 
 CPU = torch.device("cpu")
+NAMES = ("matmuls", "norms", "gate", "rotation")
 
 
 def test_on_a_cpu_it_is_torch():
-    assert text_ops.text_ops(CPU, torch.float32).by == dict.fromkeys(("norms", "gate", "rotation"), "torch")
+    assert text_ops.text_ops(CPU, torch.float32).by == dict.fromkeys(NAMES, "torch")
 
 
 def test_what_does_not_run_is_left_out_and_says_why():
@@ -29,11 +34,30 @@ def test_what_does_not_run_is_left_out_and_says_why():
 
         return "a package 1.0", {"silu_mul": silu_mul}
 
-    ops = text_ops.choose(text_ops.torch_ops(), "norms", missing, CPU, torch.float32)
-    ops = text_ops.choose(ops, "gate", breaks, CPU, torch.float32)
+    ops = text_ops.choose(text_ops.torch_ops(), "norms", (missing,), CPU, torch.float32)
+    ops = text_ops.choose(ops, "gate", (breaks,), CPU, torch.float32)
     assert ops.by["norms"] == "torch (ModuleNotFoundError: No module named 'flashinfer')"
     assert ops.by["gate"] == "torch (RuntimeError: nvcc not found)"
     assert ops.silu_mul is text_ops.torch_ops().silu_mul
+
+
+def test_the_next_choice_is_taken_and_says_why():
+    good = text_ops.torch_ops()
+
+    def missing():
+        raise ModuleNotFoundError("No module named 'flashinfer'")
+
+    def wrong():
+        return "a package 1.0", {"silu_mul": lambda x: good.silu_mul(x) * 2}
+
+    def ours():
+        return "ours", {"silu_mul": lambda x: good.silu_mul(x)}
+
+    ops = text_ops.choose(good, "gate", (missing, wrong, ours), CPU, torch.float32)
+    said = (
+        r"ours (ModuleNotFoundError: No module named 'flashinfer'; a package 1.0 is \d.\de[+-]\d\d off torch)"
+    )
+    assert re.fullmatch(said.replace("(", r"\(").replace(")", r"\)"), ops.by["gate"])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -46,11 +70,11 @@ def test_what_gives_other_numbers_is_left_out(dtype):
         {"norm_rotate": lambda *of: good.norm_rotate(*of[:-1], None)},
         {"norm_rotate": lambda qkv, weight, cos, sin, *of: good.norm_rotate(qkv, weight, cos, -sin, *of)},
     ):
-        ops = text_ops.choose(good, "gate", lambda wrong=wrong: ("a package 1.0", wrong), CPU, dtype)
-        assert ops.by["gate"].startswith("torch (a package 1.0 is ")
+        ops = text_ops.choose(good, "gate", (lambda wrong=wrong: ("a package 1.0", wrong),), CPU, dtype)
+        assert re.fullmatch(r"torch \(a package 1\.0 is \S+ off torch\)", ops.by["gate"])
     same = {"silu_mul": lambda x: good.silu_mul(x)}
     assert (
-        text_ops.choose(good, "gate", lambda: ("a package 1.0", same), CPU, dtype).by["gate"]
+        text_ops.choose(good, "gate", (lambda: ("a package 1.0", same),), CPU, dtype).by["gate"]
         == "a package 1.0"
     )
 
@@ -72,8 +96,8 @@ def test_flashinfers_functions_are_called_as_they_are_declared(monkeypatch):
 
     functions = {each.__name__: each for each in (rmsnorm, fused_add_rmsnorm, silu_and_mul)}
     monkeypatch.setitem(sys.modules, "flashinfer", SimpleNamespace(__version__="0.7.2", **functions))
-    ops = text_ops.choose(good, "norms", text_ops.flashinfer_norms, CPU, torch.float16)
-    ops = text_ops.choose(ops, "gate", text_ops.flashinfer_gate, CPU, torch.float16)
+    ops = text_ops.choose(good, "norms", (text_ops.flashinfer_norms,), CPU, torch.float16)
+    ops = text_ops.choose(ops, "gate", (text_ops.flashinfer_gate,), CPU, torch.float16)
     assert ops.by["norms"] == ops.by["gate"] == "flashinfer 0.7.2"
 
 
@@ -125,3 +149,69 @@ def test_the_rotation_is_torchs(
         others[slots] = False
         rows, values = (each.transpose(1, 2).reshape(-1, 2 * kv_heads * 2 * half) for each in (kept, blocks))
         assert torch.equal(rows[others], values[others])
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    rows=st.integers(1, 5),
+    width=st.sampled_from([1, 7, 40, 128, 1100]),
+    dtype=st.sampled_from([torch.float32, torch.float16]),
+    seed=st.integers(0, 9),
+)
+def test_norms_and_gate_are_torchs(kernel_device, rows, width, dtype, seed):
+    ours, torchs = text_ops.torch_ops(), text_ops.torch_ops()
+    for make in (text_ops.our_norms, text_ops.our_gate):
+        ours = replace(ours, **make()[1])
+    generator = torch.Generator().manual_seed(seed)
+    x, residual = torch.randn(2, rows, 2 * width, generator=generator).to(kernel_device, dtype)
+    weight = torch.randn(2 * width, generator=generator).to(kernel_device, dtype)
+    found = []
+    for ops in (ours, torchs):
+        kept = residual.clone()
+        found.append((ops.rms_norm(x, weight, 1e-6), ops.add_norm(x.clone(), kept, weight, 1e-6), kept))
+        found[-1] += (ops.silu_mul(x),)
+    bound = 4 * torch.finfo(dtype).eps
+    for mine, wanted in zip(*found, strict=True):
+        assert mine.shape == wanted.shape and (mine - wanted).abs().max() <= bound * wanted.abs().max()
+    assert torch.equal(found[0][2], found[1][2])  # the sum, rounded once
+
+
+def test_all_of_it_is_ours_where_bits_must_not_depend_on_the_batch(kernel_device, dots_in_order):
+    ops = text_ops.text_ops(kernel_device, torch.float16, batch_invariant=True)
+    assert ops.batch_invariant and all(who.startswith("triton ") for who in ops.by.values())
+    assert not text_ops.text_ops(kernel_device, torch.float16).batch_invariant
+
+
+def test_where_a_kernel_does_not_run_it_is_refused(monkeypatch):
+    monkeypatch.setitem(sys.modules, "triton", None)
+    says = r"needs our Triton kernels on cpu: matmuls by torch \(ModuleNotFoundError.*rotation by torch"
+    with pytest.raises(ConfigError, match=says):
+        text_ops.text_ops(CPU, torch.float16, batch_invariant=True)
+
+
+@pytest.mark.parametrize("name", ["rms_norm", "add_norm", "silu_mul", "linear"])
+def test_where_bits_depend_on_the_number_of_rows_it_is_refused(name, monkeypatch):
+    """What stands in for our kernels is a little larger in more than one row."""
+    good = text_ops.torch_ops()
+
+    def off(x, *of):
+        if name == "linear":
+            return lambda rows: by_row(rows, x, *of) * (1 + (len(rows) > 1) * 2e-7)
+        return by_row(x, *of) * (1 + (len(x) > 1) * 2e-7)
+
+    def by_row(x, *of):
+        """torch's, a row after the other."""
+        if name == "linear":
+            return torch.cat([F.linear(row, *of) for row in x.split(1)])
+        if name == "add_norm":
+            parts = zip(x.split(1), of[0].split(1), strict=True)
+            return torch.cat([good.add_norm(row, kept, *of[1:]) for row, kept in parts])
+        return torch.cat([getattr(good, name)(row, *of) for row in x.split(1)])
+
+    def ours():
+        return "triton", {name: off}
+
+    for other in ("our_matmuls", "our_norms", "our_gate", "our_rotation"):
+        monkeypatch.setattr(text_ops, other, ours)
+    with pytest.raises(ConfigError, match="they give a row other bits among more rows"):
+        text_ops.text_ops(CPU, torch.float32, batch_invariant=True)

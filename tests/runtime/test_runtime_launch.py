@@ -173,11 +173,21 @@ def drawing_kernels(monkeypatch):
         calls["top_p_bound"] += 1
         return torch.empty_like(largest)
 
+    def top_k_bound(best, top_k, top_p):
+        calls["top_k_bound"] += 1
+        assert len(best) == len(top_k) and top_k.dtype == torch.int64 and best.dtype == top_p.dtype
+        return torch.empty_like(top_p)
+
+    def log_softmax(logits):
+        calls["log_softmax"] += 1
+        return torch.empty_like(logits)
+
     def keep_allowed(logits, places, bits):
         calls["keep_allowed"] += 1
         return logits.new_empty(len(places)), torch.empty_like(places)
 
-    kernels = SimpleNamespace(draw=draw, top_p_bound=top_p_bound, keep_allowed=keep_allowed)
+    functions = (draw, top_p_bound, top_k_bound, log_softmax, keep_allowed)
+    kernels = SimpleNamespace(**{each.__name__: each for each in functions})
     for module in (sampler, masking):
         monkeypatch.setattr(module, "sampling_kernels", lambda device: kernels)
     return calls
@@ -186,7 +196,7 @@ def drawing_kernels(monkeypatch):
 def test_no_step_waits_that_draws_by_kernels(drawing_kernels):
     config = config_of()
     run(Launching(toy_on_gpu(), positions_of, config), config)
-    assert min(drawing_kernels[name] for name in ("draw", "top_p_bound", "keep_allowed")) > 3
+    assert len(drawing_kernels) == 5 and min(drawing_kernels.values()) > 3
 
 
 def test_copies_of_blocks_do_not_wait():
