@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -174,7 +175,7 @@ def _assemble(
     compile_grammar: Callable[[str], Compiled] | None,
 ) -> Built:
     past = opened.past if opened is not None else None
-    asked = {} if ranks is None else {"shard": ranks.shard}
+    asked: dict[str, Any] = {} if ranks is None else {"shard": ranks.shard}
     asked |= {"batch_invariant": True} if config.batch_invariant else {}
     network = plugin.load_model(folder, device=device, dtype=dtype, **asked)
     head = head_folder(config, network.spec, folder, torch.device(device), DTYPES[dtype])

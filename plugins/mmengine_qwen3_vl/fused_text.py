@@ -28,11 +28,7 @@ class FusedTextDecoder(TextDecoder):
         shard: Shard | None = None,
     ) -> None:
         super().__init__(config, weights, device, shard, ops.linear)
-        self.ops = ops
-
-    @property
-    def batch_invariant(self) -> bool:
-        return self.ops.batch_invariant
+        self.ops, self.batch_invariant = ops, ops.batch_invariant
 
     def forward(
         self,
