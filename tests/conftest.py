@@ -2,8 +2,10 @@
 
 import os
 import signal
+import sys
 from contextlib import contextmanager
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,9 +13,15 @@ import torch
 from mmengine.native import library as native_library
 from tests.instruction_sets import isas, opened
 
+ROOT = Path(__file__).resolve().parents[1]
+
+# What `make test` got for these tests, behind whatever else is installed.
+sys.path.append(str(ROOT / "build" / "gpu"))
 # Triton reads this when it is imported, which other packages may do. Without a GPU its kernels run in Python.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+# FlashInfer makes folders where it is imported, else in the user's home.
+os.environ.setdefault("FLASHINFER_WORKSPACE_BASE", str(ROOT / "build"))
 
 # A shell starts background jobs with SIGINT ignored, and children inherit that: a test that interrupts
 # one would wait for ever.
@@ -50,7 +58,7 @@ def library(request):
 def kernel_device():
     """Where Triton's kernels run: a GPU, or a CPU through Triton's interpreter."""
     if find_spec("triton") is None:
-        pytest.skip("no triton here; `make kernels` gets it and runs these tests")
+        pytest.skip("no Triton here; `make test` gets it into build/gpu")
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 

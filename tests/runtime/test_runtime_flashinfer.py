@@ -154,7 +154,7 @@ def test_the_record_is_of_a_version_that_is_asked_for():
     assert version.startswith("0.7.2") and len(signatures()) == 11
 
 
-@pytest.mark.skipif(importlib.util.find_spec("flashinfer") is None, reason="FlashInfer is not installed")
+@pytest.mark.skipif(importlib.util.find_spec("flashinfer") is None, reason="no FlashInfer: see `make test`")
 def test_the_record_is_what_is_installed():
     module = flashinfer_here.load()
     assert recorded(module) == json.loads(RECORD.read_text())["calls"]
