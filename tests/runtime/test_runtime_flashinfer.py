@@ -14,8 +14,9 @@ from mmengine.errors import ConfigError
 from mmengine.runtime.attention import flashinfer_here, registry
 from mmengine.runtime.attention.base import AttentionMeta, Bucket
 from mmengine.runtime.attention.flashinfer_desk import Desk
-from mmengine.runtime.attention.flashinfer_paged import FlashInferAttention
+from mmengine.runtime.attention.flashinfer_paged import FLOAT_WORKSPACE_BYTES, FlashInferAttention
 from mmengine.runtime.attention.torch_paged import TorchPagedAttention
+from mmengine.runtime.graphs.buckets import empty_step
 from mmengine.runtime.kv import KVPool
 from tests.native.attention_cases import TOLERANCE, Rows, dense, spec_of
 
@@ -118,6 +119,38 @@ def test_a_captured_step_reads_buffers_that_stay(query_len):
             own = slice(row * query_len, (row + 1) * query_len)
             torch.testing.assert_close(keys[-query_len:], k[own])
             torch.testing.assert_close(got[own], dense(q[own], keys, values), atol=2e-5, rtol=0.02)
+
+
+def partial_bytes(bucket, spec, multiprocessors):
+    """What FlashInfer sets aside in a captured step whose rows several thread blocks may share, as its
+    scheduler.cuh counts (PrefillSplitQOKVIndptr, FA2DetermineCtaTileQ and PrefillPlanImpl of 0.7.2)."""
+    group = spec.num_heads // spec.num_kv_heads
+    packed = bucket.query_len * group
+    tile = 128 if packed > 64 and spec.head_dim < 256 else 64 if packed > 16 else 16
+    tiles = bucket.num_rows * -(-packed // tile)
+    if bucket.query_len == 1:  # decoding promises no length, so each row but one may begin a tile
+        tiles = -(-bucket.num_rows * group // tile) + bucket.num_rows - 1
+    padded = max(2 * multiprocessors // spec.num_kv_heads, tiles)
+    return spec.num_heads * -(-padded * tile // group) * (spec.head_dim + 1) * 4
+
+
+@pytest.mark.parametrize("heads", [(16, 8, 128), (32, 8, 128), (64, 8, 128), (32, 4, 256), (16, 1, 128)])
+def test_the_workspace_holds_what_captured_steps_share(heads):
+    """Of any number of rows with up to 16 drafts; on an H100 one of 264 blocks a head is shared."""
+    spec, log = spec_of(*heads), []
+    flash = backend(log)(spec, KVPool(spec, 4, 16, torch.bfloat16, torch.device("cpu")))
+    for rows in (1, 16, 64, 128, 512, 2048):
+        for query_len in (17, 9, 5, 1):
+            bucket, flash._buffers = Bucket(rows, query_len), ()
+            flash.begin(empty_step(bucket, 16), bucket)
+            is_split = not log[-1][1].planned.given["disable_split_kv"]
+            assert is_split or rows * spec.num_kv_heads > 264, (
+                "it is only given up where it would not be done"
+            )
+            if is_split:
+                assert partial_bytes(bucket, spec, 132) <= FLOAT_WORKSPACE_BYTES, bucket
+    flash.begin(empty_step(Bucket(512, 1), 16))
+    assert not log[-1][1].planned.given["disable_split_kv"]
 
 
 def meta_of(bucket, size):

@@ -21,6 +21,9 @@ from mmengine.runtime.upload import upload
 
 LAYOUT, KERNELS = "NHD", "fa2"  # [pages, 2, page_size, kv_heads, head_dim]; fa3 is slower at decoding
 FLOAT_WORKSPACE_BYTES = 256 * 2**20  # for rows whose KV several blocks of threads share
+# KV heads of rows of a captured step from which each has a GPU's thread blocks to itself (two for each of its
+# 132 or more multiprocessors): nothing is gained where several share one, yet memory is set aside for it.
+BUSY_HEADS = 512
 TENSOR_CORE_GROUP = 4  # heads that share a KV head, from which decoding gains by tensor cores
 
 
@@ -102,14 +105,20 @@ class FlashInferAttention:
         spec, size = self._spec, self._block_size
         starts, last = torch.from_numpy(part.page_starts), torch.from_numpy(part.last_page_len)
         heads = (spec.num_heads, spec.num_kv_heads, spec.head_dim, size)
-        dtypes = {"q_data_type": self._dtype, "kv_data_type": FP8 if self._is_fp8 else self._dtype}
+        options: dict[str, Any] = {
+            "q_data_type": self._dtype,
+            "kv_data_type": FP8 if self._is_fp8 else self._dtype,
+            "disable_split_kv": bucket is not None and bucket.num_rows * spec.num_kv_heads >= BUSY_HEADS,
+        }
         desk = self._desks[decodes]
         if decodes:
-            desk.plan(wrapper, starts, pages, last, *heads, **dtypes)
+            desk.plan(wrapper, starts, pages, last, *heads, **options)
             return
         queries = torch.from_numpy(part.query_starts)
         uniform = bucket.query_len if bucket is not None else None
-        desk.plan(wrapper, queries, starts, pages, last, *heads, causal=True, uniform_q_len=uniform, **dtypes)
+        desk.plan(
+            wrapper, queries, starts, pages, last, *heads, causal=True, uniform_q_len=uniform, **options
+        )
 
     def _wrapper(self, bucket: Bucket | None, decodes: bool) -> Any:
         if bucket is None:
