@@ -7,8 +7,8 @@
 # Needs Python 3.11 or newer with torch (PYTHON=… says which one); mmengine need not be installed. Where there
 # is no network, wheels for it are taken from the ignored folder .whl:
 #   pip download --no-deps -d .whl flashinfer-python==0.7.2.post1 apache-tvm-ffi==0.1.15.post2
-# and FlashInfer's kernels, if they were built before, from .whl/aot/<module>/<module>.so: it takes some
-# minutes to compile them, out of the nine.
+# and FlashInfer's kernels, if they were built before, from .whl/aot/<module>/<module>.so: else it takes some
+# minutes to compile them, out of the nine. Without FlashInfer everything runs by Triton and torch.
 set -euo pipefail
 
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -28,6 +28,10 @@ if compgen -G "$root/.whl/*.whl" >/dev/null; then
     export FLASHINFER_USE_CUDA_NORM=1 FLASHINFER_WORKSPACE_BASE=${FLASHINFER_WORKSPACE_BASE:-$scratch}
 fi
 export PYTHONPATH=$root:$root/plugins:$scratch${PYTHONPATH:+:$PYTHONPATH}
+# Nothing is fetched; and looking for GPUs leaves CUDA alone in the process that forks the others.
+export HF_HUB_OFFLINE=1 PYTORCH_NVML_BASED_CUDA_CHECK=1
 "$PYTHON" "$root/benchmarks/gpu_setup.py" "$scratch"
-# Whatever hangs is cut off; the JSON holds what was found before.
-timeout --signal=INT --kill-after=10 505 "$PYTHON" "$root/benchmarks/gpu_check.py" "$@"
+# Each part has a limit of its own, and all together what is left of the nine minutes; the JSON holds what was
+# found before. This is for a process that does not even end then.
+timeout --signal=INT --kill-after=10 $((520 - SECONDS)) \
+    "$PYTHON" "$root/benchmarks/gpu_check.py" --seconds $((500 - SECONDS)) "$@"

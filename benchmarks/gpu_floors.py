@@ -11,6 +11,7 @@ import torch
 from mmengine_qwen3_vl.config import ModelConfig, TextConfig, VisionConfig
 
 BYTES = 2  # of a value in bfloat16
+WARM_S = 0.3  # an idle GPU's clocks need some time to rise
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,21 +50,27 @@ class Goal:
 
 
 def measure_rates(device: str, dry: bool) -> Rates:
-    """Medians of ten: a copy of 1 GiB, a product of two matrices of 8,192 x 8,192."""
+    """Medians of ten: a copy of 1 GiB, a product of two random matrices of 8,192 x 8,192 (of zeros, or ones,
+    it is faster: they need less power)."""
     size, side = (2**20, 128) if dry else (2**30, 8192)
     source = torch.zeros(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    left = torch.ones(side, side, dtype=torch.bfloat16, device=device)
+    left, right = (torch.randn(side, side, device=device).bfloat16() for _ in range(2))
     out = torch.empty_like(left)
     return Rates(
         2 * size / timed(lambda: target.copy_(source), device),
-        2 * side**3 / timed(lambda: torch.mm(left, left, out=out), device),
+        2 * side**3 / timed(lambda: torch.mm(left, right, out=out), device),
     )
 
 
 def timed(run: Callable[[], object], device: str, repeats: int = 10) -> float:
-    """Median seconds of `run`, by the device's own clock where it has one; once before, to warm up."""
+    """Median seconds of `run`, by the device's own clock where it has one; before it is warmed up."""
     run()
+    if device == "cuda":
+        warm = time.perf_counter()
+        while time.perf_counter() - warm < WARM_S:
+            run()
+            torch.cuda.synchronize()
     seconds = []
     for _ in range(repeats):
         if device == "cuda":

@@ -2,7 +2,8 @@
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from transformers import (
 )
 from workload import Ask
 
+from mmengine.errors import in_one_line
 from mmengine.models.plugin import MediaInput, Prepared
 from mmengine.request import MediaItem
 from mmengine_qwen3_vl.config import ModelConfig
@@ -84,39 +86,83 @@ def image_asks(
 
 
 def generate_rate(rival: Reference, asks: Sequence[Ask], batch: int) -> float:
-    """Tokens a second of `generate` over padded batches of `batch`, after a short one to warm up."""
+    """Tokens a second of `generate` over batches of `batch`, after a short one to warm up; pixels are there
+    in its form before the clock runs."""
     dtype = next(rival.model.parameters()).dtype
     batches = [asks[first : first + batch] for first in range(0, len(asks), batch)]
-    rival.generate(make_inputs([ask.prepared for ask in batches[0]], dtype), 2)
+    inputs = [make_inputs([ask.prepared for ask in some], dtype) for some in batches]
+    rival.generate(inputs[0], 2)
     begin = time.perf_counter()
-    made = 0
-    for some in batches:
-        inputs = make_inputs([ask.prepared for ask in some], dtype)
-        made += sum(map(len, rival.generate(inputs, some[0].num_new)))
+    made = sum(len(rival.generate(each, asks[0].num_new)) for each in inputs) * asks[0].num_new
     return made / (time.perf_counter() - begin)
 
 
-def continuous_rate(rival: Reference, asks: Sequence[Ask]) -> float:
-    """Tokens a second of transformers' continuous batching, text alone: the second of two runs, which finds
-    the caches and graphs of the first. On a GPU it sizes its cache itself."""
+def continuous_rates(rival: Reference, asks: Sequence[Ask]) -> Iterator[tuple[str, float | str]]:
+    """Tokens a second of transformers' continuous batching, text alone, by how: as it chooses itself, and on
+    a GPU with what else it has. What cannot run says why instead. Its best attention wants flash-attn or
+    `kernels`, which bring their own builds; without them it takes torch's SDPA with masks."""
+    yield "as it chooses", _rate_or_why(rival, asks, {})
+    if rival.model.device.type == "cuda":
+        torch.backends.cuda.enable_cudnn_sdp(False)  # plans anew for each length, where torch prefers it
+        yield "without cuDNN", _rate_or_why(rival, asks, {})
+        graphs = {"use_cuda_graph": True, "use_async_batching": True}
+        yield "without cuDNN, CUDA graphs and asynchronous", _rate_or_why(rival, asks, graphs)
+
+
+def _rate_or_why(rival: Reference, asks: Sequence[Ask], options: dict[str, object]) -> float | str:
+    try:
+        seconds, _ = answer_continuously(rival, asks, options)
+    except Exception as error:  # the other ways may run
+        return in_one_line(error)
+    return len(asks) * asks[0].num_new / seconds
+
+
+def answer_continuously(
+    rival: Reference, asks: Sequence[Ask], options: dict[str, object], runs: int = 2
+) -> tuple[float, list[list[int]]]:
+    """Seconds of the last of some runs, which finds the caches and graphs of the first, and the answers. On
+    a GPU it sizes its cache itself, from the memory that is free."""
     logging.getLogger("ContinuousBatchingLogger").setLevel(logging.CRITICAL)
     num_new, model = asks[0].num_new, rival.model
+    # Or the last run would find the prompts of the first one computed.
+    options = {"allow_block_sharing": False} | options
+    if model.device.type == "cpu":
+        options |= {"num_blocks": 16, "max_batch_tokens": 64}
     config = GenerationConfig(max_new_tokens=num_new, do_sample=False, eos_token_id=-1, pad_token_id=0)
     prompts = [ask.prepared.prompt_token_ids.tolist() for ask in asks]
-    small = {"num_blocks": 16, "max_batch_tokens": 64} if model.device.type == "cpu" else {}
-    options = {
-        "generation_config": config,
-        "continuous_batching_config": ContinuousBatchingConfig(**small),
-        "persistent_manager": True,
-    }
     try:
-        for _ in range(2):
+        for _ in range(runs):
             begin = time.perf_counter()
-            found = model.generate_batch(prompts, **options)
+            found = model.generate_batch(
+                prompts,
+                generation_config=config,
+                continuous_batching_config=ContinuousBatchingConfig(**options),
+                persistent_manager=True,
+            )
             seconds = time.perf_counter() - begin
-            made = [len(output.generated_tokens) for output in found.values()]
-            if made != [num_new] * len(asks):
-                raise RuntimeError(f"continuous batching gave {sum(made)} tokens for {len(made)} requests")
+            answers = [list(output.generated_tokens) for output in found.values()]
+            if [len(answer) for answer in answers] != [num_new] * len(asks):
+                errors = {output.error for output in found.values()} - {None}
+                made = sum(map(len, answers))
+                raise RuntimeError(
+                    f"it gave {made} tokens for {len(asks)} requests; {'; '.join(sorted(errors))[:200]}"
+                )
     finally:
         model.destroy_cached_continuous_batching_manager()
-    return len(asks) * num_new / seconds
+        if model.device.type == "cuda":
+            torch.cuda.empty_cache()
+    return seconds, answers
+
+
+def attention_of(rival: Reference, asks: Sequence[Ask]) -> str:
+    """What continuous batching attends with here, as its model says while it runs."""
+    seen: set[str] = set()
+    config = rival.model.config.get_text_config()
+    hook = rival.model.model.language_model.layers[0].register_forward_pre_hook(
+        lambda *_: seen.add(config._attn_implementation)
+    )
+    try:
+        answer_continuously(rival, [replace(ask, num_new=2) for ask in asks[:1]], {}, runs=1)
+    finally:
+        hook.remove()
+    return ", ".join(sorted(seen))

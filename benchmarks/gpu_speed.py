@@ -19,6 +19,8 @@ from mmengine.request import Request, SamplingParams
 from mmengine.runtime.executor import TorchExecutor
 from mmengine_qwen3_vl import plugin
 
+SETTLE = 4  # steps before those that count
+
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
@@ -64,7 +66,7 @@ class Bench:
         return -(-rows * self._sizes.context // (self._sizes.budget - rows))
 
     def _answer_length(self, rows: int, steps: int) -> int:
-        return self._prompt_steps(rows) + steps + 16
+        return self._prompt_steps(rows) + SETTLE + steps + 16
 
     @property
     def attention(self) -> str:
@@ -98,7 +100,9 @@ class Bench:
         decode."""
         prompts = self._prompts(rows, self._sizes.context)
         self._submit(prompts, self._answer_length(rows, steps), sampling)
-        while not self._whole_step(rows):
+        settled = 0  # steps in which all rows decode: the first ones build what this batch needs
+        while settled < SETTLE:
+            settled += self._whole_step(rows)
             if not self.core.has_work:
                 raise RuntimeError(f"no step gave each of {rows} rows a token")
         walls, cpus = [], []
@@ -111,7 +115,7 @@ class Bench:
                 elif not self.core.has_work:
                     raise RuntimeError(f"{rows} rows ended before {steps} steps were measured")
         self.drain()
-        context = self._sizes.context + (self._prompt_steps(rows) + steps) // 2
+        context = self._sizes.context + SETTLE + (self._prompt_steps(rows) + steps) // 2
         return Decode(median(walls), median(cpus), context)
 
     def encode(self, grids: Sequence[tuple[int, int, int]]) -> float:

@@ -1,7 +1,7 @@
 """Settings of an engine. One frozen struct, checked once, written into STARTED."""
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import ClassVar, Literal
 
 import msgspec
 
@@ -22,6 +22,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     A field that is 0 and says "auto" is filled in when the model is known.
     """
+
+    _commit_hash: ClassVar[None] = None  # older versions of `transformers.pipeline` ask any model's config
 
     max_num_seqs: int = 64  # rows: requests that run at once
     token_budget: int = 1024  # tokens of one step

@@ -4,7 +4,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 import zipfile
 from importlib import metadata
 from pathlib import Path
@@ -33,6 +32,7 @@ def test_a_dry_run_measures_everything_and_writes_nothing():
         "fused layers beside plain ones",
         "20 of 20 equal",
         "captured beside launched",
+        "answers of 8 heads of 128",
         "2B decode x8, context 24",
         "8B decode x8, top-p",
         "8B prefill",
@@ -46,6 +46,7 @@ def test_a_dry_run_measures_everything_and_writes_nothing():
         "attention flashinfer",
         "2B GPU idle in decode",
         "8B GPU idle in decode",
+        "tests of the kernels",
     }
     assert sorted(BENCHMARKS.rglob("*.json")) == before
 
@@ -53,7 +54,7 @@ def test_a_dry_run_measures_everything_and_writes_nothing():
 def test_without_a_gpu_it_says_so_in_one_line():
     done = call("bash", BENCHMARKS / "gpu.sh", PYTHON=sys.executable, CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 1
-    assert done.stderr.strip().count("\n") == 0 and "no GPU" in done.stderr
+    assert done.stderr.strip().count("\n") == 0 and "no GPU can be used" in done.stderr
 
 
 def test_what_was_brought_along_is_installed_where_the_check_finds_it(tmp_path):
@@ -81,12 +82,14 @@ def test_what_was_brought_along_is_installed_where_the_check_finds_it(tmp_path):
         "scratch = Path(brought_along.__file__).parent\n"
         "built = scratch / 'flashinfer' / 'data' / 'aot' / 'page' / 'page.so'\n"
         "norms = os.environ['FLASHINFER_USE_CUDA_NORM']\n"
-        "print(brought_along.name, built.read_bytes(), sys.argv[1:], norms)\n"
+        "told, seconds, *given = sys.argv[1:]\n"
+        "in_time = 400 < int(seconds) <= 500\n"
+        "print(brought_along.name, built.read_bytes(), told, in_time, given, norms)\n"
         "sys.exit(3)\n"
     )
     done = call("bash", benchmarks / "gpu.sh", "--seconds", "7", PYTHON=sys.executable)
     assert done.returncode == 3, done.stderr
-    assert done.stdout.strip() == "brought b'built' ['--seconds', '7'] 1"
+    assert done.stdout.strip() == "brought b'built' --seconds True ['--seconds', '7'] 1"
 
 
 def test_a_checkout_gets_entry_points_where_none_are_installed(module, tmp_path, monkeypatch):
@@ -166,22 +169,6 @@ def test_idle_is_what_no_kernel_covers(spans):
     covered = {tick for begin, end in spans for tick in range(begin, end)}
     whole = max(end for _, end in spans) - min(begin for begin, _ in spans)
     assert idle_share(spans) == pytest.approx(1 - len(covered) / whole)
-
-
-def test_a_part_without_time_is_skipped_and_one_that_breaks_ends_alone(module, tmp_path):
-    run = module("gpu_check").Run(True, time.monotonic() + 60, {"device": "none"}, tmp_path / "found.json")
-    done = []
-
-    def breaks():
-        raise RuntimeError("out of memory\nand pages more")
-
-    run.part("too long", 1e6, lambda: done.append("too long"))
-    run.part("broken", 0, breaks)
-    assert run.failed and not done
-    run.part("good", 0, lambda: done.append("good"))
-    assert done == ["good"]
-    assert run.skipped["broken"] == "RuntimeError: out of memory" and "s are left" in run.skipped["too long"]
-    assert '"broken"' in (tmp_path / "found.json").read_text()
 
 
 def test_steps_that_are_captured_wrongly_are_found_out(module, monkeypatch):

@@ -60,8 +60,8 @@ def test_records_equal_transformers(shown, full_text, count):
         ours = pipe(text=shown, **how, **many)
         rows = [r["generated_token_ids"].tolist() for r in pipe(text=shown, return_tensors=True, **many)]
     expected = theirs(shown, rows, full_text=full_text)
-    assert len(ours) == len(expected) == count
-    for mine, other in zip(ours, expected, strict=True):
+    assert len(ours) == count and len(expected) in (count, 1)  # older versions say the first of several
+    for mine, other in zip(ours, expected, strict=len(expected) == count):
         # For tensors theirs is the internal Chat that wraps the messages.
         given = getattr(other["input_text"], "messages", other["input_text"])
         assert list(mine) == list(other) and mine["input_text"] == given

@@ -1,0 +1,105 @@
+"""The whole engine on a device, with heads of 128 values as real models have: greedy answers of random
+weights, each token scored by the plain decoder over torch's attention in float32, one request at a time.
+
+Not yet run on a GPU.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from gpu_shapes import SHAPES, RandomWeights, random_model, reduced
+from gpu_tokens import Verdict
+
+from mmengine.config import EngineConfig
+from mmengine.core.engine import EngineCore
+from mmengine.request import Request, SamplingParams
+from mmengine.runtime.attention.base import AttentionMeta
+from mmengine.runtime.attention.torch_paged import TorchPagedAttention
+from mmengine.runtime.executor import TorchExecutor
+from mmengine.runtime.kv import KVPool
+from mmengine_qwen3_vl import plugin
+from mmengine_qwen3_vl.config import ModelConfig
+from mmengine_qwen3_vl.model import make_spec
+from mmengine_qwen3_vl.text import TextDecoder
+
+LONGEST, NUM_NEW = 512, 24  # tokens of a prompt, and of an answer
+# How far, of the logits' own spread, a token may be from the best: a wrong one is several times it away.
+ROUNDING = {torch.float32: 1e-3, torch.bfloat16: 0.3}
+Answer = tuple[np.ndarray, list[int]]  # a prompt, and what followed
+
+
+class Widened(RandomWeights):
+    """The same weights in float32."""
+
+    def read(self, *names: str) -> torch.Tensor:
+        return super().read(*names).float()
+
+
+def wide_shape(num_heads: int) -> ModelConfig:
+    shape = reduced(SHAPES["2B"])
+    text = replace(shape.text, num_heads=num_heads, num_kv_heads=2, head_dim=128, mrope_section=(24, 20, 20))
+    return replace(shape, text=text)
+
+
+def compare_wide(device: str, dtype: torch.dtype, num_heads: int, count: int) -> tuple[Verdict, str]:
+    """`count` prompts at once through chunks, mixed steps, and captured ones where attention can be; and by
+    whom they were attended, with how many steps were replayed."""
+    shape = wide_shape(num_heads)
+    answers, how = greedy_answers(shape, device, dtype, count)
+    largest = max(score(shape, answers, device, dtype))
+    said = f"largest distance from the best {largest:.1e} of the spread, at most {ROUNDING[dtype]:.1e}"
+    name = f"answers of {num_heads} heads of 128 on {device} by {how.partition(',')[0]}"
+    return Verdict(name, said, largest <= ROUNDING[dtype]), how
+
+
+def greedy_answers(
+    shape: ModelConfig, device: str, dtype: torch.dtype, count: int
+) -> tuple[list[Answer], str]:
+    """What the engine answers, two steps in flight."""
+    rng = np.random.default_rng(9)
+    lengths = rng.integers(1, LONGEST, count)
+    prompts = [rng.integers(3, shape.text.vocab_size, n, dtype=np.int32) for n in lengths]
+    longest = LONGEST + NUM_NEW
+    config = EngineConfig(
+        max_num_seqs=count,
+        token_budget=256,
+        max_model_len=longest,
+        num_blocks=count * -(-longest // 16) + 1,
+        max_in_flight=2,
+    )
+    network = random_model(shape, device, dtype)
+    executor = TorchExecutor(network, plugin.positions, config, device, dtype)
+    core = EngineCore(config, executor)
+    sampling = SamplingParams(max_tokens=NUM_NEW, ignore_eos=True, seed=0)
+    found: dict[str, list[int]] = {f"w{n}": [] for n in range(count)}
+    for name, prompt in zip(found, prompts, strict=True):
+        core.submit(Request(name, prompt, sampling))
+    while core.has_work:
+        for output in core.step():
+            found[output.request_id] += output.token_ids
+    how = f"{type(executor._runner._attention).__name__}, steps {executor.graph_steps}"
+    core.close()
+    return list(zip(prompts, found.values(), strict=True)), how
+
+
+def score(shape: ModelConfig, answers: list[Answer], device: str, dtype: torch.dtype) -> list[float]:
+    """How far each answer's worst token is from the best one, of the logits' standard deviation."""
+    where, spec = torch.device(device), make_spec(shape)
+    apart = []
+    with torch.inference_mode():
+        decoder = TextDecoder(shape.text, Widened(shape, where, dtype), where)
+        for prompt, tokens in answers:
+            ids = np.concatenate((prompt, np.array(tokens[:-1], np.int32)))
+            size = np.array([len(ids)], np.int32)
+            blocks = 1 + np.arange(-(-len(ids) // 16), dtype=np.int32)[None]
+            attention = TorchPagedAttention(spec, KVPool(spec, blocks.size + 1, 16, torch.float32, where))
+            attention.begin(AttentionMeta(size, size, 16 + np.arange(len(ids)), blocks))
+            there = torch.from_numpy(ids).long().to(where)
+            positions = torch.arange(len(ids), device=where).expand(3, -1).contiguous()
+            hidden = decoder.forward(decoder.embed(there), None, positions, attention)
+            logits = decoder.logits(hidden[-len(tokens) :]).float()
+            chosen = logits.gather(1, torch.tensor(tokens, device=where)[:, None])[:, 0]
+            gaps = (logits.amax(-1) - chosen) / logits.std(-1)
+            apart.append(float(gaps.max()) if len(tokens) == NUM_NEW else float("inf"))
+    return apart

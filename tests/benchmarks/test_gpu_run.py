@@ -1,0 +1,133 @@
+"""Parts of the GPU check run in processes of their own, and none of them can cost the others."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from tests.benchmarks.test_gpu import BENCHMARKS, ROOT
+
+
+@pytest.fixture
+def run(module, tmp_path):
+    made = module("gpu_run").Run(False, time.monotonic() + 600, tmp_path / "found.json")
+    yield made
+    made.stop()
+
+
+def ok(tell):
+    tell.fact("done", tell.device)
+
+
+def breaks(tell):
+    tell.fact("before", 1)
+    raise RuntimeError("out of memory\nand pages more")
+
+
+def dies(tell):
+    tell.fact("before", 1)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def hangs(tell):
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    tell.fact("before", os.getpid())
+    time.sleep(600)
+
+
+def test_a_part_that_breaks_or_dies_ends_alone(run, tmp_path):
+    for name, work in (("broken", breaks), ("dead", dies), ("good", ok)):
+        run.part(name, 1, work)
+    assert run.facts == {"before": 1, "done": "cuda"} and not run.is_right
+    assert run.failed == {
+        "broken": "RuntimeError: out of memory",
+        "dead": "its process ended with -9 (below 0: by that signal)",
+    }
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["failed"] == run.failed and set(found["seconds"]) == {"broken", "dead", "good"}
+
+
+def test_a_part_without_time_is_skipped(run):
+    run.part("too long", 1e6, ok)
+    assert not run.facts and run.is_right and "s are left" in run.skipped["too long"]
+
+
+def test_a_part_that_hangs_is_cut_off_with_what_it_started(run):
+    going = run.begin("stuck", hangs)
+    assert going.pipe.poll(60)  # it has told something
+    assert not run.end(going, 0.0)
+    assert run.failed == {"stuck": "cut off: it took too long"}
+    with pytest.raises(ProcessLookupError):
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:  # until nothing of its group is left
+            os.killpg(run.facts["before"], 0)
+            time.sleep(0.05)
+
+
+def test_a_part_runs_beside_others_until_it_is_waited_for(run):
+    going = run.begin("beside", ok)
+    run.part("other", 1, breaks)
+    assert "done" not in run.facts
+    assert run.end(going, 60) and run.facts["done"] == "cuda"
+
+
+def test_modules_are_loaded_without_cuda():
+    """Or the processes forked then could not use it."""
+    code = (
+        "import torch\n"
+        "def touched(*_): raise SystemExit('CUDA is asked for something')\n"
+        "torch.cuda.is_available = torch.cuda.device_count = torch.cuda._lazy_init = touched\n"
+        "if hasattr(torch._C, '_cuda_getDeviceCount'): torch._C._cuda_getDeviceCount = touched\n"
+        "import gpu_check\n"
+        "import threading\n"
+        "assert threading.active_count() == 1\n"
+    )
+    paths = os.pathsep.join(map(str, (BENCHMARKS, ROOT, ROOT / "plugins", os.environ.get("PYTHONPATH", ""))))
+    environment = {**os.environ, "PYTHONPATH": paths}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_where_forked_processes_cannot_have_cuda_they_load_their_modules_themselves(module, run, monkeypatch):
+    gpu_check, tried = module("gpu_check"), []
+
+    def part(self, name, seconds, work):
+        tried.append(self.start)
+        if self.start == "fork":
+            self.skipped[name] = "Cannot re-initialize CUDA in forked subprocess"
+        else:
+            self.facts["device"] = "NVIDIA H100 80GB HBM3"
+
+    monkeypatch.setattr(type(run), "part", part)
+    run.out = None
+    assert gpu_check.begin(run) is None
+    assert tried == ["fork", "spawn"] and run.start == "spawn" and not run.skipped
+    assert run.out.name == "gpu_nvidia_h100_80gb_hbm3.json"
+
+
+@pytest.mark.soak
+def test_processes_that_load_their_modules_themselves(module, run):
+    run.dry, run.start = True, "spawn"
+    run.part("the device", 20, module("gpu_parts").device)
+    assert run.is_right and run.facts["device"] == "cpu (dry run)"
+
+
+def test_ours_are_held_against_the_best_of_theirs(module, run):
+    run.facts |= {
+        "2B texts, tokens/s": 900.0,
+        "2B texts by continuous batching, as it chooses, tokens/s": 100.0,
+        "2B texts by continuous batching, without cuDNN, tokens/s": 150.0,
+        "2B images, tokens/s": 900.0,
+    }
+    module("gpu_parts").beside(run, "2B")
+    goal = run.goals["2B texts beside continuous batching"]
+    assert goal.floor == 150.0 and goal.fraction == 6.0 and goal.met
+    assert "2B images beside generate" in run.skipped and len(run.goals) == 1
+
+
+def test_without_rates_there_are_no_floors(module):
+    with pytest.raises(Exception, match="no floors"):
+        module("gpu_parts").decode("2B", {}, None)
