@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+
 from tests.benchmarks.test_gpu import BENCHMARKS, ROOT
 
 
