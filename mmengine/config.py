@@ -44,7 +44,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     lookahead_tokens: int = 0  # KV slots a drafter needs behind the known tokens
     max_in_flight: int = 1  # steps given to the executor before the first one's result is awaited
     kv_dtype: Literal["auto", "fp8"] = "auto"  # what K and V are kept in; auto: as the model computes
-    cuda_graphs: bool = True  # steps that only decode are captured once and replayed, on a GPU (docs/gpu.md)
+    cuda_graphs: bool = True  # steps that only decode, and small images, are replayed on a GPU (docs/gpu.md)
     compat: Literal["", "vllm"] = ""  # decisions as that engine makes them, for comparisons
     preempt_mode: Literal["auto", "recompute", "swap"] = "auto"  # auto: what costs less
     swap_blocks: int = 0  # KV blocks of the host pool

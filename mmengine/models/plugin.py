@@ -7,7 +7,7 @@ is imported by `load_model` alone.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -146,8 +146,41 @@ class Taps:
     rows: Any  # [t, len(layers) * hidden_size], contiguous rows; written, the layers side by side
 
 
+class EncoderSize(NamedTuple):
+    """How much an encoder computes at once. A segment is a run of patches that attend to one another and to
+    no others: an image, or what a model makes of a stretch of a video."""
+
+    num_patches: int
+    num_segments: int
+
+
+class CapturableEncoder(Protocol):
+    """An encoder over inputs and outputs that stay where they are, up to the size that it was made for. A
+    step is written into them and computed at a size that holds it; what is left of the size belongs to
+    nobody, and no item sees it. All of it on one stream, one step after the other: a step's inputs are
+    written over when the step before was computed."""
+
+    patches: Any  # uint8 [p, patch_width] on the device; the caller writes a step's items to its beginning
+
+    def num_segments(self, grids: Sequence[tuple[int, int, int]]) -> int:
+        """Of these items."""
+
+    def place(self, size: EncoderSize, num_patches: int, grids: Sequence[tuple[int, int, int]]) -> Any:
+        """Write what else a step of these items needs, without waiting for the device. Gives where their
+        features (as of `encode`) stand when `compute(size)` ran, until it runs again. Without items all of
+        the size belongs to nobody. Raises ValueError as `encode` does."""
+
+    def compute(self, size: EncoderSize) -> None:
+        """Launch the same kernels over the same memory whatever lies in it, and never wait: this is
+        captured."""
+
+
 class VisionLanguageModel(Protocol):
-    """The networks on one device. Tensors are torch tensors; t tokens, s rows that sample."""
+    """The networks on one device. Tensors are torch tensors; t tokens, s rows that sample.
+
+    A model may also have `capturable_encoder(largest: EncoderSize) -> CapturableEncoder | None`, None where
+    what it has here cannot be captured: then, and without the method, each call of its encoder is launched
+    anew."""
 
     spec: ModelSpec
     batch_invariant: bool  # but for attention, a token's bits do not depend on who is computed with it

@@ -61,8 +61,8 @@ class TorchExecutor:
         """`config` has num_blocks and eos_token_ids filled in; `dtype` is that of the KV pool, and must
         be what the model computes in. `positions_of` is the plugin's `positions`. Without `matchers` a
         request with a grammar fails. `drafters`: by number, as the log names them, the preferred ones first;
-        behind them a draft `head`, whose KV lies in the same blocks. `recorder`: of steps that only decode;
-        on a GPU CUDA graphs, unless `config` says otherwise.
+        behind them a draft `head`, whose KV lies in the same blocks. `recorder`: of steps that only decode,
+        and of the encoder; on a GPU CUDA graphs, unless `config` says otherwise.
 
         Raises ConfigError for a pool that cannot be had and an unknown attention backend.
         """
@@ -100,6 +100,11 @@ class TorchExecutor:
     def graph_chains(self) -> dict[str, int]:
         """The same of the chains of a draft head."""
         return self._runner.graph_chains
+
+    @property
+    def graph_encodings(self) -> dict[str, int]:
+        """Of calls of the encoder what `graph_steps` is of steps."""
+        return self._runner.graph_encodings
 
     def attach(self, request_id: str, media: Sequence[MediaInput]) -> None:
         """Hand over the pixels of a request, one for each of its media items, before a step that

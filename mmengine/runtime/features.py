@@ -8,6 +8,7 @@ import torch
 from mmengine.core.executor import EncodeItem, MediaSpan
 from mmengine.errors import ExecutorFailed
 from mmengine.models.plugin import MediaInput, VisionLanguageModel
+from mmengine.runtime.graphs.encoder import EncoderGraphs
 from mmengine.runtime.upload import upload, upload_joined
 
 
@@ -120,21 +121,25 @@ def encode(
     store: FeatureStore,
     device: torch.device,
     *,
+    graphs: EncoderGraphs | None = None,
     alone: bool = False,
 ) -> None:
-    """Encode `items` in one packed call and put their features into `store`. `alone`: in a call each, so
-    that an item's features do not depend on who comes along.
+    """Encode `items` in one packed call and put their features into `store`. `graphs`: of the model's
+    encoder, which is launched where they do not have the call's size. `alone`: in a call each, so that an
+    item's features, and whether they are replayed, do not depend on who comes along.
 
     `payloads`: the media of each request id. Raises ExecutorFailed where a payload is missing or the
     model gives another number of embeddings than the items have placeholders.
     """
     if alone and len(items) > 1:
         for item in items:
-            encode(model, [item], payloads, store, device)
+            encode(model, [item], payloads, store, device, graphs=graphs)
         return
     media = [_payload(item, payloads) for item in items]
-    patches = upload_joined([one.patches for one in media], device)
-    features = model.encode(patches, [one.item.grid for one in media])
+    patches, grids = [one.patches for one in media], [one.item.grid for one in media]
+    features = graphs.encode(patches, grids) if graphs is not None else None
+    if features is None:
+        features = model.encode(upload_joined(patches, device), grids)
     sizes = [one.item.num_embeds for one in media]
     if features.shape[0] != sum(sizes):
         raise ExecutorFailed(

@@ -22,6 +22,8 @@ from mmengine.runtime.eagle3.seen import Seen
 from mmengine.runtime.features import FeatureStore, encode
 from mmengine.runtime.following import Followed, follow, followers
 from mmengine.runtime.graphs.decode import DecodeGraphs
+from mmengine.runtime.graphs.encoder import EncoderGraphs
+from mmengine.runtime.graphs.encoder_sizes import encoder_sizes
 from mmengine.runtime.graphs.recorder import Recorder
 from mmengine.runtime.inputs import StepInputs, fresh_blocks, prepare
 from mmengine.runtime.kv import pool_of
@@ -58,7 +60,8 @@ class ModelRunner:
         head: DraftHead | None = None,
         recorder: Recorder | None = None,
     ) -> None:
-        """`recorder`: captures the steps that only decode, where attention can be captured."""
+        """`recorder`: captures the steps that only decode, where attention can be captured, and the encoder,
+        where it can."""
         spec = model.spec
         self._model, self._config, self._device = model, config, device
         self._watcher, self._matchers = stop_watcher, matchers
@@ -80,9 +83,11 @@ class ModelRunner:
                 drafters, config.num_draft_tokens, longest, spec.vocab_size, self._rows, matchers
             )
         self._reader = Reader(self._rows, self._sampler, stop_watcher, matchers, self._drafting)
-        self._graphs = None
+        self._graphs, self._encoder_graphs = None, None
         if recorder is not None and self._attention.captures:
             self._graphs = self._capture(recorder, config)
+        if recorder is not None:  # behind the steps, which gain more: one that fails may take the next along
+            self._encoder_graphs = self._capture_encoder(recorder, config)
         self._media: dict[str, Sequence[MediaInput]] = {}
         # With several steps in flight: what each row sampled last, for the step behind.
         self._last_tokens = torch.zeros(config.max_num_seqs, dtype=torch.int64, device=device)
@@ -100,6 +105,18 @@ class ModelRunner:
                 num_drafts=config.num_draft_tokens,
                 taps=head.taps(1) if head is not None else None,
             )
+
+    def _capture_encoder(self, recorder: Recorder, config: EngineConfig) -> EncoderGraphs | None:
+        sizes = encoder_sizes(config.encoder_budget, self._model.spec.merge_size)
+        make = getattr(self._model, "capturable_encoder", None)
+        with torch.inference_mode():
+            encoder = make(sizes[-1]) if make is not None else None
+            return None if encoder is None else EncoderGraphs(encoder, sizes, recorder)
+
+    @property
+    def graph_encodings(self) -> dict[str, int]:
+        """Of calls of the encoder what `graph_steps` is of steps."""
+        return {} if self._encoder_graphs is None else dict(self._encoder_graphs.num_calls)
 
     @property
     def graph_steps(self) -> dict[str, int]:
@@ -137,8 +154,15 @@ class ModelRunner:
             for key in plan.evict:
                 self._features.drop(key)
             if plan.encode:
-                alone = self._config.batch_invariant
-                encode(self._model, plan.encode, pixels, self._features, self._device, alone=alone)
+                encode(
+                    self._model,
+                    plan.encode,
+                    pixels,
+                    self._features,
+                    self._device,
+                    graphs=self._encoder_graphs,
+                    alone=self._config.batch_invariant,
+                )
             runs = runs_of(plan)
             head = self._drafting.head if self._drafting is not None else None
             taps = head.prepare(plan) if head is not None else None

@@ -23,11 +23,24 @@ def upload_joined(arrays: Sequence[np.ndarray], device: torch.device) -> torch.T
     begins, in pinned memory: pixels are many bytes (not yet run on a GPU)."""
     if device.type == "cpu":
         return upload(arrays[0] if len(arrays) == 1 else np.concatenate(arrays), device)
+    return _joined_pinned(arrays).to(device, non_blocking=True)
+
+
+def upload_joined_into(arrays: Sequence[np.ndarray], target: torch.Tensor) -> None:
+    """Write arrays of one dtype and width, joined as by `upload_joined`, to the beginning of `target`."""
+    if target.device.type != "cpu":
+        joined = _joined_pinned(arrays)
+        target[: len(joined)].copy_(joined, non_blocking=True)
+        return
+    np.concatenate(arrays, out=target.numpy()[: sum(map(len, arrays))])
+
+
+def _joined_pinned(arrays: Sequence[np.ndarray]) -> torch.Tensor:
     shape = (sum(map(len, arrays)), *arrays[0].shape[1:])
     dtype = torch.from_numpy(arrays[0][:0].copy()).dtype
     pinned = torch.empty(shape, dtype=dtype, pin_memory=True)
     np.concatenate(arrays, out=pinned.numpy())
-    return pinned.to(device, non_blocking=True)
+    return pinned
 
 
 def upload_into(array: np.ndarray, target: torch.Tensor) -> torch.Tensor:

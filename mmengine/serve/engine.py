@@ -105,6 +105,7 @@ class Engine:
             lambda: self.drafters,
             lambda: getattr(self.built.executor, "graph_steps", {}),
             lambda: getattr(self.built.executor, "graph_chains", {}),
+            lambda: getattr(self.built.executor, "graph_encodings", {}),
         )
         self._store, past = None, {}
         try:

@@ -57,8 +57,8 @@ class _Live:
 class Metrics(Collector):
     """`stats` gives the core's counters; `ready` whether work may be sent; `drafters` by number their names,
     and how often they failed; `graph_steps` how many steps were replayed, and how many were not, by why,
-    `graph_chains` the same of a draft head's chains. Callers on other threads see values of some moment
-    between two steps."""
+    `graph_chains` the same of a draft head's chains, `graph_encodings` of calls of the encoder. Callers on
+    other threads see values of some moment between two steps."""
 
     def __init__(
         self,
@@ -68,9 +68,14 @@ class Metrics(Collector):
         drafters: Callable[[], list[tuple[str, int]]] = list,
         graph_steps: Callable[[], dict[str, int]] = dict,
         graph_chains: Callable[[], dict[str, int]] = dict,
+        graph_encodings: Callable[[], dict[str, int]] = dict,
     ):
         self._stats, self.ready, self._media, self._drafters = stats, ready, media, drafters
-        self._graph_steps, self._graph_chains = graph_steps, graph_chains
+        self._graphs = {
+            "Steps": graph_steps,
+            "Chains of drafts": graph_chains,
+            "Encodings of media": graph_encodings,
+        }
         self._live: dict[str, _Live] = {}
         self._ends = dict.fromkeys(REASONS, 0)
         registry = CollectorRegistry(auto_describe=False)
@@ -129,10 +134,9 @@ class Metrics(Collector):
             stalls.add_metric([kind], getattr(stats, name))
         yield stalls
         yield from _draft_metrics(stats, self._drafters())
-        if graph_steps := self._graph_steps():
-            yield _graph_metric("Steps", graph_steps)
-        if graph_chains := self._graph_chains():
-            yield _graph_metric("Chains of drafts", graph_chains)
+        for what, counts in self._graphs.items():
+            if found := counts():
+                yield _graph_metric(what, found)
         if self._media is not None:
             yield from _media_metrics(self._media)
         yield GaugeMetricFamily("mmengine_ready", "1 when work may be sent here.", value=self.ready())

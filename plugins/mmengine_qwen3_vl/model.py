@@ -9,10 +9,11 @@ from torch import Tensor
 
 from mmengine.errors import ConfigError, ModelError
 from mmengine.gpu.text_ops import text_ops
-from mmengine.models.plugin import AttentionPort, ModelSpec, Taps
+from mmengine.models.plugin import AttentionPort, EncoderSize, ModelSpec, Taps
 from mmengine.models.reader import WeightReader
 from mmengine.models.sharding import Shard
 from mmengine.native import library as native
+from mmengine_qwen3_vl.captured_vision import CapturedVision
 from mmengine_qwen3_vl.config import ModelConfig, TextConfig, read_config
 from mmengine_qwen3_vl.fused_text import FusedTextDecoder
 from mmengine_qwen3_vl.loading import open_weights
@@ -46,6 +47,12 @@ class Qwen3VL:
         if self._vision is None:
             raise ModelError("the vision tower is on rank 0, not on this one")
         return self._vision.encode(patches, grids)
+
+    def capturable_encoder(self, largest: EncoderSize) -> CapturedVision | None:
+        """None without attention over frames of any lengths in one call."""
+        if self._vision is None or self._vision.ops is None:
+            return None
+        return CapturedVision(self._vision, self._vision.ops, largest)
 
     def embed(self, input_ids: Tensor) -> Tensor:
         return self._text.embed(input_ids)

@@ -1,6 +1,7 @@
 """Attention of the vision tower: a patch attends to the patches of its own frame, in a pack of many."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,20 +14,41 @@ from mmengine.native.vision import VisionKernels
 
 class Rotation:
     """Where the patches of a pack stand: float32 [patches, head_dim] each, the first half of sin negated;
-    how many patches each frame has; and where each begins, on the host and, for a GPU, there."""
+    how many patches each frame has, and where each begins."""
 
-    __slots__ = ("cos", "lengths", "sin", "starts", "starts_there")
+    __slots__ = ("cos", "lengths", "sin", "starts")
 
     def __init__(self, cos: Tensor, sin: Tensor, lengths: Sequence[int]) -> None:
         self.cos, self.sin, self.lengths = cos, sin, lengths
         self.starts = np.zeros(len(lengths) + 1, np.int32)
         np.cumsum(lengths, out=self.starts[1:])
-        self.starts_there = upload(torch.from_numpy(self.starts), cos.device)
+
+    def there(self) -> "RotationThere":
+        return RotationThere(
+            self.cos, self.sin, upload(torch.from_numpy(self.starts), self.cos.device), max(self.lengths)
+        )
+
+
+class RotationThere(NamedTuple):
+    """A Rotation whose frames the device knows: int32 [frames + 1], where each begins and the last one ends.
+    A frame may be empty; `longest`: no frame has more patches."""
+
+    cos: Tensor
+    sin: Tensor
+    starts: Tensor
+    longest: int
 
 
 def upload(tensor: Tensor, device: torch.device) -> Tensor:
     """A tensor of the host on `device`, which is not waited for."""
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+
+
+def upload_into(tensor: Tensor, target: Tensor) -> None:
+    """Write a tensor of the host to the beginning of `target`, which is not waited for."""
+    if target.device.type != "cpu":
+        tensor = tensor.pin_memory()
+    target[: len(tensor)].copy_(tensor, non_blocking=True)
 
 
 def attend_native(kernels: VisionKernels, qkv: Tensor, pack: Rotation, out: Tensor | None = None) -> Tensor:
@@ -37,13 +59,13 @@ def attend_native(kernels: VisionKernels, qkv: Tensor, pack: Rotation, out: Tens
     return out
 
 
-def attend_packed(ops: VisionOps, qkv: Tensor, num_heads: int, pack: Rotation) -> Tensor:
+def attend_packed(ops: VisionOps, qkv: Tensor, num_heads: int, pack: RotationThere) -> Tensor:
     """As `attend_torch`, with frames in any order and `qkv` written to."""
     half = pack.cos.shape[1] // 2
     qkv = qkv.view(len(qkv), 3 * num_heads, -1)
     ops.rotate(qkv[:, : 2 * num_heads], pack.cos[:, :half], pack.sin[:, half:])
     q, k, v = qkv.split(num_heads, 1)
-    mixed = ops.attend(q, k, v, pack.starts_there, max(pack.lengths))
+    mixed = ops.attend(q, k, v, pack.starts, pack.longest)
     return mixed.reshape(len(qkv), -1)
 
 

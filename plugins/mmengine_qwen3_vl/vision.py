@@ -7,7 +7,7 @@ with torch alone frames of equal length are brought together, a batched call per
 
 import ctypes
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +21,13 @@ from mmengine.native.library import load
 from mmengine.native.linear import PackedLinear
 from mmengine.native.vision import vision_kernels
 from mmengine_qwen3_vl.config import VisionConfig
-from mmengine_qwen3_vl.segments import Rotation, attend_native, attend_packed, attend_torch, upload
+from mmengine_qwen3_vl.segments import (
+    Rotation,
+    attend_native,
+    attend_packed,
+    attend_torch,
+    upload,
+)
 
 _EPS = 1e-6  # of every layer norm here
 _WIDE = 512  # hidden size from which torch's float32 products of many rows are faster than packed ones
@@ -51,6 +57,7 @@ class TorchLinear:
 
 
 _Linear = PackedLinear | TorchLinear
+Attend = Callable[[Tensor, Tensor | None], Tensor]  # qkv and what may be written over, to what is attended
 
 
 @dataclass(slots=True)
@@ -74,7 +81,7 @@ class _Merger:
 
 
 @dataclass(slots=True)
-class _GridTables:
+class GridTables:
     """What depends on a frame's height and width alone, in the order of its patches."""
 
     positions: Tensor  # [patches, hidden], added to the patch embeddings
@@ -87,13 +94,13 @@ class VisionTower:
 
     def __init__(self, config: VisionConfig, weights: WeightReader, device: torch.device) -> None:
         self.config = config
-        self._device = device
+        self.device = device
         self._positions = weights.read("visual.pos_embed.weight")
-        self._dtype = self._positions.dtype
+        self.dtype = self._positions.dtype
         on_cpu = device.type == "cpu"
-        self._kernels = vision_kernels(config.num_heads, config.head_dim, self._dtype) if on_cpu else None
-        self.ops = vision_ops(device, self._dtype, config.head_dim)
-        pays = config.hidden_size < _WIDE or self._dtype == torch.bfloat16
+        self._kernels = vision_kernels(config.num_heads, config.head_dim, self.dtype) if on_cpu else None
+        self.ops = vision_ops(device, self.dtype, config.head_dim)
+        pays = config.hidden_size < _WIDE or self.dtype == torch.bfloat16
         read = _Reader(weights, load() if self._kernels is not None and pays else None)
         self._patch = read.linear("visual.patch_embed.proj")  # a convolution whose stride is its kernel
         self._blocks = [read.block(i) for i in range(config.depth)]
@@ -105,7 +112,7 @@ class VisionTower:
         quarter = config.head_dim // 2
         exponents = torch.arange(0, quarter, 2, dtype=torch.float) / quarter
         self._inv_freq = 1.0 / config.rope_theta**exponents  # [head_dim / 4], on the CPU
-        self._tables: OrderedDict[tuple[int, int], _GridTables] = OrderedDict()
+        self._tables: OrderedDict[tuple[int, int], GridTables] = OrderedDict()
 
     def encode(self, patches: Tensor, grids: Sequence[tuple[int, int, int]]) -> Tensor:
         """uint8 [p, patch_width], the items' patches one after the other, and their grids (t, h, w)
@@ -113,7 +120,7 @@ class VisionTower:
         the deepstack features in the order the text model adds them. ValueError if p is not the
         grids' sum or a side is no multiple of the merge size."""
         self._check(patches, grids)
-        pixels = patches.to(self._device, non_blocking=True)
+        pixels = patches.to(self.device, non_blocking=True)
         order = sorted(range(len(grids)), key=lambda i: grids[i][1] * grids[i][2])
         if self._kernels is not None or self.ops is not None or order == list(range(len(grids))):
             return self._forward(pixels, grids)
@@ -124,13 +131,19 @@ class VisionTower:
         return torch.cat([parts[order.index(i)] for i in range(len(grids))])
 
     def _check(self, patches: Tensor, grids: Sequence[tuple[int, int, int]]) -> None:
+        if patches.dtype != torch.uint8 or patches.shape[1:] != (self.config.patch_width,):
+            raise ValueError(
+                f"the patches of grids are uint8 [p, {self.config.patch_width}], not {patches.dtype} "
+                f"{list(patches.shape)}"
+            )
+        self.check_grids(len(patches), grids)
+
+    def check_grids(self, num_patches: int, grids: Sequence[tuple[int, int, int]]) -> None:
+        """ValueError where there are other patches, or none, or such that cannot be merged."""
         merge = self.config.merge_size
         total = sum(t * h * w for t, h, w in grids)
-        if patches.dtype != torch.uint8 or patches.shape != (total, self.config.patch_width) or not total:
-            raise ValueError(
-                f"grids {list(grids)[:8]} need uint8 patches [{total}, {self.config.patch_width}], not "
-                f"{patches.dtype} {list(patches.shape)}"
-            )
+        if num_patches != total or not total:
+            raise ValueError(f"grids {list(grids)[:8]} need {total} patches, not {num_patches}")
         for t, h, w in grids:
             if min(t, h, w) < 1 or h % merge or w % merge:
                 raise ValueError(
@@ -139,37 +152,57 @@ class VisionTower:
 
     def _forward(self, pixels: Tensor, grids: Sequence[tuple[int, int, int]]) -> Tensor:
         """As `encode`, without its checks; torch's attention wants frames of equal length together."""
-        tables = [self._grid_tables(h, w) for t, h, w in grids for _ in range(t)]
-        cos, sin = (torch.cat([getattr(table, name) for table in tables]) for name in ("cos", "sin"))
-        pack = Rotation(cos, sin, [h * w for t, h, w in grids for _ in range(t)])
-        hidden = torch.cat([table.positions for table in tables])
-        self._patch(self._normalised(pixels), residual=hidden, out=hidden)
-        outputs = []
+        frames = self.frames_of(grids)
+        positions, cos, sin = (
+            torch.cat([getattr(frame, name) for frame in frames]) for name in ("positions", "cos", "sin")
+        )
+        pack = Rotation(cos, sin, [len(frame.cos) for frame in frames])
+        return self.compute(pixels, positions, self._attention(pack), hidden=positions)
+
+    def frames_of(self, grids: Sequence[tuple[int, int, int]]) -> list[GridTables]:
+        """The tables of each frame of these items."""
+        return [self._grid_tables(h, w) for t, h, w in grids for _ in range(t)]
+
+    def compute(
+        self,
+        pixels: Tensor,
+        positions: Tensor,
+        attend: Attend,
+        *,
+        hidden: Tensor | None = None,
+        features: Tensor | None = None,
+    ) -> Tensor:
+        """What `encode` gives, of pixels on the device and the positions that are added to them; into
+        `features` where given. `hidden`: room for the hidden states, which may be `positions`."""
+        hidden = self._patch(self._normalised(pixels), residual=positions, out=hidden)
+        taps = []
         qkv = mixed = inner = None  # made by the first layer, written over by the others
         for index, block in enumerate(self._blocks):
             qkv = block.qkv(block.norm1(hidden), out=qkv)
-            mixed = self._attend(qkv, pack, mixed)
+            mixed = attend(qkv, mixed)
             block.proj(mixed, residual=hidden, out=hidden)
             inner = block.fc1(block.norm2(hidden), out=inner)
             block.fc2(self._gelu(inner), residual=hidden, out=hidden)
             if index in self._taps:
-                outputs.append(self._merge(self._taps[index], hidden))
-        return torch.cat([self._merge(self._merger, hidden), *outputs], dim=-1)
+                taps.append(self._merge(self._taps[index], hidden))
+        return torch.cat([self._merge(self._merger, hidden), *taps], dim=-1, out=features)
 
     def _normalised(self, pixels: Tensor) -> Tensor:
         if self._kernels is None:
-            return normalise(pixels).to(self._dtype)
-        numbers = torch.empty(pixels.shape, dtype=self._dtype)
+            return normalise(pixels).to(self.dtype)
+        numbers = torch.empty(pixels.shape, dtype=self.dtype)
         self._kernels.normalise(pixels.contiguous(), numbers)
         return numbers
 
-    def _attend(self, qkv: Tensor, pack: Rotation, out: Tensor | None) -> Tensor:
-        """May write into `qkv` and `out`."""
-        if self.ops is not None:
-            return attend_packed(self.ops, qkv, self.config.num_heads, pack)
-        if self._kernels is None:
-            return attend_torch(qkv, self.config.num_heads, pack)
-        return attend_native(self._kernels, qkv, pack, out)
+    def _attention(self, pack: Rotation) -> Attend:
+        """What attends, and may write into what it is given."""
+        ops, kernels, num_heads = self.ops, self._kernels, self.config.num_heads
+        if ops is not None:
+            there = pack.there()
+            return lambda qkv, out: attend_packed(ops, qkv, num_heads, there)
+        if kernels is None:
+            return lambda qkv, out: attend_torch(qkv, num_heads, pack)
+        return lambda qkv, out: attend_native(kernels, qkv, pack, out)
 
     def _gelu(self, x: Tensor) -> Tensor:
         """May write over `x`."""
@@ -186,7 +219,7 @@ class VisionTower:
             joined = merger.norm(hidden).view(-1, width)
         return merger.fc2(F.gelu(merger.fc1(joined)))
 
-    def _grid_tables(self, height: int, width: int) -> _GridTables:
+    def _grid_tables(self, height: int, width: int) -> GridTables:
         """Tables of one frame; the last used are kept, up to a bound on their patches together."""
         key = (height, width)
         tables = self._tables.get(key)
@@ -199,16 +232,16 @@ class VisionTower:
             self._tables.popitem(last=False)
         return tables
 
-    def _make_tables(self, height: int, width: int) -> _GridTables:
+    def _make_tables(self, height: int, width: int) -> GridTables:
         rows, columns = patch_coordinates(height, width, self.config.merge_size)
         corners = interpolation(rows, columns, height, width, self.config.num_positions)
-        taps, shares = (upload(torch.from_numpy(array), self._device) for array in corners)
+        taps, shares = (upload(torch.from_numpy(array), self.device) for array in corners)
         learned = F.embedding(taps, self._positions)  # [patches, 4, hidden]
-        positions = (learned * shares[:, :, None]).sum(1).to(self._dtype)
+        positions = (learned * shares[:, :, None]).sum(1).to(self.dtype)
         coordinates = torch.from_numpy(np.stack((rows, columns), 1)).float()  # [patches, 2]
-        angles = upload((coordinates[:, :, None] * self._inv_freq).flatten(1), self._device)
+        angles = upload((coordinates[:, :, None] * self._inv_freq).flatten(1), self.device)
         cos, sin = angles.cos(), angles.sin()
-        return _GridTables(positions, torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1))
+        return GridTables(positions, torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1))
 
 
 def normalise(pixels: Tensor) -> Tensor:

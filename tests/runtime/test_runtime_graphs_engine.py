@@ -4,10 +4,12 @@ from functools import partial
 
 import pytest
 from flashinfer_fake import fake_library
+from PIL import Image
 from test_runtime_graphs import Repeater
 
 from mmengine import build
 from mmengine.config import EngineConfig
+from mmengine.gpu.vision_ops import VisionOps, attend_by_frames, rotate
 from mmengine.runtime import runner as running
 from mmengine.runtime.attention.flashinfer_paged import FlashInferAttention
 from mmengine.runtime.attention.native_paged import NativePagedAttention
@@ -15,7 +17,9 @@ from mmengine.runtime.attention.torch_paged import TorchPagedAttention
 from mmengine.runtime.eagle3 import drafter as drafting
 from mmengine.runtime.executor import TorchExecutor
 from mmengine.serve.engine import Engine
-from tests.spec_decode.equality import answers, assert_same, mixed
+from mmengine.serve.prompts import Prompt
+from mmengine_qwen3_vl import vision
+from tests.spec_decode.equality import Asked, answers, assert_same, mixed
 
 SMALL = {"max_num_seqs": 6, "token_budget": 96, "max_model_len": 400}
 
@@ -55,6 +59,27 @@ def test_answers_are_those_of_steps_launched_anew(asked, anew, recorder, setting
     found = answers(asked, **{**SMALL, **settings})
     assert_same(found, anew)
     assert recorder.replayed > 50
+
+
+@pytest.fixture
+def packed(monkeypatch):
+    """Frames of any lengths are attended in one call, as on a GPU, so the encoder is captured as well."""
+    monkeypatch.setattr(vision, "vision_ops", lambda *of: VisionOps(rotate, attend_by_frames))
+
+
+@pytest.mark.parametrize("settings", [{}, {"max_in_flight": 2, "encoder_cache_size": 64}])
+def test_answers_about_images_and_videos_that_are_replayed(recorder, packed, monkeypatch, settings):
+    everything = mixed(40, seed=5, most_tokens=16).by_id
+    asked = Asked({name: one for name, one in everything.items() if one[0].media})
+    assert asked.kinds()["image"] > 5 and asked.kinds()["video"] > 1
+    settings = {**SMALL, "spec": "none", "encoder_budget": 64, "max_item_embeds": 64} | settings
+    executors = []
+    found = answers(asked, steer=executors.append, **settings)
+    steps, calls = executors[0].graph_steps, executors[0].graph_encodings
+    assert steps["replayed"] + calls["replayed"] == recorder.replayed > 20
+    assert calls["replayed"] > 2
+    monkeypatch.setattr(build, "TorchExecutor", TorchExecutor)
+    assert_same(found, answers(asked, **settings))
 
 
 @pytest.mark.parametrize("settings", [{"spec": "suffix", "num_draft_tokens": 3}, {"spec": "eagle3"}])
@@ -101,6 +126,19 @@ def test_the_metrics_say_how_many_steps_were_replayed(recorder):
     assert 'mmengine_graph_steps_total{how="prompt"} 1.0' in text and recorder.replayed
 
 
+def test_the_metrics_say_how_many_calls_of_the_encoder_were_replayed(recorder, packed):
+    with Engine(config=EngineConfig(max_num_seqs=2, max_model_len=200, spec="none")) as engine:
+        prompt = Prompt(
+            text="<|vision_start|><|image_pad|><|vision_end|>What?", images=[Image.new("RGB", (64, 64))]
+        )
+        engine.generate([prompt], max_tokens=2, ignore_eos=True)
+        text = engine.metrics_text()
+    assert 'mmengine_graph_encodings_total{how="replayed"} 1.0' in text
+    for why in ("patches", "segments", "capture_failed"):
+        assert f'mmengine_graph_encodings_total{{how="{why}"}} 0.0' in text
+
+
 def test_without_graphs_the_metrics_do_not_speak_of_them():
     with Engine(config=EngineConfig(max_model_len=200)) as engine:
-        assert "graph_steps" not in engine.metrics_text()
+        text = engine.metrics_text()
+    assert "graph_steps" not in text and "graph_encodings" not in text

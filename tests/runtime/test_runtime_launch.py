@@ -267,6 +267,8 @@ def test_no_step_of_the_real_networks_waits(flashinfer, request, kind):
     driver.step(("one", None), ("two", 3))
     for _ in range(3):
         driver.step(("one", None), ("two", None))
+    calls = executor.runner.graph_encodings
+    assert calls["replayed"] == 1 if kind == "fused" else not calls
 
 
 @pytest.mark.parametrize("captured", [True, False], ids=["captured", "launched"])

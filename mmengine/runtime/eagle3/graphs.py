@@ -16,7 +16,7 @@ from mmengine.runtime.attention.base import AttentionBackend, Bucket
 from mmengine.runtime.eagle3.chain_rows import CHOSEN, ChainRows
 from mmengine.runtime.eagle3.head import DraftHead
 from mmengine.runtime.graphs.buckets import Frame, all_buckets, fill_up, row_sizes, size_for
-from mmengine.runtime.graphs.capture import CAPTURE_FAILED, REPLAYED, Replays, capture
+from mmengine.runtime.graphs.capture import CAPTURE_FAILED, REPLAYED, Replays, capture_steps
 from mmengine.runtime.graphs.recorder import Recorder
 from mmengine.runtime.upload import upload_into
 
@@ -52,7 +52,9 @@ class ChainGraphs:
     def _capture(self, recorder: Recorder) -> tuple[Replays, Replays]:
         def all_of(compute: Callable[[Bucket], None]) -> Replays:
             buckets = all_buckets(self._max_rows, 0)
-            return capture("a head's passes", buckets, compute, self._attention, recorder, self._block_size)
+            return capture_steps(
+                "a head's passes", buckets, compute, self._attention, recorder, self._block_size
+            )
 
         firsts = all_of(self._first)
         return firsts, all_of(self._pass) if firsts else {}

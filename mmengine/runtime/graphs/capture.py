@@ -1,7 +1,8 @@
 """Captures the same work in several sizes, all of them or none."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import TypeVar
 
 import structlog
 
@@ -12,11 +13,37 @@ from mmengine.runtime.graphs.recorder import Recorder
 
 REPLAYED, CAPTURE_FAILED = "replayed", "capture_failed"  # in metrics
 
+Size = TypeVar("Size")
 Replays = dict[Bucket, Callable[[], None]]
 log = structlog.get_logger("mmengine.operators")
 
 
 def capture(
+    what: str,
+    sizes: Iterable[Size],
+    prepare: Callable[[Size], object],
+    compute: Callable[[Size], None],
+    recorder: Recorder,
+) -> dict[Size, Callable[[], None]]:
+    """What `compute` launches for each of `sizes`, to be launched again; `prepare` writes before what it
+    reads, and is not captured. Nothing where one of them cannot be, which is told as that of `what`."""
+    replays = {}
+    for size in sizes:
+        try:
+            prepare(size)
+            replays[size] = recorder.record(partial(compute, size))
+        except Exception as error:  # whatever the driver, a library or a kernel says
+            log.warning(
+                f"{what} cannot be captured in CUDA graphs and are launched kernel by kernel, which is "
+                "slower where they are small; set cuda_graphs false to start without trying",
+                size=str(size),
+                reason=in_one_line(error),
+            )
+            return {}
+    return replays
+
+
+def capture_steps(
     what: str,
     buckets: Sequence[Bucket],
     compute: Callable[[Bucket], None],
@@ -24,26 +51,10 @@ def capture(
     recorder: Recorder,
     block_size: int,
 ) -> Replays:
-    """What `compute` launches for each of `buckets`, to be launched again behind a step of that size; nothing
-    where one of them cannot be captured, which is told as that of `what`. The pool's dummy block is written
-    to."""
-    replays: Replays = {}
-    for bucket in buckets:
-        try:
-            attention.begin(empty_step(bucket, block_size), bucket)
-            replays[bucket] = recorder.record(partial(compute, bucket))
-        except Exception as error:  # whatever the driver, a library or a kernel says
-            tell(what, bucket, in_one_line(error))
-            return {}
-    return replays
+    """`capture` of what attends to KV blocks, behind a step of each of `buckets`. The pool's dummy block is
+    written to."""
 
+    def begin(bucket: Bucket) -> None:
+        attention.begin(empty_step(bucket, block_size), bucket)
 
-def tell(what: str, bucket: Bucket, reason: str) -> None:
-    """That `what` is not captured, and why."""
-    log.warning(
-        f"{what} cannot be captured in CUDA graphs and are launched kernel by kernel, which is slower with "
-        "few rows; set cuda_graphs false to start without trying",
-        rows=bucket.num_rows,
-        tokens_per_row=bucket.query_len,
-        reason=reason,
-    )
+    return capture(what, buckets, begin, compute, recorder)

@@ -19,7 +19,7 @@ from mmengine.runtime.graphs.buckets import (
     frame_of,
     row_sizes,
 )
-from mmengine.runtime.graphs.capture import CAPTURE_FAILED, REPLAYED, capture
+from mmengine.runtime.graphs.capture import CAPTURE_FAILED, REPLAYED, capture_steps
 from mmengine.runtime.graphs.recorder import Recorder
 from mmengine.runtime.upload import upload
 
@@ -52,7 +52,9 @@ class DecodeGraphs:
             None if taps is None else Taps(taps.layers, taps.rows.new_zeros(most, taps.rows.shape[1]))
         )
         self.num_steps = dict.fromkeys((REPLAYED, *REASONS, CAPTURE_FAILED), 0)
-        self._replays = capture("steps that decode", buckets, self._compute, attention, recorder, block_size)
+        self._replays = capture_steps(
+            "steps that decode", buckets, self._compute, attention, recorder, block_size
+        )
 
     def frame(self, plan: StepPlan) -> Frame | None:
         """Where the step is replayed; None: it is not, which is counted."""

@@ -1,0 +1,48 @@
+"""The encoder, captured once in each size and replayed: launching its hundreds of kernels one by one takes
+longer than they do for a small image.
+
+What is captured: from pixels to features, over inputs and outputs that stay where they are. Outside are the
+ways there and from there: pixels come through pinned memory, features are copied into the encoder cache. All
+of it is one stream's, so with two steps in flight the second one's pixels arrive when the first one's are
+encoded. Not yet run on a GPU.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from mmengine.models.plugin import CapturableEncoder, EncoderSize
+from mmengine.runtime.graphs.capture import CAPTURE_FAILED, REPLAYED, capture
+from mmengine.runtime.graphs.encoder_sizes import REASONS, size_of
+from mmengine.runtime.graphs.recorder import Recorder
+from mmengine.runtime.upload import upload_joined_into
+
+
+class EncoderGraphs:
+    """`encoder`: made for the last of `sizes`. Captured at once, the largest first: what a smaller size needs
+    then fits what that took."""
+
+    def __init__(self, encoder: CapturableEncoder, sizes: Sequence[EncoderSize], recorder: Recorder) -> None:
+        self._encoder, self._sizes = encoder, sizes
+        self.num_calls = dict.fromkeys((REPLAYED, *REASONS, CAPTURE_FAILED), 0)
+        self._replays = capture(
+            "images", reversed(sizes), lambda size: encoder.place(size, 0, ()), encoder.compute, recorder
+        )
+
+    def encode(
+        self, patches: Sequence[np.ndarray], grids: Sequence[tuple[int, int, int]]
+    ) -> torch.Tensor | None:
+        """The features of items with these patches and grids, good until the next call. None: the call is not
+        replayed, which is counted. Raises ValueError for patches that contradict their grids."""
+        num_patches = sum(map(len, patches))
+        found: EncoderSize | str = CAPTURE_FAILED
+        if self._replays:
+            found = size_of(self._sizes, num_patches, self._encoder.num_segments(grids))
+        self.num_calls[REPLAYED if isinstance(found, EncoderSize) else found] += 1
+        if not isinstance(found, EncoderSize):
+            return None
+        features = self._encoder.place(found, num_patches, grids)
+        upload_joined_into(patches, self._encoder.patches)
+        self._replays[found]()
+        return features
