@@ -78,6 +78,7 @@ def everything(run: Run) -> None:
         os.environ["FLASHINFER_DISABLE_JIT"] = "1"
     run.part("attention backends", 20, parts.backends)
     run.part("kernels", 20, parts.kernels)
+    run.part("bits", 25, parts.bits)
     run.part("captured steps", 25, parts.captured)
     run.part("tokens of a wide model", 25, parts.wide)
     for name, seconds in (("2B", (30, 20, 20)), ("8B", (60, 25, 25))):
@@ -91,6 +92,8 @@ def everything(run: Run) -> None:
                 "2B by transformers' continuous batching", 60, partial(parts.by_continuous_batching, name)
             )
             parts.beside(run, name)
+        run.part(f"{name} with batch_invariant", seconds[0], partial(parts.invariant, name, run.facts))
+        parts.beside_without(run, name)
     run.part("tests of the kernels", 60, parts.tests)
 
 

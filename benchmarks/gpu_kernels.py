@@ -1,5 +1,6 @@
 """Are the GPU's kernels right at real sizes: decoder layers beside text.py, tokens drawn beside the CPU's."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -10,14 +11,14 @@ from gpu_tokens import Verdict
 from mmengine.core.executor import Admission
 from mmengine.gpu.text_ops import text_ops
 from mmengine.request import Request, SamplingParams
-from mmengine.runtime.attention.base import AttentionMeta
+from mmengine.runtime.attention.base import AttentionBackend, AttentionMeta
 from mmengine.runtime.attention.torch_paged import TorchPagedAttention
 from mmengine.runtime.kv import KVPool
 from mmengine.runtime.rows import RowColumns
 from mmengine.runtime.sample_rows import SampleRows
 from mmengine.runtime.sampler import Sampler
 from mmengine_qwen3_vl.fused_text import FusedTextDecoder
-from mmengine_qwen3_vl.model import make_spec
+from mmengine_qwen3_vl.model import AnyTextDecoder, make_spec
 from mmengine_qwen3_vl.text import TextDecoder
 
 SAMPLINGS = (
@@ -43,9 +44,11 @@ def compare_layers(device: str, dtype: torch.dtype, dry: bool) -> Verdict:
         )
         for decoder in decoders:
             attention = TorchPagedAttention(spec, KVPool(spec, 100, 16, dtype, where))
+            steps = (zip(range(3), lengths, strict=True), [(row, 1) for row in range(3)])
+            computed = np.zeros(3, np.int32)
             hidden = [
-                _step(decoder, attention, lengths, np.zeros(3, np.int32), where),
-                _step(decoder, attention, (1, 1, 1), np.array(lengths, np.int32), where),
+                forward_rows(decoder, shape.text.vocab_size, attention, where, list(step), computed)
+                for step in steps
             ]
             found.append(torch.cat(hidden).float())
     gaps = (found[0] - found[1]).abs()
@@ -56,17 +59,34 @@ def compare_layers(device: str, dtype: torch.dtype, dry: bool) -> Verdict:
     return Verdict("fused layers beside plain ones", said, largest <= bounds[0] and mean <= bounds[1])
 
 
-def _step(decoder, attention, counts, computed: np.ndarray, where: torch.device) -> torch.Tensor:
-    """Hidden states of a step of three rows, each with 30 blocks of its own."""
-    counts = np.array(counts, np.int32)
+def forward_rows(
+    decoder: AnyTextDecoder,
+    vocab_size: int,
+    attention: AttentionBackend,
+    where: torch.device,
+    step: Sequence[tuple[int, int]],
+    computed: np.ndarray,
+    with_features: int | None = None,
+) -> torch.Tensor:
+    """Normed hidden states of a step of (row, number of tokens), a row's after another's. Each of three rows
+    has 30 blocks of its own, and `computed` tokens, int32 [3], which are added to. To tokens of row
+    `with_features` something is added behind two layers, as for images."""
+    rows, counts = (np.array(each, np.int32) for each in zip(*step, strict=True))
     table = 1 + np.arange(90, dtype=np.int32).reshape(3, 30)
-    places = [np.arange(done, done + count) for done, count in zip(computed, counts, strict=True)]
-    slots = [table[row][at // 16].astype(np.int64) * 16 + at % 16 for row, at in enumerate(places)]
-    attention.begin(AttentionMeta(counts, computed + counts, np.concatenate(slots), table))
+    places = [np.arange(computed[row], computed[row] + count) for row, count in step]
+    slots = [
+        table[row][at // 16].astype(np.int64) * 16 + at % 16 for row, at in zip(rows, places, strict=True)
+    ]
+    computed[rows] += counts
+    attention.begin(AttentionMeta(counts, computed[rows], np.concatenate(slots), table[rows]))
     positions = torch.from_numpy(np.concatenate(places)).to(where)
-    ids = (positions * 7 + 5) % decoder.config.vocab_size
+    embeds, deepstack = decoder.embed((positions * 7 + 5) % vocab_size), None
+    if with_features in rows:
+        is_own = torch.from_numpy(np.repeat(rows == with_features, counts)).to(where)[:, None]
+        ramp = positions[:, None] + torch.arange(embeds.shape[1], device=where) * 0.7
+        deepstack = (ramp.sin() * is_own).to(embeds.dtype).expand(2, -1, -1).contiguous()
     three = torch.stack((positions, positions // 2, positions // 3))
-    return decoder.forward(decoder.embed(ids), None, three, attention)
+    return decoder.forward(embeds, deepstack, three, attention)
 
 
 def compare_sampling(device: str, rows: int, vocab: int) -> Verdict:

@@ -13,6 +13,7 @@ from importlib import metadata
 from pathlib import Path
 
 import torch
+from gpu_bits import compare_bits
 from gpu_floors import Goal, Rates, decode_bytes, measure_rates, prefill_flops, vision_flops
 from gpu_graphs import compare_graphs
 from gpu_kernels import compare_layers, compare_sampling
@@ -129,6 +130,13 @@ def kernels(tell: Teller) -> None:
     tell.check(compare_sampling(tell.device, *((20, 300) if tell.dry else (500, 151_936))))
 
 
+def bits(tell: Teller) -> None:
+    try:
+        tell.check(compare_bits(tell.device, _dtype(tell), tell.dry))
+    except ConfigError as error:
+        tell.skip("bits beside those alone", str(error))
+
+
 def captured(tell: Teller) -> None:
     try:
         tell.check(compare_graphs(tell.device, _dtype(tell)))
@@ -180,6 +188,33 @@ def prompts(name: str, facts: dict[str, object], tell: Teller) -> None:
         embeds = sizes.grid[0] * sizes.grid[1] * sizes.grid[2] // 4
         goal = Goal.of_time(bench.encode([sizes.grid] * count), floor, None)
         tell.goal(f"{name} vision, {count} image(s) of {embeds} tokens", goal)
+
+
+def invariant(name: str, facts: dict[str, object], tell: Teller) -> None:
+    """A step of 64 rows and a long prompt with batch_invariant, beside the floors of those without."""
+    found, (shape, sizes) = _rates(facts), _shape(name, tell.dry)
+    try:
+        network = random_model(shape, tell.device, torch.bfloat16, batch_invariant=True)
+        bench = partial(Bench, network, tell.device, torch.bfloat16, batch_invariant=True)
+        rows = sizes.rows[-1] if tell.dry else 64
+        step = bench(rows, sizes).decode(rows, sizes.steps)
+        floor = decode_bytes(shape, rows, step.context) / found.copy
+        tell.goal(f"{name} decode x{rows}, batch_invariant", Goal.of_time(step.step_s, floor, None))
+        seconds = bench(1, replace(sizes, context=sizes.prefill)).prefill(sizes.prefill)
+        floor = prefill_flops(shape, sizes.prefill) / found.matmul
+        tell.goal(f"{name} prefill of {sizes.prefill}, batch_invariant", Goal.of_time(seconds, floor, None))
+    except ConfigError as error:
+        tell.skip(f"{name} with batch_invariant", str(error))
+
+
+def beside_without(run: Run, name: str) -> None:
+    """How many times as long it takes with batch_invariant, from what the parts told."""
+    context = _shape(name, run.dry)[1].context
+    for key, goal in run.goals.items():
+        work, _, how = key.partition(", ")
+        without = run.goals.get(f"{work}, context {context}") or run.goals.get(work)
+        if key.startswith(name) and how == "batch_invariant" and without is not None:
+            run.facts[f"{key}, times as long"] = round(goal.measured / without.measured, 2)
 
 
 def idle(name: str, tell: Teller) -> None:

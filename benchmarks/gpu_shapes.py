@@ -100,10 +100,12 @@ class RandomWeights:
         return out.normal_(0, 0.02, generator=self._generator)
 
 
-def random_model(shape: ModelConfig, device: str, dtype: torch.dtype) -> Qwen3VL:
+def random_model(
+    shape: ModelConfig, device: str, dtype: torch.dtype, *, batch_invariant: bool = False
+) -> Qwen3VL:
     where = torch.device(device)
     with torch.inference_mode():
         weights = RandomWeights(shape, where, dtype)
-        text = text_decoder(shape.text, weights, where, dtype)
+        text = text_decoder(shape.text, weights, where, dtype, batch_invariant=batch_invariant)
         vision = VisionTower(shape.vision, weights, where)
     return Qwen3VL(shape, text, vision, where, dtype)

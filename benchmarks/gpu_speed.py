@@ -45,7 +45,14 @@ class Bench:
     """One engine core over one model, with room for `rows` rows of `sizes.context` tokens that decode."""
 
     def __init__(
-        self, network: VisionLanguageModel, device: str, dtype: torch.dtype, rows: int, sizes: Sizes
+        self,
+        network: VisionLanguageModel,
+        device: str,
+        dtype: torch.dtype,
+        rows: int,
+        sizes: Sizes,
+        *,
+        batch_invariant: bool = False,
     ) -> None:
         self._network, self._device, self._sizes = network, device, sizes
         longest = sizes.context + self._answer_length(rows, sizes.steps)
@@ -56,6 +63,7 @@ class Bench:
             num_blocks=rows * -(-longest // 16) + 1,
             enable_prefix_caching=False,
             max_in_flight=2,
+            batch_invariant=batch_invariant,
         )
         self._executor = TorchExecutor(network, plugin.positions, config, device, dtype)
         self.core = EngineCore(config, self._executor)

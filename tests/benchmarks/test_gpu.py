@@ -31,7 +31,10 @@ def test_a_dry_run_measures_everything_and_writes_nothing():
     for name in (
         "fused layers beside plain ones",
         "20 of 20 equal",
+        "0 together, 0 as drafts, 0 in",
         "captured beside launched",
+        "2B decode x8, batch_invariant, times as long",
+        "8B prefill of 64, batch_invariant, times as long",
         "answers of 8 heads of 128",
         "2B decode x8, context 24",
         "8B decode x8, top-p",

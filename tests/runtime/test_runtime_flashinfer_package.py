@@ -12,7 +12,9 @@ from mmengine.runtime.graphs.buckets import empty_step
 from mmengine.runtime.kv import KVPool
 from tests.native.attention_cases import Rows, dense, spec_of
 
-flashinfer = pytest.importorskip("flashinfer", reason="no FlashInfer here; `make test` gets it into build/gpu")
+flashinfer = pytest.importorskip(
+    "flashinfer", reason="no FlashInfer here; `make test` gets it into build/gpu"
+)
 SIZE = 16
 
 
