@@ -15,6 +15,19 @@ def sampling_kernels(device: torch.device) -> ModuleType | None:
     return _tried(device)[0] if device.type == "cuda" else None
 
 
+def compile_all(kernels: ModuleType, vocab_size: int, device: torch.device) -> None:
+    """Run each kernel once on a vocabulary of that size: Triton compiles for it, which takes seconds, and the
+    first step that draws would wait for that, with all its rows."""
+    logits, zero = torch.zeros(1, vocab_size, device=device), torch.zeros(1, device=device)
+    keys = torch.zeros(3, 1, dtype=torch.int64, device=device)
+    bits = torch.zeros(1, -(-vocab_size // 32), dtype=torch.int32, device=device)
+    kernels.top_p_bound(logits, zero, zero + 1, zero + 1)
+    kernels.top_k_bound(logits[:, :2], keys[0] + 1, zero + 1)
+    kernels.draw(logits, zero, zero + 1, zero, keys)
+    kernels.log_softmax(logits)
+    kernels.keep_allowed(logits, keys[0], bits)
+
+
 def describe(device: torch.device) -> str:
     """Who samples on `device`: Triton, or torch and why."""
     if device.type != "cuda":

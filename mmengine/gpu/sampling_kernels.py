@@ -26,7 +26,8 @@ def _scaled(logits, largest, temperature):
     return tl.div_rn(logits - largest, temperature)
 
 
-@triton.jit
+# What begins within a tensor may lie anywhere: for each way Triton would compile anew, within a step.
+@triton.jit(do_not_specialize_on_alignment=["least"])
 def _draw_kernel(
     logits,
     stride,
@@ -98,7 +99,7 @@ def _top_p_kernel(
     tl.store(least + row, -found.to(tl.float32, bitcast=True))
 
 
-@triton.jit(do_not_specialize=["width"])
+@triton.jit(do_not_specialize=["width"], do_not_specialize_on_alignment=["top_k"])
 def _top_k_kernel(best, width, top_k, top_p, least, CHUNK: tl.constexpr):
     """A program a row of `best`, which is sorted. How wide the other rows want it does not enter."""
     row = tl.program_id(0).to(tl.int64)

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from mmengine.core.executor import Admission
-from mmengine.gpu.sampling import sampling_kernels
+from mmengine.gpu.sampling import compile_all, sampling_kernels
 from mmengine.runtime.drawing import UNSURE, draw_tokens
 from mmengine.runtime.drawing_gpu import draw_on_gpu
 from mmengine.runtime.filters import NEVER, apply_temperature, keep_min_p, keep_top
@@ -81,6 +81,8 @@ class Sampler:
         self._rows, self._vocab_size, self.device = rows, vocab_size, device
         self._counts = TokenCounts(max_rows, vocab_size, device)
         self._kernels = sampling_kernels(device)
+        if self._kernels is not None:
+            compile_all(self._kernels, vocab_size, device)
 
     def admit(self, admission: Admission) -> None:
         """Take over a row, after RowColumns.admit."""

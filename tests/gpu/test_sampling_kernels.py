@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmengine.gpu import sampling
+from mmengine.request import SamplingParams
 from mmengine.runtime import masking
 from mmengine.runtime import sampler as sampler_module
 from mmengine.runtime.drawing_gpu import draw_on_gpu
@@ -141,3 +142,37 @@ def test_without_triton_torch_samples_and_says_why(monkeypatch):
         assert sampling.describe(torch.device("cuda")).startswith("torch (ModuleNotFoundError")
     finally:
         sampling._tried.cache_clear()
+
+
+def test_no_kernel_is_compiled_anew_for_other_rows(kernels, kernel_device, monkeypatch):
+    """Triton compiles anew where a pointer's alignment to 16 bytes, or a number's divisibility by 16, differs,
+    or a number is 1; within a step all rows would wait for it."""
+    if kernel_device.type != "cpu":
+        pytest.skip("the interpreter is looked at")
+    from triton.runtime.interpreter import InterpretedFunction
+
+    seen, run = {}, InterpretedFunction.run
+
+    def noted(self, *arguments, **options):
+        kinds = []
+        for name, value in zip(self.arg_names, arguments, strict=False):
+            is_tensor = isinstance(value, torch.Tensor)
+            free = self.kwargs["do_not_specialize_on_alignment" if is_tensor else "do_not_specialize"] or ()
+            kind = value.data_ptr() % 16 == 0 if is_tensor else (value == 1, value % 16 == 0)
+            kinds.append(name in free or kind)
+        seen.setdefault(self.__name__, set()).add(tuple(kinds))
+        return run(self, *arguments, **options)
+
+    monkeypatch.setattr(InterpretedFunction, "run", noted)
+    sampling.compile_all(kernels, 40, kernel_device)
+    compiled = {name: set(kinds) for name, kinds in seen.items()}
+    random = np.random.default_rng(2)
+    for rows in range(1, 6):
+        for options in ({"top_k": 3 * rows}, {"top_p": 0.8}, {"min_p": 0.1}):
+            bench = Bench(40, [SamplingParams(temperature=0.7, seed=1, **options)] * rows, random)
+            columns = bench.batch.columns
+            logits = random_logits(random, rows, 40)
+            draw_on_gpu(kernels, logits, columns["options"], columns, bench.batch.output_index)
+        kernels.log_softmax(logits)
+        kernels.keep_allowed(logits, torch.arange(rows), torch.ones(rows, 2, dtype=torch.int32))
+    assert seen == compiled and len(seen) == 5 and all(len(kinds) == 1 for kinds in seen.values())
