@@ -145,7 +145,7 @@ def test_without_triton_torch_samples_and_says_why(monkeypatch):
 
 
 def test_no_kernel_is_compiled_anew_for_other_rows(kernels, kernel_device, monkeypatch):
-    """Triton compiles anew where a pointer's alignment to 16 bytes, or a number's divisibility by 16, differs,
+    """Triton compiles anew where a pointer's alignment to 16 bytes or a number's divisibility by 16 differs,
     or a number is 1; within a step all rows would wait for it."""
     if kernel_device.type != "cpu":
         pytest.skip("the interpreter is looked at")

@@ -210,7 +210,8 @@ def test_copies_of_blocks_do_not_wait():
         name: np.array(pairs, np.int32)
         for name, pairs in (("swap_out", [[5, 1], [9, 2]]), ("copy", [[3, 4]]), ("swap_in", [[1, 7]]))
     }
-    pinned(executor.runner._kv._host._pool)
+    for slab in executor.runner._kv._host._slabs:
+        pinned(slab)
     executor.dispatch(msgspec.structs.replace(driver.plan(("r", None)), **pairs))
 
 

@@ -1,11 +1,15 @@
 """Blocks go to the host and come back beside the computation: however late a copy runs, nothing is lost."""
 
+import weakref
+
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mmengine.models.plugin import ModelSpec
+from mmengine.runtime import swap
 from mmengine.runtime.kv import KVPool
 from mmengine.runtime.swap import runs
 
@@ -60,9 +64,13 @@ def steps(draw):
     return found
 
 
-@given(steps())
-def test_the_latest_copies_change_nothing(plans):
-    pool = KVPool(SPEC, BLOCKS, 4, torch.float32, torch.device("cpu"), HOST, beside=Late())
+@given(steps(), st.integers(1, HOST))
+def test_the_latest_copies_change_nothing(plans, per_slab):
+    block_bytes = 2 * 2 * 4 * 1 * 4 * 4
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(swap, "SLAB_BYTES", per_slab * block_bytes)
+        pool = KVPool(SPEC, BLOCKS, 4, torch.float32, torch.device("cpu"), HOST, beside=Late())
+    assert [len(slab) for slab in pool._host._slabs[:-1]] == [per_slab] * (-(-HOST // per_slab) - 1)
     device, host = [0.0] * BLOCKS, [0.0] * HOST
     for number, (plan, written) in enumerate(plans, 1):
         pool.copy(plan)
@@ -84,3 +92,58 @@ def test_neighbours_in_host_memory_are_one_copy(blocks):
     assert [block for begin, end, host in found for block in range(host, host + end - begin)] == blocks
     assert all(after[2] > before[2] + before[1] - before[0] for before, after in zip(found, found[1:]))
     assert [begin for begin, _, _ in found] + [len(blocks)] == [0] + [end for _, end, _ in found]
+
+
+class Stream:
+    def __init__(self, name, order):
+        self.name, self._order, self._events = name, order, 0
+
+    def wait_stream(self, other):
+        self._order.append(f"{self.name} waits for {other.name}")
+
+    def wait_event(self, event):
+        self._order.append(f"{self.name} waits for copy {event.number}")
+
+    def record_event(self):
+        self._events += 1
+        return Event(self._events)
+
+
+class Event:
+    done = 0  # copies that ran
+
+    def __init__(self, number):
+        self.number = number
+
+    def query(self):
+        return self.number <= Event.done
+
+
+def test_what_is_staged_is_kept_until_it_was_copied_and_is_not_too_much(monkeypatch):
+    order = []
+    side, usual = Stream("side", order), Stream("usual", order)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: side)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: usual)
+    monkeypatch.setattr(swap, "MOST_STAGED", 3 * 4)
+    beside = swap.SideStream(torch.device("cuda"))
+    kept = []
+
+    def run(count):
+        staged = torch.zeros(count, dtype=torch.uint8)
+        kept.append(weakref.ref(staged))
+        beside.run(lambda: order.append(f"copies {len(kept)}"), staged)
+
+    for _ in range(3):
+        run(4)
+    assert order == [f"{each}" for n in (1, 2, 3) for each in ("side waits for usual", f"copies {n}")]
+    assert all(ref() is not None for ref in kept)
+    order.clear()
+    run(4)
+    assert order == ["side waits for usual", "copies 4", "usual waits for copy 1"]
+    assert [ref() is not None for ref in kept] == [False, True, True, True]
+    monkeypatch.setattr(Event, "done", 3)
+    run(20)  # more than may be staged at once: it is waited for
+    assert [ref() is not None for ref in kept] == [False] * 5 and order[-1] == "usual waits for copy 5"
+    run(4)
+    beside.join()
+    assert order[-1] == "usual waits for side" and kept[-1]() is None
