@@ -5,8 +5,7 @@
 #   benchmarks/gpu.sh --dry-run    the same code on the CPU, few and small; writes nothing
 #
 # Needs Python 3.11 or newer with torch (PYTHON=… says which one); mmengine need not be installed. Where there
-# is no network, wheels for it are taken from the ignored folder .whl:
-#   pip download --no-deps -d .whl flashinfer-python==0.7.2.post1 apache-tvm-ffi==0.1.15.post2
+# is no network, it takes what lies in the ignored folder .whl, which gpu_bring.py fills where there is one;
 # and FlashInfer's kernels, if they were built before, from .whl/aot/<module>/<module>.so: else it takes some
 # minutes to compile them, out of the nine. Without FlashInfer everything runs by Triton and torch.
 set -euo pipefail

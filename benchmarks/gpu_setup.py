@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def main(folder: Path) -> int:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    missing = [name for name in _required(project["dependencies"]) if not _installed(name)]
+    missing = [each for each in _required(project["dependencies"]) if not _installed(each)]
     if missing:
         print(_how_to_bring(missing), file=sys.stderr)
         return 1
@@ -27,27 +27,34 @@ def main(folder: Path) -> int:
 
 
 def _required(dependencies: list[str]) -> list[str]:
-    names = [re.split(r"[^\w.-]", dependency, maxsplit=1)[0] for dependency in dependencies]
-    return [name for name in names if name not in NOT_NEEDED]
+    return [each for each in dependencies if _name(each) not in NOT_NEEDED]
 
 
-def _installed(name: str) -> bool:
+def _name(dependency: str) -> str:
+    return re.split(r"[^\w.-]", dependency, maxsplit=1)[0]
+
+
+def _installed(dependency: str) -> bool:
+    """Whether it is there, and no older than asked for: `name>=1.9,<2`."""
     try:
-        metadata.version(name)
+        version = metadata.version(_name(dependency))
     except metadata.PackageNotFoundError:
         return False
-    return True
+    least = re.search(r">=([\d.]+)", dependency)
+    return least is None or _numbers(version) >= _numbers(least[1])
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(part) for part in re.match(r"[\d.]*\d", version)[0].split(".")]
 
 
 def _how_to_bring(missing: list[str]) -> str:
-    names = " ".join(missing)
+    quoted = " ".join(f"'{each}'" for each in missing)
+    names = " ".join(map(_name, missing))
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    platforms = "--platform manylinux_2_28_x86_64 --platform manylinux2014_x86_64"
     return (
-        f"missing here: {names}. With a network: {sys.executable} -m pip install {names}\n"
-        "Without one, on a machine that has it:\n"
-        f"  python3 -m pip download --no-deps --only-binary=:all: --python-version {version} {platforms} "
-        f"-d .whl {names}\n"
+        f"missing here, or too old: {quoted}. With a network: {sys.executable} -m pip install {quoted}\n"
+        f"Without one, on a machine that has it: python benchmarks/gpu_bring.py --python {version} {names}\n"
         "and bring the folder .whl with the checkout: gpu.sh takes what lies in it"
     )
 

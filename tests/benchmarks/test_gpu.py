@@ -106,10 +106,59 @@ def test_a_checkout_gets_entry_points_where_none_are_installed(module, tmp_path,
 
 def test_what_is_missing_is_named_with_the_way_to_bring_it(module, tmp_path, monkeypatch, capsys):
     gpu_setup = module("gpu_setup")
-    monkeypatch.setattr(gpu_setup, "_installed", lambda name: name not in ("msgspec", "av"))
+    there = {"zstandard": "0.22.9", "msgspec": None, "av": None}  # of which zstandard is too old
+
+    def version(name):
+        if there.get(name, "99.0.0+cu130") is None:
+            raise metadata.PackageNotFoundError(name)
+        return there.get(name, "99.0.0+cu130")
+
+    monkeypatch.setattr(gpu_setup.metadata, "version", version)
     assert gpu_setup.main(tmp_path) == 1
     told = capsys.readouterr().err
-    assert "missing here: msgspec. " in told and "pip download" in told and not list(tmp_path.iterdir())
+    assert "missing here, or too old: 'msgspec>=0.19' 'zstandard>=0.23'. " in told
+    assert told.count("gpu_bring.py --python 3.") == 1 and "msgspec zstandard\n" in told
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_brought_along_is_of_the_versions_asked_for(module, monkeypatch, tmp_path):
+    gpu_bring, asked = module("gpu_bring"), []
+    monkeypatch.setattr(gpu_bring, "FOLDER", tmp_path / ".whl")
+    monkeypatch.setattr(gpu_bring.subprocess, "run", lambda words, check: asked.extend(words))
+    monkeypatch.setattr(sys, "argv", ["gpu_bring.py", "--python", "3.13"])
+    assert gpu_bring.main() == 0
+    assert asked[-6:] == [
+        *("llguidance>=1.9,<2", "msgspec>=0.19", "structlog>=24.1", "zstandard>=0.23"),
+        *gpu_bring.FLASHINFER,
+    ]
+    assert asked[asked.index("--python-version") + 1] == "3.13" and "manylinux_2_31_x86_64" in asked
+
+
+def test_a_wheel_is_brought_without_what_is_never_called(module, tmp_path):
+    kept = {
+        "flashinfer/__init__.py": "name = 'kept'",
+        "flashinfer/experimental/kept.py": "",
+        "flashinfer/data/csrc/norm.cu": "",
+        "flashinfer/data/cutlass/include/cutlass.h": "",
+        "flashinfer-1.dist-info/METADATA": "Metadata-Version: 2.1\nName: flashinfer\nVersion: 1\n",
+        "flashinfer-1.dist-info/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    left_out = [
+        "flashinfer/experimental/kernel.cu",
+        "flashinfer/data/csrc/kda/kernel.cu",
+        "flashinfer/data/cutlass/examples/one.cu",
+    ]
+    path = tmp_path / "flashinfer-1-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as wheel:
+        for name, text in (kept | dict.fromkeys(left_out, "x")).items():
+            wheel.writestr(name, text)
+        record = "".join(f"{name},sha256=0,1\n" for name in (*kept, *left_out))
+        wheel.writestr("flashinfer-1.dist-info/RECORD", record)
+    module("gpu_bring").slim(path)
+    with zipfile.ZipFile(path) as wheel:
+        assert set(wheel.namelist()) == {*kept, "flashinfer-1.dist-info/RECORD"}
+        record = wheel.read("flashinfer-1.dist-info/RECORD").decode().splitlines()
+    assert [line.split(",")[0] for line in record] == list(kept)
 
 
 def test_answers_part_where_their_tokens_do(module):

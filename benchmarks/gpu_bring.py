@@ -1,0 +1,76 @@
+"""Fills the folder .whl with what gpu.sh wants on a machine without a network: run it where there is one.
+
+    python benchmarks/gpu_bring.py [--python 3.12] [NAME ...]
+
+NAME: packages that the machine lacks, by default those that an image with torch, transformers and pytest does
+not have; FlashInfer comes along, without the sources of kernels that this project never calls (a wheel of
+60 MB becomes a third of that, and can still compile what is called).
+"""
+
+import argparse
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = ROOT / ".whl"
+LACKING = ("llguidance", "msgspec", "structlog", "zstandard")
+FLASHINFER = ("flashinfer-python==0.7.2.post1", "apache-tvm-ffi==0.1.15.post2")
+# Of FlashInfer 0.7.2: kernels of other GPUs and models, mixtures of experts, examples.
+UNCALLED = re.compile(
+    r"flashinfer/(experimental/.*(?<!\.py)$|moe_ep/kernel_src/|fused_moe/.*\.(json|csv|bin|cubin)$"
+    r"|data/cutlass/(examples|tools/(?!util/include)|test|docs|media|python)/"
+    r"|data/csrc/(cake|kda|gdn|blackwell|alphamoe|minimax|kimi|experimental|fused_moe|nv_internal|mamba|xqa))"
+)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Fill .whl for a machine without a network.")
+    parser.add_argument("--python", default="3.12", help="the version of Python there")
+    parser.add_argument("--machine", default="x86_64", help="what `uname -m` prints there")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="packages that are missing there")
+    options = parser.parse_args()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    wanted = with_versions(options.names or LACKING, project["dependencies"])
+    FOLDER.mkdir(exist_ok=True)
+    subprocess.run([*download(options.python, options.machine), *wanted, *FLASHINFER], check=True)
+    for wheel in FOLDER.glob("flashinfer_python-*.whl"):
+        slim(wheel)
+    print(f"{FOLDER}: {sum(path.stat().st_size for path in FOLDER.glob('*.whl')) / 2**20:.1f} MiB")
+    return 0
+
+
+def with_versions(names: list[str], dependencies: list[str]) -> list[str]:
+    """The names with the versions that the project asks for, as pip takes them."""
+    asked = {re.split(r"[^\w.-]", one, maxsplit=1)[0]: one for one in dependencies}
+    return [asked.get(name, name) for name in names]
+
+
+def download(python: str, machine: str) -> list[str]:
+    """pip takes a platform to be exactly that one, so all that such wheels are named by are listed."""
+    platforms = [f"manylinux_2_{minor}_{machine}" for minor in range(39, 16, -1)]
+    listed = [word for name in (*platforms, f"manylinux2014_{machine}") for word in ("--platform", name)]
+    words = ("--no-deps", "--only-binary=:all:", "--implementation", "cp", "--python-version", python)
+    return [sys.executable, "-m", "pip", "download", "--quiet", *words, *listed, "-d", str(FOLDER)]
+
+
+def slim(wheel: Path) -> None:
+    """Write the wheel anew without what is never called; its RECORD says only what is in it."""
+    thinner = wheel.with_suffix(".thinner")
+    with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(thinner, "w", zipfile.ZIP_DEFLATED) as new:
+        for entry in old.infolist():
+            data = old.read(entry)
+            if UNCALLED.match(entry.filename):
+                continue
+            if entry.filename.endswith(".dist-info/RECORD"):
+                lines = data.decode().splitlines(keepends=True)
+                data = "".join(line for line in lines if not UNCALLED.match(line.rsplit(",", 2)[0])).encode()
+            new.writestr(entry, data)
+    thinner.replace(wheel)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
