@@ -18,18 +18,23 @@ fi
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 if compgen -G "$root/.whl/*.whl" >/dev/null; then
-    "$PYTHON" -m pip install --quiet --no-index --no-deps --no-compile --target "$scratch" "$root"/.whl/*.whl
-    if [ -d "$root/.whl/aot" ]; then
-        mkdir -p "$scratch/flashinfer/data"
-        cp -r "$root/.whl/aot" "$scratch/flashinfer/data/"
+    if "$PYTHON" -m pip install --quiet --no-index --no-deps --no-compile --target "$scratch/site" \
+        "$root"/.whl/*.whl; then
+        if [ -d "$root/.whl/aot" ]; then
+            mkdir -p "$scratch/site/flashinfer/data"
+            cp -r "$root/.whl/aot" "$scratch/site/flashinfer/data/"
+        fi
+        # FlashInfer's CUDA norms need nothing beside it; what it compiles goes with the scratch folder.
+        export FLASHINFER_USE_CUDA_NORM=1 FLASHINFER_WORKSPACE_BASE=${FLASHINFER_WORKSPACE_BASE:-$scratch}
+    else
+        echo "the wheels in .whl are not for this Python: going on without them" >&2
     fi
-    # FlashInfer's CUDA norms need nothing beside it; what it compiles goes with the scratch folder.
-    export FLASHINFER_USE_CUDA_NORM=1 FLASHINFER_WORKSPACE_BASE=${FLASHINFER_WORKSPACE_BASE:-$scratch}
 fi
-export PYTHONPATH=$root:$root/plugins:$scratch${PYTHONPATH:+:$PYTHONPATH}
+mkdir -p "$scratch/site"
+export PYTHONPATH=$root:$root/plugins:$scratch/site${PYTHONPATH:+:$PYTHONPATH}
 # Nothing is fetched; and looking for GPUs leaves CUDA alone in the process that forks the others.
 export HF_HUB_OFFLINE=1 PYTORCH_NVML_BASED_CUDA_CHECK=1
-"$PYTHON" "$root/benchmarks/gpu_setup.py" "$scratch"
+"$PYTHON" "$root/benchmarks/gpu_setup.py" "$scratch/site"
 # Each part has a limit of its own, and all together what is left of the nine minutes; the JSON holds what was
 # found before. This is for a process that does not even end then.
 timeout --signal=INT --kill-after=10 $((520 - SECONDS)) \

@@ -27,6 +27,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="where the JSON goes; results/gpu_<device>.json beside this")
     options = parser.parse_args()
     run = Run(options.dry_run, time.monotonic() + options.seconds, options.out)
+    find_headers()
     problem = begin(run)
     if problem is not None:
         print(problem, file=sys.stderr)
@@ -44,6 +45,16 @@ def main() -> int:
     show(tables(run), unsaid)
     print("dry run: nothing is written; not yet run on a GPU" if run.dry else f"written: {run.out}")
     return 0 if run.is_right else 1
+
+
+def find_headers() -> None:
+    """Have FlashInfer's compiler look at the headers of CUDA that came with torch, behind those of the
+    toolkit, where cublasLt.h may be missing."""
+    folders = [folder for entry in sys.path for folder in Path(entry).glob("nvidia/*/include")]
+    found = [str(folder) for folder in folders if (folder / "cublasLt.h").is_file()]
+    if found:
+        before = os.environ.get("CPATH")
+        os.environ["CPATH"] = os.pathsep.join([before, *found] if before else found)
 
 
 def begin(run: Run) -> str | None:
@@ -78,9 +89,17 @@ def everything(run: Run) -> None:
         os.environ["FLASHINFER_DISABLE_JIT"] = "1"
     run.part("attention backends", 20, parts.backends)
     run.part("kernels", 20, parts.kernels)
-    run.part("bits", 25, parts.bits)
     run.part("captured steps", 25, parts.captured)
     run.part("tokens of a wide model", 25, parts.wide)
+    speed(run)
+    run.part("bits", 25, parts.bits)
+    for name, seconds in (("2B", 20), ("8B", 40)):
+        run.part(f"{name} with batch_invariant", seconds, partial(parts.invariant, name, run.facts))
+        parts.beside_without(run, name)
+    run.part("tests of the kernels", 60, parts.tests)
+
+
+def speed(run: Run) -> None:
     for name, seconds in (("2B", (30, 20, 20)), ("8B", (60, 25, 25))):
         run.part(f"{name} decode", seconds[0], partial(parts.decode, name, run.facts))
         run.part(f"{name} prompts and images", seconds[1], partial(parts.prompts, name, run.facts))
@@ -88,13 +107,9 @@ def everything(run: Run) -> None:
         if name == "2B":
             run.part("2B by mmengine", 25, partial(parts.ours, name))
             run.part("2B by transformers' generate", 45, partial(parts.by_generate, name))
-            run.part(
-                "2B by transformers' continuous batching", 60, partial(parts.by_continuous_batching, name)
-            )
+            rival = partial(parts.by_continuous_batching, name)
+            run.part("2B by transformers' continuous batching", 60, rival)
             parts.beside(run, name)
-        run.part(f"{name} with batch_invariant", seconds[0], partial(parts.invariant, name, run.facts))
-        parts.beside_without(run, name)
-    run.part("tests of the kernels", 60, parts.tests)
 
 
 def tables(run: Run) -> list[Table]:

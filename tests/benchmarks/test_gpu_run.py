@@ -132,3 +132,15 @@ def test_ours_are_held_against_the_best_of_theirs(module, run):
 def test_without_rates_there_are_no_floors(module):
     with pytest.raises(Exception, match="no floors"):
         module("gpu_parts").decode("2B", {}, None)
+
+
+def test_headers_that_came_with_torch_are_looked_at_last(module, tmp_path, monkeypatch):
+    gpu_check = module("gpu_check")
+    for name, header in (("cu13", "cublasLt.h"), ("cudnn", "cudnn.h")):
+        folder = tmp_path / "nvidia" / name / "include"
+        folder.mkdir(parents=True)
+        (folder / header).touch()
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.setenv("CPATH", "/usual")
+    gpu_check.find_headers()
+    assert os.environ["CPATH"] == os.pathsep.join(["/usual", str(tmp_path / "nvidia/cu13/include")])
