@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from gpu_bits import compare_bits
 from gpu_floors import Goal, Rates, decode_bytes, measure_rates, prefill_flops, vision_flops
-from gpu_graphs import compare_graphs
+from gpu_graphs import compare_encoder_graphs, compare_graphs
 from gpu_kernels import compare_layers, compare_sampling
 from gpu_rival import attention_of, continuous_rates, generate_rate, image_asks, rival_model
 from gpu_run import Run, Teller, Work
@@ -138,10 +138,17 @@ def bits(tell: Teller) -> None:
 
 
 def captured(tell: Teller) -> None:
-    try:
-        tell.check(compare_graphs(tell.device, _dtype(tell)))
-    except ConfigError as error:
-        tell.skip("captured steps", str(error))
+    for what, compare in (
+        ("captured steps", partial(compare_graphs, tell.device, _dtype(tell))),
+        (
+            "captured images",
+            partial(compare_encoder_graphs, tell.device, _dtype(tell), 96 if tell.dry else 512),
+        ),
+    ):
+        try:
+            tell.check(compare())
+        except ConfigError as error:
+            tell.skip(what, str(error))
 
 
 def wide(tell: Teller) -> None:
@@ -188,6 +195,11 @@ def prompts(name: str, facts: dict[str, object], tell: Teller) -> None:
         embeds = sizes.grid[0] * sizes.grid[1] * sizes.grid[2] // 4
         goal = Goal.of_time(bench.encode([sizes.grid] * count), floor, None)
         tell.goal(f"{name} vision, {count} image(s) of {embeds} tokens", goal)
+    for grid in sizes.small_grids:
+        floor = vision_flops(shape, grid) / found.matmul
+        for how, seconds in bench.encode_small(grid).items():
+            of = f"{name} vision, {grid[1] * grid[2] // 4} tokens {how}"
+            tell.goal(of, Goal.of_time(seconds, floor, None))
 
 
 def invariant(name: str, facts: dict[str, object], tell: Teller) -> None:

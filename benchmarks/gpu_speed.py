@@ -17,6 +17,7 @@ from mmengine.core.engine import EngineCore
 from mmengine.models.plugin import VisionLanguageModel
 from mmengine.request import Request, SamplingParams
 from mmengine.runtime.executor import TorchExecutor
+from mmengine.runtime.upload import upload_joined
 from mmengine_qwen3_vl import plugin
 
 SETTLE = 4  # steps before those that count
@@ -30,6 +31,7 @@ class Sizes:
     budget: int  # tokens of a step
     prefill: int  # tokens of the long prompt
     grid: tuple[int, int, int]  # patches of an image
+    small_grids: tuple[tuple[int, int, int], ...] = ((1, 16, 16), (1, 32, 32), (1, 44, 44))
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +134,20 @@ class Bench:
         there = torch.zeros(patches, self._network.spec.patch_width, dtype=torch.uint8, device=self._device)
         with torch.inference_mode():
             return timed(lambda: self._network.encode(there, grids), self._device, 5)
+
+    def encode_small(self, grid: tuple[int, int, int]) -> dict[str, float]:
+        """Seconds from an image's pixels on the host to its features, launched, and replayed where it is."""
+        t, h, w = grid
+        pixels, device = (
+            np.zeros((t * h * w, self._network.spec.patch_width), np.uint8),
+            self._executor._device,
+        )
+        ways = {"launched": lambda: self._network.encode(upload_joined([pixels], device), [grid])}
+        graphs = self._executor._runner._encoder_graphs
+        with torch.inference_mode():
+            if graphs is not None and graphs.encode([pixels], [grid]) is not None:
+                ways["replayed"] = lambda: graphs.encode([pixels], [grid])
+            return {how: timed(way, self._device, 9) for how, way in ways.items()}
 
     def answer(self, asks: Sequence[Ask]) -> float:
         """Tokens a second over whole answers, all requests there from the start: the second of two runs."""

@@ -17,7 +17,7 @@ class VisionOps:
     """rotate(qk [p, heads, d], cos, sin): in place; cos and sin float32 [p, d / 2], rows equally far apart.
 
     attend(q, k, v, starts, longest): each [p, heads, d], to the same; `starts` int32 [frames + 1] on the
-    device, `longest` the patches of the longest frame. A patch sees its own frame.
+    device, where a frame may be empty; no frame has more patches than `longest`. A patch sees its own frame.
     """
 
     rotate: Callable[[Tensor, Tensor, Tensor], None]
@@ -33,7 +33,7 @@ def rotate(qk: Tensor, cos: Tensor, sin: Tensor) -> None:
 
 def attend_by_frames(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int) -> Tensor:
     """By torch, one frame after the other: the reference. It waits for the device."""
-    sizes = starts.diff().tolist()
+    sizes = [size for size in starts.diff().tolist() if size]
     frames = zip(*(x.transpose(0, 1).split(sizes, 1) for x in (q, k, v)), strict=True)
     return torch.cat([F.scaled_dot_product_attention(*frame) for frame in frames], 1).transpose(0, 1)
 
@@ -62,17 +62,17 @@ def vision_ops(device: torch.device, dtype: torch.dtype, head_dim: int) -> Visio
 
 
 def gives_known_numbers(ops: VisionOps, device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
-    """Whether `ops` run and give what torch does by frames: three of them, two heads."""
+    """Whether `ops` run and give what torch does by frames: three of them, an empty one, two heads."""
     ramp = torch.arange(13 * 6 * head_dim, device=device, dtype=torch.float32).view(13, 6, head_dim)
     angles = ramp[:, 0] * 0.01
-    half, starts = head_dim // 2, torch.tensor([0, 4, 5, 13], dtype=torch.int32, device=device)
+    half, starts = head_dim // 2, torch.tensor([0, 4, 5, 13, 13], dtype=torch.int32, device=device)
     found = []
     try:
         for each in (ops, VisionOps(rotate, attend_by_frames)):
             qkv = (ramp * 0.7).sin().to(dtype)
             each.rotate(qkv[:, :4], angles.cos()[:, :half], angles.sin()[:, half:])
             q, k, v = qkv.split(2, 1)
-            found.append((qkv.float(), each.attend(q, k, v, starts, 8).float()))
+            found.append((qkv.float(), each.attend(q, k, v, starts, 13).float()))
     except Exception:  # a compiler, a driver or a version that does not fit: torch serves as well
         return False
     gaps = [float((mine - wanted).abs().max()) for mine, wanted in zip(*found, strict=True)]

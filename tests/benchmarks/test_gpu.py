@@ -32,9 +32,11 @@ def test_a_dry_run_measures_everything_and_writes_nothing():
         "fused layers beside plain ones",
         "20 of 20 equal",
         "0 together, 0 as drafts, 0 in",
-        "captured beside launched",
         "2B decode x8, batch_invariant, times as long",
         "8B prefill of 64, batch_invariant, times as long",
+        "decode captured beside launched",
+        "images captured beside launched",
+        "8B vision, 64 tokens launched",
         "answers of 8 heads of 128",
         "2B decode x8, context 24",
         "8B decode x8, top-p",
@@ -239,5 +241,7 @@ def test_idle_is_what_no_kernel_covers(spans):
 def test_steps_that_are_captured_wrongly_are_found_out(module, monkeypatch):
     graphs = module("gpu_graphs")
     assert graphs.compare_graphs("cpu", graphs.torch.float32).right
+    assert graphs.compare_encoder_graphs("cpu", graphs.torch.float32, 96).right
     monkeypatch.setattr(graphs.Again, "record", lambda self, compute: lambda: None)
     assert not graphs.compare_graphs("cpu", graphs.torch.float32).right
+    assert not graphs.compare_encoder_graphs("cpu", graphs.torch.float32, 96).right

@@ -29,11 +29,15 @@ def test_what_gives_other_numbers_or_does_not_run_is_found_out():
     def across(q, k, v, starts, longest):
         return attend_by_frames(q, k, v, starts[[0, -1]], longest)
 
+    def lost_by_an_empty_frame(q, k, v, starts, longest):
+        return attend_by_frames(q, k, v, starts, longest) / starts.diff().min().sign()
+
     assert gives_known_numbers(VisionOps(rotate, attend_by_frames), CPU, torch.float32, 64)
     for wrong in (
         VisionOps(shifted, attend_by_frames),
         VisionOps(rotate, across),
         VisionOps(rotate, breaks),
+        VisionOps(rotate, lost_by_an_empty_frame),
         VisionOps(lambda *of: None, attend_by_frames),
         VisionOps(rotate, lambda *of: attend_by_frames(*of) * torch.nan),
     ):

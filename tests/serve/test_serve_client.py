@@ -1,5 +1,6 @@
 import asyncio
 import gc
+import threading
 import time
 
 import pytest
@@ -29,6 +30,37 @@ def test_many_streams_at_once_each_get_their_own_answer():
             await asyncio.gather(*(one(engine, k) for k in range(40)))
             assert engine.stats().num_finished == 40
         assert engine._engine.built.closed
+
+    run(main())
+
+
+def test_rows_decode_while_an_image_is_decoded():
+    """A row's steps go on from the fourth to the last while the only worker is in the middle of an image."""
+    decoding, go_on = threading.Event(), threading.Event()
+
+    class Slow(EchoProcessor):
+        def prepare(self, messages, **options):
+            if messages[-1]["content"] == "an image":
+                decoding.set()
+                assert go_on.wait(20)
+            return super().prepare(messages, **options)
+
+    class Waiting(EchoExecutor):
+        def collect(self):
+            assert self._steps != 3 or decoding.wait(20)
+            return super().collect()
+
+    async def main():
+        build = builder(processor=Slow(), executor_class=Waiting, media_workers=1)
+        async with AsyncEngine(builder=build) as engine:
+            row = engine.stream("a text of many steps", max_tokens=50)
+            await anext(row)
+            image = engine.stream("an image", max_tokens=50)
+            async for _ in row:
+                pass
+            assert row.completion.text == "A TEXT OF MANY STEPS" and decoding.is_set()
+            go_on.set()
+            assert "".join([output.text async for output in image]) == "AN IMAGE"
 
     run(main())
 
