@@ -19,9 +19,10 @@ class Stream:
 class Graph:
     """`fails`: at which of its calls. A call that is not allowed within a capture makes its end fail too."""
 
-    fails = ""
+    fails, pools = "", []
 
     def capture_begin(self, *pool, **options):
+        self.pools.append(pool)
         if self.fails == "begin":
             raise torch.AcceleratorError("CUDA error: operation not permitted")
 
@@ -30,7 +31,7 @@ class Graph:
             raise torch.AcceleratorError("CUDA error: operation failed due to an error")
 
     def pool(self):
-        return (1, 0)
+        return (len(self.pools), 0)
 
     def replay(self):
         pass
@@ -58,6 +59,7 @@ def current(monkeypatch):
     for name in ("synchronize", "empty_cache"):
         monkeypatch.setattr(torch.cuda, name, lambda: None)
     monkeypatch.setattr(torch._C, "_host_emptyCache", lambda: None, raising=False)
+    monkeypatch.setattr(Graph, "pools", [])
     return streams
 
 
@@ -72,3 +74,16 @@ def test_the_usual_stream_is_the_current_one_again(current, monkeypatch, fails):
     else:
         recorder.record(compute)
     assert set(ran) == {"capture"} and len(current) == 1
+
+
+def test_behind_a_capture_that_failed_another_one_begins_anew(current, monkeypatch):
+    """torch's allocator refuses the pool of a capture that did not end, and goes on asking its graph."""
+    recorder = CudaRecorder(torch.device("cuda"))
+    for fails in ("", "", "end", "", ""):
+        monkeypatch.setattr(Graph, "fails", fails)
+        try:
+            recorder.record(lambda: None)
+        except torch.AcceleratorError:
+            assert fails
+    assert Graph.pools == [(), ((1, 0),), ((1, 0),), (), ((4, 0),)]
+    assert len(recorder._broken) == 1

@@ -20,6 +20,7 @@ class CudaRecorder:
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)
         self._pool: Any = None  # of the first graph, and then of all
+        self._broken: list[torch.cuda.CUDAGraph] = []
 
     def record(self, compute: Callable[[], None]) -> Callable[[], None]:
         usual = torch.cuda.current_stream(self._stream.device)
@@ -29,12 +30,19 @@ class CudaRecorder:
                 compute()
         usual.wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        # A capture that fails leaves this thread on its stream, so the usual one is taken up again here.
         # Threads that prepare images may ask for pinned memory meanwhile, which only concerns them.
         capture = torch.cuda.graph(
             graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
         )
-        with torch.cuda.stream(usual), capture:
-            compute()
+        try:
+            # A capture that fails leaves this thread on its stream, so the usual one is taken up again here.
+            with torch.cuda.stream(usual), capture:
+                compute()
+        except BaseException:
+            # To torch's allocator it goes on: it asks the graph whose memory is wanted, and refuses the pool
+            # to other captures.
+            self._broken.append(graph)
+            self._pool = None
+            raise
         self._pool = self._pool or graph.pool()
         return graph.replay
