@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 
 from mmengine.native.library import describe, load
-from mmengine.runtime.attention import flashinfer_here
+from mmengine.runtime.attention import flashinfer_here, triton_here
 from mmengine.runtime.gpus import why_no_gpu
 
 GIB = 2**30
@@ -33,12 +33,12 @@ def gpus() -> list[str]:
 
 def attention() -> dict[str, str]:
     """By attention backend: "usable" and where, or what is missing and how to get it."""
-    missing = flashinfer_here.package_problem() or no_gpu() or flashinfer_here.missing(torch.device("cuda:0"))
-    return {
-        "flashinfer": "usable" if missing is None else f"not usable: {missing}",
-        "native": "usable on a CPU" if load() is not None else f"not usable: {describe()}",
-        "torch": "usable on any device",
-    }
+    found = {}
+    for name, its in (("flashinfer", flashinfer_here), ("triton", triton_here)):
+        missing = its.package_problem() or no_gpu() or its.missing(torch.device("cuda:0"))
+        found[name] = "usable" if missing is None else f"not usable: {missing}"
+    found["native"] = "usable on a CPU" if load() is not None else f"not usable: {describe()}"
+    return found | {"torch": "usable on any device"}
 
 
 def chosen() -> str:
@@ -47,7 +47,8 @@ def chosen() -> str:
     on_cpu = "native" if "native" in usable else "torch"
     if no_gpu() is not None:
         return on_cpu
-    return f"{'flashinfer' if 'flashinfer' in usable else 'torch'} on a GPU, {on_cpu} on a CPU"
+    on_gpu = next(name for name in ("flashinfer", "triton", "torch") if name in usable)
+    return f"{on_gpu} on a GPU, {on_cpu} on a CPU"
 
 
 def tensor_parallel() -> str:

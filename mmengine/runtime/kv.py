@@ -82,6 +82,7 @@ class KVPool:
         self._host = HostBlocks(swap_blocks, (spec.num_layers, *shape[2:]), dtype, device, beside)
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self._tokens = [layer.view(-1, *shape[-2:]) for layer in self.blocks.unbind(0)]
         self.layers = tuple((self.blocks.view(FP8) if is_fp8 else self.blocks).unbind(0))
 
     def copy(self, plan: StepPlan) -> None:
@@ -93,6 +94,15 @@ class KVPool:
             self.blocks[:, targets] = self.blocks[:, sources]
         if plan.swap_in is not None:
             self._host.fetch(self.blocks, plan.swap_in)
+
+    def store(
+        self, layer: int, k: torch.Tensor, v: torch.Tensor, k_places: torch.Tensor, v_places: torch.Tensor
+    ) -> None:
+        """k and v [t, num_kv_heads, head_dim] where kv_places says, int64 [t] on the device."""
+        if self.is_fp8:
+            k, v = fp8_bytes(k), fp8_bytes(v)
+        self._tokens[layer].index_copy_(0, k_places, k)
+        self._tokens[layer].index_copy_(0, v_places, v)
 
     def clear(self, blocks: torch.Tensor) -> None:
         """Zero `blocks` (int64 [f]) in all layers.
@@ -114,6 +124,16 @@ def pool_of(spec: ModelSpec, config: EngineConfig, dtype: torch.dtype, device: t
         config.swap_blocks,
         is_fp8=config.kv_dtype == "fp8",
     )
+
+
+def kv_places(slots: np.ndarray, block_size: int, out: np.ndarray) -> None:
+    """`slots` [t], and where K and V of each lie in a layer seen as tokens, into `out`, int64 [3, t].
+
+    A block's K and V follow one another: slot s has K at s + block * block_size. Sizes are powers of 2.
+    """
+    out[0] = slots
+    np.add(slots, slots & -block_size, out=out[1])
+    np.add(out[1], block_size, out=out[2])
 
 
 def fp8_bytes(x: torch.Tensor) -> torch.Tensor:

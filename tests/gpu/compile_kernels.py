@@ -1,11 +1,24 @@
-"""Compiles our Triton kernels for GPUs, of which none need be here (TRITON_INTERPRET must be off)."""
+"""Compiles our Triton kernels for GPUs, of which none need be here (TRITON_INTERPRET must be off); with
+`--attention` those of attention, for all heads and tiles."""
+
+import re
+import subprocess
+import sys
+from tempfile import NamedTemporaryFile
 
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from mmengine.gpu import linear_kernels, norm_kernels, sampling_kernels, text_kernels
+from mmengine.gpu import (
+    attention_kernels,
+    linear_kernels,
+    norm_kernels,
+    sampling_kernels,
+    text_kernels,
+)
+from mmengine.gpu.attention_tiles import SPAN, TILE_ROWS
 
 CAPABILITIES = (80, 90)  # A100, H100 and H200
 ROTATE = {
@@ -38,6 +51,29 @@ def linear(width: int, depth: int, kind: str, has_bias: bool = False):
 def norm(adds: bool):
     arguments = dict.fromkeys(("x", "residual", "weight", "out"), "*bf16") | {"eps": "fp32"}
     return norm_kernels._norm_kernel, arguments, {"WIDTH": 4096, "LANES": 4096, "ADDS": adds}, 8
+
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+# heads, KV heads, values of a head, q's dtype, that of the blocks: the embedded checkpoint, the 8B, wider
+HEADS = [(4, 2, 32, "bf16", "bf16"), (4, 2, 32, "fp32", "fp32"), (14, 2, 64, "fp16", "fp16")]
+HEADS += [(32, 8, 128, each, of) for each, of in (("bf16", "bf16"), ("fp32", "fp32"), ("bf16", "u8"))]
+HEADS += [(8, 1, 256, "bf16", "bf16")]
+ATTENDED = [(HEADS[0], 16), (HEADS[1], 64), (HEADS[2], 32), (HEADS[3], 16), (HEADS[3], 64), (HEADS[5], 16)]
+
+
+def attend(heads: int, kv_heads: int, head_dim: int, kind: str, blocks: str, rows: int, joins: bool = False):
+    """A kernel of attention as it is launched for tiles of so many rows."""
+    name = "_join_kernel" if joins else "_attend_kernel"
+    kernel = getattr(attention_kernels, name)
+    constants = attention_kernels.shapes(heads, kv_heads, head_dim, rows, DTYPES[kind])
+    tiling = attention_kernels.tiling(constants["LANES"], DTYPES[kind])
+    warps, stages = constants.pop("num_warps"), tiling.pop("num_stages")
+    if not joins:
+        constants |= tiling | {"BLOCK_SIZE": 16, "SPAN": SPAN, "IS_FP8": blocks == "u8"}
+    typed = {"q": f"*{kind}", "out": f"*{kind}", "blocks": f"*{blocks}", "totals": "*fp32", "sums": "*fp32"}
+    typed |= dict.fromkeys(("q_stride", "num_parts", "width"), "i32") | {"scale": "fp32"}
+    arguments = {each: typed.get(each, "*i32") for each in kernel.arg_names if each not in constants}
+    return kernel, arguments, constants, warps, *(() if joins else (stages,))
 
 
 KERNELS = [
@@ -86,11 +122,14 @@ KERNELS = [
         CHUNK,
         4,
     ),
+    *(attend(*heads, rows) for heads, rows in ATTENDED),
+    attend(*HEADS[3], 16, joins=True),
 ]
+ALL = [attend(*heads, rows, joins) for heads in HEADS for rows in TILE_ROWS for joins in (False, True)]
 
 
 def main() -> None:
-    for kernel, arguments, constants, num_warps, *stages in KERNELS:
+    for kernel, arguments, constants, num_warps, *stages in ALL if "--attention" in sys.argv else KERNELS:
         aligned = [kernel.arg_names.index(name) for name, kind in arguments.items() if kind.startswith("*")]
         attributes = {(place,): [["tt.divisibility", 16]] for place in aligned}
         options = {"num_warps": num_warps} | ({"num_stages": stages[0]} if stages else {})
@@ -98,12 +137,21 @@ def main() -> None:
             signature = arguments | dict.fromkeys(constants, "constexpr")
             source = ASTSource(kernel, signature, constants, attributes)
             made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
-            spilled = made.asm["ptx"].count("ld.local")
-            shared = made.metadata.shared
+            cubin, shared = made.asm["cubin"], made.metadata.shared
             print(
-                f"{kernel.__name__} sm_{capability}: {len(made.asm['cubin'])} bytes, {shared} shared, "
-                f"{spilled} spilled"
+                f"{kernel.__name__} sm_{capability}: {len(cubin)} bytes, {shared} shared, "
+                f"{stack_bytes(cubin)} spilled"
             )
+
+
+def stack_bytes(cubin: bytes) -> int:
+    """What a thread keeps in memory because its registers do not suffice."""
+    with NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        words = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
+        found = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    return int(re.search(r"STACK:(\d+)", found)[1])
 
 
 if __name__ == "__main__":

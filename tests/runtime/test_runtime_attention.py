@@ -16,7 +16,7 @@ def spec_of(heads: int, kv_heads: int, head_dim: int, layers: int = 2) -> ModelS
 def test_unknown_backend_is_named_with_the_known_ones():
     spec = spec_of(4, 2, 32)
     pool = KVPool(spec, 4, 4, torch.float32, torch.device("cpu"))
-    with pytest.raises(ConfigError, match="'flash'.*auto, flashinfer, native, torch"):
+    with pytest.raises(ConfigError, match="'flash'.*auto, flashinfer, native, torch, triton"):
         make_backend("flash", spec, pool)
 
 

@@ -11,7 +11,7 @@ import torch
 from flashinfer_fake import RECORD, fake_library, recorded, signatures
 
 from mmengine.errors import ConfigError
-from mmengine.runtime.attention import flashinfer_here, registry
+from mmengine.runtime.attention import flashinfer_here, registry, triton_here
 from mmengine.runtime.attention.base import AttentionMeta, Bucket
 from mmengine.runtime.attention.flashinfer_desk import Desk
 from mmengine.runtime.attention.flashinfer_paged import FLOAT_WORKSPACE_BYTES, FlashInferAttention
@@ -230,7 +230,7 @@ def on_a_gpu():
     return SimpleNamespace(blocks=SimpleNamespace(device=torch.device("cuda")))
 
 
-def test_kernels_that_do_not_compile_are_told_of_at_once_and_auto_goes_on_with_torch(monkeypatch):
+def test_kernels_that_do_not_compile_are_told_of_at_once_and_auto_goes_on(monkeypatch):
     spec = spec_of(4, 2, 64)
 
     def broken(spec, kv):
@@ -244,14 +244,25 @@ def test_kernels_that_do_not_compile_are_told_of_at_once_and_auto_goes_on_with_t
     with pytest.raises(ConfigError, match=r"Ninja is not found\); they need nvcc, ninja and a C"):
         broken(spec, pool_of(spec))
     told = []
-    monkeypatch.setattr(registry, "log", SimpleNamespace(warning=lambda what, why: told.append(why)))
+    kept = SimpleNamespace(
+        warning=lambda what, **why: told.append((what, why)),
+        info=lambda what, **why: told.append((what, why)),
+    )
+    monkeypatch.setattr(registry, "log", kept)
     monkeypatch.setattr(registry, "FlashInferAttention", broken)
+    monkeypatch.setattr(registry, "TritonPagedAttention", lambda spec, kv: "triton")
     monkeypatch.setattr(registry, "TorchPagedAttention", lambda spec, kv: "torch")
     monkeypatch.setattr(flashinfer_here, "unfit", lambda spec, kv: None)
+    monkeypatch.setattr(triton_here, "unfit", lambda spec, kv: "it is old")
     assert registry.make_backend("auto", spec, on_a_gpu()) == "torch"
     monkeypatch.setattr(flashinfer_here, "unfit", lambda spec, kv: "it is not installed")
     assert registry.make_backend("auto", spec, on_a_gpu()) == "torch"
-    assert "Ninja is not found" in told[0] and told[1] == "it is not installed"
+    monkeypatch.setattr(triton_here, "unfit", lambda spec, kv: None)
+    assert registry.make_backend("auto", spec, on_a_gpu()) == "triton"
+    (slow, first), (_, second), (other, third) = told
+    assert "by torch, which is slower" in slow and other == "attention by triton"
+    assert "Ninja is not found" in first["flashinfer"] and first["triton"] == "it is old"
+    assert second["flashinfer"] == third["flashinfer"] == "it is not installed" and len(third) == 1
 
 
 def test_on_a_cpu_auto_takes_what_it_took():

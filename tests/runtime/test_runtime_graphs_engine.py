@@ -98,6 +98,23 @@ def test_answers_by_way_of_flashinfer(asked, anew, recorder, monkeypatch, settin
     assert head is None or head.graphs.num_chains["replayed"] > 50
 
 
+@pytest.mark.parametrize("settings", [{"spec": "none"}, {"spec": "eagle3", "num_draft_tokens": 3}])
+def test_answers_by_way_of_triton(recorder, monkeypatch, kernel_device, settings):
+    """Our kernels in their interpreter: the embedded checkpoint's steps are captured with them."""
+    if kernel_device.type != "cpu":
+        pytest.skip("the engine computes on a CPU here")
+
+    def generate(attention):
+        config = EngineConfig(max_num_seqs=2, max_model_len=200, **settings)
+        with Engine(config=config, dtype="float32", attention=attention) as engine:
+            found = engine.generate(["Hello", "A red circle and"], max_tokens=7, ignore_eos=True)
+            return [one.token_ids for one in found], engine.built.executor.graph_steps
+
+    found, steps = generate("triton")
+    assert steps["replayed"] > 2 and not steps["capture_failed"] and recorder.replayed
+    assert found == generate("torch")[0]
+
+
 def test_a_head_drafts_what_it_drafted(asked, recorder, monkeypatch):
     """It reads what replayed steps left of their tokens, now or later; and replays its own passes."""
     found = answers(asked, spec="eagle3", **SMALL)

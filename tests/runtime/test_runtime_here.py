@@ -6,18 +6,21 @@ import pytest
 import torch
 
 from mmengine.runtime import here
-from mmengine.runtime.attention import flashinfer_here
+from mmengine.runtime.attention import flashinfer_here, triton_here
 
 GIB = 2**30
 
 
-def machine(monkeypatch, *, gpus=0, cuda="13.0", capability=(9, 0), flashinfer="0.7.2.post1", nccl=True):
+def machine(
+    monkeypatch, *, gpus=0, cuda="13.0", capability=(9, 0), flashinfer="0.7.2.post1", triton=True, nccl=True
+):
     def version(name):
         if flashinfer is None:
             raise metadata.PackageNotFoundError(name)
         return flashinfer
 
     monkeypatch.setattr(flashinfer_here.metadata, "version", version)
+    monkeypatch.setattr(triton_here, "find_spec", lambda name: object() if triton else None)
     monkeypatch.setattr(torch.version, "cuda", cuda)
     monkeypatch.setattr(torch.cuda, "init", lambda: None)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
@@ -50,6 +53,24 @@ def test_what_flashinfer_misses(monkeypatch, facts, says):
     text = here.attention()["flashinfer"]
     assert text.startswith("not usable: ") and says in text and "\n" not in text
     assert "flashinfer" not in here.chosen()
+
+
+@pytest.mark.parametrize(
+    ("facts", "says", "chosen"),
+    [
+        ({"gpus": 1, "flashinfer": None}, "usable", "triton on a GPU, "),
+        ({"gpus": 1, "capability": (7, 5)}, "this GPU has compute capability 7.5", "torch on a GPU, "),
+        ({"gpus": 1, "triton": False}, "triton is not installed; it comes with", "flashinfer on a GPU, "),
+        ({"gpus": 1, "flashinfer": None, "triton": False}, "triton is not installed", "torch on a GPU, "),
+        ({"gpus": 0}, "torch sees no GPU here", ""),
+    ],
+)
+def test_where_triton_attends(monkeypatch, facts, says, chosen):
+    machine(monkeypatch, **facts)
+    text = here.attention()["triton"]
+    assert text.removeprefix("not usable: ").startswith(says) and "\n" not in text
+    assert here.chosen().startswith(chosen)
+    assert "triton" not in here.chosen() or chosen.startswith("triton")
 
 
 @pytest.mark.parametrize(

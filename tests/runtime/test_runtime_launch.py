@@ -21,6 +21,7 @@ from mmengine.request import Request, SamplingParams
 from mmengine.runtime import masking, sampler
 from mmengine.runtime import runner as running
 from mmengine.runtime.attention.flashinfer_paged import FlashInferAttention
+from mmengine.runtime.attention.triton_paged import TritonPagedAttention
 from mmengine.runtime.eagle3 import chain as chaining
 from mmengine.runtime.eagle3 import drafter as drafting
 from mmengine.runtime.eagle3.loading import load_head
@@ -224,6 +225,18 @@ def flashinfer(monkeypatch):
         monkeypatch.setattr(
             module, "make_backend", lambda name, spec, kv, **_: FlashInferAttention(spec, kv, fake_library())
         )
+
+
+def test_no_step_waits_with_triton_and_graphs(monkeypatch):
+    """What stands for our kernels computes nothing."""
+    kernels = SimpleNamespace(attend=lambda q, blocks, work: torch.empty_like(q))
+    monkeypatch.setattr(
+        running, "make_backend", lambda name, spec, kv, **_: TritonPagedAttention(spec, kv, kernels)
+    )
+    config, recorder = config_of(), Repeater()
+    executor = Launching(toy_on_gpu(), positions_of, config, recorder=recorder)
+    run(executor, config)
+    assert executor.runner.graph_steps["replayed"] == recorder.replayed > 10
 
 
 def test_no_step_waits_with_flashinfer_and_graphs(flashinfer):

@@ -15,8 +15,8 @@ from mmengine.models.plugin import ModelSpec
 from mmengine.runtime.attention.base import AttentionMeta, Bucket
 from mmengine.runtime.attention.flashinfer_desk import Desk
 from mmengine.runtime.attention.flashinfer_here import load, unfit
-from mmengine.runtime.attention.pages import Part, split, whole
-from mmengine.runtime.kv import FP8, KVPool, fp8_bytes
+from mmengine.runtime.attention.pages import Part, row_pages, split, whole
+from mmengine.runtime.kv import FP8, KVPool, kv_places
 from mmengine.runtime.upload import upload
 
 LAYOUT, KERNELS = "NHD", "fa2"  # [pages, 2, page_size, kv_heads, head_dim]; fa3 is slower at decoding
@@ -43,10 +43,10 @@ class FlashInferAttention:
                 )
             library = load()
         self._library, self._spec, self._device = library, spec, kv.blocks.device
-        self._block_size, self._num_blocks = kv.block_size, kv.num_blocks
+        self._block_size = kv.block_size
+        self._row_pages = row_pages(spec, kv.block_size, kv.num_blocks)
         self._dtype, self._is_fp8 = kv.dtype, kv.is_fp8
-        self._tokens = [layer.view(-1, spec.num_kv_heads, spec.head_dim) for layer in kv.blocks.unbind(0)]
-        self._layers = kv.layers
+        self._pool = kv
         self._kv = [(layer[:, 0], layer[:, 1]) for layer in kv.layers]
         self._floats = torch.zeros(FLOAT_WORKSPACE_BYTES, dtype=torch.uint8, device=self._device)
         self._desks = {True: Desk(self._device), False: Desk(self._device)}  # by: do its rows decode?
@@ -77,14 +77,10 @@ class FlashInferAttention:
 
     def cache_of(self, layer: int) -> tuple[torch.Tensor, torch.Tensor] | None:
         """See AttentionPort. None where K and V are rounded first."""
-        return None if self._is_fp8 else (self._layers[layer], self._places[0])
+        return None if self._is_fp8 else (self._pool.layers[layer], self._places[0])
 
     def append(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
-        if self._is_fp8:
-            k, v = fp8_bytes(k), fp8_bytes(v)
-        tokens = self._tokens[layer]
-        tokens.index_copy_(0, self._places[1], k)
-        tokens.index_copy_(0, self._places[2], v)
+        self._pool.store(layer, k, v, *self._places[1:])
 
     def run(self, layer: int, q: torch.Tensor) -> torch.Tensor:
         kv = self._kv[layer]
@@ -145,13 +141,6 @@ class FlashInferAttention:
             wrapper = self._library.BatchPrefillWithPagedKVCacheWrapper(self._floats, LAYOUT, **options)
         return self._desks[decodes].seat(wrapper, self._floats)
 
-    @property
-    def _row_pages(self) -> int:
-        """The most pages of one row: those of the longest request that the model and the pool take, and those
-        that fill up its drafts."""
-        longest = -(-self._spec.max_model_len // self._block_size) or self._num_blocks
-        return min(longest, self._num_blocks) + 8
-
     def _buffers_for(self, bucket: Bucket) -> tuple[torch.Tensor, ...]:
         """places int64 [3, t]; query_starts and page_starts int32 [n + 1], last_page_len [n], pages. Made for
         the first bucket, which is captured first and must be the largest."""
@@ -174,10 +163,7 @@ class FlashInferAttention:
         fixed = 3 * num_tokens + sum(map(len, indices))
         packed = np.empty(fixed + (num_pages + 1) // 2, np.int64)
         places = packed[: 3 * num_tokens].reshape(3, -1)
-        places[0] = slots
-        # A block's K and V follow one another: slot s has K at s + block * block_size. Sizes are powers of 2.
-        np.add(slots, slots & -self._block_size, out=places[1])
-        np.add(places[1], self._block_size, out=places[2])
+        kv_places(slots, self._block_size, places)
         if indices:
             np.concatenate(indices, out=packed[3 * num_tokens : fixed])
         np.concatenate([part.pages for part in parts], out=packed[fixed:].view(np.int32)[:num_pages])

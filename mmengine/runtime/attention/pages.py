@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mmengine.models.plugin import ModelSpec
 from mmengine.ragged import counting
 from mmengine.runtime.attention.base import AttentionMeta
 
@@ -42,6 +43,13 @@ def split(meta: AttentionMeta, block_size: int) -> tuple[Part | None, Part | Non
     starts = np.cumsum(meta.query_lens) - meta.query_lens
     decode, other = (_part(meta, rows.nonzero()[0], starts, block_size) for rows in (is_decode, ~is_decode))
     return decode, other
+
+
+def row_pages(spec: ModelSpec, block_size: int, num_blocks: int) -> int:
+    """The most pages of one row: those of the longest request that the model and a pool of `num_blocks` take,
+    and those that fill up its drafts."""
+    longest = -(-spec.max_model_len // block_size) or num_blocks
+    return min(longest, num_blocks) + 8
 
 
 def _part(meta: AttentionMeta, rows: np.ndarray, starts: np.ndarray, block_size: int) -> Part:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mmengine.models.plugin import ModelSpec
 from mmengine.runtime.attention.base import AttentionMeta, Bucket
-from mmengine.runtime.kv import FP8, KVPool, fp8_bytes
+from mmengine.runtime.kv import FP8, KVPool
 from mmengine.runtime.upload import upload
 
 Places = slice | torch.Tensor
@@ -51,12 +51,10 @@ class TorchPagedAttention:
         self._heads, self._kv_heads, self._head_dim = spec.num_heads, spec.num_kv_heads, spec.head_dim
         self._block_size = kv.block_size
         self._device, self._dtype, self._is_fp8 = kv.blocks.device, kv.dtype, kv.is_fp8
-        layers = kv.blocks.unbind(0)
-        # One view to write tokens, one to read pages: page 2 * block holds K, the next one V.
-        self._layers = kv.layers
-        self._tokens = [layer.view(-1, self._kv_heads, self._head_dim) for layer in layers]
+        self._pool = kv
         self._page_values = kv.block_size * self._kv_heads * self._head_dim
-        self._pages = [layer.view(-1, self._page_values) for layer in layers]
+        # Page 2 * block holds K, the next one V.
+        self._pages = [layer.view(-1, self._page_values) for layer in kv.blocks.unbind(0)]
         self._workspace = torch.empty(0, dtype=kv.blocks.dtype, device=self._device)
         self._groups: list[Group] = []
         self._slots = self._k_places = self._v_places = torch.empty(0, dtype=torch.int64)
@@ -84,14 +82,10 @@ class TorchPagedAttention:
 
     def cache_of(self, layer: int) -> tuple[torch.Tensor, torch.Tensor] | None:
         """See AttentionPort. None where K and V are rounded first."""
-        return None if self._is_fp8 else (self._layers[layer], self._slots)
+        return None if self._is_fp8 else (self._pool.layers[layer], self._slots)
 
     def append(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
-        if self._is_fp8:
-            k, v = fp8_bytes(k), fp8_bytes(v)
-        tokens = self._tokens[layer]
-        tokens.index_copy_(0, self._k_places, k)
-        tokens.index_copy_(0, self._v_places, v)
+        self._pool.store(layer, k, v, self._k_places, self._v_places)
 
     def run(self, layer: int, q: torch.Tensor) -> torch.Tensor:
         if len(self._groups) == 1 and self._groups[0].num_rows * self._groups[0].query_len == q.shape[0]:

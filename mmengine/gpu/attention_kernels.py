@@ -1,0 +1,242 @@
+"""Paged attention, for heads and machines that FlashInfer does not know. Not yet run on a GPU.
+
+A program takes tiles of a row's queries one after the other; the heads that share a KV head lie side by side
+in a tile. Keys are walked in tiles of KEYS, counted from position 0 of the row. SPAN keys are one softmax,
+which is then joined to that of the spans before: so the spans of a row may also be computed by several
+programs, and their softmaxes stored and joined in the same order, and every bit is the same.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from mmengine.gpu.attention_tiles import SPAN, Work
+
+_LOG2_E = 1.4426950408889634
+_KEY_BYTES = 256  # of a key, beyond which half as many are one tile
+_WIDE_BYTES = 2**15  # of a tile of queries, from which it takes twice as many warps
+
+
+@triton.jit
+def _join(top, mass, total, other_top, other_mass, other_total):
+    """The softmaxes over two sets of keys as one: the highest score and the sum of weights of each query, and
+    the weighted sum of V. Written with fma, so that it is rounded alike wherever it is compiled."""
+    joined = tl.maximum(top, other_top)
+    base = tl.where(joined == float("-inf"), 0.0, joined)
+    one, two = tl.exp2(top - base), tl.exp2(other_top - base)
+    ones, twos = tl.broadcast_to(one[:, None], total.shape), tl.broadcast_to(two[:, None], total.shape)
+    return joined, tl.fma(other_mass, two, mass * one), tl.fma(other_total, twos, total * ones)
+
+
+@triton.jit
+def _values(x, IS_FP8: tl.constexpr, dtype: tl.constexpr):
+    """`x` in `dtype`; bytes are float8_e4m3fn, whose bits in half precision stand for a 256th."""
+    if IS_FP8:
+        bits = x.to(tl.uint16)
+        half = (((bits & 0x80) << 8) | ((bits & 0x7F) << 7)).to(tl.float16, bitcast=True)
+        x = tl.where((bits & 0x7F) == 0x7F, float("nan"), half * 256.0).to(dtype)
+    return x
+
+
+@triton.jit
+def _attend_kernel(
+    q,
+    q_stride,
+    blocks,
+    out,
+    totals,  # float32 [parts, kv_heads, width, HEAD_DIM]
+    sums,  # float32 [2, parts, kv_heads, width]: the highest score, the sum of weights
+    num_parts,
+    width,
+    counts,  # of tiles, of joins
+    tiles,
+    query_starts,
+    befores,
+    lengths,
+    page_starts,
+    pages,
+    scale,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    LANES: tl.constexpr,  # the power of two that holds a head
+    BLOCK_SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+    SPAN: tl.constexpr,
+    IS_FP8: tl.constexpr,
+):
+    """See `attend`. A program: one KV head, of every so many tiles one."""
+    kv_head = tl.program_id(1)
+    dtype: tl.constexpr = q.dtype.element_ty
+    rows, lanes = tl.arange(0, ROWS), tl.arange(0, LANES)
+    inside = lanes < HEAD_DIM
+    for tile in range(tl.program_id(0), tl.load(counts), tl.num_programs(0)):
+        row, query = tl.load(tiles + tile * 4), tl.load(tiles + tile * 4 + 1)
+        part, span = tl.load(tiles + tile * 4 + 2), tl.load(tiles + tile * 4 + 3)
+        start = tl.load(query_starts + row)
+        num_queries = tl.load(query_starts + row + 1) - start
+        before, length = tl.load(befores + row), tl.load(lengths + row)
+        own_pages = pages + tl.load(page_starts + row)
+        queries = query + rows // GROUP
+        is_own = (rows < ROWS // GROUP * GROUP) & (queries < num_queries)
+        place = (start + queries).to(tl.int64)
+        heads = (kv_head * GROUP + rows % GROUP) * HEAD_DIM
+        stored = is_own[:, None] & inside[None, :]
+        asked = tl.load(q + (place * q_stride + heads)[:, None] + lanes[None, :], mask=stored, other=0.0)
+        last_seen = tl.minimum(before + queries, length - 1)
+        end = tl.minimum(length, before + tl.minimum(query + ROWS // GROUP, num_queries))
+        first_key, end_key = 0, end
+        if part >= 0:
+            first_key, end_key = span * SPAN, tl.minimum(end, (span + 1) * SPAN)
+
+        whole_top = tl.full([ROWS], float("-inf"), tl.float32)
+        whole_mass = tl.zeros([ROWS], tl.float32)
+        whole_total = tl.zeros([ROWS, LANES], tl.float32)
+        top, mass, total = whole_top, whole_mass, whole_total
+        for key in range(first_key, end_key, KEYS):
+            keys = key + tl.arange(0, KEYS)
+            there = keys < end
+            page = tl.load(own_pages + keys // BLOCK_SIZE, mask=there, other=0).to(tl.int64)
+            slot = (page * (2 * BLOCK_SIZE) + keys % BLOCK_SIZE) * (NUM_KV_HEADS * HEAD_DIM)
+            source = blocks + (slot + kv_head * HEAD_DIM)[:, None] + lanes[None, :]
+            read = there[:, None] & inside[None, :]
+            k = _values(tl.load(source, mask=read, other=0.0), IS_FP8, dtype)
+            v = tl.load(source + BLOCK_SIZE * NUM_KV_HEADS * HEAD_DIM, mask=read, other=0.0)
+            v = _values(v, IS_FP8, dtype)
+            scores = tl.dot(asked, tl.trans(k), input_precision="ieee") * scale
+            scores = tl.where(keys[None, :] <= last_seen[:, None], scores, float("-inf"))
+            higher = tl.maximum(top, tl.max(scores, 1))
+            base = tl.where(higher == float("-inf"), 0.0, higher)
+            weights, shrink = tl.exp2(scores - base[:, None]), tl.exp2(top - base)
+            mass = tl.fma(mass, shrink, tl.sum(weights, 1))
+            total = tl.dot(weights.to(dtype), v, total * shrink[:, None], input_precision="ieee")
+            top = higher
+            if (key + KEYS) % SPAN == 0:
+                whole_top, whole_mass, whole_total = _join(
+                    whole_top, whole_mass, whole_total, top, mass, total
+                )
+                top = tl.full([ROWS], float("-inf"), tl.float32)
+                mass = tl.zeros([ROWS], tl.float32)
+                total = tl.zeros([ROWS, LANES], tl.float32)
+        whole_top, whole_mass, whole_total = _join(whole_top, whole_mass, whole_total, top, mass, total)
+
+        if part >= 0:
+            at = (part * NUM_KV_HEADS + kv_head) * width + rows
+            tl.store(sums + at, whole_top, mask=is_own)
+            tl.store(sums + num_parts * NUM_KV_HEADS * width + at, whole_mass, mask=is_own)
+            tl.store(totals + at[:, None] * HEAD_DIM + lanes[None, :], whole_total, mask=stored)
+        else:
+            target = out + (place * (NUM_KV_HEADS * GROUP * HEAD_DIM) + heads)[:, None] + lanes[None, :]
+            mean = whole_total / tl.where(whole_mass == 0.0, 1.0, whole_mass)[:, None]
+            tl.store(target, mean.to(dtype), mask=stored)
+
+
+@triton.jit
+def _join_kernel(
+    out,
+    totals,
+    sums,
+    num_parts,
+    width,
+    counts,
+    joins,
+    query_starts,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    LANES: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """Tiles whose spans several programs computed: their parts in order, as one program joins them."""
+    kv_head = tl.program_id(1)
+    rows, lanes = tl.arange(0, ROWS), tl.arange(0, LANES)
+    inside = lanes < HEAD_DIM
+    for tile in range(tl.program_id(0), tl.load(counts + 1), tl.num_programs(0)):
+        row, query = tl.load(joins + tile * 4), tl.load(joins + tile * 4 + 1)
+        part, end = tl.load(joins + tile * 4 + 2), tl.load(joins + tile * 4 + 3)
+        start = tl.load(query_starts + row)
+        queries = query + rows // GROUP
+        is_own = (rows < ROWS // GROUP * GROUP) & (start + queries < tl.load(query_starts + row + 1))
+        stored = is_own[:, None] & inside[None, :]
+        whole_top = tl.full([ROWS], float("-inf"), tl.float32)
+        whole_mass = tl.zeros([ROWS], tl.float32)
+        whole_total = tl.zeros([ROWS, LANES], tl.float32)
+        for one in range(part, end):
+            at = (one * NUM_KV_HEADS + kv_head) * width + rows
+            top = tl.load(sums + at, mask=is_own, other=float("-inf"))
+            mass = tl.load(sums + num_parts * NUM_KV_HEADS * width + at, mask=is_own, other=0.0)
+            total = tl.load(totals + at[:, None] * HEAD_DIM + lanes[None, :], mask=stored, other=0.0)
+            whole_top, whole_mass, whole_total = _join(whole_top, whole_mass, whole_total, top, mass, total)
+        heads = (kv_head * GROUP + rows % GROUP) * HEAD_DIM
+        place = (start + queries).to(tl.int64) * (NUM_KV_HEADS * GROUP * HEAD_DIM) + heads
+        mean = whole_total / tl.where(whole_mass == 0.0, 1.0, whole_mass)[:, None]
+        tl.store(out + place[:, None] + lanes[None, :], mean.to(out.dtype.element_ty), mask=stored)
+
+
+def shapes(num_heads: int, num_kv_heads: int, head_dim: int, rows: int, dtype: torch.dtype) -> dict[str, int]:
+    """What both kernels are compiled for, warps included, for q of `dtype`."""
+    lanes = max(16, triton.next_power_of_2(head_dim))
+    return {
+        "NUM_KV_HEADS": num_kv_heads,
+        "GROUP": num_heads // num_kv_heads,
+        "HEAD_DIM": head_dim,
+        "LANES": lanes,
+        "ROWS": rows,
+        "num_warps": 8 if rows * lanes * dtype.itemsize >= _WIDE_BYTES else 4,
+    }
+
+
+def tiling(lanes: int, dtype: torch.dtype) -> dict[str, int]:
+    """How many keys a tile has, and how many tiles are on their way: what registers and shared memory
+    hold."""
+    is_narrow = lanes * dtype.itemsize <= _KEY_BYTES
+    keys = (64 if is_narrow else 32) // (1 if dtype.itemsize == 2 else 2)
+    return {"KEYS": keys, "num_stages": 3 if is_narrow else 2}
+
+
+def attend(q: torch.Tensor, blocks: torch.Tensor, work: Work) -> torch.Tensor:
+    """Causal attention of q [t, heads, d], the heads of a token without gaps, over the rows of `work`; as q,
+    without gaps. `blocks` [n, 2, block_size, kv_heads, d] of q's dtype, or the bytes of float8_e4m3fn. A
+    query that sees no key gets zeros."""
+    num_heads, head_dim = q.shape[1:]
+    _, _, block_size, num_kv_heads, _ = blocks.shape
+    shape = shapes(num_heads, num_kv_heads, head_dim, work.rows, q.dtype)
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    num_parts = work.sums.shape[1]
+    _attend_kernel[(work.programs, num_kv_heads)](
+        q,
+        q.stride(0),
+        blocks,
+        out,
+        work.totals,
+        work.sums,
+        num_parts,
+        work.width,
+        work.counts,
+        work.tiles,
+        work.query_starts,
+        work.befores,
+        work.lengths,
+        work.page_starts,
+        work.pages,
+        head_dim**-0.5 * _LOG2_E,
+        BLOCK_SIZE=block_size,
+        SPAN=SPAN,
+        IS_FP8=blocks.dtype == torch.uint8,
+        **shape,
+        **tiling(shape["LANES"], q.dtype),
+    )
+    if work.joins is not None:
+        _join_kernel[(work.programs, num_kv_heads)](
+            out,
+            work.totals,
+            work.sums,
+            num_parts,
+            work.width,
+            work.counts,
+            work.joins,
+            work.query_starts,
+            **shape,
+        )
+    return out

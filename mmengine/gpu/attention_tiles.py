@@ -1,0 +1,83 @@
+"""Which program of attention_kernels attends what: arithmetic on the host, over the lengths of a step.
+
+A tile is some queries of a row that follow one another, with the heads that share a KV head. One program
+walks all keys that a tile sees; where there are fewer tiles than programs, each span of SPAN keys is a part
+that a program computes alone, and the parts are joined. A result has the same bits either way.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from mmengine.ragged import counting
+
+SPAN = 256  # keys; a multiple of those of a tile
+WHOLE = -1  # instead of the number of a part: all spans of the tile
+TILE_ROWS = (16, 32, 64)  # queries times heads, of which a tensor core wants at least 16
+ONE_TILE_ROWS = 32  # for any number of queries
+
+
+class Work(NamedTuple):
+    """One step on the device: n rows, in `programs` programs for each KV head. int32 but for `totals` and
+    `sums`, which are float32."""
+
+    rows: int  # of a tile
+    width: int  # of these, those that are stored for a part
+    programs: int
+    totals: Tensor  # [parts, kv_heads, width, d]
+    sums: Tensor  # [2, parts, kv_heads, width]
+    counts: Tensor  # of tiles, of joins
+    tiles: Tensor  # [i, 4]: row, its first query, part or WHOLE, span
+    joins: Tensor | None  # [j, 4]: row, its first query, first part, the one behind the last; None: no parts
+    query_starts: Tensor  # [n + 1]
+    befores: Tensor  # [n], tokens before the row's first query
+    lengths: Tensor  # [n], tokens that a row's queries may see
+    page_starts: Tensor  # [n]
+    pages: Tensor  # [p], blocks
+
+
+def tile_rows(group: int, longest: int | None) -> int:
+    """For `group` heads that share a KV head, and at most `longest` queries a row; None: always the same."""
+    wanted = ONE_TILE_ROWS if longest is None else min(group * longest, TILE_ROWS[-1])
+    return max(TILE_ROWS[0], _power_of_2(max(wanted, group)))
+
+
+def _power_of_2(least: int) -> int:
+    return 1 << (least - 1).bit_length()
+
+
+def num_tiles(query_lens: np.ndarray, queries: int) -> np.ndarray:
+    """Of each row, with `queries` a tile."""
+    return -(-query_lens // queries)
+
+
+def cut(
+    query_lens: np.ndarray,
+    befores: np.ndarray,
+    lengths: np.ndarray,
+    queries: int,
+    programs: int,
+    max_parts: int,
+) -> tuple[np.ndarray, np.ndarray]:
+    """`tiles` and `joins` of a Work, the longest tiles first."""
+    tiles = num_tiles(query_lens, queries)
+    rows, first = np.repeat(np.arange(len(tiles)), tiles), counting(tiles) * queries
+    ends = np.minimum(befores[rows] + np.minimum(first + queries, query_lens[rows]), lengths[rows])
+    spans = -(-ends // SPAN)
+    order = np.argsort(-spans, kind="stable")
+    rows, first, spans = rows[order], first[order], spans[order]
+    if len(rows) >= programs or not len(rows) or spans[0] <= 1:
+        return _columns(rows, first, WHOLE, 0), _columns(*np.zeros((4, 0), np.int32))
+    behind = np.cumsum(spans)
+    in_parts = (spans > 1) & (behind <= max_parts)
+    alone = ~in_parts
+    whole = _columns(rows[alone], first[alone], WHOLE, 0)
+    rows, first, spans = rows[in_parts], first[in_parts], spans[in_parts]
+    joins = _columns(rows, first, behind[in_parts] - spans, behind[in_parts])
+    parts = _columns(np.repeat(rows, spans), np.repeat(first, spans), np.arange(spans.sum()), counting(spans))
+    return np.concatenate((whole, parts)), joins
+
+
+def _columns(*columns: np.ndarray | int) -> np.ndarray:
+    return np.stack(np.broadcast_arrays(*columns), 1).astype(np.int32)
