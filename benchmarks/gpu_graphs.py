@@ -49,7 +49,9 @@ def compare_graphs(device: str, dtype: torch.dtype) -> Verdict:
         raise ConfigError(f"{type(attention).__name__} cannot be captured")
     with torch.inference_mode():
         recorder = make_recorder(device)
-        graphs = DecodeGraphs(model, attention, recorder, where, block_size=BLOCK_SIZE, max_rows=MAX_ROWS)
+        graphs = DecodeGraphs(
+            model, attention, recorder, where, dtype, block_size=BLOCK_SIZE, max_rows=MAX_ROWS
+        )
         pool.blocks.normal_(generator=torch.Generator(where).manual_seed(2))
         gaps = [_gap(model, attention, graphs, rows) for rows in range(1, MAX_ROWS + 1)]
     return _verdict("decode captured beside launched", gaps, dtype)

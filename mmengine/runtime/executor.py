@@ -13,7 +13,7 @@ from mmengine.models.plugin import MediaInput, VisionLanguageModel
 from mmengine.runtime.clock import StepClock
 from mmengine.runtime.eagle3.head import DraftHead
 from mmengine.runtime.gpus import answers, current
-from mmengine.runtime.graphs.recorder import CudaRecorder, Recorder
+from mmengine.runtime.graphs.recorder import Recorder, recorder_for
 from mmengine.runtime.reading import Launched
 from mmengine.runtime.rows import PositionsOf
 from mmengine.runtime.runner import ModelRunner
@@ -68,8 +68,7 @@ class TorchExecutor:
         """
         self._device = torch.device(device)
         self._is_ahead = self._device.type != "cpu"
-        if recorder is None and self._device.type == "cuda" and config.cuda_graphs:
-            recorder = CudaRecorder(self._device)
+        recorder = recorder or recorder_for(config, self._device)
         self._runner = ModelRunner(
             model,
             positions_of,
@@ -152,7 +151,7 @@ class TorchExecutor:
             if step.error is not None:
                 raise step.error
             assert step.launched is not None and step.start is not None and step.end is not None
-            step.end.synchronize()
+            self._await(step.end)
             result = self._runner.finish(step.launched)
             # Drafts are made behind the step's end.
             result.device_ns = int(step.start.elapsed_time(step.end) * 1e6) + result.draft_ns
@@ -162,6 +161,9 @@ class TorchExecutor:
         result = self._runner.finish(self._run(step))
         result.device_ns, result.host_ns = self._clock.lap(), host_ns
         return result
+
+    def _await(self, end: torch.cuda.Event) -> None:
+        end.synchronize()
 
     def discard(self) -> None:
         """Forget the steps in flight. On CUDA they run to their end before anything later does."""

@@ -21,6 +21,7 @@ from mmengine.runtime.eagle3.head import DraftHead
 from mmengine.runtime.eagle3.seen import Seen
 from mmengine.runtime.features import FeatureStore, encode
 from mmengine.runtime.following import Followed, follow, followers
+from mmengine.runtime.graphs.capture import Capture, capture
 from mmengine.runtime.graphs.decode import DecodeGraphs
 from mmengine.runtime.graphs.encoder import EncoderGraphs
 from mmengine.runtime.graphs.encoder_sizes import encoder_sizes
@@ -75,43 +76,56 @@ class ModelRunner:
         self._sampler = Sampler(self._rows, config.max_num_seqs, spec.vocab_size, device)
         self._drafting = None
         if head is not None:
-            own = Eagle3Drafter(head, self._rows, config, attention, len(drafters), recorder)
-            drafters = [*drafters, own]
+            drafters = [*drafters, Eagle3Drafter(head, self._rows, config, attention, len(drafters))]
         if drafters:
             longest = config.max_model_len or spec.max_model_len
             self._drafting = Drafting(
                 drafters, config.num_draft_tokens, longest, spec.vocab_size, self._rows, matchers
             )
         self._reader = Reader(self._rows, self._sampler, stop_watcher, matchers, self._drafting)
-        self._graphs, self._encoder_graphs = None, None
-        if recorder is not None and self._attention.captures:
-            self._graphs = self._capture(recorder, config)
-        if recorder is not None:  # behind the steps, which gain more: one that fails may take the next along
-            self._encoder_graphs = self._capture_encoder(recorder, config)
+        self.graphs: DecodeGraphs | None = None
+        self._encoder_graphs: EncoderGraphs | None = None
+        if recorder is not None:
+            self.capture(recorder)
         self._media: dict[str, Sequence[MediaInput]] = {}
         # With several steps in flight: what each row sampled last, for the step behind.
         self._last_tokens = torch.zeros(config.max_num_seqs, dtype=torch.int64, device=device)
 
-    def _capture(self, recorder: Recorder, config: EngineConfig) -> DecodeGraphs:
+    @property
+    def captures(self) -> str:
+        """What `capture` captures, in words that are the same on all ranks of a model; empty: nothing."""
+        config, attention = self._config, self._attention
+        sizes = f"{config.max_num_seqs} rows, {config.num_draft_tokens} drafts of each"
+        return f"{type(attention).__name__}, {sizes}" if attention.captures else ""
+
+    def capture(self, recorder: Recorder, capture: Capture = capture) -> None:
+        """What can be captured is replayed from now on: steps that only decode, by `capture`, a head's passes
+        and the encoder. In this order: one that fails may take the next along, and steps gain most."""
         head = self._drafting.head if self._drafting is not None else None
+        config = self._config
         with torch.inference_mode():
-            return DecodeGraphs(
-                self._model,
-                self._attention,
-                recorder,
-                self._device,
-                block_size=config.block_size,
-                max_rows=config.max_num_seqs,
-                num_drafts=config.num_draft_tokens,
-                taps=head.taps(1) if head is not None else None,
-            )
+            if self._attention.captures:
+                self.graphs = DecodeGraphs(
+                    self._model,
+                    self._attention,
+                    recorder,
+                    self._device,
+                    self._kv.dtype,
+                    block_size=config.block_size,
+                    max_rows=config.max_num_seqs,
+                    num_drafts=config.num_draft_tokens,
+                    taps=head.taps(1) if head is not None else None,
+                    capture=capture,
+                )
+            if head is not None:
+                head.capture(recorder, config)
+            self._encoder_graphs = self._capture_encoder(recorder, config)
 
     def _capture_encoder(self, recorder: Recorder, config: EngineConfig) -> EncoderGraphs | None:
         sizes = encoder_sizes(config.encoder_budget, self._model.spec.merge_size)
         make = getattr(self._model, "capturable_encoder", None)
-        with torch.inference_mode():
-            encoder = make(sizes[-1]) if make is not None else None
-            return None if encoder is None else EncoderGraphs(encoder, sizes, recorder)
+        encoder = make(sizes[-1]) if make is not None else None
+        return None if encoder is None else EncoderGraphs(encoder, sizes, recorder)
 
     @property
     def graph_encodings(self) -> dict[str, int]:
@@ -121,7 +135,7 @@ class ModelRunner:
     @property
     def graph_steps(self) -> dict[str, int]:
         """How many steps were replayed, and how many were not, by why; empty where none can be."""
-        return {} if self._graphs is None else dict(self._graphs.num_steps)
+        return {} if self.graphs is None else dict(self.graphs.num_steps)
 
     @property
     def graph_chains(self) -> dict[str, int]:
@@ -186,7 +200,7 @@ class ModelRunner:
         self, plan: StepPlan, runs: Runs | None, taps: Taps | None
     ) -> tuple[torch.Tensor, StepInputs, torch.Tensor]:
         """Hidden states, in the order of `inputs`; and the positions of the plan's tokens."""
-        graphs, may_wait = self._graphs, self._config.max_in_flight > 1
+        graphs, may_wait = self.graphs, self._config.max_in_flight > 1
         frame = graphs.frame(plan) if graphs is not None else None
         into = graphs.inputs if graphs is not None and frame is not None else None
         inputs = prepare(plan, runs, self._rows, self._device, may_wait=may_wait, frame=frame, into=into)

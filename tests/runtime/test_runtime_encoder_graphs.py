@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from repeater import Repeater
 from taping import TapeRecorder
-from test_runtime_graphs import Repeater
 
 from mmengine.core.executor import EncodeItem
 from mmengine.gpu.vision_ops import VisionOps, attend_by_frames, gives_known_numbers, rotate

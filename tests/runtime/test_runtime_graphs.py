@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from repeater import Repeater, let_backends_capture
 from runtime_toy import EOS, Driver, ToyModel, positions_of, toy_request
 
 from mmengine.config import EngineConfig
@@ -29,23 +30,6 @@ from mmengine.runtime.graphs.decode import DecodeGraphs
 from mmengine.runtime.kv import KVPool
 
 SIZE = 4
-
-
-class Repeater:
-    """Calls the function again."""
-
-    def __init__(self):
-        self.recorded = self.replayed = 0
-
-    def record(self, compute):
-        compute()
-        self.recorded += 1
-
-        def replay():
-            self.replayed += 1
-            compute()
-
-        return replay
 
 
 def plan_of(counts, media=()):
@@ -143,8 +127,7 @@ def test_an_empty_step_is_all_dummy():
 
 @pytest.fixture
 def capturable(monkeypatch):
-    """torch's backend makes tensors in `begin`, which a CUDA graph could not follow, but a function can."""
-    monkeypatch.setattr(TorchPagedAttention, "captures", True)
+    let_backends_capture(monkeypatch.setattr)
 
 
 def make(recorder, attention="torch", **settings):
@@ -261,6 +244,7 @@ def test_a_head_gets_copies_of_the_steps_own_tokens(counts):
         TorchPagedAttention(spec, kv),
         Repeater(),
         torch.device("cpu"),
+        torch.float32,
         block_size=SIZE,
         max_rows=4,
         num_drafts=2,

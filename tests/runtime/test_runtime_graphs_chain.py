@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_runtime_graphs import Repeater
+from repeater import Repeater
 
 from mmengine.runtime.attention.base import AttentionMeta
 from mmengine.runtime.attention.torch_paged import TorchPagedAttention

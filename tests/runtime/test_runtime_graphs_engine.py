@@ -5,15 +5,13 @@ from functools import partial
 import pytest
 from flashinfer_fake import fake_library
 from PIL import Image
-from test_runtime_graphs import Repeater
+from repeater import Repeater, let_backends_capture
 
 from mmengine import build
 from mmengine.config import EngineConfig
 from mmengine.gpu.vision_ops import VisionOps, attend_by_frames, rotate
 from mmengine.runtime import runner as running
 from mmengine.runtime.attention.flashinfer_paged import FlashInferAttention
-from mmengine.runtime.attention.native_paged import NativePagedAttention
-from mmengine.runtime.attention.torch_paged import TorchPagedAttention
 from mmengine.runtime.eagle3 import drafter as drafting
 from mmengine.runtime.executor import TorchExecutor
 from mmengine.serve.engine import Engine
@@ -39,8 +37,7 @@ def recorder(monkeypatch):
     """Captures what every engine that is built now decodes."""
     recorder = Repeater()
     monkeypatch.setattr(build, "TorchExecutor", partial(TorchExecutor, recorder=recorder))
-    for backend in (NativePagedAttention, TorchPagedAttention):
-        monkeypatch.setattr(backend, "captures", True)
+    let_backends_capture(monkeypatch.setattr)
     return recorder
 
 

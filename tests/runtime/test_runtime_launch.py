@@ -11,8 +11,8 @@ import pytest
 import torch
 from flashinfer_fake import FakeWrapper, fake_library
 from launching import GPU, Waited, nothing_to_wait_for, pinned
+from repeater import Repeater
 from runtime_toy import VOCAB, Driver, ToyModel, positions_of, toy_request
-from test_runtime_graphs import Repeater
 
 from mmengine.config import EngineConfig
 from mmengine.core.executor import PENDING

@@ -1,17 +1,18 @@
 """A model cut over two processes on a CPU: the tokens of one process, and an end for whatever goes wrong."""
 
-import itertools
 import os
 import select
 import signal
 import socket
 import threading
 import time
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from repeater import FAILS, FOLLOWER, Warming, fail_at, let_backends_capture
 
 from mmengine.config import EngineConfig
 from mmengine.core.past import Resume
@@ -20,9 +21,15 @@ from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader
 from mmengine.models.sharding import COLUMNS, ROWS, Shard
 from mmengine.replay import verify
+from mmengine.runtime.attention.base import Bucket
+from mmengine.runtime.graphs import capture
+from mmengine.runtime.graphs.buckets import Frame
+from mmengine.runtime.parallel import followers, leader
 from mmengine.runtime.parallel.channel import Channel, Closed, Kind
 from mmengine.runtime.parallel.followers import Followers
+from mmengine.runtime.parallel.graphs import SharedCapture
 from mmengine.runtime.parallel.group import GroupLost, StepGroup
+from mmengine.runtime.parallel.leader import LeadingExecutor
 from mmengine.runtime.parallel.ranks import device_of
 from mmengine.serve.engine import Engine
 from mmengine_qwen3_vl import plugin
@@ -33,7 +40,7 @@ from mmengine_shapes import checkpoint_path
 from tests.spec_decode.equality import answers, assert_same, mixed
 
 # A pool so small that requests give way, and budgets that cut prompts and images.
-TIGHT = {"block_size": 4, "num_blocks": 65, "token_budget": 96, "admission_reserve": "none"}
+TIGHT = {"block_size": 4, "num_blocks": 65, "token_budget": 96, "admission_reserve": "none", "max_retries": 2}
 
 
 @pytest.fixture(scope="module")
@@ -48,29 +55,68 @@ def wanted(asked):
 
 def fail_once(executor):
     """Rank 0 breaks down in its ninth step, before it exchanges anything; no rank may be out of step then."""
-    launch, count = executor._runner.launch, itertools.count()
+    executor._runner.launch = fail_at(9, executor._runner.launch)
 
-    def launch_or_fail(*args):
-        if next(count) == 8:
-            raise ExecutorFailed("on purpose")
-        return launch(*args)
 
-    executor._runner.launch = launch_or_fail
+@pytest.fixture
+def captured(monkeypatch):
+    """Steps of two ranks are captured from now on. Called with what fails on rank 1, the number of a capture
+    and that of a step, it gives the recorder of rank 0."""
+
+    def begin(capture=0, step=0):
+        recorder = Warming()
+        let_backends_capture(monkeypatch.setattr)
+        monkeypatch.setattr(leader, "recorder_for", lambda config, device: recorder)
+        monkeypatch.setattr(followers, "_COMMAND", FOLLOWER)
+        monkeypatch.setenv(FAILS, f"{capture} {step}")
+        return recorder
+
+    return begin
+
+
+SWAP = {"swap_blocks": 64, "preempt_mode": "swap"}
+AHEAD = {"max_in_flight": 2, "spec": "none"}
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [{"swap_blocks": 64, "preempt_mode": "swap"}, {"max_in_flight": 2, "spec": "none"}],
-    ids=["drafts and swap", "two in flight"],
+    "settings, replays",
+    [(SWAP, True), (AHEAD, False), (AHEAD, True)],
+    ids=["drafts and swap, replayed", "two in flight", "two in flight, replayed"],
 )
-def test_two_processes_give_the_tokens_of_one(asked, wanted, settings, tmp_path):
-    found = answers(asked, log=tmp_path / "log", steer=fail_once, tensor_parallel=2, **TIGHT, **settings)
+def test_two_processes_give_the_tokens_of_one(asked, wanted, captured, settings, replays, tmp_path):
+    """A step fails on rank 0, and one on rank 1 where steps are replayed: the other one replays it."""
+    recorder, seen = captured(step=30) if replays else None, []
+
+    def steer(executor):
+        fail_once(executor)
+        seen.append(executor)
+
+    found = answers(asked, log=tmp_path / "log", steer=steer, tensor_parallel=2, **TIGHT, **settings)
     assert_same(found, wanted)
     assert verify(tmp_path / "log").ok
-    records = LogReader(tmp_path / "log")
-    kinds = [type(record.event) for record in records]
-    assert ev.Preempted in kinds, "nobody gave way"
-    assert ev.Failed in kinds, "no step failed"
+    events = [record.event for record in LogReader(tmp_path / "log")]
+    assert ev.Preempted in map(type, events), "nobody gave way"
+    said = [event.error for event in events if isinstance(event, ev.Failed)]
+    assert said == ["on purpose", "rank 1: on purpose"][: 1 + replays], "no step failed"
+    steps = seen[0].graph_steps
+    if replays:
+        assert steps["prompt"] + steps["media"] > 0
+        assert recorder.replayed >= steps["replayed"] > 20
+    else:
+        assert steps == {}
+
+
+def test_a_capture_that_fails_on_one_rank_fails_on_all(captured, monkeypatch):
+    told = []
+    monkeypatch.setattr(capture.log, "warning", lambda what, **facts: told.append(facts))
+    recorder = captured(capture=2)
+    with Engine(config=EngineConfig(tensor_parallel=2, max_num_seqs=4, spec="none")) as engine:
+        (found,) = engine.generate(["Who are you?"], max_tokens=8)
+        steps = engine.built.executor.graph_steps
+    with Engine(config=EngineConfig(spec="none")) as engine:
+        assert found.token_ids == engine.generate(["Who are you?"], max_tokens=8)[0].token_ids
+    assert steps["capture_failed"] >= 8 and not steps["replayed"] and not recorder.replayed
+    assert [facts["reason"] for facts in told] == ["another rank could not, or is elsewhere"]
 
 
 def test_a_rank_that_dies_ends_the_engine_and_the_log_goes_on(tmp_path):
@@ -118,6 +164,19 @@ def test_a_rank_that_loses_its_way_says_so(noticed_by):
         with pytest.raises(ExecutorLost, match="rank 1: .*cut short.*; .*start the engine again"):
             while not engine.is_idle:
                 engine.step()
+
+
+def test_a_rank_that_failed_a_step_at_once_is_heard_when_that_is_collected():
+    """Rank 0 takes part in the step all the same: the others are in the middle of it."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        waiting = object.__new__(Followers)
+        waiting._channels, waiting._lost = [Channel(ours)], ""
+        Channel(theirs).send(Kind.FAILED, b"on purpose")
+        waiting.step(b"frames")
+        assert Channel(theirs).receive() == (Kind.STEP, b"frames")
+        with pytest.raises(ExecutorFailed, match="rank 1: on purpose"):
+            waiting.check()
 
 
 def test_a_rank_that_reads_nothing_is_not_waited_for():
@@ -288,6 +347,156 @@ def test_features_and_tokens_come_from_rank_0(tmp_path):
         return int(features.sum()), int(ids.sum())
 
     assert ranks_in_threads(tmp_path, both, both, may_wait=True) == [(0, 0), (0, 0)]
+
+
+# Steps that are captured
+
+FOUR = Bucket(4, 1)
+
+
+def compute(group, fail_at=None):
+    x = torch.full((4, 4), float(group.rank + 1))
+    for at in range(4):
+        if at == fail_at:
+            raise ExecutorFailed("on purpose")
+        x = group.all_reduce(x)
+    group.sums = x.clone()
+
+
+class Captured:
+    """What a group asks of captured steps: all are replayed in one size."""
+
+    def __init__(self, group, begin=lambda: None):
+        self.replay, self._begin = partial(group.replay, FOUR, partial(compute, group)), begin
+
+    def find(self, plan):
+        return Frame(FOUR, slice(0, 3))
+
+    def run_empty(self, bucket):
+        assert bucket == FOUR
+        self._begin()
+        self.replay()
+
+
+def replayed(group, fail=None, **report):
+    """A step; `fail`: whether before it is replayed or behind that."""
+    group.graphs = group.graphs or Captured(group)
+    with group.step(PLAN_OF_3, **report):
+        if fail == "before":
+            raise ExecutorFailed("on purpose")
+        group.graphs.replay()
+        if fail == "behind":
+            raise ExecutorFailed("on purpose")
+    return group.sums
+
+
+@pytest.mark.parametrize("fail", ["before", "behind"])
+def test_a_rank_that_fails_replays_the_step_all_the_same(tmp_path, fail):
+    said = []
+
+    def failing(group):
+        replayed(group, fail, report=said.append)
+        return replayed(group), layers_of_4(group)
+
+    def going_on(group):
+        replayed(group)
+        return replayed(group), layers_of_4(group)
+
+    def layers_of_4(group):  # of the next step, which is launched
+        group.graphs = None
+        return layers(group)
+
+    first, second = ranks_in_threads(tmp_path, going_on, failing)
+    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+    assert [str(error) for error in said] == ["on purpose"]
+
+
+def test_a_rank_that_can_replay_nothing_is_lost(tmp_path):
+    """The others wait for what is in the graph."""
+
+    def failing(group):
+        def begin():
+            raise RuntimeError("no memory")
+
+        group.graphs = Captured(group, begin)
+        try:
+            replayed(group, "before", report=lambda error: None)
+        finally:
+            assert group.lost
+            group.close()
+
+    first, second = ranks_in_threads(tmp_path, replayed, failing)
+    assert isinstance(first, GroupLost) and isinstance(second, GroupLost)
+    assert "could not replay a step: no memory" in str(second)
+
+
+def test_a_replay_that_no_rank_expects_is_refused(tmp_path):
+    def wrong(group):
+        with group.step(PLAN_OF_3):
+            Captured(group).replay()
+
+    found, _ = ranks_in_threads(tmp_path, wrong, layers)
+    assert "wants to replay" in str(found)
+
+
+@pytest.mark.parametrize("where", ["begin", (0, 0), (1, 3), (2, 1), "end", "other sizes", "nowhere"])
+def test_steps_are_captured_by_all_ranks_or_by_none(tmp_path, monkeypatch, where):
+    """Rank 1 fails before the second size, in an exchange of one of its passes, or at its end; then both
+    launch the next step, in which nobody waits."""
+    monkeypatch.setattr(capture.log, "warning", lambda what, **facts: None)
+    words, meeting = {}, threading.Barrier(2, timeout=30)
+
+    def agree(rank, word):
+        words[rank] = word
+        meeting.wait()
+        agreed = word != "" and len(set(words.values())) == 1
+        meeting.wait()
+        return agreed
+
+    def doing(group):
+        passes = iter(range(6))  # of the second size, the first three
+
+        def prepare(bucket):
+            if where == "begin" and group.rank and bucket == Bucket(2, 1):
+                raise RuntimeError("no memory")
+
+        def one(bucket):
+            fails = isinstance(where, tuple) and group.rank and bucket == Bucket(2, 1)
+            number, at = (next(passes), where) if fails else (0, (None, None))
+            x = torch.ones(bucket.num_tokens, 4)
+            for exchange in range(4):
+                if fails and (number, exchange) == at:
+                    raise RuntimeError("on purpose")
+                group.all_reduce(x)
+
+        sizes = [FOUR, Bucket(2, 1)]
+        sizes = sizes[::-1] if where == "other sizes" and group.rank else sizes
+        recorder = Warming(2 if where == "end" and group.rank else None)
+        found = SharedCapture(group, partial(agree, group.rank))("steps", sizes, prepare, one, recorder)
+        return list(found), layers(group)
+
+    (first, sums), (second, other_sums) = ranks_in_threads(tmp_path, doing, doing)
+    assert first == second == ([FOUR, Bucket(2, 1)] if where == "nowhere" else [])
+    assert torch.equal(sums, other_sums)
+
+
+def test_a_step_that_waits_on_the_device_looks_at_the_others():
+    """Of a graph that waits for a rank that is gone nobody else hears."""
+
+    def check():
+        seen.append(1)
+        if len(seen) == 2:
+            raise ExecutorLost("rank 1 is gone")
+
+    seen, waiting = [], object.__new__(LeadingExecutor)
+    waiting._followers, waiting._group = SimpleNamespace(check=check), StepGroup(0, 2)
+    waiting._group.timeout_s = 60.0
+    with pytest.raises(ExecutorLost, match="rank 1 is gone"):
+        waiting._await(SimpleNamespace(query=lambda: False))
+    waiting._group.timeout_s = 0.0
+    with pytest.raises(GroupLost, match="more than 0 seconds"):
+        waiting._await(SimpleNamespace(query=lambda: False))
+    waiting._await(SimpleNamespace(query=lambda: True))
 
 
 def test_a_rank_that_is_gone_ends_the_wait(tmp_path):

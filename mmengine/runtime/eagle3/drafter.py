@@ -56,28 +56,20 @@ class Given(NamedTuple):
 
 class Eagle3Drafter:
     """`rows` are the runner's columns, `number` that of this drafter. Raises ConfigError where the pool of
-    its KV cannot be had. `is_asked`: whether it may draft behind the step that is prepared. `recorder`:
-    captures passes, where attention can be captured; `graphs` are they."""
+    its KV cannot be had. `is_asked`: whether it may draft behind the step that is prepared. `graphs`: of its
+    passes, once they are captured."""
 
     name = "eagle3"
 
     def __init__(
-        self,
-        head: DraftHead,
-        rows: RowColumns,
-        config: EngineConfig,
-        attention: str,
-        number: int,
-        recorder: Recorder | None = None,
+        self, head: DraftHead, rows: RowColumns, config: EngineConfig, attention: str, number: int
     ) -> None:
         spec = kv_spec(head.config, config.max_model_len)
         self._head, self._rows, self._number = head, rows, number
         self._kv = pool_of(spec, config, head.dtype, head.device)
         self._attention = make_backend(attention, spec, self._kv)
         self._block_size = config.block_size
-        self.graphs = None
-        if recorder is not None and self._attention.captures:
-            self.graphs = self._capture(recorder, config)
+        self.graphs: ChainGraphs | None = None
         self.deferred = Deferred(config.max_num_seqs)
         self.keys = Keys(config.max_num_seqs, config.num_blocks, config.swap_blocks, config.block_size)
         self.is_asked, self._is_awake, self._num_idle = False, True, 0
@@ -86,9 +78,10 @@ class Eagle3Drafter:
         self._z = self._carry = torch.empty(0)  # of the rows that were read in it, at their last states
         self._z_place = np.full(config.max_num_seqs, NOWHERE, np.intp)  # of a row among these
 
-    def _capture(self, recorder: Recorder, config: EngineConfig) -> ChainGraphs:
-        with torch.inference_mode():
-            return ChainGraphs(
+    def capture(self, recorder: Recorder, config: EngineConfig) -> None:
+        """Passes are replayed from now on, where attention can be captured."""
+        if self._attention.captures:
+            self.graphs = ChainGraphs(
                 self._head,
                 self._attention,
                 recorder,

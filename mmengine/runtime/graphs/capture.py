@@ -15,6 +15,10 @@ REPLAYED, CAPTURE_FAILED = "replayed", "capture_failed"  # in metrics
 
 Size = TypeVar("Size")
 Replays = dict[Bucket, Callable[[], None]]
+# As `capture` below, perhaps together with others.
+Capture = Callable[
+    [str, Iterable[Bucket], Callable[[Bucket], object], Callable[[Bucket], None], Recorder], Replays
+]
 log = structlog.get_logger("mmengine.operators")
 
 
@@ -33,14 +37,19 @@ def capture(
             prepare(size)
             replays[size] = recorder.record(partial(compute, size))
         except Exception as error:  # whatever the driver, a library or a kernel says
-            log.warning(
-                f"{what} cannot be captured in CUDA graphs and are launched kernel by kernel, which is "
-                "slower where they are small; set cuda_graphs false to start without trying",
-                size=str(size),
-                reason=in_one_line(error),
-            )
+            tell(what, size, in_one_line(error))
             return {}
     return replays
+
+
+def tell(what: str, size: object, reason: str) -> None:
+    """That `what` is not captured, because of which size, and why."""
+    log.warning(
+        f"{what} cannot be captured in CUDA graphs and are launched kernel by kernel, which is slower where "
+        "they are small; set cuda_graphs false to start without trying",
+        size=str(size),
+        reason=reason,
+    )
 
 
 def capture_steps(
@@ -50,6 +59,7 @@ def capture_steps(
     attention: AttentionBackend,
     recorder: Recorder,
     block_size: int,
+    capture: Capture = capture,
 ) -> Replays:
     """`capture` of what attends to KV blocks, behind a step of each of `buckets`. The pool's dummy block is
     written to."""

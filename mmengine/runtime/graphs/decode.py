@@ -15,18 +15,20 @@ from mmengine.runtime.graphs.buckets import (
     REASONS,
     Frame,
     all_buckets,
+    empty_step,
     fill_up,
     frame_of,
     row_sizes,
 )
-from mmengine.runtime.graphs.capture import CAPTURE_FAILED, REPLAYED, capture_steps
+from mmengine.runtime.graphs.capture import CAPTURE_FAILED, REPLAYED, Capture, capture, capture_steps
 from mmengine.runtime.graphs.recorder import Recorder
 from mmengine.runtime.upload import upload
 
 
 class DecodeGraphs:
-    """`num_drafts`: the most of one row. `taps`: of any number of tokens, as the model's draft head asks for
-    them; None without one. Captured at once: the pool's dummy block is written to."""
+    """`dtype`: of hidden states. `num_drafts`: the most of one row. `taps`: of any number of tokens, as the
+    model's draft head asks for them; None without one. Captured at once, by `capture`: the pool's dummy block
+    is written to."""
 
     def __init__(
         self,
@@ -34,11 +36,13 @@ class DecodeGraphs:
         attention: AttentionBackend,
         recorder: Recorder,
         device: torch.device,
+        dtype: torch.dtype,
         *,
         block_size: int,
         max_rows: int,
         num_drafts: int = 0,
         taps: Taps | None = None,
+        capture: Capture = capture,
     ) -> None:
         self._model, self._attention, self._block_size = model, attention, block_size
         self._sizes, self._num_drafts = row_sizes(max_rows), num_drafts
@@ -46,19 +50,22 @@ class DecodeGraphs:
         most = buckets[0].num_tokens
         # Token ids [t] and positions [3, t] of a bucket; behind them what else the step uploads.
         self.inputs = torch.zeros(5 * most + 2 * max_rows, dtype=torch.int64, device=device)
-        embeds = model.embed(self.inputs[:1])
-        self._hidden = embeds.new_zeros(most, model.spec.hidden_size)
+        self._hidden = torch.zeros(most, model.spec.hidden_size, dtype=dtype, device=device)
         self._taps = (
             None if taps is None else Taps(taps.layers, taps.rows.new_zeros(most, taps.rows.shape[1]))
         )
         self.num_steps = dict.fromkeys((REPLAYED, *REASONS, CAPTURE_FAILED), 0)
         self._replays = capture_steps(
-            "steps that decode", buckets, self._compute, attention, recorder, block_size
+            "steps that decode", buckets, self._compute, attention, recorder, block_size, capture
         )
 
+    def find(self, plan: StepPlan) -> Frame | str:
+        """Where the step is replayed, or why it is not: follows from the plan alone."""
+        return frame_of(plan, self._sizes, self._num_drafts) if self._replays else CAPTURE_FAILED
+
     def frame(self, plan: StepPlan) -> Frame | None:
-        """Where the step is replayed; None: it is not, which is counted."""
-        found = frame_of(plan, self._sizes, self._num_drafts) if self._replays else CAPTURE_FAILED
+        """Where the step is replayed; None: it is not. Which is counted."""
+        found = self.find(plan)
         self.num_steps[REPLAYED if isinstance(found, Frame) else found] += 1
         return found if isinstance(found, Frame) else None
 
@@ -68,6 +75,12 @@ class DecodeGraphs:
         self._attention.begin(fill_up(meta, frame, self._block_size), frame.bucket)
         self._replays[frame.bucket]()
         return self._hidden[: frame.bucket.num_tokens]
+
+    def run_empty(self, bucket: Bucket) -> None:
+        """Replay a step without rows."""
+        with torch.inference_mode():
+            self._attention.begin(empty_step(bucket, self._block_size), bucket)
+            self._replays[bucket]()
 
     def give(self, frame: Frame, taps: Taps, positions: torch.Tensor) -> torch.Tensor:
         """Copy what a draft head reads of the step's own tokens into `taps`; and their positions [3, t], of

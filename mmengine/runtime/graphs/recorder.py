@@ -5,6 +5,8 @@ from typing import Any, Protocol
 
 import torch
 
+from mmengine.config import EngineConfig
+
 WARM_UPS = 2  # libraries make their handles and workspaces, and compile, outside of what is captured
 
 
@@ -12,6 +14,11 @@ class Recorder(Protocol):
     def record(self, compute: Callable[[], None]) -> Callable[[], None]:
         """What does again what `compute` does, over the tensors that it used. It may be called several times
         meanwhile, and raises what goes wrong."""
+
+
+def recorder_for(config: EngineConfig, device: torch.device) -> Recorder | None:
+    """What captures on `device` as `config` has it; None: nothing does."""
+    return CudaRecorder(device) if device.type == "cuda" and config.cuda_graphs else None
 
 
 class CudaRecorder:

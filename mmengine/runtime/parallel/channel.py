@@ -15,7 +15,8 @@ MAX_BYTES = 2**33  # a snapshot of the largest state that settings allow is belo
 class Kind(IntEnum):
     """JOB, START and STEP go to a follower, the others come back. STEP: frames of the log, and the step that
     they decide is to be run. READY: the weights are there, or all that steps need. FAILED: a sentence
-    on a step. ENDS: a sentence, the last one of a rank that cannot go on."""
+    on a step. ENDS: a sentence, the last one of a rank that cannot go on. WORD: what a rank says while steps
+    are captured, and back whether all say the same."""
 
     JOB = 1
     START = 2
@@ -23,6 +24,7 @@ class Kind(IntEnum):
     READY = 4
     FAILED = 5
     ENDS = 6
+    WORD = 7
 
 
 class Closed(Exception):

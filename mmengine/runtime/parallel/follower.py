@@ -8,6 +8,9 @@ import os
 import signal
 import socket
 import sys
+import threading
+import time
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -21,11 +24,15 @@ from mmengine.errors import CorruptLog
 from mmengine.models.plugin import ModelPlugin, VisionLanguageModel
 from mmengine.models.registry import plugin_for
 from mmengine.runtime.dtypes import DTYPES
+from mmengine.runtime.graphs.recorder import recorder_for
 from mmengine.runtime.parallel.channel import Channel, Closed, Kind
+from mmengine.runtime.parallel.graphs import capture_steps
 from mmengine.runtime.parallel.group import StepGroup, num_embeds
 from mmengine.runtime.parallel.job import Job, decode_job, sentence
 from mmengine.runtime.runner import ModelRunner
 from mmengine.runtime.threads import choose_threads
+
+LOOK_S = 1.0  # after which it is looked whether rank 0 is still there
 
 
 class RankModel:
@@ -77,6 +84,8 @@ def follow(channel: Channel) -> NoReturn:
     mirror = Mirror(restore(_expect(channel, Kind.START))[0])
     runner = _runner(mirror, plugin, model, group, job)
     channel.send(Kind.READY)
+    recorder = recorder_for(mirror.state.config, torch.device(job.device))
+    capture_steps(runner, recorder, group, partial(_agree, channel))
     while True:
         plan = mirror.fold(_expect(channel, Kind.STEP))
         if plan is None:
@@ -95,6 +104,11 @@ def _runner(
     )
 
 
+def _agree(channel: Channel, word: str) -> bool:
+    channel.send(Kind.WORD, word.encode())
+    return _expect(channel, Kind.WORD) != b""
+
+
 def _expect(channel: Channel, wanted: Kind) -> bytes:
     message = channel.receive()
     if message is None or message[0] is not wanted:
@@ -102,8 +116,16 @@ def _expect(channel: Channel, wanted: Kind) -> bytes:
     return message[1]
 
 
+def _end_with(parent: int) -> None:
+    """This rank may wait on the device for one that is gone, and hear of nothing."""
+    while os.getppid() == parent:
+        time.sleep(LOOK_S)
+    os._exit(1)
+
+
 def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all of a terminal; rank 0 decides
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     channel = Channel(socket.socket(fileno=int(sys.argv[1])))
     try:
         follow(channel)

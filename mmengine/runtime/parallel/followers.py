@@ -73,7 +73,20 @@ class Followers:
 
     def await_ready(self, timeout_s: float) -> None:
         """Wait until each said READY once more. Raises ConfigError with the words of one that did not."""
-        deadline = time.monotonic() + timeout_s
+        self._await(Kind.READY, timeout_s)
+
+    def agree(self, word: str, timeout_s: float) -> bool:
+        """Whether each rank says this word now, and none of them nothing, which all are told. Raises
+        ConfigError as `await_ready`."""
+        agreed = {*self._await(Kind.WORD, timeout_s), word.encode()} == {word.encode() or None}
+        for channel in self._channels:
+            with suppress(Closed):  # whoever waits for it next says so
+                channel.send(Kind.WORD, b"yes" if agreed else b"")
+        return agreed
+
+    def _await(self, wanted: Kind, timeout_s: float) -> list[bytes]:
+        """The next message of each, which is of this kind."""
+        deadline, bodies = time.monotonic() + timeout_s, []
         for rank, channel in enumerate(self._channels, 1):
             message = None
             while message is None:
@@ -84,12 +97,15 @@ class Followers:
                 except Closed:
                     raise ConfigError(f"rank {rank} {self._ended(rank)} before it was ready") from None
             kind, body = message
-            if kind is not Kind.READY:
+            if kind is not wanted:
                 raise ConfigError(f"rank {rank} cannot start: {body.decode(errors='replace')}")
+            bodies.append(body)
+        return bodies
 
     def step(self, frames: bytes) -> None:
         """Have all of them fold `frames` and run the step at their end. Raises ExecutorLost when one is
-        gone, now or before; ExecutorFailed with what a rank says of the steps so far."""
+        gone. What they say of steps is for `check`: one may have failed this step already, which rank 0 is to
+        take part in all the same."""
         if not self._lost:
             for channel in self._channels:
                 try:
@@ -97,7 +113,8 @@ class Followers:
                 except Closed as error:
                     self.lose(str(error))
                     break
-        self.check()
+        if self._lost:
+            raise ExecutorLost(self._lost)
 
     def check(self) -> None:
         """Raise ExecutorFailed with what a rank says of the steps so far, ExecutorLost where one is gone."""

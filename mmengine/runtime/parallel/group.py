@@ -4,15 +4,19 @@
     token ids, from rank 0                    when a token may be sampled by a step that still runs
     2 sums a layer                            behind attention and behind the MLP
 
-A rank that cannot go on within a step makes the calls that are left with zeros, so that the others never
-wait for it and the next step begins with all of them in the same place; what the step gave is thrown away.
+Where a step is replayed, the last two are within the graph, and the replay counts as one call.
+
+A rank that cannot go on within a step makes the calls that are left with zeros, and the replay that is left
+without rows, so that the others never wait for it and the next step begins with all of them in the same
+place; what the step gave is thrown away.
 """
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -22,6 +26,17 @@ from mmengine.core.executor import StepPlan
 from mmengine.errors import ExecutorFailed, ExecutorLost
 from mmengine.models.plugin import ModelSpec
 from mmengine.models.sharding import Shard
+from mmengine.runtime.attention.base import Bucket
+from mmengine.runtime.graphs.buckets import Frame
+from mmengine.runtime.graphs.decode import DecodeGraphs
+
+
+class Replay(NamedTuple):
+    """The exchanges within a captured step."""
+
+    graphs: DecodeGraphs
+    bucket: Bucket
+
 
 Exchange = tuple[Callable[[Tensor], None], tuple[int, ...], torch.dtype]  # how, and of what
 
@@ -31,13 +46,16 @@ class GroupLost(ExecutorLost):
 
 
 class StepGroup:
-    """One rank's side. `join` first, `prepare` when the model is there."""
+    """One rank's side. `join` first, `prepare` when the model is there. `graphs`: those that steps are
+    replayed from, on all ranks. `replays`: whether that is being done."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
-        self.lost = False
+        self.lost = self.replays = False
+        self.graphs: DecodeGraphs | None = None
+        self.timeout_s = 0.0
         self._group: Any = None  # of torch's stubs, no backend has exchanges
-        self._expected: list[Exchange] = []
+        self._expected: list[Exchange | Replay] = []  # the next one last
 
     def shard(self) -> Shard:
         return Shard(self.rank, self.size, self.all_reduce)
@@ -45,12 +63,14 @@ class StepGroup:
     def join(self, store: Path, device: torch.device, timeout_s: float) -> None:
         """Meet the other ranks, which name the same file `store`, new for each group. Blocks until all are
         there. Raises GroupLost. NCCL between GPUs (not yet run on a GPU), gloo between processes on a CPU."""
-        timeout = timedelta(seconds=timeout_s)
+        self.timeout_s, timeout = timeout_s, timedelta(seconds=timeout_s)
         try:
             meeting = dist.FileStore(str(store), self.size)
             meeting.set_timeout(timeout)
             if device.type == "cuda":
                 torch.cuda.set_device(device)
+                # Else ranks talk while they capture, about buffers, and would wait for one that fails then.
+                os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
                 options = dist.ProcessGroupNCCL.Options()
                 options._timeout = timeout
                 self._group = dist.ProcessGroupNCCL(meeting, self.rank, self.size, options)
@@ -85,21 +105,70 @@ class StepGroup:
         else:
             self._make_the_rest()
 
-    def _exchanges(self, plan: StepPlan) -> list[Exchange]:
-        hidden, num_tokens = self._spec.hidden_size, len(plan.input_ids)
-        expected: list[Exchange] = []
+    @contextmanager
+    def recording(self, bucket: Bucket) -> Iterator[None]:
+        """Around one pass of a step of this size while it is captured, or launched before that. One that
+        fails leaves the others in step."""
+        self._expected = self._of_layers(bucket.num_tokens)[::-1]
+        try:
+            yield
+        finally:
+            if self._device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+                self._expected = []  # nothing of it is exchanged now
+            self._make_the_rest()
+
+    def replay(self, bucket: Bucket, launch: Callable[[], None]) -> None:
+        """`launch` what was captured for this size. Raises GroupLost where that fails: what the others wait
+        for is in it."""
+        if not self._expected or self._expected[-1] != (self.graphs, bucket):
+            raise ExecutorFailed(f"rank {self.rank} wants to replay {bucket}, which no rank expects")
+        self._expected.pop()
+        self.replays = True
+        try:
+            launch()
+        except Exception as error:
+            self._lose(f"rank {self.rank} could not replay a step: {error}", error)
+        finally:
+            self.replays = False
+
+    def _exchanges(self, plan: StepPlan) -> list[Exchange | Replay]:
+        expected: list[Exchange | Replay] = []
         if plan.encode:
-            shape = (num_embeds(plan), (1 + self._spec.num_deepstack) * hidden)
+            shape = (num_embeds(plan), (1 + self._spec.num_deepstack) * self._spec.hidden_size)
             expected.append((self._broadcast, shape, self._dtype))
+        graphs = self.graphs
+        frame = graphs.find(plan) if graphs is not None else None
+        if graphs is not None and isinstance(frame, Frame):
+            expected.append(Replay(graphs, frame.bucket))
+        else:
+            expected += self._of_layers(len(plan.input_ids))
+        return expected[::-1]
+
+    def _of_layers(self, num_tokens: int) -> list[Exchange | Replay]:
+        """What the network exchanges over so many tokens, in order."""
+        expected: list[Exchange | Replay] = []
         if self._may_wait:
             expected.append((self._broadcast, (num_tokens,), torch.int64))
-        expected += [(self._add_up, (num_tokens, hidden), self._dtype)] * (2 * self._spec.num_layers)
-        return expected[::-1]  # the next one last
+        sums = (self._add_up, (num_tokens, self._spec.hidden_size), self._dtype)
+        return expected + [sums] * (2 * self._spec.num_layers)
 
     def _make_the_rest(self) -> None:
         while self._expected:
-            call, shape, dtype = self._expected.pop()
+            following = self._expected[-1]
+            if isinstance(following, Replay):
+                self._replay_empty(following)
+                continue
+            call, shape, dtype = following
+            self._expected.pop()
             self._call(call, torch.zeros(shape, dtype=dtype, device=self._device))
+
+    def _replay_empty(self, replay: Replay) -> None:
+        try:
+            replay.graphs.run_empty(replay.bucket)
+        except GroupLost:
+            raise
+        except Exception as error:  # it could not be prepared
+            self._lose(f"rank {self.rank} could not replay a step: {error}", error)
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """The sum of all ranks' x [t, hidden], in place where x has no gaps."""
@@ -116,6 +185,9 @@ class StepGroup:
     def _exchange(self, call: Callable[[Tensor], None], x: Tensor) -> Tensor:
         if self._group is None:  # before the ranks meet: a rank measures its memory alone
             return x
+        if self.replays:  # a function in a graph's place
+            self._call(call, x)
+            return x
         if not self._expected or self._expected[-1] != (call, tuple(x.shape), x.dtype):
             raise ExecutorFailed(f"rank {self.rank} wants to exchange {list(x.shape)}, which no rank expects")
         x = x.contiguous()
@@ -127,17 +199,33 @@ class StepGroup:
         try:
             call(x)
         except RuntimeError as error:
-            self.lost = True
-            raise GroupLost(f"an exchange of rank {self.rank} with the others failed: {error}") from error
+            self._lose(f"an exchange of rank {self.rank} with the others failed: {error}", error)
+
+    def _lose(self, what: str, error: Exception) -> NoReturn:
+        self.lost = True
+        raise error if isinstance(error, GroupLost) else GroupLost(what) from error
 
     def _add_up(self, x: Tensor) -> None:
-        self._group.allreduce([x]).wait()
+        self._group.allreduce([x], _in_order(dist.AllreduceOptions())).wait()
 
     def _broadcast(self, x: Tensor) -> None:
-        self._group.broadcast([x]).wait()
+        self._group.broadcast([x], _in_order(dist.BroadcastOptions())).wait()
+
+    def abort(self) -> None:
+        """What waits on the device for a rank that is gone does not any more. The group is of no use then."""
+        self.lost = True
+        if self._group is not None and self._device.type == "cuda":
+            self._group.abort()
 
     def close(self) -> None:
         self._group = None
+
+
+def _in_order(options: Any) -> Any:
+    """On a GPU an exchange is launched on the stream of the kernels around it, as torch's own are that are
+    awaited: a graph needs no branches for it."""
+    options.asyncOp = False
+    return options
 
 
 def num_embeds(plan: StepPlan) -> int:

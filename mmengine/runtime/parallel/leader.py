@@ -1,6 +1,8 @@
 """Rank 0: the executor that decides with, and hands each step to the ranks that follow."""
 
+import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -8,13 +10,18 @@ import torch
 
 from mmengine.config import EngineConfig
 from mmengine.core.executor import StepPlan, StepResult
+from mmengine.errors import ExecutorLost
 from mmengine.events.tee import Tee
 from mmengine.models.plugin import ModelSpec, VisionLanguageModel
 from mmengine.runtime.executor import InFlight, TorchExecutor
+from mmengine.runtime.graphs.recorder import recorder_for
 from mmengine.runtime.parallel.followers import Followers
+from mmengine.runtime.parallel.graphs import capture_steps
 from mmengine.runtime.parallel.group import GroupLost, StepGroup
 from mmengine.runtime.reading import Launched
 from mmengine.runtime.rows import PositionsOf
+
+POLL_S, LOOK_S = 5e-5, 0.2  # while a step is waited for: between looks at the device, and at the others
 
 
 class LeadingModel:
@@ -50,11 +57,17 @@ class LeadingExecutor(TorchExecutor):
         group: StepGroup,
         followers: Followers,
     ) -> None:
-        # Exchanges are kept in step one by one, which a graph would not do when it is replayed.
-        eager = msgspec.structs.replace(config, cuda_graphs=False)
-        super().__init__(LeadingModel(model, group), positions_of, eager, device, dtype, *args)
+        later = msgspec.structs.replace(config, cuda_graphs=False)  # by `capture`
+        super().__init__(LeadingModel(model, group), positions_of, later, device, dtype, *args)
+        self._recorder = recorder_for(config, torch.device(device))
         group.prepare(model.spec, dtype, torch.device(device), may_wait=config.max_in_flight > 1)
         self._group, self._followers = group, followers
+
+    def capture(self, timeout_s: float) -> None:
+        """Capture steps, which the others do at the same time. Raises ConfigError."""
+        capture_steps(
+            self._runner, self._recorder, self._group, partial(self._followers.agree, timeout_s=timeout_s)
+        )
 
     def dispatch(self, plan: StepPlan) -> None:
         self._followers.step(self.frames.take())
@@ -67,12 +80,27 @@ class LeadingExecutor(TorchExecutor):
     def collect(self) -> StepResult:
         try:
             result = super().collect()
-        except GroupLost as error:
-            self._followers.lose(str(error))
-            self._followers.check()
+        except ExecutorLost as error:
+            self._group.abort()
+            if isinstance(error, GroupLost):
+                self._followers.lose(str(error))
+                self._followers.check()
             raise
         self._followers.check()
         return result
+
+    def _await(self, end: torch.cuda.Event) -> None:
+        """Looks at the others meanwhile: for one that is gone the device waits for ever, in a graph, of which
+        NCCL's timeout knows nothing. Raises ExecutorLost, and ExecutorFailed with what a rank says."""
+        begin = looked = time.monotonic()
+        while not end.query():
+            time.sleep(POLL_S)
+            now = time.monotonic()
+            if now - looked > LOOK_S:
+                looked = now
+                self._followers.check()
+                if now - begin > self._group.timeout_s:
+                    raise GroupLost(f"a step took more than {self._group.timeout_s:g} seconds")
 
     def discard(self) -> None:
         """Steps that did not begin here have begun elsewhere: they are run without this rank's part."""

@@ -83,12 +83,13 @@ class Ranks:
         return leading
 
     def start(self, core: EngineCore) -> None:
-        """Let the others fold from where `core` stands, which has not run a step, and get their memory.
-        Raises ConfigError."""
+        """Let the others fold from where `core` stands, which has not run a step, get their memory, and
+        capture steps. Raises ConfigError."""
         assert self._executor is not None  # the engine was made of it
         self._executor.frames = core.sink = Tee(core.sink)
         self.followers.start(core.snapshot(0))
         self.followers.await_ready(LOAD_TIMEOUT_S)
+        self._executor.capture(LOAD_TIMEOUT_S)
 
     def close(self) -> None:
         self.followers.close()

@@ -1,0 +1,84 @@
+"""What stands for CUDA graphs: a Python function over the same buffers, on this rank and on others."""
+
+import itertools
+import os
+import sys
+
+from mmengine.errors import ExecutorFailed
+from mmengine.runtime.attention.native_paged import NativePagedAttention
+from mmengine.runtime.attention.torch_paged import TorchPagedAttention
+from mmengine.runtime.graphs.recorder import WARM_UPS
+
+
+class Repeater:
+    """Calls the function again."""
+
+    def __init__(self):
+        self.recorded = self.replayed = 0
+
+    def record(self, compute):
+        compute()
+        self.recorded += 1
+
+        def replay():
+            self.replayed += 1
+            compute()
+
+        return replay
+
+
+class Warming(Repeater):
+    """Calls it as often as CUDA graphs do until it is captured. `fails_at`: the capture that fails."""
+
+    def __init__(self, fails_at=None):
+        super().__init__()
+        self._fails_at = fails_at
+
+    def record(self, compute):
+        for _ in range(WARM_UPS):
+            compute()
+        replay = super().record(compute)
+        if self.recorded == self._fails_at:
+            raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
+        return replay
+
+
+def let_backends_capture(set_attribute=setattr):
+    """They make tensors in `begin`, which a CUDA graph could not follow, but a function can."""
+    for backend in (NativePagedAttention, TorchPagedAttention):
+        set_attribute(backend, "captures", True)
+
+
+# How the process of a rank is told what fails there: the number of a capture, and of a step that fails
+# before it exchanges anything; 0 for none.
+FAILS = "MMENGINE_TEST_FAILS"
+FOLLOWER = (sys.executable, __file__)
+
+
+def fail_at(number, function):
+    """`function`, which raises in place of its call of this number."""
+    count = itertools.count(1)
+
+    def fails_once(*arguments):
+        if next(count) == number:
+            raise ExecutorFailed("on purpose")
+        return function(*arguments)
+
+    return fails_once
+
+
+def main():
+    """A rank that follows and captures."""
+    from mmengine.runtime.parallel import follower
+
+    capture, step = map(int, os.environ[FAILS].split())
+    let_backends_capture()
+    follower.recorder_for = lambda config, device: Warming(capture)
+    follower.FollowingRunner._forward = fail_at(step, follower.FollowingRunner._forward)
+    code = follower.main()
+    sys.stdout.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()
