@@ -6,7 +6,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 aten = torch.ops.aten
-WAITS = (aten._local_scalar_dense.default, aten.nonzero.default, aten.masked_select.default)
+WAITS = (aten.item, aten._local_scalar_dense, aten.nonzero, aten.masked_select)
 
 
 class _Tape(TorchDispatchMode):
@@ -15,7 +15,7 @@ class _Tape(TorchDispatchMode):
         self.done = []
 
     def __torch_dispatch__(self, operation, types, arguments=(), options=None):
-        if operation in WAITS:
+        if operation.overloadpacket in WAITS:
             raise RuntimeError("operation not permitted when stream is capturing")
         made = operation(*arguments, **(options or {}))
         self.done.append((operation, arguments, options or {}, made))
