@@ -17,6 +17,7 @@ from mmengine.core.engine import EngineCore
 from mmengine.models.plugin import VisionLanguageModel
 from mmengine.request import Request, SamplingParams
 from mmengine.runtime.executor import TorchExecutor
+from mmengine.runtime.sizing import steps_in_flight
 from mmengine.runtime.upload import upload_joined
 from mmengine_qwen3_vl import plugin
 
@@ -64,9 +65,9 @@ class Bench:
             max_model_len=longest,
             num_blocks=rows * -(-longest // 16) + 1,
             enable_prefix_caching=False,
-            max_in_flight=2,
             batch_invariant=batch_invariant,
         )
+        config = replace(config, max_in_flight=steps_in_flight(config, torch.device(device)))
         self._executor = TorchExecutor(network, plugin.positions, config, device, dtype)
         self.core = EngineCore(config, self._executor)
         self._count = 0

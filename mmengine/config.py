@@ -41,8 +41,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     spec: str = "auto"  # who drafts tokens (docs/speculation.md)
     num_draft_tokens: int = 0  # most drafts of one row; 0: as many as `spec` suggests
     draft_policy: Literal["auto", "all", "goodput"] = "auto"  # how many; auto: goodput, in simulations all
+    drafts_for: Literal["all", "forms"] = "all"  # whom drafters read: all rows, or those with a grammar
     lookahead_tokens: int = 0  # KV slots a drafter needs behind the known tokens
-    max_in_flight: int = 1  # steps given to the executor before the first one's result is awaited
+    # Steps given to the executor before the first one's result is awaited; auto: 2 on a GPU, else 1.
+    max_in_flight: int = 0
     kv_dtype: Literal["auto", "fp8"] = "auto"  # what K and V are kept in; auto: as the model computes
     cuda_graphs: bool = True  # steps that only decode, and small images, are replayed on a GPU (docs/gpu.md)
     compat: Literal["", "vllm"] = ""  # decisions as that engine makes them, for comparisons
@@ -166,11 +168,10 @@ def _contradictions(config: EngineConfig) -> Iterator[str]:
             f"lookahead_tokens {config.lookahead_tokens} keeps KV slots for a drafter, but num_draft_tokens "
             "is 0; set num_draft_tokens, or no lookahead_tokens"
         )
-    if config.max_in_flight > 1 and (drafts or config.compat):
+    if config.max_in_flight > 1 and config.compat:
         yield (
-            f"max_in_flight {config.max_in_flight} cannot go with num_draft_tokens or compat: how many "
-            "drafts a step accepts is known when it has run, and vLLM's decisions are compared step by "
-            "step; set max_in_flight 1"
+            f"max_in_flight {config.max_in_flight} cannot go with compat {config.compat}: vLLM's decisions "
+            "are compared step by step; set max_in_flight 1, or no compat"
         )
     if config.batch_invariant and config.tensor_parallel > 1:
         yield (
@@ -242,7 +243,7 @@ _RANGES = (
     ("long_prefill_token_threshold", 0, 2**20),
     ("num_draft_tokens", 0, 64),
     ("lookahead_tokens", 0, 64),
-    ("max_in_flight", 1, 2),
+    ("max_in_flight", 0, 2),
     ("max_item_embeds", 0, 2**24),
     ("encoder_budget", 1, 2**24),
     ("encoder_cache_size", 1, 2**26),

@@ -3,6 +3,7 @@
 import numpy as np
 
 from mmengine.core.executor import PENDING, Admission, EncodeItem, MediaSpan, StepPlan
+from mmengine.core.overlap import draft_room
 from mmengine.core.state import NEVER, View
 from mmengine.events import vocabulary as ev
 
@@ -68,7 +69,7 @@ def batch(view: View, decisions: list[ev.Event], tables: BlockTables) -> StepPla
         media=tuple(_media_spans(view, rows, computed, num_scheduled)) if view.num_with_media else (),
         **{name: np.concatenate(parts) for name, parts in view.step_copies.items() if parts},
         num_drafts=_num_drafts(view, rows),
-        draft_room=view.goodput.room_of(rows) if view.goodput is not None else None,
+        draft_room=draft_room(view, rows),
     )
 
 

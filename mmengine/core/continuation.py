@@ -8,7 +8,7 @@ from mmengine.config import EngineConfig
 from mmengine.core.engine import EngineCore
 from mmengine.core.executor import Executor
 from mmengine.core.past import Past, Resume, read_past
-from mmengine.core.schedule import DECISION_VERSION
+from mmengine.core.schedule import DECIDED_VERSIONS, DECISION_VERSION
 from mmengine.errors import LogError
 from mmengine.events.log import LogWriter
 from mmengine.events.retention import Retention
@@ -78,7 +78,7 @@ def open_log(folder: Path, resume: Resume | None, config: EngineConfig, **option
 def _past_of(opened: OpenLog, resume: Resume, config: EngineConfig) -> Past:
     past = read_past(opened.folder, resume)
     version = past.started.decision_version
-    if version != DECISION_VERSION:
+    if version not in DECIDED_VERSIONS:
         raise LogError(
             f"the log in {opened.folder} was written under rules {version} of the scheduler, and this build "
             f"has {DECISION_VERSION}; finish it with mmengine {past.started.engine_version}, or name another "

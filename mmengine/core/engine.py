@@ -5,7 +5,8 @@
        └── dispatch ◄── one write of all of it to the log ◄─────────────────────────┘
 
 With max_in_flight 2 two steps are with the executor before the older one is collected, so that the
-next one is decided while one runs; DISPATCHED then says in the log where a step's decisions end.
+next one is decided while one runs, where it can be (core/overlap.py); DISPATCHED then says in the log where
+a step's decisions end.
 
 What differs between the three is behind ports: an executor, a source of observations, a sink for
 events. Nothing leaves the process (no batch, no token) before the write that records it.
@@ -17,7 +18,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from mmengine.config import EngineConfig
-from mmengine.core import snapshot
+from mmengine.core import overlap, snapshot
 from mmengine.core.admit import admit, check_request
 from mmengine.core.batch import BlockTables, batch
 from mmengine.core.complete import complete
@@ -28,7 +29,7 @@ from mmengine.core.executor import Executor, StepPlan, StepResult
 from mmengine.core.inbox import Inbox, Source
 from mmengine.core.outputs import Outputs, Stats
 from mmengine.core.request_state import queued_of
-from mmengine.core.schedule import DECISION_VERSION, schedule
+from mmengine.core.schedule import DECISION_VERSION, schedule, why_it_waits
 from mmengine.core.stall import NO_PROGRESS, find_stalls
 from mmengine.core.state import State, View
 from mmengine.errors import ExecutorFailed, ExecutorLost, InvalidRequest, MMEngineError, QueueFull
@@ -74,22 +75,27 @@ class EngineCore:
         self._clock = clock
         self._is_decided = False  # a step is, and was not dispatched yet
         self._plan: StepPlan | None = None  # of that step
-        self._tables = BlockTables(keeps=config.max_in_flight == 1)
+        self._overlaps = config.max_in_flight > 1
+        self._tables = BlockTables(keeps=not self._overlaps)
         self._needs_plan = getattr(executor, "needs_plan", True)
         # The dispatched steps, the oldest first: why one will not come back, if that is known already.
         self._in_flight: deque[Exception | None] = deque()
         self._collect_first = False
+        self._waited_for = overlap.ALONE  # why the next step was not decided yet, while one ran
         self._at_device: list[None] = []  # one while the executor is awaited; who takes it out goes on
         self._is_committed = True  # by the last step, what it and those before it recorded
         self._outputs = Outputs()
         self._stats = Stats(kv_blocks_total=config.num_blocks - 1)
+        if self._overlaps:
+            self._stats.overlap = dict.fromkeys(overlap.HOW, 0)
         self.last_stall: tuple[int, ev.Stalled] | None = None  # and the step at which it was found
         self._snapshots = snapshots
         self._started = started or _started(config, fingerprints or {})
         if state is None:
             self._emit(self._started)
         else:  # a replay may begin while steps are with the executor
-            self._in_flight.extend([None] * (len(state.flights) or int(state.is_open)))
+            in_flight = len(state.flights) if self._overlaps else int(state.is_open)
+            self._in_flight.extend([None] * in_flight)
 
     # What consumers call
 
@@ -208,11 +214,12 @@ class EngineCore:
         return self._release()
 
     def _advance(self) -> None:
-        if not self._collect_first and len(self._in_flight) < self.config.max_in_flight:
+        if not self._collect_first and len(self._in_flight) < 1 + self._overlaps:
             self._take_in()
             if self._decide() or not self._in_flight:
                 return
             self._collect_first = True  # an interrupt leaves it to the next call
+            self._waited_for = why_it_waits(self.view)
         if self.config.compat:
             self._let_go()
         self._collect()
@@ -259,7 +266,9 @@ class EngineCore:
         if decisions:
             self._is_decided = True
             self._plan = batch(self.view, decisions, self._tables) if self._needs_plan else None
-            if self.config.max_in_flight > 1:
+            if self._overlaps:
+                self._stats.overlap[overlap.AHEAD if self._in_flight else self._waited_for] += 1
+                self._waited_for = overlap.ALONE
                 self._emit(ev.Dispatched())
         return bool(decisions)
 

@@ -22,6 +22,7 @@ from mmengine.core.fold_rows import (
     take_runs,
     weigh_drafts,
 )
+from mmengine.core.overlap import asked_behind
 from mmengine.core.prefix_index import NO_CONTENT
 from mmengine.core.request_state import RequestState, request_of
 from mmengine.core.state import BROKEN, CRASHED, LEFT, LOST, NEVER, RUNS_ON, STOPPED, State
@@ -129,6 +130,7 @@ def _close_step(state: State) -> Flight:
 
 def _dispatched(state: State, event: ev.Dispatched) -> None:
     flight = _close_step(state)
+    flight.asked = asked_behind(state, flight.rows)
     state.in_flight[flight.rows] += 1
     state.num_pending[flight.sampled] += 1
     state.flights.append(flight)
@@ -181,8 +183,9 @@ def _executed(state: State, event: ev.Executed) -> None:
     else:
         take_runs(state, sampled, tokens, counts)
     if state.config.num_draft_tokens:
-        if state.verifies or event.errors:
-            state.num_computed[sampled] = state.num_tokens[sampled] - 1  # rejected drafts are rolled back
+        # Rejected drafts are rolled back. Where another step is behind, there were none.
+        if (state.verifies or event.errors) and not state.flights:
+            state.num_computed[sampled] = state.num_tokens[sampled] - 1
         take_drafts(state, rows, sampled, event)
     if state.num_with_media:
         computed = state.num_computed[rows] if flight.num_computed is None else flight.num_computed

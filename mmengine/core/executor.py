@@ -70,6 +70,17 @@ class StepPlan(msgspec.Struct, frozen=True, eq=False):
     draft_room: np.ndarray | None = None
 
 
+def room_of(plan: StepPlan, drafters: np.ndarray) -> np.ndarray | None:
+    """Of each row that samples: how many drafts it may have of the drafter with that number. None: as many as
+    there are."""
+    room = plan.draft_room
+    if room is None:
+        return None
+    if not len(room):
+        return np.zeros(len(drafters), np.int32)
+    return room[np.minimum(drafters, len(room) - 1), plan.sample]
+
+
 class StepResult(msgspec.Struct, eq=False):
     """What a step gave. Indices point into `plan.sample`; lists are sparse and ascending.
 

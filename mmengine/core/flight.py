@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from mmengine.core.goodput import NOBODY_ASKED
 from mmengine.core.request_state import RequestState
 from mmengine.request import Request
 
@@ -25,3 +26,4 @@ class Flight:
     encoded: list[tuple[bytes, Request, int]] = field(default_factory=list)
     gone: list[bytes] = field(default_factory=list)  # encoder keys that its executor is told to drop
     swapped: list[RequestState] = field(default_factory=list)  # whose KV it copies to the host
+    asked: int = NOBODY_ASKED  # of a dispatched step: up to which number drafters may draft behind it

@@ -163,7 +163,8 @@ def weigh_drafts(state: State, flight: Flight, event: ev.Executed) -> None:
             goodput.judge(sampled, state.drafter[sampled], scheduled, event.counts)
     only_decodes = len(sampled) == len(rows) == flight.num_tokens - drafts and not flight.encoded
     tokens, made = len(event.token_ids) // 4, len(event.drafts) // 4
-    goodput.ran(rows, drafts, tokens, made, event.device_ns + event.host_ns, only_decodes)
+    ns, asked = event.device_ns + event.host_ns, flight.asked if state.config.max_in_flight > 1 else None
+    goodput.ran(rows, drafts, tokens, made, ns, only_decodes, asked)
 
 
 def swap_out(state: State, known: RequestState, host_blocks: np.ndarray) -> None:

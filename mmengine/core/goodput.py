@@ -77,9 +77,13 @@ class Goodput:
         self.acceptance.admit(row)
         self.room[:, row] = self._most
 
+    def asked_behind(self, num_rows: int) -> int:
+        """Up to which number drafters are asked behind a step of so many rows that is decided now."""
+        return NOBODY_ASKED if self.resting else self._asked(num_rows)
+
     def room_of(self, rows: np.ndarray) -> np.ndarray | None:
         """int32 [drafters, n]: the most drafts that `rows` may have; [0, 0]: none; None: what there is."""
-        asked = NOBODY_ASKED if self.resting else self._asked(len(rows))
+        asked = self.asked_behind(len(rows))
         if asked == NOBODY_ASKED:
             return NOBODY
         if asked == ALL and not self.limited:
@@ -103,11 +107,22 @@ class Goodput:
         """See Acceptance."""
         self.acceptance.judge(rows, drafters, drafted, counts)
 
-    def ran(self, rows: np.ndarray, drafts: int, tokens: int, made: int, ns: int, pure: bool) -> None:
+    def ran(
+        self,
+        rows: np.ndarray,
+        drafts: int,
+        tokens: int,
+        made: int,
+        ns: int,
+        pure: bool,
+        asked: int | None = None,
+    ) -> None:
         """A step of `rows` verified `drafts`, gave `tokens`, and `made` drafts for the next, all in `ns`.
-        `pure`: it computed nothing else."""
+        `pure`: it computed nothing else. `asked`: who was, behind it, where it was decided before the last
+        step had run; None: who is now."""
         num_rows, was_off = len(rows), self.was_off
-        is_off = self.resting > 0 or self._asked(num_rows) == NOBODY_ASKED
+        asked = self.asked_behind(num_rows) if asked is None else asked
+        is_off = asked == NOBODY_ASKED
         self.was_off = is_off and pure and not drafts  # the first step behind prompts is a slow one
         if drafts or made:
             self.empty = 0

@@ -18,7 +18,7 @@ class Mirror:
 
     def __init__(self, state: State) -> None:
         self.state, self._view = state, View(state)
-        self._tables = BlockTables(keeps=state.config.max_in_flight == 1)
+        self._tables = BlockTables(keeps=state.config.max_in_flight <= 1)
 
     def fold(self, frames: bytes) -> StepPlan | None:
         """Apply whole frames, as many as end with at most one step that was decided: its plan, or None.

@@ -117,7 +117,8 @@ class Outputs:
 @dataclass(slots=True)
 class Stats:
     """Counters since the start; `num_running`, `num_waiting` and `kv_blocks_used` are of now. `drafts`: by
-    drafter's number."""
+    drafter's number. `overlap`: with max_in_flight 2, steps by whether they were decided while another one
+    ran, or why not (core/overlap.py)."""
 
     steps: int = 0
     num_finished: int = 0
@@ -136,6 +137,7 @@ class Stats:
     kv_blocks_total: int = 0
     log_bytes: int = 0
     drafts: dict[int, DraftCounts] = field(default_factory=dict)
+    overlap: dict[str, int] = field(default_factory=dict)
 
     def count(self, event: ev.Event, known: RequestState | None, block_size: int) -> None:
         """`event` was applied; `known`: the request that it names, or None."""

@@ -122,7 +122,10 @@ def _draft_columns(view: View, rows: np.ndarray, wanted: np.ndarray) -> dict[str
     """How many of the rows' tokens are drafts and who made them; empty when there are none."""
     if not view.config.num_draft_tokens:
         return {}
-    num_drafts = np.maximum(view.num_computed[rows] + wanted - view.num_tokens[rows], 0)
+    behind = view.num_computed[rows] + wanted - view.num_tokens[rows]
+    if view.flights:
+        behind = behind - view.num_pending[rows]
+    num_drafts = np.maximum(behind, 0)
     if not num_drafts.any():
         return {}
     drafters = view.drafter[rows]

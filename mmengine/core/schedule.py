@@ -12,28 +12,46 @@ so that a block scheduled by one event can be a prefix hit of the next. Where de
 are decided one after the other: SCHEDULED for those before the one whose blocks are not free, PREEMPTED
 for that one, SCHEDULED for the rest; EVICTED says what a chunk left behind that did not run after all.
 
-With max_in_flight 2 a step is decided while the one before runs. The token that a running row will get
-from that one counts as known (`num_pending`), though nobody knows yet which it is.
+With max_in_flight 2 a step is decided while the one before runs, where that leaves nothing open that it
+depends on (core/overlap.py). The token that a running row will get from that one counts as known
+(`num_pending`), though nobody knows yet which it is.
 """
 
+from mmengine.core import overlap
 from mmengine.core.admission import admit_next
 from mmengine.core.running import schedule_running
 from mmengine.core.state import View
 from mmengine.core.trial import try_suspects
 from mmengine.events import vocabulary as ev
 
-DECISION_VERSION = 2
+DECISION_VERSION = 3
+# Of logs that this build decides on, each by its own rules.
+DECIDED_VERSIONS = (2, 3)
 
 
 def schedule(view: View) -> ev.Event | None:
     """The next decision of this step; None when the step is complete, or nothing can run."""
-    event = try_suspects(view) if view.suspects else _next_event(view)
+    if view.flights and not view.is_open and overlap.waits_for(view):
+        return None
+    event = _wanted(view)
     if isinstance(event, ev.Preempted) and view.flights:
         return None  # blocks that a step in flight names would not become free now
     if event is None and view.config.compat and not view.is_open and len(view.running):
         # Each row waits for what its drafter would read next, and another holds: vLLM stands still.
         return schedule_running(view, view.running, patient=False)
     return event
+
+
+def why_it_waits(view: View) -> str:
+    """Why `schedule` opened no step while one runs: one of overlap.HOW."""
+    reason = overlap.waits_for(view)
+    if not reason and isinstance(_wanted(view), ev.Preempted):
+        reason = overlap.BLOCKS
+    return reason or overlap.ALONE
+
+
+def _wanted(view: View) -> ev.Event | None:
+    return try_suspects(view) if view.suspects else _next_event(view)
 
 
 def _next_event(view: View) -> ev.Event | None:

@@ -14,7 +14,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from mmengine.config import EngineConfig
-from mmengine.core.executor import PENDING, StepPlan, StepResult
+from mmengine.core.executor import PENDING, StepPlan, StepResult, room_of
 from mmengine.encoder_cache.cache import encoder_key
 from mmengine.errors import ExecutorFailed
 from mmengine.request import Request
@@ -92,14 +92,14 @@ class SimulatedExecutor:
         self._copy(plan)
         self._write(plan)
         result = self._sample(plan, device_ns)
-        if result.counts is None:
-            self._last_tokens[plan.rows[plan.sample]] = result.token_ids
+        last = np.cumsum(result.counts) - 1 if result.counts is not None else slice(None)
+        self._last_tokens[plan.rows[plan.sample]] = result.token_ids[last]
         return result
 
     def _with_pending(self, plan: StepPlan) -> StepPlan:
         """The plan with the tokens that were not known when it was made."""
         pending = plan.input_ids == PENDING
-        if plan.num_drafts is not None or not pending.any():
+        if not pending.any() or plan.num_drafts is not None and plan.num_drafts.any():
             return plan  # beside drafts nothing is pending: -1 is a placeholder for a draft
         tokens = self._last_tokens[np.repeat(plan.rows, plan.num_scheduled)]
         return replace(plan, input_ids=np.where(pending, tokens, plan.input_ids))
@@ -170,8 +170,9 @@ class SimulatedExecutor:
         index = plan.token_index[places[last]] + 1
         drafts, num_proposed = self._propose(sums[last], tokens[last], index, salts[:, 0])
         drafters = num_proposed % 2
-        if plan.draft_room is not None:
-            num_proposed = np.minimum(num_proposed, _room(plan, drafters))
+        room = room_of(plan, drafters)
+        if room is not None:
+            num_proposed = np.minimum(num_proposed, room)
         proposed = drafts[np.arange(drafts.shape[1]) < num_proposed[:, None]]
         return StepResult(tokens[kept], stops, (), (), device_ns, counts, proposed, num_proposed, drafters)
 
@@ -213,13 +214,6 @@ class SimulatedExecutor:
         drafts += (np.arange(most) >= right).astype(np.int32)
         num_drafts = ((luck >> np.uint64(8)) % np.uint64(most + 1)).astype(np.int32)
         return drafts, num_drafts
-
-
-def _room(plan: StepPlan, drafters: np.ndarray) -> np.ndarray:
-    """How many drafts of its drafter each row that samples may have."""
-    if not len(plan.draft_room):
-        return np.zeros(len(drafters), np.int32)
-    return plan.draft_room[drafters, plan.sample]
 
 
 def token_values(token_ids: np.ndarray, index: np.ndarray) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from mmengine.core.goodput import Saved
+from mmengine.core.goodput import NOBODY_ASKED, Saved
 from mmengine.events import vocabulary as ev
 
 # Plain values, restored as they are.
@@ -49,6 +49,7 @@ class Step(msgspec.Struct, array_like=True):
     encoded: tuple[tuple[bytes, int, int], ...]
     gone: tuple[bytes, ...]
     swapped: tuple[str, ...]
+    asked: int = NOBODY_ASKED
 
 
 class Pool(msgspec.Struct, array_like=True):

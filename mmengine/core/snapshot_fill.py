@@ -81,6 +81,7 @@ def _flight(state: State, saved: Step, owners: list[Request]) -> Flight:
         [(key, owners[place], index) for key, place, index in saved.encoded],
         list(saved.gone),
         [state.requests[name] for name in saved.swapped],
+        saved.asked,
     )
 
 

@@ -97,6 +97,7 @@ def _step_of(state: State, flight: Flight, place_of: Callable[[Request], int]) -
         tuple((key, place_of(request), index) for key, request, index in flight.encoded),
         tuple(flight.gone),
         tuple(known.request.request_id for known in swapped),
+        flight.asked,
     )
 
 

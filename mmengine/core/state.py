@@ -205,6 +205,8 @@ class State:
         digest.update(self.last_rows.astype(np.int32).tobytes() + self.history.digest())
         if self.config.max_in_flight > 1:
             self._digest_flights(digest)
+            if self.goodput is not None:
+                digest.update(np.array([flight.asked for flight in self.flights], np.int64).tobytes())
         if self.goodput is not None:
             digest.update(self.goodput.digest() + b"\6")
         return digest.digest()

@@ -180,6 +180,8 @@ def _check_tokens(state: State, event: ev.Executed) -> None:
         num_drafts = np.frombuffer(event.num_drafts, np.int32)
         if len(num_drafts) != len(sampled) or 4 * int(num_drafts.sum()) != len(event.drafts):
             raise ValueError("drafts do not fit the rows that sampled")
+        if len(state.flights) > 1 and len(event.drafts):
+            raise ValueError("drafts behind a step whose next one was dispatched")
 
 
 def _check_column(name: str, column: bytes | None, low: int, high: int) -> None:

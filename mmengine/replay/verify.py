@@ -14,7 +14,7 @@ import numpy as np
 
 from mmengine.core.engine import EngineCore
 from mmengine.core.executor import StepResult
-from mmengine.core.schedule import DECISION_VERSION
+from mmengine.core.schedule import DECIDED_VERSIONS, DECISION_VERSION
 from mmengine.core.state import State
 from mmengine.errors import ExecutorFailed, LogError, MMEngineError
 from mmengine.events import vocabulary as ev
@@ -240,7 +240,7 @@ def verify(
         logged_version=log.started.decision_version,
         logged_engine=log.started.engine_version,
     )
-    report.rederived = log.started.decision_version == DECISION_VERSION
+    report.rederived = log.started.decision_version in DECIDED_VERSIONS
     tape = _Tape(iter(log), report, progress)
     state = _derive(tape, log) if report.rederived else _fold(tape, log)
     if isinstance(state, Divergence):

@@ -23,7 +23,7 @@ from mmengine.structured_output.rows import RowMatchers
 # Of one row, where the settings do not say: without a head, and of a grammar and a head together.
 DRAFT_TOKENS, HYBRID_TOKENS = 8, 15
 HEADS = "mmengine.draft_heads"  # entry points: the folder of the embedded checkpoint's own head
-HEAD, AUTO = "eagle3", "auto"
+HEAD, GRAMMAR, AUTO = "eagle3", "grammar", "auto"
 
 log = structlog.get_logger("mmengine.operators")
 
@@ -57,7 +57,7 @@ def _taken_head(
 ) -> HeadFolder | None:
     """The checkpoint's own head, where it drafts by our kernels. Nobody asked for it, so that nothing that is
     wrong with it is an error."""
-    if _without_drafts(config) or config.tensor_parallel > 1:
+    if config.compat or config.tensor_parallel > 1:
         return None
     try:
         folder = _own_head(model)
@@ -69,10 +69,6 @@ def _taken_head(
         reason = f"{type(error).__name__}: {error}"[:300]
         log.warning("the checkpoint's draft head is left out; spec auto goes on without", reason=reason)
         return None
-
-
-def _without_drafts(config: EngineConfig) -> bool:
-    return config.max_in_flight > 1 or bool(config.compat)
 
 
 def with_drafts(config: EngineConfig, head: HeadFolder | None) -> EngineConfig:
@@ -87,16 +83,22 @@ def with_drafts(config: EngineConfig, head: HeadFolder | None) -> EngineConfig:
                 "spec auto, or no num_draft_tokens"
             )
         return config
-    if _without_drafts(config):
+    if config.compat:
         if config.spec != AUTO:
-            raise ConfigError(f"spec {config.spec} cannot go with max_in_flight 2 or compat; set spec none")
+            raise ConfigError(f"spec {config.spec} cannot go with compat; set spec none")
         return config
     if head is None or config.spec == AUTO:
         suggested = DRAFT_TOKENS if head is None else HYBRID_TOKENS
         most = config.num_draft_tokens or min(suggested, config.token_budget - 1)
     else:
         most = min(head.config.num_drafts, config.token_budget - 1)
-    return msgspec.structs.replace(config, num_draft_tokens=most, lookahead_tokens=most if head else 0)
+    forms = head is None and config.spec in (AUTO, GRAMMAR)
+    return msgspec.structs.replace(
+        config,
+        num_draft_tokens=most,
+        lookahead_tokens=most if head else 0,
+        drafts_for="forms" if forms else config.drafts_for,
+    )
 
 
 def head_for(config: EngineConfig, head: HeadFolder | None) -> HeadFolder | None:
@@ -113,6 +115,6 @@ def make_drafters(config: EngineConfig, matchers: RowMatchers) -> list[Drafter]:
     """Those that need no device, the preferred ones first. Raises ConfigError for one that nobody knows."""
     if not config.num_draft_tokens or config.spec == "none" or config.spec.partition("=")[0] == HEAD:
         return []
-    if config.spec in (AUTO, "grammar"):
+    if config.spec in (AUTO, GRAMMAR):
         return [GrammarDrafter(matchers.forced)]
     return [free_drafter(config.spec)(config.max_num_seqs)]

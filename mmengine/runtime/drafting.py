@@ -79,13 +79,9 @@ class Drafting:
                 self._failed(number, error)
         self.num_followed = int(np.count_nonzero(self._follows.any(axis=0)))
 
-    def rest(
-        self, rows: np.ndarray, token_ids: np.ndarray, counts: np.ndarray | None, seen: Seen | None
-    ) -> None:
+    def rest(self, rows: np.ndarray, token_ids: np.ndarray, counts: np.ndarray | None) -> None:
         """As `drafts`, behind a step after which nobody may draft. `counts` None: one token each."""
         self._texts.later(rows, token_ids, counts)
-        if self.head is not None and seen is not None:
-            self.head.wait(seen)
 
     def drafts(
         self,

@@ -10,7 +10,7 @@ from mmengine.config import EngineConfig
 from mmengine.core.executor import StepPlan, StepResult
 from mmengine.errors import ExecutorFailed, ExecutorLost, MMEngineError
 from mmengine.models.plugin import MediaInput, VisionLanguageModel
-from mmengine.runtime.clock import StepClock
+from mmengine.runtime.clock import LaunchClock, StepClock
 from mmengine.runtime.eagle3.head import DraftHead
 from mmengine.runtime.gpus import answers, current
 from mmengine.runtime.graphs.recorder import Recorder, recorder_for
@@ -83,7 +83,7 @@ class TorchExecutor:
             recorder,
         )
         self._in_flight: deque[InFlight] = deque()
-        self._clock = StepClock()
+        self._clock, self._launches = StepClock(), LaunchClock()
 
     @property
     def drafters(self) -> list[tuple[str, int]]:
@@ -117,6 +117,8 @@ class TorchExecutor:
     def dispatch(self, plan: StepPlan) -> None:
         step = InFlight(plan, self._runner.pixels_of(plan))
         if self._is_ahead:
+            if not self._in_flight:
+                self._launches.launch()
             self._launch(step)
         self._in_flight.append(step)
 
@@ -155,6 +157,7 @@ class TorchExecutor:
             result = self._runner.finish(step.launched)
             # Drafts are made behind the step's end.
             result.device_ns = int(step.start.elapsed_time(step.end) * 1e6) + result.draft_ns
+            result.host_ns = max(0, self._launches.back() - result.device_ns)
             return result
         host_ns = self._clock.lap()
         torch.get_num_threads()  # tells a thread that has not computed yet how many may help it

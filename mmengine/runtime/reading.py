@@ -17,7 +17,6 @@ from mmengine.runtime.rows import CLOSES, GRAMMAR, PENALTIES, RowColumns
 from mmengine.runtime.sample_rows import SampleRows
 from mmengine.runtime.sampler import Sampled, Sampler
 from mmengine.runtime.stops import CLOSED, GRAMMAR_END, StopWatcher, find_stops, may_stop
-from mmengine.runtime.upload import upload
 from mmengine.structured_output.rows import RowMatchers
 
 NOT_FINITE = "the model gave NaN or infinite logits for this request"
@@ -29,7 +28,7 @@ Logprobs = tuple[tuple[int, list[tuple[int, float]]], ...]
 class Launched(msgspec.Struct, frozen=True, eq=False):
     """A step on the device. `sampled` has host tensors, to be read once the device is done with it. `batch`
     are the positions that sampled: with drafts those of `runs`, else one of each row. `followed`: rows that
-    went on in their grammars already, and why some have no token. `seen`: where a draft head reads it.
+    went on in their grammars already, and why some have no token. `seen`: where a draft head reads it now.
     `draft_room`: that of the plan, of rows that sampled."""
 
     batch: SampleRows
@@ -145,7 +144,7 @@ class Reader:
         """Rows with penalties said what they said; each of them at most one token at a time."""
         for depth in range(int(counts.max())):
             positions = runs.first[counts > depth] + depth
-            said = upload(token_ids[positions].astype(np.int64), self.sampler.device)
+            said = torch.from_numpy(token_ids[positions].astype(np.int64)).to(self.sampler.device)
             with torch.inference_mode():  # in which the counts were made
                 self.sampler.count(batch.take(positions), said)
 
@@ -211,7 +210,7 @@ class Reader:
         if self.drafting is None or not self.drafting.num_followed:
             return
         if launched.draft_room is not None and not len(launched.draft_room):
-            self.drafting.rest(rows, result.token_ids, counts, launched.seen)
+            self.drafting.rest(rows, result.token_ids, counts)
             return
         if counts is None:
             counts = np.ones(len(rows), np.int64)

@@ -182,6 +182,9 @@ class ModelRunner:
             taps = head.prepare(plan) if head is not None else None
             hidden, inputs, positions = self._forward(plan, runs, taps)
             seen = Seen(plan, positions, taps.rows) if taps is not None else None
+            if head is not None and seen is not None and _nobody_drafts(plan):
+                head.wait(seen)  # now: the step behind may be prepared before this one is read
+                seen = None
             return self._sample(plan, runs, hidden, inputs, seen)
 
     def _admit(self, plan: StepPlan) -> None:
@@ -242,7 +245,7 @@ class ModelRunner:
             sampled, followed = self._sample_forms(logits, batch, runs)
         else:
             sampled, followed = self._sampler.sample(logits, batch), Followed({}, {})
-        if self._config.max_in_flight > 1:
+        if self._config.max_in_flight > 1 and runs is None:  # with drafts nobody goes on before they are read
             rows = upload(batch.rows.astype(np.int64), self._device)
             self._last_tokens[rows] = sampled.token_ids.clamp(min=0)  # a row without a token is broken
         room = plan.draft_room
@@ -304,6 +307,10 @@ class ModelRunner:
     def close(self) -> None:
         self._media.clear()
         self._features.clear()
+
+
+def _nobody_drafts(plan: StepPlan) -> bool:
+    return plan.draft_room is not None and not len(plan.draft_room)
 
 
 def _to_host(sampled: Sampled) -> Sampled:

@@ -63,10 +63,16 @@ def resolve(
     return msgspec.structs.replace(
         config,
         draft_policy="goodput" if chooses else config.draft_policy,
+        max_in_flight=config.max_in_flight or steps_in_flight(config, device),
         num_blocks=num_blocks,
         max_model_len=min(wanted_len, room),
         eos_token_ids=config.eos_token_ids or eos_token_ids,
     )
+
+
+def steps_in_flight(config: EngineConfig, device: torch.device) -> int:
+    """What `max_in_flight` is where it is left open: a CPU computes a step where its result is awaited."""
+    return 2 if device.type == "cuda" and not config.compat else 1
 
 
 def _of_gpu(

@@ -40,7 +40,7 @@ DRAFTS = {  # by field of DraftCounts
     "proposed": ("draft_tokens", "Drafts that were computed, by drafter."),
     "accepted": ("accepted_draft_tokens", "Drafts that were kept, by drafter."),
 }
-ELSEWHERE = {"num_finished", "device_ns", "drafts"}  # by finish reason; in seconds; by drafter
+ELSEWHERE = {"num_finished", "device_ns", "drafts", "overlap"}  # by reason; in seconds; by drafter; by how
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _TOKEN_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2.5)
 
@@ -137,6 +137,9 @@ class Metrics(Collector):
         for what, counts in self._graphs.items():
             if found := counts():
                 yield _graph_metric(what, found)
+        if stats.overlap:
+            help_text = "Steps by whether they were decided while another one ran (ahead), or why not."
+            yield _by_how("overlap_steps", help_text, stats.overlap)
         if self._media is not None:
             yield from _media_metrics(self._media)
         yield GaugeMetricFamily("mmengine_ready", "1 when work may be sent here.", value=self.ready())
@@ -160,8 +163,11 @@ def _draft_metrics(stats: Stats, drafters: list[tuple[str, int]]) -> Iterator[Me
 
 def _graph_metric(what: str, counts: dict[str, int]) -> Metric:
     help_text = f"{what} by whether a CUDA graph was replayed, or why not."
-    name = f"mmengine_graph_{what.partition(' ')[0].lower()}"
-    counter = CounterMetricFamily(name, help_text, labels=["how"])
+    return _by_how(f"graph_{what.partition(' ')[0].lower()}", help_text, counts)
+
+
+def _by_how(name: str, help_text: str, counts: dict[str, int]) -> Metric:
+    counter = CounterMetricFamily(f"mmengine_{name}", help_text, labels=["how"])
     for how, count in counts.items():
         counter.add_metric([how], count)
     return counter

@@ -3,7 +3,7 @@
 import numpy as np
 
 from mmengine.config import EngineConfig
-from mmengine.core.executor import StepPlan, StepResult
+from mmengine.core.executor import StepPlan, StepResult, room_of
 from mmengine.core.simulate import CostModel
 from mmengine.request import Request
 from mmengine.simulation.device import Observer, TimedExecutor
@@ -46,7 +46,8 @@ class FakeExecutor(TimedExecutor):
         counts, stopped = self._ends(rows, num_known, tokens, counts)
         given = np.arange(most + 1) < counts[:, None]
         broken = (self._model.breaks_grammar(rows, places, tokens) & given).any(axis=1)
-        drafts, next_counts = self._draft(rows, num_known + counts, stopped | broken)
+        room = room_of(plan, np.zeros(len(rows), np.intp))
+        drafts, next_counts = self._draft(rows, num_known + counts, stopped | broken, room)
         return StepResult(
             tokens[given].astype(np.int32),
             stops=tuple((index, "token") for index in np.flatnonzero(stopped & ~broken).tolist()),
@@ -69,12 +70,15 @@ class FakeExecutor(TimedExecutor):
         return np.where(stopped, stops.argmax(axis=1) + 1, counts), stopped
 
     def _draft(
-        self, rows: np.ndarray, places: np.ndarray, over: np.ndarray
+        self, rows: np.ndarray, places: np.ndarray, over: np.ndarray, room: np.ndarray | None
     ) -> tuple[np.ndarray | None, np.ndarray | None]:
-        """Drafts for the next step, flat, and how many each row has; those over get none."""
+        """Drafts for the next step, flat, and how many each row has: at most its `room`; those over get
+        none."""
         count = self._config.num_draft_tokens
         if not count:
             return None, None
         drafts, valid = self._model.drafts(rows, places, count)
         valid[over] = 0
+        if room is not None:
+            valid = np.minimum(valid, room)
         return drafts[np.arange(count) < valid[:, None]].astype(np.int32), valid.astype(np.int32)

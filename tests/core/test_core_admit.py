@@ -256,10 +256,6 @@ OPPOSED = {  # words of the message: settings that contradict each other, and ho
         {"token_budget": 5},
     ),
     "lookahead_tokens 2 .* num_draft_tokens is 0": ({"lookahead_tokens": 2}, {"num_draft_tokens": 2}),
-    "max_in_flight 2 cannot go with num_draft_tokens": (
-        {"max_in_flight": 2, "num_draft_tokens": 2},
-        {"num_draft_tokens": 0},
-    ),
     "max_in_flight 2 cannot go with .* compat": ({"max_in_flight": 2, "compat": "vllm"}, {"compat": ""}),
     "preempt_mode swap .* set swap_blocks": ({"preempt_mode": "swap"}, {"swap_blocks": 9}),
     "swap_blocks 9 .* preempt_mode recompute": (

@@ -150,7 +150,7 @@ def test_many_crashes_in_the_long_run(seed, tmp_path):
 def check_crashes(seed, tmp_path):
     rng = random.Random(seed)
     config = small_config(rng)
-    if rng.random() < 0.5 and not config.compat and not config.num_draft_tokens:
+    if rng.random() < 0.5 and not config.compat:
         config = type(config)(**{**config.as_dict(), "max_in_flight": 2})
     life = Life(config, lambda step: "planted" if rng.random() < 0.04 else None)
     life.begin()

@@ -38,7 +38,7 @@ def random_run(seed):
     """Config and events of a run with everything in it."""
     rng = random.Random(seed)
     config = small_config(rng)
-    if seed % 2 and not config.compat and not config.num_draft_tokens:
+    if seed % 2 and not config.compat:
         config = type(config)(**{**config.as_dict(), "max_in_flight": 2})
     log = MemoryLog()
     executor = SimulatedExecutor(

@@ -8,7 +8,7 @@ import pytest
 from mmengine.config import EngineConfig
 from mmengine.core.acceptance import DRAFTERS, powers
 from mmengine.core.engine import EngineCore
-from mmengine.core.goodput import ALL, Goodput
+from mmengine.core.goodput import ALL, NOBODY_ASKED, Goodput
 from mmengine.core.simulate import CostModel, SimulatedExecutor, next_tokens, token_values
 from mmengine.core.step_cost import ENOUGH_PLAIN, ONE, StepCosts, rows_of
 from mmengine.errors import ConfigError
@@ -102,6 +102,20 @@ def test_rows_that_guess_badly_draft_less_than_rows_that_guess_well():
         if step >= 200:
             drafts += core.state.scheduled_drafts
     assert drafts[::2].min() > 200 * 2 and drafts[1::2].max() < 200 * 0.3
+
+
+def test_a_step_that_was_decided_before_drafts_were_asked_for_is_one_without():
+    """With two in flight what is chosen now is not what the step that comes back was dispatched with."""
+    goodput, rows = Goodput(8, MOST), np.arange(8)
+    for _ in range(2 * ENOUGH_PLAIN):
+        goodput.passes(8, False)
+        goodput.ran(rows, 0, 8, 0, 1000, True, asked=NOBODY_ASKED)
+    assert goodput.costs.knows_plain(StepCosts.bucket(8))
+    goodput = Goodput(8, MOST)
+    for _ in range(2 * ENOUGH_PLAIN):
+        goodput.passes(8, False)
+        goodput.ran(rows, 0, 8, 0, 1000, True, asked=ALL)
+    assert not goodput.costs.knows_plain(StepCosts.bucket(8))
 
 
 def test_a_log_is_derived_again(tmp_path):

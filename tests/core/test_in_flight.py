@@ -1,8 +1,9 @@
 """max_in_flight 2: a step is decided while the one before runs, and nothing else changes."""
 
+import numpy as np
 import pytest
 
-from mmengine.core.simulate import SimulatedExecutor, reference_tokens
+from mmengine.core.simulate import CostModel, SimulatedExecutor, reference_tokens
 from mmengine.errors import ConfigError
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader, LogWriter
@@ -14,9 +15,10 @@ from tests.core.workloads import Watched
 class Overlapping(Bench):
     """Two steps in flight, each plan watched; `most` is how many there were at once."""
 
-    def __init__(self, *, fault=None, eos_in=0, sink=None, **settings):
+    def __init__(self, *, fault=None, cost=None, eos_in=0, sink=None, **settings):
         settings = {"max_in_flight": 2, **settings}
         options = {"fault": fault} if fault else {}
+        options |= {"cost": cost} if cost else {}
         inner = SimulatedExecutor(settings_of(**settings), eos_in=eos_in, check_kv=True, **options)
         self.watched = Watched(inner)
         super().__init__(executor=self.watched, sink=sink, **settings)
@@ -26,6 +28,8 @@ class Overlapping(Bench):
     def step(self):
         events = super().step()
         self.most = max(self.most, len(self.state.flights))
+        for flight in self.state.flights if len(self.state.flights) > 1 else ():
+            assert not self.state.scheduled_drafts[flight.rows].any(), "a step with drafts runs alone"
         return events
 
 
@@ -98,22 +102,80 @@ def test_media_of_who_left_stay_until_the_step_that_reads_them_ran():
     assert bench.state.encoder.entries[key].references == 0
 
 
-def test_a_grammar_waits_for_each_token():
-    """Which tokens are allowed is known when the one before is."""
-    bench = Overlapping()
-    plain, bound = request("plain", 5, max_tokens=8), request("bound", 5, max_tokens=4, grammar="g")
-    bench.submit(plain, bound)
+def run_with_form(bench):
+    """The requests, and how many rows each step had."""
+    requests = [request("plain", 5, max_tokens=8), request("bound", 5, max_tokens=4, grammar="g")]
+    bench.submit(*requests)
     bench.core.inbox.put(ev.GrammarReady("bound"))
+    sizes = {}
     while bench.core.has_work:
         bench.step()
-        pending = {
-            bench.state.requests_by_row[row].request.request_id: int(bench.state.in_flight[row])
-            for row in bench.state.running.tolist()
-        }
-        assert pending.get("bound", 0) <= 1
+        sizes |= {flight.step: len(flight.rows) for flight in bench.state.flights}
+        waits = bench.state.running[bench.state.runs_ahead_to[bench.state.running] == 0]
+        assert (bench.state.in_flight[waits] <= 1).all()
     assert bench.most == 2
-    for one in (plain, bound):
+    for one in requests:
         assert bench.tokens[one.request_id] == reference_tokens(one, bench.config)[0]
+    return list(sizes.values())
+
+
+def test_a_grammar_waits_for_each_token_and_the_whole_step_with_it():
+    """Which tokens are allowed is known when the one before is."""
+    bench = Overlapping()
+    assert run_with_form(bench) == [2] * 4 + [1] * 4
+    assert bench.core.stats().overlap == {"ahead": 3, "drafts": 0, "forms": 4, "blocks": 0, "alone": 1}
+
+
+def test_under_the_rules_before_only_its_row_waits():
+    bench = Overlapping()
+    bench.state.decision_version = 2
+    assert run_with_form(bench) == [2, 1, 2, 1, 2, 1, 2, 1]
+
+
+DEAR, CHEAP = (CostModel(step_ns=100_000, token_ns=ns, context_ns=0) for ns in (90_000, 1_000))
+
+
+@pytest.mark.parametrize("cost, ahead", [(DEAR, True), (CHEAP, False)])
+def test_steps_with_drafts_are_awaited_and_others_are_not(cost, ahead):
+    """Where drafts do not pay, nobody drafts, and steps overlap."""
+    bench = Overlapping(
+        cost=cost, num_draft_tokens=3, draft_policy="goodput", max_model_len=400, num_blocks=450
+    )
+    requests = [request(name, 5, max_tokens=300) for name in "abcd"]
+    bench.submit(*requests)
+    bench.run()
+    for one in requests:
+        assert bench.tokens[one.request_id] == reference_tokens(one, bench.config)[0]
+    how = bench.core.stats().overlap
+    assert how["drafts"] > 3 and how["forms"] == how["blocks"] == 0
+    assert (how["ahead"] > 3 * how["drafts"]) == ahead and how["ahead"] > 5
+    assert bench.core.stats().drafts
+
+
+def test_without_a_form_nobody_waits_for_drafters_of_forms():
+    bench = Overlapping(num_draft_tokens=2, drafts_for="forms")
+    bench.submit(request("a", 5, max_tokens=20), request("b", 5, max_tokens=4, grammar="g"))
+    bench.core.inbox.put(ev.GrammarReady("b"))
+    bench.run()
+    how = bench.core.stats().overlap
+    assert how["drafts"] >= 2 and how["ahead"] > 10 and bench.core.stats().drafts
+
+
+def test_drafts_behind_a_step_that_was_gone_on_from_are_refused():
+    """By whoever collects them, and by whoever reads a log."""
+
+    class Pushes(SimulatedExecutor):
+        def collect(self):
+            result = super().collect()
+            if result.token_ids.size and len(bench.state.flights) > 1:
+                result.drafts, result.num_drafts = np.array([7], np.int32), np.array([1], np.int32)
+            return result
+
+    config = settings_of(max_in_flight=2, num_draft_tokens=2, drafts_for="forms", max_retries=0)
+    bench = Bench(executor=Pushes(config), max_in_flight=2, num_draft_tokens=2, drafts_for="forms")
+    bench.submit(request("a", 5, max_tokens=8))
+    failed = [event.error for event in bench.run() if isinstance(event, ev.Failed)]
+    assert failed and "behind a step whose next one was dispatched" in failed[0]
 
 
 def test_a_failed_step_takes_the_one_behind_with_it():
@@ -216,7 +278,6 @@ def test_its_log_verifies(tmp_path):
     assert report.ok and not report.unfinished and report.requests == 12
 
 
-@pytest.mark.parametrize("settings", [{"num_draft_tokens": 2}, {"compat": "vllm"}])
-def test_what_cannot_overlap_is_refused(settings):
+def test_what_cannot_overlap_is_refused():
     with pytest.raises(ConfigError, match="max_in_flight"):
-        settings_of(max_in_flight=2, **settings).check_resolved()
+        settings_of(max_in_flight=2, compat="vllm").check_resolved()

@@ -44,9 +44,11 @@ def expected(folder: Path, digest: bytes) -> dict:
 
 
 def crashed_run(folder: Path) -> EngineCore:
-    """Two steps in flight, a process that ends in the middle, and another that goes on."""
+    """Two steps in flight but where drafts are, a process that ends in the middle, and another that goes
+    on."""
+    drafts = {"num_draft_tokens": 2, "draft_policy": "goodput", "drafts_for": "forms"}
     with TemporaryDirectory() as before:
-        busy_run(Path(before), seed=10, num_requests=60, mixed=True, max_in_flight=2)
+        busy_run(Path(before), seed=10, num_requests=60, mixed=True, max_in_flight=2, **drafts)
         records = list(LogReader(Path(before)))
     writer, config = LogWriter(folder), EngineConfig.from_dict(records[0].event.config)
     state = State(config)
@@ -70,13 +72,14 @@ def crashed_run(folder: Path) -> EngineCore:
 
 
 def save_state(folder: Path) -> None:
-    """A snapshot of the middle of a log, beside it."""
+    """A snapshot of the middle of a log, between two steps, beside it."""
     records = list(LogReader(folder))
     state = State(EngineConfig.from_dict(records[0].event.config))
-    middle = len(records) // 2
-    for record in records[: middle + 1]:
+    for place, record in enumerate(records):
         evolve(state, record.event)
-    snapshot_path(folder, middle).write_bytes(snapshot.take(state, records[0].event, middle))
+        if place >= len(records) // 2 and not state.is_open:
+            break
+    snapshot_path(folder, place).write_bytes(snapshot.take(state, records[0].event, place))
 
 
 def main(name: str) -> None:

@@ -9,15 +9,19 @@ from launching import GPU, nothing_to_wait_for
 from runtime_toy import ToyModel, positions_of, toy_request
 from test_runtime_launch import config_of, toy_on_gpu
 
+from mmengine.config import EngineConfig
 from mmengine.core.engine import EngineCore
 from mmengine.core.past import Resume
 from mmengine.errors import ExecutorLost
+from mmengine.events.log import LogReader
 from mmengine.events.vocabulary import Failed
 from mmengine.replay import verify
 from mmengine.request import SamplingParams
+from mmengine.runtime import clock
 from mmengine.runtime import executor as executing
 from mmengine.runtime.executor import TorchExecutor
 from mmengine.runtime.gpus import answers
+from mmengine.runtime.sizing import steps_in_flight
 from mmengine.serve.engine import Engine
 
 
@@ -78,6 +82,44 @@ def test_a_step_is_launched_before_the_one_before_is_awaited(order):
             core.step()
     launch, read = ["enter", "record", "record", "leave"], ["enter", "wait", "read", "leave"]
     assert order == launch * 2 + (read + launch) * 4 + read * 2
+
+
+def test_two_in_flight_on_a_gpu_and_one_on_a_cpu(tmp_path):
+    """Where the settings leave it open. What is meant stands in the log, which any machine goes by."""
+    gpu, cpu = torch.device("cuda"), torch.device("cpu")
+    assert steps_in_flight(EngineConfig(), gpu) == 2 and steps_in_flight(EngineConfig(), cpu) == 1
+    assert steps_in_flight(EngineConfig(compat="vllm"), gpu) == 1
+    for given, meant in ((0, 1), (2, 2)):
+        log = tmp_path / str(given)
+        with Engine(config=EngineConfig(max_in_flight=given, max_model_len=100), log=log) as engine:
+            engine.generate(["Hello"], max_tokens=4)
+            assert bool(engine.stats().overlap) == ("mmengine_overlap_steps" in engine.metrics_text())
+            assert bool(engine.stats().overlap) == (meant == 2)
+        assert next(iter(LogReader(log))).event.config["max_in_flight"] == meant
+        assert verify(log).ok
+
+
+def test_a_step_takes_the_time_between_two_results(monkeypatch):
+    """Of two in flight each what passed since the one before was read; to wait for requests is none."""
+    now = {"wall": 0, "cpu": 0}
+    monkeypatch.setattr(clock, "perf_counter_ns", lambda: now["wall"])
+    monkeypatch.setattr(clock, "process_time_ns", lambda: now["cpu"])
+
+    def passes(wall, cpu=0):
+        now["wall"], now["cpu"] = now["wall"] + wall, now["cpu"] + cpu
+
+    launches = clock.LaunchClock()
+    passes(1000, 30)  # nobody asked for anything, for long
+    launches.launch()
+    passes(100, 5)
+    assert launches.back() == 30 + 100
+    passes(20, 20)
+    launches.launch()
+    passes(50, 50)  # a second step is launched behind it
+    passes(60)
+    assert launches.back() == 20 + 110
+    passes(70, 40)
+    assert launches.back() == 70
 
 
 def failing(error, at):

@@ -277,7 +277,7 @@ def test_settings_that_do_not_fit_are_refused(tmp_path):
     for settings, words in (
         ({"spec": "eagle3", "num_draft_tokens": 8}, "0 to 7"),
         ({"spec": "ngram", "num_draft_tokens": 65}, "num_draft_tokens must lie in 0 to 64"),
-        ({"spec": "eagle3", "max_in_flight": 2}, "max_in_flight"),
+        ({"spec": "eagle3", "compat": "vllm"}, "compat"),
         ({"spec": "none", "num_draft_tokens": 3}, "spec is none"),
         ({"spec": "clairvoyant"}, "known are"),
         ({"spec": "grammar", "lookahead_tokens": 2, "num_draft_tokens": 2}, "lookahead_tokens"),

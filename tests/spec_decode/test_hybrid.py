@@ -51,7 +51,8 @@ def test_the_checkpoints_own_head_drafts_behind_the_grammar(monkeypatch):
     assert found(num_draft_tokens=3) == (names, 3)
     assert found(token_budget=16, max_num_seqs=4, num_draft_tokens=15) == (names, 15)
     assert found(spec="grammar") == (["grammar"], 0)
-    assert found(max_in_flight=2) == found(spec="none") == ([], 0)
+    assert found(max_in_flight=2) == (names, lookahead)
+    assert found(compat="vllm") == found(spec="none") == ([], 0)
     monkeypatch.setattr(library, "load", lambda: None)
     assert found() == (["grammar"], 0), "without kernels a chain takes longer than it saves"
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from mmengine.config import EngineConfig
-from mmengine.core.executor import StepPlan, StepResult
+from mmengine.core.executor import StepPlan, StepResult, room_of
 from mmengine.core.simulate import CostModel
 from mmengine.errors import ExecutorFailed
 from mmengine.replay.rerun.script import Answer
@@ -85,7 +85,8 @@ class ScriptedExecutor(TimedExecutor):
             answer = self._end[rows[place]]
             (errors if answer.error else stops).append((place, answer.error or answer.stop))
         given = np.arange(most + 1) < counts[:, None]
-        drafts, num_next = self._draft(rows, num_known + counts, ended)
+        room = room_of(plan, np.zeros(len(rows), np.intp))
+        drafts, num_next = self._draft(rows, num_known + counts, ended, room)
         return StepResult(
             tokens[given],
             tuple(stops),
@@ -97,7 +98,7 @@ class ScriptedExecutor(TimedExecutor):
         )
 
     def _draft(
-        self, rows: np.ndarray, places: np.ndarray, ended: np.ndarray
+        self, rows: np.ndarray, places: np.ndarray, ended: np.ndarray, room: np.ndarray | None
     ) -> tuple[np.ndarray | None, np.ndarray | None]:
         count = self._config.num_draft_tokens
         if not count:
@@ -113,6 +114,8 @@ class ScriptedExecutor(TimedExecutor):
         num_right = np.where(given > 0, given - 1, luck)
         num_next = np.where(given > 0, np.minimum(self._offered[at], count), count)
         num_next[ended] = 0
+        if room is not None:
+            num_next = np.minimum(num_next, room)
         right = np.arange(count) < num_right[:, None]
         drafts = np.where(right, tokens, (tokens + 1) % 2**30)
         return drafts[np.arange(count) < num_next[:, None]].astype(np.int32), num_next.astype(np.int32)

@@ -1,0 +1,70 @@
+"""Two steps in flight beside drafts: what is said is what is said one step after the other, and steps overlap
+where nobody drafts."""
+
+import random
+import shutil
+
+import pytest
+
+from mmengine.config import EngineConfig
+from mmengine.core.past import Resume, read_past
+from mmengine.replay.verify import verify
+from mmengine.serve.engine import Engine
+from mmengine_shapes import draft_head_path
+from tests.spec_decode.equality import Asked, answers, assert_same, drawn_alike, mixed
+from tests.spec_decode.steering import Clock, LaunchedAhead
+from tests.spec_decode.test_draft_crash import gone_on
+from tests.spec_decode.test_draft_equality import RECOMPUTE, SWAP, WIDE
+
+HEAD = f"eagle3={draft_head_path()}"
+TWO = {"max_in_flight": 2, "draft_policy": "goodput"}
+
+
+def steer(executor):
+    """As on a GPU, where drafts pay for 25 steps and do not for 25 more."""
+    LaunchedAhead(executor)
+    Clock(executor)
+
+
+@pytest.fixture(scope="module")
+def wanted():
+    """Of all kinds, and behind them some without forms, for which drafters of forms have nothing."""
+    every = list(mixed(48, seed=31, most_tokens=60).by_id.items())
+    plain = [(name, each) for name, each in every[20:] if each[1].grammar is None]
+    asked = Asked(dict([*every[:20], *plain]))
+    return asked, answers(asked, spec="none", **WIDE)
+
+
+@pytest.mark.parametrize(
+    "spec, pool", [("auto", SWAP), (HEAD, RECOMPUTE), ("grammar", RECOMPUTE)], ids=["auto", "head", "grammar"]
+)
+def test_answers_are_the_same(spec, pool, wanted, tmp_path):
+    asked, want = wanted
+    found = answers(asked, None, tmp_path, random.Random(2), steer, spec=spec, **TWO, **pool)
+    assert_same(found, want)
+    assert found.drafting.failures == [0] * len(found.drafting.failures) and verify(tmp_path).ok
+    how = found.stats.overlap
+    print(spec, how, {number: str(counts) for number, counts in found.stats.drafts.items()})
+    assert min(how["ahead"], how["drafts"], how["forms"]) > 5 and found.stats.drafts
+
+
+def test_who_goes_on_after_a_crash_says_the_same(wanted, tmp_path):
+    """From where two steps were in flight, and from where drafts were on their way."""
+    asked, want = wanted
+    config = EngineConfig(spec=HEAD, **TWO, **RECOMPUTE)
+    copies, drafted = [], 0
+    with drawn_alike(), Engine(config=config, dtype="float32", log=tmp_path / "log") as engine:
+        steer(engine.built.executor)
+        for prepared, options in asked.by_id.values():
+            engine.submit_prepared(prepared, options)
+        while not engine.is_idle:
+            engine.step(received=False)
+            state = engine.built.core.state
+            if engine.stats().num_output_tokens >= 75 * (len(copies) + 1):
+                drafted += bool(state.scheduled_drafts.any())
+                copies.append(shutil.copytree(tmp_path / "log", tmp_path / f"copy{len(copies)}"))
+    in_flight = [len(read_past(copy, Resume()).steps) for copy in copies]
+    assert {1, 2} <= set(in_flight) and drafted
+    for copy in copies:
+        assert_same(gone_on(asked, copy, config), want)
+        assert verify(copy).ok
