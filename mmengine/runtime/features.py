@@ -1,6 +1,6 @@
 """Encoder outputs on the device, by key, and the way from pixels to them and into a batch."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -122,18 +122,20 @@ def encode(
     device: torch.device,
     *,
     graphs: EncoderGraphs | None = None,
+    share: Callable[[torch.Tensor], torch.Tensor] | None = None,
     alone: bool = False,
 ) -> None:
     """Encode `items` in one packed call and put their features into `store`. `graphs`: of the model's
-    encoder, which is launched where they do not have the call's size. `alone`: in a call each, so that an
-    item's features, and whether they are replayed, do not depend on who comes along.
+    encoder, which is launched where they do not have the call's size. `share`: what the features go through
+    before they are kept. `alone`: in a call each, so that an item's features, and whether they are replayed,
+    do not depend on who comes along.
 
     `payloads`: the media of each request id. Raises ExecutorFailed where a payload is missing or the
     model gives another number of embeddings than the items have placeholders.
     """
     if alone and len(items) > 1:
         for item in items:
-            encode(model, [item], payloads, store, device, graphs=graphs)
+            encode(model, [item], payloads, store, device, graphs=graphs, share=share)
         return
     media = [_payload(item, payloads) for item in items]
     patches, grids = [one.patches for one in media], [one.item.grid for one in media]
@@ -145,7 +147,7 @@ def encode(
         raise ExecutorFailed(
             f"the encoder gave {features.shape[0]} embeddings for media items with {sum(sizes)} placeholders"
         )
-    store.put([item.key for item in items], sizes, features)
+    store.put([item.key for item in items], sizes, features if share is None else share(features))
 
 
 def _payload(item: EncodeItem, payloads: Mapping[str, Sequence[MediaInput]]) -> MediaInput:

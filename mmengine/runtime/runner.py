@@ -4,7 +4,7 @@
 and looks for the ends of texts. On a CPU the two simply follow one another.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -85,6 +85,7 @@ class ModelRunner:
         self._reader = Reader(self._rows, self._sampler, stop_watcher, matchers, self._drafting)
         self.graphs: DecodeGraphs | None = None
         self._encoder_graphs: EncoderGraphs | None = None
+        self.share_features: Callable[[torch.Tensor], torch.Tensor] | None = None  # with other ranks
         if recorder is not None:
             self.capture(recorder)
         self._media: dict[str, Sequence[MediaInput]] = {}
@@ -100,7 +101,7 @@ class ModelRunner:
 
     def capture(self, recorder: Recorder, capture: Capture = capture) -> None:
         """What can be captured is replayed from now on: steps that only decode, by `capture`, a head's passes
-        and the encoder. In this order: one that fails may take the next along, and steps gain most."""
+        and the encoder. The first gains most."""
         head = self._drafting.head if self._drafting is not None else None
         config = self._config
         with torch.inference_mode():
@@ -175,6 +176,7 @@ class ModelRunner:
                     self._features,
                     self._device,
                     graphs=self._encoder_graphs,
+                    share=self.share_features,
                     alone=self._config.batch_invariant,
                 )
             runs = runs_of(plan)

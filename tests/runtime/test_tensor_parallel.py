@@ -19,6 +19,7 @@ from mmengine.core.past import Resume
 from mmengine.errors import ConfigError, ExecutorFailed, ExecutorLost, ModelError
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader
+from mmengine.gpu.vision_ops import VisionOps, attend_by_frames, rotate
 from mmengine.models.sharding import COLUMNS, ROWS, Shard
 from mmengine.replay import verify
 from mmengine.runtime.attention.base import Bucket
@@ -32,7 +33,7 @@ from mmengine.runtime.parallel.group import GroupLost, StepGroup
 from mmengine.runtime.parallel.leader import LeadingExecutor
 from mmengine.runtime.parallel.ranks import device_of
 from mmengine.serve.engine import Engine
-from mmengine_qwen3_vl import plugin
+from mmengine_qwen3_vl import plugin, vision
 from mmengine_qwen3_vl.config import read_config
 from mmengine_qwen3_vl.loading import open_weights
 from mmengine_qwen3_vl.sharding import PLAN, axis_of, check_plan
@@ -40,7 +41,15 @@ from mmengine_shapes import checkpoint_path
 from tests.spec_decode.equality import answers, assert_same, mixed
 
 # A pool so small that requests give way, and budgets that cut prompts and images.
-TIGHT = {"block_size": 4, "num_blocks": 65, "token_budget": 96, "admission_reserve": "none", "max_retries": 2}
+TIGHT = {
+    "block_size": 4,
+    "num_blocks": 65,
+    "token_budget": 96,
+    "admission_reserve": "none",
+    "max_retries": 2,
+    "encoder_budget": 128,
+    "max_item_embeds": 128,
+}
 
 
 @pytest.fixture(scope="module")
@@ -83,9 +92,13 @@ AHEAD = {"max_in_flight": 2, "spec": "none"}
     [(SWAP, True), (AHEAD, False), (AHEAD, True)],
     ids=["drafts and swap, replayed", "two in flight", "two in flight, replayed"],
 )
-def test_two_processes_give_the_tokens_of_one(asked, wanted, captured, settings, replays, tmp_path):
-    """A step fails on rank 0, and one on rank 1 where steps are replayed: the other one replays it."""
+def test_two_processes_give_the_tokens_of_one(
+    asked, wanted, captured, settings, replays, tmp_path, monkeypatch
+):
+    """A step fails on rank 0, and one on rank 1 where steps are replayed: the other one replays it. Images
+    are encoded on rank 0, and replayed there as well."""
     recorder, seen = captured(step=30) if replays else None, []
+    monkeypatch.setattr(vision, "vision_ops", lambda *of: VisionOps(rotate, attend_by_frames))
 
     def steer(executor):
         fail_once(executor)
@@ -98,12 +111,13 @@ def test_two_processes_give_the_tokens_of_one(asked, wanted, captured, settings,
     assert ev.Preempted in map(type, events), "nobody gave way"
     said = [event.error for event in events if isinstance(event, ev.Failed)]
     assert said == ["on purpose", "rank 1: on purpose"][: 1 + replays], "no step failed"
-    steps = seen[0].graph_steps
+    steps, calls = seen[0].graph_steps, seen[0].graph_encodings
     if replays:
         assert steps["prompt"] + steps["media"] > 0
-        assert recorder.replayed >= steps["replayed"] > 20
+        assert recorder.replayed >= steps["replayed"] + calls["replayed"]
+        assert steps["replayed"] > 20 and calls["replayed"]
     else:
-        assert steps == {}
+        assert steps == calls == {}
 
 
 def test_a_capture_that_fails_on_one_rank_fails_on_all(captured, monkeypatch):

@@ -1,7 +1,6 @@
 """Rank 0: the executor that decides with, and hands each step to the ranks that follow."""
 
 import time
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -31,10 +30,8 @@ class LeadingModel:
         self._model, self._group = model, group
         self.spec: ModelSpec = model.spec
         self.batch_invariant = False  # it is refused where a model is cut
-        self.forward, self.logits = model.forward, model.logits
-
-    def encode(self, patches: torch.Tensor, grids: Sequence[tuple[int, int, int]]) -> torch.Tensor:
-        return self._group.features(self._model.encode(patches, grids))
+        self.encode, self.forward, self.logits = model.encode, model.forward, model.logits
+        self.capturable_encoder = getattr(model, "capturable_encoder", lambda largest: None)
 
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
         return self._model.embed(self._group.token_ids(input_ids))
@@ -59,6 +56,7 @@ class LeadingExecutor(TorchExecutor):
     ) -> None:
         later = msgspec.structs.replace(config, cuda_graphs=False)  # by `capture`
         super().__init__(LeadingModel(model, group), positions_of, later, device, dtype, *args)
+        self._runner.share_features = group.features
         self._recorder = recorder_for(config, torch.device(device))
         group.prepare(model.spec, dtype, torch.device(device), may_wait=config.max_in_flight > 1)
         self._group, self._followers = group, followers
