@@ -37,11 +37,12 @@ def make_recorder(device: str) -> Recorder:
     return CudaRecorder(torch.device(device)) if device == "cuda" else Again()
 
 
-def compare_graphs(device: str, dtype: torch.dtype) -> Verdict:
-    """Hidden states of random decode steps of every number of rows, captured beside launched. Raises
-    ConfigError where attention cannot be captured, or no step could be."""
+def compare_graphs(device: str, dtype: torch.dtype, num_heads: int) -> Verdict:
+    """Hidden states of random decode steps of every number of rows, captured beside launched; two heads of K
+    and V. Raises ConfigError where attention cannot be captured, or no step could be."""
     shape = reduced(SHAPES["2B"])
-    shape = replace(shape, text=replace(shape.text, head_dim=128, mrope_section=(24, 20, 20)))
+    wide = {"num_heads": num_heads, "head_dim": 128, "mrope_section": (24, 20, 20)}
+    shape = replace(shape, text=replace(shape.text, **wide))
     model, where = random_model(shape, device, dtype), torch.device(device)
     pool = KVPool(model.spec, 1 + MAX_ROWS * LONGEST, BLOCK_SIZE, dtype, where)
     attention = make_backend("auto", model.spec, pool)
@@ -54,7 +55,7 @@ def compare_graphs(device: str, dtype: torch.dtype) -> Verdict:
         )
         pool.blocks.normal_(generator=torch.Generator(where).manual_seed(2))
         gaps = [_gap(model, attention, graphs, rows) for rows in range(1, MAX_ROWS + 1)]
-    return _verdict("decode captured beside launched", gaps, dtype)
+    return _verdict(f"decode of {num_heads} heads captured beside launched", gaps, dtype)
 
 
 def compare_encoder_graphs(device: str, dtype: torch.dtype, most_embeds: int) -> Verdict:

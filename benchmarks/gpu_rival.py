@@ -157,10 +157,8 @@ def answer_continuously(
 def attention_of(rival: Reference, asks: Sequence[Ask]) -> str:
     """What continuous batching attends with here, as its model says while it runs."""
     seen: set[str] = set()
-    config = rival.model.config.get_text_config()
-    hook = rival.model.model.language_model.layers[0].register_forward_pre_hook(
-        lambda *_: seen.add(config._attn_implementation)
-    )
+    layer = rival.model.model.language_model.layers[0]
+    hook = layer.register_forward_pre_hook(lambda *_: seen.add(layer.self_attn.config._attn_implementation))
     try:
         answer_continuously(rival, [replace(ask, num_new=2) for ask in asks[:1]], {}, runs=1)
     finally:

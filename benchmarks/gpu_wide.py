@@ -1,5 +1,5 @@
-"""The whole engine on a device, with heads of 128 values as real models have: greedy answers of random
-weights, each token scored by the plain decoder over torch's attention in float32, one request at a time.
+"""The whole engine on a device, with heads of 128 values as real models have: logprobs of greedy answers of
+random weights, beside those of the plain decoder over torch's attention in float32, one request at a time.
 
 Not yet run on a GPU.
 """
@@ -24,9 +24,8 @@ from mmengine_qwen3_vl.model import make_spec
 from mmengine_qwen3_vl.text import TextDecoder
 
 LONGEST, NUM_NEW = 512, 24  # tokens of a prompt, and of an answer
-# How far, of the logits' own spread, a token may be from the best: a wrong one is several times it away.
-ROUNDING = {torch.float32: 1e-3, torch.bfloat16: 0.3}
-Answer = tuple[np.ndarray, list[int]]  # a prompt, and what followed
+ROUNDING = {torch.float32: 1e-4, torch.bfloat16: 0.02}  # of a logprob
+Answer = tuple[np.ndarray, list[int], list[float]]  # a prompt, the tokens that followed, their logprobs
 
 
 class Widened(RandomWeights):
@@ -47,8 +46,8 @@ def compare_wide(device: str, dtype: torch.dtype, num_heads: int, count: int) ->
     whom they were attended, with how many steps were replayed."""
     shape = wide_shape(num_heads)
     answers, how = greedy_answers(shape, device, dtype, count)
-    largest = max(score(shape, answers, device, dtype))
-    said = f"largest distance from the best {largest:.1e} of the spread, at most {ROUNDING[dtype]:.1e}"
+    largest = max(gaps(shape, answers, device, dtype))
+    said = f"logprobs at most {largest:.1e} apart, may be {ROUNDING[dtype]:.1e}"
     name = f"answers of {num_heads} heads of 128 on {device} by {how.partition(',')[0]}"
     return Verdict(name, said, largest <= ROUNDING[dtype]), how
 
@@ -71,25 +70,26 @@ def greedy_answers(
     network = random_model(shape, device, dtype)
     executor = TorchExecutor(network, plugin.positions, config, device, dtype)
     core = EngineCore(config, executor)
-    sampling = SamplingParams(max_tokens=NUM_NEW, ignore_eos=True, seed=0)
-    found: dict[str, list[int]] = {f"w{n}": [] for n in range(count)}
+    sampling = SamplingParams(max_tokens=NUM_NEW, ignore_eos=True, logprobs=0, seed=0)
+    found: dict[str, list[tuple[int, float]]] = {f"w{n}": [] for n in range(count)}
     for name, prompt in zip(found, prompts, strict=True):
         core.submit(Request(name, prompt, sampling))
     while core.has_work:
         for output in core.step():
-            found[output.request_id] += output.token_ids
+            found[output.request_id] += [chosen for chosen, *_ in output.logprobs]
     how = f"{type(executor._runner._attention).__name__}, steps {executor.graph_steps}"
     core.close()
-    return list(zip(prompts, found.values(), strict=True)), how
+    answers = [tuple(map(list, zip(*one, strict=True))) for one in found.values()]
+    return [(prompt, *answer) for prompt, answer in zip(prompts, answers, strict=True)], how
 
 
-def score(shape: ModelConfig, answers: list[Answer], device: str, dtype: torch.dtype) -> list[float]:
-    """How far each answer's worst token is from the best one, of the logits' standard deviation."""
+def gaps(shape: ModelConfig, answers: list[Answer], device: str, dtype: torch.dtype) -> list[float]:
+    """How far each answer's worst logprob is from the reference's; infinite where tokens are missing."""
     where, spec = torch.device(device), make_spec(shape)
     apart = []
     with torch.inference_mode():
         decoder = TextDecoder(shape.text, Widened(shape, where, dtype), where)
-        for prompt, tokens in answers:
+        for prompt, tokens, logprobs in answers:
             ids = np.concatenate((prompt, np.array(tokens[:-1], np.int32)))
             size = np.array([len(ids)], np.int32)
             blocks = 1 + np.arange(-(-len(ids) // 16), dtype=np.int32)[None]
@@ -98,8 +98,8 @@ def score(shape: ModelConfig, answers: list[Answer], device: str, dtype: torch.d
             there = torch.from_numpy(ids).long().to(where)
             positions = torch.arange(len(ids), device=where).expand(3, -1).contiguous()
             hidden = decoder.forward(decoder.embed(there), None, positions, attention)
-            logits = decoder.logits(hidden[-len(tokens) :]).float()
-            chosen = logits.gather(1, torch.tensor(tokens, device=where)[:, None])[:, 0]
-            gaps = (logits.amax(-1) - chosen) / logits.std(-1)
-            apart.append(float(gaps.max()) if len(tokens) == NUM_NEW else float("inf"))
+            wanted = decoder.logits(hidden[-len(tokens) :]).float().log_softmax(-1)
+            wanted = wanted.gather(1, torch.tensor(tokens, device=where)[:, None])[:, 0].cpu()
+            gap = float((wanted - torch.tensor(logprobs)).abs().max())
+            apart.append(gap if gap == gap and len(tokens) == NUM_NEW else float("inf"))
     return apart

@@ -35,7 +35,7 @@ def test_a_dry_run_measures_everything_and_writes_nothing():
         "0 together, 0 as drafts, 0 in",
         "2B decode x8, batch_invariant, times as long",
         "8B prefill of 64, batch_invariant, times as long",
-        "decode captured beside launched",
+        "decode of 8 heads captured beside launched",
         "images captured beside launched",
         "8B vision, 64 tokens launched",
         "answers of 8 heads of 128",
@@ -242,8 +242,8 @@ def test_idle_is_what_no_kernel_covers(spans):
 
 def test_steps_that_are_captured_wrongly_are_found_out(module, monkeypatch):
     graphs = module("gpu_graphs")
-    assert graphs.compare_graphs("cpu", graphs.torch.float32).right
+    assert graphs.compare_graphs("cpu", graphs.torch.float32, 4).right
     assert graphs.compare_encoder_graphs("cpu", graphs.torch.float32, 96).right
     monkeypatch.setattr(graphs.Again, "record", lambda self, compute: lambda: None)
-    assert not graphs.compare_graphs("cpu", graphs.torch.float32).right
+    assert not graphs.compare_graphs("cpu", graphs.torch.float32, 4).right
     assert not graphs.compare_encoder_graphs("cpu", graphs.torch.float32, 96).right
