@@ -17,6 +17,7 @@ from mmengine.runtime.rows import CLOSES, GRAMMAR, PENALTIES, RowColumns
 from mmengine.runtime.sample_rows import SampleRows
 from mmengine.runtime.sampler import Sampled, Sampler
 from mmengine.runtime.stops import CLOSED, GRAMMAR_END, StopWatcher, find_stops, may_stop
+from mmengine.runtime.upload import upload
 from mmengine.structured_output.rows import RowMatchers
 
 NOT_FINITE = "the model gave NaN or infinite logits for this request"
@@ -144,7 +145,7 @@ class Reader:
         """Rows with penalties said what they said; each of them at most one token at a time."""
         for depth in range(int(counts.max())):
             positions = runs.first[counts > depth] + depth
-            said = torch.from_numpy(token_ids[positions].astype(np.int64)).to(self.sampler.device)
+            said = upload(token_ids[positions].astype(np.int64), self.sampler.device)
             with torch.inference_mode():  # in which the counts were made
                 self.sampler.count(batch.take(positions), said)
 

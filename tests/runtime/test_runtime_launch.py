@@ -25,6 +25,7 @@ from mmengine.runtime.attention.triton_paged import TritonPagedAttention
 from mmengine.runtime.eagle3 import chain as chaining
 from mmengine.runtime.eagle3 import drafter as drafting
 from mmengine.runtime.eagle3.loading import load_head
+from mmengine.runtime.sample_rows import SampleRows
 from mmengine.runtime.sampler import Sampled
 from mmengine.runtime.upload import upload
 from mmengine.spec_decode.eagle3.config import Target
@@ -198,6 +199,20 @@ def test_no_step_waits_that_draws_by_kernels(drawing_kernels):
     config = config_of()
     run(Launching(toy_on_gpu(), positions_of, config), config)
     assert len(drawing_kernels) == 5 and min(drawing_kernels.values()) > 3
+
+
+def test_counting_what_was_said_with_drafts_does_not_wait():
+    config = config_of()
+    executor = Launching(toy_on_gpu(), positions_of, config)
+    driver = Driver(executor, config)
+    driver.add(*toy_request("r", 1, 9, sampling=SamplingParams(**OPTIONS["penalties"])))
+    driver.step(("r", None))
+    reader, rows = executor.runner._reader, executor.plan.rows.repeat(3)
+    batch = SampleRows.of(reader.rows, rows, np.full(3, 10, np.int32))
+    with nothing_to_wait_for():
+        reader._count(
+            np.array([5, 6, 7], np.int32), batch, SimpleNamespace(first=np.zeros(1, int)), np.array([2])
+        )
 
 
 def test_copies_of_blocks_do_not_wait():
