@@ -105,6 +105,7 @@ def speed(run: Run) -> None:
         run.part(f"{name} prompts and images", seconds[1], partial(parts.prompts, name, run.facts))
         run.part(f"{name} GPU idle in decode", seconds[2], partial(parts.idle, name))
         if name == "2B":
+            run.part("2B drafts", 15, partial(parts.drafts, name, run.facts))
             run.part("2B by mmengine", 25, partial(parts.ours, name))
             run.part("2B by transformers' generate", 45, partial(parts.by_generate, name))
             rival = partial(parts.by_continuous_batching, name)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 from gpu_bits import compare_bits
+from gpu_drafts import chain_seconds, compare_chains, pass_bytes
 from gpu_floors import Goal, Rates, decode_bytes, measure_rates, prefill_flops, vision_flops
 from gpu_graphs import compare_encoder_graphs, compare_graphs
 from gpu_kernels import compare_layers, compare_sampling
@@ -34,6 +35,7 @@ from mmengine.runtime.attention import flashinfer_here
 from mmengine.runtime.attention.registry import make_backend
 from mmengine.runtime.gpus import why_no_gpu
 from mmengine.runtime.kv import KVPool
+from mmengine.spec_decode.eagle3.config import MAX_DRAFTS
 from mmengine.version import __version__
 from mmengine_qwen3_vl.config import ModelConfig
 
@@ -144,6 +146,7 @@ def captured(tell: Teller) -> None:
         ("captured steps, 4 heads", partial(compare_graphs, device, dtype, 4)),
         ("captured steps, 8 heads", partial(compare_graphs, device, dtype, 8)),
         ("captured images", partial(compare_encoder_graphs, device, dtype, 96 if tell.dry else 512)),
+        ("captured drafts", partial(compare_chains, device, dtype)),
     ):
         try:
             tell.check(compare())
@@ -179,6 +182,17 @@ def decode(name: str, facts: dict[str, object], tell: Teller) -> None:
         tell.goal(f"{name} decode x{rows}, {how}", Goal.of_time(step.step_s, floor, wanted))
         tell.fact(f"{name} decode x{rows}, {how}: CPU ms a step", round(step.cpu_s * 1e3, 3))
     tell.fact(f"{name} steps replayed, and not, by why", bench.graph_steps)
+
+
+def drafts(name: str, facts: dict[str, object], tell: Teller) -> None:
+    """A chain of drafts of one row, by a head of random weights."""
+    found, (shape, sizes) = _rates(facts), _shape(name, tell.dry)
+    floor = MAX_DRAFTS * pass_bytes(shape) / found.copy
+    try:
+        for how, seconds in chain_seconds(shape, tell.device, torch.bfloat16, sizes.context).items():
+            tell.goal(f"{name} {MAX_DRAFTS} drafts x1, {how}", Goal.of_time(seconds, floor, None))
+    except ConfigError as error:
+        tell.skip(f"{name} drafts", str(error))
 
 
 def prompts(name: str, facts: dict[str, object], tell: Teller) -> None:

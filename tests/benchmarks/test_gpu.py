@@ -37,6 +37,9 @@ def test_a_dry_run_measures_everything_and_writes_nothing():
         "8B prefill of 64, batch_invariant, times as long",
         "decode of 8 heads captured beside launched",
         "images captured beside launched",
+        "drafts captured beside launched",
+        "2B 7 drafts x1, captured",
+        "2B 7 drafts x1, launched",
         "8B vision, 64 tokens launched",
         "answers of 8 heads of 128",
         "2B decode x8, context 24",
@@ -244,6 +247,9 @@ def test_steps_that_are_captured_wrongly_are_found_out(module, monkeypatch):
     graphs = module("gpu_graphs")
     assert graphs.compare_graphs("cpu", graphs.torch.float32, 4).right
     assert graphs.compare_encoder_graphs("cpu", graphs.torch.float32, 96).right
+    drafts = module("gpu_drafts")
+    assert drafts.compare_chains("cpu", graphs.torch.float32).right
     monkeypatch.setattr(graphs.Again, "record", lambda self, compute: lambda: None)
+    assert not drafts.compare_chains("cpu", graphs.torch.float32).right
     assert not graphs.compare_graphs("cpu", graphs.torch.float32, 4).right
     assert not graphs.compare_encoder_graphs("cpu", graphs.torch.float32, 96).right
