@@ -178,11 +178,6 @@ def _contradictions(config: EngineConfig) -> Iterator[str]:
             f"batch_invariant cannot go with tensor_parallel {config.tensor_parallel}: ranks compute with "
             "torch's products, whose bits depend on the number of rows; choose one of them"
         )
-    if config.batch_invariant and config.kv_dtype != "auto":
-        yield (
-            f"batch_invariant cannot go with kv_dtype {config.kv_dtype}, which the kernels that it needs do "
-            "not read; choose one of them"
-        )
     if config.preempt_mode == "swap" and not config.swap_blocks:
         yield "preempt_mode swap needs a host pool: set swap_blocks, or another preempt_mode"
     if config.preempt_mode == "recompute" and config.swap_blocks:

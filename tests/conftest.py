@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -73,7 +74,12 @@ def dots_in_order(kernel_device, monkeypatch):
 
 
 def _dot_in_order(builder, a, b, d, *_):
-    total = d.data.copy()
-    for place in range(a.data.shape[-1]):
-        total += a.data[..., :, place, None].astype(total.dtype) * b.data[..., place, None, :]
+    """Rows and columns of zeros are left out where that changes nothing: they are most of what tests have."""
+    total, left, right = d.data.copy(), a.data.astype(d.data.dtype), b.data.astype(d.data.dtype)
+    is_odd = not np.isfinite(right).all()
+    rows = (left.any(1) | is_odd).nonzero()[0]
+    found, left = total[rows], left[rows]
+    for place in (left.any(0) | is_odd).nonzero()[0]:
+        found += left[:, place, None] * right[place]
+    total[rows] = found
     return type(d)(total, d.dtype.scalar)

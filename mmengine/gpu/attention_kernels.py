@@ -38,7 +38,8 @@ def _values(x, IS_FP8: tl.constexpr, dtype: tl.constexpr):
     return x
 
 
-@triton.jit
+# What goes by the step is no constant to the compiler: whatever the step, one binary computes it.
+@triton.jit(do_not_specialize=["num_parts", "width"])
 def _attend_kernel(
     q,
     q_stride,
@@ -132,7 +133,7 @@ def _attend_kernel(
             tl.store(target, mean.to(dtype), mask=stored)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_parts", "width"])
 def _join_kernel(
     out,
     totals,

@@ -13,6 +13,7 @@ from mmengine.config import EngineConfig
 from mmengine.core.executor import StepPlan, StepResult
 from mmengine.core.runs import Runs, runs_of
 from mmengine.errors import ConfigError
+from mmengine.gpu.sampling import describe, sampling_kernels
 from mmengine.models.plugin import MediaInput, Taps, VisionLanguageModel
 from mmengine.runtime.attention.registry import make_backend
 from mmengine.runtime.drafting import Drafting
@@ -67,8 +68,8 @@ class ModelRunner:
         self._model, self._config, self._device = model, config, device
         self._watcher, self._matchers = stop_watcher, matchers
         invariant = config.batch_invariant
-        if invariant and not getattr(model, "batch_invariant", False):
-            raise ConfigError(NOT_INVARIANT)
+        if invariant:
+            _check_invariant(model, device)
         self._kv = pool_of(spec, config, dtype, device)
         self._attention = make_backend(attention, spec, self._kv, batch_invariant=invariant)
         self._features = FeatureStore(spec.hidden_size, spec.num_deepstack, config.encoder_cache_size)
@@ -313,6 +314,17 @@ class ModelRunner:
 
 def _nobody_drafts(plan: StepPlan) -> bool:
     return plan.draft_room is not None and not len(plan.draft_room)
+
+
+def _check_invariant(model: VisionLanguageModel, device: torch.device) -> None:
+    """Whether, but for attention, no bit depends on the batch; ConfigError where one does."""
+    if not getattr(model, "batch_invariant", False):
+        raise ConfigError(NOT_INVARIANT)
+    if device.type == "cuda" and sampling_kernels(device) is None:
+        raise ConfigError(
+            f"batch_invariant needs our Triton kernels to sample, and on {device} that is by "
+            f"{describe(device)}; leave it out"
+        )
 
 
 def _to_host(sampled: Sampled) -> Sampled:

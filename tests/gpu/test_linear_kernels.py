@@ -67,6 +67,7 @@ def test_what_lies_on_odd_addresses_or_apart_gives_the_same(kernels, kernel_devi
 def test_programs_cover_every_tile_once(kernels, kernel_device, dots_in_order, monkeypatch):
     """Also where groups of row tiles are not full."""
     linear, x, _, _ = layer(kernels, kernel_device, torch.float32, 150, 8, False, 3)
+    x = x[:35]
     ones = torch.cat([linear(row[None]) for row in x])
     for group in (1, 2, 3, 8):
         monkeypatch.setattr(kernels, "GROUP", group)

@@ -1,14 +1,24 @@
 """The decoder of fused operations gives the logits of the plain one: by torch, and by our kernels."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from qwen3_vl_reference import DECODER_KINDS, PagedRows, make_prompt, make_reference, ragged_steps, run_rows
+from qwen3_vl_reference import (
+    DECODER_KINDS,
+    PagedRows,
+    make_prompt,
+    make_reference,
+    ragged_steps,
+    run_rows,
+    whole_steps,
+)
 
 from mmengine.gpu import text_ops
 from mmengine.models.plugin import Taps
+from mmengine.runtime.attention import registry
 from mmengine.runtime.attention.torch_paged import TorchPagedAttention
 from mmengine_qwen3_vl import model as model_module
 from mmengine_qwen3_vl import plugin
@@ -103,3 +113,31 @@ def test_taps_hold_what_the_plain_decoder_leaves(folders):
         assert torch.equal(embeds, before[0]) and torch.equal(deepstack, before[1])
         rows.append(taps.rows)
     assert (rows[0] - rows[1]).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.soak), "float16"])
+def test_bits_do_not_depend_on_who_is_computed_with_whom(folders, dtype, kernel_device, dots_in_order):
+    """Rows alone, then all together, in chunks of all sizes in any company, and as tokens with their drafts:
+    with images' features in one row, which a step of text alone has not."""
+    if kernel_device.type != "cpu":
+        pytest.skip("the decoder lies on a CPU here; benchmarks/gpu_bits.py asks a GPU")
+    ops = text_ops.text_ops(torch.device("cpu"), getattr(torch, dtype), batch_invariant=True)
+    model = fused(folders["untied, biases"], dtype, ops)
+    rng = np.random.default_rng(5)
+    prompts = [make_prompt(parts, rng) for parts in ([4], [1, ("image", (2, 4)), 1], [11])]
+    alone = [[(row, len(prompt.ids))] for row, prompt in enumerate(prompts)]
+    ways = [whole_steps(prompts), ragged_steps(prompts, rng, 5)]
+    ways.append(
+        [[(row, len(prompt.ids) - 3) for row, prompt in enumerate(prompts)], [(2, 3), (0, 3), (1, 3)]]
+    )
+
+    def logits(steps):
+        make = partial(registry.make_backend, "triton", batch_invariant=True)
+        attention = PagedRows(make, model.spec, model.dtype, len(prompts))
+        with torch.inference_mode():
+            return torch.cat(run_rows(model, prompts, steps, attention))
+
+    wanted = logits(alone)
+    assert wanted.std() > 0.5
+    for steps in ways:
+        assert torch.equal(logits(steps), wanted)

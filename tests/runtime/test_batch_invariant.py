@@ -3,14 +3,21 @@ steps."""
 
 import random
 from dataclasses import replace
+from types import SimpleNamespace
 
 import msgspec
 import pytest
+import torch
 
 from mmengine.config import EngineConfig
 from mmengine.errors import ConfigError
+from mmengine.gpu import text_ops
 from mmengine.native import library
+from mmengine.runtime import masking, runner, sampler
+from mmengine.runtime.attention import registry
 from mmengine.serve.engine import Engine
+from mmengine_qwen3_vl import model as model_module
+from mmengine_qwen3_vl.fused_text import FusedTextDecoder
 from tests.spec_decode.equality import Asked, drawn_alike, mixed
 
 ALONE = {"max_num_seqs": 1, "enable_prefix_caching": False, "spec": "none"}
@@ -20,6 +27,8 @@ COMPANIES = (
     {"long_prefill_token_threshold": 1, "spec": "none", "max_in_flight": 2},
     {"token_budget": 64, "num_blocks": 18, "swap_blocks": 17, "preempt_mode": "swap", "spec": "ngram"},
 )
+ON_A_GPU = SimpleNamespace(blocks=SimpleNamespace(device=torch.device("cuda")))
+DRAWN = {"temperature": 2.0, "top_k": 40, "top_p": 0.9}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -38,11 +47,11 @@ def asked():
     return Asked(found)
 
 
-def bits(asked, dtype, *, arrivals=None, **settings):
+def bits(asked, dtype, *, arrivals=None, attention="auto", **settings):
     """Tokens and logprobs of every choice."""
     waiting, found = list(asked.by_id.values())[::-1], {}
     config = EngineConfig(max_model_len=256, **{"batch_invariant": True, **settings})
-    with drawn_alike(), Engine(config=config, dtype=dtype) as engine:
+    with drawn_alike(), Engine(config=config, dtype=dtype, attention=attention) as engine:
         while waiting or not engine.is_idle:
             while waiting and (arrivals is None or arrivals.random() < 0.5):
                 engine.submit_prepared(*waiting.pop())
@@ -75,12 +84,35 @@ def test_without_it_a_bit_may_change(asked):
     assert one != other
 
 
+@pytest.mark.soak
+def test_company_changes_no_bit_as_on_a_gpu(asked, kernel_device, dots_in_order, monkeypatch):
+    """The decoder, attention and sampling of a GPU, in Triton's interpreter: of the shortest requests five
+    tokens, greedy and drawn."""
+    if kernel_device.type != "cpu":
+        pytest.skip("the engine computes on a CPU here")
+    from mmengine.gpu import sampling_kernels
+
+    ops = text_ops.text_ops(kernel_device, torch.float32, batch_invariant=True)
+    monkeypatch.setattr(model_module, "text_decoder", lambda *of: FusedTextDecoder(*of[:3], ops))
+    for module in (sampler, masking):
+        monkeypatch.setattr(module, "sampling_kernels", lambda device: sampling_kernels)
+    found = {}
+    shortest = sorted(asked.by_id.items(), key=lambda item: len(item[1][0].prompt_token_ids))[:4]
+    for (name, (prepared, options)), more in zip(shortest, ({}, DRAWN, {}, DRAWN), strict=True):
+        sampling = msgspec.structs.replace(options.sampling, max_tokens=5, **more)
+        found[name] = prepared, replace(options, sampling=sampling)
+    few = Asked(found)
+    alone = bits(few, "float32", attention="triton", **ALONE)
+    for company in (0, 1):
+        assert bits(few, "float32", attention="triton", **COMPANIES[company]) == alone
+
+
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"attention": "torch"}, "needs the attention backend native, not torch"),
+        ({"attention": "torch"}, "needs attention that is too: that is native on cpu, not torch"),
         ({"config": {"tensor_parallel": 2}}, "cannot go with tensor_parallel 2"),
-        ({"config": {"kv_dtype": "fp8"}}, "cannot go with kv_dtype fp8"),
+        ({"config": {"kv_dtype": "fp8"}}, "it knows float32 and bfloat16, not float8_e4m3fn"),
     ],
 )
 def test_what_cannot_hold_it_is_refused(settings, says):
@@ -95,3 +127,32 @@ def test_without_kernels_it_is_refused(hidden_compiler, tmp_path):
         pytest.raises(ConfigError, match="a GPU with Triton, or the CPU with its"),
     ):
         Engine(config=EngineConfig(batch_invariant=True))
+
+
+@pytest.mark.parametrize("name", ["auto", "triton"])
+def test_on_a_gpu_attention_is_tritons_in_one_tile(name, monkeypatch):
+    made = []
+    monkeypatch.setattr(registry, "TritonPagedAttention", lambda *of, **options: made.append(options))
+    monkeypatch.setattr(registry.triton_here, "unfit", lambda spec, kv: None)
+    registry.make_backend(name, None, ON_A_GPU, batch_invariant=True)
+    assert made == [{"one_tile": True}]
+    monkeypatch.setattr(registry.triton_here, "unfit", lambda spec, kv: "triton is not installed")
+    with pytest.raises(ConfigError, match="needs attention that is too: triton is not installed"):
+        registry.make_backend(name, None, ON_A_GPU, batch_invariant=True)
+
+
+def test_on_a_gpu_flashinfer_is_refused():
+    with pytest.raises(ConfigError, match="that is triton on cuda, not flashinfer; leave one of them out"):
+        registry.make_backend("flashinfer", None, ON_A_GPU, batch_invariant=True)
+
+
+def test_on_a_gpu_what_samples_must_be_ours_too(monkeypatch):
+    model = SimpleNamespace(batch_invariant=True)
+    monkeypatch.setattr(runner, "describe", lambda device: "torch (no driver)")
+    for kernels in (None, SimpleNamespace()):
+        monkeypatch.setattr(runner, "sampling_kernels", lambda device, kernels=kernels: kernels)
+        if kernels is not None:
+            runner._check_invariant(model, torch.device("cuda"))
+            continue
+        with pytest.raises(ConfigError, match=r"to sample, and on cuda that is by torch \(no driver\)"):
+            runner._check_invariant(model, torch.device("cuda"))

@@ -33,15 +33,29 @@ def make_backend(
     Raises ConfigError for a name that is not registered, or a backend that cannot be used here.
     """
     if batch_invariant:
-        if name not in ("auto", "native"):
-            raise ConfigError(f"batch_invariant needs the attention backend native, not {name}; leave it out")
-        return NativePagedAttention(spec, kv, tiles_only=True)
+        return _invariant(name, spec, kv)
     if name == "auto":
         return _automatic(spec, kv)
     if name not in BACKENDS:
         known = ", ".join(["auto", *BACKENDS])
         raise ConfigError(f"there is no attention backend {name!r}; choose one of {known}")
     return BACKENDS[name](spec, kv)
+
+
+def _invariant(name: str, spec: ModelSpec, kv: KVPool) -> AttentionBackend:
+    device = kv.blocks.device
+    usual = "native" if device.type == "cpu" else "triton"
+    chosen = usual if name == "auto" else name
+    problem: str | None = f"that is {usual} on {device}, not {name}"
+    if chosen == "triton":
+        problem = triton_here.unfit(spec, kv)
+        if problem is None:
+            return TritonPagedAttention(spec, kv, one_tile=True)
+    elif chosen == "native":
+        problem = native_paged.unfit(spec, kv)
+        if problem is None:
+            return NativePagedAttention(spec, kv, tiles_only=True)
+    raise ConfigError(f"batch_invariant needs attention that is too: {problem}; leave one of them out")
 
 
 def _automatic(spec: ModelSpec, kv: KVPool) -> AttentionBackend:
