@@ -62,22 +62,32 @@ def cut(
 ) -> tuple[np.ndarray, np.ndarray]:
     """`tiles` and `joins` of a Work, the longest tiles first."""
     tiles = num_tiles(query_lens, queries)
-    rows, first = np.repeat(np.arange(len(tiles)), tiles), counting(tiles) * queries
-    ends = np.minimum(befores[rows] + np.minimum(first + queries, query_lens[rows]), lengths[rows])
-    spans = -(-ends // SPAN)
-    order = np.argsort(-spans, kind="stable")
+    num_all = int(tiles.sum())
+    rows = np.arange(len(tiles))
+    if num_all == len(rows):  # as where rows decode
+        first, ends = np.zeros(num_all, np.int64), np.minimum(befores + query_lens, lengths)
+    else:
+        rows, first = np.repeat(rows, tiles), counting(tiles) * queries
+        ends = np.minimum(befores[rows] + np.minimum(first + queries, query_lens[rows]), lengths[rows])
+    spans = (ends + (SPAN - 1)) // SPAN
+    order = (-spans).argsort(kind="stable")
     rows, first, spans = rows[order], first[order], spans[order]
-    if len(rows) >= programs or not len(rows) or spans[0] <= 1:
-        return _columns(rows, first, WHOLE, 0), _columns(*np.zeros((4, 0), np.int32))
-    behind = np.cumsum(spans)
+    if num_all >= programs or not num_all or spans[0] <= 1:
+        return _columns(num_all, rows, first, WHOLE, 0), np.zeros((0, 4), np.int32)
+    behind = spans.cumsum()
     in_parts = (spans > 1) & (behind <= max_parts)
     alone = ~in_parts
-    whole = _columns(rows[alone], first[alone], WHOLE, 0)
-    rows, first, spans = rows[in_parts], first[in_parts], spans[in_parts]
-    joins = _columns(rows, first, behind[in_parts] - spans, behind[in_parts])
-    parts = _columns(np.repeat(rows, spans), np.repeat(first, spans), np.arange(spans.sum()), counting(spans))
+    num_joins = int(in_parts.sum())
+    whole = _columns(num_all - num_joins, rows[alone], first[alone], WHOLE, 0)
+    rows, first, spans, behind = rows[in_parts], first[in_parts], spans[in_parts], behind[in_parts]
+    joins = _columns(num_joins, rows, first, behind - spans, behind)
+    count = int(behind[-1]) if num_joins else 0
+    parts = _columns(count, rows.repeat(spans), first.repeat(spans), np.arange(count), counting(spans))
     return np.concatenate((whole, parts)), joins
 
 
-def _columns(*columns: np.ndarray | int) -> np.ndarray:
-    return np.stack(np.broadcast_arrays(*columns), 1).astype(np.int32)
+def _columns(count: int, *columns: np.ndarray | int) -> np.ndarray:
+    table = np.empty((count, len(columns)), np.int32)
+    for place, column in enumerate(columns):
+        table[:, place] = column
+    return table

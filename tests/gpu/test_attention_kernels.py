@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mmengine.gpu.attention_tiles import ONE_TILE_ROWS
 from mmengine.runtime.attention.base import AttentionMeta, Bucket
 from mmengine.runtime.attention.triton_here import load
 from mmengine.runtime.attention.triton_paged import TritonPagedAttention
@@ -94,6 +95,7 @@ def filled(device, dtype, **options):
         counts, lens = np.array(counts, np.int32), np.array(lens, np.int32)
         none = np.zeros(counts.sum(), np.int64)
         attention.begin(AttentionMeta(counts, lens, none, np.stack(tables).astype(np.int32)))
+        assert attention._step[1].rows == ONE_TILE_ROWS, "a GPU may add up otherwise in tiles of another size"
         return attention.run(0, q.to(device)).cpu()
 
     return spec, attend
@@ -159,6 +161,45 @@ def test_an_fp8_pool_holds_rounded_keys_and_values(kernel_device):
     torch.testing.assert_close(got, dense(q, keys, values), atol=TOLERANCE[torch.float16], rtol=0.02)
 
 
+def test_no_kernel_is_compiled_anew_for_other_steps(kernel_device, monkeypatch):
+    """What a new backend tries is all that Triton compiles: it does so anew where a pointer's alignment to 16
+    bytes or a number's divisibility by 16 differs, or a number is 1."""
+    if kernel_device.type != "cpu":
+        pytest.skip("the interpreter is looked at")
+    from triton.runtime.interpreter import InterpretedFunction
+
+    seen, run = set(), InterpretedFunction.run  # kernels, and what they are compiled for
+
+    def noted(self, *arguments, **options):
+        kinds, free = [], self.kwargs["do_not_specialize"] or ()
+        for name, value in zip(self.arg_names, arguments, strict=False):
+            if isinstance(value, torch.Tensor):
+                assert value.data_ptr() % 16 == 0, name
+            elif name not in free and name != "q_stride":  # that is the model's
+                kinds.append((value % 16 == 0, value == 1))
+        if self.__name__.endswith("_kernel"):
+            kept = {name: value for name, value in options.items() if name not in ("grid", "warmup")}
+            seen.add((self.__name__, *kinds, *sorted(kept.items())))
+        return run(self, *arguments, **options)
+
+    monkeypatch.setattr(InterpretedFunction, "run", noted)
+    spec = spec_of(2, 2, 6, layers=1)
+    rows = Rows(TritonPagedAttention, spec, torch.float32, 4, 200)
+    attention, compiled = rows.backend, set(seen)
+    assert {name for name, *_ in compiled} == {"_attend_kernel", "_join_kernel"}
+    rows.step(("a", 1))
+    rows.step(("a", 1), ("b", 29), ("c", 3))
+    rows.step(("b", 231))
+    rows.step(("b", 5))
+    rows.step(("b", 1), ("c", 1))
+    for bucket in (Bucket(5, 3), Bucket(5, 1), Bucket(3, 1)):
+        full = np.full(bucket.num_rows, bucket.query_len, np.int32)
+        slots = np.arange(bucket.num_tokens, dtype=np.int64) % 4
+        attention.begin(AttentionMeta(full, full, slots, np.zeros((bucket.num_rows, 1), np.int32)), bucket)
+        attention.run(0, torch.zeros(bucket.num_tokens, 2, 6))
+    assert seen == compiled
+
+
 class Watched:
     """The kernels, and what they were launched with."""
 
@@ -188,7 +229,7 @@ def test_a_captured_step_reads_buffers_that_stay(kernel_device, query_len, progr
             attention.begin(AttentionMeta(full, full, slots, np.zeros((3, 1), np.int32)), first)
         captured = attention._step[1]
         for lens in ([9, 4, 100], [70, 8, 130]):
-            kv.blocks[:, 1:] = float("nan")
+            kv.blocks.fill_(float("nan"))  # in the dummy block too
             table = (
                 np.random.default_rng(1).permutation(np.arange(1, 76))[:72].reshape(2, 36).astype(np.int32)
             )

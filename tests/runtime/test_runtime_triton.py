@@ -68,7 +68,7 @@ def test_kernels_that_do_not_run_are_told_of_at_once(monkeypatch):
 def test_kernels_with_other_numbers_are_told_of_at_once(monkeypatch, wrong):
     pretend(monkeypatch, lambda q, blocks, work: torch.full_like(q, wrong))
     spec = spec_of(4, 2, 32)
-    with pytest.raises(ConfigError, match=r"(e\+?-?\d+|inf) off torch's numbers here, more than 1.0e-05"):
+    with pytest.raises(ConfigError, match=r"(e\+?-?\d+|inf) off torch's numbers here, more than 1.0e-04"):
         registry.make_backend("triton", spec, pool_of(spec))
 
 
