@@ -87,6 +87,10 @@ class Bench:
     def graph_steps(self) -> dict[str, int]:
         return self._executor.graph_steps
 
+    @property
+    def graph_encodings(self) -> dict[str, int]:
+        return self._executor.graph_encodings
+
     def close(self) -> None:
         self.core.close()
 
