@@ -135,6 +135,7 @@ class Run:
                 going.process.join(5)
                 return f"its process ended with {going.process.exitcode} (below 0: by that signal)"
             if told is None:
+                going.process.join(5)
                 return None
             kind, name, value = told
             getattr(self, kind)[name] = value
