@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Is `--device cuda` right, and how near does it come to what the device can do? Not yet run on a GPU.
 #
-#   benchmarks/gpu.sh              under 9 minutes; writes results/gpu_<device>.json after every part
+#   benchmarks/gpu.sh              under 9 minutes; writes results/gpu_<device>.json after every part, and .md
 #   benchmarks/gpu.sh --dry-run    the same code on the CPU, few and small; writes nothing
 #
 # Needs Python 3.11 or newer with torch (PYTHON=… says which one); mmengine need not be installed. Where there

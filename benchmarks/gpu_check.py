@@ -14,7 +14,7 @@ from pathlib import Path
 
 import gpu_parts as parts
 from gpu_run import Run
-from report import Table, show
+from report import Table, markdown, show
 
 RESULTS = Path(__file__).resolve().parent / "results"
 COMPILING = 240.0  # seconds at most that FlashInfer's compiler is waited for
@@ -43,7 +43,13 @@ def main() -> int:
     unsaid = [f"skipped: {name}: {why}" for name, why in run.skipped.items()]
     unsaid += [f"FAILED: {name}: {why}" for name, why in run.failed.items()]
     show(tables(run), unsaid)
-    print("dry run: nothing is written; not yet run on a GPU" if run.dry else f"written: {run.out}")
+    if run.out is None:
+        print("dry run: nothing is written; not yet run on a GPU")
+    else:
+        said = run.out.with_suffix(".md")
+        lines = [f"{run.facts['date']}, Python {run.facts['python']}, torch {run.facts['torch']}", *unsaid]
+        said.write_text(markdown(f"{run.facts['device']}", tables(run), lines), encoding="utf-8")
+        print(f"written: {run.out} and {said.name}")
     return 0 if run.is_right else 1
 
 
@@ -87,7 +93,7 @@ def everything(run: Run) -> None:
     well = [run.end(going, max(0.0, began + COMPILING - time.monotonic())) for going in compiled]
     if not all(well):  # or each part would have it compiled again
         os.environ["FLASHINFER_DISABLE_JIT"] = "1"
-    run.part("attention backends", 20, parts.backends)
+    run.part("attention backends", 40, parts.backends)
     run.part("kernels", 20, parts.kernels)
     run.part("captured steps", 25, parts.captured)
     run.part("tokens of a wide model", 25, parts.wide)

@@ -11,6 +11,7 @@ from importlib import metadata
 
 from rich.console import Console
 from rich.table import Table as RichTable
+from rich.text import Text
 
 PACKAGES = ("torch", "transformers", "numpy", "tokenizers")
 MIN_WIDTH = 120
@@ -116,7 +117,7 @@ def show(tables: Sequence[Table], lines: Sequence[str]) -> None:
         for place, column in enumerate(table.columns):
             shown.add_column(column, justify="right" if place else "left")
         for row in table.rows:
-            shown.add_row(*row)
+            shown.add_row(*map(Text, row))  # no markup: what a library says may look like it
         console.print(shown)
         for note in table.notes:
             console.print(note, markup=False, highlight=False)

@@ -144,3 +144,42 @@ def test_headers_that_came_with_torch_are_looked_at_last(module, tmp_path, monke
     monkeypatch.setenv("CPATH", "/usual")
     gpu_check.find_headers()
     assert os.environ["CPATH"] == os.pathsep.join(["/usual", str(tmp_path / "nvidia/cu13/include")])
+
+
+def test_what_was_found_before_a_signal_is_written(module, tmp_path, monkeypatch, capsys):
+    gpu_check = module("gpu_check")
+
+    def begin(run):
+        run.facts |= {"device": "NVIDIA H100", "date": "today", "python": "3.12.3", "torch": "2.11.0"}
+
+    def cut_off(run):
+        run.goals["2B decode x1"] = module("gpu_floors").Goal.of_time(0.001, 0.0008, 0.7)
+        run.failed["tokens"] = "RuntimeError: see [/usr/lib/x.so]"
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(gpu_check, "begin", begin)
+    monkeypatch.setattr(gpu_check, "everything", cut_off)
+    monkeypatch.setattr(sys, "argv", ["gpu_check.py", "--out", str(tmp_path / "found" / "gpu.json")])
+    assert gpu_check.main() == 1
+    found = json.loads((tmp_path / "found" / "gpu.json").read_text())
+    assert found["targets"]["2B decode x1"]["met"]
+    assert found["failed"]["what was still to come"] == "cut off by a signal"
+    said = (tmp_path / "found" / "gpu.md").read_text()
+    assert "| 2B decode x1 | 1 ms | 0.8 | 0.800 | 0.7 | yes |" in said and "[/usr/lib/x.so]" in said
+    assert "FAILED: tokens: RuntimeError: see [/usr/lib/x.so]" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("compiles", [True, False])
+def test_what_cannot_be_compiled_is_not_compiled_again(module, run, monkeypatch, compiles):
+    gpu_check, asked = module("gpu_check"), []
+    monkeypatch.delenv("FLASHINFER_DISABLE_JIT", raising=False)
+    monkeypatch.setattr(
+        gpu_check.parts, "compiling", lambda dry: {"decode": ok, "prefill": ok if compiles else breaks}
+    )
+    monkeypatch.setattr(type(run), "part", lambda self, name, seconds, work: asked.append(name))
+    gpu_check.everything(run)
+    assert ("FLASHINFER_DISABLE_JIT" in os.environ) is not compiles
+    monkeypatch.delenv("FLASHINFER_DISABLE_JIT", raising=False)
+    first = asked.index("attention backends")
+    assert first == 3 and asked.index("2B decode") > first and asked[-1] == "tests of the kernels"
+    assert "2B texts beside continuous batching" in run.skipped
