@@ -10,6 +10,7 @@ from repeater import Repeater
 
 from mmengine.runtime.attention.base import AttentionMeta
 from mmengine.runtime.attention.torch_paged import TorchPagedAttention
+from mmengine.runtime.attention.triton_paged import TritonPagedAttention
 from mmengine.runtime.eagle3.chain import NO_DRAFT, draft
 from mmengine.runtime.eagle3.chain_rows import CHOSEN, ChainRows
 from mmengine.runtime.eagle3.drafter import kv_spec
@@ -28,10 +29,10 @@ CPU = torch.device("cpu")
 class Side:
     """A head that has read some rows, over a pool of its own."""
 
-    def __init__(self, head, recorder=None):
+    def __init__(self, head, recorder=None, backend=TorchPagedAttention):
         self.head, spec = head, kv_spec(head.config)
         self.pool = KVPool(spec, 1 + MOST_ROWS * WIDTH, SIZE, head.dtype, CPU)
-        self.attention = TorchPagedAttention(spec, self.pool)
+        self.attention = backend(spec, self.pool)
         self.table = np.random.default_rng(0).permutation(np.arange(1, 1 + MOST_ROWS * WIDTH))
         self.table = self.table.astype(np.int32).reshape(MOST_ROWS, WIDTH)
         with torch.inference_mode():
@@ -103,6 +104,20 @@ def test_drafts_are_those_of_passes_that_are_launched(sides, family, shapes, is_
     (drafts, blocks), (wanted, wanted_blocks) = found
     assert drafts.tolist() == wanted.tolist() and drafts.shape == (len(most), most.max())
     torch.testing.assert_close(blocks, wanted_blocks, atol=1e-5, rtol=1e-5)
+
+
+def test_drafts_where_our_kernels_attend(kernel_device, tmp_path):
+    """Their lists of a step lie in one buffer, which each pass finds written anew."""
+    if kernel_device.type != "cpu":
+        pytest.skip("gpu.sh compares chains there")
+    head = load(FAMILIES["specforge"](), tmp_path)
+    sides = Side(head, Repeater(), TritonPagedAttention), Side(head)
+    most = np.array([5, 2, 4], np.int32)
+    for seed in (1, 2):
+        rows = sequences(head, seed, (9, 3, 6))
+        found, wanted = (side.draft(rows, *side.read(rows), most) for side in sides)
+        assert found.tolist() == wanted.tolist()
+    assert sides[0].graphs.num_chains == {"replayed": 2, "capture_failed": 0}
 
 
 def test_each_pass_is_replayed_in_the_smallest_size_that_fits(sides):

@@ -242,12 +242,17 @@ def flashinfer(monkeypatch):
         )
 
 
-def test_no_step_waits_with_triton_and_graphs(monkeypatch):
+@pytest.fixture
+def triton(monkeypatch):
     """What stands for our kernels computes nothing."""
     kernels = SimpleNamespace(attend=lambda q, blocks, work: torch.empty_like(q))
-    monkeypatch.setattr(
-        running, "make_backend", lambda name, spec, kv, **_: TritonPagedAttention(spec, kv, kernels)
-    )
+    for module in (running, drafting):
+        monkeypatch.setattr(
+            module, "make_backend", lambda name, spec, kv, **_: TritonPagedAttention(spec, kv, kernels)
+        )
+
+
+def test_no_step_waits_with_triton_and_graphs(triton):
     config, recorder = config_of(), Repeater()
     executor = Launching(toy_on_gpu(), positions_of, config, recorder=recorder)
     run(executor, config)
@@ -300,9 +305,14 @@ def test_no_step_of_the_real_networks_waits(flashinfer, request, kind):
     assert calls["replayed"] == 1 if kind == "fused" else not calls
 
 
-@pytest.mark.parametrize("captured", [True, False], ids=["captured", "launched"])
-def test_a_chain_of_drafts_waits_once_for_all_of_them(flashinfer, monkeypatch, captured):
+@pytest.mark.parametrize(
+    "backend, captured",
+    [("flashinfer", True), ("triton", True), ("flashinfer", False)],
+    ids=["captured", "captured, triton", "launched"],
+)
+def test_a_chain_of_drafts_waits_once_for_all_of_them(request, monkeypatch, backend, captured):
     """Rows come, go on and have different numbers of drafts."""
+    request.getfixturevalue(backend)
     network = plugin.load_model(checkpoint_path(), device=str(GPU), dtype="float32")
     spec, waits = network.spec, []
     target = Target(spec.hidden_size, spec.vocab_size, spec.num_layers)
