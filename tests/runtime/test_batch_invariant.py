@@ -3,18 +3,22 @@ steps."""
 
 import random
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import msgspec
 import pytest
 import torch
+from repeater import Repeater
 
+from mmengine import build
 from mmengine.config import EngineConfig
 from mmengine.errors import ConfigError
 from mmengine.gpu import text_ops
 from mmengine.native import library
 from mmengine.runtime import masking, runner, sampler
 from mmengine.runtime.attention import registry
+from mmengine.runtime.executor import TorchExecutor
 from mmengine.serve.engine import Engine
 from mmengine_qwen3_vl import model as model_module
 from mmengine_qwen3_vl.fused_text import FusedTextDecoder
@@ -86,8 +90,8 @@ def test_without_it_a_bit_may_change(asked):
 
 @pytest.mark.soak
 def test_company_changes_no_bit_as_on_a_gpu(asked, kernel_device, dots_in_order, monkeypatch):
-    """The decoder, attention and sampling of a GPU, in Triton's interpreter: of the shortest requests five
-    tokens, greedy and drawn."""
+    """The decoder, attention and sampling of a GPU, in Triton's interpreter, steps replayed as well: of the
+    shortest requests five tokens, greedy and drawn."""
     if kernel_device.type != "cpu":
         pytest.skip("the engine computes on a CPU here")
     from mmengine.gpu import sampling_kernels
@@ -103,8 +107,13 @@ def test_company_changes_no_bit_as_on_a_gpu(asked, kernel_device, dots_in_order,
         found[name] = prepared, replace(options, sampling=sampling)
     few = Asked(found)
     alone = bits(few, "float32", attention="triton", **ALONE)
-    for company in (0, 1):
-        assert bits(few, "float32", attention="triton", **COMPANIES[company]) == alone
+    for company in COMPANIES[:2]:
+        assert bits(few, "float32", attention="triton", **company) == alone
+    recorder = Repeater()
+    monkeypatch.setattr(build, "TorchExecutor", partial(TorchExecutor, recorder=recorder))
+    settings = {"max_num_seqs": 4, "spec": "suffix", "num_draft_tokens": 3, "draft_policy": "all"}
+    assert bits(few, "float32", attention="triton", **settings) == alone
+    assert recorder.replayed > 3
 
 
 @pytest.mark.parametrize(
