@@ -53,4 +53,4 @@ def waits_for(view: View) -> str:
 
 
 def _has_forms(state: State | View, rows: np.ndarray) -> bool:
-    return bool((state.runs_ahead_to[rows] == 0).any())
+    return not state.runs_ahead_to[rows].all()

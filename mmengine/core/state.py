@@ -239,7 +239,7 @@ _PARTS = (
 _REPLACED = (
     *("is_open", "preempted_in_step", "tokens_left", "encoder_left", "scan_from", "num_with_media"),
     *("running", "step_rows", "last_rows", "step", "resetting", "thrashing", "step_copies"),
-    *("has_drafts", "verifies"),
+    *("has_drafts", "verifies", "decision_version"),
 )
 
 

@@ -31,13 +31,15 @@ class TimedExecutor:
     ):
         self._cost, self._observers, self._host_ns = cost, observers, host_ns
         self._plans: deque[tuple[StepPlan, int, int]] = deque()  # with ns on the device, and when it ends
-        self._free_at_ns = 0
+        self._free_at_ns = self._since_ns = 0  # when the device has nothing to do; when the last result came
         self.clock_ns = 0
 
     def dispatch(self, plan: StepPlan) -> None:
         for admission in plan.admitted:
             self._set_row(admission.row, admission.request)
         num_embeds = sum(item.request.media[item.index].num_embeds for item in plan.encode)
+        if not self._plans:
+            self._since_ns = self.clock_ns
         self.clock_ns += self._host_ns(len(plan.rows))
         device_ns = self._cost.price(plan, num_embeds)
         self._free_at_ns = max(self.clock_ns, self._free_at_ns) + device_ns
@@ -49,6 +51,8 @@ class TimedExecutor:
         plan, device_ns, end_ns = self._plans.popleft()
         self.clock_ns = max(self.clock_ns, end_ns)
         result = self._run(plan, device_ns)
+        result.host_ns = max(0, self.clock_ns - self._since_ns - device_ns)
+        self._since_ns = self.clock_ns
         for observer in self._observers:
             observer.collected(plan, result, self.clock_ns)
         return result

@@ -84,7 +84,7 @@ def captured(monkeypatch):
 
 
 SWAP = {"swap_blocks": 64, "preempt_mode": "swap"}
-AHEAD = {"max_in_flight": 2, "spec": "none"}
+AHEAD = {"max_in_flight": 2}  # and drafts where forms leave no choice
 
 
 @pytest.mark.parametrize(
