@@ -1,4 +1,4 @@
-"""Two steps in flight in a simulation, with drafts and forms: each request gets the tokens it would get alone,
+"""Two steps in flight in a simulation, with drafts and forms: a request gets the tokens it would get alone,
 the log derives again, and steps take the time from one result to the next."""
 
 import random
