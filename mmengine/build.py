@@ -1,5 +1,6 @@
 """Puts an engine together. The one file that knows both the core and the runtime."""
 
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -177,6 +178,8 @@ def _assemble(
     past = opened.past if opened is not None else None
     asked: dict[str, Any] = {} if ranks is None else {"shard": ranks.shard}
     asked |= {"batch_invariant": True} if config.batch_invariant else {}
+    if torch.device(device).type == "cuda":
+        gc.collect()  # engines that were closed, and their weights, may go in circles
     network = plugin.load_model(folder, device=device, dtype=dtype, **asked)
     head = head_folder(config, network.spec, folder, torch.device(device), DTYPES[dtype])
     config = with_drafts(config, head) if past is None else past.config_for(config)

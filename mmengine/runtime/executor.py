@@ -173,7 +173,8 @@ class TorchExecutor:
         self._in_flight.clear()
 
     def close(self) -> None:
-        """Drop steps in flight, pixels and features. The executor must not be used after it."""
+        """Drop steps in flight, pixels, features and, on a GPU, KV blocks. The executor must not be used
+        after it."""
         self._in_flight.clear()
         self._runner.close()
 

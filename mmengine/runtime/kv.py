@@ -112,6 +112,12 @@ class KVPool:
         """
         self.blocks.index_fill_(1, blocks, 0)
 
+    def close(self) -> None:
+        """Give the memory of a GPU back, whoever still holds a part of the pool: the next engine of this
+        process needs it. On a CPU a step that hangs may go on reading it."""
+        if self.blocks.device.type != "cpu":
+            self.blocks.untyped_storage().resize_(0)
+
 
 def pool_of(spec: ModelSpec, config: EngineConfig, dtype: torch.dtype, device: torch.device) -> KVPool:
     """The pool that `config`, with num_blocks filled in, asks for. Raises ConfigError."""

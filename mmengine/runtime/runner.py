@@ -310,6 +310,9 @@ class ModelRunner:
     def close(self) -> None:
         self._media.clear()
         self._features.clear()
+        self._kv.close()
+        if self._drafting is not None and self._drafting.head is not None:
+            self._drafting.head.close()
 
 
 def _nobody_drafts(plan: StepPlan) -> bool:

@@ -215,6 +215,14 @@ def test_counting_what_was_said_with_drafts_does_not_wait():
         )
 
 
+def test_an_engine_that_is_closed_holds_no_blocks_of_a_gpu():
+    executor = Launching(toy_on_gpu(), positions_of, config_of())
+    storage = executor.runner._kv.layers[1].untyped_storage()
+    assert storage.nbytes() > 0
+    executor.runner.close()
+    assert storage.nbytes() == 0
+
+
 def test_copies_of_blocks_do_not_wait():
     """Out to the host, between blocks, and back."""
     config = config_of(swap_blocks=4)

@@ -90,6 +90,9 @@ class Eagle3Drafter:
                 most=config.num_draft_tokens,
             )
 
+    def close(self) -> None:
+        self._kv.close()
+
     def prepare(self, plan: StepPlan) -> Taps | None:
         """Before the forward of `plan`: its copies of blocks are this pool's too. Room for what that leaves
         for the head; None where it reads nothing of it, now or later."""
