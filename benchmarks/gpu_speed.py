@@ -12,7 +12,7 @@ from gpu_floors import timed
 from msgspec.structs import replace
 from workload import Ask
 
-from mmengine.config import EngineConfig
+from mmengine.config import ENCODER_CACHE, EngineConfig
 from mmengine.core.engine import EngineCore
 from mmengine.models.plugin import VisionLanguageModel
 from mmengine.request import Request, SamplingParams
@@ -64,6 +64,7 @@ class Bench:
             token_budget=sizes.budget,
             max_model_len=longest,
             num_blocks=rows * -(-longest // 16) + 1,
+            encoder_cache_size=ENCODER_CACHE,
             enable_prefix_caching=False,
             batch_invariant=batch_invariant,
         )

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from mmengine.config import EngineConfig
+from mmengine.config import ENCODER_CACHE, EngineConfig
 from mmengine.core import engine as loop
 from mmengine.core.engine import EngineCore
 from mmengine.core.executor import StepPlan, StepResult
@@ -111,7 +111,7 @@ class Bench:
 
     def __init__(self, folder: Path, **settings: Any):
         Bench._number += 1
-        self.config = EngineConfig(max_waiting=MANY, **settings)
+        self.config = EngineConfig(**{"max_waiting": MANY, "encoder_cache_size": ENCODER_CACHE, **settings})
         self.executor = Instant(self.config.num_draft_tokens)
         sink = LogWriter(folder / f"log-{Bench._number}")
         self.core = EngineCore(self.config, self.executor, sink=sink)

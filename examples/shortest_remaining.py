@@ -35,7 +35,8 @@ policy = Policy(rank, victim)
 def mean_end_ms(name: str) -> float:
     """200 requests that arrive together, 8 rows; the clock is the simulator's."""
     rng = random.Random(7)
-    config = EngineConfig(max_num_seqs=8, token_budget=256, max_model_len=512, num_blocks=300, policy=name)
+    sizes = {"max_model_len": 512, "num_blocks": 300, "encoder_cache_size": 1024}
+    config = EngineConfig(max_num_seqs=8, token_budget=256, policy=name, **sizes)
     executor = SimulatedExecutor(config)
     core = EngineCore(config, executor)
     for number in range(200):

@@ -15,6 +15,7 @@ OPERATIONAL = (
     *("tensor_parallel", "batch_invariant"),
 )
 MAX_MARKER_CHARS = 64
+ENCODER_CACHE = 32_768  # embeddings that are kept where nothing is measured
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -34,7 +35,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     long_prefill_token_threshold: int = 0  # most tokens of one request in one step; 0: no limit
     split_media: bool = True  # False: a chunk ends before an item rather than inside it, where it can
     encoder_budget: int = 16384  # embeddings computed in one step
-    encoder_cache_size: int = 32768  # embeddings kept
+    encoder_cache_size: int = 0  # embeddings kept; auto: of a GPU's memory a share, else ENCODER_CACHE
     max_item_embeds: int = 0  # of one image or video; 0: as many as both encoder sizes hold
     policy: str = "fcfs"
     admission_reserve: Literal["none", "prompt", "output"] = "prompt"  # blocks free before one starts
@@ -113,6 +114,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 f"max_model_len {self.max_model_len} and num_blocks {self.num_blocks} must both be at least "
                 "2: one prompt token and one more, one block and the dummy"
             )
+        if not self.encoder_cache_size:
+            raise ConfigError("encoder_cache_size is still open; set it to the embeddings that are kept")
         room = (self.num_blocks - 1) * self.block_size
         if self.max_model_len > room:
             raise ConfigError(
@@ -141,8 +144,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     @property
     def largest_item(self) -> int:
         """Embeddings of the largest image or video that is taken."""
-        limits = (self.max_item_embeds, self.max_model_len - 1)  # where they are known
-        return min(self.encoder_budget, self.encoder_cache_size, *(each for each in limits if each > 0))
+        limits = (self.encoder_cache_size, self.max_item_embeds, self.max_model_len - 1)  # where known
+        return min([self.encoder_budget, *(each for each in limits if each > 0)])
 
 
 def _is_unicode(text: str) -> bool:
@@ -186,7 +189,7 @@ def _contradictions(config: EngineConfig) -> Iterator[str]:
             "swap_blocks 0, or preempt_mode auto or swap"
         )
     for name in ("encoder_budget", "encoder_cache_size"):
-        if config.max_item_embeds > getattr(config, name):
+        if config.max_item_embeds > getattr(config, name) > 0:
             yield (
                 f"max_item_embeds {config.max_item_embeds} is larger than {name} {getattr(config, name)}: "
                 f"such an item could never be encoded; raise {name} or lower max_item_embeds"
@@ -241,7 +244,7 @@ _RANGES = (
     ("max_in_flight", 0, 2),
     ("max_item_embeds", 0, 2**24),
     ("encoder_budget", 1, 2**24),
-    ("encoder_cache_size", 1, 2**26),
+    ("encoder_cache_size", 0, 2**26),
     ("swap_blocks", 0, 2**22),
     ("recompute_token_ns", 0, 2**40),
     ("swap_block_ns", 0, 2**40),

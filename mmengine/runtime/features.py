@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from mmengine.core.executor import EncodeItem, MediaSpan
-from mmengine.errors import ExecutorFailed
+from mmengine.errors import ConfigError, ExecutorFailed
 from mmengine.models.plugin import MediaInput, VisionLanguageModel
 from mmengine.runtime.graphs.encoder import EncoderGraphs
 from mmengine.runtime.upload import upload, upload_joined
@@ -18,7 +18,8 @@ class FeatureStore:
     The first hidden_size values of an embedding go where its placeholder stands in the input, the
     others are added behind the first num_deepstack layers. What is kept and what goes is decided by
     the scheduler, and never more than `capacity` embeddings; the store only follows. The tensor doubles
-    until it holds what is asked for, and what was dropped is written over first.
+    until it holds what is asked for, unless it was told to `hold_all`, and what was dropped is
+    written over first.
     """
 
     def __init__(self, hidden_size: int, num_deepstack: int, capacity: int) -> None:
@@ -32,6 +33,19 @@ class FeatureStore:
 
     def __len__(self) -> int:
         return len(self._places)
+
+    def hold_all(self, dtype: torch.dtype, device: torch.device) -> None:
+        """Take the memory of all places now: of a GPU a share is set aside for them, and growing would need
+        half of that again. ConfigError where it cannot be had."""
+        width = (1 + self._num_deepstack) * self._hidden_size
+        try:
+            self._go_on_in(torch.empty(self._capacity, width, dtype=dtype, device=device))
+        except torch.OutOfMemoryError as error:
+            raise ConfigError(
+                f"the encoder cache of {self._capacity} embeddings needs "
+                f"{self._capacity * width * dtype.itemsize / 2**30:.2f} GiB on {device}, which could not be "
+                "had; lower encoder_cache_size"
+            ) from error
 
     def put(self, keys: Sequence[bytes], sizes: Sequence[int], features: torch.Tensor) -> None:
         """Take over [sum of sizes, (1 + num_deepstack) * hidden_size], the items one after the other.
@@ -70,7 +84,11 @@ class FeatureStore:
                 f"{len(features)} embeddings do not fit the encoder cache of {self._capacity}: "
                 f"{held - self._num_free} are held"
             )
-        cache = features.new_empty(size, features.shape[1])
+        self._go_on_in(features.new_empty(size, features.shape[1]))
+
+    def _go_on_in(self, cache: torch.Tensor) -> None:
+        """With all that is held in a larger tensor."""
+        held, size = len(self._cache), len(cache)
         if held:
             cache[:held] = self._cache
         self._cache = cache

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from mmengine.config import EngineConfig
 from mmengine.errors import ConfigError
-from mmengine.models.plugin import ModelSpec, VisionLanguageModel
+from mmengine.models.plugin import ModelSpec, Taps, VisionLanguageModel
+from mmengine.runtime.graphs.encoder_sizes import MOST_EMBEDS
 
 # Of float32 logits: scaled ones, sorted ones with their ids (int64), and sums of them, for filters.
 SAMPLING_COPIES = 5
@@ -44,6 +45,7 @@ class CudaMeter:
 class Peaks:
     layers: int  # bytes: all layers, logits and sampling over token_budget tokens
     encoder: int  # bytes: the encoder over encoder_budget embeddings
+    graphs: int = 0  # bytes: the layers of the largest captured step, and the largest captured encoding
 
 
 class _NoCache:
@@ -56,15 +58,29 @@ class _NoCache:
         return torch.zeros_like(q, memory_format=torch.contiguous_format)
 
 
-def measure(model: VisionLanguageModel, config: EngineConfig, device: torch.device, meter: Meter) -> Peaks:
-    """Run both passes of the largest step. Raises ConfigError where one does not fit by itself."""
-    rows = min(config.max_num_seqs * (1 + config.num_draft_tokens), config.token_budget)
+def measure(
+    model: VisionLanguageModel,
+    config: EngineConfig,
+    device: torch.device,
+    meter: Meter,
+    *,
+    taps: tuple[int, ...] = (),
+    captures: bool = False,
+) -> Peaks:
+    """Run both passes of the largest step, and those of the largest graphs where it `captures`. `taps`: the
+    layers that a draft head reads. Raises ConfigError where one does not fit by itself."""
+    budget, rows = config.token_budget, config.max_num_seqs * (1 + config.num_draft_tokens)
+    sampled, graphs = min(rows, budget), 0
     with torch.inference_mode():
-        encoder = _peak(meter, config, "encoder_budget", lambda: _encode(model, config, device))
-        layers = _peak(
-            meter, config, "token_budget", lambda: _layers(model, config.token_budget, rows, device)
+        encoder = _peak(
+            meter, config, "encoder_budget", lambda: _encode(model, config, config.encoder_budget, device)
         )
-    return Peaks(layers + SAMPLING_COPIES * 4 * rows * model.spec.vocab_size, encoder)
+        layers = _peak(meter, config, "token_budget", lambda: _layers(model, budget, sampled, device, taps))
+        if captures:
+            embeds = min(config.encoder_budget, MOST_EMBEDS)
+            graphs = _peak(meter, config, "max_num_seqs", lambda: _layers(model, rows, 0, device, taps))
+            graphs += _peak(meter, config, "encoder_budget", lambda: _encode(model, config, embeds, device))
+    return Peaks(layers + SAMPLING_COPIES * 4 * sampled * model.spec.vocab_size, encoder, graphs)
 
 
 def _peak(meter: Meter, config: EngineConfig, setting: str, run: Callable[[], None]) -> int:
@@ -79,18 +95,22 @@ def _peak(meter: Meter, config: EngineConfig, setting: str, run: Callable[[], No
     return meter.peak()
 
 
-def _layers(model: VisionLanguageModel, count: int, rows: int, device: torch.device) -> None:
+def _layers(
+    model: VisionLanguageModel, count: int, rows: int, device: torch.device, taps: tuple[int, ...]
+) -> None:
     """All layers over `count` tokens, of which `rows` are sampled from."""
     spec = model.spec
     embeds = model.embed(torch.zeros(count, dtype=torch.int64, device=device))
     deepstack = embeds.new_zeros(spec.num_deepstack, count, spec.hidden_size) if spec.num_deepstack else None
     positions = torch.zeros(3, count, dtype=torch.int64, device=device)
-    hidden = model.forward(embeds, deepstack, positions, _NoCache())
-    model.logits(hidden[:rows])
+    asked = (Taps(taps, embeds.new_empty(count, len(taps) * spec.hidden_size)),) if taps else ()
+    hidden = model.forward(embeds, deepstack, positions, _NoCache(), *asked)
+    if rows:
+        model.logits(hidden[:rows])
 
 
-def _encode(model: VisionLanguageModel, config: EngineConfig, device: torch.device) -> None:
-    grids = grids_of(config.encoder_budget, config.largest_item, model.spec)
+def _encode(model: VisionLanguageModel, config: EngineConfig, num_embeds: int, device: torch.device) -> None:
+    grids = grids_of(num_embeds, config.largest_item, model.spec)
     num_patches = sum(t * h * w for t, h, w in grids)
     patches = torch.zeros(num_patches, model.spec.patch_width, dtype=torch.uint8, device=device)
     model.encode(patches, grids)

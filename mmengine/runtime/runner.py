@@ -73,6 +73,8 @@ class ModelRunner:
         self._kv = pool_of(spec, config, dtype, device)
         self._attention = make_backend(attention, spec, self._kv, batch_invariant=invariant)
         self._features = FeatureStore(spec.hidden_size, spec.num_deepstack, config.encoder_cache_size)
+        if device.type == "cuda":
+            self._features.hold_all(dtype, device)
         self._rows = RowColumns(config.max_num_seqs, spec.vocab_size, config.eos_token_ids, positions_of)
         self._sampler = Sampler(self._rows, config.max_num_seqs, spec.vocab_size, device)
         self._drafting = None

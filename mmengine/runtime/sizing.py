@@ -1,14 +1,17 @@
 """The sizes that a config leaves open, from the model and from what memory is there."""
 
+import dataclasses
+import math
+
 import msgspec
 import torch
 
-from mmengine.config import EngineConfig
+from mmengine.config import ENCODER_CACHE, EngineConfig
 from mmengine.errors import ConfigError
 from mmengine.models.plugin import VisionLanguageModel
 from mmengine.runtime.eagle3.drafter import kv_spec
-from mmengine.runtime.kv import FP8, blocks_for_memory, bytes_per_block
-from mmengine.runtime.memory import Memory
+from mmengine.runtime.kv import FP8, MIN_BLOCKS, blocks_for_memory, bytes_per_block
+from mmengine.runtime.memory import Memory, cached_embeds
 from mmengine.runtime.profile import CudaMeter, measure
 from mmengine.spec_decode.eagle3.loading import HeadFolder
 
@@ -16,7 +19,7 @@ CUDA_RESERVE_SHARE = 0.1  # of a GPU's memory
 CPU_MEMORY_SHARE = 0.25
 CPU_FULL_REQUESTS = 4  # requests of full length that the CPU's pool is sized for, at least 256 MiB
 CPU_MIN_BYTES = 256 * 2**20
-GROWTH = 1.5  # the encoder cache is copied when it doubles: the old half beside the new whole
+GROWTH = 1.5  # on a CPU the encoder cache is copied when it doubles: the old half beside the new whole
 
 
 def resolve(
@@ -40,11 +43,15 @@ def resolve(
     stored = FP8 if config.kv_dtype == "fp8" else dtype
     block_bytes = bytes_per_block(specs, stored, size)
     needed = -(-config.max_model_len // size) + 1  # for one request, where a length was asked for
+    embed_bytes = (1 + spec.num_deepstack) * spec.hidden_size * dtype.itemsize
     if device.type == "cuda":
         memory = _of_gpu(model, config, head, dtype, device)
+        kv_bytes = (config.num_blocks or max(needed, MIN_BLOCKS)) * block_bytes
+        cached, memory = _with_cache(config, memory, embed_bytes, kv_bytes, wanted_len)
         num_blocks = config.num_blocks or memory.blocks(block_bytes, needed)
     else:
-        memory = Memory(available_memory(), 0, features=_features(model, config, dtype))
+        cached = config.encoder_cache_size or max(ENCODER_CACHE, config.max_item_embeds)
+        memory = Memory(available_memory(), 0, features=int(GROWTH * cached * embed_bytes))
         num_blocks = config.num_blocks
         if not num_blocks:
             room = _kv_bytes_of_cpu(memory.total, blocks_each * block_bytes)
@@ -65,6 +72,7 @@ def resolve(
         draft_policy="goodput" if chooses else config.draft_policy,
         max_in_flight=config.max_in_flight or steps_in_flight(config, device),
         num_blocks=num_blocks,
+        encoder_cache_size=cached,
         max_model_len=min(wanted_len, room),
         eos_token_ids=config.eos_token_ids or eos_token_ids,
     )
@@ -82,25 +90,36 @@ def _of_gpu(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Memory:
-    """With the weights of the model loaded, and those of the draft head not (not yet run on a GPU)."""
-    peaks = measure(model, config, device, CudaMeter(device))
+    """With the weights of the model loaded, and those of the draft head not; without the encoder cache (not
+    yet run on a GPU)."""
+    taps = () if head is None else head.config.tap_layers
+    peaks = measure(model, config, device, CudaMeter(device), taps=taps, captures=config.cuda_graphs)
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
-    head_bytes = 0 if head is None else sum(entry.num_bytes for entry in head.entries.values())
+    values = 0 if head is None else sum(math.prod(entry.shape) for entry in head.entries.values())
     return Memory(
         total=total,
-        taken=total - free + head_bytes,
+        taken=total - free + values * dtype.itemsize,
         layers=peaks.layers,
         encoder=peaks.encoder,
-        features=_features(model, config, dtype),
         reserve=int(total * CUDA_RESERVE_SHARE),
+        graphs=peaks.graphs,
     )
 
 
-def _features(model: VisionLanguageModel, config: EngineConfig, dtype: torch.dtype) -> int:
-    """Bytes of the encoder cache when it is full, and grows to that."""
-    width = (1 + model.spec.num_deepstack) * model.spec.hidden_size
-    return int(GROWTH * config.encoder_cache_size * width * dtype.itemsize)
+def _with_cache(
+    config: EngineConfig, memory: Memory, embed_bytes: int, kv_bytes: int, longest: int
+) -> tuple[int, Memory]:
+    """How many embeddings a GPU keeps, and the memory with them in it. Where nobody says it, as many as all
+    that a step encodes beside the largest item, which another row reads in chunks, or more."""
+    cached = config.encoder_cache_size
+    if cached:
+        return cached, dataclasses.replace(memory, features=cached * embed_bytes)
+    item = max(1, min(config.largest_item, longest - 1))
+    wanted = item + config.encoder_budget
+    cached = cached_embeds(memory.left, embed_bytes, kv_bytes, least=item, wanted=wanted)
+    features = cached * embed_bytes
+    return cached, dataclasses.replace(memory, features=features, cache_setting="encoder_budget")
 
 
 def _kv_bytes_of_cpu(available: int, full_request: int) -> int:

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from mmengine.config import EngineConfig
+from mmengine.config import ENCODER_CACHE, EngineConfig
 from mmengine.core.policy import policy_of
 from mmengine.core.simulate import CostModel
 from mmengine.errors import ConfigError
@@ -102,7 +102,7 @@ def _translated(words: _Words, given: dict[str, Any], workload: Workload) -> dic
     if words.encoder_compute_budget is not None:
         _refuse_both(given, "encoder_compute_budget", "encoder_budget")
     budget = words.encoder_compute_budget or given.get("encoder_budget", EngineConfig().encoder_budget)
-    cache = words.encoder_cache_size or EngineConfig().encoder_cache_size
+    cache = words.encoder_cache_size or ENCODER_CACHE
     fields["encoder_budget"] = max(budget, words.max_tokens_per_mm_item)
     fields["encoder_cache_size"] = max(cache, words.max_tokens_per_mm_item)
     if words.disable_chunked_mm_input is not None:

@@ -8,7 +8,9 @@ from mmengine.core.engine import EngineCore
 from mmengine.core.simulate import SimulatedExecutor, reference_tokens
 from mmengine.request import Request, SamplingParams
 
-CONFIG = EngineConfig(max_num_seqs=4, token_budget=64, max_model_len=64, num_blocks=40, block_size=4)
+CONFIG = EngineConfig(
+    max_num_seqs=4, token_budget=64, max_model_len=64, num_blocks=40, block_size=4, encoder_cache_size=64
+)
 
 
 class BreakingExecutor(SimulatedExecutor):

@@ -202,7 +202,7 @@ WRONG = {
     "block_size": [0, 3, 24, 2048],
     "num_blocks": [-1, 2**22 + 1],
     "encoder_budget": [0],
-    "encoder_cache_size": [0],
+    "encoder_cache_size": [-1, 2**26 + 1],
     "max_waiting": [0],
     "max_retries": [-1],
     "checkpoint_interval": [0],

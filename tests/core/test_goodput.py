@@ -55,6 +55,7 @@ class Drafting(SimulatedExecutor):
 
 def engine(policy, rows, cost, acceptance, *, draft_ns=0, fixed_ns=0, length=400, sink=None):
     config = EngineConfig(
+        encoder_cache_size=64,
         max_num_seqs=rows,
         token_budget=4096,
         max_model_len=length + 16,

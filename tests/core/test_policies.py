@@ -46,7 +46,13 @@ def test_a_name_is_registered_once():
 
 def test_prefill_first_lets_decodes_wait():
     config = EngineConfig(
-        max_num_seqs=4, token_budget=8, max_model_len=64, block_size=8, num_blocks=40, policy="prefill_first"
+        encoder_cache_size=64,
+        max_num_seqs=4,
+        token_budget=8,
+        max_model_len=64,
+        block_size=8,
+        num_blocks=40,
+        policy="prefill_first",
     )
     core = EngineCore(config, SimulatedExecutor(config))
     core.submit(Request("first", np.arange(4, dtype=np.int32), SamplingParams(max_tokens=20, seed=0)))

@@ -27,6 +27,7 @@ def test_a_request_that_is_preempted_again_and_again_is_named_once(tmp_path):
     policy = Policy(lambda known: (-known.arrival,), lambda view: int(view.running[0]))
     register_policy("sends the first away", policy)
     config = EngineConfig(
+        encoder_cache_size=64,
         max_num_seqs=2,
         token_budget=16,
         max_model_len=40,
@@ -54,7 +55,9 @@ def test_a_request_that_is_preempted_again_and_again_is_named_once(tmp_path):
 
 def test_no_progress_is_an_error_and_an_event(tmp_path, monkeypatch):
     monkeypatch.setattr("mmengine.core.engine.schedule", lambda view: None)
-    config = EngineConfig(max_num_seqs=2, token_budget=16, max_model_len=40, num_blocks=11)
+    config = EngineConfig(
+        max_num_seqs=2, token_budget=16, max_model_len=40, num_blocks=11, encoder_cache_size=64
+    )
     core = EngineCore(config, SimulatedExecutor(config), sink=LogWriter(tmp_path / "log"))
     core.submit(request("waits", 8))
     with pytest.raises(MMEngineError, match="no progress at step 0: 0 requests run, 1 wait, 10 of 10 blocks"):
@@ -66,7 +69,9 @@ def test_no_progress_is_an_error_and_an_event(tmp_path, monkeypatch):
 
 
 def test_waiting_for_a_grammar_is_no_stall():
-    config = EngineConfig(max_num_seqs=2, token_budget=16, max_model_len=40, num_blocks=11)
+    config = EngineConfig(
+        max_num_seqs=2, token_budget=16, max_model_len=40, num_blocks=11, encoder_cache_size=64
+    )
     core = EngineCore(config, SimulatedExecutor(config))
     prompt = np.zeros(4, np.int32)
     core.submit(Request("a", prompt, SamplingParams(max_tokens=2, seed=0), grammar="later"))

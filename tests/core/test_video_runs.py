@@ -10,7 +10,9 @@ from mmengine.request import MediaItem, Request, SamplingParams
 
 
 def test_runs_at_other_places_are_other_content():
-    config = EngineConfig(max_num_seqs=1, token_budget=64, max_model_len=64, num_blocks=33, block_size=2)
+    config = EngineConfig(
+        max_num_seqs=1, token_budget=64, max_model_len=64, num_blocks=33, block_size=2, encoder_cache_size=64
+    )
     core = EngineCore(config, SimulatedExecutor(config, check_kv=True))
     for name, runs in (("one", ((3, 8), (14, 2), (18, 1))), ("other", ((3, 8), (13, 2), (15, 1)))):
         item = MediaItem(b"v" * 32, "video", runs, (1, 2, 2))

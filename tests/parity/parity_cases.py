@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForImageTextToText
 
-from mmengine.config import EngineConfig
+from mmengine.config import ENCODER_CACHE, EngineConfig
 from mmengine.core.engine import EngineCore
 from mmengine.events.log import LogWriter
 from mmengine.models.plugin import Prepared
@@ -123,8 +123,9 @@ class Runner:
         self.processor = load_processor()
 
     def config(self, **settings) -> EngineConfig:
-        defaults = {"max_model_len": 512, "num_blocks": 2049, "eos_token_ids": self.processor.eos_token_ids}
-        config = EngineConfig(**{**defaults, **settings})
+        defaults = {"max_model_len": 512, "num_blocks": 2049, "encoder_cache_size": ENCODER_CACHE}
+        eos_token_ids = self.processor.eos_token_ids
+        config = EngineConfig(**{**defaults, "eos_token_ids": eos_token_ids, **settings})
         config.check()
         return config
 

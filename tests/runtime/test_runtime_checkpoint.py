@@ -58,7 +58,9 @@ def wanted(prompts):
 
 def drive(model, prepared, eos_token_ids, choose, *, preempt_every=0, **settings):
     """All prompts until they end; `choose` gives the (name, tokens) of a step. Tokens by prompt."""
-    config = EngineConfig(max_num_seqs=16, num_blocks=400, eos_token_ids=eos_token_ids)
+    config = EngineConfig(
+        max_num_seqs=16, num_blocks=400, encoder_cache_size=1024, eos_token_ids=eos_token_ids
+    )
     driver = Driver(TorchExecutor(model, plugin.positions, config, **settings), config)
     for i, one in enumerate(prepared):
         media = tuple(media.item for media in one.media)

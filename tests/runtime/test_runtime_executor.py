@@ -15,9 +15,8 @@ from mmengine.runtime.executor import TorchExecutor
 
 
 def make(model, watcher=None, **settings):
-    config = EngineConfig(
-        **{"max_num_seqs": 8, "num_blocks": 64, "block_size": 4, "eos_token_ids": (EOS,)} | settings
-    )
+    sizes = {"max_num_seqs": 8, "num_blocks": 64, "block_size": 4, "encoder_cache_size": 64}
+    config = EngineConfig(**{**sizes, "eos_token_ids": (EOS,), **settings})
     return Driver(TorchExecutor(model, positions_of, config, stop_watcher=watcher), config)
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from mmengine.core.executor import MediaSpan
-from mmengine.errors import ExecutorFailed
+from mmengine.errors import ConfigError, ExecutorFailed
 from mmengine.runtime.features import FeatureStore
 
 HIDDEN, DEEP = 6, 2
@@ -71,6 +71,35 @@ def test_memory_follows_what_is_held_up_to_the_capacity():
     store.clear()
     assert len(store) == 0
     store.put([b"5"], [40], features_of(40, generator))
+
+
+def test_all_places_may_be_had_at_once():
+    """As on a GPU: the tensor is never another one, and holds what one that grows would hold."""
+    grown, whole = (FeatureStore(HIDDEN, DEEP, 24) for _ in range(2))
+    whole.hold_all(torch.float32, torch.device("cpu"))
+    at_first, generator = whole._cache, torch.Generator().manual_seed(0)
+    for n in range(9):
+        features = features_of(8, generator)
+        for store in (grown, whole):
+            store.drop(b"%d" % (n - 3))
+            store.put([b"%d" % n], [8], features)
+    spans = [MediaSpan(b"7", 0, 2, 5), MediaSpan(b"8", 6, 0, 8)]
+    embeds = [torch.zeros(16, HIDDEN) for _ in range(2)]
+    deep = [store.place(spans, each) for store, each in zip((grown, whole), embeds, strict=True)]
+    assert whole._cache is at_first and len(at_first) == 24
+    assert torch.equal(*embeds) and torch.equal(*deep)
+    with pytest.raises(ExecutorFailed, match="do not fit the encoder cache of 24: 24 are held"):
+        whole.put([b"9"], [1], features_of(1, generator))
+
+
+def test_memory_for_all_places_that_cannot_be_had_is_refused(monkeypatch):
+    def full(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    store = FeatureStore(HIDDEN, DEEP, 2**28)
+    monkeypatch.setattr(torch, "empty", full)
+    with pytest.raises(ConfigError, match="needs 18.00 GiB on cpu, .*; lower encoder_cache_size"):
+        store.hold_all(torch.float32, torch.device("cpu"))
 
 
 def test_features_that_are_not_there_are_named():

@@ -27,7 +27,8 @@ class Rounding(ToyModel):
 
 
 def test_tokens_are_those_of_rounded_keys_and_values():
-    config = EngineConfig(max_num_seqs=4, num_blocks=64, block_size=4, eos_token_ids=(EOS,), kv_dtype="fp8")
+    sizes = {"max_num_seqs": 4, "num_blocks": 64, "block_size": 4, "encoder_cache_size": 64}
+    config = EngineConfig(eos_token_ids=(EOS,), kv_dtype="fp8", **sizes)
     driver = Driver(TorchExecutor(ToyModel(), positions_of, config), config)
     requests = [toy_request("a", 1, 9), toy_request("b", 2, media_runs=[[(2, 4)]])]
     for request, media in requests:

@@ -131,9 +131,8 @@ def capturable(monkeypatch):
 
 
 def make(recorder, attention="torch", **settings):
-    config = EngineConfig(
-        **{"max_num_seqs": 6, "num_blocks": 64, "block_size": SIZE, "eos_token_ids": (EOS,)} | settings
-    )
+    sizes = {"max_num_seqs": 6, "num_blocks": 64, "block_size": SIZE, "encoder_cache_size": 64}
+    config = EngineConfig(**{**sizes, "eos_token_ids": (EOS,), **settings})
     model = ToyModel()
     return Driver(TorchExecutor(model, positions_of, config, attention=attention, recorder=recorder), config)
 

@@ -132,7 +132,13 @@ def toy_on_gpu():
 
 
 def config_of(**settings):
-    sizes = {"max_num_seqs": 12, "num_blocks": 64, "block_size": 4, "max_model_len": 100}
+    sizes = {
+        "max_num_seqs": 12,
+        "num_blocks": 64,
+        "block_size": 4,
+        "max_model_len": 100,
+        "encoder_cache_size": 64,
+    }
     return EngineConfig(**{**sizes, "max_in_flight": 2, **settings})
 
 

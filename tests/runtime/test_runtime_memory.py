@@ -1,15 +1,19 @@
 """What a device has room for: the sums, the pass that measures them, and the refusals that show them."""
 
+from functools import partial
+
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmengine.config import EngineConfig
 from mmengine.errors import ConfigError, ModelError
 from mmengine.models.plugin import ModelSpec
 from mmengine.runtime import profile, sizing
-from mmengine.runtime.memory import GIB, Memory
+from mmengine.runtime.graphs.encoder_sizes import MOST_EMBEDS
+from mmengine.runtime.kv import bytes_per_block
+from mmengine.runtime.memory import CACHE_PART, GIB, MOST_CACHED, Memory, cached_embeds
 from mmengine.serve.engine import Engine
 from mmengine_qwen3_vl import plugin
 from mmengine_shapes import checkpoint_path
@@ -35,6 +39,39 @@ def test_blocks_fill_what_is_left_and_no_more(total, taken, layers, encoder, fea
         memory.check(count, block)
         with pytest.raises(ConfigError):
             memory.check(count + 1, block)
+
+
+sizes = st.integers(1, 2**24)
+
+
+@given(bytes_of, bytes_of, sizes, sizes, st.integers(2, 2**20), st.integers(1, 2**18), st.integers(0, 2**18))
+def test_what_is_left_is_shared_by_the_encoder_cache_and_the_pool(
+    total, taken, embed, block, least_blocks, item, budget
+):
+    """Never more than there is, never a pool or a cache too small to work, and no refusal without need."""
+    left, kv, wanted = total - taken, least_blocks * block, item + budget
+    cached = cached_embeds(left, embed, kv, least=item, wanted=wanted)
+    memory = Memory(total, taken, features=cached * embed)
+    assert cached >= item
+    if left < item * embed + kv:
+        with pytest.raises(ConfigError):
+            memory.blocks(block, least_blocks)
+        return
+    count = memory.blocks(block, least_blocks)
+    assert taken + cached * embed + count * block <= total and count >= least_blocks
+    assert cached <= max(item, wanted, MOST_CACHED)
+    assert cached == item or cached * embed <= left // 2, "but for the largest item, half is for the pool"
+    if cached < wanted:  # only where it would be more than half, or the pool's
+        assert (cached + 1) * embed > min(left // 2, left - kv)
+    assert cached >= min(left // CACHE_PART // embed, MOST_CACHED, (left - kv) // embed)
+
+
+def test_a_share_of_a_gpu():
+    """The 8B on a GPU of 80 GB with the usual settings, and on one of 24."""
+    embed, kv = 4 * 4096 * 2, 2 * 36 * 16 * 8 * 128 * 2
+    for left, cached in ((52 * GIB, 85_196), (300 * GIB, 2**17), (3 * GIB, 32_768), (GIB, 16_384)):
+        assert cached_embeds(left, embed, 2 * kv, least=16_384, wanted=32_768) == cached
+    assert cached_embeds(GIB, embed, GIB, least=16_384, wanted=32_768) == 16_384
 
 
 def test_a_refusal_shows_the_sum_and_what_to_lower():
@@ -65,15 +102,18 @@ class Counting:
 
     def encode(self, patches, grids):
         assert len(patches) == sum(t * h * w for t, h, w in grids)
-        self.asked["encoded"] = len(patches) // SPEC.merge_size**2
+        encoded = len(patches) // SPEC.merge_size**2
+        self.asked["encoded"] = max(encoded, self.asked.get("encoded", 0))
+        self.asked["encoded_last"] = encoded
         if self.out_of_memory == "encoder":
             raise torch.OutOfMemoryError("CUDA out of memory")
 
     def embed(self, ids):
         return torch.zeros(len(ids), SPEC.hidden_size)
 
-    def forward(self, embeds, deepstack, positions, attention):
-        self.asked["computed"] = len(embeds)
+    def forward(self, embeds, deepstack, positions, attention, taps=None):
+        self.asked["computed"] = max(len(embeds), self.asked.get("computed", 0))
+        self.asked["tapped"] = None if taps is None else tuple(taps.rows.shape)
         attention.append(0, None, None)
         assert attention.run(0, torch.ones(2, 4, 16)).shape == (2, 4, 16)
         if self.out_of_memory == "layers":
@@ -92,6 +132,16 @@ def test_the_largest_step_is_run_once():
     assert 0.95 * 1000 <= counting.asked["encoded"] <= 1000 and counting.asked["resets"] == 2
     assert peaks.encoder == 700
     assert peaks.layers == 300 + profile.SAMPLING_COPIES * 4 * 32 * SPEC.vocab_size
+    assert peaks.graphs == 0 and counting.asked["tapped"] is None
+
+
+def test_what_is_captured_is_run_once_too():
+    counting = Counting(peaks=(700, 300, 20, 4))
+    config = EngineConfig(token_budget=256, encoder_budget=1000, max_num_seqs=8, num_draft_tokens=3)
+    here = torch.device("cpu")
+    peaks = profile.measure(counting, config, here, counting, taps=(0, 1), captures=True)
+    assert peaks.graphs == 24 and 0.9 * MOST_EMBEDS <= counting.asked["encoded_last"] <= MOST_EMBEDS
+    assert counting.asked["tapped"] == (8 * 4, 2 * SPEC.hidden_size)
 
 
 @pytest.mark.parametrize(
@@ -119,22 +169,73 @@ def test_the_embedded_model_runs_its_largest_step():
     assert peaks.encoder == 5
 
 
+CUDA = torch.device("cuda:0")
+
+
+def a_gpu(patch, peaks, *, free=30 * GIB, total=80 * GIB):
+    patch.setattr(torch.cuda, "empty_cache", lambda: None)
+    patch.setattr(torch.cuda, "mem_get_info", lambda device: (free, total))
+    patch.setattr(sizing, "measure", lambda *_, **__: peaks)
+
+
 def test_a_gpu_is_shared_out_by_what_was_measured(monkeypatch):
     model, gib = Counting(), GIB
-    monkeypatch.setattr(sizing, "CudaMeter", lambda device: Counting(peaks=(2 * gib, gib)))
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (30 * gib, 80 * gib))
-    monkeypatch.setattr(sizing, "measure", lambda *_: profile.Peaks(gib, 2 * gib))
-    cuda = torch.device("cuda:0")
-    config = EngineConfig(max_num_seqs=4096, token_budget=8192)
-    resolved = sizing.resolve(config, model, None, torch.bfloat16, cuda, (1,))
+    a_gpu(monkeypatch, profile.Peaks(gib, 2 * gib, graphs=gib))
+    resolve = partial(sizing.resolve, model=model, head=None, dtype=torch.bfloat16, device=CUDA)
+    resolved = resolve(EngineConfig(max_num_seqs=4096, token_budget=8192), eos_token_ids=(1,))
     block = 2 * 2 * 16 * 2 * 16 * 2  # layers, K and V, tokens, KV heads, head_dim, bytes
-    features = int(1.5 * config.encoder_cache_size * 2 * 64 * 2)
-    left = 30 * gib - 2 * gib - features - 8 * gib
+    assert resolved.encoder_cache_size == MOST_CACHED  # a twentieth of 19 GiB would be more
+    left = 30 * gib - 2 * gib - gib - 8 * gib - MOST_CACHED * 2 * 64 * 2
     assert resolved.num_blocks == min(left // block, 4096 * 256 + 1)
-    with pytest.raises(ConfigError, match=r"80\.00 - 50\.00 \(taken, with the weights\) - 2\.00"):
-        tight = EngineConfig(num_blocks=left // block + 1)
-        sizing.resolve(tight, model, None, torch.bfloat16, cuda, (1,))
+    asked = EngineConfig(encoder_cache_size=999, max_num_seqs=4096, token_budget=8192)
+    assert resolve(asked, eos_token_ids=(1,)).encoder_cache_size == 999
+    shown = (
+        r"80\.00 - 50\.00 \(taken, with the weights\) - 2\.00 .* - 1\.00 \(graphs\) - 0\.\d\d \(the encoder"
+    )
+    with pytest.raises(ConfigError, match=shown):
+        resolve(EngineConfig(num_blocks=20 * gib // block), eos_token_ids=(1,))
+
+
+@settings(max_examples=60)
+@given(
+    st.integers(0, 2**31),
+    st.integers(0, 2**30),
+    st.sampled_from((0, 2, 100, 4000, 4096)),
+    st.sampled_from((0, 1, 5000)),
+    st.sampled_from((1, 300, 40_000)),
+    st.sampled_from(("auto", "fp8")),
+)
+def test_a_gpu_is_never_given_more_than_it_has(free, peak, length, cached, budget, kv_dtype):
+    """What is resolved works, and fits beside all that was measured; or the refusal shows both parts."""
+    config = EngineConfig(
+        max_model_len=length, encoder_cache_size=cached, encoder_budget=budget, kv_dtype=kv_dtype
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        a_gpu(patch, profile.Peaks(peak, peak // 2, peak // 8), free=free, total=2**31)
+        try:
+            resolved = sizing.resolve(config, Counting(), None, torch.bfloat16, CUDA, (1,))
+        except ConfigError as error:
+            assert "(the encoder cache) - " in str(error) and "blocks of" in str(error)
+            return
+    block = bytes_per_block([SPEC], torch.bfloat16 if kv_dtype == "auto" else torch.uint8, config.block_size)
+    used = peak + peak // 8 + int(2**31 * sizing.CUDA_RESERVE_SHARE)
+    used += resolved.encoder_cache_size * 2 * 64 * 2 + resolved.num_blocks * block
+    assert used <= free
+    resolved.check_resolved()  # the pool holds the longest request
+    assert resolved.max_model_len == (length or min(SPEC.max_model_len, (resolved.num_blocks - 1) * 16))
+    assert resolved.largest_item == min(budget, resolved.encoder_cache_size, resolved.max_model_len - 1)
+    assert cached or resolved.encoder_cache_size >= min(budget, (length or SPEC.max_model_len) - 1)
+
+
+def test_on_a_cpu_the_encoder_cache_has_a_size_of_its_own():
+    resolve = partial(
+        sizing.resolve, model=Counting(), head=None, dtype=torch.float32, device=torch.device("cpu")
+    )
+    for asked, cached in (({}, 32_768), ({"encoder_cache_size": 7}, 7)):
+        assert resolve(EngineConfig(**asked), eos_token_ids=(1,)).encoder_cache_size == cached
+    large = EngineConfig(max_item_embeds=40_000, encoder_budget=40_000)
+    large.check()
+    assert resolve(large, eos_token_ids=(1,)).encoder_cache_size == 40_000
 
 
 def test_a_pool_that_the_host_cannot_hold_is_refused_with_the_sum(monkeypatch):

@@ -18,6 +18,7 @@ CONFIG = EngineConfig(
     token_budget=64,
     max_model_len=120,
     num_blocks=64,
+    encoder_cache_size=64,
     block_size=4,
     num_draft_tokens=7,
     eos_token_ids=(EOS,),

@@ -138,7 +138,7 @@ def builder(*, fail_at=None, log_options=None, processor=None, executor_class=Ec
     def build(model=None, *, config=None, log=None, resume=None, stop_watcher_factory=None, **kwargs):
         values = {"num_blocks": 200, "max_model_len": 400, "max_num_seqs": 4, "max_waiting": 50, **settings}
         values["max_model_len"] = min(values["max_model_len"], (values["num_blocks"] - 1) * 16)
-        resolved = EngineConfig(eos_token_ids=(EOS,), **values)
+        resolved = EngineConfig(eos_token_ids=(EOS,), **{"encoder_cache_size": 64, **values})
         executor = executor_class(stop_watcher_factory(EchoProcessor.tokenizer), fail_at)
         front = processor or EchoProcessor()
         if log is None:
