@@ -363,6 +363,21 @@ def test_features_and_tokens_come_from_rank_0(tmp_path):
     assert ranks_in_threads(tmp_path, both, both, may_wait=True) == [(0, 0), (0, 0)]
 
 
+def test_exchanges_between_gpus_stay_on_the_stream_of_the_layers():
+    """NCCL's then have nothing to wait for, and torch gives none."""
+    calls = []
+
+    def exchange(tensors, options):
+        calls.append((tensors[0].shape, options.asyncOp))
+
+    group = StepGroup(0, 2)
+    group._group = SimpleNamespace(allreduce=exchange, broadcast=exchange)
+    group.prepare(SPEC, torch.float32, torch.device("cpu"), may_wait=True)
+    with group.step(PLAN_OF_3):
+        group.token_ids(torch.zeros(3, dtype=torch.int64))
+    assert calls == [((3,), False), *[((3, 4), False)] * 4]
+
+
 # Steps that are captured
 
 FOUR = Bucket(4, 1)

@@ -77,8 +77,9 @@ class DecodeGraphs:
         return self._hidden[: frame.bucket.num_tokens]
 
     def run_empty(self, bucket: Bucket) -> None:
-        """Replay a step without rows."""
+        """Replay a step without rows, whatever lies in `inputs`: PENDING, too, is no token."""
         with torch.inference_mode():
+            self.inputs.zero_()
             self._attention.begin(empty_step(bucket, self._block_size), bucket)
             self._replays[bucket]()
 

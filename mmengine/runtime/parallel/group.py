@@ -72,7 +72,8 @@ class StepGroup:
                 # Else ranks talk while they capture, about buffers, and would wait for one that fails then.
                 os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
                 options = dist.ProcessGroupNCCL.Options()
-                options._timeout = timeout
+                # torch ends the process then; rank 0 notices before, and says why (leader.py).
+                options._timeout = 2 * timeout
                 self._group = dist.ProcessGroupNCCL(meeting, self.rank, self.size, options)
             else:
                 options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # theirs: Options
@@ -206,10 +207,10 @@ class StepGroup:
         raise error if isinstance(error, GroupLost) else GroupLost(what) from error
 
     def _add_up(self, x: Tensor) -> None:
-        self._group.allreduce([x], _in_order(dist.AllreduceOptions())).wait()
+        _in_order(self._group.allreduce, x, dist.AllreduceOptions())
 
     def _broadcast(self, x: Tensor) -> None:
-        self._group.broadcast([x], _in_order(dist.BroadcastOptions())).wait()
+        _in_order(self._group.broadcast, x, dist.BroadcastOptions())
 
     def abort(self) -> None:
         """What waits on the device for a rank that is gone does not any more. The group is of no use then."""
@@ -221,11 +222,13 @@ class StepGroup:
         self._group = None
 
 
-def _in_order(options: Any) -> Any:
-    """On a GPU an exchange is launched on the stream of the kernels around it, as torch's own are that are
-    awaited: a graph needs no branches for it."""
+def _in_order(call: Callable[[list[Tensor], Any], Any], x: Tensor, options: Any) -> None:
+    """On a GPU launched on the stream of the kernels around it, as torch launches what is not asked for as
+    async: a graph needs no branches for it. There is nothing to wait for then."""
     options.asyncOp = False
-    return options
+    work = call([x], options)
+    if work is not None:
+        work.wait()
 
 
 def num_embeds(plan: StepPlan) -> int:
