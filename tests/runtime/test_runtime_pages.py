@@ -1,13 +1,35 @@
 """A step's metadata as lists of pages: whoever reads only those finds each row's slots, in order."""
 
+from dataclasses import replace
+
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmengine.runtime.attention.base import AttentionMeta
-from mmengine.runtime.attention.pages import split, whole
+from mmengine.config import EngineConfig
+from mmengine.errors import ConfigError
+from mmengine.runtime.attention.base import AttentionMeta, Bucket
+from mmengine.runtime.attention.pages import MOST_DRAFTS, row_pages, split, whole
+from mmengine.runtime.graphs.buckets import Frame, fill_up
+from tests.native.attention_cases import spec_of
 
 SIZE = 4
+
+
+@pytest.mark.parametrize("size", [1, 2, 8, 16, 256])
+def test_the_longest_rows_have_room_for_what_fills_up_their_drafts(size):
+    config = EngineConfig(num_draft_tokens=MOST_DRAFTS)
+    config.check()
+    with pytest.raises(ConfigError, match="num_draft_tokens"):
+        EngineConfig(num_draft_tokens=MOST_DRAFTS + 1).check()
+    spec = spec_of(4, 2, 64)
+    length, frame = spec.max_model_len, Frame(Bucket(2, 1 + MOST_DRAFTS), np.array([0, 1 + MOST_DRAFTS]))
+    blocks = -(-length // size)
+    lens, table = np.full(2, length, np.int32), np.ones((2, blocks), np.int32)
+    filled = fill_up(AttentionMeta(np.ones(2, np.int32), lens, np.array([7, 9]), table), frame, size)
+    assert len(whole(filled, size).pages) <= 2 * row_pages(spec, size, 10 * blocks)
+    assert len(whole(filled, size).pages) <= 2 * row_pages(replace(spec, max_model_len=0), size, blocks)
 
 
 @st.composite

@@ -13,6 +13,7 @@ from mmengine.ragged import counting
 from mmengine.runtime.attention.base import AttentionMeta
 
 Places = slice | np.ndarray
+MOST_DRAFTS = 64  # of a row, as EngineConfig bounds num_draft_tokens
 
 
 class Part(NamedTuple):
@@ -49,7 +50,7 @@ def row_pages(spec: ModelSpec, block_size: int, num_blocks: int) -> int:
     """The most pages of one row: those of the longest request that the model and a pool of `num_blocks` take,
     and those that fill up its drafts."""
     longest = -(-spec.max_model_len // block_size) or num_blocks
-    return min(longest, num_blocks) + 8
+    return min(longest, num_blocks) + -(-MOST_DRAFTS // block_size)
 
 
 def _part(meta: AttentionMeta, rows: np.ndarray, starts: np.ndarray, block_size: int) -> Part:
