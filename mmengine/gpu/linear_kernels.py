@@ -25,10 +25,12 @@ class Tile(NamedTuple):
     stages: int  # of the pipeline that reads ahead
 
 
-# By the width: enough of them for most of a GPU's 108 or 132 processors when one tile of rows decodes. 64
-# rows are the least that sm_90's wgmma takes, and leave a step of one row bound by memory.
-MANY = 96
-TILES_16 = (Tile(64, 128, 64, 3), Tile(64, 64, 64, 4), Tile(64, 32, 128, 4))
+# The widest of which there are MANY beside one another: when one tile of rows decodes, some 2 MB of weights
+# are then on their way, as much as a GPU's memory delivers within its latency. 64 rows are the fewest that
+# sm_90's wgmma takes, and leave a step of one row bound by memory. Below sm_90 all fit into the 99 KiB that
+# smaller GPUs share.
+MANY = 64
+TILES_16 = (Tile(64, 128, 64, 4), Tile(64, 64, 64, 6), Tile(64, 32, 128, 5))
 # Without tensor cores, for float32 is not rounded to TF32.
 TILE_32 = Tile(16, 64, 32, 3)
 

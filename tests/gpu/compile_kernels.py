@@ -79,7 +79,7 @@ def attend(heads: int, kv_heads: int, head_dim: int, kind: str, blocks: str, row
 KERNELS = [
     linear(24_576, 4096, "bf16"),  # gate and up of the 8B
     linear(6144, 4096, "bf16", has_bias=True),  # q, k and v
-    linear(4096, 12_288, "bf16"),  # down
+    linear(2048, 6144, "bf16"),  # down of the 2B
     linear(151_936, 4096, "fp32"),  # the head
     norm(adds=False),
     norm(adds=True),
