@@ -6,7 +6,10 @@ Not yet run on a GPU.
 import argparse
 import os
 import re
+import shutil
+import subprocess
 import sys
+import tempfile
 import time
 from datetime import date
 from functools import partial
@@ -27,11 +30,17 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="where the JSON goes; results/gpu_<device>.json beside this")
     options = parser.parse_args()
     run = Run(options.dry_run, time.monotonic() + options.seconds, options.out)
-    find_headers()
-    problem = begin(run)
-    if problem is not None:
-        print(problem, file=sys.stderr)
-        return 1
+    with tempfile.TemporaryDirectory() as folder:
+        help_compiler(Path(folder))
+        problem = begin(run)
+        if problem is not None:
+            print(problem, file=sys.stderr)
+            return 1
+        return check(run)
+
+
+def check(run: Run) -> int:
+    """All parts, and what they found, on the screen and where it is written."""
     print(f"{run.facts['device']}: correctness, then speed of random weights; TF32 is off")
     try:
         everything(run)
@@ -53,14 +62,23 @@ def main() -> int:
     return 0 if run.is_right else 1
 
 
-def find_headers() -> None:
-    """Have FlashInfer's compiler look at the headers of CUDA that came with torch, behind those of the
-    toolkit, where cublasLt.h may be missing."""
-    folders = [folder for entry in sys.path for folder in Path(entry).glob("nvidia/*/include")]
-    found = [str(folder) for folder in folders if (folder / "cublasLt.h").is_file()]
-    if found:
-        before = os.environ.get("CPATH")
-        os.environ["CPATH"] = os.pathsep.join([before, *found] if before else found)
+def help_compiler(folder: Path) -> None:
+    """Have FlashInfer's compiler find, behind the toolkit's own, what one that is only a compiler lacks: the
+    header cublasLt.h, which came with torch, and something to link the driver by."""
+    folders = [each for entry in sys.path for each in Path(entry).glob("nvidia/*/include")]
+    _look_behind("CPATH", [each for each in folders if (each / "cublasLt.h").is_file()])
+    compiler = shutil.which(os.environ.get("CXX", "c++"))
+    if compiler is not None:
+        empty = folder / "libcuda.so"  # what is loaded is the driver's own
+        words = ("-shared", "-x", "c", os.devnull, "-Wl,-soname,libcuda.so.1", "-o", str(empty))
+        done = subprocess.run([compiler, *words], capture_output=True)
+        _look_behind("LIBRARY_PATH", [folder] if done.returncode == 0 else [])
+
+
+def _look_behind(variable: str, folders: list[Path]) -> None:
+    given = [os.environ[variable]] if os.environ.get(variable) else []
+    if folders:
+        os.environ[variable] = os.pathsep.join([*given, *map(str, folders)])
 
 
 def begin(run: Run) -> str | None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -134,16 +135,36 @@ def test_without_rates_there_are_no_floors(module):
         module("gpu_parts").decode("2B", {}, None)
 
 
-def test_headers_that_came_with_torch_are_looked_at_last(module, tmp_path, monkeypatch):
-    gpu_check = module("gpu_check")
+def test_a_compiler_finds_what_a_toolkit_lacks(module, tmp_path, monkeypatch):
+    gpu_check, compiler = module("gpu_check"), shutil.which("c++")
     for name, header in (("cu13", "cublasLt.h"), ("cudnn", "cudnn.h")):
         folder = tmp_path / "nvidia" / name / "include"
         folder.mkdir(parents=True)
         (folder / header).touch()
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     monkeypatch.setenv("CPATH", "/usual")
-    gpu_check.find_headers()
+    monkeypatch.setenv("LIBRARY_PATH", "")
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    gpu_check.help_compiler(tmp_path)
     assert os.environ["CPATH"] == os.pathsep.join(["/usual", str(tmp_path / "nvidia/cu13/include")])
+    assert os.environ["LIBRARY_PATH"] == ""
+    if compiler is None:
+        pytest.skip("no compiler here")
+    monkeypatch.setenv("CXX", compiler)
+    gpu_check.help_compiler(tmp_path)
+    assert os.environ["LIBRARY_PATH"] == str(tmp_path)
+    words = (
+        "-shared",
+        "-x",
+        "c",
+        os.devnull,
+        "-Wl,--no-as-needed",
+        "-lcuda",
+        "-o",
+        str(tmp_path / "made.so"),
+    )
+    subprocess.run([compiler, *words], check=True)
+    assert b"libcuda.so.1" in (tmp_path / "made.so").read_bytes()
 
 
 def test_what_was_found_before_a_signal_is_written(module, tmp_path, monkeypatch, capsys):
