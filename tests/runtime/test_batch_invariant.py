@@ -165,3 +165,12 @@ def test_on_a_gpu_what_samples_must_be_ours_too(monkeypatch):
             continue
         with pytest.raises(ConfigError, match=r"to sample, and on cuda that is by torch \(no driver\)"):
             runner._check_invariant(model, torch.device("cuda"))
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+def test_on_a_gpu_the_decoder_is_of_our_kernels(wanted, monkeypatch):
+    made = []
+    monkeypatch.setattr(model_module, "text_ops", lambda *of, **options: made.append(options))
+    monkeypatch.setattr(model_module, "FusedTextDecoder", lambda *of: of)
+    model_module.text_decoder(None, None, torch.device("cuda"), torch.bfloat16, None, wanted)
+    assert made == [{"batch_invariant": wanted}]
