@@ -153,7 +153,8 @@ def take_drafts(state: State, rows: np.ndarray, sampled: np.ndarray, event: ev.E
 def weigh_drafts(state: State, flight: Flight, event: ev.Executed) -> None:
     """See what a step cost, and how many of its drafts were kept; before they are taken."""
     rows, sampled, goodput = flight.rows, flight.sampled, state.goodput
-    if goodput.passes(len(rows), event.counts is not None or bool(event.drafts)):
+    asked = flight.asked if state.config.max_in_flight > 1 else None
+    if goodput.passes(len(rows), event.counts is not None or bool(event.drafts), asked):
         return
     drafts = 0
     if event.counts is not None:
@@ -163,7 +164,7 @@ def weigh_drafts(state: State, flight: Flight, event: ev.Executed) -> None:
             goodput.judge(sampled, state.drafter[sampled], scheduled, event.counts)
     only_decodes = len(sampled) == len(rows) == flight.num_tokens - drafts and not flight.encoded
     tokens, made = len(event.token_ids) // 4, len(event.drafts) // 4
-    ns, asked = event.device_ns + event.host_ns, flight.asked if state.config.max_in_flight > 1 else None
+    ns = event.device_ns + event.host_ns
     goodput.ran(rows, drafts, tokens, made, ns, only_decodes, asked)
 
 

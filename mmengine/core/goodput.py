@@ -47,10 +47,11 @@ class Saved(msgspec.Struct, array_like=True):
 
 
 class Goodput:
-    """Columns are [drafter, row] or [drafter]. Only `evolve` calls what changes."""
+    """Columns are [drafter, row] or [drafter]. Only `evolve` calls what changes. `overlaps`: steps behind
+    which drafters are asked are awaited, and others need not be; so to be asked costs time, drafts or not."""
 
-    def __init__(self, num_rows: int, most: int):
-        self._most = most
+    def __init__(self, num_rows: int, most: int, *, overlaps: bool = False):
+        self._most, self._overlaps = most, overlaps
         self.acceptance = Acceptance(num_rows)
         self.costs = StepCosts()
         self.ways: dict[int, int] = {}  # by bucket, as decided last
@@ -92,15 +93,15 @@ class Goodput:
         room[asked + 1 :] = 0
         return room
 
-    def passes(self, num_rows: int, has_drafts: bool) -> bool:
-        """Count a step that ran. True where it needs no look."""
+    def passes(self, num_rows: int, has_drafts: bool, asked: int | None = None) -> bool:
+        """Count a step that ran. True where it needs no look. `asked`: see `ran`."""
         self.steps += 1
         self.left -= 1
         if has_drafts or self.came or self.resting or self.left <= 0 or num_rows != self.num_rows:
             return False
         if self.asked != NOBODY_ASKED:
             self.empty += 1
-            return self.empty > EMPTY
+            return self.empty > EMPTY and (not self._overlaps or asked == NOBODY_ASKED)
         return not self.watches
 
     def judge(self, rows: np.ndarray, drafters: np.ndarray, drafted: np.ndarray, counts: bytes) -> None:
@@ -130,7 +131,7 @@ class Goodput:
             bucket = StepCosts.bucket(num_rows)
             if self.was_off and was_off:
                 self.costs.plain(bucket, num_rows, ns)
-            elif drafts and not is_off:
+            elif not is_off and (drafts or self._overlaps):
                 self.costs.drafted(bucket, self.asked, num_rows, drafts, tokens, ns)
             elif self.empty == EMPTY and self.asked < ALL:
                 self.costs.had_none(bucket, self.asked)

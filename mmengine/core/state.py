@@ -92,7 +92,7 @@ class State:
         self.has_drafts = self.verifies = False
         self.goodput: Goodput | None = None  # where it says how many drafts are verified
         if config.draft_policy == "goodput" and config.num_draft_tokens:
-            self.goodput = Goodput(rows, config.num_draft_tokens)
+            self.goodput = Goodput(rows, config.num_draft_tokens, overlaps=config.max_in_flight > 1)
         self.cancelled: list[str] = []
         self.grammar_failed: list[str] = []
         self.suspects: dict[str, None] = {}  # requests on trial after a step that failed

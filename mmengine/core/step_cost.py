@@ -1,10 +1,11 @@
 """What steps take that only decode, and how many tokens drafts gave in them, by how many rows they have.
 
 For each bucket of like numbers of rows the last few steps of each kind are kept: those without drafts, and,
-by who was asked, those that verified some. What drafts give is the tokens of the latter over their time,
-beside the lower quartile of the former. Times count up to half as much again as is usual among them: what a
-machine does besides only makes a step longer, and a hiccup of it decides nothing. Where no step without
-drafts ran with as many rows, a like number speaks.
+by who was asked, those that verified some; with two steps in flight also those that could have, as others do
+not wait for the step before. What drafts give is the tokens of the latter over their time, beside the lower
+quartile of the former. Times count up to half as much again as is usual among them: what a machine does
+besides only makes a step longer, and a hiccup of it decides nothing. Where no step without drafts ran with as
+many rows, a like number speaks.
 """
 
 from collections.abc import Sequence
@@ -72,6 +73,8 @@ class StepCosts:
         if plain is None or not _are_enough(steps):
             return 0
         ns, tokens, rows, drafts = (sum(column) for column in zip(*steps, strict=True))
+        if not drafts:
+            return 0
         without = plain * (rows + _OFFSET * len(steps))
         token_ns = min(without // rows, ns // max(tokens, 1))
         return min(max(ns - without, 0) * ONE // max(3 * drafts * token_ns, 1), ONE // 2)

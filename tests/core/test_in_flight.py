@@ -152,6 +152,30 @@ def test_steps_with_drafts_are_awaited_and_others_are_not(cost, ahead):
     assert bench.core.stats().drafts
 
 
+@pytest.mark.parametrize("host_ns", [0, 100_000])
+def test_drafters_that_have_nothing_do_not_keep_steps_apart(host_ns):
+    """To ask them costs what the engine does between two steps, which is hidden where nobody is asked."""
+
+    class Idle(SimulatedExecutor):
+        def dispatch(self, plan):
+            alone.append(not self._plans)
+            super().dispatch(plan)
+
+        def collect(self):
+            result = super().collect()
+            result.host_ns = host_ns * alone.pop(0)
+            result.drafts, result.num_drafts, result.counts = None, None, None
+            return result
+
+    alone, sizes = [], {"max_model_len": 1000, "num_blocks": 1001}
+    settings = {"max_in_flight": 2, "num_draft_tokens": 3, "draft_policy": "goodput", **sizes}
+    bench = Bench(executor=Idle(settings_of(**settings)), **settings)
+    bench.submit(*(request(name, 5, max_tokens=900) for name in "abcd"))
+    bench.run()
+    how = bench.core.stats().overlap
+    assert (how["ahead"] > 9 * how["drafts"]) == bool(host_ns) and how["drafts"] > 5
+
+
 def test_without_a_form_nobody_waits_for_drafters_of_forms():
     bench = Overlapping(num_draft_tokens=2, drafts_for="forms")
     bench.submit(request("a", 5, max_tokens=20), request("b", 5, max_tokens=4, grammar="g"))
