@@ -5,6 +5,8 @@ import math
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from transformers import (
     MinPLogitsWarper,
     RepetitionPenaltyLogitsProcessor,
@@ -20,10 +22,11 @@ from mmengine.runtime.filters import apply_temperature, keep_min_p, keep_top
 from mmengine.runtime.gumbel import gumbel_noise
 from mmengine.runtime.rows import RowColumns
 from mmengine.runtime.sample_rows import SampleRows
-from mmengine.runtime.sampler import ERROR_TOKEN, Sampler
+from mmengine.runtime.sampler import ERROR_TOKEN, Sampler, most_likely_of
 
 CPU = torch.device("cpu")
 EOS = 3
+LIKELY = [-math.inf, -2.5, -1e-30, 0.0, 1e-30, 7.25]
 
 
 def no_positions(prompt_token_ids, media):
@@ -351,3 +354,15 @@ def test_the_sampled_distribution(options, along):
     scores = torch.tensor(reference_scores(logits[0], sampling, (1, 2), ()), dtype=torch.float64)
     statistic, freedom = chi_square(counts, scores.softmax(-1).numpy())
     assert statistic < freedom + 6 * math.sqrt(2 * freedom)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.lists(st.sampled_from(LIKELY), min_size=9, max_size=9)))
+def test_of_equally_likely_tokens_the_lowest_is_listed_first(rows):
+    """However many are listed, and in whatever company."""
+    logprobs = torch.tensor([[0.5, *row] for row in rows] + [[float(place) for place in range(10)]])
+    for most in (1, 4, 10):
+        values, token_ids = most_likely_of(logprobs, most)
+        for row, mine, ids in zip(logprobs.tolist(), values.tolist(), token_ids.tolist(), strict=True):
+            assert ids == sorted(range(10), key=lambda token: (-row[token], token))[:most]
+            assert mine == [row[token] for token in ids]
