@@ -3,6 +3,10 @@
 import numpy as np
 import pytest
 
+from mmengine.config import EngineConfig
+from mmengine.core.continuation import open_log
+from mmengine.core.engine import EngineCore
+from mmengine.core.past import Resume
 from mmengine.core.simulate import CostModel, SimulatedExecutor, reference_tokens
 from mmengine.errors import ConfigError
 from mmengine.events import vocabulary as ev
@@ -305,3 +309,29 @@ def test_its_log_verifies(tmp_path):
 def test_what_cannot_overlap_is_refused():
     with pytest.raises(ConfigError, match="max_in_flight"):
         settings_of(max_in_flight=2, compat="vllm").check_resolved()
+
+
+def test_a_log_of_the_rules_before_is_continued_and_derived_by_them(tmp_path):
+    config = settings_of(max_in_flight=2, snapshot_bytes=0)
+    started = ev.Started(ev.SCHEMA_VERSION, "0.1.0", 2, config.as_dict(), {}, config.num_blocks)
+    core = EngineCore(config, SimulatedExecutor(config), sink=LogWriter(tmp_path), started=started)
+    for name, fields in (("plain", {}), ("bound", {"grammar": "g"})):
+        core.submit(request(name, 5, max_tokens=30, **fields))
+    core.grammar_ready("bound")
+    for _ in range(9):
+        core.step()
+    core.sink.close()
+    opened = open_log(tmp_path, Resume(), EngineConfig())
+    core = opened.core(opened.past.config_for(EngineConfig()), SimulatedExecutor(config), {})
+    core.recover(opened.past.recovered(()))
+    for name, known in core.state.requests.items():
+        if known.waits_for_grammar:
+            core.grammar_ready(name)
+    apart = 0
+    while core.has_work:
+        core.step()
+        apart += len({len(flight.rows) for flight in core.state.flights}) == 2
+    core.close()
+    report = verify(tmp_path)
+    assert report.ok and report.rederived and report.logged_version == 2 and not report.unfinished
+    assert apart > 10, "the row with a form is left out of every other step"
