@@ -16,6 +16,8 @@ from functools import partial
 from pathlib import Path
 
 import gpu_parts as parts
+import gpu_rival_parts as rival_parts
+import gpu_speed_parts as speed_parts
 from gpu_run import Run
 from report import Table, markdown, show
 
@@ -105,7 +107,7 @@ def everything(run: Run) -> None:
     take about on an H100, guessed from floors, with the start of a process."""
     began = time.monotonic()
     compiled = [run.begin(f"compiling {name}", work) for name, work in parts.compiling(run.dry).items()]
-    run.part("rates of the device", 10, parts.rates)
+    run.part("rates of the device", 10, speed_parts.rates)
     run.part("tokens", 40, parts.tokens)
     run.part("tokens beside transformers", 40, parts.tokens_beside_transformers)
     well = [run.end(going, max(0.0, began + COMPILING - time.monotonic())) for going in compiled]
@@ -118,23 +120,23 @@ def everything(run: Run) -> None:
     speed(run)
     run.part("bits", 25, parts.bits)
     for name, seconds in (("2B", 20), ("8B", 40)):
-        run.part(f"{name} with batch_invariant", seconds, partial(parts.invariant, name, run.facts))
-        parts.beside_without(run, name)
+        run.part(f"{name} with batch_invariant", seconds, partial(speed_parts.invariant, name, run.facts))
+        speed_parts.beside_without(run, name)
     run.part("tests of the kernels", 60, parts.tests)
 
 
 def speed(run: Run) -> None:
     for name, seconds in (("2B", (30, 20, 20)), ("8B", (60, 25, 25))):
-        run.part(f"{name} decode", seconds[0], partial(parts.decode, name, run.facts))
-        run.part(f"{name} prompts and images", seconds[1], partial(parts.prompts, name, run.facts))
-        run.part(f"{name} GPU idle in decode", seconds[2], partial(parts.idle, name))
+        run.part(f"{name} decode", seconds[0], partial(speed_parts.decode, name, run.facts))
+        run.part(f"{name} prompts and images", seconds[1], partial(speed_parts.prompts, name, run.facts))
+        run.part(f"{name} GPU idle in decode", seconds[2], partial(speed_parts.idle, name))
         if name == "2B":
-            run.part("2B drafts", 15, partial(parts.drafts, name, run.facts))
-            run.part("2B by mmengine", 25, partial(parts.ours, name))
-            run.part("2B by transformers' generate", 45, partial(parts.by_generate, name))
-            rival = partial(parts.by_continuous_batching, name)
+            run.part("2B drafts", 15, partial(speed_parts.drafts, name, run.facts))
+            run.part("2B by mmengine", 25, partial(rival_parts.ours, name))
+            run.part("2B by transformers' generate", 45, partial(rival_parts.by_generate, name))
+            rival = partial(rival_parts.by_continuous_batching, name)
             run.part("2B by transformers' continuous batching", 60, rival)
-            parts.beside(run, name)
+            rival_parts.beside(run, name)
 
 
 def tables(run: Run) -> list[Table]:

@@ -164,7 +164,7 @@ def test_a_gpu_says_what_it_is(module, monkeypatch):
 
 def test_what_no_kernel_covers_is_measured_while_all_rows_decode(module, monkeypatch):
     """With a profiler that saw two kernels with a gap of a fifth between them, on a stand-in for the GPU."""
-    gpu_idle, parts = module("gpu_idle"), module("gpu_parts")
+    gpu_idle, parts = module("gpu_idle"), module("gpu_speed_parts")
     entered = []
 
     class Profiler:

@@ -124,7 +124,7 @@ def test_ours_are_held_against_the_best_of_theirs(module, run):
         "2B texts by continuous batching, without cuDNN, tokens/s": 150.0,
         "2B images, tokens/s": 900.0,
     }
-    module("gpu_parts").beside(run, "2B")
+    module("gpu_rival_parts").beside(run, "2B")
     goal = run.goals["2B texts beside continuous batching"]
     assert goal.floor == 150.0 and goal.fraction == 6.0 and goal.met
     assert "2B images beside generate" in run.skipped and len(run.goals) == 1
@@ -132,7 +132,7 @@ def test_ours_are_held_against_the_best_of_theirs(module, run):
 
 def test_without_rates_there_are_no_floors(module):
     with pytest.raises(Exception, match="no floors"):
-        module("gpu_parts").decode("2B", {}, None)
+        module("gpu_speed_parts").decode("2B", {}, None)
 
 
 def test_a_compiler_finds_what_a_toolkit_lacks(module, tmp_path, monkeypatch):
