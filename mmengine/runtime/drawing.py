@@ -1,52 +1,63 @@
-"""Tokens drawn by the CPU kernel: those of filters.py and gumbel.py, in one pass or two over a row."""
+"""Tokens drawn at random: by a kernel where there is one, else by filters and noise one after the other. That
+is the reference."""
 
-import ctypes
+from types import ModuleType
 
 import numpy as np
 import torch
 
-from mmengine.native import library
-
-UNSURE = -1  # the two best scores are closer than logarithms of two libraries agree
-
-
-class _Draw(ctypes.Structure):
-    """mm_draw of native/src/sampling.h."""
-
-    _fields_ = [
-        ("rows", ctypes.c_int32),
-        ("vocab", ctypes.c_int32),
-        ("logits", ctypes.c_void_p),
-        ("stride", ctypes.c_int64),
-        *(
-            (name, ctypes.c_void_p)
-            for name in ("temperature", "top_k", "top_p", "log_min_p", "seed", "output_index", "sample_index")
-        ),
-        ("tokens", ctypes.c_void_p),
-    ]
+from mmengine.runtime.drawing_cpu import UNSURE, draw_on_cpu
+from mmengine.runtime.drawing_gpu import draw_on_gpu
+from mmengine.runtime.filters import apply_temperature, keep_min_p, keep_top
+from mmengine.runtime.gumbel import gumbel_noise
+from mmengine.runtime.likely import most_likely
+from mmengine.runtime.picked import on_rows, take
+from mmengine.runtime.rows import MIN_P, TOP_K, TOP_P
+from mmengine.runtime.sample_rows import SampleRows
+from mmengine.runtime.upload import upload, upload_columns
 
 
-def draw_tokens(logits: torch.Tensor, columns: np.ndarray, output_index: np.ndarray) -> np.ndarray | None:
-    """A token for each row of float32 logits [r, vocab], int32 [r], UNSURE where the caller has to find it
-    another way; `columns` [r] are the rows' records, each with a temperature. None without kernels."""
-    kernels = library.load()
-    if kernels is None:
-        return None
-    if logits.stride(1) != 1:
-        logits = logits.contiguous()
-    log_min_p = torch.from_numpy(columns["min_p"].copy()).log().numpy()  # -inf: off
-    tokens = np.empty(len(columns), dtype=np.int32)
-    arrays = (
-        columns["temperature"].copy(),
-        columns["top_k"].copy(),
-        columns["top_p"].copy(),
-        log_min_p,
-        columns["seed"].copy(),
-        output_index.astype(np.int32),
-        columns["sample_index"].copy(),
-        tokens,
+def draw(
+    logits: torch.Tensor, options: np.ndarray, batch: SampleRows, kernels: ModuleType | None
+) -> torch.Tensor:
+    """A token (int64 [r]) for each row of float32 logits [r, vocab_size], the rows of `batch`; each has a
+    temperature. `options` [r] are theirs; `kernels`: gpu.sampling_kernels, where they can be used."""
+    if kernels is not None:
+        return draw_on_gpu(kernels, logits, options, batch.columns, batch.output_index)
+    drawn = draw_on_cpu(logits, batch.columns, batch.output_index) if logits.device.type == "cpu" else None
+    if drawn is None:
+        return _draw_by_steps(logits, options, batch)
+    token_ids = torch.from_numpy(drawn.astype(np.int64))
+    unsure = np.flatnonzero(drawn == UNSURE)
+    if len(unsure):
+        again = _draw_by_steps(take(logits, unsure), options[unsure], batch.take(unsure))
+        token_ids[torch.from_numpy(unsure)] = again
+    return token_ids
+
+
+def _draw_by_steps(logits: torch.Tensor, options: np.ndarray, batch: SampleRows) -> torch.Tensor:
+    columns, device = batch.columns, logits.device
+    logits = apply_temperature(logits, upload_columns(columns["temperature"], device=device)[0])
+    # A row without top-k needs its whole vocabulary sorted: it must not slow the others down.
+    for picked in (
+        np.flatnonzero(options & TOP_K),
+        np.flatnonzero((options & (TOP_K | TOP_P)) == TOP_P),
+    ):
+        if len(picked):
+            logits = _keep_top(logits, picked, columns[picked])
+    picked = np.flatnonzero(options & MIN_P)
+    if len(picked):
+        min_p = upload_columns(columns["min_p"][picked], device=device)[0]
+        logits = on_rows(logits, picked, lambda some: keep_min_p(some, min_p))
+    noise = gumbel_noise(
+        columns["seed"], columns["sample_index"], batch.output_index, logits.shape[1], device
     )
-    rows, vocab = logits.shape
-    places = (array.ctypes.data for array in arrays)
-    kernels.mm_draw_tokens(ctypes.byref(_Draw(rows, vocab, logits.data_ptr(), logits.stride(0), *places)))
-    return tokens
+    return most_likely(noise.add_(logits))[1]
+
+
+def _keep_top(logits: torch.Tensor, picked: np.ndarray, columns: np.ndarray) -> torch.Tensor:
+    asked = columns["top_k"].astype(np.int64)
+    largest_k = int(asked.max())
+    top_k = upload(asked, logits.device)[:, None]
+    top_p = upload_columns(columns["top_p"], device=logits.device)[0]
+    return on_rows(logits, picked, lambda some: keep_top(some, top_k, top_p, largest_k))

@@ -15,7 +15,6 @@ Order of operations for a row, each only where it is asked for:
 finite gets no token; -inf alone excludes a token. The logits are not written to, but for rows with a mask.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -24,26 +23,23 @@ import torch
 
 from mmengine.core.executor import Admission
 from mmengine.gpu.sampling import compile_all, sampling_kernels
-from mmengine.runtime.drawing import UNSURE, draw_tokens
-from mmengine.runtime.drawing_gpu import draw_on_gpu
-from mmengine.runtime.filters import NEVER, apply_temperature, keep_min_p, keep_top
-from mmengine.runtime.gumbel import gumbel_noise
+from mmengine.runtime.drawing import draw
+from mmengine.runtime.filters import NEVER
+from mmengine.runtime.likely import most_likely, most_likely_of
 from mmengine.runtime.masking import keep_allowed
 from mmengine.runtime.penalties import TokenCounts
+from mmengine.runtime.picked import on_rows, take
 from mmengine.runtime.rows import (
     BIAS,
     LOGPROBS,
-    MIN_P,
     MIN_TOKENS,
     PENALTIES,
     RANDOM,
     STOP_IDS,
-    TOP_K,
-    TOP_P,
     RowColumns,
 )
 from mmengine.runtime.sample_rows import SampleRows
-from mmengine.runtime.upload import upload
+from mmengine.runtime.upload import upload, upload_columns
 from mmengine.structured_output.rows import Closing, Masks
 
 ADJUSTED = BIAS | PENALTIES | MIN_TOKENS
@@ -108,7 +104,7 @@ class Sampler:
                 is_adjusted = int(np.bitwise_or.reduce(options)) & ADJUSTED
                 token_ids = self._choose(logits.clone() if is_adjusted else logits, options, batch)
             else:
-                chosen = self._choose(_take(logits, picked), options[picked], batch.take(picked))
+                chosen = self._choose(take(logits, picked), options[picked], batch.take(picked))
                 token_ids[upload(picked, self.device)] = chosen
         return Chosen(token_ids, largest, own_logits)
 
@@ -144,7 +140,7 @@ class Sampler:
         """The rows said `token_ids` [s]. `sample` sees to it itself where `batch` is not in runs; in runs
         only who reads the tokens knows which of them are said."""
         picked = np.flatnonzero(batch.columns["options"] & PENALTIES)
-        self._counts.count(batch.rows[picked], _take(token_ids, picked))
+        self._counts.count(batch.rows[picked], take(token_ids, picked))
 
     def _mask(
         self,
@@ -209,10 +205,10 @@ class Sampler:
             logits = self._adjust(logits, options, batch)
         picked = np.flatnonzero(options & RANDOM)
         if len(picked) == len(options):
-            return self._draw(logits, options, batch)
+            return draw(logits, options, batch, self._kernels)
         token_ids = most_likely(logits)[1]
         if len(picked):
-            drawn = self._draw(_take(logits, picked), options[picked], batch.take(picked))
+            drawn = draw(take(logits, picked), options[picked], batch.take(picked), self._kernels)
             token_ids[upload(picked, self.device)] = drawn
         return token_ids
 
@@ -235,7 +231,7 @@ class Sampler:
             if self.device.type == "cpu":
                 self._counts.penalise_here(logits.numpy(), picked, rows, penalties.numpy())
             else:
-                logits = _on_rows(logits, picked, lambda some: self._counts.penalise(some, rows, penalties))
+                logits = on_rows(logits, picked, lambda some: self._counts.penalise(some, rows, penalties))
             if drafted is not None:
                 of_pairs = self._penalties_of(batch.columns[drafted.pairs[0]])
                 self._counts.penalise_drafted(logits, before, drafted, of_pairs)
@@ -248,89 +244,17 @@ class Sampler:
 
     def _penalties_of(self, columns: np.ndarray) -> torch.Tensor:
         names = ("repetition_penalty", "presence_penalty", "frequency_penalty")
-        return self._parameters(*(columns[name] for name in names))
-
-    def _draw(self, logits: torch.Tensor, options: np.ndarray, batch: SampleRows) -> torch.Tensor:
-        """Step 4: int64 [r], every row has a temperature."""
-        if self._kernels is not None:
-            return draw_on_gpu(self._kernels, logits, options, batch.columns, batch.output_index)
-        drawn = (
-            draw_tokens(logits, batch.columns, batch.output_index) if logits.device.type == "cpu" else None
-        )
-        if drawn is None:
-            return self._draw_by_steps(logits, options, batch)
-        token_ids = torch.from_numpy(drawn.astype(np.int64))
-        unsure = np.flatnonzero(drawn == UNSURE)
-        if len(unsure):
-            some = _take(logits, unsure)
-            token_ids[torch.from_numpy(unsure)] = self._draw_by_steps(
-                some, options[unsure], batch.take(unsure)
-            )
-        return token_ids
-
-    def _draw_by_steps(self, logits: torch.Tensor, options: np.ndarray, batch: SampleRows) -> torch.Tensor:
-        columns = batch.columns
-        logits = apply_temperature(logits, self._parameters(columns["temperature"])[0])
-        # A row without top-k needs its whole vocabulary sorted: it must not slow the others down.
-        for picked in (
-            np.flatnonzero(options & TOP_K),
-            np.flatnonzero((options & (TOP_K | TOP_P)) == TOP_P),
-        ):
-            if len(picked):
-                logits = self._keep_top(logits, picked, columns[picked])
-        picked = np.flatnonzero(options & MIN_P)
-        if len(picked):
-            min_p = self._parameters(columns["min_p"][picked])[0]
-            logits = _on_rows(logits, picked, lambda some: keep_min_p(some, min_p))
-        noise = gumbel_noise(
-            columns["seed"], columns["sample_index"], batch.output_index, self._vocab_size, self.device
-        )
-        return most_likely(noise.add_(logits))[1]
-
-    def _keep_top(self, logits: torch.Tensor, picked: np.ndarray, columns: np.ndarray) -> torch.Tensor:
-        asked = columns["top_k"].astype(np.int64)
-        largest_k = int(asked.max())
-        top_k = upload(asked, self.device)[:, None]
-        top_p = self._parameters(columns["top_p"])[0]
-        return _on_rows(logits, picked, lambda some: keep_top(some, top_k, top_p, largest_k))
+        return upload_columns(*(columns[name] for name in names), device=self.device)
 
     def _logprobs(
         self, logits: torch.Tensor, token_ids: torch.Tensor, options: np.ndarray, batch: SampleRows
     ) -> Logprobs:
         picked = np.flatnonzero(options & LOGPROBS)
         most = min(int(batch.columns["logprobs"][picked].max()), self._vocab_size)
-        some = _take(logits, picked)
+        some = take(logits, picked)
         logprobs = some.log_softmax(dim=-1) if self._kernels is None else self._kernels.log_softmax(some)
-        chosen = logprobs.gather(-1, _take(token_ids, picked).clamp(min=0)[:, None])[:, 0]
+        chosen = logprobs.gather(-1, take(token_ids, picked).clamp(min=0)[:, None])[:, 0]
         return Logprobs(picked, chosen, *most_likely_of(logprobs, most))
-
-    def _parameters(self, *columns: np.ndarray) -> torch.Tensor:
-        """Host columns [r] to float32 [len(columns), r, 1] on the device, in one copy."""
-        return upload(np.stack(columns), self.device)[:, :, None]
-
-
-def most_likely(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The largest logit of each row [r] and its token, of equals the lowest id; NaN counts as the largest."""
-    if logits.device.type != "cpu":
-        return logits.max(dim=-1)
-    values = logits.numpy()  # whose argmax is several times as fast
-    token_ids = values.argmax(axis=-1)
-    return torch.from_numpy(values[np.arange(len(values)), token_ids]), torch.from_numpy(token_ids)
-
-
-def most_likely_of(logprobs: torch.Tensor, most: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The `most` largest of each row of float32 [r, vocab_size] and their tokens, best first, of equals the
-    lowest id first: in torch's topk those would follow from `most` and the number of rows."""
-    if logprobs.device.type == "cpu":  # where there hardly are any, and looking costs little
-        values, token_ids = logprobs.topk(min(most + 1, logprobs.shape[1]), dim=-1)
-        if not (values[:, 1:] == values[:, :-1]).any():
-            return values[:, :most], token_ids[:, :most]
-    bits = logprobs.view(torch.int32)
-    order = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long()  # as the floats
-    last = logprobs.shape[1] - 1
-    keys = (order << 32) | torch.arange(last, -1, -1, device=logprobs.device)
-    token_ids = last - (keys.topk(most, dim=-1).values & 0xFFFFFFFF)
-    return logprobs.gather(-1, token_ids), token_ids
 
 
 def _refuse_broken(token_ids: torch.Tensor, largest: torch.Tensor) -> None:
@@ -341,24 +265,6 @@ def _refuse_broken(token_ids: torch.Tensor, largest: torch.Tensor) -> None:
     is_sound = np.isfinite(largest.numpy())
     if np.count_nonzero(is_sound) < len(is_sound):
         token_ids.numpy()[~is_sound] = ERROR_TOKEN
-
-
-def _on_rows(
-    logits: torch.Tensor, picked: np.ndarray, change: Callable[[torch.Tensor], torch.Tensor]
-) -> torch.Tensor:
-    """`logits`, changed in rows `picked` alone."""
-    if len(picked) == len(logits):
-        return change(logits)
-    index = upload(picked, logits.device)
-    logits[index] = change(logits[index])
-    return logits
-
-
-def _take(tensor: torch.Tensor, picked: np.ndarray) -> torch.Tensor:
-    """Rows `picked` of `tensor`: itself when that is all of them, else a copy."""
-    if len(picked) == len(tensor):
-        return tensor
-    return tensor.index_select(0, upload(picked, tensor.device))
 
 
 def _scatter_index(

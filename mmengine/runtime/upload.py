@@ -18,6 +18,11 @@ def upload(array: np.ndarray, device: torch.device) -> torch.Tensor:
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
+def upload_columns(*columns: np.ndarray, device: torch.device) -> torch.Tensor:
+    """Columns [r] of one dtype as a tensor [len(columns), r, 1] on `device`, in one copy."""
+    return upload(np.stack(columns), device)[:, :, None]
+
+
 def upload_joined(arrays: Sequence[np.ndarray], device: torch.device) -> torch.Tensor:
     """Arrays of one dtype and width as one tensor on `device`. For CUDA they are joined where the copy
     begins, in pinned memory: pixels are many bytes (not yet run on a GPU)."""

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from mmengine.gpu import sampling
 from mmengine.request import SamplingParams
-from mmengine.runtime import masking
-from mmengine.runtime import sampler as sampler_module
+from mmengine.runtime import drawing, masking
 from mmengine.runtime.drawing_gpu import draw_on_gpu
 from mmengine.runtime.filters import apply_temperature, keep_top, top_bound
 from mmengine.structured_output.rows import Masks
@@ -34,7 +33,7 @@ def kernels(kernel_device):
 @pytest.fixture
 def steps(monkeypatch):
     """Draws on a CPU by torch's operations, one after the other."""
-    monkeypatch.setattr(sampler_module, "draw_tokens", lambda *args: None)
+    monkeypatch.setattr(drawing, "draw_on_cpu", lambda *args: None)
 
 
 @pytest.mark.parametrize("vocab_size", [1, 5, 61, 300])

@@ -5,8 +5,8 @@ import pytest
 
 from mmengine.native import library
 from mmengine.request import SamplingParams
-from mmengine.runtime import sampler as sampler_module
-from mmengine.runtime.drawing import UNSURE, draw_tokens
+from mmengine.runtime import drawing
+from mmengine.runtime.drawing_cpu import UNSURE, draw_on_cpu
 from tests.runtime.sampling_bench import Bench, random_logits, random_sampling
 
 
@@ -24,7 +24,7 @@ def test_tokens_are_those_of_the_steps(vocab_size, monkeypatch):
         logits = random_logits(random, 24, vocab_size)
         got = bench.tokens(logits)
         with monkeypatch.context() as patch:
-            patch.setattr(sampler_module, "draw_tokens", lambda *args: None)
+            patch.setattr(drawing, "draw_on_cpu", lambda *args: None)
             assert got == bench.tokens(logits)
 
 
@@ -33,9 +33,9 @@ def test_rows_may_lie_apart_and_none_depends_on_the_others():
     bench = Bench(700, [random_sampling(random, 700) for _ in range(16)], random)
     wide = random_logits(random, 16, 900)
     logits = wide[:, 100:800]
-    whole = draw_tokens(logits, bench.batch.columns, bench.batch.output_index)
+    whole = draw_on_cpu(logits, bench.batch.columns, bench.batch.output_index)
     one_by_one = [
-        draw_tokens(
+        draw_on_cpu(
             logits[i : i + 1].clone(), bench.batch.columns[i : i + 1], bench.batch.output_index[i : i + 1]
         )[0]
         for i in range(16)
@@ -49,14 +49,14 @@ def test_two_that_are_too_close_are_left_to_the_caller(monkeypatch):
     bench = Bench(300, [SamplingParams(seed=n, temperature=1.0) for n in range(8)], random)
     logits = random_logits(random, 8, 300)
     want = bench.tokens(logits)
-    native = draw_tokens
+    native = draw_on_cpu
 
     def unsure(*args):
         tokens = native(*args)
         tokens[::2] = UNSURE
         return tokens
 
-    monkeypatch.setattr(sampler_module, "draw_tokens", unsure)
+    monkeypatch.setattr(drawing, "draw_on_cpu", unsure)
     assert bench.tokens(logits) == want
 
 

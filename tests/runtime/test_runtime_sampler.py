@@ -20,9 +20,10 @@ from mmengine.core.executor import Admission
 from mmengine.request import Request, SamplingParams
 from mmengine.runtime.filters import apply_temperature, keep_min_p, keep_top
 from mmengine.runtime.gumbel import gumbel_noise
+from mmengine.runtime.likely import most_likely_of
 from mmengine.runtime.rows import RowColumns
 from mmengine.runtime.sample_rows import SampleRows
-from mmengine.runtime.sampler import ERROR_TOKEN, Sampler, most_likely_of
+from mmengine.runtime.sampler import ERROR_TOKEN, Sampler
 
 CPU = torch.device("cpu")
 EOS = 3

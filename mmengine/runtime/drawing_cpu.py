@@ -1,0 +1,52 @@
+"""Tokens drawn by the CPU kernel: those of filters.py and gumbel.py, in one pass or two over a row."""
+
+import ctypes
+
+import numpy as np
+import torch
+
+from mmengine.native import library
+
+UNSURE = -1  # the two best scores are closer than logarithms of two libraries agree
+
+
+class _Draw(ctypes.Structure):
+    """mm_draw of native/src/sampling.h."""
+
+    _fields_ = [
+        ("rows", ctypes.c_int32),
+        ("vocab", ctypes.c_int32),
+        ("logits", ctypes.c_void_p),
+        ("stride", ctypes.c_int64),
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("temperature", "top_k", "top_p", "log_min_p", "seed", "output_index", "sample_index")
+        ),
+        ("tokens", ctypes.c_void_p),
+    ]
+
+
+def draw_on_cpu(logits: torch.Tensor, columns: np.ndarray, output_index: np.ndarray) -> np.ndarray | None:
+    """A token for each row of float32 logits [r, vocab], int32 [r], UNSURE where the caller has to find it
+    another way; `columns` [r] are the rows' records, each with a temperature. None without kernels."""
+    kernels = library.load()
+    if kernels is None:
+        return None
+    if logits.stride(1) != 1:
+        logits = logits.contiguous()
+    log_min_p = torch.from_numpy(columns["min_p"].copy()).log().numpy()  # -inf: off
+    tokens = np.empty(len(columns), dtype=np.int32)
+    arrays = (
+        columns["temperature"].copy(),
+        columns["top_k"].copy(),
+        columns["top_p"].copy(),
+        log_min_p,
+        columns["seed"].copy(),
+        output_index.astype(np.int32),
+        columns["sample_index"].copy(),
+        tokens,
+    )
+    rows, vocab = logits.shape
+    places = (array.ctypes.data for array in arrays)
+    kernels.mm_draw_tokens(ctypes.byref(_Draw(rows, vocab, logits.data_ptr(), logits.stride(0), *places)))
+    return tokens
