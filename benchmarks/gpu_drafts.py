@@ -14,9 +14,8 @@ from gpu_tokens import Verdict
 from mmengine.errors import ConfigError
 from mmengine.runtime.attention.registry import make_backend
 from mmengine.runtime.eagle3.chain_rows import ChainRows
-from mmengine.runtime.eagle3.drafter import kv_spec
 from mmengine.runtime.eagle3.graphs import ChainGraphs
-from mmengine.runtime.eagle3.head import DraftHead, HeadLayer, HeadWeights
+from mmengine.runtime.eagle3.head import DraftHead, HeadLayer, HeadWeights, kv_spec
 from mmengine.runtime.eagle3.linears import gated, linear_of, scores_of
 from mmengine.runtime.kv import KVPool
 from mmengine.runtime.upload import fetch

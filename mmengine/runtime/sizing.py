@@ -9,7 +9,7 @@ import torch
 from mmengine.config import ENCODER_CACHE, EngineConfig
 from mmengine.errors import ConfigError
 from mmengine.models.plugin import VisionLanguageModel
-from mmengine.runtime.eagle3.drafter import kv_spec
+from mmengine.runtime.eagle3.head import kv_spec
 from mmengine.runtime.kv import FP8, MIN_BLOCKS, blocks_for_memory, bytes_per_block
 from mmengine.runtime.memory import Memory, cached_embeds
 from mmengine.runtime.profile import CudaMeter, measure

@@ -13,8 +13,8 @@ from mmengine.runtime.attention.torch_paged import TorchPagedAttention
 from mmengine.runtime.attention.triton_paged import TritonPagedAttention
 from mmengine.runtime.eagle3.chain import NO_DRAFT, draft
 from mmengine.runtime.eagle3.chain_rows import CHOSEN, ChainRows
-from mmengine.runtime.eagle3.drafter import kv_spec
 from mmengine.runtime.eagle3.graphs import ChainGraphs
+from mmengine.runtime.eagle3.head import kv_spec
 from mmengine.runtime.graphs import capture
 from mmengine.runtime.graphs.buckets import row_sizes
 from mmengine.runtime.kv import KVPool

@@ -19,7 +19,7 @@ from mmengine.native import library
 from mmengine.runtime import drafters
 from mmengine.runtime.attention.base import AttentionMeta
 from mmengine.runtime.attention.torch_paged import TorchPagedAttention
-from mmengine.runtime.eagle3.drafter import kv_spec
+from mmengine.runtime.eagle3.head import kv_spec
 from mmengine.runtime.kv import KVPool
 from mmengine.serve.engine import Engine
 from mmengine_shapes import draft_head_path

@@ -17,7 +17,7 @@ import torch
 
 from mmengine.config import EngineConfig
 from mmengine.core.executor import StepPlan
-from mmengine.models.plugin import ModelSpec, Taps
+from mmengine.models.plugin import Taps
 from mmengine.ragged import counting
 from mmengine.request import Request
 from mmengine.runtime.attention.base import AttentionMeta
@@ -26,16 +26,16 @@ from mmengine.runtime.eagle3.chain import NO_DRAFT, draft
 from mmengine.runtime.eagle3.chain_rows import CHOSEN, ChainRows
 from mmengine.runtime.eagle3.deferred import MOST_TOKENS, Deferred
 from mmengine.runtime.eagle3.graphs import ChainGraphs
-from mmengine.runtime.eagle3.head import DraftHead
+from mmengine.runtime.eagle3.head import DraftHead, kv_spec
 from mmengine.runtime.eagle3.keys import Keys
-from mmengine.runtime.eagle3.seen import Seen, Unread
+from mmengine.runtime.eagle3.seen import Seen, Unread, standing
 from mmengine.runtime.graphs.recorder import Recorder
 from mmengine.runtime.inputs import fresh_blocks
 from mmengine.runtime.kv import pool_of
 from mmengine.runtime.rows import RowColumns
 from mmengine.runtime.upload import upload
 from mmengine.spec_decode.base import Proposed
-from mmengine.spec_decode.eagle3.config import MAX_DRAFTS, HeadConfig
+from mmengine.spec_decode.eagle3.config import MAX_DRAFTS
 from mmengine.spec_decode.texts import Texts
 
 MOST_STEPS = 256  # in which it drafts for nobody and keeps what it will read; then it sleeps
@@ -168,7 +168,7 @@ class Eagle3Drafter:
                 self._read_late(seen, rows, late, lacks, texts)
                 now &= ~late
             if now.any():
-                self._read(_standing(seen, rows, now, texts), texts)
+                self._read(standing(seen, rows, now, texts), texts)
         except Exception:
             self.keys.lose(np.append(rows, self.deferred.clear()))
             self._z_place[:] = NOWHERE
@@ -271,38 +271,3 @@ class Eagle3Drafter:
 def _slots_of(plan: StepPlan, picked: np.ndarray) -> np.ndarray:
     """Those of rows `picked`, bool [n]."""
     return plan.slot_mapping[np.repeat(picked, plan.num_scheduled)]
-
-
-def _standing(seen: Seen, rows: np.ndarray, picked: np.ndarray, texts: Texts) -> Unread:
-    """What stands of `rows[picked]` of the step."""
-    plan = seen.plan
-    taps, positions, slots = seen.taps, seen.positions, plan.slot_mapping
-    starts, table, scheduled = plan.num_computed, plan.block_table, plan.num_scheduled
-    firsts = np.cumsum(scheduled) - scheduled
-    if not picked.all():
-        rows, starts, table = rows[picked], starts[picked], table[picked]
-        scheduled, firsts = scheduled[picked], firsts[picked]
-    counts = np.minimum(scheduled, texts.lengths[rows] - 1 - starts)
-    if len(plan.rows) == 1:  # what stands of a row alone is the step's beginning: nothing is picked
-        count = int(counts[0])
-        return Unread(rows, counts, starts, table, slots[:count], positions[:, :count], taps[:count])
-    if int(counts.sum()) < len(slots):
-        places = counting(counts) + np.repeat(firsts, counts)
-        index = upload(places, taps.device)
-        slots, positions, taps = slots[places], positions.index_select(1, index), taps.index_select(0, index)
-    return Unread(rows, counts, starts, table, slots, positions, taps)
-
-
-def kv_spec(config: HeadConfig, max_model_len: int = 0) -> ModelSpec:
-    """The sizes of a head's KV, as those of a model. `max_model_len`: of one request; 0: not known."""
-    return ModelSpec(
-        num_layers=config.num_layers,
-        num_heads=config.num_heads,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        hidden_size=config.hidden_size,
-        vocab_size=config.vocab_size,
-        max_model_len=max_model_len,
-        num_deepstack=0,
-        patch_width=0,
-    )

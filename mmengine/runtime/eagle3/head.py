@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mmengine.models.plugin import AttentionPort
+from mmengine.models.plugin import AttentionPort, ModelSpec
 from mmengine.native.linear import PackedLinear
 from mmengine.runtime.attention.base import AttentionBackend
 from mmengine.runtime.eagle3.chain_rows import CHOSEN, ChainRows
@@ -50,6 +50,21 @@ class HeadWeights:
     packed_scores: PackedLinear | None  # the same matrix, where it is the head's own and packed
     embed: Callable[[Tensor], Tensor]  # int64 [t] to [t, embed_size]
     target_ids: Tensor | None
+
+
+def kv_spec(config: HeadConfig, max_model_len: int = 0) -> ModelSpec:
+    """The sizes of a head's KV, as those of a model. `max_model_len`: of one request; 0: not known."""
+    return ModelSpec(
+        num_layers=config.num_layers,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        hidden_size=config.hidden_size,
+        vocab_size=config.vocab_size,
+        max_model_len=max_model_len,
+        num_deepstack=0,
+        patch_width=0,
+    )
 
 
 class DraftHead:

@@ -5,6 +5,9 @@ import numpy as np
 import torch
 
 from mmengine.core.executor import StepPlan
+from mmengine.ragged import counting
+from mmengine.runtime.upload import upload
+from mmengine.spec_decode.texts import Texts
 
 
 class Seen(msgspec.Struct, frozen=True, eq=False):
@@ -27,3 +30,23 @@ class Unread(msgspec.Struct, frozen=True, eq=False):
     positions: torch.Tensor  # int64 [3, t]
     taps: torch.Tensor  # [t, taps * target_hidden_size]
     is_all: np.ndarray | None = None  # bool [n], rows of which nothing more waits; None: all
+
+
+def standing(seen: Seen, rows: np.ndarray, picked: np.ndarray, texts: Texts) -> Unread:
+    """What stands of `rows[picked]` (intp [n], bool [n]) of the step: behind it the next token is known."""
+    plan = seen.plan
+    taps, positions, slots = seen.taps, seen.positions, plan.slot_mapping
+    starts, table, scheduled = plan.num_computed, plan.block_table, plan.num_scheduled
+    firsts = np.cumsum(scheduled) - scheduled
+    if not picked.all():
+        rows, starts, table = rows[picked], starts[picked], table[picked]
+        scheduled, firsts = scheduled[picked], firsts[picked]
+    counts = np.minimum(scheduled, texts.lengths[rows] - 1 - starts)
+    if len(plan.rows) == 1:  # what stands of a row alone is the step's beginning: nothing is picked
+        count = int(counts[0])
+        return Unread(rows, counts, starts, table, slots[:count], positions[:, :count], taps[:count])
+    if int(counts.sum()) < len(slots):
+        places = counting(counts) + np.repeat(firsts, counts)
+        index = upload(places, taps.device)
+        slots, positions, taps = slots[places], positions.index_select(1, index), taps.index_select(0, index)
+    return Unread(rows, counts, starts, table, slots, positions, taps)
