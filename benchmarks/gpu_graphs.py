@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from gpu_shapes import SHAPES, random_model, reduced
+from gpu_shapes import SHAPES, random_model, reduced, wide_shape
 from gpu_tokens import Verdict
 
 from mmengine.errors import ConfigError
@@ -40,10 +40,7 @@ def make_recorder(device: str) -> Recorder:
 def compare_graphs(device: str, dtype: torch.dtype, num_heads: int) -> Verdict:
     """Hidden states of random decode steps of every number of rows, captured beside launched; two heads of K
     and V. Raises ConfigError where attention cannot be captured, or no step could be."""
-    shape = reduced(SHAPES["2B"])
-    wide = {"num_heads": num_heads, "head_dim": 128, "mrope_section": (24, 20, 20)}
-    shape = replace(shape, text=replace(shape.text, **wide))
-    model, where = random_model(shape, device, dtype), torch.device(device)
+    model, where = random_model(wide_shape(num_heads), device, dtype), torch.device(device)
     pool = KVPool(model.spec, 1 + MAX_ROWS * LONGEST, BLOCK_SIZE, dtype, where)
     attention = make_backend("auto", model.spec, pool)
     if device == "cuda" and not attention.captures:
@@ -87,9 +84,8 @@ def _encoder_gaps(model: Qwen3VL, recorder: Recorder, most_embeds: int) -> list[
         if found is None:
             raise ConfigError(f"images are not replayed, but launched: {graphs.num_calls}")
         captured = found.float().clone()
-        launched = model.encode(upload_joined(patches, model.device), grids).float()
-        gaps.append(float((captured - launched).abs().max() / launched.abs().max()))
-    return [gap if gap == gap else float("inf") for gap in gaps]
+        gaps.append(_apart(captured, model.encode(upload_joined(patches, model.device), grids)))
+    return gaps
 
 
 def _grids(rng: np.random.Generator, num_patches: int, num_frames: int) -> list[tuple[int, int, int]]:
@@ -131,5 +127,10 @@ def _gap(model, attention, graphs: DecodeGraphs, rows: int) -> float:
         raise ConfigError("no step could be captured; a warning above says why") from None
     attention.begin(meta)
     launched = model.forward(model.embed(there[0, :rows]), None, there[1:, :rows].contiguous(), attention)
-    gap = float((captured - launched.float()).abs().max() / launched.abs().max())
+    return _apart(captured, launched)
+
+
+def _apart(captured: torch.Tensor, launched: torch.Tensor) -> float:
+    """The largest gap beside the largest value."""
+    gap = float((captured - launched.float()).abs().max() / launched.float().abs().max())
     return gap if gap == gap else float("inf")

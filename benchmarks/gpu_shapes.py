@@ -78,6 +78,13 @@ def reduced(shape: ModelConfig) -> ModelConfig:
     return replace(shape, text=text, vision=vision, image_token_id=1, video_token_id=2)
 
 
+def wide_shape(num_heads: int) -> ModelConfig:
+    """A small model whose heads are as wide as real ones, two of K and V."""
+    shape = reduced(SHAPES["2B"])
+    wide = {"num_heads": num_heads, "num_kv_heads": 2, "head_dim": 128, "mrope_section": (24, 20, 20)}
+    return replace(shape, text=replace(shape.text, **wide))
+
+
 class RandomWeights:
     """Stands in for a WeightReader. Norms are ones; matrices are drawn small enough to stay finite."""
 

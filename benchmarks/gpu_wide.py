@@ -4,11 +4,9 @@ random weights, beside those of the plain decoder over torch's attention in floa
 Not yet run on a GPU.
 """
 
-from dataclasses import replace
-
 import numpy as np
 import torch
-from gpu_shapes import SHAPES, RandomWeights, random_model, reduced
+from gpu_shapes import RandomWeights, random_model, wide_shape
 from gpu_tokens import Verdict
 
 from mmengine.config import EngineConfig
@@ -33,12 +31,6 @@ class Widened(RandomWeights):
 
     def read(self, *names: str) -> torch.Tensor:
         return super().read(*names).float()
-
-
-def wide_shape(num_heads: int) -> ModelConfig:
-    shape = reduced(SHAPES["2B"])
-    text = replace(shape.text, num_heads=num_heads, num_kv_heads=2, head_dim=128, mrope_section=(24, 20, 20))
-    return replace(shape, text=text)
 
 
 def compare_wide(device: str, dtype: torch.dtype, num_heads: int, count: int) -> tuple[Verdict, str]:

@@ -15,7 +15,7 @@ from mmengine.core.past import Past, Resume
 from mmengine.core.policy import policy_of
 from mmengine.errors import ConfigError, ModelError
 from mmengine.models.loader import resolve_folder
-from mmengine.models.plugin import ModelPlugin, ModelSpec, Processor, Tokenizer
+from mmengine.models.plugin import ModelPlugin, ModelSpec, Processor, Tokenizer, VisionLanguageModel
 from mmengine.models.registry import plugin_for
 from mmengine.runtime.drafters import head_folder, head_for, make_drafters, with_drafts
 from mmengine.runtime.dtypes import DTYPES
@@ -176,11 +176,7 @@ def _assemble(
     compile_grammar: Callable[[str], Compiled] | None,
 ) -> Built:
     past = opened.past if opened is not None else None
-    asked: dict[str, Any] = {} if ranks is None else {"shard": ranks.shard}
-    asked |= {"batch_invariant": True} if config.batch_invariant else {}
-    if torch.device(device).type == "cuda":
-        gc.collect()  # engines that were closed, and their weights, may go in circles
-    network = plugin.load_model(folder, device=device, dtype=dtype, **asked)
+    network = _network(config, plugin, folder, device, dtype, ranks)
     head = head_folder(config, network.spec, folder, torch.device(device), DTYPES[dtype])
     config = with_drafts(config, head) if past is None else past.config_for(config)
     head = head_for(config, head)
@@ -228,6 +224,16 @@ def _assemble(
         threads.count,
         before,
     )
+
+
+def _network(
+    config: EngineConfig, plugin: ModelPlugin, folder: Path, device: str, dtype: str, ranks: Ranks | None
+) -> VisionLanguageModel:
+    asked: dict[str, Any] = {} if ranks is None else {"shard": ranks.shard}
+    asked |= {"batch_invariant": True} if config.batch_invariant else {}
+    if torch.device(device).type == "cuda":
+        gc.collect()  # engines that were closed, and their weights, may go in circles
+    return plugin.load_model(folder, device=device, dtype=dtype, **asked)
 
 
 def _grammars(

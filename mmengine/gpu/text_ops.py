@@ -134,9 +134,7 @@ def choose(
             who, functions = make()
             better = replace(ops, **functions)
             gap = _largest_gap(better, device, dtype)
-        except (
-            Exception
-        ) as error:  # a compiler, a driver or a version that does not fit: torch serves as well
+        except Exception as error:  # of a compiler, a driver, a version that does not fit: torch serves too
             reasons.append(in_one_line(error, 200))
             continue
         if gap <= 8 * torch.finfo(dtype).eps:

@@ -28,6 +28,15 @@ def answers(device: torch.device) -> bool:
         return False
 
 
+def too_old(device: torch.device, needed: tuple[int, int]) -> str | None:
+    """One sentence where a GPU has a smaller compute capability than `needed`."""
+    capability = torch.cuda.get_device_capability(device)
+    if capability >= needed:
+        return None
+    have, need = (".".join(map(str, each)) for each in (capability, needed))
+    return f"this GPU has compute capability {have}, and {need} is needed"
+
+
 def why_no_gpu(device: torch.device) -> str | None:
     """One sentence, with what to do; None where `device` (cuda or cuda:N) can be used."""
     if torch.version.cuda is None:

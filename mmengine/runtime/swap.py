@@ -20,9 +20,8 @@ from torch import Tensor
 from mmengine.errors import ConfigError
 from mmengine.runtime.upload import upload
 
-SLAB_BYTES = (
-    256 * 2**20
-)  # of a piece of host memory at most: torch rounds what is pinned up to a power of two
+# Of a piece of host memory at most: torch rounds what is pinned up to a power of two.
+SLAB_BYTES = 256 * 2**20
 MOST_STAGED = 2 * SLAB_BYTES  # on its way out at once; beyond it the computation waits for the oldest
 
 

@@ -61,7 +61,7 @@ def test_answers_of_a_wide_model_are_right_and_wrong_ones_are_found(module):
     wide = module("gpu_wide")
     verdict, how = wide.compare_wide("cpu", torch.float32, 8, 3)
     assert verdict.right and "Attention" in how
-    shape = wide.wide_shape(4)
+    shape = module("gpu_shapes").wide_shape(4)
     answers, _ = wide.greedy_answers(shape, "cpu", torch.bfloat16, 3)
     assert max(wide.gaps(shape, answers, "cpu", torch.bfloat16)) <= wide.ROUNDING[torch.bfloat16]
     others = [((prompt + 5) % 512, *answer) for prompt, *answer in answers]

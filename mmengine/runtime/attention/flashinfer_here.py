@@ -8,6 +8,7 @@ import torch
 
 from mmengine.errors import ConfigError
 from mmengine.models.plugin import ModelSpec
+from mmengine.runtime.gpus import too_old
 from mmengine.runtime.kv import KVPool
 
 PACKAGE = "flashinfer-python"
@@ -25,11 +26,7 @@ def missing(device: torch.device) -> str | None:
         return problem
     if device.type != "cuda":
         return f"it computes on a GPU, and the KV pool lies on {device}"
-    capability = torch.cuda.get_device_capability(device)
-    if capability < CAPABILITY:
-        have, need = (".".join(map(str, each)) for each in (capability, CAPABILITY))
-        return f"this GPU has compute capability {have}, and {need} is needed"
-    return None
+    return too_old(device, CAPABILITY)
 
 
 def package_problem() -> str | None:

@@ -9,6 +9,7 @@ import torch
 
 from mmengine.errors import ConfigError, in_one_line
 from mmengine.models.plugin import ModelSpec
+from mmengine.runtime.gpus import too_old
 from mmengine.runtime.kv import KVPool
 
 CAPABILITY = (8, 0)  # of the GPU, from which bfloat16 has tensor cores
@@ -26,11 +27,7 @@ def missing(device: torch.device) -> str | None:
     problem = package_problem()
     if problem is not None or device.type != "cuda":
         return problem
-    capability = torch.cuda.get_device_capability(device)
-    if capability < CAPABILITY:
-        have, need = (".".join(map(str, each)) for each in (capability, CAPABILITY))
-        return f"this GPU has compute capability {have}, and {need} is needed"
-    return None
+    return too_old(device, CAPABILITY)
 
 
 def unfit(spec: ModelSpec, kv: KVPool) -> str | None:
