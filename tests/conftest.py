@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 from mmengine.native import library as native_library
 from tests.instruction_sets import isas, opened
@@ -23,6 +24,10 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 # FlashInfer makes folders where it is imported, else in the user's home.
 os.environ.setdefault("FLASHINFER_WORKSPACE_BASE", str(ROOT / "build"))
+
+# Machines are slow, and busy: no test fails for the time that it takes.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 # A shell starts background jobs with SIGINT ignored, and children inherit that: a test that interrupts
 # one would wait for ever.
