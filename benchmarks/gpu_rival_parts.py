@@ -37,7 +37,7 @@ def ours(name: str, tell: Teller) -> None:
     bench = Bench(network, tell.device, torch.bfloat16, len(texts), sizes)
     tell.fact(f"{name} texts, tokens/s", round(bench.answer(texts), 1))
     tell.fact(f"{name} images, tokens/s", round(bench.answer(images), 1))
-    tell.fact(f"{name} encodings replayed, and not, by why", bench.graph_encodings)
+    tell.fact(f"{name} encodings replayed, and not, by why", bench.graph_counts.get("encodings", {}))
 
 
 def by_generate(name: str, tell: Teller) -> None:

@@ -85,12 +85,8 @@ class Bench:
         return type(self._executor._runner._attention).__name__
 
     @property
-    def graph_steps(self) -> dict[str, int]:
-        return self._executor.graph_steps
-
-    @property
-    def graph_encodings(self) -> dict[str, int]:
-        return self._executor.graph_encodings
+    def graph_counts(self) -> dict[str, dict[str, int]]:
+        return self._executor.graph_counts
 
     def close(self) -> None:
         self.core.close()

@@ -59,7 +59,7 @@ def decode(name: str, facts: dict[str, object], tell: Teller) -> None:
         floor = decode_bytes(shape, rows, step.context) / found.copy
         tell.goal(f"{name} decode x{rows}, {how}", Goal.of_time(step.step_s, floor, wanted))
         tell.fact(f"{name} decode x{rows}, {how}: CPU ms a step", round(step.cpu_s * 1e3, 3))
-    tell.fact(f"{name} steps replayed, and not, by why", bench.graph_steps)
+    tell.fact(f"{name} steps replayed, and not, by why", bench.graph_counts.get("steps", {}))
 
 
 def drafts(name: str, facts: dict[str, object], tell: Teller) -> None:

@@ -70,7 +70,7 @@ def greedy_answers(
     while core.has_work:
         for output in core.step():
             found[output.request_id] += [chosen for chosen, *_ in output.logprobs]
-    how = f"{type(executor._runner._attention).__name__}, steps {executor.graph_steps}"
+    how = f"{type(executor._runner._attention).__name__}, steps {executor.graph_counts.get('steps', {})}"
     core.close()
     answers = [tuple(map(list, zip(*one, strict=True))) for one in found.values()]
     return [(prompt, *answer) for prompt, answer in zip(prompts, answers, strict=True)], how

@@ -91,19 +91,9 @@ class TorchExecutor:
         return self._runner.drafters
 
     @property
-    def graph_steps(self) -> dict[str, int]:
-        """How many steps were replayed from CUDA graphs, and how many were not, by why; empty without."""
-        return self._runner.graph_steps
-
-    @property
-    def graph_chains(self) -> dict[str, int]:
-        """The same of the chains of a draft head."""
-        return self._runner.graph_chains
-
-    @property
-    def graph_encodings(self) -> dict[str, int]:
-        """Of calls of the encoder what `graph_steps` is of steps."""
-        return self._runner.graph_encodings
+    def graph_counts(self) -> dict[str, dict[str, int]]:
+        """How many were replayed from CUDA graphs, and how many were not, by why: see ModelRunner."""
+        return self._runner.graph_counts
 
     def attach(self, request_id: str, media: Sequence[MediaInput]) -> None:
         """Hand over the pixels of a request, one for each of its media items, before a step that

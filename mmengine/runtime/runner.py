@@ -12,8 +12,6 @@ import torch
 from mmengine.config import EngineConfig
 from mmengine.core.executor import StepPlan, StepResult
 from mmengine.core.runs import Runs, runs_of
-from mmengine.errors import ConfigError
-from mmengine.gpu.sampling import describe, sampling_kernels
 from mmengine.models.plugin import MediaInput, Taps, VisionLanguageModel
 from mmengine.runtime.attention.registry import make_backend
 from mmengine.runtime.drafting import Drafting
@@ -24,10 +22,10 @@ from mmengine.runtime.features import FeatureStore, encode
 from mmengine.runtime.following import Followed, follow, followers
 from mmengine.runtime.graphs.capture import Capture, capture
 from mmengine.runtime.graphs.decode import DecodeGraphs
-from mmengine.runtime.graphs.encoder import EncoderGraphs
-from mmengine.runtime.graphs.encoder_sizes import encoder_sizes
+from mmengine.runtime.graphs.encoder import EncoderGraphs, capture_encoder
 from mmengine.runtime.graphs.recorder import Recorder
 from mmengine.runtime.inputs import StepInputs, fresh_blocks, prepare
+from mmengine.runtime.invariant import check_invariant
 from mmengine.runtime.kv import pool_of
 from mmengine.runtime.reading import Launched, Reader
 from mmengine.runtime.rows import CLOSES, GRAMMAR, STOP_STRINGS, PositionsOf, RowColumns
@@ -39,10 +37,6 @@ from mmengine.spec_decode.base import Drafter
 from mmengine.structured_output.rows import Masks, RowMatchers
 
 NO_GRAMMARS = "this executor follows no grammars"
-NOT_INVARIANT = (
-    "batch_invariant needs a decoder whose rows do not depend on one another's number, as torch's products "
-    "do: take a GPU with Triton, or the CPU with its kernels (see mmengine env), or leave batch_invariant out"
-)
 
 
 class ModelRunner:
@@ -69,7 +63,7 @@ class ModelRunner:
         self._watcher, self._matchers = stop_watcher, matchers
         invariant = config.batch_invariant
         if invariant:
-            _check_invariant(model, device)
+            check_invariant(model, device)
         self._kv = pool_of(spec, config, dtype, device)
         self._attention = make_backend(attention, spec, self._kv, batch_invariant=invariant)
         self._features = FeatureStore(spec.hidden_size, spec.num_deepstack, config.encoder_cache_size)
@@ -123,29 +117,21 @@ class ModelRunner:
                 )
             if head is not None:
                 head.capture(recorder, config)
-            self._encoder_graphs = self._capture_encoder(recorder, config)
-
-    def _capture_encoder(self, recorder: Recorder, config: EngineConfig) -> EncoderGraphs | None:
-        sizes = encoder_sizes(config.encoder_budget, self._model.spec.merge_size)
-        make = getattr(self._model, "capturable_encoder", None)
-        encoder = make(sizes[-1]) if make is not None else None
-        return None if encoder is None else EncoderGraphs(encoder, sizes, recorder)
+            self._encoder_graphs = capture_encoder(self._model, config.encoder_budget, recorder)
 
     @property
-    def graph_encodings(self) -> dict[str, int]:
-        """Of calls of the encoder what `graph_steps` is of steps."""
-        return {} if self._encoder_graphs is None else dict(self._encoder_graphs.num_calls)
-
-    @property
-    def graph_steps(self) -> dict[str, int]:
-        """How many steps were replayed, and how many were not, by why; empty where none can be."""
-        return {} if self.graphs is None else dict(self.graphs.num_steps)
-
-    @property
-    def graph_chains(self) -> dict[str, int]:
-        """The same of a head's chains of drafts."""
+    def graph_counts(self) -> dict[str, dict[str, int]]:
+        """How many were replayed, and how many were not, by why: "steps", "chains" of a draft head,
+        "encodings" (calls of the encoder); each where it can be."""
+        found = {}
+        if self.graphs is not None:
+            found["steps"] = dict(self.graphs.num_steps)
         head = self._drafting.head if self._drafting is not None else None
-        return {} if head is None or head.graphs is None else dict(head.graphs.num_chains)
+        if head is not None and head.graphs is not None:
+            found["chains"] = dict(head.graphs.num_chains)
+        if self._encoder_graphs is not None:
+            found["encodings"] = dict(self._encoder_graphs.num_calls)
+        return found
 
     @property
     def drafters(self) -> list[tuple[str, int]]:
@@ -319,17 +305,6 @@ class ModelRunner:
 
 def _nobody_drafts(plan: StepPlan) -> bool:
     return plan.draft_room is not None and not len(plan.draft_room)
-
-
-def _check_invariant(model: VisionLanguageModel, device: torch.device) -> None:
-    """Whether, but for attention, no bit depends on the batch; ConfigError where one does."""
-    if not getattr(model, "batch_invariant", False):
-        raise ConfigError(NOT_INVARIANT)
-    if device.type == "cuda" and sampling_kernels(device) is None:
-        raise ConfigError(
-            f"batch_invariant needs our Triton kernels to sample, and on {device} that is by "
-            f"{describe(device)}; leave it out"
-        )
 
 
 def _to_host(sampled: Sampled) -> Sampled:

@@ -103,9 +103,7 @@ class Engine:
             lambda: self.readiness().ready,
             media_cache,
             lambda: self.drafters,
-            lambda: getattr(self.built.executor, "graph_steps", {}),
-            lambda: getattr(self.built.executor, "graph_chains", {}),
-            lambda: getattr(self.built.executor, "graph_encodings", {}),
+            lambda: getattr(self.built.executor, "graph_counts", {}),
         )
         self._store, past = None, {}
         try:

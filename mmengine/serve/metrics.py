@@ -40,6 +40,7 @@ DRAFTS = {  # by field of DraftCounts
     "proposed": ("draft_tokens", "Drafts that were computed, by drafter."),
     "accepted": ("accepted_draft_tokens", "Drafts that were kept, by drafter."),
 }
+GRAPHS = {"steps": "Steps", "chains": "Chains of drafts", "encodings": "Encodings of media"}
 ELSEWHERE = {"num_finished", "device_ns", "drafts", "overlap"}  # by reason; in seconds; by drafter; by how
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _TOKEN_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2.5)
@@ -56,9 +57,8 @@ class _Live:
 
 class Metrics(Collector):
     """`stats` gives the core's counters; `ready` whether work may be sent; `drafters` by number their names,
-    and how often they failed; `graph_steps` how many steps were replayed, and how many were not, by why,
-    `graph_chains` the same of a draft head's chains, `graph_encodings` of calls of the encoder. Callers on
-    other threads see values of some moment between two steps."""
+    and how often they failed; `graphs`, by keys of GRAPHS, how many were replayed, and how many were not, by
+    why. Callers on other threads see values of some moment between two steps."""
 
     def __init__(
         self,
@@ -66,16 +66,10 @@ class Metrics(Collector):
         ready: Callable[[], bool],
         media: MediaCache | None = None,
         drafters: Callable[[], list[tuple[str, int]]] = list,
-        graph_steps: Callable[[], dict[str, int]] = dict,
-        graph_chains: Callable[[], dict[str, int]] = dict,
-        graph_encodings: Callable[[], dict[str, int]] = dict,
+        graphs: Callable[[], dict[str, dict[str, int]]] = dict,
     ):
         self._stats, self.ready, self._media, self._drafters = stats, ready, media, drafters
-        self._graphs = {
-            "Steps": graph_steps,
-            "Chains of drafts": graph_chains,
-            "Encodings of media": graph_encodings,
-        }
+        self._graphs = graphs
         self._live: dict[str, _Live] = {}
         self._ends = dict.fromkeys(REASONS, 0)
         registry = CollectorRegistry(auto_describe=False)
@@ -134,9 +128,9 @@ class Metrics(Collector):
             stalls.add_metric([kind], getattr(stats, name))
         yield stalls
         yield from _draft_metrics(stats, self._drafters())
-        for what, counts in self._graphs.items():
-            if found := counts():
-                yield _graph_metric(what, found)
+        for what, counts in self._graphs().items():
+            help_text = f"{GRAPHS[what]} by whether a CUDA graph was replayed, or why not."
+            yield _by_how(f"graph_{what}", help_text, counts)
         if stats.overlap:
             help_text = "Steps by whether they were decided while another one ran (ahead), or why not."
             yield _by_how("overlap_steps", help_text, stats.overlap)
@@ -159,11 +153,6 @@ def _draft_metrics(stats: Stats, drafters: list[tuple[str, int]]) -> Iterator[Me
     for drafter, count in drafters:
         failures.add_metric([drafter], count)
     yield failures
-
-
-def _graph_metric(what: str, counts: dict[str, int]) -> Metric:
-    help_text = f"{what} by whether a CUDA graph was replayed, or why not."
-    return _by_how(f"graph_{what.partition(' ')[0].lower()}", help_text, counts)
 
 
 def _by_how(name: str, help_text: str, counts: dict[str, int]) -> Metric:

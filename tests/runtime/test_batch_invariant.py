@@ -16,7 +16,7 @@ from mmengine.config import EngineConfig
 from mmengine.errors import ConfigError
 from mmengine.gpu import text_ops
 from mmengine.native import library
-from mmengine.runtime import masking, runner, sampler
+from mmengine.runtime import invariant, masking, sampler
 from mmengine.runtime.attention import registry
 from mmengine.runtime.executor import TorchExecutor
 from mmengine.serve.engine import Engine
@@ -157,14 +157,14 @@ def test_on_a_gpu_flashinfer_is_refused():
 
 def test_on_a_gpu_what_samples_must_be_ours_too(monkeypatch):
     model = SimpleNamespace(batch_invariant=True)
-    monkeypatch.setattr(runner, "describe", lambda device: "torch (no driver)")
+    monkeypatch.setattr(invariant, "describe", lambda device: "torch (no driver)")
     for kernels in (None, SimpleNamespace()):
-        monkeypatch.setattr(runner, "sampling_kernels", lambda device, kernels=kernels: kernels)
+        monkeypatch.setattr(invariant, "sampling_kernels", lambda device, kernels=kernels: kernels)
         if kernels is not None:
-            runner._check_invariant(model, torch.device("cuda"))
+            invariant.check_invariant(model, torch.device("cuda"))
             continue
         with pytest.raises(ConfigError, match=r"to sample, and on cuda that is by torch \(no driver\)"):
-            runner._check_invariant(model, torch.device("cuda"))
+            invariant.check_invariant(model, torch.device("cuda"))
 
 
 @pytest.mark.parametrize("wanted", [False, True])

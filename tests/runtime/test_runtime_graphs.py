@@ -167,13 +167,13 @@ def test_tokens_are_those_of_steps_launched_anew(capturable):
         assert len(set(anew.outputs(name))) > 2
     assert recorder.recorded == len(row_sizes(6))
     counted = {"replayed": recorder.replayed, "media": 1, "prompt": 3, "capture_failed": 0}
-    assert replayed.executor.graph_steps == counted
-    assert recorder.replayed == 12 and anew.executor.graph_steps == {}
+    assert replayed.executor.graph_counts == {"steps": counted}
+    assert recorder.replayed == 12 and anew.executor.graph_counts == {}
 
 
 def test_a_backend_that_cannot_be_captured_is_not():
     recorder = Repeater()
-    assert run(recorder).executor.graph_steps == {} and recorder.recorded == 0
+    assert run(recorder).executor.graph_counts == {} and recorder.recorded == 0
 
 
 def test_a_capture_that_fails_is_told_once_and_steps_are_launched_anew(capturable, monkeypatch):
@@ -194,7 +194,7 @@ def test_a_capture_that_fails_is_told_once_and_steps_are_launched_anew(capturabl
     ((what, facts),) = told
     assert "kernel by kernel" in what and "set cuda_graphs false" in what
     assert "num_rows=2" in facts["size"] and facts["reason"].endswith("when stream is capturing")
-    counted = driver.executor.graph_steps
+    counted = driver.executor.graph_counts["steps"]
     assert counted["capture_failed"] == 16 and not counted["replayed"]
 
 

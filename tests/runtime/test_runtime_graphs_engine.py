@@ -72,7 +72,8 @@ def test_answers_about_images_and_videos_that_are_replayed(recorder, packed, mon
     settings = {**SMALL, "spec": "none", "encoder_budget": 64, "max_item_embeds": 64} | settings
     executors = []
     found = answers(asked, steer=executors.append, **settings)
-    steps, calls = executors[0].graph_steps, executors[0].graph_encodings
+    counts = executors[0].graph_counts
+    steps, calls = counts["steps"], counts["encodings"]
     assert steps["replayed"] + calls["replayed"] == recorder.replayed > 20
     assert calls["replayed"] > 2
     monkeypatch.setattr(build, "TorchExecutor", TorchExecutor)
@@ -105,7 +106,7 @@ def test_answers_by_way_of_triton(recorder, monkeypatch, kernel_device, settings
         config = EngineConfig(max_num_seqs=2, max_model_len=200, **settings)
         with Engine(config=config, dtype="float32", attention=attention) as engine:
             found = engine.generate(["Hello", "A red circle and"], max_tokens=7, ignore_eos=True)
-            return [one.token_ids for one in found], engine.built.executor.graph_steps
+            return [one.token_ids for one in found], engine.built.executor.graph_counts.get("steps", {})
 
     found, steps = generate("triton")
     assert steps["replayed"] > 2 and not steps["capture_failed"] and recorder.replayed
@@ -126,7 +127,7 @@ def test_a_head_drafts_what_it_drafted(asked, recorder, monkeypatch):
 def test_the_metrics_say_how_many_chains_were_replayed(recorder):
     with Engine(config=EngineConfig(max_num_seqs=2, max_model_len=200, spec="eagle3")) as engine:
         engine.generate(["Hello"], max_tokens=8, ignore_eos=True)
-        text, chains = engine.metrics_text(), engine.built.executor.graph_chains
+        text, chains = engine.metrics_text(), engine.built.executor.graph_counts["chains"]
     assert f'mmengine_graph_chains_total{{how="replayed"}} {float(chains["replayed"])}' in text
     assert 'mmengine_graph_chains_total{how="capture_failed"} 0.0' in text and chains["replayed"]
 

@@ -270,14 +270,14 @@ def test_no_step_waits_with_triton_and_graphs(triton):
     config, recorder = config_of(), Repeater()
     executor = Launching(toy_on_gpu(), positions_of, config, recorder=recorder)
     run(executor, config)
-    assert executor.runner.graph_steps["replayed"] == recorder.replayed > 10
+    assert executor.runner.graph_counts["steps"]["replayed"] == recorder.replayed > 10
 
 
 def test_no_step_waits_with_flashinfer_and_graphs(flashinfer):
     config, recorder = config_of(), Repeater()
     executor = Launching(toy_on_gpu(), positions_of, config, recorder=recorder)
     run(executor, config)
-    assert executor.runner.graph_steps["replayed"] == recorder.replayed > 10
+    assert executor.runner.graph_counts["steps"]["replayed"] == recorder.replayed > 10
 
 
 @pytest.fixture
@@ -315,7 +315,7 @@ def test_no_step_of_the_real_networks_waits(flashinfer, request, kind):
     driver.step(("one", None), ("two", 3))
     for _ in range(3):
         driver.step(("one", None), ("two", None))
-    calls = executor.runner.graph_encodings
+    calls = executor.runner.graph_counts.get("encodings", {})
     assert calls["replayed"] == 1 if kind == "fused" else not calls
 
 
@@ -355,4 +355,6 @@ def test_a_chain_of_drafts_waits_once_for_all_of_them(request, monkeypatch, back
         for name in names:
             driver.known[name].append(7)
     assert len(waits) == 4 and len(set(waits)) > 1
-    assert executor.runner.graph_chains == ({"replayed": 4, "capture_failed": 0} if captured else {})
+    assert executor.runner.graph_counts.get("chains", {}) == (
+        {"replayed": 4, "capture_failed": 0} if captured else {}
+    )

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from mmengine.models.plugin import CapturableEncoder, EncoderSize
+from mmengine.models.plugin import CapturableEncoder, EncoderSize, VisionLanguageModel
 from mmengine.runtime.graphs.capture import CAPTURE_FAILED, REPLAYED, capture
-from mmengine.runtime.graphs.encoder_sizes import REASONS, size_of
+from mmengine.runtime.graphs.encoder_sizes import REASONS, encoder_sizes, size_of
 from mmengine.runtime.graphs.recorder import Recorder
 from mmengine.runtime.upload import upload_joined_into
 
@@ -46,3 +46,11 @@ class EncoderGraphs:
         upload_joined_into(patches, self._encoder.patches)
         self._replays[found]()
         return features
+
+
+def capture_encoder(model: VisionLanguageModel, budget: int, recorder: Recorder) -> EncoderGraphs | None:
+    """For calls of up to `budget` embeddings; None where the model's encoder cannot be captured."""
+    sizes = encoder_sizes(budget, model.spec.merge_size)
+    make = getattr(model, "capturable_encoder", None)
+    encoder = make(sizes[-1]) if make is not None else None
+    return None if encoder is None else EncoderGraphs(encoder, sizes, recorder)

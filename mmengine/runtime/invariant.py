@@ -1,0 +1,23 @@
+"""Whether a row's bits can be the same in any company, on this device."""
+
+import torch
+
+from mmengine.errors import ConfigError
+from mmengine.gpu.sampling import describe, sampling_kernels
+from mmengine.models.plugin import VisionLanguageModel
+
+NOT_INVARIANT = (
+    "batch_invariant needs a decoder whose rows do not depend on one another's number, as torch's products "
+    "do: take a GPU with Triton, or the CPU with its kernels (see mmengine env), or leave batch_invariant out"
+)
+
+
+def check_invariant(model: VisionLanguageModel, device: torch.device) -> None:
+    """Raise ConfigError where a bit depends on the batch, but for attention (see make_backend)."""
+    if not getattr(model, "batch_invariant", False):
+        raise ConfigError(NOT_INVARIANT)
+    if device.type == "cuda" and sampling_kernels(device) is None:
+        raise ConfigError(
+            f"batch_invariant needs our Triton kernels to sample, and on {device} that is by "
+            f"{describe(device)}; leave it out"
+        )
