@@ -13,6 +13,7 @@ MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
 MAX_CHOICES = 64
 MAX_SEED = 2**63 - 1
+CLOSES = ',"on_truncation":"close"}'  # how the text of a form ends that says so
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -143,6 +144,11 @@ class Request:
     deadline_ns: int = 0
     grammar: str | None = None
     group: str = ""
+
+    @property
+    def closes(self) -> bool:
+        """Whether its answer, which has a form, is completed where its budget ends."""
+        return self.grammar is not None and self.grammar.endswith(CLOSES)
 
     def budget(self, max_model_len: int) -> int:
         """Tokens that its answer may have."""

@@ -5,6 +5,7 @@ import numpy as np
 from mmengine.core.blocks import block_extras, further_blocks
 from mmengine.core.flight import Flight
 from mmengine.core.fold_media import reference_media
+from mmengine.core.overlap import runs_ahead_to
 from mmengine.core.prefix_index import NO_CONTENT, ROOT
 from mmengine.core.request_state import RequestState
 from mmengine.core.state import BROKEN, LEFT, NEVER, RUNS_ON, State
@@ -42,8 +43,7 @@ def fill_row(
     if state.goodput is not None:
         state.goodput.admit(row)
     state.ended[row] = RUNS_ON
-    # A grammar must see each token before it says which may be next.
-    state.runs_ahead_to[row] = 0 if known.request.grammar is not None else state.max_total[row]
+    state.runs_ahead_to[row] = runs_ahead_to(state, row, known.request)
     state.release_at[row] = NEVER
     media = known.request.media
     state.num_with_media += bool(media)

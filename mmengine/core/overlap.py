@@ -1,23 +1,28 @@
 """Whether the next step is decided while one runs, where `max_in_flight` allows it.
 
 It waits for a step that leaves open what the next one computes: how many drafts are kept, which drafts come
-behind it, which tokens a grammar allows then. The whole step waits, not only the rows in question: left out
-of every other step, they would decode at half the speed, and rows that came at different times would end up
-in two halves of a batch that take turns, each as long as the whole. A row that ends with its next token has
-nothing to wait for, and is left out by itself (core/running.py).
+behind it. The whole step waits, not only the rows in question: left out of every other step, they would
+decode at half the speed, and rows that came at different times would end up in two halves of a batch that
+take turns, each as long as the whole. A row that ends with its next token has nothing to wait for, and is
+left out by itself (core/running.py).
+
+A grammar must see a row's token before it says which may be next, but only to sample: the forward does not
+depend on that, and an executor samples behind it when the step before is read. Whose text is completed within
+its budget waits all the same: what it says is changed once it is sampled, and until then nobody goes on.
 """
 
 import numpy as np
 
 from mmengine.core.goodput import ALL, NOBODY, NOBODY_ASKED
 from mmengine.core.state import State, View
+from mmengine.request import Request
 
-WHOLE_STEPS_SINCE = 3  # decision version; before, rows with a grammar were left out of every other step
+WHOLE_STEPS_SINCE = 3  # decision version; before, each row with a grammar was left out of every other step
 
 AHEAD = "ahead"  # the step was decided while another one ran
 # Why it was not, as the metric names it.
 DRAFTS = "drafts"  # the step before verified drafts, or brought some
-FORMS = "forms"  # a row's grammar had to see its token
+FORMS = "forms"  # a row's text is completed within its budget, by what it had sampled
 BLOCKS = "blocks"  # somebody had to give way, and nobody's blocks are free while a step runs
 ALONE = "alone"  # nothing ran, or nobody had anything to compute beside what ran
 HOW = (AHEAD, DRAFTS, FORMS, BLOCKS, ALONE)
@@ -47,10 +52,18 @@ def waits_for(view: View) -> str:
         return DRAFTS
     if view.has_drafts and view.num_drafts[view.running].any():
         return DRAFTS  # a step that verifies some is a whole one, too
-    if view.decision_version >= WHOLE_STEPS_SINCE and _has_forms(view, flight.sampled):
+    if view.decision_version >= WHOLE_STEPS_SINCE and not view.runs_ahead_to[flight.sampled].all():
         return FORMS
     return ""
 
 
+def runs_ahead_to(state: State, row: int, request: Request) -> int:
+    """The column of that name, for `request` in `row`."""
+    end = int(state.max_total[row])
+    if request.grammar is None:
+        return end
+    return 0 if request.closes or state.decision_version < WHOLE_STEPS_SINCE else -end
+
+
 def _has_forms(state: State | View, rows: np.ndarray) -> bool:
-    return not state.runs_ahead_to[rows].all()
+    return bool((state.runs_ahead_to[rows] <= 0).any())

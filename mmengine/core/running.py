@@ -63,9 +63,9 @@ def wanted_by(view: View, rows: np.ndarray, patient: bool = True) -> Wanted:
 
 def _ahead_of_results(view: View, rows: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     """`wanted` with the tokens that steps in flight will give; 0 for rows that wait for them, because
-    they end there or because a grammar must see them first."""
+    they end there or because they wait for each (core/overlap.py)."""
     pending = view.num_pending[rows]
-    waits = (pending > 0) & (view.num_tokens[rows] + pending >= view.runs_ahead_to[rows])
+    waits = (pending > 0) & (view.num_tokens[rows] + pending >= np.abs(view.runs_ahead_to[rows]))
     wanted = wanted + pending
     wanted[waits] = 0
     return wanted

@@ -49,7 +49,9 @@ _ROW_COLUMNS = {
 _FLIGHT_COLUMNS = {
     "in_flight": np.int32,  # dispatched steps that name the row
     "num_pending": np.int32,  # tokens that they will give it
-    "runs_ahead_to": np.int32,  # tokens, known and pending, at which it waits for those steps
+    # Tokens, known and pending, at which it waits for those steps: of a row with a form minus that, and 0
+    # where it waits at each.
+    "runs_ahead_to": np.int32,
 }
 
 

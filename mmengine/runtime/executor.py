@@ -14,7 +14,7 @@ from mmengine.runtime.clock import LaunchClock, StepClock
 from mmengine.runtime.eagle3.head import DraftHead
 from mmengine.runtime.gpus import answers, current
 from mmengine.runtime.graphs.recorder import Recorder, recorder_for
-from mmengine.runtime.reading import Launched
+from mmengine.runtime.reading import Computed, Launched
 from mmengine.runtime.rows import PositionsOf
 from mmengine.runtime.runner import ModelRunner
 from mmengine.runtime.stops import StopWatcher
@@ -25,10 +25,11 @@ from mmengine.structured_output.rows import RowMatchers
 @dataclass(slots=True)
 class InFlight:
     """A dispatched step: its plan, the pixels that it encodes (a request may end, and detach them, before
-    it is collected), and on CUDA what was launched for it or what went wrong."""
+    it is collected), and on CUDA what was launched for it, first without its tokens, or what went wrong."""
 
     plan: StepPlan
     pixels: dict[str, Sequence[MediaInput]]
+    computed: Computed | None = None
     launched: Launched | None = None
     error: Exception | None = None
     start: torch.cuda.Event | None = None
@@ -39,7 +40,8 @@ class TorchExecutor:
     """Runs steps on one device.
 
     On a CPU a step is computed in `collect`. On CUDA `dispatch` launches it without waiting and
-    `collect` waits for its end (not yet run on a GPU). Whatever goes wrong with a whole step is raised
+    `collect` waits for its end (not yet run on a GPU); where rows have grammars and the step before is not
+    read, that one's `collect` launches how it is sampled. Whatever goes wrong with a whole step is raised
     by its `collect`: an MMEngineError as it is, anything else as ExecutorFailed, or as ExecutorLost where
     the GPU does not answer any more.
     """
@@ -118,13 +120,35 @@ class TorchExecutor:
         try:
             with current(self._device):  # each thread has its own
                 step.start.record(stream)
-                step.launched = self._run(step)
-                step.end.record(stream)
+                self._begin(step)
         except Exception as error:  # raised by collect, which names the step
             step.error = error
 
-    def _run(self, step: InFlight) -> Launched:
+    def _begin(self, step: InFlight) -> None:
+        """Launch what can be: tokens of forms wait until it is known what the step before them said."""
+        step.computed = self._run(step)
+        if not (self._in_flight and step.computed.has_forms):
+            self._sample(step)
+
+    def _run(self, step: InFlight) -> Computed:
         return self._runner.launch(step.plan, step.pixels)
+
+    def _sample(self, step: InFlight) -> None:
+        computed, step.computed = step.computed, None
+        assert computed is not None
+        step.launched = self._runner.sample(computed)
+        if step.end is not None:
+            step.end.record(torch.cuda.current_stream(self._device))
+
+    def _sample_next(self) -> None:
+        """A step was read: the one behind it, which the device computes by now, goes on where it waited."""
+        step = self._in_flight[0] if self._in_flight else None
+        if step is None or step.computed is None:
+            return
+        try:
+            self._sample(step)
+        except Exception as error:  # raised by its own collect
+            step.error = error
 
     def collect(self) -> StepResult:
         if not self._in_flight:
@@ -132,7 +156,9 @@ class TorchExecutor:
         step = self._in_flight.popleft()
         try:
             with current(self._device):
-                return self._finish(step)
+                result = self._finish(step)
+                self._sample_next()
+                return result
         except MMEngineError:
             raise
         except Exception as error:
@@ -151,7 +177,7 @@ class TorchExecutor:
             return result
         host_ns = self._clock.lap()
         torch.get_num_threads()  # tells a thread that has not computed yet how many may help it
-        result = self._runner.finish(self._run(step))
+        result = self._runner.finish(self._runner.sample(self._run(step)))
         result.device_ns, result.host_ns = self._clock.lap(), host_ns
         return result
 

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 import torch
 
-from mmengine.core.executor import StepResult
+from mmengine.core.executor import StepPlan, StepResult
 from mmengine.core.runs import Runs
 from mmengine.runtime.clock import StepClock
 from mmengine.runtime.drafting import Drafting
@@ -24,6 +24,22 @@ NOT_FINITE = "the model gave NaN or infinite logits for this request"
 
 Stops = tuple[tuple[int, str], ...]
 Logprobs = tuple[tuple[int, list[tuple[int, float]]], ...]
+
+
+class Computed(msgspec.Struct, frozen=True, eq=False):
+    """A step on the device up to its logits, float32 [s, vocab_size], one row each of `batch`; None where
+    nothing samples. What else: as in Launched."""
+
+    plan: StepPlan
+    batch: SampleRows
+    logits: torch.Tensor | None
+    runs: Runs | None
+    seen: Seen | None
+
+    @property
+    def has_forms(self) -> bool:
+        """Whether what may be sampled depends on what its rows said before."""
+        return bool(self.batch.wanted & GRAMMAR)
 
 
 class Launched(msgspec.Struct, frozen=True, eq=False):

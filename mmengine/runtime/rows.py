@@ -6,7 +6,6 @@ import numpy as np
 
 from mmengine.core.executor import Admission, StepPlan
 from mmengine.request import MAX_STOP_STRINGS, MediaItem, Request, SamplingParams
-from mmengine.structured_output.spec import closes
 
 PositionsOf = Callable[[np.ndarray, Sequence[MediaItem]], tuple[np.ndarray, int]]
 
@@ -128,7 +127,7 @@ class RowColumns:
         options |= STOP_IDS if sampling.stop_token_ids else 0
         options |= STOP_STRINGS if sampling.stop else 0
         if request.grammar is not None:
-            options |= GRAMMAR | (CLOSES if closes(request.grammar) else 0)
+            options |= GRAMMAR | (CLOSES if request.closes else 0)
         return options
 
     def is_eos(self, token_ids: np.ndarray) -> np.ndarray:

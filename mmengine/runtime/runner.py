@@ -1,7 +1,8 @@
 """One step of the model: from a plan to tokens.
 
-`launch` does everything that needs the device and never waits for it; `finish` reads the tokens back
-and looks for the ends of texts. On a CPU the two simply follow one another.
+`launch` computes logits and `sample` chooses tokens, and neither waits for the device; `finish` reads the
+tokens back and looks for the ends of texts. On a CPU they simply follow one another. Rows with a grammar are
+sampled when the step before is read, which may be long after they were launched.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +28,7 @@ from mmengine.runtime.graphs.recorder import Recorder
 from mmengine.runtime.inputs import StepInputs, fresh_blocks, prepare
 from mmengine.runtime.invariant import check_invariant
 from mmengine.runtime.kv import pool_of
-from mmengine.runtime.reading import Launched, Reader
+from mmengine.runtime.reading import Computed, Launched, Reader
 from mmengine.runtime.rows import CLOSES, GRAMMAR, STOP_STRINGS, PositionsOf, RowColumns
 from mmengine.runtime.sample_rows import SampleRows
 from mmengine.runtime.sampler import Logprobs, Sampled, Sampler
@@ -151,8 +152,9 @@ class ModelRunner:
         names = {item.request.request_id for item in plan.encode}
         return {name: self._media[name] for name in names if name in self._media}
 
-    def launch(self, plan: StepPlan, pixels: Mapping[str, Sequence[MediaInput]]) -> Launched:
-        """`pixels`: what `pixels_of` gave when the step was dispatched."""
+    def launch(self, plan: StepPlan, pixels: Mapping[str, Sequence[MediaInput]]) -> Computed:
+        """`pixels`: what `pixels_of` gave when the step was dispatched. `sample` comes next, before anything
+        else is launched."""
         with torch.inference_mode():
             self._admit(plan)
             for key in plan.evict:
@@ -176,7 +178,8 @@ class ModelRunner:
             if head is not None and seen is not None and _nobody_drafts(plan):
                 head.wait(seen)  # now: the step behind may be prepared before this one is read
                 seen = None
-            return self._sample(plan, runs, hidden, inputs, seen)
+            batch, logits = self._logits(plan, runs, hidden, inputs)
+            return Computed(plan, batch, logits, runs, seen)
 
     def _admit(self, plan: StepPlan) -> None:
         for admission in plan.admitted:
@@ -217,21 +220,27 @@ class ModelRunner:
         hidden = self._model.forward(embeds, deepstack, inputs.positions, self._attention, *asked)
         return hidden, inputs, inputs.positions
 
-    def _sample(
-        self,
-        plan: StepPlan,
-        runs: Runs | None,
-        hidden: torch.Tensor,
-        inputs: StepInputs,
-        seen: Seen | None,
-    ) -> Launched:
+    def _logits(
+        self, plan: StepPlan, runs: Runs | None, hidden: torch.Tensor, inputs: StepInputs
+    ) -> tuple[SampleRows, torch.Tensor | None]:
+        """What samples, and from what."""
         batch = self._sample_rows(plan, runs, inputs)
         if not len(plan.sample):
-            nothing = Sampled(torch.empty(0, dtype=torch.int64), None)
-            return Launched(batch, nothing, seen=seen, draft_room=plan.draft_room)
+            return batch, None
         if inputs.sample_tokens is not None:
             hidden = hidden.index_select(0, inputs.sample_tokens)
-        logits = self._model.logits(hidden)
+        return batch, self._model.logits(hidden)
+
+    def sample(self, computed: Computed) -> Launched:
+        """Choose the tokens of a launched step. Where it has forms the step before must be read."""
+        with torch.inference_mode():
+            return self._sample(computed)
+
+    def _sample(self, computed: Computed) -> Launched:
+        plan, batch, logits, runs = computed.plan, computed.batch, computed.logits, computed.runs
+        if logits is None:
+            nothing = Sampled(torch.empty(0, dtype=torch.int64), None)
+            return Launched(batch, nothing, seen=computed.seen, draft_room=plan.draft_room)
         if batch.wanted & GRAMMAR:
             sampled, followed = self._sample_forms(logits, batch, runs)
         else:
@@ -242,7 +251,7 @@ class ModelRunner:
         room = plan.draft_room
         if room is not None and len(room):
             room = room[:, plan.sample]
-        return Launched(batch, _to_host(sampled), runs, followed, seen, room)
+        return Launched(batch, _to_host(sampled), runs, followed, computed.seen, room)
 
     def _sample_forms(
         self, logits: torch.Tensor, batch: SampleRows, runs: Runs | None

@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 
 from mmengine.errors import InvalidRequest, shown
+from mmengine.request import CLOSES
 from mmengine.structured_output.fields import (
     bounds_of,
     gated,
@@ -37,7 +38,6 @@ MAX_RULES = 2_000  # of a Lark grammar: rules that lead to one another are so de
 _RULE = re.compile(r"[\w\])}-]\s*:")  # where a rule's head ends: its name, or options or parameters
 _FORMATS = ("text", "json_object", "json_schema", "structural_tag")
 _SCHEMA_FIELDS = ("schema", "strict", "name", "description")
-_CLOSES = ',"on_truncation":"close"}'  # how the text of a form ends that says so
 _KINDS = ("regex", "choice", "lark", "structural_tag")
 
 
@@ -91,11 +91,6 @@ def read_grammar(text: str) -> Grammar:
         raise InvalidRequest(f"the grammar cannot be read: {error}") from None
 
 
-def closes(text: str) -> bool:
-    """Whether answers by the grammar `text` are completed where their budget ends."""
-    return text.endswith(_CLOSES)
-
-
 def grammar_of(
     response_format: Mapping[str, Any] | None = None,
     grammar: Mapping[str, Any] | None = None,
@@ -123,7 +118,7 @@ def grammar_of(
         text = _text_of(asked)
     else:
         return None
-    return text if truncation == "length" else intern(text[:-1] + _CLOSES)
+    return text if truncation == "length" else intern(text[:-1] + CLOSES)
 
 
 def reasoning_of(

@@ -12,6 +12,7 @@ from mmengine.errors import ConfigError
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader, LogWriter
 from mmengine.replay import verify
+from mmengine.request import CLOSES
 from tests.core.small_engine import Bench, image, ints, request, settings_of
 from tests.core.workloads import Watched
 
@@ -106,9 +107,9 @@ def test_media_of_who_left_stay_until_the_step_that_reads_them_ran():
     assert bench.state.encoder.entries[key].references == 0
 
 
-def run_with_form(bench):
-    """The requests, and how many rows each step had."""
-    requests = [request("plain", 5, max_tokens=8), request("bound", 5, max_tokens=4, grammar="g")]
+def run_with_form(bench, grammar="g"):
+    """How many rows each step had."""
+    requests = [request("plain", 5, max_tokens=8), request("bound", 5, max_tokens=4, grammar=grammar)]
     bench.submit(*requests)
     bench.core.inbox.put(ev.GrammarReady("bound"))
     sizes = {}
@@ -123,11 +124,14 @@ def run_with_form(bench):
     return list(sizes.values())
 
 
-def test_a_grammar_waits_for_each_token_and_the_whole_step_with_it():
-    """Which tokens are allowed is known when the one before is."""
+@pytest.mark.parametrize("closes, ahead, forms", [(False, 7, 0), (True, 3, 4)])
+def test_a_form_keeps_no_step_back_but_where_it_is_completed_within_its_budget(closes, ahead, forms):
+    """Then what a step gives is known when it was read, and the whole step is awaited."""
     bench = Overlapping()
-    assert run_with_form(bench) == [2] * 4 + [1] * 4
-    assert bench.core.stats().overlap == {"ahead": 3, "drafts": 0, "forms": 4, "blocks": 0, "alone": 1}
+    grammar = '{"type":"regex","regex":"a+"' + (CLOSES if closes else "}")
+    assert run_with_form(bench, grammar) == [2] * 4 + [1] * 4
+    how = {"ahead": ahead, "drafts": 0, "forms": forms, "blocks": 0, "alone": 1}
+    assert bench.core.stats().overlap == how
 
 
 def test_under_the_rules_before_only_its_row_waits():

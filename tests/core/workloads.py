@@ -10,7 +10,9 @@ from mmengine.config import EngineConfig
 from mmengine.core.executor import Executor, StepPlan, StepResult
 from mmengine.core.state import State
 from mmengine.replay.invariants import broken
-from mmengine.request import MediaItem, Request, SamplingParams
+from mmengine.request import CLOSES, MediaItem, Request, SamplingParams
+
+FORMS = ("grammar", '{"type":"regex","regex":"a"' + CLOSES)  # the second is completed within its budget
 
 
 def small_config(rng: random.Random) -> EngineConfig:
@@ -71,7 +73,7 @@ def small_request(
         sample_index=rng.choice([0, 0, 1]),
         priority=rng.randint(-1, 1),
         cache_salt=rng.choice(["", "", "tenant"]),
-        grammar="grammar" if rng.random() < grammars else None,
+        grammar=None if (drawn := rng.random()) >= grammars else FORMS[drawn < grammars / 2],
     )
 
 

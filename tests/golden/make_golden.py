@@ -7,6 +7,7 @@ it, folds it to another digest, or derives other decisions under the same decisi
 """
 
 import json
+import random
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -14,7 +15,7 @@ from tempfile import TemporaryDirectory
 
 from mmengine.config import EngineConfig
 from mmengine.core import snapshot
-from mmengine.core.engine import EngineCore
+from mmengine.core.engine import EngineCore, _queued
 from mmengine.core.evolve import evolve
 from mmengine.core.simulate import SimulatedExecutor
 from mmengine.core.state import State
@@ -22,6 +23,7 @@ from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader, LogWriter
 from mmengine.events.snapshots import snapshot_path
 from mmengine.replay import request_lines, step_lines, verify
+from tests.core.workloads import small_request
 from tests.replay.runs import EOS_IN, busy_run
 
 HERE = Path(__file__).parent
@@ -45,10 +47,10 @@ def expected(folder: Path, digest: bytes) -> dict:
 
 def crashed_run(folder: Path) -> EngineCore:
     """Two steps in flight but where drafts are, a process that ends in the middle, and another that goes
-    on."""
+    on, to which come more than it takes."""
     drafts = {"num_draft_tokens": 2, "draft_policy": "goodput", "drafts_for": "forms"}
     with TemporaryDirectory() as before:
-        busy_run(Path(before), seed=10, num_requests=60, mixed=True, max_in_flight=2, **drafts)
+        busy_run(Path(before), seed=42, num_requests=60, mixed=True, max_in_flight=2, **drafts)
         records = list(LogReader(Path(before)))
     writer, config = LogWriter(folder), EngineConfig.from_dict(records[0].event.config)
     state = State(config)
@@ -60,15 +62,26 @@ def crashed_run(folder: Path) -> EngineCore:
     steps = tuple(flight.step for flight in state.flights)
     lost = ((state.waiting[-1].request.request_id, "its image is lost"),)
     core.recover(ev.Recovered(steps, "tail", (("0.mmlog", 99, 7),), lost, {"weights": "00"}, "0.1.0"))
-    for name, known in state.requests.items():
-        if known.waits_for_grammar:
-            core.inbox.put(ev.GrammarReady(name))
+    _run(core)
+    rng = random.Random(0)
+    late = [small_request(rng, f"late{number}", config) for number in range(config.max_waiting + 1)]
+    for request in late[1:]:
+        core.submit(request)
+    core.inbox.put(_queued(late[0]))  # a queue that was full when it came
+    _run(core)
+    core.close()
+    return core
+
+
+def _run(core: EngineCore) -> None:
+    """Until nothing is left to do; each grammar is ready at once."""
     while core.has_work:
+        for name, known in core.state.requests.items():
+            if known.waits_for_grammar:
+                core.inbox.put(ev.GrammarReady(name))
         for output in core.step():
             if output.finish_reason is not None:
                 core.delivered(output.request_id)
-    core.close()
-    return core
 
 
 def save_state(folder: Path) -> None:

@@ -98,7 +98,7 @@ class Launching:
 
     def dispatch(self, plan):
         with nothing_to_wait_for():
-            self.launched = self.runner.launch(plan, self.runner.pixels_of(plan))
+            self.launched = self.runner.sample(self.runner.launch(plan, self.runner.pixels_of(plan)))
         self.plan = plan
 
     def collect(self):

@@ -1,13 +1,15 @@
 """The order of things where the executor launches ahead, with events that note what is asked of them; and a
 GPU that fails."""
 
+import re
 from contextlib import contextmanager
 
+import numpy as np
 import pytest
 import torch
 from launching import GPU, nothing_to_wait_for
 from runtime_toy import ToyModel, positions_of, toy_request
-from test_runtime_launch import config_of, toy_on_gpu
+from test_runtime_launch import AllowAll, config_of, toy_on_gpu
 
 from mmengine.config import EngineConfig
 from mmengine.core.engine import EngineCore
@@ -17,12 +19,14 @@ from mmengine.events.log import LogReader
 from mmengine.events.vocabulary import Failed
 from mmengine.replay import verify
 from mmengine.request import SamplingParams
-from mmengine.runtime import clock
+from mmengine.runtime import clock, reading
 from mmengine.runtime import executor as executing
+from mmengine.runtime import runner as running
 from mmengine.runtime.executor import TorchExecutor
 from mmengine.runtime.gpus import answers
 from mmengine.runtime.sizing import steps_in_flight
 from mmengine.serve.engine import Engine
+from tests.spec_decode.steering import LaunchedAhead
 
 
 @pytest.fixture
@@ -55,12 +59,12 @@ def order(monkeypatch):
     return order
 
 
-def on_gpu(order):
+def on_gpu(order, matchers=None):
     """An engine with two steps in flight. Its tokens have no values there; here they are all 0."""
     config = config_of(max_num_seqs=4)
     model = toy_on_gpu()
     with nothing_to_wait_for():
-        executor = TorchExecutor(model, positions_of, config, GPU, attention="torch")
+        executor = TorchExecutor(model, positions_of, config, GPU, attention="torch", matchers=matchers)
     read = executor._runner.finish
 
     def finish(launched):
@@ -82,6 +86,127 @@ def test_a_step_is_launched_before_the_one_before_is_awaited(order):
             core.step()
     launch, read = ["enter", "record", "record", "leave"], ["enter", "wait", "read", "leave"]
     assert order == launch * 2 + (read + launch) * 4 + read * 2
+
+
+class Noted(AllowAll):
+    """Matchers that note in `order` what is asked of them."""
+
+    def __init__(self, order):
+        self._order, self.closers = order, {}
+
+    def masks(self, rows, drafts=None):
+        self._order.append("masks")
+        return super().masks(rows, drafts)
+
+    def advance(self, rows, said):
+        self._order.append("advance")
+        return {}, {}
+
+
+def test_what_a_form_allows_is_asked_when_the_step_before_was_read_and_its_own_is_launched(order):
+    """Another step, behind the end of which the device would stand still, is launched after that."""
+    core = on_gpu(order, Noted(order))
+    form = toy_request("form", 1, sampling=SamplingParams(max_tokens=6, ignore_eos=True), grammar="g")[0]
+    plain = toy_request("plain", 2, sampling=SamplingParams(max_tokens=6, ignore_eos=True))[0]
+    core.submit(form)
+    core.submit(plain)
+    core.grammar_ready("form")
+    while core.has_work:
+        with nothing_to_wait_for():
+            core.step()
+    first, launch = ["enter", "record", "masks", "record", "leave"], ["enter", "record", "leave"]
+    read = ["enter", "wait", "read", "advance", "masks", "record", "leave"]
+    last = ["enter", "wait", "read", "advance", "leave"]
+    assert order == first + launch + (read + launch) * 4 + read + last
+    assert core.stats().overlap["ahead"] == 5
+
+
+def form_beside(text, more, **asked):
+    """Answers to a plain request and to one with a form, and how many tokens were computed; `more` is told
+    of the engine before it runs."""
+    with Engine(config=EngineConfig(spec="none", max_model_len=200, max_in_flight=2)) as engine:
+        LaunchedAhead(engine.built.executor)
+        more(engine)
+        engine.submit("Who are you?", request_id="plain", max_tokens=24, ignore_eos=True)
+        engine.submit("Describe a square.", request_id="form", max_tokens=24, grammar=text, **asked)
+        found = {}
+        while not engine.is_idle:
+            found |= {output.request_id: output.completion for output in engine.step() if output.completion}
+        assert engine.stats().overlap["forms"] == 0
+    return {name: answer.choices[0] for name, answer in found.items()}
+
+
+@pytest.fixture(params=["masks", "following"])
+def by(request, monkeypatch):
+    """Forms go by masks, as on a GPU, or as on a CPU."""
+    if request.param == "masks":
+        for module in (running, reading):
+            monkeypatch.setattr(module, "followers", lambda options: np.zeros(len(options), bool))
+    return request.param
+
+
+def test_a_form_ends_while_the_step_behind_runs(by):
+    """What that one says of its row is dropped."""
+    given = []
+
+    def watch(engine):
+        finish = engine.built.executor._runner.finish
+
+        def count(launched):
+            given.append(len(launched.batch.rows))
+            return finish(launched)
+
+        engine.built.executor._runner.finish = count
+
+    found = form_beside({"regex": "(circle|square) [0-9]{2}"}, watch)
+    form = found["form"]
+    assert form.finish_reason == "stop" and re.fullmatch("(circle|square) [0-9]{2}", form.text)
+    assert sum(given) == 24 + len(form.token_ids) + 1
+    assert found["plain"].token_ids == form_beside(None, lambda engine: None)["plain"].token_ids
+
+
+def spoil(engine, masks_of):
+    """What `masks_of` makes of the masks that rows get: given them, why some have none, and how many times
+    masks were asked for. That number is returned, in a list."""
+    matchers, calls = engine.built.executor._runner._matchers, [0]
+    masks = matchers.masks
+
+    def spoiled(rows, drafts=None):
+        calls[0] += 1
+        return masks_of(*masks(rows, drafts), calls[0])
+
+    matchers.masks = spoiled
+    return calls
+
+
+@pytest.mark.parametrize("by", ["masks"], indirect=True)
+def test_a_row_whose_grammar_fails_while_the_step_behind_runs_ends_alone(by):
+    def broken(bits, errors, call):
+        return bits, {0: "planted"} if call > 5 else errors
+
+    found = form_beside({"regex": "[a-z ]{20,40}"}, lambda engine: spoil(engine, broken))
+    assert (found["form"].finish_reason, found["form"].detail) == ("error", "planted")
+    assert len(found["form"].token_ids) == 5
+    assert found["plain"].token_ids == form_beside(None, lambda engine: None)["plain"].token_ids
+
+
+@pytest.mark.parametrize("by", ["masks"], indirect=True)
+def test_masks_that_raise_fail_the_step_that_they_are_of(by):
+    """What the one before said stands: one more is asked for in the end."""
+    num_calls, answers = [], []
+    for bad in (6, 0):
+
+        def raises(bits, errors, call, bad=bad):
+            if call == bad:
+                raise RuntimeError("planted")
+            return bits, errors
+
+        found = form_beside(
+            {"regex": "[a-z ]{20,40}"}, lambda engine: num_calls.append(spoil(engine, raises))
+        )
+        answers.append({name: answer.token_ids for name, answer in found.items()})
+    assert answers[0] == answers[1] and len(answers[0]["form"]) > 6
+    assert num_calls[0][0] == num_calls[1][0] + 1
 
 
 def test_two_in_flight_on_a_gpu_and_one_on_a_cpu(tmp_path):

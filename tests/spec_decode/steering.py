@@ -57,7 +57,7 @@ class LaunchedAhead:
 
     def dispatch(self, plan):
         step = InFlight(plan, self._executor._runner.pixels_of(plan))
-        step.launched = self._executor._run(step)
+        self._executor._begin(step)
         self._executor._in_flight.append(step)
 
     def finish(self, step):

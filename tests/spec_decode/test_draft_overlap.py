@@ -5,10 +5,13 @@ import random
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from mmengine.config import EngineConfig
 from mmengine.replay.verify import verify
+from mmengine.runtime import reading
+from mmengine.runtime import runner as running
 from mmengine.serve.engine import Engine
 from mmengine_shapes import draft_head_path
 from tests.spec_decode.equality import Asked, answers, assert_same, drawn_alike, mixed
@@ -46,6 +49,23 @@ def test_answers_are_the_same(spec, pool, wanted, tmp_path):
     how = found.stats.overlap
     print(spec, how, {number: str(counts) for number, counts in found.stats.drafts.items()})
     assert min(how["ahead"], how["drafts"], how["forms"]) > 5 and found.stats.drafts
+
+
+@pytest.mark.parametrize("pool", [SWAP, RECOMPUTE], ids=["swap", "recompute"])
+@pytest.mark.parametrize("by_masks", [True, False], ids=["masks", "following"])
+def test_forms_do_not_keep_steps_apart(by_masks, pool, wanted, tmp_path, monkeypatch):
+    """By masks, as on a GPU, for all of them, and as on a CPU. But for those that are completed within their
+    budgets."""
+    asked, want = wanted
+    if by_masks:
+        for module in (running, reading):
+            monkeypatch.setattr(module, "followers", lambda options: np.zeros(len(options), bool))
+    settings = {"spec": "none", "max_in_flight": 2, **pool}
+    found = answers(asked, None, tmp_path, random.Random(3), LaunchedAhead, **settings)
+    assert_same(found, want)
+    how = found.stats.overlap
+    assert how["forms"] > 5 and how["ahead"] > 2 * how["forms"] and verify(tmp_path).ok
+    print(how)
 
 
 def test_who_goes_on_after_a_crash_says_the_same(wanted, tmp_path):

@@ -17,7 +17,7 @@ from mmengine.runtime.graphs.recorder import recorder_for
 from mmengine.runtime.parallel.followers import Followers
 from mmengine.runtime.parallel.graphs import capture_steps
 from mmengine.runtime.parallel.group import GroupLost, StepGroup
-from mmengine.runtime.reading import Launched
+from mmengine.runtime.reading import Computed
 from mmengine.runtime.rows import PositionsOf
 
 POLL_S, LOOK_S = 5e-5, 0.2  # while a step is waited for: between looks at the device, and at the others
@@ -71,7 +71,7 @@ class LeadingExecutor(TorchExecutor):
         self._followers.step(self.frames.take())
         super().dispatch(plan)
 
-    def _run(self, step: InFlight) -> Launched:
+    def _run(self, step: InFlight) -> Computed:
         with self._group.step(step.plan):
             return super()._run(step)
 
@@ -102,7 +102,8 @@ class LeadingExecutor(TorchExecutor):
 
     def discard(self) -> None:
         """Steps that did not begin here have begun elsewhere: they are run without this rank's part."""
-        waiting = [step for step in self._in_flight if step.launched is None and step.error is None]
+        begun = [(step.computed or step.launched or step.error) is not None for step in self._in_flight]
+        waiting = [step for step, has_begun in zip(self._in_flight, begun, strict=True) if not has_begun]
         super().discard()
         try:
             for step in waiting:
