@@ -19,6 +19,8 @@ ALIGNED = 16  # bytes: Triton compiles another kernel for what lies on other add
 
 
 class Tile(NamedTuple):
+    """What one program computes of y, [rows, columns]."""
+
     rows: int
     columns: int
     depth: int  # of one step along the sums

@@ -31,7 +31,7 @@ from mmengine.runtime.kv import pool_of
 from mmengine.runtime.reading import Computed, Launched, Reader
 from mmengine.runtime.rows import CLOSES, GRAMMAR, STOP_STRINGS, PositionsOf, RowColumns
 from mmengine.runtime.sample_rows import SampleRows
-from mmengine.runtime.sampler import Logprobs, Sampled, Sampler
+from mmengine.runtime.sampler import Sampled, Sampler
 from mmengine.runtime.stops import StopWatcher
 from mmengine.runtime.upload import upload
 from mmengine.spec_decode.base import Drafter
@@ -251,7 +251,7 @@ class ModelRunner:
         room = plan.draft_room
         if room is not None and len(room):
             room = room[:, plan.sample]
-        return Launched(batch, _to_host(sampled), runs, followed, computed.seen, room)
+        return Launched(batch, sampled.to_host(), runs, followed, computed.seen, room)
 
     def _sample_forms(
         self, logits: torch.Tensor, batch: SampleRows, runs: Runs | None
@@ -314,17 +314,3 @@ class ModelRunner:
 
 def _nobody_drafts(plan: StepPlan) -> bool:
     return plan.draft_room is not None and not len(plan.draft_room)
-
-
-def _to_host(sampled: Sampled) -> Sampled:
-    """Start the copies; on CUDA they land in pinned memory and are not waited for."""
-    if sampled.token_ids.device.type == "cpu":
-        return sampled
-    token_ids = sampled.token_ids.to("cpu", non_blocking=True)
-    if sampled.logprobs is None:
-        return Sampled(token_ids, None)
-    lists = sampled.logprobs
-    chosen, best, ids = (
-        one.to("cpu", non_blocking=True) for one in (lists.chosen, lists.best, lists.best_ids)
-    )
-    return Sampled(token_ids, Logprobs(lists.indices, chosen, best, ids))

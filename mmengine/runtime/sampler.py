@@ -61,6 +61,18 @@ class Sampled(msgspec.Struct, frozen=True, eq=False):
     token_ids: torch.Tensor  # int64 [s]; ERROR_TOKEN where a row has no finite distribution
     logprobs: Logprobs | None
 
+    def to_host(self) -> "Sampled":
+        """Start the copies; on CUDA they land in pinned memory and are not waited for."""
+        if self.token_ids.device.type == "cpu":
+            return self
+        token_ids, lists = self.token_ids.to("cpu", non_blocking=True), self.logprobs
+        if lists is None:
+            return Sampled(token_ids, None)
+        chosen, best, ids = (
+            one.to("cpu", non_blocking=True) for one in (lists.chosen, lists.best, lists.best_ids)
+        )
+        return Sampled(token_ids, Logprobs(lists.indices, chosen, best, ids))
+
 
 @dataclass(frozen=True, slots=True)
 class Chosen:

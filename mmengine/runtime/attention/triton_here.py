@@ -19,6 +19,7 @@ INSTALL = "it comes with torch for CUDA; else pip install 'triton>=3.6,<4'"
 
 
 def package_problem() -> str | None:
+    """What is wrong with the package as it is installed, or not, with what to do about it."""
     return None if find_spec("triton") is not None else f"triton is not installed; {INSTALL}"
 
 
