@@ -29,7 +29,7 @@ from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
 from mmengine.events.log import LogWriter
 from mmengine.replay.checked import CheckedLog
-from mmengine.request import MediaItem
+from mmengine.request import CLOSES, MediaItem
 
 MIN_KEY_BYTES = 16
 COMMIT_RECORDS = 64
@@ -212,7 +212,7 @@ class _Redactor:
             sampling=sampling,
             media=media,
             cache_salt=salt,
-            grammar=None if event.grammar is None else _REDACTED,
+            grammar=_form(event.grammar),
             group=hashes.name(event.group),
         )
 
@@ -294,3 +294,8 @@ class _Redactor:
 
 def _ints(column: bytes | None, count: int, each: int) -> list[int]:
     return [each] * count if column is None else np.frombuffer(column, np.int32).tolist()
+
+
+def _form(grammar: str | None) -> str | None:
+    """That there is one, and whether its text is completed within its budget: decisions depend on no more."""
+    return grammar and _REDACTED + (CLOSES if grammar.endswith(CLOSES) else "")
