@@ -20,7 +20,8 @@ from mmengine.runtime.eagle3.drafter import Eagle3Drafter
 from mmengine.runtime.eagle3.head import DraftHead
 from mmengine.runtime.eagle3.seen import Seen
 from mmengine.runtime.features import FeatureStore, encode
-from mmengine.runtime.following import Followed, follow, followers
+from mmengine.runtime.following import Followed
+from mmengine.runtime.forms import sample_forms
 from mmengine.runtime.graphs.capture import Capture, capture
 from mmengine.runtime.graphs.decode import DecodeGraphs
 from mmengine.runtime.graphs.encoder import EncoderGraphs, capture_encoder
@@ -29,15 +30,13 @@ from mmengine.runtime.inputs import StepInputs, fresh_blocks, prepare
 from mmengine.runtime.invariant import check_invariant
 from mmengine.runtime.kv import pool_of
 from mmengine.runtime.reading import Computed, Launched, Reader
-from mmengine.runtime.rows import CLOSES, GRAMMAR, STOP_STRINGS, PositionsOf, RowColumns
+from mmengine.runtime.rows import GRAMMAR, STOP_STRINGS, PositionsOf, RowColumns
 from mmengine.runtime.sample_rows import SampleRows
 from mmengine.runtime.sampler import Sampled, Sampler
 from mmengine.runtime.stops import StopWatcher
 from mmengine.runtime.upload import upload
 from mmengine.spec_decode.base import Drafter
-from mmengine.structured_output.rows import Masks, RowMatchers
-
-NO_GRAMMARS = "this executor follows no grammars"
+from mmengine.structured_output.rows import RowMatchers
 
 
 class ModelRunner:
@@ -242,7 +241,7 @@ class ModelRunner:
             nothing = Sampled(torch.empty(0, dtype=torch.int64), None)
             return Launched(batch, nothing, seen=computed.seen, draft_room=plan.draft_room)
         if batch.wanted & GRAMMAR:
-            sampled, followed = self._sample_forms(logits, batch, runs)
+            sampled, followed = sample_forms(self._sampler, self._matchers, logits, batch, runs)
         else:
             sampled, followed = self._sampler.sample(logits, batch), Followed({}, {})
         if self._config.max_in_flight > 1 and runs is None:  # with drafts nobody goes on before they are read
@@ -252,44 +251,6 @@ class ModelRunner:
         if room is not None and len(room):
             room = room[:, plan.sample]
         return Launched(batch, sampled.to_host(), runs, followed, computed.seen, room)
-
-    def _sample_forms(
-        self, logits: torch.Tensor, batch: SampleRows, runs: Runs | None
-    ) -> tuple[Sampled, Followed]:
-        """Sample where some rows have a grammar: by masks, or by following."""
-        options = batch.columns["options"]
-        row_options = options if runs is None else options[runs.first]
-        if self._matchers is None:
-            nothing = dict.fromkeys(np.flatnonzero(row_options & GRAMMAR).tolist(), NO_GRAMMARS)
-            return self._sampler.sample(logits, batch), Followed({}, nothing)
-        is_bound = (options & GRAMMAR) != 0
-        going: list[int] = []
-        if self._device.type == "cpu":
-            is_bound &= ~followers(options)
-            going = followers(row_options).nonzero()[0].tolist()
-        masks, errors = self._masks(self._matchers, batch, runs, is_bound.nonzero()[0])
-        chosen = self._sampler.choose(logits, batch, masks)
-        if masks is not None and masks.closing is not None:
-            self._sampler.close(chosen, masks.closing)
-        followed = follow(self._sampler, self._matchers, chosen, batch, runs, going)
-        followed.errors.update(errors)
-        return self._sampler.conclude(chosen, batch), followed
-
-    def _masks(
-        self, matchers: RowMatchers, batch: SampleRows, runs: Runs | None, picked: np.ndarray
-    ) -> tuple[Masks | None, dict[int, str]]:
-        """What may be said at positions `picked`, those of whole rows; and why some rows (of those that
-        sample) can say nothing. On a device, while it computes."""
-        if not len(picked):
-            return None, {}
-        heads, drafts = picked, None
-        if runs is not None:
-            heads, drafts = runs.drafts_at(picked)
-        owners = heads if runs is None else runs.row_of[heads]
-        rows = batch.rows[heads].tolist()
-        bits, errors = matchers.masks(rows, drafts)
-        closing = matchers.closing(heads, rows) if batch.wanted & CLOSES else None
-        return Masks(picked, bits, closing), {int(owners[index]): what for index, what in errors.items()}
 
     def _sample_rows(self, plan: StepPlan, runs: Runs | None, inputs: StepInputs) -> SampleRows:
         rows, num_known = plan.rows, inputs.attention.kv_lens

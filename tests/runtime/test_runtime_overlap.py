@@ -19,9 +19,8 @@ from mmengine.events.log import LogReader
 from mmengine.events.vocabulary import Failed
 from mmengine.replay import verify
 from mmengine.request import SamplingParams
-from mmengine.runtime import clock, reading
+from mmengine.runtime import clock, forms, reading
 from mmengine.runtime import executor as executing
-from mmengine.runtime import runner as running
 from mmengine.runtime.executor import TorchExecutor
 from mmengine.runtime.gpus import answers
 from mmengine.runtime.sizing import steps_in_flight
@@ -140,7 +139,7 @@ def form_beside(text, more, **asked):
 def by(request, monkeypatch):
     """Forms go by masks, as on a GPU, or as on a CPU."""
     if request.param == "masks":
-        for module in (running, reading):
+        for module in (forms, reading):
             monkeypatch.setattr(module, "followers", lambda options: np.zeros(len(options), bool))
     return request.param
 
