@@ -16,6 +16,7 @@ OPERATIONAL = (
 )
 MAX_MARKER_CHARS = 64
 ENCODER_CACHE = 32_768  # embeddings that are kept where nothing is measured
+MAX_DRAFT_TOKENS = 64  # of one row
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -239,8 +240,8 @@ _RANGES = (
     ("block_size", 1, 1024),
     ("num_blocks", 0, 2**22),
     ("long_prefill_token_threshold", 0, 2**20),
-    ("num_draft_tokens", 0, 64),
-    ("lookahead_tokens", 0, 64),
+    ("num_draft_tokens", 0, MAX_DRAFT_TOKENS),
+    ("lookahead_tokens", 0, MAX_DRAFT_TOKENS),
     ("max_in_flight", 0, 2),
     ("max_item_embeds", 0, 2**24),
     ("encoder_budget", 1, 2**24),

@@ -204,17 +204,13 @@ def attend(q: torch.Tensor, blocks: torch.Tensor, work: Work) -> torch.Tensor:
     _, _, block_size, num_kv_heads, _ = blocks.shape
     shape = shapes(num_heads, num_kv_heads, head_dim, work.rows, q.dtype)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    num_parts = work.sums.shape[1]
+    parts = (work.totals, work.sums, work.sums.shape[1], work.width, work.counts)
     _attend_kernel[(work.programs, num_kv_heads)](
         q,
         q.stride(0),
         blocks,
         out,
-        work.totals,
-        work.sums,
-        num_parts,
-        work.width,
-        work.counts,
+        *parts,
         work.tiles,
         work.query_starts,
         work.befores,
@@ -229,15 +225,5 @@ def attend(q: torch.Tensor, blocks: torch.Tensor, work: Work) -> torch.Tensor:
         **tiling(shape["LANES"], q.dtype),
     )
     if work.joins is not None:
-        _join_kernel[(work.programs, num_kv_heads)](
-            out,
-            work.totals,
-            work.sums,
-            num_parts,
-            work.width,
-            work.counts,
-            work.joins,
-            work.query_starts,
-            **shape,
-        )
+        _join_kernel[(work.programs, num_kv_heads)](out, *parts, work.joins, work.query_starts, **shape)
     return out

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmengine.config import EngineConfig
+from mmengine.config import MAX_DRAFT_TOKENS, EngineConfig
 from mmengine.errors import ConfigError
 from mmengine.runtime.attention.base import AttentionMeta, Bucket
-from mmengine.runtime.attention.pages import MOST_DRAFTS, row_pages, split, whole
+from mmengine.runtime.attention.pages import row_pages, split, whole
 from mmengine.runtime.graphs.buckets import Frame, fill_up
 from tests.native.attention_cases import spec_of
 
@@ -19,12 +19,13 @@ SIZE = 4
 
 @pytest.mark.parametrize("size", [1, 2, 8, 16, 256])
 def test_the_longest_rows_have_room_for_what_fills_up_their_drafts(size):
-    config = EngineConfig(num_draft_tokens=MOST_DRAFTS)
+    config = EngineConfig(num_draft_tokens=MAX_DRAFT_TOKENS)
     config.check()
     with pytest.raises(ConfigError, match="num_draft_tokens"):
-        EngineConfig(num_draft_tokens=MOST_DRAFTS + 1).check()
+        EngineConfig(num_draft_tokens=MAX_DRAFT_TOKENS + 1).check()
     spec = spec_of(4, 2, 64)
-    length, frame = spec.max_model_len, Frame(Bucket(2, 1 + MOST_DRAFTS), np.array([0, 1 + MOST_DRAFTS]))
+    length, tokens = spec.max_model_len, 1 + MAX_DRAFT_TOKENS
+    frame = Frame(Bucket(2, tokens), np.array([0, tokens]))
     blocks = -(-length // size)
     lens, table = np.full(2, length, np.int32), np.ones((2, blocks), np.int32)
     filled = fill_up(AttentionMeta(np.ones(2, np.int32), lens, np.array([7, 9]), table), frame, size)

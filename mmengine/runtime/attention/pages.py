@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mmengine.config import MAX_DRAFT_TOKENS
 from mmengine.models.plugin import ModelSpec
 from mmengine.ragged import counting
 from mmengine.runtime.attention.base import AttentionMeta
 
 Places = slice | np.ndarray
-MOST_DRAFTS = 64  # of a row, as EngineConfig bounds num_draft_tokens
 
 
 class Part(NamedTuple):
@@ -50,7 +50,7 @@ def row_pages(spec: ModelSpec, block_size: int, num_blocks: int) -> int:
     """The most pages of one row: those of the longest request that the model and a pool of `num_blocks` take,
     and those that fill up its drafts."""
     longest = -(-spec.max_model_len // block_size) or num_blocks
-    return min(longest, num_blocks) + -(-MOST_DRAFTS // block_size)
+    return min(longest, num_blocks) + -(-MAX_DRAFT_TOKENS // block_size)
 
 
 def _part(meta: AttentionMeta, rows: np.ndarray, starts: np.ndarray, block_size: int) -> Part:
