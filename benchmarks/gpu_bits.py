@@ -10,7 +10,7 @@ from gpu_shapes import SHAPES, RandomWeights, reduced
 from gpu_tokens import Verdict
 
 from mmengine.runtime.attention.registry import make_backend
-from mmengine.runtime.kv import KVPool
+from mmengine.runtime.kv.pool import KVPool
 from mmengine_qwen3_vl.config import ModelConfig
 from mmengine_qwen3_vl.model import make_spec, text_decoder
 

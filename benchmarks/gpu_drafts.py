@@ -13,12 +13,12 @@ from gpu_tokens import Verdict
 
 from mmengine.errors import ConfigError
 from mmengine.runtime.attention.registry import make_backend
-from mmengine.runtime.eagle3.chain_rows import ChainRows
-from mmengine.runtime.eagle3.graphs import ChainGraphs
-from mmengine.runtime.eagle3.head import DraftHead, HeadLayer, HeadWeights, kv_spec
-from mmengine.runtime.eagle3.linears import gated, linear_of, scores_of
-from mmengine.runtime.kv import KVPool
-from mmengine.runtime.upload import fetch
+from mmengine.runtime.device.upload import fetch
+from mmengine.runtime.drafting.eagle3.chain_rows import ChainRows
+from mmengine.runtime.drafting.eagle3.graphs import ChainGraphs
+from mmengine.runtime.drafting.eagle3.head import DraftHead, HeadLayer, HeadWeights, kv_spec
+from mmengine.runtime.drafting.eagle3.linears import gated, linear_of, scores_of
+from mmengine.runtime.kv.pool import KVPool
 from mmengine.spec_decode.eagle3.config import MAX_DRAFTS, HeadConfig
 from mmengine.spec_decode.eagle3.rope import RopeConfig
 from mmengine_qwen3_vl.config import ModelConfig
@@ -51,7 +51,7 @@ def random_head(shape: ModelConfig, device: str, dtype: torch.dtype) -> DraftHea
         head_dim=c.head_dim,
         vocab_size=c.vocab_size,
         draft_vocab_size=vocab,
-        tap_layers=(0, 1, 2),
+        aux_layers=(0, 1, 2),
         rms_norm_eps=c.rms_norm_eps,
         rope=RopeConfig(theta=1e4),
         norm_before_fc=False,

@@ -13,13 +13,13 @@ from mmengine.errors import ConfigError
 from mmengine.gpu.vision_ops import VisionOps, attend_by_frames, rotate
 from mmengine.runtime.attention.base import AttentionMeta, Bucket
 from mmengine.runtime.attention.registry import make_backend
+from mmengine.runtime.device.upload import upload_joined
 from mmengine.runtime.graphs.buckets import Frame, row_sizes
 from mmengine.runtime.graphs.decode import DecodeGraphs
 from mmengine.runtime.graphs.encoder import EncoderGraphs
 from mmengine.runtime.graphs.encoder_sizes import encoder_sizes
 from mmengine.runtime.graphs.recorder import CudaRecorder, Recorder
-from mmengine.runtime.kv import KVPool
-from mmengine.runtime.upload import upload_joined
+from mmengine.runtime.kv.pool import KVPool
 from mmengine_qwen3_vl.model import Qwen3VL
 
 MAX_ROWS, BLOCK_SIZE, LONGEST = 9, 16, 20  # blocks a row at most

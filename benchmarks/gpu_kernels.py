@@ -13,10 +13,10 @@ from mmengine.gpu.text_ops import text_ops
 from mmengine.request import Request, SamplingParams
 from mmengine.runtime.attention.base import AttentionBackend, AttentionMeta
 from mmengine.runtime.attention.torch_paged import TorchPagedAttention
-from mmengine.runtime.kv import KVPool
+from mmengine.runtime.kv.pool import KVPool
 from mmengine.runtime.rows import RowColumns
-from mmengine.runtime.sample_rows import SampleRows
-from mmengine.runtime.sampler import Sampler
+from mmengine.runtime.sampling.sample_rows import SampleRows
+from mmengine.runtime.sampling.sampler import Sampler
 from mmengine_qwen3_vl.fused_text import FusedTextDecoder
 from mmengine_qwen3_vl.model import AnyTextDecoder, make_spec
 from mmengine_qwen3_vl.text import TextDecoder

@@ -25,10 +25,10 @@ from mmengine.errors import ConfigError
 from mmengine.gpu import sampling
 from mmengine.gpu.text_ops import text_ops
 from mmengine.models.plugin import ModelSpec
-from mmengine.runtime.attention import flashinfer_here
+from mmengine.runtime.attention import flashinfer_capability
 from mmengine.runtime.attention.registry import make_backend
-from mmengine.runtime.gpus import why_no_gpu
-from mmengine.runtime.kv import KVPool
+from mmengine.runtime.device.gpus import why_no_gpu
+from mmengine.runtime.kv.pool import KVPool
 from mmengine.version import __version__
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -59,7 +59,7 @@ def device(tell: Teller) -> None:
 
 def compiling(dry: bool) -> dict[str, Work]:
     """What FlashInfer compiles, by name; nothing where it is not. All at once: the machine has many cores."""
-    if dry or flashinfer_here.package_problem() is not None:
+    if dry or flashinfer_capability.package_problem() is not None:
         return {}
     return {
         "norms and gate": _compile_text_ops,

@@ -16,9 +16,9 @@ from mmengine.config import ENCODER_CACHE, EngineConfig
 from mmengine.core.engine import EngineCore
 from mmengine.models.plugin import VisionLanguageModel
 from mmengine.request import Request, SamplingParams
+from mmengine.runtime.device.upload import upload_joined
 from mmengine.runtime.executor import TorchExecutor
-from mmengine.runtime.sizing import steps_in_flight
-from mmengine.runtime.upload import upload_joined
+from mmengine.runtime.startup.sizing import steps_in_flight
 from mmengine_qwen3_vl import plugin
 
 SETTLE = 4  # steps before those that count

@@ -14,7 +14,7 @@ from mmengine.models.plugin import ModelSpec
 from mmengine.request import SamplingParams
 from mmengine.runtime.attention.base import AttentionMeta
 from mmengine.runtime.attention.registry import BACKENDS, make_backend
-from mmengine.runtime.kv import KVPool
+from mmengine.runtime.kv.pool import KVPool
 from mmengine.serve.answers import Choice
 from mmengine.serve.engine import Engine
 from mmengine.serve.prompts import Options

@@ -15,7 +15,7 @@ from mmengine.request import Request, SamplingParams
 from mmengine.runtime.attention.base import AttentionMeta
 from mmengine.runtime.attention.torch_paged import TorchPagedAttention
 from mmengine.runtime.executor import TorchExecutor
-from mmengine.runtime.kv import KVPool
+from mmengine.runtime.kv.pool import KVPool
 from mmengine_qwen3_vl import plugin
 from mmengine_qwen3_vl.config import ModelConfig
 from mmengine_qwen3_vl.model import make_spec

@@ -24,7 +24,6 @@ from stress_requests import stress_requests
 
 from mmengine.config import EngineConfig
 from mmengine.core.engine import EngineCore
-from mmengine.core.simulate import SimulatedExecutor, reference_tokens
 from mmengine.errors import MMEngineError
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader, LogWriter
@@ -32,6 +31,7 @@ from mmengine.replay import verify
 from mmengine.request import Request
 from mmengine.simulation import Driver, read_settings
 from mmengine.simulation.load import load_workload
+from mmengine.simulation.slots import SimulatedExecutor, reference_tokens
 
 EOS_IN = 40
 # What runs at once needs several times the pool: 32 rows of up to 256 tokens share 60 blocks of 16. Prompts

@@ -121,7 +121,7 @@ class OurRows:
 
 
 class Following(Ours):
-    """As the engine does it on a CPU (runtime/following.py): no masks, only whether the token that was
+    """As on a CPU (runtime/sampling/lazy_masks.py): no masks, only whether the token that was
     chosen is allowed."""
 
     name = "mmengine, following"

@@ -11,18 +11,18 @@ import numpy as np
 
 from mmengine import EngineConfig, SamplingParams
 from mmengine.core.engine import EngineCore
-from mmengine.core.policy import Policy, register_policy
-from mmengine.core.request_state import RequestState
-from mmengine.core.simulate import SimulatedExecutor
+from mmengine.core.state.policy import Policy, register_policy
+from mmengine.core.state.request_state import RequestState
 from mmengine.request import Request
+from mmengine.simulation.slots import SimulatedExecutor
 
 
-def remaining(known: RequestState) -> int:
-    return known.num_prompt + known.request.sampling.max_tokens - len(known.tokens)
+def remaining(req_state: RequestState) -> int:
+    return req_state.num_prompt + req_state.request.sampling.max_tokens - len(req_state.tokens)
 
 
-def rank(known: RequestState) -> tuple[int, ...]:
-    return (remaining(known), known.arrival)
+def rank(req_state: RequestState) -> tuple[int, ...]:
+    return (remaining(req_state), req_state.arrival)
 
 
 def victim(view) -> int:

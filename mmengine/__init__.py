@@ -15,7 +15,7 @@ from mmengine.version import __version__
 if TYPE_CHECKING:
     from mmengine.config import EngineConfig
     from mmengine.request import SamplingParams
-    from mmengine.serve.client import AsyncEngine
+    from mmengine.serve.async_engine import AsyncEngine
     from mmengine.serve.engine import Engine
     from mmengine.serve.pipeline import Pipeline, pipeline
     from mmengine.serve.prompts import Prompt
@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "AsyncEngine": "mmengine.serve.client",
+    "AsyncEngine": "mmengine.serve.async_engine",
     "Engine": "mmengine.serve.engine",
     "EngineConfig": "mmengine.config",
     "Pipeline": "mmengine.serve.pipeline",

@@ -11,21 +11,21 @@ import torch
 from mmengine.config import EngineConfig
 from mmengine.core.continuation import OpenLog, open_log
 from mmengine.core.engine import EngineCore
-from mmengine.core.past import Past, Resume
-from mmengine.core.policy import policy_of
+from mmengine.core.resume import Resume, ResumeState
+from mmengine.core.state.policy import policy_of
 from mmengine.errors import ConfigError, ModelError
 from mmengine.models.loader import resolve_folder
 from mmengine.models.plugin import ModelPlugin, ModelSpec, Processor, Tokenizer, VisionLanguageModel
 from mmengine.models.registry import plugin_for
-from mmengine.runtime.drafters import head_folder, head_for, make_drafters, with_drafts
-from mmengine.runtime.dtypes import DTYPES
-from mmengine.runtime.eagle3.loading import load_head
+from mmengine.runtime.device.dtypes import DTYPES
+from mmengine.runtime.device.gpus import current, why_no_gpu
+from mmengine.runtime.device.threads import choose_threads
+from mmengine.runtime.drafting.drafters import head_folder, head_for, make_drafters, with_drafts
+from mmengine.runtime.drafting.eagle3.loading import load_head
 from mmengine.runtime.executor import TorchExecutor
-from mmengine.runtime.gpus import current, why_no_gpu
 from mmengine.runtime.parallel.ranks import Ranks
-from mmengine.runtime.sizing import resolve
-from mmengine.runtime.stops import StopWatcher
-from mmengine.runtime.threads import choose_threads
+from mmengine.runtime.sampling.stops import StopWatcher
+from mmengine.runtime.startup.sizing import resolve
 from mmengine.structured_output.backends import backend_class
 from mmengine.structured_output.base import Compiled
 from mmengine.structured_output.grammars import Grammars
@@ -46,7 +46,7 @@ class Built:
     device: str
     dtype: str
     grammars: Grammars
-    past: Past | None = None  # of the log that is continued; the core waits for `recover`
+    resumed: ResumeState | None = None  # of the log that is continued; the core waits for `recover`
     num_threads: int = 1  # of torch, in the whole process, since this was built
     threads_before: int = 1
 
@@ -175,19 +175,19 @@ def _assemble(
     stop_watcher_factory: Callable[[Tokenizer], StopWatcher] | None,
     compile_grammar: Callable[[str], Compiled] | None,
 ) -> Built:
-    past = opened.past if opened is not None else None
+    resumed = opened.resumed if opened is not None else None
     network = _network(config, plugin, folder, device, dtype, ranks)
     head = head_folder(config, network.spec, folder, torch.device(device), DTYPES[dtype])
-    config = with_drafts(config, head) if past is None else past.config_for(config)
+    config = with_drafts(config, head) if resumed is None else resumed.config_for(config)
     head = head_for(config, head)
-    if past is None:
+    if resumed is None:
         where, eos = torch.device(device), processor.eos_token_ids
         config = resolve(config, network, head, DTYPES[dtype], where, eos)
     if ranks is not None:
         ranks.meet()
     grammars = _grammars(processor.tokenizer, config, network.spec, compile_grammar)
     matchers = RowMatchers(
-        grammars.backend, grammars.compiled, network.spec.vocab_size, grammars.closer, grammars.sketches
+        grammars.backend, grammars.compiled, network.spec.vocab_size, grammars.closer, grammars.draft_grammars
     )
     make_executor = TorchExecutor if ranks is None else ranks.executor
     executor = make_executor(
@@ -220,7 +220,7 @@ def _assemble(
         device,
         dtype,
         grammars,
-        past,
+        resumed,
         threads.count,
         before,
     )

@@ -10,10 +10,10 @@ from pathlib import Path
 import planted  # noqa: F401 - the engine of that night had the bug
 
 from mmengine.config import EngineConfig
-from mmengine.core.simulate import CostModel
 from mmengine.errors import MMEngineError
 from mmengine.events.log import LogWriter
 from mmengine.simulation import Driver, Settings, SimRequest, Workload
+from mmengine.simulation.slots import CostModel
 from mmengine.simulation.workload import generated_tokens, image_item
 
 CONFIG = EngineConfig(

@@ -12,7 +12,7 @@ from types import FrameType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from mmengine.core.past import Past, Resume
+from mmengine.core.resume import Resume, ResumeState
 from mmengine.errors import InvalidRequest, MMEngineError
 from mmengine.serve.answers import Completion
 from mmengine.serve.batch_progress import AnswerFile, RequestIndex, answered_in
@@ -50,9 +50,9 @@ def _answer_all(
     engine: Engine, index: RequestIndex, answers: AnswerFile, console: Console, log: Path | None
 ) -> int:
     before = len(answers.answered)
-    if engine.built.past is not None:
+    if engine.built.resumed is not None:
         console.print(
-            f"going on: {before} of {len(index)} lines have their answers; {_lost(engine.built.past)}",
+            f"going on: {before} of {len(index)} lines have their answers; {_lost(engine.built.resumed)}",
             highlight=False,
             soft_wrap=True,
         )
@@ -89,10 +89,10 @@ def draft_lines(engine: Engine) -> Iterator[str]:
             yield f"{name}: failed {failures} times"
 
 
-def _lost(past: Past) -> str:
+def _lost(resumed: ResumeState) -> str:
     """What the end of the process before cost, in words."""
-    cut = "".join(f", {size} bytes were cut from {name} at {place}" for name, place, size in past.cuts)
-    return f"{len(past.steps)} steps are computed again{cut}"
+    cut = "".join(f", {size} bytes were cut from {name} at {place}" for name, place, size in resumed.cuts)
+    return f"{len(resumed.steps)} steps are computed again{cut}"
 
 
 def _request_id(answer: Completion | MMEngineError) -> str:

@@ -27,17 +27,17 @@ def env(
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show versions, devices, attention backends, CPU kernels, model plugins and the embedded checkpoint."""
-    from mmengine.runtime import here  # lazy: torch
+    from mmengine.runtime.startup import capabilities  # lazy: torch
 
     facts = {
         "mmengine-vl": __version__,
         "python": f"{platform.python_version()} on {platform.platform()}",
         **{name: _version(name) for name in PACKAGES},
-        "GPUs": "; ".join(here.gpus()) or f"none: {here.no_gpu()}",
+        "GPUs": "; ".join(capabilities.gpus()) or f"none: {capabilities.no_gpu()}",
         "threads": _threads(),
-        "attention": here.chosen(),
-        **{f"attention {name}": text for name, text in here.attention().items()},
-        "tensor parallel": here.tensor_parallel(),
+        "attention": capabilities.chosen(),
+        **{f"attention {name}": text for name, text in capabilities.attention().items()},
+        "tensor parallel": capabilities.tensor_parallel(),
         "CPU kernels": _kernels(),
         "model plugins": _plugins(),
         "embedded checkpoint": _checkpoint(),
@@ -61,7 +61,7 @@ def _version(name: str) -> str:
 
 
 def _threads() -> str:
-    from mmengine.runtime.threads import choose_threads  # lazy, as below
+    from mmengine.runtime.device.threads import choose_threads  # lazy, as below
 
     threads, small = choose_threads(), choose_threads(hidden_size=1)
     beside = f"; {small.count} for a model with {small.why}" if small != threads else ""

@@ -11,7 +11,7 @@ from mmengine.cli.settings import engine_config
 from mmengine.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from mmengine.core.past import Resume
+    from mmengine.core.resume import Resume
     from mmengine.serve.engine import Engine
 
 HELP = """Answer a question about images or videos, or a file of questions.

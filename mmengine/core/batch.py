@@ -3,8 +3,8 @@
 import numpy as np
 
 from mmengine.core.executor import PENDING, Admission, EncodeItem, MediaSpan, StepPlan
-from mmengine.core.overlap import draft_room
-from mmengine.core.state import NEVER, View
+from mmengine.core.state.overlap import draft_room
+from mmengine.core.state.state import NEVER, View
 from mmengine.events import vocabulary as ev
 
 ROOM = 16  # blocks by which a row may grow before all tables are copied again
@@ -80,8 +80,8 @@ def _num_drafts(view: View, rows: np.ndarray) -> np.ndarray | None:
 
 
 def _admission(view: View, row: int) -> Admission:
-    known = view.requests_by_row[row]
-    return Admission(row, known.request, view.token_ids[row, : view.num_tokens[row]].copy())
+    req_state = view.requests_by_row[row]
+    return Admission(row, req_state.request, view.token_ids[row, : view.num_tokens[row]].copy())
 
 
 def _media_spans(
@@ -91,16 +91,18 @@ def _media_spans(
     spans = []
     starts = np.cumsum(num_scheduled) - num_scheduled
     for place in np.flatnonzero(view.release_at[rows] != NEVER).tolist():
-        known = view.requests_by_row[int(rows[place])]
+        req_state = view.requests_by_row[int(rows[place])]
         low, high = int(computed[place]), int(computed[place] + num_scheduled[place])
-        for index in sorted(known.held_media):
+        for index in sorted(req_state.held_media):
             offset = 0
-            for start, length in known.request.media[index].runs:
+            for start, length in req_state.request.media[index].runs:
                 first, last = max(start, low), min(start + length, high)
                 if first < last:
                     batch_start = int(starts[place]) + first - low
                     spans.append(
-                        MediaSpan(known.media_keys[index], batch_start, offset + first - start, last - first)
+                        MediaSpan(
+                            req_state.media_keys[index], batch_start, offset + first - start, last - first
+                        )
                     )
                 offset += length
     return spans

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from mmengine.config import EngineConfig
+from mmengine.core.decide.schedule import DECIDED_VERSIONS, DECISION_VERSION
 from mmengine.core.engine import EngineCore
 from mmengine.core.executor import Executor
-from mmengine.core.past import Past, Resume, read_past
-from mmengine.core.schedule import DECIDED_VERSIONS, DECISION_VERSION
+from mmengine.core.resume import Resume, ResumeState, read_resume_state
 from mmengine.errors import LogError
 from mmengine.events.log import LogWriter
 from mmengine.events.retention import Retention
@@ -19,18 +19,18 @@ _SHOWN = 12  # characters of a fingerprint in an error
 
 @dataclass(slots=True)
 class OpenLog:
-    """`past`: what stands in the log already; None for a new one."""
+    """`resumed`: what stands in the log already; None for a new one."""
 
     folder: Path
     sink: LogWriter
-    past: Past | None = None
+    resumed: ResumeState | None = None
 
     def check_fingerprints(self, now: dict[str, str], resume: Resume | None) -> None:
         """Raise LogError for a model that would give other tokens than the one that wrote the log so
         far, unless that is wanted."""
-        if self.past is None:
+        if self.resumed is None:
             return
-        before = {**self.past.started.fingerprints, **self.past.fingerprints}
+        before = {**self.resumed.started.fingerprints, **self.resumed.fingerprints}
         changed = [
             f"{name} (was {_short(before.get(name))}, is {_short(now.get(name))})"
             for name in sorted({*before, *now})
@@ -41,16 +41,16 @@ class OpenLog:
                 f"the log in {self.folder} was written with other {', '.join(changed)}; answers would be a "
                 "mixture of both. Use what it was written with, or insist with --force-resume"
             )
-        self.past.fingerprints = now
+        self.resumed.fingerprints = now
 
     def core(self, config: EngineConfig, executor: Executor, fingerprints: dict[str, str]) -> EngineCore:
         """A core that writes here. One with a past waits for `recover`."""
         snapshots = SnapshotFolder(self.folder, config.snapshot_bytes) if config.snapshot_bytes else None
-        if self.past is None:
+        if self.resumed is None:
             return EngineCore(
                 config, executor, sink=self.sink, fingerprints=fingerprints, snapshots=snapshots
             )
-        started, state = self.past.started, self.past.state
+        started, state = self.resumed.started, self.resumed.state
         state.config = config
         return EngineCore(config, executor, sink=self.sink, started=started, state=state, snapshots=snapshots)
 
@@ -68,25 +68,26 @@ def open_log(folder: Path, resume: Resume | None, config: EngineConfig, **option
     opened = OpenLog(folder, LogWriter(folder, reopen=resume.mode, **options))
     try:
         if opened.sink.next_sequence:
-            opened.past = _past_of(opened, resume, config)
+            opened.resumed = _resume_state_of(opened, resume, config)
     except BaseException:
         opened.sink.close()
         raise
     return opened
 
 
-def _past_of(opened: OpenLog, resume: Resume, config: EngineConfig) -> Past:
-    past = read_past(opened.folder, resume)
-    version = past.started.decision_version
+def _resume_state_of(opened: OpenLog, resume: Resume, config: EngineConfig) -> ResumeState:
+    resumed = read_resume_state(opened.folder, resume)
+    version = resumed.started.decision_version
     if version not in DECIDED_VERSIONS:
         raise LogError(
             f"the log in {opened.folder} was written under rules {version} of the scheduler, and this build "
-            f"has {DECISION_VERSION}; finish it with mmengine {past.started.engine_version}, or name another "
+            f"has {DECISION_VERSION}; finish it with mmengine {resumed.started.engine_version}, or name "
+            f"another "
             "folder"
         )
-    past.tell(opened.sink.recovery.cuts)
-    past.config_for(config)
-    return past
+    resumed.tell(opened.sink.recovery.cuts)
+    resumed.config_for(config)
+    return resumed
 
 
 def _short(fingerprint: str | None) -> str:

@@ -5,7 +5,7 @@
        └── dispatch ◄── one write of all of it to the log ◄─────────────────────────┘
 
 With max_in_flight 2 two steps are with the executor before the older one is collected, so that the
-next one is decided while one runs, where it can be (core/overlap.py); DISPATCHED then says in the log where
+next one is decided while one runs, where it can be (core/state/overlap.py); DISPATCHED then says where
 a step's decisions end.
 
 What differs between the three is behind ports: an executor, a source of observations, a sink for
@@ -18,20 +18,21 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from mmengine.config import EngineConfig
-from mmengine.core import overlap, snapshot
-from mmengine.core.admit import admit, check_request
 from mmengine.core.batch import BlockTables, batch
-from mmengine.core.complete import complete
-from mmengine.core.drafted import added, drafted
-from mmengine.core.evolve import evolve
+from mmengine.core.decide.admit import admit, check_request
+from mmengine.core.decide.complete import complete
+from mmengine.core.decide.schedule import DECISION_VERSION, schedule, why_it_waits
+from mmengine.core.decide.stall import NO_PROGRESS, find_stalls
 from mmengine.core.executed import executed, writable
 from mmengine.core.executor import Executor, StepPlan, StepResult
+from mmengine.core.fold.evolve import evolve
 from mmengine.core.inbox import Inbox, Source
 from mmengine.core.outputs import Outputs, Stats
-from mmengine.core.request_state import queued_of
-from mmengine.core.schedule import DECISION_VERSION, schedule, why_it_waits
-from mmengine.core.stall import NO_PROGRESS, find_stalls
-from mmengine.core.state import State, View
+from mmengine.core.snapshot import snapshot
+from mmengine.core.state import overlap
+from mmengine.core.state.drafted import added, drafted
+from mmengine.core.state.request_state import queued_of
+from mmengine.core.state.state import State, View
 from mmengine.errors import ExecutorFailed, ExecutorLost, InvalidRequest, MMEngineError, QueueFull
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import settled
@@ -145,8 +146,8 @@ class EngineCore:
         self._in_flight.clear()
         self._collect_first = False
         self._emit(event)
-        for name, known in self.state.requests.items():
-            self.inbox.expect(name, known.request.deadline_ns)
+        for name, req_state in self.state.requests.items():
+            self.inbox.expect(name, req_state.request.deadline_ns)
 
     @property
     def has_work(self) -> bool:
@@ -345,7 +346,7 @@ class EngineCore:
         self._snapshots.write(sequence, self.snapshot(sequence), self.sink.num_bytes)
 
     def snapshot(self, sequence: int) -> bytes:
-        """The state after record `sequence`, the last one, as core/snapshot.py restores it."""
+        """The state after record `sequence`, the last one, as core/snapshot/snapshot.py restores it."""
         return snapshot.take(self.state, self._started, sequence)
 
     def checkpoint(self) -> None:
@@ -354,13 +355,13 @@ class EngineCore:
 
     def _emit(self, event: ev.Event, step: int | None = None) -> None:
         """Append and apply. `step`: the one that the event is of; None: the open one."""
-        known = self.state.requests.get(getattr(event, "request_id", ""))
+        req_state = self.state.requests.get(getattr(event, "request_id", ""))
         self.sink.append(event, self.state.step if step is None else step, self._clock())
         evolve(self.state, event)
-        self._stats.count(event, known, self.config.block_size)
+        self._stats.count(event, req_state, self.config.block_size)
         if isinstance(event, ev.Finished):
             self.inbox.ended(event.request_id)
-            self._outputs.finished(event, max(0, known.num_cached) if known else 0)
+            self._outputs.finished(event, max(0, req_state.num_cached) if req_state else 0)
 
 
 def _queued(request: Request) -> ev.Queued:

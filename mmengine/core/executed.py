@@ -3,7 +3,7 @@
 import numpy as np
 
 from mmengine.core.executor import StepResult
-from mmengine.core.state import State
+from mmengine.core.state.state import State
 from mmengine.errors import ExecutorFailed
 from mmengine.events import vocabulary as ev
 

@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from mmengine.core.drafted import DraftCounts, Drafted
-from mmengine.core.request_state import RequestState
-from mmengine.core.stall import NO_PROGRESS, THRASH
-from mmengine.core.state import View
+from mmengine.core.decide.stall import NO_PROGRESS, THRASH
+from mmengine.core.state.drafted import DraftCounts, Drafted
+from mmengine.core.state.request_state import RequestState
+from mmengine.core.state.state import View
 from mmengine.events import vocabulary as ev
 from mmengine.ragged import counting
 
@@ -99,8 +99,10 @@ class Outputs:
         tokens = self._tokens.tolist()
         stops = range(1, len(tokens) + 1) if self._counts is None else np.cumsum(self._counts).tolist()
         start = 0
-        for place, (known, stop) in enumerate(zip(self._requests.tolist(), stops, strict=True)):
-            output = Output(known.request.request_id, tokens[start:stop], num_cached_tokens=known.num_cached)
+        for place, (req_state, stop) in enumerate(zip(self._requests.tolist(), stops, strict=True)):
+            output = Output(
+                req_state.request.request_id, tokens[start:stop], num_cached_tokens=req_state.num_cached
+            )
             start = stop
             if place in self._logprobs:
                 output.logprobs = self._logprobs[place]
@@ -118,7 +120,7 @@ class Outputs:
 class Stats:
     """Counters since the start; `num_running`, `num_waiting` and `kv_blocks_used` are of now. `drafts`: by
     drafter's number. `overlap`: with max_in_flight 2, steps by whether they were decided while another one
-    ran, or why not (core/overlap.py)."""
+    ran, or why not (core/state/overlap.py)."""
 
     steps: int = 0
     num_finished: int = 0
@@ -139,8 +141,8 @@ class Stats:
     drafts: dict[int, DraftCounts] = field(default_factory=dict)
     overlap: dict[str, int] = field(default_factory=dict)
 
-    def count(self, event: ev.Event, known: RequestState | None, block_size: int) -> None:
-        """`event` was applied; `known`: the request that it names, or None."""
+    def count(self, event: ev.Event, req_state: RequestState | None, block_size: int) -> None:
+        """`event` was applied; `req_state`: the request that it names, or None."""
         match event:
             case ev.Executed():
                 self.steps += 1
@@ -149,7 +151,7 @@ class Stats:
                 self.num_encoded_items += len(encode)
             case ev.Admitted(encode=encode, cached_blocks=cached):
                 self.num_encoded_items += len(encode)
-                self.num_encoder_hits += len(known.held_media) - len(encode)
+                self.num_encoder_hits += len(req_state.held_media) - len(encode)
                 self.num_cached_tokens += len(cached) // 4 * block_size
             case ev.Queued(prompt=prompt):
                 self.num_prompt_tokens += len(prompt) // 4

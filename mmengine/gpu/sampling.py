@@ -51,7 +51,7 @@ def _tried(device: torch.device) -> tuple[ModuleType | None, str]:
 
 def gives_known_tokens(kernels: ModuleType, device: torch.device) -> bool:
     """Tries each kernel once. What is drawn from equal logits is the largest of the noise of seed 1, output 2
-    and sample 3, as runtime/gumbel.py has it: token 15 of 70."""
+    and sample 3, as runtime/sampling/gumbel.py has it: token 15 of 70."""
     logits, zero = torch.zeros(1, _EXAMPLE, device=device), torch.zeros(1, device=device)
     keys = torch.tensor([[1], [2], [3]], device=device)
     ramp = torch.arange(_EXAMPLE, device=device).float()[None]

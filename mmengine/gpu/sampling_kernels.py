@@ -1,4 +1,4 @@
-"""From logits to tokens: the steps of runtime/filters.py and runtime/gumbel.py, and masks, in one pass.
+"""From logits to tokens: filters.py and gumbel.py of runtime/sampling, and masks, in one pass.
 
 A row is cut into chunks, a program each, which leave their best; torch takes the best of those.
 """
@@ -12,7 +12,7 @@ CHUNK = 4096  # tokens a program; four times the lanes, since one call of Philox
 
 @triton.jit
 def _noise(bits):
-    """Standard Gumbel of 32 random bits, as runtime/gumbel.py defines it."""
+    """Standard Gumbel of 32 random bits, as runtime/sampling/gumbel.py defines it."""
     uniform = tl.minimum((bits.to(tl.float32) + 0.5) * 2.3283064365386963e-10, 0.9999999403953552)
     # log1p(-u) by the logarithm alone (Kahan): what 1 - u loses is divided out again.
     rest = 1.0 - uniform

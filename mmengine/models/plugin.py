@@ -137,7 +137,7 @@ class AttentionPort(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Taps:
+class AuxHiddenStates:
     """Where a forward leaves what enters chosen layers: the residual stream as the layer's input norm
     reads it, in the model's dtype, features added behind the layer before included. `num_layers` of the
     model stands for what enters the final norm."""
@@ -198,11 +198,11 @@ class VisionLanguageModel(Protocol):
         deepstack: Any | None,
         positions: Any,
         attention: AttentionPort,
-        taps: Taps | None = None,
+        aux_hidden_states: AuxHiddenStates | None = None,
     ) -> Any:
         """embeds [t, hidden]; deepstack [num_deepstack, t, hidden], zero at text tokens, or None;
-        positions int64 [3, t]. Gives the normed hidden states [t, hidden]; fills the rows of `taps`.
-        Only a draft head asks for taps."""
+        positions int64 [3, t]. Gives the normed hidden states [t, hidden]; fills `aux_hidden_states`.
+        Only a draft head asks for these."""
 
     def logits(self, hidden: Any) -> Any:
         """[s, hidden] to float32 [s, vocab_size]."""

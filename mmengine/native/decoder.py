@@ -31,11 +31,11 @@ class Decoder:
         cos: Tensor,
         sin: Tensor,
         attention: Any,
-        tapped: tuple[Sequence[int], Tensor] | None = None,
+        aux_rows: tuple[Sequence[int], Tensor] | None = None,
     ) -> Tensor:
         """embeds [t, hidden], deepstack [n, t, hidden] or None, cos and sin float32 [t, head_dim / 2]
         to normed hidden states [t, hidden]. `attention` is an AttentionPort; one with a `step_address`
-        keeps its cache where the kernels read it themselves. `tapped`: n layers, and [t, n * hidden] with
+        keeps its cache where the kernels read it themselves. `aux_rows`: n layers, and [t, n * hidden] with
         contiguous rows, to which what enters them is written; one beyond the last is the final norm."""
         num_tokens = len(embeds)
         embeds = embeds.contiguous()
@@ -49,19 +49,19 @@ class Decoder:
         if deepstack is not None:
             deepstack = deepstack.contiguous()
             step.num_deepstack, step.deepstack = len(deepstack), deepstack.data_ptr()
-        step.num_taps = 0
-        if tapped is not None:
-            layers, rows = (ctypes.c_int32 * len(tapped[0]))(*tapped[0]), tapped[1]
-            self._check_tapped(tapped[0], rows, embeds)
-            step.num_taps, step.taps = len(layers), ctypes.addressof(layers)
-            step.tapped, step.tapped_stride = rows.data_ptr(), rows.stride(0)
+        step.num_aux_layers = 0
+        if aux_rows is not None:
+            layers, rows = (ctypes.c_int32 * len(aux_rows[0]))(*aux_rows[0]), aux_rows[1]
+            self._check_aux_rows(aux_rows[0], rows, embeds)
+            step.num_aux_layers, step.aux_hidden_states = len(layers), ctypes.addressof(layers)
+            step.aux_rows, step.aux_stride = rows.data_ptr(), rows.stride(0)
         if hasattr(attention, "step_address"):
             self._run_at_once(attention)
         else:
             self._run_in_halves(attention)
         return hidden
 
-    def _check_tapped(self, layers: Sequence[int], rows: Tensor, embeds: Tensor) -> None:
+    def _check_aux_rows(self, layers: Sequence[int], rows: Tensor, embeds: Tensor) -> None:
         """Kernels write to an address: ValueError for what would not hold it."""
         if not all(0 <= layer <= self._weights.num_layers for layer in layers):
             raise ValueError(f"tapped layers {list(layers)} are not all of 0 to {self._weights.num_layers}")

@@ -85,12 +85,12 @@ class StepStruct(ctypes.Structure):
                 "mixed",
                 "normed",
                 "product",
-                "tapped",
+                "aux_rows",
             )
         ),
-        ("tapped_stride", ctypes.c_int64),
-        ("taps", ctypes.c_void_p),
-        ("num_taps", ctypes.c_int32),
+        ("aux_stride", ctypes.c_int64),
+        ("aux_hidden_states", ctypes.c_void_p),
+        ("num_aux_layers", ctypes.c_int32),
     )
 
 

@@ -22,11 +22,11 @@ class HeadParts:
     nothing can be drafted in one call."""
 
     embed_size: int
-    tap_size: int
+    aux_size: int
     norm_before_residual: bool
     norm_output: bool
     fc: PackedLinear
-    fc_norms: tuple[Tensor, ...]  # none, one over all taps together, or one for each
+    fc_norms: tuple[Tensor, ...]  # none, one over all auxiliary states, or one for each
     embed_norm: Tensor  # [embed_size]
     hidden_norm: Tensor  # [hidden]
     scores: PackedLinear | None
@@ -50,7 +50,7 @@ class _Head(ctypes.Structure):
         ("decoder", DecoderStruct),
         *((name, _NUMBER) for name in ("embed_size", "vocab_size", "draft_vocab_size")),
         *((name, _NUMBER) for name in ("norm_before_residual", "norm_output")),
-        *((name, _NUMBER) for name in ("num_taps", "tap_size", "num_fc_norms")),
+        *((name, _NUMBER) for name in ("num_aux_layers", "aux_size", "num_fc_norms")),
         *((name, _ADDRESS) for name in ("fc_norms", "embed_norm", "hidden_norm")),
         ("fc", Linear),
         ("scores", Linear),
@@ -127,8 +127,8 @@ class NativeHead:
             0 if parts.scores is None else parts.scores.c.n,
             parts.norm_before_residual,
             parts.norm_output,
-            parts.fc.c.k // parts.tap_size,
-            parts.tap_size,
+            parts.fc.c.k // parts.aux_size,
+            parts.aux_size,
             len(parts.fc_norms),
             fc_norms,
             embed_norm,
@@ -149,18 +149,32 @@ class NativeHead:
     def can_chain(self) -> bool:
         return self._parts.scores is not None and self._parts.embedding is not None
 
-    def fuse(self, taps: Tensor) -> Tensor:
-        """[t, taps * tap_size] with contiguous rows to [t, hidden]."""
+    def fuse(self, aux_hidden_states: Tensor) -> Tensor:
+        """[t, num_aux_layers * aux_size] with contiguous rows to [t, hidden]."""
         wide = self._parts.fc.c.k
-        if taps.shape != (len(taps), wide) or taps.dtype != self._dtype or taps.stride(1) != 1:
-            raise ValueError(f"taps are {list(taps.shape)} {taps.dtype}, wanted [t, {wide}] {self._dtype}")
-        out = taps.new_empty(len(taps), self._hidden_size)
+        if (
+            aux_hidden_states.shape != (len(aux_hidden_states), wide)
+            or aux_hidden_states.dtype != self._dtype
+            or aux_hidden_states.stride(1) != 1
+        ):
+            raise ValueError(
+                f"taps are {list(aux_hidden_states.shape)} {aux_hidden_states.dtype}, "
+                f"wanted [t, {wide}] {self._dtype}"
+            )
+        out = aux_hidden_states.new_empty(len(aux_hidden_states), self._hidden_size)
         scratch = (
-            torch.empty_like(taps, memory_format=torch.contiguous_format) if self._parts.fc_norms else out
+            torch.empty_like(aux_hidden_states, memory_format=torch.contiguous_format)
+            if self._parts.fc_norms
+            else out
         )
         check(
             self._library.mm_draft_fuse(
-                self._c, taps.data_ptr(), taps.stride(0), len(taps), scratch.data_ptr(), out.data_ptr()
+                self._c,
+                aux_hidden_states.data_ptr(),
+                aux_hidden_states.stride(0),
+                len(aux_hidden_states),
+                scratch.data_ptr(),
+                out.data_ptr(),
             )
         )
         return out

@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 
 from mmengine.config import EngineConfig
-from mmengine.core.admit import check_content
-from mmengine.core.evolve import evolve
-from mmengine.core.policy import policy_named
-from mmengine.core.snapshot import filled, newest_before, oldest_after
-from mmengine.core.state import State
+from mmengine.core.decide.admit import check_content
+from mmengine.core.fold.evolve import evolve
+from mmengine.core.snapshot.snapshot import filled, newest_before, oldest_after
+from mmengine.core.state.policy import policy_named
+from mmengine.core.state.state import State
 from mmengine.errors import ConfigError, CorruptLog, LogError
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from mmengine.core.state import State
+from mmengine.core.state.state import State
 from mmengine.errors import LogError
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
@@ -129,12 +129,12 @@ class _Fields:
     def _name(self, name: str) -> str:
         if not self._by_arrival or not name:
             return name
-        known = self._state.requests.get(name)
-        return f"#{known.arrival if known is not None else self._state.num_arrived}"
+        req_state = self._state.requests.get(name)
+        return f"#{req_state.arrival if req_state is not None else self._state.num_arrived}"
 
     def _holder(self, row: int) -> str:
-        known = self._state.requests_by_row[row] if row >= 0 else None
-        return self._name(known.request.request_id) if known is not None else ""
+        req_state = self._state.requests_by_row[row] if row >= 0 else None
+        return self._name(req_state.request.request_id) if req_state is not None else ""
 
     def _encode(self, event: ev.Scheduled | ev.Admitted, own: str) -> list[tuple[str, int]]:
         rows = ((own or self._holder(row), index) for _, row, index in event.encode)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mmengine.core.state import NEVER, State
+from mmengine.core.state.state import NEVER, State
 
 
 class Broken(NamedTuple):
@@ -59,7 +59,7 @@ def _blocks(state: State) -> Iterator[str]:
 
 def _host_blocks(state: State) -> Iterator[str]:
     """Each block of the host pool is free or holds somebody's KV, once."""
-    swapped = [known.host_blocks for known in state.requests.values()]
+    swapped = [req_state.host_blocks for req_state in state.requests.values()]
     placed = np.sort(np.concatenate([*swapped, state.free_host_blocks]))
     if not np.array_equal(placed, np.arange(state.config.swap_blocks)):
         yield f"{len(placed)} host blocks are held or free; there are {state.config.swap_blocks}"
@@ -71,11 +71,12 @@ def _rows(state: State) -> Iterator[str]:
     if placed != list(range(state.config.max_num_seqs)):
         yield f"{len(placed)} rows run, are free or are being left; there are {state.config.max_num_seqs}"
     waiting = Counter(map(id, state.waiting))
-    for name, known in state.requests.items():
-        if waiting[id(known)] != (known.row < 0):
-            yield f"request {name!r} stands {waiting[id(known)]} times in the queue and has row {known.row}"
-        if known.row >= 0 and state.requests_by_row[known.row] is not known:
-            yield f"row {known.row} of request {name!r} belongs to another"
+    for name, req_state in state.requests.items():
+        if waiting[id(req_state)] != (req_state.row < 0):
+            times = waiting[id(req_state)]
+            yield f"request {name!r} stands {times} times in the queue and has row {req_state.row}"
+        if req_state.row >= 0 and state.requests_by_row[req_state.row] is not req_state:
+            yield f"row {req_state.row} of request {name!r} belongs to another"
 
 
 def _budgets(state: State) -> Iterator[str]:
@@ -88,9 +89,9 @@ def _budgets(state: State) -> Iterator[str]:
 def _computed(state: State) -> Iterator[str]:
     """Rows compute tokens that are known, into blocks that they hold."""
     rows = state.running
-    known = state.num_tokens[rows] + state.num_pending[rows] + state.scheduled_drafts[rows]
+    req_state = state.num_tokens[rows] + state.num_pending[rows] + state.scheduled_drafts[rows]
     room = state.num_blocks[rows] * state.block_size
-    for most, text in ((known, "tokens are known"), (room, "slots are held")):
+    for most, text in ((req_state, "tokens are known"), (room, "slots are held")):
         over = np.flatnonzero(state.num_computed[rows] > most)
         if len(over):
             row = int(rows[over[0]])
@@ -121,10 +122,10 @@ def _encoder(state: State) -> Iterator[str]:
         yield f"the encoder cache counts {cache.used} embeddings, holds {size}, and fits {cache.capacity}"
     holders = Counter(key for keys in state.leaving.values() for key in keys)
     for row in state.running.tolist():
-        known = state.requests_by_row[row]
-        holders.update(known.media_keys[index] for index in known.held_media)
-        if (state.release_at[row] == NEVER) != (not known.held_media):
-            yield f"row {row} holds {len(known.held_media)} items and releases at {state.release_at[row]}"
+        req_state = state.requests_by_row[row]
+        holders.update(req_state.media_keys[index] for index in req_state.held_media)
+        if (state.release_at[row] == NEVER) != (not req_state.held_media):
+            yield f"row {row} holds {len(req_state.held_media)} items and releases at {state.release_at[row]}"
     for key, entry in cache.entries.items():
         if entry.references != holders[key]:
             yield (

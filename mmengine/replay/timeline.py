@@ -16,8 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from mmengine.core.schedule import schedule
-from mmengine.core.state import CRASHED, LEFT, LOST, State, View
+from mmengine.core.decide.schedule import schedule
+from mmengine.core.state.state import CRASHED, LEFT, LOST, State, View
 from mmengine.errors import CorruptLog, Diverged, LogError
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from mmengine.core.decide.schedule import DECIDED_VERSIONS, DECISION_VERSION
 from mmengine.core.engine import EngineCore
 from mmengine.core.executor import StepResult
-from mmengine.core.schedule import DECIDED_VERSIONS, DECISION_VERSION
-from mmengine.core.state import State
+from mmengine.core.state.state import State
 from mmengine.errors import ExecutorFailed, LogError, MMEngineError
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record

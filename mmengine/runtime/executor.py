@@ -10,14 +10,14 @@ from mmengine.config import EngineConfig
 from mmengine.core.executor import StepPlan, StepResult
 from mmengine.errors import ExecutorFailed, ExecutorLost, MMEngineError
 from mmengine.models.plugin import MediaInput, VisionLanguageModel
-from mmengine.runtime.clock import LaunchClock, StepClock
-from mmengine.runtime.eagle3.head import DraftHead
-from mmengine.runtime.gpus import answers, current
+from mmengine.runtime.device.clock import LaunchClock, StepClock
+from mmengine.runtime.device.gpus import answers, current
+from mmengine.runtime.drafting.eagle3.head import DraftHead
 from mmengine.runtime.graphs.recorder import Recorder, recorder_for
 from mmengine.runtime.reading import Computed, Launched
 from mmengine.runtime.rows import PositionsOf
 from mmengine.runtime.runner import ModelRunner
-from mmengine.runtime.stops import StopWatcher
+from mmengine.runtime.sampling.stops import StopWatcher
 from mmengine.spec_decode.base import Drafter
 from mmengine.structured_output.rows import RowMatchers
 
@@ -127,7 +127,7 @@ class TorchExecutor:
     def _begin(self, step: InFlight) -> None:
         """Launch what can be: tokens of forms wait until it is known what the step before them said."""
         step.computed = self._run(step)
-        if not (self._in_flight and step.computed.has_forms):
+        if not (self._in_flight and step.computed.has_grammar_rows):
             self._sample(step)
 
     def _run(self, step: InFlight) -> Computed:

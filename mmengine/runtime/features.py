@@ -8,8 +8,8 @@ import torch
 from mmengine.core.executor import EncodeItem, MediaSpan
 from mmengine.errors import ConfigError, ExecutorFailed
 from mmengine.models.plugin import MediaInput, VisionLanguageModel
+from mmengine.runtime.device.upload import upload, upload_joined
 from mmengine.runtime.graphs.encoder import EncoderGraphs
-from mmengine.runtime.upload import upload, upload_joined
 
 
 class FeatureStore:

@@ -5,11 +5,11 @@ import numpy as np
 import torch
 
 from mmengine.core.executor import PENDING, StepPlan
-from mmengine.core.runs import Runs
 from mmengine.runtime.attention.base import AttentionMeta
+from mmengine.runtime.device.upload import upload, upload_into
 from mmengine.runtime.graphs.buckets import Frame
 from mmengine.runtime.rows import RowColumns
-from mmengine.runtime.upload import upload, upload_into
+from mmengine.runtime.sampling.runs import Runs
 
 _NONE = torch.empty(0, dtype=torch.int64)
 

@@ -8,16 +8,16 @@ import numpy as np
 import torch
 
 from mmengine.core.executor import StepPlan, StepResult
-from mmengine.core.runs import Runs
-from mmengine.runtime.clock import StepClock
-from mmengine.runtime.drafting import Drafting
-from mmengine.runtime.eagle3.seen import Seen
-from mmengine.runtime.following import Followed, followers
+from mmengine.runtime.device.clock import StepClock
+from mmengine.runtime.device.upload import upload
+from mmengine.runtime.drafting.eagle3.seen import Seen
+from mmengine.runtime.drafting.next_drafts import Drafting
 from mmengine.runtime.rows import CLOSES, GRAMMAR, PENALTIES, RowColumns
-from mmengine.runtime.sample_rows import SampleRows
-from mmengine.runtime.sampler import Sampled, Sampler
-from mmengine.runtime.stops import CLOSED, GRAMMAR_END, StopWatcher, find_stops, may_stop
-from mmengine.runtime.upload import upload
+from mmengine.runtime.sampling.lazy_masks import LazyMasked, lazily_masked
+from mmengine.runtime.sampling.runs import Runs
+from mmengine.runtime.sampling.sample_rows import SampleRows
+from mmengine.runtime.sampling.sampler import Sampled, Sampler
+from mmengine.runtime.sampling.stops import CLOSED, GRAMMAR_END, StopWatcher, find_stops, may_stop
 from mmengine.structured_output.rows import RowMatchers
 
 NOT_FINITE = "the model gave NaN or infinite logits for this request"
@@ -37,21 +37,21 @@ class Computed(msgspec.Struct, frozen=True, eq=False):
     seen: Seen | None
 
     @property
-    def has_forms(self) -> bool:
+    def has_grammar_rows(self) -> bool:
         """Whether what may be sampled depends on what its rows said before."""
         return bool(self.batch.wanted & GRAMMAR)
 
 
 class Launched(msgspec.Struct, frozen=True, eq=False):
     """A step on the device. `sampled` has host tensors, to be read once the device is done with it. `batch`
-    are the positions that sampled: with drafts those of `runs`, else one of each row. `followed`: rows that
-    went on in their grammars already, and why some have no token. `seen`: where a draft head reads it now.
-    `draft_room`: that of the plan, of rows that sampled."""
+    are the positions that sampled: with drafts those of `runs`, else one of each row. `lazy_masked`: rows
+    that went on in their grammars already, and why some have no token. `seen`: where a draft head reads it
+    now. `draft_room`: that of the plan, of rows that sampled."""
 
     batch: SampleRows
     sampled: Sampled
     runs: Runs | None = None
-    followed: Followed = Followed({}, {})
+    lazy_masked: LazyMasked = LazyMasked({}, {})
     seen: Seen | None = None
     draft_room: np.ndarray | None = None
 
@@ -74,13 +74,15 @@ class Reader:
         if launched.runs is not None:
             return self._read_runs(launched, token_ids, launched.runs)
         batch = launched.batch
-        errors = dict.fromkeys((token_ids < 0).nonzero()[0].tolist(), NOT_FINITE) | launched.followed.errors
+        errors = (
+            dict.fromkeys((token_ids < 0).nonzero()[0].tolist(), NOT_FINITE) | launched.lazy_masked.errors
+        )
         stops = find_stops(token_ids, batch, self.rows, self.watcher)
         if batch.wanted & GRAMMAR:
             over = {index for index, _ in stops} | set(errors)
             going = [index for index in self._masked(batch) if index not in over]
             ends = self._advance(batch, going, [[token] for token in token_ids[going].tolist()], errors)
-            ends |= launched.followed.complete
+            ends |= launched.lazy_masked.complete
             stops = self._named(batch, [*stops, *((index, GRAMMAR_END) for index in ends)])
         result = StepResult(token_ids, stops)
         if errors or launched.sampled.logprobs is not None:
@@ -99,7 +101,7 @@ class Reader:
     def _read_runs(self, launched: Launched, token_ids: np.ndarray, runs: Runs) -> StepResult:
         """Each row gives one token or several, and is then where it would be had it given them one by one."""
         counts = runs.counts(token_ids)
-        errors = dict(launched.followed.errors)
+        errors = dict(launched.lazy_masked.errors)
         if token_ids.min() < 0:
             for position in (token_ids < 0).nonzero()[0].tolist():
                 row = int(runs.row_of[position])
@@ -111,7 +113,7 @@ class Reader:
         stops = self._cut_at_stops(token_ids, batch, runs, counts, errors)
         if batch.wanted & GRAMMAR:
             heads = batch.take(runs.first)
-            complete = launched.followed.complete
+            complete = launched.lazy_masked.complete
             stops = self._end_in_runs(token_ids, heads, runs, complete, stops, counts, errors)
         if errors:
             counts[list(errors)] = 1
@@ -216,7 +218,7 @@ class Reader:
         options = batch.columns["options"]
         is_masked = (options & GRAMMAR) != 0
         if self.sampler.device.type == "cpu":
-            is_masked &= ~followers(options)
+            is_masked &= ~lazily_masked(options)
         return np.flatnonzero(is_masked).tolist()
 
     def _draft(

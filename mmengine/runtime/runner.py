@@ -12,29 +12,29 @@ import torch
 
 from mmengine.config import EngineConfig
 from mmengine.core.executor import StepPlan, StepResult
-from mmengine.core.runs import Runs, runs_of
-from mmengine.models.plugin import MediaInput, Taps, VisionLanguageModel
+from mmengine.models.plugin import AuxHiddenStates, MediaInput, VisionLanguageModel
 from mmengine.runtime.attention.registry import make_backend
-from mmengine.runtime.drafting import Drafting
-from mmengine.runtime.eagle3.drafter import Eagle3Drafter
-from mmengine.runtime.eagle3.head import DraftHead
-from mmengine.runtime.eagle3.seen import Seen
+from mmengine.runtime.device.invariant import check_invariant
+from mmengine.runtime.device.upload import upload
+from mmengine.runtime.drafting.eagle3.drafter import Eagle3Drafter
+from mmengine.runtime.drafting.eagle3.head import DraftHead
+from mmengine.runtime.drafting.eagle3.seen import Seen
+from mmengine.runtime.drafting.next_drafts import Drafting
 from mmengine.runtime.features import FeatureStore, encode
-from mmengine.runtime.following import Followed
-from mmengine.runtime.forms import sample_forms
 from mmengine.runtime.graphs.capture import Capture, capture
 from mmengine.runtime.graphs.decode import DecodeGraphs
 from mmengine.runtime.graphs.encoder import EncoderGraphs, capture_encoder
 from mmengine.runtime.graphs.recorder import Recorder
 from mmengine.runtime.inputs import StepInputs, fresh_blocks, prepare
-from mmengine.runtime.invariant import check_invariant
-from mmengine.runtime.kv import pool_of
+from mmengine.runtime.kv.pool import pool_of
 from mmengine.runtime.reading import Computed, Launched, Reader
 from mmengine.runtime.rows import GRAMMAR, STOP_STRINGS, PositionsOf, RowColumns
-from mmengine.runtime.sample_rows import SampleRows
-from mmengine.runtime.sampler import Sampled, Sampler
-from mmengine.runtime.stops import StopWatcher
-from mmengine.runtime.upload import upload
+from mmengine.runtime.sampling.grammar_rows import sample_grammar_rows
+from mmengine.runtime.sampling.lazy_masks import LazyMasked
+from mmengine.runtime.sampling.runs import Runs, runs_of
+from mmengine.runtime.sampling.sample_rows import SampleRows
+from mmengine.runtime.sampling.sampler import Sampled, Sampler
+from mmengine.runtime.sampling.stops import StopWatcher
 from mmengine.spec_decode.base import Drafter
 from mmengine.structured_output.rows import RowMatchers
 
@@ -112,7 +112,7 @@ class ModelRunner:
                     block_size=config.block_size,
                     max_rows=config.max_num_seqs,
                     num_drafts=config.num_draft_tokens,
-                    taps=head.taps(1) if head is not None else None,
+                    aux_hidden_states=head.aux_hidden_states(1) if head is not None else None,
                     capture=capture,
                 )
             if head is not None:
@@ -171,9 +171,9 @@ class ModelRunner:
                 )
             runs = runs_of(plan)
             head = self._drafting.head if self._drafting is not None else None
-            taps = head.prepare(plan) if head is not None else None
-            hidden, inputs, positions = self._forward(plan, runs, taps)
-            seen = Seen(plan, positions, taps.rows) if taps is not None else None
+            aux_hidden_states = head.prepare(plan) if head is not None else None
+            hidden, inputs, positions = self._forward(plan, runs, aux_hidden_states)
+            seen = Seen(plan, positions, aux_hidden_states.rows) if aux_hidden_states is not None else None
             if head is not None and seen is not None and _nobody_drafts(plan):
                 head.wait(seen)  # now: the step behind may be prepared before this one is read
                 seen = None
@@ -193,7 +193,7 @@ class ModelRunner:
                 self._drafting.admit(admission)
 
     def _forward(
-        self, plan: StepPlan, runs: Runs | None, taps: Taps | None
+        self, plan: StepPlan, runs: Runs | None, aux_hidden_states: AuxHiddenStates | None
     ) -> tuple[torch.Tensor, StepInputs, torch.Tensor]:
         """Hidden states, in the order of `inputs`; and the positions of the plan's tokens."""
         graphs, may_wait = self.graphs, self._config.max_in_flight > 1
@@ -210,12 +210,16 @@ class ModelRunner:
             inputs.input_ids[places] = self._last_tokens[rows]
         if graphs is not None and frame is not None:
             hidden = graphs.run(frame, inputs.attention)
-            positions = graphs.give(frame, taps, inputs.positions) if taps is not None else inputs.positions
+            positions = (
+                graphs.give(frame, aux_hidden_states, inputs.positions)
+                if aux_hidden_states is not None
+                else inputs.positions
+            )
             return hidden[frame.places] if inputs.sample_tokens is None else hidden, inputs, positions
         embeds = self._model.embed(inputs.input_ids)
         deepstack = self._features.place(plan.media, embeds)
         self._attention.begin(inputs.attention)
-        asked = () if taps is None else (taps,)
+        asked = () if aux_hidden_states is None else (aux_hidden_states,)
         hidden = self._model.forward(embeds, deepstack, inputs.positions, self._attention, *asked)
         return hidden, inputs, inputs.positions
 
@@ -241,16 +245,16 @@ class ModelRunner:
             nothing = Sampled(torch.empty(0, dtype=torch.int64), None)
             return Launched(batch, nothing, seen=computed.seen, draft_room=plan.draft_room)
         if batch.wanted & GRAMMAR:
-            sampled, followed = sample_forms(self._sampler, self._matchers, logits, batch, runs)
+            sampled, lazy_masked = sample_grammar_rows(self._sampler, self._matchers, logits, batch, runs)
         else:
-            sampled, followed = self._sampler.sample(logits, batch), Followed({}, {})
+            sampled, lazy_masked = self._sampler.sample(logits, batch), LazyMasked({}, {})
         if self._config.max_in_flight > 1 and runs is None:  # with drafts nobody goes on before they are read
             rows = upload(batch.rows.astype(np.int64), self._device)
             self._last_tokens[rows] = sampled.token_ids.clamp(min=0)  # a row without a token is broken
         room = plan.draft_room
         if room is not None and len(room):
             room = room[:, plan.sample]
-        return Launched(batch, sampled.to_host(), runs, followed, computed.seen, room)
+        return Launched(batch, sampled.to_host(), runs, lazy_masked, computed.seen, room)
 
     def _sample_rows(self, plan: StepPlan, runs: Runs | None, inputs: StepInputs) -> SampleRows:
         rows, num_known = plan.rows, inputs.attention.kv_lens

@@ -113,7 +113,7 @@ class _Batch:
             elif isinstance(job[1], MMEngineError):
                 self._ahead.append((job[0], None, job[1]))
             elif isinstance(job[1], Answered):
-                self._engine.requests.drop_past(*job[1])
+                self._engine.requests.drop_resumed(*job[1])
             else:
                 prompt, options = job[1]
                 self._ahead.append((job[0], options, self._prepared(job[0], prompt, options, pool)))
@@ -124,7 +124,7 @@ class _Batch:
         known_as = options.request_id, options.sampling.n
         if self._engine.requests.can_take_up(*known_as):
             return None
-        self._engine.requests.drop_past(*known_as)
+        self._engine.requests.drop_resumed(*known_as)
         self._holding.add(index)
         return pool.submit(self._prepare_one, index, prompt, options)
 

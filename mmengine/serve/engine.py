@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmengine.config import EngineConfig
 from mmengine.core.outputs import Output, Stats
-from mmengine.core.past import Resume
+from mmengine.core.resume import Resume
 from mmengine.errors import InvalidRequest, LogError
 from mmengine.models.plugin import MediaInput, Prepared
 from mmengine.request import Request, SamplingParams
@@ -32,7 +32,13 @@ from mmengine.serve.operators import operator_log
 from mmengine.serve.prompts import Options, Prompt, core_requests, make_sampling, request_ids
 from mmengine.serve.reasoning import Reasoning
 from mmengine.serve.recovery import open_store, recover
-from mmengine.serve.structured import NO_FORM, Form, decoded, form_of, json_format
+from mmengine.serve.structured import (
+    NO_RESPONSE_FORMAT,
+    ResponseFormat,
+    decoded,
+    json_format,
+    response_format_of,
+)
 from mmengine.serve.watchdog import HANG_EXIT, Watchdog
 
 if TYPE_CHECKING:
@@ -105,17 +111,17 @@ class Engine:
             lambda: self.drafters,
             lambda: getattr(self.built.executor, "graph_counts", {}),
         )
-        self._store, past = None, {}
+        self._store, resumed = None, {}
         try:
             if log is not None:
-                self._store = open_store(log, self.config, self.built.past)
-            if self.built.past is not None:
-                past = recover(self.built, self._store, self.grammar_memory, resume.cause)
+                self._store = open_store(log, self.config, self.built.resumed)
+            if self.built.resumed is not None:
+                resumed = recover(self.built, self._store, self.grammar_memory, resume.cause)
         except BaseException:
             self._core.sink.close()  # without a last word: the state that was found did not go on
             raise
         self._syncer = self._new_syncer() if log is not None else None
-        self.requests = InProgress(self._core, self.processor.tokenizer, self._let_go, past, texts)
+        self.requests = InProgress(self._core, self.processor.tokenizer, self._let_go, resumed, texts)
         limit_s = self.config.step_timeout_s
         self._watchdog = Watchdog(limit_s, on_hang or self._end_process) if limit_s else nullcontext()
         built = self.built
@@ -142,7 +148,7 @@ class Engine:
 
         Raises InvalidRequest, InvalidMedia, QueueFull; nothing is queued then.
         """
-        form = form_of(response_format, grammar)
+        form = response_format_of(response_format, grammar)
         options = make_options(sampling, sampling_options, request_id, priority, cache_salt, deadline_s, form)
         return self.submit_prepared(
             Prompt.of(prompt).prepare(self.processor, cache_salt), options, stream=stream
@@ -296,7 +302,7 @@ class Engine:
 
         Raises the error of the first prompt that was refused or failed, after the others ended.
         """
-        form = form_of(response_format, grammar)
+        form = response_format_of(response_format, grammar)
         options = make_options(sampling, sampling_options, "", priority, cache_salt, 0.0, form)
         answers: dict[int, Completion] = {}
         errors = {}
@@ -409,7 +415,7 @@ def make_options(
     priority: int,
     cache_salt: str,
     deadline_s: float,
-    form: Form = NO_FORM,
+    form: ResponseFormat = NO_RESPONSE_FORMAT,
 ) -> Options:
     """Options from what `submit` and `generate` take. Raises InvalidRequest."""
     if sampling is not None and keywords:

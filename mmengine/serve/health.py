@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from mmengine.core.decide.stall import THRASH
 from mmengine.core.engine import EngineCore
-from mmengine.core.stall import THRASH
 
 THRASH_STEPS = 256  # a thrash counts against an engine with work for so many steps
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from mmengine.core.engine import EngineCore
 from mmengine.core.outputs import Output
-from mmengine.core.past import PastAnswer
+from mmengine.core.resume import ResumedAnswer
 from mmengine.events.vocabulary import Queued
 from mmengine.models.plugin import Prepared, Tokenizer
 from mmengine.request import Request, SamplingParams
@@ -45,7 +45,7 @@ class _Pending:
 
 
 class InProgress:
-    """`past`: answers of the process before that nobody took up yet, by core id. `let_go`: called with the
+    """`resumed`: answers of the process before that nobody took up yet, by core id. `let_go`: called with the
     core id of each request that ended. `texts` False: all texts are empty; who reads the news makes them."""
 
     def __init__(
@@ -53,11 +53,11 @@ class InProgress:
         core: EngineCore,
         tokenizer: Tokenizer,
         let_go: Callable[[str], None],
-        past: dict[str, PastAnswer],
+        resumed: dict[str, ResumedAnswer],
         texts: bool = True,
     ):
         self._core, self._tokenizer, self._let_go, self._texts = core, tokenizer, let_go, texts
-        self.past = past
+        self.resumed = resumed
         self._pending: dict[str, _Pending] = {}
         self._answers: dict[str, tuple[_Pending, _Answer]] = {}
         self._undelivered: dict[str, list[str]] = {}  # core ids of ended answers, by request id
@@ -124,8 +124,8 @@ class InProgress:
         ended = output.finish_reason is not None
         if ended:
             self._let_go(output.request_id)
-        if output.request_id in self.past:
-            self.past[output.request_id].add(output)
+        if output.request_id in self.resumed:
+            self.resumed[output.request_id].add(output)
         elif ended:
             self._core.delivered(output.request_id)
 
@@ -172,8 +172,8 @@ class InProgress:
 
     def can_take_up(self, request_id: str, num_choices: int = 1) -> bool:
         """Whether the process before had this request, with so many answers, and did not give it up."""
-        names = core_ids(request_id, num_choices) if self.past else [""]
-        found = [self.past.get(name) for name in names]
+        names = core_ids(request_id, num_choices) if self.resumed else [""]
+        found = [self.resumed.get(name) for name in names]
         return all(one is not None and not one.was_given_up for one in found)
 
     def take_up(self, request_id: str, num_choices: int = 1, *, stream: bool = False) -> Completion | None:
@@ -181,7 +181,7 @@ class InProgress:
         comes out of the engine's `step`, with `stream` the text that is new from here on. Raises KeyError
         for one that `can_take_up` denies."""
         names = core_ids(request_id, num_choices)
-        found = [self.past.pop(name) for name in names]
+        found = [self.resumed.pop(name) for name in names]
         first, completion = found[0].queued, None
         prepared = Prepared(np.frombuffer(first.prompt, np.int32), (), "")
         pending = self._pending[request_id] = _Pending(request_id, prepared, first.sampling, num_choices)
@@ -197,10 +197,10 @@ class InProgress:
                 completion = self._finish(ended, pending, answer)
         return completion
 
-    def drop_past(self, request_id: str, num_choices: int = 1) -> None:
+    def drop_resumed(self, request_id: str, num_choices: int = 1) -> None:
         """Nobody needs the answers of a request of the process before any more, if it had it."""
         for name in core_ids(request_id, num_choices):
-            if (one := self.past.pop(name, None)) is None:
+            if (one := self.resumed.pop(name, None)) is None:
                 continue
             if one.reason:
                 self._core.delivered(name)

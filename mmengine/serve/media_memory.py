@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from mmengine.models.plugin import MediaInput
-from mmengine.runtime.threads import usable_cores
+from mmengine.runtime.device.threads import usable_cores
 
 MOST_WORKERS = 4
 _POLL_S = 0.1  # how soon a waiting worker hears that its prompt was given up

@@ -13,8 +13,8 @@ from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from mmengine.core.drafted import DraftCounts
 from mmengine.core.outputs import Output, Stats
+from mmengine.core.state.drafted import DraftCounts
 from mmengine.models.media_cache import MediaCache
 
 REASONS = ("stop", "length", "abort", "error", "rejected")

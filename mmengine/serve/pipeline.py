@@ -20,7 +20,7 @@ from mmengine.serve.engine import Engine
 from mmengine.serve.generation import is_generation_option, sampling_from_generation
 from mmengine.serve.pipeline_inputs import Chat, group_inputs, single_input
 from mmengine.serve.prompts import Options, Prompt
-from mmengine.serve.structured import form_of
+from mmengine.serve.structured import response_format_of
 
 TASK = "image-text-to-text"
 TENSORS, NEW_TEXT, FULL_TEXT = 0, 1, 2  # transformers' ReturnType
@@ -163,7 +163,7 @@ class Pipeline:
             generation["stop_strings"] = options["stop_sequence"]
         sampling = sampling_from_generation(generation, self.engine.processor.generation_defaults)
         skip = options.get("skip_special_tokens")
-        form = form_of(options.get("response_format"), options.get("grammar"))
+        form = response_format_of(options.get("response_format"), options.get("grammar"))
         return _Call(
             Options(sampling, grammar=form.grammar, reasoning=form.reasoning),
             options.get("processor_kwargs"),

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mmengine.config import EngineConfig
-from mmengine.core.past import Past, PastAnswer
+from mmengine.core.resume import ResumedAnswer, ResumeState
 from mmengine.errors import InvalidMedia, MMEngineError
 from mmengine.models.plugin import MediaInput
 from mmengine.request import MediaItem
@@ -21,54 +21,56 @@ MEDIA_FOLDER = "media"
 _NOT_KEPT = "images and videos were not kept beside the log, and its own are lost with the process that ended"
 
 
-def open_store(log: str | Path, config: EngineConfig, past: Past | None) -> MediaStore | None:
-    """The media store beside a log, with what `past` needs of it; None where there shall be none."""
+def open_store(log: str | Path, config: EngineConfig, resumed: ResumeState | None) -> MediaStore | None:
+    """The media store beside a log, with what `resumed` needs of it; None where there shall be none."""
     if not config.media_store_bytes:
         return None
     store = MediaStore(Path(log) / MEDIA_FOLDER, config.media_store_bytes)
-    if past is not None:
-        for name, known in past.state.requests.items():
-            store.hold_stored(name, known.request.media)
+    if resumed is not None:
+        for name, req_state in resumed.state.requests.items():
+            store.hold_stored(name, req_state.request.media)
     store.sweep()
     return store
 
 
 def recover(
     built: "Built", store: MediaStore | None, memory: GrammarMemory, cause: str
-) -> dict[str, PastAnswer]:
+) -> dict[str, ResumedAnswer]:
     """Let the core go on. A request whose media or grammar cannot be had again ends with an error. `cause`:
     see Resume. Gives the answers that were on their way, or not received, by core id."""
-    past, loaded = built.past, {}
+    resumed, loaded = built.resumed, {}
     lost = []
-    for name, known in past.state.requests.items():
-        items = known.request.media
+    for name, req_state in resumed.state.requests.items():
+        items = req_state.request.media
         try:
             media = [_load(item, store, built, loaded) for item in items]
         except InvalidMedia as error:
             media = []
             lost.append((name, str(error)))
         built.executor.attach(name, media)
-    lost += _compile_again(built, past, memory)
-    built.core.recover(past.recovered(tuple(lost)), cause)
-    running = len(past.state.requests)
-    operator_log.info("log continued", steps_lost=len(past.steps), requests=running, requests_lost=len(lost))
-    return past.answers
+    lost += _compile_again(built, resumed, memory)
+    built.core.recover(resumed.recovered(tuple(lost)), cause)
+    running = len(resumed.state.requests)
+    operator_log.info(
+        "log continued", steps_lost=len(resumed.steps), requests=running, requests_lost=len(lost)
+    )
+    return resumed.answers
 
 
-def _compile_again(built: "Built", past: Past, memory: GrammarMemory) -> list[tuple[str, str]]:
+def _compile_again(built: "Built", resumed: ResumeState, memory: GrammarMemory) -> list[tuple[str, str]]:
     """Grammars are not in a log, and for the core those that were ready still are: wait for them. Gives the
     requests whose grammar cannot be had, and why. One that waits for its grammar hears of it in a step."""
     lost, ready = [], []
-    for name, known in past.state.requests.items():
-        if known.request.grammar is None or name in past.state.grammar_failed:
+    for name, req_state in resumed.state.requests.items():
+        if req_state.request.grammar is None or name in resumed.state.grammar_failed:
             continue
         try:
-            text = memory.hold(name, known.request.grammar, was_accepted=True)
-            built.grammars.hold(name, text, known.request.budget(built.config.max_model_len))
+            text = memory.hold(name, req_state.request.grammar, was_accepted=True)
+            built.grammars.hold(name, text, req_state.request.budget(built.config.max_model_len))
         except MMEngineError as refusal:
             lost.append((name, str(refusal)))
             continue
-        if not known.waits_for_grammar:
+        if not req_state.waits_for_grammar:
             ready.append(name)
     return lost + [(name, error) for name in ready if (error := built.grammars.error_of(name))]
 

@@ -9,22 +9,22 @@ from mmengine.structured_output.spec import grammar_of, reasoning_of
 from mmengine.structured_output.types import decode, schema_of
 
 
-class Form(NamedTuple):
+class ResponseFormat(NamedTuple):
     """Of an answer, as Options has it."""
 
     grammar: str | None
     reasoning: bool | None
 
 
-NO_FORM = Form(None, None)
+NO_RESPONSE_FORMAT = ResponseFormat(None, None)
 
 
-def form_of(response_format: Any, grammar: Mapping[str, Any] | None) -> Form:
+def response_format_of(response_format: Any, grammar: Mapping[str, Any] | None) -> ResponseFormat:
     """What a caller asks for: by `grammar_of` and `reasoning_of`, but that `response_format` may be a type in
     place of a schema. Raises InvalidRequest."""
     if response_format is not None and not isinstance(response_format, (Mapping, str)):
         response_format = _asked(response_format)
-    return Form(grammar_of(response_format, grammar), reasoning_of(response_format, grammar))
+    return ResponseFormat(grammar_of(response_format, grammar), reasoning_of(response_format, grammar))
 
 
 def json_format(

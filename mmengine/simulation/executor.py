@@ -4,11 +4,11 @@ import numpy as np
 
 from mmengine.config import EngineConfig
 from mmengine.core.executor import StepPlan, StepResult, room_of
-from mmengine.core.simulate import CostModel
 from mmengine.request import Request
 from mmengine.simulation.device import Observer, TimedExecutor
 from mmengine.simulation.fake_model import FakeModel
 from mmengine.simulation.sampled import sampled_rows
+from mmengine.simulation.slots import CostModel
 from mmengine.simulation.workload import SimRequest
 
 BROKEN = "a token breaks the grammar"

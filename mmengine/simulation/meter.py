@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from mmengine.core.executor import StepPlan, StepResult
-from mmengine.core.state import State
+from mmengine.core.state.state import State
 
 _NEVER = -1
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from mmengine.core.executor import StepPlan, StepResult
-from mmengine.core.state import State
+from mmengine.core.state.state import State
 from mmengine.errors import InvalidRequest
 from mmengine.simulation.files import decode, existing, lines
 

@@ -5,8 +5,8 @@ Its tokens, as the tokenizer would spell it, are drafts; the last of them is hel
 spelled together with what comes next.
 
 JSON leaves one choice nearly everywhere, that of white space. So what is asked is not the grammar itself but
-sketches of it, in which white space is fixed in one of the usual ways, until the row departs from them
-(structured_output/standing.py).
+draft grammars of it, in which white space is fixed in one of the usual ways, until the row departs from them
+(structured_output/row_matcher.py).
 """
 
 from collections.abc import Callable, Sequence

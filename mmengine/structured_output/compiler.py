@@ -16,7 +16,7 @@ from mmengine.errors import MMEngineError
 from mmengine.structured_output.base import Compiled
 
 WORKERS = 2
-CACHE_SIZE = 384  # grammars that nobody uses now; a schema has two sketches beside its own
+CACHE_SIZE = 384  # grammars that nobody uses now; a schema has two draft grammars beside its own
 MAX_ABANDONED = 4
 # The grammar engine recurses as deep as rules and references lead, and beyond the stack's end is the end of
 # the process. Twice what the deepest took that spec.py and the gate let through; only what is used is real.

@@ -7,7 +7,7 @@ from mmengine.request import Request
 from mmengine.structured_output.base import Backend, Compiled, Matcher
 from mmengine.structured_output.closer import Closer
 from mmengine.structured_output.compiler import Compilation, Compiler
-from mmengine.structured_output.spec import sketches_of
+from mmengine.structured_output.spec import draft_grammars_of
 
 
 class Grammars:
@@ -20,7 +20,7 @@ class Grammars:
         self._compiler = Compiler(compile or backend.compile, deadline_s=deadline_s)
         self._held: dict[str, Compilation] = {}
         self._awaited: dict[str, Compilation] = {}  # nobody was told yet what became of them
-        self._sketches: dict[str, list[Compilation]] = {}
+        self._draft_grammars: dict[str, list[Compilation]] = {}
         self._budgets: dict[str, int] = {}
         self._closers: dict[str, Closer] = {}
 
@@ -31,7 +31,7 @@ class Grammars:
         self._budgets[request_id] = budget
 
     def release(self, request_id: str) -> None:
-        for compilation in (self._held.pop(request_id, None), *self._sketches.pop(request_id, ())):
+        for compilation in (self._held.pop(request_id, None), *self._draft_grammars.pop(request_id, ())):
             if compilation is not None:
                 self._compiler.let_go(compilation)
         self._awaited.pop(request_id, None)
@@ -75,23 +75,23 @@ class Grammars:
             self._closers[request_id] = made
         return made
 
-    def sketches(self, request: Request) -> list[Callable[[], Matcher]] | None:
+    def draft_grammars(self, request: Request) -> list[Callable[[], Matcher]] | None:
         """What makes matchers of grammars that allow some of what a request's own does, but force more of it.
         None while they are being compiled."""
         request_id = request.request_id
         held = self._held.get(request_id)
         if held is None or held.compiled is None:
             return []
-        begun = self._sketches.get(request_id)
+        begun = self._draft_grammars.get(request_id)
         if begun is None:
-            begun = self._sketches[request_id] = self._begin_sketches(request.grammar)
+            begun = self._draft_grammars[request_id] = self._begin_draft_grammars(request.grammar)
         if not all(each.is_done for each in begun):
             return None
         return [each.compiled.matcher for each in begun if each.compiled is not None]
 
-    def _begin_sketches(self, grammar: str) -> list[Compilation]:
+    def _begin_draft_grammars(self, grammar: str) -> list[Compilation]:
         try:
-            return [self._compiler.get(text) for text in sketches_of(grammar)]
+            return [self._compiler.get(text) for text in draft_grammars_of(grammar)]
         except MMEngineError:  # no new grammars are taken: so it goes without
             return []
 

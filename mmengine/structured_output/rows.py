@@ -18,17 +18,17 @@ from mmengine.request import Request
 from mmengine.structured_output.base import Backend, Compiled, Matcher
 from mmengine.structured_output.closer import Closer
 from mmengine.structured_output.opening import Opening
-from mmengine.structured_output.standing import Sketches, Standing
+from mmengine.structured_output.row_matcher import DraftGrammars, RowMatcher
 
 NOT_HERE = "its grammar is not compiled here"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Masks:
-    """What may be said next: `bits` uint32 [m, words], as Backend.fill sets them, of m places `picked`
+    """What may be said next: `bits` uint32 [m, words], as Backend.fill sets them, of m places `selected`
     (intp, ascending, into all that sample)."""
 
-    picked: np.ndarray
+    selected: np.ndarray
     bits: np.ndarray
     closing: "Closing | None" = None
 
@@ -44,8 +44,8 @@ class Closing:
 
 class RowMatchers:
     """`compiled_of`: a request's grammar by its id, None where it is not here. `closer_of`: at its beginning,
-    None for one that may be cut. `sketches_of`: what a request's text may follow in place of its grammar
-    (standing.py), None while that is being compiled."""
+    None for one that may be cut. `draft_grammars_of`: what a request's text may follow in place of its
+    grammar (row_matcher.py), None while that is being compiled."""
 
     def __init__(
         self,
@@ -53,12 +53,12 @@ class RowMatchers:
         compiled_of: Callable[[str], Compiled | None],
         vocab_size: int,
         closer_of: Callable[[str], Closer | None] = lambda request_id: None,
-        sketches_of: Callable[[Request], Sketches | None] = lambda request: (),
+        draft_grammars_of: Callable[[Request], DraftGrammars | None] = lambda request: (),
     ):
         self._backend, self._compiled_of, self._closer_of = backend, compiled_of, closer_of
-        self._sketches_of = sketches_of
+        self._draft_grammars_of = draft_grammars_of
         self._num_words = -(-vocab_size // 32)
-        self._rows: dict[int, Standing] = {}  # those whose grammars are here
+        self._rows: dict[int, RowMatcher] = {}  # those whose grammars are here
         self._ends = frozenset(backend.eos_token_ids)
         self.closers: dict[int, Closer] = {}
         self._no_end = _all_but(backend.eos_token_ids, self._num_words)
@@ -71,24 +71,24 @@ class RowMatchers:
         if compiled is None:
             return
         opening = Opening(compiled.after) if compiled.after else None
-        sketches = partial(self._sketches_of, request)
-        standing = self._rows[row] = Standing(self._backend, compiled.matcher(), opening, sketches)
+        draft_grammars = partial(self._draft_grammars_of, request)
+        row_matcher = self._rows[row] = RowMatcher(self._backend, compiled.matcher(), opening, draft_grammars)
         whole = token_ids[len(request.prompt_token_ids) :].tolist()
-        said = standing.open(whole)
+        said = row_matcher.open(whole)
         closer = self._closer_of(request.request_id)
         if closer is None:
-            standing.said = said
+            row_matcher.said = said
             return
         self.closers[row] = closer
         closer.left -= len(whole) - len(said)
         for token in said:
-            closer.said(standing.matcher(), token)
-            standing.said.append(token)
+            closer.said(row_matcher.matcher(), token)
+            row_matcher.said.append(token)
 
     def said(self, row: int) -> list[int] | None:
         """All that the row said in its grammar; None before that began."""
-        standing = self._rows[row]
-        return None if standing.opening is not None else standing.said
+        row_matcher = self._rows[row]
+        return None if row_matcher.opening is not None else row_matcher.said
 
     def masks(
         self, rows: Sequence[int], drafts: Sequence[list[int]] | None = None
@@ -102,10 +102,10 @@ class RowMatchers:
             bits = np.zeros((len(rows) + sum(map(len, drafts)), self._num_words), np.uint32)
         matchers = []
         for row in rows:
-            standing = self._rows.get(row)
-            if standing is None or standing.opening is not None:
+            row_matcher = self._rows.get(row)
+            if row_matcher is None or row_matcher.opening is not None:
                 return bits, self._fill_some(rows, bits, drafts)
-            matchers.append(standing.matcher())
+            matchers.append(row_matcher.matcher())
         self._backend.fill(matchers, bits, drafts)
         return bits, _broken(matchers)
 
@@ -115,17 +115,17 @@ class RowMatchers:
         """The same row by row: some have not begun with their grammar, or have none here."""
         errors, start = {}, 0
         for index, row in enumerate(rows):
-            standing = self._rows.get(row)
+            row_matcher = self._rows.get(row)
             ahead = drafts[index] if drafts is not None else []
             stop = start + 1 + len(ahead)
-            if standing is None:
+            if row_matcher is None:
                 errors[index] = NOT_HERE
                 bits[start:stop] = 0
                 start = stop
                 continue
-            matcher = standing.matcher()
-            if standing.opening is not None:
-                behind = standing.opening.end_in(ahead)
+            matcher = row_matcher.matcher()
+            if row_matcher.opening is not None:
+                behind = row_matcher.opening.end_in(ahead)
                 free = stop if behind is None else start + behind
                 bits[start:free] = self._no_end
                 start, ahead = free, ahead[behind:] if behind is not None else []
@@ -140,41 +140,42 @@ class RowMatchers:
         """How many of `drafts` the row might say, one behind the other, without an end."""
         ends = [place for place, token in enumerate(drafts) if token in self._ends]
         drafts = drafts[: ends[0]] if ends else drafts
-        standing = self._rows.get(row)
-        return len(drafts) if standing is None else standing.num_allowed(drafts)
+        row_matcher = self._rows.get(row)
+        return len(drafts) if row_matcher is None else row_matcher.num_allowed(drafts)
 
     def forced(self, row: int, most: int) -> Sequence[int]:
-        """At most `most` tokens that must come next, as far as that is known: its sketch leaves no choice."""
-        standing = self._rows.get(row)
-        return () if standing is None else standing.forced(most)
+        """At most `most` tokens that must come next, as far as that is known: its draft grammar leaves no
+        choice."""
+        row_matcher = self._rows.get(row)
+        return () if row_matcher is None else row_matcher.forced(most)
 
     def forced_behind(self, row: int, most: int) -> Sequence[int]:
         """The same behind the drafts of which `num_allowed` just said how many the row might say."""
-        standing = self._rows.get(row)
-        return () if standing is None else standing.forced_behind(most)
+        row_matcher = self._rows.get(row)
+        return () if row_matcher is None else row_matcher.forced_behind(most)
 
     def say_run(self, row: int, token_ids: Sequence[int]) -> tuple[int, bool]:
         """The row says these tokens one after the other, until there is one that it may not say or its text
         is complete: how many, and whether it is."""
-        standing = self._rows.get(row)
-        if standing is None:
+        row_matcher = self._rows.get(row)
+        if row_matcher is None:
             return 0, False
-        if standing.opening is None:
-            return standing.say(token_ids, self._ends)
-        first = self._reason(standing, token_ids)
-        if standing.opening is not None or standing.own.matcher.is_stopped():
-            return first, standing.opening is None
-        num_said, is_complete = standing.say(token_ids[first:], self._ends)
+        if row_matcher.opening is None:
+            return row_matcher.say(token_ids, self._ends)
+        first = self._reason(row_matcher, token_ids)
+        if row_matcher.opening is not None or row_matcher.own.matcher.is_stopped():
+            return first, row_matcher.opening is None
+        num_said, is_complete = row_matcher.say(token_ids[first:], self._ends)
         return first + num_said, is_complete
 
-    def _reason(self, standing: Standing, token_ids: Sequence[int]) -> int:
+    def _reason(self, row_matcher: RowMatcher, token_ids: Sequence[int]) -> int:
         """The row says these tokens until its grammar begins, or until an end of sequence, which it may not
         say before: how many."""
         for index, token in enumerate(token_ids):
             if token in self._ends:
                 return index
-            standing.open([token])
-            if standing.opening is None:
+            row_matcher.open([token])
+            if row_matcher.opening is None:
                 return index + 1
         return len(token_ids)
 
@@ -184,18 +185,20 @@ class RowMatchers:
 
     def closing(self, places: np.ndarray, rows: Sequence[int]) -> Closing | None:
         """Of `rows`, which sample at `places`, those whose texts are completed; None where no one's is."""
-        picked = [index for index, row in enumerate(rows) if row in self.closers]
-        return Closing(places[picked], partial(self._keep, [rows[n] for n in picked])) if picked else None
+        selected = [index for index, row in enumerate(rows) if row in self.closers]
+        return (
+            Closing(places[selected], partial(self._keep, [rows[n] for n in selected])) if selected else None
+        )
 
     def _keep(self, rows: Sequence[int], tokens: Sequence[int]) -> list[int]:
         """Negative tokens are none."""
         kept = list(tokens)
         for index, (row, token) in enumerate(zip(rows, tokens, strict=True)):
-            closer, standing = self.closers[row], self._rows[row]
-            if token >= 0 and standing.opening is not None:
-                kept[index] = closer.keep_before(standing.opening, token)
+            closer, row_matcher = self.closers[row], self._rows[row]
+            if token >= 0 and row_matcher.opening is not None:
+                kept[index] = closer.keep_before(row_matcher.opening, token)
             elif token >= 0:
-                kept[index] = closer.keep(standing.matcher(), token)
+                kept[index] = closer.keep(row_matcher.matcher(), token)
         return kept
 
     def advance(
@@ -203,15 +206,15 @@ class RowMatchers:
     ) -> tuple[dict[int, int], dict[int, str]]:
         """Rows said tokens, each at least one that it might. Which of them (indices into `rows`) are
         complete, and with how many of their tokens; which broke, and why."""
-        standings = [self._rows[row] for row in rows]
-        before = self._open(standings, said)
+        row_matchers = [self._rows[row] for row in rows]
+        before = self._open(row_matchers, said)
         if before is not None:
             said = [tokens[first:] for first, tokens in zip(before, said, strict=True)]
         matchers, alone = [], True  # whether each row said one token
-        for standing, tokens in zip(standings, said, strict=True):
-            matchers.append(standing.matcher())
-            standing.said += tokens
-            standing.own.num_read += len(tokens)
+        for row_matcher, tokens in zip(row_matchers, said, strict=True):
+            matchers.append(row_matcher.matcher())
+            row_matcher.said += tokens
+            row_matcher.own.num_read += len(tokens)
             alone = alone and len(tokens) == 1
         if self.closers:
             self._tell_closers(rows, matchers, said, before)
@@ -224,17 +227,17 @@ class RowMatchers:
         for index, matcher in enumerate(matchers):
             stopped = matcher.is_stopped() or (self.closers and self._is_full(rows[index], matcher))
             count = len(said[index]) if used is None else used[index]
-            if stopped and index not in errors and standings[index].opening is None:
+            if stopped and index not in errors and row_matchers[index].opening is None:
                 complete[index] = count if before is None else before[index] + count
             elif count < len(said[index]):
                 errors.setdefault(index, "its grammar does not allow what it said")
         return complete, errors
 
-    def _open(self, standings: Sequence[Standing], said: Sequence[list[int]]) -> list[int] | None:
+    def _open(self, row_matchers: Sequence[RowMatcher], said: Sequence[list[int]]) -> list[int] | None:
         """Rows said these tokens: how many of each are said before its grammar. None where all have begun."""
-        for standing in standings:
-            if standing.opening is not None:
-                return [len(all_of) - len(each.open(all_of)) for each, all_of in zip(standings, said)]
+        for row_matcher in row_matchers:
+            if row_matcher.opening is not None:
+                return [len(all_of) - len(each.open(all_of)) for each, all_of in zip(row_matchers, said)]
         return None
 
     def _tell_closers(

@@ -65,7 +65,7 @@ _SPACINGS = ((",", ":"), (", ", ": "))
 
 
 @lru_cache(maxsize=64)
-def sketches_of(text: str) -> tuple[str, ...]:
+def draft_grammars_of(text: str) -> tuple[str, ...]:
     """Grammars that allow some of what the grammar `text` does, those in which more is forced: of a schema
     those that fix the white space."""
     grammar = read_grammar(text)
@@ -78,8 +78,8 @@ def sketches_of(text: str) -> tuple[str, ...]:
     for item, key in _SPACINGS:
         spacing = {"item_separator": item, "key_separator": key, "whitespace_flexible": False}
         body = {"x-guidance": msgspec.Raw(msgspec.json.encode({**options, **spacing})), **schema}
-        sketch = JsonSchema(msgspec.Raw(msgspec.json.encode(body)))
-        made.append(msgspec.json.encode(sketch).decode())
+        draft_grammar = JsonSchema(msgspec.Raw(msgspec.json.encode(body)))
+        made.append(msgspec.json.encode(draft_grammar).decode())
     return tuple(made)
 
 

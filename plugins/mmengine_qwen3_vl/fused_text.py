@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from mmengine.gpu.text_ops import TextOps
-from mmengine.models.plugin import AttentionPort, Taps
+from mmengine.models.plugin import AttentionPort, AuxHiddenStates
 from mmengine.models.reader import WeightReader
 from mmengine.models.sharding import Shard
 from mmengine_qwen3_vl.config import TextConfig
-from mmengine_qwen3_vl.text import Layer, TextDecoder, tap
+from mmengine_qwen3_vl.text import Layer, TextDecoder, aux_layer
 
 
 class FusedTextDecoder(TextDecoder):
@@ -36,15 +36,15 @@ class FusedTextDecoder(TextDecoder):
         deepstack: Tensor | None,
         positions: Tensor,
         attention: AttentionPort,
-        taps: Taps | None = None,
+        aux_hidden_states: AuxHiddenStates | None = None,
     ) -> Tensor:
         """embeds [t, hidden], deepstack [n, t, hidden] (zero at text) or None, positions int64 [3, t]
-        to normed hidden states [t, hidden]. Fills the rows of `taps`."""
+        to normed hidden states [t, hidden]. Fills the rows of `aux_hidden_states`."""
         angles = self._rotary.halves(positions)
         eps, ops = self.config.rms_norm_eps, self.ops
         residual = embeds.clone()  # the one that is added to
-        if taps is not None:
-            tap(taps, 0, residual)
+        if aux_hidden_states is not None:
+            aux_layer(aux_hidden_states, 0, residual)
         normed = ops.rms_norm(residual, self._layers[0].input_norm, eps)
         next_norms = [*(layer.input_norm for layer in self._layers[1:]), self._norm]
         for index, (layer, next_norm) in enumerate(zip(self._layers, next_norms, strict=True)):
@@ -56,8 +56,8 @@ class FusedTextDecoder(TextDecoder):
                 residual.add_(added)
                 added = deepstack[index].clone()
             normed = ops.add_norm(added, residual, next_norm, eps)
-            if taps is not None:
-                tap(taps, index + 1, residual)
+            if aux_hidden_states is not None:
+                aux_layer(aux_hidden_states, index + 1, residual)
         return normed
 
     def _mix(

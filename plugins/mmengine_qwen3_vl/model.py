@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mmengine.errors import ConfigError, ModelError
 from mmengine.gpu.text_ops import text_ops
-from mmengine.models.plugin import AttentionPort, EncoderSize, ModelSpec, Taps
+from mmengine.models.plugin import AttentionPort, AuxHiddenStates, EncoderSize, ModelSpec
 from mmengine.models.reader import WeightReader
 from mmengine.models.sharding import Shard
 from mmengine.native import library as native
@@ -63,9 +63,9 @@ class Qwen3VL:
         deepstack: Tensor | None,
         positions: Tensor,
         attention: AttentionPort,
-        taps: Taps | None = None,
+        aux_hidden_states: AuxHiddenStates | None = None,
     ) -> Tensor:
-        return self._text.forward(embeds, deepstack, positions, attention, taps)
+        return self._text.forward(embeds, deepstack, positions, attention, aux_hidden_states)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self._text.logits(hidden)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mmengine.models.plugin import AttentionPort, Taps
+from mmengine.models.plugin import AttentionPort, AuxHiddenStates
 from mmengine.models.reader import WeightReader
 from mmengine.native.decoder import Decoder
 from mmengine.native.decoder_weights import MAX_HEAD_DIM, LayerWeights, Sizes
@@ -68,13 +68,13 @@ class NativeTextDecoder:
         deepstack: Tensor | None,
         positions: Tensor,
         attention: AttentionPort,
-        taps: Taps | None = None,
+        aux_hidden_states: AuxHiddenStates | None = None,
     ) -> Tensor:
         """embeds [t, hidden], deepstack [n, t, hidden] (zero at text) or None, positions int64 [3, t]
-        to normed hidden states [t, hidden]. Fills the rows of `taps`."""
+        to normed hidden states [t, hidden]. Fills the rows of `aux_hidden_states`."""
         cos, sin = self._rotary.rows(positions)
-        tapped = None if taps is None else (taps.layers, taps.rows)
-        return self._decoder.forward(embeds, deepstack, cos, sin, attention, tapped)
+        aux_rows = None if aux_hidden_states is None else (aux_hidden_states.layers, aux_hidden_states.rows)
+        return self._decoder.forward(embeds, deepstack, cos, sin, attention, aux_rows)
 
 
 def _read_layer(config: TextConfig, weights: WeightReader, library: ctypes.CDLL, index: int) -> LayerWeights:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mmengine.models.plugin import AttentionPort, Taps
+from mmengine.models.plugin import AttentionPort, AuxHiddenStates
 from mmengine.models.reader import WeightReader
 from mmengine.models.sharding import Shard
 from mmengine_qwen3_vl.config import TextConfig
@@ -77,17 +77,17 @@ class TextDecoder:
         deepstack: Tensor | None,
         positions: Tensor,
         attention: AttentionPort,
-        taps: Taps | None = None,
+        aux_hidden_states: AuxHiddenStates | None = None,
     ) -> Tensor:
         """embeds [t, hidden], deepstack [n, t, hidden] (zero at text) or None, positions int64 [3, t]
         to normed hidden states [t, hidden]. q, k and v reach the port as views of one tensor. Fills the
-        rows of `taps`."""
+        rows of `aux_hidden_states`."""
         cos, sin = self._rotary.rows(positions, embeds.dtype)
         eps = self.config.rms_norm_eps
         hidden = embeds
         for index, layer in enumerate(self._layers):
-            if taps is not None:
-                tap(taps, index, hidden)
+            if aux_hidden_states is not None:
+                aux_layer(aux_hidden_states, index, hidden)
             normed = self._rms_norm(hidden, layer.input_norm, eps)
             hidden = hidden + self._attend(index, layer, normed, cos, sin, attention)
             normed = self._rms_norm(hidden, layer.post_norm, eps)
@@ -95,8 +95,8 @@ class TextDecoder:
             hidden = hidden + self._sum(layer.down(F.silu(gate) * up))
             if deepstack is not None and index < len(deepstack):
                 hidden = hidden + deepstack[index]
-        if taps is not None:
-            tap(taps, len(self._layers), hidden)
+        if aux_hidden_states is not None:
+            aux_layer(aux_hidden_states, len(self._layers), hidden)
         return self._rms_norm(hidden, self._norm, eps)
 
     def _attend(
@@ -137,10 +137,10 @@ class Rotary:
         return angles.cos(), angles.sin()
 
 
-def tap(taps: Taps, layer: int, hidden: Tensor) -> None:
-    for place, tapped in enumerate(taps.layers):
-        if tapped == layer:
-            taps.rows[:, place * hidden.shape[1] :][:, : hidden.shape[1]] = hidden
+def aux_layer(aux_hidden_states: AuxHiddenStates, layer: int, hidden: Tensor) -> None:
+    for place, aux_rows in enumerate(aux_hidden_states.layers):
+        if aux_rows == layer:
+            aux_hidden_states.rows[:, place * hidden.shape[1] :][:, : hidden.shape[1]] = hidden
 
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -120,9 +120,9 @@ def test_generate_is_timed_over_all_tokens_of_all_batches(module, monkeypatch):
 
 def test_nothing_is_compiled_where_flashinfer_is_not(module, monkeypatch):
     parts = module("gpu_parts")
-    monkeypatch.setattr(parts.flashinfer_here, "installed", lambda: None)
+    monkeypatch.setattr(parts.flashinfer_capability, "installed", lambda: None)
     assert parts.compiling(False) == {} == parts.compiling(True)
-    monkeypatch.setattr(parts.flashinfer_here, "installed", lambda: "0.7.2.post1")
+    monkeypatch.setattr(parts.flashinfer_capability, "installed", lambda: "0.7.2.post1")
     assert set(parts.compiling(False)) == {"norms and gate", "decode", "prefill"}
     asked = []
     monkeypatch.setattr(parts, "KVPool", lambda *of: of)

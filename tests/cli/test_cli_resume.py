@@ -9,7 +9,7 @@ import pytest
 from mmengine.cli.batch import run_batch_file
 from mmengine.config import EngineConfig
 from mmengine.core.continuation import open_log
-from mmengine.core.past import Resume
+from mmengine.core.resume import Resume
 from mmengine.errors import ConfigError, InvalidRequest, LogError
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader
@@ -129,7 +129,7 @@ def test_settings_that_differ_from_the_logs_are_refused(begun):
         with pytest.raises(ConfigError, match=f"the log was begun with {name}"):
             open_log(begun / "log", Resume(), EngineConfig(**{name: value}))
     opened = open_log(begun / "log", Resume(), EngineConfig(log_sync="never", snapshot_bytes=7))
-    config = opened.past.config_for(EngineConfig(log_sync="never", snapshot_bytes=7))
+    config = opened.resumed.config_for(EngineConfig(log_sync="never", snapshot_bytes=7))
     assert (config.max_num_seqs, config.log_sync, config.snapshot_bytes) == (2, "never", 7)
     opened.sink.close()
 
@@ -137,14 +137,14 @@ def test_settings_that_differ_from_the_logs_are_refused(begun):
 def test_other_weights_are_refused_unless_forced(begun):
     opened = open_log(begun / "log", Resume(), EngineConfig())
     before = {"weights": "a" * 64, "dtype": "float32"}
-    opened.past.fingerprints = before
+    opened.resumed.fingerprints = before
     with pytest.raises(
         LogError, match=r"other dtype \(was float32, is bfloat16\), weights \(was aaaaaaaaaaaa, is bbbb"
     ):
         opened.check_fingerprints({"weights": "b" * 64, "dtype": "bfloat16"}, Resume())
     opened.check_fingerprints(before, Resume())
     opened.check_fingerprints({"weights": "b" * 64, "dtype": "float32"}, Resume(force=True))
-    assert opened.past.recovered(()).fingerprints["weights"] == "b" * 64
+    assert opened.resumed.recovered(()).fingerprints["weights"] == "b" * 64
     opened.sink.close()
 
 

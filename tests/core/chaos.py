@@ -22,13 +22,13 @@ import numpy as np
 
 from mmengine.config import EngineConfig
 from mmengine.core.engine import EngineCore
-from mmengine.core.evolve import evolve
-from mmengine.core.simulate import SimulatedExecutor, reference_tokens
-from mmengine.core.state import State
+from mmengine.core.fold.evolve import evolve
+from mmengine.core.state.state import State
 from mmengine.errors import MMEngineError, QueueFull
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader, LogWriter
 from mmengine.replay import request_lines, step_lines, verify
+from mmengine.simulation.slots import SimulatedExecutor, reference_tokens
 from tests.core.workloads import check_invariants, small_config, small_request
 
 EOS_IN = 20
@@ -237,8 +237,8 @@ class Chaos:
         assert state.digest() == self.core.state.digest()
         report = verify(self.folder)
         assert report.ok and not report.unfinished, report.divergence
-        known = [line.finish_reason for line in request_lines(self.folder)]
-        assert sorted(known) == sorted(reason for _, _, reason in self.ended if reason != "rejected")
+        req_state = [line.finish_reason for line in request_lines(self.folder)]
+        assert sorted(req_state) == sorted(reason for _, _, reason in self.ended if reason != "rejected")
         assert len(list(step_lines(self.folder))) == self.core.state.step
 
 

@@ -4,8 +4,8 @@ import random
 
 import numpy as np
 
-from mmengine.core.acceptance import DRAFTERS
-from mmengine.core.goodput import Goodput
+from mmengine.core.state.acceptance import DRAFTERS
+from mmengine.core.state.goodput import Goodput
 
 MOST = 7
 

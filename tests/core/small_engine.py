@@ -4,10 +4,10 @@ import numpy as np
 
 from mmengine.config import EngineConfig
 from mmengine.core.engine import EngineCore
-from mmengine.core.simulate import SimulatedExecutor
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import MemoryLog
 from mmengine.request import MediaItem, Request, SamplingParams
+from mmengine.simulation.slots import SimulatedExecutor
 from tests.core.workloads import check_invariants
 
 

@@ -6,10 +6,10 @@ import pytest
 
 from mmengine.config import EngineConfig
 from mmengine.core.engine import EngineCore
-from mmengine.core.simulate import SimulatedExecutor, reference_tokens
 from mmengine.errors import ConfigError, InvalidRequest, QueueFull
 from mmengine.events import vocabulary as ev
 from mmengine.request import MediaItem, Request, SamplingParams
+from mmengine.simulation.slots import SimulatedExecutor, reference_tokens
 from tests.core.small_engine import Bench, image, request, settings_of, video
 
 

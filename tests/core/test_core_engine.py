@@ -6,14 +6,14 @@ import pytest
 from mmengine.core.engine import EngineCore
 from mmengine.core.executor import StepResult
 from mmengine.core.inbox import Inbox
-from mmengine.core.prefix_index import NO_CONTENT
-from mmengine.core.simulate import SimulatedExecutor, reference_tokens
+from mmengine.core.state.prefix_index import NO_CONTENT
 from mmengine.errors import ExecutorFailed
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
 from mmengine.events.log import LogReader, LogWriter
 from mmengine.replay import verify
 from mmengine.request import SamplingParams
+from mmengine.simulation.slots import SimulatedExecutor, reference_tokens
 from tests.core.small_engine import Bench, image, ints, request, settings_of
 
 

@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmengine.core.blocks import BlockPool, block_extras
-from mmengine.core.free_list import FreeList
-from mmengine.core.prefix_index import ROOT
+from mmengine.core.state.blocks import BlockPool, block_extras
+from mmengine.core.state.free_list import FreeList
+from mmengine.core.state.prefix_index import ROOT
 from mmengine.encoder_cache.cache import EncoderCache, encoder_key
 from tests.core.small_engine import image, request, video
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmengine.core import prefix_index
-from mmengine.core.prefix_index import NO_CONTENT, ROOT, PrefixIndex
+from mmengine.core.state import prefix_index
+from mmengine.core.state.prefix_index import NO_CONTENT, ROOT, PrefixIndex
 
 SIZE = 2
 

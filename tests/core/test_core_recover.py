@@ -6,13 +6,13 @@ import random
 import pytest
 
 from mmengine.core.engine import EngineCore
-from mmengine.core.evolve import evolve
-from mmengine.core.simulate import SimulatedExecutor, reference_tokens
-from mmengine.core.state import State
+from mmengine.core.fold.evolve import evolve
+from mmengine.core.state.state import State
 from mmengine.errors import QueueFull
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogWriter, MemoryLog
 from mmengine.replay import verify
+from mmengine.simulation.slots import SimulatedExecutor, reference_tokens
 from tests.core.small_engine import image, request, settings_of
 from tests.core.workloads import check_invariants, small_config, small_request
 
@@ -53,12 +53,12 @@ def answers(config, events):
     state, tokens, ends = State(config), {}, {}
     for event in events:
         if isinstance(event, ev.Finished):
-            known = state.requests.get(event.request_id)
+            req_state = state.requests.get(event.request_id)
             assert event.request_id not in ends, "ended once"
             ends[event.request_id] = event.reason
-            if known is not None:
-                row, prompt = known.row, known.num_prompt
-                all_tokens = known.tokens if row < 0 else state.token_ids[row, : state.num_tokens[row]]
+            if req_state is not None:
+                row, prompt = req_state.row, req_state.num_prompt
+                all_tokens = req_state.tokens if row < 0 else state.token_ids[row, : state.num_tokens[row]]
                 tokens[event.request_id] = all_tokens[prompt:].tolist()
         evolve(state, event)
     return tokens, ends, state

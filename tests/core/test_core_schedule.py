@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from mmengine.core.schedule import schedule
-from mmengine.core.simulate import reference_tokens
-from mmengine.core.state import View
+from mmengine.core.decide.schedule import schedule
+from mmengine.core.state.state import View
 from mmengine.events import vocabulary as ev
+from mmengine.simulation.slots import reference_tokens
 from tests.core.small_engine import Bench, image, ints, request, video
 
 

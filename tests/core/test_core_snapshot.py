@@ -4,15 +4,16 @@ import random
 
 import pytest
 
-from mmengine.core import snapshot, snapshot_body
 from mmengine.core.engine import EngineCore
-from mmengine.core.evolve import evolve
-from mmengine.core.simulate import SimulatedExecutor
-from mmengine.core.state import COLUMNS, State
+from mmengine.core.fold.evolve import evolve
+from mmengine.core.snapshot import body as snapshot_body
+from mmengine.core.snapshot import snapshot
+from mmengine.core.state.state import COLUMNS, State
 from mmengine.errors import CorruptLog, QueueFull
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import settled
 from mmengine.events.log import MemoryLog
+from mmengine.simulation.slots import SimulatedExecutor
 from tests.core.workloads import small_config, small_request
 
 # What a state holds beside plain values, lists of names and columns.

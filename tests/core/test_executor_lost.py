@@ -2,11 +2,11 @@
 
 import pytest
 
-from mmengine.core.simulate import SimulatedExecutor
 from mmengine.errors import ExecutorLost
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import MemoryLog
 from mmengine.events.tee import Tee
+from mmengine.simulation.slots import SimulatedExecutor
 from tests.core.small_engine import Bench, request, settings_of
 
 

@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 
 from mmengine.config import EngineConfig
-from mmengine.core.acceptance import DRAFTERS, powers
 from mmengine.core.engine import EngineCore
-from mmengine.core.goodput import ALL, NOBODY_ASKED, Goodput
-from mmengine.core.simulate import CostModel, SimulatedExecutor, next_tokens, token_values
-from mmengine.core.step_cost import ENOUGH_PLAIN, ONE, StepCosts, rows_of
+from mmengine.core.state.acceptance import DRAFTERS, powers
+from mmengine.core.state.goodput import ALL, NOBODY_ASKED, Goodput
+from mmengine.core.state.step_cost import ENOUGH_PLAIN, ONE, StepCosts, rows_of
 from mmengine.errors import ConfigError
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader, LogWriter, MemoryLog
 from mmengine.replay import verify
 from mmengine.request import Request, SamplingParams
+from mmengine.simulation.slots import CostModel, SimulatedExecutor, next_tokens, token_values
 
 MOST = 6
 

@@ -6,7 +6,7 @@ from drafting_machine import MOST, Drafter, Machine
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from mmengine.core.goodput import LATEST, NOBODY_ASKED
+from mmengine.core.state.goodput import LATEST, NOBODY_ASKED
 
 RUN = 1000  # steps
 HEAD = Drafter(0.95, 60, 8)

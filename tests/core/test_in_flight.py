@@ -6,13 +6,13 @@ import pytest
 from mmengine.config import EngineConfig
 from mmengine.core.continuation import open_log
 from mmengine.core.engine import EngineCore
-from mmengine.core.past import Resume
-from mmengine.core.simulate import CostModel, SimulatedExecutor, reference_tokens
+from mmengine.core.resume import Resume
 from mmengine.errors import ConfigError
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader, LogWriter
 from mmengine.replay import verify
 from mmengine.request import CLOSES
+from mmengine.simulation.slots import CostModel, SimulatedExecutor, reference_tokens
 from tests.core.small_engine import Bench, image, ints, request, settings_of
 from tests.core.workloads import Watched
 
@@ -219,11 +219,11 @@ def test_a_failed_step_takes_the_one_behind_with_it():
         if bench.state.step == 3 and "late" not in bench.state.requests and "late" not in bench.ends:
             requests.append(request("late", 7, max_tokens=3))
             bench.submit(requests[-1])  # runs in step 3 only, behind the one that fails
-        before = {name: known.failures for name, known in bench.state.requests.items()}
+        before = {name: req_state.failures for name, req_state in bench.state.requests.items()}
         new = bench.step()
         events += new
         if any(isinstance(event, ev.Failed) for event in new):
-            after = {name: known.failures for name, known in bench.state.requests.items()}
+            after = {name: req_state.failures for name, req_state in bench.state.requests.items()}
             blamed = {name for name in before if after[name] > before[name]}
             assert blamed == {"a", "b"}, "who was only in the step behind is not blamed"
     assert sum(isinstance(event, ev.Failed) for event in events) == 1
@@ -326,10 +326,10 @@ def test_a_log_of_the_rules_before_is_continued_and_derived_by_them(tmp_path):
         core.step()
     core.sink.close()
     opened = open_log(tmp_path, Resume(), EngineConfig())
-    core = opened.core(opened.past.config_for(EngineConfig()), SimulatedExecutor(config), {})
-    core.recover(opened.past.recovered(()))
-    for name, known in core.state.requests.items():
-        if known.waits_for_grammar:
+    core = opened.core(opened.resumed.config_for(EngineConfig()), SimulatedExecutor(config), {})
+    core.recover(opened.resumed.recovered(()))
+    for name, req_state in core.state.requests.items():
+        if req_state.waits_for_grammar:
             core.grammar_ready(name)
     apart = 0
     while core.has_work:

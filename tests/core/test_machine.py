@@ -13,13 +13,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from workloads import Watched, check_invariants, small_config, small_request
 
 from mmengine.core.engine import EngineCore
-from mmengine.core.evolve import evolve
-from mmengine.core.simulate import SimulatedExecutor, reference_tokens
-from mmengine.core.state import State
+from mmengine.core.fold.evolve import evolve
+from mmengine.core.state.state import State
 from mmengine.errors import QueueFull
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader, LogWriter
 from mmengine.replay import verify
+from mmengine.simulation.slots import SimulatedExecutor, reference_tokens
 
 EOS_IN = 20
 

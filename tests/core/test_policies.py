@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from mmengine.config import EngineConfig
-from mmengine.core import policy as policies
 from mmengine.core.engine import EngineCore
-from mmengine.core.policy import Policy, policy_named, register_policy
-from mmengine.core.simulate import SimulatedExecutor
+from mmengine.core.state import policy as policies
+from mmengine.core.state.policy import Policy, policy_named, register_policy
 from mmengine.errors import ConfigError
 from mmengine.request import Request, SamplingParams
+from mmengine.simulation.slots import SimulatedExecutor
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,7 +28,7 @@ class Point:
 
 
 def test_an_entry_point_is_found_by_name(monkeypatch):
-    theirs = Policy(lambda known: (0,), lambda view: 0)
+    theirs = Policy(lambda req_state: (0,), lambda view: 0)
     monkeypatch.setattr(policies, "entry_points", lambda group: [Point(theirs)])
     assert policy_named("theirs") is theirs
     with pytest.raises(ConfigError, match="fcfs, prefill_first, priority,.* theirs"):
@@ -40,7 +40,7 @@ def test_an_entry_point_is_found_by_name(monkeypatch):
 
 def test_a_name_is_registered_once():
     with pytest.raises(ConfigError, match="'fcfs' already"):
-        register_policy("fcfs", Policy(lambda known: (0,), lambda view: 0))
+        register_policy("fcfs", Policy(lambda req_state: (0,), lambda view: 0))
     register_policy("fcfs", policy_named("fcfs"))
 
 

@@ -5,13 +5,13 @@ import pytest
 
 from mmengine.config import EngineConfig
 from mmengine.core.engine import EngineCore
-from mmengine.core.policy import Policy, register_policy
-from mmengine.core.simulate import SimulatedExecutor
+from mmengine.core.state.policy import Policy, register_policy
 from mmengine.errors import MMEngineError
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader, LogWriter
 from mmengine.replay import verify
 from mmengine.request import Request, SamplingParams
+from mmengine.simulation.slots import SimulatedExecutor
 
 
 def stalls(folder):
@@ -24,7 +24,7 @@ def request(name, length, max_tokens=30):
 
 def test_a_request_that_is_preempted_again_and_again_is_named_once(tmp_path):
     # Who came first is always sent away, just before it would have been done.
-    policy = Policy(lambda known: (-known.arrival,), lambda view: int(view.running[0]))
+    policy = Policy(lambda req_state: (-req_state.arrival,), lambda view: int(view.running[0]))
     register_policy("sends the first away", policy)
     config = EngineConfig(
         encoder_cache_size=64,

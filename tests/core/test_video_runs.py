@@ -5,8 +5,8 @@ import numpy as np
 
 from mmengine.config import EngineConfig
 from mmengine.core.engine import EngineCore
-from mmengine.core.simulate import SimulatedExecutor, reference_tokens
 from mmengine.request import MediaItem, Request, SamplingParams
+from mmengine.simulation.slots import SimulatedExecutor, reference_tokens
 
 
 def test_runs_at_other_places_are_other_content():

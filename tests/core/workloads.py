@@ -8,11 +8,14 @@ import numpy as np
 
 from mmengine.config import EngineConfig
 from mmengine.core.executor import Executor, StepPlan, StepResult
-from mmengine.core.state import State
+from mmengine.core.state.state import State
 from mmengine.replay.invariants import broken
 from mmengine.request import CLOSES, MediaItem, Request, SamplingParams
 
-FORMS = ("grammar", '{"type":"regex","regex":"a"' + CLOSES)  # the second is completed within its budget
+GRAMMAR_ROWS = (
+    "grammar",
+    '{"type":"regex","regex":"a"' + CLOSES,
+)  # the second is completed within its budget
 
 
 def small_config(rng: random.Random) -> EngineConfig:
@@ -73,7 +76,7 @@ def small_request(
         sample_index=rng.choice([0, 0, 1]),
         priority=rng.randint(-1, 1),
         cache_salt=rng.choice(["", "", "tenant"]),
-        grammar=None if (drawn := rng.random()) >= grammars else FORMS[drawn < grammars / 2],
+        grammar=None if (drawn := rng.random()) >= grammars else GRAMMAR_ROWS[drawn < grammars / 2],
     )
 
 

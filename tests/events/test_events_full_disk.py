@@ -12,13 +12,13 @@ from types import SimpleNamespace
 import pytest
 
 from mmengine.core.engine import EngineCore
-from mmengine.core.simulate import SimulatedExecutor, reference_tokens
 from mmengine.errors import LogError, MMEngineError
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader, LogWriter
 from mmengine.events.reserve import MIN_BYTES, RESERVE_BYTES
 from mmengine.events.snapshots import SnapshotFolder
 from mmengine.replay import verify
+from mmengine.simulation.slots import SimulatedExecutor, reference_tokens
 from tests.core.small_engine import request, settings_of
 
 

@@ -5,8 +5,7 @@ import os
 import pytest
 
 from mmengine.core.engine import EngineCore
-from mmengine.core.past import Resume, read_past
-from mmengine.core.simulate import SimulatedExecutor
+from mmengine.core.resume import Resume, read_resume_state
 from mmengine.errors import LogError
 from mmengine.events import retention as module
 from mmengine.events import vocabulary as ev
@@ -16,6 +15,7 @@ from mmengine.events.retention import Retention
 from mmengine.events.snapshots import SnapshotFolder
 from mmengine.replay import verify
 from mmengine.request import SamplingParams
+from mmengine.simulation.slots import SimulatedExecutor
 from tests.core.small_engine import request, settings_of
 from tests.events.logs import read_events, write_log
 
@@ -312,7 +312,7 @@ def test_a_long_run_in_little_room_can_always_be_resumed(tmp_path):
         writer.tidy()
         if not firsts or LogReader(folder).first_sequence != firsts[-1]:
             firsts.append(LogReader(folder).first_sequence)
-            answers = read_past(folder, Resume()).answers
+            answers = read_resume_state(folder, Resume()).answers
             assert all(answers[name].token_ids == tokens[name] for name in answers)
             assert {name for name in tokens if name not in ended} - {f"r{number - 1}"} <= set(answers) | {
                 "r40"
@@ -322,7 +322,7 @@ def test_a_long_run_in_little_room_can_always_be_resumed(tmp_path):
     core.close()
     kept = sum(path.stat().st_size for path in folder.iterdir() if "snapshot" not in path.name)
     assert kept < 4 * 2500 + 5000
-    assert not read_past(folder, Resume()).answers
+    assert not read_resume_state(folder, Resume()).answers
     report = verify(folder)
     assert report.ok and report.begins_after > 0 and not report.unfinished
     assert fsck(folder).exit_code == 0 and LogReader(folder).first_sequence > 100

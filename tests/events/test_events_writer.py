@@ -9,11 +9,11 @@ import sys
 import pytest
 
 from mmengine.core.engine import EngineCore
-from mmengine.core.simulate import SimulatedExecutor, reference_tokens
 from mmengine.errors import LogError, MMEngineError
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader, LogWriter
 from mmengine.replay import verify
+from mmengine.simulation.slots import SimulatedExecutor, reference_tokens
 from tests.core.small_engine import request, settings_of
 from tests.events.logs import one_of_each, read_events, segments, write_log
 
@@ -279,7 +279,7 @@ LIMITED = """
 import resource, sys
 from pathlib import Path
 from mmengine.core.engine import EngineCore
-from mmengine.core.simulate import SimulatedExecutor
+from mmengine.simulation.slots import SimulatedExecutor
 from mmengine.events.log import LogWriter
 from mmengine.replay import verify
 from tests.core.small_engine import request, settings_of

@@ -14,15 +14,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from mmengine.config import EngineConfig
-from mmengine.core import snapshot
 from mmengine.core.engine import EngineCore, _queued
-from mmengine.core.evolve import evolve
-from mmengine.core.simulate import SimulatedExecutor
-from mmengine.core.state import State
+from mmengine.core.fold.evolve import evolve
+from mmengine.core.snapshot import snapshot
+from mmengine.core.state.state import State
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader, LogWriter
 from mmengine.events.snapshots import snapshot_path
 from mmengine.replay import request_lines, step_lines, verify
+from mmengine.simulation.slots import SimulatedExecutor
 from tests.core.workloads import small_request
 from tests.replay.runs import EOS_IN, busy_run
 

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from mmengine.config import EngineConfig
-from mmengine.core.evolve import evolve
-from mmengine.core.schedule import DECIDED_VERSIONS
-from mmengine.core.state import State
+from mmengine.core.decide.schedule import DECIDED_VERSIONS
+from mmengine.core.fold.evolve import evolve
+from mmengine.core.state.state import State
 from mmengine.events import codec, format_1
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from mmengine.gpu.attention_tiles import ONE_TILE_ROWS
 from mmengine.runtime.attention.base import AttentionMeta, Bucket
-from mmengine.runtime.attention.triton_here import load
+from mmengine.runtime.attention.triton_capability import load
 from mmengine.runtime.attention.triton_paged import TritonPagedAttention
-from mmengine.runtime.kv import KVPool
+from mmengine.runtime.kv.pool import KVPool
 from tests.native.attention_cases import TOLERANCE, Rows, dense, spec_of
 
 FLOATS = pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["fp32", "fp16"])

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from mmengine.gpu import sampling
 from mmengine.request import SamplingParams
-from mmengine.runtime import drawing, masking
-from mmengine.runtime.drawing_gpu import draw_on_gpu
-from mmengine.runtime.filters import apply_temperature, keep_top, top_bound
+from mmengine.runtime.sampling import drawing, masking
+from mmengine.runtime.sampling.drawing_gpu import draw_on_gpu
+from mmengine.runtime.sampling.filters import apply_temperature, keep_top, top_bound
 from mmengine.structured_output.rows import Masks
 from tests.runtime.sampling_bench import Bench, random_logits, random_sampling
 
@@ -104,10 +104,10 @@ def test_masks_exclude_what_they_exclude_on_a_cpu(vocab, kernels, kernel_device,
     monkeypatch.setattr(masking, "sampling_kernels", lambda device: kernels)
     random = np.random.default_rng(vocab)
     logits = random.integers(-3, 4, (5, vocab)).astype(np.float32)
-    picked = np.sort(random.permutation(5)[:3])
+    selected = np.sort(random.permutation(5)[:3])
     bits = random.integers(0, 2**32, (3, -(-vocab // 32)), np.uint32)
     bits[:, 0] |= 1
-    masks = Masks(picked, bits)
+    masks = Masks(selected, bits)
     there, here = torch.from_numpy(logits).to(kernel_device), torch.from_numpy(logits.copy())
     largest, tokens = masking.keep_there(there, masks)
     wanted_largest, wanted = masking.keep_allowed(here, masks, np.ones(3, bool))

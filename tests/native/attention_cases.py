@@ -5,7 +5,7 @@ import torch
 
 from mmengine.models.plugin import ModelSpec
 from mmengine.runtime.attention.base import AttentionMeta
-from mmengine.runtime.kv import KVPool
+from mmengine.runtime.kv.pool import KVPool
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 

@@ -15,7 +15,7 @@ from mmengine.runtime.attention.native_paged import NativePagedAttention
 from mmengine.runtime.attention.registry import make_backend
 from mmengine.runtime.attention.torch_paged import TorchPagedAttention
 from mmengine.runtime.attention.triton_paged import TritonPagedAttention
-from mmengine.runtime.kv import KVPool
+from mmengine.runtime.kv.pool import KVPool
 from tests.instruction_sets import isas, opened
 
 BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])

@@ -8,7 +8,7 @@ from parity_cases import Runner
 
 from mmengine.gpu import text_ops, vision_ops
 from mmengine.request import SamplingParams
-from mmengine.runtime import masking, sampler
+from mmengine.runtime.sampling import masking, sampler
 from mmengine_qwen3_vl import model as model_module
 from mmengine_qwen3_vl import vision
 from mmengine_qwen3_vl.fused_text import FusedTextDecoder

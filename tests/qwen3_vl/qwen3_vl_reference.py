@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from mmengine.request import MediaItem
 from mmengine.runtime.attention.base import AttentionMeta
-from mmengine.runtime.kv import KVPool
+from mmengine.runtime.kv.pool import KVPool
 from mmengine_qwen3_vl import plugin
 
 IMAGE, VIDEO, START, END = 90, 91, 92, 93  # special ids of the random checkpoints

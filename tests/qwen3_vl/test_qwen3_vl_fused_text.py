@@ -16,7 +16,7 @@ from qwen3_vl_reference import (
 )
 
 from mmengine.gpu import text_ops
-from mmengine.models.plugin import Taps
+from mmengine.models.plugin import AuxHiddenStates
 from mmengine.runtime.attention import registry
 from mmengine.runtime.attention.torch_paged import TorchPagedAttention
 from mmengine_qwen3_vl import model as model_module
@@ -104,13 +104,13 @@ def test_taps_hold_what_the_plain_decoder_leaves(folders):
         embeds = model.embed(torch.arange(6))
         deepstack = torch.randn(2, *embeds.shape, generator=torch.Generator().manual_seed(1))
         before = embeds.clone(), deepstack.clone()
-        taps = Taps((0, 1, 2, 3), torch.full((6, 4 * 48), torch.nan))
+        aux_hidden_states = AuxHiddenStates((0, 1, 2, 3), torch.full((6, 4 * 48), torch.nan))
         attention = PagedRows(TorchPagedAttention, model.spec, model.dtype, 1)
         attention.begin([(0, 6)])
         with torch.inference_mode():
-            model.forward(embeds, deepstack, torch.arange(6).expand(3, 6), attention, taps)
+            model.forward(embeds, deepstack, torch.arange(6).expand(3, 6), attention, aux_hidden_states)
         assert torch.equal(embeds, before[0]) and torch.equal(deepstack, before[1])
-        rows.append(taps.rows)
+        rows.append(aux_hidden_states.rows)
     assert (rows[0] - rows[1]).abs().max() < 1e-4
 
 

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mmengine.core.engine import EngineCore
-from mmengine.core.simulate import SimulatedExecutor
 from mmengine.errors import QueueFull
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogWriter
+from mmengine.simulation.slots import SimulatedExecutor
 from tests.core.small_engine import settings_of
 from tests.core.workloads import small_request
 

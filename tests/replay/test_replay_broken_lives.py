@@ -4,7 +4,6 @@ beginning."""
 import pytest
 
 from mmengine.core.engine import EngineCore
-from mmengine.core.simulate import SimulatedExecutor
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogWriter
 from mmengine.events.retention import drop
@@ -13,6 +12,7 @@ from mmengine.replay import replay_failure, request_lines, step_lines, verify
 from mmengine.replay.report import write_report
 from mmengine.replay.rerun.rerun import rerun
 from mmengine.replay.rerun.script import read_script
+from mmengine.simulation.slots import SimulatedExecutor
 from tests.core.small_engine import request, settings_of
 from tests.replay.test_replay_from_snapshot import write_run
 from tests.replay.test_replay_report import unpack

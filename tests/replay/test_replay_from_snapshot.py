@@ -5,10 +5,9 @@ import shutil
 
 import pytest
 
-from mmengine.core import snapshot
 from mmengine.core.engine import EngineCore
-from mmengine.core.past import Resume, read_past
-from mmengine.core.simulate import SimulatedExecutor
+from mmengine.core.resume import Resume, read_resume_state
+from mmengine.core.snapshot import snapshot
 from mmengine.errors import CorruptLog
 from mmengine.events.log import LogReader, LogWriter
 from mmengine.events.retention import drop
@@ -16,6 +15,7 @@ from mmengine.events.segment import segment_paths, snapshot_sequences
 from mmengine.events.snapshots import SnapshotFolder
 from mmengine.replay import open_log, request_lines, step_lines, verify
 from mmengine.replay.checked import CheckedLog
+from mmengine.simulation.slots import SimulatedExecutor
 from tests.core.small_engine import image, request, settings_of
 
 
@@ -120,7 +120,7 @@ def damage(folder, number):
 def test_what_stands_behind_damage_and_a_snapshot_can_be_used(run, tmp_path):
     """With `salvage`, when nobody needs an answer from before it. Which damage hides that an answer was
     received depends on how long records are; some of them do not."""
-    whole = read_past(run[0], Resume())
+    whole = read_resume_state(run[0], Resume())
     for number in range(1, 8):
         folder = shutil.copytree(run[0], tmp_path / f"log-{number}")
         damage(folder, number)
@@ -128,9 +128,9 @@ def test_what_stands_behind_damage_and_a_snapshot_can_be_used(run, tmp_path):
         assert verify(folder, after=last + 1).ok
         for mode in ("strict", "tail"):
             with pytest.raises(CorruptLog):
-                read_past(folder, Resume(mode=mode))
+                read_resume_state(folder, Resume(mode=mode))
         try:
-            salvaged = read_past(folder, Resume(mode="salvage"))
+            salvaged = read_resume_state(folder, Resume(mode="salvage"))
         except CorruptLog as error:
             assert "a request that still needs its answer" in str(error)
             continue
@@ -146,8 +146,8 @@ def test_a_gap_in_what_must_be_known_is_refused(run, tmp_path):
     folder = shutil.copytree(run[0], tmp_path / "log")
     damage(folder, 1)
     with pytest.raises(CorruptLog, match="are lost"):
-        read_past(folder, Resume(mode="salvage", wanted=lambda name: name == "r0"))
+        read_resume_state(folder, Resume(mode="salvage", wanted=lambda name: name == "r0"))
     for path in folder.glob("*.mmsnap"):
         path.unlink()
     with pytest.raises(CorruptLog, match="are lost"):
-        read_past(folder, Resume(mode="salvage"))
+        read_resume_state(folder, Resume(mode="salvage"))

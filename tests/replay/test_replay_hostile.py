@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from mmengine.core.schedule import DECISION_VERSION
+from mmengine.core.decide.schedule import DECISION_VERSION
 from mmengine.errors import CorruptLog, LogError
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mmengine.core.state import State
+from mmengine.core.state.state import State
 from mmengine.replay.invariants import INVARIANTS, broken
 from tests.core.small_engine import Bench, image, request
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mmengine.cli import main as cli
-from mmengine.core import evolve
+from mmengine.core.fold import evolve
 from mmengine.replay import replay_failure
 from mmengine.replay.minimize import shrink
 from mmengine.replay.minimize.failures import find_failure
@@ -26,10 +26,10 @@ def leak(monkeypatch):
     """A preempted request keeps a reference to its last item."""
     real = evolve.leave_row
 
-    def leave_row(state, known, *rest):
-        if known.request.request_id in state.requests and known.held_media:
-            known.held_media.discard(max(known.held_media))
-        real(state, known, *rest)
+    def leave_row(state, req_state, *rest):
+        if req_state.request.request_id in state.requests and req_state.held_media:
+            req_state.held_media.discard(max(req_state.held_media))
+        real(state, req_state, *rest)
 
     monkeypatch.setattr(evolve, "leave_row", leave_row)
     return real
@@ -139,7 +139,7 @@ def test_a_sound_engine_does_not_fail(tmp_path, kind):
 def test_wrong_kv_is_seen_as_wrong_tokens(tmp_path, monkeypatch):
     """Hits whose content is another request's: no invariant of the state notices."""
     busy_run(tmp_path / "log", 2, fail_at=())
-    from mmengine.core.prefix_index import PrefixIndex
+    from mmengine.core.state.prefix_index import PrefixIndex
 
     real = PrefixIndex.find
 

@@ -7,8 +7,8 @@ from collections import Counter
 import msgspec
 import pytest
 
-from mmengine.core.evolve import evolve
-from mmengine.core.state import State, View
+from mmengine.core.fold.evolve import evolve
+from mmengine.core.state.state import State, View
 from mmengine.events import vocabulary as ev
 from mmengine.replay import open_log
 from mmengine.replay.ask.reasons import (
@@ -67,28 +67,28 @@ def check_all(step, reasons):
 
 
 def check(step, reason):
-    state, known = step.state, step.state.requests[reason.request_id]
+    state, req_state = step.state, step.state.requests[reason.request_id]
     assert reason.kind != OTHER, "the build that wrote the log has a reason for each"
     assert (reason.short > 0) == (reason.kind in (BLOCKS, ROWS, TOKENS, ENCODER_BUDGET, ENCODER_CACHE))
     assert reason.sentence()
     match reason.kind:
         case _ if reason.kind == GRAMMAR:
-            assert known.waits_for_grammar
+            assert req_state.waits_for_grammar
         case _ if reason.kind == GROUP:
-            assert reason.other == known.request.group in state.requests
+            assert reason.other == req_state.request.group in state.requests
         case _ if reason.kind == BEHIND:
             other = state.requests[reason.other]
-            assert other.row < 0 and other.rank < known.rank
+            assert other.row < 0 and other.rank < req_state.rank
         case _ if reason.kind == GAVE_WAY:
             assert any(isinstance(e, ev.Preempted) and e.request_id == reason.request_id for e in step.logged)
         case _ if reason.kind == PREEMPTING:
             assert any(isinstance(event, ev.Preempted) for event in step.logged)
         case _ if reason.kind == FLIGHT:
-            assert known.row >= 0 and state.num_pending[known.row]
+            assert req_state.row >= 0 and state.num_pending[req_state.row]
         case _ if reason.kind == TRIAL:
             assert state.suspects
         case _ if reason.kind == PREFILL_FIRST:
-            assert known.row >= 0 and state.policy.prefill_first
+            assert req_state.row >= 0 and state.policy.prefill_first
 
 
 ENLARGED = {

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from mmengine.core.engine import EngineCore
-from mmengine.core.simulate import SimulatedExecutor
 from mmengine.errors import InvalidRequest
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader, LogWriter
 from mmengine.replay import verify
 from mmengine.replay.convert.redact import redact
 from mmengine.request import MediaItem, SamplingParams
+from mmengine.simulation.slots import SimulatedExecutor
 from tests.core.small_engine import request, settings_of
 from tests.replay.runs import busy_run
 from tests.replay.test_replay_reasons import SETTINGS, small_config

@@ -12,12 +12,12 @@ import pytest
 
 from mmengine.cli import main as cli
 from mmengine.core.engine import EngineCore
-from mmengine.core.simulate import SimulatedExecutor
 from mmengine.events.log import LogWriter
 from mmengine.replay import open_log, report, request_lines, step_lines
 from mmengine.replay.report import write_report
 from mmengine.replay.report.collect import COMMON, DECODE, PREFILL, slots_of
 from mmengine.replay.report.page import SCRIPTS
+from mmengine.simulation.slots import SimulatedExecutor
 from tests.core.small_engine import request, settings_of
 from tests.replay.browser import Browser, chromium
 from tests.replay.runs import busy_run
@@ -91,7 +91,9 @@ def test_batches_and_reasons_are_those_of_the_log(shown):
         chunks[int(step), int(lane)] = int(tokens)
     names = {}
     for step in open_log(log).steps():
-        names |= {known.request.request_id: known.arrival for known in step.state.requests.values()}
+        names |= {
+            req_state.request.request_id: req_state.arrival for req_state in step.state.requests.values()
+        }
         waits = {names[reason.request_id]: reason.kind for reason in reasons_of(step)}
         state, number = step.state, step.number
         batch = {state.requests_by_row[row].arrival: int(state.scheduled[row]) for row in state.step_rows}

@@ -3,9 +3,9 @@
 import pytest
 
 from mmengine.core.engine import EngineCore
-from mmengine.core.simulate import SimulatedExecutor
 from mmengine.events.log import LogWriter
 from mmengine.replay import request_lines, step_lines
+from mmengine.simulation.slots import SimulatedExecutor
 from tests.core.small_engine import request, settings_of
 from tests.replay.runs import busy_run
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from mmengine.core.schedule import schedule
+from mmengine.core.decide.schedule import schedule
 from mmengine.errors import CorruptLog, Diverged, LogError
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader, LogWriter

@@ -4,8 +4,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from mmengine.core.evolve import evolve
-from mmengine.core.state import State
+from mmengine.core.fold.evolve import evolve
+from mmengine.core.state.state import State
 from mmengine.errors import CorruptLog, LogError
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader

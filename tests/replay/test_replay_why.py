@@ -6,7 +6,6 @@ from collections import defaultdict
 import pytest
 
 from mmengine.core.engine import EngineCore
-from mmengine.core.simulate import SimulatedExecutor
 from mmengine.errors import LogError
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader, LogWriter
@@ -17,6 +16,7 @@ from mmengine.replay.ask.state_report import state_report
 from mmengine.replay.ask.step_report import step_report
 from mmengine.replay.ask.why import why
 from mmengine.replay.checked import CheckedLog
+from mmengine.simulation.slots import SimulatedExecutor
 from tests.core.small_engine import image, request, settings_of
 from tests.replay.runs import busy_run
 from tests.replay.step_reasons import reasons_of

@@ -6,8 +6,8 @@ import torch
 from mmengine.core.executor import Admission
 from mmengine.request import Request, SamplingParams
 from mmengine.runtime.rows import RowColumns
-from mmengine.runtime.sample_rows import SampleRows
-from mmengine.runtime.sampler import Sampler
+from mmengine.runtime.sampling.sample_rows import SampleRows
+from mmengine.runtime.sampling.sampler import Sampler
 
 CPU = torch.device("cpu")
 

@@ -16,9 +16,10 @@ from mmengine.config import EngineConfig
 from mmengine.errors import ConfigError
 from mmengine.gpu import text_ops
 from mmengine.native import library
-from mmengine.runtime import invariant, masking, sampler
 from mmengine.runtime.attention import registry
+from mmengine.runtime.device import invariant
 from mmengine.runtime.executor import TorchExecutor
+from mmengine.runtime.sampling import masking, sampler
 from mmengine.serve.engine import Engine
 from mmengine_qwen3_vl import model as model_module
 from mmengine_qwen3_vl.fused_text import FusedTextDecoder
@@ -142,10 +143,10 @@ def test_without_kernels_it_is_refused(hidden_compiler, tmp_path):
 def test_on_a_gpu_attention_is_tritons_in_one_tile(name, monkeypatch):
     made = []
     monkeypatch.setattr(registry, "TritonPagedAttention", lambda *of, **options: made.append(options))
-    monkeypatch.setattr(registry.triton_here, "unfit", lambda spec, kv: None)
+    monkeypatch.setattr(registry.triton_capability, "unfit", lambda spec, kv: None)
     registry.make_backend(name, None, ON_A_GPU, batch_invariant=True)
     assert made == [{"one_tile": True}]
-    monkeypatch.setattr(registry.triton_here, "unfit", lambda spec, kv: "triton is not installed")
+    monkeypatch.setattr(registry.triton_capability, "unfit", lambda spec, kv: "triton is not installed")
     with pytest.raises(ConfigError, match="needs attention that is too: triton is not installed"):
         registry.make_backend(name, None, ON_A_GPU, batch_invariant=True)
 

@@ -6,7 +6,7 @@ import torch
 from mmengine.errors import ConfigError
 from mmengine.models.plugin import ModelSpec
 from mmengine.runtime.attention.registry import make_backend
-from mmengine.runtime.kv import KVPool, blocks_for_memory, bytes_per_block
+from mmengine.runtime.kv.pool import KVPool, blocks_for_memory, bytes_per_block
 
 
 def spec_of(heads: int, kv_heads: int, head_dim: int, layers: int = 2) -> ModelSpec:

@@ -5,8 +5,8 @@ import pytest
 
 from mmengine.native import library
 from mmengine.request import SamplingParams
-from mmengine.runtime import drawing
-from mmengine.runtime.drawing_cpu import UNSURE, draw_on_cpu
+from mmengine.runtime.sampling import drawing
+from mmengine.runtime.sampling.drawing_cpu import UNSURE, draw_on_cpu
 from tests.runtime.sampling_bench import Bench, random_logits, random_sampling
 
 

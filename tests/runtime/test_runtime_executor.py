@@ -374,9 +374,9 @@ def test_random_schedules(model, seed):
         for name in list(driver.rows):
             if random.random() < 0.04:
                 driver.preempt(name)
-        picked = random.permutation(names)[: random.integers(1, 7)].tolist()
+        selected = random.permutation(names)[: random.integers(1, 7)].tolist()
         work = []
-        for name in picked:
+        for name in selected:
             left = len(driver.known[name]) - driver.computed.get(name, 0)
             work.append((name, int(random.integers(1, left + 1)) if random.random() < 0.7 else None))
         driver.step(*work)

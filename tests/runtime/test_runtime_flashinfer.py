@@ -11,13 +11,13 @@ import torch
 from flashinfer_fake import RECORD, fake_library, recorded, signatures
 
 from mmengine.errors import ConfigError
-from mmengine.runtime.attention import flashinfer_here, registry, triton_here
+from mmengine.runtime.attention import flashinfer_capability, registry, triton_capability
 from mmengine.runtime.attention.base import AttentionMeta, Bucket
-from mmengine.runtime.attention.flashinfer_desk import Desk
+from mmengine.runtime.attention.flashinfer_host_plan import HostPlan
 from mmengine.runtime.attention.flashinfer_paged import FLOAT_WORKSPACE_BYTES, FlashInferAttention
 from mmengine.runtime.attention.torch_paged import TorchPagedAttention
 from mmengine.runtime.graphs.buckets import empty_step
-from mmengine.runtime.kv import KVPool
+from mmengine.runtime.kv.pool import KVPool
 from tests.native.attention_cases import TOLERANCE, Rows, dense, spec_of
 
 
@@ -75,16 +75,16 @@ def test_a_pinned_buffer_is_written_when_its_last_copy_is_done():
         def plan(self):
             order.append("plan")
 
-    desk = Desk(torch.device("cpu"), (Watched("a"), Watched("b")))
+    host_plan = HostPlan(torch.device("cpu"), (Watched("a"), Watched("b")))
     for _ in range(3):
-        desk.plan(Wrapper())
+        host_plan.plan(Wrapper())
     one, two = ["wait b", "plan", "record b"], ["wait a", "plan", "record a"]
     assert order == [*one, *two, *one]
 
 
 def test_another_version_that_keeps_its_plans_elsewhere_is_refused():
     with pytest.raises(ConfigError, match="install flashinfer-python 0.7.2"):
-        Desk(torch.device("cpu")).seat(object(), torch.zeros(1))
+        HostPlan(torch.device("cpu")).seat(object(), torch.zeros(1))
 
 
 @pytest.mark.parametrize("query_len", [1, 4])
@@ -189,7 +189,7 @@ def test_the_record_is_of_a_version_that_is_asked_for():
 
 @pytest.mark.skipif(importlib.util.find_spec("flashinfer") is None, reason="no FlashInfer: see `make test`")
 def test_the_record_is_what_is_installed():
-    module = flashinfer_here.load()
+    module = flashinfer_capability.load()
     assert recorded(module) == json.loads(RECORD.read_text())["calls"]
 
 
@@ -209,18 +209,18 @@ def pool_of(spec, dtype=torch.bfloat16):
     ],
 )
 def test_what_is_missing_is_told_with_what_to_do(monkeypatch, version, capability, told):
-    monkeypatch.setattr(flashinfer_here, "installed", lambda: version)
+    monkeypatch.setattr(flashinfer_capability, "installed", lambda: version)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    found = flashinfer_here.missing(torch.device("cuda"))
+    found = flashinfer_capability.missing(torch.device("cuda"))
     assert found is None if told is None else told in found
 
 
 def test_a_model_that_does_not_fit_is_told(monkeypatch):
-    monkeypatch.setattr(flashinfer_here, "installed", lambda: "0.7.2")
+    monkeypatch.setattr(flashinfer_capability, "installed", lambda: "0.7.2")
     spec = spec_of(4, 2, 32)
-    assert "heads of 64, 128, 256 values, not of 32" in flashinfer_here.unfit(spec, pool_of(spec))
+    assert "heads of 64, 128, 256 values, not of 32" in flashinfer_capability.unfit(spec, pool_of(spec))
     spec = spec_of(4, 2, 64)
-    assert "not float32" in flashinfer_here.unfit(spec, pool_of(spec, torch.float32))
+    assert "not float32" in flashinfer_capability.unfit(spec, pool_of(spec, torch.float32))
     with pytest.raises(ConfigError, match="KV pool lies on cpu; choose 'torch' or 'auto'"):
         registry.make_backend("flashinfer", spec, pool_of(spec))
 
@@ -252,12 +252,12 @@ def test_kernels_that_do_not_compile_are_told_of_at_once_and_auto_goes_on(monkey
     monkeypatch.setattr(registry, "FlashInferAttention", broken)
     monkeypatch.setattr(registry, "TritonPagedAttention", lambda spec, kv: "triton")
     monkeypatch.setattr(registry, "TorchPagedAttention", lambda spec, kv: "torch")
-    monkeypatch.setattr(flashinfer_here, "unfit", lambda spec, kv: None)
-    monkeypatch.setattr(triton_here, "unfit", lambda spec, kv: "it is old")
+    monkeypatch.setattr(flashinfer_capability, "unfit", lambda spec, kv: None)
+    monkeypatch.setattr(triton_capability, "unfit", lambda spec, kv: "it is old")
     assert registry.make_backend("auto", spec, on_a_gpu()) == "torch"
-    monkeypatch.setattr(flashinfer_here, "unfit", lambda spec, kv: "it is not installed")
+    monkeypatch.setattr(flashinfer_capability, "unfit", lambda spec, kv: "it is not installed")
     assert registry.make_backend("auto", spec, on_a_gpu()) == "torch"
-    monkeypatch.setattr(triton_here, "unfit", lambda spec, kv: None)
+    monkeypatch.setattr(triton_capability, "unfit", lambda spec, kv: None)
     assert registry.make_backend("auto", spec, on_a_gpu()) == "triton"
     (slow, first), (_, second), (other, third) = told
     assert "by torch, which is slower" in slow and other == "attention by triton"

@@ -9,7 +9,7 @@ from flashinfer_fake import attend
 from mmengine.runtime.attention.base import AttentionMeta, Bucket
 from mmengine.runtime.attention.flashinfer_paged import FlashInferAttention
 from mmengine.runtime.graphs.buckets import empty_step
-from mmengine.runtime.kv import KVPool
+from mmengine.runtime.kv.pool import KVPool
 from tests.native.attention_cases import Rows, dense, spec_of
 
 flashinfer = pytest.importorskip(

@@ -5,7 +5,7 @@ import torch
 
 from mmengine.build import build
 from mmengine.errors import ConfigError
-from mmengine.runtime.gpus import current, why_no_gpu
+from mmengine.runtime.device.gpus import current, why_no_gpu
 
 
 def machine(monkeypatch, cuda, count, error=None):

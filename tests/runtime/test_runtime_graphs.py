@@ -11,7 +11,7 @@ from runtime_toy import EOS, Driver, ToyModel, positions_of, toy_request
 
 from mmengine.config import EngineConfig
 from mmengine.core.executor import MediaSpan, StepPlan
-from mmengine.models.plugin import Taps
+from mmengine.models.plugin import AuxHiddenStates
 from mmengine.request import SamplingParams
 from mmengine.runtime.attention.base import AttentionMeta, Bucket
 from mmengine.runtime.attention.torch_paged import TorchPagedAttention
@@ -27,7 +27,7 @@ from mmengine.runtime.graphs.buckets import (
     row_sizes,
 )
 from mmengine.runtime.graphs.decode import DecodeGraphs
-from mmengine.runtime.kv import KVPool
+from mmengine.runtime.kv.pool import KVPool
 
 SIZE = 4
 
@@ -219,7 +219,7 @@ def test_a_row_that_breaks_leaves_the_dummy_block_to_the_others(capturable):
     assert driver.outputs("r1") == fresh.outputs("r1") and driver.outputs("r2") == fresh.outputs("r2")
 
 
-class Tapped:
+class WithAux:
     """A model whose hidden states say which token stands where, for a head that reads them."""
 
     def __init__(self):
@@ -228,8 +228,8 @@ class Tapped:
     def embed(self, input_ids):
         return input_ids.float()[:, None].expand(-1, self.spec.hidden_size).clone()
 
-    def forward(self, embeds, deepstack, positions, attention, taps=None):
-        taps.rows.copy_(embeds[:, :2] * 100 + positions[:2].T)
+    def forward(self, embeds, deepstack, positions, attention, aux_hidden_states=None):
+        aux_hidden_states.rows.copy_(embeds[:, :2] * 100 + positions[:2].T)
         return embeds
 
 
@@ -239,7 +239,7 @@ def test_a_head_gets_copies_of_the_steps_own_tokens(counts):
     spec = ToyModel().spec
     kv = KVPool(spec, 8, SIZE, torch.float32, torch.device("cpu"))
     graphs = DecodeGraphs(
-        Tapped(),
+        WithAux(),
         TorchPagedAttention(spec, kv),
         Repeater(),
         torch.device("cpu"),
@@ -247,7 +247,7 @@ def test_a_head_gets_copies_of_the_steps_own_tokens(counts):
         block_size=SIZE,
         max_rows=4,
         num_drafts=2,
-        taps=Taps((0,), torch.empty(1, 2)),
+        aux_hidden_states=AuxHiddenStates((0,), torch.empty(1, 2)),
     )
     total, given = sum(counts), []
     for first in (1, 50):
@@ -260,9 +260,17 @@ def test_a_head_gets_copies_of_the_steps_own_tokens(counts):
         graphs.inputs[: 4 * number] = packed.view(-1)
         lens = plan.num_computed + plan.num_scheduled
         graphs.run(frame, AttentionMeta(plan.num_scheduled, lens, plan.slot_mapping, plan.block_table))
-        taps = Taps((0,), torch.empty(total, 2))
-        given.append((taps, graphs.give(frame, taps, graphs.inputs[number : 4 * number].view(3, number))))
-    for first, (taps, positions) in zip((1, 50), given):
+        aux_hidden_states = AuxHiddenStates((0,), torch.empty(total, 2))
+        given.append(
+            (
+                aux_hidden_states,
+                graphs.give(frame, aux_hidden_states, graphs.inputs[number : 4 * number].view(3, number)),
+            )
+        )
+    for first, (aux_hidden_states, positions) in zip((1, 50), given):
         tokens = torch.arange(first, first + total)
         assert positions.tolist() == [(tokens + 7).tolist()] * 3
-        assert taps.rows.tolist() == (tokens * 100 + tokens + 7).float()[:, None].expand(-1, 2).tolist()
+        assert (
+            aux_hidden_states.rows.tolist()
+            == (tokens * 100 + tokens + 7).float()[:, None].expand(-1, 2).tolist()
+        )

@@ -11,13 +11,13 @@ from repeater import Repeater
 from mmengine.runtime.attention.base import AttentionMeta
 from mmengine.runtime.attention.torch_paged import TorchPagedAttention
 from mmengine.runtime.attention.triton_paged import TritonPagedAttention
-from mmengine.runtime.eagle3.chain import NO_DRAFT, draft
-from mmengine.runtime.eagle3.chain_rows import CHOSEN, ChainRows
-from mmengine.runtime.eagle3.graphs import ChainGraphs
-from mmengine.runtime.eagle3.head import kv_spec
+from mmengine.runtime.drafting.eagle3.chain import NO_DRAFT, draft
+from mmengine.runtime.drafting.eagle3.chain_rows import CHOSEN, ChainRows
+from mmengine.runtime.drafting.eagle3.graphs import ChainGraphs
+from mmengine.runtime.drafting.eagle3.head import kv_spec
 from mmengine.runtime.graphs import capture
 from mmengine.runtime.graphs.buckets import row_sizes
-from mmengine.runtime.kv import KVPool
+from mmengine.runtime.kv.pool import KVPool
 from tests.spec_decode.eagle3_heads import FAMILIES, TARGET
 from tests.spec_decode.eagle3_running import load, sequences
 
@@ -50,9 +50,9 @@ class Side:
         slots = [self.table[row, at // SIZE] * SIZE + at % SIZE for row, at in enumerate(index)]
         table = self.table[: len(rows)]
         self.attention.begin(AttentionMeta(counts, counts, np.concatenate(slots).astype(np.int64), table))
-        taps, tokens, positions = zip(*rows, strict=True)
+        aux_hidden_states, tokens, positions = zip(*rows, strict=True)
         z, carry = self.head.forward(
-            self.head.fuse(torch.cat(taps)),
+            self.head.fuse(torch.cat(aux_hidden_states)),
             self.head.embed(torch.cat(tokens)),
             torch.cat(positions, 1),
             self.attention,

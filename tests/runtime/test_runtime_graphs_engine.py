@@ -12,7 +12,7 @@ from mmengine.config import EngineConfig
 from mmengine.gpu.vision_ops import VisionOps, attend_by_frames, rotate
 from mmengine.runtime import runner as running
 from mmengine.runtime.attention.flashinfer_paged import FlashInferAttention
-from mmengine.runtime.eagle3 import drafter as drafting
+from mmengine.runtime.drafting.eagle3 import drafter as drafting
 from mmengine.runtime.executor import TorchExecutor
 from mmengine.serve.engine import Engine
 from mmengine.serve.prompts import Prompt

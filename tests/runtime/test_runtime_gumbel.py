@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from mmengine.runtime.gumbel import gumbel_noise, philox4x32, token_bits
+from mmengine.runtime.sampling.gumbel import gumbel_noise, philox4x32, token_bits
 
 CPU = torch.device("cpu")
 # Random123's kat_vectors for philox4x32 with 10 rounds: counter, key, result.
@@ -63,7 +63,7 @@ def test_noise_does_not_depend_on_the_batch(vocab_size):
 
 def test_extreme_bits_stay_finite(monkeypatch):
     bits = torch.tensor([[0, 1, 2**31, 2**32 - 2, 2**32 - 1]])
-    monkeypatch.setattr("mmengine.runtime.gumbel.token_bits", lambda *_: bits)
+    monkeypatch.setattr("mmengine.runtime.sampling.gumbel.token_bits", lambda *_: bits)
     noise = gumbel_noise(None, None, None, 5, CPU)[0]
     assert noise.isfinite().all()
     assert (noise.diff() <= 0).all()

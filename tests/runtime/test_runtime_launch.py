@@ -18,16 +18,16 @@ from mmengine.config import EngineConfig
 from mmengine.core.executor import PENDING
 from mmengine.gpu import text_ops, vision_ops
 from mmengine.request import Request, SamplingParams
-from mmengine.runtime import masking, sampler
 from mmengine.runtime import runner as running
 from mmengine.runtime.attention.flashinfer_paged import FlashInferAttention
 from mmengine.runtime.attention.triton_paged import TritonPagedAttention
-from mmengine.runtime.eagle3 import chain as chaining
-from mmengine.runtime.eagle3 import drafter as drafting
-from mmengine.runtime.eagle3.loading import load_head
-from mmengine.runtime.sample_rows import SampleRows
-from mmengine.runtime.sampler import Sampled
-from mmengine.runtime.upload import upload
+from mmengine.runtime.device.upload import upload
+from mmengine.runtime.drafting.eagle3 import chain as chaining
+from mmengine.runtime.drafting.eagle3 import drafter as drafting
+from mmengine.runtime.drafting.eagle3.loading import load_head
+from mmengine.runtime.sampling import masking, sampler
+from mmengine.runtime.sampling.sample_rows import SampleRows
+from mmengine.runtime.sampling.sampler import Sampled
 from mmengine.spec_decode.eagle3.config import Target
 from mmengine.spec_decode.eagle3.loading import open_head
 from mmengine.structured_output.spec import grammar_of

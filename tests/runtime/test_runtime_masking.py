@@ -9,10 +9,10 @@ import torch
 from mmengine.core.executor import Admission
 from mmengine.native import library
 from mmengine.request import Request, SamplingParams
-from mmengine.runtime.masking import keep_allowed
 from mmengine.runtime.rows import RowColumns
-from mmengine.runtime.sample_rows import SampleRows
-from mmengine.runtime.sampler import ERROR_TOKEN, Sampler
+from mmengine.runtime.sampling.masking import keep_allowed
+from mmengine.runtime.sampling.sample_rows import SampleRows
+from mmengine.runtime.sampling.sampler import ERROR_TOKEN, Sampler
 from mmengine.structured_output.rows import Masks
 
 VOCAB = 77  # no multiple of 32
@@ -53,12 +53,12 @@ def packed(allowed):
     return bits.view(np.uint32)
 
 
-def masks_of(rng, count, picked):
-    allowed = rng.random((len(picked), VOCAB)) < rng.choice([0.03, 0.5, 0.97], (len(picked), 1))
-    allowed[np.arange(len(picked)), rng.integers(VOCAB, size=len(picked))] = True
+def masks_of(rng, count, selected):
+    allowed = rng.random((len(selected), VOCAB)) < rng.choice([0.03, 0.5, 0.97], (len(selected), 1))
+    allowed[np.arange(len(selected)), rng.integers(VOCAB, size=len(selected))] = True
     everywhere = np.ones((count, VOCAB), bool)
-    everywhere[picked] = allowed
-    return Masks(picked, packed(allowed)), everywhere
+    everywhere[selected] = allowed
+    return Masks(selected, packed(allowed)), everywhere
 
 
 @pytest.fixture(params=["kernels", "no kernels"])
@@ -72,8 +72,8 @@ def test_sampling_is_that_of_logits_that_were_masked_before(kernels):
     for turn in range(12):
         kinds = rng.permutation([*KINDS, *KINDS])
         masked, plain = Bench(kinds), Bench(kinds)
-        picked = np.sort(rng.permutation(len(kinds))[: rng.integers(1, len(kinds) + 1)])
-        masks, allowed = masks_of(rng, len(kinds), picked)
+        selected = np.sort(rng.permutation(len(kinds))[: rng.integers(1, len(kinds) + 1)])
+        masks, allowed = masks_of(rng, len(kinds), selected)
         logits = torch.from_numpy(rng.normal(0, 3, (len(kinds), VOCAB)).astype(np.float32))
         before = torch.where(torch.from_numpy(allowed), logits, float("-inf"))
         for index in range(3):
@@ -120,17 +120,17 @@ def test_the_kernel_does_what_numpy_does(vocab):
     for _ in range(20):
         logits = rng.integers(-3, 4, (9, vocab + 5)).astype(np.float32)
         logits[rng.random(logits.shape) < 0.1] = -np.inf
-        picked = np.sort(rng.permutation(9)[: rng.integers(1, 10)])
-        bits = rng.integers(0, 2**32, (len(picked), -(-vocab // 32)), np.uint32)
+        selected = np.sort(rng.permutation(9)[: rng.integers(1, 10)])
+        bits = rng.integers(0, 2**32, (len(selected), -(-vocab // 32)), np.uint32)
         bits = np.where(rng.random(bits.shape) < 0.4, np.uint32(rng.choice([0, 2**32 - 1])), bits)
-        masks, is_read = Masks(picked, bits), rng.random(len(picked)) < 0.5
+        masks, is_read = Masks(selected, bits), rng.random(len(selected)) < 0.5
         there, here = torch.from_numpy(logits.copy()), torch.from_numpy(logits.copy())
         largest, tokens = keep_allowed(there[:, 2 : 2 + vocab], masks, is_read)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(library, "load", lambda: None)
             wanted_largest, wanted = keep_allowed(here[:, 2 : 2 + vocab], masks, is_read)
         assert torch.equal(largest, wanted_largest) and torch.equal(tokens, wanted)
-        unread = picked[~is_read]
+        unread = selected[~is_read]
         assert torch.equal(there[unread], torch.from_numpy(logits)[unread])
         here[unread] = there[unread]
         assert torch.equal(there, here)

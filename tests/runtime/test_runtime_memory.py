@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from mmengine.config import EngineConfig
 from mmengine.errors import ConfigError, ModelError
 from mmengine.models.plugin import ModelSpec
-from mmengine.runtime import profile, sizing
 from mmengine.runtime.graphs.encoder_sizes import MOST_EMBEDS
-from mmengine.runtime.kv import bytes_per_block
-from mmengine.runtime.memory import CACHE_PART, GIB, MOST_CACHED, Memory, cached_embeds
+from mmengine.runtime.kv.memory import CACHE_PART, GIB, MOST_CACHED, Memory, cached_embeds
+from mmengine.runtime.kv.pool import bytes_per_block
+from mmengine.runtime.startup import profile, sizing
 from mmengine.serve.engine import Engine
 from mmengine_qwen3_vl import plugin
 from mmengine_shapes import checkpoint_path
@@ -111,9 +111,9 @@ class Counting:
     def embed(self, ids):
         return torch.zeros(len(ids), SPEC.hidden_size)
 
-    def forward(self, embeds, deepstack, positions, attention, taps=None):
+    def forward(self, embeds, deepstack, positions, attention, aux_hidden_states=None):
         self.asked["computed"] = max(len(embeds), self.asked.get("computed", 0))
-        self.asked["tapped"] = None if taps is None else tuple(taps.rows.shape)
+        self.asked["tapped"] = None if aux_hidden_states is None else tuple(aux_hidden_states.rows.shape)
         attention.append(0, None, None)
         assert attention.run(0, torch.ones(2, 4, 16)).shape == (2, 4, 16)
         if self.out_of_memory == "layers":
@@ -139,7 +139,7 @@ def test_what_is_captured_is_run_once_too():
     counting = Counting(peaks=(700, 300, 20, 4))
     config = EngineConfig(token_budget=256, encoder_budget=1000, max_num_seqs=8, num_draft_tokens=3)
     here = torch.device("cpu")
-    peaks = profile.measure(counting, config, here, counting, taps=(0, 1), captures=True)
+    peaks = profile.measure(counting, config, here, counting, aux_hidden_states=(0, 1), captures=True)
     assert peaks.graphs == 24 and 0.9 * MOST_EMBEDS <= counting.asked["encoded_last"] <= MOST_EMBEDS
     assert counting.asked["tapped"] == (8 * 4, 2 * SPEC.hidden_size)
 

@@ -13,17 +13,19 @@ from test_runtime_launch import AllowAll, config_of, toy_on_gpu
 
 from mmengine.config import EngineConfig
 from mmengine.core.engine import EngineCore
-from mmengine.core.past import Resume
+from mmengine.core.resume import Resume
 from mmengine.errors import ExecutorLost
 from mmengine.events.log import LogReader
 from mmengine.events.vocabulary import Failed
 from mmengine.replay import verify
 from mmengine.request import SamplingParams
-from mmengine.runtime import clock, forms, reading
 from mmengine.runtime import executor as executing
+from mmengine.runtime import reading
+from mmengine.runtime.device import clock
+from mmengine.runtime.device.gpus import answers
 from mmengine.runtime.executor import TorchExecutor
-from mmengine.runtime.gpus import answers
-from mmengine.runtime.sizing import steps_in_flight
+from mmengine.runtime.sampling import grammar_rows as forms
+from mmengine.runtime.startup.sizing import steps_in_flight
 from mmengine.serve.engine import Engine
 from tests.spec_decode.steering import LaunchedAhead
 
@@ -140,7 +142,7 @@ def by(request, monkeypatch):
     """Forms go by masks, as on a GPU, or as on a CPU."""
     if request.param == "masks":
         for module in (forms, reading):
-            monkeypatch.setattr(module, "followers", lambda options: np.zeros(len(options), bool))
+            monkeypatch.setattr(module, "lazily_masked", lambda options: np.zeros(len(options), bool))
     return request.param
 
 

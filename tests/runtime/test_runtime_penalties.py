@@ -5,8 +5,8 @@ import torch
 
 from mmengine.core.executor import Admission
 from mmengine.request import Request, SamplingParams
-from mmengine.runtime.penalties import TokenCounts
 from mmengine.runtime.rows import RowColumns
+from mmengine.runtime.sampling.penalties import TokenCounts
 
 VOCAB, ROWS = 50, 6
 
@@ -30,12 +30,12 @@ def test_listed_and_whole_rows_agree():
         logits = torch.from_numpy(random.standard_normal((len(rows) + 2, VOCAB)).astype(np.float32) * 3)
         penalties = random.uniform(-2, 2, (3, len(rows), 1)).astype(np.float32)
         penalties[0] = random.uniform(0.5, 2, (len(rows), 1))
-        picked = np.sort(random.permutation(len(logits))[: len(rows)])
+        selected = np.sort(random.permutation(len(logits))[: len(rows)])
         want = logits.clone()
-        want[torch.from_numpy(picked)] = counts.penalise(
-            logits[picked].clone(), rows, torch.from_numpy(penalties)
+        want[torch.from_numpy(selected)] = counts.penalise(
+            logits[selected].clone(), rows, torch.from_numpy(penalties)
         )
-        counts.penalise_here(logits.numpy(), picked, rows, penalties)
+        counts.penalise_here(logits.numpy(), selected, rows, penalties)
         assert torch.equal(logits, want)
         counts.count(rows, torch.from_numpy(random.integers(-1, VOCAB, len(rows))))
         if turn % 10 == 0:

@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmengine.core.executor import Admission
-from mmengine.core.runs import NOTHING, Runs
 from mmengine.request import Request, SamplingParams
 from mmengine.runtime.rows import PENALTIES, RowColumns
-from mmengine.runtime.sample_rows import SampleRows
-from mmengine.runtime.sampler import Sampler
+from mmengine.runtime.sampling.runs import NOTHING, Runs
+from mmengine.runtime.sampling.sample_rows import SampleRows
+from mmengine.runtime.sampling.sampler import Sampler
 
 VOCAB, ROWS = 12, 5
 
@@ -111,13 +111,13 @@ def test_taking_some_positions_takes_what_stands_before_them(case, data):
     runs = runs_of(drafts)
     batch = Bench(known, is_penalised).batch(rows, runs)
     size = len(runs.places)
-    picked = np.array(sorted(data.draw(st.sets(st.integers(0, size - 1)))), np.intp)
-    some = batch.take(picked)
-    assert some.rows.tolist() == batch.rows[picked].tolist()
-    assert some.output_index.tolist() == batch.output_index[picked].tolist()
+    selected = np.array(sorted(data.draw(st.sets(st.integers(0, size - 1)))), np.intp)
+    some = batch.take(selected)
+    assert some.rows.tolist() == batch.rows[selected].tolist()
+    assert some.output_index.tolist() == batch.output_index[selected].tolist()
     assert some.in_runs
     want = {}
-    for index, at in enumerate(picked.tolist()):
+    for index, at in enumerate(selected.tolist()):
         place = int(runs.row_of[at])
         row = int(rows[place])
         if is_penalised[row]:

@@ -18,12 +18,12 @@ from transformers import (
 
 from mmengine.core.executor import Admission
 from mmengine.request import Request, SamplingParams
-from mmengine.runtime.filters import apply_temperature, keep_min_p, keep_top
-from mmengine.runtime.gumbel import gumbel_noise
-from mmengine.runtime.likely import most_likely_of
 from mmengine.runtime.rows import RowColumns
-from mmengine.runtime.sample_rows import SampleRows
-from mmengine.runtime.sampler import ERROR_TOKEN, Sampler
+from mmengine.runtime.sampling.filters import apply_temperature, keep_min_p, keep_top
+from mmengine.runtime.sampling.gumbel import gumbel_noise
+from mmengine.runtime.sampling.sample_rows import SampleRows
+from mmengine.runtime.sampling.sampler import ERROR_TOKEN, Sampler
+from mmengine.runtime.sampling.topk import topk_tokens_of
 
 CPU = torch.device("cpu")
 EOS = 3
@@ -363,7 +363,7 @@ def test_of_equally_likely_tokens_the_lowest_is_listed_first(rows):
     """However many are listed, and in whatever company."""
     logprobs = torch.tensor([[0.5, *row] for row in rows] + [[float(place) for place in range(10)]])
     for most in (1, 4, 10):
-        values, token_ids = most_likely_of(logprobs, most)
+        values, token_ids = topk_tokens_of(logprobs, most)
         for row, mine, ids in zip(logprobs.tolist(), values.tolist(), token_ids.tolist(), strict=True):
             assert ids == sorted(range(10), key=lambda token: (-row[token], token))[:most]
             assert mine == [row[token] for token in ids]

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mmengine.models.plugin import ModelSpec
-from mmengine.runtime import swap
-from mmengine.runtime.kv import KVPool
-from mmengine.runtime.swap import runs
+from mmengine.runtime.kv import swap
+from mmengine.runtime.kv.pool import KVPool
+from mmengine.runtime.kv.swap import runs
 
 BLOCKS, HOST = 7, 5
 SPEC = ModelSpec(2, 2, 1, 4, 8, 100, 64, 0, 8)

@@ -8,7 +8,7 @@ import torch
 
 from mmengine.config import EngineConfig
 from mmengine.errors import ConfigError
-from mmengine.runtime.threads import SMALL_HIDDEN_SIZE, choose_threads, usable_cores
+from mmengine.runtime.device.threads import SMALL_HIDDEN_SIZE, choose_threads, usable_cores
 from mmengine.serve.engine import Engine
 
 

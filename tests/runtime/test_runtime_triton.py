@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from mmengine.errors import ConfigError
-from mmengine.runtime.attention import registry, triton_here, triton_paged
+from mmengine.runtime.attention import registry, triton_capability, triton_paged
 from mmengine.runtime.attention.torch_paged import TorchPagedAttention
-from mmengine.runtime.kv import KVPool
+from mmengine.runtime.kv.pool import KVPool
 from tests.native.attention_cases import spec_of
 
 
@@ -29,11 +29,11 @@ def pool_of(spec, dtype=torch.float32):
     ],
 )
 def test_what_it_cannot_do_is_told(monkeypatch, head_dim, dtype, installed, interpreted, says):
-    monkeypatch.setattr(triton_here, "find_spec", lambda name: object() if installed else None)
-    monkeypatch.setattr(triton_here, "_is_interpreted", lambda: interpreted)
+    monkeypatch.setattr(triton_capability, "find_spec", lambda name: object() if installed else None)
+    monkeypatch.setattr(triton_capability, "_is_interpreted", lambda: interpreted)
     spec = spec_of(4, 2, head_dim)
     kv = pool_of(spec, dtype)
-    found = triton_here.unfit(spec, kv)
+    found = triton_capability.unfit(spec, kv)
     if says is None:
         assert found is None
         return
@@ -43,9 +43,9 @@ def test_what_it_cannot_do_is_told(monkeypatch, head_dim, dtype, installed, inte
 
 
 def test_an_old_gpu_is_told(monkeypatch):
-    monkeypatch.setattr(triton_here, "find_spec", lambda name: object())
+    monkeypatch.setattr(triton_capability, "find_spec", lambda name: object())
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    assert "compute capability 7.5, and 8.0 is needed" in triton_here.missing(torch.device("cuda"))
+    assert "compute capability 7.5, and 8.0 is needed" in triton_capability.missing(torch.device("cuda"))
 
 
 def pretend(monkeypatch, attend):
@@ -76,9 +76,9 @@ def test_triton_that_cannot_be_imported_is_told_of(monkeypatch):
     def breaks(name):
         raise ImportError("libcuda.so.1: cannot open shared object file")
 
-    monkeypatch.setattr(triton_here, "import_module", breaks)
+    monkeypatch.setattr(triton_capability, "import_module", breaks)
     with pytest.raises(ConfigError, match="importing it fails .*libcuda.so.1.*choose 'torch' or 'auto'"):
-        triton_here.load()
+        triton_capability.load()
 
 
 def test_torch_is_what_it_is_tried_beside(monkeypatch):

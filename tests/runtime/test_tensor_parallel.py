@@ -11,7 +11,7 @@ import torch
 from repeater import FAILS, FOLLOWER, Warming, fail_at, let_backends_capture
 
 from mmengine.config import EngineConfig
-from mmengine.core.past import Resume
+from mmengine.core.resume import Resume
 from mmengine.errors import ConfigError, ExecutorFailed, ExecutorLost, ModelError
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader

@@ -10,7 +10,7 @@ from mmengine.config import EngineConfig
 from mmengine.core.continuation import open_log
 from mmengine.core.engine import EngineCore
 from mmengine.core.executor import StepResult
-from mmengine.core.past import Past
+from mmengine.core.resume import ResumeState
 from mmengine.errors import InvalidMedia, InvalidRequest
 from mmengine.models.plugin import Prepared
 from mmengine.structured_output.grammars import Grammars
@@ -125,7 +125,7 @@ class FakeBuilt:
     dtype: str = "float32"
     folder: Path = Path("fake")
     closed: bool = False
-    past: Past | None = None
+    resumed: ResumeState | None = None
 
     def close(self):
         self.closed = True
@@ -144,6 +144,8 @@ def builder(*, fail_at=None, log_options=None, processor=None, executor_class=Ec
         if log is None:
             return FakeBuilt(EngineCore(resolved, executor), executor, resolved, front)
         opened = open_log(log, resume, resolved, **(log_options or {}))
-        return FakeBuilt(opened.core(resolved, executor, {}), executor, resolved, front, past=opened.past)
+        return FakeBuilt(
+            opened.core(resolved, executor, {}), executor, resolved, front, resumed=opened.resumed
+        )
 
     return build

@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 
 from mmengine.config import EngineConfig
-from mmengine.core.past import Resume
+from mmengine.core.resume import Resume
 from mmengine.errors import InvalidRequest, RequestFailed
 from mmengine.replay.verify import verify
 from mmengine.serve.engine import Engine

@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from mmengine.errors import InvalidRequest, QueueFull
+from mmengine.serve.async_engine import AsyncEngine
 from mmengine.serve.batching import run_batch
-from mmengine.serve.client import AsyncEngine
 from mmengine.serve.engine import Engine
 from mmengine.serve.grammar_memory import GrammarMemory
 from mmengine.serve.prompts import Options, Prompt, make_sampling

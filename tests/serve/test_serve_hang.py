@@ -10,7 +10,7 @@ from mmengine.errors import ExecutorFailed
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader
 from mmengine.replay.verify import verify
-from mmengine.serve.client import AsyncEngine
+from mmengine.serve.async_engine import AsyncEngine
 from mmengine.serve.engine import Engine
 from mmengine.serve.watchdog import Watchdog
 from tests.serve import serve_fakes as fakes

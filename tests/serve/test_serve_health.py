@@ -10,11 +10,11 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from mmengine.core.outputs import Stats
-from mmengine.core.policy import Policy, register_policy
+from mmengine.core.state.policy import Policy, register_policy
 from mmengine.errors import MMEngineError
 from mmengine.events.log import LogWriter
 from mmengine.serve import metrics
-from mmengine.serve.client import AsyncEngine
+from mmengine.serve.async_engine import AsyncEngine
 from mmengine.serve.engine import Engine
 from tests.serve.serve_fakes import builder
 
@@ -156,7 +156,7 @@ def test_a_thread_that_died_says_why(monkeypatch):
 
 
 def test_a_step_that_hangs(monkeypatch):
-    monkeypatch.setattr("mmengine.serve.client.STEP_LIMIT_S", 0.05)
+    monkeypatch.setattr("mmengine.serve.async_engine.STEP_LIMIT_S", 0.05)
     hangs, goes_on = threading.Event(), threading.Event()
 
     def make(*args, **options):

@@ -11,8 +11,8 @@ import pytest
 from mmengine.errors import InvalidMedia, RequestFailed
 from mmengine.models.plugin import MediaInput, Prepared
 from mmengine.request import MediaItem
+from mmengine.serve.async_engine import AsyncEngine
 from mmengine.serve.batching import run_batch
-from mmengine.serve.client import AsyncEngine
 from mmengine.serve.engine import Engine, make_options
 from mmengine.serve.media_memory import MediaMemory, media_workers
 from mmengine.serve.prompts import Prompt

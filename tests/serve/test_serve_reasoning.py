@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from mmengine.config import EngineConfig
-from mmengine.core.past import Resume
+from mmengine.core.resume import Resume
 from mmengine.errors import ConfigError, InvalidRequest, RequestFailed
 from mmengine.replay.verify import verify
 from mmengine.serve.answers import CUT
+from mmengine.serve.async_engine import AsyncEngine
 from mmengine.serve.batchfile import RequestFile
 from mmengine.serve.batching import run_batch
-from mmengine.serve.client import AsyncEngine
 from mmengine.serve.engine import Engine
 from mmengine.serve.prompts import Options, Prompt
 from mmengine.serve.reasoning import Reasoning
@@ -251,7 +251,7 @@ def test_another_process_goes_on_in_the_middle_of_the_reasoning(random_weights, 
     for folder in folders.values():
         options = {"config": EngineConfig(reasoning_end="[X]"), "log": folder, "resume": Resume(force=False)}
         with Engine(random_weights, dtype="float32", **options) as engine:
-            said = [one.token_ids for one in engine.requests.past.values()]
+            said = [one.token_ids for one in engine.requests.resumed.values()]
             num_reasoning += sum(len(each) > 0 and end_of(each, (1535,)) is None for each in said)
             found = {name: engine.requests.take_up(name) for name in wanted}
             while not engine.is_idle:

@@ -15,14 +15,14 @@ import pytest
 
 from mmengine.build import build
 from mmengine.config import EngineConfig
-from mmengine.core.past import Resume
+from mmengine.core.resume import Resume
 from mmengine.errors import InvalidRequest, MMEngineError, RequestFailed
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader
 from mmengine.replay.verify import verify
 from mmengine.serve.answers import CUT
+from mmengine.serve.async_engine import AsyncEngine
 from mmengine.serve.batching import run_batch
-from mmengine.serve.client import AsyncEngine
 from mmengine.serve.engine import Engine
 from mmengine.serve.pipeline import Pipeline
 from mmengine.serve.prompts import Options, Prompt, make_sampling

@@ -9,10 +9,10 @@ import jsonschema
 import pytest
 
 from mmengine.config import EngineConfig
-from mmengine.core.past import Resume
+from mmengine.core.resume import Resume
 from mmengine.errors import InvalidRequest
+from mmengine.serve.async_engine import AsyncEngine
 from mmengine.serve.batching import run_batch
-from mmengine.serve.client import AsyncEngine
 from mmengine.serve.engine import Engine
 from mmengine.serve.pipeline import Pipeline
 from mmengine.serve.prompts import Options, Prompt, make_sampling

@@ -7,7 +7,7 @@ import numpy as np
 
 from mmengine.request import SamplingParams
 from mmengine.serve.answers import Choice, Completion, RequestOutput
-from mmengine.serve.client import AsyncEngine
+from mmengine.serve.async_engine import AsyncEngine
 from mmengine.serve.engine import Engine
 from mmengine.serve.texts import AnswerTexts
 from tests.serve.serve_fakes import ByteTokenizer, EchoProcessor, builder

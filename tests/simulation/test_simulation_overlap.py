@@ -10,7 +10,7 @@ from simulated import whole_output, write_scenario
 from test_simulation_random import random_config, random_events, random_request
 
 from mmengine.core.executor import StepResult
-from mmengine.core.past import Resume, read_past
+from mmengine.core.resume import Resume, read_resume_state
 from mmengine.events.log import LogWriter
 from mmengine.replay import verify
 from mmengine.simulation import Driver, read_settings
@@ -35,7 +35,7 @@ def test_random_scenarios(seed, policy, tmp_path):
     report = Driver(work, settings, log=LogWriter(tmp_path / "log")).run()
     gone = {e.request_id for e in work.events if e.op in ("abort", "grammar_error")}
     assert not report.num_refused and not set(report.unfinished) - gone
-    answers = read_past(tmp_path / "log", Resume(wanted=lambda name: True)).answers
+    answers = read_resume_state(tmp_path / "log", Resume(wanted=lambda name: True)).answers
     for raw in requests:
         found, (expected, reason) = answers[raw["id"]], whole_output(raw, settings.config.max_model_len)
         if raw["id"] in gone or reason == "error":  # what a row said in the step in which it broke is void

@@ -23,15 +23,15 @@ def rms(x, weight, eps=1e-6):
     return x / (x.pow(2).mean(-1, keepdim=True) + eps).sqrt() * weight
 
 
-def dense_fuse(written, taps):
+def dense_fuse(written, aux_hidden_states):
     """The tapped states of one sequence, [n, 3 * H], to g."""
     w = plain_names(written)
     if "input_norm.weight" in w:
-        taps = rms(taps, w["input_norm.weight"])
+        aux_hidden_states = rms(aux_hidden_states, w["input_norm.weight"])
     if "fc_norm.0.weight" in w:
-        parts = taps.split(TARGET.hidden_size, -1)
-        taps = torch.cat([rms(x, w[f"fc_norm.{i}.weight"]) for i, x in enumerate(parts)], -1)
-    return taps @ w["fc.weight"].T
+        parts = aux_hidden_states.split(TARGET.hidden_size, -1)
+        aux_hidden_states = torch.cat([rms(x, w[f"fc_norm.{i}.weight"]) for i, x in enumerate(parts)], -1)
+    return aux_hidden_states @ w["fc.weight"].T
 
 
 def dense(written, hidden, embeds, positions):

@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from mmengine.spec_decode.eagle3.config import Target
 
 TARGET = Target(hidden_size=48, vocab_size=96, num_layers=12)
-DEFAULT_TAPS = (2, 6, 9)
+DEFAULT_AUX_LAYERS = (2, 6, 9)
 H, HEADS, KV_HEADS, HEAD_DIM, WIDE, DRAFT_VOCAB = 48, 4, 2, 16, 80, 40
 MROPE = {"rope_type": "default", "mrope_interleaved": True, "mrope_section": [4, 2, 2]}
 
@@ -60,9 +60,9 @@ def layer_tensors(prefix, generator, h=H, embed=H, qk_norm=False, bias=False, fi
     return {prefix + name: tensor for name, tensor in tensors.items()}
 
 
-def head_tensors(layer_prefix, generator, h=H, vocab=DRAFT_VOCAB, taps=3, **options):
+def head_tensors(layer_prefix, generator, h=H, vocab=DRAFT_VOCAB, aux_hidden_states=3, **options):
     tensors = {
-        "fc.weight": torch.randn(h, taps * TARGET.hidden_size, generator=generator) / 12,
+        "fc.weight": torch.randn(h, aux_hidden_states * TARGET.hidden_size, generator=generator) / 12,
         "norm.weight": 1 + 0.3 * torch.randn(h, generator=generator),
         "lm_head.weight": torch.randn(vocab, h, generator=generator) / 4,
     }

@@ -6,7 +6,7 @@ import torch
 from mmengine.models.plugin import ModelSpec
 from mmengine.runtime.attention.native_paged import NativePagedAttention
 from mmengine.runtime.attention.torch_paged import TorchPagedAttention
-from mmengine.runtime.eagle3.loading import load_head
+from mmengine.runtime.drafting.eagle3.loading import load_head
 from mmengine.spec_decode.eagle3.loading import open_head
 from tests.qwen3_vl.qwen3_vl_reference import PagedRows, ragged_steps
 from tests.spec_decode.eagle3_heads import TARGET
@@ -77,9 +77,13 @@ def sequences(head, seed=12, lengths=LENGTHS):
     made = []
     for length in lengths:
         positions = torch.randint(0, 40, (3, length), generator=g)
-        taps = 3 * torch.randn(length, 3 * TARGET.hidden_size, generator=g)
+        aux_hidden_states = 3 * torch.randn(length, 3 * TARGET.hidden_size, generator=g)
         made.append(
-            (taps.to(head.dtype), torch.randint(0, TARGET.vocab_size, (length,), generator=g), positions)
+            (
+                aux_hidden_states.to(head.dtype),
+                torch.randint(0, TARGET.vocab_size, (length,), generator=g),
+                positions,
+            )
         )
     return made
 

@@ -157,7 +157,7 @@ def _sampling(rng, seed, most_tokens, in_form):
 class Answers:
     by_id: dict[str, Completion]
     stats: Stats
-    drafting: object  # of runtime/drafting.py; None where nobody drafts
+    drafting: object  # of runtime/drafting/next_drafts.py; None where nobody drafts
 
     @property
     def truth(self):

@@ -3,7 +3,7 @@
 import numpy as np
 from msgspec import structs
 
-from mmengine.runtime.clock import LaunchClock
+from mmengine.runtime.device.clock import LaunchClock
 from mmengine.runtime.executor import InFlight
 
 STEP_NS = 200_000

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from mmengine.config import EngineConfig
-from mmengine.core.past import Resume
+from mmengine.core.resume import Resume
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader
 from mmengine.replay.verify import verify

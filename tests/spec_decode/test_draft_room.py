@@ -8,7 +8,7 @@ import pytest
 
 from mmengine.core.executor import Admission
 from mmengine.request import Request, SamplingParams
-from mmengine.runtime.drafting import Drafting
+from mmengine.runtime.drafting.next_drafts import Drafting
 from mmengine.runtime.rows import RowColumns
 from mmengine.spec_decode.base import Proposed
 from mmengine.structured_output.spec import grammar_of

@@ -3,8 +3,8 @@
 import numpy as np
 import torch
 
-from mmengine.models.plugin import Taps
-from mmengine.runtime.eagle3.loading import load_head
+from mmengine.models.plugin import AuxHiddenStates
+from mmengine.runtime.drafting.eagle3.loading import load_head
 from mmengine.spec_decode.eagle3.config import Target
 from mmengine.spec_decode.eagle3.loading import open_head
 from tests.qwen3_vl.qwen3_vl_reference import (
@@ -15,7 +15,7 @@ from tests.qwen3_vl.qwen3_vl_reference import (
     run_rows,
 )
 from tests.spec_decode.eagle3_dense import dense, dense_fuse
-from tests.spec_decode.eagle3_heads import DEFAULT_TAPS, FAMILIES, TARGET
+from tests.spec_decode.eagle3_heads import DEFAULT_AUX_LAYERS, FAMILIES, TARGET
 from tests.spec_decode.eagle3_running import CPU
 
 
@@ -31,32 +31,32 @@ def test_a_head_beside_a_qwen3_vl(tmp_path):
     written = FAMILIES["angelslim"]()
     head = load_head(open_head(written.save(tmp_path / "head"), TARGET), model, CPU, torch.float32)
     prompt = make_prompt([3, ("image", (4, 6)), 5], np.random.default_rng(15))
-    states = inputs_of_layers(reference, prompt, DEFAULT_TAPS)
-    taps = torch.empty(len(prompt.ids), 3 * 48)
-    tapping = Tapping(model, Taps(head.config.tap_layers, taps))
+    states = inputs_of_layers(reference, prompt, DEFAULT_AUX_LAYERS)
+    aux_hidden_states = torch.empty(len(prompt.ids), 3 * 48)
+    aux_recording = AuxRecording(model, AuxHiddenStates(head.config.aux_layers, aux_hidden_states))
     with torch.inference_mode():
-        run_rows(tapping, [prompt], [[(0, len(prompt.ids))]])
+        run_rows(aux_recording, [prompt], [[(0, len(prompt.ids))]])
         attention = DenseAttention()
         attention.begin([(0, len(prompt.ids) - 1)])
         embeds = head.embed(torch.from_numpy(prompt.ids[1:]).long())
-        positions = tapping.positions[:, :-1]
-        z, _ = head.forward(head.fuse(taps[:-1]), embeds, positions, attention, spec.num_layers)
+        positions = aux_recording.positions[:, :-1]
+        z, _ = head.forward(head.fuse(aux_hidden_states[:-1]), embeds, positions, attention, spec.num_layers)
     embedding = reference.get_input_embeddings().weight.detach()
     next_embeds = embedding[torch.from_numpy(prompt.ids[1:]).long()]
     wanted, _ = dense(written, dense_fuse(written, states[:-1]), next_embeds, positions)
     torch.testing.assert_close(z, wanted, atol=1e-4, rtol=1e-4)
 
 
-class Tapping:
-    def __init__(self, model, taps):
-        self._model, self._taps = model, taps
+class AuxRecording:
+    def __init__(self, model, aux_hidden_states):
+        self._model, self._aux_hidden_states = model, aux_hidden_states
 
     def __getattr__(self, name):
         return getattr(self._model, name)
 
     def forward(self, embeds, deepstack, positions, attention):
         self.positions = positions
-        return self._model.forward(embeds, deepstack, positions, attention, self._taps)
+        return self._model.forward(embeds, deepstack, positions, attention, self._aux_hidden_states)
 
 
 def inputs_of_layers(reference, prompt, layers):

@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from mmengine.native import library
-from mmengine.runtime.eagle3.chain import NO_DRAFT, draft
-from mmengine.runtime.eagle3.chain_rows import CHOSEN, ChainRows
-from mmengine.runtime.eagle3.head import DraftHead
-from mmengine.runtime.eagle3.native_head import NativeDraftHead
+from mmengine.runtime.drafting.eagle3.chain import NO_DRAFT, draft
+from mmengine.runtime.drafting.eagle3.chain_rows import CHOSEN, ChainRows
+from mmengine.runtime.drafting.eagle3.head import DraftHead
+from mmengine.runtime.drafting.eagle3.native_head import NativeDraftHead
 from tests.spec_decode.eagle3_dense import dense, dense_fuse
 from tests.spec_decode.eagle3_heads import FAMILIES, TARGET
 from tests.spec_decode.eagle3_running import FIRST_LAYER, cache, load, run_ragged, sequences
@@ -41,8 +41,8 @@ def drafted(head, rows, attention, z, carry, most=MOST, given=None):
 
 def chain_of_formulas(written, head, row, most, given=()):
     """One sequence computed anew, whole, for each draft."""
-    taps, tokens, positions = row
-    hidden, embeds, drafts = dense_fuse(written, taps), head.embed(tokens), []
+    aux_hidden_states, tokens, positions = row
+    hidden, embeds, drafts = dense_fuse(written, aux_hidden_states), head.embed(tokens), []
     for _ in range(most):
         z, carry = dense(written, hidden, embeds, positions)
         own = int(head.tokens(head.logits(z[-1:])))
@@ -112,18 +112,22 @@ def test_what_the_target_decides_is_written_over_provisional_drafts(compute, tmp
     head = load(written, tmp_path)
     rows = sequences(head, lengths=(12, 15))
     attention = cache(head, compute, 2)
-    firsts = [(taps[:8], tokens[:8], positions[:, :8]) for taps, tokens, positions in rows]
+    firsts = [
+        (aux_hidden_states[:8], tokens[:8], positions[:, :8]) for aux_hidden_states, tokens, positions in rows
+    ]
     got = run_ragged(head, firsts, attention)
     z, carry = (torch.stack([row[i][-1] for row in got]) for i in (0, 1))
     before = attention.pool(FIRST_LAYER).clone()
     drafted(head, firsts, attention, z, carry, np.array([5, 5], np.int32))
     assert not torch.equal(before, attention.pool(FIRST_LAYER))
-    rest = [(taps[8:], tokens[8:], positions[:, 8:]) for taps, tokens, positions in rows]
+    rest = [
+        (aux_hidden_states[8:], tokens[8:], positions[:, 8:]) for aux_hidden_states, tokens, positions in rows
+    ]
     after = run_ragged(head, rest, attention)
     untouched = cache(head, compute, 2)
     run_ragged(head, rows, untouched)
-    for (taps, tokens, positions), (z, _) in zip(rows, after, strict=True):
-        wanted, _ = dense(written, dense_fuse(written, taps), head.embed(tokens), positions)
+    for (aux_hidden_states, tokens, positions), (z, _) in zip(rows, after, strict=True):
+        wanted, _ = dense(written, dense_fuse(written, aux_hidden_states), head.embed(tokens), positions)
         torch.testing.assert_close(z, wanted[8:], atol=2e-5, rtol=1e-5)
     for row, (_, tokens, _) in enumerate(rows):
         kept, never = (one.tokens_of(FIRST_LAYER, row, len(tokens)) for one in (attention, untouched))

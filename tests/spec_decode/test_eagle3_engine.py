@@ -14,13 +14,13 @@ from mmengine.build import build
 from mmengine.config import EngineConfig
 from mmengine.core.executor import PENDING
 from mmengine.errors import ConfigError, ModelError
-from mmengine.models.plugin import Taps
+from mmengine.models.plugin import AuxHiddenStates
 from mmengine.native import library
-from mmengine.runtime import drafters
 from mmengine.runtime.attention.base import AttentionMeta
 from mmengine.runtime.attention.torch_paged import TorchPagedAttention
-from mmengine.runtime.eagle3.head import kv_spec
-from mmengine.runtime.kv import KVPool
+from mmengine.runtime.drafting import drafters
+from mmengine.runtime.drafting.eagle3.head import kv_spec
+from mmengine.runtime.kv.pool import KVPool
 from mmengine.serve.engine import Engine
 from mmengine_shapes import draft_head_path
 from mmengine_shapes.questions import scene_schema
@@ -102,25 +102,27 @@ def states_of_one_pass(built, request, token_ids, media):
         there = places < size
         embeds[places[there]] = layers[there, 0]
         deepstack[:, places[there]] = layers[there, 1:].transpose(0, 1)
-    taps = Taps(head.config.tap_layers, torch.empty(size, len(head.config.tap_layers) * hidden))
-    model.forward(embeds, deepstack, positions, dense(spec, size)[1], taps)
-    return taps.rows, ids, positions
+    aux_hidden_states = AuxHiddenStates(
+        head.config.aux_layers, torch.empty(size, len(head.config.aux_layers) * hidden)
+    )
+    model.forward(embeds, deepstack, positions, dense(spec, size)[1], aux_hidden_states)
+    return aux_hidden_states.rows, ids, positions
 
 
 def head_kv_of_one_pass(built, request, token_ids, media):
     """The head's K and V, [tokens - 1, 2, kv heads, head_dim], where its states come from one prefill."""
     head, size = built.executor._runner._drafting.head._head, len(token_ids)
-    taps, ids, positions = states_of_one_pass(built, request, token_ids, media)
+    aux_hidden_states, ids, positions = states_of_one_pass(built, request, token_ids, media)
     pool, port = dense(kv_spec(head.config), size - 1)
-    head.forward(head.fuse(taps[:-1]), head.embed(ids[1:]), positions[:, :-1], port, 0)
+    head.forward(head.fuse(aux_hidden_states[:-1]), head.embed(ids[1:]), positions[:, :-1], port, 0)
     return pool.blocks[0, 1:].transpose(1, 2).flatten(0, 1)[: size - 1]
 
 
 def drafts_of_one_pass(built, request, token_ids, media, count, given=()):
     """`count` drafts behind a text and those `given`, each from a pass of the head over all before it."""
     head = built.executor._runner._drafting.head._head
-    taps, ids, positions = states_of_one_pass(built, request, token_ids, media)
-    hidden, tokens, positions = head.fuse(taps[:-1]), ids[1:], positions[:, :-1]
+    aux_hidden_states, ids, positions = states_of_one_pass(built, request, token_ids, media)
+    hidden, tokens, positions = head.fuse(aux_hidden_states[:-1]), ids[1:], positions[:, :-1]
     for number in range(len(given) + count):
         _, port = dense(kv_spec(head.config), len(tokens))
         z, carry = head.forward(hidden, head.embed(tokens), positions, port, 0)

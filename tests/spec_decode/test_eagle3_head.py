@@ -25,8 +25,8 @@ def test_a_ragged_paged_forward_is_the_dense_one(family, compute, tmp_path):
     head = load(written, tmp_path)
     rows = sequences(head)
     got = run_ragged(head, rows, cache(head, compute, len(rows)))
-    for (taps, tokens, positions), ours in zip(rows, got, strict=True):
-        wanted = dense(written, dense_fuse(written, taps), head.embed(tokens), positions)
+    for (aux_hidden_states, tokens, positions), ours in zip(rows, got, strict=True):
+        wanted = dense(written, dense_fuse(written, aux_hidden_states), head.embed(tokens), positions)
         for one, other in zip(ours, wanted, strict=True):
             torch.testing.assert_close(one, other, atol=2e-5, rtol=1e-5)
 
@@ -39,9 +39,11 @@ def test_bfloat16_is_near(family, compute, tmp_path):
     head = load(written, tmp_path, torch.bfloat16)
     rows = sequences(head)
     got = run_ragged(head, rows, cache(head, compute, len(rows)))
-    for (taps, tokens, positions), (z, _) in zip(rows, got, strict=True):
+    for (aux_hidden_states, tokens, positions), (z, _) in zip(rows, got, strict=True):
         assert z.dtype == torch.bfloat16 and head.logits(z).dtype == torch.float32
-        wanted, _ = dense(written, dense_fuse(written, taps.float()), head.embed(tokens).float(), positions)
+        wanted, _ = dense(
+            written, dense_fuse(written, aux_hidden_states.float()), head.embed(tokens).float(), positions
+        )
         assert (z.float() - wanted).abs().mean() < 0.02 < 0.5 < wanted.abs().mean()
 
 

@@ -12,7 +12,7 @@ from mmengine.errors import ConfigError
 from mmengine.spec_decode.eagle3.config import Target
 from mmengine.spec_decode.eagle3.loading import open_head
 from mmengine.spec_decode.eagle3.tensors import canonical_name
-from tests.spec_decode.eagle3_heads import DEFAULT_TAPS, DRAFT_VOCAB, FAMILIES, TARGET, edited
+from tests.spec_decode.eagle3_heads import DEFAULT_AUX_LAYERS, DRAFT_VOCAB, FAMILIES, TARGET, edited
 
 FIELD = "eagle_aux_hidden_state_layer_ids"
 FACTS = {
@@ -24,7 +24,7 @@ FACTS = {
         "fc_norm": True,
         "norm_before_residual": True,
         "norm_output": True,
-        "tap_layers": (1, 5, 12),
+        "aux_layers": (1, 5, 12),
         "num_drafts": 3,
         "rope.theta": 2e4,
     },
@@ -55,7 +55,7 @@ COMMON = {
     "head_dim": 16,
     "vocab_size": 96,
     "draft_vocab_size": DRAFT_VOCAB,
-    "tap_layers": DEFAULT_TAPS,
+    "aux_layers": DEFAULT_AUX_LAYERS,
     "norm_before_fc": False,
     "fc_norm": False,
     "norm_before_residual": False,
@@ -126,7 +126,7 @@ def test_names_of_tensors(stored, canonical):
 
 # The table: (file: top level, eagle_config), layers of the target, and the inputs that are tapped.
 @pytest.mark.parametrize(
-    "top, nested, num_layers, taps",
+    "top, nested, num_layers, aux_hidden_states",
     [
         (None, None, 12, (2, 6, 9)),  # EAGLE's default
         (None, None, 28, (2, 14, 25)),
@@ -143,15 +143,15 @@ def test_names_of_tensors(stored, canonical):
         ([3, 5, 7], {FIELD: [1, 5, 8]}, 12, (3, 5, 7)),  # the top level goes first
     ],
 )
-def test_which_layers_are_tapped(top, nested, num_layers, taps, tmp_path):
+def test_which_layers_are_tapped(top, nested, num_layers, aux_hidden_states, tmp_path):
     written = FAMILIES["specforge"]()
     if top is not None:
         written.config[FIELD] = top
     if nested is not None:
         written.config["eagle_config"] = nested
     target = Target(TARGET.hidden_size, TARGET.vocab_size, num_layers)
-    assert open_head(written.save(tmp_path), target).config.tap_layers == taps
-    assert open_head(tmp_path, target, tap_layers=[0, 1, 2]).config.tap_layers == (0, 1, 2)
+    assert open_head(written.save(tmp_path), target).config.aux_layers == aux_hidden_states
+    assert open_head(tmp_path, target, aux_layers=[0, 1, 2]).config.aux_layers == (0, 1, 2)
 
 
 @pytest.mark.parametrize("asked, found", [(None, 3), (0, 0), (7, 7)])

@@ -217,7 +217,7 @@ def test_both_norms_of_the_taps_are_refused(tmp_path):
 @pytest.mark.parametrize("chosen", [[2, 6], [2, 6, 13], [6, 2, 9]])
 def test_taps_chosen_by_hand_are_checked_too(chosen, tmp_path):
     with pytest.raises(ModelError, match="tap_layers (names|gives)"):
-        open_head(FAMILIES["specforge"]().save(tmp_path), TARGET, tap_layers=chosen)
+        open_head(FAMILIES["specforge"]().save(tmp_path), TARGET, aux_layers=chosen)
 
 
 def test_a_pickle_is_never_read(tmp_path):

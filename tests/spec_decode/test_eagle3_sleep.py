@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mmengine.runtime.eagle3 import deferred, drafter
+from mmengine.runtime.drafting.eagle3 import deferred, drafter
 from tests.spec_decode.equality import Asked, answers, assert_same, mixed
 from tests.spec_decode.steering import Granting
 from tests.spec_decode.test_eagle3_batches import SEVEN, Heard, asked_about
@@ -36,9 +36,12 @@ class Watched(Heard):
         prepare = head.prepare
 
         def prepared(plan):
-            taps = prepare(plan)
-            self.slept, self.awake = self.slept + (taps is None), self.awake + (taps is not None)
-            return taps
+            aux_hidden_states = prepare(plan)
+            self.slept, self.awake = (
+                self.slept + (aux_hidden_states is None),
+                self.awake + (aux_hidden_states is not None),
+            )
+            return aux_hidden_states
 
         head.prepare = prepared
 

@@ -11,8 +11,8 @@ import structlog
 from mmengine.core.executor import Admission
 from mmengine.errors import ConfigError
 from mmengine.request import Request, SamplingParams
-from mmengine.runtime.drafting import Drafting
-from mmengine.runtime.eagle3.drafter import Eagle3Drafter
+from mmengine.runtime.drafting.eagle3.drafter import Eagle3Drafter
+from mmengine.runtime.drafting.next_drafts import Drafting
 from mmengine.runtime.rows import RowColumns
 from mmengine.spec_decode import registry
 from mmengine.spec_decode.base import Proposed

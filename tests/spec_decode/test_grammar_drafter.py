@@ -15,7 +15,7 @@ from mmengine.structured_output.grammars import Grammars
 from mmengine.structured_output.llguidance_backend import LLGuidance
 from mmengine.structured_output.opening import waiting
 from mmengine.structured_output.rows import RowMatchers
-from mmengine.structured_output.spec import grammar_of, sketches_of
+from mmengine.structured_output.spec import draft_grammars_of, grammar_of
 
 EOS, VOCAB = 256, 257
 SCHEMA = {
@@ -40,8 +40,8 @@ class Bench:
 
     def __init__(self, backend, text=TEXT, compile=None, deadline_s=10):
         self.grammars = Grammars(backend, deadline_s=deadline_s, compile=compile)
-        sketches = self.grammars.sketches
-        self.matchers = RowMatchers(backend, self.grammars.compiled, VOCAB, sketches_of=sketches)
+        draft_grammars = self.grammars.draft_grammars
+        self.matchers = RowMatchers(backend, self.grammars.compiled, VOCAB, draft_grammars_of=draft_grammars)
         self.drafter = GrammarDrafter(self.matchers.forced)
         self.texts = Texts(1, 200)
         self.request = Request("r", PROMPT, SamplingParams(), grammar=text)
@@ -68,7 +68,7 @@ class Bench:
     def settled(self, most=50):
         """What it proposes once its sketches are compiled, or will not be."""
         end = time.monotonic() + 20
-        while self.grammars.sketches(self.request) is None and time.monotonic() < end:
+        while self.grammars.draft_grammars(self.request) is None and time.monotonic() < end:
             self.grammars.wait(0.02)
         return self.proposes(most)
 
@@ -118,7 +118,7 @@ def test_sketches_that_fail_leave_the_grammar_itself(backend):
 
     bench = Bench(backend, compile=compile)
     assert bench.settled() == b"{", "white space may come behind it"
-    assert bench.grammars.sketches(bench.request) == []
+    assert bench.grammars.draft_grammars(bench.request) == []
     bench.say(b'{"na')
     assert bench.proposes(2) == b"me"
 
@@ -136,7 +136,7 @@ def test_sketches_that_hang_are_waited_for_by_nobody(backend):
         assert bench.proposes() == b"{"
         bench.say(b'{"na')
         assert bench.proposes(2) == b"me", "the row has its own grammar"
-        assert bench.grammars.sketches(bench.request) is None, "they hang still, and are not given up"
+        assert bench.grammars.draft_grammars(bench.request) is None, "they hang still, and are not given up"
         bench = Bench(backend, compile=compile, deadline_s=0.2)
         bench.say(b'{"na')
         assert bench.settled(2) == b"me"
@@ -146,7 +146,7 @@ def test_sketches_that_hang_are_waited_for_by_nobody(backend):
 
 def test_a_compiler_that_is_stuck_costs_the_sketches_only(backend):
     bench = Bench(backend)
-    known = set(sketches_of(TEXT))
+    known = set(draft_grammars_of(TEXT))
     get = bench.grammars._compiler.get
 
     def refuse(text):

@@ -9,8 +9,8 @@ from structlog.testing import capture_logs
 from mmengine.build import build
 from mmengine.config import EngineConfig
 from mmengine.native import library
-from mmengine.runtime import drafters
-from mmengine.runtime.drafting import Drafting
+from mmengine.runtime.drafting import drafters
+from mmengine.runtime.drafting.next_drafts import Drafting
 from mmengine.serve.engine import Engine
 from mmengine.serve.prompts import Options, Prompt, make_sampling
 from mmengine.structured_output.spec import grammar_of

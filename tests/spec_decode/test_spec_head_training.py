@@ -20,11 +20,11 @@ from mmengine_shapes.training.head_start import start_head
 from mmengine_shapes.training.head_target import Target
 from mmengine_shapes.training.head_train import (
     Teacher,
+    aux_rows,
     draft_vocabulary,
     kept_samples,
     loss_of,
     rate_at,
-    tapped,
     train,
 )
 from mmengine_shapes.training.held_out import draw_item
@@ -45,7 +45,7 @@ def conversations():
 
 @pytest.fixture(scope="module")
 def samples(target, conversations):
-    return tapped(target, conversations)
+    return aux_rows(target, conversations)
 
 
 def test_the_same_seed_gives_the_same_conversations(conversations):
@@ -118,7 +118,9 @@ def test_samples_are_taken_from_the_file_that_keeps_them(target, tmp_path, monke
     monkeypatch.delattr("mmengine_shapes.training.head_train.collect")
     second = kept_samples(tmp_path / "samples.pt", target, 5, seed=2)
     assert [one.task for one in first] == [one.task for one in second]
-    assert all(torch.equal(a.taps, b.taps) for a, b in zip(first, second, strict=True))
+    assert all(
+        torch.equal(a.aux_hidden_states, b.aux_hidden_states) for a, b in zip(first, second, strict=True)
+    )
 
 
 def test_the_rate_warms_up_and_falls():

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from mmengine.config import EngineConfig
 from mmengine.request import SamplingParams
-from mmengine.runtime.eagle3.loading import load_head
+from mmengine.runtime.drafting.eagle3.loading import load_head
 from mmengine.serve.engine import Engine
 from mmengine.serve.prompts import Options
 from mmengine.spec_decode.eagle3.config import Target as HeadTarget
@@ -49,7 +49,7 @@ def test_four_drafts_a_pass_are_worth_their_while(trained, samples):
 def test_taps_of_other_layers_are_worth_little(trained, samples):
     """What the drafts know of a picture comes from what the target read, not from the tokens alone."""
     swapped = [
-        type(one)(one.task, one.ids, one.num_prompt, one.positions, one.taps.flip(1))
+        type(one)(one.task, one.ids, one.num_prompt, one.positions, one.aux_hidden_states.flip(1))
         for one in samples["json"]
     ]
     assert acceptance(*trained, swapped, 4) < acceptance(*trained, samples["json"], 4) - 0.5
@@ -70,7 +70,7 @@ def served(request, trained, tmp_path_factory):
 
 def chain(served, sample, row, count):
     """Logits of `count` drafts begun at `row`: one pass of the engine's head over all of its inputs each."""
-    hidden = served.fuse(sample.taps[: row + 1].float().flatten(1))
+    hidden = served.fuse(sample.aux_hidden_states[: row + 1].float().flatten(1))
     tokens, positions = sample.ids[1 : row + 2], sample.positions[:, : row + 1]
     found = []
     for _ in range(count):
@@ -107,7 +107,7 @@ def test_drafting_from_all_rows_at_once_is_the_engines_head_drafting_from_each(
 
 def test_the_engine_reads_the_head_as_it_was_trained(trained, served):
     shape, config = trained[0].shape, served.config
-    assert config.tap_layers == shape.levels and config.draft_vocab_size == shape.draft_vocab_size
+    assert config.aux_layers == shape.levels and config.draft_vocab_size == shape.draft_vocab_size
     assert (config.fc_norm, config.norm_output) == (shape.fc_norm, shape.norm_output)
     assert torch.equal(served.embed(torch.arange(1536)), trained[0].embedding)
 
@@ -155,7 +155,7 @@ def test_a_target_reads_the_same_alone_and_beside_others(target, samples):
     """Padding of a batch changes nothing: the target's choice after each token is its own answer."""
     for group in samples.values():
         for sample in group:
-            after = target.logits(sample.taps[sample.num_prompt - 1 : -1, -1].float()[None])[0]
+            after = target.logits(sample.aux_hidden_states[sample.num_prompt - 1 : -1, -1].float()[None])[0]
             assert after.argmax(-1).tolist() == sample.ids[sample.num_prompt :].tolist()
 
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from mmengine.errors import InvalidRequest
 from mmengine.structured_output.opening import MAX_AFTER, Opening, after_of, end_of, waiting
-from mmengine.structured_output.spec import grammar_of, read_grammar, reasoning_of, sketches_of
+from mmengine.structured_output.spec import draft_grammars_of, grammar_of, read_grammar, reasoning_of
 
 IDS = st.integers(0, 2)  # few, so that they repeat
 FORMS = [
@@ -56,7 +56,7 @@ def test_a_text_says_what_its_grammar_waits_for(form, after):
         for name in kind.__struct_fields__
         if name != "after"
     )
-    assert sketches_of(text) == sketches_of(at_once)
+    assert draft_grammars_of(text) == draft_grammars_of(at_once)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from mmengine.errors import ConfigError, InvalidRequest
 from mmengine.structured_output.backends import backend_class
 from mmengine.structured_output.json_schema.gate import Bounds, gate
 from mmengine.structured_output.json_schema.refusal import SchemaRefused
-from mmengine.structured_output.spec import grammar_of, sketches_of
+from mmengine.structured_output.spec import draft_grammars_of, grammar_of
 from tests.structured.strategies import Case, cases
 
 pytest.importorskip("xgrammar")
@@ -212,9 +212,9 @@ def test_what_fixes_the_white_space_is_known_too(backend):
         "required": ["a", "b"],
     }
     form = {"type": "json_schema", "json_schema": {"schema": schema | {"additionalProperties": False}}}
-    sketches = sketches_of(grammar_of(form))
+    draft_grammars = draft_grammars_of(grammar_of(form))
     forced = []
-    for text in sketches:
+    for text in draft_grammars:
         matcher = backend.compile(text).matcher()
         forced.append(bytes(matcher.compute_ff_tokens()).decode())
         assert matcher.try_consume_tokens(list(forced[-1].encode() + b"}")) == len(forced[-1]) + 1

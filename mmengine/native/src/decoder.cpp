@@ -55,14 +55,14 @@ void norm(const mm_decoder* decoder, const mm_decoder_step* step, const void* x,
 // What enters `layer`, num_layers for the final norm.
 const void* residual(const mm_decoder_step* step, int32_t layer) { return layer ? step->hidden : step->embeds; }
 
-void tap(const mm_decoder* decoder, const mm_decoder_step* step, int32_t layer) {
+void record_aux(const mm_decoder* decoder, const mm_decoder_step* step, int32_t layer) {
   const int size = decoder->hidden_size;
-  for (int32_t i = 0; i < step->num_taps; ++i) {
-    if (step->taps[i] != layer) continue;
+  for (int32_t i = 0; i < step->num_aux_layers; ++i) {
+    if (step->aux_hidden_states[i] != layer) continue;
     Timed timed(kRows);
-    char* to = (char*)step->tapped + (int64_t)i * size * (decoder->dtype == MM_BF16 ? 2 : 4);
+    char* to = (char*)step->aux_rows + (int64_t)i * size * (decoder->dtype == MM_BF16 ? 2 : 4);
     mm::copy_rows(rows_of(decoder, step, residual(step, layer), size), size,
-                  rows_of(decoder, step, to, step->tapped_stride));
+                  rows_of(decoder, step, to, step->aux_stride));
   }
 }
 
@@ -77,7 +77,7 @@ extern "C" {
 void mm_profile(int64_t* ns) { profile = ns; }
 
 int32_t mm_decoder_before_attention(const mm_decoder* decoder, const mm_decoder_step* step, int32_t layer) {
-  tap(decoder, step, layer);
+  record_aux(decoder, step, layer);
   norm(decoder, step, residual(step, layer), decoder->layers[layer].input_norm, step->normed);
   return mm_decoder_heads(decoder, step, layer, step->normed, decoder->hidden_size);
 }
@@ -113,7 +113,7 @@ int32_t mm_decoder_after_attention(const mm_decoder* decoder, const mm_decoder_s
 }
 
 void mm_decoder_final_norm(const mm_decoder* decoder, const mm_decoder_step* step) {
-  tap(decoder, step, decoder->num_layers);
+  record_aux(decoder, step, decoder->num_layers);
   norm(decoder, step, residual(step, decoder->num_layers), decoder->norm, step->hidden);
 }
 

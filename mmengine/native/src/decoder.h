@@ -42,10 +42,10 @@ typedef struct {
   void* mixed;             // [t, num_heads, head_dim]: scratch
   void* normed;            // [t, hidden]: scratch
   void* product;           // [t, intermediate]: scratch
-  void* tapped;            // [t, num_taps * hidden]: what enters the layers of `taps`, one beside the other
-  int64_t tapped_stride;   // elements between rows of `tapped`
-  const int32_t* taps;     // [num_taps]: layers, num_layers for what enters the final norm
-  int32_t num_taps;        // 0: nothing is kept
+  void* aux_rows;            // [t, num_aux_layers * hidden]: what enters the layers of `aux_hidden_states`, one beside the other
+  int64_t aux_stride;   // elements between rows of `aux_rows`
+  const int32_t* aux_hidden_states;     // [num_aux_layers]: layers, num_layers for what enters the final norm
+  int32_t num_aux_layers;        // 0: nothing is kept
 } mm_decoder_step;
 
 // All layers and the final norm. kv_layers [num_layers]: each layer's part of the pool. Gives 0, or 1 where

@@ -68,17 +68,17 @@ mm_attention_step place(const mm_draft_head* head, const mm_draft_chain* chain, 
 
 extern "C" {
 
-int32_t mm_draft_fuse(const mm_draft_head* head, const void* taps, int64_t taps_stride, int32_t num_tokens,
+int32_t mm_draft_fuse(const mm_draft_head* head, const void* aux_hidden_states, int64_t aux_stride, int32_t num_tokens,
                    void* scratch, void* out) {
-  const int64_t wide = (int64_t)head->num_taps * head->tap_size;
+  const int64_t wide = (int64_t)head->num_aux_layers * head->aux_size;
   const int parts = head->num_fc_norms, size = parts ? (int)(wide / parts) : 0;
   for (int part = 0; part < parts; ++part) {
     const int64_t at = (int64_t)part * size * bytes_of(head);
-    mm::rms_norm_rows(rows_of(head, (const char*)taps + at, taps_stride, num_tokens),
+    mm::rms_norm_rows(rows_of(head, (const char*)aux_hidden_states + at, aux_stride, num_tokens),
                       head->fc_norms + (int64_t)part * size, size, head->decoder.eps,
                       rows_of(head, (char*)scratch + at, wide, num_tokens));
   }
-  return mm_linear_run(&head->fc, parts ? scratch : taps, parts ? wide : taps_stride, num_tokens, out,
+  return mm_linear_run(&head->fc, parts ? scratch : aux_hidden_states, parts ? wide : aux_stride, num_tokens, out,
                 head->decoder.hidden_size, 0, nullptr);
 }
 

@@ -12,12 +12,12 @@ typedef struct {
   mm_decoder decoder;  // its first layer's qkv reads [embed_size + hidden]; input norms behind the first layer
   int32_t embed_size, vocab_size, draft_vocab_size;
   int32_t norm_before_residual, norm_output;
-  int32_t num_taps, tap_size;
-  int32_t num_fc_norms;         // 0, 1 over all taps together, or num_taps
-  const float* fc_norms;        // [num_taps * tap_size] where there are any
+  int32_t num_aux_layers, aux_size;
+  int32_t num_fc_norms;         // 0, 1 over all aux_hidden_states together, or num_aux_layers
+  const float* fc_norms;        // [num_aux_layers * aux_size] where there are any
   const float* embed_norm;      // [embed_size]
   const float* hidden_norm;     // [hidden]
-  mm_linear fc;                 // num_taps * tap_size to hidden
+  mm_linear fc;                 // num_aux_layers * aux_size to hidden
   mm_linear scores;             // hidden to draft_vocab_size
   const void* embedding;        // [vocab_size, embed_size]
   const int64_t* target_ids;    // [draft_vocab_size], ids of the target; NULL where they are the same
@@ -26,16 +26,16 @@ typedef struct {
 // A pass of t tokens. In `rows`: num_tokens, cos, sin and scratch; embeds and hidden are the head's business.
 typedef struct {
   mm_decoder_step rows;
-  const void* hidden;  // [t, hidden]: fused taps, or what the pass before carried
+  const void* hidden;  // [t, hidden]: fused aux_hidden_states, or what the pass before carried
   const void* embeds;  // [t, embed_size]: of the tokens one further on
   void* inputs;        // [t, embed_size + hidden]: scratch
   void* stream;        // [t, hidden]: what enters the final norm
   void* z;             // [t, hidden]: behind it
 } mm_draft_pass;
 
-// taps [t, num_taps * tap_size], rows taps_stride apart, to out [t, hidden]; scratch of taps' size.
+// aux_hidden_states [t, num_aux_layers * aux_size], rows aux_stride apart, to out [t, hidden]; scratch of aux_hidden_states' size.
 // This and what follows gives 0, or 1 where memory could not be had.
-int32_t mm_draft_fuse(const mm_draft_head* head, const void* taps, int64_t taps_stride, int32_t num_tokens,
+int32_t mm_draft_fuse(const mm_draft_head* head, const void* aux_hidden_states, int64_t aux_stride, int32_t num_tokens,
                       void* scratch, void* out);
 
 // One pass. kv_layers: of the head's own layers.

@@ -1,5 +1,5 @@
 // Philox4x32-10 (Salmon, Moraes, Dror, Shaw: Parallel Random Numbers: As Easy as 1, 2, 3; SC 2011): the
-// random words of 64 tokens at once, as mmengine/runtime/gumbel.py lays them out.
+// random words of 64 tokens at once, as mmengine/runtime/sampling/gumbel.py lays them out.
 #pragma once
 
 #include "linear_vec.h"

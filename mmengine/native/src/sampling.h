@@ -21,7 +21,7 @@ typedef struct {  // r rows; all arrays are host memory
   int32_t* tokens;            // [r] out; -1: another one is so close that the caller's arithmetic decides
 } mm_draw;
 
-// Filters are those of mmengine/runtime/filters.py, noise is that of gumbel.py, and so are the tokens. A row
+// Filters are those of mmengine/runtime/sampling/filters.py, noise is that of gumbel.py, and so are the tokens. A row
 // whose largest logit is not finite gives token 0.
 void mm_draw_tokens(const mm_draw*);
 

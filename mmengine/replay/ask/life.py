@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from mmengine.core.state import State
+from mmengine.core.state.state import State
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
 from mmengine.replay.checked import CheckedLog
@@ -49,17 +49,17 @@ def _change(state: State, record: Record, name: str) -> tuple[str, dict[str, Any
     event = record.event
     if getattr(event, "request_id", None) == name:
         return _own(state, event)
-    known = state.requests.get(name)
-    if known is not None and isinstance(event, ev.Recovered):
+    req_state = state.requests.get(name)
+    if req_state is not None and isinstance(event, ev.Recovered):
         return "the process ended, and another one goes on with the log", {}
-    if known is None or known.row < 0:
+    if req_state is None or req_state.row < 0:
         return None
     match event:
         case ev.Scheduled():
-            return _scheduled(state, event, known.row)
+            return _scheduled(state, event, req_state.row)
         case ev.Executed():
-            return _executed(state, event, known.row)
-        case ev.Failed(error=error) if state.in_flight[known.row] or state.scheduled[known.row]:
+            return _executed(state, event, req_state.row)
+        case ev.Failed(error=error) if state.in_flight[req_state.row] or state.scheduled[req_state.row]:
             return f"the step failed: {error}", {"error": error}
         case ev.CacheReset():
             return "all cached prefixes are forgotten", {}
@@ -125,7 +125,7 @@ def _queued(state: State, event: ev.Queued) -> tuple[str, dict[str, Any]]:
 
 
 def _admitted(state: State, event: ev.Admitted) -> tuple[str, dict[str, Any]]:
-    known = state.requests[event.request_id]
+    req_state = state.requests[event.request_id]
     cached = len(event.cached_blocks) // 4 * state.block_size
     first = cached if event.num_computed < 0 else event.num_computed
     changed: dict[str, Any] = {
@@ -136,10 +136,10 @@ def _admitted(state: State, event: ev.Admitted) -> tuple[str, dict[str, Any]]:
         "encode": [index for _, _, index in event.encode],
         "swap_in": event.swap_in,
     }
-    text = f"got row {event.row}: computes {_span(first, event.num_tokens, len(known.tokens))}"
-    text += f", {cached} of {len(known.tokens)} tokens cached, {changed['new_blocks']} new blocks"
+    text = f"got row {event.row}: computes {_span(first, event.num_tokens, len(req_state.tokens))}"
+    text += f", {cached} of {len(req_state.tokens)} tokens cached, {changed['new_blocks']} new blocks"
     if event.swap_in:
-        text += f", {known.num_swapped} tokens come back from the host"
+        text += f", {req_state.num_swapped} tokens come back from the host"
     if event.copy is not None:
         text += ", the block that ends its prompt is copied"
     return text + _encoding(changed["encode"]), changed
@@ -180,10 +180,10 @@ def _executed(state: State, event: ev.Executed, row: int) -> tuple[str, dict[str
     return text, changed
 
 
-def _span(first: int, count: int, known: int) -> str:
+def _span(first: int, count: int, req_state: int) -> str:
     if count == 1:
-        return f"token {first} of {known}"
-    return f"tokens {first} to {first + count - 1} of {known}"
+        return f"token {first} of {req_state}"
+    return f"tokens {first} to {first + count - 1} of {req_state}"
 
 
 def _encoding(indices: list[int]) -> str:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from mmengine.core.state import State
+from mmengine.core.state.state import State
 from mmengine.encoder_cache.cache import encoder_key
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
@@ -47,7 +47,9 @@ def _cause(state: State, record: Record) -> tuple[str, str]:
             return "evicted", name
         case ev.Scheduled(encode=encode):
             rows = [state.requests_by_row[row] for _, row, _ in encode]
-            return "evicted", next((known.request.request_id for known in rows if known is not None), "")
+            return "evicted", next(
+                (req_state.request.request_id for req_state in rows if req_state is not None), ""
+            )
         case ev.Failed():
             return "failed", ""
         case ev.Recovered():

@@ -5,9 +5,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from mmengine.core.blocks import block_extras, content_windows
-from mmengine.core.prefix_index import ROOT
-from mmengine.core.state import State
+from mmengine.core.state.blocks import block_extras, content_windows
+from mmengine.core.state.prefix_index import ROOT
+from mmengine.core.state.state import State
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
 from mmengine.request import Request

@@ -8,12 +8,12 @@ So each reason is taken at the moment of its decision: `before` each event that 
 import msgspec
 import numpy as np
 
-from mmengine.core.admission import blocks_wanted, first_chunk, start_of
-from mmengine.core.blocks import further_blocks
-from mmengine.core.encoder_draft import EncoderDraft, Shortage
-from mmengine.core.request_state import RequestState
-from mmengine.core.running import Wanted, wanted_by
-from mmengine.core.state import View
+from mmengine.core.decide.admission import blocks_wanted, first_chunk, start_of
+from mmengine.core.decide.encoder_draft import EncoderDraft, Shortage
+from mmengine.core.decide.running import Wanted, wanted_by
+from mmengine.core.state.blocks import further_blocks
+from mmengine.core.state.request_state import RequestState
+from mmengine.core.state.state import View
 from mmengine.events import vocabulary as ev
 
 BLOCKS, ROWS, TOKENS = "blocks", "rows", "token budget"
@@ -93,7 +93,7 @@ class Reasons:
             self._ask_running(None)
             self._ask_waiting()
         idle = [view.requests_by_row[row] for row in view.running.tolist() if row not in step]
-        return [self._reason_of(known) for known in (*idle, *view.waiting)]
+        return [self._reason_of(req_state) for req_state in (*idle, *view.waiting)]
 
     def blocks_short(self) -> tuple[int, int]:
         """Blocks that the running rows need on this state for what they would get, and those that are
@@ -107,15 +107,15 @@ class Reasons:
     def _needed(self, wanted: Wanted) -> int:
         return int(further_blocks(self._view, wanted.rows, wanted.tokens)[1].sum())
 
-    def _reason_of(self, known: RequestState) -> Reason:
-        view, name = self._view, known.request.request_id
+    def _reason_of(self, req_state: RequestState) -> Reason:
+        view, name = self._view, req_state.request.request_id
         if name in self._found:
             return self._found[name]
         if view.suspects:
-            return Reason(name, GRAMMAR if known.waits_for_grammar else TRIAL)
-        if known.row >= 0 and view.preempted_in_step:
+            return Reason(name, GRAMMAR if req_state.waits_for_grammar else TRIAL)
+        if req_state.row >= 0 and view.preempted_in_step:
             return Reason(name, PREEMPTING)
-        if known.row >= 0 and view.policy.prefill_first and view.is_open:
+        if req_state.row >= 0 and view.policy.prefill_first and view.is_open:
             return Reason(name, PREFILL_FIRST)
         return Reason(name, OTHER)
 
@@ -167,16 +167,16 @@ class Reasons:
 
     def _pass_over(self, admitted: str) -> None:
         """Requests before the one that starts: they were asked first."""
-        for known in self._view.waiting[self._view.scan_from :]:
-            if known.request.request_id == admitted:
+        for req_state in self._view.waiting[self._view.scan_from :]:
+            if req_state.request.request_id == admitted:
                 return
-            self._note(self._try(known))
+            self._note(self._try(req_state))
 
     def _ask_waiting(self) -> None:
         """Requests that were asked, and those behind, when no further one started."""
         view, ahead = self._view, ""
-        for known in view.waiting[view.scan_from :]:
-            name = known.request.request_id
+        for req_state in view.waiting[view.scan_from :]:
+            name = req_state.request.request_id
             if view.preempted_in_step and (len(view.running) or view.config.compat):
                 reason = Reason(name, PREEMPTING)
             elif not view.free_rows:
@@ -186,30 +186,30 @@ class Reasons:
             elif ahead:
                 reason = Reason(name, BEHIND, other=ahead)
             else:
-                reason = self._try(known)
+                reason = self._try(req_state)
                 ahead = name if reason.kind in (BLOCKS, TOKENS, OTHER) else ""
             self._note(reason)
 
     def _note(self, reason: Reason) -> None:
         self._found.setdefault(reason.request_id, reason)
 
-    def _try(self, known: RequestState) -> Reason:
+    def _try(self, req_state: RequestState) -> Reason:
         """What keeps the request from starting on this state, which has a row and tokens for it."""
-        view, name = self._view, known.request.request_id
-        if known.waits_for_grammar:
+        view, name = self._view, req_state.request.request_id
+        if req_state.waits_for_grammar:
             return Reason(name, GRAMMAR)
-        start = start_of(view, known)
+        start = start_of(view, req_state)
         if start is None:
-            return Reason(name, GROUP, other=known.request.group)
-        length = first_chunk(view, known, start)
+            return Reason(name, GROUP, other=req_state.request.group)
+        length = first_chunk(view, req_state, start)
         if not length:
             return Reason(name, TOKENS, 1 + view.config.num_draft_tokens, view.tokens_left)
         draft = EncoderDraft(view)
-        length = draft.cut(known, view.free_rows[-1], start.num_computed, length)
+        length = draft.cut(req_state, view.free_rows[-1], start.num_computed, length)
         if not length:
             refused = draft.refused[name]
             return Reason(name, refused.what, refused.needed, refused.free)
-        needed = blocks_wanted(view, known, start, length)
+        needed = blocks_wanted(view, req_state, start, length)
         if needed > view.blocks.num_free:
             return Reason(name, BLOCKS, needed, view.blocks.num_free)
         return Reason(name, OTHER)

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from mmengine.core.drafted import drafted
-from mmengine.core.flight import Flight
-from mmengine.core.state import State
+from mmengine.core.state.drafted import drafted
+from mmengine.core.state.flight import Flight
+from mmengine.core.state.state import State
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
 from mmengine.replay.checked import CheckedLog
@@ -64,12 +64,12 @@ class _Requests:
         state, first = log.first_state(), log.first
         if first is None:
             return []
-        for name, known in state.requests.items():
-            row, queued = known.row, known.request
-            tokens = len(known.tokens) if row < 0 else int(state.num_tokens[row])
-            line = RequestLine(name, known.num_prompt, len(queued.media), first.mono_ns, first.step)
-            line.num_output_tokens = tokens - known.num_prompt
-            line.num_cached_tokens = max(0, known.num_cached)
+        for name, req_state in state.requests.items():
+            row, queued = req_state.row, req_state.request
+            tokens = len(req_state.tokens) if row < 0 else int(state.num_tokens[row])
+            line = RequestLine(name, req_state.num_prompt, len(queued.media), first.mono_ns, first.step)
+            line.num_output_tokens = tokens - req_state.num_prompt
+            line.num_cached_tokens = max(0, req_state.num_cached)
             self._live[name] = line
         return list(self._live.values())
 
@@ -110,9 +110,9 @@ class _Requests:
         if found is None:
             return
         for row, proposed, accepted in zip(sampled[found.index].tolist(), *found[2:], strict=True):
-            known = state.requests_by_row[row]
-            if known is not None:
-                line = self._live[known.request.request_id]
+            req_state = state.requests_by_row[row]
+            if req_state is not None:
+                line = self._live[req_state.request.request_id]
                 line.num_drafts += int(proposed)
                 line.num_accepted += int(accepted)
 

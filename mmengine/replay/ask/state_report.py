@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from mmengine.core.request_state import RequestState
-from mmengine.core.state import State
+from mmengine.core.state.request_state import RequestState
+from mmengine.core.state.state import State
 from mmengine.replay.checked import CheckedLog
 from mmengine.replay.timeline import open_log
 
@@ -47,7 +47,7 @@ def report_of(state: State) -> StateReport:
     return StateReport(
         step=state.step,
         running=[_running(state, row) for row in state.running.tolist()],
-        waiting=[_waiting(known) for known in state.waiting],
+        waiting=[_waiting(req_state) for req_state in state.waiting],
         blocks={
             "total": pool.num_blocks - 1,
             "free": pool.num_free,
@@ -74,34 +74,34 @@ def report_of(state: State) -> StateReport:
 
 
 def _running(state: State, row: int) -> dict[str, Any]:
-    known = state.requests_by_row[row]
+    req_state = state.requests_by_row[row]
     return {
         "row": row,
-        "request_id": known.request.request_id,
-        "num_prompt_tokens": known.num_prompt,
+        "request_id": req_state.request.request_id,
+        "num_prompt_tokens": req_state.num_prompt,
         "num_tokens": int(state.num_tokens[row]),
         "num_computed_tokens": int(state.num_computed[row]),
-        "num_cached_tokens": max(0, known.num_cached),
+        "num_cached_tokens": max(0, req_state.num_cached),
         "num_pending": int(state.num_pending[row]),
         "num_drafts": int(state.num_drafts[row]),
-        "max_tokens": int(state.max_total[row]) - known.num_prompt,
+        "max_tokens": int(state.max_total[row]) - req_state.num_prompt,
         "blocks": state.block_table[row, : state.num_blocks[row]].tolist(),
-        "held_media": sorted(known.held_media),
-        "admitted_step": known.admitted_step,
-        "failures": known.failures,
+        "held_media": sorted(req_state.held_media),
+        "admitted_step": req_state.admitted_step,
+        "failures": req_state.failures,
     }
 
 
-def _waiting(known: RequestState) -> dict[str, Any]:
+def _waiting(req_state: RequestState) -> dict[str, Any]:
     return {
-        "request_id": known.request.request_id,
-        "num_prompt_tokens": known.num_prompt,
-        "num_tokens": len(known.tokens),
-        "preempted": known.preempted > 0,
-        "num_swapped_tokens": known.num_swapped,
-        "waits_for_grammar": known.waits_for_grammar,
-        "group": known.request.group,
-        "priority": known.request.priority,
-        "cancelled": known.cancelled,
-        "failures": known.failures,
+        "request_id": req_state.request.request_id,
+        "num_prompt_tokens": req_state.num_prompt,
+        "num_tokens": len(req_state.tokens),
+        "preempted": req_state.preempted > 0,
+        "num_swapped_tokens": req_state.num_swapped,
+        "waits_for_grammar": req_state.waits_for_grammar,
+        "group": req_state.request.group,
+        "priority": req_state.request.priority,
+        "cancelled": req_state.cancelled,
+        "failures": req_state.failures,
     }

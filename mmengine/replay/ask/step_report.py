@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from mmengine.core.state import State
+from mmengine.core.state.state import State
 from mmengine.events import vocabulary as ev
 from mmengine.replay.ask.reasons import Reason, Reasons
 from mmengine.replay.checked import CheckedLog

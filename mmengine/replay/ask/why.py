@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from mmengine.core.request_state import request_of
-from mmengine.core.state import View
+from mmengine.core.state.request_state import request_of
+from mmengine.core.state.state import View
 from mmengine.errors import LogError
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
@@ -138,10 +138,10 @@ class _Inquiry:
         """The step's last decision was made: what it left the request without."""
         assert self._reasons is not None
         reasons, self._reasons = self._reasons, None
-        known = self.state.requests.get(self._name)
+        req_state = self.state.requests.get(self._name)
         if isinstance(record.event, ev.Recovered):
             return  # the process ended before the step was decided
-        if known is None or known.row >= 0 and known.row in self.state.step_rows:
+        if req_state is None or req_state.row >= 0 and req_state.row in self.state.step_rows:
             return
         by_name = {reason.request_id: reason for reason in reasons.at_end()}
         reason = by_name[self._name]
@@ -167,19 +167,19 @@ class _Inquiry:
         self._claim(record, "arrival", text, prompt_tokens=prompt, running=running, waiting=waiting)
 
     def _admitted(self, record: Record) -> None:
-        event, known = record.event, self.state.requests[self._name]
+        event, req_state = record.event, self.state.requests[self._name]
         cached = len(event.cached_blocks) // 4 * self.state.block_size
-        again = " again" if known.num_cached >= 0 else ""
+        again = " again" if req_state.num_cached >= 0 else ""
         text = f"It started{again} in row {event.row}."
         self._claim(record, "start", text, row=event.row, tokens=event.num_tokens)
         if event.swap_in:
-            text = f"{known.num_swapped} tokens of its KV came back from the host."
-            self._claim(record, "swap in", text, tokens=known.num_swapped)
+            text = f"{req_state.num_swapped} tokens of its KV came back from the host."
+            self._claim(record, "swap in", text, tokens=req_state.num_swapped)
         elif event.num_computed >= 0:
             text = f"It shares the prompt that {self._request.group} computed: {event.num_computed} tokens."
             self._claim(record, "group", text, tokens=event.num_computed)
         else:
-            self._cached(record, cached, len(known.tokens))
+            self._cached(record, cached, len(req_state.tokens))
         self._encoded(record, event.encode)
 
     def _cached(self, record: Record, cached: int, total: int) -> None:
@@ -250,14 +250,16 @@ class _Inquiry:
         kept = "were copied to the host" if event.mode == "swap" else "are computed again"
         tokens = int(state.num_computed[event.row])
         self._claim(record, "preemption", f"{text}. {tokens} computed tokens {kept}.", tokens=tokens, **facts)
-        known = state.token_ids[event.row, : state.num_tokens[event.row]].copy()
-        self._prefix = PrefixTrail(state, self._request, known, self._name)
+        req_state = state.token_ids[event.row, : state.num_tokens[event.row]].copy()
+        self._prefix = PrefixTrail(state, self._request, req_state, self._name)
 
     def _ended(self, record: Record) -> None:
-        event, known = record.event, self.state.requests[self._name]
+        event, req_state = record.event, self.state.requests[self._name]
         self._is_live = False
-        num_tokens = int(self.state.num_tokens[known.row]) if known.row >= 0 else len(known.tokens)
-        output = num_tokens - known.num_prompt
+        num_tokens = (
+            int(self.state.num_tokens[req_state.row]) if req_state.row >= 0 else len(req_state.tokens)
+        )
+        output = num_tokens - req_state.num_prompt
         limit = self._request.sampling.max_tokens
         how = {
             "length": f"it reached its max_tokens {limit}"

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from mmengine.core.blocks import block_extras
-from mmengine.core.request_state import request_of
+from mmengine.core.state.blocks import block_extras
+from mmengine.core.state.request_state import request_of
 from mmengine.events import vocabulary as ev
 from mmengine.replay.ask.show import RequestLine, StepLine, request_lines, step_lines
 from mmengine.replay.checked import CheckedLog

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mmengine.core.state import State
+from mmengine.core.state.state import State
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
 from mmengine.replay.checked import CheckedLog
@@ -82,12 +82,12 @@ class _Trace:
         yield _meta("thread_name", "steps", _STEPS)
         for row in range(min(state.config.max_num_seqs, 4096)):
             yield _meta("thread_name", f"row {row}", _FIRST_ROW + row)
-        for name, known in state.requests.items():
-            phase = PREEMPTED if known.preempted else QUEUED
-            if known.row >= 0:
-                phase = DECODE if state.num_tokens[known.row] > known.num_prompt else PREFILL
-            yield from self._arrived(name, phase, self._began, {"prompt_tokens": known.num_prompt})
-            self._lives[name].row, self._lives[name].row_since = known.row, self._began
+        for name, req_state in state.requests.items():
+            phase = PREEMPTED if req_state.preempted else QUEUED
+            if req_state.row >= 0:
+                phase = DECODE if state.num_tokens[req_state.row] > req_state.num_prompt else PREFILL
+            yield from self._arrived(name, phase, self._began, {"prompt_tokens": req_state.num_prompt})
+            self._lives[name].row, self._lives[name].row_since = req_state.row, self._began
 
     def _arrived(self, name: str, phase: str, now: int, args: dict[str, Any]) -> Iterator[dict[str, Any]]:
         self._num_requests += 1

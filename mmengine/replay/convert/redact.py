@@ -20,9 +20,9 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from mmengine.core.evolve import evolve
-from mmengine.core.stall import find_stalls
-from mmengine.core.state import LEFT, View
+from mmengine.core.decide.stall import find_stalls
+from mmengine.core.fold.evolve import evolve
+from mmengine.core.state.state import LEFT, View
 from mmengine.encoder_cache.cache import encoder_key
 from mmengine.errors import InvalidRequest, LogError
 from mmengine.events import vocabulary as ev
@@ -226,9 +226,11 @@ class _Redactor:
     def _forget_keys(self) -> None:
         """Keep the names of encoder outputs that are in the cache, or that a live request may ask for."""
         live = self._original.requests.values()
-        needed = len(self._original.encoder.entries) + sum(len(known.media_keys) for known in live)
+        needed = len(self._original.encoder.entries) + sum(len(req_state.media_keys) for req_state in live)
         if len(self._keys) > 2 * needed + 4096:
-            keep = {key for known in live for key in known.media_keys} | set(self._original.encoder.entries)
+            keep = {key for req_state in live for key in req_state.media_keys} | set(
+                self._original.encoder.entries
+            )
             newest = dict(list(self._keys.items())[-2048:])  # those of the request at hand are among them
             self._keys = {key: new for key, new in self._keys.items() if key in keep} | newest
 

@@ -14,10 +14,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from mmengine.core.admit import check_request
+from mmengine.core.decide.admit import check_request
+from mmengine.core.decide.stall import THRASH
 from mmengine.core.executor import Executor
-from mmengine.core.simulate import SimulatedExecutor, reference_tokens
-from mmengine.core.stall import THRASH
 from mmengine.errors import InvalidRequest, LogError, MMEngineError
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogWriter, Sink
@@ -26,6 +25,7 @@ from mmengine.replay.rerun.playback import Playback
 from mmengine.replay.rerun.script import Script, read_script, request_of
 from mmengine.replay.rerun.scripted import ScriptedExecutor
 from mmengine.replay.verify import verify
+from mmengine.simulation.slots import SimulatedExecutor, reference_tokens
 
 IN_A_RUN = ("stalled", "thrash", "crash", "tokens", "divergence")
 KINDS = (*INVARIANTS, "any", *IN_A_RUN)

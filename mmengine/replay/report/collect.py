@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from mmengine.core.request_state import RequestState
-from mmengine.core.state import View
+from mmengine.core.state.request_state import RequestState
+from mmengine.core.state.state import View
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
 from mmengine.replay.ask.reasons import BEHIND, PREEMPTING, PREFILL_FIRST, ROWS, TOKENS, Reason, Reasons
@@ -73,10 +73,10 @@ class Lanes:
     def state_of(self, lane: int) -> int:
         return self._last[lane][0]
 
-    def finish(self, event: ev.Finished, step: int, known: RequestState, num_tokens: int) -> None:
+    def finish(self, event: ev.Finished, step: int, req_state: RequestState, num_tokens: int) -> None:
         lane = self.by_id.pop(event.request_id)
         self.columns["end"][lane] = step
-        self.columns["answer"][lane] = num_tokens - known.num_prompt
+        self.columns["answer"][lane] = num_tokens - req_state.num_prompt
         self.ends[lane] = f"{event.reason}: {event.detail}" if event.detail else event.reason
 
 
@@ -105,8 +105,8 @@ class Collector:
             self.state.flights
         )  # places in `steps`; -1: decided before the log begins
         self._clock, self._now = SteadyClock(), 0
-        for known in self.state.requests.values():  # the log's beginning is gone
-            self._present(known)
+        for req_state in self.state.requests.values():  # the log's beginning is gone
+            self._present(req_state)
 
     def read(self, progress: Callable[[Record], None]) -> None:
         for record in self.log:
@@ -116,20 +116,20 @@ class Collector:
                 self._after(record)
             progress(record)
         for name, lane in self.lanes.by_id.items():
-            known = self.state.requests[name]
-            count = len(known.tokens) if known.row < 0 else int(self.state.num_tokens[known.row])
-            self.lanes.columns["answer"][lane] = count - known.num_prompt
+            req_state = self.state.requests[name]
+            count = len(req_state.tokens) if req_state.row < 0 else int(self.state.num_tokens[req_state.row])
+            self.lanes.columns["answer"][lane] = count - req_state.num_prompt
 
-    def _present(self, known: RequestState) -> None:
+    def _present(self, req_state: RequestState) -> None:
         """A request that was there before the log's first record."""
-        request, step = known.request, self.state.step
+        request, step = req_state.request, self.state.step
         media = (len(request.media), sum(item.num_embeds for item in request.media))
-        lane = self.lanes.arrive(request.request_id, known.num_prompt, media, step)
-        self.lanes.columns["cached"][lane] = known.num_cached
-        if known.row >= 0:
-            self._lane_of_row[known.row] = lane
-        elif len(known.tokens) > known.num_prompt or known.preempted:
-            self.lanes.enter(lane, step, SWAPPED if known.num_swapped else PREEMPTED)
+        lane = self.lanes.arrive(request.request_id, req_state.num_prompt, media, step)
+        self.lanes.columns["cached"][lane] = req_state.num_cached
+        if req_state.row >= 0:
+            self._lane_of_row[req_state.row] = lane
+        elif len(req_state.tokens) > req_state.num_prompt or req_state.preempted:
+            self.lanes.enter(lane, step, SWAPPED if req_state.num_swapped else PREEMPTED)
 
     # Before a record is applied
 
@@ -155,9 +155,9 @@ class Collector:
             case ev.CacheReset():
                 self.notes.append((record.step, "the prefix cache was reset"))
             case ev.Finished(request_id=name) if name in state.requests:
-                known = state.requests[name]
-                count = len(known.tokens) if known.row < 0 else int(state.num_tokens[known.row])
-                self.lanes.finish(event, state.step, known, count)
+                req_state = state.requests[name]
+                count = len(req_state.tokens) if req_state.row < 0 else int(state.num_tokens[req_state.row])
+                self.lanes.finish(event, state.step, req_state, count)
                 self._stale = True
             case ev.Preempted():
                 self._preempted += is_scheduling(state, event)
@@ -218,11 +218,11 @@ class Collector:
             )
 
     def _wait(self, reason: Reason) -> None:
-        known = self.state.requests[reason.request_id]
+        req_state = self.state.requests[reason.request_id]
         lane = self.lanes.by_id[reason.request_id]
-        if known.row >= 0:
-            self._phase[known.row] = PASSED_OVER
-        state = PASSED_OVER if known.row >= 0 else self.lanes.state_of(lane)
+        if req_state.row >= 0:
+            self._phase[req_state.row] = PASSED_OVER
+        state = PASSED_OVER if req_state.row >= 0 else self.lanes.state_of(lane)
         if reason.kind in COMMON:
             self._common = self._number_of(reason.kind)
             self.lanes.enter(lane, self.state.step, state)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from mmengine.config import EngineConfig
-from mmengine.core.state import State
+from mmengine.core.state.state import State
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
 from mmengine.replay.rerun.clock import SteadyClock
@@ -91,13 +91,13 @@ class Watch:
         """Requests that were there before the log's first record count from there on."""
         self._names = {}
         self._decided.extend([(None, 0)] * len(state.flights))
-        for name, known in state.requests.items():
+        for name, req_state in state.requests.items():
             self._start_ns = 0
             self._names[name] = str(self._count)
-            self.measured.meter.arrived(self._names[name], known.num_prompt, 0)
+            self.measured.meter.arrived(self._names[name], req_state.num_prompt, 0)
             self._count += 1
-            if known.row >= 0:
-                self.measured.meter.admitted(self._names[name], known.row, max(0, known.num_cached))
+            if req_state.row >= 0:
+                self.measured.meter.admitted(self._names[name], req_state.row, max(0, req_state.num_cached))
 
     def _decide(self, state: State, time_ns: int) -> None:
         rows = state.step_rows

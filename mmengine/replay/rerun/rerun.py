@@ -14,8 +14,8 @@ import msgspec
 import numpy as np
 
 from mmengine.config import EngineConfig
-from mmengine.core.admit import check_request
-from mmengine.core.schedule import DECISION_VERSION
+from mmengine.core.decide.admit import check_request
+from mmengine.core.decide.schedule import DECISION_VERSION
 from mmengine.errors import ConfigError, InvalidRequest, LogError, MMEngineError
 from mmengine.events import vocabulary as ev
 from mmengine.replay.checked import CheckedLog

@@ -13,8 +13,8 @@ import msgspec
 import numpy as np
 
 from mmengine.config import EngineConfig
-from mmengine.core.request_state import RequestState
-from mmengine.core.state import BROKEN, State
+from mmengine.core.state.request_state import RequestState
+from mmengine.core.state.state import BROKEN, State
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
 from mmengine.replay.checked import CheckedLog
@@ -76,8 +76,8 @@ def read_script(folder: Path, watch: Watch = lambda state, record: None) -> Scri
     log = CheckedLog(folder)
     state = log.first_state()
     reader = _Reader(Script(log.config))
-    for known in state.requests.values():  # the log's beginning is gone
-        reader.present(state, known)
+    for req_state in state.requests.values():  # the log's beginning is gone
+        reader.present(state, req_state)
     for record in log:
         with log.naming(record):
             watch(state, record)
@@ -112,9 +112,9 @@ class _Reader:
         self._times: dict[str, int] = {}  # how often an id has come
         self._name_of: dict[str, str] = {}  # of the living, and of the last dead, in the script
 
-    def present(self, state: State, known: RequestState) -> None:
+    def present(self, state: State, req_state: RequestState) -> None:
         """A request that was there before the log's first record comes with it."""
-        request = known.request
+        request = req_state.request
         fields = {name: getattr(request, name) for name in ev.Queued.__struct_fields__ if name != "prompt"}
         event = ev.Queued(prompt=request.prompt_token_ids.tobytes(), **fields)
         self._name_of[request.request_id], self._times[request.request_id] = request.request_id, 1
@@ -152,8 +152,8 @@ class _Reader:
 
     def _note_runs(self, state: State, counts: np.ndarray) -> None:
         rows = state.sampled_rows()
-        drafts, known = state.scheduled_drafts[rows], state.num_tokens[rows]
-        for row, *run in zip(*(each.tolist() for each in (rows, known, counts, drafts)), strict=True):
+        drafts, req_state = state.scheduled_drafts[rows], state.num_tokens[rows]
+        for row, *run in zip(*(each.tolist() for each in (rows, req_state, counts, drafts)), strict=True):
             request = state.requests_by_row[row]
             if request is not None:
                 run[0] -= request.num_prompt
@@ -162,12 +162,12 @@ class _Reader:
     def answer(self, state: State, name: str, end: ev.Finished | None = None) -> str:
         """Keep what a request has got; gives its name in the script. `end`: how it finished, None: the
         log ends before it does."""
-        known = state.requests[name]
-        tokens, broke = known.tokens, False
-        if known.row >= 0:
-            tokens = state.token_ids[known.row, : state.num_tokens[known.row]]
-            broke = bool(state.ended[known.row] == BROKEN)
-        answer = Answer(tokens[known.num_prompt :].copy())
+        req_state = state.requests[name]
+        tokens, broke = req_state.tokens, False
+        if req_state.row >= 0:
+            tokens = state.token_ids[req_state.row, : state.num_tokens[req_state.row]]
+            broke = bool(state.ended[req_state.row] == BROKEN)
+        answer = Answer(tokens[req_state.num_prompt :].copy())
         if runs := self._runs.pop(name, None):
             answer.runs = np.array(runs, np.int32)
         if end is not None and end.reason == "stop":

@@ -6,12 +6,12 @@ import numpy as np
 
 from mmengine.config import EngineConfig
 from mmengine.core.executor import StepPlan, StepResult, room_of
-from mmengine.core.simulate import CostModel
 from mmengine.errors import ExecutorFailed
 from mmengine.replay.rerun.script import Answer
 from mmengine.request import Request
 from mmengine.simulation.device import Cost, Observer, TimedExecutor
 from mmengine.simulation.sampled import sampled_rows
+from mmengine.simulation.slots import CostModel
 
 _ODD, _MIX = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9)
 

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 
 from mmengine.models.plugin import ModelSpec
-from mmengine.runtime.kv import KVPool
-from mmengine.runtime.upload import upload
+from mmengine.runtime.device.upload import upload
+from mmengine.runtime.kv.pool import KVPool
 
 
 class AttentionMeta(msgspec.Struct, frozen=True, eq=False):

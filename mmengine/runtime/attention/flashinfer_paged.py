@@ -13,11 +13,11 @@ import torch
 from mmengine.errors import ConfigError, in_one_line
 from mmengine.models.plugin import ModelSpec
 from mmengine.runtime.attention.base import AttentionMeta, Bucket
-from mmengine.runtime.attention.flashinfer_desk import Desk
-from mmengine.runtime.attention.flashinfer_here import load, unfit
+from mmengine.runtime.attention.flashinfer_capability import load, unfit
+from mmengine.runtime.attention.flashinfer_host_plan import HostPlan
 from mmengine.runtime.attention.pages import Part, row_pages, split, whole
-from mmengine.runtime.kv import FP8, KVPool, kv_places
-from mmengine.runtime.upload import upload
+from mmengine.runtime.device.upload import upload
+from mmengine.runtime.kv.pool import FP8, KVPool, kv_places
 
 LAYOUT, KERNELS = "NHD", "fa2"  # [pages, 2, page_size, kv_heads, head_dim]; fa3 is slower at decoding
 FLOAT_WORKSPACE_BYTES = 256 * 2**20  # for rows whose KV several blocks of threads share
@@ -49,7 +49,10 @@ class FlashInferAttention:
         self._pool = kv
         self._kv = [(layer[:, 0], layer[:, 1]) for layer in kv.layers]
         self._floats = torch.zeros(FLOAT_WORKSPACE_BYTES, dtype=torch.uint8, device=self._device)
-        self._desks = {True: Desk(self._device), False: Desk(self._device)}  # by: do its rows decode?
+        self._host_plans = {
+            True: HostPlan(self._device),
+            False: HostPlan(self._device),
+        }  # by: do its rows decode?
         self._decode, self._prompt = self._make(True), self._make(False)
         self._captured: dict[Bucket, Any] = {}
         self._buffers: tuple[torch.Tensor, ...] = ()  # of captured steps
@@ -106,13 +109,13 @@ class FlashInferAttention:
             "kv_data_type": FP8 if self._is_fp8 else self._dtype,
             "disable_split_kv": bucket is not None and bucket.num_rows * spec.num_kv_heads >= BUSY_HEADS,
         }
-        desk = self._desks[decodes]
+        host_plan = self._host_plans[decodes]
         if decodes:
-            desk.plan(wrapper, starts, pages, last, *heads, **options)
+            host_plan.plan(wrapper, starts, pages, last, *heads, **options)
             return
         queries = torch.from_numpy(part.query_starts)
         uniform = bucket.query_len if bucket is not None else None
-        desk.plan(
+        host_plan.plan(
             wrapper, queries, starts, pages, last, *heads, causal=True, uniform_q_len=uniform, **options
         )
 
@@ -139,7 +142,7 @@ class FlashInferAttention:
             wrapper = self._library.BatchDecodeWithPagedKVCacheWrapper(self._floats, LAYOUT, **options)
         else:
             wrapper = self._library.BatchPrefillWithPagedKVCacheWrapper(self._floats, LAYOUT, **options)
-        return self._desks[decodes].seat(wrapper, self._floats)
+        return self._host_plans[decodes].seat(wrapper, self._floats)
 
     def _buffers_for(self, bucket: Bucket) -> tuple[torch.Tensor, ...]:
         """places int64 [3, t]; query_starts and page_starts int32 [n + 1], last_page_len [n], pages. Made for

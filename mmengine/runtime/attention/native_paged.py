@@ -10,7 +10,7 @@ from mmengine.models.plugin import ModelSpec
 from mmengine.native.dtypes import DTYPES
 from mmengine.native.library import describe, load
 from mmengine.runtime.attention.base import AttentionMeta, Bucket
-from mmengine.runtime.kv import KVPool
+from mmengine.runtime.kv.pool import KVPool
 
 MAX_HEAD_DIM = 256
 

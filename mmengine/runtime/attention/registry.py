@@ -5,13 +5,13 @@ import structlog
 from mmengine.errors import ConfigError
 from mmengine.models.plugin import ModelSpec
 from mmengine.native.library import load
-from mmengine.runtime.attention import flashinfer_here, native_paged, triton_here
+from mmengine.runtime.attention import flashinfer_capability, native_paged, triton_capability
 from mmengine.runtime.attention.base import AttentionBackend
 from mmengine.runtime.attention.flashinfer_paged import FlashInferAttention
 from mmengine.runtime.attention.native_paged import NativePagedAttention
 from mmengine.runtime.attention.torch_paged import TorchPagedAttention
 from mmengine.runtime.attention.triton_paged import TritonPagedAttention
-from mmengine.runtime.kv import KVPool
+from mmengine.runtime.kv.pool import KVPool
 
 BACKENDS: dict[str, type[AttentionBackend]] = {
     "flashinfer": FlashInferAttention,
@@ -48,7 +48,7 @@ def _invariant(name: str, spec: ModelSpec, kv: KVPool) -> AttentionBackend:
     chosen = usual if name == "auto" else name
     problem: str | None = f"that is {usual} on {device}, not {name}"
     if chosen == "triton":
-        problem = triton_here.unfit(spec, kv)
+        problem = triton_capability.unfit(spec, kv)
         if problem is None:
             return TritonPagedAttention(spec, kv, one_tile=True)
     elif chosen == "native":
@@ -64,8 +64,8 @@ def _automatic(spec: ModelSpec, kv: KVPool) -> AttentionBackend:
         return (NativePagedAttention if is_native else TorchPagedAttention)(spec, kv)
     reasons: dict[str, str] = {}  # why not, by backend
     for name, backend, unfit in (
-        ("flashinfer", FlashInferAttention, flashinfer_here.unfit),
-        ("triton", TritonPagedAttention, triton_here.unfit),
+        ("flashinfer", FlashInferAttention, flashinfer_capability.unfit),
+        ("triton", TritonPagedAttention, triton_capability.unfit),
     ):
         reason = unfit(spec, kv)
         if reason is None:

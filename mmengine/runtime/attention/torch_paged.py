@@ -16,8 +16,8 @@ from torch import Tensor
 
 from mmengine.models.plugin import ModelSpec
 from mmengine.runtime.attention.base import AttentionMeta, Bucket
-from mmengine.runtime.kv import FP8, KVPool
-from mmengine.runtime.upload import upload
+from mmengine.runtime.device.upload import upload
+from mmengine.runtime.kv.pool import FP8, KVPool
 
 Places = slice | torch.Tensor
 MAX_PADDING = 0.5

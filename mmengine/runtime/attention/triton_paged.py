@@ -20,9 +20,9 @@ from mmengine.models.plugin import ModelSpec
 from mmengine.runtime.attention.base import AttentionMeta, Bucket
 from mmengine.runtime.attention.pages import row_pages, whole
 from mmengine.runtime.attention.torch_paged import TorchPagedAttention
-from mmengine.runtime.attention.triton_here import load, unfit
-from mmengine.runtime.kv import KVPool, fp8_bytes, kv_places
-from mmengine.runtime.upload import upload, upload_into
+from mmengine.runtime.attention.triton_capability import load, unfit
+from mmengine.runtime.device.upload import upload, upload_into
+from mmengine.runtime.kv.pool import KVPool, fp8_bytes, kv_places
 
 PARTS_BYTES = 64 * 2**20  # for rows whose KV several programs share
 MAX_PARTS = 4096

@@ -9,8 +9,9 @@ import numpy as np
 import torch
 
 from mmengine.core.executor import StepPlan
-from mmengine.models.plugin import Taps, VisionLanguageModel
+from mmengine.models.plugin import AuxHiddenStates, VisionLanguageModel
 from mmengine.runtime.attention.base import AttentionBackend, AttentionMeta, Bucket
+from mmengine.runtime.device.upload import upload
 from mmengine.runtime.graphs.buckets import (
     REASONS,
     Frame,
@@ -22,13 +23,12 @@ from mmengine.runtime.graphs.buckets import (
 )
 from mmengine.runtime.graphs.capture import CAPTURE_FAILED, REPLAYED, Capture, capture, capture_steps
 from mmengine.runtime.graphs.recorder import Recorder
-from mmengine.runtime.upload import upload
 
 
 class DecodeGraphs:
-    """`dtype`: of hidden states. `num_drafts`: the most of one row. `taps`: of any number of tokens, as the
-    model's draft head asks for them; None without one. Captured at once, by `capture`: the pool's dummy block
-    is written to."""
+    """`dtype`: of hidden states. `num_drafts`: the most of one row. `aux_hidden_states`: as many tokens as
+    the model's draft head asks for them; None without one. Captured at once, by `capture`: the pool's dummy
+    block is written to."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class DecodeGraphs:
         block_size: int,
         max_rows: int,
         num_drafts: int = 0,
-        taps: Taps | None = None,
+        aux_hidden_states: AuxHiddenStates | None = None,
         capture: Capture = capture,
     ) -> None:
         self._model, self._attention, self._block_size = model, attention, block_size
@@ -51,8 +51,13 @@ class DecodeGraphs:
         # Token ids [t] and positions [3, t] of a bucket; behind them what else the step uploads.
         self.inputs = torch.zeros(5 * most + 2 * max_rows, dtype=torch.int64, device=device)
         self._hidden = torch.zeros(most, model.spec.hidden_size, dtype=dtype, device=device)
-        self._taps = (
-            None if taps is None else Taps(taps.layers, taps.rows.new_zeros(most, taps.rows.shape[1]))
+        self._aux_hidden_states = (
+            None
+            if aux_hidden_states is None
+            else AuxHiddenStates(
+                aux_hidden_states.layers,
+                aux_hidden_states.rows.new_zeros(most, aux_hidden_states.rows.shape[1]),
+            )
         )
         self.num_steps = dict.fromkeys((REPLAYED, *REASONS, CAPTURE_FAILED), 0)
         self._replays = capture_steps(
@@ -83,16 +88,16 @@ class DecodeGraphs:
             self._attention.begin(empty_step(bucket, self._block_size), bucket)
             self._replays[bucket]()
 
-    def give(self, frame: Frame, taps: Taps, positions: torch.Tensor) -> torch.Tensor:
-        """Copy what a draft head reads of the step's own tokens into `taps`; and their positions [3, t], of
-        the bucket's `positions`."""
-        assert self._taps is not None  # there is a head to read them
-        rows = self._taps.rows
+    def give(self, frame: Frame, aux_hidden_states: AuxHiddenStates, positions: torch.Tensor) -> torch.Tensor:
+        """Copy what a draft head reads of the step's own tokens into `aux_hidden_states`; and their positions
+        [3, t], of the bucket's `positions`."""
+        assert self._aux_hidden_states is not None  # there is a head to read them
+        rows = self._aux_hidden_states.rows
         if isinstance(frame.places, slice):
-            taps.rows.copy_(rows[frame.places])
+            aux_hidden_states.rows.copy_(rows[frame.places])
             return positions[:, frame.places].clone()
         places = upload(frame.places.astype(np.int64), rows.device)
-        torch.index_select(rows, 0, places, out=taps.rows)
+        torch.index_select(rows, 0, places, out=aux_hidden_states.rows)
         return positions.index_select(1, places)
 
     def _compute(self, bucket: Bucket) -> None:
@@ -100,6 +105,10 @@ class DecodeGraphs:
         count = bucket.num_tokens
         embeds = self._model.embed(self.inputs[:count])
         positions = self.inputs[count : 4 * count].view(3, count)
-        asked = () if self._taps is None else (Taps(self._taps.layers, self._taps.rows[:count]),)
+        asked = (
+            ()
+            if self._aux_hidden_states is None
+            else (AuxHiddenStates(self._aux_hidden_states.layers, self._aux_hidden_states.rows[:count]),)
+        )
         hidden = self._model.forward(embeds, None, positions, self._attention, *asked)
         self._hidden[:count].copy_(hidden)

@@ -17,20 +17,20 @@ from typing import NoReturn
 import torch
 
 from mmengine.core.executor import StepPlan
-from mmengine.core.mirror import Mirror
-from mmengine.core.runs import runs_of
-from mmengine.core.snapshot import restore
+from mmengine.core.snapshot.snapshot import restore
 from mmengine.errors import CorruptLog
 from mmengine.models.plugin import ModelPlugin, VisionLanguageModel
 from mmengine.models.registry import plugin_for
-from mmengine.runtime.dtypes import DTYPES
+from mmengine.runtime.device.dtypes import DTYPES
+from mmengine.runtime.device.threads import choose_threads
 from mmengine.runtime.graphs.recorder import recorder_for
 from mmengine.runtime.parallel.channel import Channel, Closed, Kind
 from mmengine.runtime.parallel.graphs import capture_steps
 from mmengine.runtime.parallel.group import StepGroup, num_embeds
 from mmengine.runtime.parallel.job import Job, decode_job, sentence
+from mmengine.runtime.parallel.mirror import Mirror
 from mmengine.runtime.runner import ModelRunner
-from mmengine.runtime.threads import choose_threads
+from mmengine.runtime.sampling.runs import runs_of
 
 LOOK_S = 1.0  # after which it is looked whether rank 0 is still there
 

@@ -32,11 +32,11 @@ class HeadConfig:
     head_dim: int
     vocab_size: int  # the target's
     draft_vocab_size: int
-    tap_layers: tuple[int, ...]  # L_in(i), ascending
+    aux_layers: tuple[int, ...]  # L_in(i), ascending
     rms_norm_eps: float
     rope: RopeConfig
-    norm_before_fc: bool  # one norm over all taps together
-    fc_norm: bool  # one norm for each tap
+    norm_before_fc: bool  # one norm over all auxiliary states
+    fc_norm: bool  # one norm for each
     norm_before_residual: bool  # the first layer's residual is normed
     norm_output: bool  # the next step is fed what the head reads, not what enters the final norm
     qk_norm: bool

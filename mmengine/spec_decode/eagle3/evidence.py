@@ -9,7 +9,9 @@ from mmengine.spec_decode.eagle3.families import Family
 from mmengine.spec_decode.eagle3.tensors import EMBEDDING, FC, HEAD, INPUT_NORM, fc_norm
 
 
-def count_taps(family: Family, entries: dict[str, TensorEntry], target: Target, hidden_size: int) -> int:
+def count_aux_layers(
+    family: Family, entries: dict[str, TensorEntry], target: Target, hidden_size: int
+) -> int:
     """How many hidden states of the target fc reads."""
     if family.value("target_hidden_size") is not None:
         fields = family.root if family.root.values.get("target_hidden_size") is not None else family.nested

@@ -13,9 +13,10 @@ from mmengine.checkpoint.fields import Fields
 from mmengine.checkpoint.files import read_json
 from mmengine.checkpoint.tensors import TensorEntry, check_tensors
 from mmengine.errors import ConfigError, shown
+from mmengine.spec_decode.eagle3.aux_layers import aux_layers
 from mmengine.spec_decode.eagle3.config import MAX_DRAFTS, HeadConfig, Target
 from mmengine.spec_decode.eagle3.evidence import (
-    count_taps,
+    count_aux_layers,
     find_embed_size,
     find_fc_norms,
     find_head,
@@ -25,7 +26,6 @@ from mmengine.spec_decode.eagle3.evidence import (
 )
 from mmengine.spec_decode.eagle3.families import Family, recognise
 from mmengine.spec_decode.eagle3.rope import read_rope
-from mmengine.spec_decode.eagle3.taps import tap_layers
 from mmengine.spec_decode.eagle3.tensors import (
     EMBEDDING,
     TO_DRAFT,
@@ -50,9 +50,9 @@ class HeadFolder:
 
 
 def open_head(
-    folder: Path, target: Target, *, tap_layers: Sequence[int] | None = None, num_drafts: int | None = None
+    folder: Path, target: Target, *, aux_layers: Sequence[int] | None = None, num_drafts: int | None = None
 ) -> HeadFolder:
-    """Read and check a head without reading its weights. `tap_layers`: L_in(i) in place of what the folder
+    """Read and check a head without reading its weights. `aux_layers`: L_in(i) in place of what the folder
     says, for a file that numbers them in a way of its own.
 
     ModelError names what is wrong with the folder, or with it and this target together; ConfigError a
@@ -61,7 +61,7 @@ def open_head(
     path = folder / "config.json"
     family = recognise(Fields(read_json(path, max_bytes=MAX_CONFIG_BYTES), path, ""))
     entries = open_head_tensors(folder)
-    config = _resolve(family, entries, target, tap_layers, num_drafts)
+    config = _resolve(family, entries, target, aux_layers, num_drafts)
     maps = {TO_TARGET, TO_DRAFT}
     weights = {name: entry for name, entry in entries.items() if name not in maps}
     if "mask_hidden" in weights:
@@ -76,7 +76,7 @@ def _resolve(
     family: Family,
     entries: dict[str, TensorEntry],
     target: Target,
-    chosen_taps: Sequence[int] | None,
+    chosen_aux_layers: Sequence[int] | None,
     num_drafts: int | None,
 ) -> HeadConfig:
     layer = family.layer
@@ -86,7 +86,7 @@ def _resolve(
     num_kv_heads = layer.integer("num_key_value_heads", 1, 1024, num_heads)
     if num_heads % num_kv_heads:
         layer.fail(f"{layer.prefix}num_key_value_heads: {num_heads} heads cannot be shared by {num_kv_heads}")
-    num_taps = count_taps(family, entries, target, hidden_size)
+    num_aux_layers = count_aux_layers(family, entries, target, hidden_size)
     q_rows, q_inputs = query_shape(family, entries, num_heads, num_kv_heads)
     head_dim = find_head_dim(layer, num_heads, q_rows)
     vocab_size = _match(family, layer, "vocab_size", target.vocab_size)
@@ -108,7 +108,7 @@ def _resolve(
         head_dim=head_dim,
         vocab_size=vocab_size,
         draft_vocab_size=draft_vocab_size,
-        tap_layers=tap_layers(family, num_taps, target.num_layers, chosen_taps),
+        aux_layers=aux_layers(family, num_aux_layers, target.num_layers, chosen_aux_layers),
         rms_norm_eps=layer.number("rms_norm_eps", 1e-6),
         rope=read_rope(layer, head_dim),
         norm_before_fc=whole,

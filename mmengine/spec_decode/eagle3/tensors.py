@@ -16,7 +16,7 @@ EMBEDDING, HEAD, FC, FC_BIAS, NORM = (
     "fc.bias",
     "norm.weight",
 )
-INPUT_NORM = "input_norm.weight"  # over all taps together
+INPUT_NORM = "input_norm.weight"  # over all auxiliary states
 TO_TARGET, TO_DRAFT = "d2t", "t2d"
 QKV = ("q_proj", "k_proj", "v_proj")
 DTYPE_BYTES = {**FLOAT_BYTES, "I64": 8, "I32": 4, "BOOL": 1, "U8": 1}  # the last four for vocabularies' maps
@@ -67,14 +67,14 @@ def expected_tensors(config: HeadConfig, stored: dict[str, TensorEntry]) -> dict
     """Shape of every tensor of the head, [out, in] for linears. Biases, and q, k and v or gate and up in
     one, are expected where they are stored."""
     c, h = config, config.hidden_size
-    taps = len(c.tap_layers)
-    shapes: dict[str, tuple[int, ...]] = {FC: (h, taps * c.target_hidden_size), NORM: (h,)}
+    aux_hidden_states = len(c.aux_layers)
+    shapes: dict[str, tuple[int, ...]] = {FC: (h, aux_hidden_states * c.target_hidden_size), NORM: (h,)}
     if FC_BIAS in stored:
         shapes[FC_BIAS] = (h,)
     if c.norm_before_fc:
-        shapes[INPUT_NORM] = (taps * c.target_hidden_size,)
+        shapes[INPUT_NORM] = (aux_hidden_states * c.target_hidden_size,)
     if c.fc_norm:
-        shapes |= {fc_norm(i): (c.target_hidden_size,) for i in range(taps)}
+        shapes |= {fc_norm(i): (c.target_hidden_size,) for i in range(aux_hidden_states)}
     if c.own_embedding:
         shapes[EMBEDDING] = (c.vocab_size, c.embed_size)
     if c.head == "own":
@@ -84,14 +84,14 @@ def expected_tensors(config: HeadConfig, stored: dict[str, TensorEntry]) -> dict
     return shapes
 
 
-def fc_norm(tap: int) -> str:
-    return f"fc_norm.{tap}.weight"
+def fc_norm(aux_layer: int) -> str:
+    return f"fc_norm.{aux_layer}.weight"
 
 
 def _layer(c: HeadConfig, layer: int, stored: dict[str, TensorEntry]) -> dict[str, tuple[int, ...]]:
     h, prefix = c.hidden_size, f"layers.{layer}."
     norms = {"input_layernorm": c.embed_size if layer == 0 else h, "post_attention_layernorm": h}
-    # Layers behind the first have no use for the norm of the fused taps; some files hold one all the same.
+    # Layers behind the first have no use for the norm of the fused states; some files hold one all the same.
     if layer == 0 or f"{prefix}hidden_norm.weight" in stored:
         norms["hidden_norm"] = h
     if c.qk_norm:

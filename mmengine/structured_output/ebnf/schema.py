@@ -64,8 +64,8 @@ def schema_ebnf(text: str) -> str:
 
 
 def _spacing(options: dict[str, Any]) -> tuple[str, str, str]:
-    """White space inside of brackets, a comma and a colon, of those options of the gate or of a sketch that
-    say so, which are taken out."""
+    """White space inside of brackets, a comma and a colon, of those options of the gate or of a draft grammar
+    that say so, which are taken out."""
     pattern = options.pop("whitespace_pattern", None)
     if options.pop("whitespace_flexible", True) is False:
         comma, colon = (options.pop(f"{name}_separator") for name in ("item", "key"))

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from mmengine.structured_output.json_schema.disjoint import disjoint
 from mmengine.structured_output.json_schema.document import Document
 from mmengine.structured_output.json_schema.keywords import ANNOTATIONS, KNOWN, TYPES
-from mmengine.structured_output.json_schema.own import own_shape
 from mmengine.structured_output.json_schema.pieces import KINDS, Array, Conj, Object, Shape, intersect_shapes
 from mmengine.structured_output.json_schema.refusal import refuse, step
+from mmengine.structured_output.json_schema.rewrite import own_shape
 
 MAX_SHAPES = 512  # of one place, after anyOf and oneOf are multiplied out
 MAX_STEPS = 50_000  # of multiplying out, in all

@@ -80,7 +80,7 @@ class Forward:
         """Position taps and weights, and rotary cos and sin, of a `grid` x `grid` view."""
         if grid not in self.geometry:
             vision, thw = self.vision, torch.tensor([[1, grid, grid]])
-            taps, shares = get_vision_interpolation_indices_and_weights(
+            aux_hidden_states, shares = get_vision_interpolation_indices_and_weights(
                 thw,
                 num_grid_per_side=vision.num_grid_per_side,
                 mode=vision.interpolation_mode,
@@ -89,16 +89,16 @@ class Forward:
             )
             dtype = self.head.weight.dtype
             cos, sin = vision.rotary_pos_emb(shares, get_vision_position_ids(thw, vision.spatial_merge_size))
-            self.geometry[grid] = (taps, shares.to(dtype), cos.to(dtype), sin.to(dtype))
+            self.geometry[grid] = (aux_hidden_states, shares.to(dtype), cos.to(dtype), sin.to(dtype))
         return self.geometry[grid]
 
     def features(self, patches: torch.Tensor, grid: int) -> list[torch.Tensor]:
         """Merged tokens and deepstack features of (V, P, 1536) patches, each (V * P/4, H)."""
         vision = self.vision
-        taps, shares, cos, sin = self._geometry(grid)
+        aux_hidden_states, shares, cos, sin = self._geometry(grid)
         weight = vision.patch_embed.proj.weight
         x = F.linear(patches.to(weight.dtype), weight.flatten(1), vision.patch_embed.proj.bias)
-        x = x + (vision.pos_embed(taps) * shares[:, :, None]).sum(1)
+        x = x + (vision.pos_embed(aux_hidden_states) * shares[:, :, None]).sum(1)
         deepstack = []
         for number, block in enumerate(vision.blocks):
             x = self.vision_block(block, x, cos, sin)

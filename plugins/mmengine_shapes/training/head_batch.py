@@ -28,8 +28,8 @@ def collate(samples: Sequence[Sample]) -> HeadBatch:
         positions=torch.stack(
             [F.pad(sample.positions, (0, length - len(sample.ids))) for sample in samples], 1
         ),
-        taps=torch.stack(
-            [F.pad(sample.taps, (0, 0, 0, 0, 0, length - len(sample.ids))) for sample in samples]
+        aux_hidden_states=torch.stack(
+            [F.pad(sample.aux_hidden_states, (0, 0, 0, 0, 0, length - len(sample.ids))) for sample in samples]
         ).float(),
         rows=rows,
         valid=torch.arange(max(counts)) < torch.tensor(counts)[:, None],

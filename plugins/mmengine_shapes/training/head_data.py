@@ -113,4 +113,4 @@ class Sample:
     ids: torch.Tensor  # int64 [n]
     num_prompt: int
     positions: torch.Tensor  # int64 [3, n]
-    taps: torch.Tensor  # float16 [n, levels, hidden], the last level before the final norm
+    aux_hidden_states: torch.Tensor  # float16 [n, levels, hidden], the last level before the final norm

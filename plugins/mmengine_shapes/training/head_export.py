@@ -60,7 +60,7 @@ def layer_config(head: DraftHead) -> dict[str, Any]:
 
 
 def switches(head: DraftHead) -> dict[str, Any]:
-    """What both layouts say beside the layer. A tap's id is the layer whose input it is."""
+    """What both layouts say beside the layer. An auxiliary layer's id is the layer whose input it is."""
     return {
         "draft_vocab_size": head.shape.draft_vocab_size,
         "eagle_aux_hidden_state_layer_ids": list(head.shape.levels),

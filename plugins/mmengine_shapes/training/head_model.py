@@ -22,7 +22,7 @@ from mmengine_qwen3_vl.text import Rotary
 class HeadShape:
     """Sizes of a head that are its own; all others are the target's."""
 
-    levels: tuple[int, ...]  # taps: i is the input of the target's layer i
+    levels: tuple[int, ...]  # auxiliary layers: i is the input of the target's layer i
     draft_vocab_size: int
     intermediate_size: int
     fc_norm: bool = True
@@ -35,7 +35,7 @@ class HeadBatch:
 
     ids: Tensor  # int64 [B, n], padding behind
     positions: Tensor  # int64 [3, B, n]
-    taps: Tensor  # float32 [B, n, levels, hidden]
+    aux_hidden_states: Tensor  # float32 [B, n, levels, hidden]
     rows: Tensor  # int64 [B, R]: the last prompt token, then answer tokens; padding repeats the last row
     valid: Tensor  # bool [B, R]
     lengths: Tensor  # int64 [B]
@@ -94,11 +94,13 @@ class DraftHead(nn.Module):
         self.register_buffer("embedding", embedding, persistent=False)
         self._rotary = Rotary(config, embedding.device)
 
-    def fuse(self, taps: Tensor) -> Tensor:
+    def fuse(self, aux_hidden_states: Tensor) -> Tensor:
         """[..., levels, hidden] to [..., hidden]: what stands in for the target's hidden state."""
         if self.fc_norm:
-            taps = torch.stack([norm(taps[..., i, :]) for i, norm in enumerate(self.fc_norm)], -2)
-        return self.fc(taps.flatten(-2))
+            aux_hidden_states = torch.stack(
+                [norm(aux_hidden_states[..., i, :]) for i, norm in enumerate(self.fc_norm)], -2
+            )
+        return self.fc(aux_hidden_states.flatten(-2))
 
     def unroll(
         self, batch: HeadBatch, steps: int, token_of: Callable[[int, Tensor | None], Tensor]
@@ -110,7 +112,7 @@ class DraftHead(nn.Module):
         place, and of later steps only its own, as a head does that drafts from there.
         """
         attn = self.midlayer.self_attn
-        fused = self.fuse(batch.taps)
+        fused = self.fuse(batch.aux_hidden_states)
         following = F.pad(batch.ids[:, 1:], (0, 1))
         past = self._inputs(following, fused)
         keys = self._rotate(self._heads(attn.k_proj(past)), batch.positions)

@@ -17,10 +17,10 @@ NORMS = ("self_attn.q_norm", "self_attn.k_norm", "input_layernorm", "post_attent
 
 @torch.no_grad()
 def start_head(target: Target, shape: HeadShape, vocabulary: Tensor) -> DraftHead:
-    """A head that reads mostly the highest tap and does to it what the target's last layer does.
+    """A head that reads mostly the highest auxiliary state and does to it what the target's last layer does.
 
     The half of q, k and v that reads the embedding begins with noise alone, and so does the part of fc
-    for the lower taps. The target's weights of the norms over q and k go into the projections, since a
+    for the lower ones. The target's weights of the norms over q and k go into the projections, since a
     Llama head has no such norms.
     """
     config = target.config.text

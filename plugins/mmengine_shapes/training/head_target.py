@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mmengine.models.plugin import Taps
+from mmengine.models.plugin import AuxHiddenStates
 from mmengine_qwen3_vl import plugin
 from mmengine_qwen3_vl.config import read_config
 from mmengine_qwen3_vl.loading import open_weights
@@ -52,23 +52,25 @@ class Target:
     """The frozen checkpoint in float32."""
 
     def __init__(self, folder: Path, levels: Sequence[int]) -> None:
-        """`levels`: what to tap; i is the input of layer i, num_layers that of the final norm."""
+        """`levels`: what to record; i is the input of layer i, num_layers that of the final norm."""
         self.folder, self.config, self.levels = folder, read_config(folder), tuple(levels)
         self._model = plugin.load_model(folder, device="cpu", dtype="float32")
         (self._final_norm,) = stored(folder, "text.norm.weight")
 
     @torch.inference_mode()
     def samples(self, conversations: Sequence[Conversation]) -> Iterator[Sample]:
-        """Run a batch of conversations and give each with its taps."""
+        """Run a batch of conversations and give each with its auxiliary states."""
         ids = [torch.tensor(conversation.token_ids) for conversation in conversations]
         places = [self._positions(conversation) for conversation in conversations]
         length = max(map(len, ids))
         flat = torch.cat([F.pad(one, (0, length - len(one)), value=PAD) for one in ids])
         positions = torch.cat([F.pad(one, (0, length - one.shape[1])) for one in places], 1)
         embeds, deepstack = self._inputs(conversations, flat, length)
-        taps = Taps(self.levels, embeds.new_empty(len(embeds), len(self.levels) * embeds.shape[1]))
-        self._model.forward(embeds, deepstack, positions, DenseAttention(len(ids)), taps)
-        states = taps.rows.view(len(ids), length, len(self.levels), -1)
+        aux_hidden_states = AuxHiddenStates(
+            self.levels, embeds.new_empty(len(embeds), len(self.levels) * embeds.shape[1])
+        )
+        self._model.forward(embeds, deepstack, positions, DenseAttention(len(ids)), aux_hidden_states)
+        states = aux_hidden_states.rows.view(len(ids), length, len(self.levels), -1)
         for number, conversation in enumerate(conversations):
             kept = states[number, : len(ids[number])].to(torch.float16, copy=True)
             yield Sample(conversation.task, ids[number], conversation.num_prompt, places[number], kept)

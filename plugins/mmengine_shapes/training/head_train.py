@@ -43,9 +43,9 @@ def collect(target: Target, number: int, seed: int) -> list[Sample]:
         for conversation in regenerate(engine, draw_items(number, seed), seed):
             pool.append(conversation)
             if len(pool) == 512:
-                samples += tapped(target, pool)
+                samples += aux_rows(target, pool)
                 pool.clear()
-        samples += tapped(target, pool)
+        samples += aux_rows(target, pool)
     return samples
 
 
@@ -55,11 +55,14 @@ def kept_samples(path: pathlib.Path | None, target: Target, number: int, seed: i
         return [Sample(*fields) for fields in torch.load(path, weights_only=True)]
     samples = collect(target, number, seed)
     if path is not None:
-        torch.save([(one.task, one.ids, one.num_prompt, one.positions, one.taps) for one in samples], path)
+        torch.save(
+            [(one.task, one.ids, one.num_prompt, one.positions, one.aux_hidden_states) for one in samples],
+            path,
+        )
     return samples
 
 
-def tapped(target: Target, conversations: list[Conversation], size: int = 32) -> list[Sample]:
+def aux_rows(target: Target, conversations: list[Conversation], size: int = 32) -> list[Sample]:
     """The conversations run through the target, those of like lengths together."""
     ordered = sorted(conversations, key=lambda one: len(one.token_ids))
     parts = [ordered[k : k + size] for k in range(0, len(ordered), size)]
@@ -83,7 +86,9 @@ class Teacher:
     def probabilities(self, batch: HeadBatch, places: Tensor) -> tuple[Tensor, Tensor]:
         """Float32 [B, R, draft_vocab] after the tokens at `places` [B, R], and bool [B, R]: whether the
         most likely token of all is among them."""
-        last = batch.taps[:, :, -1].gather(1, places[..., None].expand(-1, -1, batch.taps.shape[-1]))
+        last = batch.aux_hidden_states[:, :, -1].gather(
+            1, places[..., None].expand(-1, -1, batch.aux_hidden_states.shape[-1])
+        )
         logits = self._target.logits(last)
         inside = logits[..., self._vocabulary]
         return inside.softmax(-1), inside.max(-1).values >= logits.max(-1).values

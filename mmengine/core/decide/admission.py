@@ -1,0 +1,204 @@
+"""Which waiting request starts next, and on what: prefix hits, a shared prompt, blocks of the host."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from mmengine.core.decide.encoder_draft import EncoderDraft
+from mmengine.core.state.blocks import block_extras, content_windows, threshold_of
+from mmengine.core.state.prefix_index import ROOT
+from mmengine.core.state.request_state import RequestState
+from mmengine.core.state.state import View
+from mmengine.events import vocabulary as ev
+
+
+class Start(NamedTuple):
+    """Where a waiting request can start: blocks it shares, tokens whose KV is there or comes with a
+    copy, a block to copy from (-1: none), whether its own blocks come back from the host."""
+
+    cached: np.ndarray
+    num_computed: int
+    copy_from: int = -1
+    swap_in: bool = False
+
+
+def admit_next(
+    view: View, may_start: Callable[[RequestState], bool] | None = None
+) -> ev.Admitted | ev.Evicted | None:
+    """The first waiting request that can start, of those that `may_start` where that is given. One that
+    waits for its grammar, for the encoder, or for the prefill that it shares is passed over; one whose
+    blocks do not fit holds back those behind it."""
+    if not view.free_rows or view.tokens_left <= 0 or (view.preempted_in_step and len(view.running)):
+        return None
+    for req_state in view.waiting[view.scan_from :]:
+        if may_start is not None and not may_start(req_state):
+            continue
+        start = start_of(view, req_state)
+        if start is None:
+            continue
+        length = first_chunk(view, req_state, start)
+        if not length:
+            return None
+        draft = EncoderDraft(view)
+        length = draft.cut(req_state, view.free_rows[-1], start.num_computed, length)
+        admission = _admission(view, req_state, start, length, draft) if length else None
+        if admission is None:
+            admission = draft.left_behind(given_up=length > 0)
+        if length or admission is not None:
+            return admission
+    return None
+
+
+def first_chunk(view: View, req_state: RequestState, start: Start) -> int:
+    """Tokens of the request's first step as far as the token budget goes; 0: the step has no room for
+    what must go in one piece, and nobody behind it is asked."""
+    left = len(req_state.tokens) - start.num_computed
+    if left == 1 and _is_padded(view, start.num_computed):
+        left += view.config.num_draft_tokens
+        if left > view.tokens_left:
+            return 0
+    return min(left, view.tokens_left, threshold_of(view) or left)
+
+
+def _is_padded(view: View, num_computed: int) -> bool:
+    """Whether a request with one token left is given placeholders for its drafts: vLLM wants equal
+    lengths in a step of decodes, one in which running rows run and none of them is in its prompt."""
+    config = view.config
+    if config.compat != "vllm" or not config.num_draft_tokens:
+        return False
+    if num_computed + config.num_draft_tokens + 2 > config.max_model_len:
+        return False
+    ran = [view.requests_by_row[row] for row in view.step_rows.tolist()]
+    ran = [req_state for req_state in ran if req_state.admitted_step < view.step]
+    return bool(ran) and all(len(req_state.tokens) < view.num_tokens[req_state.row] for req_state in ran)
+
+
+def _admission(
+    view: View, req_state: RequestState, start: Start, length: int, draft: EncoderDraft
+) -> ev.Admitted | None:
+    """ADMITTED for a chunk of `length` tokens; None when the blocks are not free."""
+    if blocks_wanted(view, req_state, start, length) > view.blocks.num_free:
+        return None
+    cached = start.cached
+    revived = _num_free_hits(view, cached)
+    num_new = _blocks_for(view, start.num_computed + length) - len(cached)
+    new = _next_free(view, cached, revived, num_new)
+    return ev.Admitted(
+        request_id=req_state.request.request_id,
+        row=view.free_rows[-1],
+        num_tokens=length,
+        cached_blocks=cached.tobytes(),
+        new_blocks=new.tobytes(),
+        encode=tuple(draft.encode),
+        evict=tuple(draft.evict),
+        num_computed=-1 if start.num_computed == len(cached) * view.block_size else start.num_computed,
+        copy=(start.copy_from, int(new[0])) if start.copy_from >= 0 else None,
+        swap_in=start.swap_in,
+    )
+
+
+def blocks_wanted(view: View, req_state: RequestState, start: Start, length: int) -> int:
+    """Blocks that must be free for the request to start with `length` tokens: those that it takes, what
+    is held in reserve for it, and hits that nobody holds."""
+    num_new = max(_blocks_for(view, start.num_computed + length), _reserved(view, req_state)) - len(
+        start.cached
+    )
+    return num_new + _num_free_hits(view, start.cached)
+
+
+def _num_free_hits(view: View, cached: np.ndarray) -> int:
+    return int((view.blocks.references[cached] == 0).sum())
+
+
+def start_of(view: View, req_state: RequestState) -> Start | None:
+    """Where the request can start; None while it waits for its grammar or for the prefill of its group."""
+    if req_state.waits_for_grammar:
+        return None
+    shared = _shared_prompt(view, req_state)
+    if shared is not _ALONE:
+        return shared
+    cached = _cached_prefix(view, req_state)
+    start = Start(cached, len(cached) * view.block_size)
+    if req_state.num_swapped > start.num_computed:
+        return Start(cached[:0], req_state.num_swapped, swap_in=True)
+    return start
+
+
+_ALONE = Start(np.zeros(0, np.int32), 0)
+
+
+def _shared_prompt(view: View, req_state: RequestState) -> Start | None:
+    """The blocks of the request's group, once its prompt is computed: all but the one that holds the
+    last prompt token are shared, that one is copied. `_ALONE` when there is nothing to share."""
+    leader = view.requests.get(req_state.request.group)
+    if leader is None or leader is req_state or len(req_state.tokens) > req_state.num_prompt:
+        return _ALONE
+    if not _same_prompt(leader, req_state):
+        return _ALONE
+    if leader.row < 0:
+        comes_first = leader.arrival < req_state.arrival and not leader.waits_for_grammar
+        return None if comes_first and not leader.cancelled else _ALONE
+    before = view.num_computed[leader.row] - view.scheduled[leader.row]
+    if before < req_state.num_prompt or leader.admitted_step == view.step:
+        return None  # copies run before this step's own KV, and its swaps in, are there
+    last = req_state.num_prompt - 1
+    table, number = view.block_table[leader.row], last // view.block_size
+    copied = last % view.block_size > 0
+    return Start(table[:number].copy(), last, int(table[number]) if copied else -1)
+
+
+def _same_prompt(one: RequestState, other: RequestState) -> bool:
+    """Whether the two would fill their prompts' blocks with the same KV, for the same tenant."""
+    return (
+        one.media_keys == other.media_keys
+        and one.request.media == other.request.media
+        and one.request.cache_salt == other.request.cache_salt
+        and np.array_equal(one.request.prompt_token_ids, other.request.prompt_token_ids)
+    )
+
+
+def _blocks_for(view: View, num_tokens: int) -> int:
+    """Blocks that hold so many tokens and the drafter's lookahead."""
+    return -(-min(num_tokens + view.config.lookahead_tokens, view.config.max_model_len) // view.block_size)
+
+
+def _reserved(view: View, req_state: RequestState) -> int:
+    """Blocks that must be free, hits included, before a request starts."""
+    match view.config.admission_reserve:
+        case "none":
+            return 0
+        case "prompt":
+            if view.config.compat == "vllm":  # without the drafter's slots
+                return -(-len(req_state.tokens) // view.block_size)
+            return _blocks_for(view, len(req_state.tokens))
+    return _blocks_for(
+        view, min(req_state.num_prompt + req_state.request.sampling.max_tokens, view.config.max_model_len)
+    )
+
+
+def _next_free(view: View, cached: np.ndarray, revived: int, count: int) -> np.ndarray:
+    """`count` free blocks that are not among the hits, which are about to be revived."""
+    blocks = view.blocks.free_list.peek(count + revived) if revived else view.blocks.free_list.peek(count)
+    return blocks[~np.isin(blocks, cached)][:count] if revived else blocks
+
+
+def _cached_prefix(view: View, req_state: RequestState) -> np.ndarray:
+    """Blocks whose content is the request's own beginning, int32; at least one token is left to
+    compute, for its logits."""
+    size = view.block_size
+    count = (len(req_state.tokens) - 1) // size
+    if not view.config.enable_prefix_caching or not count:
+        return np.zeros(0, np.int32)
+    index = view.blocks.index
+    tokens = content_windows(req_state.tokens, 0, count, size, view.content_width)
+    parts = index.token_parts(tokens).tolist()
+    extras = block_extras(req_state.request, 0, count, size)
+    blocks, content = [], ROOT
+    for number in range(count):
+        block = index.find(content, parts[number], tokens[number], extras.get(number, b""))
+        if block < 0:
+            break
+        blocks.append(block)
+        content = int(index.content[block])
+    return np.array(blocks, np.int32)

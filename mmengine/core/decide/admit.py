@@ -1,0 +1,130 @@
+"""The door: what is asked of the engine becomes an event, or is refused."""
+
+import numpy as np
+
+from mmengine.config import EngineConfig
+from mmengine.core.state.state import View
+from mmengine.errors import InvalidRequest, shown
+from mmengine.events import vocabulary as ev
+from mmengine.request import MediaItem, Request, SamplingParams
+
+MAX_ID_CHARS = 256
+MAX_SALT_CHARS = 1024
+_ITEM_LIMITS = ("encoder_budget", "encoder_cache_size", "max_item_embeds")  # 0 is no limit
+_CHUNK_LIMITS = ("token_budget", "long_prefill_token_threshold")
+
+
+def admit(view: View, asked: ev.Event) -> list[ev.Event]:
+    """What becomes of an arrival, a cancel or a reset that this step sees."""
+    match asked:
+        case ev.Queued(request_id=name):
+            if len(view.waiting) >= view.config.max_waiting:
+                return [
+                    ev.Finished(
+                        name, "rejected", f"{view.config.max_waiting} requests wait already (max_waiting)"
+                    )
+                ]
+            return [asked]
+        case ev.GrammarReady(request_id=name) | ev.GrammarFailed(request_id=name):
+            req_state = view.requests.get(name)
+            waits = req_state is not None and req_state.waits_for_grammar and name not in view.grammar_failed
+            return [asked] if waits else []
+        case ev.Cancelled(request_id=name):
+            req_state = view.requests.get(name)
+            return [asked] if req_state is not None and not req_state.cancelled else []
+        case _:
+            return [asked]
+
+
+def check_request(request: Request, config: EngineConfig) -> None:
+    """Raise InvalidRequest for a request that could never run with these settings."""
+    _check_text("a request id", request.request_id, 1, MAX_ID_CHARS)
+    _check_text("cache_salt", request.cache_salt, 0, MAX_SALT_CHARS)
+    _check_text("group", request.group, 0, MAX_ID_CHARS)
+    _check_integer("priority", request.priority, -(2**31), 2**31 - 1)
+    _check_integer("deadline_ns", request.deadline_ns, 0, 2**62 - 1)
+    _check_integer("sample_index", request.sample_index, 0, 2**31 - 1)
+    if not isinstance(request.sampling, SamplingParams):
+        raise InvalidRequest(f"sampling must be SamplingParams, not {type(request.sampling).__name__}")
+    request.sampling.check()
+    if not isinstance(request.prompt_token_ids, np.ndarray) or not isinstance(request.media, tuple):
+        raise InvalidRequest("the prompt must be an array of token ids, and media a tuple of items")
+    check_content(request.prompt_token_ids, request.media, config)
+
+
+def _check_text(name: str, value: str, shortest: int, longest: int) -> None:
+    if not isinstance(value, str) or not shortest <= len(value) <= longest:
+        raise InvalidRequest(f"{name} must be a string of {shortest} to {longest} characters")
+
+
+def _check_integer(name: str, value: int, low: int, high: int) -> None:
+    if type(value) is not int or not low <= value <= high:
+        raise InvalidRequest(f"{name} must be an integer from {low} to {high}, not {shown(value)}")
+
+
+def check_content(prompt: np.ndarray, media: tuple[MediaItem, ...], config: EngineConfig) -> None:
+    """Raise InvalidRequest for what no state of these settings could hold: the prompt (int32 [n]) and
+    the places of its media."""
+    _check_prompt(prompt, config)
+    _check_media(prompt, media, config)
+
+
+def _check_prompt(prompt: np.ndarray, config: EngineConfig) -> None:
+    if prompt.dtype != np.int32 or prompt.ndim != 1:
+        raise InvalidRequest(f"the prompt must be int32 [n], not {prompt.dtype} {list(prompt.shape)}")
+    if not len(prompt):
+        raise InvalidRequest("the prompt is empty: give it at least one token")
+    if int(prompt.min()) < 0:
+        raise InvalidRequest(f"the prompt holds the token id {int(prompt.min())}; ids are not negative")
+    if len(prompt) >= config.max_model_len:
+        raise InvalidRequest(
+            f"the prompt has {len(prompt)} tokens, but max_model_len is {config.max_model_len} for prompt "
+            "and answer together; shorten it, use smaller images, or raise max_model_len"
+        )
+
+
+def _check_media(prompt: np.ndarray, media: tuple[MediaItem, ...], config: EngineConfig) -> None:
+    if len(media) > config.max_media_per_request:
+        raise InvalidRequest(
+            f"{len(media)} images and videos in one request; max_media_per_request is "
+            f"{config.max_media_per_request}"
+        )
+    end, sizes = 0, {}
+    for number, item in enumerate(media):
+        if not isinstance(item, MediaItem) or not isinstance(item.mm_hash, bytes):
+            raise InvalidRequest(f"media item {number} is no MediaItem with a hash of bytes")
+        end = _check_runs(item, number, end, len(prompt))
+        _check_size(item, number, config)
+        if sizes.setdefault(item.mm_hash, item.num_embeds) != item.num_embeds:
+            raise InvalidRequest(f"{item.modality} {number} has the hash of another item, but not its size")
+
+
+def _check_size(item: MediaItem, number: int, config: EngineConfig) -> None:
+    """An item must fit what is computed and kept at once; where items are not split, also a chunk."""
+    limits = [(name, getattr(config, name), item.num_embeds) for name in _ITEM_LIMITS]
+    if not config.split_media and not config.compat:
+        span = item.end - item.start
+        limits += [(name, getattr(config, name), span) for name in _CHUNK_LIMITS]
+    for name, limit, size in limits:
+        if 0 < limit < size:
+            what = "embeddings" if name in _ITEM_LIMITS else "tokens at once (split_media is off)"
+            raise InvalidRequest(
+                f"{item.modality} {number} needs {size} {what}, but {name} is {limit}; use a smaller one, or "
+                f"raise {name}"
+            )
+
+
+def _check_runs(item: MediaItem, number: int, end: int, num_prompt: int) -> int:
+    """Runs must ascend, not overlap, and lie in the prompt; gives where the last one ends."""
+    if not item.runs:
+        raise InvalidRequest(f"{item.modality} {number} has no embeddings in the prompt")
+    for start, length in item.runs:
+        if type(start) is not int or type(length) is not int:
+            raise InvalidRequest(f"{item.modality} {number} claims a run that is no pair of integers")
+        if start < end or length < 1 or start + length > num_prompt:
+            raise InvalidRequest(
+                f"{item.modality} {number} claims {shown(length)} prompt tokens from {shown(start)} on, "
+                f"which overlap other media or leave the prompt of {num_prompt} tokens"
+            )
+        end = start + length
+    return end

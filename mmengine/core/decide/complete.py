@@ -1,0 +1,57 @@
+"""What ends: decided from the state after a step, or after a consumer left."""
+
+import numpy as np
+
+from mmengine.core.state.request_state import RequestState
+from mmengine.core.state.state import BROKEN, CRASHED, LOST, RUNS_ON, STOPPED, View
+from mmengine.events import vocabulary as ev
+
+
+def complete(view: View) -> list[ev.Event]:
+    """FINISHED for requests that stopped, are full, broke or were cancelled; PREEMPTED for those
+    whose step failed, or whose process ended, and that may try again. In admission order, cancelled
+    waiting ones last."""
+    running = view.running
+    # Of all rows, as the columns lie: that nobody is over is seen at once, and rows without a request
+    # never are.
+    over = (view.num_tokens >= view.max_total) | (view.ended != RUNS_ON)
+    ending = running[over[running]] if np.count_nonzero(over) else running[:0]
+    events = [_end_of(view, view.requests_by_row[row]) for row in ending.tolist()]
+    ended = {event.request_id for event in events}
+    for name in view.cancelled:
+        if name not in ended:
+            events.append(ev.Finished(name, "abort", view.requests[name].cancelled))
+    for name in view.grammar_failed:
+        if name not in ended and not view.requests[name].cancelled:
+            events.append(ev.Finished(name, "error", view.requests[name].detail))
+    if view.resetting:
+        names = [
+            view.requests_by_row[row].request.request_id for row in running[~over[running]][::-1].tolist()
+        ]
+        gone = {event.request_id for event in events}
+        events += [
+            ev.Preempted(name, view.requests[name].row, "recompute", "the prefix cache was reset")
+            for name in names
+            if name not in gone
+        ]
+    return events
+
+
+def _end_of(view: View, req_state: RequestState) -> ev.Event:
+    name, row = req_state.request.request_id, req_state.row
+    ended = view.ended[row]
+    if ended == STOPPED:
+        return ev.Finished(name, "stop", req_state.detail)
+    if ended == BROKEN:
+        return ev.Finished(name, "error", req_state.detail)
+    if ended in (LOST, CRASHED) and req_state.cancelled:
+        return ev.Finished(name, "abort", req_state.cancelled)
+    if ended in (LOST, CRASHED) and name in view.grammar_failed:
+        return ev.Finished(name, "error", req_state.detail)
+    if ended == CRASHED:
+        return ev.Preempted(name, row, "recompute", "crash")
+    if ended == LOST and req_state.failures > view.config.max_retries:
+        return ev.Finished(name, "error", req_state.detail)
+    if ended == LOST:
+        return ev.Preempted(name, row, "recompute", "the step failed")
+    return ev.Finished(name, "length")

@@ -1,0 +1,83 @@
+"""The scheduler: what the next event of the open step is.
+
+There is no prefill phase and no decode phase: each request's computed tokens catch up with its
+known tokens. A step is decided one event at a time, each a pure function of the state that the
+event before left behind:
+
+    PREEMPTED*   while the running rows need more blocks than are free
+    SCHEDULED    the running rows, in admission order
+    ADMITTED*    waiting requests, while there are rows, tokens and blocks
+
+so that a block scheduled by one event can be a prefix hit of the next. Where decisions are vLLM's, rows
+are decided one after the other: SCHEDULED for those before the one whose blocks are not free, PREEMPTED
+for that one, SCHEDULED for the rest; EVICTED says what a chunk left behind that did not run after all.
+
+With max_in_flight 2 a step is decided while the one before runs, where that leaves nothing open that it
+depends on (core/state/overlap.py). The token that a running row will get from that one counts as known
+(`num_pending`), though nobody knows yet which it is.
+"""
+
+from mmengine.core.decide.admission import admit_next
+from mmengine.core.decide.fault_isolation import try_suspects
+from mmengine.core.decide.running import schedule_running
+from mmengine.core.state import overlap
+from mmengine.core.state.state import View
+from mmengine.events import vocabulary as ev
+
+DECISION_VERSION = 3
+# Of logs that this build decides on, each by its own rules.
+DECIDED_VERSIONS = (2, 3)
+
+
+def schedule(view: View) -> ev.Event | None:
+    """The next decision of this step; None when the step is complete, or nothing can run."""
+    if view.flights and not view.is_open and overlap.waits_for(view):
+        return None
+    event = _wanted(view)
+    if isinstance(event, ev.Preempted) and view.flights:
+        return None  # blocks that a step in flight names would not become free now
+    if event is None and view.config.compat and not view.is_open and len(view.running):
+        # Each row waits for what its drafter would read next, and another holds: vLLM stands still.
+        return schedule_running(view, view.running, patient=False)
+    return event
+
+
+def why_it_waits(view: View) -> str:
+    """Why `schedule` opened no step while one runs: one of overlap.HOW."""
+    reason = overlap.waits_for(view)
+    if not reason and isinstance(_wanted(view), ev.Preempted):
+        reason = overlap.BLOCKS
+    return reason or overlap.ALONE
+
+
+def _wanted(view: View) -> ev.Event | None:
+    return try_suspects(view) if view.suspects else _next_event(view)
+
+
+def _next_event(view: View) -> ev.Event | None:
+    if view.policy.prefill_first:
+        return _prefill_first(view)
+    event = None
+    if view.config.compat or not view.is_open:
+        rows = view.running[view.num_decided :] if view.config.compat else view.running
+        event = schedule_running(view, rows) if len(rows) else None
+    if event is not None:
+        return event
+    if view.config.compat and view.preempted_in_step:
+        return None if view.is_open else ev.Scheduled(b"", b"")  # a step in which nobody runs
+    return admit_next(view)
+
+
+def _prefill_first(view: View) -> ev.Event | None:
+    """Prompts that are half computed, then new ones; who decodes runs in steps without either."""
+    if not view.is_open:
+        running = view.running
+        left = view.num_tokens[running] + view.num_pending[running] - view.num_computed[running]
+        behind = running[left > 1]
+        event = schedule_running(view, behind) if len(behind) else None
+        if event is not None:
+            return event
+    event = admit_next(view)
+    if event is None and not view.is_open and len(view.running):
+        return schedule_running(view, view.running)
+    return event

@@ -1,0 +1,249 @@
+"""The part of `evolve` that concerns rows: who gets one, its blocks and tokens, and how it is left."""
+
+import numpy as np
+
+from mmengine.core.fold.media import reference_media
+from mmengine.core.state.blocks import block_extras, further_blocks
+from mmengine.core.state.flight import Flight
+from mmengine.core.state.overlap import runs_ahead_to
+from mmengine.core.state.prefix_index import NO_CONTENT, ROOT
+from mmengine.core.state.request_state import RequestState
+from mmengine.core.state.state import BROKEN, LEFT, NEVER, RUNS_ON, State
+from mmengine.events import vocabulary as ev
+from mmengine.ragged import counting
+
+
+def drop_host_blocks(state: State, req_state: RequestState) -> None:
+    """The request's swapped KV is needed no longer."""
+    if len(req_state.host_blocks):
+        state.free_host_blocks = np.concatenate((state.free_host_blocks, req_state.host_blocks[::-1]))
+    req_state.host_blocks, req_state.num_swapped = req_state.host_blocks[:0], 0
+
+
+def fill_row(
+    state: State, row: int, req_state: RequestState, blocks: np.ndarray, num_cached: int, computed: int
+) -> None:
+    """`num_cached` of the blocks are hits; the KV of `computed` tokens is there."""
+    req_state.row, req_state.admitted_step = row, state.step
+    if req_state.num_cached < 0:
+        req_state.num_cached = computed
+    state.requests_by_row[row] = req_state
+    num_tokens = len(req_state.tokens)
+    state.token_ids[row, :num_tokens] = req_state.tokens
+    state.block_table[row, : len(blocks)] = blocks
+    state.num_blocks[row] = len(blocks)
+    state.num_tokens[row] = num_tokens
+    state.num_computed[row] = computed
+    state.max_total[row] = min(
+        req_state.num_prompt + req_state.request.sampling.max_tokens, state.config.max_model_len
+    )
+    state.content[row] = state.blocks.index.content[blocks[num_cached - 1]] if num_cached else ROOT
+    state.num_filled[row] = num_cached
+    state.num_drafts[row] = state.scheduled_drafts[row] = 0
+    if state.goodput is not None:
+        state.goodput.admit(row)
+    state.ended[row] = RUNS_ON
+    state.runs_ahead_to[row] = runs_ahead_to(state, row, req_state.request)
+    state.release_at[row] = NEVER
+    media = req_state.request.media
+    state.num_with_media += bool(media)
+    ahead = [start for item in media for start, length in item.runs if start + length > computed]
+    state.next_media[row] = min(ahead, default=NEVER)
+    salted = state.block_size if req_state.request.cache_salt else 0
+    state.plain_from[row] = max((item.end for item in media), default=salted)
+
+
+def deal_blocks(state: State, rows: np.ndarray, num_tokens: np.ndarray | int, new: np.ndarray) -> None:
+    """Hand `new` to the rows in order, to each as many as its tokens (`num_tokens`, or as many each)
+    need."""
+    state.blocks.take_new(new)
+    short, further = further_blocks(state, rows, num_tokens)
+    rows = rows[short]
+    held = state.num_blocks[rows]
+    if len(short) == len(new):  # one each
+        state.block_table[rows, held] = new
+    else:
+        places = np.repeat(held + further - np.cumsum(further), further) + np.arange(len(new))
+        state.block_table[np.repeat(rows, further), places] = new
+    state.num_blocks[rows] = held + further
+
+
+def compute(state: State, rows: np.ndarray, num_tokens: np.ndarray | int) -> None:
+    """The rows' tokens (`num_tokens`, or as many each) count as computed from here on; full blocks
+    become hits at once."""
+    after = state.num_computed[rows] + num_tokens
+    state.num_computed[rows] = after
+    state.scheduled[rows] = num_tokens
+    each = isinstance(num_tokens, int)
+    state.tokens_left -= num_tokens * len(rows) if each else int(num_tokens.sum())
+    if state.config.enable_prefix_caching:
+        full = after // state.block_size
+        ripe = (full > state.num_filled[rows]).nonzero()[0]
+        if len(ripe):
+            _fill_blocks(state, rows[ripe], full[ripe])
+    if state.num_with_media:
+        for row in rows[state.next_media[rows] < after + bool(state.config.lookahead_tokens)].tolist():
+            reference_media(state, row)
+
+
+def _fill_blocks(state: State, rows: np.ndarray, full: np.ndarray) -> None:
+    """Record the content of the first `full` blocks of each row, as far as it is not yet. Rows that fill
+    one plain block go together; the others go one by one."""
+    config, size, first = state.config, state.block_size, state.num_filled[rows]
+    if config.num_draft_tokens or config.lookahead_tokens or config.max_in_flight > 1:
+        # Tokens that are drafts, or that nobody knows yet, do not count.
+        req_state = state.num_tokens[rows] - (state.content_width - size)
+        full = np.minimum(full, req_state // size)
+        some = full > first
+        rows, first, full = rows[some], first[some], full[some]
+    state.num_filled[rows] = full
+    plain = (full - first == 1) & (first * size >= state.plain_from[rows])
+    others = ()
+    if np.count_nonzero(plain) < len(rows):
+        slow = ~plain
+        others = zip(rows[slow].tolist(), first[slow].tolist(), full[slow].tolist(), strict=True)
+        rows, first = rows[plain], first[plain]
+    if len(rows):
+        blocks = state.block_table[rows, first]
+        tokens = state.block_tokens[rows, first]
+        state.content[rows] = state.blocks.index.insert_many(blocks, state.content[rows], tokens)
+        state.step_filled.append(blocks)
+    for row, start, end in others:
+        _fill_row_blocks(state, row, start, end)
+
+
+def _fill_row_blocks(state: State, row: int, first: int, last: int) -> None:
+    content, blocks = int(state.content[row]), state.block_table[row, first:last].copy()
+    if content != NO_CONTENT:
+        extras = block_extras(state.requests_by_row[row].request, first, last, state.block_size)
+        extras = {number - first: extra for number, extra in extras.items()}
+        tokens = state.block_tokens[row, first:last]
+        state.content[row] = state.blocks.index.insert_chain(blocks, content, tokens, extras)
+    state.step_filled.append(blocks)
+
+
+def take_runs(state: State, rows: np.ndarray, tokens: np.ndarray, counts: np.ndarray) -> None:
+    """Append several tokens to each row, as many as its limit allows."""
+    places = counting(counts) + np.repeat(state.num_tokens[rows], counts)
+    owners = np.repeat(rows, counts)
+    kept = (places < state.max_total[owners]) & (state.ended[owners] < BROKEN)
+    state.token_ids[owners[kept], places[kept]] = tokens[kept]
+    whole = state.ended[rows] < BROKEN
+    rows, counts = rows[whole], counts[whole]
+    state.num_tokens[rows] = np.minimum(state.num_tokens[rows] + counts, state.max_total[rows])
+
+
+def take_drafts(state: State, rows: np.ndarray, sampled: np.ndarray, event: ev.Executed) -> None:
+    """Put drafts behind the known tokens."""
+    if state.verifies:
+        state.scheduled_drafts[rows] = 0
+        state.verifies = bool(state.scheduled_drafts.any())
+    if event.num_drafts is None:
+        state.has_drafts = state.has_drafts and bool(state.num_drafts.any())
+        return
+    state.has_drafts = True
+    num_drafts = np.frombuffer(event.num_drafts, np.int32)
+    drafts = np.frombuffer(event.drafts, np.int32)
+    places = counting(num_drafts) + np.repeat(state.num_tokens[sampled], num_drafts)
+    state.token_ids[np.repeat(sampled, num_drafts), places] = drafts
+    state.num_drafts[sampled] = num_drafts
+    state.drafter[sampled] = 0 if event.drafters is None else np.frombuffer(event.drafters, np.int32)
+
+
+def weigh_drafts(state: State, flight: Flight, event: ev.Executed) -> None:
+    """See what a step cost, and how many of its drafts were kept; before they are taken."""
+    rows, sampled, goodput = flight.rows, flight.sampled, state.goodput
+    asked = flight.asked if state.config.max_in_flight > 1 else None
+    if goodput.passes(len(rows), event.counts is not None or bool(event.drafts), asked):
+        return
+    drafts = 0
+    if event.counts is not None:
+        scheduled = state.scheduled_drafts[sampled]
+        drafts = int(scheduled.sum())
+        if drafts:
+            goodput.judge(sampled, state.drafter[sampled], scheduled, event.counts)
+    only_decodes = len(sampled) == len(rows) == flight.num_tokens - drafts and not flight.encoded
+    tokens, made = len(event.token_ids) // 4, len(event.drafts) // 4
+    ns = event.device_ns + event.host_ns
+    goodput.ran(rows, drafts, tokens, made, ns, only_decodes, asked)
+
+
+def swap_out(state: State, req_state: RequestState, host_blocks: np.ndarray) -> None:
+    """The open step copies the KV of the request's row to these blocks of the host pool."""
+    state.free_host_blocks = state.free_host_blocks[~np.isin(state.free_host_blocks, host_blocks)]
+    req_state.host_blocks, req_state.num_swapped = host_blocks, int(state.num_computed[req_state.row])
+    pairs = np.stack((state.block_table[req_state.row, : len(host_blocks)], host_blocks), axis=1)
+    state.step_copies["swap_out"].append(pairs)
+    state.step_swapped.append(req_state)
+
+
+def leave_row(state: State, req_state: RequestState) -> None:
+    """The request gives up its row, its blocks and its media; they become free when no step in flight
+    names the row any more."""
+    row = req_state.row
+    keys = [req_state.media_keys[index] for index in sorted(req_state.held_media)]
+    req_state.held_media.clear()
+    state.release_at[row] = NEVER
+    state.num_with_media -= bool(req_state.request.media)
+    state.running = state.running[state.running != row]
+    state.resetting = state.resetting and len(state.running) > 0
+    state.requests_by_row[row] = None
+    req_state.row = -1
+    if not (state.in_flight[row] or state.is_open and (state.step_rows == row).any()):
+        _free_row(state, row, keys)
+        return
+    state.ended[row] = LEFT
+    if state.config.compat:  # vLLM lets go at once
+        _let_go(state, row, keys)
+        keys = []
+    state.leaving[row] = keys
+
+
+def free_rows_left(state: State) -> None:
+    """A step is back: rows that requests left while it ran are free unless another one names them."""
+    for row in [row for row in state.leaving if not state.in_flight[row]]:
+        _free_row(state, row, state.leaving.pop(row))
+
+
+def _free_row(state: State, row: int, keys: list[bytes]) -> None:
+    _let_go(state, row, keys)
+    state.max_total[row], state.ended[row] = NEVER, RUNS_ON
+    state.free_rows.append(row)
+
+
+def _let_go(state: State, row: int, keys: list[bytes]) -> None:
+    """The row's blocks, and the encoder outputs `keys` that it held, go back to their pools."""
+    for key in keys:
+        state.encoder.release(key)
+    state.blocks.release(state.block_table[row, : state.num_blocks[row]])
+    state.block_table[row, : state.num_blocks[row]] = 0
+    state.num_blocks[row] = 0
+
+
+def leave_step(state: State, req_state: RequestState) -> None:
+    """A row that got tokens in the open step gives way: tokens and encoder budget go to the rows after
+    it. What was to be encoded for it still is."""
+    row = req_state.row
+    state.step_rows = state.step_rows[state.step_rows != row]
+    state.tokens_left += int(state.scheduled[row])
+    state.scheduled[row] = state.scheduled_drafts[row] = 0
+    state.encoder_left += sum(
+        request.media[index].num_embeds
+        for _, request, index in state.step_encoded
+        if request is req_state.request
+    )
+
+
+def make_room(state: State, event: ev.Preempted) -> None:
+    """Rows before the one that room is made for are decided; all are when it gave way itself."""
+    state.made_room_for = (event.for_row, event.for_tokens)
+    own = event.for_row == event.row
+    state.num_decided = len(state.running) if own else state.running.tolist().index(event.for_row)
+
+
+def pad_drafts(state: State, row: int, count: int) -> None:
+    """Placeholders where drafts would stand; no token equals them, so none is accepted."""
+    first = state.num_tokens[row]
+    state.token_ids[row, first : first + count] = -1
+    state.scheduled_drafts[row] = count
+    state.verifies = True

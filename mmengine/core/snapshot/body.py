@@ -1,0 +1,101 @@
+"""What a snapshot holds: the fields of its body. They are only ever added, with a default."""
+
+import msgspec
+
+from mmengine.core.state.goodput import NOBODY_ASKED, Saved
+from mmengine.events import vocabulary as ev
+
+# Plain values, restored as they are.
+PLAIN = (
+    *("num_with_media", "num_arrived", "num_preempted", "resetting", "step", "checkpointed_step"),
+    "decision_version",
+    *("is_open", "preempted_in_step", "tokens_left", "encoder_left", "scan_from", "num_decided"),
+)
+NAMES = ("cancelled", "grammar_failed", "thrashing")  # lists of request ids
+
+
+class Known(msgspec.Struct, array_like=True):
+    """A RequestState. `outputs`: known tokens behind the prompt as of the last time without a row."""
+
+    queued: ev.Queued
+    arrival: int
+    outputs: bytes
+    rank: tuple[int, ...]
+    row: int
+    preempted: int
+    num_cached: int
+    waits_for_grammar: bool
+    host_blocks: bytes
+    num_swapped: int
+    admitted_step: int
+    idle_preemptions: int
+    failures: int
+    isolation_rows: int
+    cancelled: str
+    detail: str
+    held_media: tuple[int, ...]
+
+
+class Step(msgspec.Struct, array_like=True):
+    """A step that is open or in flight. `encoded` names requests by their place in `requests`, or
+    behind those in `gone`."""
+
+    step: int
+    rows: bytes
+    sampled: bytes
+    num_computed: bytes | None
+    num_tokens: int
+    filled: tuple[bytes, ...]
+    encoded: tuple[tuple[bytes, int, int], ...]
+    gone: tuple[bytes, ...]
+    swapped: tuple[str, ...]
+    asked: int = NOBODY_ASKED
+
+
+class Pool(msgspec.Struct, array_like=True):
+    """`stack` and `queue`: the free list's two lines, live entries alone. Cached content by block:
+    `blocks`, and what stands there; a key's first block serves hits unless it is in `twins`."""
+
+    references: bytes
+    stack: bytes
+    queue: bytes
+    blocks: bytes
+    content: bytes
+    parent: bytes
+    tokens: bytes
+    key: bytes
+    extra: dict[int, bytes]
+    twins: tuple[tuple[int, ...], ...]
+    next_content: int
+
+
+class Body(msgspec.Struct):
+    """`sequence`: of the last record that is in it."""
+
+    sequence: int
+    digest: bytes
+    started: ev.Started
+    plain: dict[str, int | bool]
+    names: dict[str, tuple[str, ...]]
+    suspects: tuple[str, ...]
+    columns: dict[str, bytes]
+    tokens: tuple[tuple[int, bytes], ...]  # by row
+    tables: tuple[tuple[int, bytes], ...]
+    requests: tuple[Known, ...]
+    gone: tuple[ev.Queued, ...]  # ended, but steps that are not back encode for them
+    waiting: tuple[str, ...]
+    free_rows: tuple[int, ...]
+    running: bytes
+    last_rows: bytes
+    pool: Pool
+    encoder: tuple[tuple[bytes, int, int, bool], ...]
+    idle: tuple[bytes, ...]
+    dropped: tuple[bytes, ...]
+    free_host_blocks: bytes
+    history: bytes
+    open: Step
+    copies: dict[str, tuple[bytes, ...]]
+    made_room_for: tuple[int, int]
+    flights: tuple[Step, ...] = ()
+    leaving: tuple[tuple[int, tuple[bytes, ...]], ...] = ()
+    goodput: Saved | None = None

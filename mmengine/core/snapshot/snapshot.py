@@ -1,0 +1,105 @@
+"""The whole state as bytes, and back: a fold can begin at a snapshot in place of the first record.
+
+    magic "MMSN" u32 | version u16 | reserved u16 | body length u64 | crc32 u32, little endian
+    body: msgpack, integer columns as their raw bytes
+
+Nothing is unpickled. Columns are kept for all rows, token ids and block tables as far as they are
+held, what a block holds only where something is cached; what follows from the rest is built again. The
+digest of the state is stored with it and must come out again.
+"""
+
+import struct
+import zlib
+from pathlib import Path
+
+import msgspec
+
+from mmengine.config import EngineConfig
+from mmengine.core.snapshot.body import Body
+from mmengine.core.snapshot.fill import fill
+from mmengine.core.snapshot.take import body_of
+from mmengine.core.state.state import State
+from mmengine.errors import ConfigError, CorruptLog, LogError
+from mmengine.events import vocabulary as ev
+from mmengine.events.segment import snapshot_sequences
+from mmengine.events.snapshots import read_snapshot
+
+MAGIC = b"MMSN"
+VERSION = 1
+HEADER = struct.Struct("<4sHHQI")
+MAX_CELLS = 2**31  # rows x tokens, or KV slots, that settings may ask a fold to hold
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Body)
+
+
+def take(state: State, started: ev.Started, sequence: int) -> bytes:
+    """The state after record `sequence` of the log that `started` begins.
+
+    Raises ValueError for a log of decision version 1.
+    """
+    body = _encoder.encode(body_of(state, started, sequence))
+    return HEADER.pack(MAGIC, VERSION, 0, len(body), zlib.crc32(body)) + body
+
+
+def restore(data: bytes) -> tuple[State, Body]:
+    """The state in a snapshot. Raises CorruptLog for anything that `take` did not make."""
+    body = _read(data)
+    return filled(body), body
+
+
+def filled(body: Body) -> State:
+    """The state that a body tells of. Raises CorruptLog as `restore` does."""
+    try:
+        state = State(_config_of(body.started))
+        fill(state, body)
+        digest = state.digest()
+    except (ValueError, IndexError, KeyError, TypeError, OverflowError, ConfigError) as error:
+        raise CorruptLog(f"the snapshot contradicts itself: {type(error).__name__}: {error}") from None
+    if digest != body.digest:
+        raise CorruptLog("the snapshot gives another state than the one it was taken of")
+    return state
+
+
+def newest_before(folder: Path, sequence: int) -> tuple[State, Body] | None:
+    """The newest snapshot beside a log, of before record `sequence`, that can be read."""
+    return _first_usable(folder, [one for one in snapshot_sequences(folder) if one < sequence][::-1])
+
+
+def oldest_after(folder: Path, sequence: int) -> tuple[State, Body] | None:
+    """The oldest one, of record `sequence` or behind it."""
+    return _first_usable(folder, [one for one in snapshot_sequences(folder) if one >= sequence])
+
+
+def _first_usable(folder: Path, sequences: list[int]) -> tuple[State, Body] | None:
+    for sequence in sequences:
+        try:
+            state, body = restore(read_snapshot(folder, sequence))
+        except LogError:
+            continue  # another one, or the log from its beginning, says the same
+        if body.sequence == sequence:
+            return state, body
+    return None
+
+
+def _read(data: bytes) -> Body:
+    if len(data) < HEADER.size or data[:4] != MAGIC:
+        raise CorruptLog("this is no snapshot: it does not begin as one does")
+    _, version, _, length, crc = HEADER.unpack_from(data)
+    if version != VERSION:
+        raise CorruptLog(f"the snapshot has format {version}; this build reads {VERSION}")
+    body = memoryview(data)[HEADER.size :]
+    if length != len(body) or zlib.crc32(body) != crc:
+        raise CorruptLog("the snapshot is cut short or damaged: its checksum does not match")
+    try:
+        return _decoder.decode(body)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise CorruptLog(f"the snapshot cannot be read: {error}") from None
+
+
+def _config_of(started: ev.Started) -> EngineConfig:
+    config = EngineConfig.from_dict(started.config)
+    config.check_resolved()
+    if max(config.max_num_seqs * config.max_model_len, config.num_blocks * config.block_size) > MAX_CELLS:
+        raise ValueError("its settings claim more rows or blocks than a fold may hold")
+    return config

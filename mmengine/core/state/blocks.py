@@ -1,0 +1,103 @@
+"""The pool of KV blocks: reference counts, the free list, and what full blocks hold."""
+
+import hashlib
+import struct
+from typing import Any
+
+import numpy as np
+
+from mmengine.core.state.free_list import FreeList
+from mmengine.core.state.prefix_index import NO_CONTENT, PrefixIndex
+from mmengine.request import Request
+
+_PART = struct.Struct("<Iqq")  # length of the hash before it, place, first embedding; -1: a salt
+
+
+class BlockPool:
+    """`num_blocks` counts block 0, the dummy. `content_width`: tokens that say what a block holds.
+    Callers read; only `evolve` calls what changes."""
+
+    def __init__(self, num_blocks: int, block_size: int, content_width: int):
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.references = np.zeros(num_blocks, np.int32)
+        self.free_list = FreeList(num_blocks)
+        self.index = PrefixIndex(num_blocks, content_width)
+
+    @property
+    def num_free(self) -> int:
+        return self.free_list.num_free
+
+    def take_new(self, blocks: np.ndarray) -> None:
+        """Free blocks go to a request; what they held is forgotten."""
+        self.index.forget(blocks)
+        self.free_list.take(blocks)
+        self.references[blocks] = 1
+
+    def share(self, blocks: np.ndarray) -> None:
+        """A request joins the holders of cached blocks, or revives free ones."""
+        self.free_list.take(blocks[self.references[blocks] == 0])
+        self.references[blocks] += 1
+
+    def release(self, blocks: np.ndarray) -> None:
+        """A request lets its blocks go, given in table order. Those that nobody else holds become
+        free: with content the tail first, so that prefixes live longest."""
+        self.references[blocks] -= 1
+        freed = blocks[self.references[blocks] == 0]
+        cached = self.index.content[freed] != NO_CONTENT
+        self.free_list.give_front(freed[~cached])
+        self.free_list.give_back(freed[cached][::-1])
+
+    def reset_cache(self) -> None:
+        """Forget all cached content; blocks in use stay with their holders."""
+        self.index.clear()
+
+
+def further_blocks(
+    columns: Any, rows: np.ndarray, num_tokens: np.ndarray | int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Which of `rows` (their places, intp) need further blocks for `num_tokens` more, or for as many each,
+    and how many each of them does (int32); `columns`: a state or a view. Slots for the drafter's
+    lookahead count, up to the longest request."""
+    config = columns.config
+    slots, size = columns.num_computed[rows] + num_tokens, config.block_size
+    held = columns.num_blocks[rows] * size
+    lacking = slots + config.lookahead_tokens - held if config.lookahead_tokens else slots - held
+    places = (lacking > 0).nonzero()[0]
+    if len(places) and config.lookahead_tokens:
+        lacking = np.minimum(lacking, config.max_model_len - held)
+        places = (lacking > 0).nonzero()[0]
+    return places, (lacking[places] - 1) // size + 1
+
+
+def content_windows(token_ids: np.ndarray, first: int, last: int, size: int, width: int) -> np.ndarray:
+    """The `width` tokens that say what each of blocks [first, last) holds, int32 [last - first, width]."""
+    if width == size:
+        return token_ids[first * size : last * size].reshape(-1, size)
+    starts = np.arange(first, last)[:, None] * size
+    return token_ids[starts + np.arange(width)]
+
+
+def block_extras(request: Request, first: int, last: int, block_size: int) -> dict[int, bytes]:
+    """What tokens alone do not say of blocks [first, last), by block number: which embeddings lie where in
+    the block (hash of the item, the run's place against the block, its first embedding) and, in block 0,
+    a hash of the tenant's salt. Written out, each part with its length behind it, so that equal bytes are
+    equal facts."""
+    extras: dict[int, bytes] = {}
+    for item in request.media:
+        embedding = 0
+        for start, length in item.runs:
+            end = (start + length - 1) // block_size + 1
+            for number in range(max(first, start // block_size), min(last, end)):
+                part = item.mm_hash + _PART.pack(len(item.mm_hash), start - number * block_size, embedding)
+                extras[number] = extras.get(number, b"") + part
+            embedding += length
+    if request.cache_salt and first == 0 < last:
+        salt = hashlib.sha256(request.cache_salt.encode()).digest()
+        extras[0] = extras.get(0, b"") + salt + _PART.pack(len(salt), 0, -1)
+    return extras
+
+
+def threshold_of(view: Any) -> int:
+    """Most tokens of one request in a step, 0 for no limit; a request alone has none to be fair to."""
+    return view.config.long_prefill_token_threshold if len(view.requests) > 1 else 0

@@ -1,0 +1,29 @@
+"""A step between its last decision and its result."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from mmengine.core.state.goodput import NOBODY_ASKED
+from mmengine.core.state.request_state import RequestState
+from mmengine.request import Request
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """What must be known of a step when its result comes, or when it fails.
+
+    With several steps in flight a row may be in more than one of them, so what the columns say of it
+    then belongs to the youngest.
+    """
+
+    step: int
+    rows: np.ndarray  # intp, in scheduling order
+    sampled: np.ndarray  # intp, those of them that give tokens
+    num_computed: np.ndarray | None  # int32, of `rows` when it has run; None: what the columns say
+    num_tokens: int  # computed in it, over all rows
+    filled: list[np.ndarray] = field(default_factory=list)  # blocks whose content it completes
+    encoded: list[tuple[bytes, Request, int]] = field(default_factory=list)
+    gone: list[bytes] = field(default_factory=list)  # encoder keys that its executor is told to drop
+    swapped: list[RequestState] = field(default_factory=list)  # whose KV it copies to the host
+    asked: int = NOBODY_ASKED  # of a dispatched step: up to which number drafters may draft behind it

@@ -1,0 +1,66 @@
+"""One live request, as the engine knows it beside the columns of its row."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from mmengine.events.vocabulary import Queued
+from mmengine.request import Request
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class RequestState:
+    """What is known of one live request. `arrival` numbers requests from 0."""
+
+    request: Request
+    arrival: int
+    tokens: np.ndarray  # int32, all known tokens as of the last time without a row
+    media_keys: tuple[bytes, ...]
+    rank: tuple[int, ...] = ()
+    row: int = -1
+    preempted: int = 0  # the number of the last preemption that put it back, counted over all from 1
+    num_cached: int = -1  # prompt tokens that were cached when it first ran; -1 before
+    waits_for_grammar: bool = False
+    host_blocks: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))  # its swapped KV
+    num_swapped: int = 0  # tokens whose KV is in them
+    admitted_step: int = -1  # when it got its row
+    idle_preemptions: int = 0  # in a row, without a token in between
+    failures: int = 0  # steps that failed with it alone, and one more if others failed with it
+    isolation_rows: int = 0  # most rows of a step that it may be in, after one that failed; 0: no limit
+    cancelled: str = ""
+    detail: str = ""  # how the text ended, or what went wrong
+    held_media: set[int] = field(default_factory=set)  # indices of items it references
+
+    @property
+    def num_prompt(self) -> int:
+        return len(self.request.prompt_token_ids)
+
+
+def request_of(event: Queued) -> Request:
+    return Request(
+        request_id=event.request_id,
+        prompt_token_ids=np.frombuffer(event.prompt, np.int32),
+        sampling=event.sampling,
+        media=event.media,
+        sample_index=event.sample_index,
+        priority=event.priority,
+        cache_salt=event.cache_salt,
+        deadline_ns=event.deadline_ns,
+        grammar=event.grammar,
+        group=event.group,
+    )
+
+
+def queued_of(request: Request) -> Queued:
+    return Queued(
+        request.request_id,
+        request.prompt_token_ids.tobytes(),
+        request.sampling,
+        request.media,
+        request.sample_index,
+        request.priority,
+        request.cache_salt,
+        request.deadline_ns,
+        request.grammar,
+        request.group,
+    )

@@ -1,0 +1,273 @@
+"""The state of the engine: a fold over its events, as columns by row.
+
+Only `evolve` writes it. Decisions read it through `View`, whose arrays refuse writes. A row is a
+place in the running batch; a waiting request has none, and keeps its tokens itself.
+"""
+
+import hashlib
+from bisect import insort
+from collections import deque
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
+from mmengine.config import EngineConfig
+from mmengine.core.state.blocks import BlockPool
+from mmengine.core.state.flight import Flight
+from mmengine.core.state.goodput import Goodput
+from mmengine.core.state.history import History
+from mmengine.core.state.policy import Policy, policy_of
+from mmengine.core.state.request_state import RequestState
+from mmengine.encoder_cache.cache import EncoderCache, encoder_key
+from mmengine.request import Request
+
+NEVER = np.int32(2**31 - 1)
+# Values of the column `ended`. LOST: the step that the row was in failed as a whole. LEFT: the request
+# is gone, a step in flight still names the row. CRASHED: the process that held the row is gone.
+RUNS_ON, STOPPED, BROKEN, LOST, LEFT, CRASHED = 0, 1, 2, 3, 4, 5
+_NO_ROWS = np.zeros(0, np.intp)
+
+_ROW_COLUMNS = {
+    "num_tokens": np.int32,  # known
+    "num_computed": np.int32,  # whose KV is there, or will be when the open step has run
+    "max_total": np.int32,  # known tokens at which the request ends by length; of a free row: NEVER
+    "num_blocks": np.int32,  # held
+    "next_media": np.int32,  # start of the first embedding run not computed yet, or NEVER
+    "release_at": np.int32,  # computed tokens at which an encoder reference may go, or NEVER
+    "num_filled": np.int32,  # full blocks whose content is recorded
+    "scheduled": np.int32,  # tokens in the open step
+    "scheduled_drafts": np.int32,  # how many of them, at their end, are drafts
+    "num_drafts": np.int32,  # drafts behind the known tokens, for the next step
+    "drafter": np.int32,  # who made them
+    "plain_from": np.int32,  # blocks from this token on overlap no media and no salt
+    "content": np.int64,  # content id of the last full block, the parent of the next
+    "ended": np.int8,
+}
+# All zero where no step is decided before the one before it ran.
+_FLIGHT_COLUMNS = {
+    "in_flight": np.int32,  # dispatched steps that name the row
+    "num_pending": np.int32,  # tokens that they will give it
+    # Tokens, known and pending, at which it waits for those steps: of a row with a form minus that, and 0
+    # where it waits at each.
+    "runs_ahead_to": np.int32,
+}
+
+
+COLUMNS = (*_ROW_COLUMNS, *_FLIGHT_COLUMNS)
+
+
+class State:
+    """Columns are named in `_ROW_COLUMNS` and `_FLIGHT_COLUMNS`; the wide ones are `token_ids` and
+    `block_table`."""
+
+    def __init__(self, config: EngineConfig):
+        self.config = config
+        self.policy: Policy = policy_of(config)
+        rows, self.block_size = config.max_num_seqs, config.block_size
+        for name, dtype in (*_ROW_COLUMNS.items(), *_FLIGHT_COLUMNS.items()):
+            setattr(self, name, np.zeros(rows, dtype))
+        self.max_total[:] = NEVER
+        # With a drafter that keeps KV, what a slot holds depends on the token behind it too.
+        self.content_width = config.block_size + bool(config.lookahead_tokens)
+        longest = config.max_model_len + config.num_draft_tokens
+        self.token_ids = _wide_column(rows, max(longest, self.content_width))
+        # [row, number of a block]: the tokens that say what it holds; a view of `token_ids`.
+        windows = sliding_window_view(self.token_ids, self.content_width, axis=1)
+        self.block_tokens = windows[:, :: config.block_size]
+        # Behind a row's blocks it holds 0, the dummy.
+        self.block_table = _wide_column(rows, -(-config.max_model_len // config.block_size))
+        self.requests_by_row = np.full(rows, None, object)  # RequestState or None
+        self.num_with_media = 0  # rows whose request has any
+        self.free_rows = list(range(rows - 1, -1, -1))
+        # Rows are kept as numpy indexes with them: other integers are cast at each use.
+        self.running = _NO_ROWS  # in admission order
+        self.requests: dict[str, RequestState] = {}
+        self.waiting: list[RequestState] = []  # by rank
+        self.num_arrived = 0
+        self.num_preempted = 0
+        self.blocks = BlockPool(config.num_blocks, config.block_size, self.content_width)
+        self.encoder = EncoderCache(config.encoder_cache_size)
+        self.free_host_blocks = np.arange(config.swap_blocks, dtype=np.int32)[::-1]  # the last goes next
+        # Whether any row has drafts behind its known tokens, and any step verifies some; if in doubt, True.
+        self.has_drafts = self.verifies = False
+        self.goodput: Goodput | None = None  # where it says how many drafts are verified
+        if config.draft_policy == "goodput" and config.num_draft_tokens:
+            self.goodput = Goodput(rows, config.num_draft_tokens, overlaps=config.max_in_flight > 1)
+        self.cancelled: list[str] = []
+        self.grammar_failed: list[str] = []
+        self.suspects: dict[str, None] = {}  # requests on trial after a step that failed
+        self.thrashing: list[str] = []  # reached thrash_limit, not reported yet
+        self.resetting = False  # what runs is about to be preempted and to start again
+        self.step = 0  # the open step, or the next one
+        self.flights: deque[Flight] = deque()  # dispatched, the oldest first
+        # Rows that requests left while a step in flight names them, and the encoder keys they held.
+        self.leaving: dict[int, list[bytes]] = {}
+        self.last_rows = _NO_ROWS  # what "the rows of the step before" stands for
+        self.due_places: np.ndarray | None = None  # what `due` found since the last event
+        self.history = History()
+        self.decision_version = 1  # of the log
+        self.checkpointed_step = 0  # the step of the last CHECKPOINT
+        self.reset_step()
+
+    def reset_step(self) -> None:
+        """Budgets and lists of the open step, as they are before it opens."""
+        self.is_open = False
+        self.preempted_in_step = False
+        self.tokens_left = self.config.token_budget
+        self.encoder_left = self.config.encoder_budget
+        self.scan_from = 0  # waiting requests before it were passed over in this step
+        self.step_rows = _NO_ROWS  # of the open step, in order
+        self.step_filled: list[np.ndarray] = []  # blocks whose content the open step completes
+        self.num_decided = 0  # running rows up to here got what they get in this step
+        self.made_room_for = (-1, 0)  # the row for which others gave way, and its tokens
+        self.step_encoded: list[tuple[bytes, Request, int]] = []  # key, and whose item it is
+        self.step_evicted: list[bytes] = []
+        self.step_swapped: list[RequestState] = []  # whose KV the open step copies to the host
+        self.step_copies: dict[str, list[np.ndarray]] = {"swap_out": [], "copy": [], "swap_in": []}
+
+    def enqueue(self, request: RequestState) -> None:
+        """Put a request without a row where its rank belongs."""
+        request.rank = self.policy.rank(request)
+        insort(self.waiting, request, key=lambda waiting: waiting.rank)
+
+    def clear_suspicion(self, req_state: RequestState) -> None:
+        req_state.isolation_rows = 0
+        self.suspects.pop(req_state.request.request_id, None)
+
+    def new_request(self, request: Request) -> RequestState:
+        keys = tuple(encoder_key(item.mm_hash, request.cache_salt) for item in request.media)
+        state = RequestState(request, self.num_arrived, request.prompt_token_ids, keys)
+        self.num_arrived += 1
+        return state
+
+    def sampled_rows(self) -> np.ndarray:
+        """Rows of the step whose result comes next that give tokens, intp."""
+        return self.flights[0].sampled if self.flights else self._due_rows()
+
+    def due(self) -> np.ndarray:
+        """Places in `step_rows` of those that reach the end of their tokens, known and pending, intp."""
+        if self.due_places is None:
+            ends = self.num_tokens[self.step_rows]
+            if self.flights:
+                ends = ends + self.num_pending[self.step_rows]
+            self.due_places = (self.num_computed[self.step_rows] >= ends).nonzero()[0]
+        return self.due_places
+
+    def _due_rows(self) -> np.ndarray:
+        rows, due = self.step_rows, self.due()
+        return rows if len(due) == len(rows) else rows[due]
+
+    def open_step(self) -> Flight:
+        """The open step, as it would be dispatched now."""
+        overlaps = self.config.max_in_flight > 1
+        return Flight(
+            self.step,
+            self.step_rows,
+            self._due_rows(),
+            self.num_computed[self.step_rows] if overlaps else None,
+            self.config.token_budget - self.tokens_left,
+            self.step_filled,
+            self.step_encoded,
+            [*self.encoder.dropped, *self.step_evicted],
+            self.step_swapped,
+        )
+
+    def digest(self) -> bytes:
+        """16 bytes over what decisions read, and over every token so far."""
+        digest = hashlib.blake2b(digest_size=16)
+        rows = self.running
+        for name in _ROW_COLUMNS:
+            digest.update(getattr(self, name)[rows].tobytes())
+        digest.update(rows.astype(np.int32).tobytes())
+        for row in rows.tolist():
+            digest.update(self.requests_by_row[row].request.request_id.encode() + b"\0")
+            digest.update(self.token_ids[row, : self.num_tokens[row] + self.num_drafts[row]].tobytes())
+            digest.update(self.block_table[row, : self.num_blocks[row]].tobytes())
+        for request in self.waiting:
+            digest.update(request.request.request_id.encode() + b"\1" + request.tokens.tobytes())
+        for name, req_state in self.requests.items():
+            held = sorted(req_state.held_media)
+            flags = (req_state.waits_for_grammar, bool(req_state.cancelled))
+            swapped = (req_state.num_swapped, *req_state.host_blocks.tolist())
+            facts = (
+                req_state.arrival,
+                req_state.row,
+                req_state.num_cached,
+                req_state.failures,
+                *flags,
+                *held,
+                *swapped,
+            )
+            digest.update(name.encode() + b"\2" + np.array(facts, np.int64).tobytes())
+            if req_state.isolation_rows:
+                digest.update(req_state.isolation_rows.to_bytes(4, "little") + b"\5")
+        pool = self.blocks
+        digest.update(
+            pool.references.tobytes() + pool.free_list.order().tobytes() + pool.index.content.tobytes()
+        )
+        for key, entry in self.encoder.entries.items():
+            digest.update(key + entry.size.to_bytes(8, "little") + entry.references.to_bytes(8, "little"))
+        digest.update(b"".join(self.encoder.idle))
+        counters = (self.step, self.num_arrived, len(self.free_rows), *self.free_rows)
+        digest.update(np.array(counters, np.int64).tobytes() + self.free_host_blocks.tobytes())
+        digest.update(self.last_rows.astype(np.int32).tobytes() + self.history.digest())
+        if self.config.max_in_flight > 1:
+            self._digest_flights(digest)
+            if self.goodput is not None:
+                digest.update(np.array([flight.asked for flight in self.flights], np.int64).tobytes())
+        if self.goodput is not None:
+            digest.update(self.goodput.digest() + b"\6")
+        return digest.digest()
+
+    def _digest_flights(self, digest: Any) -> None:
+        for name in _FLIGHT_COLUMNS:
+            digest.update(getattr(self, name).tobytes())
+        for flight in self.flights:
+            digest.update(flight.rows.astype(np.int32).tobytes() + b"\3")
+            digest.update(flight.sampled.astype(np.int32).tobytes() + b"\4")
+        for row, keys in self.leaving.items():
+            digest.update(row.to_bytes(4, "little") + b"".join(keys))
+            digest.update(self.block_table[row, : self.num_blocks[row]].tobytes())
+
+
+def _wide_column(rows: int, width: int) -> np.ndarray:
+    """Zeros, int32 [rows, width]. Rows lie an odd number of cache lines apart: at powers of two, equal
+    places of all rows would share a few sets of the cache."""
+    lines = -(-width // 16) | 1
+    return np.zeros((rows, lines * 16), np.int32)[:, :width]
+
+
+# Objects of a state that are changed in place, never replaced; a view may hold them.
+_PARTS = (
+    *("config", "policy", "block_size", "requests_by_row", "free_rows", "requests", "waiting"),
+    *("blocks", "encoder", "cancelled", "grammar_failed", "flights", "leaving"),
+    *("suspects", "goodput"),
+)
+# What is replaced, and read in every step.
+_REPLACED = (
+    *("is_open", "preempted_in_step", "tokens_left", "encoder_left", "scan_from", "num_with_media"),
+    *("running", "step_rows", "last_rows", "step", "resetting", "thrashing", "step_copies"),
+    *("has_drafts", "verifies", "decision_version"),
+)
+
+
+class View:
+    """The state as decisions see it: the same names, arrays that raise when written."""
+
+    def __init__(self, state: State):
+        self._state = state
+        for name in (*COLUMNS, "token_ids", "block_table"):
+            array = getattr(state, name).view()
+            array.flags.writeable = False
+            setattr(self, name, array)
+        for name in _PARTS:
+            setattr(self, name, getattr(state, name))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._state, name)
+
+
+for _name in _REPLACED:  # the same without a call of Python
+    setattr(View, _name, property(attrgetter(f"_state.{_name}")))

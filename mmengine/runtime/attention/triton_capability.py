@@ -1,0 +1,65 @@
+"""Whether our Triton kernels for attention can be used here, and why not. Triton is imported only when they
+are."""
+
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
+
+import torch
+
+from mmengine.errors import ConfigError, in_one_line
+from mmengine.models.plugin import ModelSpec
+from mmengine.runtime.device.gpus import too_old
+from mmengine.runtime.kv.pool import KVPool
+
+CAPABILITY = (8, 0)  # of the GPU, from which bfloat16 has tensor cores
+MAX_HEAD_DIM = 256
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+INSTALL = "it comes with torch for CUDA; else pip install 'triton>=3.6,<4'"
+
+
+def package_problem() -> str | None:
+    """What is wrong with the package as it is installed, or not, with what to do about it."""
+    return None if find_spec("triton") is not None else f"triton is not installed; {INSTALL}"
+
+
+def missing(device: torch.device) -> str | None:
+    """What is missing for kernels on this GPU, with what to do about it; None where nothing is."""
+    problem = package_problem()
+    if problem is not None or device.type != "cuda":
+        return problem
+    return too_old(device, CAPABILITY)
+
+
+def unfit(spec: ModelSpec, kv: KVPool) -> str | None:
+    """Why they cannot attend over this pool, or None where they can. On a CPU they run in Triton's
+    interpreter, for tests: so slowly that it must be asked for, and wrongly in bfloat16."""
+    device = kv.blocks.device
+    if kv.dtype not in DTYPES:
+        return f"it computes in float32, bfloat16 and float16, not {str(kv.dtype).removeprefix('torch.')}"
+    if spec.head_dim % 2 or spec.head_dim > MAX_HEAD_DIM:
+        return f"it knows heads of 2, 4, 6 … {MAX_HEAD_DIM} values, not of {spec.head_dim}"
+    problem = missing(device)
+    if problem is not None:
+        return problem
+    if device.type != "cuda" and not _is_interpreted():
+        return f"it computes on a GPU, and the KV pool lies on {device}"
+    if device.type != "cuda" and kv.dtype == torch.bfloat16:
+        return "Triton's interpreter multiplies bfloat16 wrongly"
+    return None
+
+
+def load() -> ModuleType:
+    """The kernels. Raises ConfigError where Triton cannot be imported."""
+    try:
+        return import_module("mmengine.gpu.attention_kernels")
+    except Exception as error:  # what it says without a driver, or beside another version's parts
+        raise ConfigError(
+            f"attention 'triton' cannot be used: importing it fails ({in_one_line(error)}); choose 'torch' "
+            "or 'auto'"
+        ) from error
+
+
+def _is_interpreted() -> bool:
+    triton = import_module("triton")
+    return not isinstance(load()._attend_kernel, triton.runtime.JITFunction)

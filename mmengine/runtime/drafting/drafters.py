@@ -1,0 +1,120 @@
+"""Who drafts, by what `spec` says, and the settings that this needs."""
+
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import msgspec
+import structlog
+import torch
+
+from mmengine.config import EngineConfig
+from mmengine.errors import ConfigError
+from mmengine.models.loader import resolve_folder
+from mmengine.models.plugin import ModelSpec
+from mmengine.native import library as native
+from mmengine.runtime.drafting.eagle3.native_head import fits
+from mmengine.spec_decode.base import Drafter
+from mmengine.spec_decode.eagle3.config import MAX_DRAFTS, Target
+from mmengine.spec_decode.eagle3.loading import HeadFolder, open_head
+from mmengine.spec_decode.grammar import GrammarDrafter
+from mmengine.spec_decode.registry import free_drafter
+from mmengine.structured_output.rows import RowMatchers
+
+# Of one row, where the settings do not say: without a head, and of a grammar and a head together.
+DRAFT_TOKENS, HYBRID_TOKENS = 8, 15
+HEADS = "mmengine.draft_heads"  # entry points: the folder of the embedded checkpoint's own head
+HEAD, GRAMMAR, AUTO = "eagle3", "grammar", "auto"
+
+log = structlog.get_logger("mmengine.operators")
+
+
+def head_folder(
+    config: EngineConfig, spec: ModelSpec, model: Path, device: torch.device, dtype: torch.dtype
+) -> HeadFolder | None:
+    """The head that `spec` asks for beside the checkpoint in `model`, read and checked; None for no head.
+    Raises ConfigError, ModelError."""
+    name, given, path = config.spec.partition("=")
+    if name not in (HEAD, AUTO):
+        return None
+    target = Target(spec.hidden_size, spec.vocab_size, spec.num_layers)
+    if name == AUTO:
+        return _taken_head(config, target, model, device, dtype)
+    folder = Path(path) if given else _own_head(model)
+    if folder is None:
+        raise ConfigError(f"{model} has no draft head of its own; name a folder: spec {HEAD}=PATH")
+    return open_head(folder, target, num_drafts=config.num_draft_tokens or None)
+
+
+def _own_head(model: Path) -> Path | None:
+    points = list(entry_points(group=HEADS))
+    if not points or model.resolve() != resolve_folder(None).resolve():
+        return None
+    return points[0].load()()
+
+
+def _taken_head(
+    config: EngineConfig, target: Target, model: Path, device: torch.device, dtype: torch.dtype
+) -> HeadFolder | None:
+    """The checkpoint's own head, where it drafts by our kernels. Nobody asked for it, so that nothing that is
+    wrong with it is an error."""
+    if config.compat or config.tensor_parallel > 1:
+        return None
+    try:
+        folder = _own_head(model)
+        if folder is None or native.load() is None:
+            return None
+        head = open_head(folder, target, num_drafts=min(config.num_draft_tokens or MAX_DRAFTS, MAX_DRAFTS))
+        return head if fits(head.config, device, dtype) else None
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"[:300]
+        log.warning("the checkpoint's draft head is left out; spec auto goes on without", reason=reason)
+        return None
+
+
+def with_drafts(config: EngineConfig, head: HeadFolder | None) -> EngineConfig:
+    """`config` with the drafts a row, and the slots behind its tokens that a head writes, filled in. Raises
+    ConfigError for settings that contradict `spec`."""
+    if config.lookahead_tokens and head is None:
+        raise ConfigError(f"lookahead_tokens needs a drafter that keeps KV, such as spec {HEAD}")
+    if config.spec == "none":
+        if config.num_draft_tokens:
+            raise ConfigError(
+                f"num_draft_tokens {config.num_draft_tokens} needs a drafter, and spec is none; set "
+                "spec auto, or no num_draft_tokens"
+            )
+        return config
+    if config.compat:
+        if config.spec != AUTO:
+            raise ConfigError(f"spec {config.spec} cannot go with compat; set spec none")
+        return config
+    if head is None or config.spec == AUTO:
+        suggested = DRAFT_TOKENS if head is None else HYBRID_TOKENS
+        most = config.num_draft_tokens or min(suggested, config.token_budget - 1)
+    else:
+        most = min(head.config.num_drafts, config.token_budget - 1)
+    forms = head is None and config.spec in (AUTO, GRAMMAR)
+    return msgspec.structs.replace(
+        config,
+        num_draft_tokens=most,
+        lookahead_tokens=most if head else 0,
+        drafts_for="forms" if forms else config.drafts_for,
+    )
+
+
+def head_for(config: EngineConfig, head: HeadFolder | None) -> HeadFolder | None:
+    """`head`, where the settings in force have slots for it; those of a log that is continued may have none.
+    Raises ConfigError where it was asked for."""
+    if head is None or 0 < config.num_draft_tokens <= config.lookahead_tokens:
+        return head
+    if config.spec != AUTO:
+        raise ConfigError(f"the log was begun without a draft head; go on with spec auto, not {HEAD}")
+    return None
+
+
+def make_drafters(config: EngineConfig, matchers: RowMatchers) -> list[Drafter]:
+    """Those that need no device, the preferred ones first. Raises ConfigError for one that nobody knows."""
+    if not config.num_draft_tokens or config.spec == "none" or config.spec.partition("=")[0] == HEAD:
+        return []
+    if config.spec in (AUTO, GRAMMAR):
+        return [GrammarDrafter(matchers.forced)]
+    return [free_drafter(config.spec)(config.max_num_seqs)]

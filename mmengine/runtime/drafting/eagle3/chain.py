@@ -1,0 +1,50 @@
+"""A chain of greedy drafts: each is fed to the head's next pass."""
+
+import numpy as np
+from torch import Tensor
+
+from mmengine.runtime.attention.base import AttentionBackend
+from mmengine.runtime.device.upload import fetch, upload
+from mmengine.runtime.drafting.eagle3.chain_rows import ChainRows
+from mmengine.runtime.drafting.eagle3.graphs import ChainGraphs
+from mmengine.runtime.drafting.eagle3.head import DraftHead
+
+NO_DRAFT = -1
+
+
+def draft(
+    head: DraftHead,
+    z: Tensor,
+    carry: Tensor,
+    rows: ChainRows,
+    attention: AttentionBackend,
+    first_layer: int,
+    block_size: int,
+    graphs: ChainGraphs | None = None,
+) -> np.ndarray:
+    """Drafts of n rows, int64 [n, max(most)], ids of the target, NO_DRAFT behind a row's last.
+
+    z and carry [n, h]: what `DraftHead.forward` gave for the last token of each row. `first_layer`: the
+    head's first one in the pool of `attention`, whose step is another one afterwards. `graphs`: of the same
+    head and pool.
+    """
+
+    def chain(z: Tensor, carry: Tensor, rows: ChainRows) -> np.ndarray:
+        drafts = graphs.chain(z, carry, rows) if graphs is not None else None
+        if drafts is None:
+            drafts = head.chain(z, carry, rows, attention, first_layer, block_size)
+        return fetch(drafts)
+
+    rows.check(block_size)
+    longest = int(rows.most.max(initial=0))
+    if longest and longest == rows.most.min():  # all alike, as they mostly are
+        return chain(z, carry, rows).T
+    drafts = np.full((len(rows.most), longest), NO_DRAFT, np.int64)
+    going, order = rows.longest_first()
+    if not len(order):
+        return drafts
+    places = upload(order, z.device)
+    found = chain(z[places], carry[places], going)
+    behind = np.arange(longest)[:, None] >= going.most
+    drafts[order] = np.where(behind, NO_DRAFT, found).T
+    return drafts

@@ -1,0 +1,173 @@
+"""Tokens that a head reads later: while nobody drafts, they can wait.
+
+A step is kept as it is, which costs a decode step next to nothing. Only when somebody is to be drafted for
+is looked up whose tokens these are, and which of them stand: drafts that were not kept are left out. Those of
+a request that is gone are nobody's, but may be lent to one that begins with the same blocks.
+"""
+
+import msgspec
+import numpy as np
+import torch
+
+from mmengine.ragged import counting
+from mmengine.runtime.device.upload import upload
+from mmengine.runtime.drafting.eagle3.seen import Seen, Unread
+from mmengine.spec_decode.texts import Texts
+
+MOST_TOKENS = 2048  # that wait; of the embedded checkpoint 6 MiB
+LEFT, NOBODY = -1, -1  # in place of a step's number, for what is left of those looked through
+AT_ONCE = 1024  # tokens of them that are read in one step, so that none takes long
+
+
+class Tokens(msgspec.Struct, frozen=True, eq=False):
+    """t tokens in the order in which they were computed."""
+
+    rows: np.ndarray  # intp [t], NOBODY's for those of requests that are gone
+    index: np.ndarray  # int32 [t], place of each in its request
+    slots: np.ndarray  # int64 [t]
+    positions: torch.Tensor  # int64 [3, t]
+    aux_hidden_states: torch.Tensor  # [t, aux_layers * target_hidden_size]
+
+    def pick(self, places: np.ndarray) -> "Tokens":
+        on_device = upload(places, self.aux_hidden_states.device)
+        return Tokens(
+            self.rows[places],
+            self.index[places],
+            self.slots[places],
+            self.positions.index_select(1, on_device),
+            self.aux_hidden_states.index_select(0, on_device),
+        )
+
+
+class Deferred:
+    """`num_tokens`: how many are held. Rows are those of the engine."""
+
+    def __init__(self, num_rows: int) -> None:
+        self.num_tokens = 0
+        self._left: Tokens | None = None  # of steps that were looked through already
+        self._steps: list[tuple[Seen, np.ndarray | None]] = []
+        self._num_noted = 0  # steps of which `_has_any` knows
+        self._has_any = np.zeros(num_rows, bool)
+        self._since = np.full(num_rows, LEFT)  # number of the first step that counts of each row
+
+    def add(self, seen: Seen, late: np.ndarray | None = None) -> None:
+        """A step whose next tokens are known, or will be: all of it, or its rows `late` (bool [n])."""
+        self._steps.append((seen, late))
+        self.num_tokens += len(seen.plan.input_ids)
+
+    def is_late(self, rows: np.ndarray) -> np.ndarray:
+        """bool [n]: of which `rows` [n] tokens wait."""
+        for seen, late in self._steps[self._num_noted :]:
+            self._has_any[seen.plan.rows if late is None else seen.plan.rows[late]] = True
+        self._num_noted = len(self._steps)
+        return self._has_any[rows]
+
+    def forget(self, rows: np.ndarray) -> None:
+        """What waits of `rows` [n] is void."""
+        if self.is_late(rows).any():
+            self._since[rows] = len(self._steps)
+            self._has_any[rows] = False
+
+    def owners(self, blocks: np.ndarray, block_size: int) -> np.ndarray:
+        """Rows of which something waits in `blocks`, NOBODY among them for those that are gone."""
+        tokens = self._merged()
+        return np.unique(tokens.rows[np.isin(tokens.slots // block_size, blocks)])
+
+    def lend(self, row: int, table: np.ndarray, blocks: np.ndarray, block_size: int) -> bool:
+        """What waits of others in `blocks`, with which the request of `row` begins, waits of it too; its own
+        blocks are `table` (int32 [b]). False where not all of it waits, up to the row's own tokens."""
+        tokens = self._merged()
+        at = tokens.index // block_size
+        there = (at < len(table)) & (tokens.rows != row) & np.isin(tokens.slots // block_size, blocks)
+        lent = np.flatnonzero(there & (table[np.minimum(at, len(table) - 1)] == tokens.slots // block_size))
+        own, found = tokens.index[tokens.rows == row], np.unique(tokens.index[lent])
+        size = len(blocks) * block_size
+        if not len(own) or not np.array_equal(found, np.arange(own.min() - size, own.min())):
+            return False
+        copies = tokens.pick(lent)
+        copies.rows[:] = row
+        self._keep(_joined([copies, tokens]))
+        return True
+
+    def clear(self) -> np.ndarray:
+        """Nothing waits any more. Rows of which something did, intp."""
+        rows = np.flatnonzero(self.is_late(np.arange(len(self._has_any))))
+        self._steps, self._left, self.num_tokens, self._num_noted = [], None, 0, 0
+        self._has_any[:], self._since[:] = False, LEFT
+        return rows
+
+    def take(self, rows: np.ndarray, table: np.ndarray, texts: Texts) -> Unread | None:
+        """What waits of `rows` (intp [n]; `table` int32 [n, b]): up to AT_ONCE, from the first row on. That
+        waits no more. None where it is nothing."""
+        tokens = self._merged()
+        stands = (tokens.index < texts.lengths[tokens.rows] - 1) | (tokens.rows == NOBODY)
+        place = np.full(len(self._has_any) + 1, NOBODY)  # the last is nobody's
+        place[rows] = np.arange(len(rows))
+        owner = np.where(stands, place[tokens.rows], NOBODY)
+        others = np.flatnonzero(stands & (owner == NOBODY))
+        order = np.lexsort((tokens.index, owner))[np.count_nonzero(owner == NOBODY) :]
+        key = np.stack((owner[order], tokens.index[order]))
+        # A place that was computed twice held a draft the first time.
+        order = order[np.append((key[:, 1:] != key[:, :-1]).any(axis=0), True)] if len(order) else order
+        counts = np.bincount(owner[order], minlength=len(rows))
+        given = np.clip(AT_ONCE - (np.cumsum(counts) - counts), 0, counts)
+        is_given = counting(counts) < np.repeat(given, counts)
+        self._keep(tokens.pick(np.sort(np.concatenate((others, order[~is_given])))))
+        selected = np.flatnonzero(given)
+        if not len(selected):
+            return None
+        now, counts, given = tokens.pick(order[is_given]), counts[selected], given[selected]
+        starts = now.index[np.cumsum(given) - given]
+        parts = (now.slots, now.positions, now.aux_hidden_states)
+        return Unread(rows[selected], given, starts, table[selected], *parts, is_all=given == counts)
+
+    def _keep(self, tokens: Tokens) -> None:
+        """Nothing else waits."""
+        self.clear()
+        if len(tokens.rows):
+            self._left, self.num_tokens = tokens, len(tokens.rows)
+            self._has_any[tokens.rows[tokens.rows != NOBODY]] = True
+
+    def _merged(self) -> Tokens:
+        """All that waits, in one; something does."""
+        parts = []
+        if self._left is not None:
+            self._left.rows[self._since[self._left.rows] > LEFT] = NOBODY
+            parts.append(self._left)
+        if self._steps:
+            parts.append(self._waiting())
+        if self._steps:
+            self._keep(_joined(parts))
+        assert self._left is not None  # who asks knows that something waits
+        return self._left
+
+    def _waiting(self) -> Tokens:
+        """What waits of the steps."""
+        plans = [seen.plan for seen, _ in self._steps]
+        rows = np.concatenate([plan.rows for plan in plans]).astype(np.intp)
+        counts = np.concatenate([plan.num_scheduled for plan in plans])
+        waits = np.concatenate(
+            [np.ones(len(seen.plan.rows), bool) if late is None else late for seen, late in self._steps]
+        )
+        step = np.repeat(np.arange(len(plans)), [len(plan.rows) for plan in plans])
+        rows[step < self._since[rows]] = NOBODY
+        tokens = Tokens(
+            np.repeat(rows, counts),
+            np.concatenate([plan.token_index for plan in plans]),
+            np.concatenate([plan.slot_mapping for plan in plans]),
+            torch.cat([seen.positions for seen, _ in self._steps], 1),
+            torch.cat([seen.aux_hidden_states for seen, _ in self._steps]),
+        )
+        return tokens if waits.all() else tokens.pick(np.flatnonzero(np.repeat(waits, counts)))
+
+
+def _joined(parts: list[Tokens]) -> Tokens:
+    if len(parts) == 1:
+        return parts[0]
+    return Tokens(
+        np.concatenate([part.rows for part in parts]),
+        np.concatenate([part.index for part in parts]),
+        np.concatenate([part.slots for part in parts]),
+        torch.cat([part.positions for part in parts], 1),
+        torch.cat([part.aux_hidden_states for part in parts]),
+    )

@@ -1,0 +1,273 @@
+"""An EAGLE-3 head that drafts for the running rows, one token behind another.
+
+Its keys and values lie in layers of their own behind the same block table: the slot of x[p] holds what the
+head made of the target's states at p and of x[p + 1]. After each step all rows catch up: what the target
+computed in it, as far as it stands, takes the place of what the head had guessed there. Rows that may draft
+go on from there by the head's own output, into slots that the next step takes back or catches up.
+
+Behind steps for which it may draft for nobody it reads nothing. What it would have read waits (deferred.py);
+where that becomes too much, or takes too long, it sleeps: the target runs as if there were no head. It wakes
+when it may draft again, for rows of which it has all keys (keys.py): mostly those that come from then on.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from mmengine.config import EngineConfig
+from mmengine.core.executor import StepPlan
+from mmengine.models.plugin import AuxHiddenStates
+from mmengine.ragged import counting
+from mmengine.request import Request
+from mmengine.runtime.attention.base import AttentionMeta
+from mmengine.runtime.attention.registry import make_backend
+from mmengine.runtime.device.upload import upload
+from mmengine.runtime.drafting.eagle3.chain import NO_DRAFT, draft
+from mmengine.runtime.drafting.eagle3.chain_rows import CHOSEN, ChainRows
+from mmengine.runtime.drafting.eagle3.deferred import MOST_TOKENS, Deferred
+from mmengine.runtime.drafting.eagle3.graphs import ChainGraphs
+from mmengine.runtime.drafting.eagle3.head import DraftHead, kv_spec
+from mmengine.runtime.drafting.eagle3.keys import Keys
+from mmengine.runtime.drafting.eagle3.seen import Seen, Unread, accepted_tokens
+from mmengine.runtime.graphs.recorder import Recorder
+from mmengine.runtime.inputs import fresh_blocks
+from mmengine.runtime.kv.pool import pool_of
+from mmengine.runtime.rows import RowColumns
+from mmengine.spec_decode.base import Proposed
+from mmengine.spec_decode.eagle3.config import MAX_DRAFTS
+from mmengine.spec_decode.texts import Texts
+
+MOST_STEPS = 256  # in which it drafts for nobody and keeps what it will read; then it sleeps
+NOWHERE = -1
+
+
+class Given(NamedTuple):
+    """Drafts of rows [s]: int32 [s, m], and how many of these each has, intp [s]."""
+
+    token_ids: np.ndarray
+    counts: np.ndarray
+
+    def first(self, rows: np.ndarray, count: int) -> np.ndarray:
+        """The first `count` of `rows` (indices), int64 [n, count], CHOSEN where there are less."""
+        there = np.arange(count) < self.counts[rows, None]
+        return np.where(there, self.token_ids[rows, :count], CHOSEN).astype(np.int64)
+
+
+class Eagle3Drafter:
+    """`rows` are the runner's columns, `number` that of this drafter. Raises ConfigError where the pool of
+    its KV cannot be had. `is_asked`: whether it may draft behind the step that is prepared. `graphs`: of its
+    passes, once they are captured."""
+
+    name = "eagle3"
+
+    def __init__(
+        self, head: DraftHead, rows: RowColumns, config: EngineConfig, attention: str, number: int
+    ) -> None:
+        spec = kv_spec(head.config, config.max_model_len)
+        self._head, self._rows, self._number = head, rows, number
+        self._kv = pool_of(spec, config, head.dtype, head.device)
+        self._attention = make_backend(attention, spec, self._kv)
+        self._block_size = config.block_size
+        self.graphs: ChainGraphs | None = None
+        self.deferred = Deferred(config.max_num_seqs)
+        self.keys = Keys(config.max_num_seqs, config.num_blocks, config.swap_blocks, config.block_size)
+        self.is_asked, self._is_awake, self._num_idle = False, True, 0
+        self._plan: StepPlan | None = None  # the step that was read last
+        self._place = np.zeros(config.max_num_seqs, np.intp)  # of a row in that step
+        self._z = self._carry = torch.empty(0)  # of the rows that were read in it, at their last states
+        self._z_place = np.full(config.max_num_seqs, NOWHERE, np.intp)  # of a row among these
+
+    def capture(self, recorder: Recorder, config: EngineConfig) -> None:
+        """Passes are replayed from now on, where attention can be captured."""
+        if self._attention.captures:
+            self.graphs = ChainGraphs(
+                self._head,
+                self._attention,
+                recorder,
+                block_size=config.block_size,
+                max_rows=config.max_num_seqs,
+                most=config.num_draft_tokens,
+            )
+
+    def close(self) -> None:
+        self._kv.close()
+
+    def prepare(self, plan: StepPlan) -> AuxHiddenStates | None:
+        """Before the forward of `plan`: its copies of blocks are this pool's too. Room for what that leaves
+        for the head; None where it reads nothing of it, now or later."""
+        if plan.admitted or plan.swap_out is not None or plan.copy is not None or plan.swap_in is not None:
+            self._enter(plan)
+        room = self._room(plan)
+        self.is_asked = room is None or bool(room.any())
+        if self.is_asked:
+            self._num_idle = 0
+            self.keys.settle()
+            self._is_awake = bool(self.keys.whole[plan.rows].any())
+        elif self._is_awake:
+            self._num_idle += 1
+            if self._num_idle > MOST_STEPS or self.deferred.num_tokens + len(plan.input_ids) > MOST_TOKENS:
+                self._is_awake = False
+                self.keys.lose(self.deferred.clear())
+        if not self._is_awake:
+            self.keys.skip(plan)
+            return None
+        if self._attention.reads_unwritten:
+            fresh = fresh_blocks(plan.slot_mapping, self._block_size)
+            if len(fresh):
+                self._kv.clear(upload(fresh, self._head.device))
+        return self.aux_hidden_states(len(plan.input_ids))
+
+    def aux_hidden_states(self, num_tokens: int) -> AuxHiddenStates:
+        """Room for what the forward of so many tokens leaves for the head."""
+        config = self._head.config
+        width = len(config.aux_layers) * config.target_hidden_size
+        rows = torch.empty(num_tokens, width, dtype=self._head.dtype, device=self._head.device)
+        return AuxHiddenStates(config.aux_layers, rows)
+
+    def _enter(self, plan: StepPlan) -> None:
+        """Blocks are copied, and rows become others'."""
+        self._kv.copy(plan)
+        if plan.admitted:
+            self.deferred.forget(np.array([admission.row for admission in plan.admitted]))
+        self.keys.prepare(plan)
+
+    def _room(self, plan: StepPlan) -> np.ndarray | None:
+        """How much it may draft for each row of the step, as `draft_room` of StepPlan."""
+        room = plan.draft_room
+        return room[min(self._number, len(room) - 1)] if room is not None and len(room) else room
+
+    def admit(self, row: int, request: Request, texts: Texts) -> bool:
+        return True
+
+    def leave(self, row: int, texts: Texts) -> None:
+        """What it holds of a row lies in blocks, and goes with them."""
+
+    def wait(self, seen: Seen) -> None:
+        """The step is read when somebody is to be drafted for."""
+        self.keys.defer(seen.plan)
+        self.deferred.add(seen)
+
+    def catch_up(self, seen: Seen | None, texts: Texts) -> None:
+        """Write the KV of all states of a step behind which the next token is known, and of what waited of
+        rows that may have drafts. None: there are keys of none of its rows."""
+        self._z_place[:] = NOWHERE
+        self._z = self._carry = torch.empty(0)
+        if seen is None:
+            return
+        plan = self._plan = seen.plan
+        rows = plan.rows.astype(np.intp)
+        self._place[rows] = np.arange(len(rows))
+        try:
+            now, lacks = self.keys.whole[rows], np.zeros(len(rows), bool)
+            late = now & self.deferred.is_late(rows) if self.deferred.num_tokens else lacks
+            if self.keys.lacking:
+                lacks = now & self.keys.lacks(rows, _slots_of(plan, now & ~late))
+            late = late | lacks
+            if late.any():
+                self._read_late(seen, rows, late, lacks, texts)
+                now &= ~late
+            if now.any():
+                self._read(accepted_tokens(seen, rows, now, texts), texts)
+        except Exception:
+            self.keys.lose(np.append(rows, self.deferred.clear()))
+            self._z_place[:] = NOWHERE
+            raise
+
+    def _read_late(
+        self, seen: Seen, rows: np.ndarray, late: np.ndarray, lacks: np.ndarray, texts: Texts
+    ) -> None:
+        """The step is added to what waits of rows[late], and some of that is read where they may have drafts;
+        of those that lack blocks what others have in these, first. Where too much waits then, all goes."""
+        plan, room = seen.plan, self._room(seen.plan)
+        self.keys.defer(plan)
+        self.deferred.add(seen, late)
+        selected = late if room is None else late & (room > 0)
+        if (selected & lacks).any():
+            selected &= ~lacks | self._lend(plan, rows, selected, lacks)
+        if selected.any():
+            unread = self.deferred.take(rows[selected], plan.block_table[selected], texts)
+            if unread is not None:
+                self._read(unread, texts)
+        if self.deferred.num_tokens > MOST_TOKENS:
+            self.keys.lose(self.deferred.clear())
+
+    def _lend(self, plan: StepPlan, rows: np.ndarray, selected: np.ndarray, lacks: np.ndarray) -> np.ndarray:
+        """bool [n]: which of the rows that lack blocks, and are to have drafts, can go on with what waits of
+        others in these. Where another row reads them now, they can in the next step."""
+        can, readers = np.zeros(len(rows), bool), rows[selected & ~lacks]
+        claimed: set[int] = set()
+        for place in np.flatnonzero(selected & lacks).tolist():
+            row, table = int(rows[place]), plan.block_table[place]
+            blocks = self.keys.lacking[row]
+            if not claimed.isdisjoint(blocks.tolist()):
+                continue
+            claimed |= set(blocks.tolist())
+            if np.isin(self.deferred.owners(blocks, self._block_size), readers).any():
+                continue
+            can[place] = self.deferred.lend(row, table, blocks, self._block_size)
+            if can[place]:
+                del self.keys.lacking[row]
+            else:
+                self.keys.lose(rows[place : place + 1])
+        return can
+
+    def _read(self, unread: Unread, texts: Texts) -> None:
+        rows, counts, ends = unread.rows, unread.counts, unread.starts + unread.counts
+        if len(rows) == 1:
+            following = texts.tokens[rows[0], int(unread.starts[0]) + 1 : int(ends[0]) + 1]
+        else:
+            index = counting(counts) + np.repeat(unread.starts, counts)
+            following = texts.tokens[np.repeat(rows, counts), index + 1]
+        self._attention.begin(
+            AttentionMeta(counts.astype(np.int32), ends.astype(np.int32), unread.slots, unread.table)
+        )
+        hidden = self._head.fuse(unread.aux_hidden_states)
+        embeds = self._head.embed(upload(following.astype(np.int64), self._head.device))
+        z, carry = self._head.forward(hidden, embeds, unread.positions, self._attention, 0)
+        self.keys.wrote(unread)
+        last = np.cumsum(counts) - 1
+        if unread.is_all is not None:
+            rows, last = rows[unread.is_all], last[unread.is_all]
+        if len(last) < len(z):
+            places = upload(last, self._head.device)
+            z, carry = z.index_select(0, places), carry.index_select(0, places)
+        first = len(self._z)
+        if first:
+            z, carry = torch.cat((self._z, z)), torch.cat((self._carry, carry))
+        self._z, self._carry = z, carry
+        self._z_place[rows] = np.arange(first, len(z))
+
+    def propose(
+        self, rows: np.ndarray, texts: Texts, most: np.ndarray, given: Given | None = None
+    ) -> Proposed | None:
+        """See Drafter. `given`: drafts of others, behind which the head goes on."""
+        counts = np.where(self._z_place[rows] == NOWHERE, 0, np.minimum(most, MAX_DRAFTS))
+        selected = np.flatnonzero(counts)
+        if not len(selected) or self._plan is None:
+            return None
+        rows, asked = rows[selected], counts[selected]
+        before = np.zeros(len(rows), np.intp) if given is None else given.counts[selected]
+        longest = int((asked + before).max())
+        places, ends = self._z_place[rows], texts.lengths[rows] - 1
+        chain = ChainRows(
+            (asked + before).astype(np.int32),
+            ends.astype(np.int32),
+            (ends + self._rows.columns["delta"][rows]).astype(np.int32),
+            self._plan.block_table[self._place[rows]],
+            None if given is None else given.first(selected, longest),
+        )
+        z, carry = self._z, self._carry
+        if len(z) > 1:
+            index = upload(places, z.device)
+            z, carry = z.index_select(0, index), carry.index_select(0, index)
+        drafts = draft(self._head, z, carry, chain, self._attention, 0, self._block_size, self.graphs)
+        own = drafts != NO_DRAFT
+        if given is not None:
+            own &= np.arange(longest) >= before[:, None]
+        return Proposed(drafts[own].astype(np.int32), counts)
+
+
+def _slots_of(plan: StepPlan, selected: np.ndarray) -> np.ndarray:
+    """Those of rows `selected`, bool [n]."""
+    return plan.slot_mapping[np.repeat(selected, plan.num_scheduled)]

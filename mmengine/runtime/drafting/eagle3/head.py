@@ -1,0 +1,198 @@
+"""The network of an EAGLE-3 head over a ragged batch: t tokens of any rows, one after the other.
+
+A token at position p brings what the target made of x[p], its tapped states or the head's own last output,
+and the embedding of the token that follows, x[p + 1]; what comes out predicts x[p + 2]. Its keys and values
+stand at p. The paper: arXiv 2503.01840; the flags of 3.1 are those of the heads that set them.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mmengine.models.plugin import AttentionPort, ModelSpec
+from mmengine.native.linear import PackedLinear
+from mmengine.runtime.attention.base import AttentionBackend
+from mmengine.runtime.device.upload import upload
+from mmengine.runtime.drafting.eagle3.chain_rows import CHOSEN, ChainRows
+from mmengine.runtime.drafting.eagle3.linears import Linear
+from mmengine.runtime.drafting.eagle3.rotary import Rotary
+from mmengine.spec_decode.eagle3.config import HeadConfig
+
+
+@dataclass(slots=True)
+class HeadLayer:
+    """`hidden_norm`: of the first layer alone, which reads embeddings too."""
+
+    input_norm: Tensor  # [embed_size] in the first layer, else [h]
+    hidden_norm: Tensor | None  # [h]
+    qkv: Linear  # embed_size + h, or h, to (heads + 2 * kv_heads) * head_dim
+    qk_norm: Tensor | None  # [heads + kv_heads, head_dim]: q's weight on each head, then k's
+    out: Linear  # heads * head_dim to h
+    post_norm: Tensor  # [h]
+    gated: Linear  # h to intermediate
+    down: Linear  # intermediate to h
+
+
+@dataclass(slots=True)
+class HeadWeights:
+    """`fc_norms`: none, one over all auxiliary states, or one for each. `target_ids` int64
+    [draft_vocab_size], or None where both have the same tokens."""
+
+    fc: Linear
+    fc_norms: tuple[Tensor, ...]
+    layers: list[HeadLayer]
+    norm: Tensor  # [h]
+    scores: Linear  # h to float32 [draft_vocab_size]
+    packed_scores: PackedLinear | None  # the same matrix, where it is the head's own and packed
+    embed: Callable[[Tensor], Tensor]  # int64 [t] to [t, embed_size]
+    target_ids: Tensor | None
+
+
+def kv_spec(config: HeadConfig, max_model_len: int = 0) -> ModelSpec:
+    """The sizes of a head's KV, as those of a model. `max_model_len`: of one request; 0: not known."""
+    return ModelSpec(
+        num_layers=config.num_layers,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        hidden_size=config.hidden_size,
+        vocab_size=config.vocab_size,
+        max_model_len=max_model_len,
+        num_deepstack=0,
+        patch_width=0,
+    )
+
+
+class DraftHead:
+    """Keeps no state between calls. `device` and `dtype` are those of weights and hidden states."""
+
+    def __init__(
+        self, config: HeadConfig, weights: HeadWeights, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        self.config, self.device, self.dtype = config, device, dtype
+        self._weights = weights
+        self._rotary = Rotary(config, device)
+        # Rounds where the reference rounds: below float32 that is before the norm's weight.
+        self._rms_norm = _rms_norm if dtype == torch.float32 else _rms_norm_rounded
+
+    def fuse(self, aux_hidden_states: Tensor) -> Tensor:
+        """The target's states, [t, aux_layers * target_hidden_size], to what `forward` takes, [t, h]."""
+        norms, eps = self._weights.fc_norms, self.config.rms_norm_eps
+        if len(norms) == 1:
+            aux_hidden_states = self._rms_norm(aux_hidden_states, norms[0], eps)
+        elif norms:
+            parts = aux_hidden_states.chunk(len(norms), -1)
+            aux_hidden_states = torch.cat(
+                [self._rms_norm(x, w, eps) for x, w in zip(parts, norms, strict=True)], -1
+            )
+        return self._weights.fc(aux_hidden_states)
+
+    def embed(self, input_ids: Tensor) -> Tensor:
+        """int64 [t], ids of the target, to [t, embed_size]: the head's own embedding, or the target's."""
+        return self._weights.embed(input_ids)
+
+    def forward(
+        self,
+        hidden: Tensor,
+        next_embeds: Tensor,
+        positions: Tensor,
+        attention: AttentionPort,
+        first_layer: int,
+    ) -> tuple[Tensor, Tensor]:
+        """One pass. hidden [t, h]: `fuse`d states, or the `carry` of the pass before; next_embeds
+        [t, embed_size], of the tokens one further on; positions int64 [3, t], those of the hidden states.
+        `first_layer`: the port's number of the head's first layer.
+
+        Gives z [t, h] for `logits`, and carry [t, h] for the next pass.
+        """
+        c, eps = self.config, self.config.rms_norm_eps
+        cos, sin = self._rotary.rows(positions, hidden.dtype)
+        stream = hidden
+        for index, layer in enumerate(self._weights.layers):
+            if layer.hidden_norm is None:
+                residual, inputs = stream, self._rms_norm(stream, layer.input_norm, eps)
+            else:
+                normed = self._rms_norm(stream, layer.hidden_norm, eps)
+                residual = normed if c.norm_before_residual else stream
+                inputs = torch.cat((self._rms_norm(next_embeds, layer.input_norm, eps), normed), -1)
+            stream = residual + self._attend(first_layer + index, layer, inputs, cos, sin, attention)
+            stream = stream + layer.down(layer.gated(self._rms_norm(stream, layer.post_norm, eps)))
+        z = self._rms_norm(stream, self._weights.norm, eps)
+        return z, (z if c.norm_output else stream)
+
+    def _attend(
+        self,
+        number: int,
+        layer: HeadLayer,
+        inputs: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        attention: AttentionPort,
+    ) -> Tensor:
+        c = self.config
+        qkv = layer.qkv(inputs).view(len(inputs), -1, c.head_dim)
+        num_qk = c.num_heads + c.num_kv_heads
+        qk = qkv[:, :num_qk]
+        if layer.qk_norm is not None:
+            qk = F.rms_norm(qk, (c.head_dim,), None, c.rms_norm_eps) * layer.qk_norm
+        qk = qk * cos + qk.roll(c.head_dim // 2, -1) * sin
+        attention.append(number, qk[:, c.num_heads :], qkv[:, num_qk:])
+        mixed = attention.run(number, qk[:, : c.num_heads])
+        return layer.out(mixed.reshape(len(inputs), -1))
+
+    def chain(
+        self,
+        z: Tensor,
+        carry: Tensor,
+        rows: ChainRows,
+        attention: AttentionBackend,
+        first_layer: int,
+        block_size: int,
+    ) -> Tensor:
+        """Greedy drafts of n rows behind those that are given, the rows that may have most first: int64
+        [max(most), n], of which a row's own `most` mean anything. z and carry [n, h], of the last token of
+        each row."""
+        drafts = upload(rows.drafts(), z.device)
+        for ahead in range(len(drafts)):
+            tokens = drafts[ahead, : len(z)]
+            torch.where(tokens == CHOSEN, self.tokens(self.logits(z)), tokens, out=tokens)
+            active = int(np.count_nonzero(rows.most > ahead + 1))
+            if not active:
+                break
+            attention.begin(rows.meta(ahead, active, block_size))
+            positions = upload(rows.positions[:active].astype(np.int64) + ahead, z.device)
+            embeds = self.embed(tokens[:active])
+            z, carry = self.forward(carry[:active], embeds, positions.expand(3, -1), attention, first_layer)
+        return drafts
+
+    def logits(self, z: Tensor) -> Tensor:
+        """[s, h] to float32 [s, draft_vocab_size]."""
+        return self._weights.scores(z)
+
+    def tokens(self, logits: Tensor) -> Tensor:
+        """The best of each row of `logits`, int64 [s], as ids of the target."""
+        best = logits.argmax(-1)
+        ids = self._weights.target_ids
+        return best if ids is None else ids[best]
+
+    def scatter(self, logits: Tensor) -> Tensor:
+        """`logits` over the target's vocabulary, float32 [s, vocab_size]: minus infinity for tokens that the
+        head does not have."""
+        ids = self._weights.target_ids
+        if ids is None:
+            return logits
+        whole = logits.new_full((len(logits), self.config.vocab_size), float("-inf"))
+        whole[:, ids] = logits
+        return whole
+
+
+def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return F.rms_norm(x, weight.shape, weight, eps)
+
+
+def _rms_norm_rounded(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return F.rms_norm(x, weight.shape, None, eps) * weight

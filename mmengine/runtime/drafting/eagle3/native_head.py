@@ -1,0 +1,137 @@
+"""A draft head on a CPU through compiled kernels: a pass is one call, and so is a chain of them."""
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mmengine.models.plugin import AttentionPort
+from mmengine.native.decoder_weights import MAX_HEAD_DIM, DecoderWeights, LayerWeights, Sizes
+from mmengine.native.draft_head import ChainPlaces, HeadParts, NativeHead
+from mmengine.native.dtypes import DTYPES
+from mmengine.native.linear import PackedLinear
+from mmengine.native.rotary import RotaryTable
+from mmengine.runtime.drafting.eagle3.chain_rows import ChainRows
+from mmengine.runtime.drafting.eagle3.head import DraftHead, HeadLayer, HeadWeights
+from mmengine.runtime.drafting.eagle3.linears import Linear
+from mmengine.spec_decode.eagle3.config import HeadConfig
+
+# An embedding up to this size is kept once more for chains in one call; with a larger one, a pass takes so
+# long that it does not matter who asks for the next.
+MAX_EMBEDDING_BYTES = 64 * 2**20
+
+
+def fits(config: HeadConfig, device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether the kernels compute this head."""
+    heads_fit = config.head_dim % 8 == 0 and config.head_dim <= MAX_HEAD_DIM
+    return device.type == "cpu" and dtype in DTYPES and heads_fit
+
+
+class NativeDraftHead(DraftHead):
+    """See DraftHead. Serves one step at a time."""
+
+    def __init__(
+        self,
+        config: HeadConfig,
+        weights: HeadWeights,
+        device: torch.device,
+        dtype: torch.dtype,
+        library: ctypes.CDLL,
+    ) -> None:
+        super().__init__(config, weights, device, dtype)
+        self._table = RotaryTable(library, self._rotary.axis, self._rotary.halves, dtype)
+        sizes = Sizes(
+            hidden_size=config.hidden_size,
+            intermediate_size=config.intermediate_size,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            eps=config.rms_norm_eps,
+        )
+        layers = [_layer(config, layer) for layer in weights.layers]
+        first = weights.layers[0]
+        assert first.hidden_norm is not None
+        parts = HeadParts(
+            embed_size=config.embed_size,
+            aux_size=config.target_hidden_size,
+            norm_before_residual=config.norm_before_residual,
+            norm_output=config.norm_output,
+            fc=_in_kernels(weights.fc),
+            fc_norms=weights.fc_norms,
+            embed_norm=first.input_norm,
+            hidden_norm=first.hidden_norm,
+            scores=weights.packed_scores,
+            embedding=_small_embedding(config, weights, dtype),
+            target_ids=weights.target_ids,
+        )
+        self._native = NativeHead(library, DecoderWeights(sizes, dtype, layers, weights.norm), parts)
+
+    def fuse(self, aux_hidden_states: Tensor) -> Tensor:
+        return self._native.fuse(aux_hidden_states)
+
+    def forward(
+        self,
+        hidden: Tensor,
+        next_embeds: Tensor,
+        positions: Tensor,
+        attention: AttentionPort,
+        first_layer: int,
+    ) -> tuple[Tensor, Tensor]:
+        cos, sin = self._table.rows(positions)
+        z, stream = self._native.forward(hidden, next_embeds, cos, sin, attention, first_layer)
+        return z, (z if self.config.norm_output else stream)
+
+    def chain(
+        self, z: Tensor, carry: Tensor, rows: ChainRows, attention: Any, first_layer: int, block_size: int
+    ) -> Tensor:
+        if not self._native.can_chain or not hasattr(attention, "layers_address"):
+            return super().chain(z, carry, rows, attention, first_layer, block_size)
+        tables = self._table.upto(int((rows.positions + rows.most).max()))
+        places = ChainPlaces(
+            most=_packed(rows.most),
+            kv_lens=_packed(rows.kv_lens),
+            positions=_packed(rows.positions),
+            table=_rows_packed(rows.table),
+            block_size=block_size,
+        )
+        layers = attention.layers_address() + first_layer * ctypes.sizeof(ctypes.c_void_p)
+        return self._native.chain(z, carry, places, torch.from_numpy(rows.drafts()), tables, layers)
+
+
+def _packed(column: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(column, np.int32)
+
+
+def _rows_packed(table: np.ndarray) -> np.ndarray:
+    """`table` with contiguous rows, which may lie apart."""
+    return table if table.dtype == np.int32 and table.strides[1] == 4 else _packed(table)
+
+
+def _layer(config: HeadConfig, layer: HeadLayer) -> LayerWeights:
+    q_norm = k_norm = None
+    if layer.qk_norm is not None:
+        q_norm, k_norm = layer.qk_norm[0], layer.qk_norm[config.num_heads]
+    return LayerWeights(
+        input_norm=layer.input_norm,
+        q_norm=q_norm,
+        k_norm=k_norm,
+        post_norm=layer.post_norm,
+        qkv=_in_kernels(layer.qkv),
+        out=_in_kernels(layer.out),
+        gate_up=_in_kernels(layer.gated),
+        down=_in_kernels(layer.down),
+    )
+
+
+def _in_kernels(linear: Linear) -> PackedLinear:
+    """What eagle3/linears.py gives where the kernels compute the head."""
+    assert isinstance(linear, PackedLinear)
+    return linear
+
+
+def _small_embedding(config: HeadConfig, weights: HeadWeights, dtype: torch.dtype) -> Tensor | None:
+    if config.vocab_size * config.embed_size * dtype.itemsize > MAX_EMBEDDING_BYTES:
+        return None
+    return weights.embed(torch.arange(config.vocab_size)).contiguous()

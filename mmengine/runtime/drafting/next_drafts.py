@@ -1,0 +1,227 @@
+"""Which drafts go into the next step: those of each row's first drafter that has any, and of a head behind
+them.
+
+A drafter may be a stranger's. One that raises, or gives what are no drafts, has none in that step; it is
+counted, and told of once.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import structlog
+
+from mmengine.core.executor import Admission
+from mmengine.runtime.drafting.eagle3.drafter import Eagle3Drafter, Given
+from mmengine.runtime.drafting.eagle3.seen import Seen
+from mmengine.runtime.rows import GRAMMAR, RowColumns
+from mmengine.spec_decode.base import Drafter, Proposed
+from mmengine.spec_decode.texts import Texts
+from mmengine.structured_output.rows import RowMatchers
+
+MOST_GOES = 2  # of a head, in one run: behind what is forced where its first drafts end it goes on
+
+log = structlog.get_logger("mmengine.operators")
+
+
+class Drafts(NamedTuple):
+    """As StepResult has them: `token_ids` int32 [counts.sum()], row after row, `counts` int32 [s], and by
+    number who made them, int32 [s]."""
+
+    token_ids: np.ndarray
+    counts: np.ndarray
+    drafters: np.ndarray
+
+
+class Drafting:
+    """`drafters`: by number, the preferred ones first. A row has at most `most` drafts, and never more than
+    its answer has room for; where it has a grammar, none that this does not allow."""
+
+    def __init__(
+        self,
+        drafters: Sequence[Drafter],
+        most: int,
+        max_model_len: int,
+        vocab_size: int,
+        rows: RowColumns,
+        matchers: RowMatchers | None,
+    ):
+        self._drafters, self._most, self._rows, self._matchers = drafters, most, rows, matchers
+        self.names = [str(getattr(each, "name", type(each).__name__)) for each in drafters]
+        self._max_model_len, self._vocab_size = max_model_len, vocab_size
+        self._texts = Texts(len(rows.columns), max_model_len + 1)
+        # [drafter, row]: who is asked about whom.
+        self._follows = np.zeros((len(drafters), len(rows.columns)), bool)
+        self.num_followed = 0  # rows that anybody is asked about
+        # The one that reads what the target computes.
+        self.head = next((each for each in drafters if isinstance(each, Eagle3Drafter)), None)
+        self.failures = [0] * len(drafters)
+
+    @property
+    def report(self) -> list[tuple[str, int]]:
+        """By number: each drafter's name, and how often it failed."""
+        return list(zip(self.names, self.failures, strict=True))
+
+    def admit(self, admission: Admission) -> None:
+        row, request = admission.row, admission.request
+        self._texts.settle()
+        for number, drafter in enumerate(self._drafters):
+            try:
+                drafter.leave(row, self._texts)
+            except Exception as error:
+                self._failed(number, error)
+        self._texts.admit(row, admission.token_ids, len(request.prompt_token_ids))
+        for number, drafter in enumerate(self._drafters):
+            try:
+                self._follows[number, row] = drafter.admit(row, request, self._texts)
+            except Exception as error:
+                self._follows[number, row] = False
+                self._failed(number, error)
+        self.num_followed = int(np.count_nonzero(self._follows.any(axis=0)))
+
+    def rest(self, rows: np.ndarray, token_ids: np.ndarray, counts: np.ndarray | None) -> None:
+        """As `drafts`, behind a step after which nobody may draft. `counts` None: one token each."""
+        self._texts.later(rows, token_ids, counts)
+
+    def drafts(
+        self,
+        rows: np.ndarray,
+        token_ids: np.ndarray,
+        counts: np.ndarray,
+        going: np.ndarray,
+        seen: Seen | None = None,
+        room: np.ndarray | None = None,
+    ) -> Drafts | None:
+        """Rows [s] said `token_ids`, `counts` of them each, one row after the other, in the step `seen`.
+        Those `going` (intp, ascending, into them) go on, and may have drafts: at most `room` (as in StepPlan)
+        of each drafter. None where nobody has."""
+        if not self.num_followed:
+            return None
+        rows = rows.astype(np.intp)
+        self._texts.settle()
+        self._texts.say(rows, token_ids, counts)
+        head_knows = self.head is None or self._catch_up(self.head, seen)
+        if room is not None and not len(room):
+            return None
+        rows = rows[going]
+        follows = self._follows[:, rows]
+        if not head_knows:
+            follows[self._drafters.index(self.head)] = False
+        if room is not None:
+            numbers = np.minimum(np.arange(len(self._drafters)), len(room) - 1)
+            room = room[numbers[:, None], going]
+            follows = follows & (room > 0)
+        if not follows.any():
+            return None
+        longest = np.minimum(self._rows.columns["max_total"][rows], self._max_model_len)
+        most = np.clip(longest - self._texts.lengths[rows] - 1, 0, self._most)
+        drafts = np.zeros((len(rows), self._most), np.int32)
+        found, drafters = np.zeros(len(rows), np.int32), np.zeros(len(rows), np.int32)
+        out = drafts, found, drafters
+        for number, selected in enumerate(follows):
+            limits = most if room is None else np.minimum(most, room[number])
+            self._draft(number, np.flatnonzero(selected), rows, limits, out)
+        if not found.any():
+            return None
+        return Drafts(drafts[np.arange(self._most) < found[:, None]], found, drafters)
+
+    def _catch_up(self, head: Eagle3Drafter, seen: Seen | None) -> bool:
+        """False where it failed: what it knows of this step is then not to be relied on."""
+        if not head.is_asked:
+            if seen is not None:
+                head.wait(seen)
+            return True
+        try:
+            head.catch_up(seen, self._texts)
+        except Exception as error:
+            self._failed(self._drafters.index(head), error)
+            return False
+        return True
+
+    def _draft(
+        self,
+        number: int,
+        selected: np.ndarray,
+        rows: np.ndarray,
+        limits: np.ndarray,
+        out: tuple[np.ndarray, np.ndarray, np.ndarray],
+    ) -> None:
+        """Put what a drafter has for rows[selected] into `out`, so that no row has more than its `limits`: a
+        head goes on behind what others drafted, the others draft where nobody did."""
+        drafts, found, _ = out
+        is_head = self._drafters[number] is self.head
+        for _ in range(MOST_GOES if is_head else 1):
+            if not len(selected):
+                return
+            before, bounds = found[selected], limits[selected]
+            if is_head:
+                given = Given(drafts[selected], before) if before.any() else None
+                proposed = self._ask(number, rows[selected], np.maximum(bounds - before, 0), given)
+            else:
+                proposed = self._ask(number, rows[selected], np.where(before > 0, 0, bounds))
+            if proposed is None:
+                return
+            selected = self._take(number, proposed, selected, rows, limits, out)
+
+    def _ask(
+        self, number: int, rows: np.ndarray, most: np.ndarray, given: Given | None = None
+    ) -> Proposed | None:
+        """What a drafter proposes, a head behind what is `given`; None where that is nothing, or nothing that
+        could be used."""
+        try:
+            behind = () if given is None else (given,)
+            proposed = self._drafters[number].propose(rows, self._texts, most.copy(), *behind)
+            if proposed is None:
+                return None
+            token_ids, counts = np.asarray(proposed.token_ids), np.asarray(proposed.counts)
+            if counts.shape != most.shape or counts.dtype.kind not in "iu":
+                raise ValueError("it does not say of each row how many drafts it has")
+            if (counts < 0).any() or (counts > most).any():
+                raise ValueError("it gave more drafts than it was asked for")
+            if token_ids.shape != (int(counts.sum()),) or token_ids.dtype.kind not in "iu":
+                raise ValueError("its drafts are not as many tokens as it says")
+            if len(token_ids) and not 0 <= token_ids.min() <= token_ids.max() < self._vocab_size:
+                raise ValueError("its drafts are no tokens of the vocabulary")
+            return Proposed(token_ids, counts)
+        except Exception as error:
+            self._failed(number, error)
+            return None
+
+    def _take(
+        self,
+        number: int,
+        proposed: Proposed,
+        selected: np.ndarray,
+        rows: np.ndarray,
+        limits: np.ndarray,
+        out: tuple[np.ndarray, np.ndarray, np.ndarray],
+    ) -> np.ndarray:
+        """Put what was proposed for rows[selected] into `out`, as far as grammars allow it. Gives those of
+        `selected` whose grammar forced more behind it, up to `limits`: the drafter may go on from there."""
+        drafts, found, drafters = out
+        first, ends, places = found.copy(), found.copy(), np.arange(self._most)
+        ends[selected] += proposed.counts
+        drafts[(places >= first[:, None]) & (places < ends[:, None])] = proposed.token_ids
+        forces = np.zeros(len(found), bool)
+        if self.names[number] != "grammar" and self._matchers is not None:
+            mixes = self._drafters[number] is self.head and "grammar" in self.names
+            bound = (ends > first) & (self._rows.columns["options"][rows] & GRAMMAR != 0)
+            for place in np.flatnonzero(bound).tolist():
+                row, ahead = int(rows[place]), drafts[place, : ends[place]].tolist()
+                end = max(self._matchers.num_allowed(row, ahead), int(first[place]))
+                if mixes and end < limits[place]:
+                    forced = self._matchers.forced_behind(row, int(limits[place]) - end)
+                    drafts[place, end : end + len(forced)] = forced
+                    end, forces[place] = end + len(forced), len(forced) > 0
+                ends[place] = end
+        found[:] = ends
+        drafters[ends > first] = number
+        return np.flatnonzero(forces)
+
+    def _failed(self, number: int, error: Exception) -> None:
+        self.failures[number] += 1
+        if self.failures[number] == 1:
+            reason = f"{type(error).__name__}: {error}"[:300]
+            log.warning(
+                "a drafter failed; its drafts are left out", drafter=self.names[number], reason=reason
+            )

@@ -1,0 +1,147 @@
+"""The KV pool: one tensor for all layers, cut into blocks.
+
+Layout `[layer, block, 2, block_size, num_kv_heads, head_dim]`, K at 0 and V at 1 of the third axis,
+so a layer is one `[blocks, 2, ...]` tensor and a block of a layer is contiguous. Block 0 is the dummy
+block: block tables are padded with it and no request ever holds it.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from mmengine.config import EngineConfig
+from mmengine.core.executor import StepPlan
+from mmengine.errors import ConfigError
+from mmengine.models.plugin import ModelSpec
+from mmengine.runtime.device.upload import upload
+from mmengine.runtime.kv.swap import Beside, HostBlocks
+
+FP8 = torch.float8_e4m3fn
+_FP8_MOST = torch.finfo(FP8).max
+MIN_BLOCKS = 2  # the dummy block and one that can be used
+
+
+def bytes_per_block(specs: Sequence[ModelSpec], dtype: torch.dtype, block_size: int) -> int:
+    """Bytes that one block takes over all layers of these models, K and V together."""
+    values = (2 * spec.num_layers * block_size * spec.num_kv_heads * spec.head_dim for spec in specs)
+    return sum(values) * dtype.itemsize
+
+
+def blocks_for_memory(
+    specs: Sequence[ModelSpec], dtype: torch.dtype, block_size: int, memory_bytes: int
+) -> int:
+    """How many blocks, the dummy block included, fit into `memory_bytes`.
+
+    Raises ConfigError when not even one usable block fits.
+    """
+    block_bytes = bytes_per_block(specs, dtype, block_size)
+    num_blocks = memory_bytes // block_bytes
+    if num_blocks < MIN_BLOCKS:
+        raise ConfigError(
+            f"{memory_bytes:,} bytes of memory hold no KV cache: a block of {block_size} tokens takes "
+            f"{block_bytes:,} bytes and {MIN_BLOCKS} are needed; give more memory or lower block_size"
+        )
+    return num_blocks
+
+
+class KVPool:
+    """K and V of every block. `layers[i]` is `[num_blocks, 2, block_size, num_kv_heads, head_dim]`.
+
+    Attention computes in `dtype`. With `is_fp8` the pool holds values rounded to float8_e4m3fn, a byte each,
+    without scales: `blocks` are these bytes, because fp8 itself cannot be indexed everywhere.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        swap_blocks: int = 0,
+        *,
+        is_fp8: bool = False,
+        beside: Beside | None = None,
+    ) -> None:
+        self.dtype, self.is_fp8 = dtype, is_fp8
+        dtype = torch.uint8 if is_fp8 else dtype
+        if num_blocks < MIN_BLOCKS:
+            raise ConfigError(
+                f"num_blocks must be at least {MIN_BLOCKS} (block 0 is a dummy), not {num_blocks}"
+            )
+        shape = (spec.num_layers, num_blocks, 2, block_size, spec.num_kv_heads, spec.head_dim)
+        try:
+            self.blocks = torch.zeros(shape, dtype=dtype, device=device)
+        except RuntimeError as error:  # torch.OutOfMemoryError is one too
+            need = num_blocks * bytes_per_block([spec], dtype, block_size)
+            raise ConfigError(
+                f"{num_blocks} KV blocks need {need / 2**30:.2f} GiB on {device}, which could not be had; "
+                "lower num_blocks"
+            ) from error
+        self._host = HostBlocks(swap_blocks, (spec.num_layers, *shape[2:]), dtype, device, beside)
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self._tokens = [layer.view(-1, *shape[-2:]) for layer in self.blocks.unbind(0)]
+        self.layers = tuple((self.blocks.view(FP8) if is_fp8 else self.blocks).unbind(0))
+
+    def copy(self, plan: StepPlan) -> None:
+        """The copies of a step, in their order: out to the host, between blocks, back in."""
+        if plan.swap_out is not None:
+            self._host.store(self.blocks, plan.swap_out)
+        if plan.copy is not None:
+            sources, targets = upload(plan.copy.T.astype(np.int64), self.blocks.device)
+            self.blocks[:, targets] = self.blocks[:, sources]
+        if plan.swap_in is not None:
+            self._host.fetch(self.blocks, plan.swap_in)
+
+    def store(
+        self, layer: int, k: torch.Tensor, v: torch.Tensor, k_places: torch.Tensor, v_places: torch.Tensor
+    ) -> None:
+        """k and v [t, num_kv_heads, head_dim] where kv_places says, int64 [t] on the device."""
+        if self.is_fp8:
+            k, v = fp8_bytes(k), fp8_bytes(v)
+        self._tokens[layer].index_copy_(0, k_places, k)
+        self._tokens[layer].index_copy_(0, v_places, v)
+
+    def clear(self, blocks: torch.Tensor) -> None:
+        """Zero `blocks` (int64 [f]) in all layers.
+
+        Done to a block before its first slot is written: attention multiplies the masked, unwritten end
+        of a block by a weight of 0, and 0 times a NaN that an earlier request left there is NaN.
+        """
+        self.blocks.index_fill_(1, blocks, 0)
+
+    def close(self) -> None:
+        """Give the memory of a GPU back, whoever still holds a part of the pool: the next engine of this
+        process needs it. On a CPU a step that hangs may go on reading it."""
+        if self.blocks.device.type != "cpu":
+            self.blocks.untyped_storage().resize_(0)
+
+
+def pool_of(spec: ModelSpec, config: EngineConfig, dtype: torch.dtype, device: torch.device) -> KVPool:
+    """The pool that `config`, with num_blocks filled in, asks for. Raises ConfigError."""
+    return KVPool(
+        spec,
+        config.num_blocks,
+        config.block_size,
+        dtype,
+        device,
+        config.swap_blocks,
+        is_fp8=config.kv_dtype == "fp8",
+    )
+
+
+def kv_places(slots: np.ndarray, block_size: int, out: np.ndarray) -> None:
+    """`slots` [t], and where K and V of each lie in a layer seen as tokens, into `out`, int64 [3, t].
+
+    A block's K and V follow one another: slot s has K at s + block * block_size. Sizes are powers of 2.
+    """
+    out[0] = slots
+    np.add(slots, slots & -block_size, out=out[1])
+    np.add(out[1], block_size, out=out[2])
+
+
+def fp8_bytes(x: torch.Tensor) -> torch.Tensor:
+    """`x` rounded to fp8, as bytes; what is too large becomes the largest, where a cast alone gives NaN."""
+    return x.clamp(-_FP8_MOST, _FP8_MOST).to(FP8).view(torch.uint8)

@@ -1,0 +1,56 @@
+"""The state of an engine in another process, which sees nothing of it but its log.
+
+A rank of a model that is cut over several devices folds the same records as the one that decides, and gets
+the plan of each step from its own fold: there is no second way of saying what a step computes.
+"""
+
+from mmengine.core.batch import BlockTables, batch
+from mmengine.core.executor import StepPlan
+from mmengine.core.fold.evolve import evolve
+from mmengine.core.state.state import State, View
+from mmengine.errors import Diverged
+from mmengine.events import vocabulary as ev
+from mmengine.events.codec import Record, frame_at, records_in
+
+
+class Mirror:
+    """`state`: where the fold begins; nobody else writes to it from then on."""
+
+    def __init__(self, state: State) -> None:
+        self.state, self._view = state, View(state)
+        self._tables = BlockTables(keeps=state.config.max_in_flight <= 1)
+
+    def fold(self, frames: bytes) -> StepPlan | None:
+        """Apply whole frames, as many as end with at most one step that was decided: its plan, or None.
+
+        Raises CorruptLog for bytes that are no frames, Diverged where a digest says that the fold is not
+        the state it is meant to be.
+        """
+        decisions: list[ev.Event] = []
+        plan: StepPlan | None = None
+        for record in _records(frames):
+            event = record.event
+            if isinstance(event, ev.Dispatched):  # closes the step, so its plan comes first
+                plan = batch(self._view, decisions, self._tables)
+            self._apply(record)
+            if isinstance(event, (ev.Scheduled, ev.Admitted)):
+                decisions.append(event)
+        if plan is None and decisions:
+            plan = batch(self._view, decisions, self._tables)
+        return plan
+
+    def _apply(self, record: Record) -> None:
+        event = record.event
+        if isinstance(event, ev.Checkpoint) and event.digest != self.state.digest():
+            raise Diverged(f"at record {record.sequence} (step {record.step}) the fold is another state")
+        evolve(self.state, event)
+
+
+def _records(frames: bytes) -> list[Record]:
+    records: list[Record] = []
+    offset = 0
+    while offset < len(frames):
+        frame = frame_at(frames, offset)
+        records += records_in(frames, frame)
+        offset = frame.end
+    return records

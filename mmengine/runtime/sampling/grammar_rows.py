@@ -1,0 +1,58 @@
+"""Tokens of a step in which some rows have a grammar."""
+
+import numpy as np
+import torch
+
+from mmengine.runtime.rows import CLOSES, GRAMMAR
+from mmengine.runtime.sampling.lazy_masks import LazyMasked, lazily_masked, mask_lazily
+from mmengine.runtime.sampling.runs import Runs
+from mmengine.runtime.sampling.sample_rows import SampleRows
+from mmengine.runtime.sampling.sampler import Sampled, Sampler
+from mmengine.structured_output.rows import Masks, RowMatchers
+
+NO_GRAMMARS = "this executor follows no grammars"
+
+
+def sample_grammar_rows(
+    sampler: Sampler,
+    matchers: RowMatchers | None,
+    logits: torch.Tensor,
+    batch: SampleRows,
+    runs: Runs | None,
+) -> tuple[Sampled, LazyMasked]:
+    """As `Sampler.sample`, float32 logits [s, vocab_size]: by masks, or on a CPU by following. Without
+    `matchers` rows with a grammar are in error."""
+    options = batch.columns["options"]
+    row_options = options if runs is None else options[runs.first]
+    if matchers is None:
+        nothing = dict.fromkeys(np.flatnonzero(row_options & GRAMMAR).tolist(), NO_GRAMMARS)
+        return sampler.sample(logits, batch), LazyMasked({}, nothing)
+    is_bound = (options & GRAMMAR) != 0
+    going: list[int] = []
+    if sampler.device.type == "cpu":
+        is_bound &= ~lazily_masked(options)
+        going = lazily_masked(row_options).nonzero()[0].tolist()
+    masks, errors = _masks(matchers, batch, runs, is_bound.nonzero()[0])
+    chosen = sampler.choose(logits, batch, masks)
+    if masks is not None and masks.closing is not None:
+        sampler.close(chosen, masks.closing)
+    lazy_masked = mask_lazily(sampler, matchers, chosen, batch, runs, going)
+    lazy_masked.errors.update(errors)
+    return sampler.conclude(chosen, batch), lazy_masked
+
+
+def _masks(
+    matchers: RowMatchers, batch: SampleRows, runs: Runs | None, selected: np.ndarray
+) -> tuple[Masks | None, dict[int, str]]:
+    """What may be said at positions `selected`, those of whole rows; and why some rows (of those that sample)
+    can say nothing. On a device, while it computes."""
+    if not len(selected):
+        return None, {}
+    heads, drafts = selected, None
+    if runs is not None:
+        heads, drafts = runs.drafts_at(selected)
+    owners = heads if runs is None else runs.row_of[heads]
+    rows = batch.rows[heads].tolist()
+    bits, errors = matchers.masks(rows, drafts)
+    closing = matchers.closing(heads, rows) if batch.wanted & CLOSES else None
+    return Masks(selected, bits, closing), {int(owners[index]): what for index, what in errors.items()}

@@ -1,0 +1,119 @@
+"""On a CPU a mask is worked out only where a row chose what it may not say.
+
+The token that is the best of all is the best of those allowed too, if it is one of them: also with noise,
+penalties and biases, which treat each token alone. It is not so with top-k, top-p and min-p, whose choice
+depends on what else there is; for them, and on a device that would have to be waited for, masks come first.
+"""
+
+from collections.abc import Sequence
+from math import isfinite
+from typing import NamedTuple
+
+import numpy as np
+
+from mmengine.runtime.rows import CLOSES, GRAMMAR, MIN_P, TOP_K, TOP_P
+from mmengine.runtime.sampling.runs import Runs
+from mmengine.runtime.sampling.sample_rows import SampleRows
+from mmengine.runtime.sampling.sampler import Chosen, Sampler
+from mmengine.structured_output.rows import Masks, RowMatchers
+
+NEEDS_MASK = TOP_K | TOP_P | MIN_P
+
+
+class LazyMasked(NamedTuple):
+    """Rows (indices into those that sample) whose grammar is complete, with so many of their tokens; and
+    those that have no token, and why."""
+
+    complete: dict[int, int]
+    errors: dict[int, str]
+
+
+def lazily_masked(options: np.ndarray) -> np.ndarray:
+    """Which of the rows with these `options` [s] go by a grammar without masks: bool [s]."""
+    return (options & (GRAMMAR | CLOSES | NEEDS_MASK)) == GRAMMAR
+
+
+def mask_lazily(
+    sampler: Sampler,
+    matchers: RowMatchers,
+    chosen: Chosen,
+    batch: SampleRows,
+    runs: Runs | None,
+    going: Sequence[int],
+) -> LazyMasked:
+    """Let rows `going` (ascending indices into those that sample) say what they have chosen, as far as they
+    agree with their drafts. What a row may not say is `chosen` anew, in place."""
+    if not going:  # on a GPU always: looking at what was chosen would wait for it
+        return LazyMasked({}, {})
+    walk = _Walk(sampler, matchers, chosen, batch, runs)
+    refused = [row for row in going if not walk.go(row)]
+    while refused:
+        refused = [row for row in walk.correct(refused) if not walk.go(row)]
+    return walk.found
+
+
+class _Walk:
+    def __init__(
+        self,
+        sampler: Sampler,
+        matchers: RowMatchers,
+        chosen: Chosen,
+        batch: SampleRows,
+        runs: Runs | None,
+    ):
+        self._sampler, self._matchers, self._chosen, self._batch = sampler, matchers, chosen, batch
+        self._tokens, self._largest = chosen.token_ids.tolist(), chosen.largest.tolist()
+        self._numbers = batch.rows.tolist()
+        self._first = range(len(self._tokens)) if runs is None else runs.first.tolist()
+        self._follows = None if runs is None else runs.follows.tolist()
+        self._at: dict[int, int] = {}  # positions at which rows stand that may not say what they chose
+        self._corrected: set[int] = set()
+        self.found = LazyMasked({}, {})
+
+    def go(self, row: int) -> bool:
+        """The row says what it chose; False where it comes to something that it may not say."""
+        first = self._first[row]
+        number, position = self._numbers[first], self._at.get(row, first)
+        run = self._run_at(position)
+        num_said, is_complete = self._matchers.say_run(number, run)
+        if is_complete:
+            error = self._matchers.error_of(number)
+            if error:
+                self.found.errors[row] = error
+            else:
+                self.found.complete[row] = position - first + num_said
+        elif num_said < len(run):
+            self._at[row] = position + num_said
+            return False
+        return True
+
+    def _run_at(self, position: int) -> list[int]:
+        """What a row chose from there on, as far as it agrees with its drafts."""
+        end, tokens, largest, follows = position, self._tokens, self._largest, self._follows
+        while isfinite(largest[end]):
+            end += 1
+            if follows is None or tokens[end - 1] != follows[end - 1]:
+                break
+        return tokens[position:end]
+
+    def correct(self, rows: list[int]) -> list[int]:
+        """Choose anew where `rows` stand, from what they may say; gives those that have a choice."""
+        for row in rows:
+            if self._at[row] in self._corrected:
+                why = self._matchers.error_of(int(self._batch.rows[self._at[row]]))
+                self.found.errors[row] = why or "its grammar refuses what its mask allows"
+        rows = [row for row in rows if row not in self.found.errors]
+        numbers = [int(self._batch.rows[self._at[row]]) for row in rows]
+        bits, errors = self._matchers.masks(numbers)
+        for index, what in errors.items():
+            self.found.errors[rows[index]] = what
+        kept = [index for index in range(len(rows)) if index not in errors]
+        rows = [rows[index] for index in kept]
+        positions = np.array([self._at[row] for row in rows], np.intp)
+        if rows:
+            self._sampler.choose_again(self._chosen, self._batch, Masks(positions, bits[kept]))
+            for position in positions.tolist():
+                self._tokens[position] = int(self._chosen.token_ids[position])
+                self._largest[position] = float(self._chosen.largest[position])
+        self._corrected.update(positions.tolist())
+        return rows

@@ -1,0 +1,138 @@
+"""Repetition, presence and frequency penalties, and the token counts they need, on the device."""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from mmengine.core.executor import Admission
+from mmengine.runtime.device.upload import upload
+from mmengine.runtime.rows import PENALTIES, RowColumns
+
+NO_PLACE = -1
+
+
+class Drafted(NamedTuple):
+    """Tokens that stand, as drafts, between a row's known tokens and a position that samples: m pairs."""
+
+    rows: np.ndarray  # intp [m], the pair's row
+    pairs: tuple[np.ndarray, np.ndarray, np.ndarray]  # int64 [m]: position, token, how often it stands there
+
+
+class TokenCounts:
+    """For the rows with penalties: which tokens prompt and output hold, and how often the output does.
+
+    Memory is vocab_size * 5 bytes for each such row at the same time, on a CPU up to 9, and grows with their
+    number; a row's place is given back when another request takes the row.
+    """
+
+    def __init__(self, max_rows: int, vocab_size: int, device: torch.device) -> None:
+        self._vocab_size, self._device = vocab_size, device
+        self._place = np.full(max_rows, NO_PLACE, dtype=np.int64)
+        self._free: list[int] = []
+        self._seen = torch.zeros(0, vocab_size, dtype=torch.bool, device=device)
+        self._counts = torch.zeros(0, vocab_size, dtype=torch.int32, device=device)
+        # On a CPU: which tokens are seen, one after the other, and how many.
+        self._distinct = np.zeros((0, 64), dtype=np.int32)
+        self._num_distinct = np.zeros(0, dtype=np.int64)
+
+    def admit(self, admission: Admission, rows: RowColumns) -> None:
+        """Start from all tokens known so far; without penalties the row only gives its place back."""
+        row = admission.row
+        if not rows.columns["options"][row] & PENALTIES:
+            if self._place[row] != NO_PLACE:
+                self._free.append(int(self._place[row]))
+                self._place[row] = NO_PLACE
+            return
+        if self._place[row] == NO_PLACE:
+            if not self._free:
+                self._grow()
+            self._place[row] = self._free.pop()
+        place = int(self._place[row])
+        known = admission.token_ids.astype(np.int64)
+        outputs = known[rows.columns["num_prompt"][row] :]
+        seen = np.bincount(known, minlength=self._vocab_size) > 0
+        counts = np.bincount(outputs, minlength=self._vocab_size).astype(np.int32)
+        self._seen[place] = upload(seen, self._device)
+        self._counts[place] = upload(counts, self._device)
+        if self._device.type == "cpu":
+            distinct = seen.nonzero()[0]
+            self._widen(len(distinct))
+            self._distinct[place, : len(distinct)] = distinct
+            self._num_distinct[place] = len(distinct)
+
+    def count(self, rows: np.ndarray, token_ids: torch.Tensor) -> None:
+        """Add the sampled `token_ids` (int64 [r] on the device, negative ones are none) of `rows`."""
+        places = upload(self._place[rows], self._device)
+        tokens = token_ids.clamp(min=0)
+        if self._device.type == "cpu":
+            self._list_new(places.numpy(), tokens.numpy())
+        self._seen[places, tokens] = True
+        self._counts[places, tokens] += 1
+
+    def penalise_here(
+        self, logits: np.ndarray, selected: np.ndarray, rows: np.ndarray, penalties: np.ndarray
+    ) -> None:
+        """What `penalise` gives, in place and on a CPU: float32 logits [n, vocab_size], of which rows
+        `selected` [r] are those of `rows`. Only tokens that a row holds are looked at."""
+        places = self._place[rows]
+        held = np.arange(self._distinct.shape[1]) < self._num_distinct[places][:, None]
+        index, tokens = held.nonzero()[0], self._distinct[places][held]
+        repetition, presence, frequency = penalties[:, index, 0]
+        counts = self._counts.numpy()[places[index], tokens]
+        values = logits[selected[index], tokens]
+        with np.errstate(all="ignore"):  # rows that are not finite are reported elsewhere
+            values = np.where(values > 0, values / repetition, values * repetition)
+            values -= counts.astype(np.float32) * frequency
+            values -= (counts > 0) * presence
+        logits[selected[index], tokens] = values
+
+    def penalise_drafted(
+        self, logits: torch.Tensor, before: torch.Tensor, drafted: Drafted, penalties: torch.Tensor
+    ) -> None:
+        """What a draft of the same row stands before counts too. Set the m logits [n, vocab_size] of
+        `drafted` anew, in place, from what they were `before` they were penalised; `penalties` as in
+        `penalise`, [3, m, 1]."""
+        places = upload(self._place[drafted.rows], self._device)
+        positions, tokens, further = (upload(each, self._device) for each in drafted.pairs)
+        repetition, presence, frequency = penalties[:, :, 0]
+        values = torch.where(before > 0, before / repetition, before * repetition)
+        values -= (self._counts[places, tokens] + further).float() * frequency
+        logits[positions, tokens] = values - presence
+
+    def penalise(self, logits: torch.Tensor, rows: np.ndarray, penalties: torch.Tensor) -> torch.Tensor:
+        """float32 logits [r, vocab_size] of `rows`, and repetition, presence, frequency [3, r, 1].
+
+        Repetition (Keskar et al., CTRL, 2019): a positive logit of a token that prompt or output hold
+        is divided, a negative one multiplied. Then, as OpenAI defines them, the frequency penalty times
+        the token's count in the output and the presence penalty once, if it is there, are subtracted.
+        """
+        repetition, presence, frequency = penalties
+        places = upload(self._place[rows], self._device)
+        seen, counts = self._seen[places], self._counts[places]
+        repeated = torch.where(logits > 0, logits / repetition, logits * repetition)
+        logits = torch.where(seen, repeated, logits)
+        return logits.sub_(counts * frequency).sub_((counts > 0) * presence)
+
+    def _list_new(self, places: np.ndarray, tokens: np.ndarray) -> None:
+        is_new = ~self._seen.numpy()[places, tokens]
+        places, tokens = places[is_new], tokens[is_new]
+        if len(places):
+            self._widen(int(self._num_distinct[places].max()) + 1)
+            self._distinct[places, self._num_distinct[places]] = tokens
+            self._num_distinct[places] += 1
+
+    def _widen(self, need: int) -> None:
+        width = self._distinct.shape[1]
+        if need > width:
+            more = max(width, need - width)
+            self._distinct = np.pad(self._distinct, ((0, 0), (0, more)))
+
+    def _grow(self) -> None:
+        old = len(self._counts)
+        new = max(4, 2 * old)
+        self._free.extend(range(new - 1, old - 1, -1))
+        self._seen = torch.cat((self._seen, self._seen.new_zeros(new - old, self._vocab_size)))
+        self._counts = torch.cat((self._counts, self._counts.new_zeros(new - old, self._vocab_size)))
+        self._distinct = np.pad(self._distinct, ((0, new - old), (0, 0)))
+        self._num_distinct = np.pad(self._num_distinct, (0, new - old))

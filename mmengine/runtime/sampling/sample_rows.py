@@ -1,0 +1,62 @@
+"""What samples in a step: rows, or with drafts the positions of rows."""
+
+import msgspec
+import numpy as np
+
+from mmengine.ragged import counting
+from mmengine.runtime.rows import PENALTIES, RowColumns
+from mmengine.runtime.sampling.penalties import Drafted
+from mmengine.runtime.sampling.runs import Runs
+
+
+class SampleRows(msgspec.Struct, frozen=True, eq=False):
+    """s row numbers, their columns (rows.COLUMNS), their output indices from 0, and all bits of their
+    `options` together. With drafts, `in_runs`, a row samples at several positions, and stands here as often;
+    `drafted` says what stands before those of rows with penalties."""
+
+    rows: np.ndarray
+    columns: np.ndarray
+    output_index: np.ndarray
+    wanted: int
+    in_runs: bool = False
+    drafted: Drafted | None = None
+
+    @classmethod
+    def of(
+        cls, columns: RowColumns, rows: np.ndarray, num_known: np.ndarray, runs: Runs | None = None
+    ) -> "SampleRows":
+        """`num_known` [s]: tokens that each of `rows` has when it samples."""
+        records = columns.of(rows)
+        wanted = int(np.bitwise_or.reduce(records["options"]))
+        drafted = None
+        if runs is not None and wanted & PENALTIES:
+            drafted = _drafted(runs, rows, np.flatnonzero(records["options"] & PENALTIES))
+        return cls(rows, records, num_known - records["num_prompt"], wanted, runs is not None, drafted)
+
+    def take(self, selected: np.ndarray) -> "SampleRows":
+        """Those `selected`, ascending."""
+        drafted = self.drafted
+        if drafted is not None:
+            position, *others = drafted.pairs
+            place = np.searchsorted(selected, position)
+            kept = np.append(selected, -1)[place] == position
+            drafted = Drafted(drafted.rows[kept], (place[kept], *(each[kept] for each in others)))
+        return SampleRows(
+            self.rows[selected],
+            self.columns[selected],
+            self.output_index[selected],
+            self.wanted,
+            self.in_runs,
+            drafted,
+        )
+
+
+def _drafted(runs: Runs, rows: np.ndarray, selected: np.ndarray) -> Drafted | None:
+    """The drafts before each of the positions `selected`; None when there are none."""
+    depths = selected - runs.first[runs.row_of[selected]]
+    if not depths.any():
+        return None
+    positions = np.repeat(selected, depths)
+    tokens = runs.follows[positions - counting(depths) - 1].astype(np.int64)
+    pairs, further = np.unique(np.stack((positions, tokens)), axis=1, return_counts=True)
+    return Drafted(rows[pairs[0]].astype(np.intp), (pairs[0], pairs[1], further))

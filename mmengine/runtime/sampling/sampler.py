@@ -1,0 +1,288 @@
+"""From logits to tokens, for all rows of a step at once.
+
+Order of operations for a row, each only where it is asked for:
+
+    1. logprobs are those of the model's own distribution, before anything below;
+       tokens that the row's grammar does not allow are excluded;
+    2. logit bias; repetition, then frequency and presence penalty; before min_tokens, end-of-sequence
+       and stop tokens are excluded;
+    3. temperature 0: the most likely token, of equals the lowest id;
+    4. else temperature, top-k, top-p, min-p, then Gumbel noise, and the largest sum;
+    5. in a row whose text is to be completed within its budget: what completes it, where that token would
+       lead too far (`close`).
+
+2 and 4 are the order of transformers' logits processors. A row with NaN, with +inf, or with nothing
+finite gets no token; -inf alone excludes a token. The logits are not written to, but for rows with a mask.
+"""
+
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+import torch
+
+from mmengine.core.executor import Admission
+from mmengine.gpu.sampling import compile_all, sampling_kernels
+from mmengine.runtime.device.upload import upload, upload_columns
+from mmengine.runtime.rows import (
+    BIAS,
+    LOGPROBS,
+    MIN_TOKENS,
+    PENALTIES,
+    RANDOM,
+    STOP_IDS,
+    RowColumns,
+)
+from mmengine.runtime.sampling.drawing import draw
+from mmengine.runtime.sampling.filters import NEVER
+from mmengine.runtime.sampling.masking import keep_allowed
+from mmengine.runtime.sampling.penalties import TokenCounts
+from mmengine.runtime.sampling.row_select import on_rows, take
+from mmengine.runtime.sampling.sample_rows import SampleRows
+from mmengine.runtime.sampling.topk import topk_tokens, topk_tokens_of
+from mmengine.structured_output.rows import Closing, Masks
+
+ADJUSTED = BIAS | PENALTIES | MIN_TOKENS
+ERROR_TOKEN = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """Of `indices` (host, into the sampling rows): the chosen token's logprob [m] and the k best
+    tokens [m, k], best first; k is the most that a row asks for."""
+
+    indices: np.ndarray
+    chosen: torch.Tensor
+    best: torch.Tensor
+    best_ids: torch.Tensor
+
+
+class Sampled(msgspec.Struct, frozen=True, eq=False):
+    token_ids: torch.Tensor  # int64 [s]; ERROR_TOKEN where a row has no finite distribution
+    logprobs: Logprobs | None
+
+    def to_host(self) -> "Sampled":
+        """Start the copies; on CUDA they land in pinned memory and are not waited for."""
+        if self.token_ids.device.type == "cpu":
+            return self
+        token_ids, lists = self.token_ids.to("cpu", non_blocking=True), self.logprobs
+        if lists is None:
+            return Sampled(token_ids, None)
+        chosen, best, ids = (
+            one.to("cpu", non_blocking=True) for one in (lists.chosen, lists.best, lists.best_ids)
+        )
+        return Sampled(token_ids, Logprobs(lists.indices, chosen, best, ids))
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Tokens, int64 [s], and the largest logit that could be chosen [s]; not finite: the row is broken.
+    `logits` are the model's own where likelihoods are asked for."""
+
+    token_ids: torch.Tensor
+    largest: torch.Tensor
+    logits: torch.Tensor
+
+
+class Sampler:
+    def __init__(self, rows: RowColumns, max_rows: int, vocab_size: int, device: torch.device) -> None:
+        self._rows, self._vocab_size, self.device = rows, vocab_size, device
+        self._counts = TokenCounts(max_rows, vocab_size, device)
+        self._kernels = sampling_kernels(device)
+        if self._kernels is not None:
+            compile_all(self._kernels, vocab_size, device)
+
+    def admit(self, admission: Admission) -> None:
+        """Take over a row, after RowColumns.admit."""
+        self._counts.admit(admission, self._rows)
+
+    def sample(self, logits: torch.Tensor, batch: SampleRows, masks: Masks | None = None) -> Sampled:
+        """float32 logits [s, vocab_size], one row each of `batch`. Does not wait for the device."""
+        return self.conclude(self.choose(logits, batch, masks), batch)
+
+    def choose(self, logits: torch.Tensor, batch: SampleRows, masks: Masks | None = None) -> Chosen:
+        """What `sample` gives, to be changed or not, and then to be said by `conclude`."""
+        largest, token_ids = topk_tokens(logits)
+        options, wanted = batch.columns["options"], batch.wanted
+        own_logits = logits
+        if masks is not None:
+            own_logits = logits.clone() if wanted & LOGPROBS else logits
+            self._mask(logits, masks, options, largest, token_ids)
+        if wanted & MIN_TOKENS:
+            options, wanted = self._before_min_tokens(logits, token_ids, batch)
+        if wanted & (ADJUSTED | RANDOM):
+            selected = np.flatnonzero(options & (ADJUSTED | RANDOM))
+            if len(selected) == len(options):
+                is_adjusted = int(np.bitwise_or.reduce(options)) & ADJUSTED
+                token_ids = self._choose(logits.clone() if is_adjusted else logits, options, batch)
+            else:
+                chosen = self._choose(take(logits, selected), options[selected], batch.take(selected))
+                token_ids[upload(selected, self.device)] = chosen
+        return Chosen(token_ids, largest, own_logits)
+
+    def choose_again(self, chosen: Chosen, batch: SampleRows, masks: Masks) -> None:
+        """Choose anew, in place, for the rows that `masks` are of, from what these allow (on a CPU)."""
+        selected = torch.from_numpy(masks.selected)
+        narrow = Masks(np.arange(len(masks.selected)), masks.bits)
+        again = self.choose(chosen.logits.index_select(0, selected), batch.take(masks.selected), narrow)
+        chosen.token_ids[selected], chosen.largest[selected] = again.token_ids, again.largest
+
+    def close(self, chosen: Chosen, closing: Closing) -> None:
+        """Put, in place, what rows are to say that complete their texts where they chose something else. The
+        counts and the next step need that token, so this waits for the device; for such rows alone."""
+        places = upload(closing.places, self.device)
+        sampled = chosen.token_ids[places].tolist()
+        kept = closing.keep(sampled)
+        if kept != sampled:
+            chosen.token_ids[places] = upload(np.array(kept, np.int64), self.device)
+
+    def conclude(self, chosen: Chosen, batch: SampleRows) -> Sampled:
+        """The tokens are said."""
+        token_ids = chosen.token_ids
+        _refuse_broken(token_ids, chosen.largest)
+        if batch.wanted & PENALTIES and not batch.in_runs:
+            self.count(batch, token_ids)
+        options = batch.columns["options"]
+        wants_logprobs = batch.wanted & LOGPROBS
+        return Sampled(
+            token_ids, self._logprobs(chosen.logits, token_ids, options, batch) if wants_logprobs else None
+        )
+
+    def count(self, batch: SampleRows, token_ids: torch.Tensor) -> None:
+        """The rows said `token_ids` [s]. `sample` sees to it itself where `batch` is not in runs; in runs
+        only who reads the tokens knows which of them are said."""
+        selected = np.flatnonzero(batch.columns["options"] & PENALTIES)
+        self._counts.count(batch.rows[selected], take(token_ids, selected))
+
+    def _mask(
+        self,
+        logits: torch.Tensor,
+        masks: Masks,
+        options: np.ndarray,
+        largest: torch.Tensor,
+        token_ids: torch.Tensor,
+    ) -> None:
+        """Exclude what masks exclude, in place, and choose `token_ids` anew. `largest` of a row becomes that
+        of what is left, unless the row was broken already."""
+        is_read = (options[masks.selected] & (ADJUSTED | RANDOM)) != 0
+        left, chosen = keep_allowed(logits, masks, is_read)
+        if logits.device.type == "cpu":
+            before = largest.numpy()[masks.selected]
+            token_ids.numpy()[masks.selected] = chosen.numpy()
+            largest.numpy()[masks.selected] = np.where(np.isfinite(before), left.numpy(), before)
+            return
+        places = upload(masks.selected, self.device)
+        token_ids[places] = chosen
+        largest[places] = torch.where(largest[places].isfinite(), left, largest[places])
+
+    def _before_min_tokens(
+        self, logits: torch.Tensor, token_ids: torch.Tensor, batch: SampleRows
+    ) -> tuple[np.ndarray, int]:
+        """The rows' options [s], with MIN_TOKENS where it still has to be seen to, and all of them together:
+        not in rows that have so many tokens, and on a CPU not in greedy rows that ask for nothing else.
+        Those are done here, in `token_ids`; most of them chose a token that ends nothing anyway."""
+        options = batch.columns["options"]
+        is_early = ((options & MIN_TOKENS) != 0) & (batch.output_index < batch.columns["min_tokens"])
+        if logits.device.type == "cpu":
+            tokens = token_ids.numpy()
+            may_end = self._rows.is_eos(tokens)
+            if batch.wanted & STOP_IDS:
+                may_end |= (options & STOP_IDS) != 0
+            if not batch.wanted & (ADJUSTED | RANDOM) & ~MIN_TOKENS:
+                self._next_topk(logits.numpy(), tokens, (may_end & is_early).nonzero()[0], batch.rows)
+                return options, batch.wanted & ~MIN_TOKENS
+            is_plain = options & (ADJUSTED | RANDOM) == MIN_TOKENS
+            self._next_topk(logits.numpy(), tokens, (may_end & is_early & is_plain).nonzero()[0], batch.rows)
+            is_early &= ~is_plain
+        options = np.where(is_early, options, options & ~MIN_TOKENS)
+        return options, int(np.bitwise_or.reduce(options))
+
+    def _next_topk(
+        self, logits: np.ndarray, tokens: np.ndarray, selected: np.ndarray, rows: np.ndarray
+    ) -> None:
+        """Put the most likely tokens that do not end a text into `tokens` [s], at places `selected`."""
+        if not len(selected):
+            return
+        places = selected[:, None], self._rows.blocked[rows[selected]]
+        kept = logits[places]
+        logits[places] = NEVER
+        tokens[selected] = (logits if len(selected) == len(logits) else logits[selected]).argmax(axis=-1)
+        logits[places] = kept
+
+    def _choose(self, logits: torch.Tensor, options: np.ndarray, batch: SampleRows) -> torch.Tensor:
+        """Tokens of rows that ask for more than the most likely; rows that are ADJUSTED are written to."""
+        if int(np.bitwise_or.reduce(options)) & ADJUSTED:
+            logits = self._adjust(logits, options, batch)
+        selected = np.flatnonzero(options & RANDOM)
+        if len(selected) == len(options):
+            return draw(logits, options, batch, self._kernels)
+        token_ids = topk_tokens(logits)[1]
+        if len(selected):
+            drawn = draw(take(logits, selected), options[selected], batch.take(selected), self._kernels)
+            token_ids[upload(selected, self.device)] = drawn
+        return token_ids
+
+    def _adjust(self, logits: torch.Tensor, options: np.ndarray, batch: SampleRows) -> torch.Tensor:
+        """Step 2, in place."""
+        selected = np.flatnonzero(options & BIAS)
+        if len(selected):
+            pairs = [self._rows.bias[row] for row in batch.rows[selected].tolist()]
+            added = upload(np.concatenate([values for _, values in pairs]), self.device)
+            index = _scatter_index(selected, [ids for ids, _ in pairs], self.device)
+            logits.index_put_(index, added, accumulate=True)
+        selected = np.flatnonzero(options & PENALTIES)
+        if len(selected):
+            columns, rows = batch.columns[selected], batch.rows[selected]
+            penalties = self._penalties_of(columns)
+            drafted = batch.drafted
+            if drafted is not None:
+                positions, tokens = (upload(each, self.device) for each in drafted.pairs[:2])
+                before = logits[positions, tokens]
+            if self.device.type == "cpu":
+                self._counts.penalise_here(logits.numpy(), selected, rows, penalties.numpy())
+            else:
+                logits = on_rows(logits, selected, lambda some: self._counts.penalise(some, rows, penalties))
+            if drafted is not None:
+                of_pairs = self._penalties_of(batch.columns[drafted.pairs[0]])
+                self._counts.penalise_drafted(logits, before, drafted, of_pairs)
+        selected = np.flatnonzero(options & MIN_TOKENS)
+        if len(selected):
+            blocked = self._rows.blocked[batch.rows[selected]]
+            places = upload(
+                np.stack((np.broadcast_to(selected[:, None], blocked.shape), blocked)), self.device
+            )
+            logits[places[0], places[1]] = NEVER
+        return logits
+
+    def _penalties_of(self, columns: np.ndarray) -> torch.Tensor:
+        names = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+        return upload_columns(*(columns[name] for name in names), device=self.device)
+
+    def _logprobs(
+        self, logits: torch.Tensor, token_ids: torch.Tensor, options: np.ndarray, batch: SampleRows
+    ) -> Logprobs:
+        selected = np.flatnonzero(options & LOGPROBS)
+        most = min(int(batch.columns["logprobs"][selected].max()), self._vocab_size)
+        some = take(logits, selected)
+        logprobs = some.log_softmax(dim=-1) if self._kernels is None else self._kernels.log_softmax(some)
+        chosen = logprobs.gather(-1, take(token_ids, selected).clamp(min=0)[:, None])[:, 0]
+        return Logprobs(selected, chosen, *topk_tokens_of(logprobs, most))
+
+
+def _refuse_broken(token_ids: torch.Tensor, largest: torch.Tensor) -> None:
+    """ERROR_TOKEN for the rows without a finite `largest` logit, in place."""
+    if token_ids.device.type != "cpu":
+        token_ids.masked_fill_(~largest.isfinite(), ERROR_TOKEN)
+        return
+    is_sound = np.isfinite(largest.numpy())
+    if np.count_nonzero(is_sound) < len(is_sound):
+        token_ids.numpy()[~is_sound] = ERROR_TOKEN
+
+
+def _scatter_index(
+    selected: np.ndarray, ids: list[np.ndarray], device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(row, token) for every token id of every selected row."""
+    rows = np.repeat(selected, [len(some) for some in ids])
+    both = upload(np.stack((rows, np.concatenate(ids))), device)
+    return both[0], both[1]

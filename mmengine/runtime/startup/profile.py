@@ -1,0 +1,145 @@
+"""How much memory the largest step needs beside the weights: it is run once, before the KV pool is there."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from mmengine.config import EngineConfig
+from mmengine.errors import ConfigError
+from mmengine.models.plugin import AuxHiddenStates, ModelSpec, VisionLanguageModel
+from mmengine.runtime.graphs.encoder_sizes import MOST_EMBEDS
+
+# Of float32 logits: scaled ones, sorted ones with their ids (int64), and sums of them, for filters.
+SAMPLING_COPIES = 5
+
+
+class Meter(Protocol):
+    def reset(self) -> None:
+        """Forget the peak so far."""
+
+    def peak(self) -> int:
+        """Bytes that were in use at once since `reset`, beyond those in use then."""
+
+
+class CudaMeter:
+    """By torch's allocator (not yet run on a GPU)."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def reset(self) -> None:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(self._device)
+        self._before = torch.cuda.memory_allocated(self._device)
+
+    def peak(self) -> int:
+        torch.cuda.synchronize(self._device)
+        return torch.cuda.max_memory_allocated(self._device) - self._before
+
+
+@dataclass(frozen=True, slots=True)
+class Peaks:
+    layers: int  # bytes: all layers, logits and sampling over token_budget tokens
+    encoder: int  # bytes: the encoder over encoder_budget embeddings
+    graphs: int = 0  # bytes: the layers of the largest captured step, and the largest captured encoding
+
+
+class _NoCache:
+    """An attention port without a cache: shapes and memory of the layers, no attention."""
+
+    def append(self, layer: int, k: Tensor, v: Tensor) -> None:
+        """Nothing is kept."""
+
+    def run(self, layer: int, q: Tensor) -> Tensor:
+        return torch.zeros_like(q, memory_format=torch.contiguous_format)
+
+
+def measure(
+    model: VisionLanguageModel,
+    config: EngineConfig,
+    device: torch.device,
+    meter: Meter,
+    *,
+    aux_hidden_states: tuple[int, ...] = (),
+    captures: bool = False,
+) -> Peaks:
+    """Run both passes of the largest step, and those of the largest graphs where it `captures`.
+    `aux_hidden_states`: the layers that a draft head reads. Raises ConfigError where one does not fit by
+    itself."""
+    budget, rows = config.token_budget, config.max_num_seqs * (1 + config.num_draft_tokens)
+    sampled, graphs = min(rows, budget), 0
+    with torch.inference_mode():
+        encoder = _peak(
+            meter, config, "encoder_budget", lambda: _encode(model, config, config.encoder_budget, device)
+        )
+        layers = _peak(
+            meter, config, "token_budget", lambda: _layers(model, budget, sampled, device, aux_hidden_states)
+        )
+        if captures:
+            embeds = min(config.encoder_budget, MOST_EMBEDS)
+            graphs = _peak(
+                meter, config, "max_num_seqs", lambda: _layers(model, rows, 0, device, aux_hidden_states)
+            )
+            graphs += _peak(meter, config, "encoder_budget", lambda: _encode(model, config, embeds, device))
+    return Peaks(layers + SAMPLING_COPIES * 4 * sampled * model.spec.vocab_size, encoder, graphs)
+
+
+def _peak(meter: Meter, config: EngineConfig, setting: str, run: Callable[[], None]) -> int:
+    meter.reset()
+    try:
+        run()
+    except torch.OutOfMemoryError:
+        raise ConfigError(
+            f"the largest step does not fit beside the weights: {setting} {getattr(config, setting)} needs "
+            f"more memory than is free; lower {setting}"
+        ) from None
+    return meter.peak()
+
+
+def _layers(
+    model: VisionLanguageModel,
+    count: int,
+    rows: int,
+    device: torch.device,
+    aux_hidden_states: tuple[int, ...],
+) -> None:
+    """All layers over `count` tokens, of which `rows` are sampled from."""
+    spec = model.spec
+    embeds = model.embed(torch.zeros(count, dtype=torch.int64, device=device))
+    deepstack = embeds.new_zeros(spec.num_deepstack, count, spec.hidden_size) if spec.num_deepstack else None
+    positions = torch.zeros(3, count, dtype=torch.int64, device=device)
+    asked = (
+        (
+            AuxHiddenStates(
+                aux_hidden_states, embeds.new_empty(count, len(aux_hidden_states) * spec.hidden_size)
+            ),
+        )
+        if aux_hidden_states
+        else ()
+    )
+    hidden = model.forward(embeds, deepstack, positions, _NoCache(), *asked)
+    if rows:
+        model.logits(hidden[:rows])
+
+
+def _encode(model: VisionLanguageModel, config: EngineConfig, num_embeds: int, device: torch.device) -> None:
+    grids = grids_of(num_embeds, config.largest_item, model.spec)
+    num_patches = sum(t * h * w for t, h, w in grids)
+    patches = torch.zeros(num_patches, model.spec.patch_width, dtype=torch.uint8, device=device)
+    model.encode(patches, grids)
+
+
+def grids_of(num_embeds: int, largest: int, spec: ModelSpec) -> list[tuple[int, int, int]]:
+    """Patches (t, h, w) of the fewest images that make nearly `num_embeds` embeddings, none more than
+    `largest`: an encoder needs the most for few large ones."""
+    grids, left = [], num_embeds
+    while left > 0:
+        high = math.isqrt(min(left, largest))
+        wide = min(left, largest) // high
+        grids.append((1, high * spec.merge_size, wide * spec.merge_size))
+        left -= min(left, largest)
+    return grids

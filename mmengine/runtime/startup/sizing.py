@@ -1,0 +1,145 @@
+"""The sizes that a config leaves open, from the model and from what memory is there."""
+
+import dataclasses
+import math
+
+import msgspec
+import torch
+
+from mmengine.config import ENCODER_CACHE, EngineConfig
+from mmengine.errors import ConfigError
+from mmengine.models.plugin import VisionLanguageModel
+from mmengine.runtime.drafting.eagle3.head import kv_spec
+from mmengine.runtime.kv.memory import Memory, cached_embeds
+from mmengine.runtime.kv.pool import FP8, MIN_BLOCKS, blocks_for_memory, bytes_per_block
+from mmengine.runtime.startup.profile import CudaMeter, measure
+from mmengine.spec_decode.eagle3.loading import HeadFolder
+
+CUDA_RESERVE_SHARE = 0.1  # of a GPU's memory
+CPU_MEMORY_SHARE = 0.25
+CPU_FULL_REQUESTS = 4  # requests of full length that the CPU's pool is sized for, at least 256 MiB
+CPU_MIN_BYTES = 256 * 2**20
+GROWTH = 1.5  # on a CPU the encoder cache is copied when it doubles: the old half beside the new whole
+
+
+def resolve(
+    config: EngineConfig,
+    model: VisionLanguageModel,
+    head: HeadFolder | None,
+    dtype: torch.dtype,
+    device: torch.device,
+    eos_token_ids: tuple[int, ...],
+) -> EngineConfig:
+    """Fill in what is 0: the pool from memory, the length from the model and the pool. Blocks hold the KV of
+    the model and of the draft head. Raises ConfigError for what does not fit."""
+    spec, size = model.spec, config.block_size
+    if config.max_model_len > spec.max_model_len:
+        raise ConfigError(
+            f"max_model_len {config.max_model_len} is more than the model's own {spec.max_model_len}"
+        )
+    wanted_len = config.max_model_len or spec.max_model_len
+    blocks_each = -(-wanted_len // size)
+    specs = [spec] if head is None else [spec, kv_spec(head.config)]
+    stored = FP8 if config.kv_dtype == "fp8" else dtype
+    block_bytes = bytes_per_block(specs, stored, size)
+    needed = -(-config.max_model_len // size) + 1  # for one request, where a length was asked for
+    embed_bytes = (1 + spec.num_deepstack) * spec.hidden_size * dtype.itemsize
+    if device.type == "cuda":
+        memory = _of_gpu(model, config, head, dtype, device)
+        kv_bytes = (config.num_blocks or max(needed, MIN_BLOCKS)) * block_bytes
+        cached, memory = _with_cache(config, memory, embed_bytes, kv_bytes, wanted_len)
+        num_blocks = config.num_blocks or memory.blocks(block_bytes, needed)
+    else:
+        cached = config.encoder_cache_size or max(ENCODER_CACHE, config.max_item_embeds)
+        memory = Memory(available_memory(), 0, features=int(GROWTH * cached * embed_bytes))
+        num_blocks = config.num_blocks
+        if not num_blocks:
+            room = _kv_bytes_of_cpu(memory.total, blocks_each * block_bytes)
+            num_blocks = blocks_for_memory(specs, stored, size, room)
+    if config.num_blocks:
+        memory.check(num_blocks, block_bytes)
+    else:
+        num_blocks = min(num_blocks, config.max_num_seqs * blocks_each + 1)
+    room = (num_blocks - 1) * size
+    if room < 2 or config.max_model_len > room:
+        raise ConfigError(
+            f"num_blocks {num_blocks} of {size} tokens hold {max(0, room)} tokens (one block is the dummy), "
+            f"less than max_model_len {config.max_model_len or 2}; raise num_blocks or lower max_model_len"
+        )
+    chooses = config.draft_policy == "auto" and config.num_draft_tokens and not config.compat
+    return msgspec.structs.replace(
+        config,
+        draft_policy="goodput" if chooses else config.draft_policy,
+        max_in_flight=config.max_in_flight or steps_in_flight(config, device),
+        num_blocks=num_blocks,
+        encoder_cache_size=cached,
+        max_model_len=min(wanted_len, room),
+        eos_token_ids=config.eos_token_ids or eos_token_ids,
+    )
+
+
+def steps_in_flight(config: EngineConfig, device: torch.device) -> int:
+    """What `max_in_flight` is where it is left open: a CPU computes a step where its result is awaited."""
+    return 2 if device.type == "cuda" and not config.compat else 1
+
+
+def _of_gpu(
+    model: VisionLanguageModel,
+    config: EngineConfig,
+    head: HeadFolder | None,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Memory:
+    """With the weights of the model loaded, and those of the draft head not; without the encoder cache (not
+    yet run on a GPU)."""
+    aux_hidden_states = () if head is None else head.config.aux_layers
+    peaks = measure(
+        model,
+        config,
+        device,
+        CudaMeter(device),
+        aux_hidden_states=aux_hidden_states,
+        captures=config.cuda_graphs,
+    )
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info(device)
+    values = 0 if head is None else sum(math.prod(entry.shape) for entry in head.entries.values())
+    return Memory(
+        total=total,
+        taken=total - free + values * dtype.itemsize,
+        layers=peaks.layers,
+        encoder=peaks.encoder,
+        reserve=int(total * CUDA_RESERVE_SHARE),
+        graphs=peaks.graphs,
+    )
+
+
+def _with_cache(
+    config: EngineConfig, memory: Memory, embed_bytes: int, kv_bytes: int, longest: int
+) -> tuple[int, Memory]:
+    """How many embeddings a GPU keeps, and the memory with them in it. Where nobody says it, as many as all
+    that a step encodes beside the largest item, which another row reads in chunks, or more."""
+    cached = config.encoder_cache_size
+    if cached:
+        return cached, dataclasses.replace(memory, features=cached * embed_bytes)
+    item = max(1, min(config.largest_item, longest - 1))
+    wanted = item + config.encoder_budget
+    cached = cached_embeds(memory.left, embed_bytes, kv_bytes, least=item, wanted=wanted)
+    features = cached * embed_bytes
+    return cached, dataclasses.replace(memory, features=features, cache_setting="encoder_budget")
+
+
+def _kv_bytes_of_cpu(available: int, full_request: int) -> int:
+    """For the pool of a CPU: what some requests need, and no more than a share of the memory."""
+    wanted = max(CPU_MIN_BYTES, CPU_FULL_REQUESTS * full_request)
+    return min(wanted, int(available * CPU_MEMORY_SHARE))
+
+
+def available_memory() -> int:
+    """Bytes of the host that can be had without swapping; half of 4 GiB where the system does not say."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            lines = dict(line.split(":", 1) for line in file)
+        return int(lines["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        return 2 * 2**30

@@ -1,0 +1,429 @@
+"""The engine for many callers at once: it runs on its own thread, answers come as async streams.
+
+    async with AsyncEngine() as engine:
+        async with engine.stream("What is a triangle?") as stream:
+            async for output in stream:
+                print(output.text, end="")
+
+Callers speak to the thread through a queue of commands. What it knows of a caller is a channel; a
+`Stream` that is closed, or forgotten, closes its channel, and that cancels the request.
+"""
+
+import asyncio
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from mmengine.core.outputs import Stats
+from mmengine.core.resume import Resume
+from mmengine.errors import ExecutorFailed, InvalidRequest, MMEngineError, QueueFull, RequestFailed
+from mmengine.models.plugin import Prepared
+from mmengine.request import SamplingParams
+from mmengine.serve.answers import Completion, RequestOutput, engine_failed
+from mmengine.serve.engine import Engine, make_options
+from mmengine.serve.health import Readiness
+from mmengine.serve.media_memory import media_workers
+from mmengine.serve.operators import operator_log
+from mmengine.serve.prompts import Options, Prompt
+from mmengine.serve.structured import ResponseFormat, decoded, json_format, response_format_of
+from mmengine.serve.texts import AnswerTexts
+
+GIVEN_UP = "the request was given up before it began"
+GRAMMAR_WORKERS = 2  # threads on which forms are checked
+STEP_LIMIT_S = 60.0  # a step that takes longer hangs
+
+MAX_HANGS = 32  # in a row, before the streams hear of it
+
+
+class _Channel:
+    """From the engine's thread to one caller. `queue` belongs to the caller's loop."""
+
+    def __init__(self, options: Options, texts: AnswerTexts):
+        self.options = options
+        self.texts = texts
+        self.loop = asyncio.get_running_loop()
+        self.queue: asyncio.Queue[RequestOutput | MMEngineError | None] = asyncio.Queue()
+        self.accepted = asyncio.Event()  # on the disk, or refused with `error`
+        self.error: MMEngineError | None = None
+        self.preparing: Future[Prepared] | None = None
+        self.request_id = ""  # set when the engine took the request
+        self.closed = False
+
+
+class Stream:
+    """News of one request, as an async iterator of RequestOutput. `completion` is set at the end.
+
+    Leaving `async with`, `aclose()`, or dropping the stream cancels what is not finished. Raises
+    InvalidRequest, InvalidMedia, QueueFull when the prompt is refused, ExecutorFailed and others
+    when the whole engine failed.
+    """
+
+    def __init__(self, channel: _Channel, close: Callable[[_Channel], None]):
+        self._channel, self.texts = channel, channel.texts
+        self._close = close
+        self._over = False
+        self.completion: Completion | None = None
+
+    def __aiter__(self) -> "Stream":
+        return self
+
+    async def __anext__(self) -> RequestOutput:
+        if self._over:
+            raise StopAsyncIteration
+        item = await self._channel.queue.get()
+        if isinstance(item, RequestOutput):
+            item = self.texts.fill(item)  # here, while the engine's thread computes
+            self.completion = item.completion or self.completion
+            return item
+        self._over = True
+        if item is None:
+            raise StopAsyncIteration
+        raise item
+
+    async def accepted(self) -> None:
+        """Wait until the request is in the log: from then on, if that is on a disk, it is answered
+        whatever happens to this process. Raises what the stream would when it is refused."""
+        await self._channel.accepted.wait()
+        if self._channel.error is not None:
+            raise self._channel.error
+
+    async def __aenter__(self) -> "Stream":
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Cancel the request if it still runs; nothing more comes."""
+        self._over = True
+        self._close(self._channel)
+
+    def __del__(self) -> None:
+        self._close(self._channel)
+
+
+class AsyncEngine:
+    """A model behind a thread. Takes what `Engine` takes; loading happens in the constructor.
+
+    Media are decoded and resized on `media_workers` threads of their own, schemas and grammars are checked on
+    others, before the media of the same request. At most `max_waiting +
+    max_num_seqs` requests are open at once; one more raises QueueFull. Where a step takes longer than
+    step_timeout_s and there is a `log`, another engine takes that up on a thread of its own and the
+    streams go on; without a log they end with an error.
+    """
+
+    def __init__(self, model: str | Path | None = None, **engine_options: Any):
+        options = {"on_hang": self._on_hang, **engine_options, "texts": False}
+        self._make_engine = partial(Engine, model, **options)
+        self._has_log = engine_options.get("log") is not None
+        self._num_hangs = 0  # since a step came back
+        self._is_stuck = False  # the engine's thread is, and nobody takes over
+        self._engine = self._make_engine()
+        self.config = self._engine.config
+        self._limit = self.config.max_waiting + self.config.max_num_seqs
+        self._pool = ThreadPoolExecutor(
+            media_workers(self.config.media_workers), thread_name_prefix="mmengine-media"
+        )
+        # A large schema takes seconds: those that ask for none do not wait behind it.
+        self._grammar_pool = ThreadPoolExecutor(GRAMMAR_WORKERS, thread_name_prefix="mmengine-form")
+        self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._lock = threading.Lock()  # guards the three below
+        self._open: set[_Channel] = set()
+        self._closing = False
+        self._failure: MMEngineError | None = None
+        self._running: dict[str, _Channel] = {}  # this and the next: the engine's thread alone
+        self._unwritten: list[_Channel] = []  # no step has written them down yet
+        self._stats = replace(self._engine.stats())
+        self.metrics = self._engine.metrics
+        self.metrics.ready = lambda: self.readiness().ready
+        self._stepping_since = 0.0  # when the step that runs began; 0: none runs
+        self._begin()
+
+    def _begin(self) -> None:
+        self._thread = threading.Thread(target=self._run, args=(self._engine,), name="mmengine", daemon=True)
+        self._thread.start()
+
+    # Any thread with a running event loop
+
+    def stream(
+        self,
+        prompt: Prompt | str | list[dict[str, Any]],
+        sampling: SamplingParams | None = None,
+        *,
+        request_id: str = "",
+        priority: int = 0,
+        cache_salt: str = "",
+        deadline_s: float = 0.0,
+        response_format: Any = None,
+        grammar: Mapping[str, Any] | None = None,
+        **sampling_options: Any,
+    ) -> Stream:
+        """Start answering; arguments as for `Engine.submit`. Raises InvalidRequest, QueueFull;
+        what is wrong with the media, or with the form asked for, comes out of the stream."""
+        options = make_options(sampling, sampling_options, request_id, priority, cache_salt, deadline_s)
+        options.check()
+        form = None
+        if response_format is not None or grammar is not None:
+            form = partial(response_format_of, response_format, grammar)
+        prompt = Prompt.of(prompt)
+        channel = _Channel(options, AnswerTexts(self._engine.processor.tokenizer, options.sampling))
+        with self._lock:
+            if self._failure is not None:
+                raise engine_failed(self._failure)
+            if self._closing:
+                raise InvalidRequest("the engine is closed")
+            if len(self._open) >= self._limit:
+                raise QueueFull(f"{self._limit} requests are open already; try again later")
+            self._open.add(channel)
+        pool = self._pool if form is None else self._grammar_pool
+        future = channel.preparing = pool.submit(self._prepare, prompt, channel, form)
+        future.add_done_callback(lambda done: self._commands.put(lambda: self._submit(channel, done)))
+        return Stream(channel, self._close_channel)
+
+    def _prepare(
+        self, prompt: Prompt, channel: _Channel, form: Callable[[], ResponseFormat] | None
+    ) -> Prepared:
+        """On a worker. Text of the form and pixels count from here, and with the engine from `_submit` on."""
+        found = None if form is None or channel.closed else form()
+        if found is not None and found.grammar is not None:
+            options = replace(channel.options, grammar=found.grammar, reasoning=found.reasoning)
+            options.check()
+            text = self._engine.grammar_memory.hold(channel, found.grammar)
+            channel.options = replace(options, grammar=text)
+        memory = self._engine.media_memory
+        memory.wait_for_room(lambda: channel.closed or self._failure is not None)
+        if channel.closed:
+            raise RequestFailed(GIVEN_UP)
+        prepared = prompt.prepare(self._engine.processor, channel.options.cache_salt)
+        memory.hold(channel, prepared.media)
+        return prepared
+
+    async def generate(
+        self,
+        prompt: Prompt | str | list[dict[str, Any]],
+        sampling: SamplingParams | None = None,
+        **options: Any,
+    ) -> Completion:
+        """The whole answer. Raises what `stream` raises, and RequestFailed when it was given up."""
+        async with self.stream(prompt, sampling, **options) as stream:
+            stream.texts.pieces = False
+            async for _ in stream:
+                pass
+        error = stream.completion.error()
+        if error is not None:
+            raise error
+        return stream.completion
+
+    async def generate_json(
+        self,
+        messages: Prompt | str | list[dict[str, Any]],
+        schema: Any,
+        *,
+        reasoning: bool | None = None,
+        on_truncation: str = "length",
+        **options: Any,
+    ) -> Any:
+        """What `Engine.generate_json` gives; `options` are those of `generate`."""
+        form = json_format(schema, options, reasoning, on_truncation)
+        return decoded(await self.generate(messages, response_format=form, **options), schema)
+
+    def stats(self) -> Stats:
+        """Counters of the core since the start, as of the last step."""
+        return self._stats
+
+    def metrics_text(self) -> str:
+        """Counters and times in Prometheus' text format; `metrics` is the collector behind it. Any thread
+        may ask."""
+        return self.metrics.text()
+
+    def readiness(self) -> Readiness:
+        """What `Engine.readiness` says, and whether the engine's thread lives and its step returns.
+        Any thread may ask."""
+        if self._failure is not None or not self._thread.is_alive():
+            return Readiness((f"the engine stopped: {self._failure or 'it was closed'}",))
+        reasons = self._engine.readiness().reasons
+        since = self._stepping_since
+        if since and time.monotonic() - since > STEP_LIMIT_S:
+            reasons += (f"a step has not returned for {time.monotonic() - since:.0f} seconds",)
+        return Readiness(reasons + (("the engine is closing",) if self._closing else ()))
+
+    async def close(self, *, drain: bool = True) -> None:
+        """Take no more requests, finish those that run (`drain`) or cancel them, and free the
+        device. Closing twice is no error."""
+        with self._lock:
+            self._closing = True
+            channels = [] if drain else list(self._open)
+        for channel in channels:
+            self._close_channel(channel)
+        self._commands.put(lambda: None)
+        await asyncio.to_thread(self._join)
+        self._pool.shutdown()
+        self._grammar_pool.shutdown()
+
+    def _join(self) -> None:
+        """Wait for the engine's thread, and for one that takes over from it; not for one that is stuck."""
+        while (thread := self._thread).is_alive() and not self._is_stuck:
+            thread.join(0.05)
+
+    async def __aenter__(self) -> "AsyncEngine":
+        return self
+
+    async def __aexit__(self, kind: type | None, *exc: object) -> None:
+        await self.close(drain=kind is None)
+
+    def _close_channel(self, channel: _Channel) -> None:
+        if not channel.closed:
+            channel.closed = True
+            if channel.preparing is not None:
+                channel.preparing.cancel()  # if no worker has begun with it
+            self._commands.put(lambda: self._cancel(channel))
+
+    # The engine's thread
+
+    def _run(self, engine: Engine) -> None:
+        try:
+            while not (self._closing and not self._open):
+                self._take_commands()
+                if engine.has_work:
+                    self._stepping_since = time.monotonic()
+                    outputs = engine.step()
+                    self._stepping_since, self._num_hangs = 0.0, 0
+                    self._stats = replace(engine.stats())
+                    self._deliver(outputs)
+                    self._acknowledge(engine)
+                if self._closing:
+                    engine.check_stall()
+        except BaseException as error:  # every waiter must hear of it, whatever it is
+            if engine is self._engine:
+                self._fail_all(engine_failed(error))
+        finally:
+            try:
+                if engine is self._engine:
+                    engine.close()
+            except Exception as error:
+                self._fail_all(engine_failed(error))
+
+    # The watchdog's thread, while the engine's is stuck
+
+    def _on_hang(self) -> None:
+        stuck = self._engine
+        self._num_hangs += 1
+        try:
+            if not self._has_log or self._num_hangs > MAX_HANGS or not stuck.abandon():
+                raise ExecutorFailed(stuck.hang_text)
+            operator_log.error("engine hung", reason=stuck.hang_text)
+            self._engine = self._make_engine(resume=Resume())
+            self._take_up(stuck)
+        except BaseException as error:
+            self._fail_all(engine_failed(error))
+            self._is_stuck = True
+            return
+        self._stepping_since = 0.0
+        self.metrics = self._engine.metrics
+        self._begin()
+
+    def _take_up(self, stuck: Engine) -> None:
+        """Let the streams go on with what the log has of their requests."""
+        for request_id, channel in list(self._running.items()):
+            num_choices = channel.options.sampling.n
+            if not self._engine.requests.can_take_up(request_id, num_choices):  # no step had seen it yet
+                options = replace(channel.options, request_id=request_id)
+                self._engine.submit_prepared(stuck.requests.prepared(request_id), options)
+                continue
+            completion = self._engine.requests.take_up(request_id, num_choices, stream=True)
+            if completion is not None:
+                last = completion.choices[-1]
+                self._deliver([RequestOutput(request_id, last.index, "", [], last.finish_reason, completion)])
+
+    def _take_commands(self) -> None:
+        """Run all commands; wait for one when the engine has nothing to do."""
+        if not self._engine.has_work:
+            self._commands.get()()
+        while not self._commands.empty():
+            self._commands.get()()
+
+    def _submit(self, channel: _Channel, prepared: "Future[Prepared]") -> None:
+        if channel.closed:
+            self._release(channel)
+            self._end(channel, RequestFailed(GIVEN_UP))
+            return
+        try:
+            channel.request_id = self._engine.submit_prepared(prepared.result(), channel.options)
+        except MMEngineError as error:
+            self._end(channel, error)
+        except Exception as error:  # a processor's own mistake ends its request, not the engine
+            self._end(channel, engine_failed(error))
+        else:
+            self._running[channel.request_id] = channel
+            self._unwritten.append(channel)
+        finally:
+            self._release(channel)
+
+    def _release(self, channel: _Channel) -> None:
+        self._engine.media_memory.release(channel)
+        self._engine.grammar_memory.release(channel)
+
+    def _acknowledge(self, engine: Engine) -> None:
+        """Tell the callers whose requests a step wrote down."""
+        waiting, self._unwritten = self._unwritten, []
+        for channel in waiting:
+            if not engine.is_on_disk(channel.request_id):
+                self._unwritten.append(channel)
+                continue
+            with suppress(RuntimeError):  # the caller's loop is closed
+                channel.loop.call_soon_threadsafe(channel.accepted.set)
+
+    def _cancel(self, channel: _Channel) -> None:
+        if channel.request_id in self._running:
+            self._engine.cancel(channel.request_id)
+
+    def _deliver(self, outputs: list[RequestOutput]) -> None:
+        """Hand over the news of a step, with one call for each event loop."""
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Channel, RequestOutput]]] = {}
+        for output in outputs:
+            channel = self._running[output.request_id]
+            by_loop.setdefault(channel.loop, []).append((channel, output))
+        for loop, news in by_loop.items():
+            try:
+                loop.call_soon_threadsafe(_put_all, news)
+            except RuntimeError:  # that loop is closed: nobody listens any more
+                for channel, _ in news:
+                    channel.closed = True
+                    self._cancel(channel)
+        for output in outputs:
+            if output.completion is not None:
+                self._end(self._running.pop(output.request_id), None)
+
+    def _end(self, channel: _Channel, error: MMEngineError | None) -> None:
+        with self._lock:
+            self._open.discard(channel)
+        try:
+            channel.loop.call_soon_threadsafe(_put_end, channel, error)
+        except RuntimeError:
+            return  # the caller's loop is closed
+
+    def _fail_all(self, error: MMEngineError) -> None:
+        operator_log.error("engine failed", reason=str(error))
+        with self._lock:
+            self._failure = self._failure or error
+            channels = list(self._open)
+        for channel in channels:
+            self._end(channel, engine_failed(error))
+
+
+def _put_end(channel: _Channel, error: MMEngineError | None) -> None:
+    channel.error = error
+    channel.accepted.set()
+    channel.queue.put_nowait(error)
+
+
+def _put_all(news: list[tuple[_Channel, RequestOutput]]) -> None:
+    for channel, output in news:
+        channel.queue.put_nowait(output)

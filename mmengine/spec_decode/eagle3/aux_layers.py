@@ -1,0 +1,65 @@
+"""Which layers' inputs a head is fed. The same number means two things in the wild.
+
+Here auxiliary layer i is L_in(i): the residual stream that enters layer i of the target, 0-based, and the
+number of layers for what enters its final norm. The rules, in order:
+
+* ids at the top of config.json (vLLM, speculators) are L_in(i);
+* ids in `eagle_config` that begin with 1 (ModelOpt, AngelSlim and SGLang: "the output of layer i") are
+  L_in(i + 1), others there L_in(i);
+* without ids a head of three has EAGLE's own: L_in(2), L_in(n // 2), L_in(n - 3).
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from mmengine.errors import shown
+from mmengine.spec_decode.eagle3.families import Family
+
+FIELD = "eagle_aux_hidden_state_layer_ids"
+MAX_AUX_LAYERS = 16
+_COUNTS = ("num_aux_hidden_states", "num_aux_layers")
+
+
+def aux_layers(
+    family: Family, num_aux_layers: int, num_layers: int, chosen: Sequence[int] | None = None
+) -> tuple[int, ...]:
+    """The auxiliary layers of a head whose fc reads `num_aux_layers` states, for a target of `num_layers`
+    layers; `chosen` in place of what the file says. Ascending. ModelError names the field that does not
+    fit."""
+    if not 1 <= num_aux_layers <= MAX_AUX_LAYERS:
+        family.root.fail(
+            f"fc.weight reads {num_aux_layers} hidden states of the target; 1 to {MAX_AUX_LAYERS} are taken"
+        )
+    for name in _COUNTS:
+        if family.value(name) not in (None, num_aux_layers):
+            family.root.fail(f"{name} is {shown(family.value(name))}, but fc.weight reads {num_aux_layers}")
+    layers, source = _ids(family, num_aux_layers, num_layers, chosen)
+    if len(layers) != num_aux_layers:
+        family.root.fail(f"{source} names {len(layers)} layers, but fc.weight reads {num_aux_layers}")
+    if not all(0 <= layer <= num_layers for layer in layers):
+        family.root.fail(
+            f"{source} gives the inputs of layers {list(layers)}; the target has layers 0 to "
+            f"{num_layers - 1}, and {num_layers} is what enters its final norm: is the head another model's?"
+        )
+    if not all(low < high for low, high in pairwise(layers)):
+        family.root.fail(
+            f"{source} gives the inputs of layers {list(layers)}, which do not ascend; a target of "
+            f"{num_layers} layers needs its own {FIELD}"
+        )
+    return layers
+
+
+def _ids(
+    family: Family, num_aux_layers: int, num_layers: int, chosen: Sequence[int] | None
+) -> tuple[tuple[int, ...], str]:
+    """The auxiliary layers, and the name of what says so."""
+    if chosen is not None:
+        return tuple(chosen), "tap_layers"
+    for fields in (family.root, family.nested):
+        if fields.values.get(FIELD):  # null and the empty list say nothing
+            ids = fields.integers(FIELD, None, 0, 2**16, MAX_AUX_LAYERS)
+            shift = 1 if fields is family.nested and ids[0] == 1 else 0
+            return tuple(i + shift for i in ids), f"{fields.prefix}{FIELD}"
+    if num_aux_layers != 3:
+        family.root.fail(f"{FIELD} is missing, and fc.weight reads {num_aux_layers} hidden states, not 3")
+    return (2, num_layers // 2, num_layers - 3), f"without {FIELD}, EAGLE's default"

@@ -1,0 +1,97 @@
+"""A fold of the log's frames elsewhere has the same plan for each step, whatever happens."""
+
+import random
+from contextlib import suppress
+
+import msgspec
+import numpy as np
+import pytest
+
+from mmengine.core.engine import EngineCore
+from mmengine.core.snapshot import snapshot
+from mmengine.core.state.state import State
+from mmengine.errors import Diverged, ExecutorFailed, QueueFull
+from mmengine.events import vocabulary as ev
+from mmengine.events.codec import NUMBERS, encode
+from mmengine.events.log import MemoryLog
+from mmengine.events.tee import Tee
+from mmengine.runtime.parallel.mirror import Mirror
+from mmengine.simulation.slots import SimulatedExecutor
+from tests.core.small_engine import settings_of
+from tests.core.workloads import small_config, small_request
+
+
+class Mirrored(SimulatedExecutor):
+    """Each dispatched plan is compared with that of a fold elsewhere, which sees frames alone."""
+
+    needs_plan = True
+    frames: Tee
+    mirror: Mirror
+
+    def dispatch(self, plan):
+        # Kept for later: what is raised here would be a failed step.
+        self.plans = [
+            *getattr(self, "plans", ()),
+            (copied(plan), copied(self.mirror.fold(self.frames.take()))),
+        ]
+        super().dispatch(plan)
+
+
+def copied(plan):
+    return msgspec.structs.replace(plan, block_table=plan.block_table.copy())
+
+
+def assert_same(one, other):
+    for name in one.__struct_fields__:
+        a, b = getattr(one, name), getattr(other, name)
+        if isinstance(a, np.ndarray):
+            assert a.dtype == b.dtype, name
+            np.testing.assert_array_equal(a, b, name)
+        elif name == "admitted":
+            assert [x.row for x in a] == [x.row for x in b]
+            for x, y in zip(a, b, strict=True):
+                np.testing.assert_array_equal(x.token_ids, y.token_ids)
+                assert x.request.request_id == y.request.request_id
+        elif name == "encode":
+            assert [(x.key, x.request.request_id, x.index) for x in a] == [
+                (x.key, x.request.request_id, x.index) for x in b
+            ]
+        else:
+            assert a == b, name
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_each_plan_follows_from_the_frames(seed):
+    rng = random.Random(seed)
+    config = small_config(rng)
+
+    def fault(step):
+        if rng.random() < 0.05:
+            raise ExecutorFailed("on purpose")
+
+    executor = Mirrored(config, eos_in=9, fault=fault)
+    core = EngineCore(config, executor, sink=MemoryLog())
+    executor.mirror = Mirror(snapshot.restore(core.snapshot(0))[0])
+    executor.frames = core.sink = Tee(core.sink)
+    for number in range(12):
+        with suppress(QueueFull):
+            core.submit(small_request(rng, f"r{number}", config))
+        for _ in range(rng.randint(0, 3)):
+            core.step()
+        if rng.random() < 0.1:
+            core.cancel(f"r{number}")
+    while core.has_work:
+        core.step()
+    assert len(executor.plans) > 5
+    for plans in executor.plans:
+        assert_same(*plans)
+    core.sink.commit()
+    executor.mirror.fold(core.sink.take())
+    assert executor.mirror.state.digest() == core.state.digest()
+
+
+def test_another_state_is_noticed_at_the_next_checkpoint():
+    mirror = Mirror(State(settings_of()))
+    frames = encode([(NUMBERS[ev.Checkpoint], 7, 0, ev.Checkpoint(b"0" * 16))], 3)
+    with pytest.raises(Diverged, match="step 7"):
+        mirror.fold(b"".join(frames))

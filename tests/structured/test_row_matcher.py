@@ -1,0 +1,166 @@
+"""A row that follows sketches, and reads drafts when they are proposed, says what masks would let it say."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mmengine.request import Request, SamplingParams
+from mmengine.structured_output.backends import BACKENDS, backend_class
+from mmengine.structured_output.rows import RowMatchers
+from mmengine.structured_output.spec import draft_grammars_of, grammar_of
+
+WORDS = [
+    b'{"',
+    b'":',
+    b'": ',
+    b'","',
+    b'", "',
+    b'"}',
+    b'"]',
+    b"}]",
+    b"na",
+    b"me",
+    b"name",
+    b"ab",
+    b"cd",
+    b"10",
+]
+END = 256
+TOKENS = [*(bytes([n]) for n in range(256)), b"<end>", *WORDS]
+VOCAB, PROMPT = len(TOKENS), np.zeros(1, np.int32)
+NAMED = {
+    "type": "object",
+    "properties": {"name": {"enum": ["ab", "cd", "abcd"]}, "n": {"type": "integer"}},
+    "required": ["name"],
+    "additionalProperties": False,
+}
+SCHEMAS = [
+    NAMED,
+    {"type": "integer"},
+    {"type": "number", "minimum": 0},
+    {"type": "string", "maxLength": 5},
+    {"type": "array", "items": {"enum": ["ab", 10, True, None]}, "maxItems": 3},
+    {"anyOf": [{"type": "integer"}, NAMED, {"const": "name"}]},
+    {"type": "array", "items": NAMED, "minItems": 1, "maxItems": 2},
+]
+FORMS = [
+    *(grammar_of({"type": "json_schema", "json_schema": {"schema": schema}}) for schema in SCHEMAS),
+    grammar_of(grammar={"regex": "name(ab|cd){1,2}|10+"}),
+]
+
+
+def encode(text):
+    rest, found = text.encode(), []
+    while rest:
+        longest = max((word for word in WORDS if rest.startswith(word)), key=len, default=rest[:1])
+        found.append(TOKENS.index(longest))
+        rest = rest[len(longest) :]
+    return found
+
+
+@pytest.fixture(scope="module", params=sorted(BACKENDS))
+def backend(request):
+    if request.param == "xgrammar":
+        pytest.importorskip("xgrammar")
+    return backend_class(request.param)(lambda: TOKENS, encode, frozenset({END}), (END,), VOCAB)
+
+
+@pytest.fixture(scope="module")
+def compiled(backend):
+    """By grammar: the grammar, and its sketches."""
+    known = {}
+
+    def of(text):
+        if text not in known:
+            draft_grammars = [backend.compile(each).matcher for each in draft_grammars_of(text)]
+            known[text] = backend.compile(text), draft_grammars
+        return known[text]
+
+    return of
+
+
+def row_of(backend, grammar, draft_grammars, said=()):
+    rows = RowMatchers(
+        backend, lambda request_id: grammar, VOCAB, draft_grammars_of=lambda request: draft_grammars
+    )
+    request = Request("r", PROMPT, SamplingParams(), grammar="held elsewhere")
+    rows.admit(0, request, np.array([0, *said], np.int32))
+    return rows
+
+
+class Plain:
+    """The same row by masks alone, a token at a time."""
+
+    def __init__(self, backend, grammar):
+        self.rows, self.is_over = row_of(backend, grammar, ()), False
+
+    def allowed(self):
+        bits, errors = self.rows.masks([0])
+        assert not errors
+        return set(np.flatnonzero(np.unpackbits(bits[0].view(np.uint8), bitorder="little")).tolist())
+
+    def say(self, token_ids):
+        for count, token in enumerate(token_ids):
+            if token not in self.allowed():
+                return count, False
+            if token != END and self.rows.advance([0], [[token]])[0]:
+                self.is_over = True
+                return count + 1, True
+        return len(token_ids), False
+
+
+def ahead_of(plain, draw, most):
+    """What the row may say next, some of it spelled as the tokenizer would not, and at the end perhaps what
+    it may not say."""
+    ahead, probe = [], plain.rows._rows[0].matcher()
+    taken = 0
+    for _ in range(draw(st.integers(0, most))):
+        legal = sorted({token for token in range(VOCAB) if probe.validate_tokens([token])} - {END})
+        if not legal:
+            break
+        ahead.append(draw(st.sampled_from(legal)))
+        taken += probe.try_consume_tokens(ahead[-1:])
+    probe.rollback(taken)
+    if draw(st.integers(0, 5)) == 0:
+        ahead.append(draw(st.integers(0, VOCAB - 1)))
+    return ahead
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_a_row_with_sketches_says_what_masks_would_let_it_say(backend, compiled, data):
+    draw = data.draw
+    grammar, draft_grammars = compiled(draw(st.sampled_from(FORMS)))
+    row, plain = row_of(backend, grammar, draft_grammars), Plain(backend, grammar)
+    for _ in range(draw(st.integers(1, 12))):
+        drafts = list(row.forced(0, draw(st.integers(0, 8))))
+        if draw(st.booleans()):  # those of another drafter behind them, or in their place
+            drafts = [*drafts[: draw(st.integers(0, 8))], *ahead_of(plain, draw, 3)]
+            drafts = drafts[: row.num_allowed(0, drafts)]
+        assert END not in drafts
+        tokens = draw(st.sampled_from([drafts, drafts[:-1], []])) or ahead_of(plain, draw, 4)
+        if drafts and draw(st.booleans()):
+            tokens = [*drafts, *tokens[:1]]
+        assert row.say_run(0, tokens) == (expected := plain.say(tokens)), bytes(row.said(0))
+        assert row.said(0) == plain.rows.said(0)
+        if plain.is_over:
+            break
+        if expected[0] < len(tokens) or draw(st.integers(0, 4)) == 0:
+            assert np.array_equal(row.masks([0])[0], plain.rows.masks([0])[0])
+        if draw(st.integers(0, 6)) == 0:  # preempted
+            row = row_of(backend, grammar, draft_grammars, row.said(0))
+
+
+def test_drafts_are_read_once_and_the_grammar_itself_only_where_it_is_asked(backend, compiled):
+    grammar, draft_grammars = compiled(FORMS[0])
+    row = row_of(backend, grammar, draft_grammars)
+    assert row.say_run(0, encode('{"')) == (1, False)
+    drafts = list(row.forced(0, 8))
+    assert drafts and b'name":"'.startswith(b"".join(TOKENS[token] for token in drafts))
+    own, draft_grammar = row._rows[0].own, row._rows[0]._leader
+    assert draft_grammar is not own and draft_grammar.ahead == drafts
+    assert row.say_run(0, drafts) == (len(drafts), False)
+    assert (draft_grammar.ahead, draft_grammar.num_read, own.num_read) == ([], 1 + len(drafts), 1)
+    row.masks([0])
+    assert own.num_read == draft_grammar.num_read
