@@ -10,6 +10,7 @@ Importing this module is cheap: what it exports is loaded when it is first used.
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from mmengine.moved import find_moved_modules
 from mmengine.version import __version__
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ _HOMES = {
     "SamplingParams": "mmengine.request",
     "pipeline": "mmengine.serve.pipeline",
 }
+
+find_moved_modules()
 
 
 def __getattr__(name: str) -> Any:

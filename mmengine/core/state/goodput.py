@@ -1,5 +1,10 @@
 """Who drafts, and how many drafts of each row: what was measured to give the most tokens per time.
 
+The name and the aim are those of goodput in SmartSpec (Liu et al., "Optimizing Speculative Decoding for
+Serving Large Language Models Using Goodput", arXiv 2406.14066): tokens that are kept, per time. There it is
+predicted by a linear model of a step's time and by acceptance rates; here what a way to draft gives is
+measured, and only how many drafts a row has is computed from how likely each is kept.
+
 A fold over what steps took and how many tokens they gave, in integers alone, so that a log gives the same
 choices again. For each number of rows there are several ways: nobody is asked, all drafters are, or, where
 several draft, only those before the last ones. What a way gives is known from the last few steps that took it

@@ -1,0 +1,55 @@
+"""What the glossary, the architecture and CONTRIBUTING say of a file holds: it exists, and the names that
+stand behind it in brackets occur in it."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = ("docs/glossary.md", "docs/architecture.md", "CONTRIBUTING.md")
+NAMED = re.compile(r"`([\w./-]+\.\w+)`\s+\(((?:`[\w.]+`(?:,\s+)?)+)\)")
+
+
+def file_of(path):
+    return next((ROOT / tree / path for tree in ("", "mmengine") if (ROOT / tree / path).is_file()), None)
+
+
+def problems(text):
+    for path, names in NAMED.findall(text):
+        file = file_of(path)
+        if file is None:
+            yield f"{path}: no such file"
+            continue
+        words = set(re.findall(r"\w+", file.read_text()))
+        yield from (f"{path}: no {name}" for name in re.findall(r"`([\w.]+)`", names) if name not in words)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_names_occur_where_they_are_said_to_be(page):
+    text = (ROOT / page).read_text()
+    assert len(NAMED.findall(text)) > 5 and not list(problems(text))
+
+
+def test_a_name_and_a_file_that_are_not_there_are_seen():
+    text = "`core/fold/evolve.py` (`evolve`, `devolve`), `core/gone.py` (`x`)"
+    assert list(problems(text)) == ["core/fold/evolve.py: no devolve", "core/gone.py: no such file"]
+
+
+def test_each_word_has_a_file_and_stands_once():
+    text = (ROOT / "docs/glossary.md").read_text().partition("## Old words")[0]
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    rows = [row for row in rows if row[0] != "word"]
+    assert len(rows) > 50 and all(len(row) == 4 for row in rows)
+    assert not [row[0] for row in rows if not file_of(row[3].split("`")[1])]
+    words = [row[0] for row in rows]
+    assert len(words) == len(set(words))
+
+
+def test_old_words_are_gone_from_the_names_of_files():
+    text = (ROOT / "docs/glossary.md").read_text().partition("## Old words")[2]
+    old = {line.strip("| ").split(" | ")[0] for line in text.splitlines() if line.startswith("| ")}
+    old -= {"before"}
+    assert len(old) > 10
+    ours = {path.stem for path in (ROOT / "mmengine").rglob("*.py")}
+    assert not old & ours

@@ -1,0 +1,111 @@
+"""What documents point at is there: files, headings, libraries, folders."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted(
+    page
+    for pattern in ("*.md", "docs/**/*.md", "benchmarks/**/*.md", "plugins/**/*.md", ".github/**/*.md")
+    for page in ROOT.glob(pattern)
+)
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+PATH = re.compile(r"`([\w./*-]+\.(?:py|cpp|h|js|md|sh|toml))`")
+TREES = ("", "mmengine", "plugins", "docs", "tests")  # where a document's paths may begin
+FOLDERS = (*TREES[1:], "benchmarks", "examples")
+FILES = {path.name for folder in FOLDERS for path in (ROOT / folder).rglob("*.*")} | {
+    path.name for path in ROOT.glob("*.*")
+}
+# FlashAttention's, and what `minimize` writes.
+NO_FILES_OF_OURS = {"flash_fwd_kernel.h", "small/test_minimized_encoder.py"}
+
+
+def prose(page):
+    """Without blocks of code, whose brackets are no links."""
+    return re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+def anchors(page):
+    """The names that a page's headings have on the host's pages, and those that it gives itself."""
+    text = prose(page)
+    headings = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
+    names = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    return names | set(re.findall(r'<a id="([^"]+)">', text))
+
+
+def problems(page):
+    for target in LINK.findall(prose(page)):
+        if target.startswith(("http://", "https://", "mailto:")):
+            continue
+        name, _, anchor = target.partition("#")
+        found = (page.parent / name).resolve() if name else page
+        if not found.exists():
+            yield f"{target}: no such file"
+        elif anchor and anchor not in anchors(found):
+            yield f"{target}: no such heading"
+
+
+def stands(path):
+    """Whether a file has this path: whole, from one of the trees, or by its name alone."""
+    if "/" not in path and "*" not in path:
+        return path in FILES
+    return any(next((ROOT / tree).glob(path), None) for tree in TREES)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    assert not list(problems(page))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_that_are_named_exist(page):
+    named = set(PATH.findall(prose(page))) - NO_FILES_OF_OURS
+    assert not [path for path in sorted(named) if not stands(path)]
+
+
+def test_a_link_and_a_path_to_nothing_are_seen(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("# One thing\n[a](#one-thing) [b](#another) [c](page.md) [d](gone.md) `core/gone.py`\n")
+    assert list(problems(page)) == ["#another: no such heading", "gone.md: no such file"]
+    assert not stands("core/gone.py") and not stands("gone.py") and stands("core/fold/evolve.py")
+
+
+def test_each_library_has_its_line():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    wanted = [*project["build-system"]["requires"], *project["project"]["dependencies"]]
+    wanted += [line for extra in project["project"]["optional-dependencies"].values() for line in extra]
+    names = {re.match(r"[\w.-]+", line)[0] for line in wanted}
+    table = re.findall(r"^\| ([^|]+) \|", (ROOT / "docs/decisions/house.md").read_text(), flags=re.MULTILINE)
+    told = {name.partition(" (")[0].strip() for cell in table for name in cell.split(",")}
+    assert not names - told
+
+
+def test_every_decision_has_a_line_in_the_index():
+    index = ROOT / "docs/decisions.md"
+    linked = {target for target in LINK.findall(index.read_text()) if "#" in target}
+    for page in (ROOT / "docs/decisions").glob("*.md"):
+        title, *headings = re.findall(r"^#+ (.*)$", page.read_text(), flags=re.MULTILINE)
+        slugs = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+        assert slugs == {
+            name.partition("#")[2] for name in linked if name.startswith(f"decisions/{page.name}#")
+        }
+
+
+def test_the_architecture_names_every_folder_and_every_layer():
+    text = (ROOT / "docs/architecture.md").read_text()
+    table = set(re.findall(r"`([\w/.]+)`", "".join(re.findall(r"^\|([^|]*)\|", text, flags=re.MULTILINE))))
+    for parent in ("mmengine", "mmengine/runtime"):
+        folders = {f"{path.parent.name}/" for path in (ROOT / parent).glob("*/__init__.py")}
+        assert not folders - table, parent
+    assert not [
+        path.parent.name
+        for path in (ROOT / "mmengine/core").glob("*/__init__.py")
+        if f"{path.parent.name}/" not in text
+    ]
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    layers = next(each["layers"] for each in contracts if each["name"] == "arrows point down")
+    names = [name.strip().removeprefix("mmengine.") for layer in layers for name in layer.split("|")]
+    assert not [name for name in names if not {f"{name}/", f"{name}.py"} & table]
