@@ -17,7 +17,7 @@ from mmengine.runtime.attention.registry import BACKENDS, make_backend
 from mmengine.runtime.kv.pool import KVPool
 from mmengine.serve.answers import Choice
 from mmengine.serve.engine import Engine
-from mmengine.serve.prompts import Options
+from mmengine.serve.options import Options
 
 # How far apart the two best logprobs on the CPU may be where another device parts from it.
 ROUNDING = {"float32": 1e-3, "bfloat16": 0.5}

@@ -11,7 +11,8 @@ from workload import Ask
 from mmengine.config import EngineConfig
 from mmengine.request import SamplingParams
 from mmengine.serve.engine import Engine
-from mmengine.serve.prompts import Options, Prompt
+from mmengine.serve.options import Options
+from mmengine.serve.prompts import Prompt
 
 
 class Ours:

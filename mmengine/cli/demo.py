@@ -56,7 +56,8 @@ def _answer(asked: "list[Question]", log: Path, device: str, console: "Console")
     from mmengine.serve.answers import Completion
     from mmengine.serve.batching import run_batch
     from mmengine.serve.engine import Engine
-    from mmengine.serve.prompts import Options, Prompt
+    from mmengine.serve.options import Options
+    from mmengine.serve.prompts import Prompt
 
     options = Options(SamplingParams(max_tokens=MAX_TOKENS))
     with Progress(console=console, transient=True) as progress:

@@ -232,7 +232,7 @@ def _answer_one(
     as_json: bool,
 ) -> None:
     from mmengine.cli.batch import draft_lines  # lazy: numpy, msgspec
-    from mmengine.serve.prompts import make_sampling
+    from mmengine.serve.options import make_sampling
     from mmengine.structured_output.spec import grammar_of  # lazy: msgspec
 
     params = make_sampling(sampling)  # both are refused before the model is loaded

@@ -24,7 +24,7 @@ from mmengine.structured_output.rows import RowMatchers
 
 @dataclass(slots=True)
 class InFlight:
-    """A dispatched step: its plan, the pixels that it encodes (a request may end, and detach them, before
+    """A dispatched step: its plan, the pixels that it encodes (a request may end, and release them, before
     it is collected), and on CUDA what was launched for it, first without its tokens, or what went wrong."""
 
     plan: StepPlan
@@ -99,12 +99,12 @@ class TorchExecutor:
 
     def attach(self, request_id: str, media: Sequence[MediaInput]) -> None:
         """Hand over the pixels of a request, one for each of its media items, before a step that
-        encodes any. They are kept until `detach`."""
+        encodes any. They are kept until `release`."""
         self._runner.attach(request_id, media)
 
-    def detach(self, request_id: str) -> None:
+    def release(self, request_id: str) -> None:
         """Let go of the pixels of a request; an unknown one is no error."""
-        self._runner.detach(request_id)
+        self._runner.release(request_id)
 
     def dispatch(self, plan: StepPlan) -> None:
         step = InFlight(plan, self._runner.pixels_of(plan))

@@ -141,7 +141,7 @@ class ModelRunner:
     def attach(self, request_id: str, media: Sequence[MediaInput]) -> None:
         self._media[request_id] = media
 
-    def detach(self, request_id: str) -> None:
+    def release(self, request_id: str) -> None:
         self._media.pop(request_id, None)
 
     def pixels_of(self, plan: StepPlan) -> dict[str, Sequence[MediaInput]]:

@@ -14,7 +14,7 @@ _ENDS = {
 }
 CUT = "the answer was cut at max_tokens, or where the model's length ends: its form is not complete"
 CLOSED = "closed"  # detail of an answer that was completed because its budget ended
-Logprobs = list[list[tuple[int, float]]]
+Logprobs = list[tuple[tuple[int, float], ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,11 @@ class Completion:
 
 
 def _choice_json(choice: Choice) -> dict[str, Any]:
-    fields = {"text": choice.text, "token_ids": choice.token_ids, "finish_reason": choice.finish_reason}
+    fields: dict[str, Any] = {
+        "text": choice.text,
+        "token_ids": choice.token_ids,
+        "finish_reason": choice.finish_reason,
+    }
     if choice.after:
         fields |= {"reasoning": choice.reasoning, "content": choice.content}
     if choice.detail == CLOSED or (choice.finish_reason == "length" and choice.detail):
@@ -133,3 +137,13 @@ def engine_failed(error: BaseException) -> MMEngineError:
     if isinstance(error, MMEngineError):
         return type(error)(*error.args)
     return ExecutorFailed(f"the engine stopped: {type(error).__name__}: {error}")
+
+
+def succeeded(answer: Completion | MMEngineError) -> Completion:
+    """An answer that is whole. Raises the error of one that is not."""
+    if isinstance(answer, MMEngineError):
+        raise answer
+    error = answer.error()
+    if error is not None:
+        raise error
+    return answer

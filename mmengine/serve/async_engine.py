@@ -13,25 +13,27 @@ import asyncio
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from mmengine.core.outputs import Stats
 from mmengine.core.resume import Resume
 from mmengine.errors import ExecutorFailed, InvalidRequest, MMEngineError, QueueFull, RequestFailed
 from mmengine.models.plugin import Prepared
 from mmengine.request import SamplingParams
-from mmengine.serve.answers import Completion, RequestOutput, engine_failed
-from mmengine.serve.engine import Engine, make_options
+from mmengine.serve.answers import Completion, RequestOutput, engine_failed, succeeded
+from mmengine.serve.engine import Engine
 from mmengine.serve.health import Readiness
 from mmengine.serve.media_memory import media_workers
 from mmengine.serve.operators import operator_log
-from mmengine.serve.prompts import Options, Prompt
+from mmengine.serve.options import FORM, SubmitOptions, make_options
+from mmengine.serve.prompts import Prompt
+from mmengine.serve.stream import Channel, Stream, put_all
 from mmengine.serve.structured import ResponseFormat, decoded, json_format, response_format_of
 from mmengine.serve.texts import AnswerTexts
 
@@ -40,73 +42,6 @@ GRAMMAR_WORKERS = 2  # threads on which forms are checked
 STEP_LIMIT_S = 60.0  # a step that takes longer hangs
 
 MAX_HANGS = 32  # in a row, before the streams hear of it
-
-
-class _Channel:
-    """From the engine's thread to one caller. `queue` belongs to the caller's loop."""
-
-    def __init__(self, options: Options, texts: AnswerTexts):
-        self.options = options
-        self.texts = texts
-        self.loop = asyncio.get_running_loop()
-        self.queue: asyncio.Queue[RequestOutput | MMEngineError | None] = asyncio.Queue()
-        self.accepted = asyncio.Event()  # on the disk, or refused with `error`
-        self.error: MMEngineError | None = None
-        self.preparing: Future[Prepared] | None = None
-        self.request_id = ""  # set when the engine took the request
-        self.closed = False
-
-
-class Stream:
-    """News of one request, as an async iterator of RequestOutput. `completion` is set at the end.
-
-    Leaving `async with`, `aclose()`, or dropping the stream cancels what is not finished. Raises
-    InvalidRequest, InvalidMedia, QueueFull when the prompt is refused, ExecutorFailed and others
-    when the whole engine failed.
-    """
-
-    def __init__(self, channel: _Channel, close: Callable[[_Channel], None]):
-        self._channel, self.texts = channel, channel.texts
-        self._close = close
-        self._over = False
-        self.completion: Completion | None = None
-
-    def __aiter__(self) -> "Stream":
-        return self
-
-    async def __anext__(self) -> RequestOutput:
-        if self._over:
-            raise StopAsyncIteration
-        item = await self._channel.queue.get()
-        if isinstance(item, RequestOutput):
-            item = self.texts.fill(item)  # here, while the engine's thread computes
-            self.completion = item.completion or self.completion
-            return item
-        self._over = True
-        if item is None:
-            raise StopAsyncIteration
-        raise item
-
-    async def accepted(self) -> None:
-        """Wait until the request is in the log: from then on, if that is on a disk, it is answered
-        whatever happens to this process. Raises what the stream would when it is refused."""
-        await self._channel.accepted.wait()
-        if self._channel.error is not None:
-            raise self._channel.error
-
-    async def __aenter__(self) -> "Stream":
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self.aclose()
-
-    async def aclose(self) -> None:
-        """Cancel the request if it still runs; nothing more comes."""
-        self._over = True
-        self._close(self._channel)
-
-    def __del__(self) -> None:
-        self._close(self._channel)
 
 
 class AsyncEngine:
@@ -135,11 +70,11 @@ class AsyncEngine:
         self._grammar_pool = ThreadPoolExecutor(GRAMMAR_WORKERS, thread_name_prefix="mmengine-form")
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._lock = threading.Lock()  # guards the three below
-        self._open: set[_Channel] = set()
+        self._open: set[Channel] = set()
         self._closing = False
         self._failure: MMEngineError | None = None
-        self._running: dict[str, _Channel] = {}  # this and the next: the engine's thread alone
-        self._unwritten: list[_Channel] = []  # no step has written them down yet
+        self._running: dict[str, Channel] = {}  # this and the next: the engine's thread alone
+        self._unwritten: list[Channel] = []  # no step has written them down yet
         self._stats = replace(self._engine.stats())
         self.metrics = self._engine.metrics
         self.metrics.ready = lambda: self.readiness().ready
@@ -156,24 +91,16 @@ class AsyncEngine:
         self,
         prompt: Prompt | str | list[dict[str, Any]],
         sampling: SamplingParams | None = None,
-        *,
-        request_id: str = "",
-        priority: int = 0,
-        cache_salt: str = "",
-        deadline_s: float = 0.0,
-        response_format: Any = None,
-        grammar: Mapping[str, Any] | None = None,
-        **sampling_options: Any,
+        **options: Unpack[SubmitOptions],
     ) -> Stream:
         """Start answering; arguments as for `Engine.submit`. Raises InvalidRequest, QueueFull;
         what is wrong with the media, or with the form asked for, comes out of the stream."""
-        options = make_options(sampling, sampling_options, request_id, priority, cache_salt, deadline_s)
-        options.check()
-        form = None
-        if response_format is not None or grammar is not None:
-            form = partial(response_format_of, response_format, grammar)
+        asked = make_options(sampling, options)
+        asked.check()
+        has_form = any(options.get(name) is not None for name in FORM)
+        form = partial(response_format_of, options) if has_form else None
         prompt = Prompt.of(prompt)
-        channel = _Channel(options, AnswerTexts(self._engine.processor.tokenizer, options.sampling))
+        channel = Channel(asked, AnswerTexts(self._engine.processor.tokenizer, asked.sampling))
         with self._lock:
             if self._failure is not None:
                 raise engine_failed(self._failure)
@@ -188,12 +115,12 @@ class AsyncEngine:
         return Stream(channel, self._close_channel)
 
     def _prepare(
-        self, prompt: Prompt, channel: _Channel, form: Callable[[], ResponseFormat] | None
+        self, prompt: Prompt, channel: Channel, form: Callable[[], ResponseFormat] | None
     ) -> Prepared:
         """On a worker. Text of the form and pixels count from here, and with the engine from `_submit` on."""
         found = None if form is None or channel.closed else form()
         if found is not None and found.grammar is not None:
-            options = replace(channel.options, grammar=found.grammar, reasoning=found.reasoning)
+            options = found.added_to(channel.options)
             options.check()
             text = self._engine.grammar_memory.hold(channel, found.grammar)
             channel.options = replace(options, grammar=text)
@@ -209,17 +136,15 @@ class AsyncEngine:
         self,
         prompt: Prompt | str | list[dict[str, Any]],
         sampling: SamplingParams | None = None,
-        **options: Any,
+        **options: Unpack[SubmitOptions],
     ) -> Completion:
         """The whole answer. Raises what `stream` raises, and RequestFailed when it was given up."""
         async with self.stream(prompt, sampling, **options) as stream:
             stream.texts.pieces = False
             async for _ in stream:
                 pass
-        error = stream.completion.error()
-        if error is not None:
-            raise error
-        return stream.completion
+        assert stream.completion is not None, "a stream without an error ends with its completion"
+        return succeeded(stream.completion)
 
     async def generate_json(
         self,
@@ -228,11 +153,12 @@ class AsyncEngine:
         *,
         reasoning: bool | None = None,
         on_truncation: str = "length",
-        **options: Any,
+        sampling: SamplingParams | None = None,
+        **options: Unpack[SubmitOptions],
     ) -> Any:
         """What `Engine.generate_json` gives; `options` are those of `generate`."""
-        form = json_format(schema, options, reasoning, on_truncation)
-        return decoded(await self.generate(messages, response_format=form, **options), schema)
+        options["response_format"] = json_format(schema, sampling, options, reasoning, on_truncation)
+        return decoded(await self.generate(messages, sampling, **options), schema)
 
     def stats(self) -> Stats:
         """Counters of the core since the start, as of the last step."""
@@ -278,7 +204,7 @@ class AsyncEngine:
     async def __aexit__(self, kind: type | None, *exc: object) -> None:
         await self.close(drain=kind is None)
 
-    def _close_channel(self, channel: _Channel) -> None:
+    def _close_channel(self, channel: Channel) -> None:
         if not channel.closed:
             channel.closed = True
             if channel.preparing is not None:
@@ -349,7 +275,7 @@ class AsyncEngine:
         while not self._commands.empty():
             self._commands.get()()
 
-    def _submit(self, channel: _Channel, prepared: "Future[Prepared]") -> None:
+    def _submit(self, channel: Channel, prepared: "Future[Prepared]") -> None:
         if channel.closed:
             self._release(channel)
             self._end(channel, RequestFailed(GIVEN_UP))
@@ -366,7 +292,7 @@ class AsyncEngine:
         finally:
             self._release(channel)
 
-    def _release(self, channel: _Channel) -> None:
+    def _release(self, channel: Channel) -> None:
         self._engine.media_memory.release(channel)
         self._engine.grammar_memory.release(channel)
 
@@ -380,19 +306,19 @@ class AsyncEngine:
             with suppress(RuntimeError):  # the caller's loop is closed
                 channel.loop.call_soon_threadsafe(channel.accepted.set)
 
-    def _cancel(self, channel: _Channel) -> None:
+    def _cancel(self, channel: Channel) -> None:
         if channel.request_id in self._running:
             self._engine.cancel(channel.request_id)
 
     def _deliver(self, outputs: list[RequestOutput]) -> None:
         """Hand over the news of a step, with one call for each event loop."""
-        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Channel, RequestOutput]]] = {}
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Channel, RequestOutput]]] = {}
         for output in outputs:
             channel = self._running[output.request_id]
             by_loop.setdefault(channel.loop, []).append((channel, output))
         for loop, news in by_loop.items():
             try:
-                loop.call_soon_threadsafe(_put_all, news)
+                loop.call_soon_threadsafe(put_all, news)
             except RuntimeError:  # that loop is closed: nobody listens any more
                 for channel, _ in news:
                     channel.closed = True
@@ -401,11 +327,11 @@ class AsyncEngine:
             if output.completion is not None:
                 self._end(self._running.pop(output.request_id), None)
 
-    def _end(self, channel: _Channel, error: MMEngineError | None) -> None:
+    def _end(self, channel: Channel, error: MMEngineError | None) -> None:
         with self._lock:
             self._open.discard(channel)
         try:
-            channel.loop.call_soon_threadsafe(_put_end, channel, error)
+            channel.loop.call_soon_threadsafe(channel.end, error)
         except RuntimeError:
             return  # the caller's loop is closed
 
@@ -416,14 +342,3 @@ class AsyncEngine:
             channels = list(self._open)
         for channel in channels:
             self._end(channel, engine_failed(error))
-
-
-def _put_end(channel: _Channel, error: MMEngineError | None) -> None:
-    channel.error = error
-    channel.accepted.set()
-    channel.queue.put_nowait(error)
-
-
-def _put_all(news: list[tuple[_Channel, RequestOutput]]) -> None:
-    for channel, output in news:
-        channel.queue.put_nowait(output)

@@ -19,7 +19,7 @@ from mmengine.errors import InvalidRequest, LogError
 from mmengine.events.retention import sync_folder
 from mmengine.events.segment import segment_paths
 from mmengine.serve.batchfile import bounded_lines
-from mmengine.serve.prompts import MAX_ID_CHARS
+from mmengine.serve.options import MAX_ID_CHARS
 
 MANIFEST = "batch.json"
 SYNC_INTERVAL_S = 0.1
@@ -180,11 +180,11 @@ def _read_answers(file: BinaryIO, path: Path, index: RequestIndex) -> tuple[set[
     answered: set[int] = set()
     end = 0
     for number, line in enumerate(_whole_lines(file), 1):
-        place = _owner(line, owners, places)
-        if place is None or place in answered:
-            what = "is no answer of this batch" if place is None else "answers a request once more"
+        owner = _owner(line, owners, places)
+        if owner is None or owner in answered:
+            what = "is no answer of this batch" if owner is None else "answers a request once more"
             raise InvalidRequest(f"{path}, line {number}, {what}; move the file away, or name another --out")
-        answered.add(place)
+        answered.add(owner)
         end += len(line)
     return answered, end
 

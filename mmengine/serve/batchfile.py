@@ -12,23 +12,22 @@ place of the one. Messages are in OpenAI's shape; a path is read relative to the
 """
 
 from collections.abc import Iterator, Set
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 import msgspec
 
 from mmengine.errors import InvalidRequest, MMEngineError
-from mmengine.serve.answers import Completion
+from mmengine.serve.answers import Completion, succeeded
 from mmengine.serve.batching import Answered, Job
-from mmengine.serve.prompts import MAX_ID_CHARS, Options, Prompt, make_sampling
+from mmengine.serve.options import LINE, MAX_ID_CHARS, make_options
+from mmengine.serve.prompts import Prompt
 from mmengine.structured_output.spec import grammar_of, reasoning_of
 
 MAX_LINE_BYTES = 32 * 2**20  # room for a few large images in base64
 _CHUNK = 2**20
-_OWN_FIELDS = (
-    *("custom_id", "messages", "priority", "cache_salt", "deadline_s"),
-    *("response_format", "grammar"),
-)
+_OWN_FIELDS = ("custom_id", "messages")
 
 
 class RequestFile:
@@ -70,27 +69,31 @@ class RequestFile:
         self._seen.add(custom_id)
         if not isinstance(fields.get("messages"), list):
             raise InvalidRequest("messages must be a list of messages with role and content")
-        form = fields.get("response_format"), fields.get("grammar")
-        options = Options(
-            make_sampling({name: value for name, value in fields.items() if name not in _OWN_FIELDS}),
-            custom_id,
-            fields.get("priority", 0),
-            fields.get("cache_salt", ""),
-            fields.get("deadline_s", 0.0),
-            grammar_of(*form),
-            reasoning_of(*form),
+        keywords = {name: value for name, value in fields.items() if name not in _OWN_FIELDS}
+        options = make_options(None, keywords, LINE)
+        form = fields.get("response_format"), fields.get("grammar")  # no type here in place of a schema
+        options = replace(
+            options, request_id=custom_id, grammar=grammar_of(*form), reasoning=reasoning_of(*form)
         )
         options.check()
         return Prompt(messages=fields["messages"], base_folder=self._base_folder), options
 
     def answer_line(self, index: int, answer: Completion | MMEngineError) -> bytes:
         """The line that answers request `index`, with its end of line."""
-        error = answer.error() if isinstance(answer, Completion) else answer
-        body = {"error": str(error)} if error is not None else answer.as_json()
+        try:
+            body = succeeded(answer).as_json()
+        except MMEngineError as error:
+            body = {"error": str(error)}
         return msgspec.json.encode({"custom_id": self.custom_ids.pop(index), **body}) + b"\n"
 
 
-def bounded_lines(file: BinaryIO) -> Iterator[bytes | None]:
+class LineSource(Protocol):
+    """A file of which lines are read, each at most `limit` bytes at once."""
+
+    def readline(self, limit: int, /) -> bytes: ...
+
+
+def bounded_lines(file: LineSource) -> Iterator[bytes | None]:
     """Lines without their ends; None stands for one that is too long, and is not kept in memory."""
     while line := file.readline(MAX_LINE_BYTES + 1):
         if line.endswith(b"\n") or len(line) <= MAX_LINE_BYTES:

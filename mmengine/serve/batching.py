@@ -4,16 +4,17 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
+from mmengine.config import EngineConfig
 from mmengine.errors import MMEngineError, QueueFull
-from mmengine.models.plugin import Prepared
-from mmengine.serve.answers import Completion, engine_failed
-from mmengine.serve.media_memory import media_workers
-from mmengine.serve.prompts import Options, Prompt
-
-if TYPE_CHECKING:
-    from mmengine.serve.engine import Engine
+from mmengine.models.plugin import Prepared, Processor
+from mmengine.serve.answers import Completion, RequestOutput, engine_failed
+from mmengine.serve.in_progress import InProgress
+from mmengine.serve.media_memory import MediaMemory, media_workers
+from mmengine.serve.options import Options
+from mmengine.serve.prompts import Prompt
 
 
 class Answered(NamedTuple):
@@ -29,8 +30,43 @@ PREPARE_AHEAD = 16  # prompts whose pixels wait in memory for a place
 ABANDON_LIMIT_S = 1.0  # how long an end waits for a log that cannot be written
 
 
+class BatchEngine(Protocol):
+    """What a batch needs of an engine, which it steps."""
+
+    config: EngineConfig
+    processor: Processor
+    requests: InProgress
+    media_memory: MediaMemory
+    batch_done: dict[str, Completion]
+
+    @property
+    def has_work(self) -> bool: ...
+
+    @property
+    def stalled(self) -> bool: ...
+
+    def check_batchable(self) -> None: ...
+
+    def check_stall(self, limit_s: float | None = None) -> None: ...
+
+    def submit_prepared(self, prepared: Prepared, options: Options, *, stream: bool = True) -> str: ...
+
+    def step(self, *, received: bool = True) -> list[RequestOutput]: ...
+
+    def cancel(self, request_id: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Ahead:
+    """A job that has no place in the engine yet. `prepared` None: the engine has it of a process before."""
+
+    index: int
+    options: Options
+    prepared: Future[Prepared] | None
+
+
 def run_batch(
-    engine: "Engine",
+    engine: BatchEngine,
     jobs: Iterable[Job | MMEngineError | Answered],
     *,
     received: bool = True,
@@ -63,7 +99,7 @@ def run_batch(
 class _Batch:
     def __init__(
         self,
-        engine: "Engine",
+        engine: BatchEngine,
         jobs: Iterable[Job | MMEngineError | Answered],
         received: bool,
         drain: threading.Event,
@@ -75,8 +111,7 @@ class _Batch:
         self._drain = drain
         self._stop = stop
         self._more = True
-        # With None in place of what is prepared, the engine has the request already.
-        self._ahead: deque[tuple[int, Options | None, Future[Prepared] | MMEngineError | None]] = deque()
+        self._ahead: deque[_Ahead | tuple[int, MMEngineError]] = deque()
         self._running: dict[str, tuple[int, int]] = {}  # index and number of answers
         self._inside = 0  # answers on their way
         config = engine.config
@@ -100,9 +135,9 @@ class _Batch:
 
     def _stop_taking(self) -> None:
         self._more, self._stopped = False, True
-        for _, _, future in self._ahead:
-            if isinstance(future, Future):
-                future.cancel()
+        for job in self._ahead:
+            if isinstance(job, _Ahead) and job.prepared is not None:
+                job.prepared.cancel()
         self._ahead.clear()
 
     def _prepare(self, pool: ThreadPoolExecutor) -> None:
@@ -111,16 +146,17 @@ class _Batch:
             if job is None:
                 self._more = False
             elif isinstance(job[1], MMEngineError):
-                self._ahead.append((job[0], None, job[1]))
+                self._ahead.append((job[0], job[1]))
             elif isinstance(job[1], Answered):
                 self._engine.requests.drop_resumed(*job[1])
             else:
                 prompt, options = job[1]
-                self._ahead.append((job[0], options, self._prepared(job[0], prompt, options, pool)))
+                prepared = self._prepared(job[0], prompt, options, pool)
+                self._ahead.append(_Ahead(job[0], options, prepared))
 
     def _prepared(
         self, index: int, prompt: Prompt, options: Options, pool: ThreadPoolExecutor
-    ) -> "Future[Prepared] | None":
+    ) -> Future[Prepared] | None:
         known_as = options.request_id, options.sampling.n
         if self._engine.requests.can_take_up(*known_as):
             return None
@@ -141,40 +177,41 @@ class _Batch:
     def _submit(self) -> Iterator[Result]:
         """Move prepared jobs into the engine while there is room, the oldest first."""
         while self._ahead:
-            index, options, future = self._ahead[0]
-            count = options.sampling.n if options is not None else 0
-            if self._running and self._inside + count > self._window:
+            job = self._ahead[0]
+            if not isinstance(job, _Ahead):
+                self._ahead.popleft()
+                yield job
+                continue
+            if self._running and self._inside + job.options.sampling.n > self._window:
                 return  # room comes with the next steps
-            if isinstance(future, Future) and not future.done() and self._running:
+            if job.prepared is not None and not job.prepared.done() and self._running:
                 return  # compute meanwhile
             self._ahead.popleft()
-            self._awaited = index
-            answer = self._begin(index, options, future)
+            self._awaited = job.index
+            answer = self._begin(job)
             if isinstance(answer, QueueFull) and self._running:
-                self._ahead.appendleft((index, options, future))
+                self._ahead.appendleft(job)
                 return  # the media store, or what grammars may take, is full for now
-            self._let_go(index)
+            self._let_go(job.index)
             if answer is not None:
-                yield index, answer
+                yield job.index, answer
 
-    def _begin(
-        self, index: int, options: Options | None, future: Future[Prepared] | MMEngineError | None
-    ) -> Completion | MMEngineError | None:
+    def _begin(self, job: _Ahead) -> Completion | MMEngineError | None:
         """Bring one job into the engine; gives what stands in for its answer if that is known at once."""
-        error = future if isinstance(future, MMEngineError) else future and _error_of(future)
+        error = None if job.prepared is None else _error_of(job.prepared)
         if error is not None:
             return error
-        count = options.sampling.n
+        count = job.options.sampling.n
         try:
-            if future is None:
-                request_id = options.request_id
+            if job.prepared is None:
+                request_id = job.options.request_id
                 if (completion := self._engine.requests.take_up(request_id, count)) is not None:
                     return completion
             else:
-                request_id = self._engine.submit_prepared(future.result(), options, stream=False)
+                request_id = self._engine.submit_prepared(job.prepared.result(), job.options, stream=False)
         except MMEngineError as refusal:
             return refusal
-        self._running[request_id] = index, count
+        self._running[request_id] = job.index, count
         self._inside += count
         return None
 

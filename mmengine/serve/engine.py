@@ -6,46 +6,41 @@ with Engine() as engine:
 
 import os
 import sys
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from mmengine.config import EngineConfig
 from mmengine.core.outputs import Output, Stats
-from mmengine.core.resume import Resume
-from mmengine.errors import InvalidRequest, LogError
+from mmengine.core.resume import Resume, ResumedAnswer
+from mmengine.errors import InvalidRequest
 from mmengine.models.plugin import MediaInput, Prepared
 from mmengine.request import Request, SamplingParams
-from mmengine.serve.answers import Completion, RequestOutput, engine_failed
+from mmengine.serve.answers import Completion, RequestOutput, engine_failed, succeeded
 from mmengine.serve.batching import run_batch
 from mmengine.serve.detokenize import StopStrings
 from mmengine.serve.grammar_memory import GrammarMemory
 from mmengine.serve.health import Readiness, core_reasons
+from mmengine.serve.holders import Holders
 from mmengine.serve.in_progress import InProgress
 from mmengine.serve.log_sync import LogSyncer
 from mmengine.serve.media_memory import MediaMemory
+from mmengine.serve.media_store import MediaStore
 from mmengine.serve.metrics import Metrics
 from mmengine.serve.operators import operator_log
-from mmengine.serve.prompts import Options, Prompt, core_requests, make_sampling, request_ids
+from mmengine.serve.options import GENERATE, GenerateOptions, Options, SubmitOptions, make_options
+from mmengine.serve.prompts import Prompt, core_requests, request_ids
 from mmengine.serve.reasoning import Reasoning
 from mmengine.serve.recovery import open_store, recover
-from mmengine.serve.structured import (
-    NO_RESPONSE_FORMAT,
-    ResponseFormat,
-    decoded,
-    json_format,
-    response_format_of,
-)
+from mmengine.serve.stall_watch import StallWatch
+from mmengine.serve.structured import decoded, json_format, response_format_of
 from mmengine.serve.watchdog import HANG_EXIT, Watchdog
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # it brings torch
     from mmengine.build import Built
 
-STALL_PAUSE_S = 0.05
-STALL_LIMIT_S = 60.0
 GRAMMAR_PAUSE_S = 0.02  # how long a step with nothing to do waits for a grammar
 
 
@@ -75,10 +70,7 @@ class Engine:
         texts: bool = True,
         builder: "Callable[..., Built] | None" = None,
     ):
-        if builder is None:
-            from mmengine.build import build as builder  # lazy: it brings torch
-
-        self.built = builder(
+        self.built = (builder or _builder())(
             model,
             config=config or EngineConfig(),
             device=device,
@@ -95,7 +87,7 @@ class Engine:
         self._reasoning = Reasoning(self.processor.tokenizer, self.config.eos_token_ids, *markers)
         self._new_id = request_ids()
         self.batch_done: dict[str, Completion] = {}  # answers of batches that no batch has taken yet
-        self._stalled_since = 0.0
+        self._stall_watch = StallWatch(self._core)
         self._failure = ""  # why the last step raised
         self._closed = False
         self._received = True  # whether a step says that the answers before it were
@@ -111,17 +103,29 @@ class Engine:
             lambda: self.drafters,
             lambda: getattr(self.built.executor, "graph_counts", {}),
         )
-        self._store, resumed = None, {}
+        store: MediaStore | None = None
+        resumed: dict[str, ResumedAnswer] = {}
         try:
             if log is not None:
-                self._store = open_store(log, self.config, self.built.resumed)
+                store = open_store(log, self.config, self.built.resumed)
             if self.built.resumed is not None:
-                resumed = recover(self.built, self._store, self.grammar_memory, resume.cause)
+                cause = resume.cause if resume is not None else ""
+                resumed = recover(self.built, self.built.resumed, store, self.grammar_memory, cause)
         except BaseException:
             self._core.sink.close()  # without a last word: the state that was found did not go on
             raise
         self._syncer = self._new_syncer() if log is not None else None
-        self.requests = InProgress(self._core, self.processor.tokenizer, self._let_go, resumed, texts)
+        self._holders = Holders(
+            self.built.executor,
+            self._grammars,
+            self.media_memory,
+            self.grammar_memory,
+            self.metrics,
+            store,
+            self.config.max_model_len,
+            recovered=self.built.resumed.state.requests if self.built.resumed is not None else (),
+        )
+        self.requests = InProgress(self._core, self.processor.tokenizer, resumed, texts)
         limit_s = self.config.step_timeout_s
         self._watchdog = Watchdog(limit_s, on_hang or self._end_process) if limit_s else nullcontext()
         built = self.built
@@ -132,27 +136,21 @@ class Engine:
         prompt: Prompt | str | list[dict[str, Any]],
         sampling: SamplingParams | None = None,
         *,
-        request_id: str = "",
-        priority: int = 0,
-        cache_salt: str = "",
-        deadline_s: float = 0.0,
         stream: bool = True,
-        response_format: Any = None,
-        grammar: Mapping[str, Any] | None = None,
-        **sampling_options: Any,
+        **options: Unpack[SubmitOptions],
     ) -> str:
         """Queue one prompt and return its request id. Sampling is given as `sampling`, or as
-        keywords (`max_tokens=64, temperature=0.7, n=2, …`). `stream` False leaves out the text
-        between the start and the end of an answer, which saves work. `response_format` or `grammar`: the
-        form of the answer (docs/structured_output.md).
+        keywords (`max_tokens=64, temperature=0.7, n=2, …`), beside `request_id`, `priority`, `cache_salt`,
+        `deadline_s`, and `response_format` or `grammar`: the form of the answer
+        (docs/structured_output.md). `stream` False leaves out the text between the start and the end of an
+        answer, which saves work.
 
         Raises InvalidRequest, InvalidMedia, QueueFull; nothing is queued then.
         """
-        form = response_format_of(response_format, grammar)
-        options = make_options(sampling, sampling_options, request_id, priority, cache_salt, deadline_s, form)
-        return self.submit_prepared(
-            Prompt.of(prompt).prepare(self.processor, cache_salt), options, stream=stream
-        )
+        form = response_format_of(options)
+        asked = form.added_to(make_options(sampling, options))
+        prepared = Prompt.of(prompt).prepare(self.processor, asked.cache_salt)
+        return self.submit_prepared(prepared, asked, stream=stream)
 
     def submit_prepared(self, prepared: Prepared, options: Options, *, stream: bool = True) -> str:
         """Queue a prompt that was prepared before, perhaps on another thread."""
@@ -162,8 +160,8 @@ class Engine:
         request_id = options.request_id or self._new_id()
         if request_id in self.requests:
             raise InvalidRequest(f"a request with the id {request_id!r} is running; ids must differ")
+        options = self._reasoning.settle(options, prepared.prompt_token_ids)
         if options.grammar is not None:
-            options = self._reasoning.settle(options, prepared.prompt_token_ids)
             options = replace(options, grammar=self.grammar_memory.shared(options.grammar))
         requests = core_requests(request_id, prepared, options)
         self._submit_all(requests, prepared)
@@ -174,34 +172,20 @@ class Engine:
         """All choices, or none: a queue that fills up half way takes the others back."""
         for count, request in enumerate(requests):
             try:
-                self._hold(request, prepared.media)
-                self._core.submit(request)
-                self.metrics.submitted(request.request_id)
+                self._submit_one(request, prepared.media)
             except Exception:
-                self._let_go(request.request_id)
                 for taken in requests[:count]:
                     self._core.cancel(taken.request_id, "another answer to the same prompt was refused")
                 raise
 
-    def _hold(self, request: Request, media: Sequence[MediaInput]) -> None:
-        """Keep the pixels of a request where the device finds them, and where the next process would; and
-        have its grammar compiled."""
-        core_id = request.request_id
-        self.built.executor.attach(core_id, media)
-        self.media_memory.hold(core_id, media)
-        if self._store is not None:
-            self._store.hold(core_id, media)
-        if request.grammar is not None:
-            text = self.grammar_memory.hold(core_id, request.grammar)
-            self._grammars.hold(core_id, text, request.budget(self.config.max_model_len))
-
-    def _let_go(self, core_id: str) -> None:
-        self.built.executor.detach(core_id)
-        self._grammars.release(core_id)
-        self.grammar_memory.release(core_id)
-        self.media_memory.release(core_id)
-        if self._store is not None:
-            self._store.release(core_id)
+    def _submit_one(self, request: Request, media: Sequence[MediaInput]) -> None:
+        self._holders.hold(request, media)
+        try:
+            self._core.submit(request)
+        except Exception:
+            self._holders.release(request.request_id)
+            raise
+        self.metrics.submitted(request.request_id)
 
     @property
     def has_work(self) -> bool:
@@ -227,20 +211,7 @@ class Engine:
     def check_stall(self, limit_s: float | None = None) -> None:
         """Raise LogError when the disk was full and nothing moved for `limit_s` (a minute). A server may
         wait for room on the disk; a batch, or an engine that closes, should not wait for ever."""
-        limit_s = STALL_LIMIT_S if limit_s is None else limit_s
-        if self._stalled_since and time.monotonic() - self._stalled_since > limit_s:
-            raise LogError(f"given up after {limit_s:g} seconds: {self._core.stalled}")
-
-    def _watch_stall(self, *, moved: bool) -> None:
-        if not self._core.stalled:
-            self._stalled_since = 0.0
-            return
-        if not self._stalled_since:
-            operator_log.warning("engine stalled", reason=self._core.stalled)
-        if moved or not self._stalled_since:
-            self._stalled_since = time.monotonic()
-        if not moved:
-            time.sleep(STALL_PAUSE_S)
+        self._stall_watch.check(limit_s)
 
     def is_on_disk(self, request_id: str) -> bool:
         """Whether a request was written down, with all its choices, after a step. With a log it is then
@@ -270,7 +241,7 @@ class Engine:
             self._failure = str(engine_failed(error))
             raise
         self._failure = ""
-        self._watch_stall(moved=bool(outputs))
+        self._stall_watch.stepped(moved=bool(outputs))
         if not outputs and self._core.awaits_grammars:
             self._grammars.wait(GRAMMAR_PAUSE_S)
         return [output for output in outputs if output is not None]
@@ -285,36 +256,25 @@ class Engine:
 
     def _take(self, output: Output) -> RequestOutput | None:
         self.metrics.saw(output)
+        if output.finish_reason is not None:
+            self._holders.release(output.request_id)
         return self.requests.take(output)
 
     def generate(
         self,
         prompts: Iterable[Prompt | str | list[dict[str, Any]]],
         sampling: SamplingParams | None = None,
-        *,
-        priority: int = 0,
-        cache_salt: str = "",
-        response_format: Any = None,
-        grammar: Mapping[str, Any] | None = None,
-        **sampling_options: Any,
+        **options: Unpack[GenerateOptions],
     ) -> list[Completion]:
-        """Answers to all prompts, batched, in their order; options as for `submit`.
+        """Answers to all prompts, batched, in their order; options as for `submit`, but `request_id` and
+        `deadline_s`.
 
         Raises the error of the first prompt that was refused or failed, after the others ended.
         """
-        form = response_format_of(response_format, grammar)
-        options = make_options(sampling, sampling_options, "", priority, cache_salt, 0.0, form)
-        answers: dict[int, Completion] = {}
-        errors = {}
-        for index, answer in run_batch(self, ((Prompt.of(prompt), options) for prompt in prompts)):
-            error = answer.error() if isinstance(answer, Completion) else answer
-            if error is not None:
-                errors[index] = error
-            else:
-                answers[index] = answer
-        if errors:
-            raise errors[min(errors)]
-        return [answers[index] for index in sorted(answers)]
+        form = response_format_of(options)
+        asked = form.added_to(make_options(sampling, options, GENERATE))
+        answers = dict(run_batch(self, ((Prompt.of(prompt), asked) for prompt in prompts)))
+        return [succeeded(answers[index]) for index in sorted(answers)]
 
     def generate_json(
         self,
@@ -323,15 +283,16 @@ class Engine:
         *,
         reasoning: bool | None = None,
         on_truncation: str = "length",
-        **options: Any,
+        sampling: SamplingParams | None = None,
+        **options: Unpack[GenerateOptions],
     ) -> Any:
         """The answer to one prompt as the value that `schema` describes: a JSON schema as a dict, or a type
         (a msgspec.Struct, a dataclass, a pydantic model), of which an instance comes back. `reasoning`:
         whether the model reasons first; None: where the prompt makes it. `options` are those of
         `generate`. Raises what that raises, and RequestFailed when the answer was cut, which `on_truncation`
         "close" prevents: it is then completed within its budget."""
-        form = json_format(schema, options, reasoning, on_truncation)
-        return decoded(self.generate([messages], response_format=form, **options)[0], schema)
+        options["response_format"] = json_format(schema, sampling, options, reasoning, on_truncation)
+        return decoded(self.generate([messages], sampling, **options)[0], schema)
 
     def cancel(self, request_id: str) -> None:
         """Give up a request; its last output comes with finish_reason "abort". An id that is not
@@ -408,23 +369,7 @@ class Engine:
         self.close()
 
 
-def make_options(
-    sampling: SamplingParams | None,
-    keywords: dict[str, Any],
-    request_id: str,
-    priority: int,
-    cache_salt: str,
-    deadline_s: float,
-    form: ResponseFormat = NO_RESPONSE_FORMAT,
-) -> Options:
-    """Options from what `submit` and `generate` take. Raises InvalidRequest."""
-    if sampling is not None and keywords:
-        raise InvalidRequest(f"give sampling or keywords, not both ({', '.join(sorted(keywords))})")
-    return Options(
-        sampling if sampling is not None else make_sampling(keywords),
-        request_id,
-        priority,
-        cache_salt,
-        deadline_s,
-        *form,
-    )
+def _builder() -> "Callable[..., Built]":
+    from mmengine.build import build  # lazy: it brings torch
+
+    return build

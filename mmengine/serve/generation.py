@@ -5,7 +5,7 @@ from typing import Any
 
 from mmengine.errors import InvalidRequest
 from mmengine.request import SamplingParams
-from mmengine.serve.prompts import make_sampling
+from mmengine.serve.options import make_sampling
 
 DEFAULT_MAX_NEW_TOKENS = 256  # transformers' for this pipeline
 DEFAULT_TOP_K = 50  # transformers' when it samples and nobody says otherwise

@@ -12,7 +12,7 @@ class GrammarMemory:
     """Texts by holder. Equal ones are one object, and count once. Thread-safe."""
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
         self._lock = threading.Lock()
         self._held: dict[object, str] = {}  # by holder
         self._known: dict[str, list] = {}  # [the one object, how many hold it]
@@ -25,10 +25,10 @@ class GrammarMemory:
             size = sys.getsizeof(text)
             known = self._known.get(text)
             if known is None:
-                if self.num_bytes + size > self._max_bytes and not was_accepted:
+                if self.num_bytes + size > self.max_bytes and not was_accepted:
                     raise QueueFull(
                         f"the grammars of {len(self._held)} requests take {self.num_bytes:,} of "
-                        f"{self._max_bytes:,} bytes, and this one has {size:,} more; try again later"
+                        f"{self.max_bytes:,} bytes, and this one has {size:,} more; try again later"
                     )
                 known = self._known[text] = [text, 0]
                 self.num_bytes += size

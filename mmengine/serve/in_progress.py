@@ -1,6 +1,6 @@
 """Requests on their way: from what the core says of them to what callers get."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -45,18 +45,17 @@ class _Pending:
 
 
 class InProgress:
-    """`resumed`: answers of the process before that nobody took up yet, by core id. `let_go`: called with the
-    core id of each request that ended. `texts` False: all texts are empty; who reads the news makes them."""
+    """`resumed`: answers of the process before that nobody took up yet, by core id. `texts` False: all texts
+    are empty; who reads the news makes them."""
 
     def __init__(
         self,
         core: EngineCore,
         tokenizer: Tokenizer,
-        let_go: Callable[[str], None],
         resumed: dict[str, ResumedAnswer],
         texts: bool = True,
     ):
-        self._core, self._tokenizer, self._let_go, self._texts = core, tokenizer, let_go, texts
+        self._core, self._tokenizer, self._texts = core, tokenizer, texts
         self.resumed = resumed
         self._pending: dict[str, _Pending] = {}
         self._answers: dict[str, tuple[_Pending, _Answer]] = {}
@@ -114,35 +113,30 @@ class InProgress:
             return RequestOutput(pending.request_id, answer.index, text, output.token_ids)
         if answer.stream is not None:
             text += answer.stream.finish()
-        completion = self._finish(output, pending, answer)
+        completion = self._finish(output, output.finish_reason, pending, answer)
         return RequestOutput(
             pending.request_id, answer.index, text, output.token_ids, output.finish_reason, completion
         )
 
     def _take_unclaimed(self, output: Output) -> None:
         """Of a request of the process before that nobody took up yet, or of one that was taken back."""
-        ended = output.finish_reason is not None
-        if ended:
-            self._let_go(output.request_id)
         if output.request_id in self.resumed:
             self.resumed[output.request_id].add(output)
-        elif ended:
+        elif output.finish_reason is not None:
             self._core.delivered(output.request_id)
 
-    def _finish(self, output: Output, pending: _Pending, answer: _Answer) -> Completion | None:
-        self._let_go(output.request_id)
-        if output.finish_reason in ("error", "rejected"):
+    def _finish(self, output: Output, reason: str, pending: _Pending, answer: _Answer) -> Completion | None:
+        if reason in ("error", "rejected"):
             operator_log.warning("request failed", request_id=output.request_id, reason=output.detail)
         self._undelivered.setdefault(pending.request_id, []).append(output.request_id)
         del self._answers[output.request_id]
         sampling = pending.sampling
-        detail, after = output.detail, ()
+        detail = output.detail
+        after: tuple[int, ...] = ()
         if answer.grammar is not None:
-            detail = CUT if output.finish_reason == "length" else detail
+            detail = CUT if reason == "length" else detail
             after = after_of(answer.grammar)
-        choice = Choice(
-            answer.index, "", answer.token_ids, output.finish_reason, detail, answer.logprobs, after
-        )
+        choice = Choice(answer.index, "", answer.token_ids, reason, detail, answer.logprobs, after)
         if self._texts:
             choice = with_texts(choice, self._tokenizer, sampling.stop, sampling.min_tokens)
         pending.choices[answer.index] = choice
@@ -194,7 +188,7 @@ class InProgress:
             if one.reason:
                 ended = Output(name, [], one.reason, one.detail, one.num_cached_tokens)
                 pending.num_cached_tokens = max(pending.num_cached_tokens, one.num_cached_tokens)
-                completion = self._finish(ended, pending, answer)
+                completion = self._finish(ended, one.reason, pending, answer)
         return completion
 
     def drop_resumed(self, request_id: str, num_choices: int = 1) -> None:

@@ -3,6 +3,8 @@
 import threading
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from mmengine.models.plugin import MediaInput
 from mmengine.runtime.device.threads import usable_cores
 
@@ -28,7 +30,9 @@ class MediaMemory:
         self._max_bytes = max_bytes
         self._changed = threading.Condition()
         self._held: dict[object, list[int]] = {}  # ids of the rows
-        self._rows: dict[int, tuple[int, object]] = {}  # by id: holders, and the rows, so that the id stays
+        self._rows: dict[
+            int, tuple[int, np.ndarray]
+        ] = {}  # by id: holders, and the rows, so that the id stays
         self.num_bytes = 0
 
     @property
@@ -44,7 +48,7 @@ class MediaMemory:
     def hold(self, holder: object, media: Sequence[MediaInput]) -> None:
         with self._changed:
             for rows in (one.patches for one in media):
-                count, _ = self._rows.get(id(rows), (0, None))
+                count, _ = self._rows.get(id(rows), (0, rows))
                 self._rows[id(rows)] = count + 1, rows
                 self._held.setdefault(holder, []).append(id(rows))
                 self.num_bytes += 0 if count else rows.nbytes

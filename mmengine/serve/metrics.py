@@ -95,13 +95,16 @@ class Metrics(Collector):
             live.first = time.monotonic()
             self._first.observe(live.first - live.begin)
         if output.finish_reason is not None:
-            del self._live[output.request_id]
             self._ends[output.finish_reason] += 1
             if output.finish_reason in ("stop", "length"):
                 end = time.monotonic()
                 self._whole.observe(end - live.begin)
                 if live.count:
                     self._between.observe((end - live.first) / live.count)
+
+    def release(self, request_id: str) -> None:
+        """A request is over; one that was not submitted here is no error."""
+        self._live.pop(request_id, None)
 
     def text(self) -> str:
         """Prometheus' text format, version 0.0.4."""

@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mmengine.errors import ConfigError, InvalidRequest, MMEngineError
-from mmengine.serve.answers import Completion
+from mmengine.errors import ConfigError, InvalidRequest
+from mmengine.serve.answers import Completion, succeeded
 from mmengine.serve.batching import run_batch
 from mmengine.serve.engine import Engine
 from mmengine.serve.generation import is_generation_option, sampling_from_generation
+from mmengine.serve.options import Options
 from mmengine.serve.pipeline_inputs import Chat, group_inputs, single_input
-from mmengine.serve.prompts import Options, Prompt
+from mmengine.serve.prompts import Prompt
 from mmengine.serve.structured import response_format_of
 
 TASK = "image-text-to-text"
@@ -163,9 +164,8 @@ class Pipeline:
             generation["stop_strings"] = options["stop_sequence"]
         sampling = sampling_from_generation(generation, self.engine.processor.generation_defaults)
         skip = options.get("skip_special_tokens")
-        form = response_format_of(options.get("response_format"), options.get("grammar"))
         return _Call(
-            Options(sampling, grammar=form.grammar, reasoning=form.reasoning),
+            response_format_of(options).added_to(Options(sampling)),
             options.get("processor_kwargs"),
             options.get("continue_final_message"),
             _return_type(options),
@@ -182,9 +182,8 @@ class Pipeline:
     def _answer(self, inputs: Sequence[_Input], call: _Call) -> list[list[dict[str, Any]]]:
         """Records for each input, in order."""
         answers = dict(run_batch(self.engine, ((item.prompt, call.options) for item in inputs)))
-        for index in sorted(answers):
-            _raise_error(answers[index])
-        return [self._records(item, answers[index], call) for index, item in enumerate(inputs)]
+        completions = [succeeded(answers[index]) for index in sorted(answers)]
+        return [self._records(item, one, call) for item, one in zip(inputs, completions, strict=True)]
 
     def _iterate(self, source: Iterable[Any], call: _Call) -> Iterator[list[dict[str, Any]]]:
         """Results in the order of `source`, which is read ahead no further than the engine's window."""
@@ -199,8 +198,7 @@ class Pipeline:
         ready: dict[int, Completion] = {}
         expected = 0
         for index, answer in run_batch(self.engine, jobs()):
-            _raise_error(answer)
-            ready[index] = answer
+            ready[index] = succeeded(answer)
             while expected in ready:
                 yield self._records(inputs.pop(expected), ready.pop(expected), call)
                 expected += 1
@@ -226,12 +224,6 @@ class Pipeline:
         if _continues(shown, call):
             return [*shown[:-1], _extended(shown[-1], text)]
         return [*shown, {"role": "assistant", "content": text}]
-
-
-def _raise_error(answer: Completion | MMEngineError) -> None:
-    error = answer.error() if isinstance(answer, Completion) else answer
-    if error is not None:
-        raise error
 
 
 def _continues(chat: Chat, call: _Call) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 
 from mmengine.errors import InvalidRequest, shown
 from mmengine.models.plugin import Tokenizer
-from mmengine.serve.prompts import Options
+from mmengine.serve.options import Options
 from mmengine.structured_output.opening import MAX_AFTER, after_of, waiting
 
 

@@ -14,7 +14,7 @@ from mmengine.serve.grammar_memory import GrammarMemory
 from mmengine.serve.media_store import MediaStore
 from mmengine.serve.operators import operator_log
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # it brings torch
     from mmengine.build import Built
 
 MEDIA_FOLDER = "media"
@@ -34,11 +34,11 @@ def open_store(log: str | Path, config: EngineConfig, resumed: ResumeState | Non
 
 
 def recover(
-    built: "Built", store: MediaStore | None, memory: GrammarMemory, cause: str
+    built: "Built", resumed: ResumeState, store: MediaStore | None, memory: GrammarMemory, cause: str
 ) -> dict[str, ResumedAnswer]:
     """Let the core go on. A request whose media or grammar cannot be had again ends with an error. `cause`:
     see Resume. Gives the answers that were on their way, or not received, by core id."""
-    resumed, loaded = built.resumed, {}
+    loaded: dict[bytes, MediaInput] = {}
     lost = []
     for name, req_state in resumed.state.requests.items():
         items = req_state.request.media

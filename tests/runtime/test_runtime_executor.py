@@ -83,7 +83,7 @@ def test_items_of_a_step_are_encoded_in_one_call_and_shared(model):
         driver.add(*request)
     driver.step(("one", None), ("three", None))
     assert model.encoded == [3]
-    driver.executor.detach("one")
+    driver.executor.release("one")
     driver.step(("two", None), ("one", None))
     assert model.encoded == [3]
     driver.step(("two", None), ("one", None), ("three", None))

@@ -7,7 +7,8 @@ import jsonschema
 
 from mmengine.serve.answers import CUT
 from mmengine.serve.batching import run_batch
-from mmengine.serve.prompts import Options, Prompt, make_sampling
+from mmengine.serve.options import Options, make_sampling
+from mmengine.serve.prompts import Prompt
 from mmengine.structured_output.opening import end_of
 from mmengine.structured_output.spec import grammar_of
 

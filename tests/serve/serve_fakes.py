@@ -69,7 +69,7 @@ class EchoExecutor:
         assert request_id not in self.attached
         self.attached.add(request_id)
 
-    def detach(self, request_id):
+    def release(self, request_id):
         self.attached.discard(request_id)
 
     def dispatch(self, plan):

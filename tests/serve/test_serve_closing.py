@@ -13,7 +13,7 @@ from mmengine.core.resume import Resume
 from mmengine.errors import InvalidRequest, RequestFailed
 from mmengine.replay.verify import verify
 from mmengine.serve.engine import Engine
-from mmengine.serve.prompts import Options, make_sampling
+from mmengine.serve.options import Options, make_sampling
 from mmengine.structured_output.spec import grammar_of
 from tests.cli.cli_process import run_cli
 from tests.serve.test_serve_structured import (

@@ -10,7 +10,8 @@ from mmengine.serve.async_engine import AsyncEngine
 from mmengine.serve.batching import run_batch
 from mmengine.serve.engine import Engine
 from mmengine.serve.grammar_memory import GrammarMemory
-from mmengine.serve.prompts import Options, Prompt, make_sampling
+from mmengine.serve.options import Options, make_sampling
+from mmengine.serve.prompts import Prompt
 from mmengine.structured_output.spec import grammar_of
 from tests.serve.serve_fakes import builder
 
@@ -55,7 +56,7 @@ def test_equal_texts_are_one_object_and_count_once():
 
 def test_a_text_without_room_is_refused_and_the_others_go_on():
     with Engine(builder=builder()) as engine:
-        engine.grammar_memory = GrammarMemory(2 * SIZE)
+        engine.grammar_memory.max_bytes = 2 * SIZE
         for k in (0, 1, 0):
             engine.submit(f"prompt {k}", grammar=choice(k), max_tokens=20)
         with pytest.raises(QueueFull, match="the grammars of 3 requests take"):
@@ -70,7 +71,7 @@ def test_a_text_without_room_is_refused_and_the_others_go_on():
 
 def test_a_batch_waits_for_room():
     with Engine(builder=builder()) as engine:
-        engine.grammar_memory = GrammarMemory(3 * SIZE)
+        engine.grammar_memory.max_bytes = 3 * SIZE
         options = [
             Options(make_sampling({"max_tokens": 20}), grammar=grammar_of(grammar=choice(k)))
             for k in range(20)
@@ -113,7 +114,8 @@ def test_what_is_wrong_with_a_form_reaches_its_caller_alone():
 
     async def main():
         async with AsyncEngine(builder=builder()) as engine:
-            memory = engine._engine.grammar_memory = GrammarMemory(SIZE)
+            memory = engine._engine.grammar_memory
+            memory.max_bytes = SIZE
             memory.hold("another", grammar_of(grammar=choice(0)))
             for asked, kind, says in wrong:
                 stream = engine.stream("prompt", **asked)

@@ -13,8 +13,9 @@ from mmengine.models.plugin import MediaInput, Prepared
 from mmengine.request import MediaItem
 from mmengine.serve.async_engine import AsyncEngine
 from mmengine.serve.batching import run_batch
-from mmengine.serve.engine import Engine, make_options
+from mmengine.serve.engine import Engine
 from mmengine.serve.media_memory import MediaMemory, media_workers
+from mmengine.serve.options import make_options
 from mmengine.serve.prompts import Prompt
 from tests.serve.serve_fakes import EchoProcessor, builder
 
@@ -77,17 +78,20 @@ def test_how_many_workers():
     assert 1 <= media_workers(0) <= 4
 
 
+@pytest.fixture(autouse=True)
+def watched(monkeypatch):
+    monkeypatch.setattr("mmengine.serve.engine.MediaMemory", Watched)
+
+
 def batch_engine(processor, **config):
-    engine = Engine(builder=builder(processor=processor, media_workers=2, **config))
-    engine.media_memory = Watched(engine.config.media_ahead_bytes)
-    return engine
+    return Engine(builder=builder(processor=processor, media_workers=2, **config))
 
 
 @pytest.mark.parametrize("ahead", [1, 3 * ROWS, 10**9])
 def test_a_batch_prepares_ahead_within_its_bytes(ahead):
     processor = Picturing()
     with batch_engine(processor, media_ahead_bytes=ahead) as engine:
-        options = make_options(None, {"max_tokens": 30}, "", 0, "tenant", 0.0)
+        options = make_options(None, {"max_tokens": 30, "cache_salt": "tenant"})
         jobs = [(Prompt.of(f"prompt {k}" if k != 5 else "bad"), options) for k in range(40)]
         answers = dict(run_batch(engine, jobs))
         assert isinstance(answers.pop(5), InvalidMedia)
@@ -101,7 +105,7 @@ def test_a_batch_prepares_ahead_within_its_bytes(ahead):
 def test_a_batch_that_is_left_lets_go_of_what_was_prepared():
     processor = Picturing(slow=0.002)
     with batch_engine(processor) as engine:
-        options = make_options(None, {"max_tokens": 30}, "", 0, "", 0.0)
+        options = make_options(None, {"max_tokens": 30})
         answers = run_batch(engine, ((Prompt.of(f"prompt {k}"), options) for k in range(10**6)))
         next(answers)
         answers.close()
@@ -134,7 +138,7 @@ def test_streams_wait_for_room_and_each_hears_of_its_own_error():
     async def main():
         build = builder(processor=Picturing(), media_workers=2, media_ahead_bytes=2 * ROWS)
         async with AsyncEngine(builder=build) as engine:
-            memory = engine._engine.media_memory = Watched(2 * ROWS)
+            memory = engine._engine.media_memory
 
             async def one(k):
                 if k % 7 == 3:

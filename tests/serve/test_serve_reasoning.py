@@ -20,7 +20,8 @@ from mmengine.serve.async_engine import AsyncEngine
 from mmengine.serve.batchfile import RequestFile
 from mmengine.serve.batching import run_batch
 from mmengine.serve.engine import Engine
-from mmengine.serve.prompts import Options, Prompt
+from mmengine.serve.options import Options
+from mmengine.serve.prompts import Prompt
 from mmengine.serve.reasoning import Reasoning
 from mmengine.structured_output.opening import after_of, end_of
 from mmengine.structured_output.spec import grammar_of

@@ -14,8 +14,9 @@ from mmengine.errors import InvalidRequest
 from mmengine.serve.async_engine import AsyncEngine
 from mmengine.serve.batching import run_batch
 from mmengine.serve.engine import Engine
+from mmengine.serve.options import Options, make_sampling
 from mmengine.serve.pipeline import Pipeline
-from mmengine.serve.prompts import Options, Prompt, make_sampling
+from mmengine.serve.prompts import Prompt
 from mmengine.structured_output.spec import grammar_of
 from tests.cli.cli_process import run_cli
 

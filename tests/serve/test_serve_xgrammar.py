@@ -9,7 +9,8 @@ from mmengine.config import EngineConfig
 from mmengine.errors import MMEngineError
 from mmengine.serve.batching import run_batch
 from mmengine.serve.engine import Engine
-from mmengine.serve.prompts import Options, Prompt, make_sampling
+from mmengine.serve.options import Options, make_sampling
+from mmengine.serve.prompts import Prompt
 from mmengine.structured_output.spec import grammar_of
 from tests.cli.cli_process import run_cli
 from tests.serve.test_serve_structured import SMALL

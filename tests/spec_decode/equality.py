@@ -17,7 +17,8 @@ from mmengine.config import EngineConfig
 from mmengine.core.outputs import Stats
 from mmengine.serve.answers import Completion
 from mmengine.serve.engine import Engine
-from mmengine.serve.prompts import Options, Prompt, make_sampling
+from mmengine.serve.options import Options, make_sampling
+from mmengine.serve.prompts import Prompt
 from mmengine.spec_decode import registry
 from mmengine.spec_decode.base import Proposed
 from mmengine.structured_output.spec import grammar_of

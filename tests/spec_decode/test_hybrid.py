@@ -12,7 +12,8 @@ from mmengine.native import library
 from mmengine.runtime.drafting import drafters
 from mmengine.runtime.drafting.next_drafts import Drafting
 from mmengine.serve.engine import Engine
-from mmengine.serve.prompts import Options, Prompt, make_sampling
+from mmengine.serve.options import Options, make_sampling
+from mmengine.serve.prompts import Prompt
 from mmengine.structured_output.spec import grammar_of
 from mmengine_shapes import checkpoint_path, draft_head_path
 

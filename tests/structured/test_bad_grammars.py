@@ -11,7 +11,8 @@ import pytest
 from mmengine.errors import InvalidRequest, RequestFailed
 from mmengine.serve.batching import run_batch
 from mmengine.serve.engine import Engine
-from mmengine.serve.prompts import Options, Prompt, make_sampling
+from mmengine.serve.options import Options, make_sampling
+from mmengine.serve.prompts import Prompt
 from mmengine.structured_output.llguidance_backend import LLGuidance
 from mmengine.structured_output.spec import grammar_of
 

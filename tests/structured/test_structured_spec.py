@@ -5,7 +5,7 @@ import pytest
 
 from mmengine.errors import InvalidRequest
 from mmengine.request import SamplingParams
-from mmengine.serve.prompts import Options
+from mmengine.serve.options import Options
 from mmengine.structured_output.spec import Choice, JsonSchema, Lark, Regex, grammar_of, read_grammar
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "boolean"}, "a": {"const": "é"}}, "required": ["b"]}

@@ -14,7 +14,8 @@ import torch
 from mmengine.models.plugin import Prepared
 from mmengine.request import SamplingParams
 from mmengine.serve.engine import Engine
-from mmengine.serve.prompts import Options, Prompt
+from mmengine.serve.options import Options
+from mmengine.serve.prompts import Prompt
 from mmengine_shapes.training.held_out import Item, draw_item
 from mmengine_shapes.training.texts import SYSTEM_PROMPTS, TEXT_TASKS
 

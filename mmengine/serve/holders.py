@@ -1,0 +1,76 @@
+"""Everything that keeps something of a request from its submission to its end."""
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from mmengine.errors import InvalidRequest
+from mmengine.models.plugin import MediaInput
+from mmengine.request import Request
+from mmengine.serve.grammar_memory import GrammarMemory
+from mmengine.serve.media_memory import MediaMemory
+from mmengine.serve.media_store import MediaStore
+from mmengine.serve.metrics import Metrics
+from mmengine.structured_output.grammars import Grammars
+
+
+class RequestHolder(Protocol):
+    """Keeps something of requests, by the ids that the core knows them by."""
+
+    def release(self, request_id: str, /) -> None:
+        """The request is over. An unknown one is no error."""
+
+
+class PixelHolder(RequestHolder, Protocol):
+    """An executor, as serving sees it."""
+
+    def attach(self, request_id: str, media: Sequence[MediaInput]) -> None: ...
+
+
+class Holders:
+    """All holders of an engine. A new one is added to `_all`, and hears of every request that ends: one that
+    was answered, cancelled, refused, or that failed. `recovered`: ids of requests for which
+    `recovery` told the holders. Not thread-safe."""
+
+    def __init__(
+        self,
+        executor: PixelHolder,
+        grammars: Grammars,
+        media_memory: MediaMemory,
+        grammar_memory: GrammarMemory,
+        metrics: Metrics,
+        store: MediaStore | None,
+        max_model_len: int,
+        recovered: Iterable[str],
+    ):
+        self._executor, self._grammars, self._store = executor, grammars, store
+        self._media_memory, self._grammar_memory = media_memory, grammar_memory
+        self._max_model_len = max_model_len
+        self._ids = set(recovered)
+        self._all: list[RequestHolder] = [executor, grammars, grammar_memory, media_memory, metrics]
+        self._all += [store] if store is not None else []
+
+    def hold(self, request: Request, media: Sequence[MediaInput]) -> None:
+        """Keep the pixels of a request where the device finds them, and where the next process would; and
+        have its grammar compiled. Raises InvalidRequest for an id that is in use, QueueFull and others where
+        one of the holders takes no more; nothing is held then."""
+        request_id = request.request_id
+        if request_id in self._ids:
+            raise InvalidRequest(f"the request id {request_id!r} is in use; choose another")
+        self._ids.add(request_id)
+        try:
+            self._executor.attach(request_id, media)
+            self._media_memory.hold(request_id, media)
+            if self._store is not None:
+                self._store.hold(request_id, media)
+            if request.grammar is not None:
+                text = self._grammar_memory.hold(request_id, request.grammar)
+                self._grammars.hold(request_id, text, request.budget(self._max_model_len))
+        except BaseException:
+            self.release(request_id)
+            raise
+
+    def release(self, request_id: str) -> None:
+        """The request is over."""
+        self._ids.discard(request_id)
+        for holder in self._all:
+            holder.release(request_id)

@@ -1,0 +1,138 @@
+"""How to answer a prompt: the options that callers give by name, and what is made of them.
+
+`Engine`, `AsyncEngine` and the lines of a request file take the keywords of the typed dicts here. What is not
+in them is refused; what is left out is as in `Options` and `SamplingParams`, which hold the defaults.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+import msgspec
+
+from mmengine.errors import InvalidRequest
+from mmengine.request import SamplingParams
+
+MAX_ID_CHARS = 200
+MAX_DEADLINE_S = 10**6
+
+
+class SamplingOptions(TypedDict, total=False):
+    """The fields of SamplingParams; None means the default."""
+
+    max_tokens: int | None
+    min_tokens: int | None
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    repetition_penalty: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    logit_bias: dict[int, float] | None
+    seed: int | None
+    stop: str | tuple[str, ...] | list[str] | None
+    stop_token_ids: tuple[int, ...] | list[int] | None
+    ignore_eos: bool | None
+    logprobs: int | None
+    n: int | None
+
+
+class GenerateOptions(SamplingOptions, total=False):
+    """For many prompts. `response_format` or `grammar`: the answer's form (docs/structured_output.md)."""
+
+    priority: int
+    cache_salt: str
+    response_format: Any
+    grammar: Mapping[str, Any] | None
+
+
+class LineOptions(GenerateOptions, total=False):
+    """For a line of a request file, whose `custom_id` is the request's id."""
+
+    deadline_s: float
+
+
+class SubmitOptions(LineOptions, total=False):
+    """For one prompt."""
+
+    request_id: str
+
+
+_SAMPLING = SamplingOptions.__optional_keys__
+GENERATE = GenerateOptions.__optional_keys__ - _SAMPLING
+LINE = LineOptions.__optional_keys__ - _SAMPLING
+SUBMIT = SubmitOptions.__optional_keys__ - _SAMPLING
+FORM = frozenset({"response_format", "grammar"})
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to answer one prompt. `deadline_s`: seconds after which it is given up, 0 for never. `grammar`: the
+    answer's form, as structured_output.spec.grammar_of writes it; None for free text. `reasoning`: whether
+    the form begins behind the model's reasoning; None: where the prompt leaves that open."""
+
+    sampling: SamplingParams = SamplingParams()
+    request_id: str = ""
+    priority: int = 0
+    cache_salt: str = ""
+    deadline_s: float = 0.0
+    grammar: str | None = None
+    reasoning: bool | None = None
+
+    def check(self) -> None:
+        """Raise InvalidRequest for the first value that is out of range."""
+        self.sampling.check()
+        named = isinstance(self.request_id, str) and self.request_id.isprintable()
+        if not named or len(self.request_id) > MAX_ID_CHARS:
+            raise InvalidRequest(f"a request id has at most {MAX_ID_CHARS} printable characters")
+        if type(self.priority) is not int or abs(self.priority) >= 2**31:
+            raise InvalidRequest(f"priority must be an integer of 32 bits, not {self.priority!r}")
+        if not isinstance(self.cache_salt, str) or len(self.cache_salt) > MAX_ID_CHARS:
+            raise InvalidRequest(f"cache_salt must be a string of at most {MAX_ID_CHARS} characters")
+        deadline = self.deadline_s
+        if type(deadline) not in (int, float) or not 0 <= deadline <= MAX_DEADLINE_S:
+            raise InvalidRequest(f"deadline_s must lie in 0 to {MAX_DEADLINE_S} seconds, not {deadline!r}")
+        if self.grammar is not None:
+            _check_ends(self.sampling)
+
+
+def _check_ends(sampling: SamplingParams) -> None:
+    """Beside a grammar nothing else says where an answer ends: it would be cut, and count as complete."""
+    for name in ("stop", "stop_token_ids", "ignore_eos", "min_tokens"):
+        if getattr(sampling, name):
+            raise InvalidRequest(
+                f"{name} cannot go with response_format or grammar, which alone say where an answer ends; "
+                "leave it out"
+            )
+
+
+def make_options(
+    sampling: SamplingParams | None, keywords: Mapping[str, Any], taken: frozenset[str] = SUBMIT
+) -> Options:
+    """Options from `sampling`, or its fields as keywords, and other keywords, of which those in `taken` are
+    known (SUBMIT, LINE or GENERATE). The form of the answer is left to `structured.response_format_of`, which
+    takes seconds where it is large. Raises InvalidRequest."""
+    fields = {name: value for name, value in keywords.items() if name not in taken}
+    if sampling is not None and fields:
+        raise InvalidRequest(f"give sampling or keywords, not both ({', '.join(sorted(fields))})")
+    others = {name: keywords[name] for name in taken - FORM if name in keywords}
+    return Options(make_sampling(fields) if sampling is None else sampling, **others)
+
+
+def make_sampling(options: Mapping[str, Any]) -> SamplingParams:
+    """Checked sampling parameters from keywords, where None means the default. Raises
+    InvalidRequest, naming the field."""
+    unknown = sorted(set(options) - _SAMPLING)
+    if unknown:
+        known = ", ".join(sorted(_SAMPLING))
+        raise InvalidRequest(f"unknown sampling option {unknown[0]!r:.80}; known are {known}")
+    values = {name: value for name, value in options.items() if value is not None}
+    if isinstance(values.get("stop"), str):
+        values["stop"] = (values["stop"],)
+    try:
+        sampling = msgspec.convert(values, SamplingParams, str_keys=True)  # JSON's keys are strings
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"bad sampling option: {error}") from None
+    sampling.check()
+    return sampling

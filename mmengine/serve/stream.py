@@ -1,0 +1,90 @@
+"""One request of an AsyncEngine, from the side of its caller."""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+
+from mmengine.errors import MMEngineError
+from mmengine.models.plugin import Prepared
+from mmengine.serve.answers import Completion, RequestOutput
+from mmengine.serve.options import Options
+from mmengine.serve.texts import AnswerTexts
+
+
+class Channel:
+    """From the engine's thread to one caller. `queue` belongs to the caller's loop."""
+
+    def __init__(self, options: Options, texts: AnswerTexts):
+        self.options = options
+        self.texts = texts
+        self.loop = asyncio.get_running_loop()
+        self.queue: asyncio.Queue[RequestOutput | MMEngineError | None] = asyncio.Queue()
+        self.accepted = asyncio.Event()  # on the disk, or refused with `error`
+        self.error: MMEngineError | None = None
+        self.preparing: Future[Prepared] | None = None
+        self.request_id = ""  # set when the engine took the request
+        self.closed = False
+
+    def end(self, error: MMEngineError | None) -> None:
+        """On the caller's loop: nothing comes any more."""
+        self.error = error
+        self.accepted.set()
+        self.queue.put_nowait(error)
+
+
+def put_all(news: Iterable[tuple[Channel, RequestOutput]]) -> None:
+    """On the loop of all these channels."""
+    for channel, output in news:
+        channel.queue.put_nowait(output)
+
+
+class Stream:
+    """News of one request, as an async iterator of RequestOutput. `completion` is set at the end.
+
+    Leaving `async with`, `aclose()`, or dropping the stream cancels what is not finished. Raises
+    InvalidRequest, InvalidMedia, QueueFull when the prompt is refused, ExecutorFailed and others
+    when the whole engine failed.
+    """
+
+    def __init__(self, channel: Channel, close: Callable[[Channel], None]):
+        self._channel, self.texts = channel, channel.texts
+        self._close = close
+        self._over = False
+        self.completion: Completion | None = None
+
+    def __aiter__(self) -> "Stream":
+        return self
+
+    async def __anext__(self) -> RequestOutput:
+        if self._over:
+            raise StopAsyncIteration
+        item = await self._channel.queue.get()
+        if isinstance(item, RequestOutput):
+            item = self.texts.fill(item)  # here, while the engine's thread computes
+            self.completion = item.completion or self.completion
+            return item
+        self._over = True
+        if item is None:
+            raise StopAsyncIteration
+        raise item
+
+    async def accepted(self) -> None:
+        """Wait until the request is in the log: from then on, if that is on a disk, it is answered
+        whatever happens to this process. Raises what the stream would when it is refused."""
+        await self._channel.accepted.wait()
+        if self._channel.error is not None:
+            raise self._channel.error
+
+    async def __aenter__(self) -> "Stream":
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Cancel the request if it still runs; nothing more comes."""
+        self._over = True
+        self._close(self._channel)
+
+    def __del__(self) -> None:
+        self._close(self._channel)
