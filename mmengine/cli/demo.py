@@ -9,7 +9,7 @@ import typer
 from mmengine.cli.run import printable
 from mmengine.errors import Diverged
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # heavy: loaded when a command runs
     from rich.console import Console
     from rich.table import Table
 

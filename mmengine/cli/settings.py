@@ -1,14 +1,17 @@
 """Engine settings from words of a command line."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mmengine.errors import ConfigError
+
+if TYPE_CHECKING:  # heavy: loaded when a command runs
+    from mmengine.config import EngineConfig
 
 STEP_TIMEOUT_S = 600  # unless step_timeout_s is set
 
 
-def engine_config(settings: list[str]) -> Any:
-    """EngineConfig from `name=value` words. Raises ConfigError."""
+def engine_config(settings: list[str]) -> "EngineConfig":
+    """From `name=value` words. Raises ConfigError."""
     from mmengine.config import EngineConfig  # lazy: msgspec
 
     values: dict[str, Any] = {"step_timeout_s": STEP_TIMEOUT_S}
@@ -26,7 +29,7 @@ def engine_config(settings: list[str]) -> Any:
     return config
 
 
-def _plain(value: str) -> Any:
+def _plain(value: str) -> bool | int | str:
     if value.lower() in ("true", "false"):
         return value.lower() == "true"
     try:

@@ -9,7 +9,7 @@ import typer
 
 from mmengine.errors import ConfigError
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # heavy: loaded when a command runs
     from mmengine.simulation import Settings, Workload
     from mmengine.simulation.records import Recorder
 

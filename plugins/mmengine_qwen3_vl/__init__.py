@@ -11,7 +11,7 @@ from mmengine_qwen3_vl.config import ARCHITECTURE
 from mmengine_qwen3_vl.positions import rope_positions
 from mmengine_qwen3_vl.weights import fingerprint
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # heavy: see Qwen3VLPlugin
     from mmengine.models.plugin import Processor
     from mmengine.models.sharding import Shard
     from mmengine_qwen3_vl.model import Qwen3VL

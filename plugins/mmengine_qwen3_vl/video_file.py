@@ -14,7 +14,7 @@ import numpy as np
 from mmengine.errors import InvalidMedia
 from mmengine_qwen3_vl.sources import MAX_VIDEO_BYTES, Access, open_source
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # lazy: FFmpeg, which images do not need
     from av.container import InputContainer
 
 CONTAINERS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpeg,mpegts,flv,gif,asf,ogg"

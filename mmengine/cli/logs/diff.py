@@ -8,7 +8,7 @@ import typer
 from mmengine.cli.logs.printing import Json, clean, console, existing, print_json, short
 from mmengine.cli.logs.verify import DIVERGED, SAME
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # heavy: loaded when a command runs
     from mmengine.replay.diff import LogDifference, Side
 
 HELP = (

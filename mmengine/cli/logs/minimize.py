@@ -9,7 +9,7 @@ import typer
 
 from mmengine.cli.logs.printing import Folder, Json, existing, print_json
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # heavy: loaded when a command runs
     from mmengine.replay.minimize.failures import Failure
     from mmengine.replay.minimize.minimize import Minimizer, Progress
 
@@ -99,11 +99,12 @@ def _print(
 @contextmanager
 def _progress() -> Iterator[Callable[["Progress"], None]]:
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
 
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
+    with Bar(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
         task = bar.add_task("reading the log", total=1)
         whole = 0
 

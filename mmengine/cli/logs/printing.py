@@ -12,7 +12,7 @@ import typer
 
 from mmengine.errors import LogError
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # heavy: loaded when a command runs
     from rich.console import Console
 
 MAX_SHOWN_CHARS = 300

@@ -9,7 +9,7 @@ import typer
 
 from mmengine.cli.logs.printing import Folder, Json, existing, print_json
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # heavy: loaded when a command runs
     from mmengine.events.codec import Record
 
 HELP = (

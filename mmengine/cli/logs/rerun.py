@@ -7,7 +7,7 @@ import typer
 
 from mmengine.cli.logs.printing import Folder, Json, console, existing, print_json, short
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # heavy: loaded when a command runs
     from rich.table import Table
 
     from mmengine.replay.rerun.rerun import Rerun

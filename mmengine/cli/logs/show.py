@@ -2,18 +2,19 @@
 
 import sys
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from mmengine.cli.logs.printing import Folder, Json, console, existing, print_json
 from mmengine.errors import InvalidRequest, LogError
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # heavy: loaded when a command runs
     from mmengine.replay.checked import CheckedLog
 
+_Line = TypeVar("_Line")
 POLL_S = 0.2  # how often --follow looks
 HELP = (
     "Show the requests of a log, its steps, one request's life, one step, or the state at a step.\n\n"
@@ -62,16 +63,16 @@ def show(
         from mmengine.replay.ask.life import life_lines
         from mmengine.replay.checked import CheckedLog
 
-        lines = list(life_lines(CheckedLog(folder), request))
-        if not lines:
+        life = list(life_lines(CheckedLog(folder), request))
+        if not life:
             raise LogError(f"no request in {folder} has that id; see mmengine log show {folder}")
-        _list(tables.life_table(lines), lines, json_output)
+        _list(tables.life_table(life), life, json_output)
     elif steps:
-        lines = deque(step_lines(folder), maxlen=limit)
-        _list(tables.step_table(lines), lines, json_output)
+        last_steps = deque(step_lines(folder), maxlen=limit)
+        _list(tables.step_table(last_steps), last_steps, json_output)
     else:
-        lines = deque(request_lines(folder), maxlen=limit)
-        _list(tables.request_table(lines), lines, json_output)
+        last_requests = deque(request_lines(folder), maxlen=limit)
+        _list(tables.request_table(last_requests), last_requests, json_output)
 
 
 def _list(table: Any, lines: Iterable[Any], json_output: bool) -> None:
@@ -119,11 +120,14 @@ def _print_lines(log: "CheckedLog", request: str | None, steps: bool, json_outpu
     from mmengine.replay.ask.show import ended_requests, step_lines
 
     if request is not None:
-        lines, text = life_lines(log, request), tables.life_text
+        _print_each(life_lines(log, request), tables.life_text, json_output)
     elif steps:
-        lines, text = step_lines(log), tables.step_text
+        _print_each(step_lines(log), tables.step_text, json_output)
     else:
-        lines, text = ended_requests(log), tables.request_text
+        _print_each(ended_requests(log), tables.request_text, json_output)
+
+
+def _print_each(lines: Iterable[_Line], text: Callable[[_Line], str], json_output: bool) -> None:
     for line in lines:
         if json_output:
             print_json(_builtins(line))

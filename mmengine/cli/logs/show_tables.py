@@ -7,7 +7,7 @@ from rich.table import Table
 
 from mmengine.cli.logs.printing import clean, ms, printable
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # heavy: loaded when a command runs
     from mmengine.replay.ask.life import LifeLine
     from mmengine.replay.ask.show import RequestLine, StepLine
     from mmengine.replay.ask.state_report import StateReport
@@ -23,9 +23,9 @@ def request_table(lines: Iterable["RequestLine"]) -> Table:
     )
     for line in lines:
         counts = [line.num_prompt_tokens, line.num_media, line.num_cached_tokens, line.num_output_tokens]
-        counts += [f"{line.num_accepted} of {line.num_drafts}" for _ in drafts]
+        kept = [f"{line.num_accepted} of {line.num_drafts}" for _ in drafts]
         times = ms(line.first_token_ns), ms(line.end_ns)
-        figures = *map(str, counts), str(line.num_preemptions), *times
+        figures = *map(str, counts), *kept, str(line.num_preemptions), *times
         table.add_row(clean(line.request_id), *figures, clean(_end(line)))
     return table
 
@@ -54,9 +54,11 @@ def step_table(lines: Iterable["StepLine"]) -> Table:
         *("encoder", "ms", ""),
     )
     for line in lines:
-        counts = (line.step, line.num_rows, line.num_tokens, line.num_admitted, line.num_encoded)
-        counts += (line.num_preempted, line.num_running, line.num_waiting, line.num_free_blocks)
-        counts += (line.encoder_used,)
+        counts = (
+            *(line.step, line.num_rows, line.num_tokens, line.num_admitted, line.num_encoded),
+            *(line.num_preempted, line.num_running, line.num_waiting, line.num_free_blocks),
+            line.encoder_used,
+        )
         table.add_row(*map(str, counts), f"{line.device_ms:.2f}", clean(line.failed))
     return table
 

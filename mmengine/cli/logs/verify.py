@@ -10,7 +10,7 @@ import typer
 from mmengine.cli.logs.printing import Json, clean, console, existing, print_json, short
 from mmengine.errors import CorruptLog, LogError
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # heavy: loaded when a command runs
     from rich.table import Table
 
     from mmengine.events.codec import Record
@@ -57,8 +57,8 @@ def verify(
     if json_output:
         for log, result in results:
             print_json({"log": str(log), **_as_json(result)})
-    elif len(results) == 1:
-        _print_one(results[0][1])
+    elif len(results) == 1 and not isinstance(report := results[0][1], LogError):
+        _print_one(report)
     else:
         _print_many(results)
     codes = {_code(result) for _, result in results}

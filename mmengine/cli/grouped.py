@@ -1,0 +1,33 @@
+"""Options of a command in groups: a dataclass for each, whose fields are options as typer reads them."""
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, fields
+from functools import wraps
+from typing import Any, get_type_hints
+
+
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """A command for typer whose options are the fields of the dataclasses that `command` takes, in order."""
+    groups = {name: kind for name, kind in get_type_hints(command).items() if name != "return"}
+
+    @wraps(command)
+    def with_options(**values: Any) -> None:
+        given = {
+            name: kind(**{field.name: values[field.name] for field in fields(kind)})
+            for name, kind in groups.items()
+        }
+        command(**given)
+
+    options = [option for kind in groups.values() for option in _options(kind)]
+    vars(with_options).update(__signature__=inspect.Signature(options), __annotations__={})
+    return with_options
+
+
+def _options(kind: type) -> Iterator[inspect.Parameter]:
+    hints = get_type_hints(kind, include_extras=True)
+    for field in fields(kind):
+        default = inspect.Parameter.empty if field.default is MISSING else field.default
+        yield inspect.Parameter(
+            field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hints[field.name]
+        )

@@ -1,0 +1,186 @@
+"""Options of `mmengine run`, in the groups that its help shows."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from mmengine.cli.settings import engine_config
+from mmengine.errors import InvalidRequest
+
+if TYPE_CHECKING:  # heavy: loaded when a command runs
+    from mmengine.config import EngineConfig
+
+SAMPLING, MODEL, FILES = "Sampling (in a request file: on each line)", "Model", "Files"
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One question, and the form of its answer."""
+
+    prompt: Annotated[str | None, typer.Argument(help="The question.", show_default=False)] = None
+    image: Annotated[list[Path] | None, typer.Option(help="An image file; may be repeated.")] = None
+    video: Annotated[list[Path] | None, typer.Option(help="A video file; may be repeated.")] = None
+    system: Annotated[str | None, typer.Option(help="A system message.")] = None
+    schema: Annotated[
+        Path | None, typer.Option(help="A JSON schema: the answer is JSON that it describes.")
+    ] = None
+    on_truncation: Annotated[
+        Literal["length", "close"],
+        typer.Option(help="With --schema, where --max-tokens ends: cut the answer, or complete it in time."),
+    ] = "length"
+    reasoning: Annotated[
+        bool | None, typer.Option(help="With --schema: whether the model reasons first.", show_default="auto")
+    ] = None
+
+    def check(self) -> None:
+        """Raise InvalidRequest for options that ask for nothing."""
+        if self.on_truncation == "close" and self.schema is None:
+            raise InvalidRequest(
+                "--on-truncation close needs --schema: without one nothing has to be completed"
+            )
+        if self.reasoning is not None and self.schema is None:
+            raise InvalidRequest("--reasoning needs --schema: it says where the form of the answer begins")
+        if not self.prompt:
+            raise InvalidRequest(
+                'give a question, as in mmengine run "What is this?" --image a.png, or --batch'
+            )
+
+    def messages(self) -> list[dict[str, Any]]:
+        parts = [{"type": "image", "image": str(path)} for path in self.image or []]
+        parts += [{"type": "video", "video": str(path)} for path in self.video or []]
+        user = {"role": "user", "content": [*parts, {"type": "text", "text": self.prompt}]}
+        return [*([{"role": "system", "content": self.system}] if self.system else []), user]
+
+    def response_format(self) -> dict[str, Any] | None:
+        """What the file with a JSON schema asks for. Raises InvalidRequest."""
+        if self.schema is None:
+            return None
+        import msgspec  # lazy: not needed for help
+
+        try:
+            found = self.schema.read_bytes()
+            msgspec.json.decode(found)
+        except OSError as error:
+            raise InvalidRequest(f"--schema {self.schema} cannot be read: {error.strerror}") from None
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+            raise InvalidRequest(f"--schema {self.schema} is not valid JSON ({error})") from None
+        # The schema as text: a key may be in it twice.
+        form = {"type": "json_schema", "json_schema": {"schema": found}}
+        return {**form, "on_truncation": self.on_truncation, "reasoning": self.reasoning}
+
+
+@dataclass(frozen=True, slots=True)
+class Printing:
+    """What is printed."""
+
+    json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False
+    verbose: Annotated[bool, typer.Option("--verbose", help="Tell on stderr what happens.")] = False
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """The fields of SamplingParams that the command line has."""
+
+    max_tokens: Annotated[int, typer.Option(rich_help_panel=SAMPLING, help="Longest answer.")] = 256
+    min_tokens: Annotated[int, typer.Option(rich_help_panel=SAMPLING, help="Shortest answer.")] = 0
+    temperature: Annotated[float, typer.Option(rich_help_panel=SAMPLING, help="0 is greedy.")] = 0.0
+    top_k: Annotated[int, typer.Option(rich_help_panel=SAMPLING, help="0 is off.")] = 0
+    top_p: Annotated[float, typer.Option(rich_help_panel=SAMPLING, help="1 is off.")] = 1.0
+    min_p: Annotated[float, typer.Option(rich_help_panel=SAMPLING, help="0 is off.")] = 0.0
+    repetition_penalty: Annotated[float, typer.Option(rich_help_panel=SAMPLING, help="1 is off.")] = 1.0
+    presence_penalty: Annotated[float, typer.Option(rich_help_panel=SAMPLING, help="0 is off.")] = 0.0
+    frequency_penalty: Annotated[float, typer.Option(rich_help_panel=SAMPLING, help="0 is off.")] = 0.0
+    seed: Annotated[int | None, typer.Option(rich_help_panel=SAMPLING, help="Drawn when left out.")] = None
+    stop: Annotated[list[str] | None, typer.Option(rich_help_panel=SAMPLING, help="Ends the text.")] = None
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", rich_help_panel=SAMPLING, help="Go on.")] = False
+    logprobs: Annotated[int | None, typer.Option(rich_help_panel=SAMPLING, help="With --json.")] = None
+    n: Annotated[int, typer.Option("--n", rich_help_panel=SAMPLING, help="Answers to the prompt.")] = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """The model, where it runs, and settings of its engine."""
+
+    model: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=MODEL, help="A folder or a hub id; without one, the embedded checkpoint."
+        ),
+    ] = None
+    device: Annotated[str, typer.Option(rich_help_panel=MODEL, help="auto, cpu, cuda or cuda:N.")] = "auto"
+    dtype: Annotated[str, typer.Option(rich_help_panel=MODEL, help="auto, float32 or bfloat16.")] = "auto"
+    tensor_parallel: Annotated[
+        int, typer.Option(rich_help_panel=MODEL, help="Devices that the model is cut over.")
+    ] = 1
+    grammar_backend: Annotated[
+        Literal["llguidance", "xgrammar"] | None,
+        typer.Option(rich_help_panel=MODEL, help="What enforces a schema or a grammar."),
+    ] = None
+    spec: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=MODEL,
+            help="Who drafts tokens: auto, none, grammar, ngram, suffix, eagle3, eagle3=FOLDER.",
+        ),
+    ] = None
+    setting: Annotated[
+        list[str] | None,
+        typer.Option("--set", rich_help_panel=MODEL, help="An engine setting, as token_budget=512."),
+    ] = None
+
+    def config(self, *, keeps_media: bool) -> "EngineConfig":
+        """Raises ConfigError. `keeps_media`: beside a log."""
+        return engine_config(
+            [
+                *(self.setting or []),
+                *([] if keeps_media else ["media_store_bytes=0"]),
+                *([f"grammar_backend={self.grammar_backend}"] if self.grammar_backend else []),
+                *([f"spec={self.spec}"] if self.spec else []),
+                *([f"tensor_parallel={self.tensor_parallel}"] if self.tensor_parallel != 1 else []),
+            ]
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """A file of requests, its answers, and the log."""
+
+    batch: Annotated[
+        Path | None,
+        typer.Option(rich_help_panel=FILES, help="Answer the requests of this file (JSON lines)."),
+    ] = None
+    out: Annotated[Path | None, typer.Option(rich_help_panel=FILES, help="Where the answers go.")] = None
+    log: Annotated[
+        Path | None,
+        typer.Option(
+            rich_help_panel=FILES,
+            help="Folder for the event log. A batch that was interrupted goes on with its own log; else the "
+            "folder must hold none.",
+        ),
+    ] = None
+    force_resume: Annotated[
+        bool,
+        typer.Option(
+            "--force-resume",
+            rich_help_panel=FILES,
+            help="Go on though model, processor, dtype or device changed.",
+        ),
+    ] = False
+    recovery: Annotated[
+        Literal["strict", "tail", "salvage"],
+        typer.Option(
+            rich_help_panel=FILES,
+            help="What damage of an interrupted batch's log is forgiven: none; bytes cut short at its end; "
+            "records in the middle too, where a snapshot stands behind them.",
+        ),
+    ] = "tail"
+    no_media_store: Annotated[
+        bool,
+        typer.Option(
+            "--no-media-store",
+            rich_help_panel=FILES,
+            help="Keep no images and videos beside the log; requests that need theirs after a crash fail.",
+        ),
+    ] = False
