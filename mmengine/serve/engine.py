@@ -6,9 +6,8 @@ with Engine() as engine:
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -16,8 +15,8 @@ from mmengine.config import EngineConfig
 from mmengine.core.outputs import Output, Stats
 from mmengine.core.resume import Resume, ResumedAnswer
 from mmengine.errors import InvalidRequest
-from mmengine.models.plugin import MediaInput, Prepared
-from mmengine.request import Request, SamplingParams
+from mmengine.models.plugin import Prepared
+from mmengine.request import SamplingParams
 from mmengine.serve.answers import Completion, RequestOutput, engine_failed, succeeded
 from mmengine.serve.batching import run_batch
 from mmengine.serve.detokenize import StopStrings
@@ -25,13 +24,14 @@ from mmengine.serve.grammar_memory import GrammarMemory
 from mmengine.serve.health import Readiness, core_reasons
 from mmengine.serve.holders import Holders
 from mmengine.serve.in_progress import InProgress
+from mmengine.serve.intake import Intake
 from mmengine.serve.log_sync import LogSyncer
 from mmengine.serve.media_memory import MediaMemory
 from mmengine.serve.media_store import MediaStore
 from mmengine.serve.metrics import Metrics
 from mmengine.serve.operators import operator_log
 from mmengine.serve.options import GENERATE, GenerateOptions, Options, SubmitOptions, make_options
-from mmengine.serve.prompts import Prompt, core_requests, request_ids
+from mmengine.serve.prompts import Prompt
 from mmengine.serve.reasoning import Reasoning
 from mmengine.serve.recovery import open_store, recover
 from mmengine.serve.stall_watch import StallWatch
@@ -83,9 +83,6 @@ class Engine:
         self.processor = self.built.processor
         self.config = self.built.config
         self._core, self._grammars = self.built.core, self.built.grammars
-        markers = self.config.reasoning_start, self.config.reasoning_end
-        self._reasoning = Reasoning(self.processor.tokenizer, self.config.eos_token_ids, *markers)
-        self._new_id = request_ids()
         self.batch_done: dict[str, Completion] = {}  # answers of batches that no batch has taken yet
         self._stall_watch = StallWatch(self._core)
         self._failure = ""  # why the last step raised
@@ -103,33 +100,38 @@ class Engine:
             lambda: self.drafters,
             lambda: getattr(self.built.executor, "graph_counts", {}),
         )
-        store: MediaStore | None = None
-        resumed: dict[str, ResumedAnswer] = {}
-        try:
-            if log is not None:
-                store = open_store(log, self.config, self.built.resumed)
-            if self.built.resumed is not None:
-                cause = resume.cause if resume is not None else ""
-                resumed = recover(self.built, self.built.resumed, store, self.grammar_memory, cause)
-        except BaseException:
-            self._core.sink.close()  # without a last word: the state that was found did not go on
-            raise
+        store, resumed = self._open_store(log, resume)
         self._syncer = self._new_syncer() if log is not None else None
-        self._holders = Holders(
-            self.built.executor,
-            self._grammars,
-            self.media_memory,
-            self.grammar_memory,
-            self.metrics,
-            store,
-            self.config.max_model_len,
-            recovered=self.built.resumed.state.requests if self.built.resumed is not None else (),
-        )
+        self._holders = Holders(self.built, self.media_memory, self.grammar_memory, self.metrics, store)
         self.requests = InProgress(self._core, self.processor.tokenizer, resumed, texts)
+        markers = self.config.reasoning_start, self.config.reasoning_end
+        self._intake = Intake(
+            self._core,
+            self._holders,
+            self.requests,
+            self.metrics,
+            Reasoning(self.processor.tokenizer, self.config.eos_token_ids, *markers),
+            self.grammar_memory,
+        )
         limit_s = self.config.step_timeout_s
         self._watchdog = Watchdog(limit_s, on_hang or self._end_process) if limit_s else nullcontext()
         built = self.built
         operator_log.info("engine ready", model=str(built.folder), device=built.device, dtype=built.dtype)
+
+    def _open_store(
+        self, log: str | Path | None, resume: Resume | None
+    ) -> tuple[MediaStore | None, dict[str, ResumedAnswer]]:
+        """The media store beside a log, and the answers of the process before, by core id."""
+        found = self.built.resumed
+        try:
+            store = open_store(log, self.config, found) if log is not None else None
+            if found is None:
+                return store, {}
+            cause = resume.cause if resume is not None else ""
+            return store, recover(self.built, found, store, self.grammar_memory, cause)
+        except BaseException:
+            self._core.sink.close()  # without a last word: the state that was found did not go on
+            raise
 
     def submit(
         self,
@@ -156,36 +158,7 @@ class Engine:
         """Queue a prompt that was prepared before, perhaps on another thread."""
         if self._closed:
             raise InvalidRequest("the engine is closed")
-        options.check()
-        request_id = options.request_id or self._new_id()
-        if request_id in self.requests:
-            raise InvalidRequest(f"a request with the id {request_id!r} is running; ids must differ")
-        options = self._reasoning.settle(options, prepared.prompt_token_ids)
-        if options.grammar is not None:
-            options = replace(options, grammar=self.grammar_memory.shared(options.grammar))
-        requests = core_requests(request_id, prepared, options)
-        self._submit_all(requests, prepared)
-        self.requests.begin(request_id, prepared, requests, stream)
-        return request_id
-
-    def _submit_all(self, requests: list[Request], prepared: Prepared) -> None:
-        """All choices, or none: a queue that fills up half way takes the others back."""
-        for count, request in enumerate(requests):
-            try:
-                self._submit_one(request, prepared.media)
-            except Exception:
-                for taken in requests[:count]:
-                    self._core.cancel(taken.request_id, "another answer to the same prompt was refused")
-                raise
-
-    def _submit_one(self, request: Request, media: Sequence[MediaInput]) -> None:
-        self._holders.hold(request, media)
-        try:
-            self._core.submit(request)
-        except Exception:
-            self._holders.release(request.request_id)
-            raise
-        self.metrics.submitted(request.request_id)
+        return self._intake.submit(prepared, options, stream=stream)
 
     @property
     def has_work(self) -> bool:

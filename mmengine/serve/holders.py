@@ -1,7 +1,7 @@
 """Everything that keeps something of a request from its submission to its end."""
 
-from collections.abc import Iterable, Sequence
-from typing import Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
 
 from mmengine.errors import InvalidRequest
 from mmengine.models.plugin import MediaInput
@@ -10,7 +10,9 @@ from mmengine.serve.grammar_memory import GrammarMemory
 from mmengine.serve.media_memory import MediaMemory
 from mmengine.serve.media_store import MediaStore
 from mmengine.serve.metrics import Metrics
-from mmengine.structured_output.grammars import Grammars
+
+if TYPE_CHECKING:  # it brings torch
+    from mmengine.build import Built
 
 
 class RequestHolder(Protocol):
@@ -20,33 +22,24 @@ class RequestHolder(Protocol):
         """The request is over. An unknown one is no error."""
 
 
-class PixelHolder(RequestHolder, Protocol):
-    """An executor, as serving sees it."""
-
-    def attach(self, request_id: str, media: Sequence[MediaInput]) -> None: ...
-
-
 class Holders:
     """All holders of an engine. A new one is added to `_all`, and hears of every request that ends: one that
-    was answered, cancelled, refused, or that failed. `recovered`: ids of requests for which
-    `recovery` told the holders. Not thread-safe."""
+    was answered, cancelled, refused, or that failed. Not thread-safe."""
 
     def __init__(
         self,
-        executor: PixelHolder,
-        grammars: Grammars,
+        built: "Built",
         media_memory: MediaMemory,
         grammar_memory: GrammarMemory,
         metrics: Metrics,
         store: MediaStore | None,
-        max_model_len: int,
-        recovered: Iterable[str],
     ):
-        self._executor, self._grammars, self._store = executor, grammars, store
+        self._executor, self._grammars, self._store = built.executor, built.grammars, store
         self._media_memory, self._grammar_memory = media_memory, grammar_memory
-        self._max_model_len = max_model_len
-        self._ids = set(recovered)
-        self._all: list[RequestHolder] = [executor, grammars, grammar_memory, media_memory, metrics]
+        self._max_model_len = built.config.max_model_len
+        self._ids = set(built.resumed.state.requests if built.resumed is not None else ())
+        self._all: list[RequestHolder] = [self._executor, self._grammars]
+        self._all += [grammar_memory, media_memory, metrics]
         self._all += [store] if store is not None else []
 
     def hold(self, request: Request, media: Sequence[MediaInput]) -> None:

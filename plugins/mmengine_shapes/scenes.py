@@ -192,8 +192,14 @@ def random_thing(rng: random.Random, position: str) -> Thing:
         y=(2 * row + 1) / 6 + rng.uniform(-0.015, 0.015),
         radius=rng.uniform(*SIZES[size]),
         angle=rng.uniform(-10, 10) if rng.random() < 0.5 else 0.0,
-        rgb=tuple(min(255, max(0, part + rng.randint(-14, 14))) for part in COLOURS[colour]),
+        rgb=_shade(rng, colour),
     )
+
+
+def _shade(rng: random.Random, colour: str) -> tuple[int, int, int]:
+    """A colour, each part of it a little off."""
+    red, green, blue = (min(255, max(0, part + rng.randint(-14, 14))) for part in COLOURS[colour])
+    return red, green, blue
 
 
 def random_scene(

@@ -37,8 +37,8 @@ class Answerer:
         """The greedy answer to each item; all items have pictures of the same kind."""
         pixels, grids, texts = [], [], []
         for item in items:
-            text = self.tokenizer.apply_chat_template(
-                item.messages, tokenize=False, add_generation_prompt=True
+            text = str(
+                self.tokenizer.apply_chat_template(item.messages, tokenize=False, add_generation_prompt=True)
             )
             if item.images:
                 seen = self.processor(list(item.images), return_tensors="pt")

@@ -6,9 +6,13 @@ goes through transformers itself.
 """
 
 import torch
-from torch import nn
 from torch.nn import functional as F
 from transformers import Qwen3VLForConditionalGeneration
+from transformers.models.qwen3_vl.modeling_qwen3_vl import (
+    Qwen3VLTextDecoderLayer,
+    Qwen3VLTextRMSNorm,
+    Qwen3VLVisionBlock,
+)
 from transformers.vision_utils import get_vision_interpolation_indices_and_weights, get_vision_position_ids
 
 
@@ -18,7 +22,9 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
     return x * cos + torch.cat((-right, left), dim=-1) * sin
 
 
-def vision_block(block: nn.Module, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def vision_block(
+    block: Qwen3VLVisionBlock, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+) -> torch.Tensor:
     """One block over (V, P, H); every view attends to itself only."""
     views, patches, hidden = x.shape
     attention = block.attn
@@ -30,7 +36,7 @@ def vision_block(block: nn.Module, x: torch.Tensor, cos: torch.Tensor, sin: torc
 
 
 def text_block(
-    layer: nn.Module, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, mask: torch.Tensor
+    layer: Qwen3VLTextDecoderLayer, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, mask: torch.Tensor
 ) -> torch.Tensor:
     """One decoder layer over (B, L, H) with mask (B, 1, L, L), bool."""
     attention = layer.self_attn
@@ -49,7 +55,7 @@ def text_block(
     return x + mlp.down_proj(F.silu(mlp.gate_proj(normed)) * mlp.up_proj(normed))
 
 
-def norm(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
+def norm(module: Qwen3VLTextRMSNorm, x: torch.Tensor) -> torch.Tensor:
     """RMS norm as transformers computes it, statistics in fp32."""
     wide = x.float()
     wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + module.variance_epsilon)

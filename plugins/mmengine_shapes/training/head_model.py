@@ -82,6 +82,8 @@ class DraftLayer(nn.Module):
 class DraftHead(nn.Module):
     """The head. `embedding` is the target's, frozen, and no parameter of the head."""
 
+    embedding: Tensor
+
     def __init__(self, config: TextConfig, shape: HeadShape, embedding: Tensor) -> None:
         super().__init__()
         self.config, self.shape = config, shape

@@ -34,6 +34,7 @@ class DenseAttention:
         self._kept = self._split(k), self._split(v)
 
     def run(self, layer: int, q: Tensor) -> Tensor:
+        assert self._kept is not None, "a layer appends before it attends"
         k, v = self._kept
         mixed = F.scaled_dot_product_attention(self._split(q), k, v, is_causal=True, enable_gqa=True)
         return mixed.transpose(1, 2).reshape(q.shape)

@@ -11,7 +11,7 @@ import argparse
 import pathlib
 import random
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 import torch
@@ -141,7 +141,8 @@ def train(
         [{"params": matrices, "weight_decay": 0.01}, {"params": norms, "weight_decay": 0.0}],
         betas=(0.9, 0.95),
     )
-    source, began, sums = batches(samples, BATCH, options.seed), time.time(), Counter()
+    source, began = batches(samples, BATCH, options.seed), time.time()
+    sums: defaultdict[str, float] = defaultdict(float)
     for step in range(1, options.steps + 1):
         for group in optimiser.param_groups:
             group["lr"] = options.rate * rate_at(step - 1, options.steps)
@@ -150,7 +151,9 @@ def train(
         loss.backward()
         nn.utils.clip_grad_norm_(head.parameters(), CLIP)
         optimiser.step()
-        sums.update({"loss": loss.item()} | {f"right{k + 1}": part.item() for k, part in enumerate(right)})
+        sums["loss"] += loss.item()
+        for k, part in enumerate(right):
+            sums[f"right{k + 1}"] += part.item()
         if step % REPORT_EVERY == 0:
             shown = " ".join(f"{name} {value / REPORT_EVERY:.4f}" for name, value in sums.items())
             print(f"{time.time() - began:6.0f} s  step {step}/{options.steps}  {shown}", flush=True)

@@ -70,7 +70,8 @@ def _picture_item(task: str, side: int, rng: random.Random, split: str) -> Item 
         pairs = clip_questions(clip, rng)[task]
         return Item(task, [user(pairs[0][0], video=True)], pairs[0][1], clip=clip) if pairs else None
     scene = random_scene(rng, side, split)
-    questions, images = image_questions(scene, rng), (scene.draw(),)
+    questions = image_questions(scene, rng)
+    images: tuple[Image.Image, ...] = (scene.draw(),)
     if task in PAIR_TASKS:
         other = random_scene(rng, side, split)
         questions, images = pair_questions(scene, other, rng), (scene.draw(), other.draw())

@@ -89,10 +89,16 @@ class Packer:
     def __init__(self, folder: pathlib.Path, rng: random.Random) -> None:
         self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self.rng = rng
-        self.image_id = self.tokenizer.token_to_id("<|image_pad|>")
-        self.video_id = self.tokenizer.token_to_id("<|video_pad|>")
-        self.pad_id = self.tokenizer.token_to_id("<|endoftext|>")
+        self.image_id = self._id("<|image_pad|>")
+        self.video_id = self._id("<|video_pad|>")
+        self.pad_id = self._id("<|endoftext|>")
         self.encode = functools.lru_cache(maxsize=100_000)(self._encode)
+
+    def _id(self, token: str) -> int:
+        found = self.tokenizer.token_to_id(token)
+        if found is None:
+            raise KeyError(f"the tokenizer has no {token}")
+        return found
 
     def _encode(self, string: str) -> tuple[int, ...]:
         return tuple(self.tokenizer.encode(string, add_special_tokens=False).ids)

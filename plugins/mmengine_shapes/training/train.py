@@ -12,18 +12,19 @@ import copy
 import pathlib
 import random
 import time
-from collections import Counter
+from collections import defaultdict
 
 import torch
 from torch import nn
 from torch.nn import functional as F
+from transformers import Qwen3VLForConditionalGeneration
 
 from mmengine_shapes import checkpoint_path
 from mmengine_shapes.training.export import export, special_ids
 from mmengine_shapes.training.forward import Forward
 from mmengine_shapes.training.mixture import PHASES, Phase, Stage
 from mmengine_shapes.training.model import make_model
-from mmengine_shapes.training.packing import KINDS, Packer, collate
+from mmengine_shapes.training.packing import KINDS, Packer, Row, collate
 
 SHORT, LONG = 208, 512  # tokens of a packed row
 TOKENS = 4160  # tokens of a batch
@@ -42,7 +43,8 @@ def draw_batch(packer: Packer, stage: Stage, step: int) -> dict:
     length = LONG if long else SHORT
     if side > 128:
         length += 32 * round(tokens / 32)
-    room, rows = max(2, stage.patches // patches), []
+    room = max(2, stage.patches // patches)
+    rows: list[Row] = []
     for _ in range(TOKENS // length):
         draw = rng.random()
         if long:
@@ -72,16 +74,17 @@ def schedule(step: int, total: int) -> float:
 class Trainer:
     """fp32 weights with their optimisers, and the bf16 copy that computes."""
 
-    def __init__(self, model: nn.Module, seed: int, rate: float) -> None:
+    def __init__(self, model: Qwen3VLForConditionalGeneration, seed: int, rate: float) -> None:
         torch.manual_seed(seed)
         self.model = model
-        self.probe = nn.Linear(model.config.text_config.hidden_size, len(KINDS))
-        self.fast = copy.deepcopy(model).to(torch.bfloat16)
+        self.probe = nn.Linear(model.lm_head.in_features, len(KINDS))
+        self.fast = copy.deepcopy(model).bfloat16()
         self.fast_probe = copy.deepcopy(self.probe).to(torch.bfloat16)
         self.forward = Forward(self.fast)
-        self.weights = [*model.parameters(), *self.probe.parameters()]
-        self.fast_weights = [*self.fast.parameters(), *self.fast_probe.parameters()]
-        matrices, others = [], list(self.probe.parameters())
+        self.weights: list[torch.Tensor] = [*model.parameters(), *self.probe.parameters()]
+        self.fast_weights: list[torch.Tensor] = [*self.fast.parameters(), *self.fast_probe.parameters()]
+        matrices: list[nn.Parameter] = []
+        others = list(self.probe.parameters())
         for name, weight in model.named_parameters():
             hidden = weight.ndim == 2 and "embed" not in name
             (matrices if hidden else others).append(weight)
@@ -128,16 +131,18 @@ def train(folder: pathlib.Path, seed: int, start: pathlib.Path | None, first: in
         run_phase(folder, model, phase, seed + number)
 
 
-def run_phase(folder: pathlib.Path, model: nn.Module, phase: Phase, seed: int) -> None:
+def run_phase(folder: pathlib.Path, model: Qwen3VLForConditionalGeneration, phase: Phase, seed: int) -> None:
     """Run one phase; prints the means of the last fifty steps and saves every few hundred."""
     trainer = Trainer(model, seed, phase.rate)
     packer = Packer(checkpoint_path(), random.Random(f"train {seed}"))
-    step, began, sums = 0, time.time(), Counter()
+    step, began = 0, time.time()
+    sums: defaultdict[str, float] = defaultdict(float)
     for stage in phase.stages:
         for _ in range(stage.steps):
             probe_weight = phase.probe * max(0.0, 1 - step / (0.7 * phase.schedule))
             batch = draw_batch(packer, stage, step)
-            sums.update(trainer.step(batch, schedule(step, phase.schedule), probe_weight))
+            for name, value in trainer.step(batch, schedule(step, phase.schedule), probe_weight).items():
+                sums[name] += value
             step += 1
             if step % REPORT_EVERY == 0:
                 shown = " ".join(f"{name} {value / REPORT_EVERY:.4f}" for name, value in sums.items())
@@ -147,7 +152,7 @@ def run_phase(folder: pathlib.Path, model: nn.Module, phase: Phase, seed: int) -
                 save(model, folder, step)
 
 
-def save(model: nn.Module, folder: pathlib.Path, step: int) -> None:
+def save(model: Qwen3VLForConditionalGeneration, folder: pathlib.Path, step: int) -> None:
     """Write the training weights and an exported checkpoint."""
     folder.mkdir(parents=True, exist_ok=True)
     torch.save({"model": model.state_dict(), "step": step}, folder / "weights.pt")

@@ -1,0 +1,67 @@
+"""Prompts that were prepared become requests of the core."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from mmengine.core.engine import EngineCore
+from mmengine.errors import InvalidRequest
+from mmengine.models.plugin import MediaInput, Prepared
+from mmengine.request import Request
+from mmengine.serve.grammar_memory import GrammarMemory
+from mmengine.serve.holders import Holders
+from mmengine.serve.in_progress import InProgress
+from mmengine.serve.metrics import Metrics
+from mmengine.serve.options import Options
+from mmengine.serve.prompts import core_requests, request_ids
+from mmengine.serve.reasoning import Reasoning
+
+
+class Intake:
+    """Tells the holders, the core, the metrics and those `in_progress` of each new request."""
+
+    def __init__(
+        self,
+        core: EngineCore,
+        holders: Holders,
+        in_progress: InProgress,
+        metrics: Metrics,
+        reasoning: Reasoning,
+        grammar_memory: GrammarMemory,
+    ):
+        self._core, self._holders, self._in_progress, self._metrics = core, holders, in_progress, metrics
+        self._reasoning, self._grammar_memory = reasoning, grammar_memory
+        self._new_id = request_ids()
+
+    def submit(self, prepared: Prepared, options: Options, *, stream: bool) -> str:
+        """Queue a prompt and return its request id. Raises InvalidRequest, QueueFull; nothing is queued
+        then."""
+        options.check()
+        request_id = options.request_id or self._new_id()
+        if request_id in self._in_progress:
+            raise InvalidRequest(f"a request with the id {request_id!r} is running; ids must differ")
+        options = self._reasoning.settle(options, prepared.prompt_token_ids)
+        if options.grammar is not None:
+            options = replace(options, grammar=self._grammar_memory.shared(options.grammar))
+        requests = core_requests(request_id, prepared, options)
+        self._submit_all(requests, prepared)
+        self._in_progress.begin(request_id, prepared, requests, stream)
+        return request_id
+
+    def _submit_all(self, requests: list[Request], prepared: Prepared) -> None:
+        """All choices, or none: a queue that fills up half way takes the others back."""
+        for count, request in enumerate(requests):
+            try:
+                self._submit_one(request, prepared.media)
+            except Exception:
+                for taken in requests[:count]:
+                    self._core.cancel(taken.request_id, "another answer to the same prompt was refused")
+                raise
+
+    def _submit_one(self, request: Request, media: Sequence[MediaInput]) -> None:
+        self._holders.hold(request, media)
+        try:
+            self._core.submit(request)
+        except Exception:
+            self._holders.release(request.request_id)
+            raise
+        self._metrics.submitted(request.request_id)

@@ -1,0 +1,77 @@
+"""The options that callers give by name: said once, and the same for every door of the engine."""
+
+import asyncio
+from types import NoneType
+from typing import get_args, get_type_hints
+
+import msgspec
+import pytest
+
+from mmengine.errors import InvalidRequest
+from mmengine.request import SamplingParams
+from mmengine.serve import options as opts
+from mmengine.serve.async_engine import AsyncEngine
+from mmengine.serve.engine import Engine
+from tests.serve.serve_fakes import builder
+
+
+def test_the_sampling_options_are_the_fields_of_sampling_params():
+    hints = get_type_hints(opts.SamplingOptions)
+    fields = {field.name: field.type for field in msgspec.structs.fields(SamplingParams)}
+    assert list(hints) == list(fields)
+    for name, hint in hints.items():
+        taken = set(get_args(hint))
+        assert NoneType in taken, f"{name}: None means the default"
+        assert set(get_args(fields[name]) if NoneType in get_args(fields[name]) else {fields[name]}) <= taken
+
+
+def test_every_option_of_a_request_has_its_default_in_options():
+    fields = set(opts.Options.__dataclass_fields__)
+    assert fields - {"sampling", "grammar", "reasoning"} == opts.SUBMIT - opts.FORM
+    assert {"request_id"} == opts.SUBMIT - opts.LINE and {"deadline_s"} == opts.LINE - opts.GENERATE
+    assert opts.make_options(None, {}) == opts.Options()
+    given = {"request_id": "a", "priority": 3, "cache_salt": "b", "deadline_s": 2.0, "top_k": 5}
+    expected = opts.Options(SamplingParams(top_k=5), "a", 3, "b", 2.0)
+    assert opts.make_options(None, given) == expected
+
+
+@pytest.mark.parametrize("taken", [opts.GENERATE, opts.LINE, opts.SUBMIT])
+def test_what_is_not_an_option_is_refused_by_name(taken):
+    for name in ("max_length", *sorted(opts.SUBMIT - taken)):
+        with pytest.raises(
+            InvalidRequest, match=f"unknown sampling option '{name}'; known are frequency_pen"
+        ):
+            opts.make_options(None, {name: 1}, taken)
+    with pytest.raises(InvalidRequest, match=r"give sampling or keywords, not both \(n, top_k\)"):
+        opts.make_options(SamplingParams(), {"top_k": 1, "n": 2, "priority": 1}, taken)
+
+
+def test_both_engines_take_the_same_options_and_refuse_the_same():
+    given = {"request_id": "a", "priority": 1, "cache_salt": "s", "deadline_s": 9.0, "max_tokens": 9}
+    with Engine(builder=builder()) as engine:
+        assert engine.submit("hello", **given) == "a"
+        while engine.has_work:
+            engine.step()
+        for unknown in ({"max_length": 1}, {"deadline_s": 1.0}, {"request_id": "b"}):
+            with pytest.raises(InvalidRequest, match=f"unknown sampling option '{next(iter(unknown))}'"):
+                engine.generate(["hello"], **unknown)
+        with pytest.raises(InvalidRequest, match="unknown sampling option 'max_length'"):
+            engine.submit("hello", max_length=1)
+        with pytest.raises(InvalidRequest, match="generate_json takes a schema, not grammar"):
+            engine.generate_json("hello", {}, grammar={"choice": ["a"]})
+        with pytest.raises(InvalidRequest, match="gives one value"):
+            engine.generate_json("hello", {}, sampling=SamplingParams(n=2))
+
+    async def streams():
+        async with AsyncEngine(builder=builder()) as engine:
+            assert (await engine.generate("hello", **given)).request_id == "a"
+            with pytest.raises(InvalidRequest, match="unknown sampling option 'max_length'"):
+                engine.stream("hello", max_length=1)
+            with pytest.raises(InvalidRequest, match="unknown sampling option 'stream'"):
+                engine.stream("hello", stream=False)
+            with pytest.raises(InvalidRequest, match="gives one value"):
+                await engine.generate_json("hello", {}, n=2)
+            with pytest.raises(InvalidRequest, match="response_format"):  # {} asks for something
+                await engine.generate("hello", response_format={})
+
+    asyncio.run(asyncio.wait_for(streams(), 30))
