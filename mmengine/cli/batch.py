@@ -27,7 +27,7 @@ def run_batch_file(
     requests: Path, out: Path, log: Path | None, make_engine: Callable[[Resume | None], Engine]
 ) -> int:
     """Answer every line of `requests` into `out`. 0 when each line got an answer or an error, 130
-    when a signal ended it before. With a `log` that this batch began, go on where that ends."""
+    when a signal ended it before. With a `log` that this batch began, go on where the log ends."""
     index = RequestIndex(requests)
     if out.exists() and out.samefile(requests):
         raise InvalidRequest("--out is the request file itself; name another file")
@@ -80,7 +80,7 @@ def _answer_all(
 
 
 def draft_lines(engine: Engine) -> Iterator[str]:
-    """What each drafter did, of those that did anything."""
+    """A line for each drafter that did anything."""
     found = engine.stats().drafts
     for number, (name, failures) in enumerate(engine.drafters):
         if number in found:

@@ -93,7 +93,9 @@ def _answer_one(question: Question, options: Sampling, make_engine: "MakeEngine"
     from mmengine.structured_output.spec import grammar_of  # lazy: msgspec
 
     response_format = question.response_format()
-    params = make_sampling(asdict(options))  # both are refused before the model is loaded
+    params = make_sampling(
+        asdict(options)
+    )  # bad sampling and a bad schema are refused before the model is loaded
     grammar_of(response_format)
     live = sys.stdout.isatty() and not as_json and params.n == 1
     with make_engine(None) as engine:
@@ -115,7 +117,7 @@ def _answer_one(question: Question, options: Sampling, make_engine: "MakeEngine"
     else:
         for choice in completion.choices:
             print(choice.text if choice.content is None else choice.content)
-    if not as_json:  # there usage says it
+    if not as_json:  # in JSON, usage says it
         for line in drafts:
             print(line, file=sys.stderr)
     if response_format is not None and completion.finish_reason == "length":

@@ -131,7 +131,8 @@ class Model:
     ] = None
 
     def config(self, *, keeps_media: bool) -> "EngineConfig":
-        """Raises ConfigError. `keeps_media`: beside a log."""
+        """Settings of the engine. `keeps_media`: whether images and videos are kept beside a log. Raises
+        ConfigError."""
         return engine_config(
             [
                 *(self.setting or []),

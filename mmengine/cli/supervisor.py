@@ -20,8 +20,8 @@ CHILD = "MMENGINE_SUPERVISED_BY"  # environment: the process id of the superviso
 CAUSE = "MMENGINE_ENDED_BY"  # environment: how the process before ended
 TRACE = "MMENGINE_CRASH_FILE"  # environment: where to say in what native code crashed
 HANG_EXIT = 75
-MAX_RESTARTS = 32  # in a row, without an answer in between
-MAX_MEDIA_RESTARTS = 2  # where a file that crashes its decoder is read again each time
+MAX_RESTARTS = 32  # restarts in a row, without an answer in between
+MAX_MEDIA_RESTARTS = 2  # in a row, where the same file crashes its decoder each time
 FATAL = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT)
 
 
@@ -30,7 +30,7 @@ def is_supervised() -> bool:
 
 
 def ended_by() -> str:
-    """How the supervised process before this one ended; empty where that was nobody's doing."""
+    """How the supervised process before this one ended; empty where no step was to blame."""
     return os.environ.get(CAUSE, "")
 
 
@@ -43,7 +43,7 @@ def obey_supervisor() -> None:
     faulthandler.enable(os.open(os.environ[TRACE], os.O_WRONLY))
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    if os.getppid() != int(os.environ[CHILD]):  # it was gone before that
+    if os.getppid() != int(os.environ[CHILD]):  # the supervisor was gone before that
         os._exit(1)
 
 
@@ -63,7 +63,7 @@ def supervise(arguments: list[str], progress: Callable[[], int]) -> int:
         if restarts > (MAX_MEDIA_RESTARTS if in_media else MAX_RESTARTS):
             raise MMEngineError(f"given up after {restarts - 1} restarts without a new answer: {what}")
         print(f"mmengine: {what}; starting again", file=sys.stderr)
-        cause = "" if in_media else what  # no step is to blame for that
+        cause = "" if in_media else what  # no step is to blame for a crash in a decoder
 
 
 def _crashed_in_media(trace: str) -> bool:

@@ -140,7 +140,7 @@ def engine_failed(error: BaseException) -> MMEngineError:
 
 
 def succeeded(answer: Completion | MMEngineError) -> Completion:
-    """An answer that is whole. Raises the error of one that is not."""
+    """The answer, which is whole. Raises the error of an answer that is not."""
     if isinstance(answer, MMEngineError):
         raise answer
     error = answer.error()

@@ -41,7 +41,7 @@ GIVEN_UP = "the request was given up before it began"
 GRAMMAR_WORKERS = 2  # threads on which forms are checked
 STEP_LIMIT_S = 60.0  # a step that takes longer hangs
 
-MAX_HANGS = 32  # in a row, before the streams hear of it
+MAX_HANGS = 32  # hangs in a row, before the streams hear of it
 
 
 class AsyncEngine:
@@ -58,23 +58,23 @@ class AsyncEngine:
         options = {"on_hang": self._on_hang, **engine_options, "texts": False}
         self._make_engine = partial(Engine, model, **options)
         self._has_log = engine_options.get("log") is not None
-        self._num_hangs = 0  # since a step came back
-        self._is_stuck = False  # the engine's thread is, and nobody takes over
+        self._num_hangs = 0  # in a row: 0 again when a step comes back
+        self._is_stuck = False  # the engine's thread hangs, and no other engine takes over
         self._engine = self._make_engine()
         self.config = self._engine.config
         self._limit = self.config.max_waiting + self.config.max_num_seqs
         self._pool = ThreadPoolExecutor(
             media_workers(self.config.media_workers), thread_name_prefix="mmengine-media"
         )
-        # A large schema takes seconds: those that ask for none do not wait behind it.
+        # A large schema takes seconds: requests without one do not wait for it.
         self._grammar_pool = ThreadPoolExecutor(GRAMMAR_WORKERS, thread_name_prefix="mmengine-form")
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._lock = threading.Lock()  # guards the three below
+        self._lock = threading.Lock()  # guards _open, _closing and _failure
         self._open: set[Channel] = set()
         self._closing = False
         self._failure: MMEngineError | None = None
-        self._running: dict[str, Channel] = {}  # this and the next: the engine's thread alone
-        self._unwritten: list[Channel] = []  # no step has written them down yet
+        self._running: dict[str, Channel] = {}  # used by the engine's thread alone, like _unwritten
+        self._unwritten: list[Channel] = []  # channels whose requests no step has written down yet
         self._stats = replace(self._engine.stats())
         self.metrics = self._engine.metrics
         self.metrics.ready = lambda: self.readiness().ready
@@ -117,7 +117,7 @@ class AsyncEngine:
     def _prepare(
         self, prompt: Prompt, channel: Channel, form: Callable[[], ResponseFormat] | None
     ) -> Prepared:
-        """On a worker. Text of the form and pixels count from here, and with the engine from `_submit` on."""
+        """On a worker. The channel holds the form's text and the pixels from here on, until `_submit`."""
         found = None if form is None or channel.closed else form()
         if found is not None and found.grammar is not None:
             options = found.added_to(channel.options)
@@ -194,7 +194,7 @@ class AsyncEngine:
         self._grammar_pool.shutdown()
 
     def _join(self) -> None:
-        """Wait for the engine's thread, and for one that takes over from it; not for one that is stuck."""
+        """Wait for the engine's thread, and for a thread that takes over from it; not for a stuck thread."""
         while (thread := self._thread).is_alive() and not self._is_stuck:
             thread.join(0.05)
 
@@ -259,7 +259,9 @@ class AsyncEngine:
         """Let the streams go on with what the log has of their requests."""
         for request_id, channel in list(self._running.items()):
             num_choices = channel.options.sampling.n
-            if not self._engine.requests.can_take_up(request_id, num_choices):  # no step had seen it yet
+            if not self._engine.requests.can_take_up(
+                request_id, num_choices
+            ):  # no step had seen the request yet
                 options = replace(channel.options, request_id=request_id)
                 self._engine.submit_prepared(stuck.requests.prepared(request_id), options)
                 continue
@@ -284,7 +286,7 @@ class AsyncEngine:
             channel.request_id = self._engine.submit_prepared(prepared.result(), channel.options)
         except MMEngineError as error:
             self._end(channel, error)
-        except Exception as error:  # a processor's own mistake ends its request, not the engine
+        except Exception as error:  # a bug of a processor ends its request, not the engine
             self._end(channel, engine_failed(error))
         else:
             self._running[channel.request_id] = channel

@@ -33,7 +33,7 @@ class _Manifest(msgspec.Struct):
 
 
 class _Head(msgspec.Struct):
-    """What is read of a line of either file."""
+    """The fields that are read of a line of the request file or the answer file."""
 
     custom_id: Any = None
     error: Any = None
@@ -59,12 +59,12 @@ class RequestIndex:
         return len(self.numbers)
 
     def wanted(self, answered: set[int]) -> Callable[[str], bool]:
-        """Says of a request of the engine whether its answer is still needed."""
+        """A function that says, of a request id of the core, whether its answer is still needed."""
         missing = {name for place, name in enumerate(self.custom_ids) if place not in answered}
         return lambda core_id: core_id in missing or core_id.rpartition("/")[0] in missing
 
     def begin(self, log: Path) -> None:
-        """Note beside a new log whose it is."""
+        """Note beside a new log which request file it belongs to."""
         manifest = _Manifest(self.sha256, len(self))
         part = log / f"{MANIFEST}.part"
         with part.open("wb") as file:
@@ -110,7 +110,7 @@ class _Hashing:
 
 
 def _custom_id(line: bytes | None) -> str | None:
-    """As the reader of requests takes it."""
+    """The custom_id of a request line as RequestFile takes it; None where the line has none."""
     try:
         name = msgspec.json.decode(line or b"", type=_Head).custom_id
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -128,7 +128,7 @@ class AnswerFile:
     def __init__(self, path: Path, index: RequestIndex, *, fresh: bool):
         self.path = path
         self._file = path.open("w+b" if fresh or not path.exists() else "r+b")
-        self.answered: set[int] = set()  # indices of requests whose answers it held when it was opened
+        self.answered: set[int] = set()  # indices of requests whose answers the file held when it was opened
         self._written: list[str] = []  # requests whose answers are in the file, perhaps not on the disk
         self._synced_at = 0.0
         try:
@@ -171,7 +171,7 @@ def answered_in(path: Path, index: RequestIndex) -> set[int]:
 
 
 def _read_answers(file: BinaryIO, path: Path, index: RequestIndex) -> tuple[set[int], int]:
-    """Who is answered, and where the last whole line ends."""
+    """Indices of the requests that are answered, and where the last whole line ends."""
     places = {number: place for place, number in enumerate(index.numbers)}
     owners: dict[str, list[int]] = {}
     for place, name in enumerate(index.custom_ids):

@@ -33,7 +33,7 @@ _OWN_FIELDS = ("custom_id", "messages")
 class RequestFile:
     """Reads requests; iterating gives a job, or the error that takes its place, for each line that
     is not blank. `custom_ids` holds the id of each until `answer_line` took it. `answered`: indices of
-    lines whose answers are where they belong."""
+    lines whose answers are in the answer file."""
 
     def __init__(self, file: BinaryIO, base_folder: Path, answered: Set[int] = frozenset()):
         self._file = file
@@ -71,7 +71,7 @@ class RequestFile:
             raise InvalidRequest("messages must be a list of messages with role and content")
         keywords = {name: value for name, value in fields.items() if name not in _OWN_FIELDS}
         options = make_options(None, keywords, LINE)
-        form = fields.get("response_format"), fields.get("grammar")  # no type here in place of a schema
+        form = fields.get("response_format"), fields.get("grammar")  # JSON: a schema, never a type
         options = replace(
             options, request_id=custom_id, grammar=grammar_of(*form), reasoning=reasoning_of(*form)
         )

@@ -18,7 +18,7 @@ from mmengine.serve.prompts import Prompt
 
 
 class Answered(NamedTuple):
-    """In place of a job: its answer is where it belongs already."""
+    """In place of a job: its answer is in the answer file already."""
 
     request_id: str
     num_choices: int
@@ -58,7 +58,8 @@ class BatchEngine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Ahead:
-    """A job that has no place in the engine yet. `prepared` None: the engine has it of a process before."""
+    """A job that has no place in the engine yet. `prepared` None: a process before submitted it, and the
+    engine goes on with it."""
 
     index: int
     options: Options
@@ -112,13 +113,15 @@ class _Batch:
         self._stop = stop
         self._more = True
         self._ahead: deque[_Ahead | tuple[int, MMEngineError]] = deque()
-        self._running: dict[str, tuple[int, int]] = {}  # index and number of answers
+        self._running: dict[
+            str, tuple[int, int]
+        ] = {}  # index of the job and number of its answers, by request id
         self._inside = 0  # answers on their way
         config = engine.config
         self.num_workers = media_workers(config.media_workers)
         self._holding: set[int] = set()  # jobs whose pixels wait for a place in the engine
         self._stopped = False
-        self._awaited = -1  # the job that the engine cannot go on without, or did not
+        self._awaited = -1  # index of the job that is brought into the engine next, or was last
         self._window = min(2 * config.max_num_seqs, config.max_waiting)
 
     def run(self, pool: ThreadPoolExecutor) -> Iterator[Result]:
@@ -165,7 +168,7 @@ class _Batch:
         return pool.submit(self._prepare_one, index, prompt, options)
 
     def _prepare_one(self, index: int, prompt: Prompt, options: Options) -> Prepared:
-        """On a worker. A job that is awaited needs no room: what is held may be younger jobs', behind it."""
+        """On a worker. A job that is awaited needs no room: the pixels held may be those of later jobs."""
         memory = self._engine.media_memory
         memory.wait_for_room(lambda: self._stopped or self._awaited == index)
         if self._stopped:
@@ -197,7 +200,7 @@ class _Batch:
                 yield job.index, answer
 
     def _begin(self, job: _Ahead) -> Completion | MMEngineError | None:
-        """Bring one job into the engine; gives what stands in for its answer if that is known at once."""
+        """Bring one job into the engine. Gives its answer, or an error in its place, if known at once."""
         error = None if job.prepared is None else _error_of(job.prepared)
         if error is not None:
             return error
@@ -225,7 +228,7 @@ class _Batch:
             yield index, done.pop(request_id)
 
     def _advance(self) -> None:
-        """One step. Its answers may be another batch's, begun between two answers of this one."""
+        """One step. Its answers may belong to another batch, begun between two answers of this batch."""
         for output in self._engine.step(received=self._received):
             if output.completion is not None:
                 self._engine.batch_done[output.request_id] = output.completion
@@ -242,17 +245,17 @@ class _Batch:
                 pass  # nobody takes it any more
 
     def _let_go(self, index: int) -> None:
-        """Of a job's pixels: the engine has them, or nobody wants them."""
+        """The engine has the pixels of a job, or nobody wants them."""
         self._holding.discard(index)
         self._engine.media_memory.release((self, index))
 
     def let_go_of_all(self) -> None:
-        """The workers are done."""
+        """Release the pixels of all jobs; the workers are done."""
         for index in list(self._holding):
             self._let_go(index)
 
 
 def _error_of(future: Future[Prepared]) -> MMEngineError | None:
-    """Why a prompt could not be prepared. A processor's own mistake costs its prompt, not the batch."""
+    """Why a prompt could not be prepared. A bug of a processor costs its prompt, not the batch."""
     error = future.exception()
     return None if error is None else engine_failed(error)

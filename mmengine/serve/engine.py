@@ -283,7 +283,7 @@ class Engine:
         return getattr(self.built.executor, "drafters", [])
 
     def metrics_text(self) -> str:
-        """Counters and times in Prometheus' text format; `metrics` is the collector behind it."""
+        """Counters and times in Prometheus' text format, as `metrics` collects them."""
         return self.metrics.text()
 
     def readiness(self) -> Readiness:

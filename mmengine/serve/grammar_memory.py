@@ -5,22 +5,22 @@ import threading
 
 from mmengine.errors import QueueFull
 
-MAX_BYTES = 128 * 2**20  # of different texts together; one has 8 MiB at most
+MAX_BYTES = 128 * 2**20  # of all different texts; each has 8 MiB at most
 
 
 class GrammarMemory:
-    """Texts by holder. Equal ones are one object, and count once. Thread-safe."""
+    """Grammars as texts, by holder. Equal texts are one object, and count once. Thread-safe."""
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self.max_bytes = max_bytes
         self._lock = threading.Lock()
         self._held: dict[object, str] = {}  # by holder
-        self._known: dict[str, list] = {}  # [the one object, how many hold it]
+        self._known: dict[str, list] = {}  # by text: [its object, how many holders it has]
         self.num_bytes = 0
 
     def hold(self, holder: object, text: str, *, was_accepted: bool = False) -> str:
         """The one object for `text`, kept until `release`; a holder has one text. Raises QueueFull where a
-        new text finds no room; one that `was_accepted`, by a process before, is held all the same."""
+        new text finds no room; a text that `was_accepted`, by a process before, is held all the same."""
         with self._lock:
             size = sys.getsizeof(text)
             known = self._known.get(text)
@@ -37,13 +37,13 @@ class GrammarMemory:
             return known[0]
 
     def shared(self, text: str) -> str:
-        """The object that stands for `text` where one is held, else `text` itself."""
+        """The object of an equal text that is held, else `text` itself."""
         with self._lock:
             known = self._known.get(text)
             return text if known is None else known[0]
 
     def release(self, holder: object) -> None:
-        """One that holds nothing is no error."""
+        """The holder needs its text no more. A holder without one is no error."""
         with self._lock:
             text = self._held.pop(holder, None)
             if text is None:

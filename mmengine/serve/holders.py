@@ -1,4 +1,4 @@
-"""Everything that keeps something of a request from its submission to its end."""
+"""The holders of requests: each keeps something of a request from its submission to its end."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
@@ -11,7 +11,7 @@ from mmengine.serve.media_memory import MediaMemory
 from mmengine.serve.media_store import MediaStore
 from mmengine.serve.metrics import Metrics
 
-if TYPE_CHECKING:  # it brings torch
+if TYPE_CHECKING:  # mmengine.build brings torch
     from mmengine.build import Built
 
 

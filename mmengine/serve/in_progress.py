@@ -73,7 +73,7 @@ class InProgress:
         return any(answer.stream is not None for _, answer in self._answers.values())
 
     def core_ids(self, request_id: str) -> Iterator[str]:
-        """Of the choices that are on their way."""
+        """Core ids of a request's choices that are on their way."""
         for core_id, (pending, _) in list(self._answers.items()):
             if pending.request_id == request_id:
                 yield core_id
@@ -119,7 +119,8 @@ class InProgress:
         )
 
     def _take_unclaimed(self, output: Output) -> None:
-        """Of a request of the process before that nobody took up yet, or of one that was taken back."""
+        """News of a request of the process before that nobody took up yet, or of a request that was taken
+        back."""
         if output.request_id in self.resumed:
             self.resumed[output.request_id].add(output)
         elif output.finish_reason is not None:
@@ -171,9 +172,9 @@ class InProgress:
         return all(one is not None and not one.was_given_up for one in found)
 
     def take_up(self, request_id: str, num_choices: int = 1, *, stream: bool = False) -> Completion | None:
-        """Go on with a request of the process before. Gives its answer when it ended there; else that
-        comes out of the engine's `step`, with `stream` the text that is new from here on. Raises KeyError
-        for one that `can_take_up` denies."""
+        """Go on with a request of the process before. Gives its answer when it ended there; else the
+        answer comes out of the engine's `step`, with `stream` the text that is new from here on. Raises
+        KeyError for a request that `can_take_up` denies."""
         names = core_ids(request_id, num_choices)
         found = [self.resumed.pop(name) for name in names]
         first, completion = found[0].queued, None

@@ -12,8 +12,8 @@ SYNC_INTERVAL_S = 0.01
 class LogSyncer:
     """Calls `sync` and `tidy` in the background, at most every 10 ms and only after a step.
 
-    A killed process loses nothing without it; `sync` (None: nobody asks for it) is about power cuts.
-    `tidy` packs full segments and lets old ones go.
+    A killed process loses nothing without `sync`, which is about power cuts (None: nobody asks for it).
+    `tidy` packs full segments and lets old segments go.
     """
 
     def __init__(self, sync: Callable[[], None] | None, tidy: Callable[[], None]):

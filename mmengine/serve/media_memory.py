@@ -1,4 +1,4 @@
-"""What the pixels of prepared prompts may take: workers wait here before they prepare another one."""
+"""What the pixels of prepared prompts may take: workers wait here before they prepare another prompt."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -21,18 +21,18 @@ def media_workers(setting: int) -> int:
 class MediaMemory:
     """Bytes of patches by holder: prompts that were prepared, and requests until they end. Thread-safe.
 
-    Rows that several hold (the same picture, n answers) count once. A prompt's size is known when it is
-    prepared, so `max_bytes` may be passed by one prompt for each worker. One that is larger alone goes
-    through when nothing else is held.
+    An array that several hold (the same picture, n answers) counts once. A prompt's size is known when it is
+    prepared, so `max_bytes` may be passed by one prompt for each worker. A prompt that is larger alone
+    goes through when nothing else is held.
     """
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._changed = threading.Condition()
-        self._held: dict[object, list[int]] = {}  # ids of the rows
+        self._held: dict[object, list[int]] = {}  # by holder: ids of the arrays
         self._rows: dict[
             int, tuple[int, np.ndarray]
-        ] = {}  # by id: holders, and the rows, so that the id stays
+        ] = {}  # by id: number of holders, and the array, so that its id stays
         self.num_bytes = 0
 
     @property
@@ -40,7 +40,7 @@ class MediaMemory:
         return self.num_bytes < self._max_bytes or not self.num_bytes
 
     def wait_for_room(self, given_up: Callable[[], bool]) -> None:
-        """Until there is room, or nobody wants it any more."""
+        """Wait until there is room, or until `given_up` says that nobody wants the prompt any more."""
         with self._changed:
             while not self.has_room and not given_up():
                 self._changed.wait(_POLL_S)
@@ -54,7 +54,7 @@ class MediaMemory:
                 self.num_bytes += 0 if count else rows.nbytes
 
     def release(self, holder: object) -> None:
-        """One that holds nothing is no error."""
+        """The holder needs its pixels no more. A holder without any is no error."""
         with self._changed:
             for name in self._held.pop(holder, ()):
                 count, rows = self._rows[name]

@@ -51,7 +51,7 @@ class MediaStore:
             raise LogError(f"the media store {folder} cannot be used: {error.strerror}") from None
 
     def _take_stock(self, path: Path) -> None:
-        """What an earlier process left: whole files count, pieces go."""
+        """Count a whole file that an earlier process left; remove a piece of one."""
         try:
             mm_hash = bytes.fromhex(path.name.removesuffix(SUFFIX))
         except ValueError:
@@ -75,7 +75,7 @@ class MediaStore:
             raise
 
     def hold_stored(self, request_id: str, items: Iterable[MediaItem]) -> None:
-        """The same for media that may be here already: those of a request of an earlier process."""
+        """`hold` for media that are in the store already: those of a request of an earlier process."""
         hashes = tuple(dict.fromkeys(item.mm_hash for item in items))
         self._held[request_id] = hashes
         for mm_hash in hashes:
@@ -90,12 +90,13 @@ class MediaStore:
                 self._drop(mm_hash)
 
     def sweep(self) -> None:
-        """Drop what no request holds."""
+        """Drop the files that no request holds."""
         for mm_hash in [mm_hash for mm_hash in self._sizes if mm_hash not in self._holders]:
             self._drop(mm_hash)
 
     def load(self, item: MediaItem, processor: Processor) -> MediaInput:
-        """An item of a held request once more. Raises InvalidMedia when it is not here, or damaged."""
+        """An item of a held request once more. Raises InvalidMedia when its file is missing, or
+        damaged."""
         path = self._path(item.mm_hash)
         try:
             with _open(path) as file:
@@ -118,7 +119,7 @@ class MediaStore:
         size = self._sizes.pop(mm_hash, None)
         if size is not None:
             self.num_bytes -= size
-            with suppress(OSError):  # one that stays is dropped by the next process
+            with suppress(OSError):  # a file that stays is dropped by the next process
                 self._path(mm_hash).unlink()
 
     def _write(self, media: MediaInput) -> None:

@@ -103,7 +103,7 @@ class Metrics(Collector):
                     self._between.observe((end - live.first) / live.count)
 
     def release(self, request_id: str) -> None:
-        """A request is over; one that was not submitted here is no error."""
+        """A request is over. A request that was not submitted here is no error."""
         self._live.pop(request_id, None)
 
     def text(self) -> str:

@@ -47,7 +47,7 @@ class Prompt:
 
     def prepare(self, processor: Processor, cache_salt: str = "") -> Prepared:
         """Tokens and patches. Raises InvalidRequest, InvalidMedia."""
-        salt = {"cache_salt": cache_salt} if cache_salt else {}  # a processor may know of none
+        salt = {"cache_salt": cache_salt} if cache_salt else {}  # a processor may know of no salt
         if self.text is not None and self.messages is None:
             return processor.prepare_text(
                 self.text,

@@ -17,8 +17,8 @@ from mmengine.structured_output.opening import MAX_AFTER, after_of, waiting
 
 
 class Reasoning:
-    """`start`, `end`: the markers; with an empty end there is no reasoning, with an empty start none that is
-    found by itself."""
+    """`start`, `end`: the markers; with an empty end there is no reasoning, with an empty start no
+    reasoning is found by itself."""
 
     def __init__(self, tokenizer: Tokenizer, eos_token_ids: Sequence[int], start: str, end: str):
         self._tokenizer, self._eos_token_ids = tokenizer, frozenset(eos_token_ids)
@@ -35,8 +35,8 @@ class Reasoning:
         return np.array(sorted(self._tokenizer.special_ids.difference(markers)), np.int32)
 
     def settle(self, options: Options, prompt_token_ids: np.ndarray) -> Options:
-        """Options for this prompt, whose grammar says where it begins. Raises InvalidRequest where it shall
-        begin behind reasoning of which nobody knows the end."""
+        """Options for this prompt, whose grammar says where it begins. Raises InvalidRequest where the
+        grammar shall begin behind reasoning of which nobody knows the end."""
         if options.grammar is None or options.reasoning is False or after_of(options.grammar):
             return options
         if options.reasoning and not self._end:

@@ -14,7 +14,7 @@ from mmengine.serve.grammar_memory import GrammarMemory
 from mmengine.serve.media_store import MediaStore
 from mmengine.serve.operators import operator_log
 
-if TYPE_CHECKING:  # it brings torch
+if TYPE_CHECKING:  # mmengine.build brings torch
     from mmengine.build import Built
 
 MEDIA_FOLDER = "media"
@@ -22,7 +22,7 @@ _NOT_KEPT = "images and videos were not kept beside the log, and its own are los
 
 
 def open_store(log: str | Path, config: EngineConfig, resumed: ResumeState | None) -> MediaStore | None:
-    """The media store beside a log, with what `resumed` needs of it; None where there shall be none."""
+    """The media store beside a log, with what `resumed` needs of it; None where settings want none."""
     if not config.media_store_bytes:
         return None
     store = MediaStore(Path(log) / MEDIA_FOLDER, config.media_store_bytes)
@@ -58,8 +58,9 @@ def recover(
 
 
 def _compile_again(built: "Built", resumed: ResumeState, memory: GrammarMemory) -> list[tuple[str, str]]:
-    """Grammars are not in a log, and for the core those that were ready still are: wait for them. Gives the
-    requests whose grammar cannot be had, and why. One that waits for its grammar hears of it in a step."""
+    """Grammars are not in a log, and for the core a grammar that was ready still is: wait for such grammars.
+    Gives the requests whose grammar cannot be had, and why. A request that waits for its grammar hears of it
+    in a step."""
     lost, ready = [], []
     for name, req_state in resumed.state.requests.items():
         if req_state.request.grammar is None or name in resumed.state.grammar_failed:

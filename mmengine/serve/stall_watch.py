@@ -15,7 +15,7 @@ class StallWatch:
 
     def __init__(self, core: EngineCore):
         self._core = core
-        self._since = 0.0  # when anything moved last while the disk was full; 0: it is not
+        self._since = 0.0  # when the engine moved last while the disk was full; 0: the disk is not full
 
     def stepped(self, *, moved: bool) -> None:
         """A step gave outputs, or none; without any it pauses, so that room may come."""

@@ -13,7 +13,7 @@ from mmengine.structured_output.types import decode, schema_of
 
 
 class ResponseFormat(NamedTuple):
-    """Of an answer, as Options has it."""
+    """The form of an answer, as Options has it."""
 
     grammar: str | None
     reasoning: bool | None
@@ -56,7 +56,7 @@ def _asked(schema: Any) -> dict[str, Any]:
 
 
 def decoded(completion: Completion, schema: Any) -> Any:
-    """The value of an answer. Raises RequestFailed for one that was cut, with what there is of it."""
+    """The value of an answer. Raises RequestFailed for an answer that was cut, with its beginning."""
     content = completion.choices[0].content
     if completion.finish_reason == "length" or content is None:
         what = "the reasoning did not end" if content is None else "the JSON is incomplete"

@@ -1,4 +1,4 @@
-"""Texts of answers, made by the thread that reads them and not by the one that computes."""
+"""Texts of answers, made by the thread that reads them and not by the thread that computes."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,7 +14,7 @@ from mmengine.structured_output.opening import end_of
 
 class AnswerTexts:
     """Fills in the texts of one request's news, which have to come in their order. With `pieces` False,
-    only those of its whole answers."""
+    only the texts of its whole answers."""
 
     def __init__(self, tokenizer: Tokenizer, sampling: SamplingParams):
         self._tokenizer, self._stop, self._min_tokens = tokenizer, sampling.stop, sampling.min_tokens
