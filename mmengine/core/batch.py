@@ -3,8 +3,9 @@
 import numpy as np
 
 from mmengine.core.executor import PENDING, Admission, EncodeItem, MediaSpan, StepPlan
+from mmengine.core.state.columns import NEVER
 from mmengine.core.state.overlap import draft_room
-from mmengine.core.state.state import NEVER, View
+from mmengine.core.state.view import View
 from mmengine.events import vocabulary as ev
 
 ROOM = 16  # blocks by which a row may grow before all tables are copied again

@@ -32,7 +32,8 @@ from mmengine.core.snapshot import snapshot
 from mmengine.core.state import overlap
 from mmengine.core.state.drafted import added, drafted
 from mmengine.core.state.request_state import queued_of
-from mmengine.core.state.state import State, View
+from mmengine.core.state.state import State
+from mmengine.core.state.view import View
 from mmengine.errors import ExecutorFailed, ExecutorLost, InvalidRequest, MMEngineError, QueueFull
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import settled

@@ -10,7 +10,7 @@ import numpy as np
 from mmengine.core.decide.stall import NO_PROGRESS, THRASH
 from mmengine.core.state.drafted import DraftCounts, Drafted
 from mmengine.core.state.request_state import RequestState
-from mmengine.core.state.state import View
+from mmengine.core.state.view import View
 from mmengine.events import vocabulary as ev
 from mmengine.ragged import counting
 

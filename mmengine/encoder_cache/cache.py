@@ -33,6 +33,10 @@ class EncoderCache:
         entry = self.entries.get(key)
         return entry is not None and entry.valid
 
+    def size_of(self, key: bytes) -> int:
+        """Embeddings of an entry."""
+        return self.entries[key].size
+
     def evictions_for(self, size: int, keep: set[bytes], extra: int) -> list[bytes] | None:
         """Keys to evict so that `size` more fits beside `extra` not yet added; None when it cannot.
 

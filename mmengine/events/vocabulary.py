@@ -5,6 +5,8 @@ the state and are derived again by `verify`. Integer columns are little-endian i
 Fields are only ever added, at the end and with a default; a type number is never used twice.
 """
 
+from typing import TypeAlias
+
 import msgspec
 
 from mmengine.request import MediaItem, SamplingParams
@@ -12,11 +14,11 @@ from mmengine.request import MediaItem, SamplingParams
 SCHEMA_VERSION = 1
 
 
-class Event(msgspec.Struct, array_like=True, frozen=True):
-    """Base of all events."""
+class EventBase(msgspec.Struct, array_like=True, frozen=True):
+    """What all events are; `Event` is one of them."""
 
 
-class Started(Event, frozen=True):
+class Started(EventBase, frozen=True):
     """Observation, first record of a log: what a replay needs to know of the engine."""
 
     schema: int
@@ -27,7 +29,7 @@ class Started(Event, frozen=True):
     num_blocks: int
 
 
-class Queued(Event, frozen=True):
+class Queued(EventBase, frozen=True):
     """Observation with a decision in it (its place in the queue): a request was accepted.
 
     `prompt`: int32 token ids.
@@ -45,27 +47,27 @@ class Queued(Event, frozen=True):
     group: str = ""  # the request whose prompt this one shares
 
 
-class GrammarReady(Event, frozen=True):
+class GrammarReady(EventBase, frozen=True):
     """Observation: the grammar of a request is compiled; it may run."""
 
     request_id: str
 
 
-class GrammarFailed(Event, frozen=True):
+class GrammarFailed(EventBase, frozen=True):
     """Observation: the grammar of a request cannot be compiled; it ends with an error."""
 
     request_id: str
     detail: str
 
 
-class Cancelled(Event, frozen=True):
+class Cancelled(EventBase, frozen=True):
     """Observation: the consumer left ("cancelled") or the deadline passed ("deadline")."""
 
     request_id: str
     reason: str
 
 
-class Preempted(Event, frozen=True):
+class Preempted(EventBase, frozen=True):
     """Decision: the request loses its row and blocks, and waits again. Its KV is dropped
     ("recompute") or copied to `host_blocks` ("swap").
 
@@ -80,7 +82,7 @@ class Preempted(Event, frozen=True):
     for_tokens: int = 0
 
 
-class Scheduled(Event, frozen=True):
+class Scheduled(EventBase, frozen=True):
     """Decision that opens a step: which running rows compute how many tokens.
 
     `rows` None: those of the step before. `num_tokens` None: one each. `new_blocks` are dealt to
@@ -99,7 +101,7 @@ class Scheduled(Event, frozen=True):
     drafters: bytes | None = None
 
 
-class Admitted(Event, frozen=True):
+class Admitted(EventBase, frozen=True):
     """Decision: a waiting request gets a row and joins the step (it opens one if none is open).
 
     `cached_blocks`: prefix hits; their tokens count as computed. `new_blocks`: the rest.
@@ -120,7 +122,7 @@ class Admitted(Event, frozen=True):
     swap_in: bool = False
 
 
-class Evicted(Event, frozen=True):
+class Evicted(EventBase, frozen=True):
     """Decision: encoder outputs leave the cache for a chunk that does not run in this step after all
     (only where decisions are vLLM's). `used`: unreferenced ones that count as just used."""
 
@@ -128,12 +130,12 @@ class Evicted(Event, frozen=True):
     used: tuple[bytes, ...] = ()
 
 
-class Dispatched(Event, frozen=True):
+class Dispatched(EventBase, frozen=True):
     """Decision: the open step is whole, and the next one may open before it ran. Only with max_in_flight
     above 1; else EXECUTED closes the open step."""
 
 
-class Executed(Event, frozen=True):
+class Executed(EventBase, frozen=True):
     """Observation: the oldest step in flight ran; without any, the open one. Indices count the rows that
     sampled, in step order.
 
@@ -159,14 +161,14 @@ class Executed(Event, frozen=True):
     host_ns: int = 0
 
 
-class Failed(Event, frozen=True):
+class Failed(EventBase, frozen=True):
     """Observation: the executor raised; the oldest step in flight, or the open one, gave nothing, and
     neither did those behind it."""
 
     error: str
 
 
-class Finished(Event, frozen=True):
+class Finished(EventBase, frozen=True):
     """Decision: the request ended. reason: stop, length, abort, error, rejected."""
 
     request_id: str
@@ -174,26 +176,26 @@ class Finished(Event, frozen=True):
     detail: str = ""
 
 
-class Delivered(Event, frozen=True):
+class Delivered(EventBase, frozen=True):
     """Observation: the whole answer reached its consumer."""
 
     request_id: str
 
 
-class CacheReset(Event, frozen=True):
+class CacheReset(EventBase, frozen=True):
     """Observation: someone asked to forget all cached prefixes. `preempt_running`: requests that run
     start again from nothing."""
 
     preempt_running: bool = False
 
 
-class Checkpoint(Event, frozen=True):
+class Checkpoint(EventBase, frozen=True):
     """Decision: digest of the whole state at this point."""
 
     digest: bytes
 
 
-class Recovered(Event, frozen=True):
+class Recovered(EventBase, frozen=True):
     """Observation: the process that wrote the log so far ended, and another one goes on. What runs is
     computed again from its tokens.
 
@@ -210,7 +212,7 @@ class Recovered(Event, frozen=True):
     engine_version: str = ""
 
 
-class Stalled(Event, frozen=True):
+class Stalled(EventBase, frozen=True):
     """Decision: the loop goes on and gets nowhere. kind: "no progress" or "thrash"."""
 
     kind: str
@@ -218,6 +220,27 @@ class Stalled(Event, frozen=True):
     detail: str
 
 
+Event: TypeAlias = (
+    Started
+    | Queued
+    | GrammarReady
+    | GrammarFailed
+    | Cancelled
+    | Preempted
+    | Scheduled
+    | Admitted
+    | Evicted
+    | Dispatched
+    | Executed
+    | Failed
+    | Finished
+    | Delivered
+    | CacheReset
+    | Checkpoint
+    | Recovered
+    | Stalled
+)
+StepDecision: TypeAlias = Preempted | Scheduled | Admitted | Evicted  # what the scheduler decides of a step
 TYPES: dict[int, type[Event]] = {
     1: Started,
     2: Queued,

@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mmengine.core.state.state import NEVER, State
+from mmengine.core.state.columns import NEVER
+from mmengine.core.state.state import State
 
 
 class Broken(NamedTuple):

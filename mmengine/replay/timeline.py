@@ -17,7 +17,9 @@ from pathlib import Path
 import numpy as np
 
 from mmengine.core.decide.schedule import schedule
-from mmengine.core.state.state import CRASHED, LEFT, LOST, State, View
+from mmengine.core.state.columns import CRASHED, LEFT, LOST
+from mmengine.core.state.state import State
+from mmengine.core.state.view import View
 from mmengine.errors import CorruptLog, Diverged, LogError
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mmengine.core.decide.schedule import schedule
-from mmengine.core.state.state import View
+from mmengine.core.state.view import View
 from mmengine.events import vocabulary as ev
 from mmengine.simulation.slots import reference_tokens
 from tests.core.small_engine import Bench, image, ints, request, video

@@ -8,7 +8,8 @@ from mmengine.core.engine import EngineCore
 from mmengine.core.fold.evolve import evolve
 from mmengine.core.snapshot import body as snapshot_body
 from mmengine.core.snapshot import snapshot
-from mmengine.core.state.state import COLUMNS, State
+from mmengine.core.state.columns import COLUMNS
+from mmengine.core.state.state import State
 from mmengine.errors import CorruptLog, QueueFull
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import settled

@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from mmengine.core.fold.evolve import evolve
-from mmengine.core.state.state import State, View
+from mmengine.core.state.state import State
+from mmengine.core.state.view import View
 from mmengine.events import vocabulary as ev
 from mmengine.replay import open_log
 from mmengine.replay.ask.reasons import (

@@ -8,8 +8,8 @@ import numpy as np
 from mmengine.core.decide.encoder_draft import EncoderDraft
 from mmengine.core.state.blocks import block_extras, content_windows, threshold_of
 from mmengine.core.state.prefix_index import ROOT
-from mmengine.core.state.request_state import RequestState
-from mmengine.core.state.state import View
+from mmengine.core.state.reading import RequestView
+from mmengine.core.state.view import View
 from mmengine.events import vocabulary as ev
 
 
@@ -24,7 +24,7 @@ class Start(NamedTuple):
 
 
 def admit_next(
-    view: View, may_start: Callable[[RequestState], bool] | None = None
+    view: View, may_start: Callable[[RequestView], bool] | None = None
 ) -> ev.Admitted | ev.Evicted | None:
     """The first waiting request that can start, of those that `may_start` where that is given. One that
     waits for its grammar, for the encoder, or for the prefill that it shares is passed over; one whose
@@ -43,14 +43,13 @@ def admit_next(
         draft = EncoderDraft(view)
         length = draft.cut(req_state, view.free_rows[-1], start.num_computed, length)
         admission = _admission(view, req_state, start, length, draft) if length else None
-        if admission is None:
-            admission = draft.left_behind(given_up=length > 0)
-        if length or admission is not None:
-            return admission
+        decision = admission or draft.left_behind(given_up=length > 0)
+        if length or decision is not None:
+            return decision
     return None
 
 
-def first_chunk(view: View, req_state: RequestState, start: Start) -> int:
+def first_chunk(view: View, req_state: RequestView, start: Start) -> int:
     """Tokens of the request's first step as far as the token budget goes; 0: the step has no room for
     what must go in one piece, and nobody behind it is asked."""
     left = len(req_state.tokens) - start.num_computed
@@ -58,7 +57,7 @@ def first_chunk(view: View, req_state: RequestState, start: Start) -> int:
         left += view.config.num_draft_tokens
         if left > view.tokens_left:
             return 0
-    return min(left, view.tokens_left, threshold_of(view) or left)
+    return min(left, view.tokens_left, threshold_of(view.config, len(view.requests)) or left)
 
 
 def _is_padded(view: View, num_computed: int) -> bool:
@@ -75,7 +74,7 @@ def _is_padded(view: View, num_computed: int) -> bool:
 
 
 def _admission(
-    view: View, req_state: RequestState, start: Start, length: int, draft: EncoderDraft
+    view: View, req_state: RequestView, start: Start, length: int, draft: EncoderDraft
 ) -> ev.Admitted | None:
     """ADMITTED for a chunk of `length` tokens; None when the blocks are not free."""
     if blocks_wanted(view, req_state, start, length) > view.blocks.num_free:
@@ -98,7 +97,7 @@ def _admission(
     )
 
 
-def blocks_wanted(view: View, req_state: RequestState, start: Start, length: int) -> int:
+def blocks_wanted(view: View, req_state: RequestView, start: Start, length: int) -> int:
     """Blocks that must be free for the request to start with `length` tokens: those that it takes, what
     is held in reserve for it, and hits that nobody holds."""
     num_new = max(_blocks_for(view, start.num_computed + length), _reserved(view, req_state)) - len(
@@ -111,7 +110,7 @@ def _num_free_hits(view: View, cached: np.ndarray) -> int:
     return int((view.blocks.references[cached] == 0).sum())
 
 
-def start_of(view: View, req_state: RequestState) -> Start | None:
+def start_of(view: View, req_state: RequestView) -> Start | None:
     """Where the request can start; None while it waits for its grammar or for the prefill of its group."""
     if req_state.waits_for_grammar:
         return None
@@ -128,7 +127,7 @@ def start_of(view: View, req_state: RequestState) -> Start | None:
 _ALONE = Start(np.zeros(0, np.int32), 0)
 
 
-def _shared_prompt(view: View, req_state: RequestState) -> Start | None:
+def _shared_prompt(view: View, req_state: RequestView) -> Start | None:
     """The blocks of the request's group, once its prompt is computed: all but the one that holds the
     last prompt token are shared, that one is copied. `_ALONE` when there is nothing to share."""
     leader = view.requests.get(req_state.request.group)
@@ -148,7 +147,7 @@ def _shared_prompt(view: View, req_state: RequestState) -> Start | None:
     return Start(table[:number].copy(), last, int(table[number]) if copied else -1)
 
 
-def _same_prompt(one: RequestState, other: RequestState) -> bool:
+def _same_prompt(one: RequestView, other: RequestView) -> bool:
     """Whether the two would fill their prompts' blocks with the same KV, for the same tenant."""
     return (
         one.media_keys == other.media_keys
@@ -163,7 +162,7 @@ def _blocks_for(view: View, num_tokens: int) -> int:
     return -(-min(num_tokens + view.config.lookahead_tokens, view.config.max_model_len) // view.block_size)
 
 
-def _reserved(view: View, req_state: RequestState) -> int:
+def _reserved(view: View, req_state: RequestView) -> int:
     """Blocks that must be free, hits included, before a request starts."""
     match view.config.admission_reserve:
         case "none":
@@ -179,26 +178,25 @@ def _reserved(view: View, req_state: RequestState) -> int:
 
 def _next_free(view: View, cached: np.ndarray, revived: int, count: int) -> np.ndarray:
     """`count` free blocks that are not among the hits, which are about to be revived."""
-    blocks = view.blocks.free_list.peek(count + revived) if revived else view.blocks.free_list.peek(count)
+    blocks = view.blocks.peek(count + revived) if revived else view.blocks.peek(count)
     return blocks[~np.isin(blocks, cached)][:count] if revived else blocks
 
 
-def _cached_prefix(view: View, req_state: RequestState) -> np.ndarray:
+def _cached_prefix(view: View, req_state: RequestView) -> np.ndarray:
     """Blocks whose content is the request's own beginning, int32; at least one token is left to
     compute, for its logits."""
     size = view.block_size
     count = (len(req_state.tokens) - 1) // size
     if not view.config.enable_prefix_caching or not count:
         return np.zeros(0, np.int32)
-    index = view.blocks.index
     tokens = content_windows(req_state.tokens, 0, count, size, view.content_width)
-    parts = index.token_parts(tokens).tolist()
+    parts = view.blocks.token_parts(tokens).tolist()
     extras = block_extras(req_state.request, 0, count, size)
     blocks, content = [], ROOT
     for number in range(count):
-        block = index.find(content, parts[number], tokens[number], extras.get(number, b""))
+        block = view.blocks.find(content, parts[number], tokens[number], extras.get(number, b""))
         if block < 0:
             break
         blocks.append(block)
-        content = int(index.content[block])
+        content = int(view.blocks.content[block])
     return np.array(blocks, np.int32)

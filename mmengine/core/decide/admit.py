@@ -3,7 +3,7 @@
 import numpy as np
 
 from mmengine.config import EngineConfig
-from mmengine.core.state.state import View
+from mmengine.core.state.view import View
 from mmengine.errors import InvalidRequest, shown
 from mmengine.events import vocabulary as ev
 from mmengine.request import MediaItem, Request, SamplingParams
@@ -89,7 +89,7 @@ def _check_media(prompt: np.ndarray, media: tuple[MediaItem, ...], config: Engin
             f"{len(media)} images and videos in one request; max_media_per_request is "
             f"{config.max_media_per_request}"
         )
-    end, sizes = 0, {}
+    end, sizes = 0, dict[bytes, int]()
     for number, item in enumerate(media):
         if not isinstance(item, MediaItem) or not isinstance(item.mm_hash, bytes):
             raise InvalidRequest(f"media item {number} is no MediaItem with a hash of bytes")

@@ -2,12 +2,13 @@
 
 import numpy as np
 
-from mmengine.core.state.request_state import RequestState
-from mmengine.core.state.state import BROKEN, CRASHED, LOST, RUNS_ON, STOPPED, View
+from mmengine.core.state.columns import BROKEN, CRASHED, LOST, RUNS_ON, STOPPED
+from mmengine.core.state.reading import RequestView
+from mmengine.core.state.view import View
 from mmengine.events import vocabulary as ev
 
 
-def complete(view: View) -> list[ev.Event]:
+def complete(view: View) -> list[ev.Finished | ev.Preempted]:
     """FINISHED for requests that stopped, are full, broke or were cancelled; PREEMPTED for those
     whose step failed, or whose process ended, and that may try again. In admission order, cancelled
     waiting ones last."""
@@ -37,7 +38,7 @@ def complete(view: View) -> list[ev.Event]:
     return events
 
 
-def _end_of(view: View, req_state: RequestState) -> ev.Event:
+def _end_of(view: View, req_state: RequestView) -> ev.Finished | ev.Preempted:
     name, row = req_state.request.request_id, req_state.row
     ended = view.ended[row]
     if ended == STOPPED:

@@ -3,9 +3,8 @@ chunk is cut."""
 
 from typing import NamedTuple
 
-from mmengine.core.state.request_state import RequestState
-from mmengine.core.state.state import View
-from mmengine.encoder_cache.cache import EncoderCache
+from mmengine.core.state.reading import RequestView
+from mmengine.core.state.view import View
 from mmengine.events import vocabulary as ev
 
 
@@ -24,7 +23,7 @@ class EncoderDraft:
     """
 
     def __init__(self, view: View, *, patient: bool = True):
-        self._cache: EncoderCache = view.encoder
+        self._cache = view.encoder
         self._split_media = view.config.split_media
         self._ahead = int(bool(view.config.lookahead_tokens))  # a drafter reads one token ahead
         self._compat = view.config.compat == "vllm"
@@ -39,7 +38,7 @@ class EncoderDraft:
         self.evict: list[bytes] = []
         self.refused: dict[str, Shortage] = {}  # by request: the item that cut its chunk
 
-    def cut(self, req_state: RequestState, row: int, start: int, length: int) -> int:
+    def cut(self, req_state: RequestView, row: int, start: int, length: int) -> int:
         """The chunk [start, start + length) of a request, cut before the first item that does not
         fit; what fits is added to the draft. Gives the length that is left."""
         if not length:
@@ -64,7 +63,7 @@ class EncoderDraft:
             return room - self._cut_ahead
         return 0 if self._waits else max(0, room)
 
-    def _take(self, req_state: RequestState, row: int, index: int, size: int) -> bool:
+    def _take(self, req_state: RequestView, row: int, index: int, size: int) -> bool:
         key = req_state.media_keys[index]
         if index in req_state.held_media or key in self._added:
             return True
@@ -76,7 +75,7 @@ class EncoderDraft:
         if size > self._left:
             self.refused[req_state.request.request_id] = Shortage("encoder budget", size, self._left)
             return False
-        room = sum(self._added.values()) - sum(self._cache.entries[gone].size for gone in self.evict)
+        room = sum(self._added.values()) - sum(map(self._cache.size_of, self.evict))
         keep = self._keep.union(self.evict)
         evicted = self._cache.evictions_for(size, keep, room)
         if evicted is None:

@@ -10,12 +10,13 @@ import numpy as np
 
 from mmengine.core.decide.admission import admit_next
 from mmengine.core.decide.running import schedule_running
-from mmengine.core.state.request_state import RequestState
-from mmengine.core.state.state import View
+from mmengine.core.state.columns import ReadOnlyArray
+from mmengine.core.state.reading import RequestView
+from mmengine.core.state.view import View
 from mmengine.events import vocabulary as ev
 
 
-def try_suspects(view: View) -> ev.Event | None:
+def try_suspects(view: View) -> ev.StepDecision | None:
     """The next decision of a step while there are suspects. Where none of them can run, for want of what
     others hold, those others run in its place."""
     running = view.running
@@ -28,21 +29,22 @@ def try_suspects(view: View) -> ev.Event | None:
         if event is not None:
             return event
     size = len(group)
-    event = None
+    admission = None
     if all(view.requests_by_row[row].isolation_rows > size for row in group.tolist()):
-        event = admit_next(view, lambda req_state: req_state.isolation_rows > size)
-    if event is not None or view.is_open or any(_holds_suspect(view, flight.rows) for flight in view.flights):
-        return event
+        admission = admit_next(view, lambda req_state: req_state.isolation_rows > size)
+    waits = view.is_open or any(_holds_suspect(view, flight.rows) for flight in view.flights)
+    if admission is not None or waits:
+        return admission
     others = running[~suspect]
     if len(others):
         return schedule_running(view, others)
     return admit_next(view, _is_unsuspected)
 
 
-def _holds_suspect(view: View, rows: np.ndarray) -> bool:
+def _holds_suspect(view: View, rows: ReadOnlyArray) -> bool:
     held = (view.requests_by_row[row] for row in rows.tolist())
     return any(req_state is not None and req_state.isolation_rows for req_state in held)
 
 
-def _is_unsuspected(req_state: RequestState) -> bool:
+def _is_unsuspected(req_state: RequestView) -> bool:
     return not req_state.isolation_rows

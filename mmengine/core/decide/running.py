@@ -6,7 +6,8 @@ import numpy as np
 
 from mmengine.core.decide.encoder_draft import EncoderDraft
 from mmengine.core.state.blocks import further_blocks, threshold_of
-from mmengine.core.state.state import View
+from mmengine.core.state.columns import ReadOnlyArray
+from mmengine.core.state.view import View
 from mmengine.events import vocabulary as ev
 
 
@@ -14,28 +15,28 @@ class Wanted(NamedTuple):
     """The rows that get tokens (intp), how many each (int32), the encoder work for them, and whether
     it is surely one token each."""
 
-    rows: np.ndarray
+    rows: ReadOnlyArray
     tokens: np.ndarray
     draft: EncoderDraft | None
     plain: bool
 
 
 def schedule_running(
-    view: View, rows: np.ndarray, *, patient: bool = True
+    view: View, rows: ReadOnlyArray, *, patient: bool = True
 ) -> ev.Preempted | ev.Scheduled | ev.Evicted | None:
     """What `rows` (intp, in order) compute next, or who gives way first; None when they get nothing.
     `patient`: see EncoderDraft."""
     wanted = wanted_by(view, rows, patient)
     if not len(wanted.rows):
         return wanted.draft.left_behind(given_up=False) if wanted.draft else None
-    short, further = further_blocks(view, wanted.rows, wanted.tokens)
+    short, further = further_blocks(view, view.config, wanted.rows, wanted.tokens)
     num_new = int(further.sum())
     if num_new <= view.blocks.num_free:
         return _scheduled(view, wanted, num_new)
     return _until_shortage(view, wanted, short, further) if view.config.compat == "vllm" else _preempt(view)
 
 
-def wanted_by(view: View, rows: np.ndarray, patient: bool = True) -> Wanted:
+def wanted_by(view: View, rows: ReadOnlyArray, patient: bool = True) -> Wanted:
     """What `rows` get if there are blocks: tokens in order, until the budgets are spent."""
     wanted = view.num_tokens[rows] - view.num_computed[rows]
     if view.flights:
@@ -61,7 +62,7 @@ def wanted_by(view: View, rows: np.ndarray, patient: bool = True) -> Wanted:
     return Wanted(rows, wanted, draft, plain)
 
 
-def _ahead_of_results(view: View, rows: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+def _ahead_of_results(view: View, rows: ReadOnlyArray, wanted: np.ndarray) -> np.ndarray:
     """`wanted` with the tokens that steps in flight will give; 0 for rows that wait for them, because
     they end there or because they wait for each (core/state/overlap.py)."""
     pending = view.num_pending[rows]
@@ -77,7 +78,7 @@ def _scheduled(view: View, wanted: Wanted, num_new: int) -> ev.Scheduled:
     return ev.Scheduled(
         rows=None if same else rows.astype(np.int32).tobytes(),
         num_tokens=None if plain or int(tokens.max()) == 1 else tokens.tobytes(),
-        new_blocks=view.blocks.free_list.peek(num_new).tobytes() if num_new else b"",
+        new_blocks=view.blocks.peek(num_new).tobytes() if num_new else b"",
         encode=tuple(draft.encode) if draft else (),
         evict=tuple(draft.evict) if draft else (),
         **({} if plain else _draft_columns(view, rows, tokens)),
@@ -118,7 +119,7 @@ def _preempt(view: View, for_row: int = -1, for_tokens: int = 0) -> ev.Preempted
     )
 
 
-def _draft_columns(view: View, rows: np.ndarray, wanted: np.ndarray) -> dict[str, bytes]:
+def _draft_columns(view: View, rows: ReadOnlyArray, wanted: np.ndarray) -> dict[str, bytes]:
     """How many of the rows' tokens are drafts and who made them; empty when there are none."""
     if not view.config.num_draft_tokens:
         return {}
@@ -134,7 +135,7 @@ def _draft_columns(view: View, rows: np.ndarray, wanted: np.ndarray) -> dict[str
 
 
 def _within_limits(view: View, wanted: np.ndarray) -> np.ndarray:
-    threshold = threshold_of(view)
+    threshold = threshold_of(view.config, len(view.requests))
     return np.minimum(wanted, threshold) if threshold else wanted
 
 
@@ -145,7 +146,7 @@ def _within_budget(wanted: np.ndarray, budget: int) -> np.ndarray:
 
 
 def _cut_at_media(
-    view: View, rows: np.ndarray, wanted: np.ndarray, media: np.ndarray, draft: EncoderDraft
+    view: View, rows: ReadOnlyArray, wanted: np.ndarray, media: np.ndarray, draft: EncoderDraft
 ) -> np.ndarray:
     """Cut the chunks of rows (places `media` in `rows`) whose next embeddings do not fit."""
     wanted = wanted.copy()

@@ -21,7 +21,7 @@ from mmengine.core.decide.admission import admit_next
 from mmengine.core.decide.fault_isolation import try_suspects
 from mmengine.core.decide.running import schedule_running
 from mmengine.core.state import overlap
-from mmengine.core.state.state import View
+from mmengine.core.state.view import View
 from mmengine.events import vocabulary as ev
 
 DECISION_VERSION = 3
@@ -29,7 +29,7 @@ DECISION_VERSION = 3
 DECIDED_VERSIONS = (2, 3)
 
 
-def schedule(view: View) -> ev.Event | None:
+def schedule(view: View) -> ev.StepDecision | None:
     """The next decision of this step; None when the step is complete, or nothing can run."""
     if view.flights and not view.is_open and overlap.waits_for(view):
         return None
@@ -50,11 +50,11 @@ def why_it_waits(view: View) -> str:
     return reason or overlap.ALONE
 
 
-def _wanted(view: View) -> ev.Event | None:
+def _wanted(view: View) -> ev.StepDecision | None:
     return try_suspects(view) if view.suspects else _next_event(view)
 
 
-def _next_event(view: View) -> ev.Event | None:
+def _next_event(view: View) -> ev.StepDecision | None:
     if view.policy.prefill_first:
         return _prefill_first(view)
     event = None
@@ -68,7 +68,7 @@ def _next_event(view: View) -> ev.Event | None:
     return admit_next(view)
 
 
-def _prefill_first(view: View) -> ev.Event | None:
+def _prefill_first(view: View) -> ev.StepDecision | None:
     """Prompts that are half computed, then new ones; who decodes runs in steps without either."""
     if not view.is_open:
         running = view.running
@@ -77,7 +77,7 @@ def _prefill_first(view: View) -> ev.Event | None:
         event = schedule_running(view, behind) if len(behind) else None
         if event is not None:
             return event
-    event = admit_next(view)
-    if event is None and not view.is_open and len(view.running):
+    admission = admit_next(view)
+    if admission is None and not view.is_open and len(view.running):
         return schedule_running(view, view.running)
-    return event
+    return admission

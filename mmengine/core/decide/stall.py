@@ -7,7 +7,7 @@ without a token gained in between; it may still end, but the pool is too small f
 
 from collections.abc import Iterator
 
-from mmengine.core.state.state import View
+from mmengine.core.state.view import View
 from mmengine.events import vocabulary as ev
 
 NO_PROGRESS, THRASH = "no progress", "thrash"

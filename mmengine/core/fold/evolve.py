@@ -1,11 +1,11 @@
 """The only writer of state: applies an event. It makes no choices and never fails on a log that
-`verify` accepts; what an event means is said here, in fold_rows and fold_media, and nowhere else."""
+`verify` accepts; what an event means is said here, in the other files of this folder, and nowhere else."""
 
-from collections.abc import Callable
+from typing import assert_never
 
 import numpy as np
 
-from mmengine.core.fold.media import encode, release_media
+from mmengine.core.fold.media import encode
 from mmengine.core.fold.rows import (
     compute,
     deal_blocks,
@@ -17,22 +17,56 @@ from mmengine.core.fold.rows import (
     make_room,
     pad_drafts,
     swap_out,
-    take_drafts,
-    take_runs,
-    weigh_drafts,
 )
-from mmengine.core.state.flight import Flight
-from mmengine.core.state.overlap import asked_behind
+from mmengine.core.fold.steps import close_step, dispatched, executed, failed, land
+from mmengine.core.state.columns import BROKEN, CRASHED, LOST, NEVER, RUNS_ON
 from mmengine.core.state.prefix_index import NO_CONTENT
-from mmengine.core.state.request_state import RequestState, request_of
-from mmengine.core.state.state import BROKEN, CRASHED, LEFT, LOST, NEVER, RUNS_ON, STOPPED, State
+from mmengine.core.state.request_state import request_of
+from mmengine.core.state.state import State
 from mmengine.events import vocabulary as ev
-
-ISOLATION_SINCE = 2  # decision version
 
 
 def evolve(state: State, event: ev.Event) -> None:
-    _APPLY[type(event)](state, event)
+    """Apply the event. Those of each step are asked for first."""
+    match event:
+        case ev.Executed():
+            executed(state, event)
+        case ev.Scheduled():
+            _scheduled(state, event)
+        case ev.Dispatched():
+            dispatched(state)
+        case ev.Admitted():
+            _admitted(state, event)
+        case ev.Queued():
+            _queued(state, event)
+        case ev.Finished():
+            _finished(state, event)
+        case ev.Delivered():
+            pass  # the request is forgotten since it finished
+        case ev.Preempted():
+            _preempted(state, event)
+        case ev.Checkpoint():
+            state.checkpointed_step = state.step  # the next one is due so many steps later
+        case ev.GrammarReady():
+            state.requests[event.request_id].waits_for_grammar = False
+        case ev.GrammarFailed():
+            _grammar_failed(state, event)
+        case ev.Cancelled():
+            _cancelled(state, event)
+        case ev.Evicted():
+            _evicted(state, event)
+        case ev.Failed():
+            failed(state, event)
+        case ev.CacheReset():
+            _cache_reset(state, event)
+        case ev.Stalled():
+            _stalled(state, event)
+        case ev.Recovered():
+            _recovered(state, event)
+        case ev.Started():
+            _started(state, event)
+        case _:
+            assert_never(event)
     state.due_places = None
 
 
@@ -49,10 +83,6 @@ def _queued(state: State, event: ev.Queued) -> None:
     state.requests[event.request_id] = req_state
     state.history.update(event.prompt)
     state.enqueue(req_state)
-
-
-def _grammar_ready(state: State, event: ev.GrammarReady) -> None:
-    state.requests[event.request_id].waits_for_grammar = False
 
 
 def _grammar_failed(state: State, event: ev.GrammarFailed) -> None:
@@ -117,127 +147,10 @@ def _admitted(state: State, event: ev.Admitted) -> None:
     compute(state, rows, event.num_tokens)
 
 
-def _close_step(state: State) -> Flight:
-    """The open step is whole."""
-    flight = state.open_step()
-    state.encoder.dropped.clear()
-    state.last_rows = flight.rows
-    state.scheduled[flight.rows] = 0
-    state.step += 1
-    state.reset_step()
-    return flight
-
-
-def _dispatched(state: State, event: ev.Dispatched) -> None:
-    flight = _close_step(state)
-    flight.asked = asked_behind(state, flight.rows)
-    state.in_flight[flight.rows] += 1
-    state.num_pending[flight.sampled] += 1
-    state.flights.append(flight)
-
-
-def _land(state: State) -> Flight:
-    """The oldest step in flight is back; without any, that is the open one."""
-    if not state.flights:
-        return _close_step(state)
-    flight = state.flights.popleft()
-    state.in_flight[flight.rows] -= 1
-    state.num_pending[flight.sampled] -= 1
-    return flight
-
-
 def _evicted(state: State, event: ev.Evicted) -> None:
     encode(state, (), event.keys)
     for key in event.used:
         state.encoder.touch(key)
-
-
-def _executed(state: State, event: ev.Executed) -> None:
-    flight = _land(state)
-    rows, sampled = flight.rows, flight.sampled
-    if state.goodput is not None:
-        weigh_drafts(state, flight, event)
-    state.history.update(event.token_ids)
-    tokens = np.frombuffer(event.token_ids, np.int32)
-    counts = None if event.counts is None else np.frombuffer(event.counts, np.int32)
-    for index, what in event.errors:
-        if state.ended[sampled[index]] != LEFT:
-            state.ended[sampled[index]] = BROKEN
-            state.requests_by_row[sampled[index]].detail = what
-    for index, kind in event.stops:
-        row = sampled[index]
-        if state.ended[row] == LEFT:
-            continue
-        count = 1 if counts is None else counts[index]
-        if state.num_tokens[row] + count <= state.max_total[row]:  # else the limit comes first
-            state.ended[row] = STOPPED
-            state.requests_by_row[row].detail = kind
-    if counts is None:
-        whole = sampled
-        if event.errors or state.leaving:
-            sound = state.ended[sampled] < BROKEN
-            whole, tokens = sampled[sound], tokens[sound]
-        places = state.num_tokens[whole]
-        state.token_ids[whole, places] = tokens
-        state.num_tokens[whole] = places + 1
-    else:
-        take_runs(state, sampled, tokens, counts)
-    if state.config.num_draft_tokens:
-        # Rejected drafts are rolled back. Where another step is behind, there were none.
-        if (state.verifies or event.errors) and not state.flights:
-            state.num_computed[sampled] = state.num_tokens[sampled] - 1
-        take_drafts(state, rows, sampled, event)
-    if state.num_with_media:
-        computed = state.num_computed[rows] if flight.num_computed is None else flight.num_computed
-        done = state.release_at[rows] <= computed
-        for row, reached in zip(rows[done].tolist(), computed[done].tolist(), strict=True):
-            release_media(state, row, reached)
-    if state.suspects:
-        for row in sampled[state.ended[sampled] < BROKEN].tolist():
-            state.clear_suspicion(state.requests_by_row[row])
-    if state.leaving:
-        free_rows_left(state)
-
-
-def _failed(state: State, event: ev.Failed) -> None:
-    """What is in flight behind the step that failed was computed from what it left, and is void too."""
-    failed = _land(state)
-    void = [failed]
-    while state.flights:
-        void.append(_land(state))
-    for flight in void:
-        _forget(state, flight)
-    for row in np.unique(np.concatenate([flight.rows for flight in void])).tolist():
-        if state.ended[row] != LEFT:
-            state.requests_by_row[row].detail = event.error
-            state.ended[row] = LOST
-    lost = [state.requests_by_row[row] for row in failed.rows.tolist() if state.ended[row] == LOST]
-    for req_state in lost:
-        _blame(state, req_state, len(failed.rows))
-    free_rows_left(state)
-
-
-def _blame(state: State, req_state: RequestState, num_rows: int) -> None:
-    """The request was in a step of `num_rows` that failed."""
-    if state.decision_version < ISOLATION_SINCE or state.config.compat:
-        req_state.failures += 1
-        return
-    req_state.failures = req_state.failures + 1 if num_rows == 1 else max(req_state.failures, 1)
-    req_state.isolation_rows = max(1, num_rows // 2)
-    state.suspects[req_state.request.request_id] = None
-
-
-def _forget(state: State, flight: Flight) -> None:
-    """Nothing of the step can be relied on: what it filled, encoded, copied or dropped."""
-    for blocks in flight.filled:
-        state.blocks.index.forget(blocks)
-    for req_state in flight.swapped:
-        drop_host_blocks(state, req_state)
-    kept = state.encoder
-    for key, _, _ in flight.encoded:
-        if key in kept.entries:
-            kept.invalidate(key)
-    kept.dropped += [key for key in flight.gone if key not in kept.entries and key not in kept.dropped]
 
 
 def _preempted(state: State, event: ev.Preempted) -> None:
@@ -279,10 +192,6 @@ def _finished(state: State, event: ev.Finished) -> None:
             names.remove(event.request_id)
 
 
-def _delivered(state: State, event: ev.Delivered) -> None:
-    """A finished request is forgotten already."""
-
-
 def _cache_reset(state: State, event: ev.CacheReset) -> None:
     state.blocks.reset_cache()
     state.content[state.running] = NO_CONTENT
@@ -293,9 +202,9 @@ def _recovered(state: State, event: ev.Recovered) -> None:
     """Only tokens and what waits outlive a process: no step comes back, and no KV, no encoder output,
     no block of the host is there any more."""
     while state.flights:
-        _land(state)
+        land(state)
     if state.is_open:
-        _close_step(state)
+        close_step(state)
     state.reset_step()
     free_rows_left(state)
     for req_state in state.requests.values():
@@ -317,30 +226,3 @@ def _recovered(state: State, event: ev.Recovered) -> None:
 def _stalled(state: State, event: ev.Stalled) -> None:
     if event.request_id in state.thrashing:
         state.thrashing.remove(event.request_id)
-
-
-def _checkpoint(state: State, event: ev.Checkpoint) -> None:
-    """A digest says something of the state; the next one is due so many steps later."""
-    state.checkpointed_step = state.step
-
-
-_APPLY: dict[type[ev.Event], Callable[[State, ev.Event], None]] = {
-    ev.Started: _started,
-    ev.Queued: _queued,
-    ev.GrammarReady: _grammar_ready,
-    ev.GrammarFailed: _grammar_failed,
-    ev.Cancelled: _cancelled,
-    ev.Preempted: _preempted,
-    ev.Scheduled: _scheduled,
-    ev.Admitted: _admitted,
-    ev.Evicted: _evicted,
-    ev.Dispatched: _dispatched,
-    ev.Executed: _executed,
-    ev.Failed: _failed,
-    ev.Finished: _finished,
-    ev.Delivered: _delivered,
-    ev.CacheReset: _cache_reset,
-    ev.Recovered: _recovered,
-    ev.Checkpoint: _checkpoint,
-    ev.Stalled: _stalled,
-}

@@ -1,6 +1,7 @@
 """The part of `evolve` that concerns media: what is encoded, who holds it, when it is let go."""
 
-from mmengine.core.state.state import NEVER, State
+from mmengine.core.state.columns import NEVER
+from mmengine.core.state.state import State
 
 
 def encode(state: State, encode: tuple[tuple[bytes, int, int], ...], evict: tuple[bytes, ...]) -> None:

@@ -1,14 +1,18 @@
 """The part of `evolve` that concerns rows: who gets one, its blocks and tokens, and how it is left."""
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from mmengine.core.fold.media import reference_media
 from mmengine.core.state.blocks import block_extras, further_blocks
+from mmengine.core.state.columns import BROKEN, LEFT, NEVER, RUNS_ON
 from mmengine.core.state.flight import Flight
+from mmengine.core.state.goodput import Goodput
 from mmengine.core.state.overlap import runs_ahead_to
 from mmengine.core.state.prefix_index import NO_CONTENT, ROOT
 from mmengine.core.state.request_state import RequestState
-from mmengine.core.state.state import BROKEN, LEFT, NEVER, RUNS_ON, State
+from mmengine.core.state.state import State
 from mmengine.events import vocabulary as ev
 from mmengine.ragged import counting
 
@@ -57,7 +61,7 @@ def deal_blocks(state: State, rows: np.ndarray, num_tokens: np.ndarray | int, ne
     """Hand `new` to the rows in order, to each as many as its tokens (`num_tokens`, or as many each)
     need."""
     state.blocks.take_new(new)
-    short, further = further_blocks(state, rows, num_tokens)
+    short, further = further_blocks(state, state.config, rows, num_tokens)
     rows = rows[short]
     held = state.num_blocks[rows]
     if len(short) == len(new):  # one each
@@ -74,8 +78,7 @@ def compute(state: State, rows: np.ndarray, num_tokens: np.ndarray | int) -> Non
     after = state.num_computed[rows] + num_tokens
     state.num_computed[rows] = after
     state.scheduled[rows] = num_tokens
-    each = isinstance(num_tokens, int)
-    state.tokens_left -= num_tokens * len(rows) if each else int(num_tokens.sum())
+    state.tokens_left -= num_tokens * len(rows) if isinstance(num_tokens, int) else int(num_tokens.sum())
     if state.config.enable_prefix_caching:
         full = after // state.block_size
         ripe = (full > state.num_filled[rows]).nonzero()[0]
@@ -98,7 +101,7 @@ def _fill_blocks(state: State, rows: np.ndarray, full: np.ndarray) -> None:
         rows, first, full = rows[some], first[some], full[some]
     state.num_filled[rows] = full
     plain = (full - first == 1) & (first * size >= state.plain_from[rows])
-    others = ()
+    others: Iterable[tuple[int, int, int]] = ()
     if np.count_nonzero(plain) < len(rows):
         slow = ~plain
         others = zip(rows[slow].tolist(), first[slow].tolist(), full[slow].tolist(), strict=True)
@@ -150,9 +153,9 @@ def take_drafts(state: State, rows: np.ndarray, sampled: np.ndarray, event: ev.E
     state.drafter[sampled] = 0 if event.drafters is None else np.frombuffer(event.drafters, np.int32)
 
 
-def weigh_drafts(state: State, flight: Flight, event: ev.Executed) -> None:
+def weigh_drafts(state: State, goodput: Goodput, flight: Flight, event: ev.Executed) -> None:
     """See what a step cost, and how many of its drafts were kept; before they are taken."""
-    rows, sampled, goodput = flight.rows, flight.sampled, state.goodput
+    rows, sampled = flight.rows, flight.sampled
     asked = flight.asked if state.config.max_in_flight > 1 else None
     if goodput.passes(len(rows), event.counts is not None or bool(event.drafts), asked):
         return

@@ -4,11 +4,12 @@ TypeError or OverflowError."""
 import numpy as np
 
 from mmengine.core.snapshot.body import NAMES, PLAIN, Body, Known, Pool, Step
+from mmengine.core.state.columns import COLUMNS
 from mmengine.core.state.flight import Flight
 from mmengine.core.state.free_list import FreeList
 from mmengine.core.state.prefix_index import PrefixIndex
 from mmengine.core.state.request_state import RequestState, request_of
-from mmengine.core.state.state import COLUMNS, State
+from mmengine.core.state.state import State
 from mmengine.encoder_cache.cache import EncoderCache, encoder_key
 from mmengine.request import Request
 

@@ -5,10 +5,11 @@ from collections.abc import Callable
 import numpy as np
 
 from mmengine.core.snapshot.body import NAMES, PLAIN, Body, Known, Pool, Step
+from mmengine.core.state.columns import COLUMNS
 from mmengine.core.state.flight import Flight
 from mmengine.core.state.prefix_index import NO_CONTENT
 from mmengine.core.state.request_state import RequestState, queued_of
-from mmengine.core.state.state import COLUMNS, State
+from mmengine.core.state.state import State
 from mmengine.events import vocabulary as ev
 from mmengine.request import Request
 

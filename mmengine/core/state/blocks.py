@@ -2,10 +2,11 @@
 
 import hashlib
 import struct
-from typing import Any
 
 import numpy as np
 
+from mmengine.config import EngineConfig
+from mmengine.core.state.columns import ReadOnlyArray, RowColumns
 from mmengine.core.state.free_list import FreeList
 from mmengine.core.state.prefix_index import NO_CONTENT, PrefixIndex
 from mmengine.request import Request
@@ -54,12 +55,14 @@ class BlockPool:
 
 
 def further_blocks(
-    columns: Any, rows: np.ndarray, num_tokens: np.ndarray | int
+    columns: RowColumns[ReadOnlyArray],
+    config: EngineConfig,
+    rows: ReadOnlyArray,
+    num_tokens: np.ndarray | int,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Which of `rows` (their places, intp) need further blocks for `num_tokens` more, or for as many each,
-    and how many each of them does (int32); `columns`: a state or a view. Slots for the drafter's
-    lookahead count, up to the longest request."""
-    config = columns.config
+    and how many each of them does (int32). Slots for the drafter's lookahead count, up to the longest
+    request."""
     slots, size = columns.num_computed[rows] + num_tokens, config.block_size
     held = columns.num_blocks[rows] * size
     lacking = slots + config.lookahead_tokens - held if config.lookahead_tokens else slots - held
@@ -70,7 +73,7 @@ def further_blocks(
     return places, (lacking[places] - 1) // size + 1
 
 
-def content_windows(token_ids: np.ndarray, first: int, last: int, size: int, width: int) -> np.ndarray:
+def content_windows(token_ids: ReadOnlyArray, first: int, last: int, size: int, width: int) -> np.ndarray:
     """The `width` tokens that say what each of blocks [first, last) holds, int32 [last - first, width]."""
     if width == size:
         return token_ids[first * size : last * size].reshape(-1, size)
@@ -98,6 +101,6 @@ def block_extras(request: Request, first: int, last: int, block_size: int) -> di
     return extras
 
 
-def threshold_of(view: Any) -> int:
+def threshold_of(config: EngineConfig, num_requests: int) -> int:
     """Most tokens of one request in a step, 0 for no limit; a request alone has none to be fair to."""
-    return view.config.long_prefill_token_threshold if len(view.requests) > 1 else 0
+    return config.long_prefill_token_threshold if num_requests > 1 else 0

@@ -14,7 +14,8 @@ its budget waits all the same: what it says is changed once it is sampled, and u
 import numpy as np
 
 from mmengine.core.state.goodput import ALL, NOBODY, NOBODY_ASKED
-from mmengine.core.state.state import State, View
+from mmengine.core.state.state import State
+from mmengine.core.state.view import View
 from mmengine.request import Request
 
 WHOLE_STEPS_SINCE = 3  # decision version; before, each row with a grammar was left out of every other step

@@ -8,10 +8,9 @@ from collections.abc import Callable
 from importlib.metadata import entry_points
 from typing import NamedTuple, Protocol
 
-import numpy as np
-
 from mmengine.config import EngineConfig
-from mmengine.core.state.request_state import RequestState
+from mmengine.core.state.columns import ReadOnlyArray
+from mmengine.core.state.reading import RequestsByRow, RequestView
 from mmengine.errors import ConfigError
 
 GROUP = "mmengine.policies"
@@ -20,19 +19,21 @@ GROUP = "mmengine.policies"
 class Running(Protocol):
     """What a policy sees of the running batch: rows in admission order, and who holds them."""
 
-    running: np.ndarray  # intp
-    requests_by_row: np.ndarray  # of RequestState or None
+    @property
+    def running(self) -> ReadOnlyArray: ...  # intp
+    @property
+    def requests_by_row(self) -> RequestsByRow: ...
 
 
 class Policy(NamedTuple):
     """`prefill_first`: steps that compute prompts let those wait that decode."""
 
-    rank: Callable[[RequestState], tuple[int, ...]]
+    rank: Callable[[RequestView], tuple[int, ...]]
     victim: Callable[[Running], int]
     prefill_first: bool = False
 
 
-def _by_arrival(request: RequestState) -> tuple[int, ...]:
+def _by_arrival(request: RequestView) -> tuple[int, ...]:
     return (request.arrival,)
 
 
@@ -40,12 +41,12 @@ def _last_admitted(view: Running) -> int:
     return int(view.running[-1])
 
 
-def _by_priority(request: RequestState) -> tuple[int, ...]:
+def _by_priority(request: RequestView) -> tuple[int, ...]:
     return (request.request.priority, request.arrival)
 
 
 def _least_important(view: Running) -> int:
-    rows = view.running.tolist()
+    rows: list[int] = view.running.tolist()
     return max(rows, key=lambda row: _by_priority(view.requests_by_row[row]))
 
 
@@ -56,7 +57,7 @@ _POLICIES = {
 }
 
 
-def _preempted_first(request: RequestState) -> tuple[int, ...]:
+def _preempted_first(request: RequestView) -> tuple[int, ...]:
     return (-request.preempted, request.arrival)
 
 

@@ -1,20 +1,19 @@
 """The state of the engine: a fold over its events, as columns by row.
 
-Only `evolve` writes it. Decisions read it through `View`, whose arrays refuse writes. A row is a
+Only `evolve` writes it. Decisions read it through a `View`, which has nothing to write. A row is a
 place in the running batch; a waiting request has none, and keeps its tokens itself.
 """
 
 import hashlib
 from bisect import insort
 from collections import deque
-from operator import attrgetter
-from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from mmengine.config import EngineConfig
 from mmengine.core.state.blocks import BlockPool
+from mmengine.core.state.columns import FLIGHT_COLUMNS, NEVER, ROW_COLUMNS, Columns, make_columns
 from mmengine.core.state.flight import Flight
 from mmengine.core.state.goodput import Goodput
 from mmengine.core.state.history import History
@@ -23,61 +22,25 @@ from mmengine.core.state.request_state import RequestState
 from mmengine.encoder_cache.cache import EncoderCache, encoder_key
 from mmengine.request import Request
 
-NEVER = np.int32(2**31 - 1)
-# Values of the column `ended`. LOST: the step that the row was in failed as a whole. LEFT: the request
-# is gone, a step in flight still names the row. CRASHED: the process that held the row is gone.
-RUNS_ON, STOPPED, BROKEN, LOST, LEFT, CRASHED = 0, 1, 2, 3, 4, 5
 _NO_ROWS = np.zeros(0, np.intp)
 
-_ROW_COLUMNS = {
-    "num_tokens": np.int32,  # known
-    "num_computed": np.int32,  # whose KV is there, or will be when the open step has run
-    "max_total": np.int32,  # known tokens at which the request ends by length; of a free row: NEVER
-    "num_blocks": np.int32,  # held
-    "next_media": np.int32,  # start of the first embedding run not computed yet, or NEVER
-    "release_at": np.int32,  # computed tokens at which an encoder reference may go, or NEVER
-    "num_filled": np.int32,  # full blocks whose content is recorded
-    "scheduled": np.int32,  # tokens in the open step
-    "scheduled_drafts": np.int32,  # how many of them, at their end, are drafts
-    "num_drafts": np.int32,  # drafts behind the known tokens, for the next step
-    "drafter": np.int32,  # who made them
-    "plain_from": np.int32,  # blocks from this token on overlap no media and no salt
-    "content": np.int64,  # content id of the last full block, the parent of the next
-    "ended": np.int8,
-}
-# All zero where no step is decided before the one before it ran.
-_FLIGHT_COLUMNS = {
-    "in_flight": np.int32,  # dispatched steps that name the row
-    "num_pending": np.int32,  # tokens that they will give it
-    # Tokens, known and pending, at which it waits for those steps: of a row with a form minus that, and 0
-    # where it waits at each.
-    "runs_ahead_to": np.int32,
-}
 
-
-COLUMNS = (*_ROW_COLUMNS, *_FLIGHT_COLUMNS)
-
-
-class State:
-    """Columns are named in `_ROW_COLUMNS` and `_FLIGHT_COLUMNS`; the wide ones are `token_ids` and
-    `block_table`."""
+class State(Columns[np.ndarray]):
+    """Columns, and what they do not say."""
 
     def __init__(self, config: EngineConfig):
         self.config = config
         self.policy: Policy = policy_of(config)
         rows, self.block_size = config.max_num_seqs, config.block_size
-        for name, dtype in (*_ROW_COLUMNS.items(), *_FLIGHT_COLUMNS.items()):
-            setattr(self, name, np.zeros(rows, dtype))
-        self.max_total[:] = NEVER
+        longest = config.max_model_len + config.num_draft_tokens
         # With a drafter that keeps KV, what a slot holds depends on the token behind it too.
         self.content_width = config.block_size + bool(config.lookahead_tokens)
-        longest = config.max_model_len + config.num_draft_tokens
-        self.token_ids = _wide_column(rows, max(longest, self.content_width))
+        num_blocks = -(-config.max_model_len // config.block_size)
+        self.__dict__.update(make_columns(rows, max(longest, self.content_width), num_blocks))
+        self.max_total[:] = NEVER
         # [row, number of a block]: the tokens that say what it holds; a view of `token_ids`.
         windows = sliding_window_view(self.token_ids, self.content_width, axis=1)
         self.block_tokens = windows[:, :: config.block_size]
-        # Behind a row's blocks it holds 0, the dummy.
-        self.block_table = _wide_column(rows, -(-config.max_model_len // config.block_size))
         self.requests_by_row = np.full(rows, None, object)  # RequestState or None
         self.num_with_media = 0  # rows whose request has any
         self.free_rows = list(range(rows - 1, -1, -1))
@@ -178,7 +141,7 @@ class State:
         """16 bytes over what decisions read, and over every token so far."""
         digest = hashlib.blake2b(digest_size=16)
         rows = self.running
-        for name in _ROW_COLUMNS:
+        for name in ROW_COLUMNS:
             digest.update(getattr(self, name)[rows].tobytes())
         digest.update(rows.astype(np.int32).tobytes())
         for row in rows.tolist():
@@ -221,8 +184,8 @@ class State:
             digest.update(self.goodput.digest() + b"\6")
         return digest.digest()
 
-    def _digest_flights(self, digest: Any) -> None:
-        for name in _FLIGHT_COLUMNS:
+    def _digest_flights(self, digest: hashlib.blake2b) -> None:
+        for name in FLIGHT_COLUMNS:
             digest.update(getattr(self, name).tobytes())
         for flight in self.flights:
             digest.update(flight.rows.astype(np.int32).tobytes() + b"\3")
@@ -230,44 +193,3 @@ class State:
         for row, keys in self.leaving.items():
             digest.update(row.to_bytes(4, "little") + b"".join(keys))
             digest.update(self.block_table[row, : self.num_blocks[row]].tobytes())
-
-
-def _wide_column(rows: int, width: int) -> np.ndarray:
-    """Zeros, int32 [rows, width]. Rows lie an odd number of cache lines apart: at powers of two, equal
-    places of all rows would share a few sets of the cache."""
-    lines = -(-width // 16) | 1
-    return np.zeros((rows, lines * 16), np.int32)[:, :width]
-
-
-# Objects of a state that are changed in place, never replaced; a view may hold them.
-_PARTS = (
-    *("config", "policy", "block_size", "requests_by_row", "free_rows", "requests", "waiting"),
-    *("blocks", "encoder", "cancelled", "grammar_failed", "flights", "leaving"),
-    *("suspects", "goodput"),
-)
-# What is replaced, and read in every step.
-_REPLACED = (
-    *("is_open", "preempted_in_step", "tokens_left", "encoder_left", "scan_from", "num_with_media"),
-    *("running", "step_rows", "last_rows", "step", "resetting", "thrashing", "step_copies"),
-    *("has_drafts", "verifies", "decision_version"),
-)
-
-
-class View:
-    """The state as decisions see it: the same names, arrays that raise when written."""
-
-    def __init__(self, state: State):
-        self._state = state
-        for name in (*COLUMNS, "token_ids", "block_table"):
-            array = getattr(state, name).view()
-            array.flags.writeable = False
-            setattr(self, name, array)
-        for name in _PARTS:
-            setattr(self, name, getattr(state, name))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._state, name)
-
-
-for _name in _REPLACED:  # the same without a call of Python
-    setattr(View, _name, property(attrgetter(f"_state.{_name}")))

@@ -13,7 +13,7 @@ from mmengine.core.decide.encoder_draft import EncoderDraft, Shortage
 from mmengine.core.decide.running import Wanted, wanted_by
 from mmengine.core.state.blocks import further_blocks
 from mmengine.core.state.request_state import RequestState
-from mmengine.core.state.state import View
+from mmengine.core.state.view import View
 from mmengine.events import vocabulary as ev
 
 BLOCKS, ROWS, TOKENS = "blocks", "rows", "token budget"
@@ -105,7 +105,7 @@ class Reasons:
         return self._needed(wanted), self._view.blocks.num_free
 
     def _needed(self, wanted: Wanted) -> int:
-        return int(further_blocks(self._view, wanted.rows, wanted.tokens)[1].sum())
+        return int(further_blocks(self._view, self._view.config, wanted.rows, wanted.tokens)[1].sum())
 
     def _reason_of(self, req_state: RequestState) -> Reason:
         view, name = self._view, req_state.request.request_id

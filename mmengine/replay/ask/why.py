@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from mmengine.core.state.request_state import request_of
-from mmengine.core.state.state import View
+from mmengine.core.state.view import View
 from mmengine.errors import LogError
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record

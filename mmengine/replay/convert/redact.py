@@ -22,7 +22,8 @@ import numpy as np
 
 from mmengine.core.decide.stall import find_stalls
 from mmengine.core.fold.evolve import evolve
-from mmengine.core.state.state import LEFT, View
+from mmengine.core.state.columns import LEFT
+from mmengine.core.state.view import View
 from mmengine.encoder_cache.cache import encoder_key
 from mmengine.errors import InvalidRequest, LogError
 from mmengine.events import vocabulary as ev

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from mmengine.core.state.request_state import RequestState
-from mmengine.core.state.state import View
+from mmengine.core.state.view import View
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
 from mmengine.replay.ask.reasons import BEHIND, PREEMPTING, PREFILL_FIRST, ROWS, TOKENS, Reason, Reasons

@@ -13,8 +13,9 @@ import msgspec
 import numpy as np
 
 from mmengine.config import EngineConfig
+from mmengine.core.state.columns import BROKEN
 from mmengine.core.state.request_state import RequestState
-from mmengine.core.state.state import BROKEN, State
+from mmengine.core.state.state import State
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
 from mmengine.replay.checked import CheckedLog

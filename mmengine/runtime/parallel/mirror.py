@@ -7,7 +7,8 @@ the plan of each step from its own fold: there is no second way of saying what a
 from mmengine.core.batch import BlockTables, batch
 from mmengine.core.executor import StepPlan
 from mmengine.core.fold.evolve import evolve
-from mmengine.core.state.state import State, View
+from mmengine.core.state.state import State
+from mmengine.core.state.view import View
 from mmengine.errors import Diverged
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record, frame_at, records_in

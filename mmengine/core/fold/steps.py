@@ -1,0 +1,133 @@
+"""The part of `evolve` that concerns a step: it closes, and its result comes back, or none does."""
+
+import numpy as np
+
+from mmengine.core.fold.media import release_media
+from mmengine.core.fold.rows import drop_host_blocks, free_rows_left, take_drafts, take_runs, weigh_drafts
+from mmengine.core.state.columns import BROKEN, LEFT, LOST, STOPPED
+from mmengine.core.state.flight import Flight
+from mmengine.core.state.overlap import asked_behind
+from mmengine.core.state.request_state import RequestState
+from mmengine.core.state.state import State
+from mmengine.events import vocabulary as ev
+
+ISOLATION_SINCE = 2  # decision version
+
+
+def close_step(state: State) -> Flight:
+    """The open step is whole."""
+    flight = state.open_step()
+    state.encoder.dropped.clear()
+    state.last_rows = flight.rows
+    state.scheduled[flight.rows] = 0
+    state.step += 1
+    state.reset_step()
+    return flight
+
+
+def dispatched(state: State) -> None:
+    """The open step is handed over; the next one may open before it is back."""
+    flight = close_step(state)
+    flight.asked = asked_behind(state, flight.rows)
+    state.in_flight[flight.rows] += 1
+    state.num_pending[flight.sampled] += 1
+    state.flights.append(flight)
+
+
+def land(state: State) -> Flight:
+    """The oldest step in flight is back; without any, that is the open one."""
+    if not state.flights:
+        return close_step(state)
+    flight = state.flights.popleft()
+    state.in_flight[flight.rows] -= 1
+    state.num_pending[flight.sampled] -= 1
+    return flight
+
+
+def executed(state: State, event: ev.Executed) -> None:
+    """The oldest step in flight is back, with a token or more of each row that samples."""
+    flight = land(state)
+    rows, sampled = flight.rows, flight.sampled
+    if state.goodput is not None:
+        weigh_drafts(state, state.goodput, flight, event)
+    state.history.update(event.token_ids)
+    tokens = np.frombuffer(event.token_ids, np.int32)
+    counts = None if event.counts is None else np.frombuffer(event.counts, np.int32)
+    for index, what in event.errors:
+        if state.ended[sampled[index]] != LEFT:
+            state.ended[sampled[index]] = BROKEN
+            state.requests_by_row[sampled[index]].detail = what
+    for index, kind in event.stops:
+        row = sampled[index]
+        if state.ended[row] == LEFT:
+            continue
+        count = 1 if counts is None else counts[index]
+        if state.num_tokens[row] + count <= state.max_total[row]:  # else the limit comes first
+            state.ended[row] = STOPPED
+            state.requests_by_row[row].detail = kind
+    if counts is None:
+        whole = sampled
+        if event.errors or state.leaving:
+            sound = state.ended[sampled] < BROKEN
+            whole, tokens = sampled[sound], tokens[sound]
+        places = state.num_tokens[whole]
+        state.token_ids[whole, places] = tokens
+        state.num_tokens[whole] = places + 1
+    else:
+        take_runs(state, sampled, tokens, counts)
+    if state.config.num_draft_tokens:
+        # Rejected drafts are rolled back. Where another step is behind, there were none.
+        if (state.verifies or event.errors) and not state.flights:
+            state.num_computed[sampled] = state.num_tokens[sampled] - 1
+        take_drafts(state, rows, sampled, event)
+    if state.num_with_media:
+        computed = state.num_computed[rows] if flight.num_computed is None else flight.num_computed
+        done = state.release_at[rows] <= computed
+        for row, reached in zip(rows[done].tolist(), computed[done].tolist(), strict=True):
+            release_media(state, row, reached)
+    if state.suspects:
+        for row in sampled[state.ended[sampled] < BROKEN].tolist():
+            state.clear_suspicion(state.requests_by_row[row])
+    if state.leaving:
+        free_rows_left(state)
+
+
+def failed(state: State, event: ev.Failed) -> None:
+    """What is in flight behind the step that failed was computed from what it left, and is void too."""
+    oldest = land(state)
+    void = [oldest]
+    while state.flights:
+        void.append(land(state))
+    for flight in void:
+        _forget(state, flight)
+    for row in np.unique(np.concatenate([flight.rows for flight in void])).tolist():
+        if state.ended[row] != LEFT:
+            state.requests_by_row[row].detail = event.error
+            state.ended[row] = LOST
+    lost = [state.requests_by_row[row] for row in oldest.rows.tolist() if state.ended[row] == LOST]
+    for req_state in lost:
+        _blame(state, req_state, len(oldest.rows))
+    free_rows_left(state)
+
+
+def _blame(state: State, req_state: RequestState, num_rows: int) -> None:
+    """The request was in a step of `num_rows` that failed."""
+    if state.decision_version < ISOLATION_SINCE or state.config.compat:
+        req_state.failures += 1
+        return
+    req_state.failures = req_state.failures + 1 if num_rows == 1 else max(req_state.failures, 1)
+    req_state.isolation_rows = max(1, num_rows // 2)
+    state.suspects[req_state.request.request_id] = None
+
+
+def _forget(state: State, flight: Flight) -> None:
+    """Nothing of the step can be relied on: what it filled, encoded, copied or dropped."""
+    for blocks in flight.filled:
+        state.blocks.index.forget(blocks)
+    for req_state in flight.swapped:
+        drop_host_blocks(state, req_state)
+    kept = state.encoder
+    for key, _, _ in flight.encoded:
+        if key in kept.entries:
+            kept.invalidate(key)
+    kept.dropped += [key for key in flight.gone if key not in kept.entries and key not in kept.dropped]

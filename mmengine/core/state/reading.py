@@ -1,0 +1,160 @@
+"""The parts of a state as decisions see them: they can be read, and a type checker refuses every write.
+
+Arrays, dicts, the block pool and the encoder cache refuse it while running, too. Lists and requests are the
+state's own objects there, because nothing that refuses writes is as fast to read.
+"""
+
+from collections.abc import Callable, Mapping, Sequence, Set
+from types import MappingProxyType
+from typing import NoReturn, Protocol, overload
+
+import numpy as np
+
+from mmengine.core.state.blocks import BlockPool
+from mmengine.core.state.columns import ReadOnlyArray, never_assigned
+from mmengine.core.state.free_list import FreeList
+from mmengine.encoder_cache.cache import EncoderCache
+from mmengine.request import Request
+
+
+class RequestView(Protocol):
+    """A RequestState."""
+
+    @property
+    def request(self) -> Request: ...
+    @property
+    def arrival(self) -> int: ...
+    @property
+    def tokens(self) -> ReadOnlyArray: ...
+    @property
+    def media_keys(self) -> tuple[bytes, ...]: ...
+    @property
+    def row(self) -> int: ...
+    @property
+    def num_prompt(self) -> int: ...
+    @property
+    def num_cached(self) -> int: ...
+    @property
+    def waits_for_grammar(self) -> bool: ...
+    @property
+    def num_swapped(self) -> int: ...
+    @property
+    def admitted_step(self) -> int: ...
+    @property
+    def idle_preemptions(self) -> int: ...
+    @property
+    def failures(self) -> int: ...
+    @property
+    def isolation_rows(self) -> int: ...
+    @property
+    def cancelled(self) -> str: ...
+    @property
+    def detail(self) -> str: ...
+    @property
+    def held_media(self) -> Set[int]: ...
+
+
+class RequestsByRow(Protocol):
+    """The array of requests by row. A row that nobody holds has None, and is not asked for."""
+
+    @overload
+    def __getitem__(self, row: int, /) -> RequestView: ...
+    @overload
+    def __getitem__(self, rows: np.ndarray, /) -> np.ndarray: ...
+
+
+class FlightView(Protocol):
+    """A Flight."""
+
+    @property
+    def rows(self) -> ReadOnlyArray: ...
+    @property
+    def sampled(self) -> ReadOnlyArray: ...
+    @property
+    def asked(self) -> int: ...
+
+
+class GoodputView(Protocol):
+    """A Goodput."""
+
+    def asked_behind(self, num_rows: int) -> int: ...
+    def room_of(self, rows: ReadOnlyArray) -> np.ndarray | None: ...
+
+
+class Face:
+    """What an object shows of itself. Its attributes are given once, those with underscores for itself."""
+
+    def __init__(self, **parts: object) -> None:
+        self.__dict__.update(parts)
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"{name} is read-only: nobody but evolve writes to a state")
+
+
+@never_assigned
+class BlocksView(Face):
+    """A BlockPool with its free list and its index."""
+
+    num_blocks: int
+    references: ReadOnlyArray  # by block
+    content: ReadOnlyArray  # by block
+    peek: Callable[[int], np.ndarray]
+    token_parts: Callable[[np.ndarray], np.ndarray]
+    find: Callable[[int, int, np.ndarray, bytes], int]
+    _free_list: FreeList
+
+    def __init__(self, pool: BlockPool):
+        super().__init__(
+            num_blocks=pool.num_blocks,
+            references=read_only(pool.references),
+            content=read_only(pool.index.content),
+            peek=pool.free_list.peek,
+            token_parts=pool.index.token_parts,
+            find=pool.index.find,
+            _free_list=pool.free_list,
+        )
+
+    @property
+    def num_free(self) -> int:
+        return self._free_list.num_free
+
+
+@never_assigned
+class EncoderCacheView(Face):
+    """An EncoderCache."""
+
+    capacity: int
+    idle: Mapping[bytes, None]
+    dropped: Sequence[bytes]
+    has: Callable[[bytes], bool]
+    size_of: Callable[[bytes], int]
+    evictions_for: Callable[[int, set[bytes], int], list[bytes] | None]
+    room: Callable[[set[bytes], int], int]
+    _cache: EncoderCache
+
+    def __init__(self, cache: EncoderCache):
+        super().__init__(
+            capacity=cache.capacity,
+            idle=MappingProxyType(cache.idle),
+            dropped=cache.dropped,
+            has=cache.has,
+            size_of=cache.size_of,
+            evictions_for=cache.evictions_for,
+            room=cache.room,
+            _cache=cache,
+        )
+
+    @property
+    def used(self) -> int:
+        return self._cache.used
+
+    @property
+    def idle_size(self) -> int:
+        return self._cache.idle_size
+
+
+def read_only(array: np.ndarray) -> np.ndarray:
+    """The same values, which cannot be written through what is given here."""
+    view = array.view()
+    view.flags.writeable = False
+    return view

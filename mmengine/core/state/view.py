@@ -1,0 +1,104 @@
+"""The state as those see it who decide: they read everything, and write nothing."""
+
+from collections.abc import Mapping, Sequence
+from operator import attrgetter
+from types import MappingProxyType
+from typing import get_type_hints
+
+import numpy as np
+
+from mmengine.config import EngineConfig
+from mmengine.core.state.columns import COLUMNS, WIDE_COLUMNS, Columns, ReadOnlyArray, never_assigned
+from mmengine.core.state.policy import Policy
+from mmengine.core.state.reading import (
+    BlocksView,
+    EncoderCacheView,
+    Face,
+    FlightView,
+    GoodputView,
+    RequestsByRow,
+    RequestView,
+    read_only,
+)
+from mmengine.core.state.state import State
+from mmengine.request import Request
+
+
+@never_assigned
+class _Replaced:
+    """What a state replaces as it goes: a view reads it of the state each time."""
+
+    num_with_media: int
+    running: ReadOnlyArray
+    has_drafts: bool
+    verifies: bool
+    resetting: bool
+    step: int
+    last_rows: ReadOnlyArray
+    free_host_blocks: ReadOnlyArray
+    decision_version: int
+    is_open: bool
+    preempted_in_step: bool
+    tokens_left: int
+    encoder_left: int
+    scan_from: int
+    num_decided: int
+    made_room_for: tuple[int, int]
+    step_rows: ReadOnlyArray
+    step_encoded: Sequence[tuple[bytes, Request, int]]
+    step_evicted: Sequence[bytes]
+    step_copies: Mapping[str, Sequence[ReadOnlyArray]]
+
+
+@never_assigned
+class View(Columns[ReadOnlyArray], _Replaced, Face):
+    """The names of a State, none of which can be written. What they mean is said there."""
+
+    config: EngineConfig
+    policy: Policy
+    block_size: int
+    content_width: int
+    requests_by_row: RequestsByRow
+    free_rows: Sequence[int]
+    requests: Mapping[str, RequestView]
+    waiting: Sequence[RequestView]
+    blocks: BlocksView
+    encoder: EncoderCacheView
+    goodput: GoodputView | None
+    cancelled: Sequence[str]
+    grammar_failed: Sequence[str]
+    suspects: Mapping[str, None]
+    thrashing: Sequence[str]
+    flights: Sequence[FlightView]
+    _state: State
+
+    def __init__(self, state: State):
+        Face.__init__(
+            self,
+            **{name: read_only(getattr(state, name)) for name in (*COLUMNS, *WIDE_COLUMNS)},
+            config=state.config,
+            policy=state.policy,
+            block_size=state.block_size,
+            content_width=state.content_width,
+            requests_by_row=read_only(state.requests_by_row),
+            free_rows=state.free_rows,
+            requests=MappingProxyType(state.requests),
+            waiting=state.waiting,
+            blocks=BlocksView(state.blocks),
+            encoder=EncoderCacheView(state.encoder),
+            goodput=state.goodput,
+            cancelled=state.cancelled,
+            grammar_failed=state.grammar_failed,
+            suspects=MappingProxyType(state.suspects),
+            thrashing=state.thrashing,
+            flights=state.flights,
+            _state=state,
+        )
+
+    def due(self) -> np.ndarray:
+        """See State.due."""
+        return self._state.due()
+
+
+for _name in get_type_hints(_Replaced):  # read without a call of Python
+    setattr(View, _name, property(attrgetter(f"_state.{_name}")))
