@@ -69,6 +69,8 @@ def bare_loop(rows: int, rounds: int) -> list[int]:
 class Instant:
     """An executor that has its tokens ready. `spent_ns`: what it used itself."""
 
+    needs_plan = True
+
     def __init__(self, num_drafts: int):
         self._num_drafts = num_drafts
         self._plans: deque[StepPlan] = deque()

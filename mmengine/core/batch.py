@@ -1,9 +1,11 @@
 """From the open step of a state to what an executor needs: pure index arithmetic."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from mmengine.core.executor import PENDING, Admission, EncodeItem, MediaSpan, StepPlan
-from mmengine.core.state.columns import NEVER
+from mmengine.core.state.columns import NEVER, ReadOnlyArray
 from mmengine.core.state.overlap import draft_room
 from mmengine.core.state.view import View
 from mmengine.events import vocabulary as ev
@@ -18,7 +20,7 @@ class BlockTables:
 
     def __init__(self, keeps: bool):
         self._keeps = keeps
-        self._rows: np.ndarray | None = None
+        self._rows: ReadOnlyArray | None = None
         self._num_blocks, self._tables = np.zeros(0, np.int32), np.zeros((0, 0), np.int32)
 
     def of(self, view: View) -> np.ndarray:
@@ -37,7 +39,7 @@ class BlockTables:
         return self._tables[:, :width]
 
 
-def batch(view: View, decisions: list[ev.Event], tables: BlockTables) -> StepPlan:
+def batch(view: View, decisions: Sequence[ev.Event], tables: BlockTables) -> StepPlan:
     """The plan of the open step, after its `decisions` (SCHEDULED, ADMITTED) were applied."""
     rows = view.step_rows
     num_scheduled, after = view.scheduled[rows], view.num_computed[rows]
@@ -74,7 +76,7 @@ def batch(view: View, decisions: list[ev.Event], tables: BlockTables) -> StepPla
     )
 
 
-def _num_drafts(view: View, rows: np.ndarray) -> np.ndarray | None:
+def _num_drafts(view: View, rows: ReadOnlyArray) -> np.ndarray | None:
     if not view.config.num_draft_tokens:
         return None
     return view.scheduled_drafts[rows] if view.verifies else np.zeros(len(rows), np.int32)
@@ -86,7 +88,7 @@ def _admission(view: View, row: int) -> Admission:
 
 
 def _media_spans(
-    view: View, rows: np.ndarray, computed: np.ndarray, num_scheduled: np.ndarray
+    view: View, rows: ReadOnlyArray, computed: np.ndarray, num_scheduled: np.ndarray
 ) -> list[MediaSpan]:
     """Where features of the encoder go in the batch. Only rows that hold a reference have any."""
     spans = []

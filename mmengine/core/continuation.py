@@ -85,7 +85,7 @@ def _resume_state_of(opened: OpenLog, resume: Resume, config: EngineConfig) -> R
             f"another "
             "folder"
         )
-    resumed.tell(opened.sink.recovery.cuts)
+    resumed.tell(opened.sink.recovery.cuts if opened.sink.recovery is not None else [])
     resumed.config_for(config)
     return resumed
 

@@ -13,7 +13,6 @@ events. Nothing leaves the process (no batch, no token) before the write that re
 """
 
 import time
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -23,8 +22,9 @@ from mmengine.core.decide.admit import admit, check_request
 from mmengine.core.decide.complete import complete
 from mmengine.core.decide.schedule import DECISION_VERSION, schedule, why_it_waits
 from mmengine.core.decide.stall import NO_PROGRESS, find_stalls
-from mmengine.core.executed import executed, writable
-from mmengine.core.executor import Executor, StepPlan, StepResult
+from mmengine.core.dispatched import DispatchedSteps
+from mmengine.core.executed import writable
+from mmengine.core.executor import NO_PLAN, Executor
 from mmengine.core.fold.evolve import evolve
 from mmengine.core.inbox import Inbox, Source
 from mmengine.core.outputs import Outputs, Stats
@@ -34,10 +34,11 @@ from mmengine.core.state.drafted import added, drafted
 from mmengine.core.state.request_state import queued_of
 from mmengine.core.state.state import State
 from mmengine.core.state.view import View
-from mmengine.errors import ExecutorFailed, ExecutorLost, InvalidRequest, MMEngineError, QueueFull
+from mmengine.errors import InvalidRequest, MMEngineError, QueueFull
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import settled
-from mmengine.events.log import MemoryLog, Sink
+from mmengine.events.log import MemoryLog
+from mmengine.events.sink import Sink
 from mmengine.events.snapshots import SnapshotFolder
 from mmengine.request import Request
 from mmengine.version import __version__
@@ -76,15 +77,11 @@ class EngineCore:
         self._source: Source = source if source is not None else self.inbox
         self._clock = clock
         self._is_decided = False  # a step is, and was not dispatched yet
-        self._plan: StepPlan | None = None  # of that step
+        self._plan = NO_PLAN  # of that step
         self._overlaps = config.max_in_flight > 1
         self._tables = BlockTables(keeps=not self._overlaps)
-        self._needs_plan = getattr(executor, "needs_plan", True)
-        # The dispatched steps, the oldest first: why one will not come back, if that is known already.
-        self._in_flight: deque[Exception | None] = deque()
         self._collect_first = False
         self._waited_for = overlap.ALONE  # why the next step was not decided yet, while one ran
-        self._at_device: list[None] = []  # one while the executor is awaited; who takes it out goes on
         self._is_committed = True  # by the last step, what it and those before it recorded
         self._outputs = Outputs()
         self._stats = Stats(kv_blocks_total=config.num_blocks - 1)
@@ -93,11 +90,12 @@ class EngineCore:
         self.last_stall: tuple[int, ev.Stalled] | None = None  # and the step at which it was found
         self._snapshots = snapshots
         self._started = started or _started(config, fingerprints or {})
+        num_steps = 0
         if state is None:
             self._emit(self._started)
         else:  # a replay may begin while steps are with the executor
-            in_flight = len(state.flights) if self._overlaps else int(state.is_open)
-            self._in_flight.extend([None] * in_flight)
+            num_steps = len(state.flights) if self._overlaps else int(state.is_open)
+        self._dispatched = DispatchedSteps(executor, num_steps)
 
     # What consumers call
 
@@ -141,10 +139,10 @@ class EngineCore:
     def recover(self, event: ev.Recovered, cause: str = "") -> None:
         """Go on from a state whose process ended: no step of it comes back. `cause` puts the blame on the
         oldest of them. Deadlines of requests count from now."""
-        if cause and self._in_flight:
+        if cause and self._dispatched:
             self._emit(ev.Failed(writable(cause)), self._oldest_step())
-        self._is_decided, self._plan, self._outputs = False, None, Outputs()
-        self._in_flight.clear()
+        self._is_decided, self._plan, self._outputs = False, NO_PLAN, Outputs()
+        self._dispatched.forget()
         self._collect_first = False
         self._emit(event)
         for name, req_state in self.state.requests.items():
@@ -153,13 +151,13 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         return bool(
-            self.state.requests or self._source or self._outputs or self._in_flight or self._is_decided
+            self.state.requests or self._source or self._outputs or self._dispatched or self._is_decided
         )
 
     @property
     def awaits_grammars(self) -> bool:
         """Whether requests are there and none can run before a grammar is compiled."""
-        return bool(self.state.requests) and not (self._in_flight or self._is_decided or self._source)
+        return bool(self.state.requests) and not (self._dispatched or self._is_decided or self._source)
 
     def is_on_disk(self, request_id: str) -> bool:
         """Whether the request's QUEUED was written: from then on it is answered, whatever happens to this
@@ -169,13 +167,13 @@ class EngineCore:
     @property
     def stalled(self) -> str:
         """Why the log cannot be written, or empty."""
-        return getattr(self.sink, "stalled", "")
+        return self.sink.stalled
 
     def stats(self) -> Stats:
         state, stats = self.state, self._stats
         stats.num_running, stats.num_waiting = len(state.running), len(state.waiting)
         stats.kv_blocks_used = stats.kv_blocks_total - state.blocks.num_free
-        stats.log_bytes = getattr(self.sink, "num_bytes", 0)
+        stats.log_bytes = self.sink.num_bytes
         return stats
 
     def sync(self) -> None:
@@ -197,9 +195,7 @@ class EngineCore:
         """The executor does not come back: record that its oldest step failed. To be called from another
         thread; the core must not be used after it, and ends the thread that waits should that ever go on.
         False when nobody waits for the executor: nothing is recorded then."""
-        try:
-            self._at_device.pop()  # one call of C: it and the waiting thread cannot both have it
-        except IndexError:
+        if not self._dispatched.stop_waiting():
             return False
         self._emit(ev.Failed(writable(text)), self._oldest_step())
         return self.sink.commit()
@@ -216,9 +212,9 @@ class EngineCore:
         return self._release()
 
     def _advance(self) -> None:
-        if not self._collect_first and len(self._in_flight) < 1 + self._overlaps:
+        if not self._collect_first and len(self._dispatched) < 1 + self._overlaps:
             self._take_in()
-            if self._decide() or not self._in_flight:
+            if self._decide() or not self._dispatched:
                 return
             self._collect_first = True  # an interrupt leaves it to the next call
             self._waited_for = why_it_waits(self.view)
@@ -234,27 +230,27 @@ class EngineCore:
         for asked in self._source.leavers():
             for event in admit(self.view, asked):
                 self._emit(event)
-            for event in complete(self.view):
-                self._emit(event)
+            for end in complete(self.view):
+                self._emit(end)
 
     def _take_in(self) -> None:
         """End what is over, and see what arrived."""
-        for event in complete(self.view):
-            self._emit(event)
+        for end in complete(self.view):
+            self._emit(end)
         changed = False
         for asked in self._source.drain():
             changed = True
             for event in admit(self.view, asked):
                 self._emit(event)
         if changed:
-            for event in complete(self.view):
-                self._emit(event)
+            for end in complete(self.view):
+                self._emit(end)
         if self.state.step - self.state.checkpointed_step >= self.config.checkpoint_interval:
             self.checkpoint()
 
     def _decide(self) -> bool:
         """Plan the next step; False when nothing can run now."""
-        decisions = []
+        decisions: list[ev.Scheduled | ev.Admitted] = []
         while (event := schedule(self.view)) is not None:
             self._emit(event)
             if isinstance(event, (ev.Scheduled, ev.Admitted)):
@@ -267,9 +263,9 @@ class EngineCore:
                 raise MMEngineError(f"no progress at step {self.state.step}: {stall.detail}")
         if decisions:
             self._is_decided = True
-            self._plan = batch(self.view, decisions, self._tables) if self._needs_plan else None
+            self._plan = batch(self.view, decisions, self._tables) if self.executor.needs_plan else NO_PLAN
             if self._overlaps:
-                self._stats.overlap[overlap.AHEAD if self._in_flight else self._waited_for] += 1
+                self._stats.overlap[overlap.AHEAD if self._dispatched else self._waited_for] += 1
                 self._waited_for = overlap.ALONE
                 self._emit(ev.Dispatched())
         return bool(decisions)
@@ -277,46 +273,23 @@ class EngineCore:
     def _collect(self) -> None:
         step = self._oldest_step()
         sampled = self.state.sampled_rows()
-        try:
-            if self._in_flight[0] is not None:
-                raise self._in_flight[0]
-            event = executed(self._wait_for_device(), self.state, sampled)
-        except ExecutorLost as error:  # nobody's fault: requests stay as they are, for another process
-            self._in_flight[0] = error
-            raise
-        except Exception as error:  # whatever the device says: the step is lost, the engine is not
-            self.executor.discard()
-            self._in_flight.clear()
-            text = str(error) if isinstance(error, ExecutorFailed) else f"{type(error).__name__}: {error}"
-            self._emit(ev.Failed(writable(text)), step)
+        event = self._dispatched.collect(self.state, sampled)
+        if isinstance(event, ev.Failed):
+            self._emit(event, step)
             return
-        except BaseException:
-            self._in_flight[0] = ExecutorFailed("the step was interrupted")
-            raise
-        self._in_flight.popleft()
         one_each = event.counts is None and not event.errors and not self.state.leaving
         before = None if one_each else self.state.num_tokens[sampled]
         drafts = drafted(self.state, sampled, event)
         self._emit(event, step)
-        taken = None if one_each else self.state.num_tokens[sampled] - before
+        taken = None if before is None else self.state.num_tokens[sampled] - before
         self._outputs.tokens(self.view, sampled, taken, event, drafts)
         if drafts is not None:
             self._stats.drafts = added(self._stats.drafts, drafts)
-        self._stats.num_output_tokens += len(sampled) if one_each else int(taken.sum())
+        self._stats.num_output_tokens += len(sampled) if taken is None else int(taken.sum())
 
     def _oldest_step(self) -> int:
         """The step whose result comes next."""
         return self.state.flights[0].step if self.state.flights else self.state.step
-
-    def _wait_for_device(self) -> StepResult:
-        self._at_device.append(None)
-        try:
-            return self.executor.collect()
-        finally:
-            try:
-                self._at_device.pop()
-            except IndexError:
-                raise SystemExit("the step counted as hung") from None
 
     def _release(self) -> Outputs:
         """Commit; only then let the batch and the tokens go."""
@@ -324,27 +297,21 @@ class EngineCore:
         if not self._is_committed:
             return Outputs()
         if self._is_decided:
-            plan, self._is_decided, self._plan = self._plan, False, None
-            self._in_flight.append(None)
-            try:
-                self.executor.dispatch(plan)
-            except Exception as error:  # reported where the step is collected
-                self._in_flight[-1] = error
-            except BaseException:
-                self._in_flight[-1] = ExecutorFailed("the step was interrupted")
-                raise
-        is_due = self._snapshots is not None and self._snapshots.is_due(self.sink.num_bytes)
-        if is_due and not self.stalled:  # what is left of a full disk is for what runs
-            self._save()
+            plan, self._is_decided, self._plan = self._plan, False, NO_PLAN
+            self._dispatched.dispatch(plan)
+        snapshots = self._snapshots
+        # What is left of a full disk is for what runs.
+        if snapshots is not None and snapshots.is_due(self.sink.num_bytes) and not self.stalled:
+            self._save(snapshots)
         outputs, self._outputs = self._outputs, Outputs()
         return outputs
 
-    def _save(self) -> None:
+    def _save(self, snapshots: SnapshotFolder) -> None:
         """Write a snapshot of the state, all of which is in the log."""
         with suppress(OSError):  # the next sync says so
             self.sink.sync()  # a power cut must not leave a state that the log does not reach
         sequence = self.sink.next_sequence - 1
-        self._snapshots.write(sequence, self.snapshot(sequence), self.sink.num_bytes)
+        snapshots.write(sequence, self.snapshot(sequence), self.sink.num_bytes)
 
     def snapshot(self, sequence: int) -> bytes:
         """The state after record `sequence`, the last one, as core/snapshot/snapshot.py restores it."""

@@ -70,6 +70,20 @@ class StepPlan(msgspec.Struct, frozen=True, eq=False):
     draft_room: np.ndarray | None = None
 
 
+_NONE = np.zeros(0, np.int32)
+NO_PLAN = StepPlan(
+    step=0,
+    rows=_NONE,
+    num_scheduled=_NONE,
+    num_computed=_NONE,
+    input_ids=_NONE,
+    token_index=_NONE,
+    slot_mapping=np.zeros(0, np.int64),
+    block_table=np.zeros((0, 0), np.int32),
+    sample=_NONE,
+)
+
+
 def room_of(plan: StepPlan, drafters: np.ndarray) -> np.ndarray | None:
     """Of each row that samples: how many drafts it may have of the drafter with that number. None: as many as
     there are."""
@@ -109,7 +123,9 @@ class StepResult(msgspec.Struct, eq=False):
 class Executor(Protocol):
     """Takes up to max_in_flight steps, and computes them in the order in which they came."""
 
-    """An attribute `needs_plan = False` says that `dispatch` wants no plan; it is then given None."""
+    @property
+    def needs_plan(self) -> bool:
+        """False: `dispatch` does not look at its plan, and is given NO_PLAN."""
 
     def dispatch(self, plan: StepPlan) -> None:
         """Take one step. Returns at once where the device allows it. When it raises, it has not."""

@@ -80,8 +80,8 @@ class Outputs:
                 self._counts = self._counts[kept]
             self._requests = self._requests[kept]
         if drafts is not None:
-            some = kept[drafts.index]
-            places = (np.cumsum(kept) - 1)[drafts.index[some]].tolist()
+            some = kept[drafts.places]
+            places = (np.cumsum(kept) - 1)[drafts.places[some]].tolist()
             counts = zip(drafts.proposed[some].tolist(), drafts.accepted[some].tolist(), strict=True)
             self._drafted = dict(zip(places, counts, strict=True))
         if event.logprobs:
@@ -151,7 +151,8 @@ class Stats:
                 self.num_encoded_items += len(encode)
             case ev.Admitted(encode=encode, cached_blocks=cached):
                 self.num_encoded_items += len(encode)
-                self.num_encoder_hits += len(req_state.held_media) - len(encode)
+                held = () if req_state is None else req_state.held_media
+                self.num_encoder_hits += len(held) - len(encode)
                 self.num_cached_tokens += len(cached) // 4 * block_size
             case ev.Queued(prompt=prompt):
                 self.num_prompt_tokens += len(prompt) // 4

@@ -12,7 +12,7 @@ import mmap
 import struct
 import zlib
 from collections.abc import Callable, Sequence
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -29,12 +29,15 @@ _CRC_FROM = HEADER.size - _CHECKED.size
 MAX_BODY = 256 * 2**20  # the longest prompt that settings allow, with a run of media at each token, fits
 MAX_RECORDS = 2**14  # of one frame
 MAX_COUNTER = 2**64
+E = TypeVar("E", bound=Event)
 Data = bytes | memoryview | mmap.mmap  # of a segment
 
 _encoder = msgspec.msgpack.Encoder()
 _Outline = Annotated[list[tuple[int, int, int, msgspec.Raw]], msgspec.Meta(max_length=MAX_RECORDS)]
 _outline = msgspec.msgpack.Decoder(_Outline)
-_decoders = {number: msgspec.msgpack.Decoder(cls) for number, cls in TYPES.items()}
+_decoders: dict[int, msgspec.msgpack.Decoder[Any]] = {
+    number: msgspec.msgpack.Decoder(cls) for number, cls in TYPES.items()
+}
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
@@ -86,7 +89,7 @@ class UnknownRecord(CorruptLog):
         super().__init__(f"the record at byte {offset} cannot be read: {what}", "version")
 
 
-def settled(event: Event) -> Event:
+def settled(event: E) -> E:
     """The event as a reader of the log will see it.
 
     Raises ValueError for what a log cannot hold: a value of another type than the event says, a

@@ -1,30 +1,18 @@
-"""The log, as the rest of the house uses it: a sink for events, in memory or in a folder, and a reader.
+"""The log, as the rest of the house uses it: sinks for events, in memory and in a folder, and a reader.
 
 A log on disk is a folder of segments (docs/log-format.md).
 """
 
 from collections import deque
-from typing import Protocol
 
 from mmengine.events.codec import Record
 from mmengine.events.reader import LogReader
 from mmengine.events.vocabulary import Event, Executed, Queued
 from mmengine.events.writer import LogWriter
 
-__all__ = ["LogReader", "LogWriter", "MemoryLog", "Record", "Sink"]
+__all__ = ["LogReader", "LogWriter", "MemoryLog", "Record"]
 RING_RECORDS = 65536
 RING_BYTES = 64 * 2**20
-
-
-class Sink(Protocol):
-    """Where the loop puts events."""
-
-    def append(self, event: Event, step: int, mono_ns: int) -> None: ...
-
-    def commit(self) -> bool:
-        """Make everything appended durable against a killed process. False: it could not be."""
-
-    def close(self) -> None: ...
 
 
 class MemoryLog:
@@ -33,15 +21,17 @@ class MemoryLog:
     Holds at most `limit` records, and at most `max_bytes` of integer columns in them.
     """
 
+    num_bytes, stalled = 0, ""
+
     def __init__(self, limit: int = RING_RECORDS, max_bytes: int = RING_BYTES):
         self.records: deque[Record] = deque()
         self._held_bytes = 0
         self._limit, self._max_bytes = limit, max_bytes
-        self._sequence = 0
+        self.next_sequence = 0
 
     def append(self, event: Event, step: int, mono_ns: int) -> None:
-        self.records.append(Record(self._sequence, step, mono_ns, event))
-        self._sequence += 1
+        self.records.append(Record(self.next_sequence, step, mono_ns, event))
+        self.next_sequence += 1
         self._held_bytes += _column_bytes(event)
         while len(self.records) > max(1, self._limit if self._held_bytes <= self._max_bytes else 1):
             self._held_bytes -= _column_bytes(self.records.popleft().event)
@@ -51,6 +41,9 @@ class MemoryLog:
 
     def sync(self) -> None:
         """Nothing to do: memory has no disk behind it."""
+
+    def tidy(self) -> None:
+        """Nothing to do: `append` lets old records go."""
 
     def close(self) -> None:
         self.records.clear()

@@ -1,28 +1,25 @@
 """A sink whose records others read too."""
 
-from typing import Any
-
 from mmengine.events.codec import encode
-from mmengine.events.log import Sink
+from mmengine.events.sink import Sink, SinkBefore
 from mmengine.events.vocabulary import NUMBERS, Event
 
 
-class Tee:
-    """Stands before `inner` and keeps what that committed as frames, until `take`. What else `inner` can do
-    is asked of it through this."""
+class Tee(SinkBefore):
+    """Keeps what `inner` committed as frames, until `take`."""
 
     def __init__(self, inner: Sink) -> None:
-        self.inner = inner
-        self._sequence = getattr(inner, "next_sequence", 0)
+        super().__init__(inner)
+        self._sequence = inner.next_sequence
         self._pending: list[tuple[int, int, int, Event]] = []
         self._frames: list[bytes] = []
 
     def append(self, event: Event, step: int, mono_ns: int) -> None:
-        self.inner.append(event, step, mono_ns)
+        super().append(event, step, mono_ns)
         self._pending.append((NUMBERS[type(event)], step, mono_ns, event))
 
     def commit(self) -> bool:
-        if not self.inner.commit():
+        if not super().commit():
             return False
         if self._pending:
             self._frames += encode(self._pending, self._sequence)
@@ -34,9 +31,3 @@ class Tee:
         """The frames committed since the last call."""
         frames, self._frames = b"".join(self._frames), []
         return frames
-
-    def close(self) -> None:
-        self.inner.close()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)

@@ -261,7 +261,7 @@ TYPES: dict[int, type[Event]] = {
     17: Dispatched,
     18: Recovered,
 }
-NUMBERS: dict[type[Event], int] = {cls: number for number, cls in TYPES.items()}
+NUMBERS: dict[type[EventBase], int] = {cls: number for number, cls in TYPES.items()}
 OBSERVATIONS = (
     Started,
     Queued,

@@ -14,7 +14,7 @@ import numpy as np
 
 from mmengine.core.decide.schedule import DECIDED_VERSIONS, DECISION_VERSION
 from mmengine.core.engine import EngineCore
-from mmengine.core.executor import StepResult
+from mmengine.core.executor import StepPlan, StepResult
 from mmengine.core.state.state import State
 from mmengine.errors import ExecutorFailed, LogError, MMEngineError
 from mmengine.events import vocabulary as ev
@@ -89,6 +89,7 @@ class _Tape:
     """The log as executor, source and sink of a replay."""
 
     needs_plan = False
+    num_bytes, stalled = 0, ""
 
     def __init__(
         self, records: Iterator[Record], report: VerifyReport, progress: Callable[[Record], None] | None
@@ -102,7 +103,7 @@ class _Tape:
 
     # Executor
 
-    def dispatch(self, plan: None) -> None:
+    def dispatch(self, plan: StepPlan) -> None:
         """The log knows how the step went."""
 
     def collect(self) -> StepResult:
@@ -152,6 +153,10 @@ class _Tape:
 
     # Sink
 
+    @property
+    def next_sequence(self) -> int:
+        return 0 if self.last is None else self.last.sequence + 1
+
     def append(self, event: ev.Event, step: int, mono_ns: int) -> None:
         record = self._expect()
         logged = record.event
@@ -172,6 +177,9 @@ class _Tape:
 
     def sync(self) -> None:
         """Nothing is written."""
+
+    def tidy(self) -> None:
+        """Nothing is kept."""
 
     def close(self) -> None:
         """Nothing is open."""

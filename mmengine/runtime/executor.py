@@ -46,6 +46,8 @@ class TorchExecutor:
     the GPU does not answer any more.
     """
 
+    needs_plan = True
+
     def __init__(
         self,
         model: VisionLanguageModel,

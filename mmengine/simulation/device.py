@@ -26,6 +26,8 @@ class TimedExecutor:
     """A step takes what `cost` says; `host_ns`: what the engine takes for a step of so many rows before the
     device gets it. `clock_ns` is the time at which the last collected step ended."""
 
+    needs_plan = True
+
     def __init__(
         self, cost: Cost, observers: tuple[Observer, ...], host_ns: Callable[[int], int] = lambda num_rows: 0
     ):

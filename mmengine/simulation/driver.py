@@ -13,7 +13,8 @@ from mmengine.core.inbox import Inbox
 from mmengine.core.outputs import Stats
 from mmengine.errors import InvalidRequest, LogError, MMEngineError
 from mmengine.events import vocabulary as ev
-from mmengine.events.log import MemoryLog, Sink
+from mmengine.events.log import MemoryLog
+from mmengine.events.sink import Sink, SinkBefore
 from mmengine.simulation.executor import FakeExecutor
 from mmengine.simulation.meter import Meter
 from mmengine.simulation.records import Recorder
@@ -51,23 +52,18 @@ class _Feed:
         return len(self.inbox)
 
 
-class _Tap:
-    """A sink that shows ends and preemptions on their way into the log.
+class _Tap(SinkBefore):
+    """Shows ends and preemptions on their way into the log.
 
     The fake model fails no step on purpose, so one that did is raised instead of being tried again.
     """
 
     def __init__(self, inner: Sink, see: Callable[[ev.Finished | ev.Preempted], None]):
-        self._inner = inner
+        super().__init__(inner)
         self._see = see
-        self.commit, self.close = inner.commit, inner.close
-
-    @property
-    def stalled(self) -> str:
-        return getattr(self._inner, "stalled", "")
 
     def append(self, event: ev.Event, step: int, mono_ns: int) -> None:
-        self._inner.append(event, step, mono_ns)
+        super().append(event, step, mono_ns)
         if isinstance(event, (ev.Finished, ev.Preempted)):
             self._see(event)
         elif isinstance(event, ev.Failed):

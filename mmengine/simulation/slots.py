@@ -45,6 +45,8 @@ class SimulatedExecutor:
     token in so many ends the text (0: none does). `check_kv` reads all slots back at each sample.
     """
 
+    needs_plan = True
+
     def __init__(
         self,
         config: EngineConfig,
@@ -186,7 +188,7 @@ class SimulatedExecutor:
         """Rows whose run ends the text; cuts `counts` behind the end."""
         if not self._eos_in:
             return ()
-        stops = []
+        stops: list[tuple[int, str]] = []
         for index, place in np.argwhere(ends_text(sums, self._eos_in)).tolist():
             sampling = requests[index].sampling
             cut = stops and stops[-1][0] == index

@@ -34,7 +34,8 @@ def test_every_step_raises_and_nobody_fails(max_in_flight):
     assert not bench.ends and "a" in bench.state.requests
     assert not [record for record in bench.log.records if isinstance(record.event, (ev.Failed, ev.Finished))]
     bench.core.recover(ev.Recovered())  # as the process does that goes on
-    bench.core.executor = SimulatedExecutor(config, eos_in=0)
+    bench.executor.discard()
+    Gone.steps = -100
     bench.run()
     assert bench.ends["a"] == ("length", "") and len(bench.tokens["a"]) == 8
 

@@ -111,6 +111,8 @@ class Watched:
     """An executor that looks, at each dispatch and collect, at what the plans in flight name: no block of
     theirs is free or given to someone new, and no feature has left the cache."""
 
+    needs_plan = True
+
     def __init__(self, inner: Executor):
         self.inner, self.plans = inner, deque()
         self.state: State | None = None

@@ -56,6 +56,8 @@ class EchoProcessor:
 class EchoExecutor:
     """Answers with the prompt in capitals, then ends. Fails at the step `fail_at`, once."""
 
+    needs_plan = True
+
     def __init__(self, watcher, fail_at=None):
         self._watcher = watcher
         self._rows = {}

@@ -11,7 +11,7 @@ from mmengine.events import vocabulary as ev
 class Drafted(NamedTuple):
     """The m rows of a step that had drafts: int32 [m] each."""
 
-    index: np.ndarray  # intp, into the rows that sampled
+    places: np.ndarray  # intp, into the rows that sampled
     drafters: np.ndarray  # by number
     proposed: np.ndarray  # drafts that were computed
     accepted: np.ndarray  # of these, those that stand before the row's last token
@@ -43,11 +43,11 @@ def drafted(state: State, sampled: np.ndarray, event: ev.Executed) -> Drafted | 
     if event.counts is None:
         return None
     proposed = state.scheduled_drafts[sampled]
-    index = np.flatnonzero(proposed)
-    if not len(index):
+    places = np.flatnonzero(proposed)
+    if not len(places):
         return None
-    accepted = np.frombuffer(event.counts, np.int32)[index] - 1
-    return Drafted(index, state.drafter[sampled[index]], proposed[index], accepted)
+    accepted = np.frombuffer(event.counts, np.int32)[places] - 1
+    return Drafted(places, state.drafter[sampled[places]], proposed[places], accepted)
 
 
 def added(counts: dict[int, DraftCounts], step: Drafted) -> dict[int, DraftCounts]:

@@ -23,6 +23,7 @@ import msgspec
 import numpy as np
 
 from mmengine.core.state.acceptance import ARRAYS, DRAFTERS, Acceptance, powers
+from mmengine.core.state.columns import ReadOnlyArray
 from mmengine.core.state.step_cost import ONE, StepCosts
 
 ALL, NOBODY_ASKED = DRAFTERS - 1, -1  # up to which number drafters are asked
@@ -87,7 +88,7 @@ class Goodput:
         """Up to which number drafters are asked behind a step of so many rows that is decided now."""
         return NOBODY_ASKED if self.resting else self._asked(num_rows)
 
-    def room_of(self, rows: np.ndarray) -> np.ndarray | None:
+    def room_of(self, rows: ReadOnlyArray) -> np.ndarray | None:
         """int32 [drafters, n]: the most drafts that `rows` may have; [0, 0]: none; None: what there is."""
         asked = self.asked_behind(len(rows))
         if asked == NOBODY_ASKED:

@@ -13,6 +13,7 @@ its budget waits all the same: what it says is changed once it is sampled, and u
 
 import numpy as np
 
+from mmengine.core.state.columns import ReadOnlyArray
 from mmengine.core.state.goodput import ALL, NOBODY, NOBODY_ASKED
 from mmengine.core.state.state import State
 from mmengine.core.state.view import View
@@ -29,7 +30,7 @@ ALONE = "alone"  # nothing ran, or nobody had anything to compute beside what ra
 HOW = (AHEAD, DRAFTS, GRAMMAR_ROWS, BLOCKS, ALONE)
 
 
-def asked_behind(state: State | View, rows: np.ndarray) -> int:
+def asked_behind(state: State | View, rows: ReadOnlyArray) -> int:
     """Up to which number drafters may draft behind a step of `rows`, decided before it is dispatched."""
     config = state.config
     if not config.num_draft_tokens or config.drafts_for == "forms" and not _has_grammar_rows(state, rows):
@@ -37,7 +38,7 @@ def asked_behind(state: State | View, rows: np.ndarray) -> int:
     return ALL if state.goodput is None else state.goodput.asked_behind(len(rows))
 
 
-def draft_room(view: View, rows: np.ndarray) -> np.ndarray | None:
+def draft_room(view: View, rows: ReadOnlyArray) -> np.ndarray | None:
     """As in StepPlan, for a step of `rows`."""
     if view.config.drafts_for == "forms" and not _has_grammar_rows(view, rows):
         return NOBODY
@@ -66,5 +67,5 @@ def runs_ahead_to(state: State, row: int, request: Request) -> int:
     return 0 if request.closes or state.decision_version < WHOLE_STEPS_SINCE else -end
 
 
-def _has_grammar_rows(state: State | View, rows: np.ndarray) -> bool:
+def _has_grammar_rows(state: State | View, rows: ReadOnlyArray) -> bool:
     return bool((state.runs_ahead_to[rows] <= 0).any())

@@ -109,7 +109,7 @@ class _Requests:
         found = drafted(state, sampled, event)
         if found is None:
             return
-        for row, proposed, accepted in zip(sampled[found.index].tolist(), *found[2:], strict=True):
+        for row, proposed, accepted in zip(sampled[found.places].tolist(), *found[2:], strict=True):
             req_state = state.requests_by_row[row]
             if req_state is not None:
                 line = self._live[req_state.request.request_id]

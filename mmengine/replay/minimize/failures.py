@@ -19,7 +19,8 @@ from mmengine.core.decide.stall import THRASH
 from mmengine.core.executor import Executor
 from mmengine.errors import InvalidRequest, LogError, MMEngineError
 from mmengine.events import vocabulary as ev
-from mmengine.events.log import LogWriter, Sink
+from mmengine.events.log import LogWriter
+from mmengine.events.sink import Sink
 from mmengine.replay.invariants import INVARIANTS, broken
 from mmengine.replay.rerun.playback import Playback
 from mmengine.replay.rerun.script import Script, read_script, request_of

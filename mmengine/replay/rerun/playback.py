@@ -14,7 +14,8 @@ from mmengine.core.engine import EngineCore
 from mmengine.core.executor import Executor
 from mmengine.core.outputs import Outputs
 from mmengine.events import vocabulary as ev
-from mmengine.events.log import MemoryLog, Sink
+from mmengine.events.log import MemoryLog
+from mmengine.events.sink import Sink, SinkBefore
 from mmengine.replay.rerun.script import Observation
 
 
@@ -61,6 +62,19 @@ class Counter:
         self._skipped += max(0, due - self.now())
 
 
+class _Heard(SinkBefore):
+    """Says each event before it is applied. `moved`: there was one since this was last set to False."""
+
+    def __init__(self, inner: Sink, see: Callable[[ev.Event], None]):
+        super().__init__(inner)
+        self._see, self.moved = see, False
+
+    def append(self, event: ev.Event, step: int, mono_ns: int) -> None:
+        self.moved = True
+        super().append(event, step, mono_ns)
+        self._see(event)
+
+
 class Playback:
     """An engine and what happens to it. `timed`: observations are due at their time on the executor's
     clock, and deadlines pass by it; else at their step, and deadlines pass where the log says.
@@ -81,13 +95,12 @@ class Playback:
         start_ns: int = 0,
     ):
         self._observations, self._next = observations, 0
-        self._timed, self._see = timed, see
-        self._inner = sink or MemoryLog(limit=1)
-        self._moved = False  # something was logged in this turn
+        self._timed = timed
+        self._heard = _Heard(sink or MemoryLog(limit=1), see)
         self.core = EngineCore(
             config,
             executor,
-            sink=self,
+            sink=self._heard,
             source=self,
             fingerprints={"executor": "playback"},
             clock=lambda: executor.clock_ns,
@@ -99,10 +112,10 @@ class Playback:
         raises when it makes no progress."""
         if not self.core.has_work:
             return None
-        self._moved = False
+        self._heard.moved = False
         self._crash()
         outputs = self.core.step()
-        if self._moved or outputs:
+        if self._heard.moved or outputs:
             return outputs
         if self._next == len(self._observations):
             return None  # what is left waits for a grammar that never came
@@ -147,16 +160,3 @@ class Playback:
 
     def __len__(self) -> int:
         return len(self._observations) - self._next
-
-    # Sink
-
-    def append(self, event: ev.Event, step: int, mono_ns: int) -> None:
-        self._moved = True
-        self._inner.append(event, step, mono_ns)
-        self._see(event)
-
-    def commit(self) -> bool:
-        return self._inner.commit()
-
-    def close(self) -> None:
-        self._inner.close()
