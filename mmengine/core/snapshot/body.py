@@ -1,7 +1,14 @@
-"""What a snapshot holds: the fields of its body. They are only ever added, with a default."""
+"""What a snapshot holds: the fields of its body. They are only ever added, with a default.
+
+A field of the same name as in the state is taken and filled as its annotation says (form.py); one that
+needs more than its own value is made in take.py and read in fill.py.
+"""
+
+from typing import Annotated
 
 import msgspec
 
+from mmengine.core.snapshot.form import INTS, INTS_OR_NONE, LIST, MANY_INTS, ROWS, SET
 from mmengine.core.state.goodput import NOBODY_ASKED, Saved
 from mmengine.events import vocabulary as ev
 
@@ -25,7 +32,7 @@ class Known(msgspec.Struct, array_like=True):
     preempted: int
     num_cached: int
     waits_for_grammar: bool
-    host_blocks: bytes
+    host_blocks: Annotated[bytes, INTS]
     num_swapped: int
     admitted_step: int
     idle_preemptions: int
@@ -33,7 +40,7 @@ class Known(msgspec.Struct, array_like=True):
     isolation_rows: int
     cancelled: str
     detail: str
-    held_media: tuple[int, ...]
+    held_media: Annotated[tuple[int, ...], SET]
 
 
 class Step(msgspec.Struct, array_like=True):
@@ -41,13 +48,13 @@ class Step(msgspec.Struct, array_like=True):
     behind those in `gone`."""
 
     step: int
-    rows: bytes
-    sampled: bytes
-    num_computed: bytes | None
+    rows: Annotated[bytes, ROWS]
+    sampled: Annotated[bytes, ROWS]
+    num_computed: Annotated[bytes | None, INTS_OR_NONE]
     num_tokens: int
-    filled: tuple[bytes, ...]
+    filled: Annotated[tuple[bytes, ...], MANY_INTS]
     encoded: tuple[tuple[bytes, int, int], ...]
-    gone: tuple[bytes, ...]
+    gone: Annotated[tuple[bytes, ...], LIST]
     swapped: tuple[str, ...]
     asked: int = NOBODY_ASKED
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 from mmengine.core.snapshot.body import NAMES, PLAIN, Body, Known, Pool, Step
+from mmengine.core.snapshot.form import ints, take_fields
 from mmengine.core.state.columns import COLUMNS
 from mmengine.core.state.flight import Flight
 from mmengine.core.state.prefix_index import NO_CONTENT
@@ -42,15 +43,15 @@ def body_of(state: State, started: ev.Started, sequence: int) -> Body:
         gone=tuple(gone),
         waiting=tuple(req_state.request.request_id for req_state in state.waiting),
         free_rows=tuple(state.free_rows),
-        running=_ints(state.running),
-        last_rows=_ints(state.last_rows),
+        running=ints(state.running),
+        last_rows=ints(state.last_rows),
         pool=_pool_of(state),
         encoder=tuple((key, e.size, e.references, e.valid) for key, e in state.encoder.entries.items()),
         idle=tuple(state.encoder.idle),
         dropped=tuple(state.encoder.dropped),
-        free_host_blocks=_ints(state.free_host_blocks),
+        free_host_blocks=ints(state.free_host_blocks),
         history=state.history.saved(),
-        copies={name: tuple(map(_ints, parts)) for name, parts in state.step_copies.items()},
+        copies={name: tuple(map(ints, parts)) for name, parts in state.step_copies.items()},
         made_room_for=state.made_room_for,
         leaving=tuple((row, tuple(keys)) for row, keys in state.leaving.items()),
         goodput=state.goodput.saved() if state.goodput is not None else None,
@@ -64,45 +65,18 @@ def _row_tokens(state: State, row: int) -> bytes:
 
 
 def _known_of(req_state: RequestState) -> Known:
-    return Known(
-        queued_of(req_state.request),
-        req_state.arrival,
-        req_state.tokens[req_state.num_prompt :].tobytes(),
-        req_state.rank,
-        req_state.row,
-        req_state.preempted,
-        req_state.num_cached,
-        req_state.waits_for_grammar,
-        _ints(req_state.host_blocks),
-        req_state.num_swapped,
-        req_state.admitted_step,
-        req_state.idle_preemptions,
-        req_state.failures,
-        req_state.isolation_rows,
-        req_state.cancelled,
-        req_state.detail,
-        tuple(sorted(req_state.held_media)),
-    )
+    outputs = req_state.tokens[req_state.num_prompt :].tobytes()
+    return take_fields(Known, req_state, queued=queued_of(req_state.request), outputs=outputs)
 
 
 def _step_of(state: State, flight: Flight, place_of: Callable[[Request], int]) -> Step:
     # A request that ended gave its host blocks back already; its swap means nothing any more.
-    swapped = [
-        req_state
-        for req_state in flight.swapped
-        if state.requests.get(req_state.request.request_id) is req_state
-    ]
-    return Step(
-        flight.step,
-        _ints(flight.rows),
-        _ints(flight.sampled),
-        None if flight.num_computed is None else _ints(flight.num_computed),
-        flight.num_tokens,
-        tuple(map(_ints, flight.filled)),
-        tuple((key, place_of(request), index) for key, request, index in flight.encoded),
-        tuple(flight.gone),
-        tuple(req_state.request.request_id for req_state in swapped),
-        flight.asked,
+    named = ((req_state.request.request_id, req_state) for req_state in flight.swapped)
+    return take_fields(
+        Step,
+        flight,
+        encoded=tuple((key, place_of(request), index) for key, request, index in flight.encoded),
+        swapped=tuple(name for name, req_state in named if state.requests.get(name) is req_state),
     )
 
 
@@ -110,17 +84,17 @@ def _pool_of(state: State) -> Pool:
     pool, index = state.blocks, state.blocks.index
     blocks = np.flatnonzero(index.content != NO_CONTENT)
     stack, queue = pool.free_list.lines()
+    content, parent, tokens, key = (column[blocks].tobytes() for column in index.columns())
     return Pool(
-        pool.references.tobytes(),
-        stack.tobytes(),
-        queue.tobytes(),
-        _ints(blocks),
-        *(column[blocks].tobytes() for column in index.columns()),
-        {int(block): extra for block, extra in index.extra.items()},
-        tuple(tuple(twins) for twins in index.twins.values()),
-        index.next_content,
+        references=pool.references.tobytes(),
+        stack=stack.tobytes(),
+        queue=queue.tobytes(),
+        blocks=ints(blocks),
+        content=content,
+        parent=parent,
+        tokens=tokens,
+        key=key,
+        extra={int(block): extra for block, extra in index.extra.items()},
+        twins=tuple(tuple(twins) for twins in index.twins.values()),
+        next_content=index.next_content,
     )
-
-
-def _ints(values: np.ndarray) -> bytes:
-    return values.astype(np.int32).tobytes()

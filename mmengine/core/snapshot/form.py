@@ -1,0 +1,67 @@
+"""How a field of the state is written into a snapshot, and made of it again: said once, at the field."""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple, TypeVar, get_type_hints
+
+import msgspec
+import numpy as np
+
+Saved = TypeVar("Saved", bound=msgspec.Struct)
+Live = TypeVar("Live")
+
+
+class Form(NamedTuple):
+    """`take` gives what a snapshot holds of a value, `fill` the value again."""
+
+    take: Callable[[Any], Any]
+    fill: Callable[[Any], Any]
+
+
+def ints(values: np.ndarray) -> bytes:
+    return values.astype(np.int32).tobytes()
+
+
+def array(data: bytes) -> np.ndarray:
+    return np.frombuffer(data, np.int32)
+
+
+def as_rows(data: bytes) -> np.ndarray:
+    return array(data).astype(np.intp)
+
+
+INTS = Form(ints, array)
+ROWS = Form(ints, as_rows)
+INTS_OR_NONE = Form(
+    lambda values: None if values is None else ints(values),
+    lambda data: None if data is None else array(data),
+)
+MANY_INTS = Form(lambda parts: tuple(map(ints, parts)), lambda parts: list(map(array, parts)))
+LIST = Form(tuple, list)
+SET = Form(lambda values: tuple(sorted(values)), set)
+SAME = Form(lambda value: value, lambda value: value)
+
+
+@cache
+def forms_of(saved: type[msgspec.Struct]) -> dict[str, Form]:
+    """By name of the field, those that its annotations give; SAME where they give none."""
+    hints = get_type_hints(saved, include_extras=True)
+    return {name: getattr(hint, "__metadata__", (SAME,))[0] for name, hint in hints.items()}
+
+
+def take_fields(kind: type[Saved], live: object, **given: Any) -> Saved:
+    """What a snapshot holds of `live`; `given` are the fields that are not its own."""
+    forms = forms_of(kind)
+    own = {name: form.take(getattr(live, name)) for name, form in forms.items() if name not in given}
+    return kind(**own, **given)
+
+
+def fill_fields(
+    kind: type[Live], saved: msgspec.Struct, *, without: tuple[str, ...] = (), **given: Any
+) -> Live:
+    """The object that `saved` was taken of; `given` are the fields that it does not have as they were, and
+    those `without` are of the snapshot alone."""
+    skipped = {*without, *given}
+    forms = forms_of(type(saved))
+    own = {name: form.fill(getattr(saved, name)) for name, form in forms.items() if name not in skipped}
+    return kind(**own, **given)
