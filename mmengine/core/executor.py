@@ -9,6 +9,7 @@ import numpy as np
 from mmengine.request import Request
 
 PENDING = -1  # in `input_ids`: the token that this row sampled last, in a step that may still run
+PADDING = -1  # in `input_ids`: where a draft would stand; no token equals it
 
 
 @dataclass(frozen=True, slots=True)

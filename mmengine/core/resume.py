@@ -11,13 +11,15 @@ from mmengine.config import OPERATIONAL, EngineConfig
 from mmengine.core.fold.evolve import evolve
 from mmengine.core.outputs import Output
 from mmengine.core.snapshot.snapshot import newest_before
-from mmengine.core.state.request_state import RequestState
+from mmengine.core.state.request_state import NO_ROW, RequestState
 from mmengine.core.state.state import State
 from mmengine.errors import ConfigError, CorruptLog
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader, Record
 from mmengine.events.recovery import Cut, Mode
 from mmengine.version import __version__
+
+NO_RECORD = -1  # in place of a sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +129,7 @@ class _Survey:
     the last record. `fingerprints`: of the last RECOVERED. `cuts`: what was skipped as damaged."""
 
     begins: dict[str, int] = field(default_factory=dict)
-    last: int = -1
+    last: int = NO_RECORD
     fingerprints: dict[str, str] = field(default_factory=dict)
     cuts: list[Cut] = field(default_factory=list)
 
@@ -195,7 +197,7 @@ def _end(state: State, answer: ResumedAnswer, event: ev.Finished) -> None:
 
 def _tokens(state: State, req_state: RequestState) -> list[int]:
     tokens = req_state.tokens
-    if req_state.row >= 0:
+    if req_state.row != NO_ROW:
         tokens = state.token_ids[req_state.row, : state.num_tokens[req_state.row]]
     return tokens[req_state.num_prompt :].tolist()
 

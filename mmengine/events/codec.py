@@ -30,6 +30,7 @@ MAX_BODY = 256 * 2**20  # the longest prompt that settings allow, with a run of 
 MAX_RECORDS = 2**14  # of one frame
 MAX_COUNTER = 2**64
 E = TypeVar("E", bound=Event)
+TYPES_INSIDE = -1  # each record of the frame says its type
 Data = bytes | memoryview | mmap.mmap  # of a segment
 
 _encoder = msgspec.msgpack.Encoder()
@@ -64,7 +65,7 @@ class Frame(msgspec.Struct, frozen=True, gc=False):
     count: int
     step: int
     mono_ns: int
-    number: int = -1
+    number: int = TYPES_INSIDE
 
 
 class TornRecord(Exception):

@@ -8,6 +8,8 @@ from mmengine.events.codec import DamagedRecord, Record, TornRecord
 from mmengine.events.reader import records_of
 from mmengine.events.segment import Scan, first_sequence_of, opened, segment_paths
 
+NO_SEGMENT = -1  # in place of its first sequence
+
 
 class LogFollower:
     """Iterates over the records of a folder, and goes on with those that are appended meanwhile.
@@ -21,7 +23,9 @@ class LogFollower:
 
     def __init__(self, folder: Path, wait: Callable[[], bool]):
         self._folder, self._wait = folder, wait
-        self._segment = -1  # the first sequence of the one at hand; its name changes when it is packed
+        self._segment = (
+            NO_SEGMENT  # the first sequence of the one at hand; its name changes when it is packed
+        )
         self._offset: int | None = None
         self._next = 0
 
@@ -30,7 +34,7 @@ class LogFollower:
             for path in segment_paths(self._folder):
                 first = first_sequence_of(path)
                 if first > self._segment:
-                    if self._segment >= 0 and first != self._next:
+                    if self._segment != NO_SEGMENT and first != self._next:
                         raise CorruptLog(f"record {self._next} is missing before {path.name}", "gap")
                     self._segment, self._offset, self._next = first, None, first
                 if first == self._segment:

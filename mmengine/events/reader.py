@@ -83,6 +83,6 @@ class LogReader:
 def records_of(path: Path, data: bytes | mmap, frame: Frame) -> list[Record]:
     """The records of a whole frame. Raises CorruptLog for what a newer build wrote."""
     try:
-        return (codec if frame.number < 0 else format_1).records_in(data, frame)
+        return (codec if frame.number == codec.TYPES_INSIDE else format_1).records_in(data, frame)
     except UnknownRecord as error:
         raise CorruptLog(f"{path.name}: {error}", error.kind) from None

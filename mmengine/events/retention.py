@@ -24,6 +24,7 @@ from mmengine.events.segment import (
 from mmengine.events.vocabulary import Delivered, Event, Queued
 
 PACK_LEVEL = 3
+NO_SNAPSHOT = -1  # in place of its sequence
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
 
 
@@ -96,7 +97,9 @@ def expendable(folder: Path, retention: Retention, needed_from: int) -> list[Pat
     """Segments that may go, the oldest first. `needed_from`: the first record that a request which was
     not delivered began with. The last segment always stays."""
     paths = segment_paths(folder)
-    covered = max((number for number in snapshot_sequences(folder) if number < needed_from), default=-1)
+    covered = max(
+        (number for number in snapshot_sequences(folder) if number < needed_from), default=NO_SNAPSHOT
+    )
     status = [path.stat() for path in paths]
     total = sum(each.st_size for each in status)
     now_s = time.time()

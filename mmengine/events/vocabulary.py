@@ -12,6 +12,8 @@ import msgspec
 from mmengine.request import MediaItem, SamplingParams
 
 SCHEMA_VERSION = 1
+FOR_ALL = -1  # in place of a row: room is made for whoever needs it
+AS_CACHED = -1  # in place of a number of tokens: as many as the cached blocks hold
 
 
 class EventBase(msgspec.Struct, array_like=True, frozen=True):
@@ -71,14 +73,14 @@ class Preempted(EventBase, frozen=True):
     """Decision: the request loses its row and blocks, and waits again. Its KV is dropped
     ("recompute") or copied to `host_blocks` ("swap").
 
-    `for_row`: the row that it makes room for, with a chunk of `for_tokens`; -1: for all."""
+    `for_row`: the row that it makes room for, with a chunk of `for_tokens`, or FOR_ALL."""
 
     request_id: str
     row: int
     mode: str
     reason: str
     host_blocks: bytes = b""
-    for_row: int = -1
+    for_row: int = FOR_ALL
     for_tokens: int = 0
 
 
@@ -105,7 +107,7 @@ class Admitted(EventBase, frozen=True):
     """Decision: a waiting request gets a row and joins the step (it opens one if none is open).
 
     `cached_blocks`: prefix hits; their tokens count as computed. `new_blocks`: the rest.
-    `num_computed`: tokens whose KV is there when the step starts, -1: those of the hits. `copy`:
+    `num_computed`: tokens whose KV is there when the step starts, or AS_CACHED. `copy`:
     (source, destination) of a block shared in part. `swap_in`: the request's host blocks are copied
     to the first new ones. Tokens beyond the known ones are placeholders for drafts.
     """
@@ -117,7 +119,7 @@ class Admitted(EventBase, frozen=True):
     new_blocks: bytes
     encode: tuple[tuple[bytes, int, int], ...] = ()
     evict: tuple[bytes, ...] = ()
-    num_computed: int = -1
+    num_computed: int = AS_CACHED
     copy: tuple[int, int] | None = None
     swap_in: bool = False
 

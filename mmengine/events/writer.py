@@ -26,6 +26,7 @@ from mmengine.events.vocabulary import NUMBERS, Event
 from mmengine.version import __version__
 
 SEGMENT_BYTES = 64 * 2**20
+NO_FILE = -1  # in place of a descriptor
 KEEP_ALL = Retention()
 TIDY_S, TIDY_AGAIN_S = 1.0, 10.0  # between two times of tidying; after one that failed
 
@@ -57,7 +58,7 @@ class LogWriter:
         self._wall_ns = wall_ns
         self._pending: list[tuple[int, int, int, Event]] = []
         self._path: Path | None = None
-        self._fd = -1
+        self._fd = NO_FILE
         self._size = 0
         self._torn = False  # bytes behind `_size` may be in the file that were never committed
         self._footer = Footer()  # of what was committed to the segment
@@ -159,7 +160,7 @@ class LogWriter:
         nothing of them counts."""
         num_bytes = sum(map(len, frames))
         is_full = self._size and self._size + num_bytes + FOOTER_SIZE > self._segment_bytes
-        if self._fd < 0 or self._is_closed or is_full:
+        if self._fd == NO_FILE or self._is_closed or is_full:
             self._open_segment()
         begin = b""
         if not self._size:
@@ -201,7 +202,7 @@ class LogWriter:
 
     def _open_segment(self) -> None:
         """The next segment, in place of the full one. Raises OSError, and leaves all as it was."""
-        if self._fd >= 0:
+        if self._fd != NO_FILE:
             self._close_segment()
         path = self._folder / segment_name(self.next_sequence - len(self._pending))
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW, 0o600)
@@ -212,7 +213,7 @@ class LogWriter:
             path.unlink()
             raise
         full, self._fd, self._size, self._is_closed = self._fd, fd, 0, False
-        if full >= 0:
+        if full != NO_FILE:
             os.close(full)
             if self._pack_full and self._path is not None:
                 self._full.append(self._path)
@@ -221,7 +222,7 @@ class LogWriter:
     def sync(self) -> None:
         """Force what was committed to the disk. Another thread may call it."""
         fd = self._fd
-        if fd >= 0:
+        if fd != NO_FILE:
             try:
                 os.fdatasync(fd)
             except OSError as error:
@@ -249,11 +250,11 @@ class LogWriter:
     def close(self) -> None:
         """Commit, write the footer, tidy, and let the folder go. Closing twice is no error. Raises
         LogError when records that were appended cannot be written any more."""
-        if self._lock < 0:
+        if self._lock == NO_FILE:
             return
         whole, lost = self.commit(), len(self._pending)
         try:
-            if self._fd >= 0:
+            if self._fd != NO_FILE:
                 self._end()
             self._tidy_at = 0.0
             self.tidy()
@@ -261,9 +262,9 @@ class LogWriter:
             raise LogError(f"the log in {self._folder} could not be synced: {error.strerror}") from None
         finally:
             for fd in (self._fd, self._lock):
-                if fd >= 0:
+                if fd != NO_FILE:
                     os.close(fd)
-            self._fd = self._lock = -1
+            self._fd = self._lock = NO_FILE
             self._reserve.release()
         if not whole:
             raise LogError(f"{self._stalled}; its last {lost} records are lost")

@@ -9,19 +9,18 @@ wrong ones. All rows of a step are computed together; what a row needs stands in
 import numpy as np
 
 from mmengine.simulation.hashing import crc_of_numbers, prefix_state
-from mmengine.simulation.workload import TOKEN_HIGH, TOKEN_LOW, SimRequest
+from mmengine.simulation.workload import NEVER, TOKEN_HIGH, TOKEN_LOW, SimRequest
 
 BAD_TOKEN = 7  # outside of every grammar
-_NEVER = -1
 
 
 class FakeModel:
     def __init__(self, num_rows: int):
         self.num_prompt = np.zeros(num_rows, np.int64)
         self.max_total = np.zeros(num_rows, np.int64)  # prompt and output at which it ends by length
-        self.stop_token = np.full(num_rows, _NEVER, np.int64)
-        self.stop_at = np.full(num_rows, _NEVER, np.int64)
-        self.bad_at = np.full(num_rows, _NEVER, np.int64)
+        self.stop_token = np.full(num_rows, NEVER, np.int64)
+        self.stop_at = np.full(num_rows, NEVER, np.int64)
+        self.bad_at = np.full(num_rows, NEVER, np.int64)
         self._token_crc = np.zeros(num_rows, np.uint32)
         self._accept_crc = np.zeros(num_rows, np.uint32)
         self._invalid_crc = np.zeros(num_rows, np.uint32)

@@ -7,8 +7,7 @@ import numpy as np
 
 from mmengine.core.executor import StepPlan, StepResult
 from mmengine.core.state.state import State
-
-_NEVER = -1
+from mmengine.simulation.workload import NEVER
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +44,10 @@ class Meter:
     def __init__(self, num_requests: int, num_rows: int):
         self._numbers: dict[str, int] = {}
         self._by_row = np.zeros(num_rows, np.int64)
-        self.arrived_ns = np.full(num_requests, _NEVER, np.int64)
-        self.first_ns = np.full(num_requests, _NEVER, np.int64)
-        self.end_ns = np.full(num_requests, _NEVER, np.int64)
-        self.num_cached = np.full(num_requests, _NEVER, np.int64)
+        self.arrived_ns = np.full(num_requests, NEVER, np.int64)
+        self.first_ns = np.full(num_requests, NEVER, np.int64)
+        self.end_ns = np.full(num_requests, NEVER, np.int64)
+        self.num_cached = np.full(num_requests, NEVER, np.int64)
         self.num_prompt = np.zeros(num_requests, np.int64)
         self._over = np.zeros(num_requests, bool)
         self._last_ns = np.zeros(num_requests, np.int64)
@@ -76,7 +75,7 @@ class Meter:
     def admitted(self, request_id: str, row: int, num_computed: int) -> None:
         """`num_computed`: tokens whose KV was there when it got its row."""
         number = self._by_row[row] = self._numbers[request_id]
-        if self.num_cached[number] == _NEVER:
+        if self.num_cached[number] == NEVER:
             self.num_cached[number] = num_computed
 
     def collected(self, plan: StepPlan, result: StepResult, clock_ns: int) -> None:
@@ -89,7 +88,7 @@ class Meter:
         if (over := self._over[numbers]).any():  # it ended while this step ran
             numbers, counts = numbers[~over], counts[~over]
         self.num_output_tokens += int(counts.sum())
-        first = self.first_ns[numbers] == _NEVER
+        first = self.first_ns[numbers] == NEVER
         self.first_ns[numbers[first]] = clock_ns
         gaps = (clock_ns - self._last_ns[numbers[~first]]) // counts[~first]
         self._gaps.append(np.repeat(gaps, counts[~first]))
@@ -115,7 +114,7 @@ class Meter:
 
     def ttft(self) -> Spread:
         """From arrival to the first token."""
-        there = self.first_ns != _NEVER
+        there = self.first_ns != NEVER
         return Spread.of((self.first_ns - self.arrived_ns)[there])
 
     def inter_token(self) -> Spread:
@@ -124,5 +123,5 @@ class Meter:
 
     def end_to_end(self) -> Spread:
         """From arrival to the end, of requests that ended by themselves."""
-        there = self.end_ns != _NEVER
+        there = self.end_ns != NEVER
         return Spread.of((self.end_ns - self.arrived_ns)[there])

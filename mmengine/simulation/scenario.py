@@ -12,6 +12,7 @@ from mmengine.errors import InvalidRequest
 from mmengine.simulation.files import MAX_TOKENS, decode, lines
 from mmengine.simulation.workload import (
     IMAGE_TOKEN,
+    NEVER,
     SimEvent,
     SimRequest,
     Workload,
@@ -133,7 +134,7 @@ def _request(request: _Request, where: str) -> SimRequest:
 
 
 def _or_never(value: int | None) -> int:
-    return -1 if value is None else value
+    return NEVER if value is None else value
 
 
 def _segment(segment: list[Any], where: str) -> tuple[int, Callable[[], np.ndarray]]:

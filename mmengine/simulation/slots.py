@@ -102,7 +102,7 @@ class SimulatedExecutor:
         """The plan with the tokens that were not known when it was made."""
         pending = plan.input_ids == PENDING
         if not pending.any() or plan.num_drafts is not None and plan.num_drafts.any():
-            return plan  # beside drafts nothing is pending: -1 is a placeholder for a draft
+            return plan  # beside drafts nothing is pending, and this is PADDING
         tokens = self._last_tokens[np.repeat(plan.rows, plan.num_scheduled)]
         return replace(plan, input_ids=np.where(pending, tokens, plan.input_ids))
 

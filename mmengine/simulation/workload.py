@@ -11,6 +11,7 @@ from mmengine.simulation.hashing import crc_of_numbers, prefix_state
 
 TOKEN_LOW, TOKEN_HIGH = 1000, 31000  # the fake model's and the generated prompts' tokens lie in here
 IMAGE_TOKEN = 151655
+NEVER = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +20,8 @@ class SimRequest:
     a long trace holds those of the living only.
 
     `arrival`: a step in a scenario, ns in a trace. `stop_at`: the output index at which the model
-    emits `stop_token`; -1 for neither. `ranges`: output token j must lie in [low, high) = ranges[j %
-    len]. `bad_at`: the output index at which the model breaks that; -1 for never.
+    emits `stop_token`; NEVER for neither. `ranges`: output token j must lie in [low, high) = ranges[j %
+    len]. `bad_at`: the output index at which the model breaks that, or NEVER.
     """
 
     request_id: str
@@ -30,10 +31,10 @@ class SimRequest:
     arrival: int = 0
     media: tuple[MediaItem, ...] = ()
     priority: int = 0
-    stop_token: int = -1
-    stop_at: int = -1
+    stop_token: int = NEVER
+    stop_at: int = NEVER
     ranges: tuple[tuple[int, int], ...] = ()
-    bad_at: int = -1
+    bad_at: int = NEVER
 
     def request(self) -> Request:
         return Request(

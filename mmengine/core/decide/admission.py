@@ -7,19 +7,20 @@ import numpy as np
 
 from mmengine.core.decide.encoder_draft import EncoderDraft
 from mmengine.core.state.blocks import block_extras, content_windows, threshold_of
-from mmengine.core.state.prefix_index import ROOT
+from mmengine.core.state.prefix_index import NO_BLOCK, ROOT
 from mmengine.core.state.reading import RequestView
+from mmengine.core.state.request_state import NO_ROW
 from mmengine.core.state.view import View
 from mmengine.events import vocabulary as ev
 
 
 class Start(NamedTuple):
     """Where a waiting request can start: blocks it shares, tokens whose KV is there or comes with a
-    copy, a block to copy from (-1: none), whether its own blocks come back from the host."""
+    copy, a block to copy from or NO_BLOCK, whether its own blocks come back from the host."""
 
     cached: np.ndarray
     num_computed: int
-    copy_from: int = -1
+    copy_from: int = NO_BLOCK
     swap_in: bool = False
 
 
@@ -91,8 +92,10 @@ def _admission(
         new_blocks=new.tobytes(),
         encode=tuple(draft.encode),
         evict=tuple(draft.evict),
-        num_computed=-1 if start.num_computed == len(cached) * view.block_size else start.num_computed,
-        copy=(start.copy_from, int(new[0])) if start.copy_from >= 0 else None,
+        num_computed=ev.AS_CACHED
+        if start.num_computed == len(cached) * view.block_size
+        else start.num_computed,
+        copy=(start.copy_from, int(new[0])) if start.copy_from != NO_BLOCK else None,
         swap_in=start.swap_in,
     )
 
@@ -135,7 +138,7 @@ def _shared_prompt(view: View, req_state: RequestView) -> Start | None:
         return _ALONE
     if not _same_prompt(leader, req_state):
         return _ALONE
-    if leader.row < 0:
+    if leader.row == NO_ROW:
         comes_first = leader.arrival < req_state.arrival and not leader.waits_for_grammar
         return None if comes_first and not leader.cancelled else _ALONE
     before = view.num_computed[leader.row] - view.scheduled[leader.row]
@@ -144,7 +147,7 @@ def _shared_prompt(view: View, req_state: RequestView) -> Start | None:
     last = req_state.num_prompt - 1
     table, number = view.block_table[leader.row], last // view.block_size
     copied = last % view.block_size > 0
-    return Start(table[:number].copy(), last, int(table[number]) if copied else -1)
+    return Start(table[:number].copy(), last, int(table[number]) if copied else NO_BLOCK)
 
 
 def _same_prompt(one: RequestView, other: RequestView) -> bool:
@@ -195,7 +198,7 @@ def _cached_prefix(view: View, req_state: RequestView) -> np.ndarray:
     blocks, content = [], ROOT
     for number in range(count):
         block = view.blocks.find(content, parts[number], tokens[number], extras.get(number, b""))
-        if block < 0:
+        if block == NO_BLOCK:
             break
         blocks.append(block)
         content = int(view.blocks.content[block])

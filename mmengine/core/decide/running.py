@@ -102,7 +102,7 @@ def _until_shortage(
     return left_behind or _preempt(view, hand, int(wanted.tokens[0]))
 
 
-def _preempt(view: View, for_row: int = -1, for_tokens: int = 0) -> ev.Preempted:
+def _preempt(view: View, for_row: int = ev.FOR_ALL, for_tokens: int = 0) -> ev.Preempted:
     """The policy's victim gives way: its KV is swapped out where that is asked for or costs less than
     computing it again, and the host pool has room."""
     config, row = view.config, view.policy.victim(view)

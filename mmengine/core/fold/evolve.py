@@ -19,9 +19,9 @@ from mmengine.core.fold.rows import (
     swap_out,
 )
 from mmengine.core.fold.steps import close_step, dispatched, executed, failed, land
-from mmengine.core.state.columns import BROKEN, CRASHED, LOST, NEVER, RUNS_ON
+from mmengine.core.state.columns import BROKEN, CRASHED, LOST, NEVER, RUNS_ON, frozen
 from mmengine.core.state.prefix_index import NO_CONTENT
-from mmengine.core.state.request_state import request_of
+from mmengine.core.state.request_state import NO_ROW, request_of
 from mmengine.core.state.state import State
 from mmengine.events import vocabulary as ev
 
@@ -100,7 +100,7 @@ def _scheduled(state: State, event: ev.Scheduled) -> None:
     state.is_open = True
     rows = state.last_rows
     if event.rows is not None:
-        rows = np.frombuffer(event.rows, np.int32).astype(np.intp)
+        rows = frozen(np.frombuffer(event.rows, np.int32).astype(np.intp))
     num_tokens = 1 if event.num_tokens is None else np.frombuffer(event.num_tokens, np.int32)
     if event.encode or event.evict:
         encode(state, event.encode, event.evict)
@@ -108,7 +108,7 @@ def _scheduled(state: State, event: ev.Scheduled) -> None:
         deal_blocks(state, rows, num_tokens, np.frombuffer(event.new_blocks, np.int32))
     if state.config.compat and len(rows):
         state.num_decided = 1 + int(np.argmax(state.running == rows[-1]))
-    state.step_rows = np.concatenate((state.step_rows, rows)) if len(state.step_rows) else rows
+    state.step_rows = frozen(np.concatenate((state.step_rows, rows))) if len(state.step_rows) else rows
     if event.num_drafts is not None:
         state.scheduled_drafts[rows] = np.frombuffer(event.num_drafts, np.int32)
         state.verifies = True
@@ -129,7 +129,7 @@ def _admitted(state: State, event: ev.Admitted) -> None:
     if len(cached):
         state.blocks.share(cached)
     state.blocks.take_new(new)
-    computed = len(cached) * state.block_size if event.num_computed < 0 else event.num_computed
+    computed = len(cached) * state.block_size if event.num_computed == ev.AS_CACHED else event.num_computed
     if event.copy is not None:
         state.step_copies["copy"].append(np.array([event.copy], np.int32))
     if event.swap_in:
@@ -141,9 +141,9 @@ def _admitted(state: State, event: ev.Admitted) -> None:
     rows = np.array([row], np.intp)
     if (padding := computed + event.num_tokens - len(req_state.tokens)) > 0:
         pad_drafts(state, row, padding)
-    state.running = np.append(state.running, rows)
+    state.running = frozen(np.append(state.running, rows))
     state.num_decided = len(state.running)
-    state.step_rows = np.append(state.step_rows, rows)
+    state.step_rows = frozen(np.append(state.step_rows, rows))
     compute(state, rows, event.num_tokens)
 
 
@@ -166,7 +166,7 @@ def _preempted(state: State, event: ev.Preempted) -> None:
     if state.scheduled[event.row]:
         leave_step(state, req_state)
     leave_row(state, req_state)
-    if event.for_row >= 0:
+    if event.for_row != ev.FOR_ALL:
         make_room(state, event)
     state.num_preempted += 1
     req_state.preempted = state.num_preempted
@@ -180,7 +180,7 @@ def _finished(state: State, event: ev.Finished) -> None:
         return  # refused before it was queued
     drop_host_blocks(state, req_state)
     state.clear_suspicion(req_state)
-    if req_state.row < 0:
+    if req_state.row == NO_ROW:
         state.waiting.remove(req_state)
     else:
         # The KV of a broken row may hold NaN: nobody shall hit it. vLLM keeps it.

@@ -4,14 +4,15 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from mmengine.core.executor import PADDING
 from mmengine.core.fold.media import reference_media
 from mmengine.core.state.blocks import block_extras, further_blocks
-from mmengine.core.state.columns import BROKEN, LEFT, NEVER, RUNS_ON
+from mmengine.core.state.columns import BROKEN, LEFT, NEVER, RUNS_ON, frozen
 from mmengine.core.state.flight import Flight
 from mmengine.core.state.goodput import Goodput
 from mmengine.core.state.overlap import runs_ahead_to
 from mmengine.core.state.prefix_index import NO_CONTENT, ROOT
-from mmengine.core.state.request_state import RequestState
+from mmengine.core.state.request_state import NEVER_RAN, NO_ROW, RequestState
 from mmengine.core.state.state import State
 from mmengine.events import vocabulary as ev
 from mmengine.ragged import counting
@@ -29,7 +30,7 @@ def fill_row(
 ) -> None:
     """`num_cached` of the blocks are hits; the KV of `computed` tokens is there."""
     req_state.row, req_state.admitted_step = row, state.step
-    if req_state.num_cached < 0:
+    if req_state.num_cached == NEVER_RAN:
         req_state.num_cached = computed
     state.requests_by_row[row] = req_state
     num_tokens = len(req_state.tokens)
@@ -188,10 +189,10 @@ def leave_row(state: State, req_state: RequestState) -> None:
     req_state.held_media.clear()
     state.release_at[row] = NEVER
     state.num_with_media -= bool(req_state.request.media)
-    state.running = state.running[state.running != row]
+    state.running = frozen(state.running[state.running != row])
     state.resetting = state.resetting and len(state.running) > 0
     state.requests_by_row[row] = None
-    req_state.row = -1
+    req_state.row = NO_ROW
     if not (state.in_flight[row] or state.is_open and (state.step_rows == row).any()):
         _free_row(state, row, keys)
         return
@@ -227,7 +228,7 @@ def leave_step(state: State, req_state: RequestState) -> None:
     """A row that got tokens in the open step gives way: tokens and encoder budget go to the rows after
     it. What was to be encoded for it still is."""
     row = req_state.row
-    state.step_rows = state.step_rows[state.step_rows != row]
+    state.step_rows = frozen(state.step_rows[state.step_rows != row])
     state.tokens_left += int(state.scheduled[row])
     state.scheduled[row] = state.scheduled_drafts[row] = 0
     state.encoder_left += sum(
@@ -247,6 +248,6 @@ def make_room(state: State, event: ev.Preempted) -> None:
 def pad_drafts(state: State, row: int, count: int) -> None:
     """Placeholders where drafts would stand; no token equals them, so none is accepted."""
     first = state.num_tokens[row]
-    state.token_ids[row, first : first + count] = -1
+    state.token_ids[row, first : first + count] = PADDING
     state.scheduled_drafts[row] = count
     state.verifies = True

@@ -7,7 +7,7 @@ from mmengine.core.snapshot.body import NAMES, PLAIN, Body, Known, Pool, Step
 from mmengine.core.snapshot.form import array, as_rows, fill_fields
 from mmengine.core.state.columns import COLUMNS
 from mmengine.core.state.flight import Flight
-from mmengine.core.state.request_state import RequestState, request_of
+from mmengine.core.state.request_state import NO_ROW, RequestState, request_of
 from mmengine.core.state.state import State
 from mmengine.encoder_cache.cache import EncoderCache, encoder_key
 from mmengine.request import Request
@@ -55,7 +55,7 @@ def _add_request(state: State, saved: Known) -> RequestState:
         media_keys=tuple(encoder_key(item.mm_hash, request.cache_salt) for item in request.media),
     )
     state.requests[request.request_id] = req_state
-    if req_state.row >= 0:
+    if req_state.row != NO_ROW:
         state.requests_by_row[req_state.row] = req_state
     return req_state
 

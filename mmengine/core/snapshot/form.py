@@ -7,6 +7,8 @@ from typing import Any, NamedTuple, TypeVar, get_type_hints
 import msgspec
 import numpy as np
 
+from mmengine.core.state.columns import frozen
+
 Saved = TypeVar("Saved", bound=msgspec.Struct)
 Live = TypeVar("Live")
 
@@ -27,7 +29,7 @@ def array(data: bytes) -> np.ndarray:
 
 
 def as_rows(data: bytes) -> np.ndarray:
-    return array(data).astype(np.intp)
+    return frozen(array(data).astype(np.intp))
 
 
 INTS = Form(ints, array)

@@ -11,7 +11,8 @@ from mmengine.core.state.free_list import FreeList
 from mmengine.core.state.prefix_index import NO_CONTENT, PrefixIndex
 from mmengine.request import Request
 
-_PART = struct.Struct("<Iqq")  # length of the hash before it, place, first embedding; -1: a salt
+OF_SALT = -1  # in place of an embedding: the hash is a tenant's salt
+_PART = struct.Struct("<Iqq")  # length of the hash before it, place, first embedding or OF_SALT
 
 
 class BlockPool:
@@ -97,7 +98,7 @@ def block_extras(request: Request, first: int, last: int, block_size: int) -> di
             embedding += length
     if request.cache_salt and first == 0 < last:
         salt = hashlib.sha256(request.cache_salt.encode()).digest()
-        extras[0] = extras.get(0, b"") + salt + _PART.pack(len(salt), 0, -1)
+        extras[0] = extras.get(0, b"") + salt + _PART.pack(len(salt), 0, OF_SALT)
     return extras
 
 

@@ -95,6 +95,12 @@ COLUMNS = {**ROW_COLUMNS, **FLIGHT_COLUMNS}  # dtypes by name
 WIDE_COLUMNS = tuple(get_type_hints(WideColumns))
 
 
+def frozen(array: np.ndarray) -> np.ndarray:
+    """The array, which nobody writes any more."""
+    array.flags.writeable = False
+    return array
+
+
 def make_columns(rows: int, num_tokens: int, num_blocks: int) -> dict[str, np.ndarray]:
     """All columns by name, zero. A row has room for so many tokens and blocks."""
     columns = {name: np.zeros(rows, dtype) for name, dtype in COLUMNS.items()}

@@ -27,6 +27,7 @@ from mmengine.core.state.columns import ReadOnlyArray
 from mmengine.core.state.step_cost import ONE, StepCosts
 
 ALL, NOBODY_ASKED = DRAFTERS - 1, -1  # up to which number drafters are asked
+NO_BUCKET = -1
 NOBODY = np.zeros((0, 0), np.int32)
 WINDOW, AT_FIRST = 16, 3  # steps between looks, where nobody comes; while it is not known what drafts give
 REST = 8  # steps without drafts, so that their time is known; the first still verifies some
@@ -63,7 +64,7 @@ class Goodput:
         self.ways: dict[int, int] = {}  # by bucket, as decided last
         self.room = np.full((DRAFTERS, num_rows), most, np.int32)
         self.steps = 0
-        self.bucket, self.num_rows = -1, 0  # of the last step that only decoded; rows of the last one
+        self.bucket, self.num_rows = NO_BUCKET, 0  # of the last step that only decoded; rows of the last one
         self.asked = ALL  # the way that is taken: up to which number drafters are asked
         self.left = 0  # steps until the next look
         self.resting = 0  # steps that go without drafts to come
@@ -71,7 +72,10 @@ class Goodput:
         self.came = True  # somebody, since the last step that only decoded
         self.limited = False  # some row has less room than there may be
         self.limits_tried = False  # whether fewer drafts pay where all of them do not
-        self.full, self.looked = -1, -1  # buckets: of a batch that does not drain, and at the last look
+        self.full, self.looked = (
+            NO_BUCKET,
+            NO_BUCKET,
+        )  # buckets: of a batch that does not drain, and at the last look
         self.turned_off = 0  # the step in which drafts were
         # By bucket: how many steps pass before all are asked again, and when these have passed.
         self.waits: dict[int, tuple[int, int]] = {}

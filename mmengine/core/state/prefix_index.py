@@ -13,6 +13,7 @@ from collections.abc import Iterable
 import numpy as np
 
 NO_CONTENT = -1
+NO_BLOCK = -1
 ROOT = 0  # the content id before the first block
 _MASK = 2**64 - 1
 _FEW = 4  # rows below which one by one costs less than columns
@@ -41,11 +42,11 @@ class PrefixIndex:
         return tokens.astype(np.uint64) @ self._factors
 
     def find(self, parent: int, part: int, tokens: np.ndarray, extra: bytes) -> int:
-        """The block that holds this content, or -1. `part` is the tokens' share of the key."""
-        block = self._owner.get(_key(parent, part, extra), -1)
-        if block >= 0 and self._holds(block, parent, tokens, extra):
+        """The block that holds this content, or NO_BLOCK. `part` is the tokens' share of the key."""
+        block = self._owner.get(_key(parent, part, extra), NO_BLOCK)
+        if block != NO_BLOCK and self._holds(block, parent, tokens, extra):
             return block
-        return -1
+        return NO_BLOCK
 
     def _holds(self, block: int, parent: int, tokens: np.ndarray, extra: bytes) -> bool:
         return (

@@ -7,6 +7,9 @@ import numpy as np
 from mmengine.events.vocabulary import Queued
 from mmengine.request import Request
 
+NO_ROW = -1  # it waits
+NEVER_RAN = -1  # it had no row yet
+
 
 @dataclass(slots=True, eq=False, repr=False)
 class RequestState:
@@ -17,13 +20,13 @@ class RequestState:
     tokens: np.ndarray  # int32, all known tokens as of the last time without a row
     media_keys: tuple[bytes, ...]
     rank: tuple[int, ...] = ()
-    row: int = -1
+    row: int = NO_ROW
     preempted: int = 0  # the number of the last preemption that put it back, counted over all from 1
-    num_cached: int = -1  # prompt tokens that were cached when it first ran; -1 before
+    num_cached: int = NEVER_RAN  # prompt tokens that were cached when it first ran
     waits_for_grammar: bool = False
     host_blocks: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))  # its swapped KV
     num_swapped: int = 0  # tokens whose KV is in them
-    admitted_step: int = -1  # when it got its row
+    admitted_step: int = NEVER_RAN  # when it got its row
     idle_preemptions: int = 0  # in a row, without a token in between
     failures: int = 0  # steps that failed with it alone, and one more if others failed with it
     isolation_rows: int = 0  # most rows of a step that it may be in, after one that failed; 0: no limit

@@ -13,16 +13,16 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from mmengine.config import EngineConfig
 from mmengine.core.state.blocks import BlockPool
-from mmengine.core.state.columns import FLIGHT_COLUMNS, NEVER, ROW_COLUMNS, Columns, make_columns
+from mmengine.core.state.columns import FLIGHT_COLUMNS, NEVER, ROW_COLUMNS, Columns, frozen, make_columns
 from mmengine.core.state.flight import Flight
 from mmengine.core.state.goodput import Goodput
 from mmengine.core.state.history import History
 from mmengine.core.state.policy import Policy, policy_of
-from mmengine.core.state.request_state import RequestState
+from mmengine.core.state.request_state import NO_ROW, RequestState
 from mmengine.encoder_cache.cache import EncoderCache, encoder_key
 from mmengine.request import Request
 
-_NO_ROWS = np.zeros(0, np.intp)
+_NO_ROWS = frozen(np.zeros(0, np.intp))
 
 
 class State(Columns[np.ndarray]):
@@ -84,7 +84,7 @@ class State(Columns[np.ndarray]):
         self.step_rows = _NO_ROWS  # of the open step, in order
         self.step_filled: list[np.ndarray] = []  # blocks whose content the open step completes
         self.num_decided = 0  # running rows up to here got what they get in this step
-        self.made_room_for = (-1, 0)  # the row for which others gave way, and its tokens
+        self.made_room_for = (NO_ROW, 0)  # the row for which others gave way, and its tokens
         self.step_encoded: list[tuple[bytes, Request, int]] = []  # key, and whose item it is
         self.step_evicted: list[bytes] = []
         self.step_swapped: list[RequestState] = []  # whose KV the open step copies to the host

@@ -12,7 +12,8 @@ from mmengine.core.decide.admission import blocks_wanted, first_chunk, start_of
 from mmengine.core.decide.encoder_draft import EncoderDraft, Shortage
 from mmengine.core.decide.running import Wanted, wanted_by
 from mmengine.core.state.blocks import further_blocks
-from mmengine.core.state.request_state import RequestState
+from mmengine.core.state.columns import ReadOnlyArray
+from mmengine.core.state.reading import RequestView
 from mmengine.core.state.view import View
 from mmengine.events import vocabulary as ev
 
@@ -107,7 +108,7 @@ class Reasons:
     def _needed(self, wanted: Wanted) -> int:
         return int(further_blocks(self._view, self._view.config, wanted.rows, wanted.tokens)[1].sum())
 
-    def _reason_of(self, req_state: RequestState) -> Reason:
+    def _reason_of(self, req_state: RequestView) -> Reason:
         view, name = self._view, req_state.request.request_id
         if name in self._found:
             return self._found[name]
@@ -143,7 +144,7 @@ class Reasons:
             elif event is None:
                 self._found[name] = Reason(name, BLOCKS, needed, view.blocks.num_free)
 
-    def _undecided(self, event: ev.Scheduled | None) -> np.ndarray:
+    def _undecided(self, event: ev.Scheduled | None) -> ReadOnlyArray:
         """The rows that the scheduler asks on this state before any others."""
         view, running = self._view, self._view.running
         if view.config.compat:
@@ -193,7 +194,7 @@ class Reasons:
     def _note(self, reason: Reason) -> None:
         self._found.setdefault(reason.request_id, reason)
 
-    def _try(self, req_state: RequestState) -> Reason:
+    def _try(self, req_state: RequestView) -> Reason:
         """What keeps the request from starting on this state, which has a row and tokens for it."""
         view, name = self._view, req_state.request.request_id
         if req_state.waits_for_grammar:
