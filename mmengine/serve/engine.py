@@ -98,7 +98,7 @@ class Engine:
             lambda: self.readiness().ready,
             media_cache,
             lambda: self.drafters,
-            lambda: getattr(self.built.executor, "graph_counts", {}),
+            lambda: self.built.executor.graph_counts,
         )
         store, resumed = self._open_store(log, resume)
         self._syncer = self._new_syncer() if log is not None else None
@@ -280,7 +280,7 @@ class Engine:
     @property
     def drafters(self) -> list[tuple[str, int]]:
         """By their numbers in `stats().drafts`: the name of each, and how often it failed."""
-        return getattr(self.built.executor, "drafters", [])
+        return self.built.executor.drafters
 
     def metrics_text(self) -> str:
         """Counters and times in Prometheus' text format, as `metrics` collects them."""

@@ -3,6 +3,7 @@
 from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
@@ -57,6 +58,8 @@ class EchoExecutor:
     """Answers with the prompt in capitals, then ends. Fails at the step `fail_at`, once."""
 
     needs_plan = True
+    drafters: ClassVar[list] = []
+    graph_counts: ClassVar[dict] = {}
 
     def __init__(self, watcher, fail_at=None):
         self._watcher = watcher
