@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from mmengine.structured_output.base import Searchable
 from mmengine.structured_output.closing import Vocabulary
+from mmengine.structured_output.matcher import Searchable
 from mmengine.structured_output.opening import Opening
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from mmengine.structured_output.base import Searchable
+from mmengine.structured_output.matcher import Searchable
 
 MAX_CLOSING_TOKENS = 4096  # a longer way is not looked for
 # How far is searched, in masks read; no clock, for the same way must be found on every machine. Picking by

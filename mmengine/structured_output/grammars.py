@@ -4,9 +4,10 @@ from collections.abc import Callable
 
 from mmengine.errors import MMEngineError
 from mmengine.request import Request
-from mmengine.structured_output.base import Backend, Compiled, Matcher
+from mmengine.structured_output.base import Backend, Compiled
 from mmengine.structured_output.closer import Closer
 from mmengine.structured_output.compiler import Compilation, Compiler
+from mmengine.structured_output.matcher import Matcher
 from mmengine.structured_output.spec import draft_grammars_of
 
 

@@ -11,7 +11,8 @@ back.
 
 from collections.abc import Callable, Sequence
 
-from mmengine.structured_output.base import Backend, Matcher
+from mmengine.structured_output.base import Backend
+from mmengine.structured_output.matcher import Matcher
 from mmengine.structured_output.opening import Opening
 
 DraftGrammars = Sequence[Callable[[], Matcher]]  # what makes a matcher at the beginning, the likeliest first

@@ -15,8 +15,9 @@ from functools import partial
 import numpy as np
 
 from mmengine.request import Request
-from mmengine.structured_output.base import Backend, Compiled, Matcher
+from mmengine.structured_output.base import Backend, Compiled
 from mmengine.structured_output.closer import Closer
+from mmengine.structured_output.matcher import Matcher
 from mmengine.structured_output.opening import Opening
 from mmengine.structured_output.row_matcher import DraftGrammars, RowMatcher
 

@@ -1,8 +1,6 @@
 """Whether no value can have both of two shapes. True is proved; False means only that it was not."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from mmengine.structured_output.json_schema.pieces import (
     Array,
@@ -16,17 +14,16 @@ from mmengine.structured_output.json_schema.pieces import (
     intersect,
 )
 
-if TYPE_CHECKING:
-    from mmengine.structured_output.json_schema.shapes import Shapes
-
 MAX_DEPTH = 3
 
-
-def disjoint(shapes: Shapes, a: Shape, b: Shape, depth: int = 0) -> bool:
-    return all(_apart(shapes, piece, b[kind], depth) for kind, piece in a.items() if kind in b)
+ShapesOf = Callable[[Conj], list[Shape]]  # one of which a value of the conjunction must have
 
 
-def _apart(shapes: Shapes, a: Piece, b: Piece, depth: int) -> bool:
+def disjoint(shapes_of: ShapesOf, a: Shape, b: Shape, depth: int = 0) -> bool:
+    return all(_apart(shapes_of, piece, b[kind], depth) for kind, piece in a.items() if kind in b)
+
+
+def _apart(shapes_of: ShapesOf, a: Piece, b: Piece, depth: int) -> bool:
     match a, b:
         case Boolean(), Boolean():
             return not a.values & b.values
@@ -37,17 +34,17 @@ def _apart(shapes: Shapes, a: Piece, b: Piece, depth: int) -> bool:
             if not isinstance(merged, Array):
                 return True
             places = range(min(merged.low, 16))
-            return any(_parts_apart(shapes, a.item(at), b.item(at), depth) for at in places)
+            return any(_parts_apart(shapes_of, a.item(at), b.item(at), depth) for at in places)
         case Object(), Object():
             if intersect(a, b) is None:
                 return True
             names = dict.fromkeys((*a.required, *b.required))
-            return any(_parts_apart(shapes, a.property(n), b.property(n), depth) for n in names)
+            return any(_parts_apart(shapes_of, a.property(n), b.property(n), depth) for n in names)
     return False
 
 
-def _parts_apart(shapes: Shapes, a: Conj, b: Conj, depth: int) -> bool:
+def _parts_apart(shapes_of: ShapesOf, a: Conj, b: Conj, depth: int) -> bool:
     """Of a part that a value of both shapes has."""
     if depth >= MAX_DEPTH:
         return False
-    return all(disjoint(shapes, x, y, depth + 1) for x in shapes.of(a) for y in shapes.of(b))
+    return all(disjoint(shapes_of, x, y, depth + 1) for x in shapes_of(a) for y in shapes_of(b))

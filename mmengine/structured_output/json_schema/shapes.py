@@ -171,7 +171,7 @@ class Shapes:
             refuse("oneOf", pointer, f"its branches come to more than {MAX_SHAPES} alternatives")
         for later, shapes in enumerate(all_shapes):
             for earlier in range(later):
-                if not all(disjoint(self, a, b) for a in all_shapes[earlier] for b in shapes):
+                if not all(disjoint(self.of, a, b) for a in all_shapes[earlier] for b in shapes):
                     why = f"branches {earlier} and {later} may both hold; use anyOf, or a required property"
                     refuse("oneOf", pointer, f"{why} whose const differs")
 

@@ -1,0 +1,45 @@
+"""Where one text stands in its grammar: what a grammar engine's object for one text can do."""
+
+from typing import Protocol
+
+
+class Matcher(Protocol):
+    """Where one text stands in its grammar."""
+
+    def consume_tokens(self, token_ids: list[int]) -> bool:
+        """Go on by these tokens; False, and broken from then on, where the grammar refuses one."""
+
+    def try_consume_tokens(self, token_ids: list[int]) -> int:
+        """Go on by as many of these tokens as the grammar takes, and say how many; it stays sound."""
+
+    def validate_tokens(self, token_ids: list[int]) -> int:
+        """How many of these tokens `try_consume_tokens` would take."""
+
+    def rollback(self, num_tokens: int) -> None:
+        """Be where it was before the last `num_tokens` that it took, none of them an end of sequence."""
+
+    def compute_ff_tokens(self) -> list[int]:
+        """Tokens, as the tokenizer spells them, of what must come next; only those whose spelling does not
+        depend on what follows. They may be none though something is forced."""
+
+    def is_stopped(self) -> bool:
+        """Whether nothing can follow: the text is complete, or the matcher is broken."""
+
+    def is_error(self) -> bool: ...
+
+    def get_error(self) -> str:
+        """Why it is broken; empty when it is not."""
+
+
+class Searchable(Matcher, Protocol):
+    """A matcher that can be tried out."""
+
+    def deep_copy(self) -> "Searchable": ...
+
+    def consume_token(self, token_id: int) -> bool: ...
+
+    def is_accepting(self) -> bool:
+        """Whether the text may end here."""
+
+    def compute_bitmask(self) -> bytes:
+        """What it allows next: token t is bit t % 8 of byte t // 8."""
