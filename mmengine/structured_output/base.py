@@ -48,7 +48,7 @@ class Backend(Protocol):
         """Go on, behind the token `last` (-1: none), by a token that is no end of sequence if `fill` would
         set its bit; else nothing happens."""
 
-    def forced(self, matcher: Matcher, last: int) -> Sequence[int]:
+    def forced(self, matcher: Matcher, last: int) -> list[int]:
         """The matcher's `compute_ff_tokens`, behind the token `last` (-1: none). The tokenizer spells so what
         is forced, but where a grammar leaves more than one spelling there may be more than
         `compute_ff_tokens` would give."""

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from mmengine.structured_output.closing import Vocabulary
-from mmengine.structured_output.matcher import Searchable
+from mmengine.structured_output.matcher import Matcher
 from mmengine.structured_output.opening import Opening
 
 
@@ -24,12 +24,12 @@ class Closer:
         self._vocabulary, self._ends = vocabulary, ends
         self._next: tuple[int, list[int] | None] = (-1, None)  # a token, and the closing behind it
 
-    def keep(self, matcher: Searchable, token: int) -> int:
+    def keep(self, matcher: Matcher, token: int) -> int:
         """What to say where the model said `token`: that, or what the known closing says where none was
         found behind it. The matcher stays where it is."""
         if token in self._ends or self.path is None:
             return token
-        self._next = (token, self._behind(matcher, token))
+        self._next = (token, self._behind(self.path, matcher, token))
         if self._next[1] is not None:
             return token
         self.has_closed = True
@@ -42,23 +42,24 @@ class Closer:
         self.has_closed = True
         return opening.missing([])[0]
 
-    def said(self, matcher: Searchable, token: int) -> None:
+    def said(self, matcher: Matcher, token: int) -> None:
         """The text goes on by `token`, which the matcher is yet to consume."""
         if self.path is None:
             return
         known, self._next = self._next, (-1, None)
-        self.path = known[1] if known[0] == token else self._behind(matcher, token)
+        self.path = known[1] if known[0] == token else self._behind(self.path, matcher, token)
         self.left -= 1
 
-    def ends(self, matcher: Searchable) -> bool:
+    def ends(self, matcher: Matcher) -> bool:
         """Whether the text ends here because the budget does, though more of it could follow."""
         ends = self.left == 0 and matcher.is_accepting() and not matcher.is_stopped()
         self.has_closed |= ends
         return ends
 
-    def _behind(self, matcher: Searchable, token: int) -> list[int] | None:
-        """A closing behind `token`, of no more tokens than are left then."""
-        path, left = self.path, self.left - 1
+    def _behind(self, path: list[int], matcher: Matcher, token: int) -> list[int] | None:
+        """A closing behind `token`, of no more tokens than are left then. `path`: that of where the text
+        stands."""
+        left = self.left - 1
         if path and token == path[0]:
             return path[1:]
         branch = matcher.deep_copy()

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from mmengine.structured_output.matcher import Searchable
+from mmengine.structured_output.matcher import Matcher
 
 MAX_CLOSING_TOKENS = 4096  # a longer way is not looked for
 # How far is searched, in masks read; no clock, for the same way must be found on every machine. Picking by
@@ -92,7 +92,7 @@ class Vocabulary:
         self._long_first = _ranks([(not each.isalnum(), -len(each)) for each in token_bytes])
         self._short_first = _ranks([len(each) for each in token_bytes])
 
-    def closing(self, matcher: Searchable, budget: int, near: int = 0) -> list[int] | None:
+    def closing(self, matcher: Matcher, budget: int, near: int = 0) -> list[int] | None:
         """At most `budget` tokens after which the text is complete; None where none were found. `matcher`
         stays where it is. `near`: how many it may well be."""
         effort = _Effort(MAX_EFFORT_AT_ONCE)
@@ -107,7 +107,7 @@ class Vocabulary:
                 return None
             limit *= 8
 
-    def shortest(self, matcher: Searchable) -> list[int] | None:
+    def shortest(self, matcher: Matcher) -> list[int] | None:
         """As short a closing as can be found, in up to seconds."""
         for taste in Taste:
             best = self._walk(matcher.deep_copy(), MAX_CLOSING_TOKENS, taste, _Effort(MAX_EFFORT))
@@ -115,7 +115,7 @@ class Vocabulary:
                 return self._shorten(best, matcher.deep_copy(), _Effort(MAX_EFFORT))
         return None
 
-    def _walk(self, matcher: Searchable, limit: int, taste: Taste, effort: _Effort) -> list[int] | None:
+    def _walk(self, matcher: Matcher, limit: int, taste: Taste, effort: _Effort) -> list[int] | None:
         """To an end, in at most `limit` tokens. `matcher` goes along."""
         path: list[int] = []
         used: dict[bytes, dict[int, int]] = {}
@@ -141,7 +141,7 @@ class Vocabulary:
             path += some
         return path if len(path) <= limit else None
 
-    def _shorten(self, best: list[int], matcher: Searchable, effort: _Effort) -> list[int]:
+    def _shorten(self, best: list[int], matcher: Matcher, effort: _Effort) -> list[int]:
         """Other picks along `best`, where the matcher stands at its beginning."""
         at = 0
         while at < len(best) and effort.left > 0:

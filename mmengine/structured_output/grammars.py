@@ -81,7 +81,7 @@ class Grammars:
         None while they are being compiled."""
         request_id = request.request_id
         held = self._held.get(request_id)
-        if held is None or held.compiled is None:
+        if request.grammar is None or held is None or held.compiled is None:
             return []
         begun = self._draft_grammars.get(request_id)
         if begun is None:

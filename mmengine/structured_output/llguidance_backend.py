@@ -1,14 +1,14 @@
 """Grammars by llguidance, for any tokenizer that knows the bytes of its tokens."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from ctypes import addressof, c_char
 from functools import lru_cache, partial
 from itertools import accumulate
 
 import msgspec
 import numpy as np
-from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from mmengine.errors import InvalidRequest
 from mmengine.structured_output.base import OfTokenizer
@@ -24,6 +24,10 @@ MAX_ERROR_CHARS = 300
 MAX_KEPT_CHARS = 256  # of a text whose tokens are kept
 MAX_SPELLINGS = 8192  # of forced texts that are kept
 MAX_ROW_ITEMS = 20_000  # of the parser's table: an object has four for each property that may come next
+# A method that the stubs of llguidance leave out: (matcher, address, bytes of a mask, drafts).
+_FILL_WITH_DRAFTS: Callable[[LLMatcher, int, int, list[int]], None] = vars(LLMatcher)[
+    "unsafe_compute_mask_ptr_with_draft_token"
+]
 
 
 class LLGuidance(OfTokenizer):
@@ -91,33 +95,18 @@ class LLGuidance(OfTokenizer):
     ) -> None:
         if not matchers:
             return
-        start, stride = addressof(c_char.from_buffer(bits)), bits.strides[0]
-        places = range(len(matchers))
+        start, stride = addressof(c_char.from_buffer(bits.data)), bits.strides[0]
+        places: Iterable[int] = range(len(matchers))
         if drafts is not None:
             places = accumulate((1 + len(ahead) for ahead in drafts), initial=0)
         if self._executor is not None:
-            self._fill_together(list(zip(matchers, places)), drafts, (start, stride, len(bits)))
+            _fill_together(self._executor, list(zip(matchers, places)), drafts, (start, stride, len(bits)))
             return
         for index, (matcher, place) in enumerate(zip(matchers, places)):
             if drafts is not None and (ahead := drafts[index]):
-                matcher.unsafe_compute_mask_ptr_with_draft_token(start + place * stride, stride, ahead)
+                _FILL_WITH_DRAFTS(matcher, start + place * stride, stride, ahead)
             else:
                 matcher.unsafe_compute_mask_ptr(start + place * stride, stride)
-
-    def _fill_together(
-        self,
-        placed: list[tuple[LLMatcher, int]],
-        drafts: Sequence[list[int]] | None,
-        where: tuple[int, int, int],
-    ) -> None:
-        """By several threads."""
-        if drafts is not None:
-            ahead = [(*pair, each) for pair, each in zip(placed, drafts, strict=True) if each]
-            placed = [pair for pair, each in zip(placed, drafts, strict=True) if not each]
-            if ahead:
-                self._executor.unsafe_compute_mask_ptr_with_draft_token(ahead, *where)
-        if placed:
-            self._executor.unsafe_compute_mask_ptr(placed, *where)
 
     def allows(self, matcher: LLMatcher, token_id: int) -> bool:
         forced = matcher.compute_ff_tokens()  # where there are any, masks have but the first of them
@@ -134,10 +123,10 @@ class LLGuidance(OfTokenizer):
                     return False
         return matcher.try_consume_tokens([token_id]) == 1
 
-    def forced(self, matcher: LLMatcher, last: int) -> Sequence[int]:
+    def forced(self, matcher: LLMatcher, last: int) -> list[int]:
         text = matcher.compute_ff_bytes()
         if not text:
-            return ()
+            return []
         known = self._spellings.get((last, text))
         return self._spell(matcher, text, last) if known is None else known
 
@@ -180,7 +169,7 @@ class LLGuidance(OfTokenizer):
         return tokens + [b""] * (self._vocab_size - len(tokens))
 
 
-class _Tokens:
+class _Tokens(TokenizerWrapper):
     """The attributes by which llguidance reads a tokenizer (its TokenizerWrapper)."""
 
     is_tokenizer_wrapper = True
@@ -206,6 +195,7 @@ class CompiledGrammar:
         closing: tuple[Callable[[int], Closer], int] | None = None,
     ):
         self._prototype, self.after = prototype, after
+        self._make_closer: Callable[[int], Closer] | None
         self._make_closer, self.shortest = closing or (None, 0)
 
     def matcher(self) -> LLMatcher:
@@ -213,6 +203,23 @@ class CompiledGrammar:
 
     def closer(self, budget: int) -> Closer | None:
         return None if self._make_closer is None else self._make_closer(budget)
+
+
+def _fill_together(
+    executor: LLExecutor,
+    placed: list[tuple[LLMatcher, int]],
+    drafts: Sequence[list[int]] | None,
+    where: tuple[int, int, int],
+) -> None:
+    """Fill masks by several threads. `placed`: matchers, and the index of the first mask of each. `where`:
+    the address of the masks, the bytes of one, and how many there are."""
+    if drafts is not None:
+        ahead = [(*pair, each) for pair, each in zip(placed, drafts, strict=True) if each]
+        placed = [pair for pair, each in zip(placed, drafts, strict=True) if not each]
+        if ahead:
+            executor.unsafe_compute_mask_ptr_with_draft_token(ahead, *where)
+    if placed:
+        executor.unsafe_compute_mask_ptr(placed, *where)
 
 
 def _num_threads() -> int:

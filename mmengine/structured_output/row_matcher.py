@@ -126,7 +126,7 @@ class RowMatcher:
                 leader = self._leader
         return len(token_ids), False
 
-    def num_allowed(self, token_ids: Sequence[int]) -> int:
+    def num_allowed(self, token_ids: list[int]) -> int:
         """How many of these tokens, none of which is an end, it might say one behind the other."""
         if self.opening is not None:
             behind = self.opening.end_in(token_ids)
@@ -151,7 +151,7 @@ class RowMatcher:
         leader = self._lead()
         tokens = self._backend.forced(leader.matcher, self._last())[:most]
         if tokens and self._asks:
-            leader.ahead = list(tokens[: leader.matcher.try_consume_tokens(tokens)])
+            leader.ahead = tokens[: leader.matcher.try_consume_tokens(tokens)]
             return leader.ahead[:]
         return tokens
 
@@ -161,7 +161,7 @@ class RowMatcher:
         if not leader.ahead or most <= 0:
             return ()
         tokens = self._backend.forced(leader.matcher, leader.ahead[-1])[:most]
-        tokens = tokens[: leader.matcher.try_consume_tokens(tokens)] if tokens else ()
+        tokens = tokens[: leader.matcher.try_consume_tokens(tokens)] if tokens else tokens
         leader.ahead += tokens
         return tokens
 
@@ -180,25 +180,25 @@ class RowMatcher:
 
     def _lead(self) -> Follower:
         """The guide where the text fits it, or the next draft grammar that it fits; else its own."""
-        while self._guide is not None or self._next_guide():
-            if self._guide.catch_up(self.said):
-                self._leader = self._guide
-                return self._guide
+        while (guide := self._guide or self._next_guide()) is not None:
+            if guide.catch_up(self.said):
+                self._leader = self._guide = guide
+                return guide
             self._guide = None
         self._without_guide()
         return self.own
 
-    def _next_guide(self) -> bool:
+    def _next_guide(self) -> Follower | None:
+        """Of the next draft grammar, which has read nothing; None where none is left, or compiled yet."""
         draft_grammars = self._draft_grammars() if self._draft_grammars is not None else ()
         if draft_grammars is None:
-            return False
+            return None
         if self._num_tried == len(draft_grammars):
             self._draft_grammars = None
             self._num_tried = 0
-            return False
-        self._guide = Follower(draft_grammars[self._num_tried]())
+            return None
         self._num_tried += 1
-        return True
+        return Follower(draft_grammars[self._num_tried - 1]())
 
     def _may_end(self, end: int) -> bool:
         allows = self._backend.allows
@@ -209,8 +209,8 @@ class RowMatcher:
     def _is_over(self) -> bool:
         """Whether the text is complete, or broken, where the matcher that leads has stopped.
 
-        Sketches differ from their grammar in the white space within a text: where nothing may follow in one,
-        nothing may in the grammar, if the text may end there.
+        Draft grammars differ from their grammar in the white space within a text: where nothing may follow
+        in one, nothing may in the grammar, if the text may end there.
         """
         if self._leader is self.own:
             return True

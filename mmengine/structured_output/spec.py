@@ -118,7 +118,7 @@ def grammar_of(
         text = _text_of(asked)
     else:
         return None
-    return text if truncation == "length" else intern(text[:-1] + CLOSES)
+    return text if text is None or truncation == "length" else intern(text[:-1] + CLOSES)
 
 
 def reasoning_of(

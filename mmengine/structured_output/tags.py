@@ -64,10 +64,13 @@ def structural_tag(where: str, given: Any) -> str:
         size += len(bytes(made[-1].schema))
         if size > MAX_OUTPUT:
             raise InvalidRequest(f"{where}.structures: their schemas have more than {MAX_OUTPUT:,} bytes")
-    options = {
-        name: _flag(f"{where}.{name}", given.get(name)) for name in ("at_least_one", "stop_after_first")
-    }
-    return intern(msgspec.json.encode(StructuralTag(tuple(made), tuple(triggers), **options)).decode())
+    tag = StructuralTag(
+        tuple(made),
+        tuple(triggers),
+        at_least_one=_flag(f"{where}.at_least_one", given.get("at_least_one")),
+        stop_after_first=_flag(f"{where}.stop_after_first", given.get("stop_after_first")),
+    )
+    return intern(msgspec.json.encode(tag).decode())
 
 
 def _structure(where: str, begin: str, given: Mapping[str, Any], bounds: Bounds) -> Structure:

@@ -53,7 +53,7 @@ class XGrammar(OfTokenizer):
     def take(self, matcher: "XMatcher", token_id: int, last: int) -> bool:
         return matcher.try_consume_tokens([token_id]) == 1
 
-    def forced(self, matcher: "XMatcher", last: int) -> Sequence[int]:
+    def forced(self, matcher: "XMatcher", last: int) -> list[int]:
         return matcher.compute_ff_tokens()
 
     def advance(self, matchers: Sequence["XMatcher"], token_ids: Sequence[int]) -> None:
@@ -206,6 +206,10 @@ class XMatcher:
         copy = XMatcher(self._inner.fork(), self._vocabulary)
         copy._error = self._error
         return copy
+
+    def is_accepting(self) -> bool:
+        """Whether the text may end here."""
+        return not self._error and self._inner.is_completed()
 
     def is_stopped(self) -> bool:
         """xgrammar says only whether the text may end: that nothing else may follow is seen in a mask."""

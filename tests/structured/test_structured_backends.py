@@ -139,11 +139,15 @@ def test_json_whatever_the_tokens(backend):
         *b"tr",
         TOKENS.index(b"ue"),
     ):
-        assert token in allowed(backend, matcher) and not matcher.is_stopped()
+        assert token in allowed(backend, matcher)
+        assert not matcher.is_stopped() and not matcher.is_accepting()
         backend.advance([matcher], [token])
     assert allowed(backend, matcher) & set(b"}") and END not in allowed(backend, matcher)
+    before = matcher.deep_copy()
     backend.advance([matcher], [ord("}")])
-    assert matcher.is_stopped() and not matcher.is_error()
+    assert matcher.is_stopped() and matcher.is_accepting() and not matcher.is_error()
+    assert not before.is_accepting() and before.consume_token(ord("}")) and before.is_accepting()
+    assert not before.consume_token(ord("}")) and before.is_error() and not before.is_accepting()
 
 
 def test_a_text_never_holds_special_tokens_or_what_is_no_token(backend):

@@ -4,6 +4,7 @@ A state knows how many digits of the integer are still to come or how many there
 whether the digits so far are those of the lower and of the upper bound, and what they leave when divided.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
 
@@ -107,7 +108,7 @@ class _Automaton:
         found = [way for way in ways if way is not None]
         return self.rules.add(" | ".join(found)) if found else None
 
-    def _state(self, key: tuple, make) -> str | None:  # noqa: ANN001
+    def _state(self, key: tuple, make: Callable[[], str | None]) -> str | None:
         if key not in self.known:
             self.known[key] = None
             body = make()
@@ -116,12 +117,12 @@ class _Automaton:
 
     def _choice(
         self,
-        follow,
+        follow: Callable[[tuple[bool, bool, int], int], str | None],
         rest: int,
         tight_low: bool,
         tight_high: bool,
         remainder: int,
-        leads: bool,  # noqa: ANN001
+        leads: bool,
     ) -> str | None:
         """One digit of the integer part and what may follow it."""
         at = -1 - rest

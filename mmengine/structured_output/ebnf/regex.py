@@ -211,13 +211,16 @@ def of_width(node: Node, low: int, high: int | None) -> Node | None:
     if fewest >= low and (high is None or most is not None and most <= high):
         return node
     if isinstance(node, Alternatives):
-        parts = [of_width(part, low, high) for part in node.parts]
-        return None if None in parts else Alternatives(tuple(parts))  # type: ignore[arg-type]
+        found = [of_width(part, low, high) for part in node.parts]
+        kept = tuple(part for part in found if part is not None)
+        return Alternatives(kept) if len(kept) == len(found) else None
     parts = node.parts if isinstance(node, Sequence) else (node,)
     loose = [at for at, part in enumerate(parts) if width(part)[0] != width(part)[1]]
-    if len(loose) != 1 or not isinstance(parts[loose[0]], Repeated) or width(parts[loose[0]].part) != (1, 1):
+    if len(loose) != 1:
         return None
     repeated = parts[loose[0]]
+    if not isinstance(repeated, Repeated) or width(repeated.part) != (1, 1):
+        return None
     others = fewest - repeated.low
     least = max(repeated.low, low - others)
     ends = [end for end in (repeated.high, None if high is None else high - others) if end is not None]

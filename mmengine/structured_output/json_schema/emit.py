@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from itertools import combinations
 from math import comb
+from typing import Literal
 
 from mmengine.structured_output.json_schema.bounds import Bounds
 from mmengine.structured_output.json_schema.keys import other_keys
@@ -39,7 +40,7 @@ class Emitter:
     depth: int = 0
     plain_escapes: bool = False  # keys are excluded by spelling, so \\u must not be one
 
-    def schema(self, root: Conj) -> Json | bool:
+    def schema(self, root: Conj) -> Json | Literal[True]:
         """The whole schema. Parts that are used twice, and so every recursive one, become definitions."""
         uses = dict.fromkeys(self.satisfiable.order, 0)
         uses[root] = 1
@@ -70,7 +71,7 @@ class Emitter:
         bounds = self.bounds
         return not conj and not (bounds.string or bounds.digits or bounds.key)
 
-    def _part(self, conj: Conj, top: bool = False) -> Json | bool:
+    def _part(self, conj: Conj, top: bool = False) -> Json | Literal[True]:
         if self._free(conj):
             return True
         if self.depth >= MAX_DEPTH and conj not in self.names:
@@ -176,7 +177,7 @@ class Emitter:
             return [self._object(piece, conj, can, piece.required)]
         if is_open:
             one = [self._object(piece, conj, can, (*piece.required, name)) for name in optional]
-            bare = {"minProperties": piece.low} if low else {}
+            bare: Json = {"minProperties": piece.low} if low else {}
             bare |= {"maxProperties": piece.high} if high is not None else {}
             return [*one, {**self._object(piece, conj, list(piece.required), piece.required), **bare}]
         sizes = range(low, low + 1) if high is None else range(low, high + 1)
@@ -196,10 +197,12 @@ class Emitter:
         """`names`: the properties that may be there; any other named one may not."""
         yes = self.satisfiable.yes
         out: Json = {"type": "object"}
-        properties = {name: self._part(piece.property(name)) for name in names}
+        properties: dict[str, Json | bool] = {name: self._part(piece.property(name)) for name in names}
         taken = list(dict.fromkeys((*piece.properties, *piece.required)))
         self._check_prefixes(piece, conj)
-        patterns = {whole(p): self._part(part) for p, part in piece.patterns.values() if part in yes}
+        patterns: dict[str, Json | bool] = {
+            whole(p): self._part(part) for p, part in piece.patterns.values() if part in yes
+        }
         if piece.patterns:
             properties |= {name: False for name in taken if name not in properties}
         out["additionalProperties"] = False
@@ -258,21 +261,25 @@ def whole(pattern: Pattern) -> str:
 def merged(shapes: list[Shape]) -> list[Shape]:
     """Alternatives that are only values of one type become one list of values."""
     out: list[Shape] = []
-    values: dict[tuple[type, object], int] = {}
+    found: dict[object, tuple[int, tuple]] = {}  # places in `out` and values, by patterns; None: of numbers
     for shape in shapes:
         (kind, piece), *more = shape.items()
-        key = (type(piece), getattr(piece, "patterns", None))
-        if more or getattr(piece, "values", None) is None or isinstance(piece, Boolean):
+        if more or not isinstance(piece, Number | String) or piece.values is None:
             out.append(shape)
-        elif key in values:
-            known = out[values[key]][kind]
-            joined = tuple(dict.fromkeys((*known.values, *piece.values)))  # type: ignore[union-attr]
-            out[values[key]] = {kind: type(piece)(values=joined, **_rest(piece))}  # type: ignore[arg-type]
-        else:
-            values[key] = len(out)
+            continue
+        key = piece.patterns if isinstance(piece, String) else None
+        if key not in found:
+            found[key] = len(out), piece.values
             out.append(shape)
+            continue
+        at, values = found[key]
+        joined = tuple(dict.fromkeys((*values, *piece.values)))
+        found[key] = at, joined
+        out[at] = {kind: _of_values(piece, joined)}
     return out
 
 
-def _rest(piece: Piece) -> dict[str, object]:
-    return {"patterns": piece.patterns, "blocked": piece.blocked} if isinstance(piece, String) else {}
+def _of_values(piece: Number | String, values: tuple) -> Piece:
+    if isinstance(piece, String):
+        return String(values=values, patterns=piece.patterns, blocked=piece.blocked)
+    return Number(values=values)

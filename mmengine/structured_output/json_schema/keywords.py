@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
+from typing import TypeGuard
 
 from mmengine.structured_output.json_schema.refusal import refuse, step
 
@@ -110,12 +111,12 @@ def decimals(value: Fraction) -> int:
     return count
 
 
-def is_number(value: object) -> bool:
+def is_number(value: object) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def is_count(value: object) -> bool:
-    return is_number(value) and value >= 0 and value == int(value)  # type: ignore[operator]
+    return is_number(value) and value >= 0 and value == int(value)
 
 
 def same(value: object) -> object:
@@ -128,7 +129,8 @@ def same(value: object) -> object:
         return value
     if isinstance(value, list):
         return ("array", tuple(same(item) for item in value))
-    return ("object", frozenset((key, same(item)) for key, item in value.items()))  # type: ignore[union-attr]
+    assert isinstance(value, dict)  # nothing else is JSON
+    return ("object", frozenset((key, same(item)) for key, item in value.items()))
 
 
 def shown(value: object) -> str:
@@ -136,18 +138,18 @@ def shown(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "…"
 
 
-def check_values(schema: dict[str, object], pointer: str) -> None:
+def check_values(schema: dict, pointer: str) -> None:
     """Refuses a schema object whose keywords are no valid ones, or contradict one another."""
     for keyword, value in schema.items():
         wanted = _wrong(keyword, value)
         if wanted:
             refuse(keyword, step(pointer, keyword), f"it must be {wanted}, not {shown(value)}")
-        if keyword in COUNTS and value > MAX_COUNT:  # type: ignore[operator]
+        if keyword in COUNTS and value > MAX_COUNT:
             refuse(
                 keyword, step(pointer, keyword), f"it is more than {MAX_COUNT:,}, the most that is enforced"
             )
         if keyword in NUMBERS:
-            check_exact(value, keyword, step(pointer, keyword))  # type: ignore[arg-type]
+            check_exact(value, keyword, step(pointer, keyword))
     _check_enum(schema, pointer)
     for low, high in (
         *(("minLength", "maxLength"), ("minItems", "maxItems"), ("minProperties", "maxProperties")),
@@ -155,7 +157,7 @@ def check_values(schema: dict[str, object], pointer: str) -> None:
         ("exclusiveMinimum", "exclusiveMaximum"),
     ):
         if low in schema and high in schema:
-            a, b = fraction(schema[low]), fraction(schema[high])  # type: ignore[arg-type]
+            a, b = fraction(schema[low]), fraction(schema[high])
             if a > b or a == b and "exclusive" in low + high:
                 refuse(
                     low,
@@ -163,8 +165,8 @@ def check_values(schema: dict[str, object], pointer: str) -> None:
                     f"{shown(schema[low])} leaves nothing below {high} {schema[high]}",
                 )
     properties = schema.get("properties", {})
-    for at, name in enumerate(schema.get("required", [])):  # type: ignore[arg-type]
-        if properties.get(name) is False:  # type: ignore[attr-defined]
+    for at, name in enumerate(schema.get("required", [])):
+        if properties.get(name) is False:
             refuse(
                 "required",
                 step(pointer, "required", at),
@@ -172,13 +174,13 @@ def check_values(schema: dict[str, object], pointer: str) -> None:
             )
 
 
-def _check_enum(schema: dict[str, object], pointer: str) -> None:
+def _check_enum(schema: dict, pointer: str) -> None:
     values = schema.get("enum")
     if values is None:
         return
     if not values:
         refuse("enum", step(pointer, "enum"), "an enum of nothing allows nothing")
-    if len(values) > MAX_ENUM:  # type: ignore[arg-type]
+    if len(values) > MAX_ENUM:
         refuse("enum", step(pointer, "enum"), f"it has more than {MAX_ENUM:,} values")
 
 
@@ -213,12 +215,12 @@ def _wrong(keyword: str, value: object) -> str:
         (COUNTS, is_count, "a whole number, 0 or more"),
         (STRINGS, lambda v: isinstance(v, str), "a string"),
     ]
-    for keywords, good, wanted in checks:
-        if keyword in keywords and not good(value):
+    for keywords, is_good, wanted in checks:
+        if keyword in keywords and not is_good(value):
             return wanted
     match keyword:
         case "multipleOf":
-            return "" if value > 0 else "more than 0"  # type: ignore[operator]
+            return "" if is_number(value) and value > 0 else "more than 0"
         case "enum":
             return "" if isinstance(value, list) else "a list of values"
         case "uniqueItems":
@@ -231,7 +233,7 @@ def _wrong(keyword: str, value: object) -> str:
         case "type":
             return "" if _types(value) else f"one of {', '.join((*TYPES, 'integer'))}, or a list of them"
         case "$schema":
-            known = value.removesuffix("#").split("://")[-1] in DIALECTS  # type: ignore[union-attr]
+            known = isinstance(value, str) and value.removesuffix("#").split("://")[-1] in DIALECTS
             return (
                 "" if known else "https://json-schema.org/draft/2020-12/schema, the dialect that is enforced"
             )

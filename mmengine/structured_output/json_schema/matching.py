@@ -118,13 +118,14 @@ def _alternatives(tokens: list[str]) -> list[list]:
         if token == "|":
             out.append([])
             continue
-        part: str | list | Repeat = token
+        part: str | list = token
         if token == "(?:":
             part = _alternatives(tokens)
             tokens.pop()
         if tokens and (tokens[-1] in _TIMES or tokens[-1][0] == "{"):
-            part = Repeat(part, *_times(tokens.pop()))
-        out[-1].append(part)
+            out[-1].append(Repeat(part, *_times(tokens.pop())))
+        else:
+            out[-1].append(part)
     return out
 
 

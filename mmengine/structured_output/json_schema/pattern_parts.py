@@ -30,12 +30,12 @@ MAX_COUNT = 10_000  # of one counted repetition, and of nested ones together
 
 class Part(NamedTuple):
     """A parsed piece. `empty`: it can match nothing; `loops`: it is, or can shrink to, an unbounded
-    repetition; `count`: how often its counted repetitions copy what they hold."""
+    repetition; `copies`: how many its counted repetitions make of what they hold."""
 
     text: str
     empty: bool = False
     loops: bool = False
-    count: int = 1
+    copies: int = 1
     literal: str | None = None
     anchor: str = ""
     branches: "list[list[Part]] | None" = None
@@ -226,7 +226,7 @@ class Parser:
             self.fail(f"{self.peek()} has nothing to repeat")
         if high is None and part.loops:
             self.fail("a repetition of a repetition matches in exponentially many ways; use one of them")
-        count = part.count * max(low, high or 1)
+        count = part.copies * max(low, high or 1)
         if count > MAX_COUNT:
             self.fail(f"counted repetitions copy more than {MAX_COUNT:,} times")
         text = (
@@ -271,7 +271,7 @@ def joined(branches: list[list[Part]]) -> Part:
         solid = [part for part in parts if not part.empty]
         loops |= any(part.loops and all(p is part for p in solid) for part in parts)
         empty |= not solid
-        count = max([count, *(part.count for part in parts)])
+        count = max([count, *(part.copies for part in parts)])
     text = "|".join("".join(part.text for part in parts) for parts in branches)
     literal = None
     if len(branches) == 1 and all(part.literal is not None for part in branches[0]):

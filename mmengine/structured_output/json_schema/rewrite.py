@@ -1,5 +1,7 @@
 """What the keywords of one schema object say themselves, without those that point to other schemas."""
 
+from collections.abc import Callable
+
 from mmengine.structured_output.json_schema.characters import PatternError
 from mmengine.structured_output.json_schema.document import Document
 from mmengine.structured_output.json_schema.formats import FORMATS
@@ -22,6 +24,7 @@ from mmengine.structured_output.json_schema.pieces import (
     Null,
     Number,
     Object,
+    Piece,
     Shape,
     String,
     both,
@@ -44,10 +47,13 @@ def own_shape(document: Document, place: int) -> tuple[Shape, list[Conj] | None]
             piece = _PIECES[kind](document, place, schema)
             if piece is not None:
                 shape[kind] = piece
-    if kinds.get("number") and isinstance(shape.get("number"), Number):
-        shape["number"] = settled_number(_integer(shape["number"]))  # type: ignore[assignment, arg-type]
-        if shape["number"] is None:
+    number = shape.get("number")
+    if kinds.get("number") and isinstance(number, Number):
+        whole = settled_number(_integer(number))
+        if whole is None:
             del shape["number"]
+        else:
+            shape["number"] = whole
     choice = None
     for keyword in ("const", "enum"):
         if keyword in schema:
@@ -114,7 +120,7 @@ def _constant_array(document: Document, place: int, keyword: str, value: list) -
 
 def _constant_object(document: Document, place: int, keyword: str, value: dict) -> Object:
     base = document.nodes[place].pointer
-    items = {
+    items: dict[str, Conj] = {
         name: (document.make({"const": v}, base, (place, keyword, "item", same(v))),)
         for name, v in value.items()
     }
@@ -241,7 +247,7 @@ def _matches(pattern: Pattern, name: str, pointer: str) -> bool:
         refuse("patternProperties", pointer, str(error))
 
 
-_PIECES = {
+_PIECES: dict[str, Callable[[Document, int, dict], Piece | None]] = {
     "null": lambda document, place, schema: Null(),
     "boolean": lambda document, place, schema: Boolean(),
     "number": _number,

@@ -112,7 +112,7 @@ class Shapes:
             case "allOf":
                 work.todo += [(document.at(place, keyword, at), path) for at in range(len(value))]
             case "anyOf":
-                branches = [(document.at(place, keyword, at),) for at in range(len(value))]
+                branches: Choice = [(document.at(place, keyword, at),) for at in range(len(value))]
                 work.choices += ((path, branches),)
             case "oneOf":
                 branches = [(document.at(place, keyword, at),) for at in range(len(value))]
