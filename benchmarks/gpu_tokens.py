@@ -13,7 +13,7 @@ from mmengine.models.loader import resolve_folder
 from mmengine.models.plugin import ModelSpec
 from mmengine.request import SamplingParams
 from mmengine.runtime.attention.base import AttentionMeta
-from mmengine.runtime.attention.registry import BACKENDS, make_backend
+from mmengine.runtime.attention.registry import ATTENTION_BACKENDS, make_backend
 from mmengine.runtime.kv.pool import KVPool
 from mmengine.serve.answers import Choice
 from mmengine.serve.engine import Engine
@@ -109,7 +109,7 @@ def compare_backends(device: str, dtype: torch.dtype, rounds: int) -> tuple[list
     those of the 2B, the 8B and the embedded checkpoint; and by name, why the others cannot."""
     bound = max(8 * torch.finfo(dtype).eps, 1e-5)
     verdicts, skipped = [], {}
-    for name in (name for name in BACKENDS if name != "torch"):
+    for name in (name for name in ATTENTION_BACKENDS.names() if name != "torch"):
         found: dict[str, float] = {}
         for num_heads, head_dim in ((16, 128), (32, 128), (16, 32)):
             spec = ModelSpec(2, num_heads, 8, head_dim, 64, 64, 4096, 0, 1)

@@ -26,7 +26,7 @@ from mmengine.runtime.executor import TorchExecutor
 from mmengine.runtime.parallel.ranks import Ranks
 from mmengine.runtime.sampling.stops import StopWatcher
 from mmengine.runtime.startup.sizing import resolve
-from mmengine.structured_output.backends import backend_class
+from mmengine.structured_output.backends import GRAMMAR_BACKENDS
 from mmengine.structured_output.base import Compiled
 from mmengine.structured_output.grammars import Grammars
 from mmengine.structured_output.rows import RowMatchers
@@ -80,7 +80,7 @@ def build(
     config = config or EngineConfig()
     config.check()
     policy_of(config)  # raises for one that nobody knows, before weights are read
-    backend_class(config.grammar_backend)  # likewise for one that is not installed
+    GRAMMAR_BACKENDS.load(config.grammar_backend)  # likewise for one that is not installed
     opened = open_log(log, resume, config) if log is not None else None  # a refusal comes at once
     try:
         with current(device):
@@ -242,7 +242,7 @@ def _grammars(
     spec: ModelSpec,
     compile_grammar: Callable[[str], Compiled] | None,
 ) -> Grammars:
-    backend = backend_class(config.grammar_backend)(
+    backend = GRAMMAR_BACKENDS.load(config.grammar_backend)(
         tokenizer.token_bytes, tokenizer.encode, tokenizer.special_ids, config.eos_token_ids, spec.vocab_size
     )
     return Grammars(backend, deadline_s=config.grammar_timeout_s, compile=compile_grammar)

@@ -70,7 +70,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     media_workers: int = 0  # threads that prepare images and videos; 0: half of the cores, one to four
     media_cache_bytes: int = 256 * 2**20  # of prepared images and videos kept by content; 0: none are
     media_ahead_bytes: int = 2**30  # of pixels in flight; no further prompt is prepared beyond it
-    grammar_backend: Literal["llguidance", "xgrammar"] = "llguidance"  # what enforces grammars
+    grammar_backend: str = "llguidance"  # what enforces grammars (docs/structured_output.md)
     grammar_timeout_s: int = 10  # after which the compilation of a grammar is given up
     # Between these a model reasons, and a form begins behind the end (docs/structured_output.md); "": never.
     reasoning_start: str = "<think>"

@@ -88,3 +88,22 @@ def _dot_in_order(builder, a, b, d, *_):
         found += left[:, place, None] * right[place]
     total[rows] = found
     return type(d)(total, d.dtype.scalar)
+
+
+@pytest.fixture
+def install_stranger(tmp_path, monkeypatch):
+    """Puts a distribution "strange" 1.2 on the path, whose entry points in a group give attributes of one
+    module. `code`: the module's; `names`: the attributes, by the entry points' names."""
+    site = tmp_path / "site"
+
+    def install(group, code, **names):
+        info = site / "strange-1.2.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: strange\nVersion: 1.2\n")
+        points = "".join(f"{name} = strange_module:{attribute}\n" for name, attribute in names.items())
+        (info / "entry_points.txt").write_text(f"[{group}]\n{points}")
+        (site / "strange_module.py").write_text(code)
+        monkeypatch.syspath_prepend(str(site))
+
+    yield install
+    sys.modules.pop("strange_module", None)

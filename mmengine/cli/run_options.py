@@ -115,8 +115,10 @@ class Model:
         int, typer.Option(rich_help_panel=MODEL, help="Devices that the model is cut over.")
     ] = 1
     grammar_backend: Annotated[
-        Literal["llguidance", "xgrammar"] | None,
-        typer.Option(rich_help_panel=MODEL, help="What enforces a schema or a grammar."),
+        str | None,
+        typer.Option(
+            rich_help_panel=MODEL, help="What enforces a schema or a grammar: llguidance, xgrammar."
+        ),
     ] = None
     spec: Annotated[
         str | None,

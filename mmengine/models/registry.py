@@ -4,14 +4,21 @@ The models that come with mmengine are found through the same door as a stranger
 """
 
 from functools import lru_cache
-from importlib.metadata import entry_points
 from pathlib import Path
 
 from mmengine.checkpoint.files import read_json
 from mmengine.errors import ModelError
 from mmengine.models.plugin import ModelPlugin
+from mmengine.registry import Registry
 
-GROUP = "mmengine.models"
+PLUGINS: Registry[ModelPlugin] = Registry(
+    "mmengine.models",
+    "model plugin",
+    kind="ModelPlugin",
+    is_one=lambda found: hasattr(found, "architectures"),
+    error=ModelError,
+    broken="the model plugin {name} ({value}) does not load: {reason}; {advice}",
+)
 
 
 def plugin_for(folder: Path) -> ModelPlugin:
@@ -27,7 +34,7 @@ def plugin_for(folder: Path) -> ModelPlugin:
             return plugins[architecture]
     if not plugins:
         raise ModelError(
-            f'no model plugin is installed: nothing registers an entry point in the group "{GROUP}"; '
+            f'no model plugin is installed: nothing registers an entry point in the group "{PLUGINS.group}"; '
             "reinstall mmengine-vl"
         )
     article = "an" if architectures[0][:1].lower() in "aeiou" else "a"
@@ -38,24 +45,19 @@ def plugin_for(folder: Path) -> ModelPlugin:
 
 @lru_cache(maxsize=1)
 def load_plugins() -> dict[str, ModelPlugin]:
-    """Plugins by architecture. An entry point is found twice where a package is seen through two
-    folders of the path: equal ones count once, and two different claims on one architecture raise."""
-    found = {(point.name, point.value): point for point in entry_points(group=GROUP)}
+    """Plugins by architecture. Two different claims on one architecture raise."""
     plugins: dict[str, ModelPlugin] = {}
     owners: dict[str, str] = {}
-    for (name, value), point in sorted(found.items()):
-        try:
-            plugin = point.load()
-        except Exception as error:  # a stranger's module may raise anything at all
-            raise ModelError(f"the model plugin {name} ({value}) does not load: {error}") from error
+    for point in PLUGINS.points():
+        plugin, owner = PLUGINS.open(point), f"{point.name} ({point.value})"
         for architecture in plugin.architectures:
             if architecture in plugins:
                 raise ModelError(
-                    f"the model plugins {owners[architecture]} and {name} ({value}) both claim "
+                    f"the model plugins {owners[architecture]} and {owner} both claim "
                     f"{architecture}; uninstall one of them"
                 )
             plugins[architecture] = plugin
-            owners[architecture] = f"{name} ({value})"
+            owners[architecture] = owner
     return plugins
 
 

@@ -1,24 +1,19 @@
-"""The grammar engines that can be chosen: one line each."""
+"""The grammar engines that can be chosen; a stranger's comes by an entry point.
+
+An entry point in the group `mmengine.grammar_backends` names a callable that takes what OfTokenizer (base.py)
+takes, and gives a Backend.
+"""
 
 from collections.abc import Callable
-from importlib import import_module
 
-from mmengine.errors import ConfigError
+from mmengine.registry import Registry
 from mmengine.structured_output.base import Backend
 
-BACKENDS = {
-    "llguidance": ("mmengine.structured_output.llguidance_backend", "LLGuidance", "mmengine-vl"),
-    "xgrammar": ("mmengine.structured_output.xgrammar_backend", "XGrammar", "mmengine-vl[xgrammar]"),
-}
-
-
-def backend_class(name: str) -> Callable[..., Backend]:
-    """What makes the engine `name`, imported only now. Raises ConfigError where it is not installed."""
-    module, attribute, requirement = BACKENDS[name]
-    try:
-        return getattr(import_module(module), attribute)
-    except ImportError as error:
-        raise ConfigError(
-            f'grammar_backend {name} cannot be loaded ({error}); pip install "{requirement}", or choose '
-            f"another ({', '.join(sorted({*BACKENDS} - {name}))})"
-        ) from None
+GRAMMAR_BACKENDS: Registry[Callable[..., Backend]] = Registry(
+    "mmengine.grammar_backends",
+    "grammar_backend",
+    own={
+        "llguidance": "mmengine.structured_output.llguidance_backend:LLGuidance",
+        "xgrammar": "mmengine.structured_output.xgrammar_backend:XGrammar [xgrammar]",
+    },
+)

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mmengine import registry
 from mmengine.config import EngineConfig
 from mmengine.core.engine import EngineCore
-from mmengine.core.state import policy as policies
 from mmengine.core.state.policy import Policy, policy_named, register_policy
 from mmengine.errors import ConfigError
 from mmengine.request import Request, SamplingParams
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Point:
-    name, value = "theirs", "somewhere:policy"
+    name, value, dist = "theirs", "somewhere:policy", None
 
     def __init__(self, loaded):
         self.loaded = loaded
@@ -29,11 +29,11 @@ class Point:
 
 def test_an_entry_point_is_found_by_name(monkeypatch):
     theirs = Policy(lambda req_state: (0,), lambda view: 0)
-    monkeypatch.setattr(policies, "entry_points", lambda group: [Point(theirs)])
+    monkeypatch.setattr(registry, "entry_points", lambda group: [Point(theirs)])
     assert policy_named("theirs") is theirs
     with pytest.raises(ConfigError, match="fcfs, prefill_first, priority,.* theirs"):
         policy_named("nobody's")
-    monkeypatch.setattr(policies, "entry_points", lambda group: [Point("text")])
+    monkeypatch.setattr(registry, "entry_points", lambda group: [Point("text")])
     with pytest.raises(ConfigError, match="somewhere:policy is no Policy"):
         policy_named("theirs")
 

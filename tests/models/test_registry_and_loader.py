@@ -8,6 +8,7 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 
+from mmengine import registry as registries
 from mmengine.errors import ModelError
 from mmengine.models import loader, registry
 
@@ -33,7 +34,7 @@ def install(tmp_path, monkeypatch):
         registry.load_plugins.cache_clear()
 
     monkeypatch.syspath_prepend(str(site))
-    monkeypatch.setattr(registry, "entry_points", entry_points)
+    monkeypatch.setattr(registries, "entry_points", entry_points)
     monkeypatch.setattr(loader, "entry_points", entry_points)
     before = set(sys.modules)
     yield do
@@ -100,7 +101,12 @@ def test_plugins_that_cannot_be_used(install, tmp_path):
     with pytest.raises(ModelError, match="no model plugin is installed"):
         registry.plugin_for(folder)
     install("[mmengine.models]\nbad = fake_bad:plugin\n", fake_bad="raise RuntimeError('boom')")
-    with pytest.raises(ModelError, match=r"bad \(fake_bad:plugin\) does not load: boom"):
+    with pytest.raises(
+        ModelError, match=r"bad \(fake_bad:plugin\) does not load: boom; update or uninstall fake 1$"
+    ):
+        registry.plugin_for(folder)
+    install("[mmengine.models]\nbad = fake_none:plugin\n", fake_none="plugin = 3")
+    with pytest.raises(ModelError, match="the entry point fake_none:plugin is no ModelPlugin"):
         registry.plugin_for(folder)
     install("[mmengine.models]\none = fake_one:plugin\ntwo = fake_two:plugin\n", fake_one=FAKE, fake_two=FAKE)
     with pytest.raises(ModelError, match="one .* and two .* both claim FakeModel"):

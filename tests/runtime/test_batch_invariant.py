@@ -16,7 +16,7 @@ from mmengine.config import EngineConfig
 from mmengine.errors import ConfigError
 from mmengine.gpu import text_ops
 from mmengine.native import library
-from mmengine.runtime.attention import registry
+from mmengine.runtime.attention import registry, triton_paged
 from mmengine.runtime.device import invariant
 from mmengine.runtime.executor import TorchExecutor
 from mmengine.runtime.sampling import masking, sampler
@@ -142,7 +142,7 @@ def test_without_kernels_it_is_refused(hidden_compiler, tmp_path):
 @pytest.mark.parametrize("name", ["auto", "triton"])
 def test_on_a_gpu_attention_is_tritons_in_one_tile(name, monkeypatch):
     made = []
-    monkeypatch.setattr(registry, "TritonPagedAttention", lambda *of, **options: made.append(options))
+    monkeypatch.setattr(triton_paged, "TritonPagedAttention", lambda *of, **options: made.append(options))
     monkeypatch.setattr(registry.triton_capability, "unfit", lambda spec, kv: None)
     registry.make_backend(name, None, ON_A_GPU, batch_invariant=True)
     assert made == [{"one_tile": True}]

@@ -11,7 +11,14 @@ import torch
 from flashinfer_fake import RECORD, fake_library, recorded, signatures
 
 from mmengine.errors import ConfigError
-from mmengine.runtime.attention import flashinfer_capability, registry, triton_capability
+from mmengine.runtime.attention import (
+    flashinfer_capability,
+    flashinfer_paged,
+    registry,
+    torch_paged,
+    triton_capability,
+    triton_paged,
+)
 from mmengine.runtime.attention.base import AttentionMeta, Bucket
 from mmengine.runtime.attention.flashinfer_host_plan import HostPlan
 from mmengine.runtime.attention.flashinfer_paged import FLOAT_WORKSPACE_BYTES, FlashInferAttention
@@ -249,9 +256,9 @@ def test_kernels_that_do_not_compile_are_told_of_at_once_and_auto_goes_on(monkey
         info=lambda what, **why: told.append((what, why)),
     )
     monkeypatch.setattr(registry, "log", kept)
-    monkeypatch.setattr(registry, "FlashInferAttention", broken)
-    monkeypatch.setattr(registry, "TritonPagedAttention", lambda spec, kv: "triton")
-    monkeypatch.setattr(registry, "TorchPagedAttention", lambda spec, kv: "torch")
+    monkeypatch.setattr(flashinfer_paged, "FlashInferAttention", broken)
+    monkeypatch.setattr(triton_paged, "TritonPagedAttention", lambda spec, kv: "triton")
+    monkeypatch.setattr(torch_paged, "TorchPagedAttention", lambda spec, kv: "torch")
     monkeypatch.setattr(flashinfer_capability, "unfit", lambda spec, kv: None)
     monkeypatch.setattr(triton_capability, "unfit", lambda spec, kv: "it is old")
     assert registry.make_backend("auto", spec, on_a_gpu()) == "torch"

@@ -13,14 +13,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from mmengine import registry
 from mmengine.config import EngineConfig
 from mmengine.core.outputs import Stats
 from mmengine.serve.answers import Completion
 from mmengine.serve.engine import Engine
 from mmengine.serve.options import Options, make_sampling
 from mmengine.serve.prompts import Prompt
-from mmengine.spec_decode import registry
 from mmengine.spec_decode.base import Proposed
+from mmengine.spec_decode.registry import DRAFTERS
 from mmengine.structured_output.spec import grammar_of
 from mmengine_shapes.questions import clip_questions, image_questions, scene_schema
 from mmengine_shapes.scenes import random_clip, random_scene
@@ -225,10 +226,20 @@ def _assert_same_logprobs(got, due):
 @contextmanager
 def known_as(name, make):
     """In here `spec=name` finds what `make` makes of a number of rows, as if it were installed."""
-    point = SimpleNamespace(name=name, load=lambda: make)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(registry, "entry_points", lambda group: [point])
+        declare_drafter(patch, name, lambda: make)
         yield
+
+
+def declare_drafter(patch, name, load):
+    """`patch`: pytest's. An entry point of that name is the only one of a drafter, and this loads it."""
+    installed = registry.entry_points
+    point = SimpleNamespace(name=name, value=f"theirs:{name}", dist=None, load=load)
+
+    def entry_points(group):
+        return [point] if group == DRAFTERS.group else installed(group=group)
+
+    patch.setattr(registry, "entry_points", entry_points)
 
 
 class Scripted:

@@ -5,7 +5,7 @@ import pytest
 
 from mmengine.request import Request, SamplingParams
 from mmengine.spec_decode.grammar import GrammarDrafter
-from mmengine.spec_decode.ngram import NgramDrafter
+from mmengine.spec_decode.registry import DRAFTERS
 from mmengine.spec_decode.suffix import SuffixDrafter
 from mmengine.spec_decode.texts import Texts
 
@@ -23,9 +23,9 @@ def of_grammars(texts):
     return GrammarDrafter(forced)
 
 
-DRAFTERS = {
+MAKERS = {
     "grammar": of_grammars,
-    "ngram": lambda texts: NgramDrafter(ROWS),
+    **{name: lambda texts, name=name: DRAFTERS.load(name)(ROWS) for name in DRAFTERS.names()},
     "suffix": lambda texts: SuffixDrafter(ROWS, ring_bits=10, table_bits=10),
 }
 
@@ -79,9 +79,9 @@ def held(value):
     return 1 if callable(value) else 1 + sum(held(getattr(value, name)) for name in names)
 
 
-@pytest.fixture(params=DRAFTERS)
+@pytest.fixture(params=MAKERS)
 def rows(request):
-    bench = Rows(DRAFTERS[request.param])
+    bench = Rows(MAKERS[request.param])
     for row in range(ROWS):  # a past answer, for those that look there
         bench.admit(row, num_said=40)
     for row in range(ROWS):
@@ -118,7 +118,7 @@ def test_the_same_is_proposed_again(rows):
 
 def test_two_that_heard_the_same_propose_the_same(rows, request):
     name = request.node.callspec.params["rows"]
-    other = Rows(DRAFTERS[name])
+    other = Rows(MAKERS[name])
     for bench in (rows, other):
         bench.rng = np.random.default_rng(9)
     for row in range(ROWS):
@@ -155,7 +155,7 @@ def test_a_row_that_another_request_has_now_knows_nothing_of_the_one_before(rows
 
 
 def test_a_row_is_left_twice_or_before_anybody_had_it():
-    for make in DRAFTERS.values():
+    for make in MAKERS.values():
         bench = Rows(make)
         for _ in range(2):
             bench.drafter.leave(3, bench.texts)

@@ -14,9 +14,8 @@ from mmengine.request import Request, SamplingParams
 from mmengine.runtime.drafting.eagle3.drafter import Eagle3Drafter
 from mmengine.runtime.drafting.next_drafts import Drafting
 from mmengine.runtime.rows import RowColumns
-from mmengine.spec_decode import registry
 from mmengine.spec_decode.base import Proposed
-from tests.spec_decode.equality import Scripted, answers, assert_same, known_as, mixed
+from tests.spec_decode.equality import Scripted, answers, assert_same, declare_drafter, known_as, mixed
 
 pytest.importorskip("mmengine_shapes")
 
@@ -162,7 +161,7 @@ def test_one_that_cannot_be_loaded_is_refused_by_name(monkeypatch):
     def load():
         raise ImportError("no module named theirs")
 
-    monkeypatch.setattr(registry, "entry_points", lambda group: [SimpleNamespace(name="theirs", load=load)])
+    declare_drafter(monkeypatch, "theirs", load)
     with pytest.raises(ConfigError, match="spec 'theirs' cannot be loaded from its entry point: ImportError"):
         answers(mixed(1), spec="theirs")
     with pytest.raises(ConfigError, match="spec 'ours' is no drafter; known are none, auto, grammar.*theirs"):

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmengine.request import Request, SamplingParams
-from mmengine.structured_output.backends import BACKENDS, backend_class
+from mmengine.structured_output.backends import GRAMMAR_BACKENDS
 from mmengine.structured_output.rows import RowMatchers
 from mmengine.structured_output.spec import draft_grammars_of, grammar_of
 
@@ -59,11 +59,11 @@ def encode(text):
     return found
 
 
-@pytest.fixture(scope="module", params=sorted(BACKENDS))
+@pytest.fixture(scope="module", params=GRAMMAR_BACKENDS.names())
 def backend(request):
     if request.param == "xgrammar":
         pytest.importorskip("xgrammar")
-    return backend_class(request.param)(lambda: TOKENS, encode, frozenset({END}), (END,), VOCAB)
+    return GRAMMAR_BACKENDS.load(request.param)(lambda: TOKENS, encode, frozenset({END}), (END,), VOCAB)
 
 
 @pytest.fixture(scope="module")

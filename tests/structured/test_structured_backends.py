@@ -8,7 +8,7 @@ import pytest
 
 from mmengine.errors import InvalidRequest
 from mmengine.request import Request, SamplingParams
-from mmengine.structured_output.backends import BACKENDS, backend_class
+from mmengine.structured_output.backends import GRAMMAR_BACKENDS
 from mmengine.structured_output.json_schema.refusal import SchemaRefused
 from mmengine.structured_output.opening import waiting
 from mmengine.structured_output.rows import RowMatchers
@@ -31,13 +31,13 @@ def encode(text):
 
 
 def make(name, *more):
-    if name != "llguidance":
+    if name == "xgrammar":
         pytest.importorskip(name)
     special = frozenset({END, END_TOO, IMAGE})
-    return backend_class(name)(lambda: TOKENS, encode, special, (END, END_TOO), VOCAB, *more)
+    return GRAMMAR_BACKENDS.load(name)(lambda: TOKENS, encode, special, (END, END_TOO), VOCAB, *more)
 
 
-@pytest.fixture(scope="module", params=[*BACKENDS, "llguidance on three threads"])
+@pytest.fixture(scope="module", params=[*GRAMMAR_BACKENDS.names(), "llguidance on three threads"])
 def backend(request):
     name, *more = request.param.split()
     return make(name, *([3] if more else []))

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from mmengine.errors import ConfigError, InvalidRequest
-from mmengine.structured_output.backends import backend_class
+from mmengine.structured_output.backends import GRAMMAR_BACKENDS
 from mmengine.structured_output.json_schema.gate import Bounds, gate
 from mmengine.structured_output.json_schema.refusal import SchemaRefused
 from mmengine.structured_output.spec import draft_grammars_of, grammar_of
@@ -34,7 +34,7 @@ RANDOM = settings(
 @pytest.fixture(scope="module")
 def backend():
     tokens = [*(bytes([byte]) for byte in range(256)), b""]
-    return backend_class("xgrammar")(
+    return GRAMMAR_BACKENDS.load("xgrammar")(
         lambda: tokens, lambda text: list(text.encode()), frozenset(), (END,), END + 1
     )
 
@@ -325,4 +325,4 @@ def test_without_the_package_the_engine_says_what_to_install(monkeypatch):
     monkeypatch.delitem(sys.modules, "mmengine.structured_output.xgrammar_backend", raising=False)
     monkeypatch.setitem(sys.modules, "xgrammar", None)
     with pytest.raises(ConfigError, match=re.escape('pip install "mmengine-vl[xgrammar]"')):
-        backend_class("xgrammar")
+        GRAMMAR_BACKENDS.load("xgrammar")

@@ -5,15 +5,12 @@ running request that loses its blocks when there are none left.
 """
 
 from collections.abc import Callable
-from importlib.metadata import entry_points
 from typing import NamedTuple, Protocol
 
 from mmengine.config import EngineConfig
 from mmengine.core.state.columns import ReadOnlyArray
 from mmengine.core.state.reading import RequestsByRow, RequestView
-from mmengine.errors import ConfigError
-
-GROUP = "mmengine.policies"
+from mmengine.registry import Registry
 
 
 class Running(Protocol):
@@ -50,11 +47,25 @@ def _least_important(view: Running) -> int:
     return max(rows, key=lambda row: _by_priority(view.requests_by_row[row]))
 
 
-_POLICIES = {
-    "fcfs": Policy(_by_arrival, _last_admitted),
-    "priority": Policy(_by_priority, _least_important),
-    "prefill_first": Policy(_by_arrival, _last_admitted, prefill_first=True),
-}
+FCFS = Policy(_by_arrival, _last_admitted)
+PRIORITY = Policy(_by_priority, _least_important)
+PREFILL_FIRST = Policy(_by_arrival, _last_admitted, prefill_first=True)
+
+POLICIES: Registry[Policy] = Registry(
+    "mmengine.policies",
+    "policy",
+    own={
+        "fcfs": f"{__name__}:FCFS",
+        "prefill_first": f"{__name__}:PREFILL_FIRST",
+        "priority": f"{__name__}:PRIORITY",
+    },
+    kind="Policy",
+    is_one=lambda found: isinstance(found, Policy),
+    unknown="no policy is called {name!r}; there are {known}",
+)
+# A policy of this process; an installed package has an entry point. ConfigError for a name that is taken.
+register_policy = POLICIES.register
+policy_named = POLICIES.load  # ConfigError with the names that exist
 
 
 def _preempted_first(request: RequestView) -> tuple[int, ...]:
@@ -69,30 +80,3 @@ def policy_of(config: EngineConfig) -> Policy:
     """The policy that the settings ask for. Raises ConfigError like `policy_named`."""
     vllm_fcfs = config.compat == "vllm" and config.policy == "fcfs"
     return _VLLM_FCFS if vllm_fcfs else policy_named(config.policy)
-
-
-def register_policy(name: str, policy: Policy) -> None:
-    """Make a policy known by name in this process; an installed package uses an entry point instead.
-
-    Raises ConfigError for a name that is taken.
-    """
-    if _POLICIES.get(name, policy) is not policy:
-        raise ConfigError(f"a policy is called {name!r} already; choose another name")
-    _POLICIES[name] = policy
-
-
-def policy_named(name: str) -> Policy:
-    """A policy of this engine, a registered one, or an entry point of the group `mmengine.policies`.
-
-    Raises ConfigError with the names that exist.
-    """
-    if name in _POLICIES:
-        return _POLICIES[name]
-    points = {point.name: point for point in entry_points(group=GROUP)}
-    if name not in points:
-        req_state = ", ".join(sorted({*_POLICIES, *points}))
-        raise ConfigError(f"no policy is called {name!r}; there are {req_state}")
-    policy = points[name].load()
-    if not isinstance(policy, Policy):
-        raise ConfigError(f"the entry point {points[name].value} is no Policy")
-    return policy

@@ -1,24 +1,32 @@
-"""Attention backends by name."""
+"""Attention backends by name; a stranger's come by entry points.
+
+An entry point in the group `mmengine.attention_backends` names what makes an AttentionBackend of a ModelSpec
+and a KVPool.
+"""
+
+from collections.abc import Callable
 
 import structlog
 
 from mmengine.errors import ConfigError
 from mmengine.models.plugin import ModelSpec
 from mmengine.native.library import load
+from mmengine.registry import Registry
 from mmengine.runtime.attention import flashinfer_capability, native_paged, triton_capability
 from mmengine.runtime.attention.base import AttentionBackend
-from mmengine.runtime.attention.flashinfer_paged import FlashInferAttention
-from mmengine.runtime.attention.native_paged import NativePagedAttention
-from mmengine.runtime.attention.torch_paged import TorchPagedAttention
-from mmengine.runtime.attention.triton_paged import TritonPagedAttention
 from mmengine.runtime.kv.pool import KVPool
 
-BACKENDS: dict[str, type[AttentionBackend]] = {
-    "flashinfer": FlashInferAttention,
-    "native": NativePagedAttention,
-    "torch": TorchPagedAttention,
-    "triton": TritonPagedAttention,
-}
+ATTENTION_BACKENDS: Registry[Callable[..., AttentionBackend]] = Registry(
+    "mmengine.attention_backends",
+    "attention backend",
+    own={
+        "flashinfer": "mmengine.runtime.attention.flashinfer_paged:FlashInferAttention [cuda]",
+        "native": "mmengine.runtime.attention.native_paged:NativePagedAttention",
+        "torch": "mmengine.runtime.attention.torch_paged:TorchPagedAttention",
+        "triton": "mmengine.runtime.attention.triton_paged:TritonPagedAttention",
+    },
+    beside=("auto",),
+)
 log = structlog.get_logger("mmengine.operators")
 
 
@@ -36,10 +44,7 @@ def make_backend(
         return _invariant(name, spec, kv)
     if name == "auto":
         return _automatic(spec, kv)
-    if name not in BACKENDS:
-        known = ", ".join(["auto", *BACKENDS])
-        raise ConfigError(f"there is no attention backend {name!r}; choose one of {known}")
-    return BACKENDS[name](spec, kv)
+    return ATTENTION_BACKENDS.load(name)(spec, kv)
 
 
 def _invariant(name: str, spec: ModelSpec, kv: KVPool) -> AttentionBackend:
@@ -50,27 +55,27 @@ def _invariant(name: str, spec: ModelSpec, kv: KVPool) -> AttentionBackend:
     if chosen == "triton":
         problem = triton_capability.unfit(spec, kv)
         if problem is None:
-            return TritonPagedAttention(spec, kv, one_tile=True)
+            return ATTENTION_BACKENDS.load("triton")(spec, kv, one_tile=True)
     elif chosen == "native":
         problem = native_paged.unfit(spec, kv)
         if problem is None:
-            return NativePagedAttention(spec, kv, tiles_only=True)
+            return ATTENTION_BACKENDS.load("native")(spec, kv, tiles_only=True)
     raise ConfigError(f"batch_invariant needs attention that is too: {problem}; leave one of them out")
 
 
 def _automatic(spec: ModelSpec, kv: KVPool) -> AttentionBackend:
     if kv.blocks.device.type == "cpu":
         is_native = not native_paged.unfit(spec, kv) and load() is not None
-        return (NativePagedAttention if is_native else TorchPagedAttention)(spec, kv)
+        return ATTENTION_BACKENDS.load("native" if is_native else "torch")(spec, kv)
     reasons: dict[str, str] = {}  # why not, by backend
-    for name, backend, unfit in (
-        ("flashinfer", FlashInferAttention, flashinfer_capability.unfit),
-        ("triton", TritonPagedAttention, triton_capability.unfit),
+    for name, unfit in (
+        ("flashinfer", flashinfer_capability.unfit),
+        ("triton", triton_capability.unfit),
     ):
         reason = unfit(spec, kv)
         if reason is None:
             try:
-                made = backend(spec, kv)
+                made = ATTENTION_BACKENDS.load(name)(spec, kv)
             except ConfigError as error:
                 reason = str(error)
             else:
@@ -79,4 +84,4 @@ def _automatic(spec: ModelSpec, kv: KVPool) -> AttentionBackend:
                 return made
         reasons[name] = reason
     log.warning("attention by torch, which is slower on a GPU", **reasons)
-    return TorchPagedAttention(spec, kv)
+    return ATTENTION_BACKENDS.load("torch")(spec, kv)

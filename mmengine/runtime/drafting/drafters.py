@@ -17,7 +17,7 @@ from mmengine.spec_decode.base import Drafter
 from mmengine.spec_decode.eagle3.config import MAX_DRAFTS, Target
 from mmengine.spec_decode.eagle3.loading import HeadFolder, open_head
 from mmengine.spec_decode.grammar import GrammarDrafter
-from mmengine.spec_decode.registry import free_drafter
+from mmengine.spec_decode.registry import DRAFTERS
 from mmengine.structured_output.rows import RowMatchers
 
 # Of one row, where the settings do not say: without a head, and of a grammar and a head together.
@@ -117,4 +117,4 @@ def make_drafters(config: EngineConfig, matchers: RowMatchers) -> list[Drafter]:
         return []
     if config.spec in (AUTO, GRAMMAR):
         return [GrammarDrafter(matchers.forced)]
-    return [free_drafter(config.spec)(config.max_num_seqs)]
+    return [DRAFTERS.load(config.spec)(config.max_num_seqs)]

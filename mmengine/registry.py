@@ -1,0 +1,111 @@
+"""What is chosen by name: models, drafters, policies, grammar backends and attention backends.
+
+All of them are entry points. A stranger's is declared by an installed distribution, in the registry's group;
+our own are written down in code in the same notation, and nobody can take their names. Nothing is imported
+before it is chosen.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import EntryPoint, entry_points
+from typing import Generic, TypeVar
+
+from mmengine.errors import ConfigError, MMEngineError, in_one_line
+
+DISTRIBUTION = "mmengine-vl"  # ours
+
+Thing = TypeVar("Thing")
+
+
+class Registry(Generic[Thing]):
+    """The entry points of `group`, by name.
+
+    `own`: "module:attribute" by name, and behind that "[extra]" where it needs an extra of our distribution.
+    `beside`: names that the same setting takes and that are no entry points. `kind` and `is_one`: what an
+    entry point must give, and whether something is that. `unknown` and `broken`: the messages, raised as
+    `error`, for a name that nothing has, of {name}, {noun} and {known}; and for what cannot be imported, of
+    {name}, {noun}, {value}, {error} (with its type) or {reason}, {advice} and {others}.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        noun: str,
+        *,
+        own: Mapping[str, str] | None = None,
+        beside: Sequence[str] = (),
+        kind: str = "callable",
+        is_one: Callable[[object], bool] = callable,
+        error: type[MMEngineError] = ConfigError,
+        unknown: str = "there is no {noun} {name!r}; choose one of {known}",
+        broken: str = "{noun} {name} cannot be loaded ({error}); {advice}, or choose another ({others})",
+    ):
+        self.group, self.noun = group, noun
+        self._own = {name: EntryPoint(name, value, group) for name, value in (own or {}).items()}
+        self._registered: dict[str, Thing] = {}
+        self._beside, self._kind, self._is_one = beside, kind, is_one
+        self._error, self._unknown, self._broken = error, unknown, broken
+
+    def names(self) -> list[str]:
+        """Our own first."""
+        strangers = {point.name for point in self.points()} | self._registered.keys()
+        return [*self._own, *sorted(strangers - self._own.keys())]
+
+    def points(self) -> list[EntryPoint]:
+        """Our own first. One that is found through two folders of the path counts once."""
+        found = {(point.name, point.value): point for point in entry_points(group=self.group)}
+        return [*self._own.values(), *(found[key] for key in sorted(found) if key[0] not in self._own)]
+
+    def register(self, name: str, thing: Thing) -> None:
+        """Make `thing` known by `name` in this process. Raises where another one has that name."""
+        taken = self.load(name) if name in self._own else self._registered.get(name, thing)
+        if taken is not thing:
+            raise self._error(f"a {self.noun} is called {name!r} already; choose another name")
+        self._registered[name] = thing
+
+    def load(self, name: str) -> Thing:
+        """What has that name, imported only now. Raises where nothing has it, where two strangers claim it,
+        and where it cannot be imported."""
+        if name in self._registered:
+            return self._registered[name]
+        if name in self._own:
+            return self.open(self._own[name])
+        found = [point for point in self.points() if point.name == name]
+        if not found:
+            known = ", ".join([*self._beside, *self.names()])
+            raise self._error(self._unknown.format(name=name, noun=self.noun, known=known))
+        if len(found) > 1:
+            claims = " and ".join(f"{point.value} ({_distribution(point)})" for point in found)
+            raise self._error(f"the {self.noun} {name} is claimed by {claims}; uninstall one of them")
+        return self.open(found[0])
+
+    def open(self, point: EntryPoint) -> Thing:
+        """What one of `points` gives. Raises where it cannot be imported, or is something else."""
+        try:
+            thing = point.load()
+        except Exception as error:  # a stranger's module may raise anything at all
+            raise self._error(self._why_broken(point, error)) from error
+        if not self._is_one(thing):
+            raise self._error(f"the entry point {point.value} is no {self._kind}")
+        return thing
+
+    def _why_broken(self, point: EntryPoint, error: Exception) -> str:
+        if point.name in self._own:
+            extras = f"[{','.join(point.extras)}]" if point.extras else ""
+            advice = f'pip install "{DISTRIBUTION}{extras}"'
+        else:
+            advice = f"update or uninstall {_distribution(point)}"
+        others = ", ".join(name for name in self.names() if name != point.name)
+        return self._broken.format(
+            name=point.name,
+            noun=self.noun,
+            value=point.value,
+            error=in_one_line(error),
+            reason=in_one_line(error).partition(": ")[2],
+            advice=advice,
+            others=others,
+        )
+
+
+def _distribution(point: EntryPoint) -> str:
+    """Who brings it."""
+    return "the package that brings it" if point.dist is None else f"{point.dist.name} {point.dist.version}"
