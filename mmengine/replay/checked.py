@@ -85,10 +85,10 @@ class CheckedLog:
             yield self.first
         for record in self._records if self._base is None else chain((self.first,), self._records):
             self.record = record
-            kind = type(record.event)
-            if kind in _CHECKED or kind is ev.Executed and len(record.event.token_ids) % 4:
+            event = record.event
+            if type(event) in _CHECKED or isinstance(event, ev.Executed) and len(event.token_ids) % 4:
                 with self.naming():
-                    self._check_observation(record.event)
+                    self._check_observation(event)
             yield record
 
     @contextmanager
@@ -99,7 +99,10 @@ class CheckedLog:
         except LogError:
             raise
         except Exception as error:
-            raise self.contradiction(record or self.record, error) from error
+            lying = record or self.record
+            if lying is None:
+                raise
+            raise self.contradiction(lying, error) from error
 
     @staticmethod
     def contradiction(record: Record, error: Exception) -> CorruptLog:

@@ -213,11 +213,11 @@ def _difference(
         sides = _side(one, one[3]), _side(two, two[3])
         return LogDifference(kind, settings, count, step, "event", request, sides)
     name = next(name for name in {**one[3], **two[3]} if one[3].get(name) != two[3].get(name))
-    values, request = (one[3].get(name), two[3].get(name)), str(one[3].get("request_id", ""))
-    if all(isinstance(value, dict) for value in values) and list(values[0]) == list(values[1]):
-        request = next(each for each in values[0] if values[0][each] != values[1][each])
-        values = values[0][request], values[1][request]
-    sides = _side(one, values[0]), _side(two, values[1])
+    left, right, request = one[3].get(name), two[3].get(name), str(one[3].get("request_id", ""))
+    if isinstance(left, dict) and isinstance(right, dict) and list(left) == list(right):
+        request = next(each for each in left if left[each] != right[each])
+        left, right = left[request], right[request]
+    sides = _side(one, left), _side(two, right)
     return LogDifference(kind, settings, count, step, name, request, sides)
 
 

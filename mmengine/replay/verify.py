@@ -116,14 +116,16 @@ class _Tape:
             raise _Parted(self.divergence("event", type(event).__name__, "Executed"))
         tokens = np.frombuffer(event.token_ids, np.int32)
         logprobs = tuple((index, list(entries)) for index, entries in event.logprobs)
-        columns = (event.counts, event.drafts, event.num_drafts, event.drafters)
         return StepResult(
             tokens,
             event.stops,
             event.errors,
             logprobs,
             event.device_ns,
-            *(_int32(column) for column in columns),
+            _int32(event.counts),
+            _int32(event.drafts),
+            _int32(event.num_drafts),
+            _int32(event.drafters),
             event.draft_ns,
             event.host_ns,
         )
@@ -187,13 +189,12 @@ class _Tape:
     def _count(self, record: Record) -> None:
         report, event = self._report, record.event
         report.events += 1
-        kind = type(event)
-        if kind is ev.Executed:
+        if isinstance(event, ev.Executed):
             report.steps += 1
             report.tokens += len(event.token_ids) // 4
-        elif kind is ev.Queued:
+        elif isinstance(event, ev.Queued):
             report.requests += 1
-        elif kind is ev.Checkpoint:
+        elif isinstance(event, ev.Checkpoint):
             report.checkpoints += 1
         if self._progress is not None:
             self._progress(record)
@@ -292,7 +293,11 @@ def _derive(tape: _Tape, log: CheckedLog) -> State | Divergence:
         if tape.next is not None:  # at the end of the log the live engine stopped here too
             return tape.divergence("event", type(tape.next.event).__name__, str(error))
     except Exception as error:
-        raise log.contradiction(tape.last or log.record, error) from error
+        lying = tape.last or log.record
+        if lying is None:
+            raise
+        raise log.contradiction(lying, error) from error
+    assert core is not None  # it comes first, and STARTED is there for it
     return core.state
 
 

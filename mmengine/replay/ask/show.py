@@ -165,14 +165,14 @@ def step_lines(log: CheckedLog | Path) -> Iterator[StepLine]:
                     is_before = False
             match record.event:
                 case ev.Executed(device_ns=device_ns):
-                    line = decided.popleft()
-                    if line is not None:
-                        line.device_ms = device_ns / 1e6
-                        yield line
+                    landed = decided.popleft()
+                    if landed is not None:
+                        landed.device_ms = device_ns / 1e6
+                        yield landed
                 case ev.Failed(error=error):
-                    for line in filter(None, decided):
-                        line.failed = error
-                        yield line
+                    for failed in filter(None, decided):
+                        failed.failed = error
+                        yield failed
                     decided.clear()
 
 

@@ -33,7 +33,8 @@ def told(waits: list[Wait]) -> tuple[str, dict[str, Any]]:
 
 def _short(waits: list[Wait]) -> tuple[str, dict[str, Any]]:
     last = waits[-1].reason
-    text, figures = last.sentence(), {}
+    text = last.sentence()
+    figures: dict[str, object] = {}
     if last.other:
         figures["other"] = last.other
     if last.short:

@@ -36,15 +36,17 @@ class Claim(msgspec.Struct, frozen=True):
 def why(folder: Path, request_id: str) -> list[Claim]:
     """What happened to the last request of that id. Raises LogError when there was none, and what `verify`
     raises."""
-    queued, refused = None, None
+    queued: tuple[Record, ev.Queued] | None = None
+    refused: tuple[Record, ev.Finished] | None = None
     for record in CheckedLog(folder):
-        match record.event:
+        event = record.event
+        match event:
             case ev.Queued(request_id=name) if name == request_id:
-                queued = record
+                queued = record, event
             case ev.Finished(request_id=name, reason="rejected") if name == request_id:
-                refused = record
-    if queued is not None and (refused is None or refused.sequence < queued.sequence):
-        return _Inquiry(CheckedLog(folder), queued).claims()
+                refused = record, event
+    if queued is not None and (refused is None or refused[0].sequence < queued[0].sequence):
+        return _Inquiry(CheckedLog(folder), *queued).claims()
     if refused is None and request_id in CheckedLog(folder).first_state().requests:
         raise LogError(
             f"the beginning of the log in {folder} is gone, and with it the arrival of that request; what is "
@@ -52,20 +54,22 @@ def why(folder: Path, request_id: str) -> list[Claim]:
         )
     if refused is None:
         raise LogError(f"no request in {folder} has that id; see mmengine log show {folder}")
-    text = f"It was refused when it came: {refused.event.detail}."
-    return [Claim(refused.step, refused.step, 0, "end", text, {"reason": "rejected"})]
+    record, finished = refused
+    text = f"It was refused when it came: {finished.detail}."
+    return [Claim(record.step, record.step, 0, "end", text, {"reason": "rejected"})]
 
 
 class _Inquiry:
     """One fold of the log, with an eye on one request."""
 
-    def __init__(self, log: CheckedLog, queued: Record):
+    def __init__(self, log: CheckedLog, queued: Record, request: ev.Queued):
+        """`queued`: the record of the request's arrival, `request`."""
         self._log, self._queued = log, queued
-        self._name: str = queued.event.request_id
+        self._name = request.request_id
         self.state = log.first_state()
         self.view = View(self.state)
         with log.naming(queued):
-            self._request = request_of(queued.event)
+            self._request = request_of(request)
             self._prefix = PrefixTrail(self.state, self._request, self._request.prompt_token_ids)
             self._media = MediaTrail(self.state, self._request)
         self._reasons: Reasons | None = None
@@ -101,21 +105,21 @@ class _Inquiry:
             self._reasons = self._reasons or Reasons(self.view)
             if isinstance(event, ev.Preempted) and event.request_id == self._name:
                 self._tell_waits()
-                self._preempted(record, self._reasons.blocks_short())
+                self._preempted(record, event, self._reasons.blocks_short())
             self._reasons.before(event)
         elif self._reasons is not None:
             self._note_wait(record)
         match event:
             case ev.Queued(request_id=name) if name == self._name:
-                self._arrived(record)
+                self._arrived(record, event)
             case ev.Admitted(request_id=name) if name == self._name:
                 self._tell_waits()
-                self._admitted(record)
+                self._admitted(record, event)
             case ev.Scheduled():
-                self._encoded(record, event.encode)
+                self._encoded(record, None, event.encode)
             case ev.Preempted(request_id=name) if name == self._name and not is_scheduling(self.state, event):
                 self._tell_waits()
-                self._preempted(record, None)
+                self._preempted(record, event, None)
             case ev.Recovered() if self._is_live:
                 self._claim(record, "crash", "The process ended, and another one went on with the log.")
             case ev.Failed() if self._was_in_step():
@@ -128,7 +132,7 @@ class _Inquiry:
                 self._claim(record, "stall", f"The engine reported it: {event.kind}, {event.detail}.")
             case ev.Finished(request_id=name) if name == self._name:
                 self._tell_waits()
-                self._ended(record)
+                self._ended(record, event)
 
     def _was_in_step(self) -> bool:
         row = self.state.requests[self._name].row
@@ -156,18 +160,18 @@ class _Inquiry:
             self._found.append(Claim(first.step, last.step, first.since_ns, "wait", text, facts))
         self._waits.clear()
 
-    def _arrived(self, record: Record) -> None:
+    def _arrived(self, record: Record, event: ev.Queued) -> None:
         self._is_live = True
         running, waiting = len(self.state.running), len(self.state.waiting)
-        prompt = len(record.event.prompt) // 4
-        media = sum(item.num_embeds for item in record.event.media)
-        num_items = len(record.event.media)
+        prompt = len(event.prompt) // 4
+        media = sum(item.num_embeds for item in event.media)
+        num_items = len(event.media)
         of_media = f", {media} of them for images or videos ({num_items})" if media else ""
         text = f"It came with {prompt} prompt tokens{of_media}; {running} ran, {waiting} waited."
         self._claim(record, "arrival", text, prompt_tokens=prompt, running=running, waiting=waiting)
 
-    def _admitted(self, record: Record) -> None:
-        event, req_state = record.event, self.state.requests[self._name]
+    def _admitted(self, record: Record, event: ev.Admitted) -> None:
+        req_state = self.state.requests[self._name]
         cached = len(event.cached_blocks) // 4 * self.state.block_size
         again = " again" if req_state.num_cached >= 0 else ""
         text = f"It started{again} in row {event.row}."
@@ -180,7 +184,7 @@ class _Inquiry:
             self._claim(record, "group", text, tokens=event.num_computed)
         else:
             self._cached(record, cached, len(req_state.tokens))
-        self._encoded(record, event.encode)
+        self._encoded(record, event.row, event.encode)
 
     def _cached(self, record: Record, cached: int, total: int) -> None:
         state, size, facts = self.state, self.state.block_size, {"cached_tokens": cached, "tokens": total}
@@ -222,9 +226,8 @@ class _Inquiry:
             return text, {"miss": "media or salt"}
         return "nobody had computed it before", {"miss": "never there"}
 
-    def _encoded(self, record: Record, encode: tuple[tuple[bytes, int, int], ...]) -> None:
-        """Items of the request that this decision has encoded."""
-        row = getattr(record.event, "row", None)
+    def _encoded(self, record: Record, row: int | None, encode: tuple[tuple[bytes, int, int], ...]) -> None:
+        """Items of the request that this decision has encoded. `row`: the one that it gives to a request."""
         row = self.state.requests[self._name].row if row is None else row
         for key, owner, index in encode if row >= 0 else ():
             if owner == row:
@@ -233,8 +236,8 @@ class _Inquiry:
                 miss, facts = self._media.miss(key)
                 self._claim(record, "encoder cache", f"{text}{miss}.", item=index, **facts)
 
-    def _preempted(self, record: Record, blocks: tuple[int, int] | None) -> None:
-        event, state = record.event, self.state
+    def _preempted(self, record: Record, event: ev.Preempted, blocks: tuple[int, int] | None) -> None:
+        state = self.state
         facts: dict[str, Any] = {"mode": event.mode, "reason": event.reason}
         text = f"It was preempted: {event.reason}"
         if blocks is not None:
@@ -253,8 +256,8 @@ class _Inquiry:
         req_state = state.token_ids[event.row, : state.num_tokens[event.row]].copy()
         self._prefix = PrefixTrail(state, self._request, req_state, self._name)
 
-    def _ended(self, record: Record) -> None:
-        event, req_state = record.event, self.state.requests[self._name]
+    def _ended(self, record: Record, event: ev.Finished) -> None:
+        req_state = self.state.requests[self._name]
         self._is_live = False
         num_tokens = (
             int(self.state.num_tokens[req_state.row]) if req_state.row >= 0 else len(req_state.tokens)

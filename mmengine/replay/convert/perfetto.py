@@ -69,7 +69,7 @@ class _Trace:
             case ev.Preempted(request_id=name, reason=reason):
                 yield from self._preempted(name, now, {"reason": reason, "mode": event.mode})
             case ev.Executed():
-                yield from self._executed(state, record)
+                yield from self._executed(state, record, event)
             case ev.Failed(error=error):
                 yield from self._failed(now, error)
             case ev.Finished(request_id=name, reason=reason) if name in self._lives:
@@ -160,14 +160,14 @@ class _Trace:
 
     # Steps
 
-    def _executed(self, state: State, record: Record) -> Iterator[dict[str, Any]]:
-        for row, _ in taken_tokens(state, record.event):
+    def _executed(self, state: State, record: Record, event: ev.Executed) -> Iterator[dict[str, Any]]:
+        for row, _ in taken_tokens(state, event):
             name = state.requests_by_row[row].request.request_id
             if self._lives[name].phase == PREFILL:
                 yield from self._turn(name, DECODE, record.mono_ns)
         if state.is_open and not state.flights:
             return  # `_decided` draws it, because nothing said before when it was decided
-        yield from self._ran(record.step, record.mono_ns, record.event.device_ns)
+        yield from self._ran(record.step, record.mono_ns, event.device_ns)
 
     def _ran(self, step: int, now: int, device_ns: int) -> Iterator[dict[str, Any]]:
         since, facts = self._dispatched.pop(step, (now, {}))

@@ -64,7 +64,7 @@ def redact(source: Path, target: Path, key: bytes) -> RedactReport:
     if len(key) < MIN_KEY_BYTES:
         raise InvalidRequest(f"the key has {len(key)} bytes; give at least {MIN_KEY_BYTES}")
     log = CheckedLog(source)
-    if log.begins_after >= 0:
+    if log.begins_after >= 0 or log.first is None:
         raise LogError(f"the beginning of the log in {source} is gone, so nobody knows its prompts")
     redactor, began = _Redactor(log, key), log.first.mono_ns
     writer = LogWriter(target, wall_ns=lambda: 0)

@@ -10,19 +10,19 @@ import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
+from traceback import walk_tb
 from typing import NamedTuple
 
 import msgspec
 
 from mmengine.core.decide.admit import check_request
 from mmengine.core.decide.stall import THRASH
-from mmengine.core.executor import Executor
 from mmengine.errors import InvalidRequest, LogError, MMEngineError
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogWriter
 from mmengine.events.sink import Sink
 from mmengine.replay.invariants import INVARIANTS, broken
-from mmengine.replay.rerun.playback import Playback
+from mmengine.replay.rerun.playback import ClockedExecutor, Playback
 from mmengine.replay.rerun.script import Script, read_script, request_of
 from mmengine.replay.rerun.scripted import ScriptedExecutor
 from mmengine.replay.verify import verify
@@ -79,7 +79,7 @@ def find_failure(
 class _Run:
     """One playback. What ends it by itself is a failure too, whatever was looked for."""
 
-    def __init__(self, script: Script, executor: Executor, sink: Sink | None):
+    def __init__(self, script: Script, executor: ClockedExecutor, sink: Sink | None):
         self._thrashing = ""
         self.playback = Playback(script.config, script.observations, executor, sink=sink, see=self._see)
         self.outputs: dict[str, list[int]] = {}
@@ -122,10 +122,8 @@ class _Run:
 
 def _place(error: Exception) -> str:
     """What an exception says, and the function that raised it."""
-    trace = error.__traceback__
-    while trace.tb_next is not None:
-        trace = trace.tb_next
-    code = trace.tb_frame.f_code
+    *_, (frame, _) = walk_tb(error.__traceback__)
+    code = frame.f_code
     text = (str(error).splitlines() or [""])[0][:200]
     return f"{type(error).__name__} in {Path(code.co_filename).name}, {code.co_name}: {text}"
 

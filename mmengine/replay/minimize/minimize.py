@@ -7,6 +7,7 @@ numbers). Steps behind the first failure do not matter, so they go first.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import msgspec
 
@@ -15,6 +16,7 @@ from mmengine.events import vocabulary as ev
 from mmengine.replay.minimize import shrink
 from mmengine.replay.minimize.failures import Failure, enough_steps, is_playable
 from mmengine.replay.rerun.script import Script
+from mmengine.request import MediaItem
 
 Probe = Callable[[Script, int], Failure | None]  # the failure of a script within so many steps
 MAX_ROUNDS = 8  # each but the last one made something smaller
@@ -66,10 +68,10 @@ class Minimizer:
             self._try(shrink.until(self.best, self.failure.step))
         self._rounds(self._everything)
         if settings:
-            self._rounds(lambda: (self._settings(), self._everything()))
+            self._rounds(self._settings_too)
         return self.best
 
-    def _rounds(self, shrink_once: Callable[[], object]) -> None:
+    def _rounds(self, shrink_once: Callable[[], None]) -> None:
         for _ in range(MAX_ROUNDS):
             before = self._size()
             shrink_once()
@@ -83,6 +85,10 @@ class Minimizer:
         self._ages()
         self._values()
 
+    def _settings_too(self) -> None:
+        self._settings()
+        self._everything()
+
     def _try(self, script: Script) -> bool:
         """Whether the script fails in the same way; then it is the best one."""
         if self._is_over() or not is_playable(script):
@@ -90,9 +96,9 @@ class Minimizer:
         self.tried += 1
         most = 2 * self.failure.step + 64 if self.failure.step >= 0 else 2**62
         failure = self._probe(script, most)
-        same = failure is not None and failure.signature == self.failure.signature
-        if same:
-            self.best, self.failure = script, failure
+        same = False
+        if failure is not None and failure.signature == self.failure.signature:
+            same, self.best, self.failure = True, script, failure
         self._tell()
         return same
 
@@ -172,10 +178,11 @@ class Minimizer:
             shrink.smallest(
                 1,
                 item.runs[0][1] if len(item.runs) == 1 else item.runs[0][1] + 1,
-                lambda size, whole=whole, item=item: (
-                    size <= item.runs[0][1] and self._try(shrink.with_media_size(whole, item.mm_hash, size))
-                ),
+                partial(self._try_media_size, whole, item),
             )
+
+    def _try_media_size(self, whole: Script, item: MediaItem, size: int) -> bool:
+        return size <= item.runs[0][1] and self._try(shrink.with_media_size(whole, item.mm_hash, size))
 
     def _prompt(self, name: str) -> None:
         self._phase = "prompts"
@@ -184,10 +191,13 @@ class Minimizer:
             shrink.smallest(
                 0,
                 end - start,
-                lambda kept, whole=whole, start=start, end=end: self._try(
-                    shrink.without_text(whole, name, start + kept, end - start - kept)
-                ),
+                partial(self._try_text, whole, name, (start, end)),
             )
+
+    def _try_text(self, whole: Script, name: str, text: tuple[int, int], kept: int) -> bool:
+        """Of the prompt's tokens `text` (where they start, and end) leave the first `kept`."""
+        start, end = text
+        return self._try(shrink.without_text(whole, name, start + kept, end - start - kept))
 
     def _fields(self, name: str) -> None:
         self._phase = "making values plain"
@@ -203,7 +213,7 @@ class Minimizer:
             shrink.smallest(
                 0,
                 getattr(whole.config, name),
-                lambda value, name=name, whole=whole: self._try_setting(whole, name, value),
+                partial(self._try_setting, whole, name),
             )
 
     def _try_setting(self, whole: Script, name: str, value: int) -> bool:

@@ -81,25 +81,28 @@ def reproduce(script: Script, failure: Failure, kind: str | Command, folder: Pat
     if folder.exists() and any(folder.iterdir()):
         raise LogError(f"{folder} is not empty; name another folder")
     log = folder / "log"
-    command = isinstance(kind, Command)
-    write_log(script, "any" if command else kind, log)
-    found = kind.failure(log) if command else replay_failure(log, kind)
+    if isinstance(kind, Command):
+        write_log(script, "any", log)
+        found = kind.failure(log)
+        name, imports = "command", "import subprocess\n"
+        body = _COMMAND.format(command=kind.parts, code=kind.code)
+    else:
+        write_log(script, kind, log)
+        found = replay_failure(log, kind)
+        name, imports = failure.kind, "from mmengine.replay import replay_failure\n"
+        body = _REPLAY.format(kind=failure.kind)
     if found is None or found.signature != failure.signature:
         raise LogError(f"the log in {log} does not fail as the whole one does: {found}")
-    name = "command" if command else failure.kind
+    seen = found.what if isinstance(kind, Command) else f"First seen at step {found.step}: {found.what}"
     text = _TEST.format(
         title=_title(failure, kind),
-        what=_plain(f"First seen at step {found.step}: {found.what}" if not command else found.what),
+        what=_plain(seen),
         before=before,
         after=len(script.requests),
         table="\n".join(_table(read_script(log))),
-        imports="import subprocess\n" if command else "from mmengine.replay import replay_failure\n",
+        imports=imports,
         name=name,
-        body=(
-            _COMMAND.format(command=kind.parts, code=kind.code)
-            if command
-            else _REPLAY.format(kind=failure.kind)
-        ),
+        body=body,
     )
     test = folder / f"test_minimized_{name}.py"
     test.write_text(text)
@@ -111,7 +114,7 @@ def _title(failure: Failure, kind: str | Command) -> str:
         return "A command fails on this log."
     if failure.kind in IN_A_RUN:
         return f"Serving these requests fails: {failure.kind}."
-    return INVARIANTS[failure.kind].__doc__.strip()
+    return (INVARIANTS[failure.kind].__doc__ or "").strip()
 
 
 def _table(script: Script) -> list[str]:

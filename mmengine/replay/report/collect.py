@@ -262,7 +262,9 @@ class Collector:
 def slots_of(start: np.ndarray, end: np.ndarray) -> np.ndarray:
     """Where each lane is drawn, int32: the first line that is free from its start to its end. Both
     ascend with the lanes' order of arrival, or are the log's end."""
-    slots, free, busy = np.zeros(len(start), np.int32), [], []
+    slots = np.zeros(len(start), np.int32)
+    free: list[int] = []
+    busy: list[tuple[int, int]] = []  # until when, and which line
     for lane, (first, last) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):
         while busy and busy[0][0] <= first:
             heapq.heappush(free, heapq.heappop(busy)[1])

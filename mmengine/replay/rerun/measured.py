@@ -41,7 +41,8 @@ class Watch:
     def __init__(self, config: EngineConfig, num_requests: int):
         self.measured = Measured(Meter(num_requests, config.max_num_seqs))
         self._clock = SteadyClock()
-        self._names: dict[str, str] | None = None
+        self._names: dict[str, str] = {}
+        self._has_begun = False
         self._count = 0
         self._start_ns = -1
         self._decided: deque[tuple[np.ndarray | None, int]] = deque()  # work (None: not known), rows
@@ -51,7 +52,7 @@ class Watch:
 
     def see(self, state: State, record: Record) -> None:
         measured, event, time_ns = self.measured, record.event, self._clock.of(record)
-        if self._names is None:
+        if not self._has_begun:
             self._begin(state)
         if self._admitted is not None:
             name, num_encoded = self._admitted
@@ -89,7 +90,7 @@ class Watch:
 
     def _begin(self, state: State) -> None:
         """Requests that were there before the log's first record count from there on."""
-        self._names = {}
+        self._has_begun = True
         self._decided.extend([(None, 0)] * len(state.flights))
         for name, req_state in state.requests.items():
             self._start_ns = 0
@@ -116,7 +117,7 @@ class Watch:
         work, num_rows = self._decided.popleft()
         measured.num_steps += 1
         measured.duration_ns = now
-        if event.device_ns > 0 and num_rows:
+        if event.device_ns > 0 and work is not None and num_rows:
             measured.work.append(work)
             measured.device_ns.append(event.device_ns)
             if not self._overlaps and self._last_ns >= 0:

@@ -29,10 +29,23 @@ class Clock(Protocol):
     def wait_until(self, due: int) -> None: ...
 
 
+class ClockedExecutor(Executor, Protocol):
+    """An executor with a clock of its own, as simulated ones have it."""
+
+    @property
+    def clock_ns(self) -> int: ...
+
+
+class WaitingExecutor(ClockedExecutor, Protocol):
+    """One that can let time pass in which nothing runs."""
+
+    def wait_until(self, time_ns: int) -> None: ...
+
+
 class Timer:
     """By ns: the executor's clock shows 0 at `start_ns`."""
 
-    def __init__(self, executor: Executor, start_ns: int):
+    def __init__(self, executor: WaitingExecutor, start_ns: int):
         self._executor, self._start_ns = executor, start_ns
 
     def due(self, observation: Observation) -> int:
@@ -76,26 +89,23 @@ class _Heard(SinkBefore):
 
 
 class Playback:
-    """An engine and what happens to it. `timed`: observations are due at their time on the executor's
-    clock, and deadlines pass by it; else at their step, and deadlines pass where the log says.
-
-    `executor` has a clock, `clock_ns`, which shows 0 at `start_ns` of the log. `see` hears of each event
-    right before it is applied.
+    """An engine and what happens to it. `timer`: observations are due at their time on the executor's
+    clock, and deadlines pass by it; without one at their step, and deadlines pass where the log says. `see`
+    hears of each event right before it is applied.
     """
 
     def __init__(
         self,
         config: EngineConfig,
         observations: list[Observation],
-        executor: Executor,
+        executor: ClockedExecutor,
         *,
-        timed: bool = False,
+        timer: Timer | None = None,
         sink: Sink | None = None,
         see: Callable[[ev.Event], None] = lambda event: None,
-        start_ns: int = 0,
     ):
         self._observations, self._next = observations, 0
-        self._timed = timed
+        self._timed = timer is not None
         self._heard = _Heard(sink or MemoryLog(limit=1), see)
         self.core = EngineCore(
             config,
@@ -105,7 +115,7 @@ class Playback:
             fingerprints={"executor": "playback"},
             clock=lambda: executor.clock_ns,
         )
-        self._clock: Clock = Timer(executor, start_ns) if timed else Counter(self.core)
+        self._clock: Clock = timer or Counter(self.core)
 
     def step(self) -> Outputs | None:
         """One turn of the loop; None when nothing is left that could happen. Raises what the engine

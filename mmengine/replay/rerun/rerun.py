@@ -21,7 +21,7 @@ from mmengine.events import vocabulary as ev
 from mmengine.replay.checked import CheckedLog
 from mmengine.replay.rerun.fit import FitError, FittedCost, fit, held_out_error
 from mmengine.replay.rerun.measured import MAX_REQUESTS, Measured, Watch
-from mmengine.replay.rerun.playback import Playback
+from mmengine.replay.rerun.playback import Playback, Timer
 from mmengine.replay.rerun.script import Script, read_script, request_of
 from mmengine.replay.rerun.scripted import ScriptedExecutor
 from mmengine.replay.timeline import open_log
@@ -176,7 +176,7 @@ def _simulate(script: Script, cost: FittedCost, acceptance: float) -> Estimate:
         elif isinstance(event, ev.Finished):
             meter.finished(event.request_id, event.reason, executor.clock_ns)
 
-    playback = Playback(script.config, kept, executor, timed=True, see=see, start_ns=start_ns)
+    playback = Playback(script.config, kept, executor, timer=Timer(executor, start_ns), see=see)
     try:
         while playback.step() is not None:
             pass

@@ -37,6 +37,9 @@ class Answer:
     runs: np.ndarray = field(default_factory=lambda: np.zeros((0, 3), np.int32))
 
 
+Observed = ev.Queued | ev.GrammarReady | ev.GrammarFailed | ev.Cancelled | ev.CacheReset | ev.Recovered
+
+
 @dataclass(frozen=True, slots=True)
 class Observation:
     """`step`: the one that was next when it was seen. `landed`: steps that were back by then; with one
@@ -45,7 +48,7 @@ class Observation:
     step: int
     landed: int
     time_ns: int
-    event: ev.Queued | ev.GrammarReady | ev.GrammarFailed | ev.Cancelled | ev.CacheReset | ev.Recovered
+    event: Observed
 
 
 @dataclass(slots=True)
@@ -147,7 +150,7 @@ class _Reader:
             case ev.Finished():
                 self.script.num_rejected += 1
 
-    def _observe(self, state: State, event: ev.Event) -> None:
+    def _observe(self, state: State, event: Observed) -> None:
         landed = state.step - len(state.flights)
         self.script.observations.append(Observation(state.step, landed, self._now, event))
 

@@ -80,7 +80,8 @@ class ScriptedExecutor(TimedExecutor):
         ends = (index == self._ends_at[rows][:, None]) & (np.arange(most + 1) < counts[:, None])
         ended = ends.any(axis=1).nonzero()[0]
         counts[ended] = ends[ended].argmax(axis=1) + 1
-        stops, errors = [], []
+        stops: list[tuple[int, str]] = []
+        errors: list[tuple[int, str]] = []
         for place in ended.tolist():
             answer = self._end[rows[place]]
             (errors if answer.error else stops).append((place, answer.error or answer.stop))
