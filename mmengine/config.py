@@ -1,11 +1,13 @@
 """Settings of an engine. One frozen struct, checked once, written into STARTED."""
 
 from collections.abc import Iterator
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
+from msgspec import Meta
 
 from mmengine.errors import ConfigError, shown
+from mmengine.fields import out_of_range
 
 # Settings that no decision depends on; a process that continues a log may have others.
 OPERATIONAL = (
@@ -27,77 +29,94 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     _commit_hash: ClassVar[None] = None  # older versions of `transformers.pipeline` ask any model's config
 
-    max_num_seqs: int = 64  # rows: requests that run at once
-    token_budget: int = 1024  # tokens of one step
-    max_model_len: int = 0  # prompt and output of one request; auto: the model's, capped by the pool
-    block_size: int = 16
-    num_blocks: int = 0  # KV blocks of the pool; auto: from free memory
+    max_num_seqs: Annotated[int, Meta(ge=1, le=65536)] = 64  # rows: requests that run at once
+    token_budget: Annotated[int, Meta(ge=1, le=2**20)] = 1024  # tokens of one step
+    # Prompt and output of one request; auto: the model's, capped by the pool.
+    max_model_len: Annotated[int, Meta(ge=0, le=2**24)] = 0
+    block_size: Annotated[int, Meta(ge=1, le=1024)] = 16
+    num_blocks: Annotated[int, Meta(ge=0, le=2**22)] = 0  # KV blocks of the pool; auto: from free memory
     enable_prefix_caching: bool = True
-    long_prefill_token_threshold: int = 0  # most tokens of one request in one step; 0: no limit
+    # Most tokens of one request in one step; 0: no limit.
+    long_prefill_token_threshold: Annotated[int, Meta(ge=0, le=2**20)] = 0
     split_media: bool = True  # False: a chunk ends before an item rather than inside it, where it can
-    encoder_budget: int = 16384  # embeddings computed in one step
-    encoder_cache_size: int = 0  # embeddings kept; auto: of a GPU's memory a share, else ENCODER_CACHE
-    max_item_embeds: int = 0  # of one image or video; 0: as many as both encoder sizes hold
+    encoder_budget: Annotated[int, Meta(ge=1, le=2**24)] = 16384  # embeddings computed in one step
+    # Embeddings kept; auto: of a GPU's memory a share, else ENCODER_CACHE.
+    encoder_cache_size: Annotated[int, Meta(ge=0, le=2**26)] = 0
+    # Embeddings of one image or video; 0: as many as both encoder sizes hold.
+    max_item_embeds: Annotated[int, Meta(ge=0, le=2**24)] = 0
     policy: str = "fcfs"
     admission_reserve: Literal["none", "prompt", "output"] = "prompt"  # blocks free before one starts
     spec: str = "auto"  # who drafts tokens (docs/speculation.md)
-    num_draft_tokens: int = 0  # most drafts of one row; 0: as many as `spec` suggests
+    # Most drafts of one row; 0: as many as `spec` suggests.
+    num_draft_tokens: Annotated[int, Meta(ge=0, le=MAX_DRAFT_TOKENS)] = 0
     draft_policy: Literal["auto", "all", "goodput"] = "auto"  # how many; auto: goodput, in simulations all
     drafts_for: Literal["all", "forms"] = "all"  # whom drafters read: all rows, or those with a grammar
-    lookahead_tokens: int = 0  # KV slots a drafter needs behind the known tokens
+    # KV slots a drafter needs behind the known tokens.
+    lookahead_tokens: Annotated[int, Meta(ge=0, le=MAX_DRAFT_TOKENS)] = 0
     # Steps given to the executor before the first one's result is awaited; auto: 2 on a GPU, else 1.
-    max_in_flight: int = 0
+    max_in_flight: Annotated[int, Meta(ge=0, le=2)] = 0
     kv_dtype: Literal["auto", "fp8"] = "auto"  # what K and V are kept in; auto: as the model computes
     cuda_graphs: bool = True  # steps that only decode, and small images, are replayed on a GPU (docs/gpu.md)
     compat: Literal["", "vllm"] = ""  # decisions as that engine makes them, for comparisons
     preempt_mode: Literal["auto", "recompute", "swap"] = "auto"  # auto: what costs less
-    swap_blocks: int = 0  # KV blocks of the host pool
-    recompute_token_ns: int = 5_000  # what it costs to compute a token again
-    swap_block_ns: int = 20_000  # what it costs to copy a block out and back in
-    thrash_limit: int = 16  # preemptions of one request without a token in between that are reported
-    max_waiting: int = 4096  # requests without a row; one more is refused
-    max_media_per_request: int = 64
-    max_retries: int = 1  # times a request survives a failed step before it ends with "error"
-    checkpoint_interval: int = 256  # steps between state digests in the log
+    swap_blocks: Annotated[int, Meta(ge=0, le=2**22)] = 0  # KV blocks of the host pool
+    recompute_token_ns: Annotated[int, Meta(ge=0, le=2**40)] = 5_000  # what it costs to compute a token again
+    # What it costs to copy a block out and back in.
+    swap_block_ns: Annotated[int, Meta(ge=0, le=2**40)] = 20_000
+    # Preemptions of one request without a token in between that are reported.
+    thrash_limit: Annotated[int, Meta(ge=1, le=2**20)] = 16
+    max_waiting: Annotated[int, Meta(ge=1, le=2**20)] = 4096  # requests without a row; one more is refused
+    max_media_per_request: Annotated[int, Meta(ge=0, le=4096)] = 64
+    # Times a request survives a failed step before it ends with "error".
+    max_retries: Annotated[int, Meta(ge=0, le=100)] = 1
+    checkpoint_interval: Annotated[int, Meta(ge=1, le=2**20)] = 256  # steps between state digests in the log
     eos_token_ids: tuple[int, ...] = ()
     log_sync: Literal["background", "always", "never"] = "background"
     # Of the log, the newest so many bytes and seconds are kept (docs/log-format.md); 0: all of it.
-    log_retain_bytes: int = 0
-    log_retain_s: int = 0
-    snapshot_bytes: int = 64 * 2**20  # of log between two snapshots of the state beside it; 0: none
-    step_timeout_s: int = 0  # after which a step counts as hung and the process ends; 0: never
-    media_store_bytes: int = 16 * 2**30  # of images and videos kept beside the log; 0: none are
-    media_workers: int = 0  # threads that prepare images and videos; 0: half of the cores, one to four
-    media_cache_bytes: int = 256 * 2**20  # of prepared images and videos kept by content; 0: none are
-    media_ahead_bytes: int = 2**30  # of pixels in flight; no further prompt is prepared beyond it
+    log_retain_bytes: Annotated[int, Meta(ge=0, le=2**50)] = 0
+    log_retain_s: Annotated[int, Meta(ge=0, le=2**40)] = 0
+    # Bytes of log between two snapshots of the state beside it; 0: none.
+    snapshot_bytes: Annotated[int, Meta(ge=0, le=2**40)] = 64 * 2**20
+    # Seconds after which a step counts as hung and the process ends; 0: never.
+    step_timeout_s: Annotated[int, Meta(ge=0, le=10**6)] = 0
+    # Bytes of images and videos kept beside the log; 0: none are.
+    media_store_bytes: Annotated[int, Meta(ge=0, le=2**50)] = 16 * 2**30
+    # Threads that prepare images and videos; 0: half of the cores, one to four.
+    media_workers: Annotated[int, Meta(ge=0, le=256)] = 0
+    # Bytes of prepared images and videos kept by content; 0: none are.
+    media_cache_bytes: Annotated[int, Meta(ge=0, le=2**50)] = 256 * 2**20
+    # Bytes of pixels in flight; no further prompt is prepared beyond it.
+    media_ahead_bytes: Annotated[int, Meta(ge=1, le=2**50)] = 2**30
     grammar_backend: str = "llguidance"  # what enforces grammars (docs/structured_output.md)
-    grammar_timeout_s: int = 10  # after which the compilation of a grammar is given up
+    # Seconds after which the compilation of a grammar is given up.
+    grammar_timeout_s: Annotated[int, Meta(ge=1, le=10**6)] = 10
     # Between these a model reasons, and a form begins behind the end (docs/structured_output.md); "": never.
     reasoning_start: str = "<think>"
     reasoning_end: str = "</think>"
     batch_invariant: bool = False  # the same bits whatever else runs (docs/gpu.md)
-    tensor_parallel: int = 1  # devices that the model is cut over (docs/gpu.md)
-    num_threads: int = 0  # that compute on a CPU; 0: as the machine and the model suggest (docs/cpu.md)
+    tensor_parallel: Annotated[int, Meta(ge=1, le=64)] = 1  # devices that the model is cut over (docs/gpu.md)
+    # Threads that compute on a CPU; 0: as the machine and the model suggest (docs/cpu.md).
+    num_threads: Annotated[int, Meta(ge=0, le=1024)] = 0
 
     def as_dict(self) -> dict:
         return msgspec.to_builtins(self)
 
     @classmethod
     def from_dict(cls, settings: dict) -> "EngineConfig":
-        """Raises ConfigError for a name that is no setting, or a value of another type."""
+        """Raises ConfigError for a name that is no setting, or a value of another type or out of range."""
         try:
             return msgspec.convert(settings, cls)
         except msgspec.ValidationError as error:
-            raise ConfigError(f"the settings cannot be read: {error}") from None
+            found = out_of_range(error, settings, cls)
+            if found is None:
+                raise ConfigError(f"the settings cannot be read: {error}") from None
+            name, low, high, value = found
+            raise ConfigError(f"{name} must lie in {low} to {high}, not {shown(value)}") from None
 
     def check(self) -> None:
         """Raise ConfigError for the first value of another type or out of range, or for two that
         contradict each other."""
-        try:
-            self.from_dict(self.as_dict())
-        except TypeError as error:
-            raise ConfigError(f"the settings cannot be read: {error}") from None
-        self._check_ranges()
+        self._check_fields()
         for contradiction in (*_contradictions(self), *(_no_vllm(self) if self.compat else _unsplit(self))):
             raise ConfigError(contradiction)
 
@@ -109,7 +128,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def check_foldable(self) -> None:
         """Raise ConfigError where a size is out of range or still open, or the pool cannot hold one
         request. A log is held to no more: what contradicts itself today ran when it was written."""
-        self._check_ranges()
+        self._check_fields()
         if self.max_model_len < 2 or self.num_blocks < 2:
             raise ConfigError(
                 f"max_model_len {self.max_model_len} and num_blocks {self.num_blocks} must both be at least "
@@ -125,11 +144,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 "max_model_len"
             )
 
-    def _check_ranges(self) -> None:
-        for name, low, high in _RANGES:
-            value = getattr(self, name)
-            if not low <= value <= high:
-                raise ConfigError(f"{name} must lie in {low} to {high}, not {shown(value)}")
+    def _check_fields(self) -> None:
+        try:
+            self.from_dict(self.as_dict())
+        except TypeError as error:
+            raise ConfigError(f"the settings cannot be read: {error}") from None
         if self.block_size & (self.block_size - 1):
             raise ConfigError(f"block_size must be a power of two, not {self.block_size}")
         for name in ("reasoning_start", "reasoning_end"):
@@ -231,38 +250,3 @@ def _no_vllm(config: EngineConfig) -> Iterator[str]:
         yield f"compat vllm has no host pool, but swap_blocks is {config.swap_blocks}; choose one of them"
     if config.admission_reserve == "output":
         yield "compat vllm has no admission_reserve output; use none or prompt, or no compat"
-
-
-_RANGES = (
-    ("max_num_seqs", 1, 65536),
-    ("token_budget", 1, 2**20),
-    ("max_model_len", 0, 2**24),
-    ("block_size", 1, 1024),
-    ("num_blocks", 0, 2**22),
-    ("long_prefill_token_threshold", 0, 2**20),
-    ("num_draft_tokens", 0, MAX_DRAFT_TOKENS),
-    ("lookahead_tokens", 0, MAX_DRAFT_TOKENS),
-    ("max_in_flight", 0, 2),
-    ("max_item_embeds", 0, 2**24),
-    ("encoder_budget", 1, 2**24),
-    ("encoder_cache_size", 0, 2**26),
-    ("swap_blocks", 0, 2**22),
-    ("recompute_token_ns", 0, 2**40),
-    ("swap_block_ns", 0, 2**40),
-    ("thrash_limit", 1, 2**20),
-    ("max_waiting", 1, 2**20),
-    ("max_media_per_request", 0, 4096),
-    ("max_retries", 0, 100),
-    ("checkpoint_interval", 1, 2**20),
-    ("log_retain_bytes", 0, 2**50),
-    ("log_retain_s", 0, 2**40),
-    ("snapshot_bytes", 0, 2**40),
-    ("media_store_bytes", 0, 2**50),
-    ("media_workers", 0, 256),
-    ("media_cache_bytes", 0, 2**50),
-    ("media_ahead_bytes", 1, 2**50),
-    ("step_timeout_s", 0, 10**6),
-    ("grammar_timeout_s", 1, 10**6),
-    ("num_threads", 0, 1024),
-    ("tensor_parallel", 1, 64),
-)
