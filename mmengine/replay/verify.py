@@ -136,7 +136,7 @@ class _Tape:
     # Source
 
     def drain(self) -> Iterator[ev.Event]:
-        """The observations that stand here; each comes back through `append` before the next."""
+        """The observations that come next in the log; each comes back through `append` before the next."""
         return self._standing(_asked)
 
     def leavers(self) -> Iterator[ev.Event]:

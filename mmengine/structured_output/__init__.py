@@ -1,1 +1,1 @@
-"""Answers in a form that was asked for: what may be asked, how it is compiled, and what a row may say."""
+"""Structured output: which grammars may be asked for, how they are compiled, and which tokens they allow."""

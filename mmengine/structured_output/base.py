@@ -38,8 +38,8 @@ class Backend(Protocol):
         matcher that breaks meanwhile allows means nothing.
 
         With `drafts`, each matcher has one mask more for each of its drafts, in order: what it allows
-        behind that one. Behind a draft that it does not allow the masks are left as they were. The matchers
-        stay where they are."""
+        after that draft. After a draft that it does not allow the masks are left as they were. The matchers
+        themselves do not advance."""
 
     def allows(self, matcher: Matcher, token_id: int) -> bool:
         """Whether `fill` would set the token's bit, for far less."""
@@ -58,10 +58,10 @@ class Backend(Protocol):
 
 
 class OfTokenizer:
-    """What the engines of grammars are made of. `token_bytes`: gives the bytes that each token stands for,
-    b"" for one that no text holds; called once, when the first grammar comes. `special_ids`: tokens that are
-    no text. `encode`: text to tokens. A token at or beyond the end of `token_bytes`, as a model's vocabulary
-    is often wider, is never allowed."""
+    """What a grammar engine is made of: a tokenizer. `token_bytes`: gives the bytes that each token stands
+    for, b"" for one that no text holds; called once, when the first grammar comes. `special_ids`: tokens that
+    are no text. `encode`: text to tokens. A token at or beyond the end of `token_bytes`, as a model's
+    vocabulary is often wider, is never allowed."""
 
     def __init__(
         self,

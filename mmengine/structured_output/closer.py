@@ -10,9 +10,9 @@ from mmengine.structured_output.opening import Opening
 class Closer:
     """Keeps one text such that it can still be completed within its budget.
 
-    `path`: a closing that is known where the text stands; None once there is none. It follows from the tokens
-    that were said, so whoever goes through them again, after a preemption or a crash, goes on alike.
-    `left`: tokens that may still be said. `has_closed`: whether the text became another for it.
+    `path`: the tokens of a closing from where the text is now; None once none is known. It follows from the
+    tokens that were said alone, so a row that is computed again, after a preemption or a crash, closes alike.
+    `left`: tokens that may still be said. `has_closed`: whether a closing changed what the model said.
     """
 
     def __init__(self, vocabulary: Vocabulary, path: list[int], ends: Sequence[int], budget: int):
@@ -36,7 +36,7 @@ class Closer:
         return self.path[0] if self.path else self._ends[0]
 
     def keep_before(self, opening: Opening, token: int) -> int:
-        """The same where the text has not begun, and waits for `opening`."""
+        """What `keep` gives where the grammar has not begun, and waits for `opening`."""
         if self.path is None or len(opening.missing([token])) + len(self.path) < self.left:
             return token
         self.has_closed = True

@@ -1,4 +1,5 @@
-"""What a caller's form may hold, field by field: checks that say which field is wrong."""
+"""The fields of a response_format or a grammar, as a caller gives them: each is checked, and named where it
+is wrong."""
 
 import json
 from collections.abc import Mapping

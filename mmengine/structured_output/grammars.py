@@ -12,7 +12,7 @@ from mmengine.structured_output.spec import draft_grammars_of
 
 
 class Grammars:
-    """One thread calls it. `compile` stands in for the backend's in tests."""
+    """Called by one thread. `compile` takes the place of the backend's own in tests."""
 
     def __init__(
         self, backend: Backend, *, deadline_s: float, compile: Callable[[str], Compiled] | None = None

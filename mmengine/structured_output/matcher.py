@@ -1,10 +1,10 @@
-"""Where one text stands in its grammar: what a grammar engine's object for one text can do."""
+"""What a grammar engine's object for one text can do, as xgrammar's GrammarMatcher does."""
 
 from typing import Protocol, Self
 
 
 class Matcher(Protocol):
-    """Where one text stands in its grammar."""
+    """The grammar state of one text: the tokens that it took, and what may follow."""
 
     def consume_token(self, token_id: int) -> bool:
         """Go on by this token; False, and broken from then on, where the grammar refuses it."""

@@ -1,4 +1,4 @@
-"""Where one row's text stands in its grammar: what it said, and who has read how much of that.
+"""The grammar state of one row: the tokens it said, and which matcher has read how many of them.
 
 A draft grammar allows some of what a grammar does and forces more of it, so it knows drafts where the grammar
 does not. As long as a text fits one, the draft grammar's matcher alone goes on with it: what a draft grammar
@@ -19,8 +19,8 @@ DraftGrammars = Sequence[Callable[[], Matcher]]  # what makes a matcher at the b
 
 
 class Follower:
-    """A matcher that has read the first `num_read` tokens of a text, and behind these the tokens `ahead`,
-    which are not said yet."""
+    """A matcher that has read the first `num_read` tokens of a text, and after these the draft tokens
+    `ahead`, which are not said yet."""
 
     __slots__ = ("matcher", "num_read", "ahead")
 
@@ -30,14 +30,16 @@ class Follower:
         self.ahead: list[int] = []
 
     def catch_up(self, said: list[int]) -> bool:
-        """Read all of `said` and nothing ahead of it; False, and broken from then on, where it is refused."""
+        """Read all of the tokens `said`, and no drafts; False, and the matcher is broken from then on, where
+        it refuses one."""
         self.keep(())
         behind = said[self.num_read :]
         self.num_read = len(said)
         return not behind or self.matcher.consume_tokens(behind)
 
     def keep(self, token_ids: Sequence[int]) -> int:
-        """Of what was read ahead leave as much as these tokens begin with: how many."""
+        """Roll back the drafts that were read, but for those with which `token_ids` begin: how many are
+        left."""
         kept = 0
         for mine, theirs in zip(self.ahead, token_ids):
             if mine != theirs:
@@ -50,7 +52,8 @@ class Follower:
 
 
 class RowMatcher:
-    """`said`: in the grammar, before which `opening` waits. `own`: the grammar's matcher."""
+    """`said`: the tokens that the grammar has allowed so far; none while `opening` waits for the tokens
+    behind which the grammar begins. `own`: the grammar's matcher."""
 
     __slots__ = (
         "said",
@@ -80,14 +83,14 @@ class RowMatcher:
         self._asks = False  # whether the row chooses first and asks then, and has no masks
 
     def matcher(self) -> Matcher:
-        """The grammar's, which has read what was said."""
+        """The grammar's own matcher, after it has read all that was said."""
         own = self.own
         if own.ahead or own.num_read < len(self.said):
             own.catch_up(self.said)
         return own.matcher
 
     def open(self, token_ids: list[int]) -> list[int]:
-        """Those of `token_ids`, which are said, that belong to the grammar."""
+        """Of `token_ids`, which the row said, those that belong to the grammar: behind its opening."""
         if self.opening is None:
             return token_ids
         behind = self.opening.take(token_ids)

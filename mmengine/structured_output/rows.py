@@ -1,7 +1,7 @@
-"""Where each running row stands in its grammar.
+"""The grammar state of each running row.
 
-A projection of the rows' tokens, not state: where a row stands is worked out anew from all it has said
-whenever the row is given to a request (first, after a preemption, after a crash), and goes on by what is
+It is a projection of the rows' tokens, not engine state: a row's matcher is advanced anew from all it has
+said whenever the row is given to a request (first, after a preemption, after a crash), and goes on by what is
 sampled.
 
 A grammar may begin only behind some tokens, the end of a model's reasoning. Until then a row may say
@@ -65,7 +65,8 @@ class RowMatchers:
         self._no_end = _all_but(backend.eos_token_ids, self._num_words)
 
     def admit(self, row: int, request: Request, token_ids: np.ndarray) -> None:
-        """`row` is `request`'s now, which has a grammar; int32 `token_ids`: its prompt and all it said."""
+        """`row` now belongs to `request`, which has a grammar. `token_ids`: int32, the request's prompt and
+        all that it said."""
         self._rows.pop(row, None)
         self.closers.pop(row, None)
         compiled = self._compiled_of(request.request_id)
@@ -94,9 +95,9 @@ class RowMatchers:
     def masks(
         self, rows: Sequence[int], drafts: Sequence[list[int]] | None = None
     ) -> tuple[np.ndarray, dict[int, str]]:
-        """What each of `rows` may say next, one behind the other, and with `drafts` behind each of its
-        drafts too: uint32 [m, words]; nothing behind drafts that may not be said. And why some of them
-        (indices into `rows`) can say nothing any more."""
+        """The token masks of `rows`, uint32 [m, words], one after the other: of each row what it may
+        say next, and with `drafts` after each of its drafts too (after one that is not allowed: nothing).
+        And why some of the rows (indices into `rows`) can say nothing any more."""
         if drafts is None:
             bits = np.empty((len(rows), self._num_words), np.uint32)
         else:
@@ -113,7 +114,7 @@ class RowMatchers:
     def _fill_some(
         self, rows: Sequence[int], bits: np.ndarray, drafts: Sequence[list[int]] | None
     ) -> dict[int, str]:
-        """The same row by row: some have not begun with their grammar, or have none here."""
+        """`masks` row by row, where the grammars of some rows have not begun, or are not here: the errors."""
         errors, start = {}, 0
         for index, row in enumerate(rows):
             row_matcher = self._rows.get(row)
@@ -138,7 +139,7 @@ class RowMatchers:
         return errors
 
     def num_allowed(self, row: int, drafts: list[int]) -> int:
-        """How many of `drafts` the row might say, one behind the other, without an end."""
+        """How many of `drafts` the row might say in order, up to an end of sequence."""
         ends = [place for place, token in enumerate(drafts) if token in self._ends]
         drafts = drafts[: ends[0]] if ends else drafts
         row_matcher = self._rows.get(row)
@@ -151,7 +152,7 @@ class RowMatchers:
         return () if row_matcher is None else row_matcher.forced(most)
 
     def forced_behind(self, row: int, most: int) -> Sequence[int]:
-        """The same behind the drafts of which `num_allowed` just said how many the row might say."""
+        """What `forced` gives behind the drafts that `num_allowed` was just asked for and found allowed."""
         row_matcher = self._rows.get(row)
         return () if row_matcher is None else row_matcher.forced_behind(most)
 
@@ -192,7 +193,7 @@ class RowMatchers:
         )
 
     def _keep(self, rows: Sequence[int], tokens: Sequence[int]) -> list[int]:
-        """Negative tokens are none."""
+        """What the rows are to say where they sampled `tokens`; a negative token is none."""
         kept = list(tokens)
         for index, (row, token) in enumerate(zip(rows, tokens, strict=True)):
             closer, row_matcher = self.closers[row], self._rows[row]
@@ -235,7 +236,8 @@ class RowMatchers:
         return complete, errors
 
     def _open(self, row_matchers: Sequence[RowMatcher], said: Sequence[list[int]]) -> list[int] | None:
-        """Rows said these tokens: how many of each are said before its grammar. None where all have begun."""
+        """Of each row, how many of the tokens that it `said` come before its grammar begins. None where all
+        grammars have begun."""
         for row_matcher in row_matchers:
             if row_matcher.opening is not None:
                 return [len(all_of) - len(each.open(all_of)) for each, all_of in zip(row_matchers, said)]

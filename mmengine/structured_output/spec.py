@@ -1,4 +1,4 @@
-"""What may be asked of an answer's form, and the text by which the engine and its log know it.
+"""What response_format and grammar may ask for, and the text by which the engine and its log know it.
 
 That text, `Request.grammar`, is JSON and complete in itself: another process compiles the same from it.
 
@@ -95,8 +95,8 @@ def grammar_of(
     response_format: Mapping[str, Any] | None = None,
     grammar: Mapping[str, Any] | None = None,
 ) -> str | None:
-    """The text of what was asked for, None for free text. Equal forms are one object: the lines of a batch
-    mostly ask for the same.
+    """The text of what was asked for, None for free text. Equal texts are one object: the lines of a batch
+    mostly ask for the same grammar.
 
     `response_format`: {"type": "text"}, {"type": "json_object"}, {"type": "json_schema", "json_schema":
     {"schema": {…}}}, whose `strict` changes nothing: a schema is always enforced, or {"type":
@@ -124,7 +124,7 @@ def grammar_of(
 def reasoning_of(
     response_format: Mapping[str, Any] | None = None, grammar: Mapping[str, Any] | None = None
 ) -> bool | None:
-    """Whether the form shall begin behind the model's reasoning; None where the caller leaves that to the
+    """Whether the grammar shall begin behind the model's reasoning; None where the caller leaves that to the
     prompt. Takes what `grammar_of` took. Raises InvalidRequest."""
     where, given = ("grammar", grammar) if response_format is None else ("response_format", response_format)
     value = None if given is None else mapping(where, given).get("reasoning")

@@ -115,7 +115,7 @@ def _check_triggers(where: str, triggers: list[str], begins: list[str]) -> None:
 
 def _check_begins(where: str, begins: list[str]) -> None:
     order = sorted(range(len(begins)), key=lambda n: begins[n])
-    for n, m in zip(order, order[1:]):  # the beginning of another is the beginning of the one behind it
+    for n, m in zip(order, order[1:]):  # a text that begins another sorts right before one that it begins
         if begins[m].startswith(begins[n]):
             raise InvalidRequest(
                 f"{where}.structures[{n}].begin, {shown(begins[n])}, also begins structures[{m}]: which of "

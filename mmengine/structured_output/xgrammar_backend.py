@@ -109,7 +109,7 @@ class CompiledGrammar:
 
 
 class XMatcher:
-    """Where one text stands in its grammar."""
+    """The grammar state of one text, as matcher.py describes it."""
 
     def __init__(self, inner: xgrammar.GrammarMatcher, vocabulary: Vocabulary):
         self._inner, self._vocabulary = inner, vocabulary

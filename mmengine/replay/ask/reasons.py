@@ -43,7 +43,7 @@ class Reason(msgspec.Struct, frozen=True):
         return max(0, self.needed - self.free)
 
     def sentence(self) -> str:
-        """For a person; the request is "it". `other` stands in it as the log has it."""
+        """A sentence for a person, in which the request is "it" and `other` is named by its id."""
         return _SENTENCES[self.kind].format(r=self)
 
 

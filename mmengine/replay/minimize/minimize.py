@@ -37,7 +37,7 @@ class Minimizer:
     """`best` is the smallest script so far that fails as the whole one does, and `failure` how.
 
     `probe`: how a script fails. `is_over`: asked before each candidate; once it is true, no more are
-    tried. Raises LogError when the script as it stands does not fail.
+    tried. Raises LogError when the whole script does not fail.
     """
 
     def __init__(

@@ -49,9 +49,9 @@ class Repeat(NamedTuple):
 
 
 class Machine:
-    """A pattern as states. A state has a token, and a character that is one leads to what stands behind it;
-    or none, and is all of those behind it at once. A part of a pattern is a token, a Repeat, or a list of
-    alternatives, each a list of parts."""
+    """A pattern as states. A state has a token, and a character that the token matches leads to the state
+    behind it; or no token, and is all of the states behind it at once. A part of a pattern is a token, a
+    Repeat, or a list of alternatives, each a list of parts."""
 
     def __init__(self, regex: str, budget: Budget) -> None:
         self._budget = budget
@@ -111,7 +111,7 @@ class Machine:
 
 
 def _alternatives(tokens: list[str]) -> list[list]:
-    """What stands up to the end, or to a `)`; `tokens` in reverse, from which it is taken."""
+    """The alternatives up to the end, or to a `)`; `tokens` in reverse, from which it is taken."""
     out: list[list] = [[]]
     while tokens and tokens[-1] != ")":
         token = tokens.pop()
