@@ -10,6 +10,7 @@ from gpu_shapes import SHAPES, RandomWeights, reduced
 from gpu_tokens import Verdict
 
 from mmengine.runtime.attention.registry import make_backend
+from mmengine.runtime.device.registry import open_device
 from mmengine.runtime.kv.pool import KVPool
 from mmengine_qwen3_vl.config import ModelConfig
 from mmengine_qwen3_vl.model import make_spec, text_decoder
@@ -69,7 +70,7 @@ def _logits(
     decoder = text_decoder(shape.text, weights, where, dtype, batch_invariant=batch_invariant)
     found = []
     for steps in companies(lengths).values():
-        pool = KVPool(spec, 100, 16, dtype, where)
+        pool = KVPool(spec, 100, 16, dtype, open_device(device))
         attention = make_backend("auto", spec, pool, batch_invariant=batch_invariant)
         computed, hidden = np.zeros(3, np.int32), [[] for _ in lengths]
         for step in steps:

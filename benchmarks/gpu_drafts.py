@@ -13,6 +13,8 @@ from gpu_tokens import Verdict
 
 from mmengine.errors import ConfigError
 from mmengine.runtime.attention.registry import make_backend
+from mmengine.runtime.device.placement import Placement
+from mmengine.runtime.device.registry import open_device
 from mmengine.runtime.device.upload import fetch
 from mmengine.runtime.drafting.eagle3.chain_rows import ChainRows
 from mmengine.runtime.drafting.eagle3.graphs import ChainGraphs
@@ -85,7 +87,7 @@ def random_head(shape: ModelConfig, device: str, dtype: torch.dtype) -> DraftHea
         embed=embedding.__getitem__,
         target_ids=torch.arange(vocab, device=where) * 2,
     )
-    return DraftHead(config, weights, where, dtype)
+    return DraftHead(config, weights, Placement(open_device(str(where)), dtype))
 
 
 def pass_bytes(shape: ModelConfig) -> int:
@@ -102,7 +104,7 @@ class Chains:
     def __init__(self, head: DraftHead, device: str, max_rows: int, blocks: int) -> None:
         self.head, self._blocks = head, blocks
         spec = kv_spec(head.config, blocks * BLOCK_SIZE)
-        self.pool = KVPool(spec, 1 + max_rows * blocks, BLOCK_SIZE, head.dtype, head.device)
+        self.pool = KVPool(spec, 1 + max_rows * blocks, BLOCK_SIZE, head.dtype, head.placement.device)
         self._attention = make_backend("auto", spec, self.pool)
         if device == "cuda" and not self._attention.captures:
             raise ConfigError(f"{type(self._attention).__name__} cannot be captured")

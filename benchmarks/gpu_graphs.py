@@ -13,12 +13,13 @@ from mmengine.errors import ConfigError
 from mmengine.gpu.vision_ops import VisionOps, attend_by_frames, rotate
 from mmengine.runtime.attention.base import AttentionMeta, Bucket
 from mmengine.runtime.attention.registry import make_backend
+from mmengine.runtime.device.port import Recorder
+from mmengine.runtime.device.registry import open_device
 from mmengine.runtime.device.upload import upload_joined
 from mmengine.runtime.graphs.buckets import Frame, row_sizes
 from mmengine.runtime.graphs.decode import DecodeGraphs
 from mmengine.runtime.graphs.encoder import EncoderGraphs
 from mmengine.runtime.graphs.encoder_sizes import encoder_sizes
-from mmengine.runtime.graphs.recorder import CudaRecorder, Recorder
 from mmengine.runtime.kv.pool import KVPool
 from mmengine_qwen3_vl.model import Qwen3VL
 
@@ -34,14 +35,14 @@ class Again:
 
 
 def make_recorder(device: str) -> Recorder:
-    return CudaRecorder(torch.device(device)) if device == "cuda" else Again()
+    return open_device(device).recorder() or Again()
 
 
 def compare_graphs(device: str, dtype: torch.dtype, num_heads: int) -> Verdict:
     """Hidden states of random decode steps of every number of rows, captured beside launched; two heads of K
     and V. Raises ConfigError where attention cannot be captured, or no step could be."""
     model, where = random_model(wide_shape(num_heads), device, dtype), torch.device(device)
-    pool = KVPool(model.spec, 1 + MAX_ROWS * LONGEST, BLOCK_SIZE, dtype, where)
+    pool = KVPool(model.spec, 1 + MAX_ROWS * LONGEST, BLOCK_SIZE, dtype, open_device(device))
     attention = make_backend("auto", model.spec, pool)
     if device == "cuda" and not attention.captures:
         raise ConfigError(f"{type(attention).__name__} cannot be captured")

@@ -13,6 +13,7 @@ from mmengine.gpu.text_ops import text_ops
 from mmengine.request import Request, SamplingParams
 from mmengine.runtime.attention.base import AttentionBackend, AttentionMeta
 from mmengine.runtime.attention.torch_paged import TorchPagedAttention
+from mmengine.runtime.device.registry import open_device
 from mmengine.runtime.kv.pool import KVPool
 from mmengine.runtime.rows import RowColumns
 from mmengine.runtime.sampling.sample_rows import SampleRows
@@ -43,7 +44,7 @@ def compare_layers(device: str, dtype: torch.dtype, dry: bool) -> Verdict:
             FusedTextDecoder(shape.text, RandomWeights(shape, where, dtype), where, text_ops(where, dtype)),
         )
         for decoder in decoders:
-            attention = TorchPagedAttention(spec, KVPool(spec, 100, 16, dtype, where))
+            attention = TorchPagedAttention(spec, KVPool(spec, 100, 16, dtype, open_device(str(where))))
             steps = (zip(range(3), lengths, strict=True), [(row, 1) for row in range(3)])
             computed = np.zeros(3, np.int32)
             hidden = [

@@ -27,7 +27,7 @@ from mmengine.gpu.text_ops import text_ops
 from mmengine.models.plugin import ModelSpec
 from mmengine.runtime.attention import flashinfer_capability
 from mmengine.runtime.attention.registry import make_backend
-from mmengine.runtime.device.gpus import why_no_gpu
+from mmengine.runtime.device.cuda import CudaDevice
 from mmengine.runtime.kv.pool import KVPool
 from mmengine.version import __version__
 
@@ -39,7 +39,7 @@ PACKAGES = ("transformers", "triton", "flashinfer-python", "numpy")
 def device(tell: Teller) -> None:
     """What there is. Nothing is told of `device` where it cannot be used."""
     if not tell.dry:
-        problem = why_no_gpu(torch.device("cuda"))
+        problem = CudaDevice.problem(None)
         if problem is not None:
             tell.skip("the device", problem)
             return
@@ -75,7 +75,7 @@ def _compile_text_ops(tell: Teller) -> None:
 def _compile_attention(num_heads: int, tell: Teller) -> None:
     """As it compiles for the 2B (16 heads) and the 8B (32), over a small pool."""
     spec = ModelSpec(1, num_heads, 8, 128, 64, 64, 4096, 0, 1)
-    make_backend("flashinfer", spec, KVPool(spec, 2, 16, torch.bfloat16, torch.device("cuda")))
+    make_backend("flashinfer", spec, KVPool(spec, 2, 16, torch.bfloat16, CudaDevice()))
 
 
 def _dtype(tell: Teller) -> torch.dtype:

@@ -16,6 +16,8 @@ from mmengine.config import ENCODER_CACHE, EngineConfig
 from mmengine.core.engine import EngineCore
 from mmengine.models.plugin import VisionLanguageModel
 from mmengine.request import Request, SamplingParams
+from mmengine.runtime.device.placement import Placement
+from mmengine.runtime.device.registry import open_device
 from mmengine.runtime.device.upload import upload_joined
 from mmengine.runtime.executor import TorchExecutor
 from mmengine.runtime.startup.sizing import steps_in_flight
@@ -68,8 +70,9 @@ class Bench:
             enable_prefix_caching=False,
             batch_invariant=batch_invariant,
         )
-        config = replace(config, max_in_flight=steps_in_flight(config, torch.device(device)))
-        self._executor = TorchExecutor(network, plugin.positions, config, device, dtype)
+        opened = open_device(device)
+        config = replace(config, max_in_flight=steps_in_flight(config, opened))
+        self._executor = TorchExecutor(network, plugin.positions, config, Placement(opened, dtype))
         self.core = EngineCore(config, self._executor)
         self._count = 0
 

@@ -14,6 +14,7 @@ from mmengine.models.plugin import ModelSpec
 from mmengine.request import SamplingParams
 from mmengine.runtime.attention.base import AttentionMeta
 from mmengine.runtime.attention.registry import ATTENTION_BACKENDS, make_backend
+from mmengine.runtime.device.registry import open_device
 from mmengine.runtime.kv.pool import KVPool
 from mmengine.serve.answers import Choice
 from mmengine.serve.engine import Engine
@@ -133,7 +134,7 @@ def _largest_gap(name: str, spec: ModelSpec, device: torch.device, dtype: torch.
     generator = torch.Generator(device).manual_seed(1)
     for turn in range(rounds):
         meta, num_blocks = _ragged(rng, 1 if turn % 2 else 40, 300 if turn < rounds - 2 else 3000)
-        pools = [KVPool(spec, num_blocks, 16, dtype, device) for _ in range(2)]
+        pools = [KVPool(spec, num_blocks, 16, dtype, open_device(str(device))) for _ in range(2)]
         before = torch.randn(pools[0].blocks.shape, device=device, generator=generator).to(dtype)
         found = []
         shape = (int(meta.query_lens.sum()), spec.num_heads + 2 * spec.num_kv_heads, spec.head_dim)

@@ -14,6 +14,8 @@ from mmengine.core.engine import EngineCore
 from mmengine.request import Request, SamplingParams
 from mmengine.runtime.attention.base import AttentionMeta
 from mmengine.runtime.attention.torch_paged import TorchPagedAttention
+from mmengine.runtime.device.placement import Placement
+from mmengine.runtime.device.registry import open_device
 from mmengine.runtime.executor import TorchExecutor
 from mmengine.runtime.kv.pool import KVPool
 from mmengine_qwen3_vl import plugin
@@ -61,7 +63,7 @@ def greedy_answers(
         max_in_flight=2,
     )
     network = random_model(shape, device, dtype)
-    executor = TorchExecutor(network, plugin.positions, config, device, dtype)
+    executor = TorchExecutor(network, plugin.positions, config, Placement(open_device(device), dtype))
     core = EngineCore(config, executor)
     sampling = SamplingParams(max_tokens=NUM_NEW, ignore_eos=True, logprobs=0, seed=0)
     found: dict[str, list[tuple[int, float]]] = {f"w{n}": [] for n in range(count)}
@@ -86,7 +88,9 @@ def gaps(shape: ModelConfig, answers: list[Answer], device: str, dtype: torch.dt
             ids = np.concatenate((prompt, np.array(tokens[:-1], np.int32)))
             size = np.array([len(ids)], np.int32)
             blocks = 1 + np.arange(-(-len(ids) // 16), dtype=np.int32)[None]
-            attention = TorchPagedAttention(spec, KVPool(spec, blocks.size + 1, 16, torch.float32, where))
+            attention = TorchPagedAttention(
+                spec, KVPool(spec, blocks.size + 1, 16, torch.float32, open_device(device))
+            )
             attention.begin(AttentionMeta(size, size, 16 + np.arange(len(ids)), blocks))
             there = torch.from_numpy(ids).long().to(where)
             positions = torch.arange(len(ids), device=where).expand(3, -1).contiguous()

@@ -17,8 +17,9 @@ from mmengine.errors import ConfigError, ModelError
 from mmengine.models.loader import resolve_folder
 from mmengine.models.plugin import ModelPlugin, ModelSpec, Processor, Tokenizer, VisionLanguageModel
 from mmengine.models.registry import plugin_for
-from mmengine.runtime.device.dtypes import DTYPES
-from mmengine.runtime.device.gpus import current, why_no_gpu
+from mmengine.runtime.device.dtypes import DTYPES, name_of
+from mmengine.runtime.device.placement import Placement
+from mmengine.runtime.device.registry import open_device
 from mmengine.runtime.device.threads import choose_threads
 from mmengine.runtime.drafting.drafters import head_folder, head_for, make_drafters, with_drafts
 from mmengine.runtime.drafting.eagle3.loading import load_head
@@ -83,17 +84,12 @@ def build(
     GRAMMAR_BACKENDS.load(config.grammar_backend)  # likewise for one that is not installed
     opened = open_log(log, resume, config) if log is not None else None  # a refusal comes at once
     try:
-        with current(device):
+        folder = resolve_folder(model)
+        plugin = plugin_for(folder)
+        placement = _placement(device, dtype, attention, folder)
+        with placement.device.current():
             return _build(
-                model,
-                config,
-                device,
-                dtype,
-                attention,
-                opened,
-                resume,
-                stop_watcher_factory,
-                compile_grammar,
+                folder, plugin, config, placement, opened, resume, stop_watcher_factory, compile_grammar
             )
     except BaseException:
         if opened is not None:
@@ -102,38 +98,31 @@ def build(
 
 
 def _build(
-    model: str | Path | None,
+    folder: Path,
+    plugin: ModelPlugin,
     config: EngineConfig,
-    device: str,
-    dtype: str,
-    attention: str,
+    placement: Placement,
     opened: OpenLog | None,
     resume: Resume | None,
     stop_watcher_factory: Callable[[Tokenizer], StopWatcher] | None,
     compile_grammar: Callable[[str], Compiled] | None,
 ) -> Built:
-    folder = resolve_folder(model)
-    plugin = plugin_for(folder)
-    device = _device(device)
-    dtype = _dtype(dtype, device, folder)
     processor = plugin.load_processor(folder)
     fingerprints = {"weights": plugin.fingerprint(folder), "processor": processor.fingerprint}
-    backend = f"{torch.device(device).type}/{attention}"
+    backend = f"{placement.device.kind}/{placement.attention}"
     backend += f"/tensor_parallel {config.tensor_parallel}" if config.tensor_parallel > 1 else ""
     backend += "/batch_invariant" if config.batch_invariant else ""
-    fingerprints |= {"dtype": dtype, "backend": backend}
+    fingerprints |= {"dtype": name_of(placement.dtype), "backend": backend}
     if opened is not None:
         opened.check_fingerprints(fingerprints, resume)
-    ranks = _ranks(config, folder, device, dtype, attention)
+    ranks = _ranks(config, folder, placement)
     try:
         return _assemble(
             config,
             plugin,
             processor,
             folder,
-            device if ranks is None else str(ranks.device),
-            dtype,
-            attention,
+            placement if ranks is None else ranks.placement,
             fingerprints,
             opened,
             ranks,
@@ -146,16 +135,14 @@ def _build(
         raise
 
 
-def _ranks(config: EngineConfig, folder: Path, device: str, dtype: str, attention: str) -> Ranks | None:
+def _ranks(config: EngineConfig, folder: Path, placement: Placement) -> Ranks | None:
     """The other ranks of a model that is cut, on their way."""
     if config.tensor_parallel == 1:
         return None
     return Ranks.begin(
         config.tensor_parallel,
         folder,
-        device=device,
-        dtype=dtype,
-        attention=attention,
+        placement=placement,
         step_timeout_s=config.step_timeout_s,
         num_threads=config.num_threads,
     )
@@ -166,9 +153,7 @@ def _assemble(
     plugin: ModelPlugin,
     processor: Processor,
     folder: Path,
-    device: str,
-    dtype: str,
-    attention: str,
+    placement: Placement,
     fingerprints: dict[str, str],
     opened: OpenLog | None,
     ranks: Ranks | None,
@@ -176,13 +161,12 @@ def _assemble(
     compile_grammar: Callable[[str], Compiled] | None,
 ) -> Built:
     resumed = opened.resumed if opened is not None else None
-    network = _network(config, plugin, folder, device, dtype, ranks)
-    head = head_folder(config, network.spec, folder, torch.device(device), DTYPES[dtype])
+    network = _network(config, plugin, folder, placement, ranks)
+    head = head_folder(config, network.spec, folder, placement)
     config = with_drafts(config, head) if resumed is None else resumed.config_for(config)
     head = head_for(config, head)
     if resumed is None:
-        where, eos = torch.device(device), processor.eos_token_ids
-        config = resolve(config, network, head, DTYPES[dtype], where, eos)
+        config = resolve(config, network, head, placement, processor.eos_token_ids)
     if ranks is not None:
         ranks.meet()
     grammars = _grammars(processor.tokenizer, config, network.spec, compile_grammar)
@@ -194,13 +178,11 @@ def _assemble(
         network,
         plugin.positions,
         config,
-        device,
-        DTYPES[dtype],
-        attention,
+        placement,
         stop_watcher_factory(processor.tokenizer) if stop_watcher_factory else None,
         matchers,
         make_drafters(config, matchers),
-        load_head(head, network, torch.device(device), DTYPES[dtype]) if head is not None else None,
+        load_head(head, network, placement) if head is not None else None,
     )
     make_core = EngineCore if opened is None else opened.core
     core = make_core(config, executor, fingerprints=fingerprints)
@@ -217,8 +199,8 @@ def _assemble(
         config,
         network.spec,
         folder,
-        device,
-        dtype,
+        placement.device.name,
+        name_of(placement.dtype),
         grammars,
         resumed,
         threads.count,
@@ -227,13 +209,14 @@ def _assemble(
 
 
 def _network(
-    config: EngineConfig, plugin: ModelPlugin, folder: Path, device: str, dtype: str, ranks: Ranks | None
+    config: EngineConfig, plugin: ModelPlugin, folder: Path, placement: Placement, ranks: Ranks | None
 ) -> VisionLanguageModel:
     asked: dict[str, Any] = {} if ranks is None else {"shard": ranks.shard}
     asked |= {"batch_invariant": True} if config.batch_invariant else {}
-    if torch.device(device).type == "cuda":
+    if placement.device.has_own_memory:
         gc.collect()  # engines that were closed, and their weights, may go in circles
-    return plugin.load_model(folder, device=device, dtype=dtype, **asked)
+    where = str(placement.device.torch_device)
+    return plugin.load_model(folder, device=where, dtype=name_of(placement.dtype), **asked)
 
 
 def _grammars(
@@ -248,29 +231,19 @@ def _grammars(
     return Grammars(backend, deadline_s=config.grammar_timeout_s, compile=compile_grammar)
 
 
-def _device(name: str) -> str:
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ConfigError(f"{name!r} is no device; use auto, cpu, cuda or cuda:N") from None
-    if device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"device {name!r} is not supported; use auto, cpu, cuda or cuda:N")
-    problem = why_no_gpu(device) if device.type == "cuda" else None
-    if problem is not None:
-        raise ConfigError(f"device {name} cannot be used: {problem}")
-    return name
+def _placement(device: str, dtype: str, attention: str, folder: Path) -> Placement:
+    """For the model in `folder`. dtype "auto" is bfloat16, and for the embedded checkpoint what the device
+    computes that best in, whatever its file stores."""
+    opened = open_device(device)
+    if dtype == "auto":
+        dtype = opened.embedded_dtype if _is_embedded(folder) else "bfloat16"
+    if dtype not in DTYPES:
+        raise ConfigError(f"{dtype!r} is no dtype; use auto, {' or '.join(DTYPES)}")
+    return Placement(opened, DTYPES[dtype], attention)
 
 
-def _dtype(name: str, device: str, folder: Path) -> str:
-    """auto: float32 for the embedded checkpoint on a CPU, whatever its file stores; else bfloat16."""
-    if name in DTYPES:
-        return name
-    if name != "auto":
-        raise ConfigError(f"{name!r} is no dtype; use auto, {' or '.join(DTYPES)}")
+def _is_embedded(folder: Path) -> bool:
     try:
-        embedded = folder == resolve_folder(None).resolve()
+        return folder == resolve_folder(None).resolve()
     except ModelError:
-        embedded = False
-    return "float32" if embedded and device == "cpu" else "bfloat16"
+        return False

@@ -6,13 +6,14 @@ from types import ModuleType
 import torch
 
 from mmengine.errors import in_one_line
+from mmengine.gpu import DEVICE_TYPES
 
 _EXAMPLE = 70  # tokens of the vocabulary that kernels are tried on
 
 
 def sampling_kernels(device: torch.device) -> ModuleType | None:
     """mmengine.gpu.sampling_kernels, where they run on `device` and give the tokens they should."""
-    return _tried(device)[0] if device.type == "cuda" else None
+    return _tried(device)[0] if device.type in DEVICE_TYPES else None
 
 
 def compile_all(kernels: ModuleType, vocab_size: int, device: torch.device) -> None:
@@ -30,9 +31,9 @@ def compile_all(kernels: ModuleType, vocab_size: int, device: torch.device) -> N
 
 def describe(device: torch.device) -> str:
     """Who samples on `device`: Triton, or torch and why."""
-    if device.type != "cuda":
+    if device.type == "cpu":
         return "the CPU's kernels"
-    return _tried(device)[1]
+    return _tried(device)[1] if device.type in DEVICE_TYPES else "torch"
 
 
 @cache

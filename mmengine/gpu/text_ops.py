@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mmengine.errors import ConfigError, in_one_line
+from mmengine.gpu import DEVICE_TYPES
 
 Cache = tuple[Tensor, Tensor]
 Linear = Callable[[Tensor], Tensor]
@@ -99,7 +100,7 @@ def text_ops(device: torch.device, dtype: torch.dtype, *, batch_invariant: bool 
     ops = torch_ops()
     if batch_invariant:
         return invariant_ops(ops, device, dtype)
-    if device.type != "cuda":
+    if device.type not in DEVICE_TYPES:
         return ops
     ops = choose(ops, "norms", (flashinfer_norms, our_norms), device, dtype)
     ops = choose(ops, "gate", (flashinfer_gate, our_gate), device, dtype)

@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mmengine.gpu import DEVICE_TYPES
+
 
 @dataclass(frozen=True, slots=True)
 class VisionOps:
@@ -49,7 +51,7 @@ def attend_at_once(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int
 
 def vision_ops(device: torch.device, dtype: torch.dtype, head_dim: int) -> VisionOps | None:
     """What `device` has; None: neither, so frames of equal length go together."""
-    if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
+    if device.type not in DEVICE_TYPES or dtype not in (torch.bfloat16, torch.float16):
         return None
     if not gives_known_numbers(VisionOps(rotate, attend_at_once), device, dtype, head_dim):
         return None

@@ -11,9 +11,11 @@ from mmengine.core.executor import StepPlan, StepResult
 from mmengine.errors import ExecutorFailed, ExecutorLost, MMEngineError
 from mmengine.models.plugin import MediaInput, VisionLanguageModel
 from mmengine.runtime.device.clock import LaunchClock, StepClock
-from mmengine.runtime.device.gpus import answers, current
+from mmengine.runtime.device.cpu import CpuDevice
+from mmengine.runtime.device.placement import Placement
+from mmengine.runtime.device.port import Device, Event, Recorder
 from mmengine.runtime.drafting.eagle3.head import DraftHead
-from mmengine.runtime.graphs.recorder import Recorder, recorder_for
+from mmengine.runtime.graphs.capture import recorder_for
 from mmengine.runtime.reading import Computed, Launched
 from mmengine.runtime.rows import PositionsOf
 from mmengine.runtime.runner import ModelRunner
@@ -25,25 +27,28 @@ from mmengine.structured_output.rows import RowMatchers
 @dataclass(slots=True)
 class InFlight:
     """A dispatched step: its plan, the pixels that it encodes (a request may end, and release them, before
-    it is collected), and on CUDA what was launched for it, first without its tokens, or what went wrong."""
+    it is collected), and what was launched for it ahead, first without its tokens, or what went wrong."""
 
     plan: StepPlan
     pixels: dict[str, Sequence[MediaInput]]
     computed: Computed | None = None
     launched: Launched | None = None
     error: Exception | None = None
-    start: torch.cuda.Event | None = None
-    end: torch.cuda.Event | None = None
+    start: Event | None = None
+    end: Event | None = None
+
+
+ON_CPU = Placement(CpuDevice(), torch.float32)
 
 
 class TorchExecutor:
     """Runs steps on one device.
 
-    On a CPU a step is computed in `collect`. On CUDA `dispatch` launches it without waiting and
-    `collect` waits for its end (not yet run on a GPU); where rows have grammars and the step before is not
-    read, that one's `collect` launches how it is sampled. Whatever goes wrong with a whole step is raised
-    by its `collect`: an MMEngineError as it is, anything else as ExecutorFailed, or as ExecutorLost where
-    the GPU does not answer any more.
+    On a CPU a step is computed in `collect`. Where a device runs behind the program, `dispatch` launches the
+    step without waiting and `collect` waits for its end (not yet run on a GPU); where rows have grammars and
+    the step before is not read, that one's `collect` launches how it is sampled. Whatever goes
+    wrong with a whole step is raised by its `collect`: an MMEngineError as it is, anything else as
+    ExecutorFailed, or as ExecutorLost where the device does not answer any more.
     """
 
     needs_plan = True
@@ -53,33 +58,29 @@ class TorchExecutor:
         model: VisionLanguageModel,
         positions_of: PositionsOf,
         config: EngineConfig,
-        device: str | torch.device = "cpu",
-        dtype: torch.dtype = torch.float32,
-        attention: str = "auto",
+        placement: Placement = ON_CPU,
         stop_watcher: StopWatcher | None = None,
         matchers: RowMatchers | None = None,
         drafters: Sequence[Drafter] = (),
         head: DraftHead | None = None,
         recorder: Recorder | None = None,
     ) -> None:
-        """`config` has num_blocks and eos_token_ids filled in; `dtype` is that of the KV pool, and must
-        be what the model computes in. `positions_of` is the plugin's `positions`. Without `matchers` a
-        request with a grammar fails. `drafters`: by number, as the log names them, the preferred ones first;
-        behind them a draft `head`, whose KV lies in the same blocks. `recorder`: of steps that only decode,
-        and of the encoder; on a GPU CUDA graphs, unless `config` says otherwise.
+        """`config` has num_blocks and eos_token_ids filled in; the dtype of `placement` must be what the
+        model computes in. `positions_of` is the plugin's `positions`. Without `matchers` a request with a
+        grammar fails. `drafters`: by number, as the log names them, the preferred ones first; behind them a
+        draft `head`, whose KV lies in the same blocks. `recorder`: of steps that only decode, and of the
+        encoder; on a GPU CUDA graphs, unless `config` says otherwise.
 
         Raises ConfigError for a pool that cannot be had and an unknown attention backend.
         """
-        self._device = torch.device(device)
-        self._is_ahead = self._device.type != "cpu"
+        self._device = placement.device
+        self._is_ahead = self._device.is_async
         recorder = recorder or recorder_for(config, self._device)
         self._runner = ModelRunner(
             model,
             positions_of,
             config,
-            self._device,
-            dtype,
-            attention,
+            placement,
             stop_watcher,
             matchers,
             drafters,
@@ -117,11 +118,10 @@ class TorchExecutor:
         self._in_flight.append(step)
 
     def _launch(self, step: InFlight) -> None:
-        step.start, step.end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        stream = torch.cuda.current_stream(self._device)
+        step.start, step.end = (self._device.event(timed=True) for _ in range(2))
         try:
-            with current(self._device):  # each thread has its own
-                step.start.record(stream)
+            with self._device.current():  # each thread has its own
+                step.start.record()
                 self._begin(step)
         except Exception as error:  # raised by collect, which names the step
             step.error = error
@@ -140,7 +140,7 @@ class TorchExecutor:
         assert computed is not None
         step.launched = self._runner.sample(computed)
         if step.end is not None:
-            step.end.record(torch.cuda.current_stream(self._device))
+            step.end.record()
 
     def _sample_next(self) -> None:
         """A step was read: the one behind it, which the device computes by now, goes on where it waited."""
@@ -157,7 +157,7 @@ class TorchExecutor:
             raise ExecutorFailed("no step was dispatched, so there is none to collect")
         step = self._in_flight.popleft()
         try:
-            with current(self._device):
+            with self._device.current():
                 result = self._finish(step)
                 self._sample_next()
                 return result
@@ -183,11 +183,11 @@ class TorchExecutor:
         result.device_ns, result.host_ns = self._clock.lap(), host_ns
         return result
 
-    def _await(self, end: torch.cuda.Event) -> None:
+    def _await(self, end: Event) -> None:
         end.synchronize()
 
     def discard(self) -> None:
-        """Forget the steps in flight. On CUDA they run to their end before anything later does."""
+        """Forget the steps in flight. On a GPU they run to their end before anything later does."""
         self._in_flight.clear()
 
     def close(self) -> None:
@@ -197,14 +197,15 @@ class TorchExecutor:
         self._runner.close()
 
 
-def _failure(step: StepPlan, error: Exception, device: torch.device) -> ExecutorFailed:
+def _failure(step: StepPlan, error: Exception, device: Device) -> ExecutorFailed:
     """What to raise for a step that failed: ExecutorLost where the device is gone for this process."""
     reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"  # torch appends pages
     if isinstance(error, torch.OutOfMemoryError):
         reason = (
-            f"the memory of {device} is full ({reason}); lower num_blocks, token_budget or encoder_budget"
+            f"the memory of {device.name} is full ({reason}); lower num_blocks, token_budget or "
+            "encoder_budget"
         )
-    elif not answers(device):  # FlashInfer and Triton have no kind of their own for its errors
+    elif not device.answers():  # FlashInfer and Triton have no kind of their own for its errors
         return ExecutorLost(
             f"step {step.step} failed and the GPU does not answer any more ({reason}); start the process "
             "again, with its log it goes on with all requests; `nvidia-smi` and the kernel's log say more"

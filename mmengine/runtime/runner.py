@@ -15,6 +15,8 @@ from mmengine.core.executor import StepPlan, StepResult
 from mmengine.models.plugin import AuxHiddenStates, MediaInput, VisionLanguageModel
 from mmengine.runtime.attention.registry import make_backend
 from mmengine.runtime.device.invariant import check_invariant
+from mmengine.runtime.device.placement import Placement
+from mmengine.runtime.device.port import Recorder
 from mmengine.runtime.device.upload import upload
 from mmengine.runtime.drafting.eagle3.drafter import Eagle3Drafter
 from mmengine.runtime.drafting.eagle3.head import DraftHead
@@ -24,7 +26,6 @@ from mmengine.runtime.features import FeatureStore, encode
 from mmengine.runtime.graphs.capture import Capture, capture
 from mmengine.runtime.graphs.decode import DecodeGraphs
 from mmengine.runtime.graphs.encoder import EncoderGraphs, capture_encoder
-from mmengine.runtime.graphs.recorder import Recorder
 from mmengine.runtime.inputs import StepInputs, fresh_blocks, prepare
 from mmengine.runtime.kv.pool import pool_of
 from mmengine.runtime.reading import Computed, Launched, Reader
@@ -47,9 +48,7 @@ class ModelRunner:
         model: VisionLanguageModel,
         positions_of: PositionsOf,
         config: EngineConfig,
-        device: torch.device,
-        dtype: torch.dtype,
-        attention: str,
+        placement: Placement,
         stop_watcher: StopWatcher | None,
         matchers: RowMatchers | None = None,
         drafters: Sequence[Drafter] = (),
@@ -59,21 +58,22 @@ class ModelRunner:
         """`recorder`: captures the steps that only decode, where attention can be captured, and the encoder,
         where it can."""
         spec = model.spec
+        device = placement.device.torch_device
         self._model, self._config, self._device = model, config, device
         self._watcher, self._matchers = stop_watcher, matchers
         invariant = config.batch_invariant
         if invariant:
-            check_invariant(model, device)
-        self._kv = pool_of(spec, config, dtype, device)
-        self._attention = make_backend(attention, spec, self._kv, batch_invariant=invariant)
+            check_invariant(model, placement.device)
+        self._kv = pool_of(spec, config, placement)
+        self._attention = make_backend(placement.attention, spec, self._kv, batch_invariant=invariant)
         self._features = FeatureStore(spec.hidden_size, spec.num_deepstack, config.encoder_cache_size)
-        if device.type == "cuda":
-            self._features.hold_all(dtype, device)
+        if placement.device.has_own_memory:
+            self._features.hold_all(placement.dtype, device)
         self._rows = RowColumns(config.max_num_seqs, spec.vocab_size, config.eos_token_ids, positions_of)
         self._sampler = Sampler(self._rows, config.max_num_seqs, spec.vocab_size, device)
         self._drafting = None
         if head is not None:
-            drafters = [*drafters, Eagle3Drafter(head, self._rows, config, attention, len(drafters))]
+            drafters = [*drafters, Eagle3Drafter(head, self._rows, config, len(drafters))]
         if drafters:
             longest = config.max_model_len or spec.max_model_len
             self._drafting = Drafting(

@@ -95,7 +95,7 @@ def load_model(
             text = text_decoder(config.text, weights, where, DTYPES[dtype], shard, batch_invariant)
             vision = VisionTower(config.vision, weights, where) if shard is None or shard.leads else None
     except torch.OutOfMemoryError:
-        total = torch.cuda.mem_get_info(where)[1] / 2**30
+        total = torch.accelerator.get_memory_info(where)[1] / 2**30
         raise ModelError(
             f"the weights of {folder} in {dtype} do not fit {device} of {total:.1f} GiB; take a GPU with "
             "more memory or with nothing else on it, or cut the model over several (tensor_parallel)"
@@ -112,7 +112,7 @@ def text_decoder(
     batch_invariant: bool = False,
 ) -> AnyTextDecoder:
     """See load_model."""
-    if device.type == "cuda":
+    if device.type != "cpu":
         ops = text_ops(device, dtype, batch_invariant=batch_invariant)
         return FusedTextDecoder(config, weights, device, ops, shard)
     # The kernels compute whole layers in one call, ranks must add up in their middle.

@@ -150,13 +150,13 @@ def test_the_tests_of_the_kernels_are_run_by_pytest(module, monkeypatch, tmp_pat
 
 def test_a_gpu_says_what_it_is(module, monkeypatch):
     parts = module("gpu_parts")
-    monkeypatch.setattr(parts, "why_no_gpu", lambda device: None)
+    monkeypatch.setattr(parts.CudaDevice, "problem", lambda index: None)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (75 * 2**30, 80 * 2**30))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H100 80GB HBM3")
     told = Told(False)
     parts.device(told)
     assert told.facts["device"] == "NVIDIA H100 80GB HBM3" and told.facts["memory"].startswith("75.0 of 80.0")
-    monkeypatch.setattr(parts, "why_no_gpu", lambda device: "torch sees no GPU here")
+    monkeypatch.setattr(parts.CudaDevice, "problem", lambda index: "torch sees no GPU here")
     told = Told(False)
     parts.device(told)
     assert told.facts == {} and told.skipped == {"the device": "torch sees no GPU here"}

@@ -14,6 +14,7 @@ from mmengine.gpu.attention_tiles import ONE_TILE_ROWS
 from mmengine.runtime.attention.base import AttentionMeta, Bucket
 from mmengine.runtime.attention.triton_capability import load
 from mmengine.runtime.attention.triton_paged import TritonPagedAttention
+from mmengine.runtime.device.registry import open_device
 from mmengine.runtime.kv.pool import KVPool
 from tests.native.attention_cases import TOLERANCE, Rows, dense, spec_of
 
@@ -72,7 +73,7 @@ def test_a_new_backend_is_tried_beside_torch(kernel_device, dtype):
     """And taken, whatever its heads and blocks."""
     for heads, kv_heads, head_dim, block_size, is_fp8 in ((4, 2, 6, 16, False), (6, 1, 16, 1, True)):
         spec = spec_of(heads, kv_heads, head_dim)
-        kv = KVPool(spec, 4, block_size, dtype, kernel_device, is_fp8=is_fp8)
+        kv = KVPool(spec, 4, block_size, dtype, open_device(str(kernel_device)), is_fp8=is_fp8)
         for one_tile in (False, True):
             TritonPagedAttention(spec, kv, one_tile=one_tile)
 
@@ -86,7 +87,7 @@ def test_heads_as_wide_as_they_may_be(kernel_device):
 def filled(device, dtype, **options):
     """A pool of random KV, and a function that attends rows (queries, KV tokens, table row)."""
     spec = spec_of(4, 2, 16, layers=1)
-    pool = KVPool(spec, 60, 4, dtype, device)
+    pool = KVPool(spec, 60, 4, dtype, open_device(str(device)))
     pool.blocks.copy_(torch.randn(pool.blocks.shape, generator=torch.Generator().manual_seed(1)).to(dtype))
     attention = make(spec, pool, one_tile=True, **options)
 
@@ -134,7 +135,7 @@ def test_every_byte_of_fp8_is_its_value(kernel_device):
     """Of one token, whose result is its V."""
     spec = spec_of(2, 2, 128, layers=1)
     for dtype in (torch.float32, torch.float16):
-        kv = KVPool(spec, 2, 1, dtype, kernel_device, is_fp8=True)
+        kv = KVPool(spec, 2, 1, dtype, open_device(str(kernel_device)), is_fp8=True)
         attention = make(spec, kv)
         every = torch.arange(256, dtype=torch.uint8).view(1, 2, 128)
         kv.blocks[0, 1, 1] = every.to(kernel_device)
@@ -148,7 +149,7 @@ def test_every_byte_of_fp8_is_its_value(kernel_device):
 
 def test_an_fp8_pool_holds_rounded_keys_and_values(kernel_device):
     spec = spec_of(4, 2, 16, layers=1)
-    kv = KVPool(spec, 8, 4, torch.float16, kernel_device, is_fp8=True)
+    kv = KVPool(spec, 8, 4, torch.float16, open_device(str(kernel_device)), is_fp8=True)
     attention = make(spec, kv)
     five = np.array([5], np.int32)
     attention.begin(AttentionMeta(five, five, np.array([16, 17, 18, 19, 8]), np.array([[4, 2]], np.int32)))
@@ -218,7 +219,7 @@ def test_a_captured_step_reads_buffers_that_stay(kernel_device, query_len, progr
     """A replay launches what was captured, over the same buffers, whatever the lengths: rows that are only
     filled up too, whose ends hold NaN."""
     spec, size, kernels = spec_of(4, 2, 16), 4, Watched()
-    kv = KVPool(spec, 80, size, torch.float32, kernel_device)
+    kv = KVPool(spec, 80, size, torch.float32, open_device(str(kernel_device)))
     attention = make(spec, kv, programs, kernels=kernels)
     bucket, generator = Bucket(3, query_len), torch.Generator().manual_seed(0)
     counts = np.full(3, query_len, np.int32)

@@ -5,6 +5,7 @@ import torch
 
 from mmengine.models.plugin import ModelSpec
 from mmengine.runtime.attention.base import AttentionMeta
+from mmengine.runtime.device.registry import open_device
 from mmengine.runtime.kv.pool import KVPool
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
@@ -33,7 +34,7 @@ class Rows:
         self.spec, self.dtype, self.block_size = spec, dtype, block_size
         self.random = np.random.default_rng(seed)
         self.torch_random = torch.Generator().manual_seed(seed)
-        self.pool = KVPool(spec, num_blocks, block_size, dtype, self.device)
+        self.pool = KVPool(spec, num_blocks, block_size, dtype, open_device(str(device)))
         self.pool.blocks[:, 1:] = float("nan")  # what former owners may leave; block 0 is the dummy
         self.backend = make(spec, self.pool)
         self.free = self.random.permutation(np.arange(1, num_blocks)).tolist()

@@ -15,6 +15,7 @@ from mmengine.runtime.attention.native_paged import NativePagedAttention
 from mmengine.runtime.attention.registry import make_backend
 from mmengine.runtime.attention.torch_paged import TorchPagedAttention
 from mmengine.runtime.attention.triton_paged import TritonPagedAttention
+from mmengine.runtime.device.cpu import CpuDevice
 from mmengine.runtime.kv.pool import KVPool
 from tests.instruction_sets import isas, opened
 
@@ -106,7 +107,7 @@ def test_a_prefix_filled_in_the_same_step(backend):
 def test_blocks_written_by_another_row_of_the_step_are_read(backend):
     """A row whose cached tokens another row computes now: all rows are appended before any is run."""
     spec, size = spec_of(2, 1, 8, layers=1), 4
-    pool = KVPool(spec, 8, size, torch.float32, torch.device("cpu"))
+    pool = KVPool(spec, 8, size, torch.float32, CpuDevice())
     attention = backend(spec, pool)
     generator = torch.Generator().manual_seed(1)
     k, v = torch.randn(2, 5, 1, 8, generator=generator)
@@ -146,7 +147,7 @@ def test_one_row_that_is_nan_leaves_the_others_alone(backend, dtype, queries):
         was = [part[1, 0].clone() for part in bad]
         for part in bad:
             part[1, 0] = float("nan")
-        attention = backend(spec, KVPool(spec, 8, 4, dtype, torch.device("cpu")))
+        attention = backend(spec, KVPool(spec, 8, 4, dtype, CpuDevice()))
         attention.begin(AttentionMeta(lens, lens, slots, table))
         attention.append(0, *kv.flatten(1, 2))
         out = attention.run(0, q.flatten(0, 1)).view_as(q)
@@ -167,7 +168,7 @@ def test_the_dummy_block_is_never_written(backend):
 
 def test_fused_projections_need_not_be_contiguous(backend):
     spec = spec_of(4, 2, 32, layers=1)
-    pool = KVPool(spec, 4, 4, torch.float32, torch.device("cpu"))
+    pool = KVPool(spec, 4, 4, torch.float32, CpuDevice())
     attention = backend(spec, pool)
     fused = torch.randn(3, 8, 32, generator=torch.Generator().manual_seed(3))
     q, k, v = fused.split((4, 2, 2), dim=1)
@@ -180,7 +181,7 @@ def test_fused_projections_need_not_be_contiguous(backend):
 def filled(kernels, dtype, seed=5):
     """A pool of random KV, and a function that attends rows (queries, KV tokens, table row)."""
     spec = spec_of(8, 2, 72, layers=1)
-    pool = KVPool(spec, 200, 16, dtype, torch.device("cpu"))
+    pool = KVPool(spec, 200, 16, dtype, CpuDevice())
     pool.blocks.normal_(generator=torch.Generator().manual_seed(seed))
     attention = kernels(spec, pool)
 
@@ -237,7 +238,7 @@ def test_scores_far_apart_do_not_overflow(kernels, dtype):
 @pytest.mark.parametrize("head_dim, dtype", [(12, torch.float32), (264, torch.float32), (64, torch.float16)])
 def test_what_the_kernels_do_not_know_is_left_to_torch(head_dim, dtype):
     spec = spec_of(4, 2, head_dim)
-    pool = KVPool(spec, 4, 4, dtype, torch.device("cpu"))
+    pool = KVPool(spec, 4, 4, dtype, CpuDevice())
     assert isinstance(make_backend("auto", spec, pool), TorchPagedAttention)
     with pytest.raises(ConfigError, match="'native' cannot be used: it knows .* choose 'torch'"):
         make_backend("native", spec, pool)
@@ -245,5 +246,5 @@ def test_what_the_kernels_do_not_know_is_left_to_torch(head_dim, dtype):
 
 def test_auto_takes_the_kernels_where_they_can_be_had():
     spec = spec_of(4, 2, 32)
-    chosen = make_backend("auto", spec, KVPool(spec, 4, 4, torch.bfloat16, torch.device("cpu")))
+    chosen = make_backend("auto", spec, KVPool(spec, 4, 4, torch.bfloat16, CpuDevice()))
     assert type(chosen) is (TorchPagedAttention if load() is None else NativePagedAttention)

@@ -16,6 +16,8 @@ from mmengine.events.log import LogWriter
 from mmengine.models.plugin import Prepared
 from mmengine.replay import verify
 from mmengine.request import Request, SamplingParams
+from mmengine.runtime.device.cpu import CpuDevice
+from mmengine.runtime.device.placement import Placement
 from mmengine.runtime.executor import TorchExecutor
 from mmengine_qwen3_vl import plugin
 from mmengine_shapes import checkpoint_path
@@ -130,7 +132,8 @@ class Runner:
         return config
 
     def engine(self, config: EngineConfig, log: Path | None = None) -> EngineCore:
-        executor = TorchExecutor(self.network, plugin.positions, config, "cpu", self.dtype, self.attention)
+        placement = Placement(CpuDevice(), self.dtype, self.attention)
+        executor = TorchExecutor(self.network, plugin.positions, config, placement)
         return EngineCore(config, executor, sink=LogWriter(log) if log else None)
 
     def run(

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from mmengine.request import MediaItem
 from mmengine.runtime.attention.base import AttentionMeta
+from mmengine.runtime.device.cpu import CpuDevice
 from mmengine.runtime.kv.pool import KVPool
 from mmengine_qwen3_vl import plugin
 
@@ -213,7 +214,7 @@ class PagedRows:
     def __init__(self, make, spec, dtype, num_rows, *, longest=128, block_size=4, hide=()):
         self._per_row, self._size, self._hidden = -(-longest // block_size), block_size, hide
         num_blocks = 1 + num_rows * self._per_row
-        pool = KVPool(spec, num_blocks, block_size, dtype, torch.device("cpu"), 0)
+        pool = KVPool(spec, num_blocks, block_size, dtype, CpuDevice(), 0)
         blocks = 1 + np.random.default_rng(0).permutation(num_blocks - 1)
         self._table = blocks.astype(np.int32).reshape(num_rows, self._per_row)
         self._lengths = np.zeros(num_rows, np.int32)

@@ -12,8 +12,21 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from mmengine.runtime.device.cpu import CpuDevice
+from mmengine.runtime.device.placement import Placement
+
 GPU = torch.device("meta")
 aten = torch.ops.aten
+
+
+class AbsentGpu(CpuDevice):
+    kind, is_async = "gpu", True
+
+    def __init__(self):
+        self.name, self.torch_device = self.kind, GPU
+
+
+ON_GPU = Placement(AbsentGpu(), torch.float32, "torch")
 
 
 class Waited(AssertionError):

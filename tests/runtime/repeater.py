@@ -7,7 +7,7 @@ import sys
 from mmengine.errors import ExecutorFailed
 from mmengine.runtime.attention.native_paged import NativePagedAttention
 from mmengine.runtime.attention.torch_paged import TorchPagedAttention
-from mmengine.runtime.graphs.recorder import WARM_UPS
+from mmengine.runtime.device.cuda import WARM_UPS
 
 
 class Repeater:

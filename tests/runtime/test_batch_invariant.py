@@ -18,6 +18,7 @@ from mmengine.gpu import text_ops
 from mmengine.native import library
 from mmengine.runtime.attention import registry, triton_paged
 from mmengine.runtime.device import invariant
+from mmengine.runtime.device.cuda import CudaDevice
 from mmengine.runtime.executor import TorchExecutor
 from mmengine.runtime.sampling import masking, sampler
 from mmengine.serve.engine import Engine
@@ -32,7 +33,7 @@ COMPANIES = (
     {"long_prefill_token_threshold": 1, "spec": "none", "max_in_flight": 2},
     {"token_budget": 64, "num_blocks": 18, "swap_blocks": 17, "preempt_mode": "swap", "spec": "ngram"},
 )
-ON_A_GPU = SimpleNamespace(blocks=SimpleNamespace(device=torch.device("cuda")))
+ON_A_GPU = SimpleNamespace(device=CudaDevice())
 DRAWN = {"temperature": 2.0, "top_k": 40, "top_p": 0.9}
 
 
@@ -162,10 +163,10 @@ def test_on_a_gpu_what_samples_must_be_ours_too(monkeypatch):
     for kernels in (None, SimpleNamespace()):
         monkeypatch.setattr(invariant, "sampling_kernels", lambda device, kernels=kernels: kernels)
         if kernels is not None:
-            invariant.check_invariant(model, torch.device("cuda"))
+            invariant.check_invariant(model, CudaDevice())
             continue
         with pytest.raises(ConfigError, match=r"to sample, and on cuda that is by torch \(no driver\)"):
-            invariant.check_invariant(model, torch.device("cuda"))
+            invariant.check_invariant(model, CudaDevice())
 
 
 @pytest.mark.parametrize("wanted", [False, True])

@@ -6,6 +6,7 @@ import torch
 from mmengine.errors import ConfigError
 from mmengine.models.plugin import ModelSpec
 from mmengine.runtime.attention.registry import make_backend
+from mmengine.runtime.device.cpu import CpuDevice
 from mmengine.runtime.kv.pool import KVPool, blocks_for_memory, bytes_per_block
 
 
@@ -15,7 +16,7 @@ def spec_of(heads: int, kv_heads: int, head_dim: int, layers: int = 2) -> ModelS
 
 def test_unknown_backend_is_named_with_the_known_ones():
     spec = spec_of(4, 2, 32)
-    pool = KVPool(spec, 4, 4, torch.float32, torch.device("cpu"))
+    pool = KVPool(spec, 4, 4, torch.float32, CpuDevice())
     with pytest.raises(ConfigError, match="'flash'.*auto, flashinfer, native, torch, triton"):
         make_backend("flash", spec, pool)
 
@@ -28,6 +29,6 @@ def test_blocks_for_memory():
     with pytest.raises(ConfigError, match="hold no KV cache"):
         blocks_for_memory([spec], torch.float32, 16, 12288 * 4 - 1)
     with pytest.raises(ConfigError, match="num_blocks must be at least 2"):
-        KVPool(spec, 1, 16, torch.float32, torch.device("cpu"))
+        KVPool(spec, 1, 16, torch.float32, CpuDevice())
     with pytest.raises(ConfigError, match="lower num_blocks"):
-        KVPool(spec, 2**40, 16, torch.float32, torch.device("cpu"))
+        KVPool(spec, 2**40, 16, torch.float32, CpuDevice())

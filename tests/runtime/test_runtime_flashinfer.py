@@ -23,6 +23,8 @@ from mmengine.runtime.attention.base import AttentionMeta, Bucket
 from mmengine.runtime.attention.flashinfer_host_plan import HostPlan
 from mmengine.runtime.attention.flashinfer_paged import FLOAT_WORKSPACE_BYTES, FlashInferAttention
 from mmengine.runtime.attention.torch_paged import TorchPagedAttention
+from mmengine.runtime.device.cpu import CpuDevice
+from mmengine.runtime.device.cuda import CudaDevice
 from mmengine.runtime.graphs.buckets import empty_step
 from mmengine.runtime.kv.pool import KVPool
 from tests.native.attention_cases import TOLERANCE, Rows, dense, spec_of
@@ -82,7 +84,7 @@ def test_a_pinned_buffer_is_written_when_its_last_copy_is_done():
         def plan(self):
             order.append("plan")
 
-    host_plan = HostPlan(torch.device("cpu"), (Watched("a"), Watched("b")))
+    host_plan = HostPlan(CpuDevice(), (Watched("a"), Watched("b")))
     for _ in range(3):
         host_plan.plan(Wrapper())
     one, two = ["wait b", "plan", "record b"], ["wait a", "plan", "record a"]
@@ -91,7 +93,7 @@ def test_a_pinned_buffer_is_written_when_its_last_copy_is_done():
 
 def test_another_version_that_keeps_its_plans_elsewhere_is_refused():
     with pytest.raises(ConfigError, match="install flashinfer-python 0.7.2"):
-        HostPlan(torch.device("cpu")).seat(object(), torch.zeros(1))
+        HostPlan(CpuDevice()).seat(object(), torch.zeros(1))
 
 
 @pytest.mark.parametrize("query_len", [1, 4])
@@ -99,7 +101,7 @@ def test_a_captured_step_reads_buffers_that_stay(query_len):
     """What `run` gave at the capture is what it gives at a replay: the same wrapper, the same buffers."""
     log = []
     spec, size = spec_of(4, 2, 64), 4
-    kv = KVPool(spec, 40, size, torch.float32, torch.device("cpu"))
+    kv = KVPool(spec, 40, size, torch.float32, CpuDevice())
     flash = backend(log)(spec, kv)
     flash.begin(meta_of(Bucket(8, 4), size), Bucket(8, 4))
     bucket = Bucket(4, query_len)
@@ -145,7 +147,7 @@ def partial_bytes(bucket, spec, multiprocessors):
 def test_the_workspace_holds_what_captured_steps_share(heads):
     """Of any number of rows with up to 16 drafts; on an H100 one of 264 blocks a head is shared."""
     spec, log = spec_of(*heads), []
-    flash = backend(log)(spec, KVPool(spec, 4, 16, torch.bfloat16, torch.device("cpu")))
+    flash = backend(log)(spec, KVPool(spec, 4, 16, torch.bfloat16, CpuDevice()))
     for rows in (1, 16, 64, 128, 512, 2048):
         for query_len in (17, 9, 5, 1):
             bucket, flash._buffers = Bucket(rows, query_len), ()
@@ -170,7 +172,7 @@ def meta_of(bucket, size):
 @pytest.mark.parametrize("make", [backend(), TorchPagedAttention], ids=["flashinfer", "torch"])
 def test_an_fp8_pool_holds_rounded_keys_and_values(make):
     spec = spec_of(4, 2, 64)
-    kv = KVPool(spec, 8, 4, torch.bfloat16, torch.device("cpu"), is_fp8=True)
+    kv = KVPool(spec, 8, 4, torch.bfloat16, CpuDevice(), is_fp8=True)
     assert kv.blocks.element_size() == kv.layers[0].element_size() == 1
     attention = make(spec, kv)
     lens, table = np.array([3, 5], np.int32), np.array([[1, 0], [4, 2]], np.int32)
@@ -201,7 +203,7 @@ def test_the_record_is_what_is_installed():
 
 
 def pool_of(spec, dtype=torch.bfloat16):
-    return KVPool(spec, 4, 16, dtype, torch.device("cpu"))
+    return KVPool(spec, 4, 16, dtype, CpuDevice())
 
 
 @pytest.mark.parametrize(
@@ -218,7 +220,7 @@ def pool_of(spec, dtype=torch.bfloat16):
 def test_what_is_missing_is_told_with_what_to_do(monkeypatch, version, capability, told):
     monkeypatch.setattr(flashinfer_capability, "installed", lambda: version)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    found = flashinfer_capability.missing(torch.device("cuda"))
+    found = flashinfer_capability.missing(CudaDevice())
     assert found is None if told is None else told in found
 
 
@@ -234,7 +236,7 @@ def test_a_model_that_does_not_fit_is_told(monkeypatch):
 
 def on_a_gpu():
     """Of a pool only where it lies."""
-    return SimpleNamespace(blocks=SimpleNamespace(device=torch.device("cuda")))
+    return SimpleNamespace(device=CudaDevice())
 
 
 def test_kernels_that_do_not_compile_are_told_of_at_once_and_auto_goes_on(monkeypatch):
@@ -274,13 +276,13 @@ def test_kernels_that_do_not_compile_are_told_of_at_once_and_auto_goes_on(monkey
 
 def test_on_a_cpu_auto_takes_what_it_took():
     spec = spec_of(4, 2, 24)
-    kv = KVPool(spec, 4, 16, torch.float16, torch.device("cpu"))
+    kv = KVPool(spec, 4, 16, torch.float16, CpuDevice())
     assert isinstance(registry.make_backend("auto", spec, kv), TorchPagedAttention)
 
 
 def test_a_fused_kernel_stores_where_append_does():
     spec = spec_of(4, 2, 64)
-    kv = KVPool(spec, 8, 4, torch.float32, torch.device("cpu"))
+    kv = KVPool(spec, 8, 4, torch.float32, CpuDevice())
     flash = backend()(spec, kv)
     slots = np.array([5, 6, 30, 12])
     counts, lens = np.array([2, 1, 1], np.int32), np.array([3, 3, 1], np.int32)

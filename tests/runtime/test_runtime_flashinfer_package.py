@@ -8,6 +8,7 @@ from flashinfer_fake import attend
 
 from mmengine.runtime.attention.base import AttentionMeta, Bucket
 from mmengine.runtime.attention.flashinfer_paged import FlashInferAttention
+from mmengine.runtime.device.cpu import CpuDevice
 from mmengine.runtime.graphs.buckets import empty_step
 from mmengine.runtime.kv.pool import KVPool
 from tests.native.attention_cases import Rows, dense, spec_of
@@ -78,7 +79,7 @@ def test_ragged_steps_are_as_dense_attention(plans, heads):
 @pytest.mark.parametrize("query_len", [1, 4])
 def test_captured_steps(plans, heads, query_len):
     spec = spec_of(heads, 2, 64)
-    kv = KVPool(spec, 40, SIZE, torch.bfloat16, torch.device("cpu"))
+    kv = KVPool(spec, 40, SIZE, torch.bfloat16, CpuDevice())
     flash = make(spec, kv)
     for bucket in (Bucket(8, 4), Bucket(4, 4), Bucket(8, 1), Bucket(4, 1)):
         flash.begin(empty_step(bucket, SIZE), bucket)

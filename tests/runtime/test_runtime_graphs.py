@@ -15,6 +15,7 @@ from mmengine.models.plugin import AuxHiddenStates
 from mmengine.request import SamplingParams
 from mmengine.runtime.attention.base import AttentionMeta, Bucket
 from mmengine.runtime.attention.torch_paged import TorchPagedAttention
+from mmengine.runtime.device.cpu import CpuDevice
 from mmengine.runtime.executor import TorchExecutor
 from mmengine.runtime.graphs import capture
 from mmengine.runtime.graphs.buckets import (
@@ -237,7 +238,7 @@ class WithAux:
 def test_a_head_gets_copies_of_the_steps_own_tokens(counts):
     """What it reads later is not to change with the next step."""
     spec = ToyModel().spec
-    kv = KVPool(spec, 8, SIZE, torch.float32, torch.device("cpu"))
+    kv = KVPool(spec, 8, SIZE, torch.float32, CpuDevice())
     graphs = DecodeGraphs(
         WithAux(),
         TorchPagedAttention(spec, kv),

@@ -11,6 +11,7 @@ from repeater import Repeater
 from mmengine.runtime.attention.base import AttentionMeta
 from mmengine.runtime.attention.torch_paged import TorchPagedAttention
 from mmengine.runtime.attention.triton_paged import TritonPagedAttention
+from mmengine.runtime.device.cpu import CpuDevice
 from mmengine.runtime.drafting.eagle3.chain import NO_DRAFT, draft
 from mmengine.runtime.drafting.eagle3.chain_rows import CHOSEN, ChainRows
 from mmengine.runtime.drafting.eagle3.graphs import ChainGraphs
@@ -31,7 +32,7 @@ class Side:
 
     def __init__(self, head, recorder=None, backend=TorchPagedAttention):
         self.head, spec = head, kv_spec(head.config)
-        self.pool = KVPool(spec, 1 + MOST_ROWS * WIDTH, SIZE, head.dtype, CPU)
+        self.pool = KVPool(spec, 1 + MOST_ROWS * WIDTH, SIZE, head.dtype, CpuDevice())
         self.attention = backend(spec, self.pool)
         self.table = np.random.default_rng(0).permutation(np.arange(1, 1 + MOST_ROWS * WIDTH))
         self.table = self.table.astype(np.int32).reshape(MOST_ROWS, WIDTH)

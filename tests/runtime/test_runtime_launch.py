@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from flashinfer_fake import FakeWrapper, fake_library
-from launching import GPU, Waited, nothing_to_wait_for, pinned
+from launching import GPU, ON_GPU, Waited, nothing_to_wait_for, pinned
 from repeater import Repeater
 from runtime_toy import VOCAB, Driver, ToyModel, positions_of, toy_request
 
@@ -89,9 +89,7 @@ class Launching:
 
     def __init__(self, model, positions, config, **options):
         with nothing_to_wait_for():
-            self.runner = running.ModelRunner(
-                model, positions, config, GPU, torch.float32, "torch", None, AllowAll(), **options
-            )
+            self.runner = running.ModelRunner(model, positions, config, ON_GPU, None, AllowAll(), **options)
 
     def attach(self, name, media):
         self.runner.attach(name, media)
@@ -330,7 +328,7 @@ def test_a_chain_of_drafts_waits_once_for_all_of_them(request, monkeypatch, back
     network = plugin.load_model(checkpoint_path(), device=str(GPU), dtype="float32")
     spec, waits = network.spec, []
     target = Target(spec.hidden_size, spec.vocab_size, spec.num_layers)
-    head = load_head(open_head(draft_head_path(), target), network, GPU, torch.float32)
+    head = load_head(open_head(draft_head_path(), target), network, ON_GPU)
 
     def fetch(drafts):
         waits.append(tuple(drafts.shape))

@@ -10,6 +10,10 @@ from hypothesis import strategies as st
 from mmengine.config import EngineConfig
 from mmengine.errors import ConfigError, ModelError
 from mmengine.models.plugin import ModelSpec
+from mmengine.runtime.device import cpu
+from mmengine.runtime.device.cuda import CudaDevice
+from mmengine.runtime.device.placement import Placement
+from mmengine.runtime.executor import ON_CPU
 from mmengine.runtime.graphs.encoder_sizes import MOST_EMBEDS
 from mmengine.runtime.kv.memory import CACHE_PART, GIB, MOST_CACHED, Memory, cached_embeds
 from mmengine.runtime.kv.pool import bytes_per_block
@@ -169,7 +173,7 @@ def test_the_embedded_model_runs_its_largest_step():
     assert peaks.encoder == 5
 
 
-CUDA = torch.device("cuda:0")
+CUDA = Placement(CudaDevice(0), torch.bfloat16)
 
 
 def a_gpu(patch, peaks, *, free=30 * GIB, total=80 * GIB):
@@ -181,7 +185,7 @@ def a_gpu(patch, peaks, *, free=30 * GIB, total=80 * GIB):
 def test_a_gpu_is_shared_out_by_what_was_measured(monkeypatch):
     model, gib = Counting(), GIB
     a_gpu(monkeypatch, profile.Peaks(gib, 2 * gib, graphs=gib))
-    resolve = partial(sizing.resolve, model=model, head=None, dtype=torch.bfloat16, device=CUDA)
+    resolve = partial(sizing.resolve, model=model, head=None, placement=CUDA)
     resolved = resolve(EngineConfig(max_num_seqs=4096, token_budget=8192), eos_token_ids=(1,))
     block = 2 * 2 * 16 * 2 * 16 * 2  # layers, K and V, tokens, KV heads, head_dim, bytes
     assert resolved.encoder_cache_size == MOST_CACHED  # a twentieth of 19 GiB would be more
@@ -213,12 +217,12 @@ def test_a_gpu_is_never_given_more_than_it_has(free, peak, length, cached, budge
     with pytest.MonkeyPatch.context() as patch:
         a_gpu(patch, profile.Peaks(peak, peak // 2, peak // 8), free=free, total=2**31)
         try:
-            resolved = sizing.resolve(config, Counting(), None, torch.bfloat16, CUDA, (1,))
+            resolved = sizing.resolve(config, Counting(), None, CUDA, (1,))
         except ConfigError as error:
             assert "(the encoder cache) - " in str(error) and "blocks of" in str(error)
             return
     block = bytes_per_block([SPEC], torch.bfloat16 if kv_dtype == "auto" else torch.uint8, config.block_size)
-    used = peak + peak // 8 + int(2**31 * sizing.CUDA_RESERVE_SHARE)
+    used = peak + peak // 8 + int(2**31 * sizing.RESERVE_SHARE)
     used += resolved.encoder_cache_size * 2 * 64 * 2 + resolved.num_blocks * block
     assert used <= free
     resolved.check_resolved()  # the pool holds the longest request
@@ -228,9 +232,7 @@ def test_a_gpu_is_never_given_more_than_it_has(free, peak, length, cached, budge
 
 
 def test_on_a_cpu_the_encoder_cache_has_a_size_of_its_own():
-    resolve = partial(
-        sizing.resolve, model=Counting(), head=None, dtype=torch.float32, device=torch.device("cpu")
-    )
+    resolve = partial(sizing.resolve, model=Counting(), head=None, placement=ON_CPU)
     for asked, cached in (({}, 32_768), ({"encoder_cache_size": 7}, 7)):
         assert resolve(EngineConfig(**asked), eos_token_ids=(1,)).encoder_cache_size == cached
     large = EngineConfig(max_item_embeds=40_000, encoder_budget=40_000)
@@ -239,7 +241,7 @@ def test_on_a_cpu_the_encoder_cache_has_a_size_of_its_own():
 
 
 def test_a_pool_that_the_host_cannot_hold_is_refused_with_the_sum(monkeypatch):
-    monkeypatch.setattr(sizing, "available_memory", lambda: GIB)
+    monkeypatch.setattr(cpu, "available_memory", lambda: GIB)
     shown = r"bytes are \d\d\.\d\d GiB, and 1\.00 - 0\.\d\d \(the encoder cache\) = 0"
     with pytest.raises(ConfigError, match=shown):
         Engine(config=EngineConfig(num_blocks=400_000), dtype="float32")
@@ -249,7 +251,7 @@ def test_weights_that_do_not_fit_are_refused(monkeypatch):
     def full(*_):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (GIB, 80 * GIB))
+    monkeypatch.setattr(torch.accelerator, "get_memory_info", lambda device: (GIB, 80 * GIB))
     monkeypatch.setattr("mmengine_qwen3_vl.model.text_decoder", full)
     with pytest.raises(ModelError, match=r"do not fit cpu of 80\.0 GiB; take a GPU with more memory"):
         plugin.load_model(checkpoint_path(), device="cpu", dtype="float32")

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
-from launching import GPU, nothing_to_wait_for
+from launching import ON_GPU, nothing_to_wait_for
 from runtime_toy import ToyModel, positions_of, toy_request
 from test_runtime_launch import AllowAll, config_of, toy_on_gpu
 
@@ -22,7 +22,8 @@ from mmengine.request import SamplingParams
 from mmengine.runtime import executor as executing
 from mmengine.runtime import reading
 from mmengine.runtime.device import clock
-from mmengine.runtime.device.gpus import answers
+from mmengine.runtime.device.cpu import CpuDevice
+from mmengine.runtime.device.cuda import CudaDevice
 from mmengine.runtime.executor import TorchExecutor
 from mmengine.runtime.sampling import grammar_rows as forms
 from mmengine.runtime.startup.sizing import steps_in_flight
@@ -36,10 +37,7 @@ def order(monkeypatch):
     order = []
 
     class Event:
-        def __init__(self, enable_timing=False):
-            pass
-
-        def record(self, stream):
+        def record(self):
             order.append("record")
 
         def synchronize(self):
@@ -49,14 +47,13 @@ def order(monkeypatch):
             return 2.5
 
     @contextmanager
-    def current(device):
+    def current():
         order.append("enter")
         yield
         order.append("leave")
 
-    monkeypatch.setattr(executing, "current", current)
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+    monkeypatch.setattr(ON_GPU.device, "current", current, raising=False)
+    monkeypatch.setattr(ON_GPU.device, "event", lambda timed: Event(), raising=False)
     return order
 
 
@@ -65,7 +62,7 @@ def on_gpu(order, matchers=None):
     config = config_of(max_num_seqs=4)
     model = toy_on_gpu()
     with nothing_to_wait_for():
-        executor = TorchExecutor(model, positions_of, config, GPU, attention="torch", matchers=matchers)
+        executor = TorchExecutor(model, positions_of, config, ON_GPU, matchers=matchers)
     read = executor._runner.finish
 
     def finish(launched):
@@ -212,7 +209,7 @@ def test_masks_that_raise_fail_the_step_that_they_are_of(by):
 
 def test_two_in_flight_on_a_gpu_and_one_on_a_cpu(tmp_path):
     """Where the settings leave it open. What is meant stands in the log, which any machine goes by."""
-    gpu, cpu = torch.device("cuda"), torch.device("cpu")
+    gpu, cpu = CudaDevice(), CpuDevice()
     assert steps_in_flight(EngineConfig(), gpu) == 2 and steps_in_flight(EngineConfig(), cpu) == 1
     assert steps_in_flight(EngineConfig(compat="vllm"), gpu) == 1
     for given, meant in ((0, 1), (2, 2)):
@@ -336,8 +333,8 @@ def test_a_gpu_answers_or_it_does_not(monkeypatch):
     def gone(*sizes, device):
         raise errors[0]
 
-    assert answers(torch.device("cpu"))
+    gpu = CudaDevice()
     monkeypatch.setattr(torch, "ones", gone)
-    assert not answers(torch.device("cuda"))
+    assert not gpu.answers()
     errors.pop(0)
-    assert answers(torch.device("cuda")), "one whose memory is full answers"
+    assert gpu.answers(), "one whose memory is full answers"

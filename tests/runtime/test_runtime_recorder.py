@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mmengine.runtime.graphs.recorder import CudaRecorder
+from mmengine.runtime.device.cuda import CudaRecorder
 
 
 class Stream:

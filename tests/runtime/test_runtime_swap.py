@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mmengine.models.plugin import ModelSpec
+from mmengine.runtime.device import cuda
+from mmengine.runtime.device.cpu import CpuDevice
 from mmengine.runtime.kv import swap
 from mmengine.runtime.kv.pool import KVPool
 from mmengine.runtime.kv.swap import runs
@@ -69,7 +71,7 @@ def test_the_latest_copies_change_nothing(plans, per_slab):
     block_bytes = 2 * 2 * 4 * 1 * 4 * 4
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(swap, "SLAB_BYTES", per_slab * block_bytes)
-        pool = KVPool(SPEC, BLOCKS, 4, torch.float32, torch.device("cpu"), HOST, beside=Late())
+        pool = KVPool(SPEC, BLOCKS, 4, torch.float32, CpuDevice(), HOST, copy_stream=Late())
     assert [len(slab) for slab in pool._host._slabs[:-1]] == [per_slab] * (-(-HOST // per_slab) - 1)
     device, host = [0.0] * BLOCKS, [0.0] * HOST
     for number, (plan, written) in enumerate(plans, 1):
@@ -124,8 +126,8 @@ def test_what_is_staged_is_kept_until_it_was_copied_and_is_not_too_much(monkeypa
     side, usual = Stream("side", order), Stream("usual", order)
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: side)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: usual)
-    monkeypatch.setattr(swap, "MOST_STAGED", 3 * 4)
-    beside = swap.SideStream(torch.device("cuda"))
+    monkeypatch.setattr(cuda, "MOST_STAGED", 3 * 4)
+    beside = cuda.CudaCopyStream(torch.device("cuda"))
     kept = []
 
     def run(count):

@@ -8,12 +8,14 @@ import torch
 from mmengine.errors import ConfigError
 from mmengine.runtime.attention import registry, triton_capability, triton_paged
 from mmengine.runtime.attention.torch_paged import TorchPagedAttention
+from mmengine.runtime.device.cpu import CpuDevice
+from mmengine.runtime.device.cuda import CudaDevice
 from mmengine.runtime.kv.pool import KVPool
 from tests.native.attention_cases import spec_of
 
 
 def pool_of(spec, dtype=torch.float32):
-    return KVPool(spec, 4, 16, dtype, torch.device("cpu"))
+    return KVPool(spec, 4, 16, dtype, CpuDevice())
 
 
 @pytest.mark.parametrize(
@@ -45,7 +47,7 @@ def test_what_it_cannot_do_is_told(monkeypatch, head_dim, dtype, installed, inte
 def test_an_old_gpu_is_told(monkeypatch):
     monkeypatch.setattr(triton_capability, "find_spec", lambda name: object())
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    assert "compute capability 7.5, and 8.0 is needed" in triton_capability.missing(torch.device("cuda"))
+    assert "compute capability 7.5, and 8.0 is needed" in triton_capability.missing(CudaDevice())
 
 
 def pretend(monkeypatch, attend):

@@ -18,11 +18,11 @@ from mmengine.events.log import LogReader
 from mmengine.gpu.vision_ops import VisionOps, attend_by_frames, rotate
 from mmengine.models.sharding import COLUMNS, ROWS, Shard
 from mmengine.replay import verify
+from mmengine.runtime.device.cuda import CudaDevice
 from mmengine.runtime.graphs import capture
 from mmengine.runtime.parallel import followers, leader
 from mmengine.runtime.parallel.channel import Channel, Closed, Kind
 from mmengine.runtime.parallel.followers import Followers
-from mmengine.runtime.parallel.ranks import device_of
 from mmengine.serve.engine import Engine
 from mmengine_qwen3_vl import plugin, vision
 from mmengine_qwen3_vl.config import read_config
@@ -198,10 +198,10 @@ def test_heads_that_cannot_be_shared_are_refused_with_the_arithmetic():
 
 def test_gpus_that_are_not_there_are_refused():
     with pytest.raises(ConfigError, match="takes the first 2 GPUs"):
-        device_of("cuda:1", 0, 2)
+        CudaDevice(1).of_rank(0, 2)
     if torch.cuda.device_count() < 2:
         with pytest.raises(ConfigError, match="needs 2 GPUs, and torch sees"):
-            device_of("cuda", 0, 2)
+            CudaDevice().of_rank(0, 2)
 
 
 def test_a_rank_that_cannot_start_says_why(tmp_path):

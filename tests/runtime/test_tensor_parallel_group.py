@@ -11,6 +11,8 @@ from repeater import Warming
 
 from mmengine.errors import ExecutorFailed, ExecutorLost
 from mmengine.runtime.attention.base import Bucket
+from mmengine.runtime.device.cpu import CpuDevice
+from mmengine.runtime.executor import ON_CPU
 from mmengine.runtime.graphs import capture
 from mmengine.runtime.graphs.buckets import Frame
 from mmengine.runtime.parallel.graphs import SharedCapture
@@ -28,8 +30,8 @@ def ranks_in_threads(tmp_path, *doings, size=2, may_wait=False):
     def run(rank):
         group = StepGroup(rank, size)
         try:
-            group.join(tmp_path / "store", torch.device("cpu"), 30.0)
-            group.prepare(SPEC, torch.float32, torch.device("cpu"), may_wait=may_wait)
+            group.join(tmp_path / "store", CpuDevice(), 30.0)
+            group.prepare(SPEC, ON_CPU, may_wait=may_wait)
             results[rank] = doings[rank](group)
         except Exception as error:
             results[rank] = error
@@ -117,7 +119,7 @@ def test_exchanges_between_gpus_stay_on_the_stream_of_the_layers():
 
     group = StepGroup(0, 2)
     group._group = SimpleNamespace(allreduce=exchange, broadcast=exchange)
-    group.prepare(SPEC, torch.float32, torch.device("cpu"), may_wait=True)
+    group.prepare(SPEC, ON_CPU, may_wait=True)
     with group.step(PLAN_OF_3):
         group.token_ids(torch.zeros(3, dtype=torch.int64))
     assert calls == [((3,), False), *[((3, 4), False)] * 4]

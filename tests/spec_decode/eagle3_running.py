@@ -6,6 +6,8 @@ import torch
 from mmengine.models.plugin import ModelSpec
 from mmengine.runtime.attention.native_paged import NativePagedAttention
 from mmengine.runtime.attention.torch_paged import TorchPagedAttention
+from mmengine.runtime.device.cpu import CpuDevice
+from mmengine.runtime.device.placement import Placement
 from mmengine.runtime.drafting.eagle3.loading import load_head
 from mmengine.spec_decode.eagle3.loading import open_head
 from tests.qwen3_vl.qwen3_vl_reference import PagedRows, ragged_steps
@@ -33,7 +35,7 @@ class FakeTarget:
 
 def load(written, folder, dtype=torch.float32, target=None):
     head_folder = open_head(written.save(folder), TARGET)
-    return load_head(head_folder, target or FakeTarget(dtype), CPU, dtype)
+    return load_head(head_folder, target or FakeTarget(dtype), Placement(CpuDevice(), dtype))
 
 
 def cache(head, compute, num_rows):

@@ -5,6 +5,7 @@ import torch
 
 from mmengine.models.plugin import AuxHiddenStates
 from mmengine.runtime.drafting.eagle3.loading import load_head
+from mmengine.runtime.executor import ON_CPU
 from mmengine.spec_decode.eagle3.config import Target
 from mmengine.spec_decode.eagle3.loading import open_head
 from tests.qwen3_vl.qwen3_vl_reference import (
@@ -16,7 +17,6 @@ from tests.qwen3_vl.qwen3_vl_reference import (
 )
 from tests.spec_decode.eagle3_dense import dense, dense_fuse
 from tests.spec_decode.eagle3_heads import DEFAULT_AUX_LAYERS, FAMILIES, TARGET
-from tests.spec_decode.eagle3_running import CPU
 
 
 def test_a_head_beside_a_qwen3_vl(tmp_path):
@@ -29,7 +29,7 @@ def test_a_head_beside_a_qwen3_vl(tmp_path):
     spec = model.spec
     assert Target(spec.hidden_size, spec.vocab_size, spec.num_layers) == TARGET
     written = FAMILIES["angelslim"]()
-    head = load_head(open_head(written.save(tmp_path / "head"), TARGET), model, CPU, torch.float32)
+    head = load_head(open_head(written.save(tmp_path / "head"), TARGET), model, ON_CPU)
     prompt = make_prompt([3, ("image", (4, 6)), 5], np.random.default_rng(15))
     states = inputs_of_layers(reference, prompt, DEFAULT_AUX_LAYERS)
     aux_hidden_states = torch.empty(len(prompt.ids), 3 * 48)

@@ -18,6 +18,7 @@ from mmengine.models.plugin import AuxHiddenStates
 from mmengine.native import library
 from mmengine.runtime.attention.base import AttentionMeta
 from mmengine.runtime.attention.torch_paged import TorchPagedAttention
+from mmengine.runtime.device.cpu import CpuDevice
 from mmengine.runtime.drafting import drafters
 from mmengine.runtime.drafting.eagle3.head import kv_spec
 from mmengine.runtime.kv.pool import KVPool
@@ -135,7 +136,7 @@ def drafts_of_one_pass(built, request, token_ids, media, count, given=()):
 
 def dense(spec, size):
     """A pool with one row of `size` tokens in a step, one block behind the other."""
-    pool = KVPool(spec, -(-size // 16) + 1, 16, torch.float32, torch.device("cpu"))
+    pool = KVPool(spec, -(-size // 16) + 1, 16, torch.float32, CpuDevice())
     port = TorchPagedAttention(spec, pool)
     lengths = np.array([size], np.int32)
     port.begin(AttentionMeta(lengths, lengths, np.arange(16, 16 + size), np.arange(1, pool.num_blocks)[None]))

@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from mmengine.config import EngineConfig
 from mmengine.request import SamplingParams
 from mmengine.runtime.drafting.eagle3.loading import load_head
+from mmengine.runtime.executor import ON_CPU
 from mmengine.serve.engine import Engine
 from mmengine.serve.options import Options
 from mmengine.spec_decode.eagle3.config import Target as HeadTarget
@@ -65,7 +66,7 @@ def served(request, trained, tmp_path_factory):
     model = plugin.load_model(checkpoint_path(), device="cpu", dtype="float32")
     spec = model.spec
     opened = open_head(folder, HeadTarget(spec.hidden_size, spec.vocab_size, spec.num_layers))
-    return load_head(opened, model, torch.device("cpu"), torch.float32)
+    return load_head(opened, model, ON_CPU)
 
 
 def chain(served, sample, row, count):

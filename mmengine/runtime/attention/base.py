@@ -47,6 +47,14 @@ class Bucket(NamedTuple):
         return self.num_rows * self.query_len
 
 
+def too_old(capability: tuple[int, int], needed: tuple[int, int]) -> str | None:
+    """One sentence where a GPU has a smaller compute capability than `needed`."""
+    if capability >= needed:
+        return None
+    have, need = (".".join(map(str, each)) for each in (capability, needed))
+    return f"this GPU has compute capability {have}, and {need} is needed"
+
+
 class AttentionBackend(Protocol):
     """Paged attention over a KVPool. Implements models.plugin.AttentionPort, after `begin`.
 

@@ -8,7 +8,8 @@ import torch
 
 from mmengine.errors import ConfigError
 from mmengine.models.plugin import ModelSpec
-from mmengine.runtime.device.gpus import too_old
+from mmengine.runtime.attention.base import too_old
+from mmengine.runtime.device.port import Device
 from mmengine.runtime.kv.pool import KVPool
 
 PACKAGE = "flashinfer-python"
@@ -19,14 +20,15 @@ QUERY_DTYPES = (torch.bfloat16, torch.float16)
 INSTALL = "install mmengine-vl[cuda]"
 
 
-def missing(device: torch.device) -> str | None:
+def missing(device: Device) -> str | None:
     """What is missing on this machine, with what to do about it; None where nothing is."""
     problem = package_problem()
     if problem is not None:
         return problem
-    if device.type != "cuda":
-        return f"it computes on a GPU, and the KV pool lies on {device}"
-    return too_old(device, CAPABILITY)
+    capability = device.compute_capability()
+    if capability is None:
+        return f"it computes on a GPU, and the KV pool lies on {device.name}"
+    return too_old(capability, CAPABILITY)
 
 
 def package_problem() -> str | None:
@@ -48,7 +50,7 @@ def unfit(spec: ModelSpec, kv: KVPool) -> str | None:
         return f"it computes in bfloat16 and float16, not {str(dtype).removeprefix('torch.')}"
     if spec.head_dim not in HEAD_DIMS:
         return f"it knows heads of {', '.join(map(str, HEAD_DIMS))} values, not of {spec.head_dim}"
-    return missing(kv.blocks.device)
+    return missing(kv.device)
 
 
 def installed() -> str | None:

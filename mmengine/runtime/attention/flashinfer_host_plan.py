@@ -6,42 +6,26 @@ taken in turn, and one is written again only when its last copy is done. Wrapper
 plan share what is on the device too: a plan goes for one of them, until the next plan there.
 """
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from mmengine.errors import ConfigError
+from mmengine.runtime.device.port import Device, Event
 
 WORKSPACE_BYTES = 8 * 2**20  # what the wrappers of 0.7.2 make for themselves
 PINNED = "_pin_memory_int_workspace_buffer"  # of a wrapper; there is no public way to give it one
 
 
-class Event(Protocol):
-    def record(self) -> None: ...
-
-    def synchronize(self) -> None: ...
-
-
-class NoEvent:
-    """On a CPU, where copies are done when they were asked for."""
-
-    def record(self) -> None:
-        pass
-
-    def synchronize(self) -> None:
-        pass
-
-
 class HostPlan:
     """`events`: two of them, one for each pinned buffer; by default those of the device."""
 
-    def __init__(self, device: torch.device, events: tuple[Event, Event] | None = None) -> None:
-        is_cuda = device.type == "cuda"
-        self._workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+    def __init__(self, device: Device, events: tuple[Event, Event] | None = None) -> None:
+        self._workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device.torch_device)
         self._pinned = tuple(
-            torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, pin_memory=is_cuda) for _ in range(2)
+            torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, pin_memory=device.pins_memory) for _ in range(2)
         )
-        self._copied = events or tuple(torch.cuda.Event() if is_cuda else NoEvent() for _ in range(2))
+        self._copied = events or (device.event(), device.event())
         self._turn = 0
 
     def seat(self, wrapper: Any, floats: torch.Tensor) -> Any:

@@ -50,8 +50,8 @@ class FlashInferAttention:
         self._kv = [(layer[:, 0], layer[:, 1]) for layer in kv.layers]
         self._floats = torch.zeros(FLOAT_WORKSPACE_BYTES, dtype=torch.uint8, device=self._device)
         self._host_plans = {
-            True: HostPlan(self._device),
-            False: HostPlan(self._device),
+            True: HostPlan(kv.device),
+            False: HostPlan(kv.device),
         }  # by: do its rows decode?
         self._decode, self._prompt = self._make(True), self._make(False)
         self._captured: dict[Bucket, Any] = {}

@@ -10,7 +10,6 @@ import structlog
 
 from mmengine.errors import ConfigError
 from mmengine.models.plugin import ModelSpec
-from mmengine.native.library import load
 from mmengine.registry import Registry
 from mmengine.runtime.attention import flashinfer_capability, native_paged, triton_capability
 from mmengine.runtime.attention.base import AttentionBackend
@@ -27,14 +26,20 @@ ATTENTION_BACKENDS: Registry[Callable[..., AttentionBackend]] = Registry(
     },
     beside=("auto",),
 )
+# Why a backend of ours cannot attend over a pool; a stranger's says so when it is made.
+_UNFIT: dict[str, Callable[[ModelSpec, KVPool], str | None]] = {
+    "flashinfer": flashinfer_capability.unfit,
+    "native": native_paged.unfit,
+    "triton": triton_capability.unfit,
+}
 log = structlog.get_logger("mmengine.operators")
 
 
 def make_backend(
     name: str, spec: ModelSpec, kv: KVPool, *, batch_invariant: bool = False
 ) -> AttentionBackend:
-    """The backend called `name`; "auto" takes FlashInfer on a GPU, or else Triton, and our kernels on a CPU,
-    where they can be had for the pool and the model's shape, else torch. `batch_invariant`: one whose result
+    """The backend called `name`; "auto" takes the first of those that the device prefers which can be had
+    for the pool and the model's shape, else torch. `batch_invariant`: one whose result
     for a row has the same bits whatever else is in the step, and however the row's tokens are spread over
     steps.
 
@@ -48,10 +53,9 @@ def make_backend(
 
 
 def _invariant(name: str, spec: ModelSpec, kv: KVPool) -> AttentionBackend:
-    device = kv.blocks.device
-    usual = "native" if device.type == "cpu" else "triton"
+    usual = kv.device.invariant_attention
     chosen = usual if name == "auto" else name
-    problem: str | None = f"that is {usual} on {device}, not {name}"
+    problem: str | None = f"that is {usual} on {kv.device.name}, not {name}"
     if chosen == "triton":
         problem = triton_capability.unfit(spec, kv)
         if problem is None:
@@ -64,15 +68,10 @@ def _invariant(name: str, spec: ModelSpec, kv: KVPool) -> AttentionBackend:
 
 
 def _automatic(spec: ModelSpec, kv: KVPool) -> AttentionBackend:
-    if kv.blocks.device.type == "cpu":
-        is_native = not native_paged.unfit(spec, kv) and load() is not None
-        return ATTENTION_BACKENDS.load("native" if is_native else "torch")(spec, kv)
     reasons: dict[str, str] = {}  # why not, by backend
-    for name, unfit in (
-        ("flashinfer", flashinfer_capability.unfit),
-        ("triton", triton_capability.unfit),
-    ):
-        reason = unfit(spec, kv)
+    for name in kv.device.attention:
+        unfit = _UNFIT.get(name)
+        reason = None if unfit is None else unfit(spec, kv)
         if reason is None:
             try:
                 made = ATTENTION_BACKENDS.load(name)(spec, kv)
@@ -83,5 +82,6 @@ def _automatic(spec: ModelSpec, kv: KVPool) -> AttentionBackend:
                     log.info(f"attention by {name}", **reasons)
                 return made
         reasons[name] = reason
-    log.warning("attention by torch, which is slower on a GPU", **reasons)
+    if kv.blocks.device.type != "cpu":
+        log.warning("attention by torch, which is slower on a GPU", **reasons)
     return ATTENTION_BACKENDS.load("torch")(spec, kv)

@@ -9,7 +9,8 @@ import torch
 
 from mmengine.errors import ConfigError, in_one_line
 from mmengine.models.plugin import ModelSpec
-from mmengine.runtime.device.gpus import too_old
+from mmengine.runtime.attention.base import too_old
+from mmengine.runtime.device.port import Device
 from mmengine.runtime.kv.pool import KVPool
 
 CAPABILITY = (8, 0)  # of the GPU, from which bfloat16 has tensor cores
@@ -23,28 +24,29 @@ def package_problem() -> str | None:
     return None if find_spec("triton") is not None else f"triton is not installed; {INSTALL}"
 
 
-def missing(device: torch.device) -> str | None:
+def missing(device: Device) -> str | None:
     """What is missing for kernels on this GPU, with what to do about it; None where nothing is."""
     problem = package_problem()
-    if problem is not None or device.type != "cuda":
+    if problem is not None:
         return problem
-    return too_old(device, CAPABILITY)
+    capability = device.compute_capability()
+    return None if capability is None else too_old(capability, CAPABILITY)
 
 
 def unfit(spec: ModelSpec, kv: KVPool) -> str | None:
     """Why they cannot attend over this pool, or None where they can. On a CPU they run in Triton's
     interpreter, for tests: so slowly that it must be asked for, and wrongly in bfloat16."""
-    device = kv.blocks.device
     if kv.dtype not in DTYPES:
         return f"it computes in float32, bfloat16 and float16, not {str(kv.dtype).removeprefix('torch.')}"
     if spec.head_dim % 2 or spec.head_dim > MAX_HEAD_DIM:
         return f"it knows heads of 2, 4, 6 … {MAX_HEAD_DIM} values, not of {spec.head_dim}"
-    problem = missing(device)
+    problem = missing(kv.device)
     if problem is not None:
         return problem
-    if device.type != "cuda" and not _is_interpreted():
-        return f"it computes on a GPU, and the KV pool lies on {device}"
-    if device.type != "cuda" and kv.dtype == torch.bfloat16:
+    is_gpu = kv.device.compute_capability() is not None
+    if not is_gpu and not _is_interpreted():
+        return f"it computes on a GPU, and the KV pool lies on {kv.device.name}"
+    if not is_gpu and kv.dtype == torch.bfloat16:
         return "Triton's interpreter multiplies bfloat16 wrongly"
     return None
 

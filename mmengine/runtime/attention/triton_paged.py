@@ -21,6 +21,7 @@ from mmengine.runtime.attention.base import AttentionMeta, Bucket
 from mmengine.runtime.attention.pages import row_pages, whole
 from mmengine.runtime.attention.torch_paged import TorchPagedAttention
 from mmengine.runtime.attention.triton_capability import load, unfit
+from mmengine.runtime.device.port import Device
 from mmengine.runtime.device.upload import upload, upload_into
 from mmengine.runtime.kv.pool import KVPool, fp8_bytes, kv_places
 
@@ -71,7 +72,7 @@ class TritonPagedAttention:
         self._kv, self._block_size, self._device = kv, kv.block_size, kv.blocks.device
         self._blocks = kv.blocks.unbind(0)
         self._parts = torch.empty(PARTS_BYTES // 4, dtype=torch.float32, device=self._device)
-        self._programs = _programs(self._device, spec.num_kv_heads)
+        self._programs = _programs(kv.device, spec.num_kv_heads)
         self._buffer = torch.empty(0, dtype=torch.int32, device=self._device)  # of captured steps
         self._captured: dict[Bucket, tuple[torch.Tensor, Work]] = {}
         self._step: tuple[torch.Tensor, Work]  # slots and places of K and V, int64 [3, t]; from `begin`
@@ -161,11 +162,11 @@ class TritonPagedAttention:
         return places.view(torch.int64).view(3, -1), work
 
 
-def _programs(device: torch.device, num_kv_heads: int) -> int:
+def _programs(device: Device, num_kv_heads: int) -> int:
     """For each KV head. In the interpreter, which runs them one after the other, a few."""
-    if device.type != "cuda":
+    processors = device.num_processors()
+    if not processors:
         return 4
-    processors = torch.cuda.get_device_properties(device).multi_processor_count
     return max(1, processors * PROGRAMS_PER_PROCESSOR // num_kv_heads)
 
 
@@ -195,7 +196,7 @@ def _tried(spec: ModelSpec, kv: KVPool, one_tile: bool) -> ModuleType:
 def _gap(spec: ModelSpec, kv: KVPool, kernels: ModuleType, one_tile: bool, rows: int) -> float:
     """How far they are from torch on a small example in a pool of its own: a row whose queries fill a tile of
     `rows` and whose keys are two spans, and a row of three tokens."""
-    size, device = kv.block_size, kv.blocks.device
+    size, device = kv.block_size, kv.device.torch_device
     counts = np.array([max(1, rows * spec.num_kv_heads // spec.num_heads), 1], np.int32)
     lengths = np.array([SPAN + 9 + counts[0], 3], np.int32)
     width = -(-int(lengths[0]) // size)
@@ -204,7 +205,7 @@ def _gap(spec: ModelSpec, kv: KVPool, kernels: ModuleType, one_tile: bool, rows:
     slots = [row[at // size].astype(np.int64) * size + at % size for row, at in zip(table, behind)]
     meta = AttentionMeta(counts, lengths, np.concatenate(slots), table)
     spec = replace(spec, num_layers=1)
-    small = KVPool(spec, width + 2, size, kv.dtype, device, is_fp8=kv.is_fp8)
+    small = KVPool(spec, width + 2, size, kv.dtype, kv.device, is_fp8=kv.is_fp8)
     values = torch.arange(small.blocks.numel(), device=device).mul(0.7).sin().view(small.blocks.shape)
     values = values.to(kv.dtype)
     small.blocks.copy_(fp8_bytes(values) if kv.is_fp8 else values)

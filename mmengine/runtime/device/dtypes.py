@@ -3,3 +3,8 @@
 import torch
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """Of one of DTYPES."""
+    return str(dtype).removeprefix("torch.")

@@ -1,10 +1,9 @@
 """Whether a row's bits can be the same in any company, on this device."""
 
-import torch
-
 from mmengine.errors import ConfigError
 from mmengine.gpu.sampling import describe, sampling_kernels
 from mmengine.models.plugin import VisionLanguageModel
+from mmengine.runtime.device.port import Device
 
 NOT_INVARIANT = (
     "batch_invariant needs a decoder whose rows do not depend on one another's number, as torch's products "
@@ -12,12 +11,13 @@ NOT_INVARIANT = (
 )
 
 
-def check_invariant(model: VisionLanguageModel, device: torch.device) -> None:
+def check_invariant(model: VisionLanguageModel, device: Device) -> None:
     """Raise ConfigError where a bit depends on the batch, but for attention (see make_backend)."""
     if not getattr(model, "batch_invariant", False):
         raise ConfigError(NOT_INVARIANT)
-    if device.type == "cuda" and sampling_kernels(device) is None:
+    where = device.torch_device
+    if where.type != "cpu" and sampling_kernels(where) is None:
         raise ConfigError(
-            f"batch_invariant needs our Triton kernels to sample, and on {device} that is by "
-            f"{describe(device)}; leave it out"
+            f"batch_invariant needs our Triton kernels to sample, and on {device.name} that is by "
+            f"{describe(where)}; leave it out"
         )

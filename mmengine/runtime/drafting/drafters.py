@@ -5,13 +5,13 @@ from pathlib import Path
 
 import msgspec
 import structlog
-import torch
 
 from mmengine.config import EngineConfig
 from mmengine.errors import ConfigError
 from mmengine.models.loader import resolve_folder
 from mmengine.models.plugin import ModelSpec
 from mmengine.native import library as native
+from mmengine.runtime.device.placement import Placement
 from mmengine.runtime.drafting.eagle3.native_head import fits
 from mmengine.spec_decode.base import Drafter
 from mmengine.spec_decode.eagle3.config import MAX_DRAFTS, Target
@@ -29,7 +29,7 @@ log = structlog.get_logger("mmengine.operators")
 
 
 def head_folder(
-    config: EngineConfig, spec: ModelSpec, model: Path, device: torch.device, dtype: torch.dtype
+    config: EngineConfig, spec: ModelSpec, model: Path, placement: Placement
 ) -> HeadFolder | None:
     """The head that `spec` asks for beside the checkpoint in `model`, read and checked; None for no head.
     Raises ConfigError, ModelError."""
@@ -38,7 +38,7 @@ def head_folder(
         return None
     target = Target(spec.hidden_size, spec.vocab_size, spec.num_layers)
     if name == AUTO:
-        return _taken_head(config, target, model, device, dtype)
+        return _taken_head(config, target, model, placement)
     folder = Path(path) if given else _own_head(model)
     if folder is None:
         raise ConfigError(f"{model} has no draft head of its own; name a folder: spec {HEAD}=PATH")
@@ -52,9 +52,7 @@ def _own_head(model: Path) -> Path | None:
     return points[0].load()()
 
 
-def _taken_head(
-    config: EngineConfig, target: Target, model: Path, device: torch.device, dtype: torch.dtype
-) -> HeadFolder | None:
+def _taken_head(config: EngineConfig, target: Target, model: Path, placement: Placement) -> HeadFolder | None:
     """The checkpoint's own head, where it drafts by our kernels. Nobody asked for it, so that nothing that is
     wrong with it is an error."""
     if config.compat or config.tensor_parallel > 1:
@@ -64,7 +62,7 @@ def _taken_head(
         if folder is None or native.load() is None:
             return None
         head = open_head(folder, target, num_drafts=min(config.num_draft_tokens or MAX_DRAFTS, MAX_DRAFTS))
-        return head if fits(head.config, device, dtype) else None
+        return head if fits(head.config, placement) else None
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"[:300]
         log.warning("the checkpoint's draft head is left out; spec auto goes on without", reason=reason)

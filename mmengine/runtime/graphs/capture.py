@@ -6,10 +6,11 @@ from typing import TypeVar
 
 import structlog
 
+from mmengine.config import EngineConfig
 from mmengine.errors import in_one_line
 from mmengine.runtime.attention.base import AttentionBackend, Bucket
+from mmengine.runtime.device.port import Device, Recorder
 from mmengine.runtime.graphs.buckets import empty_step
-from mmengine.runtime.graphs.recorder import Recorder
 
 REPLAYED, CAPTURE_FAILED = "replayed", "capture_failed"  # in metrics
 
@@ -20,6 +21,11 @@ Capture = Callable[
     [str, Iterable[Bucket], Callable[[Bucket], object], Callable[[Bucket], None], Recorder], Replays
 ]
 log = structlog.get_logger("mmengine.operators")
+
+
+def recorder_for(config: EngineConfig, device: Device) -> Recorder | None:
+    """What captures on `device` as `config` has it; None: nothing does."""
+    return device.recorder() if config.cuda_graphs else None
 
 
 def capture(

@@ -11,6 +11,7 @@ import torch
 from mmengine.core.executor import StepPlan
 from mmengine.models.plugin import AuxHiddenStates, VisionLanguageModel
 from mmengine.runtime.attention.base import AttentionBackend, AttentionMeta, Bucket
+from mmengine.runtime.device.port import Recorder
 from mmengine.runtime.device.upload import upload
 from mmengine.runtime.graphs.buckets import (
     REASONS,
@@ -22,7 +23,6 @@ from mmengine.runtime.graphs.buckets import (
     row_sizes,
 )
 from mmengine.runtime.graphs.capture import CAPTURE_FAILED, REPLAYED, Capture, capture, capture_steps
-from mmengine.runtime.graphs.recorder import Recorder
 
 
 class DecodeGraphs:

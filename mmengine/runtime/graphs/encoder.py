@@ -13,10 +13,10 @@ import numpy as np
 import torch
 
 from mmengine.models.plugin import CapturableEncoder, EncoderSize, VisionLanguageModel
+from mmengine.runtime.device.port import Recorder
 from mmengine.runtime.device.upload import upload_joined_into
 from mmengine.runtime.graphs.capture import CAPTURE_FAILED, REPLAYED, capture
 from mmengine.runtime.graphs.encoder_sizes import REASONS, encoder_sizes, size_of
-from mmengine.runtime.graphs.recorder import Recorder
 
 
 class EncoderGraphs:

@@ -14,8 +14,10 @@ from mmengine.config import EngineConfig
 from mmengine.core.executor import StepPlan
 from mmengine.errors import ConfigError
 from mmengine.models.plugin import ModelSpec
+from mmengine.runtime.device.placement import Placement
+from mmengine.runtime.device.port import CopyStream, Device
 from mmengine.runtime.device.upload import upload
-from mmengine.runtime.kv.swap import Beside, HostBlocks
+from mmengine.runtime.kv.swap import HostBlocks
 
 FP8 = torch.float8_e4m3fn
 _FP8_MOST = torch.finfo(FP8).max
@@ -58,13 +60,14 @@ class KVPool:
         num_blocks: int,
         block_size: int,
         dtype: torch.dtype,
-        device: torch.device,
+        device: Device,
         swap_blocks: int = 0,
         *,
         is_fp8: bool = False,
-        beside: Beside | None = None,
+        copy_stream: CopyStream | None = None,
     ) -> None:
-        self.dtype, self.is_fp8 = dtype, is_fp8
+        """`copy_stream`: where blocks are swapped, if not as the device has it. Raises ConfigError."""
+        self.device, self.dtype, self.is_fp8 = device, dtype, is_fp8
         dtype = torch.uint8 if is_fp8 else dtype
         if num_blocks < MIN_BLOCKS:
             raise ConfigError(
@@ -72,14 +75,14 @@ class KVPool:
             )
         shape = (spec.num_layers, num_blocks, 2, block_size, spec.num_kv_heads, spec.head_dim)
         try:
-            self.blocks = torch.zeros(shape, dtype=dtype, device=device)
+            self.blocks = torch.zeros(shape, dtype=dtype, device=device.torch_device)
         except RuntimeError as error:  # torch.OutOfMemoryError is one too
             need = num_blocks * bytes_per_block([spec], dtype, block_size)
             raise ConfigError(
-                f"{num_blocks} KV blocks need {need / 2**30:.2f} GiB on {device}, which could not be had; "
-                "lower num_blocks"
+                f"{num_blocks} KV blocks need {need / 2**30:.2f} GiB on {device.name}, which could not be "
+                "had; lower num_blocks"
             ) from error
-        self._host = HostBlocks(swap_blocks, (spec.num_layers, *shape[2:]), dtype, device, beside)
+        self._host = HostBlocks(swap_blocks, (spec.num_layers, *shape[2:]), dtype, device, copy_stream)
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._tokens = [layer.view(-1, *shape[-2:]) for layer in self.blocks.unbind(0)]
@@ -119,14 +122,14 @@ class KVPool:
             self.blocks.untyped_storage().resize_(0)
 
 
-def pool_of(spec: ModelSpec, config: EngineConfig, dtype: torch.dtype, device: torch.device) -> KVPool:
+def pool_of(spec: ModelSpec, config: EngineConfig, placement: Placement) -> KVPool:
     """The pool that `config`, with num_blocks filled in, asks for. Raises ConfigError."""
     return KVPool(
         spec,
         config.num_blocks,
         config.block_size,
-        dtype,
-        device,
+        placement.dtype,
+        placement.device,
         config.swap_blocks,
         is_fp8=config.kv_dtype == "fp8",
     )

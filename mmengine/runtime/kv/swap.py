@@ -8,86 +8,46 @@ directions share one stream and keep their order there: what comes back was stor
 not written to before it was read. Blocks that are neighbours in host memory are one copy.
 """
 
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from mmengine.errors import ConfigError
+from mmengine.runtime.device.cpu import InlineCopies
+from mmengine.runtime.device.port import CopyStream, Device
 from mmengine.runtime.device.upload import upload
 
 # Of a piece of host memory at most: torch rounds what is pinned up to a power of two.
 SLAB_BYTES = 256 * 2**20
-MOST_STAGED = 2 * SLAB_BYTES  # on its way out at once; beyond it the computation waits for the oldest
-
-
-class Beside(Protocol):
-    """A place where copies run in the order in which they come, beside the computation."""
-
-    def run(self, copies: Callable[[], None], staged: Tensor) -> None:
-        """Have `copies`, which read or write `staged`, run when the computation so far has."""
-
-    def join(self) -> None:
-        """Let what is computed from here on see what they did."""
-
-
-class SideStream:
-    """A stream of its own (not yet run on a GPU). It keeps what is staged until that was copied."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device, self._side = device, torch.cuda.Stream(device)
-        self._staged: deque[tuple[torch.cuda.Event, Tensor]] = deque()
-
-    def run(self, copies: Callable[[], None], staged: Tensor) -> None:
-        usual = torch.cuda.current_stream(self._device)
-        self._side.wait_stream(usual)
-        with torch.cuda.stream(self._side):
-            copies()
-        self._staged.append((self._side.record_event(), staged))
-        while sum(each.nbytes for _, each in self._staged) > MOST_STAGED or self._staged[0][0].query():
-            usual.wait_event(self._staged.popleft()[0])  # so that its memory can be another's from here on
-            if not self._staged:
-                return
-
-    def join(self) -> None:
-        torch.cuda.current_stream(self._device).wait_stream(self._side)
-        self._staged.clear()
-
-
-class AtOnce:
-    """On a CPU copies are done where they come."""
-
-    def run(self, copies: Callable[[], None], staged: Tensor) -> None:
-        copies()
-
-    def join(self) -> None:
-        """Nothing runs beside."""
 
 
 class HostBlocks:
     """Blocks of all layers in host memory, pinned beside a GPU: slabs [block, layer, 2, ...], so that a block
-    is one piece. `beside`: where copies run, if not as the device has it."""
+    is one piece. `copy_stream`: where copies run, if not as the device has it."""
 
     def __init__(
         self,
         count: int,
         block_shape: tuple[int, ...],
         dtype: torch.dtype,
-        device: torch.device,
-        beside: Beside | None = None,
+        device: Device,
+        copy_stream: CopyStream | None = None,
     ) -> None:
         """`block_shape`: [layers, 2, block_size, num_kv_heads, head_dim]. Raises ConfigError."""
-        on_gpu = device.type == "cuda"
         block_bytes = torch.Size(block_shape).numel() * dtype.itemsize
         self._per_slab = max(1, SLAB_BYTES // block_bytes)
         firsts = range(0, count, self._per_slab)
         try:
             self._slabs = [
-                torch.zeros(min(self._per_slab, count - first), *block_shape, dtype=dtype, pin_memory=on_gpu)
+                torch.zeros(
+                    min(self._per_slab, count - first),
+                    *block_shape,
+                    dtype=dtype,
+                    pin_memory=device.pins_memory,
+                )
                 for first in firsts
             ]
         except RuntimeError as error:
@@ -95,22 +55,22 @@ class HostBlocks:
                 f"{count} swap blocks need {count * block_bytes / 2**30:.2f} GiB of host memory, which could "
                 "not be had; lower swap_blocks"
             ) from error
-        self._device = device
-        self._beside = beside or (SideStream(device) if on_gpu and count else AtOnce())
+        self._device = device.torch_device
+        self._copy_stream = copy_stream or (device.copy_stream() if count else InlineCopies())
 
     def store(self, blocks: Tensor, pairs: np.ndarray) -> None:
         """Copy blocks [layers, n, 2, ...] of the device out; int32 [m, 2] (device block, host block)."""
         for slab, there, here in self._by_slab(pairs[:, ::-1]):
             staged = blocks.index_select(1, self._index(there)).transpose(0, 1).contiguous()
-            self._beside.run(partial(_copy_out, slab, staged, here), staged)
+            self._copy_stream.run(partial(_copy_out, slab, staged, here), staged)
 
     def fetch(self, blocks: Tensor, pairs: np.ndarray) -> None:
         """Copy host blocks back; int32 [m, 2] (host block, device block)."""
         for slab, there, here in self._by_slab(pairs):
             shape = (len(here), *slab.shape[1:])
             staged = torch.empty(shape, dtype=blocks.dtype, device=blocks.device)
-            self._beside.run(partial(_copy_in, slab, staged, here), staged)
-            self._beside.join()
+            self._copy_stream.run(partial(_copy_in, slab, staged, here), staged)
+            self._copy_stream.join()
             blocks.index_copy_(1, self._index(there), staged.transpose(0, 1))
 
     def _by_slab(self, pairs: np.ndarray) -> Iterator[tuple[Tensor, np.ndarray, np.ndarray]]:

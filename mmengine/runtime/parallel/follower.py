@@ -22,12 +22,14 @@ from mmengine.errors import CorruptLog
 from mmengine.models.plugin import ModelPlugin, VisionLanguageModel
 from mmengine.models.registry import plugin_for
 from mmengine.runtime.device.dtypes import DTYPES
+from mmengine.runtime.device.placement import Placement
+from mmengine.runtime.device.registry import open_device
 from mmengine.runtime.device.threads import choose_threads
-from mmengine.runtime.graphs.recorder import recorder_for
+from mmengine.runtime.graphs.capture import recorder_for
 from mmengine.runtime.parallel.channel import Channel, Closed, Kind
 from mmengine.runtime.parallel.graphs import capture_steps
 from mmengine.runtime.parallel.group import StepGroup, num_embeds
-from mmengine.runtime.parallel.job import Job, decode_job, sentence
+from mmengine.runtime.parallel.job import decode_job, sentence
 from mmengine.runtime.parallel.mirror import Mirror
 from mmengine.runtime.runner import ModelRunner
 from mmengine.runtime.sampling.runs import runs_of
@@ -73,35 +75,34 @@ def follow(channel: Channel) -> NoReturn:
     """Do the job that the channel brings, until it closes. Raises Closed then, and what goes wrong before the
     first step."""
     job = decode_job(_expect(channel, Kind.JOB))
-    if torch.device(job.device).type == "cuda":
-        torch.cuda.set_device(job.device)
+    placement = Placement(open_device(job.device), DTYPES[job.dtype], job.attention)
+    placement.device.set_current()
     group, folder = StepGroup(job.rank, job.size), Path(job.folder)
     plugin = plugin_for(folder)
-    model = plugin.load_model(folder, device=job.device, dtype=job.dtype, shard=group.shard())
+    where = str(placement.device.torch_device)
+    model = plugin.load_model(folder, device=where, dtype=job.dtype, shard=group.shard())
     torch.set_num_threads(choose_threads(job.num_threads, model.spec.hidden_size, ranks=job.size).count)
     channel.send(Kind.READY)
-    group.join(Path(job.store), torch.device(job.device), job.timeout_s)
+    group.join(Path(job.store), placement.device, job.timeout_s)
     mirror = Mirror(restore(_expect(channel, Kind.START))[0])
-    runner = _runner(mirror, plugin, model, group, job)
+    runner = _runner(mirror, plugin, model, group, placement)
     channel.send(Kind.READY)
-    recorder = recorder_for(mirror.state.config, torch.device(job.device))
+    recorder = recorder_for(mirror.state.config, placement.device)
     capture_steps(runner, recorder, group, partial(_agree, channel))
     while True:
         plan = mirror.fold(_expect(channel, Kind.STEP))
         if plan is None:
             raise CorruptLog("rank 0 runs a step that its log does not hold")
         with group.step(plan, lambda error: channel.send(Kind.FAILED, sentence(error).encode())):
-            runner.follow(plan, group, DTYPES[job.dtype])
+            runner.follow(plan, group, placement.dtype)
 
 
 def _runner(
-    mirror: Mirror, plugin: ModelPlugin, model: VisionLanguageModel, group: StepGroup, job: Job
+    mirror: Mirror, plugin: ModelPlugin, model: VisionLanguageModel, group: StepGroup, placement: Placement
 ) -> FollowingRunner:
-    config, device, dtype = mirror.state.config, torch.device(job.device), DTYPES[job.dtype]
-    group.prepare(model.spec, dtype, device, may_wait=config.max_in_flight > 1)
-    return FollowingRunner(
-        RankModel(model, group), plugin.positions, config, device, dtype, job.attention, stop_watcher=None
-    )
+    config = mirror.state.config
+    group.prepare(model.spec, placement, may_wait=config.max_in_flight > 1)
+    return FollowingRunner(RankModel(model, group), plugin.positions, config, placement, stop_watcher=None)
 
 
 def _agree(channel: Channel, word: str) -> bool:

@@ -13,8 +13,8 @@ import structlog
 
 from mmengine.errors import in_one_line
 from mmengine.runtime.attention.base import Bucket
+from mmengine.runtime.device.port import Recorder
 from mmengine.runtime.graphs.capture import Replays, tell
-from mmengine.runtime.graphs.recorder import Recorder
 from mmengine.runtime.parallel.group import GroupLost, StepGroup
 from mmengine.runtime.runner import ModelRunner
 

@@ -11,7 +11,6 @@ without rows, so that the others never wait for it and the next step begins with
 place; what the step gave is thrown away.
 """
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -27,6 +26,8 @@ from mmengine.errors import ExecutorFailed, ExecutorLost
 from mmengine.models.plugin import ModelSpec
 from mmengine.models.sharding import Shard
 from mmengine.runtime.attention.base import Bucket
+from mmengine.runtime.device.placement import Placement
+from mmengine.runtime.device.port import Device
 from mmengine.runtime.graphs.buckets import Frame
 from mmengine.runtime.graphs.decode import DecodeGraphs
 
@@ -60,33 +61,21 @@ class StepGroup:
     def shard(self) -> Shard:
         return Shard(self.rank, self.size, self.all_reduce)
 
-    def join(self, store: Path, device: torch.device, timeout_s: float) -> None:
+    def join(self, store: Path, device: Device, timeout_s: float) -> None:
         """Meet the other ranks, which name the same file `store`, new for each group. Blocks until all are
         there. Raises GroupLost. NCCL between GPUs (not yet run on a GPU), gloo between processes on a CPU."""
         self.timeout_s, timeout = timeout_s, timedelta(seconds=timeout_s)
         try:
             meeting = dist.FileStore(str(store), self.size)
             meeting.set_timeout(timeout)
-            if device.type == "cuda":
-                torch.cuda.set_device(device)
-                # Else ranks talk while they capture, about buffers, and would wait for one that fails then.
-                os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
-                options = dist.ProcessGroupNCCL.Options()
-                # torch ends the process then; rank 0 notices before, and says why (leader.py).
-                options._timeout = 2 * timeout
-                self._group = dist.ProcessGroupNCCL(meeting, self.rank, self.size, options)
-            else:
-                options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # theirs: Options
-                options._timeout = timeout
-                # Nobody but this machine may connect; by default it is the address of the host's name.
-                options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
-                self._group = dist.ProcessGroupGloo(meeting, self.rank, self.size, options)
+            self._group = device.process_group(meeting, self.rank, self.size, timeout)
         except (RuntimeError, AttributeError, ValueError) as error:
             raise GroupLost(f"the ranks of tensor_parallel {self.size} could not meet: {error}") from error
 
-    def prepare(self, spec: ModelSpec, dtype: torch.dtype, device: torch.device, *, may_wait: bool) -> None:
-        """`spec` and `dtype`: those of the model. `may_wait`: whether a plan may hold PENDING tokens."""
-        self._spec, self._dtype, self._device, self._may_wait = spec, dtype, device, may_wait
+    def prepare(self, spec: ModelSpec, placement: Placement, *, may_wait: bool) -> None:
+        """`spec`: that of the model. `may_wait`: whether a plan may hold PENDING tokens."""
+        self._spec, self._dtype, self._device = spec, placement.dtype, placement.device
+        self._may_wait = may_wait
 
     @contextmanager
     def step(self, plan: StepPlan, report: Callable[[Exception], None] | None = None) -> Iterator[None]:
@@ -114,7 +103,7 @@ class StepGroup:
         try:
             yield
         finally:
-            if self._device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            if self._device.is_capturing():
                 self._expected = []  # nothing of it is exchanged now
             self._make_the_rest()
 
@@ -161,7 +150,7 @@ class StepGroup:
                 continue
             call, shape, dtype = following
             self._expected.pop()
-            self._call(call, torch.zeros(shape, dtype=dtype, device=self._device))
+            self._call(call, torch.zeros(shape, dtype=dtype, device=self._device.torch_device))
 
     def _replay_empty(self, replay: Replay) -> None:
         try:
@@ -215,8 +204,8 @@ class StepGroup:
     def abort(self) -> None:
         """What waits on the device for a rank that is gone does not any more. The group is of no use then."""
         self.lost = True
-        if self._group is not None and self._device.type == "cuda":
-            self._group.abort()
+        if self._group is not None:
+            self._device.abort_group(self._group)
 
     def close(self) -> None:
         self._group = None

@@ -12,8 +12,10 @@ from mmengine.core.executor import StepPlan, StepResult
 from mmengine.errors import ExecutorLost
 from mmengine.events.tee import Tee
 from mmengine.models.plugin import ModelSpec, VisionLanguageModel
+from mmengine.runtime.device.placement import Placement
+from mmengine.runtime.device.port import Event
 from mmengine.runtime.executor import InFlight, TorchExecutor
-from mmengine.runtime.graphs.recorder import recorder_for
+from mmengine.runtime.graphs.capture import recorder_for
 from mmengine.runtime.parallel.followers import Followers
 from mmengine.runtime.parallel.graphs import capture_steps
 from mmengine.runtime.parallel.group import GroupLost, StepGroup
@@ -48,17 +50,16 @@ class LeadingExecutor(TorchExecutor):
         model: VisionLanguageModel,
         positions_of: PositionsOf,
         config: EngineConfig,
-        device: str,
-        dtype: torch.dtype,
+        placement: Placement,
         *args: Any,
         group: StepGroup,
         followers: Followers,
     ) -> None:
         later = msgspec.structs.replace(config, cuda_graphs=False)  # by `capture`
-        super().__init__(LeadingModel(model, group), positions_of, later, device, dtype, *args)
+        super().__init__(LeadingModel(model, group), positions_of, later, placement, *args)
         self._runner.share_features = group.features
-        self._recorder = recorder_for(config, torch.device(device))
-        group.prepare(model.spec, dtype, torch.device(device), may_wait=config.max_in_flight > 1)
+        self._recorder = recorder_for(config, placement.device)
+        group.prepare(model.spec, placement, may_wait=config.max_in_flight > 1)
         self._group, self._followers = group, followers
 
     def capture(self, timeout_s: float) -> None:
@@ -87,7 +88,7 @@ class LeadingExecutor(TorchExecutor):
         self._followers.check()
         return result
 
-    def _await(self, end: torch.cuda.Event) -> None:
+    def _await(self, end: Event) -> None:
         """Looks at the others meanwhile: for one that is gone the device waits for ever, in a graph, of which
         NCCL's timeout knows nothing. Raises ExecutorLost, and ExecutorFailed with what a rank says."""
         begin = looked = time.monotonic()

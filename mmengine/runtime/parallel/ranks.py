@@ -1,16 +1,15 @@
 """The ranks of an engine whose model is cut, put together by rank 0."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from mmengine.core.engine import EngineCore
-from mmengine.errors import ConfigError
 from mmengine.events.tee import Tee
 from mmengine.models.plugin import VisionLanguageModel
 from mmengine.models.sharding import Shard
+from mmengine.runtime.device.dtypes import name_of
+from mmengine.runtime.device.placement import Placement
 from mmengine.runtime.parallel.followers import Followers
 from mmengine.runtime.parallel.group import StepGroup
 from mmengine.runtime.parallel.job import Job
@@ -20,25 +19,11 @@ LOAD_TIMEOUT_S = 1800.0
 EXCHANGE_TIMEOUT_S = 600.0  # where step_timeout_s is 0; and of a message, which may be a large snapshot
 
 
-def device_of(device: str, rank: int, size: int) -> str:
-    """Where a rank computes: GPU number `rank`, or the CPU with all others. Raises ConfigError."""
-    if device == "cpu":
-        return device
-    if device != "cuda":
-        raise ConfigError(f"tensor_parallel {size} takes the first {size} GPUs; say cuda, not {device}")
-    if torch.cuda.device_count() < size:
-        raise ConfigError(
-            f"tensor_parallel {size} needs {size} GPUs, and torch sees {torch.cuda.device_count()} here; "
-            "lower tensor_parallel"
-        )
-    return f"cuda:{rank}"
-
-
 @dataclass(slots=True)
 class Ranks:
     group: StepGroup
     followers: Followers
-    device: torch.device
+    placement: Placement  # of rank 0
     timeout_s: float
     _executor: LeadingExecutor | None = None
 
@@ -48,24 +33,23 @@ class Ranks:
         size: int,
         folder: Path,
         *,
-        device: str,
-        dtype: str,
-        attention: str,
+        placement: Placement,
         step_timeout_s: int,
         num_threads: int,
     ) -> "Ranks":
         """Start the other ranks, which read their weights while this one does. Raises ConfigError."""
-        devices = [device_of(device, rank, size) for rank in range(size)]
+        devices = [placement.device.of_rank(rank, size) for rank in range(size)]
+        dtype, attention = name_of(placement.dtype), placement.attention
         timeout_s = float(step_timeout_s or EXCHANGE_TIMEOUT_S)
         followers = Followers(size, max(timeout_s, EXCHANGE_TIMEOUT_S))
         store = str(followers.store)
         followers.assign(
             [
-                Job(rank, size, str(folder), devices[rank], dtype, attention, store, timeout_s, num_threads)
-                for rank in range(1, size)
+                Job(rank, size, str(folder), device.name, dtype, attention, store, timeout_s, num_threads)
+                for rank, device in enumerate(devices[1:], 1)
             ]
         )
-        return cls(StepGroup(0, size), followers, torch.device(devices[0]), timeout_s)
+        return cls(StepGroup(0, size), followers, replace(placement, device=devices[0]), timeout_s)
 
     @property
     def shard(self) -> Shard:
@@ -74,7 +58,7 @@ class Ranks:
     def meet(self) -> None:
         """When this rank has its weights, wait for the others. Raises ConfigError, ExecutorFailed."""
         self.followers.await_ready(LOAD_TIMEOUT_S)
-        self.group.join(self.followers.store, self.device, self.timeout_s)
+        self.group.join(self.followers.store, self.placement.device, self.timeout_s)
 
     def executor(self, model: VisionLanguageModel, *args: Any) -> LeadingExecutor:
         """A TorchExecutor of this rank's part of the model; `args` are those of one."""

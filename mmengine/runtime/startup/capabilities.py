@@ -1,41 +1,28 @@
 """What of this machine the engine can use, and why not, in sentences. But for our kernels nothing is loaded
 or compiled for that, and nothing is run on a GPU."""
 
-import torch
 import torch.distributed as dist
 
 from mmengine.native.library import describe, load
 from mmengine.runtime.attention import flashinfer_capability, triton_capability
-from mmengine.runtime.device.gpus import why_no_gpu
-
-GIB = 2**30
+from mmengine.runtime.device.cuda import CudaDevice
 
 
 def no_gpu() -> str | None:
     """Why no GPU can be used, with what to do; None where one can."""
-    return why_no_gpu(torch.device("cuda"))
+    return CudaDevice.problem(None)
 
 
 def gpus() -> list[str]:
     """A line a GPU: name, compute capability, memory."""
-    if no_gpu() is not None:
-        return []
-    lines = []
-    for index in range(torch.cuda.device_count()):
-        major, minor = torch.cuda.get_device_capability(index)
-        free, total = torch.cuda.mem_get_info(index)
-        lines.append(
-            f"{torch.cuda.get_device_name(index)}, compute capability {major}.{minor}, "
-            f"{free / GIB:.1f} of {total / GIB:.1f} GiB free"
-        )
-    return lines
+    return CudaDevice.describe() if no_gpu() is None else []
 
 
 def attention() -> dict[str, str]:
     """By attention backend: "usable" and where, or what is missing and how to get it."""
     found = {}
     for name, its in (("flashinfer", flashinfer_capability), ("triton", triton_capability)):
-        missing = its.package_problem() or no_gpu() or its.missing(torch.device("cuda:0"))
+        missing = its.package_problem() or no_gpu() or its.missing(CudaDevice(0))
         found[name] = "usable" if missing is None else f"not usable: {missing}"
     found["native"] = "usable on a CPU" if load() is not None else f"not usable: {describe()}"
     return found | {"torch": "usable on any device"}
@@ -47,7 +34,7 @@ def chosen() -> str:
     on_cpu = "native" if "native" in usable else "torch"
     if no_gpu() is not None:
         return on_cpu
-    on_gpu = next(name for name in ("flashinfer", "triton", "torch") if name in usable)
+    on_gpu = next(name for name in (*CudaDevice.attention, "torch") if name in usable)
     return f"{on_gpu} on a GPU, {on_cpu} on a CPU"
 
 
@@ -55,7 +42,7 @@ def tensor_parallel() -> str:
     """Over how many devices a model can be cut."""
     if not dist.is_available():
         return "not usable: this torch is built without torch.distributed"
-    count = 0 if no_gpu() is not None else torch.cuda.device_count()
+    count = 0 if no_gpu() is not None else CudaDevice.count()
     if not count or not dist.is_nccl_available():
         missing = "there is no GPU" if not count else "this torch is built without NCCL"
         return f"on a CPU, by gloo; {missing}"

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -11,34 +10,11 @@ from torch import Tensor
 from mmengine.config import EngineConfig
 from mmengine.errors import ConfigError
 from mmengine.models.plugin import AuxHiddenStates, ModelSpec, VisionLanguageModel
+from mmengine.runtime.device.port import Meter
 from mmengine.runtime.graphs.encoder_sizes import MOST_EMBEDS
 
 # Of float32 logits: scaled ones, sorted ones with their ids (int64), and sums of them, for filters.
 SAMPLING_COPIES = 5
-
-
-class Meter(Protocol):
-    def reset(self) -> None:
-        """Forget the peak so far."""
-
-    def peak(self) -> int:
-        """Bytes that were in use at once since `reset`, beyond those in use then."""
-
-
-class CudaMeter:
-    """By torch's allocator (not yet run on a GPU)."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    def reset(self) -> None:
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(self._device)
-        self._before = torch.cuda.memory_allocated(self._device)
-
-    def peak(self) -> int:
-        torch.cuda.synchronize(self._device)
-        return torch.cuda.max_memory_allocated(self._device) - self._before
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,18 +4,19 @@ import dataclasses
 import math
 
 import msgspec
-import torch
 
 from mmengine.config import ENCODER_CACHE, EngineConfig
 from mmengine.errors import ConfigError
 from mmengine.models.plugin import VisionLanguageModel
+from mmengine.runtime.device.placement import Placement
+from mmengine.runtime.device.port import Device, Meter
 from mmengine.runtime.drafting.eagle3.head import kv_spec
 from mmengine.runtime.kv.memory import Memory, cached_embeds
 from mmengine.runtime.kv.pool import FP8, MIN_BLOCKS, blocks_for_memory, bytes_per_block
-from mmengine.runtime.startup.profile import CudaMeter, measure
+from mmengine.runtime.startup.profile import measure
 from mmengine.spec_decode.eagle3.loading import HeadFolder
 
-CUDA_RESERVE_SHARE = 0.1  # of a GPU's memory
+RESERVE_SHARE = 0.1  # of a GPU's memory
 CPU_MEMORY_SHARE = 0.25
 CPU_FULL_REQUESTS = 4  # requests of full length that the CPU's pool is sized for, at least 256 MiB
 CPU_MIN_BYTES = 256 * 2**20
@@ -26,13 +27,12 @@ def resolve(
     config: EngineConfig,
     model: VisionLanguageModel,
     head: HeadFolder | None,
-    dtype: torch.dtype,
-    device: torch.device,
+    placement: Placement,
     eos_token_ids: tuple[int, ...],
 ) -> EngineConfig:
     """Fill in what is 0: the pool from memory, the length from the model and the pool. Blocks hold the KV of
     the model and of the draft head. Raises ConfigError for what does not fit."""
-    spec, size = model.spec, config.block_size
+    spec, size, dtype = model.spec, config.block_size, placement.dtype
     if config.max_model_len > spec.max_model_len:
         raise ConfigError(
             f"max_model_len {config.max_model_len} is more than the model's own {spec.max_model_len}"
@@ -44,14 +44,15 @@ def resolve(
     block_bytes = bytes_per_block(specs, stored, size)
     needed = -(-config.max_model_len // size) + 1  # for one request, where a length was asked for
     embed_bytes = (1 + spec.num_deepstack) * spec.hidden_size * dtype.itemsize
-    if device.type == "cuda":
-        memory = _of_gpu(model, config, head, dtype, device)
+    meter = placement.device.meter()
+    if meter is not None:
+        memory = _measured(model, config, head, placement, meter)
         kv_bytes = (config.num_blocks or max(needed, MIN_BLOCKS)) * block_bytes
         cached, memory = _with_cache(config, memory, embed_bytes, kv_bytes, wanted_len)
         num_blocks = config.num_blocks or memory.blocks(block_bytes, needed)
     else:
         cached = config.encoder_cache_size or max(ENCODER_CACHE, config.max_item_embeds)
-        memory = Memory(available_memory(), 0, features=int(GROWTH * cached * embed_bytes))
+        memory = Memory(placement.device.memory()[1], 0, features=int(GROWTH * cached * embed_bytes))
         num_blocks = config.num_blocks
         if not num_blocks:
             room = _kv_bytes_of_cpu(memory.total, blocks_each * block_bytes)
@@ -70,7 +71,7 @@ def resolve(
     return msgspec.structs.replace(
         config,
         draft_policy="goodput" if chooses else config.draft_policy,
-        max_in_flight=config.max_in_flight or steps_in_flight(config, device),
+        max_in_flight=config.max_in_flight or steps_in_flight(config, placement.device),
         num_blocks=num_blocks,
         encoder_cache_size=cached,
         max_model_len=min(wanted_len, room),
@@ -78,38 +79,39 @@ def resolve(
     )
 
 
-def steps_in_flight(config: EngineConfig, device: torch.device) -> int:
+def steps_in_flight(config: EngineConfig, device: Device) -> int:
     """What `max_in_flight` is where it is left open: a CPU computes a step where its result is awaited."""
-    return 2 if device.type == "cuda" and not config.compat else 1
+    return 2 if device.is_async and not config.compat else 1
 
 
-def _of_gpu(
+def _measured(
     model: VisionLanguageModel,
     config: EngineConfig,
     head: HeadFolder | None,
-    dtype: torch.dtype,
-    device: torch.device,
+    placement: Placement,
+    meter: Meter,
 ) -> Memory:
-    """With the weights of the model loaded, and those of the draft head not; without the encoder cache (not
-    yet run on a GPU)."""
+    """Of a device with memory of its own: with the weights of the model loaded, and those of the draft head
+    not; without the encoder cache (not yet run on a GPU)."""
+    device = placement.device
     aux_hidden_states = () if head is None else head.config.aux_layers
     peaks = measure(
         model,
         config,
-        device,
-        CudaMeter(device),
+        device.torch_device,
+        meter,
         aux_hidden_states=aux_hidden_states,
         captures=config.cuda_graphs,
     )
-    torch.cuda.empty_cache()
-    free, total = torch.cuda.mem_get_info(device)
+    device.release_unused()
+    free, total = device.memory()
     values = 0 if head is None else sum(math.prod(entry.shape) for entry in head.entries.values())
     return Memory(
         total=total,
-        taken=total - free + values * dtype.itemsize,
+        taken=total - free + values * placement.dtype.itemsize,
         layers=peaks.layers,
         encoder=peaks.encoder,
-        reserve=int(total * CUDA_RESERVE_SHARE),
+        reserve=int(total * RESERVE_SHARE),
         graphs=peaks.graphs,
     )
 
@@ -133,13 +135,3 @@ def _kv_bytes_of_cpu(available: int, full_request: int) -> int:
     """For the pool of a CPU: what some requests need, and no more than a share of the memory."""
     wanted = max(CPU_MIN_BYTES, CPU_FULL_REQUESTS * full_request)
     return min(wanted, int(available * CPU_MEMORY_SHARE))
-
-
-def available_memory() -> int:
-    """Bytes of the host that can be had without swapping; half of 4 GiB where the system does not say."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            lines = dict(line.split(":", 1) for line in file)
-        return int(lines["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):
-        return 2 * 2**30

@@ -22,6 +22,7 @@ from mmengine.ragged import counting
 from mmengine.request import Request
 from mmengine.runtime.attention.base import AttentionMeta
 from mmengine.runtime.attention.registry import make_backend
+from mmengine.runtime.device.port import Recorder
 from mmengine.runtime.device.upload import upload
 from mmengine.runtime.drafting.eagle3.chain import NO_DRAFT, draft
 from mmengine.runtime.drafting.eagle3.chain_rows import CHOSEN, ChainRows
@@ -30,7 +31,6 @@ from mmengine.runtime.drafting.eagle3.graphs import ChainGraphs
 from mmengine.runtime.drafting.eagle3.head import DraftHead, kv_spec
 from mmengine.runtime.drafting.eagle3.keys import Keys
 from mmengine.runtime.drafting.eagle3.seen import Seen, Unread, accepted_tokens
-from mmengine.runtime.graphs.recorder import Recorder
 from mmengine.runtime.inputs import fresh_blocks
 from mmengine.runtime.kv.pool import pool_of
 from mmengine.runtime.rows import RowColumns
@@ -61,13 +61,11 @@ class Eagle3Drafter:
 
     name = "eagle3"
 
-    def __init__(
-        self, head: DraftHead, rows: RowColumns, config: EngineConfig, attention: str, number: int
-    ) -> None:
+    def __init__(self, head: DraftHead, rows: RowColumns, config: EngineConfig, number: int) -> None:
         spec = kv_spec(head.config, config.max_model_len)
         self._head, self._rows, self._number = head, rows, number
-        self._kv = pool_of(spec, config, head.dtype, head.device)
-        self._attention = make_backend(attention, spec, self._kv)
+        self._kv = pool_of(spec, config, head.placement)
+        self._attention = make_backend(head.placement.attention, spec, self._kv)
         self._block_size = config.block_size
         self.graphs: ChainGraphs | None = None
         self.deferred = Deferred(config.max_num_seqs)

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from mmengine.runtime.attention.base import AttentionBackend, Bucket
+from mmengine.runtime.device.port import Recorder
 from mmengine.runtime.device.upload import upload_into
 from mmengine.runtime.drafting.eagle3.chain_rows import CHOSEN, ChainRows
 from mmengine.runtime.drafting.eagle3.head import DraftHead
 from mmengine.runtime.graphs.buckets import Frame, all_buckets, fill_up, row_sizes, size_for
 from mmengine.runtime.graphs.capture import CAPTURE_FAILED, REPLAYED, Replays, capture_steps
-from mmengine.runtime.graphs.recorder import Recorder
 
 
 class ChainGraphs:

@@ -16,6 +16,7 @@ from torch import Tensor
 from mmengine.models.plugin import AttentionPort, ModelSpec
 from mmengine.native.linear import PackedLinear
 from mmengine.runtime.attention.base import AttentionBackend
+from mmengine.runtime.device.placement import Placement
 from mmengine.runtime.device.upload import upload
 from mmengine.runtime.drafting.eagle3.chain_rows import CHOSEN, ChainRows
 from mmengine.runtime.drafting.eagle3.linears import Linear
@@ -70,14 +71,13 @@ def kv_spec(config: HeadConfig, max_model_len: int = 0) -> ModelSpec:
 class DraftHead:
     """Keeps no state between calls. `device` and `dtype` are those of weights and hidden states."""
 
-    def __init__(
-        self, config: HeadConfig, weights: HeadWeights, device: torch.device, dtype: torch.dtype
-    ) -> None:
-        self.config, self.device, self.dtype = config, device, dtype
+    def __init__(self, config: HeadConfig, weights: HeadWeights, placement: Placement) -> None:
+        self.config, self.placement = config, placement
+        self.device, self.dtype = placement.device.torch_device, placement.dtype
         self._weights = weights
-        self._rotary = Rotary(config, device)
+        self._rotary = Rotary(config, self.device)
         # Rounds where the reference rounds: below float32 that is before the norm's weight.
-        self._rms_norm = _rms_norm if dtype == torch.float32 else _rms_norm_rounded
+        self._rms_norm = _rms_norm if self.dtype == torch.float32 else _rms_norm_rounded
 
     def fuse(self, aux_hidden_states: Tensor) -> Tensor:
         """The target's states, [t, aux_layers * target_hidden_size], to what `forward` takes, [t, h]."""

@@ -10,6 +10,7 @@ from mmengine.errors import ModelError
 from mmengine.models.plugin import VisionLanguageModel
 from mmengine.models.reader import WeightReader, open_reader
 from mmengine.native import library as native
+from mmengine.runtime.device.placement import Placement
 from mmengine.runtime.drafting.eagle3.head import DraftHead, HeadLayer, HeadWeights
 from mmengine.runtime.drafting.eagle3.linears import Linear, gated, linear_of, scores_of
 from mmengine.runtime.drafting.eagle3.native_head import NativeDraftHead, fits
@@ -20,20 +21,19 @@ from mmengine.spec_decode.eagle3.tensors import EMBEDDING, FC, FC_BIAS, HEAD, IN
 _COMPARED_ROWS = 4096  # of two embeddings at a time
 
 
-def load_head(
-    folder: HeadFolder, model: VisionLanguageModel, device: torch.device, dtype: torch.dtype
-) -> DraftHead:
-    """The head of a checked folder, weights cast to `dtype`, beside the `model` that it drafts for.
+def load_head(folder: HeadFolder, model: VisionLanguageModel, placement: Placement) -> DraftHead:
+    """The head of a checked folder, weights cast as `placement` says, beside the `model` that it drafts for.
     ModelError where it cannot be read or does not fit the memory."""
+    device = placement.device.torch_device
     try:
-        with torch.inference_mode(), open_reader(folder.entries, device, dtype) as weights:
+        with torch.inference_mode(), open_reader(folder.entries, device, placement.dtype) as weights:
             parts = _read(folder, weights, model, device)
-            library = native.load() if fits(folder.config, device, dtype) else None
+            library = native.load() if fits(folder.config, placement) else None
             if library is None:
-                return DraftHead(folder.config, parts, device, dtype)
-            return NativeDraftHead(folder.config, parts, device, dtype, library)
+                return DraftHead(folder.config, parts, placement)
+            return NativeDraftHead(folder.config, parts, placement, library)
     except torch.OutOfMemoryError:
-        raise ModelError(f"the draft head does not fit the memory of {device}") from None
+        raise ModelError(f"the draft head does not fit the memory of {placement.device.name}") from None
 
 
 def _read(

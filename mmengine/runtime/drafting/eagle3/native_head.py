@@ -13,6 +13,7 @@ from mmengine.native.draft_head import ChainPlaces, HeadParts, NativeHead
 from mmengine.native.dtypes import DTYPES
 from mmengine.native.linear import PackedLinear
 from mmengine.native.rotary import RotaryTable
+from mmengine.runtime.device.placement import Placement
 from mmengine.runtime.drafting.eagle3.chain_rows import ChainRows
 from mmengine.runtime.drafting.eagle3.head import DraftHead, HeadLayer, HeadWeights
 from mmengine.runtime.drafting.eagle3.linears import Linear
@@ -23,10 +24,10 @@ from mmengine.spec_decode.eagle3.config import HeadConfig
 MAX_EMBEDDING_BYTES = 64 * 2**20
 
 
-def fits(config: HeadConfig, device: torch.device, dtype: torch.dtype) -> bool:
+def fits(config: HeadConfig, placement: Placement) -> bool:
     """Whether the kernels compute this head."""
     heads_fit = config.head_dim % 8 == 0 and config.head_dim <= MAX_HEAD_DIM
-    return device.type == "cpu" and dtype in DTYPES and heads_fit
+    return placement.device.torch_device.type == "cpu" and placement.dtype in DTYPES and heads_fit
 
 
 class NativeDraftHead(DraftHead):
@@ -36,11 +37,11 @@ class NativeDraftHead(DraftHead):
         self,
         config: HeadConfig,
         weights: HeadWeights,
-        device: torch.device,
-        dtype: torch.dtype,
+        placement: Placement,
         library: ctypes.CDLL,
     ) -> None:
-        super().__init__(config, weights, device, dtype)
+        super().__init__(config, weights, placement)
+        dtype = self.dtype
         self._table = RotaryTable(library, self._rotary.axis, self._rotary.halves, dtype)
         sizes = Sizes(
             hidden_size=config.hidden_size,

@@ -1,0 +1,224 @@
+"""A GPU of NVIDIA's as a device: the one file that names CUDA's parts of torch. Not yet run on a GPU."""
+
+import os
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from mmengine.errors import ConfigError
+from mmengine.runtime.device.port import CopyStream, Device, Event, Meter, Recorder
+
+GIB = 2**30
+WARM_UPS = 2  # libraries make their handles and workspaces, and compile, outside of what is captured
+MOST_STAGED = 512 * 2**20  # bytes on their way out at once; beyond it the computation waits for the oldest
+
+
+class CudaDevice:
+    """See Device."""
+
+    kind = "cuda"
+    is_async = has_own_memory = pins_memory = True
+    attention: tuple[str, ...] = ("flashinfer", "triton")
+    invariant_attention = "triton"
+    embedded_dtype = "bfloat16"
+
+    @classmethod
+    def is_available(cls) -> bool:
+        return torch.cuda.is_available()
+
+    @classmethod
+    def count(cls) -> int:
+        return torch.cuda.device_count()
+
+    @classmethod
+    def problem(cls, index: int | None) -> str | None:
+        """See Device. Starts CUDA in this process."""
+        if torch.version.cuda is None:
+            return (
+                "this build of torch is for CPUs only; install one for CUDA (pytorch.org says which), or use "
+                "cpu"
+            )
+        try:
+            torch.cuda.init()  # says what `is_available` keeps to itself
+            count = torch.cuda.device_count()
+        except (RuntimeError, AssertionError) as error:
+            reason = str(error).strip().partition("\n")[0].rstrip(".")[:300]
+            return (
+                f"torch {torch.__version__} cannot start CUDA {torch.version.cuda} here: {reason}; "
+                "`nvidia-smi` says which driver there is, and a newer one or a torch for an older CUDA may "
+                "help; or use cpu"
+            )
+        if not count:
+            return "torch sees no GPU here; look at `nvidia-smi` and at CUDA_VISIBLE_DEVICES, or use cpu"
+        if (index or 0) >= count:
+            seen = "one GPU, cuda:0" if count == 1 else f"GPUs cuda:0 to cuda:{count - 1}"
+            return f"torch sees {seen}"
+        return None
+
+    @classmethod
+    def describe(cls) -> list[str]:
+        lines = []
+        for index in range(torch.cuda.device_count()):
+            major, minor = torch.cuda.get_device_capability(index)
+            free, total = torch.cuda.mem_get_info(index)
+            lines.append(
+                f"{torch.cuda.get_device_name(index)}, compute capability {major}.{minor}, "
+                f"{free / GIB:.1f} of {total / GIB:.1f} GiB free"
+            )
+        return lines
+
+    def __init__(self, index: int | None = None) -> None:
+        self._index = index
+        self.name = self.kind if index is None else f"{self.kind}:{index}"
+        self.torch_device = torch.device(self.name)
+
+    def of_rank(self, rank: int, size: int) -> Device:
+        """GPU number `rank`."""
+        if self._index is not None:
+            raise ConfigError(
+                f"tensor_parallel {size} takes the first {size} GPUs; say cuda, not {self.name}"
+            )
+        if torch.cuda.device_count() < size:
+            raise ConfigError(
+                f"tensor_parallel {size} needs {size} GPUs, and torch sees {torch.cuda.device_count()} here; "
+                "lower tensor_parallel"
+            )
+        return CudaDevice(rank)
+
+    def current(self) -> AbstractContextManager[object]:
+        """See Device. Without a number, or where there is no such GPU, nothing changes."""
+        if self._index is None or self._index >= torch.cuda.device_count():
+            return nullcontext()
+        return torch.cuda.device(self._index)
+
+    def set_current(self) -> None:
+        torch.cuda.set_device(self.torch_device)
+
+    def answers(self) -> bool:
+        """See Device: most errors of CUDA leave nothing of a process' context. One whose memory is full
+        answers."""
+        try:
+            return torch.ones(1, device=self.torch_device).item() == 1
+        except torch.OutOfMemoryError:
+            return True
+        except RuntimeError:
+            return False
+
+    def compute_capability(self) -> tuple[int, int] | None:
+        return torch.cuda.get_device_capability(self.torch_device)
+
+    def num_processors(self) -> int:
+        return torch.cuda.get_device_properties(self.torch_device).multi_processor_count
+
+    def event(self, *, timed: bool = False) -> Event:
+        return torch.cuda.Event(enable_timing=timed)
+
+    def recorder(self) -> Recorder | None:
+        return CudaRecorder(self.torch_device)
+
+    def is_capturing(self) -> bool:
+        return torch.cuda.is_current_stream_capturing()
+
+    def copy_stream(self) -> CopyStream:
+        return CudaCopyStream(self.torch_device)
+
+    def memory(self) -> tuple[int, int]:
+        return torch.cuda.mem_get_info(self.torch_device)
+
+    def release_unused(self) -> None:
+        torch.cuda.empty_cache()
+
+    def meter(self) -> Meter | None:
+        return CudaMeter(self.torch_device)
+
+    def process_group(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> Any:
+        """NCCL."""
+        self.set_current()
+        # Else ranks talk while they capture, about buffers, and would wait for one that fails then.
+        os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
+        options = dist.ProcessGroupNCCL.Options()
+        # torch ends the process then; rank 0 notices before, and says why (parallel/leader.py).
+        options._timeout = 2 * timeout
+        return dist.ProcessGroupNCCL(store, rank, size, options)
+
+    def abort_group(self, group: Any) -> None:
+        group.abort()
+
+
+class CudaCopyStream:
+    """A CopyStream: a stream of its own. It keeps what is staged until that was copied."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._side = device, torch.cuda.Stream(device)
+        self._staged: deque[tuple[torch.cuda.Event, Tensor]] = deque()
+
+    def run(self, copies: Callable[[], None], staged: Tensor) -> None:
+        usual = torch.cuda.current_stream(self._device)
+        self._side.wait_stream(usual)
+        with torch.cuda.stream(self._side):
+            copies()
+        self._staged.append((self._side.record_event(), staged))
+        while sum(each.nbytes for _, each in self._staged) > MOST_STAGED or self._staged[0][0].query():
+            usual.wait_event(self._staged.popleft()[0])  # so that its memory can be another's from here on
+            if not self._staged:
+                return
+
+    def join(self) -> None:
+        torch.cuda.current_stream(self._device).wait_stream(self._side)
+        self._staged.clear()
+
+
+class CudaMeter:
+    """A Meter by torch's allocator."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def reset(self) -> None:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(self._device)
+        self._before = torch.cuda.memory_allocated(self._device)
+
+    def peak(self) -> int:
+        torch.cuda.synchronize(self._device)
+        return torch.cuda.max_memory_allocated(self._device) - self._before
+
+
+class CudaRecorder:
+    """A Recorder: CUDA graphs that share one pool of memory, of which one runs at a time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)
+        self._pool: Any = None  # of the first graph, and then of all
+        self._broken: list[torch.cuda.CUDAGraph] = []
+
+    def record(self, compute: Callable[[], None]) -> Callable[[], None]:
+        usual = torch.cuda.current_stream(self._stream.device)
+        self._stream.wait_stream(usual)
+        with torch.cuda.stream(self._stream):
+            for _ in range(WARM_UPS):
+                compute()
+        usual.wait_stream(self._stream)
+        graph = torch.cuda.CUDAGraph()
+        # Threads that prepare images may ask for pinned memory meanwhile, which only concerns them.
+        capture = torch.cuda.graph(
+            graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+        )
+        try:
+            # A capture that fails leaves this thread on its stream, so the usual one is taken up again here.
+            with torch.cuda.stream(usual), capture:
+                compute()
+        except BaseException:
+            # To torch's allocator it goes on: it asks the graph whose memory is wanted, and refuses the pool
+            # to other captures.
+            self._broken.append(graph)
+            self._pool = None
+            raise
+        self._pool = self._pool or graph.pool()
+        return graph.replay
