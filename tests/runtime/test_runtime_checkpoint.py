@@ -9,6 +9,8 @@ from runtime_toy import Driver
 
 from mmengine.config import EngineConfig
 from mmengine.request import Request, SamplingParams
+from mmengine.runtime.device.cpu import CpuDevice
+from mmengine.runtime.device.placement import Placement
 from mmengine.runtime.executor import TorchExecutor
 from mmengine_qwen3_vl import plugin
 from mmengine_shapes import checkpoint_path
@@ -111,6 +113,6 @@ def test_cut_prompts_and_preemption_give_the_tokens_of_generate(model, prompts, 
 def test_bfloat16_runs_close_to_float32(prompts, wanted):
     """Rounding may turn a token; most of a text must stay as it is."""
     model = plugin.load_model(checkpoint_path(), device="cpu", dtype="bfloat16")
-    got = drive(model, *prompts, everything, dtype=torch.bfloat16)
+    got = drive(model, *prompts, everything, placement=Placement(CpuDevice(), torch.bfloat16))
     equal = [a == b for tokens, other in zip(got, wanted, strict=True) for a, b in zip(tokens, other)]
     assert sum(equal) / len(equal) > 0.6

@@ -16,6 +16,7 @@ from mmengine.request import SamplingParams
 from mmengine.runtime.attention.base import AttentionMeta, Bucket
 from mmengine.runtime.attention.torch_paged import TorchPagedAttention
 from mmengine.runtime.device.cpu import CpuDevice
+from mmengine.runtime.device.placement import Placement
 from mmengine.runtime.executor import TorchExecutor
 from mmengine.runtime.graphs import capture
 from mmengine.runtime.graphs.buckets import (
@@ -135,7 +136,8 @@ def make(recorder, attention="torch", **settings):
     sizes = {"max_num_seqs": 6, "num_blocks": 64, "block_size": SIZE, "encoder_cache_size": 64}
     config = EngineConfig(**{**sizes, "eos_token_ids": (EOS,), **settings})
     model = ToyModel()
-    return Driver(TorchExecutor(model, positions_of, config, attention=attention, recorder=recorder), config)
+    placement = Placement(CpuDevice(), torch.float32, attention)
+    return Driver(TorchExecutor(model, positions_of, config, placement, recorder=recorder), config)
 
 
 def run(recorder):

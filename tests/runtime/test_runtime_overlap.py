@@ -19,7 +19,6 @@ from mmengine.events.log import LogReader
 from mmengine.events.vocabulary import Failed
 from mmengine.replay import verify
 from mmengine.request import SamplingParams
-from mmengine.runtime import executor as executing
 from mmengine.runtime import reading
 from mmengine.runtime.device import clock
 from mmengine.runtime.device.cpu import CpuDevice
@@ -314,7 +313,7 @@ def test_a_gpu_that_is_gone_ends_the_engine_and_the_log_goes_on(monkeypatch, tmp
             raise error
 
         engine.built.executor._runner.launch = fall_off
-        monkeypatch.setattr(executing, "answers", lambda device: False)
+        monkeypatch.setattr(CpuDevice, "answers", lambda device: False)
         for _ in range(2):
             with pytest.raises(ExecutorLost, match="does not answer any more .*; start the process again"):
                 while not engine.is_idle:

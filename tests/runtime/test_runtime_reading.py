@@ -3,6 +3,7 @@ there breaks its row no sooner."""
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from runtime_toy import EOS, VOCAB, ToyModel, positions_of
@@ -10,6 +11,8 @@ from runtime_toy import EOS, VOCAB, ToyModel, positions_of
 from mmengine.config import EngineConfig
 from mmengine.core.engine import EngineCore
 from mmengine.request import Request, SamplingParams
+from mmengine.runtime.device.cpu import CpuDevice
+from mmengine.runtime.device.placement import Placement
 from mmengine.runtime.executor import TorchExecutor
 from mmengine.spec_decode.base import Proposed
 
@@ -51,7 +54,8 @@ class Drafts:
 def run(model, wanted, ahead_of=None, attention="auto"):
     """(tokens, reason, detail, logprobs) of each, the requests `wanted` by name; and the number of steps."""
     drafters = [Drafts(ahead_of)] if ahead_of else []
-    executor = TorchExecutor(model, positions_of, CONFIG, attention=attention, drafters=drafters)
+    placement = Placement(CpuDevice(), torch.float32, attention)
+    executor = TorchExecutor(model, positions_of, CONFIG, placement, drafters=drafters)
     core = EngineCore(CONFIG, executor)
     ends = {name: [[], None, "", []] for name in wanted}
     for name, sampling in wanted.items():

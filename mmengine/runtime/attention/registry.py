@@ -82,6 +82,6 @@ def _automatic(spec: ModelSpec, kv: KVPool) -> AttentionBackend:
                     log.info(f"attention by {name}", **reasons)
                 return made
         reasons[name] = reason
-    if kv.blocks.device.type != "cpu":
+    if kv.device.torch_device.type != "cpu":
         log.warning("attention by torch, which is slower on a GPU", **reasons)
     return ATTENTION_BACKENDS.load("torch")(spec, kv)

@@ -16,8 +16,8 @@ _NAME = re.compile(r"([^\W\d]\w*)(?::(0|[1-9]\d{0,4}))?", re.ASCII)  # a kind, a
 
 
 def open_device(name: str) -> Device:
-    """The device called `name`, such as "cpu" or "cuda:1"; "auto" is the CPU where nothing else is there.
-    Raises ConfigError for one that nobody knows, or that cannot be used, which says why."""
+    """The device called `name`: a kind, and perhaps a number behind a colon; "auto" is the CPU where nothing
+    else is there. Raises ConfigError for one that nobody knows, or that cannot be used, which says why."""
     if name == "auto":
         kinds = (device_class(kind) for kind in known_kinds() if kind != "cpu")
         name = next((kind.kind for kind in kinds if kind.is_available()), "cpu")

@@ -1,0 +1,145 @@
+"""One file names CUDA, and a device of a stranger's serves as this engine's own do."""
+
+import inspect
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from PIL import Image
+
+from mmengine.errors import ConfigError
+from mmengine.runtime.device import registry
+from mmengine.runtime.device.cpu import CpuDevice, DoneEvent
+from mmengine.runtime.device.registry import open_device
+from mmengine.serve.engine import Engine
+from mmengine.serve.prompts import Prompt
+
+ROOT = Path(__file__).resolve().parents[2]
+NAMES_CUDA = re.compile(r"torch\.cuda|torch\.version\.cuda|\.is_cuda\b|\.cuda\(|[\"']cuda(:\d+)?[\"']")
+# Beside the device itself: the kernels say for which of torch's device types they are compiled, and a
+# docstring what transformers' users type.
+ELSEWHERE = {
+    "mmengine/gpu/__init__.py": 'DEVICE_TYPES = ("cuda",)',
+    "mmengine/serve/pipeline.py": '`device`: "cpu", "cuda", …',
+}
+OWN = "mmengine/runtime/device/cuda.py"
+
+
+def test_one_file_names_cuda():
+    found = {}
+    for file in sorted([*ROOT.glob("mmengine/**/*.py"), *ROOT.glob("plugins/**/*.py")]):
+        name = str(file.relative_to(ROOT))
+        lines = [line for line in file.read_text().splitlines() if NAMES_CUDA.search(line)]
+        if lines:
+            found[name] = lines
+    assert len(found.pop(OWN)) > 30
+    assert found.keys() == ELSEWHERE.keys()
+    for name, told in ELSEWHERE.items():
+        assert len(found[name]) == 1 and told in found[name][0], name
+
+
+class Counted(DoneEvent):
+    """A mark that counts how often it was awaited."""
+
+    awaited = 0
+
+    def synchronize(self):
+        Counted.awaited += 1
+
+
+class Ours(CpuDevice):
+    """Launched ahead, with memory of its own that is measured, as a GPU is; its tensors lie on the CPU."""
+
+    kind = "ours"
+    is_async = has_own_memory = True
+    attention = ("native",)
+
+    def event(self, *, timed=False):
+        return Counted()
+
+    def memory(self):
+        return 2**30, 2**31
+
+    def meter(self):
+        return SimpleNamespace(reset=lambda: None, peak=lambda: 2**20)
+
+
+@pytest.fixture
+def no_cuda(monkeypatch):
+    """Whatever the CUDA part of torch is asked for is an error."""
+
+    def refuse(name):
+        def refused(*arguments, **options):
+            raise AssertionError(f"torch.cuda.{name} was asked for")
+
+        return refused
+
+    entered = {"CUDAGraph", "Event", "Stream", "StreamContext", "device", "graph"}
+    for name, value in vars(torch.cuda).items():
+        if name in entered or (inspect.isfunction(value) and not name.startswith("_")):
+            monkeypatch.setattr(torch.cuda, name, refuse(name))
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """The device comes by an entry point, as that of another package does."""
+    point = SimpleNamespace(name="ours", value="theirs:Ours", load=lambda: Ours)
+    monkeypatch.setattr(registry, "entry_points", lambda group: [point] if group == registry.GROUP else [])
+    return point
+
+
+def answers(device):
+    picture = Image.radial_gradient("L").resize((64, 64)).convert("RGB")
+    messages = [
+        {"role": "user", "content": [{"type": "image", "image": picture}, {"type": "text", "text": "?"}]}
+    ]
+    with Engine(device=device) as engine:
+        prompts = [Prompt.of("Who are you?"), Prompt(messages=messages)]
+        found = engine.generate(prompts, max_tokens=24, ignore_eos=True)
+        return engine, [answer.choices[0].token_ids for answer in found]
+
+
+def test_a_strangers_device_answers_as_the_cpu_does(no_cuda, installed, monkeypatch):
+    _, wanted = answers("cpu")
+    monkeypatch.setattr(Counted, "awaited", 0)
+    engine, found = answers("ours")
+    assert found == wanted
+    built = engine.built
+    assert built.device == "ours" and built.config.max_in_flight == 2 and built.dtype == "float32"
+    assert Counted.awaited > 20, "steps are launched ahead and awaited"
+    with pytest.raises(AssertionError, match="torch.cuda.is_available was asked for"):
+        open_device("auto")
+
+
+@pytest.mark.parametrize(
+    "name, told",
+    [
+        ("ours:x", "'ours:x' is no device; use auto, cpu, cuda, cuda:N, ours or ours:N"),
+        ("xpu", "device 'xpu' is not supported; use auto, cpu, cuda, cuda:N, ours or ours:N"),
+        ("ours:2", "device ours:2 cannot be used: there is one"),
+    ],
+)
+def test_a_device_that_cannot_be_had_is_refused(installed, monkeypatch, name, told):
+    monkeypatch.setattr(Ours, "problem", lambda index: "there is one" if index else None)
+    with pytest.raises(ConfigError, match=f"^{told}$"):
+        open_device(name)
+
+
+def test_a_device_that_does_not_load_is_told_of(installed):
+    def broken():
+        raise ImportError("no driver")
+
+    installed.load = broken
+    with pytest.raises(
+        ConfigError, match=r"^device ours \(theirs:Ours\) does not load: ImportError: no driver$"
+    ):
+        open_device("ours")
+
+
+def test_auto_takes_what_is_there(installed, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert open_device("auto").kind == "ours"
+    monkeypatch.setattr(Ours, "is_available", lambda: False)
+    assert open_device("auto").kind == "cpu"
