@@ -2,6 +2,8 @@
 
 import numpy as np
 
+NO_PLACE = -1  # where an index is expected: there is none
+
 
 def counting(counts: np.ndarray) -> np.ndarray:
     """0, 1, … of each part: int64 [counts.sum()] for the lengths `counts` [n]."""

@@ -8,8 +8,11 @@ import numpy as np
 
 from mmengine.request import Request
 
+# What stands where a token id is expected and none is.
 PENDING = -1  # in `input_ids`: the token that this row sampled last, in a step that may still run
-PADDING = -1  # in `input_ids`: where a draft would stand; no token equals it
+ERROR_TOKEN = -1  # among sampled ones: the row has no finite distribution
+NO_DRAFT = -1  # among drafts: this row has none there
+PADDING = -1  # where a column is longer than what a row has: behind its ids, or where a draft would stand
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,8 @@ import msgspec
 import numpy as np
 import torch
 
-from mmengine.core.executor import StepPlan, StepResult
+from mmengine.core.executor import ERROR_TOKEN, StepPlan, StepResult
+from mmengine.ragged import NO_PLACE
 from mmengine.runtime.device.clock import StepClock
 from mmengine.runtime.device.upload import upload
 from mmengine.runtime.drafting.eagle3.seen import Seen
@@ -75,7 +76,8 @@ class Reader:
             return self._read_runs(launched, token_ids, launched.runs)
         batch = launched.batch
         errors = (
-            dict.fromkeys((token_ids < 0).nonzero()[0].tolist(), NOT_FINITE) | launched.lazy_masked.errors
+            dict.fromkeys((token_ids == ERROR_TOKEN).nonzero()[0].tolist(), NOT_FINITE)
+            | launched.lazy_masked.errors
         )
         stops = find_stops(token_ids, batch, self.rows, self.watcher)
         if batch.wanted & GRAMMAR:
@@ -88,7 +90,7 @@ class Reader:
         if errors or launched.sampled.logprobs is not None:
             token_ids[list(errors)] = 0
             places = np.arange(len(token_ids))
-            places[list(errors)] = -1
+            places[list(errors)] = NO_PLACE
             result = StepResult(
                 token_ids=token_ids,
                 stops=tuple(stop for stop in stops if stop[0] not in errors),
@@ -102,8 +104,8 @@ class Reader:
         """Each row gives one token or several, and is then where it would be had it given them one by one."""
         counts = runs.counts(token_ids)
         errors = dict(launched.lazy_masked.errors)
-        if token_ids.min() < 0:
-            for position in (token_ids < 0).nonzero()[0].tolist():
+        if ERROR_TOKEN in token_ids:
+            for position in (token_ids == ERROR_TOKEN).nonzero()[0].tolist():
                 row = int(runs.row_of[position])
                 depth = position - int(runs.first[row])
                 if depth == 0:
@@ -123,8 +125,8 @@ class Reader:
         kept = np.arange(len(token_ids)) < (runs.first + counts)[runs.row_of]
         logprobs: Logprobs = ()
         if launched.sampled.logprobs is not None:
-            places = np.where(kept, runs.row_of, -1)
-            places[runs.first[list(errors)]] = -1
+            places = np.where(kept, runs.row_of, NO_PLACE)
+            places[runs.first[list(errors)]] = NO_PLACE
             logprobs = _logprob_lists(launched, token_ids, places)
         result = StepResult(
             token_ids=token_ids[kept],
@@ -251,8 +253,8 @@ class Reader:
 def _logprob_lists(
     launched: Launched, token_ids: np.ndarray, places: np.ndarray
 ) -> tuple[tuple[int, list[tuple[int, float]]], ...]:
-    """Of each position that counts, by its row (`places` [p], -1: it does not): the chosen token first, then
-    the row's `logprobs` best ones, best first; the chosen one may be among them again."""
+    """Of each position that counts, by its row (`places` [p], NO_PLACE: it does not): the chosen token first,
+    then the row's `logprobs` best ones, best first; the chosen one may be among them again."""
     lists = launched.sampled.logprobs
     if lists is None:
         return ()
@@ -264,5 +266,5 @@ def _logprob_lists(
             [(int(token_ids[index]), chosen[m]), *list(zip(best_ids[m], best[m], strict=True))[: wanted[m]]],
         )
         for m, index in enumerate(lists.indices.tolist())
-        if places[index] >= 0
+        if places[index] != NO_PLACE
     )

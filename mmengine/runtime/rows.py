@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from mmengine.core.executor import Admission, StepPlan
+from mmengine.core.executor import PADDING, Admission, StepPlan
 from mmengine.request import MAX_STOP_STRINGS, MediaItem, Request, SamplingParams
 
 PositionsOf = Callable[[np.ndarray, Sequence[MediaItem]], tuple[np.ndarray, int]]
@@ -43,7 +43,6 @@ COLUMNS = np.dtype(
         ("max_total", np.int32),  # tokens of prompt and answer at which max_tokens ends it
     ]
 )
-NO_TOKEN = -1
 
 
 class RowColumns:
@@ -57,7 +56,7 @@ class RowColumns:
         self, max_rows: int, vocab_size: int, eos_token_ids: Sequence[int], positions_of: PositionsOf
     ) -> None:
         self.columns = np.zeros(max_rows, dtype=COLUMNS)
-        self.stop_ids = np.full((max_rows, MAX_STOP_STRINGS), NO_TOKEN, dtype=np.int32)
+        self.stop_ids = np.full((max_rows, MAX_STOP_STRINGS), PADDING, dtype=np.int32)
         self.bias: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # token ids int64, what is added float32
         # Of rows with MIN_TOKENS: the ids not to be sampled before, the first of them again up to the width.
         self.blocked = np.zeros((max_rows, len(eos_token_ids) + MAX_STOP_STRINGS), dtype=np.int64)
@@ -95,7 +94,7 @@ class RowColumns:
         self._admit_lists(row, sampling)
 
     def _admit_lists(self, row: int, sampling: SamplingParams) -> None:
-        self.stop_ids[row] = NO_TOKEN
+        self.stop_ids[row] = PADDING
         self.stop_ids[row, : len(sampling.stop_token_ids)] = sampling.stop_token_ids
         self.bias.pop(row, None)
         if sampling.logit_bias:

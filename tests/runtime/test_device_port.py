@@ -9,6 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
+from mmengine.config import EngineConfig
 from mmengine.errors import ConfigError
 from mmengine.runtime.device import registry
 from mmengine.runtime.device.cpu import CpuDevice, DoneEvent
@@ -95,7 +96,9 @@ def answers(device):
     messages = [
         {"role": "user", "content": [{"type": "image", "image": picture}, {"type": "text", "text": "?"}]}
     ]
-    with Engine(device=device) as engine:
+    # Small budgets: the largest step is run where memory is measured.
+    config = EngineConfig(max_model_len=256, max_num_seqs=4, token_budget=128, encoder_budget=128)
+    with Engine(config=config, device=device) as engine:
         prompts = [Prompt.of("Who are you?"), Prompt(messages=messages)]
         found = engine.generate(prompts, max_tokens=24, ignore_eos=True)
         return engine, [answer.choices[0].token_ids for answer in found]

@@ -8,12 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from repeater import Repeater
 
+from mmengine.core.executor import NO_DRAFT
 from mmengine.runtime.attention.base import AttentionMeta
 from mmengine.runtime.attention.torch_paged import TorchPagedAttention
 from mmengine.runtime.attention.triton_paged import TritonPagedAttention
 from mmengine.runtime.device.cpu import CpuDevice
-from mmengine.runtime.drafting.eagle3.chain import NO_DRAFT, draft
-from mmengine.runtime.drafting.eagle3.chain_rows import CHOSEN, ChainRows
+from mmengine.runtime.drafting.eagle3.chain import draft
+from mmengine.runtime.drafting.eagle3.chain_rows import ChainRows
 from mmengine.runtime.drafting.eagle3.graphs import ChainGraphs
 from mmengine.runtime.drafting.eagle3.head import kv_spec
 from mmengine.runtime.graphs import capture
@@ -91,7 +92,7 @@ def test_drafts_are_those_of_passes_that_are_launched(sides, family, shapes, is_
     """Also behind drafts that are given, and one chain after the other over the same buffers."""
     lengths, most, before = (np.array(each, np.int32) for each in zip(*shapes, strict=True))
     most[:] = most[0] if is_alike else most
-    given = np.full((len(most), MOST), CHOSEN, np.int64)
+    given = np.full((len(most), MOST), NO_DRAFT, np.int64)
     tokens = np.random.default_rng(seed).integers(0, TARGET.vocab_size, given.shape)
     there = np.arange(MOST) < before[:, None]
     given[there] = tokens[there]

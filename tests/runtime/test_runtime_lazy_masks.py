@@ -6,13 +6,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmengine.core.executor import Admission
+from mmengine.core.executor import ERROR_TOKEN, Admission
 from mmengine.request import Request, SamplingParams
 from mmengine.runtime.rows import RowColumns
 from mmengine.runtime.sampling.lazy_masks import mask_lazily
 from mmengine.runtime.sampling.runs import NOTHING, Runs
 from mmengine.runtime.sampling.sample_rows import SampleRows
-from mmengine.runtime.sampling.sampler import ERROR_TOKEN, Sampler
+from mmengine.runtime.sampling.sampler import Sampler
 from mmengine.structured_output.llguidance_backend import LLGuidance
 from mmengine.structured_output.rows import Masks, RowMatchers
 from mmengine.structured_output.spec import grammar_of

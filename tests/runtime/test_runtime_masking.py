@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from mmengine.core.executor import Admission
+from mmengine.core.executor import ERROR_TOKEN, Admission
 from mmengine.native import library
 from mmengine.request import Request, SamplingParams
 from mmengine.runtime.rows import RowColumns
 from mmengine.runtime.sampling.masking import keep_allowed
 from mmengine.runtime.sampling.sample_rows import SampleRows
-from mmengine.runtime.sampling.sampler import ERROR_TOKEN, Sampler
+from mmengine.runtime.sampling.sampler import Sampler
 from mmengine.structured_output.rows import Masks
 
 VOCAB = 77  # no multiple of 32

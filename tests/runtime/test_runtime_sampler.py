@@ -16,13 +16,13 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from mmengine.core.executor import Admission
+from mmengine.core.executor import ERROR_TOKEN, Admission
 from mmengine.request import Request, SamplingParams
 from mmengine.runtime.rows import RowColumns
 from mmengine.runtime.sampling.filters import apply_temperature, keep_min_p, keep_top
 from mmengine.runtime.sampling.gumbel import gumbel_noise
 from mmengine.runtime.sampling.sample_rows import SampleRows
-from mmengine.runtime.sampling.sampler import ERROR_TOKEN, Sampler
+from mmengine.runtime.sampling.sampler import Sampler
 from mmengine.runtime.sampling.topk import topk_tokens_of
 
 CPU = torch.device("cpu")

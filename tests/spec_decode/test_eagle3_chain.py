@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from mmengine.core.executor import NO_DRAFT
 from mmengine.native import library
-from mmengine.runtime.drafting.eagle3.chain import NO_DRAFT, draft
-from mmengine.runtime.drafting.eagle3.chain_rows import CHOSEN, ChainRows
+from mmengine.runtime.drafting.eagle3.chain import draft
+from mmengine.runtime.drafting.eagle3.chain_rows import ChainRows
 from mmengine.runtime.drafting.eagle3.head import DraftHead
 from mmengine.runtime.drafting.eagle3.native_head import NativeDraftHead
 from tests.spec_decode.eagle3_dense import dense, dense_fuse
@@ -73,13 +74,13 @@ def test_a_chain_goes_on_behind_tokens_that_are_given(family, most_of, compute, 
     """All, some or none of a row's: what others drafted passes the head as its own best tokens do."""
     written = FAMILIES[family]()
     head, rows, attention, z, carry = prefilled(written, tmp_path, compute)
-    given = np.full((5, 9), CHOSEN, np.int64)
+    given = np.full((5, 9), NO_DRAFT, np.int64)
     tokens = np.random.default_rng(3).integers(0, TARGET.vocab_size, given.shape)
     for row, count in enumerate((2, 0, 1, 1, 3)):
         given[row, :count] = tokens[row, :count]
     drafts = drafted(head, rows, attention, z, carry, most_of, given)
     for row, most, found, first in zip(rows, most_of, drafts, given, strict=True):
-        first = first[first != CHOSEN].tolist()[:most]
+        first = first[first != NO_DRAFT].tolist()[:most]
         assert found[:most].tolist() == chain_of_formulas(written, head, row, most, first)
         assert found[: len(first)].tolist() == first and (found[most:] == NO_DRAFT).all()
 

@@ -6,10 +6,9 @@ import numpy as np
 import torch
 
 from mmengine.core.executor import Admission
+from mmengine.ragged import NO_PLACE
 from mmengine.runtime.device.upload import upload
 from mmengine.runtime.rows import PENALTIES, RowColumns
-
-NO_PLACE = -1
 
 
 class Drafted(NamedTuple):

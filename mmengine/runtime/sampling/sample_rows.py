@@ -3,7 +3,7 @@
 import msgspec
 import numpy as np
 
-from mmengine.ragged import counting
+from mmengine.ragged import NO_PLACE, counting
 from mmengine.runtime.rows import PENALTIES, RowColumns
 from mmengine.runtime.sampling.penalties import Drafted
 from mmengine.runtime.sampling.runs import Runs
@@ -39,7 +39,7 @@ class SampleRows(msgspec.Struct, frozen=True, eq=False):
         if drafted is not None:
             position, *others = drafted.pairs
             place = np.searchsorted(selected, position)
-            kept = np.append(selected, -1)[place] == position
+            kept = np.append(selected, NO_PLACE)[place] == position
             drafted = Drafted(drafted.rows[kept], (place[kept], *(each[kept] for each in others)))
         return SampleRows(
             self.rows[selected],

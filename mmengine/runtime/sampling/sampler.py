@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 import torch
 
-from mmengine.core.executor import Admission
+from mmengine.core.executor import ERROR_TOKEN, Admission
 from mmengine.gpu.sampling import compile_all, sampling_kernels
 from mmengine.runtime.device.upload import upload, upload_columns
 from mmengine.runtime.rows import (
@@ -43,7 +43,6 @@ from mmengine.runtime.sampling.topk import topk_tokens, topk_tokens_of
 from mmengine.structured_output.rows import Closing, Masks
 
 ADJUSTED = BIAS | PENALTIES | MIN_TOKENS
-ERROR_TOKEN = -1
 
 
 @dataclass(frozen=True, slots=True)

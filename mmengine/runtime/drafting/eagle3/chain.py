@@ -3,13 +3,12 @@
 import numpy as np
 from torch import Tensor
 
+from mmengine.core.executor import NO_DRAFT
 from mmengine.runtime.attention.base import AttentionBackend
 from mmengine.runtime.device.upload import fetch, upload
 from mmengine.runtime.drafting.eagle3.chain_rows import ChainRows
 from mmengine.runtime.drafting.eagle3.graphs import ChainGraphs
 from mmengine.runtime.drafting.eagle3.head import DraftHead
-
-NO_DRAFT = -1
 
 
 def draft(

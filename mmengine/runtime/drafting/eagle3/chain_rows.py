@@ -3,9 +3,8 @@
 import msgspec
 import numpy as np
 
+from mmengine.core.executor import NO_DRAFT
 from mmengine.runtime.attention.base import AttentionMeta
-
-CHOSEN = -1  # by the head, in place of a token that is given
 
 
 class ChainRows(msgspec.Struct, frozen=True, eq=False):
@@ -17,8 +16,8 @@ class ChainRows(msgspec.Struct, frozen=True, eq=False):
     positions: np.ndarray  # int32 [n], where the first token behind them stands, in all three rows
     # int32 [n, b], with the blocks of kv_lens + most - 1 tokens; rows may lie further apart than b.
     table: np.ndarray
-    # int64 [n, max(most) or more], tokens of others that stand first among a row's drafts, CHOSEN behind
-    # them; None: of no row.
+    # int64 [n, max(most) or more], tokens of others that stand first among a row's drafts, NO_DRAFT
+    # behind them, where the head chooses; None: of no row.
     given: np.ndarray | None = None
 
     def check(self, block_size: int) -> None:
@@ -47,8 +46,8 @@ class ChainRows(msgspec.Struct, frozen=True, eq=False):
         return ChainRows(*columns, None if self.given is None else self.given[order]), order
 
     def drafts(self) -> np.ndarray:
-        """int64 [max(most), n]: those that are given, CHOSEN where the head is to."""
+        """int64 [max(most), n]: those that are given, NO_DRAFT where the head chooses."""
         longest = int(self.most.max())
         if self.given is None:
-            return np.full((longest, len(self.most)), CHOSEN, np.int64)
+            return np.full((longest, len(self.most)), NO_DRAFT, np.int64)
         return np.ascontiguousarray(self.given[:, :longest].T)

@@ -16,16 +16,16 @@ import numpy as np
 import torch
 
 from mmengine.config import EngineConfig
-from mmengine.core.executor import StepPlan
+from mmengine.core.executor import NO_DRAFT, StepPlan
 from mmengine.models.plugin import AuxHiddenStates
-from mmengine.ragged import counting
+from mmengine.ragged import NO_PLACE, counting
 from mmengine.request import Request
 from mmengine.runtime.attention.base import AttentionMeta
 from mmengine.runtime.attention.registry import make_backend
 from mmengine.runtime.device.port import Recorder
 from mmengine.runtime.device.upload import upload
-from mmengine.runtime.drafting.eagle3.chain import NO_DRAFT, draft
-from mmengine.runtime.drafting.eagle3.chain_rows import CHOSEN, ChainRows
+from mmengine.runtime.drafting.eagle3.chain import draft
+from mmengine.runtime.drafting.eagle3.chain_rows import ChainRows
 from mmengine.runtime.drafting.eagle3.deferred import MOST_TOKENS, Deferred
 from mmengine.runtime.drafting.eagle3.graphs import ChainGraphs
 from mmengine.runtime.drafting.eagle3.head import DraftHead, kv_spec
@@ -39,7 +39,6 @@ from mmengine.spec_decode.eagle3.config import MAX_DRAFTS
 from mmengine.spec_decode.texts import Texts
 
 MOST_STEPS = 256  # in which it drafts for nobody and keeps what it will read; then it sleeps
-NOWHERE = -1
 
 
 class Given(NamedTuple):
@@ -49,9 +48,9 @@ class Given(NamedTuple):
     counts: np.ndarray
 
     def first(self, rows: np.ndarray, count: int) -> np.ndarray:
-        """The first `count` of `rows` (indices), int64 [n, count], CHOSEN where there are less."""
+        """The first `count` of `rows` (indices), int64 [n, count], NO_DRAFT where there are less."""
         there = np.arange(count) < self.counts[rows, None]
-        return np.where(there, self.token_ids[rows, :count], CHOSEN).astype(np.int64)
+        return np.where(there, self.token_ids[rows, :count], NO_DRAFT).astype(np.int64)
 
 
 class Eagle3Drafter:
@@ -74,7 +73,7 @@ class Eagle3Drafter:
         self._plan: StepPlan | None = None  # the step that was read last
         self._place = np.zeros(config.max_num_seqs, np.intp)  # of a row in that step
         self._z = self._carry = torch.empty(0)  # of the rows that were read in it, at their last states
-        self._z_place = np.full(config.max_num_seqs, NOWHERE, np.intp)  # of a row among these
+        self._z_place = np.full(config.max_num_seqs, NO_PLACE, np.intp)  # of a row among these
 
     def capture(self, recorder: Recorder, config: EngineConfig) -> None:
         """Passes are replayed from now on, where attention can be captured."""
@@ -149,7 +148,7 @@ class Eagle3Drafter:
     def catch_up(self, seen: Seen | None, texts: Texts) -> None:
         """Write the KV of all states of a step behind which the next token is known, and of what waited of
         rows that may have drafts. None: there are keys of none of its rows."""
-        self._z_place[:] = NOWHERE
+        self._z_place[:] = NO_PLACE
         self._z = self._carry = torch.empty(0)
         if seen is None:
             return
@@ -169,7 +168,7 @@ class Eagle3Drafter:
                 self._read(accepted_tokens(seen, rows, now, texts), texts)
         except Exception:
             self.keys.lose(np.append(rows, self.deferred.clear()))
-            self._z_place[:] = NOWHERE
+            self._z_place[:] = NO_PLACE
             raise
 
     def _read_late(
@@ -240,7 +239,7 @@ class Eagle3Drafter:
         self, rows: np.ndarray, texts: Texts, most: np.ndarray, given: Given | None = None
     ) -> Proposed | None:
         """See Drafter. `given`: drafts of others, behind which the head goes on."""
-        counts = np.where(self._z_place[rows] == NOWHERE, 0, np.minimum(most, MAX_DRAFTS))
+        counts = np.where(self._z_place[rows] == NO_PLACE, 0, np.minimum(most, MAX_DRAFTS))
         selected = np.flatnonzero(counts)
         if not len(selected) or self._plan is None:
             return None

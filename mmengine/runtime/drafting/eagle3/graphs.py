@@ -12,10 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mmengine.core.executor import NO_DRAFT
 from mmengine.runtime.attention.base import AttentionBackend, Bucket
 from mmengine.runtime.device.port import Recorder
 from mmengine.runtime.device.upload import upload_into
-from mmengine.runtime.drafting.eagle3.chain_rows import CHOSEN, ChainRows
+from mmengine.runtime.drafting.eagle3.chain_rows import ChainRows
 from mmengine.runtime.drafting.eagle3.head import DraftHead
 from mmengine.runtime.graphs.buckets import Frame, all_buckets, fill_up, row_sizes, size_for
 from mmengine.runtime.graphs.capture import CAPTURE_FAILED, REPLAYED, Replays, capture_steps
@@ -85,7 +86,7 @@ class ChainGraphs:
         count, first = len(rows.positions), 1 + self._max_rows
         packed = np.zeros(first + longest * self._max_rows, np.int64)
         packed[1 : 1 + count] = rows.positions
-        packed[first:] = CHOSEN
+        packed[first:] = NO_DRAFT
         packed[first:].reshape(longest, -1)[:, :count] = rows.drafts()
         return packed
 
@@ -108,4 +109,4 @@ class ChainGraphs:
         drafts = self._drafts[:, : len(z)]
         given = drafts.index_select(0, self._at)[0]
         best = self._head.tokens(self._head.logits(z))
-        drafts.index_copy_(0, self._at, torch.where(given == CHOSEN, best, given)[None])
+        drafts.index_copy_(0, self._at, torch.where(given == NO_DRAFT, best, given)[None])

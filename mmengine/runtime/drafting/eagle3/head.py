@@ -13,12 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mmengine.core.executor import NO_DRAFT
 from mmengine.models.plugin import AttentionPort, ModelSpec
 from mmengine.native.linear import PackedLinear
 from mmengine.runtime.attention.base import AttentionBackend
 from mmengine.runtime.device.placement import Placement
 from mmengine.runtime.device.upload import upload
-from mmengine.runtime.drafting.eagle3.chain_rows import CHOSEN, ChainRows
+from mmengine.runtime.drafting.eagle3.chain_rows import ChainRows
 from mmengine.runtime.drafting.eagle3.linears import Linear
 from mmengine.runtime.drafting.eagle3.rotary import Rotary
 from mmengine.spec_decode.eagle3.config import HeadConfig
@@ -159,7 +160,7 @@ class DraftHead:
         drafts = upload(rows.drafts(), z.device)
         for ahead in range(len(drafts)):
             tokens = drafts[ahead, : len(z)]
-            torch.where(tokens == CHOSEN, self.tokens(self.logits(z)), tokens, out=tokens)
+            torch.where(tokens == NO_DRAFT, self.tokens(self.logits(z)), tokens, out=tokens)
             active = int(np.count_nonzero(rows.most > ahead + 1))
             if not active:
                 break
