@@ -11,7 +11,7 @@ from mmengine.core.executor import ERROR_TOKEN, StepPlan, StepResult
 from mmengine.ragged import NO_PLACE
 from mmengine.runtime.device.clock import StepClock
 from mmengine.runtime.device.upload import upload
-from mmengine.runtime.drafting.eagle3.seen import Seen
+from mmengine.runtime.drafting.eagle3.target_states import TargetStates
 from mmengine.runtime.drafting.next_drafts import Drafting
 from mmengine.runtime.rows import CLOSES, GRAMMAR, PENALTIES, RowColumns
 from mmengine.runtime.sampling.lazy_masks import LazyMasked, lazily_masked
@@ -35,7 +35,7 @@ class Computed(msgspec.Struct, frozen=True, eq=False):
     batch: SampleRows
     logits: torch.Tensor | None
     runs: Runs | None
-    seen: Seen | None
+    target_states: TargetStates | None
 
     @property
     def has_grammar_rows(self) -> bool:
@@ -46,14 +46,14 @@ class Computed(msgspec.Struct, frozen=True, eq=False):
 class Launched(msgspec.Struct, frozen=True, eq=False):
     """A step on the device. `sampled` has host tensors, to be read once the device is done with it. `batch`
     are the positions that sampled: with drafts those of `runs`, else one of each row. `lazy_masked`: rows
-    that went on in their grammars already, and why some have no token. `seen`: where a draft head reads it
-    now. `draft_room`: that of the plan, of rows that sampled."""
+    that went on in their grammars already, and why some have no token. `target_states`: where a draft
+    head reads them now. `draft_room`: that of the plan, of rows that sampled."""
 
     batch: SampleRows
     sampled: Sampled
     runs: Runs | None = None
     lazy_masked: LazyMasked = LazyMasked({}, {})
-    seen: Seen | None = None
+    target_states: TargetStates | None = None
     draft_room: np.ndarray | None = None
 
 
@@ -239,7 +239,7 @@ class Reader:
         going = (self.rows.columns["options"][rows] & CLOSES) == 0  # of the others each token may be another
         going[[index for index, _ in (*result.stops, *result.errors)]] = False
         drafts = self.drafting.drafts(
-            rows, result.token_ids, counts, going.nonzero()[0], launched.seen, launched.draft_room
+            rows, result.token_ids, counts, going.nonzero()[0], launched.target_states, launched.draft_room
         )
         result.draft_ns = clock.lap()
         if drafts is None:

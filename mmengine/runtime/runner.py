@@ -20,7 +20,7 @@ from mmengine.runtime.device.port import Recorder
 from mmengine.runtime.device.upload import upload
 from mmengine.runtime.drafting.eagle3.drafter import Eagle3Drafter
 from mmengine.runtime.drafting.eagle3.head import DraftHead
-from mmengine.runtime.drafting.eagle3.seen import Seen
+from mmengine.runtime.drafting.eagle3.target_states import TargetStates
 from mmengine.runtime.drafting.next_drafts import Drafting
 from mmengine.runtime.features import FeatureStore, encode
 from mmengine.runtime.graphs.capture import Capture, capture
@@ -173,12 +173,14 @@ class ModelRunner:
             head = self._drafting.head if self._drafting is not None else None
             aux_hidden_states = head.prepare(plan) if head is not None else None
             hidden, inputs, positions = self._forward(plan, runs, aux_hidden_states)
-            seen = Seen(plan, positions, aux_hidden_states.rows) if aux_hidden_states is not None else None
-            if head is not None and seen is not None and _nobody_drafts(plan):
-                head.wait(seen)  # now: the step behind may be prepared before this one is read
-                seen = None
+            target_states = None
+            if aux_hidden_states is not None:
+                target_states = TargetStates(plan, positions, aux_hidden_states.rows)
+            if head is not None and target_states is not None and _drafts_for_no_row(plan):
+                head.wait(target_states)  # now: the step behind may be prepared before this one is read
+                target_states = None
             batch, logits = self._logits(plan, runs, hidden, inputs)
-            return Computed(plan, batch, logits, runs, seen)
+            return Computed(plan, batch, logits, runs, target_states)
 
     def _admit(self, plan: StepPlan) -> None:
         for admission in plan.admitted:
@@ -243,7 +245,7 @@ class ModelRunner:
         plan, batch, logits, runs = computed.plan, computed.batch, computed.logits, computed.runs
         if logits is None:
             nothing = Sampled(torch.empty(0, dtype=torch.int64), None)
-            return Launched(batch, nothing, seen=computed.seen, draft_room=plan.draft_room)
+            return Launched(batch, nothing, target_states=computed.target_states, draft_room=plan.draft_room)
         if batch.wanted & GRAMMAR:
             sampled, lazy_masked = sample_grammar_rows(self._sampler, self._matchers, logits, batch, runs)
         else:
@@ -254,7 +256,7 @@ class ModelRunner:
         room = plan.draft_room
         if room is not None and len(room):
             room = room[:, plan.sample]
-        return Launched(batch, sampled.to_host(), runs, lazy_masked, computed.seen, room)
+        return Launched(batch, sampled.to_host(), runs, lazy_masked, computed.target_states, room)
 
     def _sample_rows(self, plan: StepPlan, runs: Runs | None, inputs: StepInputs) -> SampleRows:
         rows, num_known = plan.rows, inputs.attention.kv_lens
@@ -277,5 +279,5 @@ class ModelRunner:
             self._drafting.head.close()
 
 
-def _nobody_drafts(plan: StepPlan) -> bool:
+def _drafts_for_no_row(plan: StepPlan) -> bool:
     return plan.draft_room is not None and not len(plan.draft_room)

@@ -109,7 +109,7 @@ def test_masks_exclude_what_they_exclude_on_a_cpu(vocab, kernels, kernel_device,
     bits[:, 0] |= 1
     masks = Masks(selected, bits)
     there, here = torch.from_numpy(logits).to(kernel_device), torch.from_numpy(logits.copy())
-    largest, tokens = masking.keep_there(there, masks)
+    largest, tokens = masking.keep_allowed_on_gpu(there, masks)
     wanted_largest, wanted = masking.keep_allowed(here, masks, np.ones(3, bool))
     assert torch.equal(largest.cpu(), wanted_largest) and torch.equal(tokens.cpu(), wanted)
     assert torch.equal(there.cpu(), here)

@@ -35,7 +35,7 @@ def test_listed_and_whole_rows_agree():
         want[torch.from_numpy(selected)] = counts.penalise(
             logits[selected].clone(), rows, torch.from_numpy(penalties)
         )
-        counts.penalise_here(logits.numpy(), selected, rows, penalties)
+        counts.penalise_on_cpu(logits.numpy(), selected, rows, penalties)
         assert torch.equal(logits, want)
         counts.count(rows, torch.from_numpy(random.integers(-1, VOCAB, len(rows))))
         if turn % 10 == 0:
@@ -53,7 +53,7 @@ def test_lists_grow_with_a_row_that_repeats_nothing():
     for token in range(500, 800):
         counts.count(np.array([0]), torch.tensor([token]))
     logits = np.zeros((1, vocab), np.float32)
-    counts.penalise_here(
+    counts.penalise_on_cpu(
         logits, np.array([0]), np.array([0]), np.array([[[1.0]], [[0.0]], [[1.0]]], np.float32)
     )
     assert np.flatnonzero(logits[0]).tolist() == list(range(500, 800))

@@ -13,7 +13,7 @@ import structlog
 
 from mmengine.core.executor import Admission
 from mmengine.runtime.drafting.eagle3.drafter import Eagle3Drafter, Given
-from mmengine.runtime.drafting.eagle3.seen import Seen
+from mmengine.runtime.drafting.eagle3.target_states import TargetStates
 from mmengine.runtime.rows import GRAMMAR, RowColumns
 from mmengine.spec_decode.base import Drafter, Proposed
 from mmengine.spec_decode.texts import Texts
@@ -89,10 +89,10 @@ class Drafting:
         token_ids: np.ndarray,
         counts: np.ndarray,
         going: np.ndarray,
-        seen: Seen | None = None,
+        states: TargetStates | None = None,
         room: np.ndarray | None = None,
     ) -> Drafts | None:
-        """Rows [s] said `token_ids`, `counts` of them each, one row after the other, in the step `seen`.
+        """Rows [s] said `token_ids`, `counts` of them each, one row after the other, in the step of `states`.
         Those `going` (intp, ascending, into them) go on, and may have drafts: at most `room` (as in StepPlan)
         of each drafter. None where nobody has."""
         if not self.num_followed:
@@ -100,7 +100,7 @@ class Drafting:
         rows = rows.astype(np.intp)
         self._texts.settle()
         self._texts.say(rows, token_ids, counts)
-        head_knows = self.head is None or self._catch_up(self.head, seen)
+        head_knows = self.head is None or self._catch_up(self.head, states)
         if room is not None and not len(room):
             return None
         rows = rows[going]
@@ -125,14 +125,14 @@ class Drafting:
             return None
         return Drafts(drafts[np.arange(self._most) < found[:, None]], found, drafters)
 
-    def _catch_up(self, head: Eagle3Drafter, seen: Seen | None) -> bool:
+    def _catch_up(self, head: Eagle3Drafter, states: TargetStates | None) -> bool:
         """False where it failed: what it knows of this step is then not to be relied on."""
         if not head.is_asked:
-            if seen is not None:
-                head.wait(seen)
+            if states is not None:
+                head.wait(states)
             return True
         try:
-            head.catch_up(seen, self._texts)
+            head.catch_up(states, self._texts)
         except Exception as error:
             self._failed(self._drafters.index(head), error)
             return False

@@ -37,7 +37,7 @@ def keep_allowed(
     other rows may stay as they are. A row that holds NaN gives anything.
     """
     if logits.device.type != "cpu":
-        return keep_there(logits, masks)
+        return keep_allowed_on_gpu(logits, masks)
     kernels = library.load() if logits.stride(1) == 1 else None
     if kernels is None:
         return _keep_in_numpy(logits.numpy(), masks)
@@ -67,7 +67,7 @@ def _keep_in_numpy(logits: np.ndarray, masks: Masks) -> tuple[torch.Tensor, torc
     return torch.from_numpy(logits[masks.selected, tokens]), torch.from_numpy(tokens)
 
 
-def keep_there(logits: torch.Tensor, masks: Masks) -> tuple[torch.Tensor, torch.Tensor]:
+def keep_allowed_on_gpu(logits: torch.Tensor, masks: Masks) -> tuple[torch.Tensor, torch.Tensor]:
     """On another device, without waiting for it (not yet run on a GPU)."""
     places, bits = upload(masks.selected, logits.device), upload(masks.bits.view(np.int32), logits.device)
     kernels = sampling_kernels(logits.device)

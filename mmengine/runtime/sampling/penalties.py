@@ -31,7 +31,7 @@ class TokenCounts:
         self._free: list[int] = []
         self._seen = torch.zeros(0, vocab_size, dtype=torch.bool, device=device)
         self._counts = torch.zeros(0, vocab_size, dtype=torch.int32, device=device)
-        # On a CPU: which tokens are seen, one after the other, and how many.
+        # On a CPU: which tokens a row holds, one after the other, and how many.
         self._distinct = np.zeros((0, 64), dtype=np.int32)
         self._num_distinct = np.zeros(0, dtype=np.int64)
 
@@ -69,7 +69,7 @@ class TokenCounts:
         self._seen[places, tokens] = True
         self._counts[places, tokens] += 1
 
-    def penalise_here(
+    def penalise_on_cpu(
         self, logits: np.ndarray, selected: np.ndarray, rows: np.ndarray, penalties: np.ndarray
     ) -> None:
         """What `penalise` gives, in place and on a CPU: float32 logits [n, vocab_size], of which rows

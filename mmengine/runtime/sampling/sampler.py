@@ -238,7 +238,7 @@ class Sampler:
                 positions, tokens = (upload(each, self.device) for each in drafted.pairs[:2])
                 before = logits[positions, tokens]
             if self.device.type == "cpu":
-                self._counts.penalise_here(logits.numpy(), selected, rows, penalties.numpy())
+                self._counts.penalise_on_cpu(logits.numpy(), selected, rows, penalties.numpy())
             else:
                 logits = on_rows(logits, selected, lambda some: self._counts.penalise(some, rows, penalties))
             if drafted is not None:

@@ -11,7 +11,7 @@ import torch
 
 from mmengine.ragged import counting
 from mmengine.runtime.device.upload import upload
-from mmengine.runtime.drafting.eagle3.seen import Seen, Unread
+from mmengine.runtime.drafting.eagle3.target_states import HeadBatch, TargetStates
 from mmengine.spec_decode.texts import Texts
 
 MOST_TOKENS = 2048  # that wait; of the embedded checkpoint 6 MiB
@@ -45,20 +45,20 @@ class Deferred:
     def __init__(self, num_rows: int) -> None:
         self.num_tokens = 0
         self._left: Tokens | None = None  # of steps that were looked through already
-        self._steps: list[tuple[Seen, np.ndarray | None]] = []
+        self._steps: list[tuple[TargetStates, np.ndarray | None]] = []
         self._num_noted = 0  # steps of which `_has_any` knows
         self._has_any = np.zeros(num_rows, bool)
         self._since = np.full(num_rows, LEFT)  # number of the first step that counts of each row
 
-    def add(self, seen: Seen, late: np.ndarray | None = None) -> None:
+    def add(self, states: TargetStates, late: np.ndarray | None = None) -> None:
         """A step whose next tokens are known, or will be: all of it, or its rows `late` (bool [n])."""
-        self._steps.append((seen, late))
-        self.num_tokens += len(seen.plan.input_ids)
+        self._steps.append((states, late))
+        self.num_tokens += len(states.plan.input_ids)
 
     def is_late(self, rows: np.ndarray) -> np.ndarray:
         """bool [n]: of which `rows` [n] tokens wait."""
-        for seen, late in self._steps[self._num_noted :]:
-            self._has_any[seen.plan.rows if late is None else seen.plan.rows[late]] = True
+        for states, late in self._steps[self._num_noted :]:
+            self._has_any[states.plan.rows if late is None else states.plan.rows[late]] = True
         self._num_noted = len(self._steps)
         return self._has_any[rows]
 
@@ -96,7 +96,7 @@ class Deferred:
         self._has_any[:], self._since[:] = False, LEFT
         return rows
 
-    def take(self, rows: np.ndarray, table: np.ndarray, texts: Texts) -> Unread | None:
+    def take(self, rows: np.ndarray, table: np.ndarray, texts: Texts) -> HeadBatch | None:
         """What waits of `rows` (intp [n]; `table` int32 [n, b]): up to AT_ONCE, from the first row on. That
         waits no more. None where it is nothing."""
         tokens = self._merged()
@@ -119,7 +119,7 @@ class Deferred:
         now, counts, given = tokens.pick(order[is_given]), counts[selected], given[selected]
         starts = now.index[np.cumsum(given) - given]
         parts = (now.slots, now.positions, now.aux_hidden_states)
-        return Unread(rows[selected], given, starts, table[selected], *parts, is_all=given == counts)
+        return HeadBatch(rows[selected], given, starts, table[selected], *parts, is_all=given == counts)
 
     def _keep(self, tokens: Tokens) -> None:
         """Nothing else waits."""
@@ -143,11 +143,11 @@ class Deferred:
 
     def _waiting(self) -> Tokens:
         """What waits of the steps."""
-        plans = [seen.plan for seen, _ in self._steps]
+        plans = [states.plan for states, _ in self._steps]
         rows = np.concatenate([plan.rows for plan in plans]).astype(np.intp)
         counts = np.concatenate([plan.num_scheduled for plan in plans])
         waits = np.concatenate(
-            [np.ones(len(seen.plan.rows), bool) if late is None else late for seen, late in self._steps]
+            [np.ones(len(states.plan.rows), bool) if late is None else late for states, late in self._steps]
         )
         step = np.repeat(np.arange(len(plans)), [len(plan.rows) for plan in plans])
         rows[step < self._since[rows]] = NOBODY
@@ -155,8 +155,8 @@ class Deferred:
             np.repeat(rows, counts),
             np.concatenate([plan.token_index for plan in plans]),
             np.concatenate([plan.slot_mapping for plan in plans]),
-            torch.cat([seen.positions for seen, _ in self._steps], 1),
-            torch.cat([seen.aux_hidden_states for seen, _ in self._steps]),
+            torch.cat([states.positions for states, _ in self._steps], 1),
+            torch.cat([states.aux_hidden_states for states, _ in self._steps]),
         )
         return tokens if waits.all() else tokens.pick(np.flatnonzero(np.repeat(waits, counts)))
 

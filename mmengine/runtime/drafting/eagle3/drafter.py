@@ -30,7 +30,7 @@ from mmengine.runtime.drafting.eagle3.deferred import MOST_TOKENS, Deferred
 from mmengine.runtime.drafting.eagle3.graphs import ChainGraphs
 from mmengine.runtime.drafting.eagle3.head import DraftHead, kv_spec
 from mmengine.runtime.drafting.eagle3.keys import Keys
-from mmengine.runtime.drafting.eagle3.seen import Seen, Unread, accepted_tokens
+from mmengine.runtime.drafting.eagle3.target_states import HeadBatch, TargetStates, accepted_tokens
 from mmengine.runtime.inputs import fresh_blocks
 from mmengine.runtime.kv.pool import pool_of
 from mmengine.runtime.rows import RowColumns
@@ -140,19 +140,19 @@ class Eagle3Drafter:
     def leave(self, row: int, texts: Texts) -> None:
         """What it holds of a row lies in blocks, and goes with them."""
 
-    def wait(self, seen: Seen) -> None:
+    def wait(self, states: TargetStates) -> None:
         """The step is read when somebody is to be drafted for."""
-        self.keys.defer(seen.plan)
-        self.deferred.add(seen)
+        self.keys.defer(states.plan)
+        self.deferred.add(states)
 
-    def catch_up(self, seen: Seen | None, texts: Texts) -> None:
+    def catch_up(self, states: TargetStates | None, texts: Texts) -> None:
         """Write the KV of all states of a step behind which the next token is known, and of what waited of
         rows that may have drafts. None: there are keys of none of its rows."""
         self._z_place[:] = NO_PLACE
         self._z = self._carry = torch.empty(0)
-        if seen is None:
+        if states is None:
             return
-        plan = self._plan = seen.plan
+        plan = self._plan = states.plan
         rows = plan.rows.astype(np.intp)
         self._place[rows] = np.arange(len(rows))
         try:
@@ -162,30 +162,30 @@ class Eagle3Drafter:
                 lacks = now & self.keys.lacks(rows, _slots_of(plan, now & ~late))
             late = late | lacks
             if late.any():
-                self._read_late(seen, rows, late, lacks, texts)
+                self._read_late(states, rows, late, lacks, texts)
                 now &= ~late
             if now.any():
-                self._read(accepted_tokens(seen, rows, now, texts), texts)
+                self._read(accepted_tokens(states, rows, now, texts), texts)
         except Exception:
             self.keys.lose(np.append(rows, self.deferred.clear()))
             self._z_place[:] = NO_PLACE
             raise
 
     def _read_late(
-        self, seen: Seen, rows: np.ndarray, late: np.ndarray, lacks: np.ndarray, texts: Texts
+        self, states: TargetStates, rows: np.ndarray, late: np.ndarray, lacks: np.ndarray, texts: Texts
     ) -> None:
         """The step is added to what waits of rows[late], and some of that is read where they may have drafts;
         of those that lack blocks what others have in these, first. Where too much waits then, all goes."""
-        plan, room = seen.plan, self._room(seen.plan)
+        plan, room = states.plan, self._room(states.plan)
         self.keys.defer(plan)
-        self.deferred.add(seen, late)
+        self.deferred.add(states, late)
         selected = late if room is None else late & (room > 0)
         if (selected & lacks).any():
             selected &= ~lacks | self._lend(plan, rows, selected, lacks)
         if selected.any():
-            unread = self.deferred.take(rows[selected], plan.block_table[selected], texts)
-            if unread is not None:
-                self._read(unread, texts)
+            head_batch = self.deferred.take(rows[selected], plan.block_table[selected], texts)
+            if head_batch is not None:
+                self._read(head_batch, texts)
         if self.deferred.num_tokens > MOST_TOKENS:
             self.keys.lose(self.deferred.clear())
 
@@ -209,23 +209,23 @@ class Eagle3Drafter:
                 self.keys.lose(rows[place : place + 1])
         return can
 
-    def _read(self, unread: Unread, texts: Texts) -> None:
-        rows, counts, ends = unread.rows, unread.counts, unread.starts + unread.counts
+    def _read(self, head_batch: HeadBatch, texts: Texts) -> None:
+        rows, counts, ends = head_batch.rows, head_batch.counts, head_batch.starts + head_batch.counts
         if len(rows) == 1:
-            following = texts.tokens[rows[0], int(unread.starts[0]) + 1 : int(ends[0]) + 1]
+            following = texts.tokens[rows[0], int(head_batch.starts[0]) + 1 : int(ends[0]) + 1]
         else:
-            index = counting(counts) + np.repeat(unread.starts, counts)
+            index = counting(counts) + np.repeat(head_batch.starts, counts)
             following = texts.tokens[np.repeat(rows, counts), index + 1]
         self._attention.begin(
-            AttentionMeta(counts.astype(np.int32), ends.astype(np.int32), unread.slots, unread.table)
+            AttentionMeta(counts.astype(np.int32), ends.astype(np.int32), head_batch.slots, head_batch.table)
         )
-        hidden = self._head.fuse(unread.aux_hidden_states)
+        hidden = self._head.fuse(head_batch.aux_hidden_states)
         embeds = self._head.embed(upload(following.astype(np.int64), self._head.device))
-        z, carry = self._head.forward(hidden, embeds, unread.positions, self._attention, 0)
-        self.keys.wrote(unread)
+        z, carry = self._head.forward(hidden, embeds, head_batch.positions, self._attention, 0)
+        self.keys.wrote(head_batch)
         last = np.cumsum(counts) - 1
-        if unread.is_all is not None:
-            rows, last = rows[unread.is_all], last[unread.is_all]
+        if head_batch.is_all is not None:
+            rows, last = rows[head_batch.is_all], last[head_batch.is_all]
         if len(last) < len(z):
             places = upload(last, self._head.device)
             z, carry = z.index_select(0, places), carry.index_select(0, places)

@@ -9,7 +9,7 @@ import numpy as np
 
 from mmengine.core.executor import StepPlan
 from mmengine.ragged import counting
-from mmengine.runtime.drafting.eagle3.seen import Unread
+from mmengine.runtime.drafting.eagle3.target_states import HeadBatch
 
 KEPT = 64  # steps that are looked at together
 
@@ -85,7 +85,7 @@ class Keys:
                 found[place] = True
         return found
 
-    def wrote(self, read: Unread) -> None:
+    def wrote(self, read: HeadBatch) -> None:
         """The head has keys of these tokens, of whole rows, now."""
         self.settle()
         blocks = read.slots // self._size

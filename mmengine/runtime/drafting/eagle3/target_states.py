@@ -1,4 +1,4 @@
-"""What a draft head reads of the target."""
+"""The hidden states of the target model that a draft head reads."""
 
 import msgspec
 import numpy as np
@@ -10,17 +10,17 @@ from mmengine.runtime.device.upload import upload
 from mmengine.spec_decode.texts import Texts
 
 
-class Seen(msgspec.Struct, frozen=True, eq=False):
-    """A step of the target, as the head reads it: t tokens of n rows."""
+class TargetStates(msgspec.Struct, frozen=True, eq=False):
+    """What a step of the target model left for the head: t tokens of n rows."""
 
     plan: StepPlan
     positions: torch.Tensor  # int64 [3, t]
     aux_hidden_states: torch.Tensor  # [t, aux_layers * target_hidden_size]
 
 
-class Unread(msgspec.Struct, frozen=True, eq=False):
+class HeadBatch(msgspec.Struct, frozen=True, eq=False):
     """Tokens for one pass of the head: t in all, of n rows one after the other, those of a row without gaps.
-    Behind each of them the next one is known."""
+    Of each of them the token that follows is known."""
 
     rows: np.ndarray  # intp [n]
     counts: np.ndarray  # int [n], tokens of each row, at least 1
@@ -32,19 +32,20 @@ class Unread(msgspec.Struct, frozen=True, eq=False):
     is_all: np.ndarray | None = None  # bool [n], rows of which nothing more waits; None: all
 
 
-def accepted_tokens(seen: Seen, rows: np.ndarray, selected: np.ndarray, texts: Texts) -> Unread:
-    """What stands of `rows[selected]` (intp [n], bool [n]) of the step: behind it the next token is known."""
-    plan = seen.plan
-    aux_hidden_states, positions, slots = seen.aux_hidden_states, seen.positions, plan.slot_mapping
+def accepted_tokens(states: TargetStates, rows: np.ndarray, selected: np.ndarray, texts: Texts) -> HeadBatch:
+    """The tokens of `rows[selected]` (intp [n], bool [n]) that the step computed, without drafts that were
+    rejected, and without a last one whose next token is not known."""
+    plan = states.plan
+    aux_hidden_states, positions, slots = states.aux_hidden_states, states.positions, plan.slot_mapping
     starts, table, scheduled = plan.num_computed, plan.block_table, plan.num_scheduled
     firsts = np.cumsum(scheduled) - scheduled
     if not selected.all():
         rows, starts, table = rows[selected], starts[selected], table[selected]
         scheduled, firsts = scheduled[selected], firsts[selected]
     counts = np.minimum(scheduled, texts.lengths[rows] - 1 - starts)
-    if len(plan.rows) == 1:  # what stands of a row alone is the step's beginning: nothing is selected
+    if len(plan.rows) == 1:  # the accepted tokens of one row come first in the step
         count = int(counts[0])
-        return Unread(
+        return HeadBatch(
             rows, counts, starts, table, slots[:count], positions[:, :count], aux_hidden_states[:count]
         )
     if int(counts.sum()) < len(slots):
@@ -55,4 +56,4 @@ def accepted_tokens(seen: Seen, rows: np.ndarray, selected: np.ndarray, texts: T
             positions.index_select(1, index),
             aux_hidden_states.index_select(0, index),
         )
-    return Unread(rows, counts, starts, table, slots, positions, aux_hidden_states)
+    return HeadBatch(rows, counts, starts, table, slots, positions, aux_hidden_states)
