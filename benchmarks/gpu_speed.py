@@ -145,7 +145,7 @@ class Bench:
         t, h, w = grid
         pixels, device = (
             np.zeros((t * h * w, self._network.spec.patch_width), np.uint8),
-            self._executor._device,
+            torch.device(self._device),
         )
         ways = {"launched": lambda: self._network.encode(upload_joined([pixels], device), [grid])}
         graphs = self._executor._runner._encoder_graphs
