@@ -1,4 +1,4 @@
-"""What is chosen by name: models, drafters, policies, grammar backends and attention backends.
+"""What is chosen by name: models, drafters, policies, grammar backends, attention backends and devices.
 
 All of them are entry points. A stranger's is declared by an installed distribution, in the registry's group;
 our own are written down in code in the same notation, and nobody can take their names. Nothing is imported

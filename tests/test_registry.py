@@ -9,10 +9,11 @@ from mmengine.errors import MMEngineError
 from mmengine.models.registry import PLUGINS
 from mmengine.registry import Registry
 from mmengine.runtime.attention.registry import ATTENTION_BACKENDS
+from mmengine.runtime.device.registry import DEVICES
 from mmengine.spec_decode.registry import DRAFTERS
 from mmengine.structured_output.backends import GRAMMAR_BACKENDS
 
-ALL = [PLUGINS, DRAFTERS, POLICIES, GRAMMAR_BACKENDS, ATTENTION_BACKENDS]
+ALL = [PLUGINS, DRAFTERS, POLICIES, GRAMMAR_BACKENDS, ATTENTION_BACKENDS, DEVICES]
 
 STRANGE = """
 from mmengine.core.state.policy import Policy

@@ -9,20 +9,21 @@ import pytest
 import torch
 from PIL import Image
 
+from mmengine import registry
 from mmengine.config import EngineConfig
 from mmengine.errors import ConfigError
-from mmengine.runtime.device import registry
 from mmengine.runtime.device.cpu import CpuDevice, DoneEvent
-from mmengine.runtime.device.registry import open_device
+from mmengine.runtime.device.registry import DEVICES, open_device
 from mmengine.serve.engine import Engine
 from mmengine.serve.prompts import Prompt
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES_CUDA = re.compile(r"torch\.cuda|torch\.version\.cuda|\.is_cuda\b|\.cuda\(|[\"']cuda(:\d+)?[\"']")
-# Beside the device itself: the kernels say for which of torch's device types they are compiled, and a
-# docstring what transformers' users type.
+# Beside the device itself: the kernels say for which of torch's device types they are compiled, the
+# registry where the device is, and a docstring what transformers' users type.
 ELSEWHERE = {
     "mmengine/gpu/__init__.py": 'DEVICE_TYPES = ("cuda",)',
+    "mmengine/runtime/device/registry.py": '"cuda": "mmengine.runtime.device.cuda:CudaDevice"',
     "mmengine/serve/pipeline.py": '`device`: "cpu", "cuda", …',
 }
 OWN = "mmengine/runtime/device/cuda.py"
@@ -86,8 +87,13 @@ def no_cuda(monkeypatch):
 @pytest.fixture
 def installed(monkeypatch):
     """The device comes by an entry point, as that of another package does."""
-    point = SimpleNamespace(name="ours", value="theirs:Ours", load=lambda: Ours)
-    monkeypatch.setattr(registry, "entry_points", lambda group: [point] if group == registry.GROUP else [])
+    point = SimpleNamespace(name="ours", value="theirs:Ours", load=lambda: Ours, dist=None)
+    others = registry.entry_points
+
+    def found(group):
+        return [point] if group == DEVICES.group else others(group=group)
+
+    monkeypatch.setattr(registry, "entry_points", found)
     return point
 
 
@@ -136,7 +142,7 @@ def test_a_device_that_does_not_load_is_told_of(installed):
 
     installed.load = broken
     with pytest.raises(
-        ConfigError, match=r"^device ours \(theirs:Ours\) does not load: ImportError: no driver$"
+        ConfigError, match=r"^device ours cannot be loaded \(ImportError: no driver\); update"
     ):
         open_device("ours")
 

@@ -26,12 +26,8 @@ ATTENTION_BACKENDS: Registry[Callable[..., AttentionBackend]] = Registry(
     },
     beside=("auto",),
 )
-# Why a backend of ours cannot attend over a pool; a stranger's says so when it is made.
-_UNFIT: dict[str, Callable[[ModelSpec, KVPool], str | None]] = {
-    "flashinfer": flashinfer_capability.unfit,
-    "native": native_paged.unfit,
-    "triton": triton_capability.unfit,
-}
+# Which say why a backend of ours cannot attend over a pool; a stranger's says so when it is made.
+_CAPABILITIES = {"flashinfer": flashinfer_capability, "native": native_paged, "triton": triton_capability}
 log = structlog.get_logger("mmengine.operators")
 
 
@@ -70,8 +66,8 @@ def _invariant(name: str, spec: ModelSpec, kv: KVPool) -> AttentionBackend:
 def _automatic(spec: ModelSpec, kv: KVPool) -> AttentionBackend:
     reasons: dict[str, str] = {}  # why not, by backend
     for name in kv.device.attention:
-        unfit = _UNFIT.get(name)
-        reason = None if unfit is None else unfit(spec, kv)
+        capability = _CAPABILITIES.get(name)
+        reason = None if capability is None else capability.unfit(spec, kv)
         if reason is None:
             try:
                 made = ATTENTION_BACKENDS.load(name)(spec, kv)
