@@ -1,0 +1,116 @@
+"""The limits that this house set itself, and who stands above them.
+
+    python -m tests.house.limits     writes today's numbers into limits.toml, where they went down
+
+A file has at most 400 lines and a function at most 70. What is longer is listed in limits.toml with its
+length: an entry may shrink or go, and none may come or grow. The same holds for the number of escapes from
+the type checker in what is installed.
+"""
+
+import ast
+import io
+import sys
+import tokenize
+import tomllib
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+LISTED = Path(__file__).with_name("limits.toml")
+FOLDERS = ("mmengine", "plugins", "benchmarks", "examples", "tests")
+INSTALLED = ("mmengine", "plugins")
+MOST_LINES_OF_A_FILE, MOST_LINES_OF_A_FUNCTION = 400, 70
+ESCAPES = ("Any", "cast", "type: ignore")
+Limits = dict[str, dict[str, int]]
+
+
+def sources(folders: tuple[str, ...]) -> list[Path]:
+    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+
+
+def functions(tree: ast.AST, within: str = "") -> list[tuple[str, int]]:
+    """Each function, by its dotted name in the file, with its lines without decorators."""
+    found = []
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            name = f"{within}{node.name}"
+            if not isinstance(node, ast.ClassDef):
+                found.append((name, node.end_lineno - node.lineno + 1))
+            found += functions(node, f"{name}.")
+        else:
+            found += functions(node, within)
+    return found
+
+
+def escapes(text: str) -> Counter:
+    """How often a source says that a type is not to be checked; imports of the words do not count."""
+    found = Counter()
+    if not any(word in text for word in ESCAPES):
+        return found
+    tokens = list(tokenize.generate_tokens(io.StringIO(text).readline))
+    imports = False
+    for token, after in zip(tokens, [*tokens[1:], tokens[-1]]):
+        if token.type == tokenize.NEWLINE:
+            imports = False
+        elif token.string in ("import", "from") and token.line.split()[0] in ("import", "from"):
+            imports = True
+        elif token.type == tokenize.COMMENT and "type: ignore" in token.string:
+            found["type: ignore"] += 1
+        elif token.type == tokenize.NAME and not imports:
+            found["Any"] += token.string == "Any"
+            found["cast"] += token.string == "cast" and after.string == "("
+    return found
+
+
+def measured() -> Limits:
+    """What stands above the limits today, and the numbers of escapes."""
+    files, long_functions, count = {}, {}, Counter(dict.fromkeys(ESCAPES, 0))
+    for path in sources(FOLDERS):
+        name, text = path.relative_to(ROOT).as_posix(), path.read_text()
+        if (lines := len(text.splitlines())) > MOST_LINES_OF_A_FILE:
+            files[name] = lines
+        for function, lines in functions(ast.parse(text)):
+            if lines > MOST_LINES_OF_A_FUNCTION:
+                long_functions[f"{name}:{function}"] = lines
+        if name.startswith(INSTALLED):
+            count += escapes(text)
+    return {"files": files, "functions": long_functions, "escapes": {name: count[name] for name in ESCAPES}}
+
+
+def listed() -> Limits:
+    return tomllib.loads(LISTED.read_text())
+
+
+def grown(now: Limits, before: Limits) -> list[str]:
+    """What is above its limit and not listed, or longer or more than listed."""
+    return [
+        f"{name}: {number}, {f'listed with {before[kind][name]}' if name in before[kind] else 'not listed'}"
+        for kind, found in now.items()
+        for name, number in found.items()
+        if number > before[kind].get(name, 0)
+    ]
+
+
+def shrunk(now: Limits, before: Limits) -> list[str]:
+    """What is listed with more than it has."""
+    return [
+        f"{name}: listed with {number}, today {now[kind].get(name, 'within the limit')}"
+        for kind, entries in before.items()
+        for name, number in entries.items()
+        if number > now[kind].get(name, 0)
+    ]
+
+
+def write(limits: Limits) -> None:
+    lines = ["# What is longer than this house allows, and by how much; tests/house/limits.py writes it."]
+    for kind, found in limits.items():
+        lines += ["", f"[{kind}]", *(f'"{name}" = {number}' for name, number in sorted(found.items()))]
+    LISTED.write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    today = measured()
+    wrong = grown(today, listed())
+    if wrong:
+        sys.exit("\n".join(["longer, or more, than listed:", *wrong]))
+    write(today)

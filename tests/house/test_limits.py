@@ -1,0 +1,55 @@
+"""This house keeps its own limits, and its list of exceptions only gets shorter."""
+
+import ast
+
+import pytest
+
+from tests.house import limits
+
+NESTED = """
+if True:
+    class A:
+        @decorated
+        def f(self):
+            def g():
+                pass
+"""
+ESCAPING = """
+from typing import (
+    Any,
+    cast,
+)
+x: list[Any] = cast(Any, f())  # type: ignore[attr-defined]
+y = "Any"
+"""
+
+
+@pytest.fixture(scope="module")
+def today():
+    return limits.measured()
+
+
+def test_nothing_grows_beyond_its_limit(today):
+    assert limits.grown(today, limits.listed()) == []
+
+
+def test_what_shrank_is_listed_with_what_it_has(today):
+    assert limits.shrunk(today, limits.listed()) == [], "shorten limits.toml: python -m tests.house.limits"
+
+
+def test_both_directions_are_noticed():
+    before = {"files": {"a.py": 450}, "functions": {"a.py:f": 80}, "escapes": {"Any": 3}}
+    now = {"files": {"b.py": 401}, "functions": {"a.py:f": 81}, "escapes": {"Any": 2}}
+    assert limits.grown(now, before) == ["b.py: 401, not listed", "a.py:f: 81, listed with 80"]
+    assert limits.shrunk(now, before) == [
+        "a.py: listed with 450, today within the limit",
+        "Any: listed with 3, today 2",
+    ]
+
+
+def test_functions_are_named_and_measured_wherever_they_stand():
+    assert limits.functions(ast.parse(NESTED)) == [("A.f", 3), ("A.f.g", 2)]
+
+
+def test_escapes_are_counted_in_code_and_not_in_words():
+    assert limits.escapes(ESCAPING) == {"Any": 2, "cast": 1, "type: ignore": 1}
