@@ -1,18 +1,51 @@
-"""One writer a log: a lock on its folder, held as long as the descriptor is open."""
+"""One writer a log: a lock on its folder, held as long as the descriptor is open.
 
-import fcntl
+POSIX systems have flock. Windows has msvcrt.locking, over the first byte of the same file. Both end with the
+process, however it ends. They differ where somebody only asks: who asks flock shares the lock with others who
+ask, while a lock on Windows has one holder, so there asking is tried again before the log counts as written.
+"""
+
 import os
+import time
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 
 from mmengine.errors import LogError
+from mmengine.events.files import open_file
+
+try:
+    import fcntl
+
+    def _take(fd: int) -> None:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def _ask(fd: int) -> None:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+
+except ImportError:  # Windows
+    msvcrt = import_module("msvcrt")  # type checkers on other systems know of none
+    ASK_TIMES, ASK_AGAIN_S = 3, 0.005
+
+    def _take(fd: int) -> None:
+        os.lseek(fd, 0, os.SEEK_SET)
+        msvcrt.locking(fd, msvcrt.LK_NBLCK, 1)
+
+    def _ask(fd: int) -> None:
+        for _ in range(ASK_TIMES - 1):
+            with suppress(OSError):
+                _take(fd)
+                return
+            time.sleep(ASK_AGAIN_S)
+        _take(fd)
 
 
 def lock(folder: Path) -> int:
     """The descriptor that holds the lock. Raises LogError when another process has it, OSError when
     the file cannot be opened."""
-    fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    fd = open_file(folder / "lock", os.O_RDWR | os.O_CREAT)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _take(fd)
     except OSError:
         os.close(fd)
         raise LogError(f"another process writes the log in {folder}; name another folder") from None
@@ -22,11 +55,11 @@ def lock(folder: Path) -> int:
 def is_locked(folder: Path) -> bool:
     """Whether a writer is at work there. Changes nothing in the folder."""
     try:
-        fd = os.open(folder / "lock", os.O_RDONLY | os.O_NOFOLLOW)
+        fd = open_file(folder / "lock", os.O_RDONLY)
     except OSError:
         return False
     try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        _ask(fd)
         return False
     except OSError:
         return True

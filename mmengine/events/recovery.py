@@ -17,6 +17,7 @@ from typing import Literal, get_args
 
 from mmengine.errors import CorruptLog, LogError
 from mmengine.events.codec import DamagedRecord, Frame, TornRecord, UnknownRecord
+from mmengine.events.files import open_file
 from mmengine.events.segment import HEADER_SIZE, Scan, find_whole, first_sequence_of, opened, segment_paths
 
 CUT_SUFFIX = ".cut"
@@ -177,18 +178,19 @@ def repair_tail(folder: Path, mode: Mode) -> Recovery:
 
 
 def _keep(path: Path, torn: bytes) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+    fd = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     with open(fd, "wb") as file:
         file.write(torn)
 
 
 def _write_end(path: Path, size: int, end: bytes) -> None:
     """Cut a segment to `size` bytes and write its end."""
-    fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW)
+    fd = open_file(path, os.O_WRONLY)
     try:
         os.ftruncate(fd, size)
         os.fsync(fd)
-        if end and os.pwrite(fd, end, size) != len(end):
+        os.lseek(fd, size, os.SEEK_SET)
+        if end and os.write(fd, end) != len(end):
             os.ftruncate(fd, size)
         os.fsync(fd)
     finally:

@@ -5,6 +5,8 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from mmengine.events.files import allocate, free_bytes, open_file
+
 RESERVE_BYTES = 4 * 2**20
 MIN_BYTES = 64 * 2**10
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -41,14 +43,13 @@ class Reserve:
         """Take the room, from a disk that has `times` as much. False when it is full. True also where
         room cannot be held for another reason: then it would tell nothing."""
         try:
-            status = os.statvfs(self._folder)
-            if status.f_bavail * status.f_frsize < times * self._num_bytes:
+            if free_bytes(self._folder) < times * self._num_bytes:
                 return False
-            fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+            fd = open_file(self._path, os.O_RDWR | os.O_CREAT)
         except OSError as error:
             return error.errno not in FULL
         try:
-            os.posix_fallocate(fd, 0, self._num_bytes)
+            allocate(fd, self._num_bytes)
             return True
         except OSError as error:
             with suppress(OSError):

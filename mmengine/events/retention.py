@@ -14,6 +14,7 @@ from pathlib import Path
 
 import zstandard
 
+from mmengine.events.files import open_file, sync_folder
 from mmengine.events.segment import (
     MAX_UNPACKED_BYTES,
     PACKED_SUFFIX,
@@ -25,7 +26,7 @@ from mmengine.events.vocabulary import Delivered, Event, Queued
 
 PACK_LEVEL = 3
 NO_SNAPSHOT = -1  # in place of its sequence
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,27 +71,18 @@ def pack(path: Path) -> None:
     target = path.with_name(path.stem + PACKED_SUFFIX)
     part = target.with_name(target.name + ".part")
     try:
-        with path.open("rb") as source, open(os.open(part, _NEW, 0o600), "wb") as file:
+        with path.open("rb") as source, open(open_file(part, _NEW), "wb") as file:
             packer.copy_stream(source, file, size=written.st_size)
             file.flush()
             os.fsync(file.fileno())
         os.utime(part, ns=(written.st_atime_ns, written.st_mtime_ns))
-        part.rename(target)
+        part.replace(target)
     except OSError:
         with suppress(OSError):
             part.unlink()
         raise
     sync_folder(path.parent)
     path.unlink()
-
-
-def sync_folder(folder: Path) -> None:
-    """Force the names in a folder to the disk."""
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def expendable(folder: Path, retention: Retention, needed_from: int) -> list[Path]:

@@ -33,6 +33,7 @@ import zstandard
 from mmengine.errors import CorruptLog, LogError
 from mmengine.events import codec, format_1
 from mmengine.events.codec import DamagedRecord, Frame, TornRecord, UnknownRecord
+from mmengine.events.files import NO_WAIT, open_file
 
 SUFFIX = ".mmlog"
 PACKED_SUFFIX = ".mmlog.zst"
@@ -249,7 +250,7 @@ def opened(path: Path) -> Iterator[bytes | mmap.mmap]:
 def _opened_file(path: Path) -> tuple[Path, int]:
     """The descriptor, and the name under which it was found: a writer at work may just have packed it."""
     try:
-        return path, os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        return path, open_file(path, os.O_RDONLY | NO_WAIT)
     except FileNotFoundError:
         if path.name.endswith(SUFFIX):
             return _opened_file(path.with_name(path.stem + PACKED_SUFFIX))

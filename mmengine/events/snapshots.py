@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from mmengine.errors import CorruptLog, LogError
-from mmengine.events.retention import sync_folder
+from mmengine.events.files import open_file, sync_folder
 
 SUFFIX = ".mmsnap"
 MAX_BYTES = 2**33
@@ -31,12 +31,12 @@ class SnapshotFolder:
         path = snapshot_path(self._folder, sequence)
         part = path.with_name(path.name + ".part")
         try:
-            fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+            fd = open_file(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             with open(fd, "wb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            part.rename(path)
+            part.replace(path)
             sync_folder(self._folder)
         except OSError:
             with suppress(OSError):
@@ -51,7 +51,7 @@ def read_snapshot(folder: Path, sequence: int) -> bytes:
     """Raises LogError when it cannot be read, CorruptLog for a size that no snapshot has."""
     path = snapshot_path(folder, sequence)
     try:
-        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+        with open(open_file(path, os.O_RDONLY), "rb") as file:
             data = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise LogError(f"{path} cannot be read: {error.strerror}") from None

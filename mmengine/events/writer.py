@@ -16,11 +16,12 @@ from pathlib import Path
 
 from mmengine.errors import LogError
 from mmengine.events.codec import HEADER, encode
+from mmengine.events.files import open_file, sync_data, sync_folder
 from mmengine.events.lock import lock
 from mmengine.events.reader import LogReader
 from mmengine.events.recovery import Mode, Recovery, repair_tail
 from mmengine.events.reserve import FULL, RESERVE_BYTES, Reserve
-from mmengine.events.retention import Retention, Undelivered, drop, expendable, pack, sync_folder
+from mmengine.events.retention import Retention, Undelivered, drop, expendable, pack
 from mmengine.events.segment import FOOTER_SIZE, SUFFIX, Footer, Header, segment_name, segment_paths
 from mmengine.events.vocabulary import NUMBERS, Event
 from mmengine.version import __version__
@@ -182,7 +183,7 @@ class LogWriter:
         if os.write(self._fd, data) != len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         if self._sync_always:
-            os.fdatasync(self._fd)
+            sync_data(self._fd)
         self._torn = False
         self._size += len(data)
         self.num_bytes += len(data)
@@ -198,14 +199,14 @@ class LogWriter:
         if self._size and not self._is_closed:
             self._write(self._footer.pack())
             self._is_closed = True
-        os.fdatasync(self._fd)
+        sync_data(self._fd)
 
     def _open_segment(self) -> None:
         """The next segment, in place of the full one. Raises OSError, and leaves all as it was."""
         if self._fd != NO_FILE:
             self._close_segment()
         path = self._folder / segment_name(self.next_sequence - len(self._pending))
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+        fd = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND)
         try:
             sync_folder(self._folder)
         except OSError:
@@ -224,7 +225,7 @@ class LogWriter:
         fd = self._fd
         if fd != NO_FILE:
             try:
-                os.fdatasync(fd)
+                sync_data(fd)
             except OSError as error:
                 # The segment may have been rotated (and synced) under us; anything else is real.
                 if error.errno != errno.EBADF:
@@ -276,4 +277,4 @@ class LogWriter:
         except OSError:
             self._reserve.release()
             self._cut()
-            os.fdatasync(self._fd)
+            sync_data(self._fd)

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from mmengine.errors import InvalidRequest, LogError
-from mmengine.events.retention import sync_folder
+from mmengine.events.files import sync_data, sync_folder
 from mmengine.events.segment import segment_paths
 from mmengine.serve.batchfile import bounded_lines
 from mmengine.serve.options import MAX_ID_CHARS
@@ -153,7 +153,7 @@ class AnswerFile:
         second, or `now`."""
         if not self._written or not (now or time.monotonic() - self._synced_at > SYNC_INTERVAL_S):
             return []
-        os.fdatasync(self._file.fileno())
+        sync_data(self._file.fileno())
         self._synced_at = time.monotonic()
         written, self._written = self._written, []
         return written

@@ -21,6 +21,7 @@ import msgspec
 import numpy as np
 
 from mmengine.errors import InvalidMedia, LogError, QueueFull
+from mmengine.events.files import open_file
 from mmengine.events.reserve import FULL
 from mmengine.models.plugin import MediaInput, MediaSource, Processor
 from mmengine.request import MediaItem
@@ -126,7 +127,7 @@ class MediaStore:
         path = self._path(media.item.mm_hash)
         partial = path.with_name(path.name + ".tmp")
         try:
-            fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+            fd = open_file(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             with open(fd, "wb") as file:
                 size = self._write_file(file, media)
             os.replace(partial, path)
@@ -177,7 +178,7 @@ def _chunks(path: Path) -> Iterable[bytes]:
 
 
 def _open(path: Path) -> BinaryIO:
-    return open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb")
+    return open(open_file(path, os.O_RDONLY), "rb")
 
 
 def _read_head(file: BinaryIO, item: MediaItem) -> tuple[int, Any, int]:

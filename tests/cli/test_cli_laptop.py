@@ -1,0 +1,192 @@
+"""A laptop with the packages that docs/laptop.md lists and no other: logs are made, checked and read there.
+
+The same commands run here, where everything is installed, and must print the same. `SYSTEM` takes away what
+Windows does not have and stands in for its locks.
+"""
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from mmengine.events.log import LogWriter
+from tests.cli.cli_process import call_cli
+
+ROOT = Path(__file__).parents[2]
+DOCUMENT = (ROOT / "docs" / "laptop.md").read_text()
+GOLDEN = ROOT / "tests" / "golden" / "rules_3_format_2"
+COMMANDS = (
+    "simulate examples/evening.json --log LOG --decisions LOG.jsonl",
+    "log verify LOG GOLDEN",
+    "log show LOG --steps --limit 3",
+    "log show LOG --step 20",
+    "log show LOG --at 20",
+    "log why LOG dan",
+    "log diff LOG LOG",
+    "log redact LOG LOG.public",
+    "log export LOG --csv",
+    "log export LOG --perfetto -o LOG.trace",
+    "log rerun LOG --set num_blocks=65",
+    "log report LOG -o LOG.html",
+    """log minimize LOG --failing "sh -c '! grep -qra dan {}'" -o LOG.small""",
+    "log verify LOG.small/log",
+    "log fsck LOG",
+)
+PROGRAM = """
+import contextlib, io, json, sys
+
+folder, commands, system = json.loads(sys.argv[1])
+sys.path.insert(0, folder)
+exec(system)
+from mmengine.cli.main import main
+
+for arguments in commands:
+    sys.argv = ["mmengine", *arguments]
+    out, code = io.StringIO(), 0
+    with contextlib.redirect_stdout(out):
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code or 0
+    print(json.dumps([code, out.getvalue()]))
+heavy = ("torch", "transformers", "tokenizers", "av", "PIL")
+print(json.dumps([name for name in heavy if name in sys.modules]))
+"""
+# flock by another name: as on Windows, a lock of its one holder, over a file, gone when that is closed.
+SYSTEM = """
+import fcntl, os, types
+import getpass, random, shutil, subprocess, tempfile, uuid  # they look at what this system has
+
+msvcrt = types.ModuleType("msvcrt")
+msvcrt.LK_NBLCK, flock = 2, fcntl.flock
+def locking(fd, mode, num_bytes):
+    assert mode == msvcrt.LK_NBLCK and num_bytes == 1 and os.lseek(fd, 0, os.SEEK_CUR) == 0
+    flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+msvcrt.locking = locking
+sys.modules |= {"msvcrt": msvcrt}
+sys.modules |= dict.fromkeys(("fcntl", "resource", "pwd", "grp", "termios"))
+room = shutil.disk_usage(".")
+shutil.disk_usage, shutil._use_fd_functions = lambda path: room, False
+for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_DIRECTORY", "fdatasync", "statvfs", "pread", "pwrite",
+             "posix_fallocate", "fork", "fchmod", "getuid", "geteuid", "sched_getaffinity"):
+    delattr(os, name)
+def opened(path, *rest, real=os.open, **options):
+    if os.path.isdir(path):
+        raise PermissionError(13, "Permission denied", str(path))
+    return real(path, *rest, **options)
+os.open = opened
+"""
+LOCKS = """
+from pathlib import Path
+from mmengine.errors import LogError
+from mmengine.events import lock
+from mmengine.events.log import LogWriter
+
+folder = Path(sys.argv[2])
+assert lock.is_locked(folder / "held") and not lock.is_locked(folder / "free")
+writer = LogWriter(folder / "free")
+for attempt in lambda: LogWriter(folder / "free"), lambda: LogWriter(folder / "held", reopen="tail"):
+    try:
+        attempt()
+    except LogError as error:
+        assert "another process writes" in str(error)
+    else:
+        raise AssertionError("two writers")
+assert lock.is_locked(folder / "free")
+writer.close()
+assert not lock.is_locked(folder / "free")
+
+busy = iter([True, True, False])  # somebody who only asks holds it, for a moment
+def asked(fd, *rest, real=msvcrt.locking):
+    if next(busy):
+        raise OSError(36, "Resource deadlock avoided")
+    real(fd, *rest)
+msvcrt.locking = asked
+assert not lock.is_locked(folder / "free")
+msvcrt.locking = locking
+
+(folder / "free" / "lock").unlink()
+(folder / "free" / "lock").symlink_to(folder / "held" / "lock")
+try:
+    LogWriter(folder / "free", reopen="tail")
+except LogError as error:
+    print(error)
+"""
+
+
+def requirements(names):
+    """Distributions that `pip install` brings with these."""
+    found = {}
+    for name in names:
+        for text in metadata.requires(name) or []:
+            needed = Requirement(text)
+            if needed.marker is None or needed.marker.evaluate({"extra": ""}):
+                found |= requirements([needed.name])
+        found[name] = metadata.distribution(name)
+    return found
+
+
+@pytest.fixture(scope="module")
+def laptop(tmp_path_factory):
+    """A folder to import from, with what the document lists."""
+    folder = tmp_path_factory.mktemp("laptop")
+    (line,) = re.findall(r"^pip install ((?!--).*)$", DOCUMENT, re.M)
+    for distribution in requirements(shlex.split(line)).values():
+        for name in {Path(file).parts[0] for file in distribution.files} - {"..", "__pycache__"}:
+            (folder / name).symlink_to(distribution.locate_file(name))
+    (folder / "mmengine").symlink_to(ROOT / "mmengine")
+    return folder
+
+
+def words_of(commands, folder):
+    names = {"LOG": str(folder / "log"), "GOLDEN": str(GOLDEN), "examples/": f"{ROOT}/examples/"}
+    for command in commands:
+        for name, path in names.items():
+            command = command.replace(name, path)
+        yield shlex.split(command)
+
+
+def run_there(laptop, code, *arguments, timeout=120):
+    command = [sys.executable, "-I", "-S", "-c", code, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, env={"COLUMNS": "110"})
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory):
+    """What the commands print where everything is installed."""
+    folder = tmp_path_factory.mktemp("here")
+    said = [call_cli(*words, env={"COLUMNS": "110"}) for words in words_of(COMMANDS, folder)]
+    return folder, said
+
+
+@pytest.mark.parametrize("system", ["", SYSTEM], ids=["no torch", "as on Windows"])
+def test_the_verbs_say_the_same_there(laptop, here, tmp_path, system):
+    commands = list(words_of(COMMANDS, tmp_path))
+    done = run_there(laptop, PROGRAM, json.dumps([str(laptop), commands, system]))
+    *said, loaded = map(json.loads, done.stdout.splitlines())
+    assert loaded == [] and "Traceback" not in done.stderr
+    for command, (code, printed), expected in zip(COMMANDS, said, here[1], strict=True):
+        assert code == 0 and "1 of 2 logs" not in printed, (command, done.stderr)
+        same = re.sub(r"in \d+\.\d s", "in time", printed.replace(str(tmp_path), str(here[0])))
+        assert (code, same) == (expected.returncode, re.sub(r"in \d+\.\d s", "in time", expected.stdout)), (
+            command
+        )
+    (segment,) = (tmp_path / "log").glob("*.mmlog")
+    assert segment.read_bytes() == (here[0] / "log" / segment.name).read_bytes()
+
+
+def test_a_lock_of_windows_keeps_out_the_same(laptop, tmp_path):
+    held = LogWriter(tmp_path / "held")
+    LogWriter(tmp_path / "free").close()
+    begin = f"import json, sys\nsys.path.insert(0, {str(laptop)!r})\n"
+    done = run_there(laptop, begin + SYSTEM + LOCKS, "", tmp_path)
+    assert "no log can be written in" in done.stdout and "symbolic links" in done.stdout
+    held.close()
