@@ -1,15 +1,35 @@
 """The commands of docs/debugging.md are run as they stand there, and find what it says."""
 
+import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.xdist_group("debugging")  # what the commands print is had once
+
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "docs" / "debugging.md").read_text()
+
+
+# Scripts one after the other in one process; importing `planted` plants the bug for all of them.
+SCRIPTS = """
+import contextlib, io, json, runpy, sys
+
+sys.path.insert(0, "examples/debugging")
+for words in json.loads(sys.argv[1]):
+    sys.argv, out, code = words, io.StringIO(), 0
+    with contextlib.redirect_stdout(out):
+        try:
+            runpy.run_path(words[0], run_name="__main__")
+        except SystemExit as end:
+            code = end.code or 0
+    print(json.dumps([code, out.getvalue()]))
+"""
 
 
 def blocks(language):
@@ -28,15 +48,24 @@ def run(command, folder):
 
 @pytest.fixture(scope="module")
 def session(tmp_path_factory):
-    """What each command printed, in order."""
+    """What each command printed: first the scripts of the examples, then the tests that they wrote."""
     folder = tmp_path_factory.mktemp("debugging")
     (folder / "examples").symlink_to(ROOT / "examples")
+    lines = "".join(blocks("sh")).splitlines()
+    scripts = [line for line in lines if line.startswith("python examples/")]
+    words = json.dumps([shlex.split(line)[1:] for line in scripts])
+    done = run(shlex.join([sys.executable, "-c", SCRIPTS, words]), folder)
+    assert done.returncode == 0, done.stderr
     said = {}
-    for line in "".join(blocks("sh")).splitlines():
-        command, _, expected = line.partition("  # exits with ")
-        done = run(command, folder)
-        assert done.returncode == int(expected or 0), (line, done.stdout, done.stderr)
-        said[command] = done.stdout
+    for line, (code, printed) in zip(scripts, map(json.loads, done.stdout.splitlines()), strict=True):
+        assert code == 0, (line, printed, done.stderr)
+        said[line] = printed
+    for line in lines:
+        if line not in said:
+            command, _, expected = line.partition("  # exits with ")
+            done = run(command, folder)
+            assert done.returncode == int(expected or 0), (line, done.stdout, done.stderr)
+            said[command] = done.stdout
     return folder, said
 
 

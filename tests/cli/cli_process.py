@@ -1,5 +1,7 @@
 """Running the command: in this process, or in one of its own where that is what a test is about."""
 
+import json
+import logging
 import os
 import subprocess
 import sys
@@ -7,12 +9,11 @@ import tempfile
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-
-import structlog
-import torch
+from pathlib import Path
 
 from mmengine.cli.main import main
 
+ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "transformers", "PIL", "av", "tokenizers", "llguidance", "xgrammar")
 
 
@@ -20,7 +21,9 @@ def call_cli(*arguments, env=None, cwd=None) -> subprocess.CompletedProcess:
     """Run the command in this process: its exit code, and what a process would have written, which is what
     native code writes too. `env`: all of its environment. Arguments, environment, folder, threads and the
     settings of logging are then as they were."""
-    before = sys.argv, dict(os.environ), os.getcwd(), torch.get_num_threads()
+    torch, structlog = (sys.modules.get(name) for name in ("torch", "structlog"))
+    handlers, logging.root.handlers = logging.root.handlers, []  # pytest's, which a process does not have
+    before = sys.argv, dict(os.environ), os.getcwd(), torch and torch.get_num_threads()
     sys.argv = ["mmengine", *map(str, arguments)]
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         try:
@@ -29,11 +32,14 @@ def call_cli(*arguments, env=None, cwd=None) -> subprocess.CompletedProcess:
             with _streams(out, err):
                 code = _exit_code()
         finally:
+            logging.root.handlers = handlers
             sys.argv = before[0]
             _set_environment(before[1])
             os.chdir(before[2])
-            torch.set_num_threads(before[3])
-            structlog.reset_defaults()
+            if torch:
+                torch.set_num_threads(before[3])
+            if structlog:
+                structlog.reset_defaults()
         texts = []
         for file in (out, err):
             file.seek(0)
@@ -95,6 +101,33 @@ def run_cli(*arguments, blocked=(), env=None, cwd=None):
     return subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=env, cwd=cwd
     )
+
+
+_MANY = """
+import json, sys
+from tests.cli.cli_process import HEAVY, call_cli
+for words in json.loads(sys.argv[1]):
+    done = call_cli(*words)
+    found = [name for name in (*HEAVY, "numpy", "matplotlib") if sys.modules.get(name)]
+    print(json.dumps([done.returncode, done.stdout, f"{done.stderr}LOADED {found}"]))
+"""
+
+
+def run_clis(commands, cwd) -> list[subprocess.CompletedProcess]:
+    """Run commands one after the other in one process of their own, in this folder; `loaded` says which heavy
+    modules there were behind each."""
+    path = os.pathsep.join([str(ROOT), str(ROOT / "plugins")])
+    done = subprocess.run(
+        [sys.executable, "-c", _MANY, json.dumps(commands)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    lines = map(json.loads, done.stdout.splitlines())
+    return [subprocess.CompletedProcess(words, *said) for words, said in zip(commands, lines, strict=True)]
 
 
 def loaded(result):

@@ -2,26 +2,37 @@
 
 import sys
 
-import pytest
+from tests.cli.cli_process import HEAVY, loaded, run_cli, run_clis
 
-from tests.cli.cli_process import HEAVY, loaded, run_cli
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["--help"], ("run", "log", "env", "demo")),
-        (["run", "--help"], ("--image", "--batch", "--top-p", "Examples")),
-        (["log", "--help"], ("verify", "show")),
-        (["log", "verify", "--help"], ("divergence",)),
-        (["log", "show", "-h"], ("--steps",)),
-    ],
+HELP = (
+    (["--help"], ("run", "log", "env", "demo")),
+    (["run", "--help"], ("--image", "--batch", "--top-p", "Examples")),
+    (["log", "--help"], ("verify", "show")),
+    (["log", "verify", "--help"], ("divergence",)),
+    (["log", "show", "-h"], ("--steps",)),
 )
-def test_help_teaches_and_imports_nothing_heavy(arguments, says):
-    result = run_cli(*arguments)
-    assert result.returncode == 0
-    assert all(word in result.stdout for word in says), result.stdout
-    assert not any(f"'{name}'" in loaded(result) for name in (*HEAVY, "numpy"))
+MISTAKES = (
+    (["run"], 2, "give a question"),
+    (["run", "hi", "--max-tokens", "0"], 2, "max_tokens must be an integer from 1"),
+    (["run", "hi", "--temperature", "nan"], 2, "temperature must be a number"),
+    (["run", "hi", "--set", "token_budget"], 2, "name=value"),
+    (["run", "hi", "--set", "tokens=3"], 2, "no engine setting 'tokens'"),
+    (["run", "hi", "--set", "token_budget=many"], 2, "token_budget"),
+    (["run", "hi", "--set", "token_budget=1"], 2, "smaller than max_num_seqs"),
+    (["run", "hi", "--out", "x"], 2, "--out belongs to --batch"),
+    (["run", "hi", "--batch", "x", "--out", "y"], 2, "a question and --batch"),
+    (["run", "--batch", "x"], 2, "--out"),
+    (["run", "--batch", "nowhere.jsonl", "--out", "y"], 1, "nowhere.jsonl: No such file"),
+    (["log", "verify", "nowhere"], 1, "no folder nowhere"),
+    (["log", "verify", "."], 1, "holds no log"),
+)
+
+
+def test_help_teaches_and_imports_nothing_heavy(tmp_path):
+    for result, (arguments, says) in zip(run_clis([each[0] for each in HELP], tmp_path), HELP, strict=True):
+        assert result.returncode == 0
+        assert all(word in result.stdout for word in says), (arguments, result.stdout)
+        assert not any(f"'{name}'" in loaded(result) for name in (*HEAVY, "numpy")), arguments
 
 
 def test_no_arguments_show_the_help():
@@ -34,30 +45,13 @@ def test_an_unknown_option_is_a_usage_error():
     assert result.returncode == 2 and "--imgae" in result.stderr and "Traceback" not in result.stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "says"),
-    [
-        (["run"], 2, "give a question"),
-        (["run", "hi", "--max-tokens", "0"], 2, "max_tokens must be an integer from 1"),
-        (["run", "hi", "--temperature", "nan"], 2, "temperature must be a number"),
-        (["run", "hi", "--set", "token_budget"], 2, "name=value"),
-        (["run", "hi", "--set", "tokens=3"], 2, "no engine setting 'tokens'"),
-        (["run", "hi", "--set", "token_budget=many"], 2, "token_budget"),
-        (["run", "hi", "--set", "token_budget=1"], 2, "smaller than max_num_seqs"),
-        (["run", "hi", "--out", "x"], 2, "--out belongs to --batch"),
-        (["run", "hi", "--batch", "x", "--out", "y"], 2, "a question and --batch"),
-        (["run", "--batch", "x"], 2, "--out"),
-        (["run", "--batch", "nowhere.jsonl", "--out", "y"], 1, "nowhere.jsonl: No such file"),
-        (["log", "verify", "nowhere"], 1, "no folder nowhere"),
-        (["log", "verify", "."], 1, "holds no log"),
-    ],
-)
-def test_mistakes_are_one_line_before_any_model_is_loaded(arguments, code, says, tmp_path):
-    result = run_cli(*arguments, cwd=tmp_path)
-    lines = [line for line in result.stderr.splitlines() if not line.startswith("LOADED")]
-    assert result.returncode == code and len(lines) == 1 and lines[0].startswith("mmengine: ")
-    assert says in lines[0]
-    assert "torch" not in loaded(result)
+def test_mistakes_are_one_line_before_any_model_is_loaded(tmp_path):
+    found = run_clis([each[0] for each in MISTAKES], tmp_path)
+    for result, (arguments, code, says) in zip(found, MISTAKES, strict=True):
+        lines = [line for line in result.stderr.splitlines() if not line.startswith("LOADED")]
+        assert result.returncode == code and len(lines) == 1 and lines[0].startswith("mmengine: "), arguments
+        assert says in lines[0]
+        assert "torch" not in loaded(result), arguments
 
 
 def test_the_other_mmengine_is_named(tmp_path):

@@ -15,6 +15,7 @@ from PIL import Image
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader
 from mmengine.replay.verify import verify
+from tests.cli.cli_process import call_cli
 
 COMMAND = (sys.executable, "-m", "mmengine.cli.main", "run", "--batch", "requests.jsonl")
 # Few rows and small steps, so that there is something to kill.
@@ -51,10 +52,9 @@ def write_requests(folder, num_requests):
     (folder / "requests.jsonl").write_text("\n".join(lines))
 
 
-def run(folder, *arguments, expect=0):
+def run(folder, *arguments):
     result = subprocess.run([*COMMAND, *arguments], cwd=folder, capture_output=True, timeout=START_S)
-    assert result.returncode == expect, result.stderr
-    return result.stderr.decode()
+    assert result.returncode == 0, result.stderr
 
 
 def answers(path):
@@ -79,7 +79,8 @@ def answers(path):
 def undisturbed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("undisturbed")
     write_requests(folder, 14)
-    run(folder, "--out", "answers.jsonl", *SETTINGS)
+    words = ("run", "--batch", "requests.jsonl", "--out", "answers.jsonl", *SETTINGS)
+    assert call_cli(*words, cwd=folder).returncode == 0
     return folder, answers(folder / "answers.jsonl")
 
 
@@ -123,10 +124,10 @@ def check_killed(undisturbed, seed, kills, how=()):
     assert not list((log / "media").iterdir()), "images go with their requests"
 
 
-@pytest.mark.parametrize("seed, how", [(1, ()), (2, DRAFTED)])
-def test_a_batch_survives_five_kills(undisturbed, seed, how):
+@pytest.mark.parametrize("seed, kills, how", [(1, 4, ()), (2, 3, DRAFTED)])
+def test_a_batch_survives_kills(undisturbed, seed, kills, how):
     """Also with a head, where the engine chooses how much it drafts: the answers are those without it."""
-    check_killed(undisturbed, seed, 5, how)
+    check_killed(undisturbed, seed, kills, how)
 
 
 @pytest.mark.soak

@@ -3,20 +3,23 @@
 import os
 
 import pytest
-from cli_process import run_cli
+
+from mmengine.native import library
+from tests.cli.cli_process import call_cli
 
 QUESTION = ("run", "What is 3 plus 4?")
 
 
-def lines_of(result):
-    return [line for line in result.stderr.splitlines() if not line.startswith("LOADED")]
+@pytest.fixture
+def call_anew():
+    """Call the command in a process that has loaded no kernels yet, with a changed environment."""
 
+    def call(*words, **change):
+        library.forget()
+        return call_cli(*words, env={**os.environ, **change})
 
-@pytest.fixture(scope="module")
-def answer():
-    result = run_cli(*QUESTION)
-    assert result.returncode == 0, result.stderr
-    return result.stdout
+    yield call
+    library.forget()
 
 
 @pytest.mark.parametrize(
@@ -27,14 +30,16 @@ def answer():
     ],
     ids=["no compiler", "no cache folder"],
 )
-def test_one_line_and_the_same_answer(answer, tmp_path, change, said):
-    result = run_cli(*QUESTION, env={**os.environ, "MMENGINE_CACHE": str(tmp_path), **change})
-    assert (result.returncode, result.stdout) == (0, answer)
-    (line,) = lines_of(result)
+def test_one_line_and_the_same_answer(call_anew, tmp_path, change, said):
+    answer = call_anew(*QUESTION)
+    assert answer.returncode == 0 and "kernels are off" not in answer.stderr
+    result = call_anew(*QUESTION, **{"MMENGINE_CACHE": str(tmp_path), **change})
+    assert (result.returncode, result.stdout) == (0, answer.stdout)
+    (line,) = result.stderr.splitlines()
     assert line.startswith("CPU kernels are off, torch computes instead, slower: ") and said in line
 
 
-def test_env_says_what_computes(tmp_path):
-    result = run_cli("env", env={**os.environ, "MMENGINE_CACHE": str(tmp_path), "CXX": "no-such-compiler"})
+def test_env_says_what_computes(call_anew, tmp_path):
+    result = call_anew("env", MMENGINE_CACHE=str(tmp_path), CXX="no-such-compiler")
     (line,) = (line for line in result.stdout.splitlines() if line.startswith("CPU kernels"))
     assert "off: CXX names no-such-compiler" in line

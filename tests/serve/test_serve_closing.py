@@ -15,7 +15,7 @@ from mmengine.replay.verify import verify
 from mmengine.serve.engine import Engine
 from mmengine.serve.options import Options, make_sampling
 from mmengine.structured_output.spec import grammar_of
-from tests.cli.cli_process import run_cli
+from tests.cli.cli_process import call_cli
 from tests.serve.test_serve_structured import (
     FORMATS,
     QUESTIONS,
@@ -230,7 +230,7 @@ def test_drafts_of_others_do_not_matter_and_the_log_verifies(tmp_path):
     for number in range(len(asked)):
         assert found[0][number].token_ids == found[1][number].token_ids
     check_closed(asked[1::2], {at: found[0][2 * at + 1] for at in range(len(asked) // 2)})
-    redacted = run_cli("log", "redact", str(tmp_path / "auto"), str(tmp_path / "redacted"))
+    redacted = call_cli("log", "redact", str(tmp_path / "auto"), str(tmp_path / "redacted"))
     assert redacted.returncode == 0, redacted.stderr
     assert verify(tmp_path / "redacted").ok
 
@@ -281,10 +281,10 @@ def test_from_the_command_line(tmp_path):
     schema = tmp_path / "schema.json"
     schema.write_text(json.dumps(LONG))
     options = ["--schema", str(schema), "--max-tokens", "34", "--temperature", "1.5", "--seed", "2"]
-    result = run_cli("run", QUESTIONS[0], *options, "--on-truncation", "close", "--json")
+    result = call_cli("run", QUESTIONS[0], *options, "--on-truncation", "close", "--json")
     assert result.returncode == 0, result.stderr
     answer = json.loads(result.stdout)
     jsonschema.validate(json.loads(answer["text"]), LONG)
     assert (answer["finish_reason"], answer["detail"]) == ("stop", "closed")
-    refused = run_cli("run", QUESTIONS[0], "--on-truncation", "close")
+    refused = call_cli("run", QUESTIONS[0], "--on-truncation", "close")
     assert refused.returncode != 0 and "needs --schema" in refused.stderr

@@ -18,7 +18,7 @@ from mmengine.serve.options import Options, make_sampling
 from mmengine.serve.pipeline import Pipeline
 from mmengine.serve.prompts import Prompt
 from mmengine.structured_output.spec import grammar_of
-from tests.cli.cli_process import run_cli
+from tests.cli.cli_process import call_cli
 
 pytest.importorskip("mmengine_shapes")
 
@@ -170,7 +170,7 @@ def test_lines_of_a_request_file(tmp_path):
         {"custom_id": str(number), **shared, "max_tokens": 150, **each} for number, each in enumerate(lines)
     ]
     (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    run_cli(
+    call_cli(
         "run", "--batch", str(tmp_path / "in.jsonl"), "--out", str(tmp_path / "out.jsonl")
     ).check_returncode()
     answered = {each["custom_id"]: each for each in map(json.loads, (tmp_path / "out.jsonl").open())}

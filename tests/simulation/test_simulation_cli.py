@@ -1,7 +1,6 @@
 """The command: files in, files out, errors in one line."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,26 +11,19 @@ from mmengine.events.log import LogReader
 from mmengine.events.vocabulary import Dispatched
 from mmengine.replay import verify
 from mmengine.simulation import first_difference, read_records
+from tests.cli.cli_process import call_cli, loaded, run_clis
 
 
-def simulate(*arguments, blocked=()):
-    code = (
-        "import sys, atexit\n"
-        f"for name in {list(blocked)!r}: sys.modules[name] = None\n"
-        "loaded = lambda: [n for n in ('torch', 'transformers', 'matplotlib') if sys.modules.get(n)]\n"
-        "atexit.register(lambda: print('LOADED', loaded(), file=sys.stderr))\n"
-        f"sys.argv = ['mmengine', 'simulate', *{[str(each) for each in arguments]!r}]\n"
-        "from mmengine.cli.main import main\n"
-        "main()\n"
-    )
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+def simulate(*arguments):
+    return call_cli("simulate", *arguments)
 
 
 def test_a_scenario_with_decisions_and_a_log(tmp_path):
     out = tmp_path / "out.jsonl"
-    result = simulate(SCENARIOS[0], "--decisions", out, "--log", tmp_path / "log")
+    words = ["simulate", SCENARIOS[0], "--decisions", out, "--log", tmp_path / "log"]
+    (result,) = run_clis([list(map(str, words))], tmp_path)
     assert result.returncode == 0 and "as the scenario expects" in result.stdout
-    assert "LOADED []" in result.stderr
+    assert loaded(result) == "['numpy']"
     assert first_difference(read_records(SCENARIOS[0]), read_records(out), soft=True) == ""
     assert list((tmp_path / "log").glob("*.mmlog"))
 
@@ -74,8 +66,8 @@ def test_a_scenario_that_is_not_met_and_requests_that_are_refused_are_said(tmp_p
 )
 def test_mistakes_are_one_line_and_exit_code_2(arguments, message):
     result = simulate(*arguments)
-    lines = [line for line in result.stderr.splitlines() if not line.startswith("LOADED")]
-    assert result.returncode == 2 and len(lines) == 1 and message in lines[0]
+    (line,) = result.stderr.splitlines()
+    assert result.returncode == 2 and message in line
 
 
 def test_a_policy_that_does_not_exist_is_named(tmp_path):
@@ -84,8 +76,10 @@ def test_a_policy_that_does_not_exist_is_named(tmp_path):
     assert result.returncode == 2 and "'best'" in result.stderr
 
 
-def test_without_matplotlib_it_says_what_to_install():
-    result = simulate(SCENARIOS[0], "--plot", "p.png", blocked=["matplotlib"])
+def test_without_matplotlib_it_says_what_to_install(monkeypatch):
+    for name in {"matplotlib", *(each for each in sys.modules if each.startswith("matplotlib."))}:
+        monkeypatch.setitem(sys.modules, name, None)
+    result = simulate(SCENARIOS[0], "--plot", "p.png")
     assert result.returncode == 2 and "pip install 'mmengine-vl[plot]'" in result.stderr
 
 

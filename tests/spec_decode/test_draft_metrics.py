@@ -14,7 +14,7 @@ from mmengine.replay.ask.show import request_lines
 from mmengine.replay.checked import CheckedLog
 from mmengine.replay.timeline import fold
 from mmengine.serve.engine import Engine
-from tests.cli.cli_process import run_cli
+from tests.cli.cli_process import call_cli
 from tests.spec_decode.equality import Scripted, answers, drawn_alike, known_as, mixed
 from tests.spec_decode.test_failing_drafters import Failing
 
@@ -69,7 +69,7 @@ def test_answers_metrics_and_log_agree(spec, tmp_path):
     lines = request_lines(tmp_path / "log")
     assert sum(line.num_drafts for line in lines) == total
     assert sum(line.num_accepted for line in lines) == kept
-    shown = run_cli("log", "show", str(tmp_path / "log"), env={**os.environ, "COLUMNS": "200"})
+    shown = call_cli("log", "show", str(tmp_path / "log"), env={**os.environ, "COLUMNS": "200"})
     assert shown.returncode == 0 and "drafts kept" in shown.stdout
     assert all(f" {line.num_accepted} of {line.num_drafts} " in shown.stdout for line in lines)
     assert all("completion_tokens_details" not in answer.usage for answer in want.by_id.values())
@@ -103,7 +103,7 @@ def test_a_batch_says_at_its_end_what_drafts_gave(tmp_path):
         for n, a in enumerate(("a red circle, " * 12, "one green triangle, " * 12))
     ]
     (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    done = run_cli("run", "--batch", str(tmp_path / "in.jsonl"), "--out", str(tmp_path / "out.jsonl"))
+    done = call_cli("run", "--batch", str(tmp_path / "in.jsonl"), "--out", str(tmp_path / "out.jsonl"))
     assert done.returncode == 0, done.stderr
     usages = [json.loads(line)["usage"] for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     details = [usage["completion_tokens_details"] for usage in usages]
