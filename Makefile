@@ -1,5 +1,7 @@
 # make demo     answers 12 questions about drawn images with the embedded checkpoint, and verifies the log
-# make test     style, import contracts, types and all tests
+# make check    style, format, import contracts, types, and the short tests of core, events, golden logs and this
+#               house's limits; what a commit is to pass (.pre-commit-config.yaml), in under a minute
+# make test     the same, and all tests
 # make soak     the long versions of tests
 # make kernels  of these the tests of what runs on GPUs, which need none
 # make clean    removes what the others made
@@ -9,15 +11,25 @@ PYTHON ?= python3
 BIN := .venv/bin
 WORKERS ?= 2
 
-.PHONY: demo test soak kernels clean
+.PHONY: demo check reading short test soak kernels clean
 
 demo: .venv/.ready
 	$(BIN)/mmengine demo
 
-test: .venv/.ready
+check: .venv/.ready
+	@$(MAKE) --no-print-directory --jobs=2 reading short
+
+reading: .venv/.ready
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	$(BIN)/mypy
+
+short: .venv/.ready
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup -m "not soak and not long" \
+		tests/core tests/events tests/golden tests/house
+
+test: reading
 	@$(MAKE) --no-print-directory build/gpu/.ready || { rm -rf build/gpu; \
 		echo "Triton and FlashInfer cannot be had here: the tests of GPU kernels are skipped"; }
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup

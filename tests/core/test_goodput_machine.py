@@ -22,6 +22,7 @@ def shares(drafters, run, **costs):
     return found[0] / min(found[1:]), found
 
 
+@pytest.mark.long
 @given(
     rows=st.sampled_from([1, 2, 4, 16, 64]),
     step_us=st.integers(50, 1000),

@@ -132,7 +132,7 @@ class EngineMachine(RuleBasedStateMachine):
         assert not report.unfinished and report.torn is None
 
 
-TestEngineMachine = EngineMachine.TestCase
+TestEngineMachine = pytest.mark.long(EngineMachine.TestCase)
 TestEngineMachine.settings = settings(
     max_examples=100,  # `make soak` takes 10,000
     stateful_step_count=40,

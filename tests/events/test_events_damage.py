@@ -35,6 +35,7 @@ def fresh(tmp_path, data):
     return folder, path
 
 
+@pytest.mark.long
 def test_a_cut_at_each_of_the_last_bytes(run, tmp_path):
     data, records = run
     folder, path = fresh(tmp_path, data)
@@ -69,6 +70,7 @@ def test_what_is_left_of_a_cut_log_goes_on_and_verifies(run, tmp_path):
         assert verify(folder).ok
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("closed", [True, False])
 def test_flipped_bits(run, tmp_path, closed):
     data, records = run

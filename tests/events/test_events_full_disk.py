@@ -103,6 +103,7 @@ class Users:
         return sum(len(event.token_ids) // 4 for event in executed if isinstance(event, ev.Executed))
 
 
+@pytest.mark.long
 def test_what_runs_is_finished_on_the_reserve(tmp_path, monkeypatch):
     disk = SmallDisk(monkeypatch, 500_000)
     users = Users(tmp_path / "log", reserve_bytes=100_000)
@@ -222,6 +223,7 @@ def tmpfs():
         folder.rmdir()
 
 
+@pytest.mark.long
 def test_a_tmpfs_of_one_megabyte(tmpfs):
     """Filled by the log, and by a file of somebody else that later goes."""
     other = tmpfs / "other"

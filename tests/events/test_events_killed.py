@@ -75,6 +75,7 @@ def killed_life(monkeypatch, at, folder, numbers, acknowledged, **options):
     return kill.name
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("snapshots", [False, True])
 def test_killed_at_any_system_call(tmp_path, monkeypatch, snapshots):
     places = set()
@@ -97,6 +98,7 @@ def test_killed_at_any_system_call(tmp_path, monkeypatch, snapshots):
     assert places >= {"", "open", "write", "fdatasync", "fsync", "replace", "unlink"}
 
 
+@pytest.mark.long
 def test_killed_again_while_it_recovers(tmp_path, monkeypatch):
     """The repair of a torn tail is itself cut short, at each of its system calls."""
     torn = next(

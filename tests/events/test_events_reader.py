@@ -57,6 +57,7 @@ def ends_of(path):
     return [frame.offset for frame in scan.frames()] + [len(data) - FOOTER_SIZE * scan.is_closed]
 
 
+@pytest.mark.long
 def test_a_cut_at_every_byte(closed):
     path, data, events = closed
     starts = ends_of(path)
@@ -89,6 +90,7 @@ def test_a_tail_of_zeros_is_torn(single):
     assert (reader.torn.offset, reader.torn.num_bytes) == (len(data), 4096)
 
 
+@pytest.mark.long
 def test_no_bit_of_a_closed_log_flips_unseen(closed):
     """The footer says where the log ends, so that also its last record is damaged, never torn."""
     path, data, events = closed

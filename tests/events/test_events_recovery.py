@@ -152,6 +152,7 @@ def test_a_new_folder_is_begun(tmp_path):
     assert names(tmp_path / "log") == [100, 101]
 
 
+@pytest.mark.long
 def test_a_log_cut_at_every_byte_goes_on(tmp_path):
     """Cut, continued, read: whole records and the new ones, without a gap, and a footer everywhere."""
     source = write_log(tmp_path / "source", NAMES[:3])
