@@ -35,6 +35,30 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# Modules with a fixture that takes long: one worker runs all tests of a module, or of several that share one.
+TOGETHER = {
+    "tests/test_debugging.py": "debugging",
+    "tests/benchmarks/test_throughput.py": "throughput",
+    "tests/cli/test_cli_laptop.py": "laptop",
+    "tests/parity/test_parity.py": "parity",
+    "tests/parity/test_parity_as_on_a_gpu.py": "parity",
+    "tests/spec_decode/test_draft_overlap.py": "draft overlap",
+}
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """For `--dist loadgroup`, whose marks pytest-xdist 3.8 loses under pytest 9: groups go first, then all
+    other tests one by one."""
+    from xdist.scheduler import LoadScopeScheduling  # lazy: not everybody has it
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            return TOGETHER.get(nodeid.partition("::")[0], nodeid)
+
+    return Scheduling(config, log) if config.getvalue("dist") == "loadgroup" else None
+
+
 @contextmanager
 def _hidden(folder):
     """In here no compiler is found, and nothing compiled before either."""

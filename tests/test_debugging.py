@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.xdist_group("debugging")  # what the commands print is had once
-
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "docs" / "debugging.md").read_text()
 

@@ -57,7 +57,6 @@ def table(tmp_path_factory):
     return out.read_text(), printed
 
 
-@pytest.mark.xdist_group("throughput")  # the table is made once
 def test_it_ends_with_its_targets(table):
     targets = json.loads(table[1].splitlines()[-1])["targets"]
     bars = {name: target["bar"] for name, target in targets.items()}
@@ -70,7 +69,6 @@ def test_it_ends_with_its_targets(table):
         assert set(target) == {"measured", "bar", "met"} and isinstance(target["met"], bool)
 
 
-@pytest.mark.xdist_group("throughput")
 def test_answers_are_compared_and_targets_stand_in_a_table(table):
     shown, _ = table
     assert "3 of 3" in shown and "transformers one by one" in shown and "## Targets" in shown

@@ -15,8 +15,6 @@ from mmengine.events.vocabulary import Admitted, Preempted
 from mmengine.request import SamplingParams
 from mmengine_shapes.scenes import random_clip
 
-pytestmark = pytest.mark.xdist_group("parity")
-
 SETTINGS = {
     "default": {},
     "images are cut": {"token_budget": 48, "max_num_seqs": 16},
