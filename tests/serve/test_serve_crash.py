@@ -191,7 +191,7 @@ def die_and_go_on(tmp_path, undisturbed, deaths):
 
 
 def test_between_writes(tmp_path, undisturbed):
-    die_and_go_on(tmp_path, undisturbed, range(0, undisturbed[1], 4))
+    die_and_go_on(tmp_path, undisturbed, range(0, undisturbed[1], 11))
 
 
 @pytest.mark.soak

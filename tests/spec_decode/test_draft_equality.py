@@ -90,7 +90,7 @@ def _switched(step):
 
 @pytest.mark.parametrize("weights", ["trained", "random"])
 def test_answers_are_the_same(weights, random_weights, tmp_path):
-    check(mixed(30, len(weights), most_tokens=20), random_weights if weights == "random" else None, tmp_path)
+    check(mixed(22, len(weights), most_tokens=20), random_weights if weights == "random" else None, tmp_path)
 
 
 @pytest.mark.soak
