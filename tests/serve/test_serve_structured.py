@@ -79,14 +79,8 @@ def jobs(count, temperature, max_tokens, seed=0, schemas=SCHEMAS):
     """Prompts with a schema each, and one in eight without any."""
     for number in range(count):
         schema = None if number % 8 == 7 else schemas[(number - number // 8) % len(schemas)]
-        sampling = make_sampling(
-            {
-                "max_tokens": max_tokens,
-                "temperature": temperature,
-                "seed": seed + number,
-                "top_k": number % 3 * 20,
-            }
-        )
+        asked = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed + number}
+        sampling = make_sampling(asked | {"top_k": number % 3 * 20})
         yield schema, Options(sampling, grammar=None if schema is None else grammar_of(form(schema)))
 
 
