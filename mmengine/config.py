@@ -13,6 +13,7 @@ from mmengine.fields import out_of_range
 OPERATIONAL = (
     *("log_sync", "log_retain_bytes", "log_retain_s", "snapshot_bytes", "media_store_bytes"),
     *("step_timeout_s", "num_threads", "media_workers", "media_cache_bytes", "media_ahead_bytes"),
+    *("media_decoding", "media_process_bytes", "prepare_timeout_s"),
     *("grammar_timeout_s", "spec", "reasoning_start", "reasoning_end", "cuda_graphs"),
     *("tensor_parallel", "batch_invariant"),
 )
@@ -83,6 +84,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     media_store_bytes: Annotated[int, Meta(ge=0, le=2**50)] = 16 * 2**30
     # Threads that prepare images and videos; 0: half of the cores, one to four.
     media_workers: Annotated[int, Meta(ge=0, le=256)] = 0
+    # Where encoded media are decoded: in processes with limits, which cannot take the engine along, or on its
+    # threads; auto: AsyncEngine takes processes, Engine threads.
+    media_decoding: Literal["auto", "processes", "threads"] = "auto"
+    # Memory that the decoding of one image or video may take in a process of its own.
+    media_process_bytes: Annotated[int, Meta(ge=2**24, le=2**40)] = 2 * 2**30
+    # Seconds from submit within which AsyncEngine must have prepared a prompt, and within which a process
+    # must have decoded one image or video; 0: no limit.
+    prepare_timeout_s: Annotated[int, Meta(ge=0, le=10**6)] = 60
     # Bytes of prepared images and videos kept by content; 0: none are.
     media_cache_bytes: Annotated[int, Meta(ge=0, le=2**50)] = 256 * 2**20
     # Bytes of pixels in flight; no further prompt is prepared beyond it.

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from mmengine.models.decoding import DecoderRecipe, MediaDecoder
 from mmengine.models.media_cache import MediaCache
 from mmengine.models.sharding import Shard
 from mmengine.request import MediaItem
@@ -73,6 +74,14 @@ class Processor(Protocol):
     @property
     def media_cache(self) -> MediaCache[Any] | None:
         """Of prepared media by content; None: it has none."""
+
+    media_decoder: MediaDecoder | None
+    """Who decodes media that were sent encoded; None: whoever prepares them, on its thread. May be set at
+    any time. A processor that lacks it, or has no `decoder_recipe`, decodes all media itself."""
+
+    @property
+    def decoder_recipe(self) -> DecoderRecipe | None:
+        """For a process whose decoder gives what this processor's own does."""
 
     def prepare(
         self,

@@ -139,6 +139,12 @@ def engine_failed(error: BaseException) -> MMEngineError:
     return ExecutorFailed(f"the engine stopped: {type(error).__name__}: {error}")
 
 
+def unbegun(request_id: str, num_choices: int, detail: str) -> Completion:
+    """The answer to a request that was given up before it became tokens."""
+    choices = [Choice(index, "", [], "abort", detail) for index in range(num_choices)]
+    return Completion(request_id, np.zeros(0, np.int32), choices)
+
+
 def succeeded(answer: Completion | MMEngineError) -> Completion:
     """The answer, which is whole. Raises the error of an answer that is not."""
     if isinstance(answer, MMEngineError):

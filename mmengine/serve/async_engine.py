@@ -14,31 +14,32 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
+import msgspec
+
 from mmengine.core.outputs import Stats
 from mmengine.core.resume import Resume
 from mmengine.errors import ExecutorFailed, InvalidRequest, MMEngineError, QueueFull, RequestFailed
 from mmengine.models.plugin import Prepared
+from mmengine.processing.attempt import GIVEN_UP, AttemptOver
 from mmengine.request import SamplingParams
-from mmengine.serve.answers import Completion, RequestOutput, engine_failed, succeeded
+from mmengine.serve.answers import Completion, RequestOutput, engine_failed, succeeded, unbegun
 from mmengine.serve.engine import Engine
 from mmengine.serve.health import Readiness
 from mmengine.serve.media_memory import media_workers
 from mmengine.serve.operators import operator_log
 from mmengine.serve.options import FORM, SubmitOptions, make_options
+from mmengine.serve.preparation import Preparation, Preparing
 from mmengine.serve.prompts import Prompt
 from mmengine.serve.stream import Channel, Stream, put_all
-from mmengine.serve.structured import ResponseFormat, decoded, json_format, response_format_of
+from mmengine.serve.structured import decoded, json_format, response_format_of
 from mmengine.serve.texts import AnswerTexts
 
-GIVEN_UP = "the request was given up before it began"
-GRAMMAR_WORKERS = 2  # threads on which forms are checked
 STEP_LIMIT_S = 60.0  # a step that takes longer hangs
 
 MAX_HANGS = 32  # hangs in a row, before the streams hear of it
@@ -48,14 +49,15 @@ class AsyncEngine:
     """A model behind a thread. Takes what `Engine` takes; loading happens in the constructor.
 
     Media are decoded and resized on `media_workers` threads of their own, schemas and grammars are checked on
-    others, before the media of the same request. At most `max_waiting +
-    max_num_seqs` requests are open at once; one more raises QueueFull. Where a step takes longer than
-    step_timeout_s and there is a `log`, another engine takes that up on a thread of its own and the
-    streams go on; without a log they end with an error.
+    others, before the media of the same request; texts without media have threads of their own as well. A
+    request's deadline counts from `stream`, and within `prepare_timeout_s` of that it must be prepared.
+    At most `max_waiting + max_num_seqs` requests are open at once; one more raises QueueFull. Where a step
+    takes longer than step_timeout_s and there is a `log`, another engine takes that up on a thread of its own
+    and the streams go on; without a log they end with an error.
     """
 
     def __init__(self, model: str | Path | None = None, **engine_options: Any):
-        options = {"on_hang": self._on_hang, **engine_options, "texts": False}
+        options = {"on_hang": self._on_hang, "untrusted": True, **engine_options, "texts": False}
         self._make_engine = partial(Engine, model, **options)
         self._has_log = engine_options.get("log") is not None
         self._num_hangs = 0  # in a row: 0 again when a step comes back
@@ -63,23 +65,25 @@ class AsyncEngine:
         self._engine = self._make_engine()
         self.config = self._engine.config
         self._limit = self.config.max_waiting + self.config.max_num_seqs
-        self._pool = ThreadPoolExecutor(
-            media_workers(self.config.media_workers), thread_name_prefix="mmengine-media"
-        )
-        # A large schema takes seconds: requests without one do not wait for it.
-        self._grammar_pool = ThreadPoolExecutor(GRAMMAR_WORKERS, thread_name_prefix="mmengine-form")
+        workers = media_workers(self.config.media_workers)
+        self._preparation = Preparation(lambda: self._engine, workers, self._prepared)
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._lock = threading.Lock()  # guards _open, _closing and _failure
         self._open: set[Channel] = set()
         self._closing = False
         self._failure: MMEngineError | None = None
-        self._running: dict[str, Channel] = {}  # used by the engine's thread alone, like _unwritten
+        self._preparing: dict[Channel, Preparing] = {}  # like the next two, the engine's thread's alone
+        self._running: dict[str, Channel] = {}
         self._unwritten: list[Channel] = []  # channels whose requests no step has written down yet
         self._stats = replace(self._engine.stats())
-        self.metrics = self._engine.metrics
-        self.metrics.ready = lambda: self.readiness().ready
+        self._take_metrics()
         self._stepping_since = 0.0  # when the step that runs began; 0: none runs
         self._begin()
+
+    def _take_metrics(self) -> None:
+        self.metrics = self._engine.metrics
+        self.metrics.ready = lambda: self.readiness().ready
+        self.metrics.preparing = self._preparation.standing
 
     def _begin(self) -> None:
         self._thread = threading.Thread(target=self._run, args=(self._engine,), name="mmengine", daemon=True)
@@ -109,28 +113,17 @@ class AsyncEngine:
             if len(self._open) >= self._limit:
                 raise QueueFull(f"{self._limit} requests are open already; try again later")
             self._open.add(channel)
-        pool = self._pool if form is None else self._grammar_pool
-        future = channel.preparing = pool.submit(self._prepare, prompt, channel, form)
-        future.add_done_callback(lambda done: self._commands.put(lambda: self._submit(channel, done)))
+        request = Preparing(channel, prompt, form, self.config.prepare_timeout_s)
+        self._commands.put(lambda: self._preparing.update({channel: request}))
+        if request.limit_s is not None:
+            expire = partial(self._commands.put, partial(self._expire, channel))
+            channel.timer = channel.loop.call_later(request.limit_s, expire)
+        self._preparation.begin(request)
         return Stream(channel, self._close_channel)
 
-    def _prepare(
-        self, prompt: Prompt, channel: Channel, form: Callable[[], ResponseFormat] | None
-    ) -> Prepared:
-        """On a worker. The channel holds the form's text and the pixels from here on, until `_submit`."""
-        found = None if form is None or channel.closed else form()
-        if found is not None and found.grammar is not None:
-            options = found.added_to(channel.options)
-            options.check()
-            text = self._engine.grammar_memory.hold(channel, found.grammar)
-            channel.options = replace(options, grammar=text)
-        memory = self._engine.media_memory
-        memory.wait_for_room(lambda: channel.closed or self._failure is not None)
-        if channel.closed:
-            raise RequestFailed(GIVEN_UP)
-        prepared = prompt.prepare(self._engine.processor, channel.options.cache_salt)
-        memory.hold(channel, prepared.media)
-        return prepared
+    def _prepared(self, request: Preparing, result: Prepared | Exception) -> None:
+        """On a thread of the preparation."""
+        self._commands.put(lambda: self._submit(request, result))
 
     async def generate(
         self,
@@ -170,15 +163,17 @@ class AsyncEngine:
         return self.metrics.text()
 
     def readiness(self) -> Readiness:
-        """What `Engine.readiness` says, and whether the engine's thread lives and its step returns.
-        Any thread may ask."""
+        """What `Engine.readiness` says, whether the engine's thread lives and its step returns, and how
+        preparation gets on. Any thread may ask."""
         if self._failure is not None or not self._thread.is_alive():
             return Readiness((f"the engine stopped: {self._failure or 'it was closed'}",))
         reasons = self._engine.readiness().reasons
+        standing = self._preparation.standing()
+        reasons += standing.reasons
         since = self._stepping_since
         if since and time.monotonic() - since > STEP_LIMIT_S:
             reasons += (f"a step has not returned for {time.monotonic() - since:.0f} seconds",)
-        return Readiness(reasons + (("the engine is closing",) if self._closing else ()))
+        return Readiness(reasons + (("the engine is closing",) if self._closing else ()), *standing)
 
     async def close(self, *, drain: bool = True) -> None:
         """Take no more requests, finish those that run (`drain`) or cancel them, and free the
@@ -190,8 +185,9 @@ class AsyncEngine:
             self._close_channel(channel)
         self._commands.put(lambda: None)
         await asyncio.to_thread(self._join)
-        self._pool.shutdown()
-        self._grammar_pool.shutdown()
+        await asyncio.to_thread(self._preparation.close)
+        while not self._commands.empty():  # of requests that were given up while a thread prepared them
+            self._commands.get()()
 
     def _join(self) -> None:
         """Wait for the engine's thread, and for a thread that takes over from it; not for a stuck thread."""
@@ -207,8 +203,6 @@ class AsyncEngine:
     def _close_channel(self, channel: Channel) -> None:
         if not channel.closed:
             channel.closed = True
-            if channel.preparing is not None:
-                channel.preparing.cancel()  # if no worker has begun with it
             self._commands.put(lambda: self._cancel(channel))
 
     # The engine's thread
@@ -252,7 +246,7 @@ class AsyncEngine:
             self._is_stuck = True
             return
         self._stepping_since = 0.0
-        self.metrics = self._engine.metrics
+        self._take_metrics()
         self._begin()
 
     def _take_up(self, stuck: Engine) -> None:
@@ -277,26 +271,53 @@ class AsyncEngine:
         while not self._commands.empty():
             self._commands.get()()
 
-    def _submit(self, channel: Channel, prepared: "Future[Prepared]") -> None:
-        if channel.closed:
-            self._release(channel)
-            self._end(channel, RequestFailed(GIVEN_UP))
-            return
+    def _submit(self, request: Preparing, result: Prepared | Exception) -> None:
+        channel = request.channel
         try:
-            channel.request_id = self._engine.submit_prepared(prepared.result(), channel.options)
+            if self._preparing.pop(channel, None) is None:
+                return  # it was given up meanwhile
+            if isinstance(result, AttemptOver):
+                self._end_late(request)
+            elif isinstance(result, Exception):
+                raise result
+            else:
+                options = channel.options.after(request.age_s)
+                channel.request_id = self._engine.submit_prepared(result, options)
+                self._running[channel.request_id] = channel
+                self._unwritten.append(channel)
         except MMEngineError as error:
             self._end(channel, error)
         except Exception as error:  # a bug of a processor ends its request, not the engine
             self._end(channel, engine_failed(error))
-        else:
-            self._running[channel.request_id] = channel
-            self._unwritten.append(channel)
         finally:
-            self._release(channel)
+            self._preparation.release(channel)
 
-    def _release(self, channel: Channel) -> None:
-        self._engine.media_memory.release(channel)
-        self._engine.grammar_memory.release(channel)
+    def _expire(self, channel: Channel) -> None:
+        """Its time is over; no matter where it was prepared before."""
+        request = self._preparing.pop(channel, None)
+        if request is not None:
+            self._give_up(request)
+            self._end_late(request)
+
+    def _give_up(self, request: Preparing) -> None:
+        self._preparation.give_up(request)
+        self._preparation.release(request.channel)
+
+    def _end_late(self, request: Preparing) -> None:
+        """As the core ends a request whose deadline passes; or with an error."""
+        channel = request.channel
+        if not request.is_late:
+            self._end(channel, request.too_slow())
+            return
+        completion = unbegun(channel.options.request_id, channel.options.sampling.n, "deadline")
+        news = [
+            RequestOutput(completion.request_id, choice.index, "", [], choice.finish_reason)
+            for choice in completion.choices
+        ]
+        news[-1] = msgspec.structs.replace(news[-1], completion=completion)
+        with suppress(RuntimeError):  # the caller's loop is closed
+            channel.loop.call_soon_threadsafe(put_all, [(channel, one) for one in news])
+        self._end(channel, None)
 
     def _acknowledge(self, engine: Engine) -> None:
         """Tell the callers whose requests a step wrote down."""
@@ -309,7 +330,11 @@ class AsyncEngine:
                 channel.loop.call_soon_threadsafe(channel.accepted.set)
 
     def _cancel(self, channel: Channel) -> None:
-        if channel.request_id in self._running:
+        request = self._preparing.pop(channel, None)
+        if request is not None:
+            self._give_up(request)
+            self._end(channel, RequestFailed(GIVEN_UP))
+        elif channel.request_id in self._running:
             self._engine.cancel(channel.request_id)
 
     def _deliver(self, outputs: list[RequestOutput]) -> None:
@@ -342,5 +367,7 @@ class AsyncEngine:
         with self._lock:
             self._failure = self._failure or error
             channels = list(self._open)
+        for request in list(self._preparing.values()):
+            self._give_up(request)
         for channel in channels:
             self._end(channel, engine_failed(error))

@@ -6,6 +6,7 @@ with Engine() as engine:
 
 import os
 import sys
+import time
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from pathlib import Path
@@ -26,7 +27,7 @@ from mmengine.serve.holders import Holders
 from mmengine.serve.in_progress import InProgress
 from mmengine.serve.intake import Intake
 from mmengine.serve.log_sync import LogSyncer
-from mmengine.serve.media_memory import MediaMemory
+from mmengine.serve.media_memory import MediaMemory, decoders_of
 from mmengine.serve.media_store import MediaStore
 from mmengine.serve.metrics import Metrics
 from mmengine.serve.operators import operator_log
@@ -52,7 +53,8 @@ class Engine:
     its live requests run on, and `requests.take_up` gives the answers of those and of the ones that
     nobody received. `on_hang`: called on another thread when a step took longer than step_timeout_s;
     None notes that in the log and ends the process. `texts` False: outputs and answers come without their
-    texts (`serve.texts` makes them, on another thread). `builder` replaces `mmengine.build.build` in tests.
+    texts (`serve.texts` makes them, on another thread). `untrusted`: media are strangers', for
+    `media_decoding` auto. `builder` replaces `mmengine.build.build` in tests.
     Raises ModelError, ConfigError, LogError.
     """
 
@@ -68,6 +70,7 @@ class Engine:
         resume: Resume | None = None,
         on_hang: Callable[[], None] | None = None,
         texts: bool = True,
+        untrusted: bool = False,
         builder: "Callable[..., Built] | None" = None,
     ):
         self.built = (builder or _builder())(
@@ -93,6 +96,9 @@ class Engine:
         media_cache = getattr(self.processor, "media_cache", None)
         if media_cache is not None:
             media_cache.max_bytes = self.config.media_cache_bytes
+        self.decoders = decoders_of(self.processor, self.config, untrusted)
+        if (decoders := self.decoders) is not None:
+            self.processor.media_decoder = decoders
         self.metrics = Metrics(
             self._core.stats,
             lambda: self.readiness().ready,
@@ -100,6 +106,8 @@ class Engine:
             lambda: self.drafters,
             lambda: self.built.executor.graph_counts,
         )
+        if decoders is not None:
+            self.metrics.decoders_lost = lambda: decoders.num_lost
         store, resumed = self._open_store(log, resume)
         self._syncer = self._new_syncer() if log is not None else None
         self._holders = Holders(self.built, self.media_memory, self.grammar_memory, self.metrics, store)
@@ -149,10 +157,12 @@ class Engine:
 
         Raises InvalidRequest, InvalidMedia, QueueFull; nothing is queued then.
         """
+        begun = time.monotonic()
         form = response_format_of(options)
         asked = form.added_to(make_options(sampling, options))
+        asked.check()
         prepared = Prompt.of(prompt).prepare(self.processor, asked.cache_salt)
-        return self.submit_prepared(prepared, asked, stream=stream)
+        return self.submit_prepared(prepared, asked.after(time.monotonic() - begun), stream=stream)
 
     def submit_prepared(self, prepared: Prepared, options: Options, *, stream: bool = True) -> str:
         """Queue a prompt that was prepared before, perhaps on another thread."""
@@ -289,11 +299,12 @@ class Engine:
     def readiness(self) -> Readiness:
         """Whether work should be sent here, and if not, why: the log cannot be written, a request is
         preempted again and again, the last step raised (no progress among others), grammars hang their
-        compiler, or it is closed."""
+        compiler, no decoder process starts, or it is closed."""
         if self._closed:
             reasons = ["the engine is closed"]
         else:
-            reasons = [*core_reasons(self._core), *self._grammars.reasons]
+            decoders = self.decoders.reasons if self.decoders is not None else ()
+            reasons = [*core_reasons(self._core), *self._grammars.reasons, *decoders]
         return Readiness((*([self._failure] if self._failure else []), *reasons))
 
     @property
@@ -310,6 +321,8 @@ class Engine:
             self._syncer.close()
         self._core.sink.close()
         self._grammars.close()
+        if self.decoders is not None:
+            self.decoders.close()
         return True
 
     def _end_process(self) -> None:
@@ -323,6 +336,8 @@ class Engine:
             return
         self._closed = True
         operator_log.info("engine closes", model=str(self.built.folder))
+        if self.decoders is not None:
+            self.decoders.close()
         if self._syncer is not None:
             self._syncer.close()
         if isinstance(self._watchdog, Watchdog):

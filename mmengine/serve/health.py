@@ -13,6 +13,8 @@ class Readiness:
     """True in a condition when there are no `reasons` against it; each is a sentence for operators."""
 
     reasons: tuple[str, ...] = ()
+    num_preparing: int = 0  # requests whose prompts are prepared, or wait for that
+    oldest_preparing_s: float = 0.0  # since the submit of the first of them
 
     @property
     def ready(self) -> bool:

@@ -5,7 +5,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from mmengine.models.plugin import MediaInput
+from mmengine.config import EngineConfig
+from mmengine.models.plugin import MediaInput, Processor
+from mmengine.processing.decoders import Decoders
 from mmengine.runtime.device.threads import usable_cores
 
 MOST_WORKERS = 4
@@ -16,6 +18,18 @@ def media_workers(setting: int) -> int:
     """Threads that prepare media. 0: half of the usable cores, one to four: Pillow and numpy let go of the
     interpreter while they work, and the model's own threads want the cores too."""
     return setting or max(1, min(MOST_WORKERS, usable_cores().count // 2))
+
+
+def decoders_of(processor: Processor, config: EngineConfig, untrusted: bool) -> Decoders | None:
+    """The processes that decode for a processor; None: its threads do. `untrusted`: what `media_decoding`
+    auto takes media for."""
+    recipe = getattr(processor, "decoder_recipe", None)
+    auto = "processes" if untrusted else "threads"
+    chosen = auto if config.media_decoding == "auto" else config.media_decoding
+    if recipe is None or chosen == "threads":
+        return None
+    workers = media_workers(config.media_workers)
+    return Decoders(recipe, workers, config.media_process_bytes, config.prepare_timeout_s)
 
 
 class MediaMemory:

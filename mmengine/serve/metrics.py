@@ -70,6 +70,8 @@ class Metrics(Collector):
     ):
         self._stats, self.ready, self._media, self._drafters = stats, ready, media, drafters
         self._graphs = graphs
+        self.preparing: Callable[[], tuple[int, float]] = lambda: (0, 0.0)  # how many, and the oldest's age
+        self.decoders_lost: Callable[[], int] = lambda: 0
         self._live: dict[str, _Live] = {}
         self._ends = dict.fromkeys(REASONS, 0)
         registry = CollectorRegistry(auto_describe=False)
@@ -120,6 +122,7 @@ class Metrics(Collector):
         )
         for name, (metric, help_text) in GAUGES.items():
             yield GaugeMetricFamily(f"mmengine_{metric}", help_text, value=getattr(stats, name))
+        yield from _preparation_metrics(*self.preparing(), self.decoders_lost())
         ends = CounterMetricFamily(
             "mmengine_requests_finished", "Requests by how they ended.", labels=["reason"]
         )
@@ -156,6 +159,15 @@ def _draft_metrics(stats: Stats, drafters: list[tuple[str, int]]) -> Iterator[Me
     for drafter, count in drafters:
         failures.add_metric([drafter], count)
     yield failures
+
+
+def _preparation_metrics(count: int, oldest_s: float, num_lost: int) -> Iterator[Metric]:
+    help_text = "Requests whose prompts are prepared, or wait for that."
+    yield GaugeMetricFamily("mmengine_requests_preparing", help_text, value=count)
+    help_text = "Time since the submit of the oldest of them."
+    yield GaugeMetricFamily("mmengine_oldest_preparation_seconds", help_text, value=oldest_s)
+    help_text = "Decoder processes that an image or a video ended, or that were ended with it."
+    yield CounterMetricFamily("mmengine_decoders_lost", help_text, value=num_lost)
 
 
 def _by_how(name: str, help_text: str, counts: dict[str, int]) -> Metric:

@@ -5,7 +5,7 @@ in them is refused; what is left out is as in `Options` and `SamplingParams`, wh
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypedDict
 
 import msgspec
@@ -15,6 +15,7 @@ from mmengine.request import SamplingParams
 
 MAX_ID_CHARS = 200
 MAX_DEADLINE_S = 10**6
+SHORTEST_DEADLINE_S = 1e-9  # the core's clock counts nanoseconds, and 0 would be none
 
 
 class SamplingOptions(TypedDict, total=False):
@@ -79,6 +80,12 @@ class Options:
     deadline_s: float = 0.0
     grammar: str | None = None
     reasoning: bool | None = None
+
+    def after(self, seconds: float) -> "Options":
+        """What is left of them: the deadline counts from submit, and so much time went by since."""
+        if not self.deadline_s:
+            return self
+        return replace(self, deadline_s=max(self.deadline_s - seconds, SHORTEST_DEADLINE_S))
 
     def check(self) -> None:
         """Raise InvalidRequest for the first value that is out of range."""

@@ -1,7 +1,8 @@
 """Prompts as callers pass them, and the requests of the core that are made of them."""
 
+import itertools
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,9 @@ from mmengine.errors import InvalidRequest
 from mmengine.models.plugin import Prepared, Processor
 from mmengine.request import Request
 from mmengine.serve.options import Options
+
+MAX_LOOKED_AT = 4096  # parts of messages
+MEDIA_KEYS = frozenset({"image", "image_url", "video", "video_url"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,18 @@ class Prompt:
             f"not {type(prompt).__name__}"
         )
 
+    @property
+    def has_media(self) -> bool:
+        """Whether preparing it may take longer than a text does. Of so many parts that nobody takes them
+        not all are looked at."""
+        if any(_has_some(given) for given in (self.images, self.videos)):
+            return True
+        messages = self.messages if isinstance(self.messages, (list, tuple)) else ()
+        contents = [message.get("content") for message in messages if isinstance(message, Mapping)]
+        parts = itertools.chain.from_iterable(each for each in contents if isinstance(each, (list, tuple)))
+        looked_at = itertools.islice(parts, MAX_LOOKED_AT)
+        return any(not _is_text(part) for part in looked_at) or next(parts, None) is not None
+
     def prepare(self, processor: Processor, cache_salt: str = "") -> Prepared:
         """Tokens and patches. Raises InvalidRequest, InvalidMedia."""
         salt = {"cache_salt": cache_salt} if cache_salt else {}  # a processor may know of no salt
@@ -68,6 +84,15 @@ class Prompt:
             media_options=self.media_options,
             **salt,
         )
+
+
+def _has_some(given: object) -> bool:
+    """Of images or videos, which may stand alone: an array has no truth."""
+    return given is not None and not (isinstance(given, (list, tuple)) and not given)
+
+
+def _is_text(part: object) -> bool:
+    return isinstance(part, Mapping) and part.get("type", "text") == "text" and not MEDIA_KEYS & part.keys()
 
 
 def core_requests(request_id: str, prepared: Prepared, options: Options) -> list[Request]:

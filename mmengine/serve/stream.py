@@ -2,10 +2,8 @@
 
 import asyncio
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future
 
 from mmengine.errors import MMEngineError
-from mmengine.models.plugin import Prepared
 from mmengine.serve.answers import Completion, RequestOutput
 from mmengine.serve.options import Options
 from mmengine.serve.texts import AnswerTexts
@@ -21,12 +19,14 @@ class Channel:
         self.queue: asyncio.Queue[RequestOutput | MMEngineError | None] = asyncio.Queue()
         self.accepted = asyncio.Event()  # on the disk, or refused with `error`
         self.error: MMEngineError | None = None
-        self.preparing: Future[Prepared] | None = None
+        self.timer: asyncio.TimerHandle | None = None  # ends its preparation
         self.request_id = ""  # set when the engine took the request
         self.closed = False
 
     def end(self, error: MMEngineError | None) -> None:
         """On the caller's loop: nothing comes any more."""
+        if self.timer is not None:
+            self.timer.cancel()
         self.error = error
         self.accepted.set()
         self.queue.put_nowait(error)

@@ -8,7 +8,7 @@ that was asked about before is not decoded, resized and cut up again. Pixels tha
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import numpy as np
 from PIL import Image
 
 from mmengine.errors import InvalidMedia
+from mmengine.models.decoding import DecodedMedia, Encoded, EncodedMedia, FrameTimes, MediaDecoder
 from mmengine.models.media_cache import MediaCache
 from mmengine.models.plugin import MediaSource
 from mmengine_qwen3_vl.images import load_rgb
@@ -33,7 +34,7 @@ from mmengine_qwen3_vl.sources import (
     keepable,
     read_source,
 )
-from mmengine_qwen3_vl.video import load_video
+from mmengine_qwen3_vl.video import MAX_LISTED_FRAMES, load_video
 
 MAX_RESIZED_PIXELS = 2**24  # one image, 16384 embeddings
 _ENTRY_BYTES = 1024  # of the cache, beside the rows
@@ -60,6 +61,7 @@ class MediaLoader:
 
     def __init__(self, settings: Settings, hash_key: bytes, check_length: Callable[[int], None]) -> None:
         self.cache: MediaCache[LoadedMedia] = MediaCache()
+        self.decoder: MediaDecoder | None = None  # of encoded media; None: this thread
         self._settings, self._hash_key, self._check_length = settings, hash_key, check_length
 
     def load(
@@ -84,14 +86,22 @@ class MediaLoader:
         return self._load(part, source.options, Access())
 
     def _load(self, part: MediaPart, given: Mapping[str, Any], access: Access) -> LoadedMedia:
+        encoded = None if self.decoder is None else encoded_media(part, given, access)
+        if self.decoder is None or encoded is None:
+            found = self.decode(part, given, access)
+        else:
+            found = self.decoder(encoded)
+        mm_hash = self._mm_hash(part.modality, found.patches, found.grid)
+        return LoadedMedia(found.patches, found.grid, mm_hash, found.timestamps)
+
+    def decode(self, part: MediaPart, given: Mapping[str, Any], access: Access) -> DecodedMedia:
+        """On this thread. Raises InvalidMedia, InvalidRequest."""
         if part.modality == "image":
-            rows, grid = self._image(part, image_options(given, part.where), access)
-            return LoadedMedia(rows, grid, self._mm_hash("image", rows, grid))
+            return DecodedMedia(*self._image(part, image_options(given, part.where), access))
         options = video_options(given, part.where)
         settings = self._settings
         video = load_video(part.source, options, settings.video, settings.patches, access, part.where)
-        mm_hash = self._mm_hash("video", video.patches, video.grid)
-        return LoadedMedia(video.patches, video.grid, mm_hash, video.timestamps)
+        return DecodedMedia(video.patches, video.grid, video.timestamps)
 
     def _image(self, part: MediaPart, options: ImageOptions, access: Access) -> tuple[np.ndarray, tuple]:
         patches = self._settings.patches
@@ -123,6 +133,55 @@ def _source_of(part: MediaPart, given: Mapping[str, Any], access: Access) -> Med
         return None
     plain = {name: given[name] for name in OPTION_NAMES if isinstance(given.get(name), (bool, int, float))}
     return MediaSource(data, plain)
+
+
+def encoded_media(part: MediaPart, given: Mapping[str, Any], access: Access) -> EncodedMedia | None:
+    """What another process makes the media of a part of; None for pixels that were decoded elsewhere, which
+    a video's frames are when one of them is. Raises InvalidMedia, InvalidRequest."""
+    source, times = part.source, None
+    if part.modality == "video" and isinstance(source, tuple) and len(source) == 2:
+        source, times = source[0], _frame_times(source[1], part.where)
+    data: Encoded | tuple[Encoded, ...] | None
+    if part.modality == "video" and isinstance(source, (list, tuple)):
+        if not source or not all(map(is_source, source)):
+            return None
+        data = _encoded_frames(source, access, part.where)
+    elif part.modality == "video":
+        data = keepable(source, access, MAX_VIDEO_BYTES, part.where)
+    else:
+        data = read_source(source, access, MAX_IMAGE_BYTES, part.where) if is_source(source) else None
+    if data is None:
+        return None
+    (image_options if part.modality == "image" else video_options)(given, part.where)  # raises
+    options = {name: given[name] for name in OPTION_NAMES if given.get(name) is not None}
+    return EncodedMedia(part.modality, data, options, part.where, times)
+
+
+def _encoded_frames(frames: Sequence[Any], access: Access, where: str) -> tuple[Encoded, ...]:
+    found: list[Encoded] = []
+    num_bytes = 0
+    for index, frame in enumerate(frames[: MAX_LISTED_FRAMES + 1]):  # one too many is told of by the decoder
+        name = f"{where}, frame {index}"
+        data = keepable(frame, access, MAX_IMAGE_BYTES, name)
+        assert data is not None  # all of them are sources
+        num_bytes += len(data) if isinstance(data, bytes) else 0
+        if num_bytes > MAX_VIDEO_BYTES:
+            raise InvalidMedia(f"{where} is larger than {MAX_VIDEO_BYTES // 2**20} MiB; send fewer frames")
+        found.append(data)
+    return tuple(found)
+
+
+def _frame_times(metadata: Any, where: str) -> FrameTimes | None:
+    """Of a list of frames. What is wrong with the values, the decoder tells."""
+    if not isinstance(metadata, Mapping):
+        return None
+    fps, indices = metadata.get("fps"), metadata.get("frames_indices")
+    try:
+        return FrameTimes(
+            None if fps is None else float(fps), None if indices is None else tuple(map(int, indices))
+        )
+    except (TypeError, ValueError, OverflowError):
+        raise InvalidMedia(f"{where}: fps and frames_indices of its metadata must be numbers") from None
 
 
 def _content_key(part: MediaPart, given: Mapping[str, Any], cache_salt: str) -> bytes:

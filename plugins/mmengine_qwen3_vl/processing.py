@@ -8,10 +8,12 @@ from typing import Any
 
 from mmengine.checkpoint.files import read_json
 from mmengine.errors import InvalidMedia, InvalidRequest, ModelError
+from mmengine.models.decoding import DecoderRecipe, MediaDecoder
 from mmengine.models.plugin import MediaInput, MediaSource, Prepared
 from mmengine.request import MediaItem
 from mmengine_qwen3_vl.arguments import as_images, as_videos, for_item, read_arguments
 from mmengine_qwen3_vl.config import ModelConfig, read_config
+from mmengine_qwen3_vl.decoder import check_length, recipe
 from mmengine_qwen3_vl.media import MediaLoader
 from mmengine_qwen3_vl.messages import MediaPart, fill, read_messages
 from mmengine_qwen3_vl.settings import PatchSettings, Settings, read_settings
@@ -187,6 +189,18 @@ class Qwen3VLProcessor:
         tokens.add(self._end_id)
         return run
 
+    @property
+    def media_decoder(self) -> MediaDecoder | None:
+        return self._loader.decoder
+
+    @media_decoder.setter
+    def media_decoder(self, decoder: MediaDecoder | None) -> None:
+        self._loader.decoder = decoder
+
+    @property
+    def decoder_recipe(self) -> DecoderRecipe:
+        return recipe(self.settings, self.max_positions)
+
     def _check_counts(self, pieces: list[str | int], parts: list[MediaPart]) -> None:
         for pad, modality in self._pads.items():
             places = sum(piece == pad for piece in pieces if isinstance(piece, int))
@@ -197,11 +211,7 @@ class Qwen3VLProcessor:
                 )
 
     def _check_length(self, length: int) -> None:
-        if length > self.max_positions:
-            raise InvalidRequest(
-                f"the prompt has {length} tokens or more, the model takes at most {self.max_positions}; "
-                "shorten it, or send fewer or smaller images"
-            )
+        check_length(length, self.max_positions)
 
 
 def _generation(folder: Path) -> dict[str, Any]:

@@ -73,6 +73,11 @@ def test_rows_that_several_hold_count_once():
     assert waited == [None]
 
 
+def pictured(text):
+    """A question about a picture."""
+    return [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": text}]}]
+
+
 def test_how_many_workers():
     assert media_workers(7) == 7
     assert 1 <= media_workers(0) <= 4
@@ -119,7 +124,7 @@ def test_a_closed_stream_gives_up_what_no_worker_began():
         processor = Picturing()
         engine = AsyncEngine(builder=builder(processor=processor, media_workers=1))
         processor.gate.clear()
-        streams = [engine.stream(f"prompt {k}", max_tokens=20) for k in range(6)]
+        streams = [engine.stream(pictured(f"prompt {k}"), max_tokens=20) for k in range(6)]
         for stream in streams[1:5]:
             await stream.aclose()
         processor.gate.set()
@@ -128,7 +133,7 @@ def test_a_closed_stream_gives_up_what_no_worker_began():
         with pytest.raises(RequestFailed, match="before it began"):
             await streams[2].accepted()
         await engine.close()
-        assert processor.prepared == ["prompt 0", "prompt 5"]
+        assert [content[1]["text"] for content in processor.prepared] == ["prompt 0", "prompt 5"]
         assert engine._engine.media_memory.num_bytes == 0
 
     asyncio.run(asyncio.wait_for(main(), 30))
@@ -143,9 +148,10 @@ def test_streams_wait_for_room_and_each_hears_of_its_own_error():
             async def one(k):
                 if k % 7 == 3:
                     with pytest.raises(InvalidMedia):
-                        await engine.generate(f"bad {k}", max_tokens=20)
+                        await engine.generate(pictured(f"bad {k}"), max_tokens=20)
                     return
-                assert (await engine.generate(f"prompt {k}", max_tokens=20)).text == f"PROMPT {k}"
+                answer = await engine.generate(pictured(f"prompt {k}"), max_tokens=20)
+                assert answer.text == f"PROMPT {k}"
 
             await asyncio.gather(*(one(k) for k in range(30)))
             assert memory.num_bytes == 0 and memory.most <= 4 * ROWS

@@ -1,0 +1,122 @@
+"""Decoder processes of an engine: as many as may work at once, each replaced when it is lost."""
+
+import math
+import signal
+import threading
+import time
+
+from mmengine.errors import InvalidMedia, QueueFull
+from mmengine.models.decoding import DecodedMedia, DecoderRecipe, EncodedMedia
+from mmengine.processing.attempt import Attempt, current_attempt
+from mmengine.processing.process import DecoderLost, DecoderProcess
+
+_POLL_S = 0.05  # how soon one that waits for a process hears that its request was given up
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 10.0  # before another start, when processes do not start
+NO_LIMIT_S = 10**6
+
+
+class Decoders:
+    """A MediaDecoder, for several threads at once: at most `num_processes` work, the others wait.
+
+    Processes start when they are needed. An item that kills its process, or takes longer than `limit_s` (0:
+    no limit) or than its request may, costs that process alone. Where processes do not start at all there
+    are growing pauses between two attempts, and items are refused meanwhile.
+    """
+
+    def __init__(self, recipe: DecoderRecipe, num_processes: int, memory_bytes: int, limit_s: float) -> None:
+        self._recipe, self._memory_bytes = recipe, memory_bytes
+        self._limit_s = limit_s or NO_LIMIT_S
+        self._num_places = num_processes
+        self._changed = threading.Condition()
+        self._idle: list[DecoderProcess] = []
+        self._num_busy = 0
+        self._closed = False
+        self._pause_s, self._no_start_before, self._start_error = 0.0, 0.0, ""
+        self.num_lost = 0  # processes that an item ended, or that were ended with it
+
+    def __call__(self, media: EncodedMedia) -> DecodedMedia:
+        attempt = current_attempt()
+        self._take_place(attempt)
+        process = None
+        try:
+            process = self._process()
+            with attempt.running(process.kill):
+                return self._decode(process, media, attempt)
+        finally:
+            self._leave(process)
+
+    def _take_place(self, attempt: Attempt) -> None:
+        with self._changed:
+            while self._num_busy >= self._num_places:
+                attempt.check()
+                self._changed.wait(_POLL_S)
+            self._num_busy += 1
+
+    def _leave(self, process: DecoderProcess | None) -> None:
+        lost = process is not None and not process.usable
+        with self._changed:
+            self._num_busy -= 1
+            self.num_lost += lost
+            kept = process is not None and process.usable and not self._closed
+            if process is not None and kept:
+                self._idle.append(process)
+            self._changed.notify()
+        if process is not None and not kept:
+            process.close()
+
+    def _process(self) -> DecoderProcess:
+        with self._changed:
+            if self._idle:
+                return self._idle.pop()
+            if time.monotonic() < self._no_start_before:
+                raise QueueFull(f"no decoder can be started: {self._start_error}; try again later")
+        try:
+            started = DecoderProcess(self._recipe, self._memory_bytes)
+        except (DecoderLost, OSError) as error:
+            raise self._start_failed(error) from None
+        with self._changed:
+            self._pause_s, self._start_error = 0.0, ""
+        return started
+
+    def _start_failed(self, error: Exception) -> QueueFull:
+        with self._changed:
+            self._pause_s = min(max(FIRST_PAUSE_S, 2 * self._pause_s), LONGEST_PAUSE_S)
+            self._no_start_before = time.monotonic() + self._pause_s
+            self._start_error = str(error)
+        return QueueFull(f"no decoder can be started: {error}; try again later")
+
+    def _decode(self, process: DecoderProcess, media: EncodedMedia, attempt: Attempt) -> DecodedMedia:
+        now = time.monotonic()
+        limit_s = self._limit_s
+        if attempt.ends_at is not None:
+            limit_s = min(limit_s, attempt.ends_at - now)
+        try:
+            return process.decode(media, now + limit_s, math.ceil(limit_s))
+        except TimeoutError:
+            attempt.check()  # its own end, which says so
+            raise self._too_slow(media) from None
+        except DecoderLost as error:
+            attempt.check()
+            if str(error) == signal.SIGXCPU.name:
+                raise self._too_slow(media) from None
+            raise InvalidMedia(f"{media.where} cannot be decoded: its decoder died of it ({error})") from None
+
+    def _too_slow(self, media: EncodedMedia) -> InvalidMedia:
+        return InvalidMedia(
+            f"{media.where} takes longer than {self._limit_s:g} seconds to be decoded (prepare_timeout_s); "
+            "send a smaller one"
+        )
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why no media can be decoded here."""
+        error = self._start_error
+        return (f"no decoder can be started: {error}",) if error else ()
+
+    def close(self) -> None:
+        """End the processes; those that work end with their items."""
+        with self._changed:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for process in idle:
+            process.close()

@@ -1,0 +1,170 @@
+"""One decoder process, from the side of the engine: started, asked, and ended."""
+
+import mmap
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+
+import msgspec
+import numpy as np
+
+from mmengine.errors import InvalidMedia, InvalidRequest, RequestFailed
+from mmengine.models.decoding import DecodedMedia, DecoderRecipe, Encoded, EncodedMedia
+from mmengine.processing import worker
+from mmengine.processing.messages import (
+    MAX_PIXEL_BYTES,
+    Done,
+    Hello,
+    Job,
+    Ready,
+    Refused,
+    Wire,
+    map_file,
+    read_answer,
+)
+
+START_LIMIT_S = 60.0
+# What a worker sees of this process's environment: what Python and its libraries are found by.
+_ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONHOME", "TMPDIR", "TZ")
+
+
+class DecoderLost(Exception):
+    """The process is gone, or says what no decoder says. Its text: how it ended."""
+
+
+class DecoderProcess:
+    """Starts in the constructor, which raises DecoderLost where it does not come up. One caller at a
+    time; `kill` may be called by any thread."""
+
+    def __init__(self, recipe: DecoderRecipe, memory_bytes: int) -> None:
+        ours, theirs = socket.socketpair()
+        self.memory_bytes = memory_bytes
+        self.usable = True  # for another item
+        self._wire = Wire(ours)
+        with theirs:
+            command = [sys.executable, "-P", "-m", worker.__name__, str(theirs.fileno())]
+            self._process = subprocess.Popen(
+                command,
+                env=_environment(),
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,  # decoders print what they think of a file
+            )
+        try:
+            self._wire.ends_at = time.monotonic() + START_LIMIT_S
+            self._wire.send(Hello(recipe.module, recipe.settings, memory_bytes))
+            body, _ = self._wire.receive()
+            if not isinstance(read_answer.decode(body), Ready):
+                raise DecoderLost("it did not say that it is ready")
+        except (EOFError, OSError, msgspec.MsgspecError, DecoderLost):
+            self.close()
+            raise DecoderLost(f"it did not start ({self._how_it_ended()})") from None
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def decode(self, media: EncodedMedia, ends_at: float, cpu_s: int) -> DecodedMedia:
+        """Raises InvalidMedia, InvalidRequest, RequestFailed; TimeoutError behind `ends_at`, DecoderLost."""
+        self._wire.ends_at, self.usable = ends_at, False
+        try:
+            self._send(media, cpu_s)
+            body, descriptor = self._wire.receive()
+            try:
+                answer = read_answer.decode(body)
+                if isinstance(answer, Done):
+                    found = self._decoded(answer, descriptor)
+                    self.usable = True
+                    return found
+            finally:
+                if descriptor is not None:
+                    os.close(descriptor)
+        except TimeoutError:
+            raise
+        except (EOFError, OSError, msgspec.MsgspecError):
+            self._end(mercy_s=1.0)
+            raise DecoderLost(self._how_it_ended()) from None
+        if not isinstance(answer, Refused):
+            raise DecoderLost("it gave no answer")
+        self.usable = answer.kind != "memory"
+        raise self._error(answer, media.where)
+
+    def _send(self, media: EncodedMedia, cpu_s: int) -> None:
+        is_list = isinstance(media.data, tuple)
+        files: tuple[Encoded, ...] = media.data if isinstance(media.data, tuple) else (media.data,)
+        raw = [file if isinstance(file, bytes) else os.fsencode(file) for file in files]
+        fps, indices = media.times or (None, None)
+        self._wire.send(
+            Job(
+                media.modality,
+                tuple(map(len, raw)),
+                tuple(not isinstance(file, bytes) for file in files),
+                is_list,
+                dict(media.options),
+                media.where,
+                fps,
+                indices,
+                cpu_s,
+            )
+        )
+        for data in raw:
+            self._wire.send_bytes(data)
+
+    def _decoded(self, answer: Done, descriptor: int | None) -> DecodedMedia:
+        rows, width = answer.shape
+        size = rows * width
+        if not 0 < size <= MAX_PIXEL_BYTES or rows <= 0 or answer.inline != (descriptor is None):
+            raise OSError("the pixels are not as they were said to be")
+        pixels: bytearray | mmap.mmap
+        pixels = self._wire.receive_bytes(size) if descriptor is None else map_file(descriptor, size)
+        patches = np.frombuffer(pixels, np.uint8).reshape(answer.shape)
+        return DecodedMedia(patches, answer.grid, answer.timestamps)
+
+    def _error(self, answer: Refused, where: str) -> Exception:
+        match answer.kind:
+            case "media":
+                return InvalidMedia(answer.text)
+            case "request":
+                return InvalidRequest(answer.text)
+            case "memory":
+                return InvalidMedia(
+                    f"{where} needs more than {self.memory_bytes // 2**20} MiB to be decoded "
+                    "(media_process_bytes); send a smaller one"
+                )
+            case _:
+                return RequestFailed(f"{where}: its decoder failed ({answer.text})")
+
+    def _how_it_ended(self) -> str:
+        code = self._process.returncode
+        if code is None or code >= 0:
+            return f"exit code {code}"
+        name = signal.Signals(-code).name
+        return f"{name}, most likely for want of memory" if -code == signal.SIGKILL else name
+
+    def kill(self) -> None:
+        """From any thread, at once; who waits for it hears that it is lost."""
+        self._process.kill()
+
+    def _end(self, mercy_s: float = 0.0) -> None:
+        """`mercy_s`: how long to wait for an end of its own, which says more."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(mercy_s)
+        self._process.kill()
+        self._process.wait()
+
+    def close(self) -> None:
+        self._end()
+        self._wire.close()
+
+
+def _environment() -> dict[str, str]:
+    """No more than Python and its libraries are found by: who takes a decoder over finds no secrets."""
+    kept = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+    one = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    paths = os.pathsep.join(path for path in sys.path if path)
+    return {**kept, **one, "PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1"}

@@ -1,0 +1,147 @@
+"""A process that decodes images and videos of strangers: `python -m mmengine.processing.worker FD`.
+
+It is started by `processing/process.py` with one end of a socket, and decodes one item after the other
+within limits of memory and processor time. Whatever an item does to it, nobody else is in it. It goes when
+the other end of its socket does.
+"""
+
+import importlib
+import os
+import resource
+import signal
+import socket
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from mmengine.errors import InvalidMedia, InvalidRequest
+from mmengine.models.decoding import DecodedMedia, Encoded, EncodedMedia, FrameTimes, MediaDecoder
+from mmengine.processing.messages import (
+    MAX_INLINE,
+    MAX_PIXEL_BYTES,
+    READY,
+    Done,
+    Hello,
+    Job,
+    Refused,
+    Wire,
+    read_hello,
+    read_job,
+    write_file,
+)
+
+MAX_FILES = 64  # descriptors
+MAX_ERROR_CHARS = 2000
+
+
+def main(descriptor: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the engine, whose end ends this
+    _step_back()
+    wire = Wire(socket.socket(fileno=descriptor))
+    try:
+        hello = read_hello(wire.receive()[0])
+        decode: MediaDecoder = importlib.import_module(hello.module).decoder(hello.settings)
+        _limit(hello)
+        wire.send(READY)
+        while True:
+            job = read_job(wire.receive()[0])
+            if not _answer(wire, job, decode):
+                return
+    except (EOFError, OSError):
+        return  # the engine is gone, or has no use for this process
+
+
+def _step_back() -> None:
+    """Whoever computes tokens goes first, on the processors and when memory runs out."""
+    os.nice(19)
+    with suppress(OSError):  # not on every system
+        Path("/proc/self/oom_score_adj").write_text("1000")
+
+
+def _limit(hello: Hello) -> None:
+    """Private memory beyond what the imports took; written files; descriptors; no core files."""
+    with suppress(OSError, ValueError):
+        used = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
+        _set_limit(resource.RLIMIT_DATA, used + hello.memory_bytes)
+    _set_limit(resource.RLIMIT_FSIZE, MAX_PIXEL_BYTES)
+    _set_limit(resource.RLIMIT_NOFILE, MAX_FILES)
+    _set_limit(resource.RLIMIT_CORE, 0)
+
+
+def _set_limit(which: int, value: int) -> None:
+    hard = resource.getrlimit(which)[1]
+    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(which, (value, value))
+
+
+def _answer(wire: Wire, job: Job, decode: MediaDecoder) -> bool:
+    """Whether this process can take another job: one that ran out of memory may be full of holes."""
+    _limit_time(job.cpu_s)
+    try:
+        found = decode(_received(wire, job))
+    except (EOFError, OSError):
+        raise
+    except BaseException as error:
+        refusal = _refusal(error)
+        wire.send(refusal)
+        return refusal.kind != "memory"
+    _send(wire, found)
+    return True
+
+
+def _limit_time(cpu_s: int) -> None:
+    """So much more processor time, should the engine be killed and nobody be left to watch."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    limit = int(usage.ru_utime + usage.ru_stime) + 1 + cpu_s
+    resource.setrlimit(
+        resource.RLIMIT_CPU, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard)
+    )
+
+
+def _received(wire: Wire, job: Job) -> EncodedMedia:
+    files: list[Encoded] = []
+    for size, is_path in zip(job.sizes, job.is_path, strict=True):
+        data = bytes(wire.receive_bytes(size))
+        files.append(Path(os.fsdecode(data)) if is_path else data)
+    data_of = tuple(files) if job.is_list else files[0]
+    times = FrameTimes(job.fps, job.indices) if job.fps is not None or job.indices is not None else None
+    return EncodedMedia(job.modality, data_of, job.options, job.where, times)
+
+
+def _refusal(error: BaseException) -> Refused:
+    if _for_memory(error):
+        return Refused("memory", "")
+    text = str(error)[:MAX_ERROR_CHARS]
+    if isinstance(error, InvalidMedia):
+        return Refused("media", text)
+    if isinstance(error, InvalidRequest):
+        return Refused("request", text)
+    return Refused("bug", f"{type(error).__name__}: {text}")
+
+
+def _for_memory(error: BaseException | None) -> bool:
+    """Parsers catch whatever a library raises and call the file damaged: what they caught says more."""
+    while error is not None:
+        if isinstance(error, MemoryError):
+            return True
+        error = error.__context__
+    return False
+
+
+def _send(wire: Wire, found: DecodedMedia) -> None:
+    rows = found.patches
+    shape, pixels = (rows.shape[0], rows.shape[1]), memoryview(rows.reshape(-1))
+    if rows.nbytes <= MAX_INLINE:
+        wire.send(Done(shape, found.grid, found.timestamps, True))
+        wire.send_bytes(pixels)
+        return
+    descriptor = write_file(pixels)
+    try:
+        wire.send(Done(shape, found.grid, found.timestamps, False), descriptor)
+    finally:
+        os.close(descriptor)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,53 @@
+"""Threads with a queue of their own, from which what waits can be taken back at once."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+
+
+class Lane:
+    """Calls what was put in, in that order, on `num_threads` threads, which start when they are needed.
+    What is called raises nothing. Thread-safe."""
+
+    def __init__(self, num_threads: int, name: str) -> None:
+        self._num_threads, self._name = num_threads, name
+        self._changed = threading.Condition()
+        self._waiting: OrderedDict[Hashable, Callable[[], None]] = OrderedDict()
+        self._threads: list[threading.Thread] = []
+        self._num_idle = 0
+        self._closed = False
+
+    def put(self, key: Hashable, call: Callable[[], None]) -> None:
+        with self._changed:
+            self._waiting[key] = call
+            if self._num_idle < len(self._waiting) and len(self._threads) < self._num_threads:
+                name = f"{self._name}-{len(self._threads)}"
+                self._threads.append(threading.Thread(target=self._run, name=name, daemon=True))
+                self._threads[-1].start()
+            self._changed.notify()
+
+    def drop(self, key: Hashable) -> bool:
+        """Take back what waits. False: it does not wait here, or not any more."""
+        with self._changed:
+            return self._waiting.pop(key, None) is not None
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._num_idle += 1
+                while not self._waiting and not self._closed:
+                    self._changed.wait()
+                self._num_idle -= 1
+                if not self._waiting:
+                    return
+                _, call = self._waiting.popitem(last=False)
+            call()
+            del call  # and whatever it holds, while this thread waits
+
+    def close(self) -> None:
+        """Run what waits, and wait for it."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()

@@ -1,0 +1,180 @@
+"""From a prompt to what the engine takes, beside the engine and within a limit of time.
+
+Forms of answers, texts, and prompts with media are prepared on threads of their own each: nobody who brings
+no image waits behind one.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+from mmengine.errors import RequestFailed
+from mmengine.models.plugin import Prepared
+from mmengine.processing.attempt import GIVEN_UP, Attempt, AttemptOver
+from mmengine.serve.engine import Engine
+from mmengine.serve.lanes import Lane
+from mmengine.serve.prompts import Prompt
+from mmengine.serve.stream import Channel
+from mmengine.serve.structured import ResponseFormat
+
+FORM_WORKERS = 2  # a large schema takes seconds: requests without one do not wait for it
+TEXT_WORKERS = 2  # a long text does not keep short ones waiting
+STANDSTILL_S = 30.0  # a request that is prepared for longer keeps an engine from being ready
+
+
+class Standing(NamedTuple):
+    """Of the requests that are prepared: how many, and the age of the oldest in seconds."""
+
+    num_requests: int = 0
+    oldest_s: float = 0.0
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why no further work should be sent."""
+        if self.oldest_s <= STANDSTILL_S:
+            return ()
+        return (
+            f"the oldest of {self.num_requests} requests in preparation has been there for "
+            f"{self.oldest_s:.0f} seconds",
+        )
+
+
+class Preparing:
+    """One request on its way to the engine. `form`: makes the form of its answer; None for free text."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        prompt: Prompt,
+        form: Callable[[], ResponseFormat] | None,
+        timeout_s: float,
+    ) -> None:
+        self.channel, self.prompt, self.form = channel, prompt, form
+        self.begun = time.monotonic()
+        self.timeout_s = timeout_s
+        limits = [limit for limit in (channel.options.deadline_s, timeout_s) if limit]
+        self.limit_s = min(limits) if limits else None
+        self.attempt = Attempt(None if self.limit_s is None else self.begun + self.limit_s)
+
+    @property
+    def age_s(self) -> float:
+        return time.monotonic() - self.begun
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nobody waits for it. The engine's thread may not have heard of that yet."""
+        return self.channel.closed or self.attempt.is_over
+
+    def check(self) -> None:
+        if self.is_over:
+            raise AttemptOver(GIVEN_UP)
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the deadline of the request has passed."""
+        deadline_s = self.channel.options.deadline_s
+        return bool(deadline_s) and self.age_s >= deadline_s
+
+    def too_slow(self) -> RequestFailed:
+        return RequestFailed(
+            f"the prompt was not prepared within {self.timeout_s:g} seconds (prepare_timeout_s); send fewer "
+            "or smaller images, or try again later"
+        )
+
+
+class Preparation:
+    """`engine`: the one that prompts are prepared for, asked anew each time. `done`: called on some thread
+    with what became of a request, unless it was given up while it waited."""
+
+    def __init__(
+        self,
+        engine: Callable[[], Engine],
+        num_media_workers: int,
+        done: Callable[[Preparing, Prepared | Exception], None],
+    ) -> None:
+        self._engine, self._done = engine, done
+        self._forms = Lane(FORM_WORKERS, "mmengine-form")
+        self._texts = Lane(TEXT_WORKERS, "mmengine-text")
+        self._media = Lane(num_media_workers, "mmengine-media")
+        self._lock = threading.Lock()
+        self._requests: dict[Preparing, None] = {}  # those that wait, and those that a thread works on
+
+    def begin(self, request: Preparing) -> None:
+        with self._lock:
+            self._requests[request] = None
+        if request.form is not None:
+            self._forms.put(request, partial(self._run_form, request, request.form))
+        else:
+            self._queue_prompt(request)
+
+    def _queue_prompt(self, request: Preparing) -> None:
+        lane = self._media if request.prompt.has_media else self._texts
+        lane.put(request, partial(self._run_prompt, request))
+
+    def _run_form(self, request: Preparing, form: Callable[[], ResponseFormat]) -> None:
+        try:
+            request.check()
+            self._settle(request.channel, form())
+        except Exception as error:
+            self._end(request, error)
+        else:
+            self._queue_prompt(request)
+
+    def _settle(self, channel: Channel, form: ResponseFormat) -> None:
+        """The channel holds the form's text from here on, until `release`."""
+        if form.grammar is None:
+            return
+        options = form.added_to(channel.options)
+        options.check()
+        text = self._engine().grammar_memory.hold(channel, form.grammar)
+        channel.options = replace(options, grammar=text)
+
+    def _run_prompt(self, request: Preparing) -> None:
+        try:
+            with request.attempt.on_this_thread():
+                result: Prepared | Exception = self._prepared(request)
+        except Exception as error:
+            result = error
+        self._end(request, result)
+
+    def _prepared(self, request: Preparing) -> Prepared:
+        """The channel holds the pixels from here on, until `release`."""
+        engine = self._engine()
+        if request.prompt.has_media:
+            engine.media_memory.wait_for_room(lambda: request.is_over)
+        request.check()
+        prepared = request.prompt.prepare(engine.processor, request.channel.options.cache_salt)
+        engine.media_memory.hold(request.channel, prepared.media)
+        return prepared
+
+    def _end(self, request: Preparing, result: Prepared | Exception) -> None:
+        self._forget(request)
+        self._done(request, result)
+
+    def _forget(self, request: Preparing) -> None:
+        with self._lock:
+            self._requests.pop(request, None)
+
+    def release(self, channel: Channel) -> None:
+        """The engine has what was prepared, or nobody wants it."""
+        self._engine().media_memory.release(channel)
+        self._engine().grammar_memory.release(channel)
+
+    def give_up(self, request: Preparing) -> None:
+        """Nobody wants it any more: what waits is taken back, a process that decodes for it is ended."""
+        request.attempt.give_up()
+        if any(lane.drop(request) for lane in (self._forms, self._texts, self._media)):
+            self._forget(request)
+
+    def standing(self) -> Standing:
+        with self._lock:
+            oldest = next(iter(self._requests), None)
+            return Standing(len(self._requests), 0.0 if oldest is None else oldest.age_s)
+
+    def close(self) -> None:
+        """Prepare what waits, and wait for it."""
+        for lane in (self._forms, self._texts, self._media):
+            lane.close()

@@ -1,0 +1,47 @@
+"""What a decoder process runs: encoded images and videos to patches. Neither torch nor a tokenizer."""
+
+from dataclasses import asdict
+from functools import partial
+
+import msgspec
+
+from mmengine.errors import InvalidRequest
+from mmengine.models.decoding import DecodedMedia, DecoderRecipe, EncodedMedia, MediaDecoder
+from mmengine_qwen3_vl.media import MediaLoader
+from mmengine_qwen3_vl.messages import MediaPart
+from mmengine_qwen3_vl.settings import Settings
+from mmengine_qwen3_vl.sources import Access
+
+
+class _Recipe(msgspec.Struct, frozen=True):
+    settings: Settings
+    max_positions: int
+
+
+def recipe(settings: Settings, max_positions: int) -> DecoderRecipe:
+    """For `decoder`, below."""
+    text = msgspec.json.encode({"settings": asdict(settings), "max_positions": max_positions})
+    return DecoderRecipe(__name__, text)
+
+
+def decoder(settings: bytes) -> MediaDecoder:
+    """The decoder that `recipe` describes."""
+    read = msgspec.json.decode(settings, type=_Recipe)
+    check = partial(check_length, most=read.max_positions)
+    return partial(_decode, MediaLoader(read.settings, b"", check))
+
+
+def _decode(loader: MediaLoader, media: EncodedMedia) -> DecodedMedia:
+    data = list(media.data) if isinstance(media.data, tuple) else media.data
+    times = media.times
+    source = data if times is None else (data, {"fps": times.fps, "frames_indices": times.indices})
+    return loader.decode(MediaPart(media.modality, source, {}, media.where), media.options, Access())
+
+
+def check_length(length: int, most: int) -> None:
+    """Raises InvalidRequest for a prompt of more than `most` tokens."""
+    if length > most:
+        raise InvalidRequest(
+            f"the prompt has {length} tokens or more, the model takes at most {most}; "
+            "shorten it, or send fewer or smaller images"
+        )
