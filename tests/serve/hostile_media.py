@@ -52,6 +52,11 @@ def video_of(container: str, codec: str) -> bytes:
 # PNG
 
 
+@cache
+def _zeros(count: int) -> bytes:
+    return zlib.compress(bytes(count), 1)
+
+
 def _chunk(name: bytes, data: bytes, length: int | None = None) -> bytes:
     return (
         struct.pack(">I", len(data) if length is None else length)
@@ -68,7 +73,7 @@ def png(rng: random.Random) -> bytes:
         _chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, rng.choice((0, 0, 1))))
     ]
     for _ in range(rng.choice((0, 0, 1, 3, 400))):
-        bomb = zlib.compress(bytes(rng.choice((10, 10**4, 10**6))))
+        bomb = _zeros(rng.choice((10, 10**4, 10**6)))
         chunks.append(
             rng.choice(
                 (
@@ -83,8 +88,7 @@ def png(rng: random.Random) -> bytes:
                 )
             )
         )
-    rows = min(height, 200)
-    body = zlib.compress(bytes(min(rows * (width * 4 + 1), 10**6)))
+    body = _zeros(rng.choice((0, 64 * 65, 64 * 193, 10**5, 10**6)))
     chunks += [_chunk(b"IDAT", body)] * rng.choice((1, 1, 2, 50))
     return b"\x89PNG\r\n\x1a\n" + b"".join(chunks) + _chunk(b"IEND", b"")
 
@@ -92,7 +96,7 @@ def png(rng: random.Random) -> bytes:
 def png_bomb(rng: random.Random) -> bytes:
     """Few bytes that are truly many pixels, up to the largest picture that is taken."""
     width, height = rng.choice(((3000, 3000), (8000, 8000), (32000, 2000), (8193, 8192)))
-    rows = zlib.compress(bytes((width + 7) // 8 + 1) * height, 1)
+    rows = _zeros(((width + 7) // 8 + 1) * height)
     head = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
     return b"\x89PNG\r\n\x1a\n" + _chunk(b"IHDR", head) + _chunk(b"IDAT", rows) + _chunk(b"IEND", b"")
 
@@ -160,6 +164,7 @@ def tiff_pages(rng: random.Random) -> bytes:
     return b"".join(_small_pages(rng.choice((100, 2000, 4000))))
 
 
+@cache
 def _small_pages(count: int) -> list[bytes]:
     tags = ((256, 1), (257, 1), (258, 8), (259, 1), (262, 1), (273, 8), (277, 1), (278, 1), (279, 1))
     size = 2 + 12 * len(tags) + 4
@@ -312,3 +317,14 @@ def hostile_file(
     for _ in range(rng.choice((0, 0, 1, 2))):
         data = damaged(rng, data) if data else data
     return kind, data
+
+
+def warm_up() -> None:
+    """Make what is made once, so that asking is cheap from then on."""
+    for container, codec in (("mp4", "mpeg4"), ("mp4", "libx264"), ("mov", "mpeg4"), ("webm", "libvpx")):
+        video_of(container, codec)
+    rng = random.Random(0)
+    for makers in (IMAGES, VIDEOS, BOMBS):
+        for make in makers.values():
+            for _ in range(20):
+                make(rng)

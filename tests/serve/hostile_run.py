@@ -11,6 +11,7 @@ import numpy as np
 
 from mmengine.errors import MMEngineError
 from mmengine.serve.async_engine import AsyncEngine
+from tests.serve.hostile_media import warm_up
 from tests.serve.hostile_requests import hostile_request
 
 HONEST = 8
@@ -102,17 +103,18 @@ async def _watch(felt: Felt) -> None:
         await asyncio.sleep(0.2)
 
 
-async def attack(engine: AsyncEngine, count: int, seed: int) -> Felt:
-    """`count` hostile requests while honest streams run."""
+async def attack(engine: AsyncEngine, seeds: list[int]) -> Felt:
+    """The hostile requests of these seeds while honest streams run."""
     felt = Felt()
-    seeds = list(range(seed, seed + count))
+    warm_up()
+    waiting = seeds[::-1]
     honest = [asyncio.create_task(_honest(engine, number, felt)) for number in range(HONEST)]
     while len(felt.gaps) < 10 * HONEST:  # all have begun
         await asyncio.sleep(0.02)
     felt.gaps.clear()
     watch = asyncio.create_task(_watch(felt))
     begun = time.monotonic()
-    await asyncio.gather(*(_hostile(engine, random.Random(seed + k), seeds, felt) for k in range(AT_ONCE)))
+    await asyncio.gather(*(_hostile(engine, random.Random(k), waiting, felt) for k in range(AT_ONCE)))
     felt.seconds = time.monotonic() - begun
     for task in (*honest, watch):
         task.cancel()
