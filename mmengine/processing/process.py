@@ -87,7 +87,7 @@ class DecoderProcess:
         except TimeoutError:
             raise
         except (EOFError, OSError, msgspec.MsgspecError):
-            self._end(mercy_s=1.0)
+            self._end(mercy_s=0.5)
             raise DecoderLost(self._how_it_ended()) from None
         if not isinstance(answer, Refused):
             raise DecoderLost("it gave no answer")

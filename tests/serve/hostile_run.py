@@ -1,4 +1,4 @@
-"""Hostile requests at an engine while honest streams run: what became of them, and how the streams felt it."""
+"""Hostile requests at an engine while honest streams run: what became of them, and how the streams felt."""
 
 import asyncio
 import random

@@ -1,0 +1,69 @@
+"""A decoder that does what its files say: for tests of the processes that decoders run in."""
+
+import ctypes
+import os
+import time
+
+import numpy as np
+
+from mmengine.errors import InvalidMedia
+from mmengine.models.decoding import DecodedMedia
+
+MODULES = ("torch", "tokenizers", "jinja2", "transformers")
+
+
+def decoder(settings):
+    if settings == b"does not start":
+        os._exit(3)
+    return decode
+
+
+def decode(media):
+    what, _, number = bytes(media.data).decode().partition(" ")
+    match what:
+        case "rows":  # as many bytes as it says, and who made them
+            rows = np.full((int(number) // 1024, 1024), os.getpid() % 251, np.uint8)
+            return DecodedMedia(rows, (1, os.getpid(), os.nice(0)), (0.5,))
+        case "crash":
+            ctypes.string_at(0)
+        case "killed":
+            os.kill(os.getpid(), 9)
+        case "spin":
+            while True:
+                pass
+        case "sleep":
+            time.sleep(1000)
+        case "eat":
+            kept = []
+            while True:
+                kept.append(np.ones(2**22, np.uint8))
+        case "eaten":  # parsers catch what they cannot read
+            try:
+                np.ones(2**40, np.uint8)
+            except MemoryError:
+                raise InvalidMedia("it is damaged") from None
+        case "leave":
+            os._exit(0)
+        case "refuse":
+            raise InvalidMedia(f"{media.where} is no image")
+        case "bug":
+            raise KeyError(what)
+        case "lie":  # about the shape: what comes is shorter
+            rows = np.zeros((512, 1024), np.uint8)
+            return DecodedMedia(_Lying(rows), (1, 1, 1))
+        case "modules":
+            import sys  # what stands there by now
+
+            found = [name for name in MODULES if name in sys.modules]
+            raise InvalidMedia(f"{found} {sorted(os.environ)}")
+    raise AssertionError(what)
+
+
+class _Lying:
+    """Rows that say they are more than they are."""
+
+    def __init__(self, rows):
+        self.rows, self.shape, self.nbytes = rows, (2 * rows.shape[0], rows.shape[1]), rows.nbytes
+
+    def reshape(self, _):
+        return self.rows.reshape(-1)

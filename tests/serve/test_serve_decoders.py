@@ -1,0 +1,147 @@
+"""Decoder processes: what an item may do to its own, and that it is all it can do."""
+
+import os
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from mmengine.errors import InvalidMedia, MMEngineError, QueueFull, RequestFailed
+from mmengine.models.decoding import DecoderRecipe, EncodedMedia
+from mmengine.processing import decoders as decoders_module
+from mmengine.processing.attempt import Attempt
+from mmengine.processing.decoders import Decoders
+from mmengine.processing.messages import MAX_INLINE
+from tests.serve import hostile_decoder
+
+RECIPE = DecoderRecipe(hostile_decoder.__name__, b"")
+
+
+def media(what):
+    return EncodedMedia("image", what.encode(), {}, "image 0")
+
+
+@pytest.fixture(scope="module")
+def decoders():
+    """One process at a time, of little memory; whoever kills it leaves the next test another."""
+    made = Decoders(RECIPE, 1, 2**27, limit_s=20)
+    yield made
+    made.close()
+
+
+def process_of(decoders):
+    return decoders(media("rows 1024")).grid[1]
+
+
+@pytest.mark.parametrize("size", [1024, MAX_INLINE, MAX_INLINE + 1024, 3 * 2**20])
+def test_pixels_come_back_whatever_their_size(decoders, size):
+    found = decoders(media(f"rows {size}"))
+    assert found.patches.shape == (size // 1024, 1024) and found.patches.dtype == np.uint8
+    assert (found.patches == found.grid[1] % 251).all() and found.timestamps == (0.5,)
+    found.patches[0, 0] = 1  # the engine's own
+
+
+def test_a_process_is_kept_steps_back_and_sees_little(decoders, monkeypatch):
+    monkeypatch.setenv("A_SECRET", "x")
+    first = decoders(media("rows 1024"))
+    assert first.grid[1] == process_of(decoders) != os.getpid()
+    assert first.grid[2] > os.nice(0), "tokens go first"
+    for refusal, kind in (("refuse", InvalidMedia), ("bug", RequestFailed)):
+        with pytest.raises(kind, match="image 0"):
+            decoders(media(refusal))
+    assert first.grid[1] == process_of(decoders), "a refusal costs no process"
+    fresh = Decoders(RECIPE, 1, 2**30, 20)
+    with pytest.raises(InvalidMedia) as error:
+        fresh(media("modules"))
+    fresh.close()
+    assert str(error.value).startswith("[]") and "A_SECRET" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        ("crash", "died of it .SIGSEGV"),
+        ("killed", "SIGKILL, most likely for want of memory"),
+        ("eat", "needs more than 128 MiB to be decoded .media_process_bytes."),
+        ("eaten", "needs more than 128 MiB"),
+        ("leave", "died of it .exit code 0"),
+        ("lie", "died of it"),
+    ],
+)
+def test_what_an_item_does_it_does_to_its_own_process(decoders, what, says):
+    before, lost = process_of(decoders), decoders.num_lost
+    with pytest.raises(InvalidMedia, match=f"image 0.*{says}"):
+        decoders(media(what))
+    assert process_of(decoders) != before and decoders.num_lost == lost + 1
+    assert not alive(before)
+
+
+def alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("what", ["spin", "sleep"])
+def test_time_is_limited(what):
+    decoders = Decoders(RECIPE, 1, 2**27, limit_s=0.3)
+    before = process_of(decoders)
+    with pytest.raises(InvalidMedia, match="longer than 0.3 seconds to be decoded .prepare_timeout_s."):
+        decoders(media(what))
+    assert not alive(before) and process_of(decoders) != before
+    decoders.close()
+
+
+def test_an_attempt_ends_what_runs_and_what_waits_for_it(decoders):
+    outcomes = {}
+
+    def decode(name, attempt):
+        with attempt.on_this_thread():
+            try:
+                decoders(media("sleep"))
+            except MMEngineError as error:
+                outcomes[name] = str(error), time.monotonic()
+
+    attempts = {"running": Attempt(None), "waiting": Attempt(None), "late": Attempt(time.monotonic() + 0.2)}
+    threads = [threading.Thread(target=decode, args=item) for item in attempts.items()]
+    for thread in threads:
+        thread.start()
+        time.sleep(0.05)
+    threads[2].join(10)
+    assert outcomes.keys() == {"late"}, "its place was taken all the time"
+    attempts["waiting"].give_up()
+    threads[1].join(10)
+    assert outcomes.keys() == {"late", "waiting"}
+    attempts["running"].give_up()
+    threads[0].join(10)
+    assert {text for text, _ in outcomes.values()} == {"the request was given up before it began"}
+    assert process_of(decoders)
+    with pytest.raises(RequestFailed), attempts["running"].on_this_thread():
+        decoders(media("rows 1024"))
+
+
+def test_processes_that_do_not_start_are_not_started_again_and_again(monkeypatch):
+    monkeypatch.setattr(decoders_module, "FIRST_PAUSE_S", 0.2)
+    decoders = Decoders(DecoderRecipe(RECIPE.module, b"does not start"), 1, 2**27, 20)
+    started = []
+    start = decoders_module.DecoderProcess
+    monkeypatch.setattr(decoders_module, "DecoderProcess", lambda *a: (started.append(1), start(*a))[1])
+    for _ in range(20):
+        with pytest.raises(QueueFull, match="no decoder can be started: it did not start .exit code 3"):
+            decoders(media("rows 1024"))
+    assert len(started) == 1 and "exit code 3" in decoders.reasons[0]
+    time.sleep(0.25)
+    decoders._recipe = RECIPE
+    assert process_of(decoders) and not decoders.reasons
+    decoders.close()
+
+
+def test_closing_ends_the_processes():
+    decoders = Decoders(RECIPE, 2, 2**27, 20)
+    idle = process_of(decoders)
+    decoders.close()
+    assert not alive(idle)
+    assert not alive(process_of(decoders)), "what comes later is not kept"
