@@ -176,6 +176,7 @@ def test_who_leaves_frees_the_place_and_ends_the_process():
         processor = Decoded()
         async with engine_of(processor, max_waiting=1, max_num_seqs=1) as engine:
             decoders = engine._engine.decoders
+            decoders(media("rows 1024"))  # a process is there
             for _ in range(3):
                 streams = [engine.stream(pictured("x")) for _ in range(2)]
                 while not decoders._num_busy:
