@@ -97,6 +97,7 @@ class AsyncEngine:
         what is wrong with the media, or with the form asked for, comes out of the stream."""
         asked = make_options(sampling, options)
         asked.check()
+        asked.sampling.check_vocabulary(self._engine.built.spec.vocab_size)
         has_form = any(options.get(name) is not None for name in FORM)
         form = partial(response_format_of, options) if has_form else None
         prompt = Prompt.of(prompt)

@@ -112,6 +112,7 @@ class Engine:
             self.metrics,
             Reasoning(self.processor.tokenizer, self.config.eos_token_ids, *markers),
             self.grammar_memory,
+            self.built.spec.vocab_size,
         )
         limit_s = self.config.step_timeout_s
         self._watchdog = Watchdog(limit_s, on_hang or self._end_process) if limit_s else nullcontext()
