@@ -52,6 +52,9 @@ class AsyncEngine:
     max_num_seqs` requests are open at once; one more raises QueueFull. Where a step takes longer than
     step_timeout_s and there is a `log`, another engine takes that up on a thread of its own and the
     streams go on; without a log they end with an error.
+
+    A path in a message is read on this machine. Messages of strangers are passed as
+    `Prompt(messages, media_options={"local_files": False})`, which refuses paths.
     """
 
     def __init__(self, model: str | Path | None = None, **engine_options: Any):

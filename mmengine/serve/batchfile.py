@@ -8,7 +8,8 @@ A line may ask for a form with `response_format` or `grammar` (docs/structured_o
 was cut then has a `detail` that says so.
 
 With n above 1 an answer has `choices`, each with index, text, token_ids and finish_reason, in
-place of the one. Messages are in OpenAI's shape; a path is read relative to the file.
+place of the one. Messages are in OpenAI's shape; a path is read relative to the file, so a stranger's file
+is not to be run as it is.
 """
 
 from collections.abc import Iterator, Set

@@ -53,7 +53,8 @@ class Engine:
     nobody received. `on_hang`: called on another thread when a step took longer than step_timeout_s;
     None notes that in the log and ends the process. `texts` False: outputs and answers come without their
     texts (`serve.texts` makes them, on another thread). `builder` replaces `mmengine.build.build` in tests.
-    Raises ModelError, ConfigError, LogError.
+    A path in a message is read: strangers' messages are passed as
+    `Prompt(messages, media_options={"local_files": False})`. Raises ModelError, ConfigError, LogError.
     """
 
     def __init__(
