@@ -11,7 +11,7 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 256
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
-MAX_CHOICES = 64
+MAX_CHOICES = 64  # answers to one prompt, n
 MAX_SEED = 2**63 - 1
 CLOSES = ',"on_truncation":"close"}'  # how the text of a form ends that says so
 

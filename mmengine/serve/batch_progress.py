@@ -23,7 +23,7 @@ from mmengine.serve.request_lines import custom_id_of, head_of
 
 MANIFEST = "batch.json"
 SYNC_INTERVAL_S = 0.1
-MAX_MANIFEST_BYTES = 2**20
+MAX_MANIFEST_BYTES = 2**20  # that are read of it
 _LINE_NUMBER = re.compile(r"line (\d+): ")
 
 

@@ -17,8 +17,8 @@ _FIRST_FIELD = re.compile(rb'\s*\{\s*"custom_id"\s*:\s*("(?:[^"\\]|\\.)*+")')
 class Head(msgspec.Struct):
     """The fields by which an answer finds its request."""
 
-    custom_id: Any = None
-    error: Any = None
+    custom_id: object = None
+    error: object = None
 
 
 def head_of(line: bytes) -> Head:
@@ -65,7 +65,7 @@ def fields_of(line: bytes | None) -> dict[str, Any]:
     return fields
 
 
-def written(fields: dict[str, Any]) -> bytes:
+def written(fields: dict[str, object]) -> bytes:
     """A line with its end, that `head_of` reads again."""
     try:
         return msgspec.json.encode(fields) + b"\n"
@@ -76,7 +76,7 @@ def written(fields: dict[str, Any]) -> bytes:
 def _surrogate(line: bytes) -> str:
     """What to say of a line that is wrong for half of a surrogate pair alone, else nothing."""
     try:
-        waiting: list[tuple[str, Any]] = [("", json.loads(line))]
+        waiting: list[tuple[str, object]] = [("", json.loads(line))]
     except (ValueError, RecursionError):
         return ""
     while waiting:

@@ -17,7 +17,7 @@ from mmengine.structured_output.base import Compiled
 
 WORKERS = 2
 CACHE_SIZE = 384  # grammars that nobody uses now; a schema has two draft grammars beside its own
-MAX_ABANDONED = 4
+MAX_ABANDONED = 4  # compilations that hang; then no new grammar is taken
 # The grammar engine recurses as deep as rules and references lead, and beyond the stack's end is the end of
 # the process. Twice what the deepest took that spec.py and the gate let through; only what is used is real.
 STACK_BYTES = 256 * 2**20

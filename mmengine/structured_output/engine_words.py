@@ -4,7 +4,7 @@ import re
 
 from mmengine.errors import shown
 
-MAX_ERROR_CHARS = 300
+MAX_ERROR_CHARS = 300  # of what is said of a grammar; the rest is left out
 _KNOWN = tuple(
     (re.compile(found), said)
     for found, said in (
