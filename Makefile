@@ -2,6 +2,7 @@
 # make check    style, format, import contracts, types, and the short tests of core, events, golden logs and this
 #               house's limits; what a commit is to pass (.pre-commit-config.yaml), in under a minute
 # make test     the same, and all tests
+# make limits   writes docs/limits.md from the code
 # make soak     the long versions of tests
 # make kernels  of these the tests of what runs on GPUs, which need none
 # make clean    removes what the others made
@@ -11,7 +12,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 WORKERS ?= 2
 
-.PHONY: demo check reading short test soak kernels clean
+.PHONY: demo check reading short test limits soak kernels clean
 
 demo: .venv/.ready
 	$(BIN)/mmengine demo
@@ -33,6 +34,9 @@ test: reading
 	@$(MAKE) --no-print-directory build/gpu/.ready || { rm -rf build/gpu; \
 		echo "Triton and FlashInfer cannot be had here: the tests of GPU kernels are skipped"; }
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup
+
+limits: .venv/.ready
+	$(BIN)/python -m tests.house.write_limits
 
 soak: .venv/.ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup -m soak --timeout 3600

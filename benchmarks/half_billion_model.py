@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import save_file
 
 from mmengine.models.loader import resolve_folder
+from mmengine.strict_modes import BadModes, open_strict
 
 RECIPE = 2  # part of the folder's name: raise it when what is made changes
 TEXT = {
@@ -51,8 +52,11 @@ def cached_folder() -> Path:
     root = os.environ.get("MMENGINE_CACHE") or os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     name = f"half-billion-{RECIPE}"
     folder = Path(root) / "mmengine-benchmarks" / name
+    try:
+        os.close(open_strict(folder.parent, make=True))
+    except BadModes as problem:
+        raise SystemExit(f"no safe place for weights: {problem}, or set MMENGINE_CACHE") from None
     if not folder.is_dir():
-        folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent) as unfinished:
             made = Path(unfinished) / name
             make(made)

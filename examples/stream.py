@@ -1,4 +1,8 @@
-"""Two questions about one drawn image at once; each answer is printed as it grows."""
+"""Two questions about one drawn image at once; each answer is printed as it grows.
+
+The messages are made here. Those of strangers go in a Prompt with media_options={"local_files": False}, or a
+path in them would be read.
+"""
 
 import asyncio
 import random

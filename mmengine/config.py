@@ -75,7 +75,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     log_sync: Literal["background", "always", "never"] = "background"
     # Of the log, the newest so many bytes and seconds are kept (docs/log-format.md); 0: all of it.
     log_retain_bytes: Annotated[int, Meta(ge=0, le=2**50)] = 0
-    log_retain_s: Annotated[int, Meta(ge=0, le=2**40)] = 0
+    log_retain_s: Annotated[int, Meta(ge=0, le=2**40)] = 0  # likewise
     # Bytes of log between two snapshots of the state beside it; 0: none.
     snapshot_bytes: Annotated[int, Meta(ge=0, le=2**40)] = 64 * 2**20
     # Seconds after which a step counts as hung and the process ends; 0: never.

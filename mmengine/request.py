@@ -11,9 +11,19 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 256
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
-MAX_CHOICES = 64
+MAX_CHOICES = 64  # answers to one prompt, n
 MAX_SEED = 2**63 - 1
 CLOSES = ',"on_truncation":"close"}'  # how the text of a form ends that says so
+
+
+def check_unicode(where: str, text: str) -> None:
+    """Raise InvalidRequest where half of a surrogate pair stands alone: it stands for no character."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(
+            f"{where} holds an unpaired surrogate at character {error.start}; send valid Unicode"
+        ) from None
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -68,6 +78,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         for text in self.stop:
             if not 1 <= len(text) <= MAX_STOP_STRING_CHARS:
                 raise InvalidRequest(f"a stop string must have 1 to {MAX_STOP_STRING_CHARS} characters")
+            check_unicode("stop", text)
         if len(self.stop_token_ids) > MAX_STOP_STRINGS:
             raise InvalidRequest(f"at most {MAX_STOP_STRINGS} stop token ids are taken")
         for token in (*self.stop_token_ids, *self.logit_bias):
@@ -80,6 +91,16 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         for token, bias in self.logit_bias.items():
             if not abs(bias) <= 100:  # nor NaN
                 raise InvalidRequest(f"logit_bias of token {token} must lie in -100 to 100, not {bias!r}")
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Raise InvalidRequest for a token that a model with `vocab_size` logits never samples."""
+        for name, tokens in (("logit_bias", self.logit_bias), ("stop_token_ids", self.stop_token_ids)):
+            highest = max(tokens, default=0)
+            if highest >= vocab_size:
+                raise InvalidRequest(
+                    f"{name} names the token {highest}, but this model's ids end at {vocab_size - 1}; take "
+                    "ids of its own tokenizer"
+                )
 
 
 _INT_RANGES = (

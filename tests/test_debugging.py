@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.house.doc_blocks import blocks
+
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "docs" / "debugging.md").read_text()
 
@@ -30,10 +32,6 @@ for words in json.loads(sys.argv[1]):
 """
 
 
-def blocks(language):
-    return re.findall(rf"```{language}\n(.*?)```", TEXT, re.DOTALL)
-
-
 def run(command, folder):
     paths = [str(Path(sys.executable).parent), os.environ["PATH"]]
     modules = [str(ROOT), str(ROOT / "plugins"), os.environ.get("PYTHONPATH", "")]
@@ -49,7 +47,7 @@ def session(tmp_path_factory):
     """What each command printed: first the scripts of the examples, then the tests that they wrote."""
     folder = tmp_path_factory.mktemp("debugging")
     (folder / "examples").symlink_to(ROOT / "examples")
-    lines = "".join(blocks("sh")).splitlines()
+    lines = "".join(block.text for block in blocks("docs/debugging.md", "sh")).splitlines()
     scripts = [line for line in lines if line.startswith("python examples/")]
     words = json.dumps([shlex.split(line)[1:] for line in scripts])
     done = run(shlex.join([sys.executable, "-c", SCRIPTS, words]), folder)
@@ -69,6 +67,17 @@ def session(tmp_path_factory):
 
 def of(session, words):
     return next(said for command, said in session[1].items() if words in command)
+
+
+def test_what_is_shown_is_printed(session):
+    """But for what the Python prints (below), line breaks and times."""
+    plain = lambda text: re.sub(r"\d+\.\d s\b", "S", " ".join(text.split()))  # noqa: E731
+    printed = plain(" ".join(session[1].values()))
+    shown = [block.text for block in blocks("docs/debugging.md", "") if "holds {" not in block.text]
+    assert len(shown) == 5
+    for text in shown:
+        for part in text.split("…"):
+            assert plain(part) in printed, part
 
 
 def test_the_engine_stops_and_the_log_verifies(session):
@@ -92,7 +101,7 @@ def test_why_and_the_page_tell_the_story(session):
 
 
 def test_the_python_shows_the_leak(session, tmp_path):
-    (tmp_path / "walk.py").write_text(blocks("python")[0])
+    (tmp_path / "walk.py").write_text(blocks("docs/debugging.md", "python")[0].text)
     done = run(f"PYTHONPATH=examples/debugging python {tmp_path / 'walk.py'}", session[0])
     assert done.stdout.splitlines() == ["Preempted holds {0} [1]", "Scheduled holds set() [1]"], done.stderr
     assert done.stdout in TEXT

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import random
-import re
 import runpy
 import shlex
 from pathlib import Path
@@ -12,25 +11,21 @@ import msgspec
 import pytest
 
 from mmengine.cli import main as cli
+from tests.house.doc_blocks import blocks
 
 ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text()
-
-
-def blocks(language, text=README):
-    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
 
 
 def test_the_ten_lines_work(capsys):
-    for block in blocks("python"):
-        exec(compile(block, "README.md", "exec"), {})
+    for block in blocks("README.md", "python"):
+        exec(compile(block.text, block.name, "exec"), {})
     printed = capsys.readouterr().out.splitlines()
     assert len(printed) == 6 and json.loads(printed[0])["objects"]
 
 
 def test_the_forms_of_answers_work(capsys):
-    for block in blocks("python", (ROOT / "docs" / "structured_output.md").read_text()):
-        exec(compile(block, "structured_output.md", "exec"), {})
+    for block in blocks("docs/structured_output.md", "python"):
+        exec(compile(block.text, block.name, "exec"), {})
     record, call = capsys.readouterr().out.split("\n", 1)
     assert "corners" in record
     call = json.loads(call.strip().removeprefix("<tool_call>").removesuffix("</tool_call>"))
@@ -46,7 +41,7 @@ def test_the_commands_work(tmp_path, monkeypatch, capsys):
     (tmp_path / "requests.jsonl").write_text(json.dumps(line))
     (tmp_path / "shapes.schema.json").write_text('{"type": "array", "items": {"enum": ["circle", "square"]}}')
     monkeypatch.chdir(tmp_path)
-    commands = [line for block in blocks("sh") for line in block.splitlines()]
+    commands = [line for block in blocks("README.md", "sh") for line in block.text.splitlines()]
     assert len(commands) == 8
     for command in commands:
         monkeypatch.setattr("sys.argv", shlex.split(command))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # heavy: loaded when a command runs
     from mmengine.cli.showcase import Question
     from mmengine.core.outputs import Stats
 
-MAX_TOKENS = 160
+MAX_TOKENS = 160  # of an answer of the demo; a longer one is cut
 
 
 def demo(

@@ -7,7 +7,7 @@ from mmengine.core.state.state import State
 from mmengine.errors import ExecutorFailed
 from mmengine.events import vocabulary as ev
 
-MAX_ERROR_CHARS = 500
+MAX_ERROR_CHARS = 500  # of an error in the log; the rest is left out
 
 
 def executed(result: StepResult, state: State, sampled: np.ndarray) -> ev.Executed:

@@ -1,8 +1,8 @@
 """The compiled library in the user's cache folder: one for each content of the sources, set of flags
 and kind of CPU. Where it is, no compiler is needed.
 
-A file that is loaded is code that runs, so the folder must be the user's own and closed to others, and the
-library's digest stands beside it: one that was cut short or changed is compiled again.
+A file that is loaded is code that runs, so the folder and those above it must be closed to other users
+(mmengine.strict_modes), and the library's digest stands beside it: one that was cut short is compiled again.
 """
 
 import fcntl
@@ -11,86 +11,114 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from mmengine.native.compile import all_flags, find_compiler, source_files
 from mmengine.native.problem import NativeProblem
+from mmengine.strict_modes import BadModes, open_strict
 
 FOLDER = "MMENGINE_CACHE"
 RETRY_AFTER_S = 86400.0
 LOCK_WAIT_S = 600.0  # as long as another process may take to compile
 
 
-def cache_folder() -> Path:
+@dataclass(frozen=True, slots=True)
+class CacheFolder:
+    """What is in it is read and written by its descriptor; `path` is for the compiler, and for messages."""
+
+    path: Path
+    fd: int  # never closed: libraries that are loaded are known by it
+
+    def read(self, name: str) -> bytes:
+        with open(os.open(name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=self.fd), "rb") as file:
+            return file.read()
+
+    def write(self, name: str, data: bytes) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+        with open(os.open(name, flags, 0o600, dir_fd=self.fd), "wb") as file:
+            file.write(data)
+
+    def remove(self, name: str) -> None:
+        with suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=self.fd)
+
+    def loadable(self, name: str) -> str:
+        """A path by which this very folder's file is loaded, whatever its own path leads to by now."""
+        return f"/proc/self/fd/{self.fd}/{name}"
+
+
+def cache_folder() -> CacheFolder:
     """The folder, made if need be. Raises NativeProblem when it cannot be used."""
     base = os.environ.get(FOLDER) or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "mmengine")
-    folder = Path(base).expanduser() / "native"
+    path = Path(base) / "native"
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = folder.stat()
+        path = path.expanduser()
+        return CacheFolder(path, open_strict(path, make=True))
+    except BadModes as problem:
+        raise NativeProblem(
+            f"the cache folder {path} is not safe for code: {problem}, or {_advice()}"
+        ) from None
     except (OSError, RuntimeError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise NativeProblem(f"the cache folder {folder} cannot be made ({reason}); {_advice()}") from None
-    if status.st_uid != os.getuid() or status.st_mode & 0o022:
-        raise NativeProblem(f"the cache folder {folder} can be written by others; {_advice()}")
-    return folder
+        raise NativeProblem(f"the cache folder {path} cannot be made ({reason}); {_advice()}") from None
 
 
-def library_path(folder: Path, isa: str, openmp: Path | None) -> Path:
-    """Where the library for these sources, flags and OpenMP runtime lies, whatever compiled it."""
+def library_name(isa: str, openmp: Path | None) -> str:
+    """The file of the library for these sources, flags and OpenMP runtime, whatever compiled it."""
     flags = all_flags(isa, openmp)
     facts = json.dumps([isa, flags, openmp.name if openmp else None])
     digest = hashlib.sha256(facts.encode())
     for path in sorted([*source_files(), *source_files()[0].parent.glob("*.h")]):
         digest.update(f"\0{path.name}\0".encode() + path.read_bytes())
-    return folder / f"kernels-{isa}-{digest.hexdigest()[:24]}.so"
+    return f"kernels-{isa}-{digest.hexdigest()[:24]}.so"
 
 
-def cached(path: Path, compile_to: Callable[[str, Path], None]) -> Path:
-    """`path`, whole; `compile_to(compiler, path)` is called, by one process at a time, when it is not.
-    A compiler that failed at these sources is not tried again for a day. NativeProblem."""
-    if _is_whole(path):
-        return path
+def make_whole(folder: CacheFolder, name: str, compile_to: Callable[[str, Path], None]) -> None:
+    """`name` is whole in `folder` after it; `compile_to(compiler, path)` is called, by one process at a time,
+    when it is not. A compiler that failed at these sources is not tried again for a day. NativeProblem."""
+    if _is_whole(folder, name):
+        return
     try:
-        with _lock(path.with_suffix(".lock")):
-            if not _is_whole(path):
-                made = path.with_suffix(f".{os.getpid()}.tmp")
+        with _lock(folder, _beside(name, ".lock")):
+            if not _is_whole(folder, name):
+                made = _beside(name, f".{os.getpid()}.tmp")
                 try:
-                    _compile(path, made, compile_to)
-                    _digest_path(path).write_text(_digest(made), encoding="ascii")
-                    made.replace(path)  # last: a library without its digest is no library
+                    _compile(folder, name, made, compile_to)
+                    folder.write(_beside(name, ".sha256"), _digest(folder, made))
+                    # Last: a library without its digest is no library.
+                    os.rename(made, name, src_dir_fd=folder.fd, dst_dir_fd=folder.fd)
                 finally:
-                    made.unlink(missing_ok=True)
+                    folder.remove(made)
     except OSError as error:
         reason = error.strerror or error
-        raise NativeProblem(f"{path.parent} cannot be written to ({reason}); {_advice()}") from None
-    if not _is_whole(path):
-        raise NativeProblem(f"{path} is not what was compiled; {_advice()}")
-    return path
+        raise NativeProblem(f"{folder.path} cannot be written to ({reason}); {_advice()}") from None
+    if not _is_whole(folder, name):
+        raise NativeProblem(f"{folder.path / name} is not what was compiled; {_advice()}")
 
 
-def _compile(path: Path, made: Path, compile_to: Callable[[str, Path], None]) -> None:
+def _compile(folder: CacheFolder, name: str, made: str, compile_to: Callable[[str, Path], None]) -> None:
     compiler = find_compiler()
-    marker = path.with_suffix(".failed")
+    marker = _beside(name, ".failed")
     identity = f"{compiler} {os.stat(compiler).st_mtime_ns}"
-    reason = _failure(marker, identity)
+    reason = _failure(folder, marker, identity)
     if reason:
-        raise NativeProblem(f"{reason} (not tried again today; to try, delete {marker})")
+        raise NativeProblem(f"{reason} (not tried again today; to try, delete {folder.path / marker})")
     try:
-        compile_to(compiler, made)
+        compile_to(compiler, folder.path / made)
     except NativeProblem as problem:
-        marker.write_text(json.dumps([identity, str(problem)]), encoding="utf-8")
+        folder.write(marker, json.dumps([identity, str(problem)]).encode())
         raise
-    marker.unlink(missing_ok=True)
+    folder.remove(marker)
 
 
-def _failure(marker: Path, identity: str) -> str:
+def _failure(folder: CacheFolder, marker: str, identity: str) -> str:
     """Why this compiler failed within the last day; empty if it did not."""
     try:
-        if time.time() - marker.stat().st_mtime > RETRY_AFTER_S:
+        if time.time() - os.stat(marker, dir_fd=folder.fd).st_mtime > RETRY_AFTER_S:
             return ""
-        who, reason = json.loads(marker.read_text(encoding="utf-8"))
+        who, reason = json.loads(folder.read(marker))
     except (OSError, ValueError, TypeError):
         return ""
     return str(reason) if who == identity else ""
@@ -100,25 +128,25 @@ def _advice() -> str:
     return f"name another folder with {FOLDER}"
 
 
-def _digest_path(path: Path) -> Path:
-    return path.with_suffix(".sha256")
+def _beside(name: str, suffix: str) -> str:
+    return f"{name.removesuffix('.so')}{suffix}"
 
 
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+def _digest(folder: CacheFolder, name: str) -> bytes:
+    return hashlib.sha256(folder.read(name)).hexdigest().encode()
 
 
-def _is_whole(path: Path) -> bool:
+def _is_whole(folder: CacheFolder, name: str) -> bool:
     try:
-        return _digest_path(path).read_text(encoding="ascii", errors="replace") == _digest(path)
+        return folder.read(_beside(name, ".sha256")) == _digest(folder, name)
     except OSError:
         return False
 
 
 @contextmanager
-def _lock(path: Path) -> Iterator[None]:
+def _lock(folder: CacheFolder, name: str) -> Iterator[None]:
     until = time.monotonic() + LOCK_WAIT_S
-    with path.open("w") as file:
+    with open(os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600, dir_fd=folder.fd), "wb") as file:
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -126,7 +154,8 @@ def _lock(path: Path) -> Iterator[None]:
             except BlockingIOError:
                 if time.monotonic() > until:
                     raise NativeProblem(
-                        f"another process has held {path} for {LOCK_WAIT_S:.0f} s; end it and try again"
+                        f"another process has held {folder.path / name} for {LOCK_WAIT_S:.0f} s; end it and "
+                        "try again"
                     ) from None
                 time.sleep(0.05)
         yield

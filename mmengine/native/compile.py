@@ -60,7 +60,8 @@ def compile_library(compiler: str, isa: str, openmp: Path | None, out: Path) -> 
     )
     limit = _time_limit()
     flags = all_flags(isa, openmp)
-    with tempfile.TemporaryDirectory(prefix="mmengine-native-") as folder:
+    # Beside it, not in $TMPDIR: what others could change there would be linked.
+    with tempfile.TemporaryDirectory(prefix="compiling-", dir=out.parent) as folder:
         objects = [Path(folder) / f"{source.stem}.o" for source in source_files()]
         commands = [
             [compiler, *flags, "-c", str(source), "-o", str(made)]

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from functools import cache
 
-from mmengine.native.cache import cache_folder, cached, library_path
+from mmengine.native.cache import cache_folder, library_name, make_whole
 from mmengine.native.compile import compile_library, openmp_library
 from mmengine.native.cpu import usable_isas
 from mmengine.native.problem import NativeProblem
@@ -55,7 +55,7 @@ def _compiled() -> Found:
         library = open_isa(isa)
         if isa != "amx" or library.mm_allow_amx():
             threads = "OpenMP" if openmp_library() else "one thread"
-            return Found(library, f"{isa}, {threads}, {library._name}")
+            return Found(library, f"{isa}, {threads}, {os.path.realpath(library._name)}")
     raise NativeProblem("the kernel of the system does not let this process use AMX")
 
 
@@ -63,11 +63,11 @@ def open_isa(isa: str) -> ctypes.CDLL:
     """The library for one instruction set, which this CPU must have (an "amx" one: after its
     `mm_allow_amx()` gave 1). A process may hold several. Raises NativeProblem."""
     openmp = openmp_library()
-    path = library_path(cache_folder(), isa, openmp)
-    cached(path, lambda compiler, out: compile_library(compiler, isa, openmp, out))
+    folder, name = cache_folder(), library_name(isa, openmp)
+    make_whole(folder, name, lambda compiler, out: compile_library(compiler, isa, openmp, out))
     try:
         if openmp is not None:
             ctypes.CDLL(str(openmp), mode=ctypes.RTLD_GLOBAL)
-        return ctypes.CDLL(str(path))
+        return ctypes.CDLL(folder.loadable(name))
     except OSError as error:
-        raise NativeProblem(f"{path} does not load: {error}") from None
+        raise NativeProblem(f"{folder.path / name} does not load: {error}") from None

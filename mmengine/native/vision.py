@@ -9,7 +9,7 @@ from torch import Tensor
 from mmengine.native.dtypes import DTYPES
 from mmengine.native.library import load
 
-MAX_HEAD_DIM = 256
+MAX_HEAD_DIM = 256  # of what the kernels compute; torch computes beyond it
 
 
 class _Segments(ctypes.Structure):

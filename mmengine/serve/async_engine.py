@@ -54,6 +54,9 @@ class AsyncEngine:
     At most `max_waiting + max_num_seqs` requests are open at once; one more raises QueueFull. Where a step
     takes longer than step_timeout_s and there is a `log`, another engine takes that up on a thread of its own
     and the streams go on; without a log they end with an error.
+
+    A path in a message is read on this machine. Messages of strangers are passed as
+    `Prompt(messages, media_options={"local_files": False})`, which refuses paths.
     """
 
     def __init__(self, model: str | Path | None = None, **engine_options: Any):
@@ -101,6 +104,7 @@ class AsyncEngine:
         what is wrong with the media, or with the form asked for, comes out of the stream."""
         asked = make_options(sampling, options)
         asked.check()
+        asked.sampling.check_vocabulary(self._engine.built.spec.vocab_size)
         has_form = any(options.get(name) is not None for name in FORM)
         form = partial(response_format_of, options) if has_form else None
         prompt = Prompt.of(prompt)

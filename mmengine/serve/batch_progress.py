@@ -19,24 +19,17 @@ from mmengine.errors import InvalidRequest, LogError
 from mmengine.events.files import sync_data, sync_folder
 from mmengine.events.segment import segment_paths
 from mmengine.serve.batchfile import bounded_lines
-from mmengine.serve.options import MAX_ID_CHARS
+from mmengine.serve.request_lines import custom_id_of, head_of
 
 MANIFEST = "batch.json"
 SYNC_INTERVAL_S = 0.1
-MAX_MANIFEST_BYTES = 2**20
+MAX_MANIFEST_BYTES = 2**20  # that are read of it
 _LINE_NUMBER = re.compile(r"line (\d+): ")
 
 
 class _Manifest(msgspec.Struct):
     sha256: str
     num_lines: int
-
-
-class _Head(msgspec.Struct):
-    """The fields that are read of a line of the request file or the answer file."""
-
-    custom_id: Any = None
-    error: Any = None
 
 
 class RequestIndex:
@@ -52,7 +45,7 @@ class RequestIndex:
             for number, line in enumerate(bounded_lines(_Hashing(file, digest)), 1):
                 if line is None or line.strip():
                     self.numbers.append(number)
-                    self.custom_ids.append(_custom_id(line))
+                    self.custom_ids.append(custom_id_of(line))
         self.sha256 = digest.hexdigest()
 
     def __len__(self) -> int:
@@ -67,7 +60,8 @@ class RequestIndex:
         """Note beside a new log which request file it belongs to."""
         manifest = _Manifest(self.sha256, len(self))
         part = log / f"{MANIFEST}.part"
-        with part.open("wb") as file:
+        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+        with open(fd, "wb") as file:
             file.write(msgspec.json.encode(manifest))
             file.flush()
             os.fsync(file.fileno())
@@ -107,15 +101,6 @@ class _Hashing:
         line = self._file.readline(limit)
         self._digest.update(line)
         return line
-
-
-def _custom_id(line: bytes | None) -> str | None:
-    """The custom_id of a request line as RequestFile takes it; None where the line has none."""
-    try:
-        name = msgspec.json.decode(line or b"", type=_Head).custom_id
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return None
-    return name if isinstance(name, str) and 1 <= len(name) <= MAX_ID_CHARS else None
 
 
 class AnswerFile:
@@ -198,10 +183,7 @@ def _whole_lines(file: BinaryIO) -> Iterator[bytes]:
 
 def _owner(line: bytes, owners: dict[str, list[int]], places: dict[int, int]) -> int | None:
     """Which request a line answers; None for one that answers none."""
-    try:
-        head = msgspec.json.decode(line, type=_Head)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return None
+    head = head_of(line)
     named = owners.get(head.custom_id, []) if isinstance(head.custom_id, str) else []
     if len(named) == 1:
         return named[0]

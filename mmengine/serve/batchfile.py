@@ -8,24 +8,23 @@ A line may ask for a form with `response_format` or `grammar` (docs/structured_o
 was cut then has a `detail` that says so.
 
 With n above 1 an answer has `choices`, each with index, text, token_ids and finish_reason, in
-place of the one. Messages are in OpenAI's shape; a path is read relative to the file.
+place of the one. Messages are in OpenAI's shape; a path is read relative to the file, so a stranger's file
+is not to be run as it is.
 """
 
 from collections.abc import Iterator, Set
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
-
-import msgspec
+from typing import BinaryIO, Protocol
 
 from mmengine.errors import InvalidRequest, MMEngineError
 from mmengine.serve.answers import Completion, succeeded
 from mmengine.serve.batching import Answered, Job
 from mmengine.serve.options import LINE, MAX_ID_CHARS, make_options
 from mmengine.serve.prompts import Prompt
+from mmengine.serve.request_lines import MAX_LINE_BYTES, custom_id_of, fields_of, written
 from mmengine.structured_output.spec import grammar_of, reasoning_of
 
-MAX_LINE_BYTES = 32 * 2**20  # room for a few large images in base64
 _CHUNK = 2**20
 _OWN_FIELDS = ("custom_id", "messages")
 
@@ -47,7 +46,7 @@ class RequestFile:
         for number, line in enumerate(bounded_lines(self._file), 1):
             if line is not None and not line.strip():
                 continue
-            self.custom_ids[index] = None
+            self.custom_ids[index] = custom_id_of(line)
             try:
                 job = self._job(index, line)
             except MMEngineError as error:
@@ -59,14 +58,14 @@ class RequestFile:
             index += 1
 
     def _job(self, index: int, line: bytes | None) -> Job:
-        fields = _decode(line)
-        custom_id = fields.get("custom_id")
-        if not isinstance(custom_id, str) or not 1 <= len(custom_id) <= MAX_ID_CHARS:
-            raise InvalidRequest(f"custom_id must be a string of 1 to {MAX_ID_CHARS} characters")
-        self.custom_ids[index] = custom_id
+        custom_id = self.custom_ids[index]
         if custom_id in self._seen:
             raise InvalidRequest(f"the custom_id {custom_id!r} stands in an earlier line; ids must differ")
-        self._seen.add(custom_id)
+        if custom_id is not None:
+            self._seen.add(custom_id)
+        fields = fields_of(line)
+        if custom_id is None:
+            raise InvalidRequest(f"custom_id must be a string of 1 to {MAX_ID_CHARS} characters")
         if not isinstance(fields.get("messages"), list):
             raise InvalidRequest("messages must be a list of messages with role and content")
         keywords = {name: value for name, value in fields.items() if name not in _OWN_FIELDS}
@@ -84,7 +83,7 @@ class RequestFile:
             body = succeeded(answer).as_json()
         except MMEngineError as error:
             body = {"error": str(error)}
-        return msgspec.json.encode({"custom_id": self.custom_ids.pop(index), **body}) + b"\n"
+        return written({"custom_id": self.custom_ids.pop(index), **body})
 
 
 class LineSource(Protocol):
@@ -102,15 +101,3 @@ def bounded_lines(file: LineSource) -> Iterator[bytes | None]:
         while (rest := file.readline(_CHUNK)) and not rest.endswith(b"\n"):
             pass
         yield None
-
-
-def _decode(line: bytes | None) -> dict[str, Any]:
-    if line is None:
-        raise InvalidRequest(f"longer than {MAX_LINE_BYTES // 2**20} MiB; name large media by their path")
-    try:
-        fields = msgspec.json.decode(line)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidRequest(f"not valid JSON ({error})") from None
-    if not isinstance(fields, dict):
-        raise InvalidRequest("a request must be a JSON object")
-    return fields

@@ -55,7 +55,8 @@ class Engine:
     None notes that in the log and ends the process. `texts` False: outputs and answers come without their
     texts (`serve.texts` makes them, on another thread). `untrusted`: media are strangers', for
     `media_decoding` auto. `builder` replaces `mmengine.build.build` in tests.
-    Raises ModelError, ConfigError, LogError.
+    A path in a message is read: strangers' messages are passed as
+    `Prompt(messages, media_options={"local_files": False})`. Raises ModelError, ConfigError, LogError.
     """
 
     def __init__(
@@ -120,6 +121,7 @@ class Engine:
             self.metrics,
             Reasoning(self.processor.tokenizer, self.config.eos_token_ids, *markers),
             self.grammar_memory,
+            self.built.spec.vocab_size,
         )
         limit_s = self.config.step_timeout_s
         self._watchdog = Watchdog(limit_s, on_hang or self._end_process) if limit_s else nullcontext()

@@ -17,7 +17,8 @@ from mmengine.serve.reasoning import Reasoning
 
 
 class Intake:
-    """Tells the holders, the core, the metrics and those `in_progress` of each new request."""
+    """Tells the holders, the core, the metrics and those `in_progress` of each new request. `vocab_size`: how
+    many logits the model has."""
 
     def __init__(
         self,
@@ -27,15 +28,18 @@ class Intake:
         metrics: Metrics,
         reasoning: Reasoning,
         grammar_memory: GrammarMemory,
+        vocab_size: int,
     ):
         self._core, self._holders, self._in_progress, self._metrics = core, holders, in_progress, metrics
         self._reasoning, self._grammar_memory = reasoning, grammar_memory
+        self._vocab_size = vocab_size
         self._new_id = request_ids()
 
     def submit(self, prepared: Prepared, options: Options, *, stream: bool) -> str:
         """Queue a prompt and return its request id. Raises InvalidRequest, QueueFull; nothing is queued
         then."""
         options.check()
+        options.sampling.check_vocabulary(self._vocab_size)
         request_id = options.request_id or self._new_id()
         if request_id in self._in_progress:
             raise InvalidRequest(f"a request with the id {request_id!r} is running; ids must differ")

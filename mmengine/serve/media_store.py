@@ -30,7 +30,7 @@ SUFFIX = ".media"
 MAGIC, VERSION = b"MMMD", 1
 ENCODED, PATCHES = 1, 2
 HEADER = struct.Struct("<4sHHIIQI")
-MAX_META = 2**16
+MAX_META = 2**16  # bytes of the description before an item
 _CHUNK = 2**20
 
 

@@ -11,7 +11,7 @@ from typing import Any, TypedDict
 import msgspec
 
 from mmengine.errors import InvalidRequest
-from mmengine.request import SamplingParams
+from mmengine.request import SamplingParams, check_unicode
 
 MAX_ID_CHARS = 200
 MAX_DEADLINE_S = 10**6
@@ -97,6 +97,7 @@ class Options:
             raise InvalidRequest(f"priority must be an integer of 32 bits, not {self.priority!r}")
         if not isinstance(self.cache_salt, str) or len(self.cache_salt) > MAX_ID_CHARS:
             raise InvalidRequest(f"cache_salt must be a string of at most {MAX_ID_CHARS} characters")
+        check_unicode("cache_salt", self.cache_salt)
         deadline = self.deadline_s
         if type(deadline) not in (int, float) or not 0 <= deadline <= MAX_DEADLINE_S:
             raise InvalidRequest(f"deadline_s must lie in 0 to {MAX_DEADLINE_S} seconds, not {deadline!r}")

@@ -24,7 +24,9 @@ class Prompt:
     """One prompt: chat `messages`, or a `text` that already holds its placeholders.
 
     `images` and `videos` fill placeholders that carry no data, in order. Relative paths are read
-    under `base_folder`. `media_options`: pixel and frame limits for all media of the prompt.
+    under `base_folder`. `media_options`: pixel and frame limits for all media of the prompt; with
+    `{"local_files": False}` among them media that name a path are refused. Whoever passes on a stranger's
+    messages wants that, or the stranger's paths are read on this machine.
     """
 
     messages: Sequence[dict[str, Any]] | None = None

@@ -7,7 +7,7 @@ from mmengine.errors import LogError
 from mmengine.serve.operators import operator_log
 
 STALL_PAUSE_S = 0.05
-STALL_LIMIT_S = 60.0
+STALL_LIMIT_S = 60.0  # without a step that moves anything, while the disk is full
 
 
 class StallWatch:

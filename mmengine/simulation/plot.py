@@ -8,7 +8,7 @@ from mmengine.config import EngineConfig
 from mmengine.errors import ConfigError
 from mmengine.simulation.meter import Timeline
 
-MAX_POINTS = 4000
+MAX_POINTS = 4000  # of a curve; a longer one is thinned out
 
 
 def check_plot(path: Path) -> None:

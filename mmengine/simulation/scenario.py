@@ -20,7 +20,7 @@ from mmengine.simulation.workload import (
     image_item,
 )
 
-MAX_STEP = 2**40
+MAX_STEP = 2**40  # of a scenario
 _Step = Annotated[int, msgspec.Meta(ge=0, le=MAX_STEP)]
 
 

@@ -12,12 +12,12 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
 
-from mmengine.errors import MMEngineError
+from mmengine.errors import MMEngineError, in_one_line
 from mmengine.structured_output.base import Compiled
 
 WORKERS = 2
 CACHE_SIZE = 384  # grammars that nobody uses now; a schema has two draft grammars beside its own
-MAX_ABANDONED = 4
+MAX_ABANDONED = 4  # compilations that hang; then no new grammar is taken
 # The grammar engine recurses as deep as rules and references lead, and beyond the stack's end is the end of
 # the process. Twice what the deepest took that spec.py and the gate let through; only what is used is real.
 STACK_BYTES = 256 * 2**20
@@ -161,7 +161,7 @@ class Compiler:
             except MMEngineError as refusal:
                 compiled, error = None, str(refusal)
             except BaseException as failure:  # a panic in Rust is no Exception; it costs its grammar alone
-                compiled, error = None, f"the grammar was not compiled: {type(failure).__name__}: {failure}"
+                compiled, error = None, f"the grammar was not compiled: {_failed(failure)}"
             with self._changed:
                 compilation.settle(compiled, error)
                 if thread in self._abandoned:
@@ -188,6 +188,14 @@ class Compiler:
         done = [key for key, compilation in self._known.items() if compilation.is_done]
         for key in done[: max(0, len(done) - self._cache_size)]:
             del self._known[key]
+
+
+def _failed(failure: BaseException) -> str:
+    if isinstance(failure, RecursionError):
+        return "it is nested too deep"
+    if isinstance(failure, MemoryError):
+        return "it takes more memory than there is; ask for less at once"
+    return f"the grammar engine fails at it ({in_one_line(failure, 100)}); write it in another way"
 
 
 def _start(thread: threading.Thread) -> None:

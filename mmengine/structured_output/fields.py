@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from mmengine.errors import InvalidRequest, shown
+from mmengine.request import check_unicode
 from mmengine.structured_output.json_schema.gate import Bounds, gate
 
 TRUNCATIONS = ("length", "close")
@@ -29,10 +30,7 @@ def refuse_others(where: str, given: Mapping[str, Any], known: tuple[str, ...]) 
 def string(where: str, value: Any, max_chars: int) -> str:
     if not isinstance(value, str) or len(value) > max_chars:
         raise InvalidRequest(f"{where} must be a string of at most {max_chars} characters")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidRequest(f"{where} holds an unpaired surrogate at character {error.start}") from None
+    check_unicode(where, value)
     return value
 
 

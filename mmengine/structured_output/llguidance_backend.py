@@ -14,13 +14,13 @@ from mmengine.errors import InvalidRequest
 from mmengine.structured_output.base import OfTokenizer
 from mmengine.structured_output.closer import Closer
 from mmengine.structured_output.closing import MAX_CLOSING_TOKENS, Vocabulary
+from mmengine.structured_output.engine_words import in_our_words
 from mmengine.structured_output.json_schema.refusal import SchemaRefused
 from mmengine.structured_output.lark_ends import check_ends
 from mmengine.structured_output.spec import Choice, Grammar, JsonSchema, Lark, Regex, read_grammar
 from mmengine.structured_output.tag_grammar import grammars_of
 from mmengine.structured_output.tags import StructuralTag
 
-MAX_ERROR_CHARS = 300
 MAX_KEPT_CHARS = 256  # of a text whose tokens are kept
 MAX_SPELLINGS = 8192  # of forced texts that are kept
 MAX_ROW_ITEMS = 20_000  # of the parser's table: an object has four for each property that may come next
@@ -60,7 +60,7 @@ class LLGuidance(OfTokenizer):
             error = _first_step_error(prototype)
         if error:
             _refuse_overlap(grammar, error)
-            raise InvalidRequest(f"the grammar cannot be used: {_short(error)}")
+            raise InvalidRequest(f"the grammar cannot be used: {in_our_words(error)}")
         if found.on_truncation == "length":
             return CompiledGrammar(prototype, found.after)
         vocabulary = self._words()
@@ -238,7 +238,7 @@ def _refuse_overlap(grammar: str, error: str) -> None:
         if isinstance(each, dict):
             texts = each.get("patternProperties", ()) if "$comment" in each else ()
             if sum(f"/{text}/" in error for text in texts) > 1:
-                why = f"{_short(error)}; let no key match both"
+                why = f"{in_our_words(error)}; let no key match both"
                 raise SchemaRefused("patternProperties", each["$comment"], why)
             waiting += each.values()
         elif isinstance(each, list):
@@ -258,11 +258,3 @@ def _first_step_error(matcher: LLMatcher) -> str:
         if not ahead.is_error() and not ahead.is_stopped():
             ahead.compute_bitmask()
     return ahead.get_error() if ahead.is_error() else ""
-
-
-def _short(error: str) -> str:
-    """llguidance's words in one line; it underlines what it quotes."""
-    text = " ".join(error.replace("<non-verbose/>", "").split())
-    if text.startswith("NoExtension"):
-        text = "there is no text that it allows"
-    return text if len(text) <= MAX_ERROR_CHARS else f"{text[: MAX_ERROR_CHARS - 3]}..."

@@ -17,6 +17,7 @@ import numpy as np
 from mmengine.request import Request
 from mmengine.structured_output.base import Backend, Compiled
 from mmengine.structured_output.closer import Closer
+from mmengine.structured_output.engine_words import in_our_words
 from mmengine.structured_output.matcher import Matcher
 from mmengine.structured_output.opening import Opening
 from mmengine.structured_output.row_matcher import DraftGrammars, RowMatcher
@@ -275,4 +276,4 @@ def _broken(matchers: Sequence[Matcher]) -> dict[int, str]:
 def _error_of(matcher: Matcher) -> str:
     if not matcher.is_error():
         return ""
-    return f"its grammar cannot go on: {' '.join(matcher.get_error().split())[:200]}"
+    return f"its grammar cannot go on: {in_our_words(matcher.get_error())}"

@@ -15,10 +15,10 @@ from mmengine.structured_output.base import OfTokenizer
 from mmengine.structured_output.ebnf.regex import RegexRefused, read_regex, write_regex
 from mmengine.structured_output.ebnf.rules import Rules
 from mmengine.structured_output.ebnf.schema import schema_ebnf
+from mmengine.structured_output.engine_words import in_our_words
 from mmengine.structured_output.spec import Choice, Grammar, JsonSchema, Lark, Regex, read_grammar
 from mmengine.structured_output.tags import StructuralTag
 
-MAX_ERROR_CHARS = 300
 MAX_FORCED = 64  # bytes that are looked ahead
 MAX_SPELLINGS = 64  # tokens that may begin what is forced
 SHARED_BYTES = 128 * 2**20  # of masks that grammars have in common
@@ -259,5 +259,4 @@ def _ebnf_of(grammar: Grammar) -> str:
 
 def _short(error: str) -> str:
     """xgrammar's words in one line, without the place in its own sources."""
-    text = " ".join(error.split()).rpartition("error at ")[2] or error
-    return text if len(text) <= MAX_ERROR_CHARS else f"{text[: MAX_ERROR_CHARS - 3]}..."
+    return in_our_words(" ".join(error.split()).rpartition("error at ")[2] or error)

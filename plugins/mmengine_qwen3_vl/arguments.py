@@ -6,7 +6,7 @@ from typing import Any
 
 from PIL import Image
 
-from mmengine.errors import InvalidRequest
+from mmengine.errors import InvalidRequest, shown
 from mmengine_qwen3_vl.messages import MAX_MEDIA
 from mmengine_qwen3_vl.options import NAMES
 from mmengine_qwen3_vl.sources import Access
@@ -17,7 +17,10 @@ def read_arguments(
 ) -> tuple[dict[str, Any], Access, Sequence[Any] | None]:
     """Options for every item, what may be read, and the metadata of `videos`."""
     rest = {name: value for name, value in (options or {}).items() if value is not None}
-    access = Access(base_folder, bool(rest.pop("local_files", True)))
+    local_files = rest.pop("local_files", True)
+    if not isinstance(local_files, bool):
+        raise InvalidRequest(f"media_options: local_files must be True or False, not {shown(local_files)}")
+    access = Access(base_folder, local_files)
     metadata = rest.pop("video_metadata", None)
     unknown = sorted(str(name) for name in rest if name not in NAMES)
     if unknown:

@@ -7,9 +7,9 @@ from typing import Any
 
 from mmengine.errors import InvalidMedia, InvalidRequest
 
-MAX_SIDE = 2**15
-MAX_PIXELS = 2**28
-MAX_FRAMES = 2048
+MAX_SIDE = 2**15  # pixels of resized_height and resized_width
+MAX_PIXELS = 2**28  # of min_pixels, max_pixels and total_pixels
+MAX_FRAMES = 2048  # of nframes, min_frames and max_frames
 
 _NUMBERS = {  # name: (low, high, whole)
     "min_pixels": (1, MAX_PIXELS, True),

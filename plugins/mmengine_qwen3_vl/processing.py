@@ -101,8 +101,8 @@ class Qwen3VLProcessor:
     ) -> Prepared:
         """See Processor. `continue_final_message` leaves the last message open and so wins over
         `add_generation_prompt`. `media_options` hold for every image and video that does not say
-        otherwise; beside the names of a part it knows `local_files` (False refuses paths) and
-        `video_metadata` (a list, one entry for each of `videos`)."""
+        otherwise; beside the names of a part it knows `local_files` (True; False refuses paths, as strangers'
+        messages need) and `video_metadata` (a list, one entry for each of `videos`)."""
         options, access, metadata = read_arguments(media_options, base_folder)
         plain, parts = read_messages(messages)
         parts = fill(parts, as_images(images), as_videos(videos, metadata))

@@ -21,7 +21,7 @@ CONTAINERS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpeg,mpegts,flv,gif,asf,
 MAX_PACKETS = 2**20  # nearly ten hours at 30 frames a second
 MAX_FRAME_PIXELS = 2**26
 MAX_DECODED_FRAMES = 2**15  # frames that one request may have decoded, taken or passed over
-MAX_FPS = 1000.0
+MAX_FPS = 1000.0  # a rate that a file claims beyond it is not believed
 
 
 def _titles(av: ModuleType) -> dict[str, Any]:

@@ -10,8 +10,9 @@ import pytest
 
 from mmengine.native import compile as native_compile
 from mmengine.native import cpu, library
-from mmengine.native.cache import cached
+from mmengine.native.cache import CacheFolder, make_whole
 from mmengine.native.problem import NativeProblem
+from mmengine.strict_modes import open_strict
 
 SOURCE = 'extern "C" int mm_allow_amx() { return 1; }\nextern "C" int mm_answer() { return 42; }\n'
 LINE = "CPU kernels are off, torch computes instead, slower: "
@@ -190,7 +191,44 @@ def test_a_cache_folder_that_others_can_write_to(native, caplog):
     folder = native / "cache" / "native"
     folder.mkdir(parents=True)
     folder.chmod(0o777)
-    assert "can be written by others" in problem(caplog)
+    assert problem(caplog) == (
+        f"the cache folder {folder} is not safe for code: {folder} can be written by others: "
+        f"chmod go-w {folder}, or name another folder with MMENGINE_CACHE"
+    )
+
+
+@needs_compiler
+def test_a_cache_below_a_folder_that_others_can_write_to(native, monkeypatch, caplog):
+    """They could move ours away and put theirs in its place."""
+    open_to_all = native / "open"
+    monkeypatch.setenv("MMENGINE_CACHE", str(open_to_all / "mine" / "cache"))
+    (open_to_all / "mine").mkdir(parents=True, mode=0o700)
+    open_to_all.chmod(0o777)
+    said = problem(caplog)
+    assert f"{open_to_all} can be written by others: chmod go-w {open_to_all}, or name" in said
+    assert not list(native.rglob("*.so"))
+    open_to_all.chmod(0o1777)  # as /tmp: what is ours there stays ours
+    library.forget()
+    assert library.load().mm_answer() == 42
+
+
+@needs_compiler
+def test_what_was_looked_at_is_what_is_loaded(native, monkeypatch):
+    """Between the look at the folder and the loading its path may come to lead elsewhere."""
+    assert library.load().mm_answer() == 42
+    library.forget()
+    real = library.cache_folder
+
+    def moved():
+        folder = real()
+        (native / "cache").rename(native / "moved")
+        (native / "cache" / "native").mkdir(parents=True)
+        for path in (native / "moved" / "native").glob("kernels-*"):
+            (native / "cache" / "native" / path.name).write_bytes(b"theirs")
+        return folder
+
+    monkeypatch.setattr(library, "cache_folder", moved)
+    assert library.load().mm_answer() == 42 and str(native / "moved") in library.describe()
 
 
 @needs_compiler
@@ -230,8 +268,9 @@ def test_a_failed_build_leaves_nothing_that_is_taken_for_a_library(tmp_path):
         out.write_bytes(b"half")
         raise NativeProblem("the disk is full")
 
+    folder = CacheFolder(tmp_path, open_strict(tmp_path))
     with pytest.raises(NativeProblem):
-        cached(tmp_path / "kernels.so", fail)
+        make_whole(folder, "kernels.so", fail)
     assert sorted(path.suffix for path in tmp_path.iterdir()) == [".failed", ".lock"]
 
 

@@ -236,10 +236,22 @@ def test_bad_arguments(processor):
 
 
 def test_files_can_be_refused(processor, image_file):
-    part = {"type": "image", "image": str(image_file)}
-    with pytest.raises(InvalidMedia, match="names a file, which is not allowed here"):
-        processor.prepare(ask(part), media_options={"local_files": False})
+    named = str(image_file)
+    parts = [{"type": "image", kind: named} for kind in ("image", "path", "url")]
+    parts += [{"type": "image_url", "image_url": {"url": f"file://{named}"}}]
+    parts += [{"type": "image", "image": image_file}, {"type": "video", "video": named}]
+    parts += [{"type": "video", "video": [named, named]}]
+    for part in parts:
+        with pytest.raises(InvalidMedia, match="names a file, which is not allowed here"):
+            processor.prepare(ask(part), media_options={"local_files": False})
+    for given in ({"images": [named]}, {"images": named}, {"videos": [named]}, {"videos": [[named, named]]}):
+        text = "<|vision_start|><|video_pad|><|vision_end|>".replace("video", next(iter(given))[:5])
+        with pytest.raises(InvalidMedia, match="names a file, which is not allowed here"):
+            processor.prepare_text(text, media_options={"local_files": False}, **given)
     processor.prepare(ask(image_part()), media_options={"local_files": False})
+    for value in ("false", 0, []):
+        with pytest.raises(InvalidRequest, match="local_files must be True or False"):
+            processor.prepare(ask(image_part()), media_options={"local_files": value})
 
 
 def test_the_callers_objects_stay_as_they_were(processor):

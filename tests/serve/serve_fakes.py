@@ -3,6 +3,7 @@
 from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import ClassVar
 
 import numpy as np
@@ -125,6 +126,7 @@ class FakeBuilt:
     executor: EchoExecutor
     config: EngineConfig
     processor: EchoProcessor = field(default_factory=EchoProcessor)
+    spec: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(vocab_size=257))
     grammars: Grammars = field(default_factory=lambda: Grammars(NoBackend(), deadline_s=1))
     device: str = "cpu"
     dtype: str = "float32"

@@ -7,6 +7,7 @@ from typing import get_args, get_type_hints
 import msgspec
 import pytest
 
+from mmengine.cli.batch import run_batch_file
 from mmengine.errors import InvalidRequest
 from mmengine.request import SamplingParams
 from mmengine.serve import options as opts
@@ -75,3 +76,38 @@ def test_both_engines_take_the_same_options_and_refuse_the_same():
                 await engine.generate("hello", response_format={})
 
     asyncio.run(asyncio.wait_for(streams(), 30))
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"logit_bias": {257: 1.0}}, "logit_bias names the token 257, but this model's ids end at 256; take"),
+        ({"logit_bias": {"300": 1.0, "2": 1.0}}, "logit_bias names the token 300"),
+        ({"stop_token_ids": [3, 2**31 - 1]}, "stop_token_ids names the token 2147483647"),
+    ],
+)
+def test_tokens_beyond_the_vocabulary_are_refused_at_each_door(options, says, tmp_path):
+    with Engine(builder=builder()) as engine:
+        for ask in (engine.submit, lambda prompt, **given: engine.generate([prompt], **given)):
+            with pytest.raises(InvalidRequest, match=says):
+                ask("hello", **options)
+        sampling = opts.make_sampling(options)
+        with pytest.raises(InvalidRequest, match=says):
+            engine.submit("hello", sampling)
+        assert not engine.has_work
+        assert engine.generate(["hello"], logit_bias={256: 1.0}, stop_token_ids=(256,))[0].text == "HELLO"
+
+    async def streams():
+        async with AsyncEngine(builder=builder()) as engine:
+            with pytest.raises(InvalidRequest, match=says):
+                engine.stream("hello", **options)
+            with pytest.raises(InvalidRequest, match=says):
+                await engine.generate("hello", **options)
+
+    asyncio.run(asyncio.wait_for(streams(), 30))
+    asked = {"custom_id": "a", "messages": [{"role": "user", "content": "hello"}], **options}
+    (tmp_path / "requests").write_bytes(msgspec.json.encode(asked))
+    make_engine = lambda resume: Engine(builder=builder())  # noqa: E731
+    run_batch_file(tmp_path / "requests", tmp_path / "answers", None, make_engine)
+    refused = msgspec.json.decode((tmp_path / "answers").read_bytes())
+    assert refused["custom_id"] == "a" and says in refused["error"]

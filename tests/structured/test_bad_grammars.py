@@ -1,6 +1,7 @@
 """Grammars that are wrong, hostile, or larger than they look: refused before a model runs where that can be
 known, and otherwise the end of one answer and of no other."""
 
+import random
 import re
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from mmengine.serve.batching import run_batch
 from mmengine.serve.engine import Engine
 from mmengine.serve.options import Options, make_sampling
 from mmengine.serve.prompts import Prompt
+from mmengine.structured_output.engine_words import in_our_words
 from mmengine.structured_output.llguidance_backend import LLGuidance
 from mmengine.structured_output.spec import grammar_of
 
@@ -52,9 +54,9 @@ UNUSABLE = [
     ({"regex": "[b-a]"}, "invalid character class range"),
     ({"regex": "(?=a)b"}, "look-around"),
     ({"regex": r"(a)\1"}, "backreferences are not supported"),
-    ({"regex": "(" * 9_000 + "a" + ")" * 9_000}, "invalid regex"),
+    ({"regex": "(" * 9_000 + "a" + ")" * 9_000}, "nested deeper than the grammar engine takes; give"),
     ({"regex": "[a&&b]"}, "there is no text that it allows"),
-    ({"regex": "a{1000000000}"}, "too many expressions constructed"),
+    ({"regex": "a{1000000000}"}, "needs more states than the grammar engine takes; lower the counts"),
     ({"lark": ""}, "Empty grammar"),
     ({"lark": " \n // nothing\n"}, "no start rule found"),
     ({"lark": "begin: /a/"}, "start"),
@@ -66,10 +68,16 @@ UNUSABLE = [
     ({"lark": "start: <[99999]>"}, "Token range end too large"),
     ({"lark": 'start: %json {"not": {}}'}, "Unimplemented keys"),
     ({"lark": 'start: %json {"$ref": "https://example.org/a"}'}, "example.org"),
-    ({"lark": "start: " + "(" * 9_000 + '"a"' + ")" * 9_000}, "too deeply nested"),
+    (
+        {"lark": "start: " + "(" * 9_000 + '"a"' + ")" * 9_000},
+        "nested deeper than the grammar engine takes; give",
+    ),
     ({"lark": "start: A\nA: /a+/ & /b+/"}, "there is no text that it allows"),
-    ({"lark": 'start: "a" start'}, "Too many items"),
-    ({"lark": "start: " + " | ".join(['"b"'] * 20_500)}, "Current row has"),
+    ({"lark": 'start: "a" start'}, "rules that never end"),
+    ({"lark": "start: " + " | ".join(['"b"'] * 20_500)}, "too many ways to go on"),
+    ({"lark": 'start: r::0x0\nr::_: "a" r::incr(_)'}, "the grammar engine itself fails at it; write"),
+    ({"lark": 'start: %json {"type": "integer", "multipleOf": 1000000007}'}, "needs more states"),
+    ({"lark": "start: %json " + '{"a":' * 2_000 + "1" + "}" * 2_000}, "nested deeper than"),
 ]
 
 
@@ -80,6 +88,113 @@ def test_what_cannot_be_used_is_known_before_the_model_runs(backend, grammar, sa
     text = str(refusal.value)
     assert text.startswith("the grammar cannot be used: ") and says in text
     assert "\n" not in text and "non-verbose" not in text and len(text) < 400
+
+
+@pytest.mark.parametrize("pattern", [r"\p{L}{1000}", r"(\p{L}{1,50}){50}", r"[^\p{Lu}]{9000}x"])
+def test_a_pattern_that_is_too_large_is_said_to_be_so(backend, pattern):
+    with pytest.raises(InvalidRequest) as refusal:
+        backend.compile(grammar_of(form({"type": "string", "pattern": pattern})))
+    assert str(refusal.value) == (
+        "the grammar cannot be used: a regex, terminal or pattern of it needs more states than the grammar "
+        r"engine takes; lower the counts of repetitions, or name narrower classes than \p{L} or \w, such as "
+        "[a-z]"
+    )
+
+
+RAW = re.compile(
+    r"panic|backtrace|RecursionError|Exception|unwrap|assertion|\.rs\b|\.py\b|0x[0-9a-f]{6}|\n|<non-"
+)
+REGEX_PARTS = [
+    *("a", "b", ".", r"\p{L}", r"\w", r"\b", "[a-z]", "[^x]", "[]", "(?i)", "(?=a)", "(?P<n>", "(", ")", "|"),
+    *(
+        "*",
+        "+",
+        "?",
+        "{2,}",
+        "{0}",
+        "{1000}",
+        "{9,1}",
+        "^",
+        "$",
+        "\\",
+        r"\x{110000}",
+        r"\1",
+        "&",
+        "~",
+        "é",
+        "\0",
+        "/",
+    ),
+]
+LARK_PARTS = [
+    *(
+        "start: ",
+        "\na: ",
+        "\nA: ",
+        "a",
+        "A",
+        '"x"',
+        "/y+/",
+        "(",
+        ")",
+        "[",
+        "]",
+        "|",
+        "?",
+        "*",
+        "+",
+        "~3",
+        "{2,9}",
+    ),
+    *(
+        "&",
+        "~",
+        "%json {}",
+        '%json {"type": [',
+        "%regex {}",
+        "%ignore A",
+        "%import common.INT",
+        "%llguidance {}",
+    ),
+    *(
+        "<[3]>",
+        "<[0-9999999999]>",
+        "<x>",
+        "@g",
+        "::1",
+        "::incr(_)",
+        "[lazy]",
+        "[max_tokens=3]",
+        ":",
+        "->",
+        "\n",
+        "// c",
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "parts"), [("regex", REGEX_PARTS), ("lark", LARK_PARTS)])
+def test_whatever_is_wrong_is_said_in_our_words(backend, kind, parts):
+    source, refused = random.Random(16), 0
+    for _ in range(400):
+        text = "start: " * (kind == "lark") + "".join(source.choices(parts, k=source.randrange(1, 12)))
+        try:
+            backend.compile(grammar_of(grammar={kind: text}))
+        except InvalidRequest as refusal:
+            refused += 1
+            assert not RAW.search(str(refusal)) and len(str(refusal)) < 400, (text, str(refusal))
+    assert 50 < refused < 400
+
+
+def test_what_engines_say_is_translated():
+    trace = (
+        "panic: called `Option::unwrap()` on a `None` value\n<backtrace>\n   0: f\n  at x.rs:3\n</backtrace>"
+    )
+    assert in_our_words(trace) == "the grammar engine itself fails at it; write the grammar in another way"
+    quoted = "at 3(4): circular reference\n   1 | start: A\n   2 | A: B\n          ^\n"
+    assert in_our_words(quoted) == "at 3(4): circular reference"
+    long = 'at 1(8): invalid regex "' + "a" * 500 + '" (in regex): regex parse error:\n  a\nerror: so it is\n'
+    assert in_our_words(long) == f"invalid regex '{'a' * 76}...: so it is"
 
 
 @pytest.mark.parametrize(
@@ -174,9 +289,15 @@ def test_sets_beside_a_nul_hold_what_they_say(backend):
 
 
 LATE = {
-    "expressions": ({"lark": "start: /[b-z]{6}/ BIG\nBIG: /a{1000000000}/"}, "too many expressions"),
-    "endless": ({"lark": 'start: /[b-z]{6}/ bad\nbad: "a" bad'}, "Too many items"),
-    "wide": ({"lark": "start: /[b-z]{6}/ wide\nwide: " + " | ".join(['"b"'] * 20_500)}, "Current row has"),
+    "expressions": (
+        {"lark": "start: /[b-z]{6}/ BIG\nBIG: /a{1000000000}/"},
+        "more states than the grammar engine takes",
+    ),
+    "endless": ({"lark": 'start: /[b-z]{6}/ bad\nbad: "a" bad'}, "rules that never end"),
+    "wide": (
+        {"lark": "start: /[b-z]{6}/ wide\nwide: " + " | ".join(['"b"'] * 20_500)},
+        "too many ways to go on",
+    ),
 }
 
 
@@ -203,7 +324,7 @@ def test_a_limit_met_in_the_middle_ends_that_answer_alone(name):
 def test_what_is_refused_by_the_engine_stops_nobody_else():
     with Engine() as engine:
         for number, (grammar, says) in enumerate(
-            [*UNUSABLE[::4], ({"lark": 'start: "a" start'}, "Too many items")]
+            [*UNUSABLE[::4], ({"lark": 'start: "a" start'}, "rules that never end")]
         ):
             good = Options(make_sampling({}), grammar=grammar_of(grammar={"choice": [f"fine {number}"]}))
             bad = Options(make_sampling({}), grammar=grammar_of(grammar=grammar))

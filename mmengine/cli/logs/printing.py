@@ -15,7 +15,7 @@ from mmengine.errors import LogError
 if TYPE_CHECKING:  # heavy: loaded when a command runs
     from rich.console import Console
 
-MAX_SHOWN_CHARS = 300
+MAX_SHOWN_CHARS = 300  # of a cell of a table; the rest is left out
 Folder = Annotated[Path, typer.Argument(help="The folder that was given as --log.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
 

@@ -6,7 +6,7 @@ from mmengine.config import EngineConfig
 from mmengine.core.state.view import View
 from mmengine.errors import InvalidRequest, shown
 from mmengine.events import vocabulary as ev
-from mmengine.request import MediaItem, Request, SamplingParams
+from mmengine.request import MediaItem, Request, SamplingParams, check_unicode
 
 MAX_ID_CHARS = 256
 MAX_SALT_CHARS = 1024
@@ -55,6 +55,7 @@ def check_request(request: Request, config: EngineConfig) -> None:
 def _check_text(name: str, value: str, shortest: int, longest: int) -> None:
     if not isinstance(value, str) or not shortest <= len(value) <= longest:
         raise InvalidRequest(f"{name} must be a string of {shortest} to {longest} characters")
+    check_unicode(name, value)
 
 
 def _check_integer(name: str, value: int, low: int, high: int) -> None:

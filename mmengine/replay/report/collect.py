@@ -22,7 +22,7 @@ from mmengine.replay.timeline import is_scheduling
 
 QUEUED, PREFILL, DECODE, PREEMPTED, SWAPPED, PASSED_OVER = range(6)  # states of a lane; the last has a row
 STATES = ("queued", "prefill", "decode", "preempted", "swapped", "running, got nothing")
-MAX_SEGMENTS = 8_000_000
+MAX_SEGMENTS = 8_000_000  # bars of the page of a log; later ones are left out
 # Why all wait who have no reason of their own: a fact of the step, kept once a step.
 COMMON = frozenset((BEHIND, PREEMPTING, PREFILL_FIRST, ROWS, TOKENS))
 REASONS_EVERY = 16  # steps, where nothing happened that could change them

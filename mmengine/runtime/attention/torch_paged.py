@@ -20,7 +20,7 @@ from mmengine.runtime.device.upload import upload
 from mmengine.runtime.kv.pool import FP8, KVPool
 
 Places = slice | torch.Tensor
-MAX_PADDING = 0.5
+MAX_PADDING = 0.5  # of a batch, as a share; rows beyond it are computed apart
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from mmengine.runtime.device.upload import upload, upload_into
 from mmengine.runtime.kv.pool import KVPool, fp8_bytes, kv_places
 
 PARTS_BYTES = 64 * 2**20  # for rows whose KV several programs share
-MAX_PARTS = 4096
+MAX_PARTS = 4096  # that the KV of all rows is cut into
 PROGRAMS_PER_PROCESSOR = 4
 
 

@@ -35,7 +35,7 @@ from mmengine.spec_decode.eagle3.tensors import (
     target_ids,
 )
 
-MAX_CONFIG_BYTES = 2**20
+MAX_CONFIG_BYTES = 2**20  # of a head's config.json
 MAX_LAYERS = 8
 DEFAULT_DRAFTS = 4
 

@@ -14,7 +14,7 @@ from mmengine.structured_output.json_schema.pieces import (
     intersect,
 )
 
-MAX_DEPTH = 3
+MAX_DEPTH = 3  # of properties in which two branches are told apart
 
 ShapesOf = Callable[[Conj], list[Shape]]  # one of which a value of the conjunction must have
 

@@ -106,7 +106,9 @@ def _loads(text: str | bytes) -> object:
         text.encode()
         value = json.loads(text, object_pairs_hook=_pairs, parse_constant=_constant, parse_float=_float)
         _check_nesting(value)
-    except UnicodeError:
+    except UnicodeEncodeError:
+        refuse("", "", "it holds an unpaired surrogate, which is no text")
+    except UnicodeDecodeError:
         refuse("", "", "it is not UTF-8")
     except RecursionError:
         refuse("", "", f"it is nested more than {MAX_NESTING} deep")

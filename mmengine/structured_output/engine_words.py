@@ -1,0 +1,47 @@
+"""What a grammar engine says of a grammar, for whoever asked for it: what is wrong, and what to do."""
+
+import re
+
+from mmengine.errors import shown
+
+MAX_ERROR_CHARS = 300  # of what is said of a grammar; the rest is left out
+_KNOWN = tuple(
+    (re.compile(found), said)
+    for found, said in (
+        (r"panic|<backtrace>", "the grammar engine itself fails at it; write the grammar in another way"),
+        (
+            r"too deeply nested|nest limit|nested parentheses|[Rr]ecursion limit",
+            "it is nested deeper than the grammar engine takes; give the inner parts rules of their own, or "
+            "write them without groups",
+        ),
+        (
+            r"too many expressions|determine if regex is empty|[Ff]uel exhausted|[Tt]oo many states|"
+            r"exceeds size limit|lexer.* too (?:big|large)",
+            "a regex, terminal or pattern of it needs more states than the grammar engine takes; lower the "
+            r"counts of repetitions, or name narrower classes than \p{L} or \w, such as [a-z]",
+        ),
+        (
+            r"Too many items|Current row has",
+            "at one place it has too many ways to go on for the grammar engine, or rules that never end; "
+            'make alternatives that are texts one terminal (NAME: "a" | "b"), and give each rule an end',
+        ),
+        (r"^NoExtension", "there is no text that it allows"),
+    )
+)
+_REGEX = re.compile(r'invalid regex "(.*?)" \(in regex\): (.*)', re.S)
+_SOURCE_LINE = re.compile(r"^ *(?:\d+ \| .*|\^)\n?", re.M)  # the grammar's own lines, quoted and underlined
+
+
+def in_our_words(error: str) -> str:
+    """One line of at most MAX_ERROR_CHARS."""
+    text = error.replace("<non-verbose/>", "")
+    for pattern, said in _KNOWN:
+        if pattern.search(text):
+            return said
+    text = _SOURCE_LINE.sub("", text)
+    found = _REGEX.search(text)
+    if found is not None:
+        reason = found[2].rpartition("error: ")[2]
+        text = f"invalid regex {shown(found[1])}: {reason}"
+    text = " ".join(text.split())
+    return text if len(text) <= MAX_ERROR_CHARS else f"{text[: MAX_ERROR_CHARS - 3]}..."

@@ -1,0 +1,170 @@
+"""Every command and code block of the documents runs in a test; those that cannot are listed here, with why.
+
+RUN says which test runs what.
+"""
+
+import importlib.util
+import re
+import shlex
+
+import pytest
+
+from mmengine.cli.main import app
+from tests.house.doc_blocks import ROOT, blocks, commands, documents, parse
+
+HERE = "tests/house/test_docs_run.py"
+# All blocks of one language ("" where a fence names none) in a document, and the test that runs them.
+RUN = {
+    ("README.md", "python"): "tests/test_readme.py",
+    ("README.md", "sh"): "tests/test_readme.py",
+    ("docs/structured_output.md", "python"): "tests/test_readme.py",
+    ("docs/structured_output.md", "indented"): HERE,
+    ("docs/debugging.md", "sh"): "tests/test_debugging.py",
+    ("docs/debugging.md", "python"): "tests/test_debugging.py",
+    ("docs/debugging.md", ""): "tests/test_debugging.py",
+    ("docs/debugging.md", "indented"): HERE,
+    ("docs/log.md", "python"): HERE,
+    ("docs/crash.md", "python"): HERE,
+    ("docs/policies.md", "python"): HERE,
+    ("docs/policies.md", "toml"): HERE,
+    ("docs/policies.md", "indented"): HERE,
+    ("docs/simulation.md", ""): HERE,
+    ("docs/simulation.md", "json"): HERE,
+    ("plugins/mmengine_shapes/README.md", "python"): HERE,
+}
+# Tests with readers of their own: console blocks with what they print, and what there is to install.
+RUN_ELSEWHERE = {
+    ("docs/log.md", "console"): "tests/cli/test_docs_log.py",
+    ("docs/laptop.md", "sh"): "tests/cli/test_cli_laptop.py",
+}
+ITSELF = "it sets up the checkout, and runs all tests, this one too; that the target is there is tested"
+TRAINING = "it takes an hour; that the module is there is tested"
+A_GPU = "it needs a GPU"
+# The others by how they begin: a command by its line, a block that holds none by its first line.
+NOT_RUN = {
+    ("CONTRIBUTING.md", "git clone …"): "the project is here already",
+    ("CONTRIBUTING.md", "make check"): ITSELF,
+    ("CONTRIBUTING.md", "make test"): ITSELF,
+    ("README.md", "make demo"): "tests/cli/test_cli_run.py runs `mmengine demo`; the target is tested",
+    ("README.md", "make test"): ITSELF,
+    ("README.md", "pip install ."): "it fetches a gigabyte; what it installs is what all tests use",
+    ("benchmarks/results/report_page.md", "102493 steps"): "what the benchmark above it printed",
+    ("docs/architecture.md", "messages, images, video"): "a drawing",
+    ("docs/architecture.md", "core/     decide/"): "a drawing",
+    ("docs/cpu.md", "CPU kernels"): "it differs by CPU; that `mmengine env` has the line is tested",
+    ("docs/gpu.md", 'pip install ".[cuda]"'): "it fetches gigabytes",
+    ("docs/gpu.md", "mmengine run --device cuda"): A_GPU,
+    ("docs/gpu.md", "bash benchmarks/gpu.sh"): A_GPU,
+    ("docs/gpu.md", "bash benchmarks/gpu.sh --dry-run"): "tests/benchmarks/test_gpu.py runs it",
+    (
+        "docs/gpu.md",
+        "GPUs ",
+    ): "it differs by what is installed; that `mmengine env` has the lines is tested",
+    (
+        "docs/gpu.md",
+        "the KV cache does not fit",
+    ): f"{A_GPU}; tests/runtime/test_runtime_memory.py has another",
+    (
+        "docs/gpu.md",
+        '[project.entry-points."mmengine.devices"]',
+    ): "tests/house/test_docs_run.py reads it",
+    ("docs/log-format.md", "header  magic"): "a layout of bytes; tests/golden hold them",
+    ("docs/log-format.md", 'magic "MMFR"'): "a layout of bytes; tests/golden hold them",
+    ("docs/log-format.md", "from mmengine.events.log"): "tests/house/test_docs_run.py runs it",
+    ("plugins/mmengine_shapes/README.md", "OMP_NUM_THREADS=1 python -m"): TRAINING,
+    ("plugins/mmengine_shapes/README.md", "python -m"): TRAINING,
+}
+# Examples that stand in no document's block; the others are run as the documents say.
+EXAMPLES = {
+    "stream.py": "tests/test_readme.py",
+    "receipts.py": "tests/test_readme.py",
+    "shortest_remaining.py": "tests/core/test_policies.py",
+    "planted.py": "tests/test_debugging.py",
+}
+INLINE = re.compile(r"`((?:mmengine|python|make|bash) [^`]+)`")
+
+
+def is_listed(block):
+    if (block.document, block.language) in {**RUN, **RUN_ELSEWHERE}:
+        return True
+    elsewhere = {each for key in RUN for other in blocks(*key) for each in commands(other)}
+    whole = commands(block) or [block.text.strip()]
+    begins = [text for document, text in NOT_RUN if document == block.document]
+    return all(each in elsewhere or any(map(each.startswith, begins)) for each in whole)
+
+
+@pytest.mark.parametrize("document", documents())
+def test_each_block_is_run_or_listed(document):
+    assert not [block.name for block in blocks(document) if not is_listed(block)]
+
+
+def test_a_block_that_nobody_knows_is_seen():
+    text = "# T\n\n```sh\nmmengine env\nmmengine run new\n```\n\nA list:\n\n    mmengine run old\n\n"
+    text += "1. a\n   ```\n   x\n   ```\n"
+    found = parse("CONTRIBUTING.md", text)
+    assert [(each.line, each.language) for each in found] == [(3, "sh"), (10, "indented"), (13, "")]
+    assert not any(is_listed(each) for each in found) and found[2].text == "x\n"
+    assert is_listed(parse("CONTRIBUTING.md", "    make test  # the whole\n    mmengine env\n")[0])
+
+
+def test_the_lists_name_nothing_that_is_gone():
+    for (document, language), test in RUN.items():
+        assert blocks(document, language), (document, language)
+        source = (ROOT / test).read_text()
+        assert f'blocks("{document}", "{language}")' in source, (
+            f"{test} does not run {language} of {document}"
+        )
+    for (document, language), test in RUN_ELSEWHERE.items():
+        assert blocks(document, language) and document.rpartition("/")[2] in (ROOT / test).read_text(), (
+            document
+        )
+    for document, begin in NOT_RUN:
+        texts = [text for block in blocks(document) for text in (block.text.strip(), *commands(block))]
+        assert any(text.startswith(begin) for text in texts), (document, begin)
+    for name, test in EXAMPLES.items():
+        assert name.removesuffix(".py") in (ROOT / test).read_text(), (name, test)
+
+
+def test_each_example_is_run():
+    shown = "".join(block.text for key in (*RUN, *RUN_ELSEWHERE) for block in blocks(*key))
+    for path in (ROOT / "examples").rglob("*.*"):
+        if path.suffix in (".py", ".json"):
+            assert path.name in EXAMPLES or path.name in shown, f"no block and no test runs {path.name}"
+
+
+def targets():
+    return re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M)
+
+
+def exists(command):
+    """Whether what a command names is there: a verb and its options, a target, a module, a file."""
+    if "…" in command:  # as in `mmengine log …`
+        command = command.partition("…")[0]
+    words = shlex.split(re.sub(r"^(?:[A-Z_]+=\S+ )+", "", command), comments=True)
+    if words[0] == "make":
+        return words[1] in targets()
+    if words[0] == "python" and words[1] == "-m":
+        return importlib.util.find_spec(words[2]) is not None
+    if words[0] in ("python", "bash"):
+        return (ROOT / words[1]).is_file()
+    from typer.main import get_command
+
+    found, rest = get_command(app), words[1:]
+    while hasattr(found, "commands"):
+        found, rest = (found.commands[rest[0]], rest[1:]) if rest else (None, [])
+        if found is None:
+            return True  # `mmengine` or `mmengine log` alone
+    known = {name for each in found.params for name in each.opts} | {"--help"}
+    return all(word.partition("=")[0] in known for word in rest if word.startswith("--"))
+
+
+def test_what_is_not_run_is_there():
+    told = [each for document in documents() for block in blocks(document) for each in commands(block)]
+    told += [each for document in documents() for each in INLINE.findall((ROOT / document).read_text())]
+    told = [
+        each for each in told if not each.startswith(("git ", "pip ", "$", "python {", "python check.py"))
+    ]
+    assert len(told) > 60
+    for command in told:
+        for part in command.split(" && "):
+            assert exists(part), f"{part!r} is told of, and is not there"

@@ -1,0 +1,147 @@
+"""What the documents show runs, in a folder with a small log. test_doc_blocks.py says what runs elsewhere."""
+
+import io
+import json
+import re
+import shlex
+import sys
+import tomllib
+from contextlib import redirect_stdout
+
+import pytest
+
+from mmengine import Engine
+from mmengine.core.state.policy import POLICIES, Policy
+from mmengine.errors import InvalidRequest
+from mmengine.structured_output.spec import grammar_of
+from tests.cli.cli_process import call_cli
+from tests.house.doc_blocks import ROOT, blocks, commands
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Where the documents' commands run: with the examples, a log and what the simulator reads."""
+    folder = tmp_path_factory.mktemp("documents")
+    (folder / "examples").symlink_to(ROOT / "examples")
+    run(folder, "mmengine simulate examples/evening.json --log evening.log")
+    (folder / "scenario.json").write_bytes((ROOT / "examples" / "evening.json").read_bytes())
+    (folder / "settings.json").write_text('{"num_blocks": 300}')
+    rows = [f"2024-05-10 00:00:0{k}.000000,{90 + k},{k + 2}" for k in range(6)]
+    (folder / "trace.csv").write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]))
+    line = {"timestamp": 5, "input_length": 700, "output_length": 4, "hash_ids": [1, 2]}
+    (folder / "trace.jsonl").write_text(json.dumps(line))
+    return folder
+
+
+def run(folder, command, code=0):
+    words = shlex.split(command)
+    assert words[0] == "mmengine", command
+    done = call_cli(*words[1:], cwd=folder)
+    assert done.returncode == code, (command, done.stdout, done.stderr)
+    return done.stdout
+
+
+def test_the_simulator_runs_as_shown(folder):
+    (block,) = blocks("docs/simulation.md", "")
+    for command in commands(block):
+        for part in command.split(" && "):
+            run(folder, part)
+    assert (folder / "run.png").stat().st_size > 1000 and (folder / "out.jsonl").read_text()
+    (request,) = blocks("docs/simulation.md", "json")
+    (folder / "one.jsonl").write_text(json.dumps(json.loads(request.text)))
+    assert "1: 1 length" in run(folder, "mmengine simulate one.jsonl")
+
+
+def test_policies_are_made_as_shown(folder, monkeypatch):
+    (code,) = blocks("docs/policies.md", "python")
+    found = {}
+    exec(compile(code.text, code.name, "exec"), found)
+    assert isinstance(found["policy"], Policy)
+    (metadata,) = blocks("docs/policies.md", "toml")
+    assert tomllib.loads(metadata.text)["project"]["entry-points"] == {
+        POLICIES.group: {"shortest_remaining": "my_package:policy"}
+    }
+    (two,) = blocks("docs/policies.md", "indented")
+    for command in commands(two):
+        run(folder, command)
+    lines = [(folder / name).read_text().splitlines() for name in ("ours.jsonl", "vllms.jsonl")]
+    steps = [{each["step"]: each["sched"] for each in map(json.loads, text)} for text in lines]
+    document = (ROOT / "docs" / "policies.md").read_text()
+    rows = re.findall(r"^\| (\d+) \| ([^|]+) \| ([^|]+) \|", document, re.M)
+    assert len(rows) == 4
+    for step, *shown in rows:
+        for made, text in zip(steps, shown, strict=True):
+            assert dict(made[int(step)]) == {name: int(n) for name, n in re.findall(r"(\w+) (\d+)", text)}
+
+
+def test_a_log_is_walked_as_shown(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    (code,) = blocks("docs/log.md", "python")
+    found = {}
+    exec(compile(code.text, code.name, "exec"), found)
+    assert found["step"].logged
+    (reading,) = [each for each in blocks("docs/log-format.md", "indented") if "import" in each.text]
+    run(folder, "mmengine simulate examples/evening.json --log torn.log")
+    last = sorted((folder / "torn.log").glob("*.mmlog"))[-1]
+    last.write_bytes(last.read_bytes()[:-100])
+    found = {"folder": folder / "torn.log"}
+    exec(compile(reading.text, reading.name, "exec"), found)
+    assert found["writer"].recovery.cuts
+    found["writer"].close()
+
+
+def test_a_batch_goes_on_as_shown(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with Engine(log="run.log") as engine:
+        engine.submit("What is a triangle?", request_id="a", max_tokens=40)
+        engine.step()
+    (code,) = blocks("docs/crash.md", "python")
+    found = {}
+    exec(compile(code.text, code.name, "exec"), found)
+    assert "engine" in found
+
+
+def test_a_command_is_minimized_against_as_shown(folder):
+    (folder / "check.py").write_text(
+        "import pathlib, sys\n"
+        "files = pathlib.Path(sys.argv[1]).glob('*.mmlog')\n"
+        "sys.exit(any(b'finn' in path.read_bytes() for path in files))\n"
+    )
+    (block,) = blocks("docs/debugging.md", "indented")
+    (command,) = commands(block)
+    command = command.replace("run.log", "evening.log").replace("python", sys.executable)
+    assert "8 requests became 1" in run(folder, command).replace("\n", " ")
+    assert (folder / "small" / "test_minimized_command.py").is_file()
+
+
+def test_messages_are_as_shown():
+    (said,) = blocks("docs/structured_output.md", "indented")
+    pet = {"oneOf": [{"type": "string"}, {"minLength": 2}]}
+    schema = {"type": "object", "properties": {"pet": pet}}
+    with pytest.raises(InvalidRequest) as refusal:
+        grammar_of({"type": "json_schema", "json_schema": {"schema": schema}})
+    assert str(refusal.value) == said.text.strip()
+
+
+def test_the_embedded_checkpoint_is_asked_as_shown():
+    (code,) = blocks("plugins/mmengine_shapes/README.md", "python")
+    with redirect_stdout(io.StringIO()):
+        exec(compile(code.text, code.name, "exec"), {})
+
+
+def test_the_environment_has_the_lines_that_are_shown(folder):
+    printed = run(folder, "mmengine env").splitlines()
+    texts = [block.text for name in ("docs/cpu.md", "docs/gpu.md") for block in blocks(name)]
+    shown = [line for text in texts for line in text.splitlines()]
+    label = re.compile(r"(GPUs|CPU kernels|attention( \w+)?|tensor parallel)  +\w")
+    names, known = (
+        {found[1] for line in lines if (found := label.match(line))} for lines in (shown, printed)
+    )
+    assert len(names) == 8 and names <= known
+
+
+def test_metadata_of_devices_names_their_group():
+    (metadata,) = [each for each in blocks("docs/gpu.md", "indented") if each.text.startswith("[project")]
+    assert tomllib.loads(metadata.text)["project"]["entry-points"] == {
+        "mmengine.devices": {"npu": "my_package:NpuDevice"}
+    }
