@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from mmengine.core.decide.schedule import DECIDED_VERSIONS, DECISION_VERSION
+from mmengine.core.decide.schedule import DECISION_VERSION, decides, decision_version
 from mmengine.core.engine import EngineCore
 from mmengine.core.executor import StepPlan, StepResult
 from mmengine.core.state.state import State
@@ -248,8 +248,9 @@ def verify(
         begins_after=log.begins_after,
         logged_version=log.started.decision_version,
         logged_engine=log.started.engine_version,
+        version=decision_version(log.config),
     )
-    report.rederived = log.started.decision_version in DECIDED_VERSIONS
+    report.rederived = decides(log.config, log.started.decision_version)
     tape = _Tape(iter(log), report, progress)
     state = _derive(tape, log) if report.rederived else _fold(tape, log)
     if isinstance(state, Divergence):

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mmengine.core.decide.encoder_draft import EncoderDraft
-from mmengine.core.state.blocks import block_extras, content_windows, threshold_of
+from mmengine.core.state.blocks import block_extras, content_windows, media_ahead, threshold_of
 from mmengine.core.state.prefix_index import NO_BLOCK, ROOT
 from mmengine.core.state.reading import RequestView
 from mmengine.core.state.request_state import NO_ROW
@@ -48,6 +48,19 @@ def admit_next(
         if length or decision is not None:
             return decision
     return None
+
+
+def asked_in_step(view: View) -> set[str]:
+    """Ids of the waiting requests that the open step's admissions came upon, once all of it is decided."""
+    asked = {req_state.request.request_id for req_state in view.waiting[: view.scan_from]}
+
+    def ask(req_state: RequestView) -> bool:
+        asked.add(req_state.request.request_id)
+        return True
+
+    if not view.preempted_in_step:
+        admit_next(view, ask)
+    return asked
 
 
 def first_chunk(view: View, req_state: RequestView, start: Start) -> int:
@@ -194,7 +207,8 @@ def _cached_prefix(view: View, req_state: RequestView) -> np.ndarray:
         return np.zeros(0, np.int32)
     tokens = content_windows(req_state.tokens, 0, count, size, view.content_width)
     parts = view.blocks.token_parts(tokens).tolist()
-    extras = block_extras(req_state.request, 0, count, size)
+    ahead = media_ahead(view.config, view.decision_version)
+    extras = block_extras(req_state.request, 0, count, size, ahead)
     blocks, content = [], ROOT
     for number in range(count):
         block = view.blocks.find(content, parts[number], tokens[number], extras.get(number, b""))

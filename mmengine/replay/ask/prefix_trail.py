@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from mmengine.core.state.blocks import block_extras, content_windows
+from mmengine.core.state.blocks import block_extras, content_windows, media_ahead
 from mmengine.core.state.prefix_index import ROOT
 from mmengine.core.state.state import State
 from mmengine.events import vocabulary as ev
@@ -34,7 +34,8 @@ class PrefixTrail:
         self.num_blocks = (len(tokens) - 1) // size
         self._windows = content_windows(tokens, 0, self.num_blocks, size, width)
         self._parts = state.blocks.index.token_parts(self._windows).tolist()
-        self._extras = block_extras(request, 0, self.num_blocks, size)
+        ahead = media_ahead(state.config, state.decision_version)
+        self._extras = block_extras(request, 0, self.num_blocks, size, ahead)
         self._by = by
         self._blocks: list[int] = []  # that hold the prefix now
         self._content: list[int] = []
