@@ -81,9 +81,8 @@ def _resume_state_of(opened: OpenLog, resume: Resume, config: EngineConfig) -> R
     if not decides(logged, version):
         raise LogError(
             f"the log in {opened.folder} was written under rules {version} of the scheduler, and this build "
-            f"has {decision_version(logged)}; finish it with mmengine {resumed.started.engine_version}, or name "
-            f"another "
-            "folder"
+            f"has {decision_version(logged)}; finish it with mmengine {resumed.started.engine_version}, or "
+            "name another folder"
         )
     resumed.tell(opened.sink.recovery.cuts if opened.sink.recovery is not None else [])
     resumed.config_for(config)

@@ -189,8 +189,8 @@ class Driver:
         self._happen(now)
 
     def _seen_failing(self) -> list[ev.Event]:
-        """vLLM's scheduler hears of a grammar that failed when it asks whether the request can start: one that
-        is not asked, because rows or blocks are short, stays. It ends when the step is back."""
+        """vLLM's scheduler hears of a grammar that failed when it asks whether the request can start: one
+        that is not asked, because rows or blocks are short, stays. It ends when the step is back."""
         names = [name for name, seen in self._failed.items() if seen]
         for name in names:
             del self._failed[name]

@@ -76,7 +76,8 @@ def first_chunk(view: View, req_state: RequestView, start: Start) -> int:
 
 def _is_padded(view: View, num_computed: int) -> bool:
     """Whether a request with one token left is given placeholders for its drafts: vLLM wants equal
-    lengths in a step of decodes, one in which running rows run and none of them is in its prompt."""
+    lengths in a step of decodes, one in which no running row is in its prompt. A prompt of one token is no
+    decode when it is alone."""
     config = view.config
     if config.compat != "vllm" or not config.num_draft_tokens:
         return False
@@ -84,7 +85,9 @@ def _is_padded(view: View, num_computed: int) -> bool:
         return False
     ran = [view.requests_by_row[row] for row in view.step_rows.tolist()]
     ran = [req_state for req_state in ran if req_state.admitted_step < view.step]
-    return bool(ran) and all(len(req_state.tokens) < view.num_tokens[req_state.row] for req_state in ran)
+    return bool(ran or num_computed) and all(
+        len(req_state.tokens) < view.num_tokens[req_state.row] for req_state in ran
+    )
 
 
 def _admission(

@@ -11,7 +11,9 @@ from mmengine.core.state.free_list import FreeList
 from mmengine.core.state.prefix_index import NO_CONTENT, PrefixIndex
 from mmengine.request import Request
 
-COMPAT_VERSION = 4  # the decision version of logs with vLLM's decisions; before, a block's hash had no media ahead
+COMPAT_VERSION = (
+    4  # the decision version of logs with vLLM's decisions; before, a block's hash had no media ahead
+)
 OF_SALT = -1  # in place of an embedding: the hash is a tenant's salt
 _PART = struct.Struct("<Iqq")  # length of the hash before it, place, first embedding or OF_SALT
 
@@ -83,7 +85,9 @@ def content_windows(token_ids: ReadOnlyArray, first: int, last: int, size: int, 
     return token_ids[starts + np.arange(width)]
 
 
-def block_extras(request: Request, first: int, last: int, block_size: int, ahead: int = 0) -> dict[int, bytes]:
+def block_extras(
+    request: Request, first: int, last: int, block_size: int, ahead: int = 0
+) -> dict[int, bytes]:
     """What tokens alone do not say of blocks [first, last), by block number: which embeddings lie where in
     the block, or in the `ahead` tokens behind it (hash of the item, the run's place against the block, its
     first embedding) and, in block 0, a hash of the tenant's salt. Written out, each part with its length

@@ -27,14 +27,15 @@ class Loss(msgspec.Struct, frozen=True):
 class PrefixTrail:
     """Follows the blocks that the beginning of a request would hit, from the log's first record on: feed
     it every record, `before` and `after` it was applied. `tokens`: int32 [n], those the request is
-    admitted with. `by`: who computed what is there when the trail begins."""
+    admitted with. `version`: the log's decision version. `by`: who computed what is there when the trail
+    begins."""
 
-    def __init__(self, state: State, request: Request, tokens: np.ndarray, by: str = ""):
+    def __init__(self, state: State, request: Request, tokens: np.ndarray, version: int, by: str = ""):
         size, width = state.block_size, state.content_width
         self.num_blocks = (len(tokens) - 1) // size
         self._windows = content_windows(tokens, 0, self.num_blocks, size, width)
         self._parts = state.blocks.index.token_parts(self._windows).tolist()
-        ahead = media_ahead(state.config, state.decision_version)
+        ahead = media_ahead(state.config, version)
         self._extras = block_extras(request, 0, self.num_blocks, size, ahead)
         self._by = by
         self._blocks: list[int] = []  # that hold the prefix now
