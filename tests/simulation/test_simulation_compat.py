@@ -170,7 +170,7 @@ def test_a_log_with_those_who_left_verifies(tmp_path, drafts):
 
 
 def test_logs_of_older_rules_are_folded_and_not_derived(tmp_path, monkeypatch):
-    """Up to rules 3 a block's content had no picture of the next token, and digests of that stay as they are."""
+    """Up to rules 3 a block's content had no picture of the next token; digests of that stay as they are."""
     path = THEIRS[[path.stem for path in THEIRS].index("picture_behind_a_block")]
     run(path, compat="vllm", log=LogWriter(tmp_path / "now"))
     monkeypatch.setattr("mmengine.core.engine.decision_version", lambda config: 3)
