@@ -23,7 +23,7 @@ def print_report(
         names = ", ".join(report.unfinished[:8]) + (", …" if len(report.unfinished) > 8 else "")
         console.print(f"{len(report.unfinished)} requests unfinished at max_steps: {names}", markup=False)
     if work.expect is not None:
-        difference = first_difference(work.expect, actual)
+        difference = first_difference(work.expect, actual, open_ends=work.without_grammar)
         text = (
             f"differs from what the scenario expects: {difference}"
             if difference

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from mmengine.config import EngineConfig
-from mmengine.core.decide.schedule import DECIDED_VERSIONS, DECISION_VERSION
+from mmengine.core.decide.schedule import decides, decision_version
 from mmengine.core.engine import EngineCore
 from mmengine.core.executor import Executor
 from mmengine.core.resume import Resume, ResumeState, read_resume_state
@@ -77,13 +77,12 @@ def open_log(folder: Path, resume: Resume | None, config: EngineConfig, **option
 
 def _resume_state_of(opened: OpenLog, resume: Resume, config: EngineConfig) -> ResumeState:
     resumed = read_resume_state(opened.folder, resume)
-    version = resumed.started.decision_version
-    if version not in DECIDED_VERSIONS:
+    version, logged = resumed.started.decision_version, resumed.state.config
+    if not decides(logged, version):
         raise LogError(
             f"the log in {opened.folder} was written under rules {version} of the scheduler, and this build "
-            f"has {DECISION_VERSION}; finish it with mmengine {resumed.started.engine_version}, or name "
-            f"another "
-            "folder"
+            f"has {decision_version(logged)}; finish it with mmengine {resumed.started.engine_version}, or "
+            "name another folder"
         )
     resumed.tell(opened.sink.recovery.cuts if opened.sink.recovery is not None else [])
     resumed.config_for(config)

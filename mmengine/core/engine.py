@@ -20,7 +20,7 @@ from mmengine.config import EngineConfig
 from mmengine.core.batch import BlockTables, batch
 from mmengine.core.decide.admit import admit, check_request
 from mmengine.core.decide.complete import complete
-from mmengine.core.decide.schedule import DECISION_VERSION, schedule, why_it_waits
+from mmengine.core.decide.schedule import decision_version, schedule, why_it_waits
 from mmengine.core.decide.stall import NO_PROGRESS, find_stalls
 from mmengine.core.dispatched import DispatchedSteps
 from mmengine.core.executed import writable
@@ -344,7 +344,7 @@ def _started(config: EngineConfig, fingerprints: dict[str, str]) -> ev.Started:
     return ev.Started(
         schema=ev.SCHEMA_VERSION,
         engine_version=__version__,
-        decision_version=DECISION_VERSION,
+        decision_version=decision_version(config),
         config=config.as_dict(),
         fingerprints=fingerprints,
         num_blocks=config.num_blocks,

@@ -1,12 +1,17 @@
-"""What must hold of a state between any two events, by name. Tests and `mmengine log minimize` use these."""
+"""What must hold of a state between any two events, by name. Tests, `mmengine log verify --invariants` and
+`mmengine log minimize` use these.
+
+They are counted anew from what rows, requests and steps hold, and compared with what the pools count.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
-from mmengine.core.state.columns import NEVER
+from mmengine.core.state.columns import NEVER, RUNS_ON
 from mmengine.core.state.state import State
 
 
@@ -80,11 +85,41 @@ def _rows(state: State) -> Iterator[str]:
             yield f"row {req_state.row} of request {name!r} belongs to another"
 
 
+def _queue(state: State) -> Iterator[str]:
+    """Who waits stands where the policy's rank belongs, and rows stand in the order of their admission."""
+    ranks = [state.policy.rank(req_state) for req_state in state.waiting]
+    for place, (first, second) in enumerate(pairwise(ranks)):
+        if second < first:
+            one, other = (state.waiting[place + n].request.request_id for n in (0, 1))
+            yield f"request {one!r} of rank {first} waits before {other!r} of rank {second}"
+    running = state.running.tolist()
+    since = [state.requests_by_row[row].admitted_step for row in running]
+    if since != sorted(since):
+        yield f"rows {running} run in this order, and were admitted in steps {since}"
+
+
 def _budgets(state: State) -> Iterator[str]:
-    """A step computes no more tokens and embeddings than its budgets."""
-    for name in ("tokens_left", "encoder_left"):
-        if getattr(state, name) < 0:
-            yield f"{name} is {getattr(state, name)}"
+    """A step computes no more tokens, rows and embeddings than its budgets, and counts them right."""
+    config, rows = state.config, state.step_rows
+    num_tokens = int(state.scheduled[rows].sum())
+    if state.tokens_left < 0 or (state.is_open and num_tokens != config.token_budget - state.tokens_left):
+        yield (
+            f"the rows of the step compute {num_tokens} of {config.token_budget} tokens, and "
+            f"{state.tokens_left} are counted as left"
+        )
+    if len(np.unique(rows)) < len(rows) or len(rows) > config.max_num_seqs:
+        yield f"the step has the rows {rows.tolist()}; there are {config.max_num_seqs}"
+    sizes = [request.media[index].num_embeds for _, request, index in state.step_encoded]
+    # vLLM gives back what was to be encoded for one that gives way, and encodes it all the same.
+    uncounted = sum(sizes) > config.encoder_budget - state.encoder_left and not config.compat
+    if state.encoder_left < 0 or uncounted:
+        yield (
+            f"the step encodes {sum(sizes)} of {config.encoder_budget} embeddings, and "
+            f"{state.encoder_left} are counted as left"
+        )
+    over = np.flatnonzero(np.maximum(state.num_drafts, state.scheduled_drafts) > config.num_draft_tokens)
+    if len(over):
+        yield f"row {int(over[0])} has more drafts than {config.num_draft_tokens} (num_draft_tokens)"
 
 
 def _computed(state: State) -> Iterator[str]:
@@ -115,12 +150,31 @@ def _flights(state: State) -> Iterator[str]:
         yield f"row {left[0]} is being left, and no step in flight names it"
 
 
+def _media(state: State) -> Iterator[str]:
+    """A row holds the encoder outputs that its step reads, and those that it is inside of."""
+    for row in state.running[state.ended[state.running] == RUNS_ON].tolist():
+        req_state, computed = state.requests_by_row[row], int(state.num_computed[row])
+        before = computed - int(state.scheduled[row])
+        for index, item in enumerate(req_state.request.media):
+            if not any(start < computed and before < start + length for start, length in item.runs):
+                continue
+            entry = state.encoder.entries.get(req_state.media_keys[index])
+            if index not in req_state.held_media or (entry is not None and not entry.valid):
+                yield (
+                    f"row {row} computed tokens {before} to {computed}, inside of item {index} of "
+                    f"{req_state.request.request_id!r}, and does not hold its encoder output"
+                )
+
+
 def _encoder(state: State) -> Iterator[str]:
     """The encoder cache fits, and its reference counts are those of the running requests."""
     cache = state.encoder
     size = sum(entry.size for entry in cache.entries.values())
     if not cache.used == size <= cache.capacity:
         yield f"the encoder cache counts {cache.used} embeddings, holds {size}, and fits {cache.capacity}"
+    idle = sum(entry.size for entry in cache.entries.values() if not entry.references)
+    if cache.idle_size != idle:
+        yield f"the encoder cache counts {cache.idle_size} embeddings that nobody holds; there are {idle}"
     holders = Counter(key for keys in state.leaving.values() for key in keys)
     for row in state.running.tolist():
         req_state = state.requests_by_row[row]
@@ -141,10 +195,12 @@ def _encoder(state: State) -> Iterator[str]:
 
 INVARIANTS: dict[str, Callable[[State], Iterator[str]]] = {
     "encoder": _encoder,
+    "media": _media,
     "references": _references,
     "blocks": _blocks,
     "host_blocks": _host_blocks,
     "rows": _rows,
+    "queue": _queue,
     "budgets": _budgets,
     "computed": _computed,
     "flights": _flights,

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from mmengine.core.decide.schedule import DECIDED_VERSIONS, DECISION_VERSION
+from mmengine.core.decide.schedule import DECISION_VERSION, decides, decision_version
 from mmengine.core.engine import EngineCore
 from mmengine.core.executor import StepPlan, StepResult
 from mmengine.core.state.state import State
@@ -21,11 +21,13 @@ from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
 from mmengine.events.recovery import Cut
 from mmengine.replay.checked import CheckedLog
+from mmengine.replay.invariants import broken
 from mmengine.request import SamplingParams
 from mmengine.version import __version__
 
 _OBSERVATIONS = frozenset(ev.OBSERVATIONS)
 RECENT = 8  # observations shown with a divergence
+INVARIANT = "invariant "  # begins the `field` of a divergence that is one
 
 
 @dataclass(slots=True)
@@ -100,6 +102,7 @@ class _Tape:
         self._recent: deque[Record] = deque(maxlen=RECENT)
         self.next: Record | None = next(records, None)
         self.last: Record | None = None  # the one before
+        self.watched: State | None = None  # whose invariants must hold between any two records
 
     # Executor
 
@@ -160,6 +163,7 @@ class _Tape:
         return 0 if self.last is None else self.last.sequence + 1
 
     def append(self, event: ev.Event, step: int, mono_ns: int) -> None:
+        self.check_invariants()
         record = self._expect()
         logged = record.event
         if isinstance(logged, ev.Recovered) and not isinstance(event, ev.Recovered):
@@ -173,6 +177,14 @@ class _Tape:
         if type(logged) in _OBSERVATIONS:
             self._recent.append(record)
         self.last, self.next = record, next(self._records, None)
+
+    def check_invariants(self) -> None:
+        """Raise _Parted for one that the record before broke."""
+        if self.watched is None or self.last is None or (found := broken(self.watched)) is None:
+            return
+        kind = type(self.last.event).__name__
+        where = (self.last.sequence, self.last.step, kind, INVARIANT + found.name)
+        raise _Parted(Divergence(*where, "it holds", found.what, list(self._recent)))
 
     def commit(self) -> bool:
         return True
@@ -236,10 +248,15 @@ def _readable(value: Any) -> Any:
 
 
 def verify(
-    folder: Path, progress: Callable[[Record], None] | None = None, after: int | None = None
+    folder: Path,
+    progress: Callable[[Record], None] | None = None,
+    after: int | None = None,
+    *,
+    invariants: bool = False,
 ) -> VerifyReport:
     """Fold a log and derive its decisions again. `progress` is called with each record. `after`: begin at
-    the newest snapshot of before that record, see CheckedLog.
+    the newest snapshot of before that record, see CheckedLog. `invariants`: those of replay/invariants.py
+    must hold behind each record; one that does not is a divergence of the field INVARIANT and its name.
 
     Raises LogError when there is no log, CorruptLog when it is damaged or is none.
     """
@@ -248,10 +265,16 @@ def verify(
         begins_after=log.begins_after,
         logged_version=log.started.decision_version,
         logged_engine=log.started.engine_version,
+        version=decision_version(log.config),
     )
-    report.rederived = log.started.decision_version in DECIDED_VERSIONS
+    report.rederived = decides(log.config, log.started.decision_version)
     tape = _Tape(iter(log), report, progress)
-    state = _derive(tape, log) if report.rederived else _fold(tape, log)
+    state = _derive(tape, log, invariants) if report.rederived else _fold(tape, log, invariants)
+    if not isinstance(state, Divergence):
+        try:
+            tape.check_invariants()
+        except _Parted as parted:
+            state = parted.divergence
     if isinstance(state, Divergence):
         report.divergence = state
     else:
@@ -260,7 +283,7 @@ def verify(
     return report
 
 
-def _derive(tape: _Tape, log: CheckedLog) -> State | Divergence:
+def _derive(tape: _Tape, log: CheckedLog, invariants: bool) -> State | Divergence:
     core: EngineCore | None = None
     try:
         core = EngineCore(
@@ -272,6 +295,7 @@ def _derive(tape: _Tape, log: CheckedLog) -> State | Divergence:
             started=log.started,
             state=log.first_state() if log.begins_after >= 0 else None,
         )
+        tape.watched = core.state if invariants else None
         while tape.next is not None:
             here = tape.next.sequence
             try:
@@ -311,9 +335,10 @@ def _advance(core: EngineCore, coming: ev.Event) -> None:
             core.step()
 
 
-def _fold(tape: _Tape, log: CheckedLog) -> State | Divergence:
+def _fold(tape: _Tape, log: CheckedLog, invariants: bool) -> State | Divergence:
     """Apply every event as it stands, and compare the digests."""
     state = log.first_state()
+    tape.watched = state if invariants else None
     while tape.next is not None:
         event = tape.next.event
         if isinstance(event, ev.Checkpoint):

@@ -8,6 +8,7 @@ hands over the arrivals and events of the step to come.
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from mmengine.core.decide.admission import asked_in_step
 from mmengine.core.engine import EngineCore
 from mmengine.core.inbox import Inbox
 from mmengine.core.outputs import Stats
@@ -20,6 +21,8 @@ from mmengine.simulation.meter import Meter
 from mmengine.simulation.records import Recorder
 from mmengine.simulation.settings import Settings
 from mmengine.simulation.workload import SimEvent, SimRequest, Workload
+
+NO_GRAMMAR = "the grammar does not compile"
 
 
 @dataclass(slots=True)
@@ -91,6 +94,7 @@ class Driver:
         self._next = 0  # of the pending
         self._events = sorted(workload.events or (), key=lambda each: each.step)
         self._late: list[SimEvent] = []  # of the step that runs
+        self._failed: dict[str, bool] = {}  # grammars, with vLLM's decisions: whether its scheduler saw that
         self._step = 0
         self._num_steps = 0
         self._num_ended = self._num_refused = 0
@@ -124,6 +128,8 @@ class Driver:
                 self._meter.decided(state, num_tokens, self._executor.clock_ns)
             if self._recorder is not None:
                 self._recorder.decided(state)
+            if self._failed:
+                self._failed |= dict.fromkeys(self._failed.keys() & asked_in_step(core.view), True)
             self._step += 1
             if self._step % 64 == 0:
                 self._progress(self._num_ended)
@@ -155,9 +161,9 @@ class Driver:
             self._recorder.finished(event.request_id, event.reason)
 
     def _leavers(self) -> list[ev.Event]:
-        leaving = [_gone(event) for event in self._late if event.op in ("abort", "grammar_error")]
-        self._late = [event for event in self._late if event.op not in ("abort", "grammar_error")]
-        return leaving
+        leaving = [event for event in self._late if event.op == "abort"]
+        self._late = [event for event in self._late if event.op != "abort"]
+        return [*(ev.Cancelled(event.request_id, "cancelled") for event in leaving), *self._seen_failing()]
 
     def _between_steps(self) -> None:
         """The step before is applied; hand over what the next one shall see."""
@@ -171,24 +177,24 @@ class Driver:
             self._recorder.updated(self._core.state)
             aborted = {event.request_id for event in self._late if event.op == "abort"}
             self._recorder.begin(self._step, aborted)
+        for failing in self._seen_failing():
+            self._core.inbox.put(failing)
         self._happen(late)
-        first = self._next
         if over:
             self._give_up()
         elif self._workload.timed:
             self._arrive_until_now()
         else:
             self._arrive(self._step)
-        if self._ends_late(self._pending[first : self._next]):
-            self._late += [event for event in now if event.op == "grammar_error"]
-            now = [event for event in now if event.op != "grammar_error"]
         self._happen(now)
 
-    def _ends_late(self, arrived: list[SimRequest]) -> bool:
-        """Whether who has no grammar ends when the step is back, as in vLLM: there must be one."""
-        state = self._core.state
-        runs = any(not known.waits_for_grammar for known in state.requests.values())
-        return state.config.compat == "vllm" and (runs or any(not each.ranges for each in arrived))
+    def _seen_failing(self) -> list[ev.Event]:
+        """vLLM's scheduler hears of a grammar that failed when it asks whether the request can start: one
+        that is not asked, because rows or blocks are short, stays. It ends when the step is back."""
+        names = [name for name, seen in self._failed.items() if seen]
+        for name in names:
+            del self._failed[name]
+        return [ev.GrammarFailed(name, NO_GRAMMAR) for name in names]
 
     def _arrive_until_now(self) -> None:
         """An engine without work waits for the next arrival."""
@@ -219,9 +225,14 @@ class Driver:
         core, leaving = self._core, set()
         for event in events:
             match event.op:
-                case "abort" | "grammar_error":
+                case "abort":
                     leaving.add(event.request_id)
-                    core.inbox.put(_gone(event))
+                    core.inbox.put(ev.Cancelled(event.request_id, "cancelled"))
+                case "grammar_error" if core.config.compat:
+                    self._failed[event.request_id] = False
+                case "grammar_error":
+                    leaving.add(event.request_id)
+                    core.inbox.put(ev.GrammarFailed(event.request_id, NO_GRAMMAR))
                 case "grammar_ready":
                     core.inbox.put(ev.GrammarReady(event.request_id))
                 case "reset_prefix_cache":
@@ -241,10 +252,3 @@ class Driver:
         self._events.clear()
         for name in self._core.state.requests:
             self._core.cancel(name)
-
-
-def _gone(event: SimEvent) -> ev.Event:
-    """What the engine hears of an abort or a grammar_error."""
-    if event.op == "abort":
-        return ev.Cancelled(event.request_id, "cancelled")
-    return ev.GrammarFailed(event.request_id, "the grammar does not compile")

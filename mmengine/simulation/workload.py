@@ -76,6 +76,11 @@ class Workload:
     media_names: dict[bytes, str] = field(default_factory=dict)  # by mm_hash
 
     @property
+    def without_grammar(self) -> set[str]:
+        """Ids of the requests whose grammar fails. Recordings do not agree on where their ends stand."""
+        return {each.request_id for each in self.events or () if each.op == "grammar_error"}
+
+    @property
     def longest(self) -> int:
         """Tokens of the longest request, prompt and output."""
         return max((each.num_prompt + each.max_tokens for each in self.requests), default=1)

@@ -3,6 +3,7 @@ with an error, and the others have the answers that they would have had."""
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from mmengine.cli import supervisor
+from mmengine.cli import memory_kills, supervisor
 from mmengine.errors import MMEngineError
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader
@@ -40,6 +41,8 @@ def kill(self):
         time.sleep(1000)
     if "killer" in self.names and how == "crash":
         os.kill(os.getpid(), signal.SIGSEGV)
+    if "killer" in self.names and how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
     if how == "slow":
         time.sleep(0.02)
     return collect(self)
@@ -134,6 +137,68 @@ def test_other_ends_are_passed_on(monkeypatch, code, seen):
     end = f"import os, sys; os.kill(os.getpid(), {-code}) if {code} < 0 else sys.exit({code})"
     monkeypatch.setattr(supervisor, "COMMAND", (sys.executable, "-c", end))
     assert supervisor.supervise([], lambda: 0) == seen
+
+
+HOLDS = "held = bytearray(200 * 2**20); held[::4096] = b'x' * len(held[::4096]); "
+
+
+@pytest.mark.parametrize(
+    "kills, said",
+    [
+        (None, "killed (SIGKILL), probably by the kernel, for memory"),
+        (1, "killed (SIGKILL), by the kernel, for memory"),
+        (0, "killed (SIGKILL), not by the kernel for memory"),
+    ],
+)
+def test_what_was_killed_for_memory_is_told(monkeypatch, capfd, kills, said):
+    """`kills`: by how much the kernel's count rises, None where there is none."""
+    counts = iter([3, 3 + kills] if kills is not None else [None, None])
+    monkeypatch.setattr(supervisor, "num_memory_kills", lambda: next(counts))
+    end = f"import os, signal; {HOLDS} os.kill(os.getpid(), signal.SIGKILL)"
+    monkeypatch.setattr(supervisor, "COMMAND", (sys.executable, "-c", end))
+    assert supervisor.supervise([], lambda: 0) == 137
+    printed = capfd.readouterr().err
+    assert said in printed and "the same command goes on" in printed
+    held = float(re.search(r"it held ([0-9.]+) GiB at most", printed)[1])
+    assert 0.19 < held < 0.5
+
+
+def test_a_batch_that_was_killed_goes_on_with_the_same_command(folder, capfd, monkeypatch):
+    names = ["a", "b", "killer", "c"]
+    write(folder, names)
+    assert supervisor.supervise(["kill"], lambda: 0) == 137
+    assert "killed (SIGKILL)" in capfd.readouterr().err
+    assert supervisor.supervise(["fine"], lambda: 0) == 0
+    assert {name: answer["text"] for name, answer in answers(folder).items()} == {
+        name: f"TEXT OF {name.upper()}" for name in names
+    }
+
+
+CGROUPS = {
+    "2": ("0::/a/b\n", {"a/b/memory.events": "low 0\noom 2\noom_kill 5\n"}, 5),
+    "2, in a container": ("0::/a/b\n", {"memory.events": "oom_kill 4\n"}, 4),
+    "1": (
+        "4:memory:/a\n0::/\n",
+        {"memory/a/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 7\n"},
+        7,
+    ),
+    "1, an old kernel": ("4:cpu,memory:/a\n0::/\n", {"memory/memory.oom_control": "under_oom 0\n"}, None),
+    "none": ("0::/\n", {}, None),
+}
+
+
+@pytest.mark.parametrize("version", CGROUPS)
+def test_the_kernels_count_of_kills_for_memory(tmp_path, monkeypatch, version):
+    own, files, count = CGROUPS[version]
+    (tmp_path / "own").write_text(own)
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(memory_kills, "CGROUPS", tmp_path / "own")
+    monkeypatch.setattr(memory_kills, "MOUNT", tmp_path)
+    assert memory_kills.num_memory_kills() == count
+    monkeypatch.setattr(memory_kills, "CGROUPS", tmp_path / "missing")
+    assert memory_kills.num_memory_kills() is None
 
 
 def test_the_child_does_not_outlive_its_supervisor(folder):

@@ -4,9 +4,23 @@ import json
 import zlib
 from pathlib import Path
 
+from mmengine.replay.invariants import broken
 from mmengine.simulation import Driver, read_settings
 from mmengine.simulation.load import load_workload
 from mmengine.simulation.records import Recorder
+
+
+class Checked(Recorder):
+    """Looks at the invariants at each step, when it is decided and when its tokens are applied."""
+
+    def decided(self, state):
+        assert broken(state) is None, broken(state)
+        super().decided(state)
+
+    def updated(self, state):
+        assert broken(state) is None, broken(state)
+        super().updated(state)
+
 
 SCENARIOS = sorted((Path(__file__).parent / "scenarios").glob("*.json"))
 SMALL = {
@@ -25,7 +39,7 @@ def run(path, *, config=None, compat="", log=None, queues=True, form="auto", lim
     work = load_workload(path, form, limit)
     settings = read_settings({**work.settings, **(config or {})}, work, compat)
     records = []
-    recorder = Recorder(records.append, work.media_names, queues=queues)
+    recorder = Checked(records.append, work.media_names, queues=queues)
     report = Driver(work, settings, recorder=recorder, log=log).run()
     return report, records, settings
 

@@ -47,3 +47,15 @@ def test_a_scenario_without_expectations_is_refused(tmp_path):
     path.write_text('{"requests": []}')
     with pytest.raises(InvalidRequest, match="nothing of what is expected"):
         read_records(path)
+
+
+def test_ends_that_nobody_asks_for_are_not_compared():
+    ends = {**STEP, "finish": {"a": "stop", "g": "error"}}
+    one = {**STEP, "finish": {"a": "stop"}}
+    assert "finish" in first_difference([ends], [one])
+    assert (
+        first_difference([ends], [one], open_ends={"g"})
+        == first_difference([one], [ends], open_ends={"g"})
+        == ""
+    )
+    assert "finish" in first_difference([ends], [one], open_ends={"a"})

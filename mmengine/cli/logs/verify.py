@@ -19,11 +19,13 @@ if TYPE_CHECKING:  # heavy: loaded when a command runs
 HELP = (
     "Derive every decision in a log again, and compare it with what was logged.\n\n"
     "The first divergence is named: step, field, logged and derived value, the last inputs before it. A "
-    "folder of logs stands for all logs in it.\n\n"
+    "folder of logs stands for all logs in it. With --invariants every reference to a block and an encoder "
+    "output, every queue and every budget is counted anew behind each record, and the first that is wrong is "
+    "named; that takes some times as long.\n\n"
     "[bold]Exit codes[/bold]\n\n"
-    "0 all agree; 3 diverged; 4 corrupt; 5 folded only, because the rules of the log's version are not "
-    "those of this build; 2 wrong arguments; 1 anything else. With many logs: the first of 4, 3, 1, 5 that "
-    "one of them has.\n\n"
+    "0 all agree; 3 diverged, or an invariant is broken; 4 corrupt; 5 folded only, because the rules of the "
+    "log's version are not those of this build; 2 wrong arguments; 1 anything else. With many "
+    "logs: the first of 4, 3, 1, 5 that one of them has.\n\n"
     "[bold]Examples[/bold]\n\n  mmengine log verify run.log\n\n  mmengine log verify nightly/*.log --json"
 )
 SAME, OTHER, DIVERGED, CORRUPT, FOLDED = 0, 1, 3, 4, 5
@@ -41,6 +43,9 @@ def verify(
             "--from", min=0, help="Begin at the newest snapshot of before this record.", show_default=False
         ),
     ] = None,
+    invariants: Annotated[
+        bool, typer.Option("--invariants", help="Count every reference and budget behind each record, too.")
+    ] = False,
 ) -> None:
     from mmengine.replay.verify import verify as verify_log  # lazy, like all below: help needs none of it
 
@@ -49,7 +54,7 @@ def verify(
     with _progress(logs) as begin:
         for log in logs:
             try:
-                results.append((log, verify_log(log, begin(log), after)))
+                results.append((log, verify_log(log, begin(log), after, invariants=invariants)))
             except LogError as error:
                 if len(logs) == 1 and not json_output:
                     raise
@@ -104,6 +109,8 @@ def _verdict(report: "VerifyReport | LogError") -> str:
     if isinstance(report, LogError):
         return ("corrupt: " if isinstance(report, CorruptLog) else "") + str(report)
     found = report.divergence
+    if found is not None and found.field.startswith("invariant "):
+        return f"BROKEN at step {found.step}, behind record {found.sequence}, {found.event}: {found.field}"
     if found is not None:
         return f"DIVERGED at step {found.step}, record {found.sequence}: {found.event}, field {found.field}"
     if report.rederived:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mmengine.core.decide.encoder_draft import EncoderDraft
-from mmengine.core.state.blocks import block_extras, content_windows, threshold_of
+from mmengine.core.state.blocks import block_extras, content_windows, media_ahead, threshold_of
 from mmengine.core.state.prefix_index import NO_BLOCK, ROOT
 from mmengine.core.state.reading import RequestView
 from mmengine.core.state.request_state import NO_ROW
@@ -50,6 +50,19 @@ def admit_next(
     return None
 
 
+def asked_in_step(view: View) -> set[str]:
+    """Ids of the waiting requests that the open step's admissions came upon, once all of it is decided."""
+    asked = {req_state.request.request_id for req_state in view.waiting[: view.scan_from]}
+
+    def ask(req_state: RequestView) -> bool:
+        asked.add(req_state.request.request_id)
+        return True
+
+    if not view.preempted_in_step:
+        admit_next(view, ask)
+    return asked
+
+
 def first_chunk(view: View, req_state: RequestView, start: Start) -> int:
     """Tokens of the request's first step as far as the token budget goes; 0: the step has no room for
     what must go in one piece, and nobody behind it is asked."""
@@ -63,7 +76,8 @@ def first_chunk(view: View, req_state: RequestView, start: Start) -> int:
 
 def _is_padded(view: View, num_computed: int) -> bool:
     """Whether a request with one token left is given placeholders for its drafts: vLLM wants equal
-    lengths in a step of decodes, one in which running rows run and none of them is in its prompt."""
+    lengths in a step of decodes, one in which no running row is in its prompt. A prompt of one token is no
+    decode when it is alone."""
     config = view.config
     if config.compat != "vllm" or not config.num_draft_tokens:
         return False
@@ -71,7 +85,9 @@ def _is_padded(view: View, num_computed: int) -> bool:
         return False
     ran = [view.requests_by_row[row] for row in view.step_rows.tolist()]
     ran = [req_state for req_state in ran if req_state.admitted_step < view.step]
-    return bool(ran) and all(len(req_state.tokens) < view.num_tokens[req_state.row] for req_state in ran)
+    return bool(ran or num_computed) and all(
+        len(req_state.tokens) < view.num_tokens[req_state.row] for req_state in ran
+    )
 
 
 def _admission(
@@ -194,7 +210,8 @@ def _cached_prefix(view: View, req_state: RequestView) -> np.ndarray:
         return np.zeros(0, np.int32)
     tokens = content_windows(req_state.tokens, 0, count, size, view.content_width)
     parts = view.blocks.token_parts(tokens).tolist()
-    extras = block_extras(req_state.request, 0, count, size)
+    ahead = media_ahead(view.config, view.decision_version)
+    extras = block_extras(req_state.request, 0, count, size, ahead)
     blocks, content = [], ROOT
     for number in range(count):
         block = view.blocks.find(content, parts[number], tokens[number], extras.get(number, b""))

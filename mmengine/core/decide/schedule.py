@@ -17,16 +17,28 @@ depends on (core/state/overlap.py). The token that a running row will get from t
 (`num_pending`), though nobody knows yet which it is.
 """
 
+from mmengine.config import EngineConfig
 from mmengine.core.decide.admission import admit_next
 from mmengine.core.decide.fault_isolation import try_suspects
 from mmengine.core.decide.running import schedule_running
 from mmengine.core.state import overlap
+from mmengine.core.state.blocks import COMPAT_VERSION
 from mmengine.core.state.view import View
 from mmengine.events import vocabulary as ev
 
 DECISION_VERSION = 3
-# Of logs that this build decides on, each by its own rules.
+# Of logs that this build decides on, each by its own rules; those with vLLM's decisions aside.
 DECIDED_VERSIONS = (2, 3)
+
+
+def decision_version(config: EngineConfig) -> int:
+    """By which rules this build decides with these settings: vLLM's have a number of their own."""
+    return COMPAT_VERSION if config.compat else DECISION_VERSION
+
+
+def decides(config: EngineConfig, version: int) -> bool:
+    """Whether this build decides as the one did that wrote a log with these settings under `version`."""
+    return version == COMPAT_VERSION if config.compat else version in DECIDED_VERSIONS
 
 
 def schedule(view: View) -> ev.StepDecision | None:

@@ -165,9 +165,9 @@ def _preempted(state: State, event: ev.Preempted) -> None:
     for_room = state.ended[event.row] not in (LOST, CRASHED) and not state.resetting
     if state.scheduled[event.row]:
         leave_step(state, req_state)
-    leave_row(state, req_state)
     if event.for_row != ev.FOR_ALL:
         make_room(state, event)
+    leave_row(state, req_state)
     state.num_preempted += 1
     req_state.preempted = state.num_preempted
     state.enqueue(req_state)

@@ -6,7 +6,7 @@ import numpy as np
 
 from mmengine.core.executor import PADDING
 from mmengine.core.fold.media import reference_media
-from mmengine.core.state.blocks import block_extras, further_blocks
+from mmengine.core.state.blocks import block_extras, further_blocks, media_ahead
 from mmengine.core.state.columns import BROKEN, LEFT, NEVER, RUNS_ON, frozen
 from mmengine.core.state.flight import Flight
 from mmengine.core.state.goodput import Goodput
@@ -119,7 +119,8 @@ def _fill_blocks(state: State, rows: np.ndarray, full: np.ndarray) -> None:
 def _fill_row_blocks(state: State, row: int, first: int, last: int) -> None:
     content, blocks = int(state.content[row]), state.block_table[row, first:last].copy()
     if content != NO_CONTENT:
-        extras = block_extras(state.requests_by_row[row].request, first, last, state.block_size)
+        request, ahead = state.requests_by_row[row].request, media_ahead(state.config, state.decision_version)
+        extras = block_extras(request, first, last, state.block_size, ahead)
         extras = {number - first: extra for number, extra in extras.items()}
         tokens = state.block_tokens[row, first:last]
         state.content[row] = state.blocks.index.insert_chain(blocks, content, tokens, extras)
@@ -239,10 +240,12 @@ def leave_step(state: State, req_state: RequestState) -> None:
 
 
 def make_room(state: State, event: ev.Preempted) -> None:
-    """Rows before the one that room is made for are decided; all are when it gave way itself."""
+    """Before the row is left: rows before the one that room is made for are decided, the others are not. It
+    may be the one that is left."""
+    running = state.running.tolist()
+    place = running.index(event.for_row)
     state.made_room_for = (event.for_row, event.for_tokens)
-    own = event.for_row == event.row
-    state.num_decided = len(state.running) if own else state.running.tolist().index(event.for_row)
+    state.num_decided = place - (running.index(event.row) < place)
 
 
 def pad_drafts(state: State, row: int, count: int) -> None:

@@ -11,6 +11,9 @@ from mmengine.core.state.free_list import FreeList
 from mmengine.core.state.prefix_index import NO_CONTENT, PrefixIndex
 from mmengine.request import Request
 
+COMPAT_VERSION = (
+    4  # the decision version of logs with vLLM's decisions; before, a block's hash had no media ahead
+)
 OF_SALT = -1  # in place of an embedding: the hash is a tenant's salt
 _PART = struct.Struct("<Iqq")  # length of the hash before it, place, first embedding or OF_SALT
 
@@ -82,17 +85,19 @@ def content_windows(token_ids: ReadOnlyArray, first: int, last: int, size: int, 
     return token_ids[starts + np.arange(width)]
 
 
-def block_extras(request: Request, first: int, last: int, block_size: int) -> dict[int, bytes]:
+def block_extras(
+    request: Request, first: int, last: int, block_size: int, ahead: int = 0
+) -> dict[int, bytes]:
     """What tokens alone do not say of blocks [first, last), by block number: which embeddings lie where in
-    the block (hash of the item, the run's place against the block, its first embedding) and, in block 0,
-    a hash of the tenant's salt. Written out, each part with its length behind it, so that equal bytes are
-    equal facts."""
+    the block, or in the `ahead` tokens behind it (hash of the item, the run's place against the block, its
+    first embedding) and, in block 0, a hash of the tenant's salt. Written out, each part with its length
+    behind it, so that equal bytes are equal facts."""
     extras: dict[int, bytes] = {}
     for item in request.media:
         embedding = 0
         for start, length in item.runs:
             end = (start + length - 1) // block_size + 1
-            for number in range(max(first, start // block_size), min(last, end)):
+            for number in range(max(first, (start - ahead) // block_size), min(last, end)):
                 part = item.mm_hash + _PART.pack(len(item.mm_hash), start - number * block_size, embedding)
                 extras[number] = extras.get(number, b"") + part
             embedding += length
@@ -100,6 +105,13 @@ def block_extras(request: Request, first: int, last: int, block_size: int) -> di
         salt = hashlib.sha256(request.cache_salt.encode()).digest()
         extras[0] = extras.get(0, b"") + salt + _PART.pack(len(salt), 0, OF_SALT)
     return extras
+
+
+def media_ahead(config: EngineConfig, decision_version: int) -> int:
+    """How many tokens behind a block say by their media what it holds. With a drafter that keeps KV vLLM has
+    the next token in a block's hash, and its picture. We compare its id: the wrong picture there spoils a
+    draft, and never an answer."""
+    return int(bool(config.compat and config.lookahead_tokens and decision_version >= COMPAT_VERSION))
 
 
 def threshold_of(config: EngineConfig, num_requests: int) -> int:

@@ -70,7 +70,8 @@ class _Inquiry:
         self.view = View(self.state)
         with log.naming(queued):
             self._request = request_of(request)
-            self._prefix = PrefixTrail(self.state, self._request, self._request.prompt_token_ids)
+            version = log.started.decision_version
+            self._prefix = PrefixTrail(self.state, self._request, self._request.prompt_token_ids, version)
             self._media = MediaTrail(self.state, self._request)
         self._reasons: Reasons | None = None
         self._found: list[Claim] = []
@@ -254,7 +255,7 @@ class _Inquiry:
         tokens = int(state.num_computed[event.row])
         self._claim(record, "preemption", f"{text}. {tokens} computed tokens {kept}.", tokens=tokens, **facts)
         req_state = state.token_ids[event.row, : state.num_tokens[event.row]].copy()
-        self._prefix = PrefixTrail(state, self._request, req_state, self._name)
+        self._prefix = PrefixTrail(state, self._request, req_state, state.decision_version, self._name)
 
     def _ended(self, record: Record, event: ev.Finished) -> None:
         req_state = self.state.requests[self._name]

@@ -15,7 +15,7 @@ import numpy as np
 
 from mmengine.config import EngineConfig
 from mmengine.core.decide.admit import check_request
-from mmengine.core.decide.schedule import DECISION_VERSION
+from mmengine.core.decide.schedule import decision_version
 from mmengine.errors import ConfigError, InvalidRequest, LogError, MMEngineError
 from mmengine.events import vocabulary as ev
 from mmengine.replay.checked import CheckedLog
@@ -74,10 +74,10 @@ def rerun(
     cost, error = _fit(measured, folder)
     acceptance = _acceptance(measured, timeline.config, config)
     script, notes = _whole(script)
-    if timeline.started.decision_version != DECISION_VERSION:
+    if timeline.started.decision_version != (version := decision_version(timeline.config)):
         notes.append(
             f"logged under decision version {timeline.started.decision_version}; both simulations decide by "
-            f"version {DECISION_VERSION}"
+            f"version {version}"
         )
     progress("simulating the log's own settings")
     again = _simulate(script, cost, acceptance)

@@ -1,0 +1,114 @@
+"""Every decision of the policy beside a second, naive scheduler, over random scenarios: who runs and with how
+many tokens, who is admitted, passed over, gives way, what is hit, encoded and evicted, and both queues."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from naive_scheduler import NaiveScheduler
+from simulated import SMALL, run
+
+from mmengine.core.state.policy import Policy, register_policy
+from mmengine.simulation import first_difference
+
+RANGES = [[2000, 2100], [5000, 5200], [9000, 9010]]
+SIZES = {"cat": 6, "dog": 11, "owl": 16}
+
+
+def _rank(req_state):
+    rest = req_state.num_prompt + req_state.request.sampling.max_tokens - len(req_state.tokens)
+    return (rest, req_state.arrival)
+
+
+def _victim(view):
+    return max(view.running.tolist(), key=lambda row: _rank(view.requests_by_row[row]))
+
+
+SHORTEST_REST = Policy(_rank, _victim)
+register_policy("shortest_rest", SHORTEST_REST)
+
+
+@st.composite
+def requests(draw, number):
+    name = f"q{number}"
+    prompt, images = [["gen", draw(st.sampled_from("PQ")), draw(st.sampled_from([3, 8, 13, 24])), 0]], []
+    start = prompt[0][2]
+    for _ in range(draw(st.sampled_from([0, 0, 1, 2]))):
+        item = draw(st.sampled_from(sorted(SIZES)))
+        images.append([start, SIZES[item], item])
+        text = draw(st.integers(1, 9))
+        prompt += [["img", SIZES[item]], ["gen", name if draw(st.booleans()) else "T", text, start]]
+        start += SIZES[item] + text
+    raw = {"id": name, "prompt": prompt, "images": images, "max_tokens": draw(st.integers(1, 24))}
+    raw |= {"arrival_step": draw(st.integers(0, 8)), "priority": draw(st.integers(0, 2))}
+    kind = draw(st.sampled_from(["plain", "plain", "stop", "grammar", "bad"]))
+    if kind == "stop":
+        raw |= {"stop_token": 900, "stop_at": draw(st.integers(0, 12))}
+    elif kind != "plain":
+        raw["grammar"] = {"ranges": RANGES}
+        raw |= {"inject_bad_at": draw(st.integers(0, 9))} if kind == "bad" else {}
+    return raw
+
+
+@st.composite
+def scenarios(draw):
+    size = draw(st.sampled_from([2, 4, 8]))
+    config = {
+        **SMALL,
+        "policy": draw(st.sampled_from(["fcfs", "priority", "prefill_first", "shortest_rest"])),
+        "max_num_seqs": draw(st.integers(1, 5)),
+        "max_num_batched_tokens": draw(st.sampled_from([16, 24, 48])),
+        "max_model_len": 80,
+        "block_size": size,
+        "num_blocks": -(-draw(st.sampled_from([80, 88, 112, 200])) // size),
+        "enable_prefix_caching": draw(st.booleans()),
+        "encoder_compute_budget": draw(st.sampled_from([16, 24])),
+        "encoder_cache_size": draw(st.sampled_from([16, 27, 48])),
+        "admission_reserve": draw(st.sampled_from(["none", "prompt", "output"])),
+        "disable_chunked_mm_input": draw(st.sampled_from([False, False, True])),
+    }
+    if not config["disable_chunked_mm_input"]:
+        config["long_prefill_token_threshold"] = draw(st.sampled_from([0, 0, 5]))
+    if draw(st.booleans()):
+        config |= {"num_spec_tokens": draw(st.integers(1, 3)), "spec_method": draw(st.sampled_from(["ngram", "eagle3"]))}
+    asked = [draw(requests(number)) for number in range(draw(st.integers(2, 9)))]
+    events = []
+    for raw in asked:
+        at = raw["arrival_step"]
+        if config["enable_prefix_caching"]:  # what stood behind a broken block is no hit: see tests of those
+            raw.pop("inject_bad_at", None)
+        if raw.get("grammar"):
+            op = draw(st.sampled_from(["grammar_ready"] * 4 + ["grammar_error"]))
+            events.append({"step": at + draw(st.integers(0, 5)), "op": op, "id": raw["id"]})
+        if draw(st.integers(0, 7)) == 0:
+            events.append({"step": at + draw(st.integers(0, 12)), "op": "abort", "id": raw["id"]})
+    events.sort(key=lambda event: event["step"])
+    return {"config": config, "requests": asked, "events": events, "max_steps": 3000}
+
+
+def compare(scenario, path):
+    path.write_text(json.dumps(scenario))
+    report, ours, made = run(path)
+    assert not report.num_refused and not report.unfinished
+    naive = NaiveScheduler(path, scenario, made.config).run()
+    gone = {event["id"] for event in scenario["events"] if event["op"] == "grammar_error"}
+    assert first_difference(naive, ours, soft=True, open_ends=gone) == ""
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return tmp_path_factory.mktemp("naive") / "scenario.json"
+
+
+@settings(max_examples=40, deadline=None)
+@given(scenarios())
+def test_decisions_are_those_of_a_naive_scheduler(path, scenario):
+    compare(scenario, path)
+
+
+@pytest.mark.soak
+@settings(max_examples=4000, deadline=None)
+@given(scenarios())
+def test_decisions_are_those_of_a_naive_scheduler_at_length(path, scenario):
+    compare(scenario, path)
