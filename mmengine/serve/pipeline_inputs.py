@@ -1,24 +1,76 @@
 """The many forms in which transformers' pipeline takes prompts, as chats and texts with images."""
 
-from collections.abc import Sequence
+import itertools
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from mmengine.errors import InvalidRequest
 
 Chat = Sequence[dict[str, Any]]
+_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 Shown = tuple[str | Chat, Sequence[Any]]
 
 
-def group_inputs(images: Any, text: Any) -> tuple[list[list[Shown]], bool]:
+def source_of(images: Any, text: Any) -> Iterable[Any] | None:
+    """The generator, iterator or dataset that a call gives in place of prompts; None where it gives these. A
+    generator of messages is a chat, as for transformers."""
+    given = images if text is None else text
+    if isinstance(given, Iterator):
+        first = next(given, None)
+        rest = itertools.chain(() if first is None else (first,), given)
+        return None if _is_message(first) else rest
+    if isinstance(given, (str, bytes, list, tuple, Mapping)) or hasattr(given, "shape"):
+        return None
+    if hasattr(given, "__getitem__") and hasattr(given, "__len__"):  # a dataset, of torch or of anybody
+        return _Items(given)
+    return given if isinstance(given, Iterable) else None
+
+
+class _Items:
+    """A dataset's items, in order."""
+
+    def __init__(self, dataset: Any):
+        self._dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self._dataset[index] for index in range(len(self._dataset)))
+
+
+class Results:
+    """Results in order, each computed when it is asked for, or before; as many as the source has, where it
+    says so."""
+
+    def __init__(self, results: Iterator[Any], source: Iterable[Any]):
+        self._results, self._source = results, source
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._results
+
+    def __next__(self) -> Any:
+        return next(self._results)
+
+    def __len__(self) -> int:
+        if not isinstance(self._source, _Items):
+            raise TypeError("a generator does not say how many prompts it gives")
+        return len(self._source)
+
+
+def group_inputs(
+    images: Any, text: Any, count_images: Callable[[str], int]
+) -> tuple[list[list[Shown]], bool]:
     """The prompts of a call, in groups that give one list of records each, and whether the call
-    gives a list of such lists."""
+    gives a list of such lists. `count_images`: how many a text has placeholders for."""
     if images is None and text is None:
         raise InvalidRequest("give text, or images with text")
     if text is None and _is_pair(images):
         return [[single_input(images)]], False
     if text is None and _is_sequence(images) and images and all(_is_pair(item) for item in images):
         return [[single_input(item)] for item in images], True
-    if text is None and _is_chat(images):
+    if text is None and (_is_chat(images) or _is_texts(images)):
         images, text = None, images
     if text is None:
         raise InvalidRequest("images need a text that says what to do with them")
@@ -34,7 +86,46 @@ def group_inputs(images: Any, text: Any) -> tuple[list[list[Shown]], bool]:
         raise InvalidRequest("text must be a string, a list of strings, a chat, or a list of chats")
     if images is None:
         return [[(one, ())] for one in text], True
-    return [_match(images, text)], False
+    return [_match(images, text, count_images)], False
+
+
+def single_input(given: Any) -> Shown:
+    """One prompt of a generator or dataset: a chat, a string, or {"images", "text"}."""
+    if _is_pair(given):
+        return given["text"], _flat(given.get("images", given.get("image")))
+    if isinstance(given, str) or (_is_chat(given) and isinstance(given[0], dict)):
+        return given, ()
+    raise InvalidRequest(f"a prompt is a chat, a string or a dict with images and text, not {given!r:.80}")
+
+
+def without_video_urls(chat: Chat) -> Chat:
+    """transformers' pipeline does not read a part of the type video_url, and no chat template shows it."""
+    if not any(_is_video_url(part) for message in chat for part in _parts(message)):
+        return chat
+    warnings.warn(
+        "video_url: as in transformers, such a part of a message is not read; give "
+        '{"type": "video", "url": …} or {"type": "video", "path": …}',
+        stacklevel=5,
+    )
+    return [
+        {**message, "content": [part for part in message["content"] if not _is_video_url(part)]}
+        if _parts(message)
+        else message
+        for message in chat
+    ]
+
+
+def _parts(message: Any) -> Sequence[Any]:
+    content = message.get("content") if isinstance(message, dict) else None
+    return content if isinstance(content, (list, tuple)) else ()
+
+
+def _is_video_url(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "video_url"
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, dict) and "role" in value and "content" in value
 
 
 def _is_sequence(value: Any) -> bool:
@@ -49,13 +140,14 @@ def _is_chat(value: Any) -> bool:
     return _is_sequence(value) and bool(value) and isinstance(value[0], (list, tuple, dict))
 
 
-def single_input(given: Any) -> Shown:
-    """One prompt of a generator: a chat, a string, or {"images", "text"}."""
-    if _is_pair(given):
-        return given["text"], _flat(given.get("images", given.get("image")))
-    if isinstance(given, str) or (_is_chat(given) and isinstance(given[0], dict)):
-        return given, ()
-    raise InvalidRequest(f"a prompt is a chat, a string or a dict with images and text, not {given!r:.80}")
+def _is_texts(value: Any) -> bool:
+    """What stands in the place of images, and is none: transformers takes a string there for a prompt."""
+    texts = value if _is_sequence(value) else [value]
+    return bool(texts) and all(isinstance(text, str) and not _names_image(text) for text in texts)
+
+
+def _names_image(text: str) -> bool:
+    return text[:8].lower().startswith(("data:", "http://", "https://")) or text.lower().endswith(_SUFFIXES)
 
 
 def _flat(images: Any) -> list[Any]:
@@ -66,8 +158,14 @@ def _flat(images: Any) -> list[Any]:
     return [one for image in images for one in (image if _is_sequence(image) else [image])]
 
 
-def _match(images: Any, texts: Sequence[str]) -> list[Shown]:
-    """An image, or a list of them, for each text."""
+def _match(images: Any, texts: Sequence[str], count_images: Callable[[str], int]) -> list[Shown]:
+    """The images for each text: as many as it has placeholders for, in order, however they are nested."""
+    counts, flat = [count_images(text) for text in texts], iter(_flat(images))
+    total = len(_flat(images))
+    if sum(counts) == total and total:
+        return [
+            (text, list(itertools.islice(flat, count))) for text, count in zip(texts, counts, strict=True)
+        ]
     if not _is_sequence(images) or len(images) != len(texts):
         count = len(images) if _is_sequence(images) else 1
         raise InvalidRequest(f"{len(texts)} texts need as many images (or lists of images), not {count}")

@@ -1,10 +1,10 @@
 """Prompts as callers pass them, and the requests of the core that are made of them."""
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import msgspec
 import numpy as np
@@ -15,12 +15,21 @@ from mmengine.request import Request
 from mmengine.serve.options import Options
 
 
+class _Salt(TypedDict, total=False):
+    cache_salt: str
+
+
+class _Template(TypedDict, total=False):
+    template_options: Mapping[str, Any]
+
+
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """One prompt: chat `messages`, or a `text` that already holds its placeholders.
 
     `images` and `videos` fill placeholders that carry no data, in order. Relative paths are read
     under `base_folder`. `media_options`: pixel and frame limits for all media of the prompt.
+    `template_options`: what the chat template reads beside the messages.
     """
 
     messages: Sequence[dict[str, Any]] | None = None
@@ -28,8 +37,10 @@ class Prompt:
     images: Sequence[Any] = ()
     videos: Sequence[Any] = ()
     continue_final_message: bool = False
+    add_generation_prompt: bool = True
     base_folder: Path | None = None
     media_options: dict[str, Any] | None = field(default=None)
+    template_options: Mapping[str, Any] | None = None
 
     @classmethod
     def of(cls, prompt: "Prompt | str | Sequence[dict[str, Any]]") -> "Prompt":
@@ -47,7 +58,8 @@ class Prompt:
 
     def prepare(self, processor: Processor, cache_salt: str = "") -> Prepared:
         """Tokens and patches. Raises InvalidRequest, InvalidMedia."""
-        salt = {"cache_salt": cache_salt} if cache_salt else {}  # a processor may know of no salt
+        salt: _Salt = {"cache_salt": cache_salt} if cache_salt else {}  # a processor may know of no salt
+        template: _Template = {"template_options": self.template_options} if self.template_options else {}
         if self.text is not None and self.messages is None:
             return processor.prepare_text(
                 self.text,
@@ -62,11 +74,12 @@ class Prompt:
             self.messages,
             images=self.images,
             videos=self.videos,
-            add_generation_prompt=not self.continue_final_message,
+            add_generation_prompt=self.add_generation_prompt and not self.continue_final_message,
             continue_final_message=self.continue_final_message,
             base_folder=self.base_folder,
             media_options=self.media_options,
             **salt,
+            **template,
         )
 
 
