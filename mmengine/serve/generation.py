@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from mmengine.errors import InvalidRequest
-from mmengine.serve.generation_names import CHANGES_NOTHING, FILTERS, REFUSED, TAKEN, WHEN_SAMPLING
+from mmengine.serve.generation_names import CHANGES_NOTHING, FILTERS, REFUSED, TAKEN, WHEN_SAMPLING, Keywords
 from mmengine.serve.options import Options, make_sampling
 
 DEFAULT_MAX_NEW_TOKENS = 256  # transformers' for this pipeline
@@ -35,7 +35,7 @@ def is_generation_option(name: str) -> bool:
 
 
 def options_from_generation(
-    given: Mapping[str, Any], defaults: Mapping[str, Any], eos_token_ids: Iterable[int] = ()
+    given: Keywords, defaults: Keywords, eos_token_ids: Iterable[int] = ()
 ) -> Options:
     """Options for generation keywords `given` by the caller over `defaults`, the checkpoint's
     generation_config. As in transformers: greedy unless do_sample, which turns on top_k 50 where
@@ -65,7 +65,7 @@ def options_from_generation(
     return _with_lengths(values, options)
 
 
-def refuse(given: Mapping[str, Any]) -> None:
+def refuse(given: Keywords) -> None:
     """Raise InvalidRequest for the first keyword that is not known, or asks for what is not done here."""
     for name, value in given.items():
         if not is_generation_option(name):
@@ -79,17 +79,18 @@ def refuse(given: Mapping[str, Any]) -> None:
                 raise InvalidRequest(f"{name}={value!r:.80} is not supported; {use}")
 
 
-def _same(value: Any, other: Any) -> bool:
+def _same(value: object, other: object) -> bool:
     return type(value) in (bool, int, float, str, list, tuple, dict) and value == other
 
 
-def _with_lengths(values: Mapping[str, Any], options: dict[str, Any]) -> Options:
+def _with_lengths(values: Keywords, options: dict[str, object]) -> Options:
     """Lengths that count the prompt, and the time limit, go beside the sampling parameters."""
     max_length = 0
     if "max_new_tokens" not in values:
         max_length = options["max_tokens"] = _whole(values, "max_length", 1)
-    if isinstance(options.get("min_tokens"), int) and isinstance(options["max_tokens"], int):
-        options["min_tokens"] = min(options["min_tokens"], max(1, options["max_tokens"]))
+    least, most = options.get("min_tokens"), options["max_tokens"]
+    if isinstance(least, int) and isinstance(most, int):
+        options["min_tokens"] = min(least, max(1, most))
     seconds = values.get("max_time", 0)
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds >= 0:
         raise InvalidRequest(f"max_time must be a number of seconds, not {seconds!r:.80}")
@@ -103,17 +104,17 @@ def _with_lengths(values: Mapping[str, Any], options: dict[str, Any]) -> Options
     )
 
 
-def _whole(values: Mapping[str, Any], name: str, least: int) -> int:
+def _whole(values: Keywords, name: str, least: int) -> int:
     value = values.get(name, 0)
     if type(value) is not int or not (least <= value <= 10**7 or name not in values):
         raise InvalidRequest(f"{name} must be an integer from {least} to {10**7}, not {value!r:.80}")
     return value
 
 
-def _sequences(values: Mapping[str, Any], ends: set[tuple[int, ...]]) -> dict[str, Any]:
+def _sequences(values: Keywords, ends: set[tuple[int, ...]]) -> dict[str, object]:
     """sequence_bias as pairs; bad words without the end of sequence, which transformers leaves out too."""
-    found: dict[str, Any] = {}
-    banned: list[Any] = []
+    found: dict[str, object] = {}
+    banned: list[tuple[int, ...]] = []
     if "bad_words_ids" in values:
         words = values["bad_words_ids"]
         if not isinstance(words, (list, tuple)) or not words or not all(map(_is_sequence, words)):
@@ -129,17 +130,17 @@ def _sequences(values: Mapping[str, Any], ends: set[tuple[int, ...]]) -> dict[st
     return {**found, "bad_words_ids": banned}
 
 
-def _is_sequence(value: Any) -> bool:
+def _is_sequence(value: object) -> bool:
     return isinstance(value, (list, tuple)) and bool(value) and all(type(token) is int for token in value)
 
 
-def _is_biased(pair: Any) -> bool:
+def _is_biased(pair: object) -> bool:
     if not isinstance(pair, (list, tuple)) or len(pair) != 2:
         return False
     return _is_sequence(pair[0]) and type(pair[1]) in (int, float)
 
 
-def _unfold_config(given: Mapping[str, Any]) -> dict[str, Any]:
+def _unfold_config(given: Keywords) -> dict[str, object]:
     """A generation_config (a dict, or transformers' object) below the other keywords."""
     config = given.get("generation_config")
     if config is None:
@@ -151,9 +152,9 @@ def _unfold_config(given: Mapping[str, Any]) -> dict[str, Any]:
     return {**config, **{name: value for name, value in given.items() if name != "generation_config"}}
 
 
-def _strings(value: Any) -> tuple[str, ...]:
+def _strings(value: str | Iterable[str]) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else tuple(value)
 
 
-def _ids(value: Any) -> tuple[int, ...]:
+def _ids(value: int | Iterable[int]) -> tuple[int, ...]:
     return (value,) if isinstance(value, int) else tuple(value)

@@ -1,6 +1,9 @@
 """transformers' generation keywords by what becomes of them here."""
 
+from collections.abc import Mapping
 from typing import Any
+
+Keywords = Mapping[str, Any]  # as a caller gave them
 
 # Without do_sample these do nothing.
 WHEN_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p")
@@ -73,7 +76,7 @@ _BIAS = "use repetition_penalty, no_repeat_ngram_size or sequence_bias"
 _DRAFTS = "drafts are a setting of the engine (docs/speculation.md)"
 _FILTERS = "use top_p, min_p or typical_p"
 # By name: values that ask for nothing, and what to use in place of the others.
-REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
+REFUSED: dict[str, tuple[tuple[object, ...], str]] = {
     "assistant_model": ((), _DRAFTS),
     "assistant_tokenizer": ((), _DRAFTS),
     "begin_suppress_tokens": (([],), "use suppress_tokens, which hold for the whole answer"),

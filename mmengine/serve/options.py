@@ -77,7 +77,7 @@ class Options:
     """How to answer one prompt. `deadline_s`: seconds after which it is given up, 0 for never. `grammar`: the
     answer's form, as structured_output.spec.grammar_of writes it; None for free text. `reasoning`: whether
     the form begins behind the model's reasoning; None: where the prompt leaves that open. `max_length` and
-    `min_length` count the prompt too (0: none is given); `sampling.max_tokens` then follows from the first."""
+    `min_length` count the prompt too (0: none is given); `sampling.max_tokens` then follows from them."""
 
     sampling: SamplingParams = SamplingParams()
     request_id: str = ""

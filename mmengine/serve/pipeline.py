@@ -126,7 +126,9 @@ class Pipeline:
         """
         call = self._call_options(options)
         source = source_of(images, text)
-        if source is not None:
+        if isinstance(source, list):
+            images, text = None, source
+        elif source is not None:
             return Results(self._iterate(source, call), source)
         groups, is_list = group_inputs(images, text, self.engine.processor.count_images)
         inputs = [[self._input(shown, pictures, call) for shown, pictures in group] for group in groups]

@@ -3,40 +3,51 @@
 import itertools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 from mmengine.errors import InvalidRequest
 
-Chat = Sequence[dict[str, Any]]
+Message = dict[str, Any]
+Chat = Sequence[Message]
 _SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")
-Shown = tuple[str | Chat, Sequence[Any]]
+Shown = tuple[str | Chat, Sequence[object]]
 
 
-def source_of(images: Any, text: Any) -> Iterable[Any] | None:
+def source_of(images: object, text: object) -> Iterable[object] | None:
     """The generator, iterator or dataset that a call gives in place of prompts; None where it gives these. A
-    generator of messages is a chat, as for transformers."""
+    generator of messages is a chat, as for transformers: a list."""
     given = images if text is None else text
     if isinstance(given, Iterator):
         first = next(given, None)
-        rest = itertools.chain(() if first is None else (first,), given)
-        return None if _is_message(first) else rest
+        if isinstance(first, dict) and "role" in first:
+            return [first, *given]
+        return itertools.chain(() if first is None else (first,), given)
     if isinstance(given, (str, bytes, list, tuple, Mapping)) or hasattr(given, "shape"):
         return None
-    if hasattr(given, "__getitem__") and hasattr(given, "__len__"):  # a dataset, of torch or of anybody
+    if isinstance(given, _Dataset):
         return _Items(given)
     return given if isinstance(given, Iterable) else None
+
+
+@runtime_checkable
+class _Dataset(Protocol):
+    """Of torch, or of anybody."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> object: ...
 
 
 class _Items:
     """A dataset's items, in order."""
 
-    def __init__(self, dataset: Any):
+    def __init__(self, dataset: _Dataset):
         self._dataset = dataset
 
     def __len__(self) -> int:
         return len(self._dataset)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[object]:
         return (self._dataset[index] for index in range(len(self._dataset)))
 
 
@@ -44,13 +55,13 @@ class Results:
     """Results in order, each computed when it is asked for, or before; as many as the source has, where it
     says so."""
 
-    def __init__(self, results: Iterator[Any], source: Iterable[Any]):
+    def __init__(self, results: Iterator[object], source: Iterable[object]):
         self._results, self._source = results, source
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[object]:
         return self._results
 
-    def __next__(self) -> Any:
+    def __next__(self) -> object:
         return next(self._results)
 
     def __len__(self) -> int:
@@ -60,7 +71,7 @@ class Results:
 
 
 def group_inputs(
-    images: Any, text: Any, count_images: Callable[[str], int]
+    images: object, text: object, count_images: Callable[[str], int]
 ) -> tuple[list[list[Shown]], bool]:
     """The prompts of a call, in groups that give one list of records each, and whether the call
     gives a list of such lists. `count_images`: how many a text has placeholders for."""
@@ -70,30 +81,30 @@ def group_inputs(
         return [[single_input(images)]], False
     if text is None and _is_sequence(images) and images and all(_is_pair(item) for item in images):
         return [[single_input(item)] for item in images], True
-    if text is None and (_is_chat(images) or _is_texts(images)):
+    if text is None and (_is_chat(images) or _are_chats(images) or _is_prompt(images)):
         images, text = None, images
     if text is None:
         raise InvalidRequest("images need a text that says what to do with them")
+    if images is not None and (_is_chat(text) or _are_chats(text)):
+        raise InvalidRequest("in a chat, images stand in the messages; give either a chat or images")
     if _is_chat(text):
-        if images is not None:
-            raise InvalidRequest("in a chat, images stand in the messages; give either a chat or images")
-        if isinstance(text[0], dict):
-            return [[(text, ())]], False
+        return [[(text, ())]], False
+    if _are_chats(text):
         return [[(chat, ())] for chat in text], True
     if isinstance(text, str):
         return [[(text, _flat(images))]], False
-    if not _is_sequence(text) or not all(isinstance(one, str) for one in text):
+    if not _are_texts(text):
         raise InvalidRequest("text must be a string, a list of strings, a chat, or a list of chats")
     if images is None:
         return [[(one, ())] for one in text], True
     return [_match(images, text, count_images)], False
 
 
-def single_input(given: Any) -> Shown:
+def single_input(given: object) -> Shown:
     """One prompt of a generator or dataset: a chat, a string, or {"images", "text"}."""
     if _is_pair(given):
         return given["text"], _flat(given.get("images", given.get("image")))
-    if isinstance(given, str) or (_is_chat(given) and isinstance(given[0], dict)):
+    if isinstance(given, str) or _is_chat(given):
         return given, ()
     raise InvalidRequest(f"a prompt is a chat, a string or a dict with images and text, not {given!r:.80}")
 
@@ -115,32 +126,36 @@ def without_video_urls(chat: Chat) -> Chat:
     ]
 
 
-def _parts(message: Any) -> Sequence[Any]:
+def _parts(message: object) -> Sequence[object]:
     content = message.get("content") if isinstance(message, dict) else None
     return content if isinstance(content, (list, tuple)) else ()
 
 
-def _is_video_url(part: Any) -> bool:
+def _is_video_url(part: object) -> bool:
     return isinstance(part, dict) and part.get("type") == "video_url"
 
 
-def _is_message(value: Any) -> bool:
-    return isinstance(value, dict) and "role" in value and "content" in value
-
-
-def _is_sequence(value: Any) -> bool:
+def _is_sequence(value: object) -> TypeGuard[Sequence[object]]:
     return isinstance(value, (list, tuple))
 
 
-def _is_pair(value: Any) -> bool:
+def _is_pair(value: object) -> TypeGuard[Message]:
     return isinstance(value, dict) and "role" not in value and isinstance(value.get("text"), str)
 
 
-def _is_chat(value: Any) -> bool:
-    return _is_sequence(value) and bool(value) and isinstance(value[0], (list, tuple, dict))
+def _is_chat(value: object) -> TypeGuard[Chat]:
+    return _is_sequence(value) and bool(value) and isinstance(value[0], dict)
 
 
-def _is_texts(value: Any) -> bool:
+def _are_chats(value: object) -> TypeGuard[Sequence[Chat]]:
+    return _is_sequence(value) and bool(value) and isinstance(value[0], (list, tuple))
+
+
+def _are_texts(value: object) -> TypeGuard[Sequence[str]]:
+    return _is_sequence(value) and all(isinstance(one, str) for one in value)
+
+
+def _is_prompt(value: object) -> bool:
     """What stands in the place of images, and is none: transformers takes a string there for a prompt."""
     texts = value if _is_sequence(value) else [value]
     return bool(texts) and all(isinstance(text, str) and not _names_image(text) for text in texts)
@@ -150,7 +165,7 @@ def _names_image(text: str) -> bool:
     return text[:8].lower().startswith(("data:", "http://", "https://")) or text.lower().endswith(_SUFFIXES)
 
 
-def _flat(images: Any) -> list[Any]:
+def _flat(images: object) -> list[object]:
     if images is None:
         return []
     if not _is_sequence(images):
@@ -158,7 +173,7 @@ def _flat(images: Any) -> list[Any]:
     return [one for image in images for one in (image if _is_sequence(image) else [image])]
 
 
-def _match(images: Any, texts: Sequence[str], count_images: Callable[[str], int]) -> list[Shown]:
+def _match(images: object, texts: Sequence[str], count_images: Callable[[str], int]) -> list[Shown]:
     """The images for each text: as many as it has placeholders for, in order, however they are nested."""
     counts, flat = [count_images(text) for text in texts], iter(_flat(images))
     total = len(_flat(images))

@@ -2,11 +2,10 @@
 
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from mmengine.errors import InvalidRequest
 from mmengine.serve.generation import is_generation_option, refuse
-from mmengine.serve.generation_names import REFUSED
+from mmengine.serve.generation_names import REFUSED, Keywords
 
 ENGINE = ("config", "log", "attention")
 # The pipeline's own, and what only ours has.
@@ -78,7 +77,7 @@ _ONLY = {"truncation": False, "do_convert_rgb": True, "do_rescale": True, "do_no
 _TEXT_KWARGS = ("text_kwargs", "common_kwargs")
 
 
-def settle_generation(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+def settle_generation(given: Keywords, defaults: Keywords) -> dict[str, object]:
     """The generation keywords of a call over the pipeline's own. As in transformers, those of a call stand in
     `generate_kwargs`, and beside the prompts only some hold; a generation_config replaces the pipeline's."""
     beside = {
@@ -104,22 +103,23 @@ def settle_generation(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> 
     return generation
 
 
-def _generation(options: Mapping[str, Any]) -> dict[str, Any]:
+def _generation(options: Keywords) -> dict[str, object]:
     return {name: value for name, value in options.items() if is_generation_option(name)}
 
 
-def settle_processing(options: Mapping[str, Any]) -> dict[str, Any]:
+def settle_processing(options: Keywords) -> dict[str, object]:
     """media_options of the prompts, from keywords and from `processor_kwargs`. Raises InvalidRequest."""
     inner = options.get("processor_kwargs") or {}
     if not isinstance(inner, Mapping):
         raise InvalidRequest(f"processor_kwargs must be a dict, not a {type(inner).__name__}")
     flat = {**inner, **{name: value for name, value in options.items() if is_processing_option(name)}}
-    found: dict[str, Any] = {"images_kwargs": {}, "videos_kwargs": {}}
+    found: dict[str, object] = {}
+    nested_in: dict[str, dict[str, object]] = {name: {} for name in _NESTED}
     for name, value in flat.items():
         if name in (*_OF_IMAGES, *_OF_BOTH):
-            found["images_kwargs"][name] = value
+            nested_in["images_kwargs"][name] = value
         if name in (*_OF_VIDEOS, *_OF_BOTH):
-            found["videos_kwargs"][name] = value
+            nested_in["videos_kwargs"][name] = value
         if name in _OURS:
             found[name] = value
     for name in (*_NESTED, *_TEXT_KWARGS):
@@ -128,17 +128,17 @@ def settle_processing(options: Mapping[str, Any]) -> dict[str, Any]:
             raise InvalidRequest(f"{name} must be a dict, not a {type(nested).__name__}")
         kept = {key: value for key, value in nested.items() if _asks(key, value)}
         if name in _NESTED:
-            found[name].update(kept)
+            nested_in[name].update(kept)
         elif kept:
             raise InvalidRequest(f"{name}: {next(iter(kept))!r:.80} is not supported; leave it out")
     known = (*_OF_IMAGES, *_OF_VIDEOS, *_OF_BOTH, *_NESTED, *_TEXT_KWARGS, *_OURS)
     for name, value in flat.items():
         if name not in known and _asks(name, value):
             raise InvalidRequest(f"{name}={value!r:.80} is not supported: {_why(name)}")
-    return {name: value for name, value in found.items() if value or name not in _NESTED}
+    return {**found, **{name: values for name, values in nested_in.items() if values}}
 
 
-def _asks(name: str, value: Any) -> bool:
+def _asks(name: str, value: object) -> bool:
     """Whether a processing option asks for anything that is not done anyway."""
     return value is not None and name not in _ALWAYS and not (name in _ONLY and value is _ONLY[name])
 
@@ -159,7 +159,7 @@ def is_processing_option(name: str) -> bool:
     return name in known or name in _ALWAYS
 
 
-def settle_template(options: Mapping[str, Any], read: frozenset[str]) -> dict[str, Any]:
+def settle_template(options: Keywords, read: frozenset[str]) -> dict[str, object]:
     """What the chat template gets: all that nobody else takes. `read`: what the model's template reads."""
     found = {
         name: value
@@ -182,7 +182,7 @@ def settle_template(options: Mapping[str, Any], read: frozenset[str]) -> dict[st
     return found
 
 
-def _schema(tool: Callable[..., Any]) -> Any:
+def _schema(tool: Callable[..., object]) -> object:
     """A function as transformers describes it to a template, by its docstring and annotations."""
     try:
         from transformers.utils import get_json_schema

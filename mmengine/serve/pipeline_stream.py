@@ -1,6 +1,6 @@
 """One answer for a streamer of transformers, token by token."""
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from mmengine.errors import InvalidRequest
 from mmengine.serve.answers import Completion
@@ -9,19 +9,20 @@ from mmengine.serve.options import Options
 from mmengine.serve.prompts import Prompt
 
 
+@runtime_checkable
 class Streamer(Protocol):
-    """transformers' BaseStreamer: gets the tokens of the prompt, int64 [1, n], and each of the answer, [1]."""
+    """transformers' BaseStreamer: gets the prompt's tokens, int64 [1, n], and each of the answer, [1]."""
 
     def put(self, value: Any) -> None: ...
 
     def end(self) -> None: ...
 
 
-def as_streamer(given: Any, options: Options) -> Streamer | None:
+def as_streamer(given: object, options: Options) -> Streamer | None:
     """Raises InvalidRequest for what cannot stream, or cannot stream so many answers."""
     if given is None:
         return None
-    if not callable(getattr(given, "put", None)) or not callable(getattr(given, "end", None)):
+    if not isinstance(given, Streamer):
         raise InvalidRequest(
             f"a streamer has the methods put and end, which a {type(given).__name__} has not"
         )
@@ -31,8 +32,8 @@ def as_streamer(given: Any, options: Options) -> Streamer | None:
 
 
 def stream_answer(engine: Engine, prompt: Prompt, options: Options, streamer: Streamer) -> Completion:
-    """The answer, of which `streamer` hears while it is computed. What the streamer raises cancels it.
-    Answers of batches that are under way are kept for them. Raises InvalidRequest, InvalidMedia, QueueFull."""
+    """The answer, of which `streamer` hears while it is computed; what that raises cancels it. Answers of
+    batches that are under way are kept for them. Raises InvalidRequest, InvalidMedia, QueueFull."""
     import torch  # lazy: an engine with torch has it loaded already
 
     engine.check_batchable()

@@ -4,22 +4,11 @@ Each is evaluated twice, with the names of pipeline_sides.py: once with transfor
 with ours. A call agrees (both give the same, or both refuse), differs on purpose, or is refused here.
 """
 
-from typing import NamedTuple
-
-
-class Call(NamedTuple):
-    code: str
-    group: str
-    outcome: str = "agrees"  # or "differs", "refused"
-    note: str = ""  # why it differs, or what to use
-
-
-def _group(group: str, *calls: str | tuple[str, str, str]) -> list[Call]:
-    return [Call(call, group) if isinstance(call, str) else Call(call[0], group, *call[1:]) for call in calls]
-
+from tests.serve.pipeline_call import group
+from tests.serve.pipeline_generation_calls import GENERATION
 
 CALLS = [
-    *_group(
+    *group(
         "Prompts",
         "pipe(chat)",
         "pipe(text=chat)",
@@ -70,7 +59,7 @@ CALLS = [
         "pipe(text=3)",
         "pipe(images=[picture], text=[prompt, prompt])",
     ),
-    *_group(
+    *group(
         "Images and videos",
         "pipe(text=asked({'type': 'image', 'image': picture}))",
         "pipe(text=asked({'type': 'image', 'image': path}))",
@@ -113,7 +102,7 @@ CALLS = [
         "pipe(text=asked({'type': 'video', 'video': frame_array}))",
         "pipe(text=asked({'type': 'video', 'video': frame_array}), do_sample_frames=False)",
     ),
-    *_group(
+    *group(
         "What comes back",
         "pipe(chat, return_full_text=True)",
         "pipe(chat, return_full_text=False)",
@@ -143,7 +132,7 @@ CALLS = [
         "pipe(chat, generate_kwargs=dict(return_dict_in_generate=True, output_logits=True))",
         "pipe(chat, generate_kwargs=dict(output_scores=True))",
     ),
-    *_group(
+    *group(
         "Streamers",
         "streamed(pipe, TextStreamer, chat)",
         "streamed(pipe, TextStreamer, chat, skip_prompt=True)",
@@ -160,7 +149,7 @@ CALLS = [
         "pipe(chat, streamer=TextStreamer(pipe.tokenizer))",
         "pipe(chat, generate_kwargs=dict(streamer=Recorder(), num_return_sequences=2, do_sample=True))",
     ),
-    *_group(
+    *group(
         "Processing options",
         "pipe(seen, min_pixels=128 * 128)",
         "pipe(seen, max_pixels=128 * 128)",
@@ -215,7 +204,7 @@ CALLS = [
         "pipe(seen, resample=2)",
         "pipe(seen, image_mean=[0.4, 0.4, 0.4])",
     ),
-    *_group(
+    *group(
         "The chat template",
         "pipe(chat, tools=tools)",
         "pipe(chat, tools=[get_weather])",
@@ -240,7 +229,7 @@ CALLS = [
         "pipe(chat, add_vision_id=True, chat_template=tool_template)",
         "pipe(chat, generate_kwargs=dict(max_new_tokens=4), tools=tools)",
     ),
-    *_group(
+    *group(
         "Datasets and generators",
         "list(pipe(iter_of([chat, plain])))",
         "list(pipe(generated([chat, plain])))",
@@ -264,161 +253,5 @@ CALLS = [
         "is_lazy(pipe([chat, plain]))",
         "len(pipe(listed([chat, plain])))",
     ),
-    *_group(
-        "Generation: length and ends",
-        "pipe(chat, max_new_tokens=8)",
-        "pipe(chat, max_new_tokens=1)",
-        "pipe(chat, max_new_tokens=0)",
-        "pipe(chat, max_new_tokens=-1)",
-        "pipe(chat, max_new_tokens=3, generate_kwargs=dict(max_new_tokens=3))",
-        "generate(max_new_tokens=8)",
-        "generate(min_new_tokens=20, max_new_tokens=30)",
-        "generate(min_new_tokens=20, max_new_tokens=20)",
-        "generate(min_new_tokens=9, max_new_tokens=5)",
-        "generate(min_new_tokens=12, max_new_tokens=20, stop_strings='pink')",
-        "pipe(chat, min_new_tokens=20)",
-        "pipe(chat, max_new_tokens=12, stop_sequence='minus', generate_kwargs=dict(min_new_tokens=8))",
-        "generate(max_length=20)",
-        "generate(max_length=20, max_new_tokens=4)",
-        "generate(max_length=3)",
-        "pipe(seen, generate_kwargs=dict(max_length=90))",
-        "generate(min_length=30, max_new_tokens=30)",
-        "generate(min_length=30, max_length=40)",
-        "generate(min_length=3)",
-        "generate(min_length=30, min_new_tokens=10, max_new_tokens=30)",
-        "generate(max_time=60.0)",
-        "generate(max_time=0.0)",
-        "pipe(chat, stop_sequence='minus')",
-        "pipe(chat, stop_sequence=['minus', 'is'])",
-        "pipe(said, stop_sequence='cap')",
-        "generate(stop_strings='pink')",
-        "generate(stop_strings=['pink', 'star'])",
-        "generate(eos_token_id=star_id)",
-        "generate(eos_token_id=[star_id, 3])",
-        "generate(eos_token_id=None)",
-        "generate(eos_token_id=-1, max_new_tokens=20)",
-        "generate(pad_token_id=0)",
-        "generate(bos_token_id=0)",
-        "generate(forced_eos_token_id=star_id, max_new_tokens=6)",
-        "generate(forced_bos_token_id=star_id, max_new_tokens=6)",
-        "generate(exponential_decay_length_penalty=(3, 1.5))",
-        "generate(remove_invalid_values=True)",
-        "generate(tokenizer=tokenizer)",
-    ),
-    *_group(
-        "Generation: which tokens",
-        "generate(do_sample=False)",
-        "generate(do_sample=False, temperature=0.7, top_p=0.9, top_k=20)",
-        "generate(do_sample=True, top_k=1)",
-        "generate(do_sample=True, top_p=1e-6)",
-        "generate(do_sample=True, min_p=1.0)",
-        "generate(do_sample=True, temperature=1e-4)",
-        "generate(do_sample=True, typical_p=0.9, top_k=1)",
-        "generate(do_sample=True, top_k=1, num_return_sequences=2)",
-        "generate(num_return_sequences=2)",
-        "generate(repetition_penalty=1.3, max_new_tokens=30)",
-        "pipe(said, generate_kwargs=dict(repetition_penalty=1.3, max_new_tokens=30))",
-        "pipe(seen, generate_kwargs=dict(repetition_penalty=0.7, max_new_tokens=30))",
-        "generate(no_repeat_ngram_size=1, max_new_tokens=20)",
-        "generate(no_repeat_ngram_size=2, max_new_tokens=40)",
-        "generate(no_repeat_ngram_size=3, max_new_tokens=40)",
-        "pipe(said, generate_kwargs=dict(no_repeat_ngram_size=2, max_new_tokens=40))",
-        "pipe(seen, generate_kwargs=dict(no_repeat_ngram_size=2, max_new_tokens=40))",
-        "generate(no_repeat_ngram_size=0)",
-        "generate(suppress_tokens=[star_id, pink_id])",
-        "generate(suppress_tokens=[])",
-        "generate(begin_suppress_tokens=[star_id])",
-        "generate(bad_words_ids=[[star_id], [pink_id]])",
-        "generate(bad_words_ids=[[pink_id, star_id]])",
-        "generate(bad_words_ids=[words('pink star'), words('large pink'), [star_id]])",
-        "pipe(said, generate_kwargs=dict(bad_words_ids=[words('triangletriangle')]))",
-        "generate(bad_words_ids=[])",
-        "generate(bad_words_ids=[[1512]], max_new_tokens=30)",
-        "generate(sequence_bias=[[[star_id], -10.0]])",
-        "generate(sequence_bias={(star_id,): -10.0, (pink_id, star_id): 5.0})",
-        "generate(sequence_bias=[[[pink_id, star_id], -20.0], [[pink_id], 8.0]])",
-        "generate(sequence_bias={(star_id,): float('-inf')})",
-        "generate(sequence_bias=[[[star_id], 3.0]], repetition_penalty=1.2, no_repeat_ngram_size=2)",
-        "generate(typical_p=1.0)",
-        "generate(epsilon_cutoff=0.0, eta_cutoff=0.0)",
-        "generate(renormalize_logits=True)",
-        "generate(temperature=0.5)",
-        "generate(top_h=0.5)",
-        "generate(seed=1)",
-        "generate(typo=1)",
-        "pipe(chat, temperature=0.5)",
-        "pipe(chat, do_sample=False)",
-        "pipe(chat, repetition_penalty=1.3)",
-        "pipe(chat, no_repeat_ngram_size=2)",
-        "pipe(chat, suppress_tokens=[3])",
-        "pipe(chat, max_length=64)",
-    ),
-    *_group(
-        "Generation: what changes nothing here",
-        "generate(use_cache=True)",
-        "generate(use_cache=False)",
-        "generate(cache_implementation='static')",
-        "generate(cache_implementation='dynamic')",
-        "generate(cache_config={})",
-        "generate(num_beams=1)",
-        "generate(early_stopping=False)",
-        "generate(length_penalty=1.0)",
-        "generate(diversity_penalty=0.0)",
-        "generate(output_attentions=False)",
-        "generate(synced_gpus=False)",
-        "generate(disable_compile=True)",
-        "generate(low_memory=False)",
-        "generate(prefill_chunk_size=None)",
-        "generate(logits_processor=[])",
-        "generate(stopping_criteria=[])",
-        "generate(is_assistant=False)",
-    ),
-    *_group(
-        "GenerationConfig",
-        "configured(max_new_tokens=6)",
-        "configured()",
-        "configured(do_sample=False, max_new_tokens=6, repetition_penalty=1.3)",
-        "configured(max_length=24)",
-        "configured(eos_token_id=star_id)",
-        "configured(suppress_tokens=[star_id], max_new_tokens=10)",
-        "configured(no_repeat_ngram_size=2, max_new_tokens=30)",
-        "configured(num_beams=1, use_cache=True)",
-        "generate(generation_config=GenerationConfig(max_new_tokens=9), repetition_penalty=1.3)",
-        "generate(generation_config=GenerationConfig.from_model_config(model_config), max_new_tokens=6)",
-        "generate(generation_config={'max_new_tokens': 3})",
-        "pipe(chat, generation_config=GenerationConfig(max_new_tokens=3))",
-        "pipe(chat, max_new_tokens=4, generate_kwargs=dict(generation_config=config_of_9))",
-        "made(max_new_tokens=5)(chat)",
-        "made(repetition_penalty=1.3)(chat, max_new_tokens=30)",
-        "made(generation_config=GenerationConfig(max_new_tokens=5))(chat)",
-        "made(min_new_tokens=20)(chat, max_new_tokens=24)",
-        "made(no_repeat_ngram_size=2)(chat, max_new_tokens=24)",
-        "made(max_new_tokens=5)(chat, generate_kwargs=dict(generation_config=config_of_9))",
-        "made(batch_size=2)([chat, plain])",
-        "made(return_full_text=False)(chat)",
-    ),
-    *_group(
-        "Refused",
-        "generate(num_beams=4)",
-        "generate(num_beams=4, num_return_sequences=2)",
-        "generate(num_beams=2, do_sample=True)",
-        "pipe(chat, num_beams=4)",
-        "generate(penalty_alpha=0.6, top_k=4)",
-        "generate(watermarking_config=watermark)",
-        "generate(guidance_scale=1.5)",
-        "generate(logits_processor=[chosen])",
-        "generate(stopping_criteria=[never])",
-        "generate(prompt_lookup_num_tokens=3)",
-        "generate(assistant_model=object())",
-        "generate(dola_layers='high')",
-        "generate(custom_generate='x')",
-        "generate(prefix_allowed_tokens_fn=every_token)",
-        "generate(encoder_no_repeat_ngram_size=2)",
-        "generate(encoder_repetition_penalty=1.2)",
-        "generate(output_attentions=True, return_dict_in_generate=True)",
-        "generate(output_hidden_states=True, return_dict_in_generate=True)",
-        "generate(token_healing=True)",
-        "generate(do_sample=True, epsilon_cutoff=0.5, top_k=1)",
-        "generate(do_sample=True, eta_cutoff=0.5, top_k=1)",
-    ),
+    *GENERATION,
 ]

@@ -4,10 +4,8 @@ import base64
 import io
 import sys
 import warnings
-from collections.abc import Iterator
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,12 +13,12 @@ import torch
 TORCHVISION = Path(__file__).resolve().parents[2] / "build" / "torchvision"
 
 
-def transformers_can_run() -> bool:
+def transformers_can_run():
     """Whether transformers' processor of videos can be loaded: its own pipeline needs it for a text too."""
     return (TORCHVISION / "torchvision").is_dir()
 
 
-def load_transformers() -> Any:
+def load_transformers():
     """Its module. torchvision's wheel looks for CUDA; with two operators declared it can be imported."""
     if "torchvision" not in sys.modules:
         sys.path.append(str(TORCHVISION))
@@ -34,7 +32,7 @@ def load_transformers() -> Any:
 
     # That wheel cannot decode: files of pictures go through Pillow, as by transformers' own `load_image`, and
     # clips through PyAV, which it has a decoder for.
-    def as_tensor(image: Any) -> torch.Tensor:
+    def as_tensor(image) -> torch.Tensor:
         return torch.from_numpy(np.array(load_image(image))).permute(2, 0, 1)
 
     image_processing_backends.load_image_as_tensor = as_tensor
@@ -51,13 +49,13 @@ LENGTHS = {"max_new_tokens", "max_length", "generation_config"}
 class Recorder:
     """A streamer that keeps what it is given."""
 
-    def __init__(self) -> None:
-        self.seen: list[Any] = []
+    def __init__(self):
+        self.seen = []
 
-    def put(self, value: torch.Tensor) -> None:
+    def put(self, value):
         self.seen.append(value.tolist())
 
-    def end(self) -> None:
+    def end(self):
         self.seen.append("end")
 
 
@@ -79,18 +77,22 @@ TOOL_TEMPLATE = (
 )
 
 
-def text_part(text: str) -> dict[str, str]:
+def text_part(text):
     return {"type": "text", "text": text}
 
 
-def user(*parts: dict[str, Any]) -> dict[str, Any]:
+def assistant(*parts):
+    return {"role": "assistant", "content": list(parts)}
+
+
+def user(*parts):
     return {"role": "user", "content": list(parts)}
 
 
 class Media:
     """Pictures and a clip, made once; files in `folder`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         import random
 
         import av
@@ -132,7 +134,7 @@ class Media:
 class Sides:
     """Both pipelines. `evaluate` gives what a call gives, as plain data, or the error that it raises."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         import mmengine_shapes
         from mmengine.config import EngineConfig
         from mmengine.serve.engine import Engine
@@ -144,10 +146,10 @@ class Sides:
         self.engine = Engine(self._model, config=config, device="cpu", dtype="float32")
         self._their_model = None
 
-    def close(self) -> None:
+    def close(self):
         self.engine.close()
 
-    def make(self, ours: bool, **options: Any) -> Any:
+    def make(self, ours, **options):
         if ours:
             from mmengine.serve.pipeline import Pipeline
 
@@ -161,14 +163,14 @@ class Sides:
         self._their_model = self._their_model or made
         return made
 
-    def evaluate(self, code: str, ours: bool) -> Any:
+    def evaluate(self, code, ours):
         names = self._names(ours)
         with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
             torch.manual_seed(0)
             return plain(eval(code, names))
 
-    def compare(self, code: str) -> tuple[str, Any, Any]:
+    def compare(self, code):
         """(outcome, theirs, ours): "agrees", "differs", "refused" (here alone), "more" (theirs raises)."""
         theirs, ours = self._tried(code, False), self._tried(code, True)
         if isinstance(ours, Exception):
@@ -177,7 +179,7 @@ class Sides:
             return "more", theirs, ours
         return ("agrees" if theirs == ours else "differs"), theirs, ours
 
-    def _tried(self, code: str, ours: bool) -> Any:
+    def _tried(self, code, ours):
         from mmengine.errors import MMEngineError
 
         try:
@@ -189,124 +191,123 @@ class Sides:
                 raise
             return error
 
-    def _names(self, ours: bool) -> dict[str, Any]:
-        from torch.utils.data import Dataset, IterableDataset
-        from transformers.pipelines.image_text_to_text import ReturnType
-        from transformers.pipelines.pt_utils import KeyDataset
+    def _names(self, ours):
+        """What calls name: pipelines, prompts, and transformers' own classes."""
+        pipe, theirs = self.make(ours), self.make(False)
+        media, transformers, tokenizer = self._media, self._transformers, theirs.tokenizer
+        config, hello = transformers.GenerationConfig, prompts(media)["hello"]
 
-        media, transformers = self._media, self._transformers
-        pipe = self.make(ours)
-        their_pipe = self.make(False)
-        tokenizer = their_pipe.tokenizer
-        hello = [user(text_part("Hello"))]
-        names = dict(vars(media))
-
-        class Listed(Dataset):
-            def __init__(self, items: list[Any]) -> None:
-                self.items = items
-
-            def __len__(self) -> int:
-                return len(self.items)
-
-            def __getitem__(self, index: int) -> Any:
-                return self.items[index]
-
-        class Streaming(IterableDataset):
-            def __init__(self, items: list[Any]) -> None:
-                self.items = items
-
-            def __iter__(self) -> Iterator[Any]:
-                return iter(self.items)
-
-        def asked(part: dict[str, Any]) -> list[dict[str, Any]]:
-            return [user(part, text_part("What is in it?"))]
-
-        def streamed(pipe: Any, kind: Any, prompt: Any, stop_sequence: Any = None, **options: Any) -> Any:
-            streamer = kind() if kind is Recorder else kind(tokenizer, **options)
-            out = io.StringIO()
-            with redirect_stdout(out):
-                result = pipe(
-                    prompt,
-                    stop_sequence=stop_sequence,
-                    generate_kwargs={"streamer": streamer, "max_new_tokens": 12},
-                )
-            seen = streamer.seen if kind is Recorder else out.getvalue()
-            if kind is transformers.TextIteratorStreamer:
-                seen = list(streamer)
-            return [seen, result]
-
-        def generated(items: list[Any]) -> Iterator[Any]:
-            yield from items
-
-        def generate(**options: Any) -> Any:
+        def generate(**options):
             length = {} if LENGTHS & options.keys() else {"max_new_tokens": 16}
             return pipe(hello, generate_kwargs={**length, **options})
 
-        config, prompt = transformers.GenerationConfig, SAID.format(f"{PLACEHOLDER}What is in it?")
         return {
-            **names,
+            **vars(media),
+            **prompts(media),
+            **unchanging(),
             "pipe": pipe,
-            "chat": [user(text_part("What is it?"))],
-            "hello": hello,
-            "plain": [user(text_part("Is it red?"))],
-            "second": [user(text_part("Name a colour."))],
-            "seen": asked({"type": "image", "image": media.picture}),
-            "filmed": asked({"type": "video", "video": media.clip}),
-            "two_images": [
-                user(
-                    *({"type": "image", "image": one} for one in (media.picture, media.second_picture)),
-                    text_part("Both?"),
-                )
-            ],
-            "system": [{"role": "system", "content": [text_part("Be brief.")]}, *hello],
-            "dialogue": [
-                *hello,
-                {"role": "assistant", "content": [text_part("Hi.")]},
-                user(text_part("What is it?")),
-            ],
-            "prefill": [*hello, {"role": "assistant", "content": [text_part("There is a")]}],
-            "prompt": prompt,
-            "prompt_of_two": f"{PLACEHOLDER}{PLACEHOLDER}Both?",
-            "said": SAID.format("What is it?"),
-            "said_too": SAID.format("Is it red?"),
-            "asked": asked,
-            "streamed": streamed,
-            "Recorder": Recorder,
-            "TextStreamer": transformers.TextStreamer,
-            "TextIteratorStreamer": transformers.TextIteratorStreamer,
-            "ReturnType": ReturnType,
-            "KeyDataset": KeyDataset,
-            "listed": Listed,
-            "streaming": Streaming,
-            "generated": generated,
-            "iter_of": iter,
-            "is_lazy": lambda result: not isinstance(result, list),
-            "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}],
-            "get_weather": get_weather,
-            "documents": [{"title": "a", "text": "b"}],
-            "other_template": "{% for m in messages %}{{ m.content[0].text }}{% endfor %}",
-            "tool_template": TOOL_TEMPLATE,
-            "tokenizer": tokenizer,
-            "model_config": their_pipe.model.config,
-            "GenerationConfig": config,
-            "config_of_9": config(max_new_tokens=9),
-            "pairs": [{"images": one, "text": prompt} for one in (media.picture, media.second_picture)],
-            "watermark": transformers.WatermarkingConfig(),
-            "chosen": lambda ids, scores: scores,
-            "never": lambda ids, scores: torch.zeros(len(ids), dtype=torch.bool),
-            "every_token": lambda batch, ids: list(range(1500)),
-            "star_id": tokenizer.encode("star")[0],
-            "pink_id": tokenizer.encode(" pink")[0],
-            "words": tokenizer.encode,
             "generate": generate,
             "configured": lambda **options: pipe(
                 hello, generate_kwargs={"generation_config": config(**options)}
             ),
             "made": lambda **options: self.make(ours, **options),
+            "streamed": lambda *given, **options: streamed(transformers, tokenizer, *given, **options),
+            "TextStreamer": transformers.TextStreamer,
+            "TextIteratorStreamer": transformers.TextIteratorStreamer,
+            "GenerationConfig": config,
+            "config_of_9": config(max_new_tokens=9),
+            "watermark": transformers.WatermarkingConfig(),
+            "tokenizer": tokenizer,
+            "model_config": theirs.model.config,
+            "star_id": tokenizer.encode("star")[0],
+            "pink_id": tokenizer.encode(" pink")[0],
+            "words": tokenizer.encode,
         }
 
 
-def plain(value: Any) -> Any:
+def prompts(media):
+    """Chats, texts, and what a chat template may read beside them."""
+    hello, prompt = [user(text_part("Hello"))], SAID.format(f"{PLACEHOLDER}What is in it?")
+    pictures = media.picture, media.second_picture
+    return {
+        "chat": [user(text_part("What is it?"))],
+        "hello": hello,
+        "plain": [user(text_part("Is it red?"))],
+        "second": [user(text_part("Name a colour."))],
+        "asked": asked,
+        "seen": asked({"type": "image", "image": media.picture}),
+        "filmed": asked({"type": "video", "video": media.clip}),
+        "two_images": [user(*({"type": "image", "image": one} for one in pictures), text_part("Both?"))],
+        "system": [{"role": "system", "content": [text_part("Be brief.")]}, *hello],
+        "dialogue": [*hello, assistant(text_part("Hi.")), user(text_part("What is it?"))],
+        "prefill": [*hello, assistant(text_part("There is a"))],
+        "said": SAID.format("What is it?"),
+        "said_too": SAID.format("Is it red?"),
+        "prompt": prompt,
+        "prompt_of_two": f"{PLACEHOLDER}{PLACEHOLDER}Both?",
+        "pairs": [{"images": one, "text": prompt} for one in pictures],
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}],
+        "get_weather": get_weather,
+        "documents": [{"title": "a", "text": "b"}],
+        "other_template": "{% for m in messages %}{{ m.content[0].text }}{% endfor %}",
+        "tool_template": TOOL_TEMPLATE,
+    }
+
+
+def unchanging():
+    """Names that no side changes."""
+    from torch.utils.data import Dataset, IterableDataset
+    from transformers.pipelines.image_text_to_text import ReturnType
+    from transformers.pipelines.pt_utils import KeyDataset
+
+    class Listed(Dataset):
+        def __init__(self, items):
+            self.items = items
+
+        def __len__(self):
+            return len(self.items)
+
+        def __getitem__(self, index):
+            return self.items[index]
+
+    class Streaming(IterableDataset):
+        def __init__(self, items):
+            self.items = items
+
+        def __iter__(self):
+            return iter(self.items)
+
+    return {
+        "Recorder": Recorder,
+        "ReturnType": ReturnType,
+        "KeyDataset": KeyDataset,
+        "listed": Listed,
+        "streaming": Streaming,
+        "generated": lambda items: (item for item in items),
+        "iter_of": iter,
+        "is_lazy": lambda result: not isinstance(result, list),
+        "chosen": lambda ids, scores: scores,
+        "never": lambda ids, scores: torch.zeros(len(ids), dtype=torch.bool),
+        "every_token": lambda batch, ids: list(range(1500)),
+    }
+
+
+def asked(part):
+    return [user(part, text_part("What is in it?"))]
+
+
+def streamed(transformers, tokenizer, pipe, kind, prompt, stop_sequence=None, **options):
+    """What a streamer heard, and what came back."""
+    streamer, out = kind() if kind is Recorder else kind(tokenizer, **options), io.StringIO()
+    how = {"streamer": streamer, "max_new_tokens": 12}
+    with redirect_stdout(out):
+        result = pipe(prompt, stop_sequence=stop_sequence, generate_kwargs=how)
+    if kind is Recorder:
+        return [streamer.seen, result]
+    return [list(streamer) if kind is transformers.TextIteratorStreamer else out.getvalue(), result]
+
+
+def plain(value):
     """A result as data that can be compared."""
     if isinstance(value, torch.Tensor):
         return value.tolist()
