@@ -11,7 +11,12 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 256
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
+MAX_BIAS = 100
 MAX_CHOICES = 64  # answers to one prompt, n
+MAX_SUPPRESSED = 1024
+MAX_SEQUENCES = 256
+MAX_SEQUENCE_TOKENS = 16
+MAX_NGRAM = 64
 MAX_SEED = 2**63 - 1
 CLOSES = ',"on_truncation":"close"}'  # how the text of a form ends that says so
 
@@ -31,6 +36,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     `logprobs` is the number of alternatives reported beside the chosen token (None: off).
     `n` asks for several answers to one prompt, each with its own sample index.
+
+    `suppress_tokens` are never sampled, nor is what would complete one of `bad_words_ids`, or an n-gram of
+    `no_repeat_ngram_size` tokens that prompt and answer hold already. `sequence_bias`: (tokens, what is added
+    to the logit of the last one where the others stand before it). `stop_in_min_tokens`: stop strings also
+    end an answer that has not `min_tokens` yet.
     """
 
     max_tokens: int = 256
@@ -49,6 +59,17 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ignore_eos: bool = False
     logprobs: int | None = None
     n: int = 1
+    suppress_tokens: tuple[int, ...] = ()
+    bad_words_ids: tuple[tuple[int, ...], ...] = ()
+    sequence_bias: tuple[tuple[tuple[int, ...], float], ...] = ()
+    no_repeat_ngram_size: int = 0
+    typical_p: float = 1.0
+    stop_in_min_tokens: bool = False
+
+    @property
+    def min_stop_tokens(self) -> int:
+        """Tokens that an answer has before a stop string ends it."""
+        return 0 if self.stop_in_min_tokens else self.min_tokens
 
     def check(self) -> None:
         """Raise InvalidRequest for the first field of another type or out of range."""
@@ -89,12 +110,45 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         if len(self.logit_bias) > MAX_LOGIT_BIAS:
             raise InvalidRequest(f"logit_bias holds at most {MAX_LOGIT_BIAS} tokens")
         for token, bias in self.logit_bias.items():
-            if not abs(bias) <= 100:  # nor NaN
+            if not abs(bias) <= MAX_BIAS:  # nor NaN
                 raise InvalidRequest(f"logit_bias of token {token} must lie in -100 to 100, not {bias!r}")
+        self._check_sequences()
+
+    def _check_sequences(self) -> None:
+        if len(self.suppress_tokens) > MAX_SUPPRESSED:
+            raise InvalidRequest(f"suppress_tokens holds at most {MAX_SUPPRESSED} tokens")
+        if len(self.bad_words_ids) + len(self.sequence_bias) > MAX_SEQUENCES:
+            raise InvalidRequest(
+                f"bad_words_ids and sequence_bias hold at most {MAX_SEQUENCES} sequences together"
+            )
+        sequences = (*self.bad_words_ids, *(each for each, _ in self.sequence_bias))
+        for sequence in sequences:
+            if not 1 <= len(sequence) <= MAX_SEQUENCE_TOKENS:
+                raise InvalidRequest(
+                    f"a sequence of bad_words_ids or sequence_bias has 1 to {MAX_SEQUENCE_TOKENS} tokens, "
+                    f"not {len(sequence)}"
+                )
+        for token in (*self.suppress_tokens, *(token for sequence in sequences for token in sequence)):
+            if not 0 <= token < 2**31:
+                raise InvalidRequest(
+                    f"suppress_tokens, bad_words_ids and sequence_bias name {shown(token)}, which is no token"
+                )
+        for _, bias in self.sequence_bias:
+            if not abs(bias) <= MAX_BIAS:  # nor NaN
+                raise InvalidRequest(
+                    f"sequence_bias must lie in -{MAX_BIAS} to {MAX_BIAS}, not {bias!r}; "
+                    "what is never to be said goes into bad_words_ids"
+                )
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raise InvalidRequest for a token that a model with `vocab_size` logits never samples."""
-        for name, tokens in (("logit_bias", self.logit_bias), ("stop_token_ids", self.stop_token_ids)):
+        for name, tokens in (
+            ("logit_bias", self.logit_bias),
+            ("stop_token_ids", self.stop_token_ids),
+            ("suppress_tokens", self.suppress_tokens),
+            ("bad_words_ids", chain.from_iterable(self.bad_words_ids)),
+            ("sequence_bias", chain.from_iterable(tokens for tokens, _ in self.sequence_bias)),
+        ):
             highest = max(tokens, default=0)
             if highest >= vocab_size:
                 raise InvalidRequest(
@@ -108,11 +162,13 @@ _INT_RANGES = (
     ("min_tokens", 0, 10**7),
     ("top_k", 0, 10**7),
     ("n", 1, MAX_CHOICES),
+    ("no_repeat_ngram_size", 0, MAX_NGRAM),
 )
 _FLOAT_RANGES = (
     ("temperature", 0.0, 100.0),
     ("top_p", 1e-6, 1.0),
     ("min_p", 0.0, 1.0),
+    ("typical_p", 1e-6, 1.0),
     ("repetition_penalty", 1e-2, 100.0),
     ("presence_penalty", -2.0, 2.0),
     ("frequency_penalty", -2.0, 2.0),

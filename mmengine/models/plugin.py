@@ -4,7 +4,7 @@ A plugin is an entry point in the group `mmengine.models`. Its module is cheap t
 is imported by `load_model` alone.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -75,6 +75,10 @@ class Processor(Protocol):
     def media_cache(self) -> MediaCache[Any] | None:
         """Of prepared media by content; None: it has none."""
 
+    @property
+    def template_variables(self) -> frozenset[str]:
+        """What the chat template reads: its loop variables are not among them."""
+
     media_decoder: MediaDecoder | None
     """Who decodes media that were sent encoded; None: whoever prepares them, on its thread. May be set at
     any time. A processor that lacks it, or has no `decoder_recipe`, decodes all media itself."""
@@ -94,10 +98,13 @@ class Processor(Protocol):
         base_folder: Path | None = None,
         media_options: dict[str, Any] | None = None,
         cache_salt: str = "",
+        template_options: Mapping[str, Any] | None = None,
     ) -> Prepared:
         """Chat messages (OpenAI's or qwen_vl_utils' shape). `images` and `videos` fill, in order,
         placeholder parts that carry no data. Relative paths are read under `base_folder`. What
-        `media_cache` holds is found by the same `cache_salt` only. Raises InvalidRequest, InvalidMedia."""
+        `media_cache` holds is found by the same `cache_salt` only. `template_options`: variables of the chat
+        template beside the messages (`tools`, `documents`, …), and as `chat_template` another one than the
+        model's. Raises InvalidRequest, InvalidMedia."""
 
     def prepare_text(
         self,
@@ -109,6 +116,9 @@ class Processor(Protocol):
         cache_salt: str = "",
     ) -> Prepared:
         """A prompt string that already holds placeholders, as transformers' processor takes it."""
+
+    def count_images(self, text: str) -> int:
+        """How many images a text for `prepare_text` has placeholders for."""
 
     def restore(self, item: MediaItem, source: MediaSource) -> MediaInput:
         """The patches of an item once more. Raises InvalidMedia when the source gives other pixels now

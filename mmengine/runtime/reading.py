@@ -13,11 +13,11 @@ from mmengine.runtime.device.clock import StepClock
 from mmengine.runtime.device.upload import upload
 from mmengine.runtime.drafting.eagle3.target_states import TargetStates
 from mmengine.runtime.drafting.next_drafts import Drafting
-from mmengine.runtime.rows import CLOSES, GRAMMAR, PENALTIES, RowColumns
+from mmengine.runtime.rows import CLOSES, GRAMMAR, RowColumns
 from mmengine.runtime.sampling.lazy_masks import LazyMasked, lazily_masked
 from mmengine.runtime.sampling.runs import Runs
 from mmengine.runtime.sampling.sample_rows import SampleRows
-from mmengine.runtime.sampling.sampler import Sampled, Sampler
+from mmengine.runtime.sampling.sampler import COUNTED, Sampled, Sampler
 from mmengine.runtime.sampling.stops import CLOSED, GRAMMAR_END, StopWatcher, find_stops, may_stop
 from mmengine.structured_output.rows import RowMatchers
 
@@ -120,7 +120,7 @@ class Reader:
         if errors:
             counts[list(errors)] = 1
             token_ids[runs.first[list(errors)]] = 0
-        if batch.wanted & PENALTIES:
+        if batch.wanted & COUNTED:
             self._count(token_ids, batch, runs, counts)
         kept = np.arange(len(token_ids)) < (runs.first + counts)[runs.row_of]
         logprobs: Logprobs = ()
@@ -162,7 +162,7 @@ class Reader:
         return tuple(sorted(stops.items()))
 
     def _count(self, token_ids: np.ndarray, batch: SampleRows, runs: Runs, counts: np.ndarray) -> None:
-        """Rows with penalties said what they said; each of them at most one token at a time."""
+        """Rows whose tokens are counted said what they said; each of them at most one token at a time."""
         for depth in range(int(counts.max())):
             positions = runs.first[counts > depth] + depth
             said = upload(token_ids[positions].astype(np.int64), self.sampler.device)

@@ -22,6 +22,10 @@ STOP_IDS = 256
 STOP_STRINGS = 512
 GRAMMAR = 1024
 CLOSES = 2048  # its answer is completed where its budget ends
+HISTORY = 4096  # what it may say depends on the tokens before
+TYPICAL = 8192
+
+NEVER = float("-inf")  # added to a logit: its token is never sampled
 
 COLUMNS = np.dtype(
     [
@@ -38,9 +42,12 @@ COLUMNS = np.dtype(
         ("presence_penalty", np.float32),
         ("frequency_penalty", np.float32),
         ("min_tokens", np.int32),
+        ("min_stop_tokens", np.int32),  # stop strings do not count before
         ("logprobs", np.int32),
         ("ignore_eos", np.bool_),
         ("max_total", np.int32),  # tokens of prompt and answer at which max_tokens ends it
+        ("no_repeat_ngram_size", np.int32),
+        ("typical_p", np.float32),
     ]
 )
 
@@ -62,7 +69,7 @@ class RowColumns:
         self.blocked = np.zeros((max_rows, len(eos_token_ids) + MAX_STOP_STRINGS), dtype=np.int64)
         self._prompt_positions: list[np.ndarray | None] = [None] * max_rows
         self._rows_of_last, self._last = b"", self.columns[:0]
-        self._vocab_size = vocab_size
+        self.vocab_size = vocab_size
         self._eos_token_ids = tuple(eos_token_ids)
         self._positions_of = positions_of
 
@@ -80,16 +87,19 @@ class RowColumns:
             sampling.seed or 0,
             request.sample_index,
             sampling.temperature,
-            min(sampling.top_k or self._vocab_size, self._vocab_size),
+            min(sampling.top_k or self.vocab_size, self.vocab_size),
             sampling.top_p,
             sampling.min_p,
             sampling.repetition_penalty,
             sampling.presence_penalty,
             sampling.frequency_penalty,
             sampling.min_tokens,
+            sampling.min_stop_tokens,
             -1 if sampling.logprobs is None else sampling.logprobs,
             sampling.ignore_eos,
             len(request.prompt_token_ids) + sampling.max_tokens,
+            sampling.no_repeat_ngram_size,
+            sampling.typical_p,
         )
         self._admit_lists(row, sampling)
 
@@ -97,8 +107,8 @@ class RowColumns:
         self.stop_ids[row] = PADDING
         self.stop_ids[row, : len(sampling.stop_token_ids)] = sampling.stop_token_ids
         self.bias.pop(row, None)
-        if sampling.logit_bias:
-            kept = {token: add for token, add in sampling.logit_bias.items() if 0 <= token < self._vocab_size}
+        if bias := _biases(sampling):
+            kept = {token: add for token, add in bias.items() if 0 <= token < self.vocab_size}
             self.bias[row] = (np.array(list(kept), np.int64), np.array(list(kept.values()), np.float32))
         if blocked := self._blocked(sampling):
             self.blocked[row] = blocked[0]
@@ -108,19 +118,21 @@ class RowColumns:
         if not sampling.min_tokens:
             return []
         stops = set(sampling.stop_token_ids).union(() if sampling.ignore_eos else self._eos_token_ids)
-        return sorted(token for token in stops if 0 <= token < self._vocab_size)
+        return sorted(token for token in stops if 0 <= token < self.vocab_size)
 
     def _options(self, request: Request) -> int:
         sampling = request.sampling
         options = 0
         if sampling.temperature > 0:  # filters leave the most likely token alone: nothing to do when greedy
             options |= RANDOM
-            options |= TOP_K if 0 < sampling.top_k < self._vocab_size else 0
+            options |= TOP_K if 0 < sampling.top_k < self.vocab_size else 0
             options |= TOP_P if sampling.top_p < 1 else 0
             options |= MIN_P if sampling.min_p > 0 else 0
+            options |= TYPICAL if sampling.typical_p < 1 else 0
         if sampling.repetition_penalty != 1 or sampling.presence_penalty or sampling.frequency_penalty:
             options |= PENALTIES
-        options |= BIAS if sampling.logit_bias else 0
+        options |= BIAS if _biases(sampling) else 0
+        options |= HISTORY if sampling.no_repeat_ngram_size or sequences_of(sampling) else 0
         options |= MIN_TOKENS if self._blocked(sampling) else 0
         options |= LOGPROBS if sampling.logprobs is not None else 0
         options |= STOP_IDS if sampling.stop_token_ids else 0
@@ -162,3 +174,20 @@ class RowColumns:
                 stored = self._prompt_positions[plan.rows[n]]
                 chunk = stored[:, plan.num_computed[n] : plan.num_computed[n] + plan.num_scheduled[n]]
                 out[:, starts[n] : starts[n] + chunk.shape[1]] = chunk
+
+
+def sequences_of(sampling: SamplingParams) -> list[tuple[tuple[int, ...], float]]:
+    """What is added to the logit of a sequence's last token where the tokens before it stand there; the
+    sequences of several tokens."""
+    banned = [(sequence, NEVER) for sequence in sampling.bad_words_ids]
+    return [each for each in (*sampling.sequence_bias, *banned) if len(each[0]) > 1]
+
+
+def _biases(sampling: SamplingParams) -> dict[int, float]:
+    """By token, what is always added to its logit."""
+    found = dict(sampling.logit_bias)
+    for (token, *others), bias in sampling.sequence_bias:
+        if not others:
+            found[token] = found.get(token, 0.0) + bias
+    banned = (sequence[0] for sequence in sampling.bad_words_ids if len(sequence) == 1)
+    return {**found, **dict.fromkeys((*sampling.suppress_tokens, *banned), NEVER)}

@@ -160,7 +160,7 @@ class StopStrings:
         if not request.sampling.stop:
             return
         stream = TextStream(
-            self._tokenizer, stop=request.sampling.stop, min_tokens=request.sampling.min_tokens
+            self._tokenizer, stop=request.sampling.stop, min_tokens=request.sampling.min_stop_tokens
         )
         stream.push([int(token) for token in token_ids[len(request.prompt_token_ids) :]])
         self._streams[row] = stream

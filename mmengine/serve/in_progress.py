@@ -93,7 +93,7 @@ class InProgress:
         sampling = request.sampling
         text = None
         if stream and self._texts:
-            text = TextStream(self._tokenizer, stop=sampling.stop, min_tokens=sampling.min_tokens)
+            text = TextStream(self._tokenizer, stop=sampling.stop, min_tokens=sampling.min_stop_tokens)
         return _Answer(request.sample_index, text, request.grammar)
 
     def take(self, output: Output) -> RequestOutput | None:
@@ -139,7 +139,7 @@ class InProgress:
             after = after_of(answer.grammar)
         choice = Choice(answer.index, "", answer.token_ids, reason, detail, answer.logprobs, after)
         if self._texts:
-            choice = with_texts(choice, self._tokenizer, sampling.stop, sampling.min_tokens)
+            choice = with_texts(choice, self._tokenizer, sampling.stop, sampling.min_stop_tokens)
         pending.choices[answer.index] = choice
         if len(pending.choices) < pending.waiting_for:
             return None

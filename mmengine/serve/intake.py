@@ -43,6 +43,7 @@ class Intake:
         request_id = options.request_id or self._new_id()
         if request_id in self._in_progress:
             raise InvalidRequest(f"a request with the id {request_id!r} is running; ids must differ")
+        options = options.of_prompt(len(prepared.prompt_token_ids))
         options = self._reasoning.settle(options, prepared.prompt_token_ids)
         if options.grammar is not None:
             options = replace(options, grammar=self._grammar_memory.shared(options.grammar))

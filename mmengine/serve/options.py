@@ -4,7 +4,7 @@
 in them is refused; what is left out is as in `Options` and `SamplingParams`, which hold the defaults.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypedDict
 
@@ -37,6 +37,12 @@ class SamplingOptions(TypedDict, total=False):
     ignore_eos: bool | None
     logprobs: int | None
     n: int | None
+    suppress_tokens: tuple[int, ...] | list[int] | None
+    bad_words_ids: Sequence[Sequence[int]] | None
+    sequence_bias: Sequence[tuple[Sequence[int], float]] | None
+    no_repeat_ngram_size: int | None
+    typical_p: float | None
+    stop_in_min_tokens: bool | None
 
 
 class GenerateOptions(SamplingOptions, total=False):
@@ -71,7 +77,8 @@ FORM = frozenset({"response_format", "grammar"})
 class Options:
     """How to answer one prompt. `deadline_s`: seconds after which it is given up, 0 for never. `grammar`: the
     answer's form, as structured_output.spec.grammar_of writes it; None for free text. `reasoning`: whether
-    the form begins behind the model's reasoning; None: where the prompt leaves that open."""
+    the form begins behind the model's reasoning; None: where the prompt leaves that open. `max_length` and
+    `min_length` count the prompt too (0: none is given); `sampling.max_tokens` then follows from them."""
 
     sampling: SamplingParams = SamplingParams()
     request_id: str = ""
@@ -80,6 +87,8 @@ class Options:
     deadline_s: float = 0.0
     grammar: str | None = None
     reasoning: bool | None = None
+    max_length: int = 0
+    min_length: int = 0
 
     def after(self, seconds: float) -> "Options":
         """What is left of them: the deadline counts from submit, and so much time went by since."""
@@ -104,6 +113,22 @@ class Options:
         if self.grammar is not None:
             _check_ends(self.sampling)
 
+    def of_prompt(self, num_tokens: int) -> "Options":
+        """The options of a prompt of `num_tokens`. Raises InvalidRequest where that leaves no room for an
+        answer."""
+        if not self.max_length and not self.min_length:
+            return self
+        sampling = self.sampling
+        most = self.max_length - num_tokens if self.max_length else sampling.max_tokens
+        if most < 1:
+            raise InvalidRequest(
+                f"max_length is {self.max_length}, but the prompt has {num_tokens} tokens already; raise it, "
+                "or give max_new_tokens, which counts the answer alone"
+            )
+        least = min(most, max(sampling.min_tokens, self.min_length - num_tokens))
+        sampling = msgspec.structs.replace(sampling, max_tokens=most, min_tokens=least)
+        return replace(self, sampling=sampling, max_length=0, min_length=0)
+
 
 def _check_ends(sampling: SamplingParams) -> None:
     """Beside a grammar nothing else says where an answer ends: it would be cut, and count as complete."""
@@ -112,6 +137,12 @@ def _check_ends(sampling: SamplingParams) -> None:
             raise InvalidRequest(
                 f"{name} cannot go with response_format or grammar, which alone say where an answer ends; "
                 "leave it out"
+            )
+    for name in ("suppress_tokens", "bad_words_ids", "no_repeat_ngram_size"):
+        if getattr(sampling, name):
+            raise InvalidRequest(
+                f"{name} cannot go with response_format or grammar: what the form asks for may be excluded, "
+                "and then nothing could be said; leave it out"
             )
 
 

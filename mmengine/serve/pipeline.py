@@ -5,46 +5,37 @@
     pipe(text=[messages, other_messages])                  # many chats, batched
     pipe(images=image, text="<|vision_start|>…", return_full_text=False)
 
-All prompts of a call are batched continuously, so `batch_size` is taken and has no meaning.
+All prompts of a call are batched continuously, so `batch_size` is taken and has no meaning. Which calls agree
+with transformers, and which do not and why, is in docs/pipeline.md.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from mmengine.errors import ConfigError, InvalidRequest
+from mmengine.errors import ConfigError, InvalidRequest, MMEngineError
 from mmengine.serve.answers import Completion, succeeded
 from mmengine.serve.batching import run_batch
 from mmengine.serve.engine import Engine
-from mmengine.serve.generation import is_generation_option, sampling_from_generation
+from mmengine.serve.generation import options_from_generation
 from mmengine.serve.options import Options
-from mmengine.serve.pipeline_inputs import Chat, group_inputs, single_input
+from mmengine.serve.pipeline_inputs import (
+    Chat,
+    Results,
+    group_inputs,
+    single_input,
+    source_of,
+    without_video_urls,
+)
+from mmengine.serve.pipeline_options import ENGINE, settle_generation, settle_processing, settle_template
+from mmengine.serve.pipeline_records import Recorder, continues
+from mmengine.serve.pipeline_stream import Streamer, as_streamer, stream_answer
 from mmengine.serve.prompts import Prompt
 from mmengine.serve.structured import response_format_of
 
 TASK = "image-text-to-text"
-TENSORS, NEW_TEXT, FULL_TEXT = 0, 1, 2  # transformers' ReturnType
-_ENGINE_OPTIONS = ("config", "log", "attention")
-_CALL_OPTIONS = frozenset(
-    {
-        "generate_kwargs",
-        "max_new_tokens",
-        "return_full_text",
-        "return_tensors",
-        "return_type",
-        "stop_sequence",
-        "continue_final_message",
-        "skip_special_tokens",
-        "clean_up_tokenization_spaces",
-        "processor_kwargs",
-        "batch_size",
-        "num_workers",
-        "timeout",
-        "response_format",
-        "grammar",
-    }
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +43,12 @@ class _Call:
     """What a call asks for, beside its prompts."""
 
     options: Options
-    media_options: dict[str, Any] | None
+    media_options: dict[str, Any]
+    template_options: dict[str, Any]
     continue_final: bool | None
-    return_type: int
-    skip_special_tokens: bool
+    generation_prompt: bool | None
+    recorder: Recorder
+    streamer: Streamer | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +64,7 @@ class Pipeline:
 
     `device`: "cpu", "cuda", …, or transformers' number (-1 is the CPU). `dtype`: a name or a torch
     dtype. Further keywords are defaults for every call, or Engine's (config, log, attention).
-    Raises ModelError, ConfigError, and InvalidRequest for a keyword that it does not know.
+    Raises ModelError, ConfigError, and InvalidRequest for generation options that are refused.
 
     It is also a `pipeline_class` for transformers:
 
@@ -100,9 +93,9 @@ class Pipeline:
     ):
         if task != TASK:
             raise ConfigError(f"mmengine has the task {TASK!r} only, not {task!r}")
-        engine_options = {name: options.pop(name) for name in _ENGINE_OPTIONS if name in options}
+        engine_options = {name: options.pop(name) for name in ENGINE if name in options}
         self._defaults = options
-        self._check_names(options)
+        settle_generation({}, options)
         self._is_owner = not isinstance(model, Engine)
         if isinstance(model, Engine):
             self.engine = model
@@ -121,19 +114,23 @@ class Pipeline:
         - `text=chat` or `images=chat`, a list of messages: a list with one record an answer;
         - a list of chats, or of strings: a list of such lists;
         - `images=` with `text=`, strings that hold their placeholders: a list of records;
-        - a generator or iterator of these: an iterator of results, computed ahead.
+        - a generator, iterator or dataset of these: an iterator of results, computed ahead.
 
-        `response_format=` or `grammar=` ask for a form of the answers (docs/structured_output.md).
+        `streamer=` hears of the answers token by token; prompts are then answered one after the other.
+        `response_format=` or `grammar=` ask for a form of the answers (docs/structured_output.md),
+        `logprobs=` for log-probabilities.
 
         A record is `{"input_text", "generated_text"}`, or with `return_tensors=True`
-        `{"input_text", "generated_token_ids"}` (prompt and answer, int64). Raises the error of the
-        first prompt that was refused or failed, after the others ended.
+        `{"input_text", "generated_token_ids"}` (prompt and answer, int64), and with `logprobs` has them under
+        that name. Raises the error of the first prompt that was refused or failed, after the others ended.
         """
         call = self._call_options(options)
-        if isinstance(images if text is None else text, Iterator):
-            source = images if text is None else text
-            return self._iterate(source, call)
-        groups, is_list = group_inputs(images, text)
+        source = source_of(images, text)
+        if isinstance(source, list):
+            images, text = None, source
+        elif source is not None:
+            return Results(self._iterate(source, call), source)
+        groups, is_list = group_inputs(images, text, self.engine.processor.count_images)
         inputs = [[self._input(shown, pictures, call) for shown, pictures in group] for group in groups]
         records = self._answer([item for group in inputs for item in group], call)
         results, place = [], 0
@@ -142,51 +139,71 @@ class Pipeline:
             place += len(group)
         return results if is_list else results[0]
 
+    @cached_property
+    def tokenizer(self) -> Any:
+        """transformers' tokenizer of the model, for its streamers; without transformers the engine's."""
+        try:
+            from transformers import AutoTokenizer  # lazy: only who has it needs it
+        except ImportError:
+            return self.engine.processor.tokenizer
+        return AutoTokenizer.from_pretrained(self.engine.built.folder)
+
     def close(self) -> None:
         """Free the device, unless the engine was given by the caller."""
         if self._is_owner:
             self.engine.close()
 
-    def _check_names(self, options: Mapping[str, Any]) -> None:
-        for name in options:
-            if name not in _CALL_OPTIONS and not is_generation_option(name):
-                raise InvalidRequest(f"unknown pipeline option {name!r}")
-
-    def _call_options(self, given: Mapping[str, Any]) -> _Call:
-        self._check_names(given)
-        options = {**self._defaults, **given}
-        inner = options.get("generate_kwargs") or {}
-        if given.get("max_new_tokens") is not None and "max_new_tokens" in inner:
-            raise InvalidRequest("max_new_tokens is given twice, by itself and in generate_kwargs")
-        generation = {name: value for name, value in options.items() if is_generation_option(name)}
-        generation.update(inner)
-        if options.get("stop_sequence") is not None:
-            generation["stop_strings"] = options["stop_sequence"]
-        sampling = sampling_from_generation(generation, self.engine.processor.generation_defaults)
-        skip = options.get("skip_special_tokens")
+    def _call_options(self, given: dict[str, Any]) -> _Call:
+        processor, options = self.engine.processor, {**self._defaults, **given}
+        generation = settle_generation(given, self._defaults)
+        streamer = generation.pop("streamer", None)
+        settled = options_from_generation(generation, processor.generation_defaults, processor.eos_token_ids)
         return _Call(
-            response_format_of(options).added_to(Options(sampling)),
-            options.get("processor_kwargs"),
+            response_format_of(options).added_to(settled),
+            settle_processing(options),
+            settle_template(options, processor.template_variables),
             options.get("continue_final_message"),
-            _return_type(options),
-            True if skip is None else bool(skip),
+            options.get("add_generation_prompt"),
+            Recorder(processor.tokenizer, options),
+            as_streamer(streamer, settled),
         )
 
     def _input(self, shown: str | Chat, images: Sequence[Any], call: _Call) -> _Input:
         if isinstance(shown, str):
             return _Input(shown, Prompt(text=shown, images=images, media_options=call.media_options))
-        prefill = _continues(shown, call)
-        prompt = Prompt(messages=shown, continue_final_message=prefill, media_options=call.media_options)
+        prefill = continues(shown, call.continue_final)
+        if prefill and call.generation_prompt:
+            raise InvalidRequest(
+                "continue_final_message and add_generation_prompt exclude each other: an answer goes on with "
+                "the last message, or begins a new one"
+            )
+        prompt = Prompt(
+            messages=without_video_urls(shown),
+            continue_final_message=prefill,
+            add_generation_prompt=call.generation_prompt is not False,
+            media_options=call.media_options,
+            template_options=call.template_options,
+        )
         return _Input(shown, prompt)
 
     def _answer(self, inputs: Sequence[_Input], call: _Call) -> list[list[dict[str, Any]]]:
         """Records for each input, in order."""
+        if call.streamer is not None:
+            return [self._stream(item, call, call.streamer) for item in inputs]
         answers = dict(run_batch(self.engine, ((item.prompt, call.options) for item in inputs)))
-        completions = [succeeded(answers[index]) for index in sorted(answers)]
-        return [self._records(item, one, call) for item, one in zip(inputs, completions, strict=True)]
+        completions = [_ended(answers[index], call) for index in sorted(answers)]
+        return [call.recorder.records(item.shown, one) for item, one in zip(inputs, completions, strict=True)]
+
+    def _stream(self, item: _Input, call: _Call, streamer: Streamer) -> list[dict[str, Any]]:
+        completion = _ended(stream_answer(self.engine, item.prompt, call.options, streamer), call)
+        return call.recorder.records(item.shown, completion)
 
     def _iterate(self, source: Iterable[Any], call: _Call) -> Iterator[list[dict[str, Any]]]:
         """Results in the order of `source`, which is read ahead no further than the engine's window."""
+        if call.streamer is not None:
+            for given in source:
+                yield self._stream(self._input(*single_input(given), call), call, call.streamer)
+            return
         inputs: dict[int, _Input] = {}
 
         def jobs() -> Iterator[tuple[Prompt, Options]]:
@@ -198,62 +215,19 @@ class Pipeline:
         ready: dict[int, Completion] = {}
         expected = 0
         for index, answer in run_batch(self.engine, jobs()):
-            ready[index] = succeeded(answer)
+            ready[index] = _ended(answer, call)
             while expected in ready:
-                yield self._records(inputs.pop(expected), ready.pop(expected), call)
+                yield call.recorder.records(inputs.pop(expected).shown, ready.pop(expected))
                 expected += 1
 
-    def _records(self, item: _Input, completion: Completion, call: _Call) -> list[dict[str, Any]]:
-        key = "generated_token_ids" if call.return_type == TENSORS else "generated_text"
-        return [
-            {"input_text": item.shown, key: self._generated(item.shown, completion, choice.token_ids, call)}
-            for choice in completion.choices
-        ]
 
-    def _generated(self, shown: str | Chat, completion: Completion, token_ids: list[int], call: _Call) -> Any:
-        if call.return_type == TENSORS:
-            import torch  # lazy: an engine with torch has it loaded already
-
-            return torch.tensor([*completion.prompt_token_ids.tolist(), *token_ids])
-        # The whole answer, a stop string at its end included: what transformers returns.
-        text = self.engine.processor.tokenizer.decode(token_ids, skip_special_tokens=call.skip_special_tokens)
-        if call.return_type == NEW_TEXT:
-            return text
-        if isinstance(shown, str):
-            return shown + text
-        if _continues(shown, call):
-            return [*shown[:-1], _extended(shown[-1], text)]
-        return [*shown, {"role": "assistant", "content": text}]
-
-
-def _continues(chat: Chat, call: _Call) -> bool:
-    """Whether the last message is a beginning to be continued."""
-    if call.continue_final is not None:
-        return call.continue_final
-    return bool(chat) and chat[-1].get("role") == "assistant"
-
-
-def _extended(message: dict[str, Any], text: str) -> dict[str, Any]:
-    """`message` with `text` after its own."""
-    content = message["content"]
-    if isinstance(content, str):
-        return {"role": message["role"], "content": content + text}
-    last = {**content[-1], "text": content[-1].get("text", "") + text}
-    return {"role": message["role"], "content": [*content[:-1], last]}
-
-
-def _return_type(options: Mapping[str, Any]) -> int:
-    kind = options.get("return_type")
-    if kind is not None:
-        number = getattr(kind, "value", kind)
-        if number not in (TENSORS, NEW_TEXT, FULL_TEXT):
-            raise InvalidRequest(f"return_type is 0 (tensors), 1 (new text) or 2 (full text), not {kind!r}")
-        return number
-    if options.get("return_full_text") is not None:
-        if options.get("return_tensors") is not None:
-            raise InvalidRequest("return_full_text and return_tensors exclude each other")
-        return FULL_TEXT if options["return_full_text"] else NEW_TEXT
-    return TENSORS if options.get("return_tensors") is not None else FULL_TEXT
+def _ended(answer: Completion | MMEngineError, call: _Call) -> Completion:
+    """The answer, which is whole, or was cut by max_time. Raises the error of one that is not."""
+    if isinstance(answer, Completion) and call.options.deadline_s:
+        bad = [one for one in answer.choices if one.finish_reason in ("abort", "error", "rejected")]
+        if all(one.detail == "deadline" for one in bad):
+            return answer
+    return succeeded(answer)
 
 
 def _model_name(model: Any) -> str | Path | None:

@@ -1,64 +1,171 @@
 """The many forms in which transformers' pipeline takes prompts, as chats and texts with images."""
 
-from collections.abc import Sequence
-from typing import Any
+import itertools
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 from mmengine.errors import InvalidRequest
 
-Chat = Sequence[dict[str, Any]]
-Shown = tuple[str | Chat, Sequence[Any]]
+Message = dict[str, Any]
+Chat = Sequence[Message]
+_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")
+Shown = tuple[str | Chat, Sequence[object]]
 
 
-def group_inputs(images: Any, text: Any) -> tuple[list[list[Shown]], bool]:
+def source_of(images: object, text: object) -> Iterable[object] | None:
+    """The generator, iterator or dataset that a call gives in place of prompts; None where it gives these. A
+    generator of messages is a chat, as for transformers: a list."""
+    given = images if text is None else text
+    if isinstance(given, Iterator):
+        first = next(given, None)
+        if isinstance(first, dict) and "role" in first:
+            return [first, *given]
+        return itertools.chain(() if first is None else (first,), given)
+    if isinstance(given, (str, bytes, list, tuple, Mapping)) or hasattr(given, "shape"):
+        return None
+    if isinstance(given, _Dataset):
+        return _Items(given)
+    return given if isinstance(given, Iterable) else None
+
+
+@runtime_checkable
+class _Dataset(Protocol):
+    """Of torch, or of anybody."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> object: ...
+
+
+class _Items:
+    """A dataset's items, in order."""
+
+    def __init__(self, dataset: _Dataset):
+        self._dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __iter__(self) -> Iterator[object]:
+        return (self._dataset[index] for index in range(len(self._dataset)))
+
+
+class Results:
+    """Results in order, each computed when it is asked for, or before; as many as the source has, where it
+    says so."""
+
+    def __init__(self, results: Iterator[object], source: Iterable[object]):
+        self._results, self._source = results, source
+
+    def __iter__(self) -> Iterator[object]:
+        return self._results
+
+    def __next__(self) -> object:
+        return next(self._results)
+
+    def __len__(self) -> int:
+        if not isinstance(self._source, _Items):
+            raise TypeError("a generator does not say how many prompts it gives")
+        return len(self._source)
+
+
+def group_inputs(
+    images: object, text: object, count_images: Callable[[str], int]
+) -> tuple[list[list[Shown]], bool]:
     """The prompts of a call, in groups that give one list of records each, and whether the call
-    gives a list of such lists."""
+    gives a list of such lists. `count_images`: how many a text has placeholders for."""
     if images is None and text is None:
         raise InvalidRequest("give text, or images with text")
     if text is None and _is_pair(images):
         return [[single_input(images)]], False
     if text is None and _is_sequence(images) and images and all(_is_pair(item) for item in images):
         return [[single_input(item)] for item in images], True
-    if text is None and _is_chat(images):
+    if text is None and (_is_chat(images) or _are_chats(images) or _is_prompt(images)):
         images, text = None, images
     if text is None:
         raise InvalidRequest("images need a text that says what to do with them")
+    if images is not None and (_is_chat(text) or _are_chats(text)):
+        raise InvalidRequest("in a chat, images stand in the messages; give either a chat or images")
     if _is_chat(text):
-        if images is not None:
-            raise InvalidRequest("in a chat, images stand in the messages; give either a chat or images")
-        if isinstance(text[0], dict):
-            return [[(text, ())]], False
+        return [[(text, ())]], False
+    if _are_chats(text):
         return [[(chat, ())] for chat in text], True
     if isinstance(text, str):
         return [[(text, _flat(images))]], False
-    if not _is_sequence(text) or not all(isinstance(one, str) for one in text):
+    if not _are_texts(text):
         raise InvalidRequest("text must be a string, a list of strings, a chat, or a list of chats")
     if images is None:
         return [[(one, ())] for one in text], True
-    return [_match(images, text)], False
+    return [_match(images, text, count_images)], False
 
 
-def _is_sequence(value: Any) -> bool:
-    return isinstance(value, (list, tuple))
-
-
-def _is_pair(value: Any) -> bool:
-    return isinstance(value, dict) and "role" not in value and isinstance(value.get("text"), str)
-
-
-def _is_chat(value: Any) -> bool:
-    return _is_sequence(value) and bool(value) and isinstance(value[0], (list, tuple, dict))
-
-
-def single_input(given: Any) -> Shown:
-    """One prompt of a generator: a chat, a string, or {"images", "text"}."""
+def single_input(given: object) -> Shown:
+    """One prompt of a generator or dataset: a chat, a string, or {"images", "text"}."""
     if _is_pair(given):
         return given["text"], _flat(given.get("images", given.get("image")))
-    if isinstance(given, str) or (_is_chat(given) and isinstance(given[0], dict)):
+    if isinstance(given, str) or _is_chat(given):
         return given, ()
     raise InvalidRequest(f"a prompt is a chat, a string or a dict with images and text, not {given!r:.80}")
 
 
-def _flat(images: Any) -> list[Any]:
+def without_video_urls(chat: Chat) -> Chat:
+    """transformers' pipeline does not read a part of the type video_url, and no chat template shows it."""
+    if not any(_is_video_url(part) for message in chat for part in _parts(message)):
+        return chat
+    warnings.warn(
+        "video_url: as in transformers, such a part of a message is not read; give "
+        '{"type": "video", "url": …} or {"type": "video", "path": …}',
+        stacklevel=5,
+    )
+    return [
+        {**message, "content": [part for part in message["content"] if not _is_video_url(part)]}
+        if _parts(message)
+        else message
+        for message in chat
+    ]
+
+
+def _parts(message: object) -> Sequence[object]:
+    content = message.get("content") if isinstance(message, dict) else None
+    return content if isinstance(content, (list, tuple)) else ()
+
+
+def _is_video_url(part: object) -> bool:
+    return isinstance(part, dict) and part.get("type") == "video_url"
+
+
+def _is_sequence(value: object) -> TypeGuard[Sequence[object]]:
+    return isinstance(value, (list, tuple))
+
+
+def _is_pair(value: object) -> TypeGuard[Message]:
+    return isinstance(value, dict) and "role" not in value and isinstance(value.get("text"), str)
+
+
+def _is_chat(value: object) -> TypeGuard[Chat]:
+    return _is_sequence(value) and bool(value) and isinstance(value[0], dict)
+
+
+def _are_chats(value: object) -> TypeGuard[Sequence[Chat]]:
+    return _is_sequence(value) and bool(value) and isinstance(value[0], (list, tuple))
+
+
+def _are_texts(value: object) -> TypeGuard[Sequence[str]]:
+    return _is_sequence(value) and all(isinstance(one, str) for one in value)
+
+
+def _is_prompt(value: object) -> bool:
+    """What stands in the place of images, and is none: transformers takes a string there for a prompt."""
+    texts = value if _is_sequence(value) else [value]
+    return bool(texts) and all(isinstance(text, str) and not _names_image(text) for text in texts)
+
+
+def _names_image(text: str) -> bool:
+    return text[:8].lower().startswith(("data:", "http://", "https://")) or text.lower().endswith(_SUFFIXES)
+
+
+def _flat(images: object) -> list[object]:
     if images is None:
         return []
     if not _is_sequence(images):
@@ -66,8 +173,14 @@ def _flat(images: Any) -> list[Any]:
     return [one for image in images for one in (image if _is_sequence(image) else [image])]
 
 
-def _match(images: Any, texts: Sequence[str]) -> list[Shown]:
-    """An image, or a list of them, for each text."""
+def _match(images: object, texts: Sequence[str], count_images: Callable[[str], int]) -> list[Shown]:
+    """The images for each text: as many as it has placeholders for, in order, however they are nested."""
+    counts, flat = [count_images(text) for text in texts], iter(_flat(images))
+    total = len(_flat(images))
+    if sum(counts) == total and total:
+        return [
+            (text, list(itertools.islice(flat, count))) for text, count in zip(texts, counts, strict=True)
+        ]
     if not _is_sequence(images) or len(images) != len(texts):
         count = len(images) if _is_sequence(images) else 1
         raise InvalidRequest(f"{len(texts)} texts need as many images (or lists of images), not {count}")

@@ -5,7 +5,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import msgspec
 import numpy as np
@@ -19,6 +19,14 @@ MAX_LOOKED_AT = 4096  # parts of messages
 MEDIA_KEYS = frozenset({"image", "image_url", "video", "video_url"})
 
 
+class _Salt(TypedDict, total=False):
+    cache_salt: str
+
+
+class _Template(TypedDict, total=False):
+    template_options: Mapping[str, Any]
+
+
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """One prompt: chat `messages`, or a `text` that already holds its placeholders.
@@ -26,7 +34,8 @@ class Prompt:
     `images` and `videos` fill placeholders that carry no data, in order. Relative paths are read
     under `base_folder`. `media_options`: pixel and frame limits for all media of the prompt; with
     `{"local_files": False}` among them media that name a path are refused. Whoever passes on a stranger's
-    messages wants that, or the stranger's paths are read on this machine.
+    messages wants that, or the stranger's paths are read on this machine. `template_options`: what the
+    chat template reads beside the messages.
     """
 
     messages: Sequence[dict[str, Any]] | None = None
@@ -34,8 +43,10 @@ class Prompt:
     images: Sequence[Any] = ()
     videos: Sequence[Any] = ()
     continue_final_message: bool = False
+    add_generation_prompt: bool = True
     base_folder: Path | None = None
     media_options: dict[str, Any] | None = field(default=None)
+    template_options: Mapping[str, Any] | None = None
 
     @classmethod
     def of(cls, prompt: "Prompt | str | Sequence[dict[str, Any]]") -> "Prompt":
@@ -65,7 +76,8 @@ class Prompt:
 
     def prepare(self, processor: Processor, cache_salt: str = "") -> Prepared:
         """Tokens and patches. Raises InvalidRequest, InvalidMedia."""
-        salt = {"cache_salt": cache_salt} if cache_salt else {}  # a processor may know of no salt
+        salt: _Salt = {"cache_salt": cache_salt} if cache_salt else {}  # a processor may know of no salt
+        template: _Template = {"template_options": self.template_options} if self.template_options else {}
         if self.text is not None and self.messages is None:
             return processor.prepare_text(
                 self.text,
@@ -80,11 +92,12 @@ class Prompt:
             self.messages,
             images=self.images,
             videos=self.videos,
-            add_generation_prompt=not self.continue_final_message,
+            add_generation_prompt=self.add_generation_prompt and not self.continue_final_message,
             continue_final_message=self.continue_final_message,
             base_folder=self.base_folder,
             media_options=self.media_options,
             **salt,
+            **template,
         )
 
 

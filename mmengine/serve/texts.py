@@ -17,7 +17,7 @@ class AnswerTexts:
     only the texts of its whole answers."""
 
     def __init__(self, tokenizer: Tokenizer, sampling: SamplingParams):
-        self._tokenizer, self._stop, self._min_tokens = tokenizer, sampling.stop, sampling.min_tokens
+        self._tokenizer, self._stop, self._min_tokens = tokenizer, sampling.stop, sampling.min_stop_tokens
         self.pieces = True
         self._streams: dict[int, TextStream] = {}  # of choices, by index
 

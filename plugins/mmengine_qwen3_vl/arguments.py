@@ -14,18 +14,43 @@ from mmengine_qwen3_vl.sources import Access
 
 def read_arguments(
     options: Mapping[str, Any] | None, base_folder: Path | None
-) -> tuple[dict[str, Any], Access, Sequence[Any] | None]:
-    """Options for every item, what may be read, and the metadata of `videos`."""
-    rest = {name: value for name, value in (options or {}).items() if value is not None}
+) -> tuple[dict[str, dict[str, Any]], Access, Sequence[Any] | None]:
+    """Options for every item by its modality, what may be read, and the metadata of `videos`."""
+    rest = _given(options or {}, "media_options")
     local_files = rest.pop("local_files", True)
     if not isinstance(local_files, bool):
         raise InvalidRequest(f"media_options: local_files must be True or False, not {shown(local_files)}")
     access = Access(base_folder, local_files)
     metadata = rest.pop("video_metadata", None)
-    unknown = sorted(str(name) for name in rest if name not in NAMES)
-    if unknown:
-        raise InvalidRequest(f"media_options has no {unknown[0]!r}; it knows {', '.join(NAMES)}")
-    return rest, access, metadata
+    of_images = _given(rest.pop("images_kwargs", {}), "images_kwargs")
+    of_videos = _given(rest.pop("videos_kwargs", {}), "videos_kwargs")
+    for name in (*rest, *of_images, *of_videos):
+        if name not in NAMES and name != "size":
+            raise InvalidRequest(f"media_options has no {str(name)[:80]!r}; it knows {', '.join(NAMES)}")
+    by_modality = {
+        "image": _sized({**rest, **of_images}, "min_pixels", "max_pixels"),
+        "video": _sized({**rest, **of_videos}, "total_min_pixels", "total_pixels"),
+    }
+    return by_modality, access, metadata
+
+
+def _given(options: Any, name: str) -> dict[str, Any]:
+    if not isinstance(options, Mapping):
+        raise InvalidRequest(f"{name} must be a dict of options, not a {type(options).__name__}")
+    return {key: value for key, value in options.items() if value is not None}
+
+
+def _sized(options: dict[str, Any], least: str, most: str) -> dict[str, Any]:
+    """With transformers' `size` under our names: the pixels of an image, or of all frames of a video."""
+    size = options.pop("size", None)
+    if size is None:
+        return options
+    if not isinstance(size, Mapping) or set(size) != {"shortest_edge", "longest_edge"}:
+        raise InvalidRequest(
+            "size must be a dict of shortest_edge and longest_edge: the least and the most pixels that an "
+            "image, or all frames of a video, are resized to"
+        )
+    return {least: size["shortest_edge"], most: size["longest_edge"], **options}
 
 
 def for_item(options: dict[str, Any], number: int, where: str) -> dict[str, Any]:

@@ -65,6 +65,15 @@ def fill(parts: list[MediaPart], images: Sequence[Any], videos: Sequence[Any]) -
     ]
 
 
+def read_variables(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Variables of the chat template: JSON data, rebuilt. Raises InvalidRequest."""
+    reader = _Reader()
+    for name in ("messages", "add_generation_prompt"):
+        if name in given:
+            raise InvalidRequest(f"{name} is no variable of a chat template that can be given")
+    return {name: reader.plain(value, name, 0) for name, value in given.items()}
+
+
 class _Reader:
     """Walks the messages once, counting what is bounded."""
 
@@ -86,7 +95,7 @@ class _Reader:
             if name == "content":
                 fields["content"] = self._content(value, where)
             else:
-                fields[self._text(name, where)] = self._plain(value, f"{where}, {str(name)[:60]}", 0)
+                fields[self._text(name, where)] = self.plain(value, f"{where}, {str(name)[:60]}", 0)
         reasoning = next((fields[name] for name in _REASONING if name in fields), None)
         if reasoning is not None:
             fields = {"thinking": reasoning, **fields, "reasoning_content": reasoning}
@@ -136,7 +145,7 @@ class _Reader:
         check_text(text, where)
         return str(text)
 
-    def _plain(self, value: Any, where: str, depth: int) -> Any:
+    def plain(self, value: Any, where: str, depth: int) -> Any:
         """Other fields (name, tool_calls, …): JSON data only, rebuilt."""
         if depth > MAX_DEPTH:
             raise InvalidRequest(f"{where} is nested more than {MAX_DEPTH} deep")
@@ -146,12 +155,10 @@ class _Reader:
             self._chars += 8
             return value
         if isinstance(value, Mapping):
-            return {
-                self._text(key, where): self._plain(item, where, depth + 1) for key, item in value.items()
-            }
+            return {self._text(key, where): self.plain(item, where, depth + 1) for key, item in value.items()}
         if isinstance(value, (list, tuple)):
             self._chars += len(value)
-            return [self._plain(item, where, depth + 1) for item in value]
+            return [self.plain(item, where, depth + 1) for item in value]
         raise InvalidRequest(f"{where} must be JSON data, not {_shown(value)}")
 
 

@@ -15,6 +15,7 @@ _NUMBERS = {  # name: (low, high, whole)
     "min_pixels": (1, MAX_PIXELS, True),
     "max_pixels": (1, MAX_PIXELS, True),
     "total_pixels": (1, 2**40, False),
+    "total_min_pixels": (1, 2**40, False),
     "resized_height": (1, MAX_SIDE, True),
     "resized_width": (1, MAX_SIDE, True),
     "fps": (1e-3, 1000.0, False),
@@ -27,7 +28,7 @@ _NUMBERS = {  # name: (low, high, whole)
     "sample_fps": (1e-3, 1000.0, False),
     "raw_fps": (1e-3, 1000.0, False),
 }
-_FLAGS = ("do_resize", "do_sample_frames")
+_FLAGS = ("do_resize", "do_sample_frames", "cap_pixels_per_frame")
 NAMES = (*_NUMBERS, *_FLAGS)
 
 
@@ -52,7 +53,9 @@ class ImageOptions:
 class VideoOptions(ImageOptions):
     """`min_pixels` and `max_pixels` count a frame's pixels, as in qwen_vl_utils."""
 
-    total_pixels: int | None = None  # of all frames
+    total_pixels: int | None = None  # of all frames, at most
+    total_min_pixels: int | None = None
+    cap_pixels_per_frame: bool | None = None  # None: as the checkpoint says
     fps: float | None = None  # frames to take a second
     num_frames: int | None = None
     min_frames: int | None = None
@@ -81,6 +84,8 @@ def video_options(values: Mapping[str, Any], where: str) -> VideoOptions:
     return VideoOptions(
         **_common(options, where),
         total_pixels=None if "total_pixels" not in options else int(options["total_pixels"]),
+        total_min_pixels=None if "total_min_pixels" not in options else int(options["total_min_pixels"]),
+        cap_pixels_per_frame=options.get("cap_pixels_per_frame"),
         fps=fps,
         num_frames=count,
         min_frames=options.get("min_frames"),

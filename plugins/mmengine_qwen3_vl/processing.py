@@ -15,7 +15,7 @@ from mmengine_qwen3_vl.arguments import as_images, as_videos, for_item, read_arg
 from mmengine_qwen3_vl.config import ModelConfig, read_config
 from mmengine_qwen3_vl.decoder import check_length, recipe
 from mmengine_qwen3_vl.media import MediaLoader
-from mmengine_qwen3_vl.messages import MediaPart, fill, read_messages
+from mmengine_qwen3_vl.messages import MediaPart, fill, read_messages, read_variables
 from mmengine_qwen3_vl.settings import PatchSettings, Settings, read_settings
 from mmengine_qwen3_vl.sources import Access
 from mmengine_qwen3_vl.template import ChatTemplate
@@ -46,7 +46,7 @@ def load_processor(folder: Path) -> "Qwen3VLProcessor":
         config=config,
         settings=read_settings(folder, config.vision),
         tokenizer=tokenizer,
-        template=ChatTemplate(folder, tokenizer),
+        template=ChatTemplate.of_folder(folder, tokenizer),
         generation=_generation(folder),
         vision=vision_fingerprint(folder),
     )
@@ -77,6 +77,8 @@ class Qwen3VLProcessor:
             raise ModelError(
                 "config.json's image_token_id or video_token_id is no special token of tokenizer.json"
             )
+        names = {token: name for name, token in tokenizer.special.items()}
+        self._image_pad = names[config.image_token_id]
         self.eos_token_ids = _eos_token_ids(generation, tokenizer)
         self.generation_defaults = {
             n: generation[n] for n in GENERATION_NAMES if generation.get(n) is not None
@@ -98,6 +100,7 @@ class Qwen3VLProcessor:
         base_folder: Path | None = None,
         media_options: dict[str, Any] | None = None,
         cache_salt: str = "",
+        template_options: Mapping[str, Any] | None = None,
     ) -> Prepared:
         """See Processor. `continue_final_message` leaves the last message open and so wins over
         `add_generation_prompt`. `media_options` hold for every image and video that does not say
@@ -106,13 +109,29 @@ class Qwen3VLProcessor:
         options, access, metadata = read_arguments(media_options, base_folder)
         plain, parts = read_messages(messages)
         parts = fill(parts, as_images(images), as_videos(videos, metadata))
-        rendered = self._template.render(
+        template, variables = self._template_of(template_options)
+        rendered = template.render(
             plain,
             add_generation_prompt=add_generation_prompt and not continue_final_message,
             continue_final_message=continue_final_message,
+            variables=variables,
         )
-        pieces = self._template.split(rendered)
-        return self._build(self._template.readable(rendered), pieces, parts, options, access, cache_salt)
+        pieces = template.split(rendered)
+        return self._build(template.readable(rendered), pieces, parts, options, access, cache_salt)
+
+    @property
+    def template_variables(self) -> frozenset[str]:
+        return self._template.variables
+
+    def _template_of(self, options: Mapping[str, Any] | None) -> tuple[ChatTemplate, dict[str, Any]]:
+        """The template to render with, and its variables."""
+        variables = dict(options or {})
+        source = variables.pop("chat_template", None)
+        if source is None:
+            return self._template, read_variables(variables)
+        if not isinstance(source, str):
+            raise InvalidRequest(f"chat_template must be a Jinja template, not a {type(source).__name__}")
+        return self._template.with_source(source), read_variables(variables)
 
     def prepare_text(
         self,
@@ -138,7 +157,7 @@ class Qwen3VLProcessor:
         text: str,
         pieces: list[str | int],
         parts: list[MediaPart],
-        options: Mapping[str, Any],
+        options: Mapping[str, dict[str, Any]],
         access: Access,
         cache_salt: str,
     ) -> Prepared:
@@ -154,7 +173,7 @@ class Qwen3VLProcessor:
                 continue
             modality = self._pads[piece]
             part = next(waiting[modality])
-            given = for_item({**options, **part.options}, numbers[modality], part.where)
+            given = for_item({**options[modality], **part.options}, numbers[modality], part.where)
             numbers[modality] += 1
             loaded, source = self._loader.load(part, given, access, cache_salt)
             runs: tuple[tuple[int, int], ...]
@@ -168,6 +187,9 @@ class Qwen3VLProcessor:
         ids = tokens.finish()
         self._check_length(len(ids))
         return Prepared(ids, tuple(media), text)
+
+    def count_images(self, text: str) -> int:
+        return text.count(self._image_pad)
 
     def restore(self, item: MediaItem, source: MediaSource) -> MediaInput:
         media = self._loader.restore(item.modality, source)

@@ -14,6 +14,16 @@ from mmengine.errors import InvalidMedia
 MAX_IMAGE_BYTES = 64 * 2**20
 MAX_VIDEO_BYTES = 2**30
 MAX_PATH_CHARS = 4096
+MIN_BASE64_CHARS = 64
+_BASE64_HEADS = (
+    "iVBORw0KGgo",
+    "/9j/",
+    "R0lGOD",
+    "UklGR",
+    "Qk",
+    "SUkq",
+    "TU0A",
+)  # of the formats' first bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +40,8 @@ def is_source(value: Any) -> bool:
 
 def read_source(value: Any, access: Access, max_bytes: int, where: str) -> bytes:
     """The encoded bytes. `where` begins the sentence of an error, such as "image 0"."""
+    if isinstance(value, str) and _is_base64(value, access):
+        return decode_base64(value, max_bytes, where)
     with open_source(value, access, max_bytes, where) as file:
         try:
             data = file.read(max_bytes + 1)
@@ -55,6 +67,14 @@ def open_source(value: Any, access: Access, max_bytes: int, where: str) -> Binar
                 f"{where} is a URL, and URLs are not fetched; pass a path, a data: URL or the bytes instead"
             )
     return _open_file(value, access, max_bytes, where)
+
+
+def _is_base64(value: str, access: Access) -> bool:
+    """Whether a string is an image in base64, and no file's name. It is judged by its head."""
+    if len(value) < MIN_BASE64_CHARS or not value.startswith(_BASE64_HEADS):
+        return False
+    is_name = access.local_files and len(value) <= MAX_PATH_CHARS and "\0" not in value
+    return not (is_name and ((access.base_folder or Path()) / value).is_file())
 
 
 def decode_base64(text: str, max_bytes: int, where: str) -> bytes:

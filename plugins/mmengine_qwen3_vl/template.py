@@ -8,36 +8,41 @@ looks like a special token, however it was put together, came from a message and
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from mmengine.checkpoint.files import read_json
 from mmengine.errors import InvalidRequest, ModelError
-from mmengine_qwen3_vl.tokens import QwenTokenizer
+from mmengine_qwen3_vl.tokens import QwenTokenizer, check_text
 
 MAX_RENDERED_CHARS = 2**24
 MAX_TEMPLATE_BYTES = 2**20
 _FIRST_MARK = 0xDC00
 _MAX_MARKS = 0x400
 _CUT = "\ud800"  # where continue_final_message ends the text: a high surrogate, no mark
+_NO_VARIABLES: Mapping[str, Any] = MappingProxyType({})
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 class ChatTemplate:
     """Compiled once; `render` is thread-safe."""
 
-    def __init__(self, folder: Path, tokenizer: QwenTokenizer) -> None:
-        self.source = _find_source(folder)
-        names = _named_tokens(folder)
+    def __init__(self, source: str, names: Mapping[str, str], tokenizer: QwenTokenizer, origin: str) -> None:
+        """`names`: the special tokens that are variables, as eos_token. `origin`: in errors, where the source
+        is from."""
+        self.source, self._names, self._tokenizer = source, names, tokenizer
         written = [token for token in tokenizer.special if token in self.source or token in names.values()]
         if len(written) > _MAX_MARKS:
-            raise ModelError(f"the chat template in {folder} names {len(written)} special tokens, too many")
+            raise ModelError(f"the chat template {origin} names {len(written)} special tokens, too many")
         written.sort(key=len, reverse=True)  # so that a token which contains another is replaced first
         self._marks = {token: chr(_FIRST_MARK + i) for i, token in enumerate(written)}
         self._tokens = {mark: token for token, mark in self._marks.items()}
@@ -47,21 +52,48 @@ class ChatTemplate:
         for token, mark in self._marks.items():
             marked = marked.replace(token, mark)
         self._variables = {name: self._marks.get(token, token) for name, token in names.items()}
+        environment = _environment()
         try:
-            self._template = _environment().from_string(marked)
-        except jinja2.TemplateError as error:
-            raise ModelError(f"the chat template in {folder} does not compile: {error}") from None
-        self._check(folder, tokenizer)
+            self._template = environment.from_string(marked)
+            self.variables = frozenset(jinja2.meta.find_undeclared_variables(environment.parse(marked)))
+        except (jinja2.TemplateError, RecursionError) as error:
+            raise ModelError(f"the chat template {origin} does not compile: {str(error)[:300]}") from None
+
+    @classmethod
+    def of_folder(cls, folder: Path, tokenizer: QwenTokenizer) -> "ChatTemplate":
+        origin = f"in {folder}"
+        template = cls(_find_source(folder), _named_tokens(folder), tokenizer, origin)
+        template._check(origin)
+        return template
+
+    def with_source(self, source: str) -> "ChatTemplate":
+        """Another template for the same tokens. Raises InvalidRequest."""
+        if len(source) > MAX_TEMPLATE_BYTES:
+            raise InvalidRequest(f"chat_template is longer than {MAX_TEMPLATE_BYTES} characters")
+        check_text(source, "chat_template")
+        origin = "that was given"
+        try:
+            template = ChatTemplate(source, self._names, self._tokenizer, origin)
+            with suppress(InvalidRequest):  # it may want other messages than the probe
+                template._check(origin)
+        except ModelError as error:
+            raise InvalidRequest(str(error)) from None
+        return template
 
     def render(
-        self, messages: list[dict[str, Any]], *, add_generation_prompt: bool, continue_final_message: bool
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+        variables: Mapping[str, Any] = _NO_VARIABLES,
     ) -> str:
-        """The prompt with marks in place of special tokens. Messages are plain, checked data."""
+        """The prompt with marks in place of special tokens. Messages and variables: plain, checked data."""
         if continue_final_message:
             messages = _with_cut(messages)
         parts, length = [], 0
         try:
-            for part in self._stream(messages, add_generation_prompt):
+            for part in self._stream(messages, add_generation_prompt, variables):
                 parts.append(part)
                 length += len(part)
                 if length > MAX_RENDERED_CHARS:
@@ -81,14 +113,12 @@ class ChatTemplate:
         rendered = "".join(parts)
         return _cut(rendered) if continue_final_message else rendered
 
-    def _stream(self, messages: list[dict[str, Any]], add_generation_prompt: bool) -> Iterator[str]:
-        return self._template.generate(
-            messages=messages,
-            tools=None,
-            documents=None,
-            add_generation_prompt=add_generation_prompt,
-            **self._variables,
-        )
+    def _stream(
+        self, messages: list[dict[str, Any]], add_generation_prompt: bool, variables: Mapping[str, Any]
+    ) -> Iterator[str]:
+        given = {"tools": None, "documents": None, **self._variables, **variables}
+        given |= {"messages": messages, "add_generation_prompt": add_generation_prompt}
+        return self._template.generate(given)
 
     def readable(self, rendered: str) -> str:
         """Marks turned back into the special tokens they stand for."""
@@ -99,7 +129,7 @@ class ChatTemplate:
         pieces = self._mark_pattern.split(rendered)
         return [self._ids[piece] if i % 2 else piece for i, piece in enumerate(pieces) if piece]
 
-    def _check(self, folder: Path, tokenizer: QwenTokenizer) -> None:
+    def _check(self, origin: str) -> None:
         """A template that builds special tokens from pieces would silently lose them: refuse it."""
         probe = [
             {
@@ -110,9 +140,9 @@ class ChatTemplate:
             {"role": "user", "content": [{"type": "text", "text": "c"}]},
         ]
         rendered = self.render(probe, add_generation_prompt=True, continue_final_message=False)
-        if self.split(rendered) != tokenizer.split(self.readable(rendered)):
+        if self.split(rendered) != self._tokenizer.split(self.readable(rendered)):
             raise ModelError(
-                f"the chat template in {folder} builds special tokens from pieces, which is not supported"
+                f"the chat template {origin} builds special tokens from pieces, which is not supported"
             )
 
 

@@ -74,7 +74,8 @@ def _take(
     """`indices` says which frames of the original a clip that was sampled before holds."""
     fps = options.source_fps or clip.fps or DEFAULT_SOURCE_FPS
     sampled = options.sampled if options.sampled is not None else not settings.do_sample_frames
-    if indices is not None or (sampled and not isinstance(clip, VideoFile)):
+    is_file = isinstance(clip, VideoFile)
+    if indices is not None or (sampled and not (is_file and options.sampled is None)):
         wanted = np.arange(clip.num_frames)
         times = (wanted if indices is None else indices) / fps
     else:
@@ -134,12 +135,12 @@ def _target_size(
     if not options.resize:
         return options.unresized(size, patches.factor, where)
     num_frames = max(num_frames, patches.temporal_patch_size)  # a single frame is shown twice
-    low, high = settings.min_pixels, settings.max_pixels
-    if settings.cap_pixels_per_frame:
+    low, high = settings.min_pixels, options.total_pixels or settings.max_pixels
+    low = options.total_min_pixels or low
+    is_capped = options.cap_pixels_per_frame
+    if settings.cap_pixels_per_frame if is_capped is None else is_capped:
         cap = settings.max_video_tokens * patches.factor**2
         high = max(min(cap, high // num_frames), int(low * 1.05)) * num_frames
-    if options.total_pixels is not None:
-        high = options.total_pixels
     if options.max_pixels is not None:
         high = min(high, options.max_pixels * num_frames)
     if options.min_pixels is not None:

@@ -98,7 +98,7 @@ def rich(folder, tmp_path_factory):
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(folder / name, target)
     (target / "chat_template.json").write_text(json.dumps({"chat_template": RICH_TEMPLATE}))
-    return ChatTemplate(target, QwenTokenizer(target))
+    return ChatTemplate.of_folder(target, QwenTokenizer(target))
 
 
 @quick

@@ -40,6 +40,10 @@ class EchoProcessor:
     eos_token_ids = (EOS,)
     generation_defaults = {}
     fingerprint = "00"
+    template_variables = frozenset({"messages", "tools"})
+
+    def count_images(self, text):
+        return text.count("<image>")
 
     def prepare(self, messages, *, images=(), videos=(), base_folder=None, **options):
         if not messages:

@@ -54,7 +54,7 @@ def theirs(shown, rows, **options):
 @pytest.mark.parametrize("count", [1, 3])
 def test_records_equal_transformers(shown, full_text, count):
     how = {"return_tensors": True} if full_text is None else {"return_full_text": full_text}
-    many = {"num_return_sequences": count, "do_sample": True} if count > 1 else {}
+    many = {"generate_kwargs": {"num_return_sequences": count, "do_sample": True}} if count > 1 else {}
     with Engine(builder=builder()) as engine:
         pipe = Pipeline(model=engine)
         ours = pipe(text=shown, **how, **many)

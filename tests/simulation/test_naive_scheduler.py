@@ -71,7 +71,10 @@ def scenarios(draw):
     if not config["disable_chunked_mm_input"]:
         config["long_prefill_token_threshold"] = draw(st.sampled_from([0, 0, 5]))
     if draw(st.booleans()):
-        config |= {"num_spec_tokens": draw(st.integers(1, 3)), "spec_method": draw(st.sampled_from(["ngram", "eagle3"]))}
+        config |= {
+            "num_spec_tokens": draw(st.integers(1, 3)),
+            "spec_method": draw(st.sampled_from(["ngram", "eagle3"])),
+        }
     asked = [draw(requests(number)) for number in range(draw(st.integers(2, 9)))]
     events = []
     for raw in asked:

@@ -204,7 +204,15 @@ class _Redactor:
         self.report.requests += 1
         self.report.tokens += len(tokens)
         sampling = msgspec.structs.replace(
-            event.sampling, stop=(), stop_token_ids=(), logit_bias={}, seed=None, logprobs=None
+            event.sampling,
+            stop=(),
+            stop_token_ids=(),
+            logit_bias={},
+            seed=None,
+            logprobs=None,
+            suppress_tokens=(),
+            bad_words_ids=(),
+            sequence_bias=(),
         )
         return msgspec.structs.replace(
             event,

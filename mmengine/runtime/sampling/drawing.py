@@ -7,10 +7,10 @@ import numpy as np
 import torch
 
 from mmengine.runtime.device.upload import upload, upload_columns
-from mmengine.runtime.rows import MIN_P, TOP_K, TOP_P
+from mmengine.runtime.rows import MIN_P, TOP_K, TOP_P, TYPICAL
 from mmengine.runtime.sampling.drawing_cpu import UNSURE, draw_on_cpu
 from mmengine.runtime.sampling.drawing_gpu import draw_on_gpu
-from mmengine.runtime.sampling.filters import apply_temperature, keep_min_p, keep_top
+from mmengine.runtime.sampling.filters import apply_temperature, keep_min_p, keep_top, keep_typical
 from mmengine.runtime.sampling.gumbel import gumbel_noise
 from mmengine.runtime.sampling.row_select import on_rows, take
 from mmengine.runtime.sampling.sample_rows import SampleRows
@@ -22,6 +22,9 @@ def draw(
 ) -> torch.Tensor:
     """A token (int64 [r]) for each row of float32 logits [r, vocab_size], the rows of `batch`; each has a
     temperature. `options` [r] are theirs; `kernels`: gpu.sampling_kernels, where they can be used."""
+    is_typical = (options & TYPICAL) != 0
+    if is_typical.any():
+        return _draw_typical(logits, options, batch, kernels, is_typical)
     if kernels is not None:
         return draw_on_gpu(kernels, logits, options, batch.columns, batch.output_index)
     drawn = draw_on_cpu(logits, batch.columns, batch.output_index) if logits.device.type == "cpu" else None
@@ -32,6 +35,24 @@ def draw(
     if len(unsure):
         again = _draw_by_steps(take(logits, unsure), options[unsure], batch.take(unsure))
         token_ids[torch.from_numpy(unsure)] = again
+    return token_ids
+
+
+def _draw_typical(
+    logits: torch.Tensor,
+    options: np.ndarray,
+    batch: SampleRows,
+    kernels: ModuleType | None,
+    is_typical: np.ndarray,
+) -> torch.Tensor:
+    """As `draw`, where the rows `is_typical` (bool [r]) ask for a filter that no kernel has."""
+    token_ids = torch.empty(len(options), dtype=torch.int64, device=logits.device)
+    others, typical = np.flatnonzero(~is_typical), np.flatnonzero(is_typical)
+    if len(others):
+        drawn = draw(take(logits, others), options[others], batch.take(others), kernels)
+        token_ids[upload(others, logits.device)] = drawn
+    drawn = _draw_by_steps(take(logits, typical), options[typical], batch.take(typical))
+    token_ids[upload(typical, logits.device)] = drawn
     return token_ids
 
 
@@ -49,6 +70,10 @@ def _draw_by_steps(logits: torch.Tensor, options: np.ndarray, batch: SampleRows)
     if len(selected):
         min_p = upload_columns(columns["min_p"][selected], device=device)[0]
         logits = on_rows(logits, selected, lambda some: keep_min_p(some, min_p))
+    selected = np.flatnonzero(options & TYPICAL)
+    if len(selected):
+        typical_p = upload_columns(columns["typical_p"][selected], device=device)[0]
+        logits = on_rows(logits, selected, lambda some: keep_typical(some, typical_p))
     noise = gumbel_noise(
         columns["seed"], columns["sample_index"], batch.output_index, logits.shape[1], device
     )

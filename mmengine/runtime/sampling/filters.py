@@ -1,4 +1,4 @@
-"""Filters of a distribution: temperature, then top-k, top-p, min-p, each on what the last one left.
+"""Filters of a distribution: temperature, then top-k, top-p, min-p, typical-p, each on what the last left.
 
 All take and give float32 logits [r, vocab_size] and per-row parameters [r, 1]; a token that is
 filtered out gets -inf. Tokens with equal logits share their fate, so a filter may keep more than k
@@ -7,7 +7,8 @@ tokens or more than p of mass: the result never depends on the order of a sort.
 
 import torch
 
-NEVER = float("-inf")
+from mmengine.runtime.rows import NEVER
+
 # A smaller temperature is greedy to the last bit of a logit; the bound keeps 0 / T finite.
 MIN_TEMPERATURE = 1e-10
 
@@ -43,3 +44,16 @@ def top_bound(logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, la
 def keep_min_p(logits: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
     """Keep tokens at least `min_p` times as likely as the most likely one."""
     return logits.masked_fill(logits < logits.amax(-1, keepdim=True) + min_p.log(), NEVER)
+
+
+def keep_typical(logits: torch.Tensor, typical_p: torch.Tensor) -> torch.Tensor:
+    """Keep the tokens whose information is nearest to the entropy, the fewest that reach mass `typical_p`
+    (Meister et al., Locally Typical Sampling, 2023)."""
+    logprobs = logits.log_softmax(dim=-1)
+    likelihoods = logprobs.exp()
+    entropy = -(logprobs * likelihoods).nansum(-1, keepdim=True)
+    distance = (-logprobs - entropy).abs()
+    nearest, order = distance.sort(dim=-1, stable=True)
+    mass = likelihoods.gather(-1, order).cumsum(-1)
+    last = (mass < typical_p).sum(-1, keepdim=True).clamp(max=logits.shape[1] - 1)
+    return logits.masked_fill(distance > nearest.gather(-1, last), NEVER)

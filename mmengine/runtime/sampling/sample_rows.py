@@ -4,7 +4,7 @@ import msgspec
 import numpy as np
 
 from mmengine.ragged import NO_PLACE, counting
-from mmengine.runtime.rows import PENALTIES, RowColumns
+from mmengine.runtime.rows import HISTORY, PENALTIES, RowColumns
 from mmengine.runtime.sampling.penalties import Drafted
 from mmengine.runtime.sampling.runs import Runs
 
@@ -12,7 +12,8 @@ from mmengine.runtime.sampling.runs import Runs
 class SampleRows(msgspec.Struct, frozen=True, eq=False):
     """s row numbers, their columns (rows.COLUMNS), their output indices from 0, and all bits of their
     `options` together. With drafts, `in_runs`, a row samples at several positions, and stands here as often;
-    `drafted` says what stands before those of rows with penalties."""
+    `drafted` says what stands before those of rows with penalties, and `follows` (int32 [s]), where rows have
+    rules about the tokens before, which draft stands behind each."""
 
     rows: np.ndarray
     columns: np.ndarray
@@ -20,6 +21,7 @@ class SampleRows(msgspec.Struct, frozen=True, eq=False):
     wanted: int
     in_runs: bool = False
     drafted: Drafted | None = None
+    follows: np.ndarray | None = None
 
     @classmethod
     def of(
@@ -29,9 +31,11 @@ class SampleRows(msgspec.Struct, frozen=True, eq=False):
         records = columns.of(rows)
         wanted = int(np.bitwise_or.reduce(records["options"]))
         drafted = None
+        follows = runs.follows if runs is not None and wanted & HISTORY else None
         if runs is not None and wanted & PENALTIES:
             drafted = _drafted(runs, rows, np.flatnonzero(records["options"] & PENALTIES))
-        return cls(rows, records, num_known - records["num_prompt"], wanted, runs is not None, drafted)
+        output_index = num_known - records["num_prompt"]
+        return cls(rows, records, output_index, wanted, runs is not None, drafted, follows)
 
     def take(self, selected: np.ndarray) -> "SampleRows":
         """Those `selected`, ascending."""
@@ -48,6 +52,7 @@ class SampleRows(msgspec.Struct, frozen=True, eq=False):
             self.wanted,
             self.in_runs,
             drafted,
+            None if self.follows is None else self.follows[selected],
         )
 
 

@@ -4,10 +4,10 @@ Order of operations for a row, each only where it is asked for:
 
     1. logprobs are those of the model's own distribution, before anything below;
        tokens that the row's grammar does not allow are excluded;
-    2. logit bias; repetition, then frequency and presence penalty; before min_tokens, end-of-sequence
-       and stop tokens are excluded;
+    2. logit bias and what is excluded always; rules about the tokens before; repetition, then frequency and
+       presence penalty; before min_tokens, end-of-sequence and stop tokens are excluded;
     3. temperature 0: the most likely token, of equals the lowest id;
-    4. else temperature, top-k, top-p, min-p, then Gumbel noise, and the largest sum;
+    4. else temperature, top-k, top-p, min-p, typical-p, then Gumbel noise, and the largest sum;
     5. in a row whose text is to be completed within its budget: what completes it, where that token would
        lead too far (`close`).
 
@@ -26,6 +26,7 @@ from mmengine.gpu.sampling import compile_all, sampling_kernels
 from mmengine.runtime.device.upload import upload, upload_columns
 from mmengine.runtime.rows import (
     BIAS,
+    HISTORY,
     LOGPROBS,
     MIN_TOKENS,
     PENALTIES,
@@ -35,6 +36,7 @@ from mmengine.runtime.rows import (
 )
 from mmengine.runtime.sampling.drawing import draw
 from mmengine.runtime.sampling.filters import NEVER
+from mmengine.runtime.sampling.history import TokenHistory
 from mmengine.runtime.sampling.masking import keep_allowed
 from mmengine.runtime.sampling.penalties import TokenCounts
 from mmengine.runtime.sampling.row_select import on_rows, take
@@ -42,7 +44,8 @@ from mmengine.runtime.sampling.sample_rows import SampleRows
 from mmengine.runtime.sampling.topk import topk_tokens, topk_tokens_of
 from mmengine.structured_output.rows import Closing, Masks
 
-ADJUSTED = BIAS | PENALTIES | MIN_TOKENS
+ADJUSTED = BIAS | HISTORY | PENALTIES | MIN_TOKENS
+COUNTED = HISTORY | PENALTIES
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,7 @@ class Sampler:
     def __init__(self, rows: RowColumns, max_rows: int, vocab_size: int, device: torch.device) -> None:
         self._rows, self._vocab_size, self.device = rows, vocab_size, device
         self._counts = TokenCounts(max_rows, vocab_size, device)
+        self._history = TokenHistory(max_rows, device)
         self._kernels = sampling_kernels(device)
         if self._kernels is not None:
             compile_all(self._kernels, vocab_size, device)
@@ -94,6 +98,7 @@ class Sampler:
     def admit(self, admission: Admission) -> None:
         """Take over a row, after RowColumns.admit."""
         self._counts.admit(admission, self._rows)
+        self._history.admit(admission, self._rows)
 
     def sample(self, logits: torch.Tensor, batch: SampleRows, masks: Masks | None = None) -> Sampled:
         """float32 logits [s, vocab_size], one row each of `batch`. Does not wait for the device."""
@@ -139,7 +144,7 @@ class Sampler:
         """The tokens are said."""
         token_ids = chosen.token_ids
         _refuse_broken(token_ids, chosen.largest)
-        if batch.wanted & PENALTIES and not batch.in_runs:
+        if batch.wanted & COUNTED and not batch.in_runs:
             self.count(batch, token_ids)
         options = batch.columns["options"]
         wants_logprobs = batch.wanted & LOGPROBS
@@ -150,8 +155,11 @@ class Sampler:
     def count(self, batch: SampleRows, token_ids: torch.Tensor) -> None:
         """The rows said `token_ids` [s]. `sample` sees to it itself where `batch` is not in runs; in runs
         only who reads the tokens knows which of them are said."""
-        selected = np.flatnonzero(batch.columns["options"] & PENALTIES)
-        self._counts.count(batch.rows[selected], take(token_ids, selected))
+        options = batch.columns["options"]
+        if len(selected := np.flatnonzero(options & PENALTIES)):
+            self._counts.count(batch.rows[selected], take(token_ids, selected))
+        if len(selected := np.flatnonzero(options & HISTORY)):
+            self._history.count(batch, selected, take(token_ids, selected))
 
     def _mask(
         self,
@@ -229,6 +237,9 @@ class Sampler:
             added = upload(np.concatenate([values for _, values in pairs]), self.device)
             index = _scatter_index(selected, [ids for ids, _ in pairs], self.device)
             logits.index_put_(index, added, accumulate=True)
+        selected = np.flatnonzero(options & HISTORY)
+        if len(selected):
+            self._history.apply(logits, batch, selected)
         selected = np.flatnonzero(options & PENALTIES)
         if len(selected):
             columns, rows = batch.columns[selected], batch.rows[selected]

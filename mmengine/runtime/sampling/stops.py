@@ -42,8 +42,8 @@ def find_stops(
 ) -> tuple[tuple[int, str], ...]:
     """(index, kind) for every sampling row that its token (int32 [s], negative: none) ends.
 
-    A row stops at nothing before min_tokens tokens have been given. End of sequence comes before a
-    stop token, a stop token before a stop string.
+    A row stops at nothing before min_tokens tokens have been given, at a stop string before
+    min_stop_tokens. End of sequence comes before a stop token, a stop token before a stop string.
     """
     options, wanted = batch.columns["options"], batch.wanted
     at_eos = columns.is_eos(token_ids)
@@ -60,6 +60,6 @@ def find_stops(
         watched = np.flatnonzero(((options & STOP_STRINGS) != 0) & (token_ids >= 0))
         watched = watched[[index not in kinds for index in watched.tolist()]]
         for found in watcher.feed(batch.rows[watched], token_ids[watched]) if len(watched) else ():
-            if may_stop[watched[found]]:
+            if batch.output_index[watched[found]] >= batch.columns["min_stop_tokens"][watched[found]]:
                 kinds[int(watched[found])] = STRING
     return tuple(sorted(kinds.items()))

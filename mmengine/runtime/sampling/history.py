@@ -1,0 +1,163 @@
+"""Rules about the tokens before: n-grams that are not to be repeated, and sequences whose last token is made
+more or less likely, or excluded, where the others stand before it."""
+
+import numpy as np
+import torch
+
+from mmengine.core.executor import Admission
+from mmengine.ragged import NO_PLACE
+from mmengine.runtime.device.upload import upload
+from mmengine.runtime.rows import HISTORY, RowColumns, sequences_of
+from mmengine.runtime.sampling.filters import NEVER
+from mmengine.runtime.sampling.sample_rows import SampleRows
+
+_ANY = -1  # a place of a sequence that is longer than this one
+_NOTHING = -2  # before the first token
+
+
+class TokenHistory:
+    """For the rows with such rules: the tokens of prompt and answer, and the sequences, on the device.
+
+    Memory for each such row at the same time is 4 bytes for a token of the longest of them, and 4 * c * k for
+    c sequences of k tokens where the row with the most and the longest has so many.
+    """
+
+    def __init__(self, max_rows: int, device: torch.device) -> None:
+        self._device = device
+        self._place = np.full(max_rows, NO_PLACE, np.int64)
+        self._free: list[int] = []
+        self._tokens = torch.zeros(0, 0, dtype=torch.int64, device=device)
+        # Of a sequence: what stands before its last token, to the right; that token; what is added; its size.
+        self._before = torch.zeros(0, 0, 0, dtype=torch.int64, device=device)
+        self._last = torch.zeros(0, 0, dtype=torch.int64, device=device)
+        self._added = torch.zeros(0, 0, dtype=torch.float32, device=device)
+        self._length = torch.zeros(0, 0, dtype=torch.int64, device=device)
+
+    def admit(self, admission: Admission, rows: RowColumns) -> None:
+        """Start from all tokens known so far; without such rules the row only gives its place back."""
+        row = admission.row
+        if not rows.columns["options"][row] & HISTORY:
+            if self._place[row] != NO_PLACE:
+                self._free.append(int(self._place[row]))
+                self._place[row] = NO_PLACE
+            return
+        if self._place[row] == NO_PLACE:
+            if not self._free:
+                places = len(self._tokens)
+                self._grow(places=max(4, 2 * places))
+                self._free.extend(range(len(self._tokens) - 1, places - 1, -1))
+            self._place[row] = self._free.pop()
+        known = upload(admission.token_ids.astype(np.int64), self._device)
+        self._grow(width=len(known))
+        self._tokens[self._place[row], : len(known)] = known
+        found = [each for each in sequences_of(admission.request.sampling) if each[0][-1] < rows.vocab_size]
+        self._admit_sequences(int(self._place[row]), found)
+
+    def _admit_sequences(self, place: int, found: list[tuple[tuple[int, ...], float]]) -> None:
+        self._length[place] = 0
+        if not found:
+            return
+        longest = max(len(sequence) for sequence, _ in found)
+        self._grow(count=len(found), longest=longest - 1)
+        before = np.full((len(found), self._before.shape[2]), _ANY, np.int64)
+        for index, (sequence, _) in enumerate(found):
+            before[index, before.shape[1] + 1 - len(sequence) :] = sequence[:-1]
+        self._before[place, : len(found)] = upload(before, self._device)
+        numbers = np.array([(sequence[-1], len(sequence)) for sequence, _ in found], np.int64).T
+        self._last[place, : len(found)], self._length[place, : len(found)] = upload(numbers, self._device)
+        added = np.array([value for _, value in found], np.float32)
+        self._added[place, : len(found)] = upload(added, self._device)
+
+    def count(self, batch: SampleRows, selected: np.ndarray, token_ids: torch.Tensor) -> None:
+        """The rows at `selected` of the batch said `token_ids` (int64 [r]; a negative one is none)."""
+        index = self._known(batch, selected)
+        self._grow(width=int(index.max()) + 1)
+        places, index = upload(np.stack((self._place[batch.rows[selected]], index)), self._device)
+        self._tokens[places, index] = token_ids.clamp(min=0)
+
+    def apply(self, logits: torch.Tensor, batch: SampleRows, selected: np.ndarray) -> None:
+        """Change rows `selected` [r] of float32 logits [n, vocab_size], in place. For what samples behind
+        them, drafts stand for tokens that were said."""
+        known = self._known(batch, selected)
+        self._grow(width=int(known.max()) + 1)
+        rows = self._place[batch.rows[selected]]
+        ngrams = batch.columns["no_repeat_ngram_size"][selected].astype(np.int64)
+        positions, places, lengths, sizes = upload(np.stack((selected, rows, known, ngrams)), self._device)
+        if batch.follows is not None:
+            self._write_drafts(batch.follows[selected], rows, known)
+        tokens = self._tokens[places, : int(known.max())]
+        if self._last.shape[1]:
+            self._add(logits, positions, places, self._tail(tokens, lengths, self._before.shape[2]), lengths)
+        if ngrams.any():
+            banned = _repeats(tokens, lengths, sizes, int(ngrams.max()), logits.shape[1])
+            logits[positions] = logits[positions].masked_fill_(banned, NEVER)
+
+    def _known(self, batch: SampleRows, selected: np.ndarray) -> np.ndarray:
+        return (batch.columns["num_prompt"][selected] + batch.output_index[selected]).astype(np.int64)
+
+    def _write_drafts(self, follows: np.ndarray, places: np.ndarray, known: np.ndarray) -> None:
+        """What is said in place of a draft is written over it."""
+        is_draft = follows >= 0
+        if is_draft.any():
+            columns = np.stack((places[is_draft], known[is_draft], follows[is_draft].astype(np.int64)))
+            place, index, token = upload(columns, self._device)
+            self._tokens[place, index] = token
+
+    def _tail(self, tokens: torch.Tensor, lengths: torch.Tensor, width: int) -> torch.Tensor:
+        """The last `width` tokens of each row [r, width], to the right."""
+        index = lengths[:, None] - torch.arange(width, 0, -1, device=self._device)
+        return tokens.gather(1, index.clamp(min=0)).masked_fill_(index < 0, _NOTHING)
+
+    def _add(
+        self,
+        logits: torch.Tensor,
+        positions: torch.Tensor,
+        places: torch.Tensor,
+        tail: torch.Tensor,
+        lengths: torch.Tensor,
+    ) -> None:
+        before, size = self._before[places], self._length[places]
+        matches = ((before == tail[:, None]) | (before == _ANY)).all(-1)
+        matches &= (size > 0) & (size <= lengths[:, None])
+        added = torch.where(matches, self._added[places], 0.0)
+        index = positions[:, None].expand_as(added)
+        logits.index_put_((index, self._last[places]), added, accumulate=True)
+
+    def _grow(self, *, places: int = 0, width: int = 0, count: int = 0, longest: int = 0) -> None:
+        """Make room for so many rows, tokens of a row, sequences of a row, and tokens before the last one."""
+        held, room = self._tokens.shape
+        places, width = max(places, held), room if width <= room else max(width, 2 * room, 64)
+        if (places, width) != (held, room):
+            self._tokens = _padded(self._tokens, (places, width))
+        held, sequences, tokens = self._before.shape
+        count, longest = max(count, sequences), max(longest, tokens)
+        if (places, count, longest) == (held, sequences, tokens):
+            return
+        before = self._before.new_full((places, count, longest), _ANY)
+        before[:held, :sequences, longest - tokens :] = self._before
+        self._before = before
+        self._last, self._added, self._length = (
+            _padded(each, (places, count)) for each in (self._last, self._added, self._length)
+        )
+
+
+def _padded(tensor: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
+    larger = tensor.new_zeros(shape)
+    larger[: tensor.shape[0], : tensor.shape[1]] = tensor
+    return larger
+
+
+def _repeats(
+    tokens: torch.Tensor, lengths: torch.Tensor, sizes: torch.Tensor, largest: int, vocab_size: int
+) -> torch.Tensor:
+    """bool [r, vocab_size]: what would complete an n-gram of `sizes` [r] tokens (0: none is looked for) that
+    stands among the first `lengths` [r] of `tokens` [r, t] already."""
+    place = torch.arange(tokens.shape[1], device=tokens.device)
+    ends = (place >= sizes[:, None] - 1) & (place < lengths[:, None]) & (sizes > 0)[:, None]
+    for back in range(1, min(largest, tokens.shape[1] + 1)):
+        said = tokens.gather(1, (lengths - back).clamp(min=0)[:, None])
+        same = torch.zeros_like(ends)
+        same[:, back:] = tokens[:, : tokens.shape[1] - back] == said
+        ends &= same | (sizes <= back)[:, None]
+    found = torch.zeros(len(tokens), vocab_size, device=tokens.device)
+    return found.scatter_add_(1, tokens, ends.float()) > 0
