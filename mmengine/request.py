@@ -1,6 +1,7 @@
 """What a user asks for: prompt tokens, media, and how to sample."""
 
 from dataclasses import dataclass
+from itertools import chain
 
 import msgspec
 import numpy as np

@@ -31,8 +31,8 @@ from mmengine.processing.messages import (
 )
 
 MAX_FILES = 64  # descriptors
-# A quarter of a core where the model wants all of them. At 19, a fiftieth, pictures take seconds; at 0 the gap
-# between tokens of others is no smaller, for it is theirs who read long prompts.
+# A quarter of a core where the model wants all of them. At 19, a fiftieth, pictures take seconds; at 0 the
+# gap between tokens of others is no smaller, for it is theirs who read long prompts.
 NICENESS = 5
 MAX_ERROR_CHARS = 2000
 

@@ -1,5 +1,5 @@
-"""The scheduler, said a second time: from docs/policies.md, docs/simulation.md and the rules of scheduling, in
-plain lists, one request after the other. It runs a whole scenario by itself and writes the same records.
+"""The scheduler, said a second time: from docs/policies.md, docs/simulation.md and the rules of scheduling,
+in plain lists, one request after the other. It runs a whole scenario by itself and writes the same records.
 
 A policy is `rank(request)`, `victim(running)` and whether prompts go first.
 """
@@ -187,7 +187,7 @@ class NaiveScheduler:
             self.record["enc"].setdefault(who.name, []).append(index)
 
     def admit(self):
-        """By rank: who waits for a grammar or an encoder output is passed over, who waits for blocks is not."""
+        """By rank: who waits for a grammar or for the encoder is passed over, who waits for blocks is not."""
         for who in list(self.waiting):
             if self.left <= 0 or len(self.running) == self.config.max_num_seqs:
                 return
