@@ -12,12 +12,12 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 256
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
-MAX_BIAS = 100
+MAX_BIAS = 100  # of logit_bias and sequence_bias, either way
 MAX_CHOICES = 64  # answers to one prompt, n
-MAX_SUPPRESSED = 1024
-MAX_SEQUENCES = 256
-MAX_SEQUENCE_TOKENS = 16
-MAX_NGRAM = 64
+MAX_SUPPRESSED = 1024  # tokens in suppress_tokens
+MAX_SEQUENCES = 256  # in bad_words_ids and sequence_bias together
+MAX_SEQUENCE_TOKENS = 16  # of one of these sequences
+MAX_NGRAM = 64  # of no_repeat_ngram_size
 MAX_SEED = 2**63 - 1
 CLOSES = ',"on_truncation":"close"}'  # how the text of a form ends that says so
 

@@ -12,7 +12,7 @@ from mmengine.processing.process import DecoderLost, DecoderProcess
 
 _POLL_S = 0.05  # how soon one that waits for a process hears that its request was given up
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 10.0  # before another start, when processes do not start
-NO_LIMIT_S = 10**6
+NO_LIMIT_S = 10**6  # in place of no limit, for a wait
 
 
 class Decoders:

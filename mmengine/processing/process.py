@@ -27,7 +27,7 @@ from mmengine.processing.messages import (
     read_answer,
 )
 
-START_LIMIT_S = 60.0
+START_LIMIT_S = 60.0  # for a worker process to start
 # What a worker sees of this process's environment: what Python and its libraries are found by.
 _ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONHOME", "TMPDIR", "TZ")
 

@@ -34,7 +34,7 @@ MAX_FILES = 64  # descriptors
 # A quarter of a core where the model wants all of them. At 19, a fiftieth, pictures take seconds; at 0 the
 # gap between tokens of others is no smaller, for it is theirs who read long prompts.
 NICENESS = 5
-MAX_ERROR_CHARS = 2000
+MAX_ERROR_CHARS = 2000  # of a decoder's error; the rest is left out
 
 
 def main(descriptor: int) -> None:

@@ -68,7 +68,7 @@ def test_policies_are_made_as_shown(folder, monkeypatch):
     steps = [{each["step"]: each["sched"] for each in map(json.loads, text)} for text in lines]
     document = (ROOT / "docs" / "policies.md").read_text()
     rows = re.findall(r"^\| (\d+) \| ([^|]+) \| ([^|]+) \|", document, re.M)
-    assert len(rows) == 4
+    assert len(rows) == 5
     for step, *shown in rows:
         for made, text in zip(steps, shown, strict=True):
             assert dict(made[int(step)]) == {name: int(n) for name, n in re.findall(r"(\w+) (\d+)", text)}
