@@ -93,6 +93,7 @@ class Engine:
         media_cache = getattr(self.processor, "media_cache", None)
         if media_cache is not None:
             media_cache.max_bytes = self.config.media_cache_bytes
+        self.processor.max_prompt_tokens = self.config.max_model_len - 1
         self.metrics = Metrics(
             self._core.stats,
             lambda: self.readiness().ready,
