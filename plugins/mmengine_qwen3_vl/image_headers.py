@@ -22,7 +22,7 @@ MAX_EXTENSION_BLOCKS = 2**16
 MAX_SEGMENTS = 1024  # of a JPEG before its pixels
 MAX_STRAY_BYTES = 2**16  # between segments, where there should be none
 MAX_TABLE_BYTES = 2**17  # Huffman, quantization
-MAX_PHOTOSHOP_BYTES = 2**21
+MAX_PHOTOSHOP_BYTES = 2**20
 MAX_SCANS = 100
 MAX_SCAN_PIXELS = 2**30
 MAX_RIFF_CHUNKS = 1024
@@ -90,7 +90,7 @@ def _gif(data: bytes) -> None:
         extensions += blocks - first + 1 if kind != 0x2C else 0
         if blocks > MAX_BLOCKS or extensions > MAX_EXTENSION_BLOCKS:
             raise HeaderError(
-                f"has more than {MAX_BLOCKS} blocks or {MAX_EXTENSION_BLOCKS} beside its pixels; save it again"
+                f"has more than {MAX_BLOCKS} blocks or {MAX_EXTENSION_BLOCKS} beside pixels; save it again"
             )
 
 

@@ -7,6 +7,7 @@ animation is refused, because taking one frame of it in silence would answer abo
 
 import io
 import threading
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -42,6 +43,7 @@ _UNKNOWN = "is no image that can be read; PNG, JPEG, WebP, GIF, BMP and TIFF are
 _DAMAGED = "is damaged or cut short: its pixels cannot be decoded"
 _SHARED = threading.Lock()  # a PIL image reads its file and EXIF late, and many requests may share one
 _ANIMATED = ("GIF", "WEBP", "PNG")  # an MPO holds further views of the same photo, not an animation
+_BAND_PIXELS = 2**20
 _SIXTEEN_BITS = ("I", "I;16", "I;16B", "I;16L", "I;16N")
 
 
@@ -120,17 +122,37 @@ def _check_size(image: Image.Image, where: str) -> None:
 
 def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode in _SIXTEEN_BITS:
-        values = np.asarray(image).astype(np.int64)
-        top = 65535 if image.mode != "I" or values.max() > 255 else 255
-        grey = np.rint(np.clip(values, 0, top) * (255 / top)).astype(np.uint8)
-        return Image.fromarray(grey).convert("RGB")
+        return _scaled_grey(np.asarray(image), image.mode == "I").convert("RGB")
     if image.mode == "F":
         return Image.fromarray(array_to_rgb(np.asarray(image), "a floating-point image"))
     if "A" in image.getbands() or "a" in image.getbands() or image.info.get("transparency") is not None:
-        image = image.convert("RGBA")
-        white = Image.new("RGBA", image.size, (255, 255, 255, 255))
-        image = Image.alpha_composite(white, image)
+        return _on_white(image)
     return image.convert("RGB")
+
+
+def _scaled_grey(values: np.ndarray, is_wide: bool) -> Image.Image:
+    """[h, w] of 0 to 65535 to 8 bits; `is_wide`: of 32 bits, which may also hold no more than 0 to 255."""
+    top = 255 if is_wide and values.max() <= 255 else 65535
+    table = np.rint(np.arange(top + 1) * (255 / top)).astype(np.uint8)
+    grey = np.empty(values.shape, np.uint8)
+    for first, last in _bands(*values.shape):
+        grey[first:last] = table[np.clip(values[first:last], 0, top)]
+    return Image.fromarray(grey)
+
+
+def _on_white(image: Image.Image) -> Image.Image:
+    laid = Image.new("RGB", image.size)
+    for first, last in _bands(image.height, image.width):
+        band = image.crop((0, first, image.width, last)).convert("RGBA")
+        white = Image.new("RGBA", band.size, (255, 255, 255, 255))
+        laid.paste(Image.alpha_composite(white, band).convert("RGB"), (0, first))
+    return laid
+
+
+def _bands(height: int, width: int) -> Iterator[tuple[int, int]]:
+    """(first, last + 1) of rows that are worked on at once: whole copies of a large picture add up."""
+    step = max(1, _BAND_PIXELS // width)
+    return ((first, min(first + step, height)) for first in range(0, height, step))
 
 
 def to_array(source: Any, where: str) -> np.ndarray:

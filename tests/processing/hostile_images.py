@@ -46,11 +46,6 @@ def tiff_pages(size):
     return bytes(pages) + b"\0" * 256
 
 
-def tiff_ring(size):
-    """A page that is followed by itself."""
-    return grey_tiff(following=8, more=b"\0" * size)
-
-
 def tiff_tags_share_data(size):
     """Thousands of tags, each of which is the whole file."""
     tags = [(30_000 + number, 7, size, 8) for number in range(4000)]
@@ -77,6 +72,31 @@ def tiff_exif_fractions(size):
     behind = 8 + 2 + 12 * 10 + 4
     inner = struct.pack("<H", 1) + struct.pack("<HHIII", 40_000, 5, size // 8, behind, 0)
     return grey_tiff((34665, 4, 1, behind), more=inner + b"\1\0\0\0" * (size // 4))
+
+
+def tiff_shared_tags(size):
+    """Some tags, each of which is the whole file."""
+    return grey_tiff(*((30_000 + number, 7, size, 8) for number in range(100)), more=b"\0" * size)
+
+
+def tiff_shared_strips(size):
+    """Strips that all are the whole file, in an order of bits that wants a copy of each."""
+    count, behind = 4096, 8 + 2 + 12 * 10 + 4
+    offsets, counts = struct.pack("<I", 8) * count, struct.pack("<I", size) * count
+    return grey_tiff(
+        (259, 3, 1, 32773),
+        (266, 3, 1, 2),
+        (273, 4, count, behind),
+        (278, 4, 1, 1),
+        (279, 4, count, behind + len(offsets)),
+        height=count,
+        more=offsets + counts + b"\0" * size,
+    )
+
+
+def tiff_directories(size):
+    """A directory of camera data that names itself as that of the place, again and again."""
+    return grey_tiff((34665, 4, 1, 8), (34853, 4, 1, 8), more=b"\0" * size)
 
 
 def gif_frames(size):
@@ -210,6 +230,22 @@ def webp_frames(size):
     last = data[data.rfind(b"ANMF") :]
     body = data[12:] + last * (size // len(last))
     return b"RIFF" + struct.pack("<I", 4 + len(body)) + b"WEBP" + body
+
+
+def webp_canvas(size):
+    """A canvas of 256 million pixels around a small picture."""
+    data = bytearray(encoded("WEBP", exif=exif_of(1, 8)))
+    assert data[12:16] == b"VP8X"
+    data[24:30] = b"\xff\x3f\0" * 2
+    return bytes(data)
+
+
+def bmp_lines(size):
+    """Lines of one pixel, which are filled up one by one."""
+    head = struct.pack("<IiiHHIIiiII", 40, 8000, 8000, 1, 8, 1, 0, 0, 0, 256, 0)
+    offset = 14 + len(head) + 1024
+    rows = b"\1\7\0\0" * 8000
+    return b"BM" + struct.pack("<IHHI", offset + len(rows), 0, 0, offset) + head + bytes(1024) + rows
 
 
 def bmp_runs(size):
