@@ -67,6 +67,7 @@ class Processor(Protocol):
     eos_token_ids: tuple[int, ...]
     generation_defaults: dict[str, Any]  # what generation_config.json asks for
     fingerprint: str  # hex; changes when pixels or prompts would
+    max_prompt_tokens: int  # the engine sets it; what is certainly longer is refused before all of it is work
 
     @property
     def tokenizer(self) -> Tokenizer: ...

@@ -97,6 +97,7 @@ class Engine:
         media_cache = getattr(self.processor, "media_cache", None)
         if media_cache is not None:
             media_cache.max_bytes = self.config.media_cache_bytes
+        self.processor.max_prompt_tokens = self.config.max_model_len - 1
         self.decoders = decoders_of(self.processor, self.config, untrusted)
         if (decoders := self.decoders) is not None:
             self.processor.media_decoder = decoders

@@ -38,10 +38,10 @@ def _decode(loader: MediaLoader, media: EncodedMedia) -> DecodedMedia:
     return loader.decode(MediaPart(media.modality, source, {}, media.where), media.options, Access())
 
 
-def check_length(length: int, most: int) -> None:
-    """Raises InvalidRequest for a prompt of more than `most` tokens."""
+def check_length(length: int, most: int, who: str = "the model") -> None:
+    """Raises InvalidRequest for a prompt of more than the `most` tokens that `who` takes."""
     if length > most:
         raise InvalidRequest(
-            f"the prompt has {length} tokens or more, the model takes at most {most}; "
+            f"the prompt has {length} tokens or more, {who} takes at most {most}; "
             "shorten it, or send fewer or smaller images"
         )

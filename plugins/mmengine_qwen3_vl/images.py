@@ -7,21 +7,43 @@ animation is refused, because taking one frame of it in silence would answer abo
 
 import io
 import threading
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import (
+    BmpImagePlugin,
+    ExifTags,
+    GifImagePlugin,
+    Image,
+    ImageOps,
+    JpegImagePlugin,
+    PngImagePlugin,
+    TiffImagePlugin,
+    WebPImagePlugin,
+)
 
 from mmengine.errors import InvalidMedia
+from mmengine_qwen3_vl.image_headers import MAX_DECODED_PIXELS, check_headers
 from mmengine_qwen3_vl.sources import MAX_IMAGE_BYTES, Access, is_source, read_source
+from mmengine_qwen3_vl.tiff_headers import HeaderError, check_exif
 
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
-MAX_DECODED_PIXELS = 64 * 2**20
+# Imported by name, so that Pillow never looks for the plugins of other formats.
+PLUGINS = (
+    PngImagePlugin,
+    JpegImagePlugin,
+    WebPImagePlugin,
+    GifImagePlugin,
+    BmpImagePlugin,
+    TiffImagePlugin,
+)
 _TOO_MANY_PIXELS = f"has more than {MAX_DECODED_PIXELS} pixels; send a smaller one"
+_UNKNOWN = "is no image that can be read; PNG, JPEG, WebP, GIF, BMP and TIFF are"
 _DAMAGED = "is damaged or cut short: its pixels cannot be decoded"
 _SHARED = threading.Lock()  # a PIL image reads its file and EXIF late, and many requests may share one
 _ANIMATED = ("GIF", "WEBP", "PNG")  # an MPO holds further views of the same photo, not an animation
+_BAND_PIXELS = 2**20
 _SIXTEEN_BITS = ("I", "I;16", "I;16B", "I;16L", "I;16N")
 
 
@@ -37,14 +59,17 @@ def load_rgb(source: Any, access: Access, where: str) -> Image.Image:
 
 def _decode(data: bytes, where: str) -> Image.Image:
     try:
-        image = Image.open(io.BytesIO(data), formats=FORMATS)
+        form = check_headers(data)
+    except HeaderError as error:
+        raise InvalidMedia(f"{where} {error}") from None
+    if form is None:
+        raise InvalidMedia(f"{where} {_UNKNOWN if data else 'is empty'}")
+    try:
+        image = Image.open(io.BytesIO(data), formats=(form,))
     except Image.DecompressionBombError:
         raise InvalidMedia(f"{where} {_TOO_MANY_PIXELS}") from None
     except Exception:  # Pillow's parsers raise nearly anything on bytes they cannot read
-        kind = (
-            "is empty" if not data else "is no image that can be read; PNG, JPEG, WebP, GIF, BMP and TIFF are"
-        )
-        raise InvalidMedia(f"{where} {kind}") from None
+        raise InvalidMedia(f"{where} {_UNKNOWN}") from None
     with image:
         _check_size(image, where)
         _check_single(image, where)
@@ -52,27 +77,39 @@ def _decode(data: bytes, where: str) -> Image.Image:
 
 
 def _check_single(image: Image.Image, where: str) -> None:
+    """Frames are never counted, which takes Pillow a walk over all of them: it is asked for a second one."""
     try:
-        frames = getattr(image, "n_frames", 1)
+        several = bool(getattr(image, "is_animated", False))
     except Exception:
         raise InvalidMedia(f"{where} {_DAMAGED}") from None
-    if frames > 1 and image.format in _ANIMATED:
-        raise InvalidMedia(f"{where} is an animation of {frames} frames; pass it as a video, or one frame")
-    if frames > 1 and image.format == "TIFF":
-        raise InvalidMedia(f"{where} is a TIFF of {frames} pages; pass each page as an image")
+    if several and image.format in _ANIMATED:
+        raise InvalidMedia(f"{where} is an animation; pass it as a video, or one frame")
+    if several and image.format == "TIFF":
+        raise InvalidMedia(f"{where} is a TIFF of several pages; pass each page as an image")
 
 
 def _converted(image: Image.Image, where: str) -> Image.Image:
     _check_size(image, where)
     try:
         image.load()
-        with suppress(Exception):  # broken EXIF data: the pixels are still good
-            image = ImageOps.exif_transpose(image)
-        return _to_rgb(image)
+        return _to_rgb(_upright(image))
     except InvalidMedia:
         raise
     except Exception:
         raise InvalidMedia(f"{where} {_DAMAGED}") from None
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    """Turned as its EXIF data say; as it is where these are broken, for the pixels are still good."""
+    with suppress(Exception):
+        exif, raw = image.info.get("exif"), image.info.get("Raw profile type exif")
+        if exif is None and isinstance(raw, str):  # as ImageMagick writes it into a PNG: lines of hex
+            exif = bytes.fromhex("".join(raw.split("\n")[3:]))
+        if isinstance(exif, bytes):
+            check_exif(exif)
+        if image.getexif().get(ExifTags.Base.Orientation, 1) != 1:
+            return ImageOps.exif_transpose(image)
+    return image
 
 
 def _check_size(image: Image.Image, where: str) -> None:
@@ -85,17 +122,37 @@ def _check_size(image: Image.Image, where: str) -> None:
 
 def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode in _SIXTEEN_BITS:
-        values = np.asarray(image).astype(np.int64)
-        top = 65535 if image.mode != "I" or values.max() > 255 else 255
-        grey = np.rint(np.clip(values, 0, top) * (255 / top)).astype(np.uint8)
-        return Image.fromarray(grey).convert("RGB")
+        return _scaled_grey(np.asarray(image), image.mode == "I").convert("RGB")
     if image.mode == "F":
         return Image.fromarray(array_to_rgb(np.asarray(image), "a floating-point image"))
     if "A" in image.getbands() or "a" in image.getbands() or image.info.get("transparency") is not None:
-        image = image.convert("RGBA")
-        white = Image.new("RGBA", image.size, (255, 255, 255, 255))
-        image = Image.alpha_composite(white, image)
+        return _on_white(image)
     return image.convert("RGB")
+
+
+def _scaled_grey(values: np.ndarray, is_wide: bool) -> Image.Image:
+    """[h, w] of 0 to 65535 to 8 bits; `is_wide`: of 32 bits, which may also hold no more than 0 to 255."""
+    top = 255 if is_wide and values.max() <= 255 else 65535
+    table = np.rint(np.arange(top + 1) * (255 / top)).astype(np.uint8)
+    grey = np.empty(values.shape, np.uint8)
+    for first, last in _bands(*values.shape):
+        grey[first:last] = table[np.clip(values[first:last], 0, top)]
+    return Image.fromarray(grey)
+
+
+def _on_white(image: Image.Image) -> Image.Image:
+    laid = Image.new("RGB", image.size)
+    for first, last in _bands(image.height, image.width):
+        band = image.crop((0, first, image.width, last)).convert("RGBA")
+        white = Image.new("RGBA", band.size, (255, 255, 255, 255))
+        laid.paste(Image.alpha_composite(white, band).convert("RGB"), (0, first))
+    return laid
+
+
+def _bands(height: int, width: int) -> Iterator[tuple[int, int]]:
+    """(first, last + 1) of rows that are worked on at once: whole copies of a large picture add up."""
+    step = max(1, _BAND_PIXELS // width)
+    return ((first, min(first + step, height)) for first in range(0, height, step))
 
 
 def to_array(source: Any, where: str) -> np.ndarray:

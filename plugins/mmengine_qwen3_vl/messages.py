@@ -15,9 +15,11 @@ from mmengine_qwen3_vl.tokens import check_text
 
 MAX_MESSAGES = 4096
 MAX_PARTS = 4096
+MAX_ALL_PARTS = 2**16  # of all messages together
 MAX_MEDIA = 1024
 MAX_TEXT_CHARS = 2**23
 MAX_DEPTH = 32
+_VALUE_CHARS = 8  # that a number or an entry counts for
 _KEYS = {
     "image": ("image", "image_url", "url", "path", "base64"),
     "video": ("video", "video_url", "url", "path", "base64"),
@@ -80,7 +82,7 @@ class _Reader:
     def __init__(self) -> None:
         self.media: list[MediaPart] = []
         self._counts = {"image": 0, "video": 0}
-        self._chars = 0
+        self._chars = self._parts = 0
 
     def message(self, index: int, message: Any) -> dict[str, Any]:
         where = f"message {index}"
@@ -112,6 +114,9 @@ class _Reader:
             )
         if len(content) > MAX_PARTS:
             raise InvalidRequest(f"{where} has {len(content)} parts; at most {MAX_PARTS} are taken")
+        self._parts += len(content)
+        if self._parts > MAX_ALL_PARTS:
+            raise InvalidRequest(f"the messages have more than {MAX_ALL_PARTS} parts together; join texts")
         return [self._part(part, f"{where}, part {i}") for i, part in enumerate(content)]
 
     def _part(self, part: Any, where: str) -> dict[str, Any]:
@@ -139,11 +144,14 @@ class _Reader:
     def _text(self, text: Any, where: str) -> str:
         if not isinstance(text, str):
             raise InvalidRequest(f"{where} has a key that is no string")
-        self._chars += len(text)
-        if self._chars > MAX_TEXT_CHARS:
-            raise InvalidRequest(f"the messages hold more than {MAX_TEXT_CHARS} characters of text")
+        self._count(len(text))
         check_text(text, where)
         return str(text)
+
+    def _count(self, chars: int) -> None:
+        self._chars += chars
+        if self._chars > MAX_TEXT_CHARS:
+            raise InvalidRequest(f"the messages hold more than {MAX_TEXT_CHARS} characters of text")
 
     def plain(self, value: Any, where: str, depth: int) -> Any:
         """Other fields (name, tool_calls, …): JSON data only, rebuilt."""
@@ -152,12 +160,13 @@ class _Reader:
         if isinstance(value, str):
             return self._text(value, where)
         if value is None or isinstance(value, (bool, int, float)):
-            self._chars += 8
+            self._count(_VALUE_CHARS)
             return value
         if isinstance(value, Mapping):
+            self._count(_VALUE_CHARS * len(value))
             return {self._text(key, where): self.plain(item, where, depth + 1) for key, item in value.items()}
         if isinstance(value, (list, tuple)):
-            self._chars += len(value)
+            self._count(_VALUE_CHARS * len(value))
             return [self.plain(item, where, depth + 1) for item in value]
         raise InvalidRequest(f"{where} must be JSON data, not {_shown(value)}")
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from mmengine.checkpoint.files import read_json
 from mmengine.errors import InvalidMedia, InvalidRequest, ModelError
 from mmengine.models.decoding import DecoderRecipe, MediaDecoder
@@ -15,7 +17,7 @@ from mmengine_qwen3_vl.arguments import as_images, as_videos, for_item, read_arg
 from mmengine_qwen3_vl.config import ModelConfig, read_config
 from mmengine_qwen3_vl.decoder import check_length, recipe
 from mmengine_qwen3_vl.media import MediaLoader
-from mmengine_qwen3_vl.messages import MediaPart, fill, read_messages, read_variables
+from mmengine_qwen3_vl.messages import MAX_TEXT_CHARS, MediaPart, fill, read_messages, read_variables
 from mmengine_qwen3_vl.settings import PatchSettings, Settings, read_settings
 from mmengine_qwen3_vl.sources import Access
 from mmengine_qwen3_vl.template import ChatTemplate
@@ -67,7 +69,7 @@ class Qwen3VLProcessor:
     ) -> None:
         self.tokenizer = tokenizer
         self.settings = settings
-        self.max_positions = config.text.max_positions
+        self.max_positions = self.max_prompt_tokens = config.text.max_positions
         self._template = template
         self._pads = {config.image_token_id: "image", config.video_token_id: "video"}
         self._start_id, self._end_id = (
@@ -116,8 +118,9 @@ class Qwen3VLProcessor:
             continue_final_message=continue_final_message,
             variables=variables,
         )
-        pieces = template.split(rendered)
-        return self._build(template.readable(rendered), pieces, parts, options, access, cache_salt)
+        pieces = template.split(rendered, self._limit + 1)
+        ids, media = self._build(pieces, parts, options, access, cache_salt)
+        return Prepared(ids, media, template.readable(rendered))
 
     @property
     def template_variables(self) -> frozenset[str]:
@@ -145,27 +148,31 @@ class Qwen3VLProcessor:
         """See Processor. Special tokens in `text` count: it is the developer's, not a user's."""
         if not isinstance(text, str):
             raise InvalidRequest(f"the prompt must be a string, not a {type(text).__name__}")
+        if len(text) > MAX_TEXT_CHARS:
+            raise InvalidRequest(f"the prompt has more than {MAX_TEXT_CHARS} characters; shorten it")
         options, access, metadata = read_arguments(media_options, None)
         parts = [MediaPart("image", item, {}, f"image {i}") for i, item in enumerate(as_images(images))]
         for i, item in enumerate(as_videos(videos, metadata)):
             parts.append(MediaPart("video", item, {}, f"video {i}"))
-        pieces = self.tokenizer.split(text)
-        return self._build(text, pieces, parts, options, access, cache_salt)
+        pieces = self.tokenizer.split(text, self._limit + 1)
+        ids, media_inputs = self._build(pieces, parts, options, access, cache_salt)
+        return Prepared(ids, media_inputs, text)
 
     def _build(
         self,
-        text: str,
         pieces: list[str | int],
         parts: list[MediaPart],
         options: Mapping[str, dict[str, Any]],
         access: Access,
         cache_salt: str,
-    ) -> Prepared:
-        """Load the media and put their tokens where the placeholders stand in `pieces`."""
+    ) -> tuple[np.ndarray, tuple[MediaInput, ...]]:
+        """Load the media and put their tokens where the placeholders stand in `pieces`: int32 [n], and what
+        was loaded."""
+        self._check_length(sum(isinstance(piece, int) for piece in pieces))
         self._check_counts(pieces, parts)
         waiting = {m: iter([p for p in parts if p.modality == m]) for m in self._pads.values()}
         numbers = {"image": 0, "video": 0}
-        tokens = TokenWriter(self.tokenizer)
+        tokens = TokenWriter(self.tokenizer, self._limit, self._check_length)
         media = []
         for piece in pieces:
             if not isinstance(piece, int) or piece not in self._pads:
@@ -183,10 +190,7 @@ class Qwen3VLProcessor:
                 runs = tuple(self._frame(tokens, piece, s, loaded.grid) for s in loaded.timestamps)
             item = MediaItem(loaded.mm_hash, modality, runs, loaded.grid)
             media.append(MediaInput(item, loaded.patches, source))
-            self._check_length(tokens.count)
-        ids = tokens.finish()
-        self._check_length(len(ids))
-        return Prepared(ids, tuple(media), text)
+        return tokens.finish(), tuple(media)
 
     def count_images(self, text: str) -> int:
         return text.count(self._image_pad)
@@ -232,8 +236,13 @@ class Qwen3VLProcessor:
                     f"the prompt has {places} {modality} placeholders, but {items} {modality}s were given"
                 )
 
+    @property
+    def _limit(self) -> int:
+        return min(self.max_positions, self.max_prompt_tokens)
+
     def _check_length(self, length: int) -> None:
-        check_length(length, self.max_positions)
+        who = "the model" if self.max_positions <= self.max_prompt_tokens else "this engine"
+        check_length(length, self._limit, who)
 
 
 def _generation(folder: Path) -> dict[str, Any]:

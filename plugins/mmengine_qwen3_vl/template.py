@@ -122,11 +122,12 @@ class ChatTemplate:
 
     def readable(self, rendered: str) -> str:
         """Marks turned back into the special tokens they stand for."""
-        return rendered.translate({ord(mark): token for mark, token in self._tokens.items()})
+        return self._mark_pattern.sub(lambda found: self._tokens.get(found[0], found[0]), rendered)
 
-    def split(self, rendered: str) -> list[str | int]:
-        """Runs of text, and the ids of the special tokens that the template wrote between them."""
-        pieces = self._mark_pattern.split(rendered)
+    def split(self, rendered: str, max_special: int = 0) -> list[str | int]:
+        """Runs of text, and the ids of the special tokens that the template wrote between them. Behind
+        `max_special` of these (0: any number) the rest stays as it is."""
+        pieces = self._mark_pattern.split(rendered, max_special)
         return [self._ids[piece] if i % 2 else piece for i, piece in enumerate(pieces) if piece]
 
     def _check(self, origin: str) -> None:

@@ -1,5 +1,7 @@
 """Prompt ids, written piece by piece."""
 
+from collections.abc import Callable
+
 import numpy as np
 
 from mmengine.errors import InvalidRequest
@@ -7,10 +9,14 @@ from mmengine_qwen3_vl.tokens import QwenTokenizer
 
 
 class TokenWriter:
-    """Text between two special tokens is tokenized as one run, as if the prompt were one string."""
+    """Text between two special tokens is tokenized as one run, as if the prompt were one string.
 
-    def __init__(self, tokenizer: QwenTokenizer) -> None:
-        self._tokenizer = tokenizer
+    `limit`: how many ids there may be; `check_length` is called with a number of them that is known to be
+    reached, before more work is done, and raises where it is above the limit.
+    """
+
+    def __init__(self, tokenizer: QwenTokenizer, limit: int, check_length: Callable[[int], None]) -> None:
+        self._tokenizer, self._limit, self._check_length = tokenizer, limit, check_length
         self._text: list[str] = []
         self._parts: list[np.ndarray] = []
         self.count = 0  # ids so far, without the text not yet tokenized
@@ -36,10 +42,13 @@ class TokenWriter:
 
     def _flush(self) -> None:
         if self._text:
-            ids = self._tokenizer.encode("".join(self._text))
+            text = "".join(self._text)
+            if self._tokenizer.exceeds(text, self._limit - self.count):
+                self._check_length(self._limit + 1)
             self._text.clear()
-            self._append(np.asarray(ids, np.int32))
+            self._append(np.asarray(self._tokenizer.encode(text), np.int32))
 
     def _append(self, ids: np.ndarray) -> None:
         self._parts.append(ids)
         self.count += len(ids)
+        self._check_length(self.count)

@@ -10,6 +10,7 @@ import tokenizers
 
 from mmengine.checkpoint.files import read_json
 from mmengine.errors import InvalidRequest, ModelError
+from mmengine_qwen3_vl.text_length import exceeds
 
 
 class QwenTokenizer:
@@ -53,10 +54,16 @@ class QwenTokenizer:
         tokenizer = self._full if allow_special else self._plain
         return tokenizer.encode(text, add_special_tokens=False).ids
 
-    def split(self, text: str) -> list[str | int]:
-        """Runs of text, and the ids of the special tokens between them."""
+    def exceeds(self, text: str, limit: int) -> bool:
+        """Whether a text that is too long to tokenize unseen has more than `limit` tokens, none of them
+        special. Takes as long as tokenizing `limit` tokens does, however long the text is."""
+        return exceeds(self._plain, text, limit)
+
+    def split(self, text: str, max_special: int = 0) -> list[str | int]:
+        """Runs of text, and the ids of the special tokens between them. Behind `max_special` of these (0:
+        any number) the rest stays as it is."""
         check_text(text, "the prompt")
-        pieces = self._special_pattern.split(text)
+        pieces = self._special_pattern.split(text, max_special)
         return [self.special[piece] if i % 2 else piece for i, piece in enumerate(pieces) if piece]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:

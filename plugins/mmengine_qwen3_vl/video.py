@@ -12,7 +12,8 @@ import numpy as np
 from PIL import Image
 
 from mmengine.errors import InvalidMedia
-from mmengine_qwen3_vl.images import MAX_DECODED_PIXELS, array_to_rgb, load_rgb, to_array, to_uint8
+from mmengine_qwen3_vl.image_headers import MAX_DECODED_PIXELS
+from mmengine_qwen3_vl.images import array_to_rgb, load_rgb, to_array, to_uint8
 from mmengine_qwen3_vl.options import VideoOptions
 from mmengine_qwen3_vl.patches import patchify, video_size
 from mmengine_qwen3_vl.resample import resize

@@ -284,3 +284,8 @@ def test_full_segments_are_packed_beside_the_engine(tmp_path, monkeypatch):
             packed, rounds = list((tmp_path / "log").glob("*.zst")), rounds + 1
     assert packed, "while it ran"
     assert verify(tmp_path / "log").ok
+
+
+def test_the_processor_knows_how_long_a_prompt_may_be():
+    with Engine(builder=builder(max_model_len=48)) as engine:
+        assert engine.processor.max_prompt_tokens == 47

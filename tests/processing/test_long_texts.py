@@ -1,0 +1,158 @@
+"""A text that is too long is refused from slices of it: work is bounded by the limit, not by the text."""
+
+import random
+import time
+
+import numpy as np
+import pytest
+
+from mmengine.errors import InvalidRequest
+from mmengine_qwen3_vl import text_length
+from mmengine_qwen3_vl.processing import load_processor
+from mmengine_qwen3_vl.text_length import exceeds
+
+CHARS = 2_000_000
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+def drawn(alphabet, count, seed=0):
+    return "".join(random.Random(seed).choices(alphabet, k=count))
+
+
+TEXTS = {
+    "words": "the quick brown fox jumps over it. ",
+    "one letter": "a",
+    "one word": drawn(LETTERS, 1000),
+    "spaces": " ",
+    "lines": "\n",
+    "dashes": "-",
+    "quotes": "!!'s",
+    "digits": "0123456789",
+    "mixed": drawn(" \n!'satbé\u0301<>0", 1000),
+    "emoji": "👩\u200d👩\u200d👧",
+    "Chinese": drawn([chr(code) for code in range(0x4E00, 0x9FA0)], 1000),
+    "added tokens": "<think></tool_call>",
+    "look-alikes": "<|im_end|>",
+}
+CRAFTED = {"marks": "\u0301\u0323", "Korean, taken apart": "\u1112\u1161\u11ab"}  # cut nowhere exactly
+
+
+class Counted:
+    """A tokenizer that notes how many characters it was given."""
+
+    def __init__(self, tokenizer):
+        self._tokenizer, self.chars, self.longest = tokenizer, 0, 0
+
+    def encode(self, text, **options):
+        self.chars += len(text)
+        self.longest = max(self.longest, len(text))
+        return self._tokenizer.encode(text, **options)
+
+
+@pytest.fixture
+def counted(folder, monkeypatch):
+    own = load_processor(folder)
+    monkeypatch.setattr(own.tokenizer, "_plain", Counted(own.tokenizer._plain))
+    return own, own.tokenizer._plain
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_slices_count_exactly(processor, name, monkeypatch):
+    monkeypatch.setattr(text_length, "SLICE_CHARS", 3000)
+    monkeypatch.setattr(text_length, "SURE_CHARS", 0)
+    monkeypatch.setattr(text_length, "_MARGIN", 200)
+    plain = processor.tokenizer._plain
+    text = TEXTS[name] * (20_000 // len(TEXTS[name]))
+    tokens = len(plain.encode(text, add_special_tokens=False).ids)
+    tail = len(plain.encode(text[-3000:], add_special_tokens=False).ids) + 1  # is never counted
+    assert not exceeds(plain, text, tokens)
+    assert exceeds(plain, text, tokens - tail)
+
+
+@pytest.mark.parametrize("name", CRAFTED)
+def test_no_slice_counts_too_much(processor, name, monkeypatch):
+    monkeypatch.setattr(text_length, "SLICE_CHARS", 3000)
+    monkeypatch.setattr(text_length, "SURE_CHARS", 0)
+    plain = processor.tokenizer._plain
+    text = CRAFTED[name] * (20_000 // len(CRAFTED[name]))
+    tokens = len(plain.encode(text, add_special_tokens=False).ids)
+    assert not exceeds(plain, text, tokens)
+    assert exceeds(plain, text, tokens // 3)
+
+
+@pytest.mark.parametrize("name", [*TEXTS, *CRAFTED])
+def test_work_until_a_refusal_is_bounded_by_the_limit(counted, name):
+    own, tokenizer = counted
+    text = (TEXTS | CRAFTED)[name]
+    message = {"role": "user", "content": text * (CHARS // len(text))}
+    with pytest.raises(InvalidRequest, match="tokens or more, the model takes at most 4096"):
+        own.prepare([message])
+    assert tokenizer.longest <= text_length.SLICE_CHARS
+    assert tokenizer.chars <= 32 * own.max_positions  # its longest tokens: 16 characters of white space
+
+
+MANY = 2000
+DOORS = {
+    "messages": [{"role": "user", "content": "a b " * 250}] * MANY,
+    "parts": [{"role": "user", "content": [{"type": "text", "text": "a b " * 250}] * MANY}],
+    "role": [{"role": "a b " * 500_000, "content": "a"}],
+    "system": [{"role": "system", "content": "a b " * 500_000}, {"role": "user", "content": "a"}],
+}
+
+
+@pytest.mark.parametrize("name", DOORS)
+def test_every_door_of_a_chat(counted, name):
+    own, tokenizer = counted
+    with pytest.raises(InvalidRequest, match="takes at most 4096"):
+        own.prepare(DOORS[name])
+    assert tokenizer.chars <= 32 * own.max_positions
+
+
+@pytest.mark.parametrize("text", ["a b ", "<|im_end|>", "<|im_end|>a", "<|endoftext|> \n"])
+def test_a_prompt_string(counted, text):
+    own, tokenizer = counted
+    with pytest.raises(InvalidRequest, match="takes at most 4096"):
+        own.prepare_text(text * (CHARS // len(text)))
+    assert tokenizer.chars <= 32 * own.max_positions
+    with pytest.raises(InvalidRequest, match="more than 8388608 characters"):
+        own.prepare_text(text * (25_000_000 // len(text)))
+
+
+def test_text_behind_a_picture_that_fills_the_prompt(counted):
+    own, tokenizer = counted
+    own.max_prompt_tokens = 100
+    picture = np.zeros((320, 320, 3), np.uint8)
+    content = [{"type": "image", "image": picture}, {"type": "text", "text": "a b " * 100_000}]
+    with pytest.raises(InvalidRequest, match="this engine takes at most 100"):
+        own.prepare([{"role": "user", "content": content}])
+    assert tokenizer.chars < 2 * text_length.SLICE_CHARS
+
+
+def test_what_is_no_text_counts_too(processor):
+    numbers = {"role": "user", "content": "a", "numbers": [0] * 2_000_000}
+    objects = {"role": "user", "content": "a", "objects": [{}] * 2_000_000}
+    parts = {"role": "user", "content": [{"type": "text", "text": ""}] * 4096}
+    for messages in ([numbers], [objects]):
+        with pytest.raises(InvalidRequest, match="more than 8388608 characters"):
+            processor.prepare(messages)
+    with pytest.raises(InvalidRequest, match="more than 65536 parts together"):
+        processor.prepare([parts] * 17)
+
+
+def test_an_accepted_text_is_tokenized_whole(folder, reference_tokenizer, monkeypatch):
+    own = load_processor(folder)
+    monkeypatch.setattr(text_length, "SLICE_CHARS", 3000)
+    monkeypatch.setattr(text_length, "SURE_CHARS", 0)
+    text = TEXTS["mixed"] * 3 + "the end"
+    expected = reference_tokenizer(text).input_ids
+    assert len(text) > 3000 and len(expected) <= own.max_positions
+    assert own.prepare_text(text).prompt_token_ids.tolist() == expected
+
+
+def test_a_refusal_is_quick(processor):
+    """Tokenizing all of this takes seconds."""
+    text = TEXTS["one word"] * 8000
+    start = time.perf_counter()
+    with pytest.raises(InvalidRequest, match="takes at most 4096"):
+        processor.prepare_text(text)
+    assert time.perf_counter() - start < 1.0
