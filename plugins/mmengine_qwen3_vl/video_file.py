@@ -13,14 +13,23 @@ import numpy as np
 
 from mmengine.errors import InvalidMedia
 from mmengine_qwen3_vl.sources import MAX_VIDEO_BYTES, Access, open_source
+from mmengine_qwen3_vl.tiff_headers import HeaderError
+from mmengine_qwen3_vl.video_headers import MAX_SAMPLES, container_of
 
 if TYPE_CHECKING:  # lazy: FFmpeg, which images do not need
     from av.container import InputContainer
+    from av.packet import Packet
 
-CONTAINERS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpeg,mpegts,flv,gif,asf,ogg"
+_OTHERS = "mpeg,mpegts"  # containers that do not say at their beginning what they are
+# An AVI's second index may name the same part again and again; chapters are read one by one; and what is
+# sorted into an index out of order moves all of it.
+_OPTIONS = {"use_odml": "0", "ignore_chapters": "1", "indexmem": str(2**17)}
 MAX_PACKETS = 2**20  # nearly ten hours at 30 frames a second
-MAX_FRAME_PIXELS = 2**26
+MAX_FRAME_PIXELS = 2**25  # 7680 x 4320
 MAX_DECODED_FRAMES = 2**15  # frames that one request may have decoded, taken or passed over
+MAX_DECODED_PIXELS = 2**36  # of these frames: all of 1920 x 1080, or fewer that are larger
+MAX_GIF_PIXELS = 2**32  # of all frames that one request may have decoded of a GIF
+MAX_BACKWARD = 1024  # keyframes that come before the one before: each is sorted into an index
 MAX_FPS = 1000.0  # a rate that a file claims beyond it is not believed
 
 
@@ -36,8 +45,9 @@ class VideoFile:
         self.where = where
         self._file = open_source(source, access, MAX_VIDEO_BYTES, where)
         self._container: InputContainer | None = None
-        self._decoded = 0
+        self._decoded = self._decoded_pixels = 0
         try:
+            self._format = container_of(self._file)
             self._open()
             self._scan()
             self._open()
@@ -45,8 +55,10 @@ class VideoFile:
             if first is None:
                 raise InvalidMedia(f"{where} has no frame that can be decoded")
             self.size = self._pixels(first).shape[:2]
-        except BaseException:
+        except BaseException as error:
             self.close()
+            if isinstance(error, HeaderError):
+                raise InvalidMedia(f"{where} {error}") from None
             raise
 
     def close(self) -> None:
@@ -64,7 +76,11 @@ class VideoFile:
         self._file.seek(0)
         try:
             self._container = container = av.open(
-                self._file, "r", options={"format_whitelist": CONTAINERS}, **_titles(av)
+                self._file,
+                "r",
+                format=self._format,
+                options={**_OPTIONS, "format_whitelist": self._format or _OTHERS},
+                **_titles(av),
             )
         except (av.FFmpegError, ValueError):
             raise InvalidMedia(
@@ -96,9 +112,13 @@ class VideoFile:
         times: list[int] = []
         keys: list[int] = []
         packets = num_frames = 0
+        order = _Order(self.where)
         try:
-            for packet in self._opened.demux(self._stream):
+            for packet in self._opened.demux():
                 if packet.size == 0:
+                    continue
+                order.check(packet)
+                if packet.stream_index != self._stream.index:
                     continue
                 packets += 1
                 if packets > MAX_PACKETS:
@@ -178,14 +198,21 @@ class VideoFile:
         try:
             for frame in self._opened.decode(self._stream):
                 self._decoded += 1
-                if self._decoded > MAX_DECODED_FRAMES:
-                    raise InvalidMedia(
-                        f"{self.where}: more than {MAX_DECODED_FRAMES} frames would have to be decoded; use "
-                        "video_start and video_end, or a file with more keyframes"
-                    )
+                self._decoded_pixels += frame.width * frame.height
+                self._check_decoded()
                 yield frame
         except av.FFmpegError:
             raise self._damaged() from None
+
+    def _check_decoded(self) -> None:
+        """A GIF's few bytes may draw a whole canvas, so of its pixels fewer are decoded."""
+        most = MAX_GIF_PIXELS if self._format == "gif" else MAX_DECODED_PIXELS
+        if self._decoded > MAX_DECODED_FRAMES or self._decoded_pixels > most:
+            too_many = f"{most} pixels" if self._decoded_pixels > most else f"{MAX_DECODED_FRAMES} frames"
+            raise InvalidMedia(
+                f"{self.where}: more than {too_many} would have to be decoded; use video_start and "
+                "video_end, or a file with more keyframes"
+            )
 
     def _pixels(self, frame: Any) -> np.ndarray:
         if frame.width * frame.height > MAX_FRAME_PIXELS:
@@ -202,3 +229,24 @@ class VideoFile:
 
     def _damaged(self) -> InvalidMedia:
         return InvalidMedia(f"{self.where} is damaged: its frames cannot be decoded")
+
+
+class _Order:
+    """Packets of all streams: how many there are, and how many keyframes come before the one before, each of
+    which FFmpeg sorts into an index."""
+
+    def __init__(self, where: str) -> None:
+        self._where, self._packets, self._backward = where, 0, 0
+        self._last: dict[int, int] = {}
+
+    def check(self, packet: "Packet") -> None:
+        """Raises InvalidMedia."""
+        self._packets += 1
+        if packet.is_keyframe and packet.pts is not None:
+            self._backward += packet.pts < self._last.get(packet.stream_index, packet.pts)
+            self._last[packet.stream_index] = packet.pts
+        if self._packets > MAX_SAMPLES or self._backward > MAX_BACKWARD:
+            raise InvalidMedia(
+                f"{self._where} has more than {MAX_SAMPLES} packets, or {MAX_BACKWARD} out of order; cut it "
+                "shorter, or write it anew"
+            )
