@@ -85,7 +85,9 @@ def test_killed_at_any_system_call(tmp_path, monkeypatch, snapshots):
         places.add(name)
         found = in_log(folder)
         if found:
-            assert log_end(folder).kind in ("", "unclosed", "truncated"), "nothing that was acknowledged is lost"
+            assert log_end(folder).kind in ("", "unclosed", "truncated"), (
+                "nothing that was acknowledged is lost"
+            )
         kept = found[0] if found else 0
         assert kept == 0 or snapshots
         expected = list(range(kept, len(acknowledged)))
