@@ -20,6 +20,7 @@ from mmengine.core.state.state import State
 from mmengine.errors import ConfigError, CorruptLog, LogError
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
+from mmengine.events.ending import log_end
 from mmengine.events.follow import LogFollower
 from mmengine.events.log import LogReader
 from mmengine.events.recovery import Cut
@@ -62,6 +63,8 @@ class CheckedLog:
     def _started(self, folder: Path) -> ev.Started:
         if self._base is not None:
             return self._base.started
+        if self.first is None and (end := log_end(folder)).kind:
+            raise CorruptLog(f"{folder} holds no record; {end.text}", end.kind)
         if self.first is None or not isinstance(self.first.event, ev.Started):
             raise CorruptLog(f"{folder} does not begin with STARTED; it is no whole log")
         return self.first.event
@@ -133,7 +136,11 @@ class CheckedLog:
 
 
 def _replay_config(started: ev.Started, folder: Path) -> EngineConfig:
-    """The settings of the log, refused when a replay could not hold them in memory."""
+    """The settings of the log, refused when a replay could not hold them in memory, or does not know the
+    schema under which they stand."""
+    if not 1 <= started.schema <= ev.SCHEMA_VERSION:
+        known = f"this build knows 1 to {ev.SCHEMA_VERSION}"
+        raise CorruptLog(f"STARTED in {folder} says schema {started.schema}; {known}", "version")
     try:
         config = EngineConfig.from_dict(started.config)
         config.check_foldable()
@@ -142,6 +149,11 @@ def _replay_config(started: ev.Started, folder: Path) -> EngineConfig:
         raise CorruptLog(f"STARTED in {folder} holds settings that no engine could have: {error}") from None
     if max(config.max_num_seqs * config.max_model_len, config.num_blocks * config.block_size) > MAX_CELLS:
         raise CorruptLog(f"STARTED in {folder} claims more rows or blocks than a replay may hold")
+    if started.num_blocks != config.num_blocks:
+        raise CorruptLog(
+            f"STARTED in {folder} contradicts itself: {started.num_blocks} blocks, and its settings say "
+            f"{config.num_blocks}"
+        )
     return config
 
 

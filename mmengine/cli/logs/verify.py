@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mmengine.cli.logs.printing import Json, clean, console, existing, print_json, short
-from mmengine.errors import CorruptLog, LogError
+from mmengine.cli.logs.printing import Json, clean, console, existing, print_json, printable, short
+from mmengine.errors import NO_END, CorruptLog, LogError, code_of
 
 if TYPE_CHECKING:  # heavy: loaded when a command runs
     from rich.table import Table
@@ -24,12 +24,15 @@ HELP = (
     "named; that takes some times as long.\n\n"
     "[bold]Exit codes[/bold]\n\n"
     "0 all agree; 3 diverged, or an invariant is broken; 4 corrupt; 5 folded only, because the rules of the "
-    "log's version are not those of this build; 2 wrong arguments; 1 anything else. With many "
-    "logs: the first of 4, 3, 1, 5 that one of them has.\n\n"
+    "log's version are not those of this build; 2 wrong arguments; 1 anything else. What is there agrees, "
+    "but the log has no end: 13 it is missing, 14 nothing says that it is the end (its process was killed, or "
+    "the file was cut between two frames), 6 it is cut short within a frame. With many logs: the first of 4, "
+    "3, 1, 13, 14, 6, 5 that one of them has.\n\n"
     "[bold]Examples[/bold]\n\n  mmengine log verify run.log\n\n  mmengine log verify nightly/*.log --json"
 )
+MAX_REQUESTS = 8  # named with a digest that differs
 SAME, OTHER, DIVERGED, CORRUPT, FOLDED = 0, 1, 3, 4, 5
-_WORST_FIRST = (CORRUPT, DIVERGED, OTHER, FOLDED, SAME)
+_WORST_FIRST = (CORRUPT, DIVERGED, OTHER, *NO_END.values(), FOLDED, SAME)
 
 
 def verify(
@@ -71,10 +74,14 @@ def verify(
 
 
 def _code(result: "VerifyReport | LogError") -> int:
+    if isinstance(result, CorruptLog):
+        return code_of(result)
     if isinstance(result, LogError):
-        return CORRUPT if isinstance(result, CorruptLog) else OTHER
+        return OTHER
     if result.divergence is not None:
         return DIVERGED
+    if result.end.kind:
+        return NO_END.get(result.end.kind, CORRUPT)
     return SAME if result.rederived else FOLDED
 
 
@@ -88,6 +95,8 @@ def _logs_in(folder: Path) -> list[Path]:
 
 def report_lines(report: "VerifyReport") -> list[str]:
     """What `verify` found, in words."""
+    from mmengine.events.ending import CLOSED  # lazy: help needs none of it
+
     lines = [
         f"{report.steps} steps, {report.events} events, {report.requests} requests, {report.tokens} tokens, "
         f"{report.checkpoints} state digests"
@@ -99,6 +108,8 @@ def report_lines(report: "VerifyReport") -> list[str]:
             f"torn tail: {report.torn.num_bytes} bytes at the end of {report.torn.path.name} are no whole "
             "record; a write was cut short"
         )
+    elif report.end != CLOSED:
+        lines.append(report.end.text)
     if report.unfinished:
         lines.append(f"{len(report.unfinished)} requests have no end in this log")
     return [*lines, _verdict(report)]
@@ -113,6 +124,8 @@ def _verdict(report: "VerifyReport | LogError") -> str:
         return f"BROKEN at step {found.step}, behind record {found.sequence}, {found.event}: {found.field}"
     if found is not None:
         return f"DIVERGED at step {found.step}, record {found.sequence}: {found.event}, field {found.field}"
+    if report.rederived and report.end.kind:
+        return "no divergence up to where the log stops, but it has no end"
     if report.rederived:
         return "verified: no divergence"
     return f"folded; written under rules {report.logged_version}, this build {report.version}"
@@ -164,6 +177,7 @@ def _divergence_tables(report: "VerifyReport", found: "Divergence") -> "Iterator
         ("step", str(found.step)),
         ("record", f"{found.sequence} {found.event}"),
         ("field", found.field),
+        *_where(found),
         ("logged", short(found.logged)),
         ("derived", short(found.derived)),
         ("written by", f"mmengine {report.logged_engine}, decision rules {report.logged_version}"),
@@ -176,6 +190,21 @@ def _divergence_tables(report: "VerifyReport", found: "Divergence") -> "Iterator
         for record in found.recent:
             inputs.add_row(str(record.sequence), str(record.step), *_input(record))
         yield inputs
+
+
+def _where(found: "Divergence") -> Iterator[tuple[str, str]]:
+    """Of a digest: between which steps the states parted, and in what."""
+    if found.event != "Checkpoint" or found.field == "event":
+        return
+    before = "never before in this log" if found.agreed is None else f"last at step {found.agreed[1]}"
+    yield "the digests agreed", before
+    if not found.columns:
+        yield "columns", "the log does not say which (schema 1)"
+        return
+    yield "columns", ", ".join(found.columns)
+    rows = [f"{name} (row {row})" if row >= 0 else f"{name} (waits)" for name, row in found.requests]
+    more = f" and {len(rows) - MAX_REQUESTS} more" if len(rows) > MAX_REQUESTS else ""
+    yield "requests", ", ".join(rows[:MAX_REQUESTS]) + more or "none alone, or others are live"
 
 
 def _input(record: "Record") -> tuple[str, str]:
@@ -196,6 +225,7 @@ def _as_json(report: "VerifyReport | LogError") -> dict[str, Any]:
         "requests": report.requests,
         "tokens": report.tokens,
         "checkpoints": report.checkpoints,
+        "end": {"kind": report.end.kind, "text": report.end.text},
         "torn_bytes": report.torn.num_bytes if report.torn is not None else 0,
         "unfinished": report.unfinished,
         "written_by": {"engine": report.logged_engine, "decision_version": report.logged_version},
@@ -209,6 +239,11 @@ def _as_json(report: "VerifyReport | LogError") -> dict[str, Any]:
             "field": found.field,
             "logged": short(found.logged),
             "derived": short(found.derived),
+            "columns": found.columns,
+            "requests": [{"request": printable(name), "row": row} for name, row in found.requests],
+            "agreed": None
+            if found.agreed is None
+            else {"sequence": found.agreed[0], "step": found.agreed[1]},
             "inputs": [_input_json(record) for record in found.recent],
         },
     }
