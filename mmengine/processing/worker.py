@@ -31,8 +31,8 @@ from mmengine.processing.messages import (
 )
 
 MAX_FILES = 64  # descriptors
-# A quarter of a core where the model wants all of them. At 19, a fiftieth, pictures take seconds; at 0 the
-# gap between tokens of others is no smaller, for it is theirs who read long prompts.
+# A quarter of a core where the model wants all of them. At 19 it is a fiftieth, and pictures take seconds;
+# the gap between tokens is no smaller for it, because steps that read long prompts make that.
 NICENESS = 5
 MAX_ERROR_CHARS = 2000  # of a decoder's error; the rest is left out
 
@@ -135,7 +135,7 @@ def _for_memory(error: BaseException | None) -> bool:
 def _send(wire: Wire, found: DecodedMedia) -> None:
     rows = found.patches
     shape, pixels = (rows.shape[0], rows.shape[1]), memoryview(rows.reshape(-1))
-    if rows.nbytes <= MAX_INLINE:
+    if rows.nbytes <= MAX_INLINE or not hasattr(os, "memfd_create"):
         wire.send(Done(shape, found.grid, found.timestamps, True))
         wire.send_bytes(pixels)
         return

@@ -94,7 +94,7 @@ class MediaLoader:
         mm_hash = self._mm_hash(part.modality, found.patches, found.grid)
         return LoadedMedia(found.patches, found.grid, mm_hash, found.timestamps)
 
-    def decode(self, part: MediaPart, given: Mapping[str, Any], access: Access) -> DecodedMedia:
+    def decode(self, part: MediaPart, given: Mapping[str, object], access: Access) -> DecodedMedia:
         """On this thread. Raises InvalidMedia, InvalidRequest."""
         if part.modality == "image":
             return DecodedMedia(*self._image(part, image_options(given, part.where), access))
@@ -135,7 +135,7 @@ def _source_of(part: MediaPart, given: Mapping[str, Any], access: Access) -> Med
     return MediaSource(data, plain)
 
 
-def encoded_media(part: MediaPart, given: Mapping[str, Any], access: Access) -> EncodedMedia | None:
+def encoded_media(part: MediaPart, given: Mapping[str, object], access: Access) -> EncodedMedia | None:
     """What another process makes the media of a part of; None for pixels that were decoded elsewhere, which
     a video's frames are when one of them is. Raises InvalidMedia, InvalidRequest."""
     source, times = part.source, None
@@ -153,11 +153,13 @@ def encoded_media(part: MediaPart, given: Mapping[str, Any], access: Access) -> 
     if data is None:
         return None
     (image_options if part.modality == "image" else video_options)(given, part.where)  # raises
-    options = {name: given[name] for name in OPTION_NAMES if given.get(name) is not None}
+    options = {
+        name: value for name in OPTION_NAMES if isinstance(value := given.get(name), (bool, int, float))
+    }
     return EncodedMedia(part.modality, data, options, part.where, times)
 
 
-def _encoded_frames(frames: Sequence[Any], access: Access, where: str) -> tuple[Encoded, ...]:
+def _encoded_frames(frames: Sequence[object], access: Access, where: str) -> tuple[Encoded, ...]:
     found: list[Encoded] = []
     num_bytes = 0
     for index, frame in enumerate(frames[: MAX_LISTED_FRAMES + 1]):  # one too many is told of by the decoder
@@ -171,7 +173,7 @@ def _encoded_frames(frames: Sequence[Any], access: Access, where: str) -> tuple[
     return tuple(found)
 
 
-def _frame_times(metadata: Any, where: str) -> FrameTimes | None:
+def _frame_times(metadata: object, where: str) -> FrameTimes | None:
     """Of a list of frames. What is wrong with the values, the decoder tells."""
     if not isinstance(metadata, Mapping):
         return None
