@@ -95,7 +95,10 @@ def test_the_command_leaves_a_log_and_a_test(tmp_path, leak, monkeypatch, capsys
     evolve.leave_row = leak
     names["test_encoder"]()
     code, said = run(capsys, monkeypatch, "minimize", tmp_path / "log", "--failing", "any", "-o", out)
-    assert code == 1 and "nothing failed" in said.err
+    assert code == 1 and "not empty" in said.err
+    again = ("--failing", "any", "-o", tmp_path / "again")
+    code, said = run(capsys, monkeypatch, "minimize", tmp_path / "log", *again)
+    assert code == 1 and "nothing failed" in said.err and not (tmp_path / "again").exists()
 
 
 def test_a_command_that_fails(tmp_path, monkeypatch, capsys):

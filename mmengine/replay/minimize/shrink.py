@@ -4,6 +4,7 @@ Each function gives a new script and leaves the old one as it is. Whether the ne
 somebody else's question.
 """
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -49,6 +50,15 @@ def smallest(low: int, high: int, fails: Callable[[int], bool]) -> int:
         middle = (low + high) // 2
         low, high = (low, middle) if fails(middle) else (middle, high)
     return high
+
+
+def digest(script: Script) -> bytes:
+    """Equal for scripts that play alike."""
+    asked = [(each.step, each.landed, type(each.event).__name__, each.event) for each in script.observations]
+    kept = [script.answers[event.request_id] for event in script.requests]
+    answers = [(each.tokens.tobytes(), each.stop, each.error, each.runs.tobytes()) for each in kept]
+    whole = (script.config, script.failed_steps, asked, answers)
+    return hashlib.blake2b(msgspec.msgpack.encode(whole), digest_size=16).digest()
 
 
 def only(script: Script, names: Iterable[str]) -> Script:
