@@ -36,11 +36,13 @@ _VARIES = re.compile(r"0x[0-9a-f]+|'[^']*'|\b[0-9a-f]{8,}\b|\d+(?:\.\d+)?")
 
 
 class Failure(NamedTuple):
-    """`kind`: of KINDS, never "any". `step`: the one that was open or next; -1 for a command."""
+    """`kind`: of KINDS, never "any". `step`: the one that was open or next; -1 for a command. `present`: the
+    requests that waited or ran then, where that is known."""
 
     kind: str
     what: str
     step: int
+    present: tuple[str, ...] = ()
 
     @property
     def signature(self) -> tuple[str, str]:
@@ -135,11 +137,14 @@ class _Run:
             self._thrashing = event.detail
 
     def broken(self, names: Iterable[str]) -> Failure | None:
-        state = self.playback.core.state
         for name in names:
-            if (found := broken(state, name)) is not None:
-                return Failure(*found, state.step)
+            if (found := broken(self.playback.core.state, name)) is not None:
+                return self.failure(*found)
         return None
+
+    def failure(self, kind: str, what: str) -> Failure:
+        state = self.playback.core.state
+        return Failure(kind, what, state.step, tuple(state.requests))
 
     def until_failure(self, look: Callable[[], Failure | None], max_steps: int) -> Failure | None:
         core = self.playback.core
@@ -156,13 +161,13 @@ class _Run:
                 if (failure := look()) is not None:
                     return failure
                 if self._thrashing:
-                    return Failure("thrash", self._thrashing, core.state.step)
+                    return self.failure("thrash", self._thrashing)
         except LogError:
             raise
         except MMEngineError as error:
-            return look() or Failure("stalled", str(error), core.state.step)
+            return look() or self.failure("stalled", str(error))
         except Exception as error:
-            return look() or Failure("crash", _place(error), core.state.step)
+            return look() or self.failure("crash", _place(error))
         return None
 
 

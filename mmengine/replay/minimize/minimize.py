@@ -20,6 +20,7 @@ from mmengine.replay.rerun.script import Script
 from mmengine.request import MediaItem
 
 Probe = Callable[[Script, int], Failure | None]  # the failure of a script within so many steps
+FEW = 6  # requests, for which every way to put them together is tried
 REPRODUCED_IN = 4  # times what the last replay of it took, a candidate that is under way included
 SPARE_SECONDS = 0.5
 MAX_ROUNDS = 8  # each but the last one made something smaller
@@ -92,6 +93,7 @@ class Minimizer:
     def _everything(self) -> None:
         self._requests()
         self._happenings()
+        self._pressure()
         self._merges()
         self._ages()
         self._values()
@@ -140,7 +142,10 @@ class Minimizer:
     def _requests(self) -> None:
         self._phase = "leaving out requests"
         whole = self.best
+        present = {*self.failure.present}
         names = [event.request_id for event in whole.requests]
+        if present and self._try(shrink.only(whole, present)):
+            names = [name for name in names if name in present]
         recent = len(names) // 2
         while recent and self._try(shrink.only(whole, names[-recent:])):
             names, recent = names[-recent:], recent // 2
@@ -160,11 +165,27 @@ class Minimizer:
             lambda some: self._try(replace(whole, failed_steps={s: whole.failed_steps[s] for s in some})),
         )
 
+    def _pressure(self) -> None:
+        """What many requests do to the pool, a few long ones do too. Where in its last block the first of
+        them ends decides who needs the next one, so all places are tried."""
+        self._phase = "filling the pool with fewer requests"
+        whole, names = self.best, [event.request_id for event in self.best.requests]
+        if len(names) <= FEW:
+            return
+        groups = [
+            names[first : first + count]
+            for count in range(1, FEW + 1)
+            for first in range(len(names) - count, max(-1, len(names) - count - FEW), -1)
+        ]
+        for more in range(whole.config.block_size):
+            if any(self._try(shrink.filling(whole, group, more)) for group in groups):
+                return
+
     def _merges(self) -> None:
-        """One long request can hold the memory of two; when it needs its next block depends on the places
-        in the last one, so all of them are tried."""
+        """One long request can hold the memory of two; see `_pressure` for the places."""
         self._phase = "merging requests"
-        for more in range(self.best.config.block_size):
+        few = len(self.best.requests) <= FEW
+        for more in range(self.best.config.block_size if few else 1):
             for name in [event.request_id for event in reversed(self.best.requests)]:
                 others = [event.request_id for event in self.best.requests if event.request_id != name]
                 any(self._try(shrink.merged(self.best, name, into, more)) for into in others)
@@ -203,6 +224,10 @@ class Minimizer:
         whole = self.best
         most = self._asked(name).sampling.max_tokens
         shrink.smallest(1, most, lambda count: self._try(shrink.with_answer(whole, name, count)))
+        whole, answer = self.best, self.best.answers[name]
+        if answer.stop:
+            most = len(answer.tokens)
+            shrink.smallest(1, most, lambda count: self._try(shrink.with_stop(whole, name, count)))
 
     def _media(self, name: str) -> None:
         self._phase = "media"

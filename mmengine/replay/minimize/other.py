@@ -30,6 +30,7 @@ from mmengine.replay.verify import verify
 
 KIND = "parted"
 NEVER_A_DIGEST = 2**20  # steps; states may differ where decisions do not
+FIRST_STEPS = 512
 START_SECONDS, ANSWER_SECONDS = 60.0, 600.0
 
 _BODY = """    found = verify(log.with_name("log_of_other")).divergence
@@ -77,9 +78,15 @@ class Other:
 
     def of_script(self, script: Script, max_steps: int) -> Failure | None:
         self._introduce(script)
-        with tempfile.TemporaryDirectory() as folder:
-            self._serve_for_other(script, Path(folder), max_steps)
-            return self._parting(Path(folder))
+        most = FIRST_STEPS
+        while True:  # where they part early, the rest need not be served
+            most = min(most, max_steps)
+            with tempfile.TemporaryDirectory() as folder:
+                self._serve_for_other(script, Path(folder), most)
+                found = self._ask({"verify": folder})
+            if found.step >= 0 or found.steps < most or most == max_steps:
+                return _failure(found)
+            most *= 4
 
     def write(self, script: Script, folder: Path) -> None:
         """Both logs: that of this build, and beside it `log_of_other`."""
@@ -125,14 +132,7 @@ class Other:
         self._is_met = True
 
     def _parting(self, log: Path) -> Failure | None:
-        found = self._ask({"verify": str(log)})
-        if found.step < 0:
-            return None
-        what = found.what
-        if found.event:
-            here, there = found.sides
-            what = f"{found.event}, field {found.field}: {here} here, {there} there"
-        return Failure(KIND, what[:300], found.step)
+        return _failure(self._ask({"verify": str(log)}))
 
     def _ask(self, question: dict[str, str]) -> "_Answer":
         assert self._process.stdin is not None
@@ -166,18 +166,29 @@ class Other:
 
 
 class _Answer(msgspec.Struct):
-    """One of three: who it is (`version`, `rules`, `place`), where decisions part (`step` 0 or more), or an
-    `error`."""
+    """One of three: who it is (`version`, `rules`, `place`), where decisions part (`step` 0 or more; else the
+    log has so many `steps`), or an `error`."""
 
     version: str = ""
     rules: int = 0
     place: str = ""
     step: int = -1
+    steps: int = 0
     what: str = ""
     event: str = ""
     field: str = ""
     sides: tuple[str, str] = ("", "")
     error: str = ""
+
+
+def _failure(found: _Answer) -> Failure | None:
+    if found.step < 0:
+        return None
+    what = found.what
+    if found.event:
+        here, there = found.sides
+        what = f"{found.event}, field {found.field}: {here} here, {there} there"
+    return Failure(KIND, what[:300], found.step)
 
 
 class _Translated(SinkBefore):

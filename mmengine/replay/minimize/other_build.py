@@ -1,6 +1,6 @@
 """Run by the Python of another installation, as a script: answers a line of JSON for each line of JSON.
 
-    {"verify": LOG}              {"step": …, "what": …} where its decisions part from the log's, or {}
+    {"verify": LOG}              {"step": …, …} where its decisions part from the log's, or {"steps": …}
     {"serve": FILE, "into": LOG} {}: it served the requests of the file and wrote their log
 
 The first line says which build it is. `argv[1]`, where given, is the checkout whose mmengine is meant. That
@@ -46,7 +46,7 @@ def parting(log: str) -> Answer:
         return {"error": f"it folds the log under rules {report.logged_version} and derives nothing"}
     found = report.divergence
     if found is None:
-        return {}
+        return {"steps": report.steps}
     sides = (str(found.logged)[:100], str(found.derived)[:100])
     return {"step": found.step, "event": found.event, "field": found.field, "sides": sides}
 

@@ -47,13 +47,17 @@ _BODY = """    failure = replay_failure(log, "{kind}")
 
 
 class Kind:
-    """One of KINDS, or another that ends the run before: `told_apart` says so."""
+    """One of KINDS, or another that ends the run before: `told_apart` says so. Of "any" only the invariant
+    that was broken first is looked at from then on."""
 
     def __init__(self, name: str, deadline: Deadline | None = None):
         self.name, self._deadline = name, deadline or Deadline()
 
     def of_script(self, script: Script, max_steps: int) -> Failure | None:
-        return find_failure(script, self.name, max_steps=max_steps, deadline=self._deadline)
+        failure = find_failure(script, self.name, max_steps=max_steps, deadline=self._deadline)
+        if failure is not None and self.name == "any" and failure.kind in INVARIANTS:
+            self.name = failure.kind
+        return failure
 
     def write(self, script: Script, folder: Path) -> None:
         write_log(script, self.name, folder, deadline=self._deadline)

@@ -108,6 +108,13 @@ def with_answer(script: Script, name: str, count: int) -> Script:
     return replace(changed, answers=answers)
 
 
+def with_stop(script: Script, name: str, count: int) -> Script:
+    """An answer whose text stops behind `count` tokens, as it did behind more."""
+    answer = script.answers[name]
+    sooner = replace(answer, tokens=answer.tokens[:count], runs=answer.runs[answer.runs[:, 0] < count])
+    return replace(script, answers={**script.answers, name: sooner})
+
+
 def without_media(script: Script, name: str, index: int) -> Script:
     """An item's place in the prompt becomes text."""
     media = list(_queued(script, name).media)
@@ -153,6 +160,19 @@ def merged(script: Script, name: str, into: str, more: int = 0) -> Script:
     longer = _lengthened(_queued(script, into), len(gone.prompt) // 4 + more)
     rest = [event.request_id for event in script.requests if event.request_id != name]
     return only(_with(script, longer), rest)
+
+
+def filling(script: Script, names: Sequence[str], more: int) -> Script:
+    """Only these requests, with prompts so long that together they hold the whole pool; that of the first
+    one is `more` tokens longer, those of the others as much shorter."""
+    config, script = script.config, only(script, names)
+    missing = (config.num_blocks - 1) * config.block_size - sum(len(e.prompt) // 4 for e in script.requests)
+    for number, event in enumerate(script.requests):
+        count = missing // (len(names) - number) + (more if number == 0 else 0)
+        room = config.max_model_len - len(event.prompt) // 4 - event.sampling.max_tokens
+        count = max(0, min(count, room))
+        script, missing = _with(script, _lengthened(event, count)), missing - count
+    return script
 
 
 def aged(script: Script, count: int) -> Script:
