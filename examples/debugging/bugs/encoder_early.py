@@ -1,24 +1,16 @@
-"""A row lets go of an encoder output when the first chunk of its image is computed, not the last."""
+"""The first of several rows that are done with an image lets go of its encoder output for all of them."""
 
-from mmengine.core.fold import media, rows, steps
-from mmengine.core.state.columns import NEVER
+from mmengine.encoder_cache.cache import EncoderCache
 
-SETTINGS = {"encoder_cache_size": 256, "long_prefill_token_threshold": 24}
-_reference = media.reference_media
-
-
-def reference_media(state, row):
-    _reference(state, row)
-    if state.release_at[row] != NEVER:
-        state.release_at[row] = 0  # at the end of this step
+SETTINGS = {"long_prefill_token_threshold": 24}  # rows share steps, so several are inside of one image
+_release = EncoderCache.release
 
 
-def release_media(state, row, computed):
-    req_state = state.requests_by_row[row]
-    for index in sorted(req_state.held_media):
-        req_state.held_media.discard(index)
-        state.encoder.release(req_state.media_keys[index])
-    state.release_at[row] = NEVER
+def release(self, key):
+    entry = self.entries.get(key)
+    if entry is not None and entry.references:
+        entry.references = 1
+        _release(self, key)
 
 
-rows.reference_media, steps.release_media = reference_media, release_media
+EncoderCache.release = release

@@ -11,10 +11,9 @@ def late(view):
     events = []
     for event in complete(view):
         req_state = view.requests.get(event.request_id)
-        if req_state is not None and req_state.row >= 0 and view.ended[req_state.row] == STOPPED:
-            if _seen.setdefault((id(view), event.request_id), view.step) == view.step:
-                continue
-        events.append(event)
+        stopped = req_state is not None and req_state.row >= 0 and view.ended[req_state.row] == STOPPED
+        if not stopped or _seen.setdefault((id(view), event.request_id), view.step) < view.step:
+            events.append(event)
     return events
 
 

@@ -58,7 +58,9 @@ def main(name: str, folder: Path, num_requests: int = 1000) -> None:
         requests.append(request(rng, number, now))
     log = LogWriter(folder)
     try:
-        Driver(Workload(name, requests, timed=True), Settings(config, CostModel(step_ns=6_000_000)), log=log).run()
+        Driver(
+            Workload(name, requests, timed=True), Settings(config, CostModel(step_ns=6_000_000)), log=log
+        ).run()
     except Exception as error:  # a bug may end the night in any way
         print(f"the engine stopped: {error}")
     finally:

@@ -4,6 +4,7 @@ A process of Python with mmengine takes most of a second to start, and minimizin
 """
 
 import io
+import os
 import shlex
 import shutil
 import signal
@@ -13,11 +14,12 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from math import inf
 from pathlib import Path
 from types import FrameType
 
 from mmengine.errors import LogError
-from mmengine.replay.minimize.deadline import Deadline, OutOfTime
+from mmengine.replay.minimize.deadline import Deadline
 from mmengine.replay.minimize.failures import KINDS, Failure, write_log
 from mmengine.replay.minimize.probe import TestParts
 from mmengine.replay.rerun.script import Script
@@ -65,9 +67,7 @@ class Command:
         if code == 0:
             return None
         self.code = code
-        lines = [line for line in said.splitlines() if line.strip()]
-        last = (lines or [""])[-1].replace(str(folder), "LOG").strip()
-        return Failure(f"exit code {code}", last[:300], -1)
+        return Failure(f"exit code {code}", _telling_line(said).replace(str(folder), "LOG")[:300], -1)
 
     def test(self, failure: Failure) -> TestParts:
         body = _BODY.format(command=self.parts, code=self.code)
@@ -75,21 +75,28 @@ class Command:
 
     def _as_process(self, command: list[str]) -> tuple[int, str]:
         left = self._deadline.left()
+        pipe = subprocess.PIPE
         try:
-            done = subprocess.run(
+            process = subprocess.Popen(
                 command,
-                capture_output=True,
+                stdin=subprocess.DEVNULL,
+                stdout=pipe,
+                stderr=subprocess.STDOUT,
                 text=True,
-                check=False,
                 errors="replace",
-                timeout=None if left == float("inf") else max(left, 0.01),
+                start_new_session=True,
             )
-        except subprocess.TimeoutExpired:
-            self._deadline.check()
-            raise OutOfTime(f"{command[0]} did not end in the time that was left") from None
         except OSError as error:
             raise LogError(f"{command[0]} cannot be run: {error.strerror}") from None
-        return done.returncode, done.stdout + done.stderr
+        try:
+            said, _ = process.communicate(timeout=None if left == inf else max(left, 0.01))
+        except BaseException as error:
+            os.killpg(process.pid, signal.SIGKILL)  # and whom it started
+            process.communicate()
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise self._deadline.over() from None
+            raise
+        return process.returncode, said
 
     def _here(self, main: Main, arguments: list[str]) -> tuple[int, str]:
         """The exit code and what would be printed."""
@@ -98,6 +105,12 @@ class Command:
             code = main(arguments)
         self._deadline.check()  # a command may have taken the alarm for an error of its own
         return code, out.getvalue() + err.getvalue()
+
+
+def _telling_line(said: str) -> str:
+    """The last line, but for what `verify` says, which is followed by tables."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()] or [""]
+    return next((line for line in lines if line.startswith("DIVERGED")), lines[-1])
 
 
 def _is_own(parts: list[str]) -> bool:
@@ -114,7 +127,7 @@ def _is_own(parts: list[str]) -> bool:
 def _alarm(deadline: Deadline) -> Iterator[None]:
     """Raise OutOfTime in here when the deadline passes; what runs in here need not ask for it."""
     left = deadline.left()
-    if left == float("inf") or threading.current_thread() is not threading.main_thread():
+    if left == inf or threading.current_thread() is not threading.main_thread():
         yield
         return
 

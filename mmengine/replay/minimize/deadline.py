@@ -27,4 +27,7 @@ class Deadline:
     def check(self) -> None:
         """Raises OutOfTime when no time is left."""
         if self.left() <= 0:
-            raise OutOfTime(f"{self.seconds:g} seconds were over while {self.doing}; give --seconds more")
+            raise self.over()
+
+    def over(self) -> OutOfTime:
+        return OutOfTime(f"{self.seconds:g} seconds were over while {self.doing}; give --seconds more")

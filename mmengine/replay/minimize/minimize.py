@@ -170,13 +170,9 @@ class Minimizer:
         them ends decides who needs the next one, so all places are tried."""
         self._phase = "filling the pool with fewer requests"
         whole, names = self.best, [event.request_id for event in self.best.requests]
-        if len(names) <= FEW:
+        if len(names) <= 4:
             return
-        groups = [
-            names[first : first + count]
-            for count in range(1, FEW + 1)
-            for first in range(len(names) - count, max(-1, len(names) - count - FEW), -1)
-        ]
+        groups = [names[len(names) - count - back :][:count] for count in (2, 3, 4) for back in (0, 1)]
         for more in range(whole.config.block_size):
             if any(self._try(shrink.filling(whole, group, more)) for group in groups):
                 return
@@ -184,11 +180,13 @@ class Minimizer:
     def _merges(self) -> None:
         """One long request can hold the memory of two; see `_pressure` for the places."""
         self._phase = "merging requests"
-        few = len(self.best.requests) <= FEW
-        for more in range(self.best.config.block_size if few else 1):
-            for name in [event.request_id for event in reversed(self.best.requests)]:
-                others = [event.request_id for event in self.best.requests if event.request_id != name]
-                any(self._try(shrink.merged(self.best, name, into, more)) for into in others)
+        before = 0
+        while before != len(self.best.requests):
+            before = len(self.best.requests)
+            for more in range(self.best.config.block_size if before <= FEW else 1):
+                for name in [event.request_id for event in reversed(self.best.requests)]:
+                    others = [event.request_id for event in self.best.requests if event.request_id != name]
+                    any(self._try(shrink.merged(self.best, name, into, more)) for into in others)
 
     def _ages(self) -> None:
         """Long prompts hold the memory of long answers, in fewer steps."""

@@ -82,10 +82,17 @@ def in_words(error: Exception) -> Answer:
     return {"error": f"{type(error).__name__}: {str(error)[:300]}"}
 
 
+def _is_editable(finder: object) -> bool:
+    return str(getattr(finder, "__module__", "")).startswith("__editable__")
+
+
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever prints
-    sys.path[:0] = sys.argv[1:2]
+    if len(sys.argv) > 1:
+        sys.path.insert(0, sys.argv[1])
+        # What the checkout has not must not come from a build that is installed here in editable mode.
+        sys.meta_path[:] = [each for each in sys.meta_path if not _is_editable(each)]
     try:
         say(answers, who())
     except Exception as error:
