@@ -170,9 +170,8 @@ class Minimizer:
         them ends decides who needs the next one, so all places are tried."""
         self._phase = "filling the pool with fewer requests"
         whole, names = self.best, [event.request_id for event in self.best.requests]
-        if len(names) <= 4:
-            return
-        groups = [names[len(names) - count - back :][:count] for count in (2, 3, 4) for back in (0, 1)]
+        counts = [count for count in (2, 3, 4) if count < len(names)]
+        groups = [names[len(names) - count - back :][:count] for count in counts for back in (0, 1)]
         for more in range(whole.config.block_size):
             if any(self._try(shrink.filling(whole, group, more)) for group in groups):
                 return
