@@ -24,7 +24,7 @@ def by_arrival(who):
 
 
 def by_priority(who):
-    return (who.raw["priority"], who.arrival)
+    return (who.raw.get("priority", 0), who.arrival)
 
 
 def by_rest(who):
@@ -231,7 +231,10 @@ class NaiveScheduler:
         idle = sum(self.encoder.sizes[hash_] for hash_ in self.encoder.idle)
         free = self.encoder.capacity - self.encoder.used
         record |= {"free": len(self.blocks.free), "enc_free": [free, free + idle]}
-        record |= {"running": [who.name for who in self.running], "waiting": [who.name for who in self.waiting]}
+        record |= {
+            "running": [who.name for who in self.running],
+            "waiting": [who.name for who in self.waiting],
+        }
         record["out"], ended = {}, {}
         for who, _ in self.sched:
             if who.computed >= len(who.known):
