@@ -1,5 +1,5 @@
-"""The scheduler, said a second time: from docs/policies.md, docs/simulation.md and the rules of scheduling,
-in plain lists, one request after the other. It runs a whole scenario by itself and writes the same records.
+"""The scheduler, said a second time, from docs/policies.md, docs/simulation.md and the rules of scheduling, in
+plain lists, one request after the other. It runs a whole scenario by itself and writes the same records.
 
 A policy is `rank(request)`, `victim(running)` and whether prompts go first.
 """
@@ -24,7 +24,7 @@ def by_arrival(who):
 
 
 def by_priority(who):
-    return (who.raw["priority"], who.arrival)
+    return (who.raw.get("priority", 0), who.arrival)
 
 
 def by_rest(who):
@@ -84,13 +84,7 @@ class NaiveScheduler:
             elif who is not None and (event["op"] == "abort" or not who.grammar_ready):
                 ends[event["op"]].append(who)
         for who in dict.fromkeys([*ends["abort"], *ends["grammar_error"]]):
-            if who not in ends["abort"] and self.records:
-                self.late_error(who)
             self.leave(who)
-
-    def late_error(self, who):
-        """A grammar that fails before the step is named in its record."""
-        self.record["finish"][who.name] = "error"
 
     def leave(self, who):
         for index in sorted(who.held):
@@ -104,19 +98,15 @@ class NaiveScheduler:
     def decide(self):
         self.left, self.encoder_left = self.config.token_budget, self.config.encoder_budget
         self.sched, self.spec = [], {}
-        behind = [who for who in self.running if len(who.known) - who.computed > 1]
         if not self.rules.prefill_first:
             self.serve_running(lambda: self.running)
-        elif behind:
-            self.serve_running(lambda: [who for who in self.running if len(who.known) - who.computed > 1])
-        if not (self.record["preempt"] and self.running):
             self.admit()
-        elif self.sched == [] and self.rules.prefill_first:
-            pass
-        if self.rules.prefill_first and not self.sched:
+            return
+        self.serve_running(lambda: [who for who in self.running if len(who.known) - who.computed > 1])
+        self.admit()
+        if not self.sched:
             self.serve_running(lambda: self.running)
-            if not (self.record["preempt"] and self.running):
-                self.admit()
+            self.admit()
 
     def serve_running(self, chosen):
         """The victim goes first, then all are decided again without it."""
@@ -187,8 +177,11 @@ class NaiveScheduler:
             self.record["enc"].setdefault(who.name, []).append(index)
 
     def admit(self):
-        """By rank: who waits for a grammar or for the encoder is passed over, who waits for blocks is not."""
+        """By rank. Who waits for a grammar or an encoder output is passed over, who waits for blocks is
+        not."""
         for who in list(self.waiting):
+            if self.record["preempt"] and self.running:
+                return
             if self.left <= 0 or len(self.running) == self.config.max_num_seqs:
                 return
             if not who.grammar_ready:

@@ -1,0 +1,109 @@
+"""The policy with two steps in flight, followed by its events in plain lists: who gives way, where who gave
+way waits, who is admitted before whom, and that nobody gives way while a step runs."""
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+from workloads import small_config, small_request
+
+from mmengine.config import EngineConfig
+from mmengine.core.engine import EngineCore
+from mmengine.events import vocabulary as ev
+from mmengine.simulation.slots import SimulatedExecutor
+
+SEEDS = range(40)
+
+
+@dataclass
+class Follower:
+    """What the rules of docs/policies.md say of the events so far."""
+
+    config: EngineConfig
+    arrivals: dict = field(default_factory=dict)  # names to what arrived, and when
+    running: list = field(default_factory=list)
+    waiting: list = field(default_factory=list)
+    rows: dict = field(default_factory=dict)
+    in_flight: int = 0
+    gave_way: bool = False  # somebody, in the open step
+    preemptions: int = 0
+
+    def rank(self, name):
+        event, number = self.arrivals[name]
+        return (event.priority, number) if self.config.policy == "priority" else (number,)
+
+    def passed_over(self, name, grammars):
+        """Whether one may be: it waits for its grammar, an encoder output or the prompt that it shares."""
+        event = self.arrivals[name][0]
+        return name in grammars or bool(event.media) or bool(event.group)
+
+    def see(self, event, grammars):
+        match event:
+            case ev.Queued():
+                self.arrivals[event.request_id] = (event, len(self.arrivals))
+                self.waiting = sorted([*self.waiting, event.request_id], key=self.rank)
+            case ev.Preempted():
+                by_policy = max(self.running, key=self.rank)
+                victim = by_policy if self.config.policy == "priority" else self.running[-1]
+                assert event.request_id == victim
+                assert not self.in_flight, "its blocks would not be free"
+                self.running.remove(victim)
+                self.waiting = sorted([*self.waiting, victim], key=self.rank)
+                self.gave_way, self.preemptions = True, self.preemptions + 1
+            case ev.Admitted():
+                before = self.waiting[: self.waiting.index(event.request_id)]
+                assert all(self.passed_over(name, grammars) for name in before)
+                assert not (self.gave_way and self.running)
+                self.waiting.remove(event.request_id)
+                self.running.append(event.request_id)
+                self.rows[event.request_id] = event.row
+            case ev.Finished():
+                self.running = [name for name in self.running if name != event.request_id]
+                self.waiting = [name for name in self.waiting if name != event.request_id]
+            case ev.Dispatched():
+                self.in_flight, self.gave_way = self.in_flight + 1, False
+            case ev.Executed():
+                self.in_flight -= 1
+
+
+def follow(seed):
+    rng = random.Random(seed)
+    config = small_config(rng)
+    while config.max_in_flight < 2 or config.swap_blocks:
+        config = small_config(rng)
+    core = EngineCore(config, SimulatedExecutor(config, eos_in=3))
+    follower, grammars, seen, last = Follower(config), {}, 0, None
+    for step in range(600):
+        if step < 20 and rng.random() < 0.7 and len(core.state.waiting) < config.max_waiting:
+            request = small_request(rng, f"r{step}", config, grammars=0.2, like=last)
+            last = request if not request.group else last
+            core.submit(request)
+            if request.grammar is not None:
+                grammars[request.request_id] = step + rng.randint(0, 6)
+        for name in [name for name, at in grammars.items() if at <= step]:
+            core.grammar_ready(name)
+        core.step()
+        records = list(core.sink.records)
+        for record in records[seen:]:
+            if isinstance(record.event, ev.GrammarReady):
+                grammars.pop(record.event.request_id, None)
+            follower.see(record.event, grammars)
+        seen = len(records)
+        assert [
+            core.state.requests_by_row[row].request.request_id for row in core.state.running
+        ] == follower.running
+        assert [req_state.request.request_id for req_state in core.state.waiting] == follower.waiting
+        if step >= 20 and not core.has_work:
+            break
+    assert not core.state.requests
+    return follower.preemptions
+
+
+def test_the_policy_holds_with_two_steps_in_flight():
+    assert sum(follow(seed) for seed in SEEDS) > len(SEEDS), "blocks were short"
+
+
+@pytest.mark.soak
+def test_the_policy_holds_with_two_steps_in_flight_at_length():
+    for seed in range(1000, 3000):
+        follow(seed)
