@@ -8,6 +8,7 @@ from pathlib import Path
 from mmengine.errors import CorruptLog, LogError
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
+from mmengine.events.ending import MISSING, UNCLOSED, LogEnd, log_end
 from mmengine.events.lock import is_locked, lock
 from mmengine.events.reader import records_of
 from mmengine.events.recovery import Recovery, Walk, repair_tail
@@ -29,6 +30,8 @@ KINDS = {
     "link": 10,
     "locked": 11,
     "gap": 12,
+    MISSING: 13,
+    UNCLOSED: 14,
 }
 
 
@@ -67,7 +70,7 @@ class SegmentIndex:
 @dataclass(slots=True)
 class FsckReport:
     """`repaired`: what was cut off the tail, when that was asked for. `has_writer`: one is at work, so
-    the end of the log may be in motion."""
+    the end of the log may be in motion. `end`: how the log ends, None where nothing was looked at."""
 
     folder: Path
     segments: list[SegmentIndex] = field(default_factory=list)
@@ -75,6 +78,7 @@ class FsckReport:
     findings: list[Finding] = field(default_factory=list)
     has_writer: bool = False
     repaired: Recovery | None = None
+    end: LogEnd | None = None
 
     @property
     def is_closed(self) -> bool:
@@ -139,6 +143,9 @@ def _check_all(folder: Path, report: FsckReport) -> None:
         if error is not None:
             report.findings.append(Finding(error.kind, str(error)))
             recovery.next_sequence = first_sequence_of(after) if after is not None else 0
+    report.end = log_end(folder, report.has_writer)
+    if report.end.kind in (MISSING, UNCLOSED):
+        report.findings.append(Finding(report.end.kind, report.end.text))
 
 
 def _check_segment(path: Path, report: FsckReport, recovery: Recovery, *, is_last: bool) -> CorruptLog | None:
@@ -169,7 +176,11 @@ def _of_cuts(report: FsckReport, recovery: Recovery) -> list[Finding]:
 def _note_header(index: SegmentIndex, walk: Walk) -> None:
     header = walk.scan.header
     if header is not None:
-        index.format, index.engine_version, index.wall_ns = 2, header.engine_version, header.wall_ns
+        index.format, index.engine_version, index.wall_ns = (
+            header.format,
+            header.engine_version,
+            header.wall_ns,
+        )
     index.is_closed = walk.scan.is_closed
 
 

@@ -18,7 +18,17 @@ from typing import Literal, get_args
 from mmengine.errors import CorruptLog, LogError
 from mmengine.events.codec import DamagedRecord, Frame, TornRecord, UnknownRecord
 from mmengine.events.files import open_file
-from mmengine.events.segment import HEADER_SIZE, Scan, find_whole, first_sequence_of, opened, segment_paths
+from mmengine.events.segment import (
+    HEADER_SIZE,
+    PACKED_SUFFIX,
+    Follows,
+    Scan,
+    find_whole,
+    first_sequence_of,
+    opened,
+    part_of,
+    segment_paths,
+)
 
 CUT_SUFFIX = ".cut"
 MAX_KEPT_BYTES = 64 * 2**20  # of a torn tail
@@ -77,11 +87,11 @@ class Walk:
     def __init__(self, path: Path, data: bytes | mmap.mmap, recovery: Recovery, *, is_last: bool):
         self.scan = Scan(data)
         self.end = 0
-        self._path, self._recovery, self._is_last = path, recovery, is_last
+        self._path, self.recovery, self._is_last = path, recovery, is_last
         self._skipped: Cut | None = None  # what the next frame tells the loss of
 
     def __iter__(self) -> Iterator[Frame]:
-        jump_to, recovery = None, self._recovery
+        jump_to, recovery = None, self.recovery
         while True:
             try:
                 for frame in self.scan.frames(jump_to):
@@ -103,7 +113,7 @@ class Walk:
 
     def _skip(self, error: TornRecord | DamagedRecord) -> int | None:
         """Where to go on behind damage; None: nothing whole follows in the segment."""
-        data, recovery = self.scan.data, self._recovery
+        data, recovery = self.scan.data, self.recovery
         place = self.end = self.end or (HEADER_SIZE if self.scan.header else 0)
         try:
             behind = find_whole(data, place + 1)
@@ -125,7 +135,7 @@ class Walk:
 
     def _bridge(self, frame: Frame) -> bool:
         """Whether to take a frame that is not the next one. Only a salvage does."""
-        recovery = self._recovery
+        recovery = self.recovery
         missing = frame.sequence - recovery.next_sequence
         what = (
             f"record {frame.sequence} stands where record {recovery.next_sequence} belongs; records are "
@@ -140,6 +150,16 @@ class Walk:
             recovery.cuts.append(cut)
         cut.num_lost, self._skipped = max(0, missing), None
         return missing > 0
+
+
+def walked(path: Path) -> Walk:
+    """A walk over a whole segment, whatever is wrong in it, as over the last one of a log. Raises CorruptLog,
+    LogError as `opened` does, CorruptLog for what a newer build wrote."""
+    with opened(path) as data:
+        walk = Walk(path, data, Recovery("salvage", next_sequence=first_sequence_of(path)), is_last=True)
+        for _ in walk:
+            pass
+    return walk
 
 
 def repair_tail(folder: Path, mode: Mode) -> Recovery:
@@ -162,19 +182,34 @@ def repair_tail(folder: Path, mode: Mode) -> Recovery:
         for _ in walk:
             pass
         torn = bytes(data[walk.end : walk.end + MAX_KEPT_BYTES]) if recovery.torn else b""
-    footer = walk.scan.footer
-    closes = walk.scan.header is not None and not walk.scan.is_closed and len(recovery.cuts) <= bool(torn)
+    header = walk.scan.header
+    begun = part_of(folder, recovery.next_sequence)  # that the footer promises, and no more
+    is_open = not walk.scan.is_closed or walk.scan.follows is Follows.SEGMENT and begun.exists()
+    closes = header is not None and is_open and len(recovery.cuts) <= bool(torn)
+    follows = Follows.REPAIRED if header is not None and header.format > 2 else Follows.UNKNOWN
     try:
         if torn:
             with suppress(OSError):  # a full disk must not keep the log from being repaired
                 _keep(path.with_name(f"{path.name}.{walk.end}{CUT_SUFFIX}"), torn)
-        if not footer.frames:
+        if header is None and not walk.scan.footer.frames:
             path.unlink()
         elif torn or closes:
-            _write_end(path, walk.end, footer.pack() if closes else b"")
+            _write_end(path, walk.end or HEADER_SIZE, walk.scan.footer.pack(follows) if closes else b"")
     except OSError as error:
         raise LogError(f"{path} cannot be repaired: {error.strerror}") from None
     return recovery
+
+
+def say_goes_on(path: Path) -> None:
+    """Let the footer of a segment that another process wrote say that another one follows; write one where
+    there is none. Segments of older formats cannot say it, and packed ones said it before they were packed.
+    Raises OSError, CorruptLog."""
+    if path.name.endswith(PACKED_SUFFIX):
+        return
+    walk = walked(path)
+    header, scan, is_whole = walk.scan.header, walk.scan, not walk.recovery.cuts
+    if is_whole and header is not None and header.format > 2 and scan.follows is not Follows.SEGMENT:
+        _write_end(path, walk.end or HEADER_SIZE, scan.footer.pack(Follows.SEGMENT))
 
 
 def _keep(path: Path, torn: bytes) -> None:

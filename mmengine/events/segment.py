@@ -11,10 +11,11 @@ format 1 have neither, and begin with their first record.
     wall clock ns u64 | mono ns u64 | engine version, 20 bytes of ASCII | crc32 u32
 
     magic "MMELOGEN" | records u64 | last sequence u64 | first step u64 | last step u64 | last mono ns u64
-    frames u32 | chain u32 | reserved u32 | crc32 u32
+    frames u32 | chain u32 | what follows u32 | crc32 u32
 
 The chain is a CRC-32 over the header's CRC and those of all frames, in order: with it a segment is known
-to be whole. Steps and times are those of the first record of the first and of the last frame.
+to be whole. Steps and times are those of the first record of the first and of the last frame. What
+follows is said since format 3 (`Follows`); in format 2 it is 0, and frames are the same in both.
 """
 
 import mmap
@@ -23,6 +24,7 @@ import struct
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import IntEnum
 from pathlib import Path
 from stat import S_ISREG
 from typing import Any
@@ -37,6 +39,7 @@ from mmengine.events.files import NO_WAIT, open_file
 
 SUFFIX = ".mmlog"
 PACKED_SUFFIX = ".mmlog.zst"
+FORMAT = 3  # that is written; formats 2 and 1 are read
 MAX_SEGMENTS = 100_000
 MAX_SEGMENT_BYTES = 2**32  # a reader refuses more; a writer begins a new segment long before
 MAX_UNPACKED_BYTES = 128 * 2**20  # a packed segment is unpacked in memory; larger ones are never packed
@@ -47,15 +50,26 @@ _FOOTER = struct.Struct("<8sQQQQQIII")
 HEADER_SIZE = FOOTER_SIZE = 64
 
 
+class Follows(IntEnum):
+    """What a footer says of what comes behind its segment. UNKNOWN: it is of format 2. REPAIRED: the segment
+    was closed by a repair, as its writer was gone."""
+
+    UNKNOWN = 0
+    SEGMENT = 1
+    NOTHING = 2
+    REPAIRED = 3
+
+
 class Header(msgspec.Struct, frozen=True):
     first_sequence: int
     wall_ns: int
     mono_ns: int
     engine_version: str
+    format: int = FORMAT
 
     def pack(self) -> bytes:
         version = self.engine_version.encode("ascii", "replace")[:20]
-        fields = (codec.FORMAT, HEADER_SIZE, 0, self.first_sequence, self.wall_ns, self.mono_ns, version)
+        fields = (self.format, HEADER_SIZE, 0, self.first_sequence, self.wall_ns, self.mono_ns, version)
         return _with_crc(_HEADER.pack(_HEADER_MAGIC, *fields))
 
 
@@ -79,9 +93,9 @@ class Footer(msgspec.Struct):
         self.last_sequence, self.last_step, self.last_mono_ns = sequence + count - 1, step, mono_ns
         self.chain = zlib.crc32(crc.to_bytes(4, "little"), self.chain)
 
-    def pack(self) -> bytes:
+    def pack(self, follows: Follows) -> bytes:
         fields = (self.count, self.last_sequence, self.first_step, self.last_step, self.last_mono_ns)
-        return _with_crc(_FOOTER.pack(_FOOTER_MAGIC, *fields, self.frames, self.chain, 0))
+        return _with_crc(_FOOTER.pack(_FOOTER_MAGIC, *fields, self.frames, self.chain, follows))
 
 
 def _with_crc(block: bytes) -> bytes:
@@ -90,13 +104,17 @@ def _with_crc(block: bytes) -> bytes:
 
 class Scan:
     """The frames of one segment in order. `header`: None in format 1. `footer`: what was seen so far;
-    `is_closed`: the segment's own footer stood at its end and agrees."""
+    `follows`: what the segment's own footer says, once it stood at the end and agreed."""
 
     def __init__(self, data: bytes | mmap.mmap):
         self.data = data
         self.header: Header | None = None
         self.footer = Footer()
-        self.is_closed = False
+        self.follows: Follows | None = None
+
+    @property
+    def is_closed(self) -> bool:
+        return self.follows is not None
 
     def frames(self, jump_to: int | None = None) -> Iterator[Frame]:
         """Whole frames, from a place on where one is known to stand, or from the beginning. Raises
@@ -126,9 +144,12 @@ class Scan:
             raise DamagedRecord(offset, "the footer's checksum does not match")
         if offset + FOOTER_SIZE != len(self.data):
             raise DamagedRecord(offset, "something stands behind the footer")
-        if compare and block != self.footer.pack():
+        said = int.from_bytes(block[-8:-4], "little")
+        if said not in list(Follows):
+            raise DamagedRecord(offset, f"the footer says {said} of what follows, which means nothing")
+        if compare and block != self.footer.pack(Follows(said)):
             raise DamagedRecord(offset, "the footer tells of other records than stand before it", "gap")
-        self.is_closed = True
+        self.follows = Follows(said)
 
 
 def _header(data: bytes | mmap.mmap) -> Header:
@@ -140,9 +161,9 @@ def _header(data: bytes | mmap.mmap) -> Header:
     if block[-4:] != zlib.crc32(block[:-4]).to_bytes(4, "little"):
         raise DamagedRecord(0, "the header's checksum does not match")
     _, fmt, _, _, first, wall_ns, mono_ns, version = _HEADER.unpack(block[:-4])
-    if fmt != codec.FORMAT:
+    if not codec.FORMAT <= fmt <= FORMAT:
         raise UnknownRecord(0, f"format {fmt} is newer than this build knows")
-    return Header(first, wall_ns, mono_ns, version.rstrip(b"\0").decode("ascii", "replace"))
+    return Header(first, wall_ns, mono_ns, version.rstrip(b"\0").decode("ascii", "replace"), fmt)
 
 
 def find_whole(data: bytes | mmap.mmap, offset: int) -> int | None:
@@ -192,6 +213,11 @@ def _likely_places(data: bytes | mmap.mmap, offset: int) -> Iterator[int]:
 
 def segment_name(first_sequence: int) -> str:
     return f"{first_sequence:020d}{SUFFIX}"
+
+
+def part_of(folder: Path, first_sequence: int) -> Path:
+    """A segment that was begun, before it has its name: no record in it was ever committed."""
+    return folder / f"{first_sequence:020d}.part"
 
 
 def first_sequence_of(path: Path) -> int:

@@ -43,6 +43,15 @@ class SnapshotFolder:
                 part.unlink()
 
 
+def drop_behind(folder: Path, sequence: int) -> None:
+    """Let snapshots go that hold record `sequence` or later ones: the log is about to have others there.
+    Raises OSError."""
+    for path in folder.glob(f"snapshot-*{SUFFIX}"):
+        name = path.stem.removeprefix("snapshot-")
+        if name.isdecimal() and int(name) >= sequence:
+            path.unlink(missing_ok=True)
+
+
 def snapshot_path(folder: Path, sequence: int) -> Path:
     return folder / f"snapshot-{sequence:020d}{SUFFIX}"
 

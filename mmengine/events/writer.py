@@ -16,13 +16,25 @@ from pathlib import Path
 
 from mmengine.errors import LogError
 from mmengine.events.codec import HEADER, encode
+from mmengine.events.ending import check_end
 from mmengine.events.files import open_file, sync_data, sync_folder
 from mmengine.events.lock import lock
 from mmengine.events.reader import LogReader
-from mmengine.events.recovery import Mode, Recovery, repair_tail
+from mmengine.events.recovery import Mode, Recovery, repair_tail, say_goes_on
 from mmengine.events.reserve import FULL, RESERVE_BYTES, Reserve
 from mmengine.events.retention import Retention, Undelivered, drop, expendable, pack
-from mmengine.events.segment import FOOTER_SIZE, SUFFIX, Footer, Header, segment_name, segment_paths
+from mmengine.events.segment import (
+    FOOTER_SIZE,
+    HEADER_SIZE,
+    SUFFIX,
+    Follows,
+    Footer,
+    Header,
+    part_of,
+    segment_name,
+    segment_paths,
+)
+from mmengine.events.snapshots import drop_behind
 from mmengine.events.vocabulary import NUMBERS, Event
 from mmengine.version import __version__
 
@@ -96,11 +108,19 @@ class LogWriter:
                     f"{self._folder} holds a log already; name another folder, or move that one away"
                 )
             return
+        if reopen != "salvage":
+            check_end(self._folder)
         self.recovery = repair_tail(self._folder, reopen)
         self.next_sequence = self.recovery.next_sequence
-        paths = segment_paths(self._folder)
+        drop_behind(self._folder, self.next_sequence)
+        for part in self._folder.glob("[0-9]*.part"):  # of a process that was killed
+            if part != part_of(self._folder, self.next_sequence):
+                part.unlink(missing_ok=True)
+        # One that begins here holds no record; the next takes its place.
+        paths = [path for path in segment_paths(self._folder) if path.stem != f"{self.next_sequence:020d}"]
+        self._path = paths[-1] if paths else None
         if self._pack_full:
-            self._full.extend(path for path in paths if path.name.endswith(SUFFIX))
+            self._full.extend(path for path in paths[:-1] if path.name.endswith(SUFFIX))
         if self._retention and paths:
             for record in LogReader(self._folder, reopen):
                 self._undelivered.see(record.event, record.sequence)
@@ -160,17 +180,10 @@ class LogWriter:
         """Frames of one commit, in one write, in a segment that has room. Raises OSError, and then
         nothing of them counts."""
         num_bytes = sum(map(len, frames))
-        is_full = self._size and self._size + num_bytes + FOOTER_SIZE > self._segment_bytes
+        is_full = self._footer.frames and self._size + num_bytes + FOOTER_SIZE > self._segment_bytes
         if self._fd == NO_FILE or self._is_closed or is_full:
             self._open_segment()
-        begin = b""
-        if not self._size:
-            _, _, mono_ns, _ = self._pending[0]
-            first = self.next_sequence - len(self._pending)
-            begin = Header(first, self._wall_ns(), mono_ns, __version__).pack()
-        self._write(b"".join((begin, *frames)))
-        if begin:
-            self._footer = Footer(chain=zlib.crc32(begin[-4:]))
+        self._write(b"".join(frames))
         for frame in frames:
             _, crc, _, *rest = HEADER.unpack_from(frame)
             self._footer.add(crc, *rest)
@@ -194,30 +207,36 @@ class LogWriter:
             os.ftruncate(self._fd, self._size)
             self._torn = False
 
-    def _close_segment(self) -> None:
+    def _close_segment(self, follows: Follows) -> None:
         """Write the footer, once, and force the segment to the disk. Raises OSError."""
-        if self._size and not self._is_closed:
-            self._write(self._footer.pack())
+        if not self._is_closed:
+            self._write(self._footer.pack(follows))
             self._is_closed = True
         sync_data(self._fd)
 
     def _open_segment(self) -> None:
-        """The next segment, in place of the full one. Raises OSError, and leaves all as it was."""
+        """The next segment, in place of the full one. Raises OSError; the next try begins again.
+
+        Its header is on the disk before the footer of the one before promises it, and it has its name only
+        afterwards: so a process that is killed in between leaves no log that looks as if its end were gone."""
+        first = self.next_sequence - len(self._pending)
+        path, part = self._folder / segment_name(first), part_of(self._folder, first)
+        begin = Header(first, self._wall_ns(), self._pending[0][2], __version__).pack()
+        _write_whole(part, begin)
         if self._fd != NO_FILE:
-            self._close_segment()
-        path = self._folder / segment_name(self.next_sequence - len(self._pending))
-        fd = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND)
-        try:
-            sync_folder(self._folder)
-        except OSError:
-            os.close(fd)
-            path.unlink()
-            raise
-        full, self._fd, self._size, self._is_closed = self._fd, fd, 0, False
+            self._close_segment(Follows.SEGMENT)
+        elif self._path is not None:
+            say_goes_on(self._path)
+        os.replace(part, path)
+        sync_folder(self._folder)
+        fd = open_file(path, os.O_WRONLY | os.O_APPEND)
+        full, self._fd, self._size, self._is_closed = self._fd, fd, HEADER_SIZE, False
+        self._footer = Footer(chain=zlib.crc32(begin[-4:]))
+        self.num_bytes += HEADER_SIZE
         if full != NO_FILE:
             os.close(full)
-            if self._pack_full and self._path is not None:
-                self._full.append(self._path)
+        if self._pack_full and self._path is not None and self._path.name.endswith(SUFFIX):
+            self._full.append(self._path)
         self._path = path
 
     def sync(self) -> None:
@@ -273,8 +292,20 @@ class LogWriter:
     def _end(self) -> None:
         """The last segment's footer, if the disk takes it; without one nothing is lost."""
         try:
-            self._close_segment()
+            if self._footer.frames:
+                self._close_segment(Follows.NOTHING)
         except OSError:
             self._reserve.release()
             self._cut()
             sync_data(self._fd)
+
+
+def _write_whole(path: Path, data: bytes) -> None:
+    """A file with these bytes, forced to the disk. Raises OSError."""
+    fd = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    try:
+        if os.write(fd, data) != len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        sync_data(fd)
+    finally:
+        os.close(fd)

@@ -17,7 +17,7 @@ def log(tmp_path):
 
 def test_a_whole_log_and_what_is_in_it(log):
     done = run_cli("log", "fsck", str(log), blocked=("torch", "transformers", "llguidance"))
-    assert done.returncode == 0 and f"whole: {COUNT} records, closed by its writer" in done.stdout
+    assert done.returncode == 0 and f"whole: {COUNT} records; closed by its writer" in done.stdout
     assert "torch" not in loaded(done)
     found = json.loads(call_cli("log", "fsck", str(log), "--json").stdout.splitlines()[0])
     assert found["exit_code"] == 0 and found["is_closed"] and not found["findings"]

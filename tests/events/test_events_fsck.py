@@ -19,16 +19,18 @@ COUNT = 3 * len(one_of_each())
 
 @pytest.fixture
 def log(tmp_path):
-    """A log of several segments that was killed: the last one has no footer."""
-    folder = write_log(tmp_path / "log", one_of_each() * 3, segment_bytes=700)
-    last = segments(folder)[-1]
-    last.write_bytes(last.read_bytes()[:-FOOTER_SIZE])
-    return folder
+    """A log of several segments that its writer closed."""
+    return write_log(tmp_path / "log", one_of_each() * 3, segment_bytes=700)
 
 
 def edit(path, change):
     data = bytearray(path.read_bytes())
     path.write_bytes(change(data) or data)
+
+
+def kill(folder):
+    """As a process leaves it that is killed between two commits."""
+    edit(segments(folder)[-1], lambda data: data[:-FOOTER_SIZE])
 
 
 def truncate(folder):
@@ -48,7 +50,8 @@ def lie(folder):
 
 
 def claim_gigabytes(folder):
-    edit(segments(folder)[-1], lambda data: data + HEADER.pack(b"MMFR", 0, 3 * 10**9, 1, COUNT, 0, 0))
+    claim = HEADER.pack(b"MMFR", 0, 3 * 10**9, 1, COUNT, 0, 0)
+    edit(segments(folder)[-1], lambda data: data[:-FOOTER_SIZE] + claim)
 
 
 def newer_format(folder):
@@ -60,7 +63,8 @@ def newer_format(folder):
 
 
 def newer_type(folder):
-    edit(segments(folder)[-1], lambda data: data + record_of(b"\x90", number=99, start=(COUNT, 0, 0)))
+    record = record_of(b"\x90", number=99, start=(COUNT, 0, 0))
+    edit(segments(folder)[-1], lambda data: data[:-FOOTER_SIZE] + record)
 
 
 def huge_file(folder):
@@ -72,6 +76,35 @@ def link(folder):
     path = segments(folder)[1]
     path.rename(folder.parent / "elsewhere")
     path.symlink_to(folder.parent / "elsewhere")
+
+
+def lose_the_last(folder):
+    segments(folder)[-1].unlink()
+
+
+def lose_the_last_three(folder):
+    for path in segments(folder)[-3:]:
+        path.unlink()
+
+
+def empty_the_last(folder):
+    segments(folder)[-1].write_bytes(b"")
+
+
+def empty_the_only_one(folder):
+    for path in segments(folder)[1:]:
+        path.unlink()
+    empty_the_last(folder)
+
+
+def keep_a_state_from_behind(folder):
+    (folder / f"snapshot-{COUNT + 7:020d}.mmsnap").touch()
+
+
+def cut_between_two_frames(folder):
+    path = segments(folder)[-1]
+    offset = list(LogReader(folder))[-1].offset
+    edit(path, lambda data: data[:offset])
 
 
 def lose_a_segment(folder):
@@ -103,6 +136,13 @@ WRONG = {
     link: ("link", "is a link"),
     lose_a_segment: ("gap", "records are missing"),
     lose_the_first: ("gap", "begins with record"),
+    lose_the_last: ("end", "says that another segment follows it"),
+    lose_the_last_three: ("end", "says that another segment follows it"),
+    empty_the_last: ("end", "says that another segment follows it"),
+    empty_the_only_one: ("end", "no segment has a byte in it"),
+    keep_a_state_from_behind: ("end", "a snapshot holds the state behind record 58"),
+    kill: ("unclosed", "killed behind record 50, or the file was cut there, between two frames"),
+    cut_between_two_frames: ("unclosed", "killed behind record 49, or the file was cut there"),
 }
 
 
@@ -113,7 +153,7 @@ def test_what_is_wrong_is_named(log, wrong):
     kind, text = WRONG[wrong]
     assert report.findings[0].kind == kind and text in report.findings[0].text
     assert report.exit_code == KINDS[kind] and "\n" not in report.findings[0].text
-    assert len(report.findings) == 1
+    assert len(report.findings) == 1 + (wrong is newer_type), "that one hides the footer, too"
 
 
 def test_every_kind_has_a_code_of_its_own():
@@ -130,11 +170,12 @@ def test_all_that_is_wrong_is_told_in_one_go(log):
 def test_the_index_says_what_stands_where(log):
     report = fsck(log)
     records = list(LogReader(log))
-    assert report.exit_code == 0 and not report.is_closed and len(report.segments) > 4
+    assert report.exit_code == 0 and report.is_closed and len(report.segments) > 4
+    assert report.end.text == "closed by its writer"
     assert sum(each.records for each in report.segments) == len(records) == COUNT
     for each in report.segments:
         inside = records[each.first_sequence : each.last_sequence + 1]
-        assert each.records == len(inside) and each.format == 2
+        assert each.records == len(inside) and each.format == 3
         assert (each.first_step, each.last_step) == (inside[0].step, inside[-1].step)
         assert (each.first_mono_ns, each.last_mono_ns) == (inside[0].mono_ns, inside[-1].mono_ns)
         assert each.queued == sum(isinstance(record.event, ev.Queued) for record in inside)
@@ -145,10 +186,11 @@ def test_the_index_says_what_stands_where(log):
 
 
 def test_a_repair_cuts_the_tail_keeps_its_bytes_and_closes_the_log(log):
+    kill(log)
     whole = segments(log)[-1].read_bytes()
     edit(segments(log)[-1], lambda data: data + b"MMFR and no more")
     report = fsck(log, repair=True)
-    assert report.exit_code == 0 and report.is_closed
+    assert report.exit_code == 0 and report.is_closed and "closed by a repair" in report.end.text
     (cut,) = report.repaired.cuts
     assert (cut.offset, cut.num_bytes, cut.kind) == (len(whole), 16, "truncated")
     (kept,) = log.glob("*.cut")
@@ -172,7 +214,7 @@ def test_two_writers(log):
     writer.append(ev.CacheReset(), 0, 0)
     assert writer.commit()
     report = fsck(log)
-    assert report.has_writer and report.exit_code == 0
+    assert report.has_writer and report.exit_code == 0 and report.end.text == "a writer is at work"
     edit(segments(log)[-1], lambda data: data + b"MM")  # a write on its way
     assert fsck(log).exit_code == 0
     refused = fsck(log, repair=True)

@@ -6,6 +6,7 @@ from contextlib import suppress
 import pytest
 
 from mmengine.events import vocabulary as ev
+from mmengine.events.ending import log_end
 from mmengine.events.log import LogReader, LogWriter
 from mmengine.events.retention import Retention
 
@@ -84,6 +85,10 @@ def test_killed_at_any_system_call(tmp_path, monkeypatch, snapshots):
         name = killed_life(monkeypatch, at, folder, range(9), acknowledged, snapshots=snapshots)
         places.add(name)
         found = in_log(folder)
+        if found:
+            assert log_end(folder).kind in ("", "unclosed", "truncated"), (
+                "nothing that was acknowledged is lost"
+            )
         kept = found[0] if found else 0
         assert kept == 0 or snapshots
         expected = list(range(kept, len(acknowledged)))
@@ -111,6 +116,7 @@ def test_killed_again_while_it_recovers(tmp_path, monkeypatch):
         assert killed_life(monkeypatch, torn, folder, range(7), acknowledged) == "write"
         name = killed_life(monkeypatch, at, folder, range(50, 52), acknowledged)
         assert in_log(folder)[: len(acknowledged)] == acknowledged
+        assert log_end(folder).kind in ("", "unclosed", "truncated")
         live(folder, [100], acknowledged)
         assert in_log(folder, "strict")[-1] == 100
         if not name:

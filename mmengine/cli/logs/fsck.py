@@ -20,8 +20,9 @@ HELP = (
     "[bold]Exit codes[/bold]\n\n"
     "0 whole; 4 bytes contradict their checksum; 6 truncated; 7 a length that reaches past the end; 8 a "
     "format or a type newer than this build; 9 a size that no log has; 10 a link; 11 another process "
-    "writes the log; 12 records are missing; 2 wrong arguments; 1 anything else. With several findings: "
-    "that of the first.\n\n"
+    "writes the log; 12 records are missing; 13 the end is missing; 14 nothing says that it is the end: its "
+    "process was killed, or the file was cut between two frames; 2 wrong arguments; 1 anything else. With "
+    "several findings: that of the first. What a writer at work has not finished is no finding.\n\n"
     "[bold]Examples[/bold]\n\n  mmengine log fsck run.log\n\n  mmengine log fsck run.log --repair"
 )
 
@@ -57,13 +58,8 @@ def _verdict(report: "FsckReport") -> list[str]:
     if report.findings:
         return []
     records = sum(segment.records for segment in report.segments)
-    if report.has_writer:
-        return [f"whole so far: {records} records; a writer is at work"]
-    if report.segments[-1].format == 1:
-        return [f"whole: {records} records; format 1 does not tell whether its writer closed it"]
-    if not report.is_closed:
-        return [f"whole: {records} records; the log was not closed, so its process was killed"]
-    return [f"whole: {records} records, closed by its writer"]
+    so_far = " so far" if report.has_writer else ""
+    return [f"whole{so_far}: {records} records; {report.end.text}"] if report.end is not None else []
 
 
 def _table(report: "FsckReport") -> "Table":
@@ -98,6 +94,7 @@ def _as_json(report: "FsckReport") -> dict:
     return {
         "exit_code": report.exit_code,
         "is_closed": report.is_closed,
+        "end": report.end.text if report.end is not None else "",
         "has_writer": report.has_writer,
         "findings": [asdict(finding) for finding in report.findings],
         "repaired": [str(cut) for cut in cuts],

@@ -1,0 +1,92 @@
+"""How a log ends: closed, still written, or without its end. `verify`, `fsck` and `show` ask this.
+
+Only a footer that says so is the end of a log. Files that end sooner, between two frames too, look as
+after a kill; those whose footer promises another segment, or that a snapshot is ahead of, have lost one.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from mmengine.errors import CorruptLog
+from mmengine.events.lock import is_locked
+from mmengine.events.recovery import walked
+from mmengine.events.segment import Follows, part_of, segment_paths, snapshot_sequences
+
+MISSING, UNCLOSED = "end", "unclosed"  # kinds of findings
+
+
+@dataclass(frozen=True, slots=True)
+class LogEnd:
+    """`kind`: of the finding, a key of fsck's KINDS; empty where nothing is missing. `text`: a clause."""
+
+    kind: str
+    text: str
+
+
+def log_end(folder: Path, had_writer: bool = False) -> LogEnd:
+    """How the log ends that stands there, read from its last segment. `had_writer`: one was at work while
+    it was read, so that its end may be in motion."""
+    if had_writer or is_locked(folder):
+        return LogEnd("", "a writer is at work")
+    try:
+        return _end(folder)
+    except CorruptLog as error:
+        return LogEnd(error.kind, str(error))
+
+
+def check_end(folder: Path) -> None:
+    """Raise CorruptLog where segments are known to be missing at the end: records that somebody was told
+    of. The caller holds the lock."""
+    paths = [path for path in segment_paths(folder) if path.stat().st_size]
+    if paths and (lost := _lost(folder, paths[-1])) is not None:
+        raise CorruptLog(f"{lost.text}; bring it back, or go on without it in the mode salvage", MISSING)
+
+
+def _end(folder: Path) -> LogEnd:
+    paths = segment_paths(folder)
+    filled = [path for path in paths if path.stat().st_size]
+    if not filled:
+        return LogEnd(MISSING, "the end is missing: no segment has a byte in it")
+    lost = _lost(folder, filled[-1])
+    if lost is not None:
+        return lost
+    if filled[-1] != paths[-1]:
+        return LogEnd(MISSING, f"the end is missing: {paths[-1].name} is empty")
+    return _how_it_ends(filled[-1])
+
+
+def _lost(folder: Path, path: Path) -> LogEnd | None:
+    """What shows that the log went on behind its last segment; None: nothing does."""
+    walk = walked(path)
+    snapshots, behind = snapshot_sequences(folder), walk.recovery.next_sequence
+    last = behind - 1
+    if walk.scan.follows is Follows.SEGMENT and not part_of(folder, behind).exists():
+        what = f"{path.name} says that another segment follows it, behind record {last}"
+    elif snapshots and snapshots[-1] > last:
+        what = f"a snapshot holds the state behind record {snapshots[-1]}"
+    else:
+        return None
+    return LogEnd(MISSING, f"the end is missing: {what}, and the log stops at record {last}")
+
+
+def _how_it_ends(path: Path) -> LogEnd:
+    walk = walked(path)
+    torn = walk.recovery.torn
+    if torn is not None:
+        return LogEnd(torn.kind, str(torn))
+    match walk.scan.follows:
+        case Follows.NOTHING:
+            return LogEnd("", "closed by its writer")
+        case Follows.REPAIRED:
+            return LogEnd("", "closed by a repair, because its writer was gone")
+        case Follows.UNKNOWN:
+            return LogEnd("", "format 2 does not tell whether its last segment is the last one")
+    if walk.scan.header is None:
+        return LogEnd("", "format 1 does not tell whether its writer closed it")
+    last = walk.recovery.next_sequence - 1
+    where = f"behind record {last}" if last >= 0 else "before its first record"
+    return LogEnd(
+        UNCLOSED,
+        f"the log was not closed: its process was killed {where}, or the file was cut there, between two "
+        "frames; nothing in it tells which",
+    )
