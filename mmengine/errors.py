@@ -58,12 +58,17 @@ class LogError(MMEngineError):
 
 
 class CorruptLog(LogError):
-    """`kind`: checksum, length, oversize, truncated, version, gap or link; `log fsck` has an exit code
+    """`kind`: checksum, length, oversize, truncated, version, gap, link, end or
+    unclosed; `log fsck` has an exit code
     for each."""
 
     def __init__(self, text: str, kind: str = "checksum"):
         super().__init__(text)
         self.kind = kind
+
+
+# Exit codes for a log without its end, whichever verb looks at it.
+NO_END = {"end": 13, "unclosed": 14, "truncated": 6}
 
 
 class Diverged(LogError):
@@ -82,3 +87,17 @@ def shown(value: object) -> str:
     except ValueError:  # Python prints no integer of thousands of digits
         return "a huge number"
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def code_of(error: MMEngineError) -> int:
+    """The exit code of a command that an error ends."""
+    match error:
+        case InvalidRequest() | ConfigError():
+            return 2
+        case Diverged():
+            return 3
+        case CorruptLog(kind="end" | "unclosed" as kind):
+            return NO_END[kind]
+        case CorruptLog():
+            return 4
+    return 1

@@ -11,7 +11,7 @@ from mmengine.cli.run import HELP as RUN_HELP
 from mmengine.cli.run import run
 from mmengine.cli.simulate import HELP as SIMULATE_HELP
 from mmengine.cli.simulate import simulate
-from mmengine.errors import ConfigError, CorruptLog, Diverged, InvalidRequest, MMEngineError
+from mmengine.errors import MMEngineError, code_of
 
 app = typer.Typer(
     name="mmengine",
@@ -30,19 +30,16 @@ app.command()(env)
 app.command()(demo)
 
 
-_CODES = {InvalidRequest: 2, ConfigError: 2, Diverged: 3, CorruptLog: 4}
-
-
 def main() -> None:
     """Entry point. Errors are one line on stderr. Exit code 2: what was asked; 3: a log whose decisions
-    are not those derived again; 4: a log that is damaged; 1: the rest."""
+    are not those derived again; 4: a log that is damaged; 13, 14: one without its end; 1: the rest."""
     warning = clash()
     if warning:
         print(f"mmengine: warning: {warning}", file=sys.stderr)
     try:
         app(prog_name="mmengine")
     except MMEngineError as error:
-        _fail(str(error), next((code for kind, code in _CODES.items() if isinstance(error, kind)), 1))
+        _fail(str(error), code_of(error))
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output left; nothing to say
         sys.exit(1)

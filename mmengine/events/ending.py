@@ -23,11 +23,15 @@ class LogEnd:
     text: str
 
 
+WRITTEN = LogEnd("", "a writer is at work")
+CLOSED = LogEnd("", "closed by its writer")
+
+
 def log_end(folder: Path, had_writer: bool = False) -> LogEnd:
     """How the log ends that stands there, read from its last segment. `had_writer`: one was at work while
     it was read, so that its end may be in motion."""
     if had_writer or is_locked(folder):
-        return LogEnd("", "a writer is at work")
+        return WRITTEN
     try:
         return _end(folder)
     except CorruptLog as error:
@@ -76,7 +80,7 @@ def _how_it_ends(path: Path) -> LogEnd:
         return LogEnd(torn.kind, str(torn))
     match walk.scan.follows:
         case Follows.NOTHING:
-            return LogEnd("", "closed by its writer")
+            return CLOSED
         case Follows.REPAIRED:
             return LogEnd("", "closed by a repair, because its writer was gone")
         case Follows.UNKNOWN:

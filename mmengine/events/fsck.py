@@ -5,7 +5,7 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mmengine.errors import CorruptLog, LogError
+from mmengine.errors import NO_END, CorruptLog, LogError
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
 from mmengine.events.ending import MISSING, UNCLOSED, LogEnd, log_end
@@ -23,15 +23,13 @@ from mmengine.events.segment import (
 # What is wrong, and the exit code of `mmengine log fsck` for it.
 KINDS = {
     "checksum": 4,
-    "truncated": 6,
     "length": 7,
     "version": 8,
     "oversize": 9,
     "link": 10,
     "locked": 11,
     "gap": 12,
-    MISSING: 13,
-    UNCLOSED: 14,
+    **NO_END,
 }
 
 

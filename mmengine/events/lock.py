@@ -40,16 +40,20 @@ except ImportError:  # Windows
         _take(fd)
 
 
+_TRIES, _AGAIN_S = 5, 0.02  # a reader that asks holds the lock for some microseconds
+
+
 def lock(folder: Path) -> int:
     """The descriptor that holds the lock. Raises LogError when another process has it, OSError when
     the file cannot be opened."""
     fd = open_file(folder / "lock", os.O_RDWR | os.O_CREAT)
-    try:
-        _take(fd)
-    except OSError:
-        os.close(fd)
-        raise LogError(f"another process writes the log in {folder}; name another folder") from None
-    return fd
+    for _ in range(_TRIES):
+        with suppress(OSError):
+            _take(fd)
+            return fd
+        time.sleep(_AGAIN_S)
+    os.close(fd)
+    raise LogError(f"another process writes the log in {folder}; name another folder")
 
 
 def is_locked(folder: Path) -> bool:

@@ -217,8 +217,8 @@ class LogWriter:
     def _open_segment(self) -> None:
         """The next segment, in place of the full one. Raises OSError; the next try begins again.
 
-        Its header is on the disk before the footer of the one before promises it, and it has its name only
-        afterwards: so a process that is killed in between leaves no log that looks as if its end were gone."""
+        Its header is on the disk before the footer of the one before promises it: a process that is killed
+        in between leaves no log that looks as if its end were gone."""
         first = self.next_sequence - len(self._pending)
         path, part = self._folder / segment_name(first), part_of(self._folder, first)
         begin = Header(first, self._wall_ns(), self._pending[0][2], __version__).pack()

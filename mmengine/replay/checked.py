@@ -20,6 +20,7 @@ from mmengine.core.state.state import State
 from mmengine.errors import ConfigError, CorruptLog, LogError
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
+from mmengine.events.ending import log_end
 from mmengine.events.follow import LogFollower
 from mmengine.events.log import LogReader
 from mmengine.events.recovery import Cut
@@ -62,6 +63,8 @@ class CheckedLog:
     def _started(self, folder: Path) -> ev.Started:
         if self._base is not None:
             return self._base.started
+        if self.first is None and (end := log_end(folder)).kind:
+            raise CorruptLog(f"{folder} holds no record; {end.text}", end.kind)
         if self.first is None or not isinstance(self.first.event, ev.Started):
             raise CorruptLog(f"{folder} does not begin with STARTED; it is no whole log")
         return self.first.event

@@ -19,6 +19,8 @@ from mmengine.core.state.state import State
 from mmengine.errors import ExecutorFailed, LogError, MMEngineError
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
+from mmengine.events.ending import WRITTEN, LogEnd, log_end
+from mmengine.events.lock import is_locked
 from mmengine.events.recovery import Cut
 from mmengine.replay.checked import CheckedLog
 from mmengine.replay.invariants import broken
@@ -47,7 +49,7 @@ class Divergence:
 class VerifyReport:
     """`rederived` False: the log was written under other rules (`logged_version`, not `version`), so it
     was only folded and its digests compared. `unfinished`: requests without an end in the log.
-    `begins_after`: the record of the snapshot that it began at, or -1."""
+    `begins_after`: the record of the snapshot that it began at, or -1. `end`: how the log ends."""
 
     steps: int = 0
     events: int = 0
@@ -55,6 +57,7 @@ class VerifyReport:
     tokens: int = 0
     checkpoints: int = 0
     begins_after: int = -1
+    end: LogEnd = WRITTEN
     rederived: bool = True
     logged_version: int = 0
     logged_engine: str = ""
@@ -260,6 +263,7 @@ def verify(
 
     Raises LogError when there is no log, CorruptLog when it is damaged or is none.
     """
+    had_writer = is_locked(folder)
     log = CheckedLog(folder, after=after)
     report = VerifyReport(
         begins_after=log.begins_after,
@@ -280,6 +284,7 @@ def verify(
     else:
         report.unfinished = list(state.requests)
     report.torn = log.torn
+    report.end = log_end(folder, had_writer)
     return report
 
 

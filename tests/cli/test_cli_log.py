@@ -1,6 +1,7 @@
 """`mmengine log` on logs that an engine without a model wrote."""
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -10,7 +11,9 @@ import pytest
 from msgspec.structs import replace
 
 from mmengine.cli import main as cli
+from mmengine.events.lock import lock
 from mmengine.events.log import LogReader, LogWriter
+from mmengine.events.segment import FOOTER_SIZE, Scan
 from mmengine.events.vocabulary import Finished, Started
 from mmengine.serve.engine import Engine
 from tests.cli.cli_process import loaded, run_cli
@@ -82,10 +85,70 @@ def test_a_torn_tail_is_told_and_damage_is_refused(log, monkeypatch, capsys):
     data = path.read_bytes()
     path.write_bytes(data[:-3])
     code, printed = call(monkeypatch, capsys, "log", "verify", log)
-    assert code == 0 and "torn tail" in printed.out
+    assert code == 6 and "torn tail" in printed.out and "it has no end" in printed.out
     path.write_bytes(data[:200] + b"\0\0\0\0" + data[204:])
     code, printed = call(monkeypatch, capsys, "log", "verify", log)
     assert code == 4 and printed.err.startswith("mmengine: ") and len(printed.err.splitlines()) == 1
+
+
+def gone_segment(paths):
+    paths[-1].unlink()
+
+
+def emptied_segment(paths):
+    paths[-1].write_bytes(b"")
+
+
+def only_an_empty_one(paths):
+    for path in paths[1:]:
+        path.unlink()
+    paths[0].write_bytes(b"")
+
+
+def no_footer(paths):
+    paths[-1].write_bytes(paths[-1].read_bytes()[:-FOOTER_SIZE])
+
+
+def no_last_frame(paths):
+    frames = [frame.offset for frame in Scan(paths[-1].read_bytes()).frames()]
+    paths[-1].write_bytes(paths[-1].read_bytes()[: frames[-1]])
+
+
+def half_a_frame(paths):
+    paths[-1].write_bytes(paths[-1].read_bytes()[: -FOOTER_SIZE - 3])
+
+
+@pytest.mark.parametrize(
+    "cut, expected, said",
+    [
+        (gone_segment, 13, "says that another segment follows it"),
+        (emptied_segment, 13, "the end is missing"),
+        (only_an_empty_one, 13, "no segment has a byte in it"),
+        (no_footer, 14, "or the file was cut there, between two frames"),
+        (no_last_frame, 14, "or the file was cut there, between two frames"),
+        (half_a_frame, 6, "cut short"),
+    ],
+)
+def test_three_verbs_agree_on_an_end_that_is_missing(log, tmp_path, monkeypatch, capsys, cut, expected, said):
+    writer = LogWriter(tmp_path / "cut", segment_bytes=4000, pack_full=False)
+    for record in LogReader(log):
+        writer.append(record.event, record.step, record.mono_ns)
+        assert writer.commit()
+    writer.close()
+    for verb in ("verify", "show", "fsck"):
+        assert call(monkeypatch, capsys, "log", verb, tmp_path / "cut")[0] == 0
+    cut(sorted((tmp_path / "cut").glob("*.mmlog")))
+    for verb in ("verify", "show", "fsck"):
+        code, printed = call(monkeypatch, capsys, "log", verb, tmp_path / "cut")
+        text = printed.out + printed.err
+        assert code == expected and (said in text or verb == "verify" and "torn tail" in text), (verb, text)
+    holder = lock(tmp_path / "cut")
+    try:  # a writer is at work, and may be about to write the rest
+        for verb in ("verify", "show", "fsck") if cut is not only_an_empty_one else ("fsck",):
+            code, printed = call(monkeypatch, capsys, "log", verb, tmp_path / "cut")
+            assert code == 0 and ("missing" not in printed.out or verb == "show")
+    finally:
+        os.close(holder)
 
 
 def test_many_logs_are_verified_at_once(log, tmp_path, monkeypatch, capsys):

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from mmengine.cli.logs.printing import Folder, Json, console, existing, print_json
-from mmengine.errors import InvalidRequest, LogError
+from mmengine.cli.logs.printing import Folder, Json, console, existing, print_json, printable
+from mmengine.errors import NO_END, InvalidRequest, LogError
 
 if TYPE_CHECKING:  # heavy: loaded when a command runs
     from mmengine.replay.checked import CheckedLog
@@ -24,7 +24,10 @@ HELP = (
     "  mmengine log show run.log --steps         one line a step\n\n"
     "  mmengine log show run.log --step 120      its batch, its budgets, who waited and why\n\n"
     "  mmengine log show run.log --at 120        the whole state just before step 120; -1: at the end\n\n"
-    "  mmengine log show run.log --steps --follow   as the steps come, until Ctrl-C"
+    "  mmengine log show run.log --steps --follow   as the steps come, until Ctrl-C\n\n"
+    "[bold]Exit codes[/bold]\n\n"
+    "0; 13 the end of the log is missing; 14 nothing says that it is the end; 6 it is cut short within a "
+    "frame; 4 corrupt; 2 wrong arguments; 1 anything else. What is there is shown all the same."
 )
 
 
@@ -41,9 +44,12 @@ def show(
     json_output: Json = False,
 ) -> None:
     from mmengine.cli.logs import show_tables as tables  # lazy, like all below: help needs none of it
+    from mmengine.events.ending import log_end
+    from mmengine.events.lock import is_locked
     from mmengine.replay.ask.show import request_lines, step_lines
 
     existing(folder)
+    had_writer = not follow and is_locked(folder)
     views = [request is not None, steps, step is not None, at is not None]
     if sum(views) > 1 or follow and (step is not None or at is not None):
         raise InvalidRequest(
@@ -73,6 +79,10 @@ def show(
     else:
         last_requests = deque(request_lines(folder), maxlen=limit)
         _list(tables.request_table(last_requests), last_requests, json_output)
+    if not follow and (end := log_end(folder, had_writer)).kind:
+        sys.stdout.flush()
+        print(f"mmengine: {printable(end.text)}", file=sys.stderr)
+        raise typer.Exit(NO_END.get(end.kind, 4))
 
 
 def _list(table: Any, lines: Iterable[Any], json_output: bool) -> None:

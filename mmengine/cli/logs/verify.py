@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mmengine.cli.logs.printing import Json, clean, console, existing, print_json, short
-from mmengine.errors import CorruptLog, LogError
+from mmengine.errors import NO_END, CorruptLog, LogError, code_of
 
 if TYPE_CHECKING:  # heavy: loaded when a command runs
     from rich.table import Table
@@ -24,12 +24,14 @@ HELP = (
     "named; that takes some times as long.\n\n"
     "[bold]Exit codes[/bold]\n\n"
     "0 all agree; 3 diverged, or an invariant is broken; 4 corrupt; 5 folded only, because the rules of the "
-    "log's version are not those of this build; 2 wrong arguments; 1 anything else. With many "
-    "logs: the first of 4, 3, 1, 5 that one of them has.\n\n"
+    "log's version are not those of this build; 2 wrong arguments; 1 anything else. What is there agrees, but the log has no end: "
+    "13 it is missing, 14 nothing says that it is the end (its process was killed, or the file was cut "
+    "between two frames), 6 it is cut short within a frame. With many logs: the first of 4, 3, 1, 13, 14, 6, "
+    "5 that one of them has.\n\n"
     "[bold]Examples[/bold]\n\n  mmengine log verify run.log\n\n  mmengine log verify nightly/*.log --json"
 )
 SAME, OTHER, DIVERGED, CORRUPT, FOLDED = 0, 1, 3, 4, 5
-_WORST_FIRST = (CORRUPT, DIVERGED, OTHER, FOLDED, SAME)
+_WORST_FIRST = (CORRUPT, DIVERGED, OTHER, *NO_END.values(), FOLDED, SAME)
 
 
 def verify(
@@ -71,10 +73,14 @@ def verify(
 
 
 def _code(result: "VerifyReport | LogError") -> int:
+    if isinstance(result, CorruptLog):
+        return code_of(result)
     if isinstance(result, LogError):
-        return CORRUPT if isinstance(result, CorruptLog) else OTHER
+        return OTHER
     if result.divergence is not None:
         return DIVERGED
+    if result.end.kind:
+        return NO_END.get(result.end.kind, CORRUPT)
     return SAME if result.rederived else FOLDED
 
 
@@ -88,6 +94,8 @@ def _logs_in(folder: Path) -> list[Path]:
 
 def report_lines(report: "VerifyReport") -> list[str]:
     """What `verify` found, in words."""
+    from mmengine.events.ending import CLOSED  # lazy: help needs none of it
+
     lines = [
         f"{report.steps} steps, {report.events} events, {report.requests} requests, {report.tokens} tokens, "
         f"{report.checkpoints} state digests"
@@ -99,6 +107,8 @@ def report_lines(report: "VerifyReport") -> list[str]:
             f"torn tail: {report.torn.num_bytes} bytes at the end of {report.torn.path.name} are no whole "
             "record; a write was cut short"
         )
+    elif report.end != CLOSED:
+        lines.append(report.end.text)
     if report.unfinished:
         lines.append(f"{len(report.unfinished)} requests have no end in this log")
     return [*lines, _verdict(report)]
@@ -113,6 +123,8 @@ def _verdict(report: "VerifyReport | LogError") -> str:
         return f"BROKEN at step {found.step}, behind record {found.sequence}, {found.event}: {found.field}"
     if found is not None:
         return f"DIVERGED at step {found.step}, record {found.sequence}: {found.event}, field {found.field}"
+    if report.rederived and report.end.kind:
+        return "no divergence up to where the log stops, but it has no end"
     if report.rederived:
         return "verified: no divergence"
     return f"folded; written under rules {report.logged_version}, this build {report.version}"
@@ -196,6 +208,7 @@ def _as_json(report: "VerifyReport | LogError") -> dict[str, Any]:
         "requests": report.requests,
         "tokens": report.tokens,
         "checkpoints": report.checkpoints,
+        "end": {"kind": report.end.kind, "text": report.end.text},
         "torn_bytes": report.torn.num_bytes if report.torn is not None else 0,
         "unfinished": report.unfinished,
         "written_by": {"engine": report.logged_engine, "decision_version": report.logged_version},
