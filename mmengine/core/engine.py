@@ -75,7 +75,7 @@ class EngineCore:
         self.sink = sink if sink is not None else MemoryLog()
         self.inbox = Inbox(clock)
         self._source: Source = source if source is not None else self.inbox
-        self._clock = clock
+        self._clock, self._now = clock, 0
         self._is_decided = False  # a step is, and was not dispatched yet
         self._plan = NO_PLAN  # of that step
         self._overlaps = config.max_in_flight > 1
@@ -140,7 +140,7 @@ class EngineCore:
         """Go on from a state whose process ended: no step of it comes back. `cause` puts the blame on the
         oldest of them. Deadlines of requests count from now."""
         if cause and self._dispatched:
-            self._emit(ev.Failed(writable(cause)), self._oldest_step())
+            self._emit(ev.Failed(writable(cause)))
         self._is_decided, self._plan, self._outputs = False, NO_PLAN, Outputs()
         self._dispatched.forget()
         self._collect_first = False
@@ -197,7 +197,7 @@ class EngineCore:
         False when nobody waits for the executor: nothing is recorded then."""
         if not self._dispatched.stop_waiting():
             return False
-        self._emit(ev.Failed(writable(text)), self._oldest_step())
+        self._emit(ev.Failed(writable(text)))
         return self.sink.commit()
 
     def step(self) -> Outputs:
@@ -271,25 +271,20 @@ class EngineCore:
         return bool(decisions)
 
     def _collect(self) -> None:
-        step = self._oldest_step()
         sampled = self.state.sampled_rows()
         event = self._dispatched.collect(self.state, sampled)
         if isinstance(event, ev.Failed):
-            self._emit(event, step)
+            self._emit(event)
             return
         one_each = event.counts is None and not event.errors and not self.state.leaving
         before = None if one_each else self.state.num_tokens[sampled]
         drafts = drafted(self.state, sampled, event)
-        self._emit(event, step)
+        self._emit(event)
         taken = None if before is None else self.state.num_tokens[sampled] - before
         self._outputs.tokens(self.view, sampled, taken, event, drafts)
         if drafts is not None:
             self._stats.drafts = added(self._stats.drafts, drafts)
         self._stats.num_output_tokens += len(sampled) if taken is None else int(taken.sum())
-
-    def _oldest_step(self) -> int:
-        """The step whose result comes next."""
-        return self.state.flights[0].step if self.state.flights else self.state.step
 
     def _release(self) -> Outputs:
         """Commit; only then let the batch and the tokens go."""
@@ -321,10 +316,11 @@ class EngineCore:
         """Record a digest of the state."""
         self._emit(ev.Checkpoint(self.state.digest()))
 
-    def _emit(self, event: ev.Event, step: int | None = None) -> None:
-        """Append and apply. `step`: the one that the event is of; None: the open one."""
+    def _emit(self, event: ev.Event) -> None:
+        """Append and apply."""
         req_state = self.state.requests.get(getattr(event, "request_id", ""))
-        self.sink.append(event, self.state.step if step is None else step, self._clock())
+        self._now = max(self._now, self._clock())  # verify compares the order of times
+        self.sink.append(event, self.state.step_of(event), self._now)
         evolve(self.state, event)
         self._stats.count(event, req_state, self.config.block_size)
         if isinstance(event, ev.Finished):

@@ -176,10 +176,19 @@ class _Tape:
         if event != logged:
             name = next(n for n in event.__struct_fields__ if getattr(event, n) != getattr(logged, n))
             raise _Parted(self.divergence(name, getattr(logged, name), getattr(event, name)))
+        if step != record.step:
+            raise _Parted(self.divergence("step", record.step, step))
+        behind = next(self._records, None)
+        if (
+            self.last is not None
+            and record.mono_ns < self.last.mono_ns
+            and not _begins_process(record, behind)
+        ):
+            raise _Parted(self.divergence("mono_ns", record.mono_ns, f"{self.last.mono_ns} or later"))
         self._count(record)
         if type(logged) in _OBSERVATIONS:
             self._recent.append(record)
-        self.last, self.next = record, next(self._records, None)
+        self.last, self.next = record, behind
 
     def check_invariants(self) -> None:
         """Raise _Parted for one that the record before broke."""
@@ -226,6 +235,14 @@ class _Tape:
         return Divergence(
             record.sequence, record.step, kind, name, _readable(logged), _readable(derived), recent
         )
+
+
+def _begins_process(record: Record, behind: Record | None) -> bool:
+    """Whether another process, with a clock of its own, wrote this record and not the one before: RECOVERED,
+    or the blame of a step just before it."""
+    if isinstance(record.event, ev.Failed) and behind is not None:
+        record = behind
+    return isinstance(record.event, ev.Recovered)
 
 
 def _int32(column: bytes | None) -> np.ndarray | None:
@@ -349,7 +366,7 @@ def _fold(tape: _Tape, log: CheckedLog, invariants: bool) -> State | Divergence:
         if isinstance(event, ev.Checkpoint):
             event = ev.Checkpoint(state.digest())
         try:
-            tape.append(event, state.step, 0)
+            tape.append(event, state.step_of(event), 0)
         except _Parted as parted:
             return parted.divergence
         with log.naming(tape.last):

@@ -64,10 +64,11 @@ def answers(config, events):
     return tokens, ends, state
 
 
-def write_log(folder, events):
-    writer = LogWriter(folder)
+def write_log(folder, config, events):
+    writer, state = LogWriter(folder), State(config)
     for event in events:
-        writer.append(event, 0, 0)
+        writer.append(event, state.step_of(event), 0)
+        evolve(state, event)
     writer.close()
 
 
@@ -81,7 +82,7 @@ def check(config, requests, events, folder=None):
         else:
             assert ends[name] in ("abort", "error", "rejected")
     if folder is not None:
-        write_log(folder, events)
+        write_log(folder, config, events)
         report = verify(folder)
         assert report.ok and report.rederived and not report.unfinished, report.divergence
 

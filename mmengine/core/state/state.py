@@ -20,6 +20,7 @@ from mmengine.core.state.history import History
 from mmengine.core.state.policy import Policy, policy_of
 from mmengine.core.state.request_state import NO_ROW, RequestState
 from mmengine.encoder_cache.cache import EncoderCache, encoder_key
+from mmengine.events import vocabulary as ev
 from mmengine.request import Request
 
 _NO_ROWS = frozen(np.zeros(0, np.intp))
@@ -121,6 +122,12 @@ class State(Columns[np.ndarray]):
     def _due_rows(self) -> np.ndarray:
         rows, due = self.step_rows, self.due()
         return rows if len(due) == len(rows) else rows[due]
+
+    def step_of(self, event: ev.Event) -> int:
+        """The step that an event is of which comes next: of a result the oldest in flight, else the open
+        one, or the next where none is open."""
+        returns = isinstance(event, (ev.Executed, ev.Failed))
+        return self.flights[0].step if returns and self.flights else self.step
 
     def open_step(self) -> Flight:
         """The open step, as it would be dispatched now."""
