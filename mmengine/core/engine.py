@@ -30,6 +30,7 @@ from mmengine.core.inbox import Inbox, Source
 from mmengine.core.outputs import Outputs, Stats
 from mmengine.core.snapshot import snapshot
 from mmengine.core.state import overlap
+from mmengine.core.state.digest import checkpoint
 from mmengine.core.state.drafted import added, drafted
 from mmengine.core.state.request_state import queued_of
 from mmengine.core.state.state import State
@@ -314,7 +315,7 @@ class EngineCore:
 
     def checkpoint(self) -> None:
         """Record a digest of the state."""
-        self._emit(ev.Checkpoint(self.state.digest()))
+        self._emit(checkpoint(self.state))
 
     def _emit(self, event: ev.Event) -> None:
         """Append and apply."""

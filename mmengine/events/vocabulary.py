@@ -11,7 +11,7 @@ import msgspec
 
 from mmengine.request import MediaItem, SamplingParams
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2  # 2: digests are trees, see core/state/digest.py
 FOR_ALL = -1  # in place of a row: room is made for whoever needs it
 AS_CACHED = -1  # in place of a number of tokens: as many as the cached blocks hold
 
@@ -192,9 +192,14 @@ class CacheReset(EventBase, frozen=True):
 
 
 class Checkpoint(EventBase, frozen=True):
-    """Decision: digest of the whole state at this point."""
+    """Decision: digest of the whole state at this point.
+
+    `columns`, `requests`: 4 bytes of it for each column of the state, and for each live request; empty in
+    logs of schema 1."""
 
     digest: bytes
+    columns: bytes = b""
+    requests: bytes = b""
 
 
 class Recovered(EventBase, frozen=True):

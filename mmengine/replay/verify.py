@@ -6,70 +6,29 @@ no clock is needed.
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from mmengine.core.decide.schedule import DECISION_VERSION, decides, decision_version
+from mmengine.core.decide.schedule import decides, decision_version
 from mmengine.core.engine import EngineCore
 from mmengine.core.executor import StepPlan, StepResult
+from mmengine.core.state.digest import checkpoint, where_apart
 from mmengine.core.state.state import State
 from mmengine.errors import ExecutorFailed, LogError, MMEngineError
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
-from mmengine.events.ending import WRITTEN, LogEnd, log_end
+from mmengine.events.ending import log_end
 from mmengine.events.lock import is_locked
-from mmengine.events.recovery import Cut
 from mmengine.replay.checked import CheckedLog
 from mmengine.replay.invariants import broken
+from mmengine.replay.verify_report import Divergence, VerifyReport, readable
 from mmengine.request import SamplingParams
-from mmengine.version import __version__
 
 _OBSERVATIONS = frozenset(ev.OBSERVATIONS)
 RECENT = 8  # observations shown with a divergence
 INVARIANT = "invariant "  # begins the `field` of a divergence that is one
-
-
-@dataclass(slots=True)
-class Divergence:
-    """The first event that differs: where, which field, and the observations before it."""
-
-    sequence: int
-    step: int
-    event: str
-    field: str
-    logged: Any
-    derived: Any
-    recent: list[Record]
-
-
-@dataclass(slots=True)
-class VerifyReport:
-    """`rederived` False: the log was written under other rules (`logged_version`, not `version`), so it
-    was only folded and its digests compared. `unfinished`: requests without an end in the log.
-    `begins_after`: the record of the snapshot that it began at, or -1. `end`: how the log ends."""
-
-    steps: int = 0
-    events: int = 0
-    requests: int = 0
-    tokens: int = 0
-    checkpoints: int = 0
-    begins_after: int = -1
-    end: LogEnd = WRITTEN
-    rederived: bool = True
-    logged_version: int = 0
-    logged_engine: str = ""
-    version: int = DECISION_VERSION  # of this build
-    engine: str = __version__
-    torn: Cut | None = None
-    divergence: Divergence | None = None
-    unfinished: list[str] = field(default_factory=list)
-
-    @property
-    def ok(self) -> bool:
-        return self.divergence is None
 
 
 # Both leave the loop from inside an executor or a sink. They are no `Exception`, because the loop
@@ -106,6 +65,7 @@ class _Tape:
         self.next: Record | None = next(records, None)
         self.last: Record | None = None  # the one before
         self.watched: State | None = None  # whose invariants must hold between any two records
+        self.agreed: Record | None = None  # the last digest that was the same
 
     # Executor
 
@@ -220,6 +180,7 @@ class _Tape:
             report.requests += 1
         elif isinstance(event, ev.Checkpoint):
             report.checkpoints += 1
+            self.agreed = record
         if self._progress is not None:
             self._progress(record)
 
@@ -233,8 +194,18 @@ class _Tape:
         kind = type(record.event).__name__
         recent = list(self._recent)
         return Divergence(
-            record.sequence, record.step, kind, name, _readable(logged), _readable(derived), recent
+            record.sequence, record.step, kind, name, readable(logged), readable(derived), recent
         )
+
+    def located(self, found: Divergence, state: State) -> Divergence:
+        """Also where the states differ, if it is their digest that does."""
+        if found.event == ev.Checkpoint.__name__ and found.field in ev.Checkpoint.__struct_fields__:
+            event = self._expect().event
+            assert isinstance(event, ev.Checkpoint)
+            found.columns, found.requests = where_apart(state, event)
+            if self.agreed is not None:
+                found.agreed = self.agreed.sequence, self.agreed.step
+        return found
 
 
 def _begins_process(record: Record, behind: Record | None) -> bool:
@@ -258,13 +229,6 @@ def _asked(event: ev.Event) -> ev.Event | None:
     if isinstance(event, ev.Finished) and event.reason == "rejected":
         return ev.Queued(event.request_id, b"", SamplingParams())
     return None
-
-
-def _readable(value: Any) -> Any:
-    """Integer columns as lists, so that a person can compare them."""
-    if isinstance(value, bytes) and len(value) % 4 == 0 and len(value) <= 4096:
-        return np.frombuffer(value, np.int32).tolist()
-    return value
 
 
 def verify(
@@ -330,7 +294,7 @@ def _derive(tape: _Tape, log: CheckedLog, invariants: bool) -> State | Divergenc
             if tape.next is not None and tape.next.sequence == here:
                 return tape.divergence("event", type(tape.next.event).__name__, "nothing")
     except _Parted as parted:
-        return parted.divergence
+        return parted.divergence if core is None else tape.located(parted.divergence, core.state)
     except _LogEnded:
         pass
     except LogError:
@@ -364,11 +328,11 @@ def _fold(tape: _Tape, log: CheckedLog, invariants: bool) -> State | Divergence:
     while tape.next is not None:
         event = tape.next.event
         if isinstance(event, ev.Checkpoint):
-            event = ev.Checkpoint(state.digest())
+            event = checkpoint(state)
         try:
             tape.append(event, state.step_of(event), 0)
         except _Parted as parted:
-            return parted.divergence
+            return tape.located(parted.divergence, state)
         with log.naming(tape.last):
             log.apply(state, event)
     return state

@@ -23,6 +23,7 @@ import numpy as np
 from mmengine.config import EngineConfig
 from mmengine.core.engine import EngineCore
 from mmengine.core.fold.evolve import evolve
+from mmengine.core.state.digest import state_digest
 from mmengine.core.state.state import State
 from mmengine.errors import MMEngineError, QueueFull
 from mmengine.events import vocabulary as ev
@@ -234,7 +235,7 @@ class Chaos:
         state = State(self.config)
         for record in LogReader(self.folder):
             evolve(state, record.event)
-        assert state.digest() == self.core.state.digest()
+        assert state_digest(state) == state_digest(self.core.state)
         report = verify(self.folder)
         assert report.ok and not report.unfinished, report.divergence
         req_state = [line.finish_reason for line in request_lines(self.folder)]

@@ -3,6 +3,7 @@
 import random
 import subprocess
 import sys
+from itertools import accumulate
 
 import msgspec
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from mmengine.core.decide.schedule import DECISION_VERSION
 from mmengine.errors import CorruptLog, LogError
 from mmengine.events import vocabulary as ev
+from mmengine.events.codec import Record
 from mmengine.events.log import LogReader
 from mmengine.replay import request_lines, step_lines, verify
 from mmengine.request import MediaItem, SamplingParams
@@ -158,6 +160,12 @@ DECIDED = {
 }
 
 
+def write_steps(folder, events):
+    """A log of the events, each with the step that it is of."""
+    steps = accumulate(isinstance(event, (ev.Executed, ev.Failed)) for event in [None, *events])
+    return rewrite([Record(0, step, 0, event) for step, event in zip(steps, events)], folder)
+
+
 def named(events):
     """What is said of the last event."""
     return rf"^record {len(events) - 1} \(step \d+, {type(events[-1]).__name__}\) cannot follow"
@@ -167,7 +175,7 @@ def named(events):
 @pytest.mark.parametrize("decision_version", [DECISION_VERSION, 99])
 def test_a_lie_that_is_observed_is_refused_by_all(tmp_path, name, decision_version):
     events = [started(decision_version), *OBSERVED[name]]
-    log = write_log(tmp_path / "log", events)
+    log = write_steps(tmp_path / "log", events)
     for look in LOOKS.values():
         with pytest.raises(CorruptLog, match=named(events)):
             look(log)
@@ -177,9 +185,9 @@ def test_a_lie_that_is_observed_is_refused_by_all(tmp_path, name, decision_versi
 def test_a_lie_about_a_decision(tmp_path, name):
     lie = DECIDED[name]
     at = len(lie)
-    report = verify(write_log(tmp_path / "log", [started(), *lie]))
+    report = verify(write_steps(tmp_path / "log", [started(), *lie]))
     assert report.divergence.sequence == at and report.divergence.logged != report.divergence.derived
-    other = write_log(tmp_path / "other", [started(99), *lie])
+    other = write_steps(tmp_path / "other", [started(99), *lie])
     for look in LOOKS.values():
         with pytest.raises(CorruptLog, match=named([None, *lie])) as error:
             look(other)

@@ -58,6 +58,8 @@ _CHANGED = {
         "fingerprints",
         "config",
         "digest",
+        "columns",
+        "requests",
     ),
     *("error", "errors", "detail", "reason", "logprobs", "cuts", "lost"),
 }

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mmengine.cli.logs.printing import Json, clean, console, existing, print_json, short
+from mmengine.cli.logs.printing import Json, clean, console, existing, print_json, printable, short
 from mmengine.errors import NO_END, CorruptLog, LogError, code_of
 
 if TYPE_CHECKING:  # heavy: loaded when a command runs
@@ -24,12 +24,13 @@ HELP = (
     "named; that takes some times as long.\n\n"
     "[bold]Exit codes[/bold]\n\n"
     "0 all agree; 3 diverged, or an invariant is broken; 4 corrupt; 5 folded only, because the rules of the "
-    "log's version are not those of this build; 2 wrong arguments; 1 anything else. What is there agrees, but the log has no end: "
-    "13 it is missing, 14 nothing says that it is the end (its process was killed, or the file was cut "
-    "between two frames), 6 it is cut short within a frame. With many logs: the first of 4, 3, 1, 13, 14, 6, "
-    "5 that one of them has.\n\n"
+    "log's version are not those of this build; 2 wrong arguments; 1 anything else. What is there agrees, but "
+    "the log has no end: 13 it is missing, 14 nothing says that it is the end (its process was killed, or the "
+    "file was cut between two frames), 6 it is cut short within a frame. With many logs: the first of 4, 3, 1, "
+    "13, 14, 6, 5 that one of them has.\n\n"
     "[bold]Examples[/bold]\n\n  mmengine log verify run.log\n\n  mmengine log verify nightly/*.log --json"
 )
+MAX_REQUESTS = 8  # named with a digest that differs
 SAME, OTHER, DIVERGED, CORRUPT, FOLDED = 0, 1, 3, 4, 5
 _WORST_FIRST = (CORRUPT, DIVERGED, OTHER, *NO_END.values(), FOLDED, SAME)
 
@@ -176,6 +177,7 @@ def _divergence_tables(report: "VerifyReport", found: "Divergence") -> "Iterator
         ("step", str(found.step)),
         ("record", f"{found.sequence} {found.event}"),
         ("field", found.field),
+        *_where(found),
         ("logged", short(found.logged)),
         ("derived", short(found.derived)),
         ("written by", f"mmengine {report.logged_engine}, decision rules {report.logged_version}"),
@@ -188,6 +190,21 @@ def _divergence_tables(report: "VerifyReport", found: "Divergence") -> "Iterator
         for record in found.recent:
             inputs.add_row(str(record.sequence), str(record.step), *_input(record))
         yield inputs
+
+
+def _where(found: "Divergence") -> Iterator[tuple[str, str]]:
+    """Of a digest: between which steps the states parted, and in what."""
+    if found.event != "Checkpoint" or found.field == "event":
+        return
+    before = "never before in this log" if found.agreed is None else f"last at step {found.agreed[1]}"
+    yield "the digests agreed", before
+    if not found.columns:
+        yield "columns", "the log does not say which (schema 1)"
+        return
+    yield "columns", ", ".join(found.columns)
+    rows = [f"{name} (row {row})" if row >= 0 else f"{name} (waits)" for name, row in found.requests]
+    more = f" and {len(rows) - MAX_REQUESTS} more" if len(rows) > MAX_REQUESTS else ""
+    yield "requests", ", ".join(rows[:MAX_REQUESTS]) + more or "none alone, or others are live"
 
 
 def _input(record: "Record") -> tuple[str, str]:
@@ -222,6 +239,11 @@ def _as_json(report: "VerifyReport | LogError") -> dict[str, Any]:
             "field": found.field,
             "logged": short(found.logged),
             "derived": short(found.derived),
+            "columns": found.columns,
+            "requests": [{"request": printable(name), "row": row} for name, row in found.requests],
+            "agreed": None
+            if found.agreed is None
+            else {"sequence": found.agreed[0], "step": found.agreed[1]},
             "inputs": [_input_json(record) for record in found.recent],
         },
     }

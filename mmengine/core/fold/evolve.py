@@ -72,7 +72,7 @@ def evolve(state: State, event: ev.Event) -> None:
 
 def _started(state: State, event: ev.Started) -> None:
     """The state was made from its settings; what is left are the rules that the log keeps to."""
-    state.decision_version = event.decision_version
+    state.decision_version, state.schema = event.decision_version, event.schema
     state.history.begin(event.decision_version)
 
 

@@ -18,6 +18,7 @@ from mmengine.config import EngineConfig
 from mmengine.core.snapshot.body import Body
 from mmengine.core.snapshot.fill import fill
 from mmengine.core.snapshot.take import body_of
+from mmengine.core.state.digest import state_digest
 from mmengine.core.state.state import State
 from mmengine.errors import ConfigError, CorruptLog, LogError
 from mmengine.events import vocabulary as ev
@@ -53,7 +54,8 @@ def filled(body: Body) -> State:
     try:
         state = State(_config_of(body.started))
         fill(state, body)
-        digest = state.digest()
+        state.schema = body.started.schema
+        digest = state_digest(state)
     except (ValueError, IndexError, KeyError, TypeError, OverflowError, ConfigError) as error:
         raise CorruptLog(f"the snapshot contradicts itself: {type(error).__name__}: {error}") from None
     if digest != body.digest:

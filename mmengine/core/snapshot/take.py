@@ -7,6 +7,7 @@ import numpy as np
 from mmengine.core.snapshot.body import NAMES, PLAIN, Body, Known, Pool, Step
 from mmengine.core.snapshot.form import ints, take_fields
 from mmengine.core.state.columns import COLUMNS
+from mmengine.core.state.digest import state_digest
 from mmengine.core.state.flight import Flight
 from mmengine.core.state.prefix_index import NO_CONTENT
 from mmengine.core.state.request_state import RequestState, queued_of
@@ -29,7 +30,7 @@ def body_of(state: State, started: ev.Started, sequence: int) -> Body:
     held = np.flatnonzero(state.num_blocks).tolist()
     return Body(
         sequence=sequence,
-        digest=state.digest(),
+        digest=state_digest(state),
         started=started,
         plain={name: np.asarray(getattr(state, name)).item() for name in PLAIN},
         names={name: tuple(getattr(state, name)) for name in NAMES},

@@ -4,7 +4,6 @@ Only `evolve` writes it. Decisions read it through a `View`, which has nothing t
 place in the running batch; a waiting request has none, and keeps its tokens itself.
 """
 
-import hashlib
 from bisect import insort
 from collections import deque
 
@@ -13,7 +12,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from mmengine.config import EngineConfig
 from mmengine.core.state.blocks import BlockPool
-from mmengine.core.state.columns import FLIGHT_COLUMNS, NEVER, ROW_COLUMNS, Columns, frozen, make_columns
+from mmengine.core.state.columns import NEVER, Columns, frozen, make_columns
 from mmengine.core.state.flight import Flight
 from mmengine.core.state.goodput import Goodput
 from mmengine.core.state.history import History
@@ -71,7 +70,7 @@ class State(Columns[np.ndarray]):
         self.last_rows = _NO_ROWS  # what "the rows of the step before" stands for
         self.due_places: np.ndarray | None = None  # what `due` found since the last event
         self.history = History()
-        self.decision_version = 1  # of the log
+        self.decision_version = self.schema = 1  # of the log
         self.checkpointed_step = 0  # the step of the last CHECKPOINT
         self.reset_step()
 
@@ -143,60 +142,3 @@ class State(Columns[np.ndarray]):
             [*self.encoder.dropped, *self.step_evicted],
             self.step_swapped,
         )
-
-    def digest(self) -> bytes:
-        """16 bytes over what decisions read, and over every token so far."""
-        digest = hashlib.blake2b(digest_size=16)
-        rows = self.running
-        for name in ROW_COLUMNS:
-            digest.update(getattr(self, name)[rows].tobytes())
-        digest.update(rows.astype(np.int32).tobytes())
-        for row in rows.tolist():
-            digest.update(self.requests_by_row[row].request.request_id.encode() + b"\0")
-            digest.update(self.token_ids[row, : self.num_tokens[row] + self.num_drafts[row]].tobytes())
-            digest.update(self.block_table[row, : self.num_blocks[row]].tobytes())
-        for request in self.waiting:
-            digest.update(request.request.request_id.encode() + b"\1" + request.tokens.tobytes())
-        for name, req_state in self.requests.items():
-            held = sorted(req_state.held_media)
-            flags = (req_state.waits_for_grammar, bool(req_state.cancelled))
-            swapped = (req_state.num_swapped, *req_state.host_blocks.tolist())
-            facts = (
-                req_state.arrival,
-                req_state.row,
-                req_state.num_cached,
-                req_state.failures,
-                *flags,
-                *held,
-                *swapped,
-            )
-            digest.update(name.encode() + b"\2" + np.array(facts, np.int64).tobytes())
-            if req_state.isolation_rows:
-                digest.update(req_state.isolation_rows.to_bytes(4, "little") + b"\5")
-        pool = self.blocks
-        digest.update(
-            pool.references.tobytes() + pool.free_list.order().tobytes() + pool.index.content.tobytes()
-        )
-        for key, entry in self.encoder.entries.items():
-            digest.update(key + entry.size.to_bytes(8, "little") + entry.references.to_bytes(8, "little"))
-        digest.update(b"".join(self.encoder.idle))
-        counters = (self.step, self.num_arrived, len(self.free_rows), *self.free_rows)
-        digest.update(np.array(counters, np.int64).tobytes() + self.free_host_blocks.tobytes())
-        digest.update(self.last_rows.astype(np.int32).tobytes() + self.history.digest())
-        if self.config.max_in_flight > 1:
-            self._digest_flights(digest)
-            if self.goodput is not None:
-                digest.update(np.array([flight.asked for flight in self.flights], np.int64).tobytes())
-        if self.goodput is not None:
-            digest.update(self.goodput.digest() + b"\6")
-        return digest.digest()
-
-    def _digest_flights(self, digest: hashlib.blake2b) -> None:
-        for name in FLIGHT_COLUMNS:
-            digest.update(getattr(self, name).tobytes())
-        for flight in self.flights:
-            digest.update(flight.rows.astype(np.int32).tobytes() + b"\3")
-            digest.update(flight.sampled.astype(np.int32).tobytes() + b"\4")
-        for row, keys in self.leaving.items():
-            digest.update(row.to_bytes(4, "little") + b"".join(keys))
-            digest.update(self.block_table[row, : self.num_blocks[row]].tobytes())

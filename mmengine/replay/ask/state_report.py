@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from mmengine.core.state.digest import state_digest
 from mmengine.core.state.request_state import RequestState
 from mmengine.core.state.state import State
 from mmengine.replay.checked import CheckedLog
@@ -69,7 +70,7 @@ def report_of(state: State) -> StateReport:
         rows_being_left=sorted(state.leaving),
         num_arrived=state.num_arrived,
         num_preempted=state.num_preempted,
-        digest=state.digest().hex(),
+        digest=state_digest(state).hex(),
     )
 
 

@@ -23,6 +23,7 @@ import numpy as np
 from mmengine.core.decide.stall import find_stalls
 from mmengine.core.fold.evolve import evolve
 from mmengine.core.state.columns import LEFT
+from mmengine.core.state.digest import apart, checkpoint
 from mmengine.core.state.view import View
 from mmengine.encoder_cache.cache import encoder_key
 from mmengine.errors import InvalidRequest, LogError
@@ -279,10 +280,15 @@ class _Redactor:
         return ev.Finished(name, self._hashes.text(event.reason), kept)
 
     def _checkpoint(self, event: ev.Checkpoint) -> ev.Checkpoint:
-        digest = self._state.digest()
-        if event.digest != self._original.digest():
-            digest = bytes(byte ^ 0xFF for byte in digest)  # a divergence stays one
-        return ev.Checkpoint(digest)
+        """A divergence stays one, in the same columns and requests."""
+        ours, theirs = checkpoint(self._state), checkpoint(self._original)
+        if event == theirs:
+            return ours
+        return ev.Checkpoint(
+            bytes(byte ^ 0xFF for byte in ours.digest) if event.digest != theirs.digest else ours.digest,
+            _parted(ours.columns, apart(event.columns, theirs.columns)),
+            _parted(ours.requests, apart(event.requests, theirs.requests)),
+        )
 
     def _stalled(self, event: ev.Stalled) -> ev.Stalled:
         """Its text is made from numbers, and made again here rather than believed."""
@@ -301,6 +307,13 @@ class _Redactor:
             lost=tuple((hashes.name(name), hashes.text(why)) for name, why in event.lost),
             fingerprints=hashes.prints(event.fingerprints),
         )
+
+
+def _parted(sums: bytes, places: list[int]) -> bytes:
+    """4-byte sums, other ones at these places."""
+    values = np.frombuffer(sums, np.uint32).copy()
+    values[[place for place in places if place < len(values)]] ^= 0xFFFFFFFF
+    return values.tobytes()
 
 
 def _ints(column: bytes | None, count: int, each: int) -> list[int]:

@@ -7,6 +7,7 @@ the plan of each step from its own fold: there is no second way of saying what a
 from mmengine.core.batch import BlockTables, batch
 from mmengine.core.executor import StepPlan
 from mmengine.core.fold.evolve import evolve
+from mmengine.core.state.digest import state_digest
 from mmengine.core.state.state import State
 from mmengine.core.state.view import View
 from mmengine.errors import Diverged
@@ -42,7 +43,7 @@ class Mirror:
 
     def _apply(self, record: Record) -> None:
         event = record.event
-        if isinstance(event, ev.Checkpoint) and event.digest != self.state.digest():
+        if isinstance(event, ev.Checkpoint) and event.digest != state_digest(self.state):
             raise Diverged(f"at record {record.sequence} (step {record.step}) the fold is another state")
         evolve(self.state, event)
 

@@ -1,0 +1,169 @@
+"""The digest of a state as a tree: a hash for each column, and over these the root.
+
+A checkpoint has the root, the first 4 bytes of each column's hash, and a sum of 4 bytes for each live
+request over all that is its own, so that two states which differ are known to differ in these columns and
+these requests. Only the root is a promise; the rest tells where to look.
+"""
+
+import hashlib
+import zlib
+from collections.abc import Iterator
+
+import msgspec
+import numpy as np
+
+from mmengine.core.state.columns import COLUMNS
+from mmengine.core.state.digest_1 import digest_1
+from mmengine.core.state.state import State
+from mmengine.events import vocabulary as ev
+
+SHOWN_BYTES = 4  # of a column's hash
+# In the order of a checkpoint. Another list needs another schema, and this one stays for logs of schema 2.
+COLUMN_NAMES = (
+    *(*COLUMNS, "token_ids", "block_table", "running"),
+    *("requests", "waiting", "block references", "free blocks", "block content", "encoder cache"),
+    *("counters", "free rows", "host blocks", "last rows", "history", "flights", "leaving", "goodput"),
+)
+_FACTS = 10  # of a request
+# Odd factors of the sums: a state is no adversary, but small numbers must not cancel each other out.
+_FACTORS = np.frombuffer(hashlib.shake_128(b"mmengine").digest(8 * 64), np.uint64) | np.uint64(1)
+
+
+def state_digest(state: State) -> bytes:
+    """16 bytes over what decisions read, and over every token so far."""
+    return checkpoint(state).digest
+
+
+def checkpoint(state: State) -> ev.Checkpoint:
+    """The digest with what tells where two states differ, as far as the log's schema has that."""
+    if state.schema < 2:
+        return ev.Checkpoint(digest_1(state))
+    sums = _Sums(state)
+    parts = (*(row.data for row in sums.cells), *sums.wide(), *sums.known(), *_pools(state))
+    leaves = [_hash(part) if len(part) else _NOTHING for part in parts]
+    assert len(leaves) == len(COLUMN_NAMES)
+    columns = b"".join(leaf[:SHOWN_BYTES] for leaf in leaves)
+    return ev.Checkpoint(_hash(b"".join(leaves)), columns, sums.total())
+
+
+def where_apart(state: State, logged: ev.Checkpoint) -> tuple[list[str], list[tuple[str, int]]]:
+    """The columns in which a checkpoint is of another state than this one, and the requests, each with its
+    row or NO_ROW. Neither is known of a log of schema 1, and no request where others are live."""
+    here = checkpoint(state)
+    names = [
+        COLUMN_NAMES[place] for place in apart(here.columns, logged.columns) if place < len(COLUMN_NAMES)
+    ]
+    if len(here.requests) != len(logged.requests) or not logged.columns:
+        return (names if logged.columns else []), []
+    live = list(state.requests.items())
+    return names, [(live[place][0], live[place][1].row) for place in apart(here.requests, logged.requests)]
+
+
+def apart(one: bytes, other: bytes) -> list[int]:
+    """Places of the 4-byte sums that differ; those that only one has differ."""
+    count = min(len(one), len(other)) // SHOWN_BYTES
+    first, second = (np.frombuffer(sums, np.uint32, count) for sums in (one, other))
+    most = max(len(one), len(other)) // SHOWN_BYTES
+    return [*np.flatnonzero(first != second).tolist(), *range(count, most)]
+
+
+def _hash(data: bytes | memoryview) -> bytes:
+    return hashlib.blake2b(data, digest_size=16).digest()
+
+
+_NOTHING = _hash(b"")
+
+
+class _Sums:
+    """Columns that have something of each request, with the sums over each request on the way."""
+
+    def __init__(self, state: State):
+        self._state, self._requests = state, list(state.requests.values())
+        # [column, row], of the rows that run
+        self.cells = np.array([getattr(state, name)[state.running] for name in COLUMNS], np.int64)
+        self._own = [0] * len(self._requests)  # CRC-32 of what is of no fixed size, by request
+        rows = np.array([each.row for each in self._requests], np.int64)
+        of_row = np.full(state.config.max_num_seqs + 1, -1, np.int64)  # the last for those that wait
+        of_row[rows] = np.arange(len(rows))
+        self._places = of_row[state.running]  # among the requests, of each row that runs
+        self._facts = np.zeros((len(rows), _FACTS), np.int64)
+
+    def wide(self) -> tuple[bytes, bytes, bytes]:
+        state, rows = self._state, self._state.running
+        tokens, tables = hashlib.blake2b(digest_size=16), hashlib.blake2b(digest_size=16)
+        ends = (state.num_tokens[rows] + state.num_drafts[rows]).tolist()
+        own, blocks = self._own, state.num_blocks[rows].tolist()
+        for row, place, end, held in zip(rows.tolist(), self._places.tolist(), ends, blocks):
+            ids, table = state.token_ids[row, :end].data, state.block_table[row, :held].data
+            tokens.update(ids)
+            tables.update(table)
+            if place >= 0:
+                own[place] = zlib.crc32(table, zlib.crc32(ids))
+        return tokens.digest(), tables.digest(), rows.astype(np.int32).tobytes()
+
+    def known(self) -> tuple[bytes, bytes]:
+        """What is known of each request beside its row, and of those that wait."""
+        state, rest = self._state, []
+        facts = []
+        for place, each in enumerate(self._requests):
+            media, swapped = len(each.held_media), len(each.host_blocks)
+            facts.append(
+                (
+                    *(each.arrival, each.row, each.num_cached, each.failures, each.isolation_rows),
+                    *(each.waits_for_grammar, bool(each.cancelled), each.num_swapped, media, swapped),
+                )
+            )
+            if media or swapped:
+                held = np.array(sorted(each.held_media), np.int32).tobytes() + each.host_blocks.tobytes()
+                rest.append(held)
+                self._own[place] = zlib.crc32(held, self._own[place])
+        if facts:
+            self._facts = np.array(facts, np.int64)
+        names = msgspec.msgpack.encode(list(state.requests))
+        waiting, places = hashlib.blake2b(digest_size=16), dict(zip(state.requests, range(len(facts))))
+        for each in state.waiting:
+            name = each.request.request_id
+            waiting.update(len(each.tokens).to_bytes(4, "little") + name.encode() + b"\0")
+            waiting.update(each.tokens.data)
+            self._own[places[name]] = zlib.crc32(each.tokens.data, self._own[places[name]])
+        return names + self._facts.tobytes() + b"".join(rest), waiting.digest()
+
+    def total(self) -> bytes:
+        facts = self._facts.view(np.uint64)
+        sums = (facts * _FACTORS[:_FACTS]).sum(axis=1, dtype=np.uint64)
+        sums += np.array(self._own, np.uint64) * _FACTORS[_FACTS]
+        factors = _FACTORS[_FACTS + 1 : _FACTS + 1 + len(COLUMNS), None]
+        of_row, places = (self.cells.view(np.uint64) * factors).sum(axis=0, dtype=np.uint64), self._places
+        if (places < 0).any():  # a row whose request left, while a step names it
+            of_row, places = of_row[places >= 0], places[places >= 0]
+        sums[places] += of_row
+        sums ^= sums >> np.uint64(29)
+        return ((sums * _FACTORS[-1]) >> np.uint64(32)).astype(np.uint32).tobytes()
+
+
+def _pools(state: State) -> Iterator[bytes]:
+    pool, encoder, several = state.blocks, state.encoder, state.config.max_in_flight > 1
+    yield pool.references.tobytes()
+    yield pool.free_list.order().tobytes()
+    yield pool.index.content.tobytes()
+    entries = [(key, entry.size, entry.references) for key, entry in encoder.entries.items()]
+    yield msgspec.msgpack.encode((entries, list(encoder.idle)))
+    yield np.array((state.step, state.num_arrived), np.int64).tobytes()
+    yield np.array(state.free_rows, np.int32).tobytes()
+    yield state.free_host_blocks.tobytes()
+    yield state.last_rows.astype(np.int32).tobytes()
+    yield state.history.digest()
+    flights = several and [
+        (flight.rows.astype(np.int32).tobytes(), flight.sampled.astype(np.int32).tobytes(), flight.asked)
+        for flight in state.flights
+    ]
+    yield msgspec.msgpack.encode(flights) if flights else b""
+    leaving = [
+        (
+            *(row, keys, int(state.in_flight[row]), int(state.num_pending[row])),
+            state.block_table[row, : state.num_blocks[row]].tobytes(),
+        )
+        for row, keys in state.leaving.items()
+    ]
+    yield msgspec.msgpack.encode(leaving) if leaving else b""
+    yield state.goodput.digest() if state.goodput is not None else b""

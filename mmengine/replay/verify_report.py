@@ -1,0 +1,66 @@
+"""What `verify` found out about a log."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mmengine.core.decide.schedule import DECISION_VERSION
+from mmengine.events.codec import Record
+from mmengine.events.ending import WRITTEN, LogEnd
+from mmengine.events.recovery import Cut
+from mmengine.version import __version__
+
+
+@dataclass(slots=True)
+class Divergence:
+    """The first event that differs: where, which field, and the observations before it.
+
+    Of a digest also where the states differ, as far as the log says that: `columns`, and `requests` with
+    their rows (-1: it waits). `agreed`: record and step of the last digest that was the same."""
+
+    sequence: int
+    step: int
+    event: str
+    field: str
+    logged: Any
+    derived: Any
+    recent: list[Record]
+    columns: list[str] = dataclasses.field(default_factory=list)
+    requests: list[tuple[str, int]] = dataclasses.field(default_factory=list)
+    agreed: tuple[int, int] | None = None
+
+
+@dataclass(slots=True)
+class VerifyReport:
+    """`rederived` False: the log was written under other rules (`logged_version`, not `version`), so it
+    was only folded and its digests compared. `unfinished`: requests without an end in the log.
+    `begins_after`: the record of the snapshot that it began at, or -1. `end`: how the log ends."""
+
+    steps: int = 0
+    events: int = 0
+    requests: int = 0
+    tokens: int = 0
+    checkpoints: int = 0
+    begins_after: int = -1
+    end: LogEnd = WRITTEN
+    rederived: bool = True
+    logged_version: int = 0
+    logged_engine: str = ""
+    version: int = DECISION_VERSION  # of this build
+    engine: str = __version__
+    torn: Cut | None = None
+    divergence: Divergence | None = None
+    unfinished: list[str] = dataclasses.field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        return self.divergence is None
+
+
+def readable(value: Any) -> Any:
+    """Integer columns as lists, so that a person can compare them."""
+    if isinstance(value, bytes) and len(value) % 4 == 0 and len(value) <= 4096:
+        return np.frombuffer(value, np.int32).tolist()
+    return value
