@@ -46,12 +46,12 @@ def expected(folder: Path, digest: bytes) -> dict:
     }
 
 
-def crashed_run(folder: Path) -> EngineCore:
+def crashed_run(folder: Path, num_requests: int) -> EngineCore:
     """Two steps in flight but where drafts are, a process that ends in the middle, and another that goes
     on, to which come more than it takes."""
     drafts = {"num_draft_tokens": 2, "draft_policy": "goodput", "drafts_for": "forms"}
     with TemporaryDirectory() as before:
-        busy_run(Path(before), seed=42, num_requests=60, mixed=True, max_in_flight=2, **drafts)
+        busy_run(Path(before), seed=42, num_requests=num_requests, mixed=True, max_in_flight=2, **drafts)
         records = list(LogReader(Path(before)))
     writer, config = LogWriter(folder), EngineConfig.from_dict(records[0].event.config)
     state = State(config)
@@ -98,7 +98,7 @@ def save_state(folder: Path) -> None:
 
 def main(name: str) -> None:
     folder = HERE / name
-    core = crashed_run(folder)
+    core = crashed_run(folder, 24)
     save_state(folder)
     (folder / "lock").unlink()
     text = json.dumps(expected(folder, state_digest(core.state)), separators=(",", ":"))

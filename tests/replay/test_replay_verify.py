@@ -4,6 +4,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from mmengine.config import EngineConfig
 from mmengine.core.fold.evolve import evolve
 from mmengine.core.state.digest import state_digest
 from mmengine.core.state.state import State
@@ -82,6 +83,39 @@ def change_token(event):
     return replace(event, token_ids=tokens.tobytes())
 
 
+def test_the_step_of_a_record_is_compared(run, tmp_path):
+    """Each record with a step of its own, and its frame's checksum made anew."""
+    _, records, _ = run
+    for index in range(1, len(records), 7):
+        changed = list(records)
+        changed[index] = replace(records[index], step=records[index].step + 1)
+        found = verify(rewrite(changed, tmp_path / str(index))).divergence
+        assert (found.sequence, found.field) == (index, "step")
+        assert (found.logged, found.derived) == (records[index].step + 1, records[index].step)
+
+
+def test_all_steps_moved_by_one_are_found_under_other_rules_too(run, tmp_path):
+    _, records, _ = run
+    for version in (records[0].event.decision_version, 99):
+        first = retold(records[0], replace(records[0].event, decision_version=version))
+        moved = [first, *(replace(record, step=record.step + 1) for record in records[1:])]
+        found = verify(rewrite(moved, tmp_path / str(version))).divergence
+        assert (found.sequence, found.field) == (1, "step")
+
+
+@pytest.mark.parametrize("version", [None, 99])
+def test_time_does_not_go_back_but_for_another_process(run, tmp_path, version):
+    _, records, _ = run
+    if version is not None:
+        records = with_event(records, 0, replace(records[0].event, decision_version=version))
+    index = len(records) // 2
+    changed = list(records)
+    changed[index] = replace(records[index], mono_ns=records[index - 1].mono_ns - 1)
+    found = verify(rewrite(changed, tmp_path / "log")).divergence
+    assert (found.sequence, found.field) == (index, "mono_ns")
+    assert found.derived == f"{records[index - 1].mono_ns} or later"
+
+
 def lower_first(event):
     counts = np.frombuffer(event.num_tokens, np.int32).copy()
     counts[counts > 1] -= 1
@@ -142,6 +176,27 @@ def test_a_changed_token_of_a_finished_run_is_found_by_the_next_digest(run, tmp_
     assert report.divergence is not None and report.divergence.sequence > index
     if nth == -1:
         assert (report.divergence.event, report.divergence.field) == ("Checkpoint", "digest")
+
+
+def test_a_digest_that_differs_names_column_request_row_and_the_last_that_agreed(run, tmp_path):
+    _, records, _ = run
+    checkpoints = [n for n, record in enumerate(records) if isinstance(record.event, ev.Checkpoint)]
+    found = None
+    for index in (n for n, record in enumerate(records) if isinstance(record.event, ev.Executed)):
+        if not records[index].event.token_ids:
+            continue
+        log = rewrite(with_event(records, index, change_token(records[index].event)), tmp_path / str(index))
+        found = verify(log).divergence
+        if found.field == "digest" and "token_ids" in found.columns and found.agreed is not None:
+            break
+    assert "history" in found.columns and any(row >= 0 for _, row in found.requests)
+    before = [n for n in checkpoints if n < index]
+    assert found.agreed == (before[-1], records[before[-1]].step) and found.sequence > index
+    state = State(EngineConfig.from_dict(records[0].event.config))
+    for record in records[: found.sequence]:
+        evolve(state, record.event)
+    for name, row in found.requests:
+        assert state.requests[name].row == row
 
 
 def test_a_changed_prompt_is_found(run, tmp_path):
