@@ -136,7 +136,11 @@ class CheckedLog:
 
 
 def _replay_config(started: ev.Started, folder: Path) -> EngineConfig:
-    """The settings of the log, refused when a replay could not hold them in memory."""
+    """The settings of the log, refused when a replay could not hold them in memory, or does not know the
+    schema under which they stand."""
+    if not 1 <= started.schema <= ev.SCHEMA_VERSION:
+        known = f"this build knows 1 to {ev.SCHEMA_VERSION}"
+        raise CorruptLog(f"STARTED in {folder} says schema {started.schema}; {known}", "version")
     try:
         config = EngineConfig.from_dict(started.config)
         config.check_foldable()
@@ -145,6 +149,11 @@ def _replay_config(started: ev.Started, folder: Path) -> EngineConfig:
         raise CorruptLog(f"STARTED in {folder} holds settings that no engine could have: {error}") from None
     if max(config.max_num_seqs * config.max_model_len, config.num_blocks * config.block_size) > MAX_CELLS:
         raise CorruptLog(f"STARTED in {folder} claims more rows or blocks than a replay may hold")
+    if started.num_blocks != config.num_blocks:
+        raise CorruptLog(
+            f"STARTED in {folder} contradicts itself: {started.num_blocks} blocks, and its settings say "
+            f"{config.num_blocks}"
+        )
     return config
 
 

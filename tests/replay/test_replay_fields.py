@@ -1,0 +1,205 @@
+"""The table in docs/log.md says of each field what verify makes of a changed one: each is changed here, with
+a valid checksum, and verify does as the table says."""
+
+import re
+from functools import cache
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from mmengine.config import EngineConfig
+from mmengine.core.engine import EngineCore
+from mmengine.core.state.policy import Policy, register_policy
+from mmengine.errors import CorruptLog
+from mmengine.events import vocabulary as ev
+from mmengine.events.log import LogReader, LogWriter
+from mmengine.replay import verify
+from mmengine.request import Request, SamplingParams
+from mmengine.simulation.slots import SimulatedExecutor
+from tests.events.logs import column, rewrite
+from tests.golden.make_golden import crashed_run
+from tests.replay.runs import busy_run
+
+TABLE = Path(__file__).parents[2] / "docs" / "log.md"
+CLAIMS = dict(re.findall(r"^\| `(\w+\.\w+)` \| (compared|followed|observed) \|", TABLE.read_text(), re.M))
+TRIES = 5
+replace = msgspec.structs.replace
+# Other values of fields for which the next value that fits the type says too little.
+OTHERS = {
+    "Started.schema": lambda old: [1, ev.SCHEMA_VERSION + 1],
+    "Started.decision_version": lambda old: [99],
+    "Started.config": lambda old: [{**old, "token_budget": old["token_budget"] - 1}],
+    "Started.fingerprints": lambda old: [{**old, "weights": "others"}],
+    "Queued.sampling": lambda old: [replace(old, max_tokens=max(1, old.max_tokens - 1))],
+    "Queued.priority": lambda old: [old + 1000],
+    "Queued.grammar": lambda old: ["another"] if old is None else [None],
+    "Admitted.copy": lambda old: [(1, 2)],
+    "Executed.stops": lambda old: [old[1:] or ((0, "planted"),)],
+    "Executed.errors": lambda old: [old[1:] or ((0, "planted"),)],
+    "Executed.logprobs": lambda old: [old[1:] or ((0, ((5, -1.0),)),)],
+    "Executed.drafts": lambda old: [old[:-4] or column(1)],
+    "Executed.device_ns": lambda old: [old + 10**9],
+    "Executed.host_ns": lambda old: [old + 10**9],
+    "Executed.draft_ns": lambda old: [old + 10**9],
+    "Recovered.steps": lambda old: [(*old, 77)],
+    "Recovered.cuts": lambda old: [(*old, ("1.mmlog", 5, 5))],
+    "Recovered.fingerprints": lambda old: [{**old, "weights": "others"}],
+}
+# Of these no record in the logs has another value than its default, and a tuple of keys does for it.
+KEYS = {"Scheduled.encode", "Admitted.encode"}
+
+
+def other_values(name, old):
+    """Values of the same type, each another one than `old`."""
+    if name in OTHERS:
+        return OTHERS[name](old)
+    match old:
+        case bool():
+            return [not old]
+        case bytes():
+            numbers = np.frombuffer(old[: len(old) // 4 * 4], np.int32).copy()
+            numbers[-1:] += 1
+            return [numbers.tobytes() if len(numbers) else column(1)]
+        case int():
+            return [old + 1]
+        case str():
+            return [f"{old}x"]
+        case tuple() if old:
+            return [old[1:]]
+        case tuple():
+            return [((b"key", 0, 0),) if name in KEYS else (b"key",)]
+        case None:
+            return [column(1)]
+    raise AssertionError(f"say in OTHERS what else {name} can be")
+
+
+def thrashing_run(folder):
+    register_policy(
+        "gives way at once", Policy(lambda one: (-one.arrival,), lambda view: int(view.running[0]))
+    )
+    config = EngineConfig(
+        encoder_cache_size=64,
+        max_num_seqs=2,
+        token_budget=16,
+        max_model_len=40,
+        block_size=4,
+        num_blocks=11,
+        policy="gives way at once",
+        admission_reserve="none",
+        enable_prefix_caching=False,
+        long_prefill_token_threshold=4,
+        thrash_limit=3,
+    )
+    core = EngineCore(config, SimulatedExecutor(config), sink=LogWriter(folder))
+    for name in ("first", "other"):
+        prompt = np.full(36, len(name), np.int32)
+        core.submit(Request(name, prompt, SamplingParams(max_tokens=3, seed=0)))
+    for _ in range(60):
+        core.step()
+    core.close()
+
+
+RUNS = {
+    "busy": lambda folder: busy_run(folder, 5, num_requests=9),
+    "two lives": lambda folder: crashed_run(folder, 16),
+    "vLLM's": lambda folder: busy_run(folder, 0, compat="vllm", policy="fcfs", num_requests=12, fail_at=()),
+    "thrashing": thrashing_run,
+}
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory):
+    """Records of each run, made when they are asked for."""
+
+    @cache
+    def made(name):
+        folder = tmp_path_factory.mktemp("run") / "log"
+        RUNS[name](folder)
+        return list(LogReader(folder))
+
+    return made
+
+
+def instances(logs, kind, field, most):
+    """(records, place) of records of a type, so many of each run, those first whose field holds something."""
+    for name in RUNS:
+        records = logs(name)
+        places = [place for place, record in enumerate(records) if is_fit(record.event, kind)]
+        places.sort(key=lambda place: not getattr(records[place].event, field))
+        yield from ((records, place) for place in places[:most])
+
+
+def is_fit(event, kind):
+    """Whether an event is one of those to change: a step that gave tokens, an end that was decided."""
+    if isinstance(event, ev.Executed) and not event.token_ids:
+        return False
+    if isinstance(event, ev.Finished) and event.reason == "rejected":
+        return False  # the table says so
+    return type(event).__name__ == kind
+
+
+def outcome(records, place, folder):
+    """What verify says of records of which one, at `place`, was changed."""
+    try:
+        report = verify(rewrite(records, folder))
+    except CorruptLog:
+        return "refused"
+    found = report.divergence
+    if found is None:
+        return "agrees" if report.rederived else "folded only"
+    return found.field if found.sequence == place else "later"
+
+
+def test_the_table_has_every_field_once():
+    fields = {f"{cls.__name__}.{name}" for cls in ev.TYPES.values() for name in cls.__struct_fields__}
+    assert set(CLAIMS) == fields | {"record.sequence", "record.step", "record.mono_ns"}
+    assert len(re.findall(r"^\| `\w+\.\w+` \|", TABLE.read_text(), re.M)) == len(CLAIMS)
+    decided = {cls.__name__ for cls in ev.TYPES.values() if cls not in ev.OBSERVATIONS}
+    assert all(claim == "compared" for name, claim in CLAIMS.items() if name.split(".")[0] in decided)
+
+
+@pytest.mark.parametrize("name", [name for name in CLAIMS if not name.startswith("record.")])
+def test_a_changed_field_is_what_the_table_says(logs, tmp_path, name):
+    kind, field = name.split(".")
+    claim, seen = CLAIMS[name], []
+    for records, place in instances(logs, kind, field, TRIES if claim == "followed" else 1):
+        record = records[place]
+        for value in other_values(name, getattr(record.event, field)):
+            changed = list(records)
+            changed[place] = replace(record, event=replace(record.event, **{field: value}))
+            assert changed[place] != record
+            seen.append(outcome(changed, place, tmp_path / str(len(seen))))
+        if claim == "followed" and seen[-1] != "agrees":
+            break
+    if claim == "compared":
+        assert seen and set(seen) <= {field, "refused"}, seen
+    elif claim == "observed":
+        assert seen and set(seen) == {"agrees"}, seen
+    else:
+        assert seen and seen[-1] != "agrees", seen
+
+
+def test_a_changed_record_is_what_the_table_says(logs, tmp_path):
+    """Sequences are numbered anew by a writer, so that one that is missing is two files' affair."""
+    records = logs("busy")
+    place = len(records) // 2
+    later = list(records)
+    later[place] = replace(records[place], step=records[place].step + 1)
+    assert CLAIMS["record.step"] == "compared" and outcome(later, place, tmp_path / "step") == "step"
+    stretched = [
+        replace(record, mono_ns=record.mono_ns * 3 + 10**9 * (record.sequence > place)) for record in records
+    ]
+    assert CLAIMS["record.mono_ns"] == "observed" and outcome(stretched, place, tmp_path / "ns") == "agrees"
+    folder = rewrite(records[: place + 1], tmp_path / "gap")
+    rest = rewrite(records[place + 2 :], tmp_path / "rest")
+    data = bytearray((rest / f"{0:020d}.mmlog").read_bytes())
+    (folder / f"{place + 2:020d}.mmlog").write_bytes(data)
+    assert CLAIMS["record.sequence"] == "compared" and outcome_of(folder) == "gap"
+
+
+def outcome_of(folder):
+    with pytest.raises(CorruptLog) as error:
+        verify(folder)
+    return error.value.kind
