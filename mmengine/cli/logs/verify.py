@@ -24,10 +24,10 @@ HELP = (
     "named; that takes some times as long.\n\n"
     "[bold]Exit codes[/bold]\n\n"
     "0 all agree; 3 diverged, or an invariant is broken; 4 corrupt; 5 folded only, because the rules of the "
-    "log's version are not those of this build; 2 wrong arguments; 1 anything else. What is there agrees, but "
-    "the log has no end: 13 it is missing, 14 nothing says that it is the end (its process was killed, or the "
-    "file was cut between two frames), 6 it is cut short within a frame. With many logs: the first of 4, 3, 1, "
-    "13, 14, 6, 5 that one of them has.\n\n"
+    "log's version are not those of this build; 2 wrong arguments; 1 anything else. What is there agrees, "
+    "but the log has no end: 13 it is missing, 14 nothing says that it is the end (its process was killed, "
+    "or the file was cut between two frames), 6 it is cut short within a frame. With many logs: the first of "
+    "4, 3, 1, 13, 14, 6, 5 that one of them has.\n\n"
     "[bold]Examples[/bold]\n\n  mmengine log verify run.log\n\n  mmengine log verify nightly/*.log --json"
 )
 MAX_REQUESTS = 8  # named with a digest that differs
