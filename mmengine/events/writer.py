@@ -222,6 +222,7 @@ class LogWriter:
         first = self.next_sequence - len(self._pending)
         path, part = self._folder / segment_name(first), part_of(self._folder, first)
         begin = Header(first, self._wall_ns(), self._pending[0][2], __version__).pack()
+<<<<<<< HEAD
         fd = open_file(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
         try:
             if os.write(fd, begin) != len(begin):
@@ -236,6 +237,16 @@ class LogWriter:
         except BaseException:
             os.close(fd)
             raise
+=======
+        _write_whole(part, begin)
+        if self._fd != NO_FILE:
+            self._close_segment(Follows.SEGMENT)
+        elif self._path is not None:
+            say_goes_on(self._path)
+        os.replace(part, path)
+        sync_folder(self._folder)
+        fd = open_file(path, os.O_WRONLY | os.O_APPEND)
+>>>>>>> logend
         full, self._fd, self._size, self._is_closed = self._fd, fd, HEADER_SIZE, False
         self._footer = Footer(chain=zlib.crc32(begin[-4:]))
         self.num_bytes += HEADER_SIZE
@@ -304,3 +315,14 @@ class LogWriter:
             self._reserve.release()
             self._cut()
             sync_data(self._fd)
+
+
+def _write_whole(path: Path, data: bytes) -> None:
+    """A file with these bytes, forced to the disk. Raises OSError."""
+    fd = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    try:
+        if os.write(fd, data) != len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        sync_data(fd)
+    finally:
+        os.close(fd)

@@ -125,7 +125,7 @@ FIELDS = {
     ev.Finished: (TEXT, TEXT, TEXT),
     ev.Delivered: (TEXT,),
     ev.CacheReset: (st.booleans(),),
-    ev.Checkpoint: (BYTES,),
+    ev.Checkpoint: (BYTES, BYTES, BYTES),
     ev.Stalled: (TEXT, TEXT, TEXT),
 }
 EVENTS = st.one_of(*(st.builds(cls, *fields) for cls, fields in FIELDS.items()))

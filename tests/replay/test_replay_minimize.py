@@ -138,7 +138,7 @@ def test_what_cannot_be_minimized_is_said(tmp_path, monkeypatch, capsys):
     code, said = run(capsys, monkeypatch, *arguments, "blocks")
     assert code == 1 and "nothing failed" in said.err
     code, said = run(capsys, monkeypatch, *arguments, "bloks")
-    assert code == 1 and "bloks" in said.err and "encoder, references" in said.err
+    assert code == 1 and "bloks" in said.err and "encoder, media, references" in said.err
     code, said = run(capsys, monkeypatch, *arguments, "no-such-program {}")
     assert code == 1 and "no-such-program cannot be run" in said.err
 

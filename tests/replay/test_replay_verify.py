@@ -236,7 +236,8 @@ def test_an_added_record_is_one_too_many(run, tmp_path):
 def test_other_settings_lead_elsewhere(run, tmp_path, name, value):
     _, records, _ = run
     started = records[0].event
-    changed = replace(started, config={**started.config, name: value})
+    config = {**started.config, name: value}
+    changed = replace(started, config=config, num_blocks=config["num_blocks"])
     report = verify(rewrite(with_event(records, 0, changed), tmp_path / "log"))
     assert not report.ok and report.divergence.logged != report.divergence.derived
 
