@@ -48,18 +48,10 @@ def lock(folder: Path) -> int:
     the file cannot be opened."""
     fd = open_file(folder / "lock", os.O_RDWR | os.O_CREAT)
     for _ in range(_TRIES):
-<<<<<<< HEAD
-        try:
-            _take(fd)
-            return fd
-        except OSError:
-            time.sleep(_AGAIN_S)
-=======
         with suppress(OSError):
             _take(fd)
             return fd
         time.sleep(_AGAIN_S)
->>>>>>> logend
     os.close(fd)
     raise LogError(f"another process writes the log in {folder}; name another folder")
 

@@ -222,22 +222,6 @@ class LogWriter:
         first = self.next_sequence - len(self._pending)
         path, part = self._folder / segment_name(first), part_of(self._folder, first)
         begin = Header(first, self._wall_ns(), self._pending[0][2], __version__).pack()
-<<<<<<< HEAD
-        fd = open_file(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
-        try:
-            if os.write(fd, begin) != len(begin):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            sync_data(fd)
-            if self._fd != NO_FILE:
-                self._close_segment(Follows.SEGMENT)
-            elif self._path is not None:
-                say_goes_on(self._path)
-            os.rename(part, path)
-            sync_folder(self._folder)
-        except BaseException:
-            os.close(fd)
-            raise
-=======
         _write_whole(part, begin)
         if self._fd != NO_FILE:
             self._close_segment(Follows.SEGMENT)
@@ -246,7 +230,6 @@ class LogWriter:
         os.replace(part, path)
         sync_folder(self._folder)
         fd = open_file(path, os.O_WRONLY | os.O_APPEND)
->>>>>>> logend
         full, self._fd, self._size, self._is_closed = self._fd, fd, HEADER_SIZE, False
         self._footer = Footer(chain=zlib.crc32(begin[-4:]))
         self.num_bytes += HEADER_SIZE

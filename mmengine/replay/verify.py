@@ -199,14 +199,9 @@ class _Tape:
 
     def located(self, found: Divergence, state: State) -> Divergence:
         """Also where the states differ, if it is their digest that does."""
-<<<<<<< HEAD
-        event = self._expect().event
-        if isinstance(event, ev.Checkpoint) and found.field in ev.Checkpoint.__struct_fields__:
-=======
         if found.event == ev.Checkpoint.__name__ and found.field in ev.Checkpoint.__struct_fields__:
             event = self._expect().event
             assert isinstance(event, ev.Checkpoint)
->>>>>>> logend
             found.columns, found.requests = where_apart(state, event)
             if self.agreed is not None:
                 found.agreed = self.agreed.sequence, self.agreed.step

@@ -25,20 +25,12 @@ class Disk:
     def __init__(self, monkeypatch, room=None, fail_at=None):
         self.room, self.fail_at, self.calls = room, fail_at, 0
         self.failed = None
-<<<<<<< HEAD
-        for name in ("write", "fdatasync", "fsync", "ftruncate", "rename", "open"):
-=======
         for name in ("write", "fdatasync", "fsync", "ftruncate", "replace", "open"):
->>>>>>> logend
             monkeypatch.setattr(os, name, self._wrapped(name, getattr(os, name)))
 
     def _wrapped(self, name, real):
         def call(first, *rest, **options):
-<<<<<<< HEAD
-            if name == "open" and not str(first).endswith(".part"):
-=======
             if name == "open" and not str(first).endswith((".part", ".mmlog")):
->>>>>>> logend
                 return real(first, *rest, **options)
             self.calls += 1
             if self.calls == self.fail_at:
@@ -66,11 +58,7 @@ def test_one_write_a_commit_and_nothing_before_it(tmp_path, monkeypatch):
         writer.append(event, 0, 0)
     assert disk.calls == 0 and not segments(tmp_path / "log")
     assert writer.commit() and writer.commit()
-<<<<<<< HEAD
-    assert disk.calls == 6, "a header in a file of its own, its name, then one write of the records"
-=======
     assert disk.calls == 7, "a header in a file of its own, its name, then one write of the records"
->>>>>>> logend
     assert read_events(tmp_path / "log") == one_of_each()
     assert writer.num_bytes == segments(tmp_path / "log")[0].stat().st_size
     writer.close()
@@ -202,11 +190,7 @@ def test_any_system_call_may_fail_once(tmp_path, monkeypatch, sync_always):
         assert reader.torn is None
         if disk.failed is None:
             break
-<<<<<<< HEAD
-    assert kinds == {"write", "fdatasync", "fsync", "rename", "open", None}
-=======
     assert kinds == {"write", "fdatasync", "fsync", "replace", "open", None}
->>>>>>> logend
 
 
 def test_closing_a_stalled_log_says_what_is_lost(tmp_path, monkeypatch):
