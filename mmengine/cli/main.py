@@ -6,12 +6,13 @@ import typer
 
 from mmengine.cli.demo import demo
 from mmengine.cli.env import clash, env
+from mmengine.cli.exits import code_of
 from mmengine.cli.logs import log_app
 from mmengine.cli.run import HELP as RUN_HELP
 from mmengine.cli.run import run
 from mmengine.cli.simulate import HELP as SIMULATE_HELP
 from mmengine.cli.simulate import simulate
-from mmengine.errors import ConfigError, CorruptLog, Diverged, InvalidRequest, MMEngineError
+from mmengine.errors import MMEngineError
 
 app = typer.Typer(
     name="mmengine",
@@ -30,19 +31,15 @@ app.command()(env)
 app.command()(demo)
 
 
-_CODES = {InvalidRequest: 2, ConfigError: 2, Diverged: 3, CorruptLog: 4}
-
-
 def main() -> None:
-    """Entry point. Errors are one line on stderr. Exit code 2: what was asked; 3: a log whose decisions
-    are not those derived again; 4: a log that is damaged; 1: the rest."""
+    """Entry point. Errors are one line on stderr; for exit codes see `code_of`."""
     warning = clash()
     if warning:
         print(f"mmengine: warning: {warning}", file=sys.stderr)
     try:
         app(prog_name="mmengine")
     except MMEngineError as error:
-        _fail(str(error), next((code for kind, code in _CODES.items() if isinstance(error, kind)), 1))
+        _fail(str(error), code_of(error))
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output left; nothing to say
         sys.exit(1)

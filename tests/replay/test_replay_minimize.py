@@ -1,8 +1,10 @@
 """Failing logs get small and keep failing in the same way; bugs are planted for the test only."""
 
 import json
+import secrets
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -10,13 +12,21 @@ import pytest
 
 from mmengine.cli import main as cli
 from mmengine.core.fold import evolve
+from mmengine.core.state import policy
+from mmengine.core.state.state import State
+from mmengine.errors import LogError
 from mmengine.replay import replay_failure
-from mmengine.replay.minimize import shrink
-from mmengine.replay.minimize.failures import find_failure
+from mmengine.replay.minimize import command, shrink
+from mmengine.replay.minimize.command import Command
+from mmengine.replay.minimize.deadline import Deadline, OutOfTime
+from mmengine.replay.minimize.failures import Failure, find_failure
 from mmengine.replay.minimize.minimize import Minimizer
+from mmengine.replay.minimize.other import Other
+from mmengine.replay.rerun.playback import Playback
 from mmengine.replay.rerun.script import read_script
 from tests.replay.runs import busy_run
 
+ROOT = Path(__file__).parents[2]
 LEAKY = {"num_requests": 60, "fail_at": (), "num_blocks": 13, "token_budget": 9}
 LEAKY |= {"admission_reserve": "none", "encoder_cache_size": 24}
 
@@ -95,7 +105,10 @@ def test_the_command_leaves_a_log_and_a_test(tmp_path, leak, monkeypatch, capsys
     evolve.leave_row = leak
     names["test_encoder"]()
     code, said = run(capsys, monkeypatch, "minimize", tmp_path / "log", "--failing", "any", "-o", out)
-    assert code == 1 and "nothing failed" in said.err
+    assert code == 1 and "not empty" in said.err
+    again = ("--failing", "any", "-o", tmp_path / "again")
+    code, said = run(capsys, monkeypatch, "minimize", tmp_path / "log", *again)
+    assert code == 1 and "nothing failed" in said.err and not (tmp_path / "again").exists()
 
 
 def test_a_command_that_fails(tmp_path, monkeypatch, capsys):
@@ -157,8 +170,13 @@ def _without_extra(real):
 
 
 def test_a_decision_that_remembers_diverges(tmp_path, monkeypatch):
-    """A scheduler with a memory of its own decides otherwise when it is asked again."""
     busy_run(tmp_path / "log", 2, fail_at=())
+    plant_a_memory(monkeypatch)
+    assert replay_failure(tmp_path / "log", "divergence").kind == "divergence"
+
+
+def plant_a_memory(monkeypatch):
+    """A scheduler with a memory of its own decides otherwise when it is asked again."""
     from mmengine.core import engine
 
     real, asked = engine.schedule, []
@@ -175,7 +193,6 @@ def test_a_decision_that_remembers_diverges(tmp_path, monkeypatch):
         )
 
     monkeypatch.setattr(engine, "schedule", schedule)
-    assert replay_failure(tmp_path / "log", "divergence").kind == "divergence"
 
 
 def _without_admission(event):
@@ -205,3 +222,144 @@ def test_scripts_shrink_as_they_say(tmp_path):
     other = next(each.request_id for each in script.requests if each.request_id != name)
     both = shrink.merged(script, other, name)
     assert [each.request_id for each in both.requests].count(other) == 0
+
+
+def test_another_failure_that_comes_first_is_told_apart(tmp_path, monkeypatch, capsys):
+    """The run ends by a crash before anybody can say whether its log would verify; nothing is left behind."""
+    busy_run(tmp_path / "log", 1, num_requests=6)
+    real = Playback.step
+
+    def step(self):
+        if self.core.state.step == 5:
+            raise ZeroDivisionError("a bug")
+        return real(self)
+
+    monkeypatch.setattr(Playback, "step", step)
+    out = tmp_path / "made" / "small"
+    arguments = ("minimize", tmp_path / "log", "--failing", "divergence", "-o", out)
+    code, said = run(capsys, monkeypatch, *arguments)
+    assert code == 1 and "another failure comes first" in said.err and "--failing crash" in said.err
+    assert not out.parent.exists()
+    code, said = run(capsys, monkeypatch, *arguments[:3], "crash", "-o", out)
+    assert not code and [path.name for path in out.parent.iterdir()] == ["small"]
+
+
+def test_what_fails_while_it_is_written_leaves_nothing(tmp_path, leak, monkeypatch, capsys):
+    busy_run(tmp_path / "log", 8, **LEAKY)
+    monkeypatch.setattr("mmengine.replay.minimize.reproduction._table", lambda script: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        run(capsys, monkeypatch, "minimize", tmp_path / "log", "--failing", "any", "-o", tmp_path / "small")
+    assert [path.name for path in tmp_path.iterdir()] == ["log"]
+
+
+@pytest.fixture
+def on_path(tmp_path, monkeypatch):
+    """`mmengine` is found, and is the program that runs here; as a process it would be a failure."""
+    program = tmp_path / "bin" / "mmengine"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\nexit 99\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=":")
+
+
+def test_commands_of_our_own_run_here(tmp_path, on_path, monkeypatch, capsys):
+    """Digests that are never the same twice: each candidate's log is verified in this process."""
+    busy_run(tmp_path / "log", 2, fail_at=(), num_requests=40)
+    monkeypatch.setattr(State, "digest", lambda self: secrets.token_bytes(16))
+    arguments = (
+        "minimize",
+        tmp_path / "log",
+        "--failing",
+        "mmengine log verify {}",
+        "-o",
+        tmp_path / "small",
+    )
+    code, said = run(capsys, monkeypatch, *arguments, "--json")
+    assert not code, said.err
+    report = json.loads(said.out)
+    assert report["failure"] == "exit code 3" and report["requests"] < report["requests_before"]
+    assert report["what"].startswith("DIVERGED at step")
+
+
+def test_other_commands_are_processes(on_path, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["mmengine"])
+    monkeypatch.setattr(command, "write_log", lambda *arguments: None)
+    for text in ("mmengine log fsck --repair {}", "mmengine log redact {} x", "sh -c 'exit 99' {}"):
+        assert Command(text, main=lambda arguments: 0).of_log(Path("log")).kind == "exit code 99"
+    assert Command("mmengine log verify {}", main=lambda arguments: 0).of_log(Path("log")) is None
+    with pytest.raises(LogError, match="cannot be split"):
+        Command("mmengine 'log {}")
+
+
+def test_a_command_ends_with_the_deadline(on_path, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["mmengine"])
+    begin = time.monotonic()
+    for text in ("sh -c 'sleep 60' {}", "mmengine log verify {}"):
+        with pytest.raises(OutOfTime, match="over while"):
+            Command(text, Deadline(0.2), main=lambda arguments: time.sleep(60) or 0).of_log(Path("log"))
+    assert time.monotonic() - begin < 20
+
+
+def test_seconds_bound_the_first_replay(tmp_path, monkeypatch, capsys):
+    busy_run(tmp_path / "log", 1, num_requests=6)
+    real = Playback.step
+    monkeypatch.setattr(Playback, "step", lambda self: (time.sleep(0.3), real(self))[1])
+    arguments = ("minimize", tmp_path / "log", "--failing", "any", "-o", tmp_path / "small", "--seconds", "1")
+    code, said = run(capsys, monkeypatch, *arguments)
+    assert code == 1 and "1 seconds were over while serving its requests for the first time" in said.err
+    assert not (tmp_path / "small").exists()
+
+
+def test_what_there_is_when_the_time_is_over(tmp_path):
+    busy_run(tmp_path / "log", 1, fail_at=())
+    script = read_script(tmp_path / "log")
+
+    def probe(some, most):
+        time.sleep(0.02)
+        return Failure("any", "it fails", 5) if len(some.requests) > 1 else None
+
+    begin = time.monotonic()
+    minimizer = Minimizer(script, probe, deadline=Deadline(0.8))
+    small = minimizer.minimize()
+    assert time.monotonic() - begin < 0.8 and minimizer.is_cut_short
+    assert len(small.requests) < len(script.requests)
+
+
+@pytest.fixture
+def other_victim(monkeypatch):
+    """This build preempts who was admitted first."""
+    changed = policy.FCFS._replace(victim=lambda view: int(view.running[0]))
+    monkeypatch.setattr(policy, "policy_of", lambda config: changed)
+    monkeypatch.setattr("mmengine.core.state.state.policy_of", lambda config: changed)
+
+
+def test_a_policy_against_another_build(tmp_path, other_victim, monkeypatch, capsys):
+    busy_run(tmp_path / "log", 8, **LEAKY)
+    out = tmp_path / "small"
+    arguments = ("minimize", tmp_path / "log", "--against", ROOT, "-o", out, "--json", "--seconds", 60)
+    code, said = run(capsys, monkeypatch, *arguments)
+    assert not code, said.err
+    report = json.loads(said.out)
+    assert report["requests"] <= 4 and report["what"].startswith("Preempted, field request_id")
+    names = {"__file__": str(out / "test_minimized_parted.py")}
+    exec(compile((out / "test_minimized_parted.py").read_text(), "test", "exec"), names)
+    with pytest.raises(AssertionError, match="Preempted"):
+        names["test_parted"]()
+    monkeypatch.undo()
+    names["test_parted"]()
+
+
+def test_builds_that_agree_or_cannot_be_asked(tmp_path, monkeypatch, capsys):
+    busy_run(tmp_path / "log", 8, **LEAKY)
+    arguments = ("minimize", tmp_path / "log", "-o", tmp_path / "small")
+    code, said = run(capsys, monkeypatch, *arguments, "--against", ROOT)
+    assert code == 1 and "nothing failed" in said.err
+    (tmp_path / "old" / "mmengine").mkdir(parents=True)
+    (tmp_path / "old" / "mmengine" / "__init__.py").touch()
+    for where, words in ((tmp_path / "old", "is it too old?"), (tmp_path, "is no Python")):
+        code, said = run(capsys, monkeypatch, *arguments, "--against", where)
+        assert code == 1 and words in said.err and "Traceback" not in said.err
+    code, said = run(capsys, monkeypatch, *arguments)
+    assert code == 2 and "give one of them" in said.err
+    with pytest.raises(LogError, match="answered|too old"), Other(str(tmp_path / "old")):
+        pass

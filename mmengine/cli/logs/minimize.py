@@ -1,70 +1,114 @@
 """`mmengine log minimize`."""
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mmengine.cli.exits import code_of
 from mmengine.cli.logs.printing import Folder, Json, existing, print_json
+from mmengine.errors import MMEngineError
 
 if TYPE_CHECKING:  # heavy: loaded when a command runs
+    from mmengine.replay.minimize.command import Main
+    from mmengine.replay.minimize.deadline import Deadline
     from mmengine.replay.minimize.failures import Failure
     from mmengine.replay.minimize.minimize import Minimizer, Progress
+    from mmengine.replay.minimize.probe import Probe
 
 HELP = (
     "Make a failing log small: leave out requests, then shrink values, while it fails in the same way.\n\n"
     "Writes the smallest log and a pytest file that replays it. FAILING is a kind of failure (any, encoder, "
     "media, references, blocks, host_blocks, rows, queue, budgets, computed, flights, stalled, thrash, "
-    "crash, tokens, divergence), or a command that fails on a log; {} in it stands for the log's folder.\n\n"
+    "crash, tokens, divergence), or a command that fails on a log; {} in it stands for the log's folder. With "
+    "--against the log fails when another build of mmengine decides otherwise on the same requests.\n\n"
     "[bold]Examples[/bold]\n\n  mmengine log minimize night.log --failing any -o small\n\n"
-    "  mmengine log minimize night.log --failing 'python check.py {}' -o small"
+    "  mmengine log minimize night.log --failing 'python check.py {}' -o small\n\n"
+    "  mmengine log minimize night.log --against ~/last-release/.venv -o small"
 )
 
 
 def minimize(
+    context: typer.Context,
     folder: Folder,
-    failing: Annotated[str, typer.Option(help="A kind of failure, or a command.", show_default=False)],
     out: Annotated[
         Path, typer.Option("--out", "-o", help="A new folder for the log and the test.", show_default=False)
     ],
+    failing: Annotated[str, typer.Option(help="A kind of failure, or a command.", show_default=False)] = "",
+    against: Annotated[
+        str,
+        typer.Option(
+            help="Another build: its Python, its virtual environment, or a checkout.", show_default=False
+        ),
+    ] = "",
     settings: Annotated[
         bool, typer.Option("--settings", help="Shrink settings too: the pool, budgets, rows.")
     ] = False,
-    seconds: Annotated[int, typer.Option(min=1, help="Stop looking for a smaller log after so long.")] = 600,
+    seconds: Annotated[
+        int, typer.Option(min=1, help="Be done within so long, with the smallest log until then.")
+    ] = 600,
     json_output: Json = False,
 ) -> None:
-    from time import monotonic
-
-    from mmengine.replay.minimize.failures import (  # lazy, like all below: help needs none of it
-        KINDS,
-        find_failure,
-    )
+    from mmengine.replay.minimize.deadline import Deadline  # lazy, like all below: help needs none of it
     from mmengine.replay.minimize.minimize import Minimizer
-    from mmengine.replay.minimize.reproduction import Command, reproduce
+    from mmengine.replay.minimize.probe import Kind
+    from mmengine.replay.minimize.reproduction import refuse_used, reproduce
     from mmengine.replay.rerun.script import read_script
 
-    command = None if failing in KINDS else Command(failing)
-    script = read_script(existing(folder))
-
-    def probe(candidate: Any, max_steps: int) -> "Failure | None":
-        if command is not None:
-            return command.of_script(candidate, max_steps)
-        return find_failure(candidate, failing, max_steps=max_steps)
-
-    begin = monotonic()
-    with _progress() as progress:
-        minimizer = Minimizer(script, probe, is_over=lambda: monotonic() - begin > seconds, progress=progress)
+    deadline = Deadline(seconds)
+    with _probe(failing, against, deadline, _main_of(context)) as probe, _progress() as progress:
+        refuse_used(out)
+        script = read_script(existing(folder), lambda state, record: deadline.check())
+        minimizer = Minimizer(script, probe.of_script, deadline=deadline, progress=progress)
         first = minimizer.failure
+        if isinstance(probe, Kind):
+            probe.told_apart(first)
         small = minimizer.minimize(settings=settings)
-    test = reproduce(small, minimizer.failure, command or failing, out, len(script.requests))
-    _print(minimizer, first, len(script.requests), test, monotonic() - begin, json_output)
+        test = reproduce(small, minimizer.failure, probe, out, len(script.requests))
+    _print(minimizer, first, len(script.requests), test, deadline, json_output)
+
+
+@contextmanager
+def _probe(failing: str, against: str, deadline: "Deadline", main: "Main") -> "Iterator[Probe]":
+    """What says whether a log fails."""
+    from mmengine.replay.minimize.command import Command
+    from mmengine.replay.minimize.failures import KINDS
+    from mmengine.replay.minimize.other import Other
+    from mmengine.replay.minimize.probe import Kind
+
+    if bool(failing) == bool(against):
+        raise typer.BadParameter("give one of them", param_hint="--failing / --against")
+    if against:
+        with Other(against, deadline) as other:
+            yield other
+    else:
+        yield Kind(failing, deadline) if failing in KINDS else Command(failing, deadline, main)
+
+
+def _main_of(context: typer.Context) -> "Main":
+    """Runs the program that this command is of with other arguments, and gives its exit code."""
+    program = context.find_root().command
+
+    def main(arguments: list[str]) -> int:
+        try:
+            program.main(arguments, prog_name="mmengine")
+        except SystemExit as end:
+            return end.code if isinstance(end.code, int) else int(end.code is not None)
+        except MMEngineError as error:
+            print(f"mmengine: {error}", file=sys.stderr)
+            return code_of(error)
+        return 0
+
+    return main
 
 
 def _print(
-    minimizer: "Minimizer", first: "Failure", before: int, test: Path, seconds: float, json_output: bool
+    minimizer: "Minimizer", first: "Failure", before: int, test: Path, deadline: "Deadline", json_output: bool
 ) -> None:
+    seconds = deadline.passed()
     after = len(minimizer.best.requests)
     tokens = sum(len(event.prompt) // 4 for event in minimizer.best.requests)
     if json_output:
@@ -78,6 +122,7 @@ def _print(
                 "prompt_tokens": tokens,
                 "candidates": minimizer.tried,
                 "seconds": round(seconds, 1),
+                "cut_short": minimizer.is_cut_short,
                 "log": str(test.with_name("log")),
                 "test": str(test),
             }
@@ -94,6 +139,11 @@ def _print(
         f"wrote {test.with_name('log')} and {test}",
     ):
         console.print(line, markup=False)
+    if minimizer.is_cut_short:
+        text = (
+            f"{deadline.seconds:g} seconds were over before nothing got smaller any more; give --seconds more"
+        )
+        console.print(text, markup=False)
 
 
 @contextmanager
@@ -102,7 +152,7 @@ def _progress() -> Iterator[Callable[["Progress"], None]]:
     from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar
 
-    console = Console(stderr=True)
+    console = Console(file=sys.stderr)  # a command that runs here has another one for a while
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Bar(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
         task = bar.add_task("reading the log", total=1)

@@ -17,11 +17,13 @@ import msgspec
 
 from mmengine.core.decide.admit import check_request
 from mmengine.core.decide.stall import THRASH
-from mmengine.errors import InvalidRequest, LogError, MMEngineError
+from mmengine.errors import CorruptLog, InvalidRequest, LogError, MMEngineError
 from mmengine.events import vocabulary as ev
+from mmengine.events.codec import Record
 from mmengine.events.log import LogWriter
 from mmengine.events.sink import Sink
 from mmengine.replay.invariants import INVARIANTS, broken
+from mmengine.replay.minimize.deadline import Deadline
 from mmengine.replay.rerun.playback import ClockedExecutor, Playback
 from mmengine.replay.rerun.script import Script, read_script, request_of
 from mmengine.replay.rerun.scripted import ScriptedExecutor
@@ -34,11 +36,13 @@ _VARIES = re.compile(r"0x[0-9a-f]+|'[^']*'|\b[0-9a-f]{8,}\b|\d+(?:\.\d+)?")
 
 
 class Failure(NamedTuple):
-    """`kind`: of KINDS, never "any". `step`: the one that was open or next; -1 for a command."""
+    """`kind`: of KINDS, never "any". `step`: the one that was open or next; -1 for a command. `present`: the
+    requests that waited or ran then, where that is known."""
 
     kind: str
     what: str
     step: int
+    present: tuple[str, ...] = ()
 
     @property
     def signature(self) -> tuple[str, str]:
@@ -49,11 +53,12 @@ class Failure(NamedTuple):
         return f"{self.kind}, at step {self.step}: {self.what}"
 
 
-def replay_failure(folder: Path, kind: str) -> Failure | None:
+def replay_failure(folder: Path, kind: str, deadline: Deadline | None = None) -> Failure | None:
     """How a log's requests fail when this build serves them again; None when they do not. `kind`: see
     KINDS. Raises what `verify` raises."""
-    script = read_script(Path(folder))
-    return find_failure(script, kind, max_steps=enough_steps(script))
+    deadline = deadline or Deadline()
+    script = read_script(Path(folder), lambda state, record: deadline.check())
+    return find_failure(script, kind, max_steps=enough_steps(script), deadline=deadline)
 
 
 def enough_steps(script: Script) -> int:
@@ -63,24 +68,66 @@ def enough_steps(script: Script) -> int:
 
 
 def find_failure(
-    script: Script, kind: str, *, sink: Sink | None = None, max_steps: int = 2**62
+    script: Script, kind: str, *, max_steps: int = 2**62, deadline: Deadline | None = None
 ) -> Failure | None:
-    """Play a script until it fails as `kind` says, or in some other way that ends it."""
-    if kind == "tokens":
-        return _wrong_tokens(script, sink, max_steps)
+    """Play a script until it fails as `kind` says, or in some other way that ends it. Raises OutOfTime."""
+    deadline = deadline or Deadline()
     if kind == "divergence":
-        return _divergence(script, max_steps)
+        with tempfile.TemporaryDirectory() as folder:
+            return write_log(script, kind, Path(folder), max_steps, deadline)
+    return play(script, kind, None, max_steps, deadline)
+
+
+def write_log(
+    script: Script, kind: str, folder: Path, max_steps: int = 2**62, deadline: Deadline | None = None
+) -> Failure | None:
+    """Play a script into a new log, up to its failure. `kind`: see KINDS; "" is one of those that end a run
+    by themselves. Raises OutOfTime."""
+    deadline = deadline or Deadline()
+    sink = LogWriter(folder)
+    try:
+        failure = play(script, kind, sink, max_steps, deadline)
+    finally:
+        sink.close()
+    if kind == "divergence":
+        return _divergence(folder, deadline) or failure
+    return failure
+
+
+def play(script: Script, kind: str, sink: Sink | None, max_steps: int, deadline: Deadline) -> Failure | None:
+    """How the run fails that goes into `sink`. `kind`: as for `write_log`, but a divergence is not seen."""
+    if kind == "tokens":
+        return _wrong_tokens(script, sink, max_steps, deadline)
     executor = ScriptedExecutor(script.config, script.answers, failed_steps=script.failed_steps)
-    run = _Run(script, executor, sink)
+    run = _Run(script, executor, sink, deadline)
     names = INVARIANTS if kind == "any" else {kind} & INVARIANTS.keys()
     return run.until_failure(lambda: run.broken(names), max_steps)
+
+
+def _divergence(folder: Path, deadline: Deadline) -> Failure | None:
+    """Whether decisions derived from the run's own log are those of the run."""
+    step = 0
+
+    def follow(record: Record) -> None:
+        nonlocal step
+        step = record.step
+        deadline.check()
+
+    try:
+        found = verify(folder, follow).divergence
+    except CorruptLog as error:
+        return Failure("divergence", str(error)[:300], step)
+    if found is None:
+        return None
+    what = f"{found.event}, field {found.field}: logged {found.logged!r}, derived {found.derived!r}"
+    return Failure("divergence", what[:300], found.step)
 
 
 class _Run:
     """One playback. What ends it by itself is a failure too, whatever was looked for."""
 
-    def __init__(self, script: Script, executor: ClockedExecutor, sink: Sink | None):
-        self._thrashing = ""
+    def __init__(self, script: Script, executor: ClockedExecutor, sink: Sink | None, deadline: Deadline):
+        self._thrashing, self._deadline = "", deadline
         self.playback = Playback(script.config, script.observations, executor, sink=sink, see=self._see)
         self.outputs: dict[str, list[int]] = {}
         self.ended: list[tuple[str, str]] = []
@@ -90,16 +137,20 @@ class _Run:
             self._thrashing = event.detail
 
     def broken(self, names: Iterable[str]) -> Failure | None:
-        state = self.playback.core.state
         for name in names:
-            if (found := broken(state, name)) is not None:
-                return Failure(*found, state.step)
+            if (found := broken(self.playback.core.state, name)) is not None:
+                return self.failure(*found)
         return None
+
+    def failure(self, kind: str, what: str) -> Failure:
+        state = self.playback.core.state
+        return Failure(kind, what, state.step, tuple(state.requests))
 
     def until_failure(self, look: Callable[[], Failure | None], max_steps: int) -> Failure | None:
         core = self.playback.core
         try:
             while core.state.step <= max_steps:
+                self._deadline.check()
                 outputs = self.playback.step()
                 if outputs is None:
                     return None
@@ -110,13 +161,13 @@ class _Run:
                 if (failure := look()) is not None:
                     return failure
                 if self._thrashing:
-                    return Failure("thrash", self._thrashing, core.state.step)
+                    return self.failure("thrash", self._thrashing)
         except LogError:
             raise
         except MMEngineError as error:
-            return look() or Failure("stalled", str(error), core.state.step)
+            return look() or self.failure("stalled", str(error))
         except Exception as error:
-            return look() or Failure("crash", _place(error), core.state.step)
+            return look() or self.failure("crash", _place(error))
         return None
 
 
@@ -128,11 +179,11 @@ def _place(error: Exception) -> str:
     return f"{type(error).__name__} in {Path(code.co_filename).name}, {code.co_name}: {text}"
 
 
-def _wrong_tokens(script: Script, sink: Sink | None, max_steps: int) -> Failure | None:
+def _wrong_tokens(script: Script, sink: Sink | None, max_steps: int, deadline: Deadline) -> Failure | None:
     """Serve the requests with an executor whose tokens depend on each KV slot that is read."""
     script = _by_length(script)
     executor = SimulatedExecutor(script.config, check_kv=True, fault=script.failed_steps.get)
-    run = _Run(script, executor, sink)
+    run = _Run(script, executor, sink, deadline)
     asked = {event.request_id: event for event in script.requests}
 
     def look() -> Failure | None:
@@ -164,28 +215,6 @@ def _by_length(script: Script) -> Script:
                 event = msgspec.structs.replace(event, sampling=sampling)
         observations.append(replace(each, event=event))
     return replace(script, observations=observations)
-
-
-def _divergence(script: Script, max_steps: int) -> Failure | None:
-    """Whether decisions derived from the run's own log are those of the run."""
-    with tempfile.TemporaryDirectory() as folder:
-        failure = write_log(script, "any", Path(folder), max_steps)
-        if failure is not None and failure.kind not in INVARIANTS:
-            return failure
-        found = verify(Path(folder)).divergence
-    if found is None:
-        return failure
-    what = f"{found.event}, field {found.field}: logged {found.logged!r}, derived {found.derived!r}"
-    return Failure("divergence", what[:300], found.step)
-
-
-def write_log(script: Script, kind: str, folder: Path, max_steps: int = 2**62) -> Failure | None:
-    """Play a script into a new log, up to its failure."""
-    sink = LogWriter(folder)
-    try:
-        return find_failure(script, kind, sink=sink, max_steps=max_steps)
-    finally:
-        sink.close()
 
 
 def is_playable(script: Script) -> bool:

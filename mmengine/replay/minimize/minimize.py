@@ -14,11 +14,15 @@ import msgspec
 from mmengine.errors import ConfigError, LogError
 from mmengine.events import vocabulary as ev
 from mmengine.replay.minimize import shrink
+from mmengine.replay.minimize.deadline import Deadline, OutOfTime
 from mmengine.replay.minimize.failures import Failure, enough_steps, is_playable
 from mmengine.replay.rerun.script import Script
 from mmengine.request import MediaItem
 
 Probe = Callable[[Script, int], Failure | None]  # the failure of a script within so many steps
+FEW = 6  # requests, for which every way to put them together is tried
+REPRODUCED_IN = 4  # times what the last replay of it took, a candidate that is under way included
+SPARE_SECONDS = 0.5
 MAX_ROUNDS = 8  # each but the last one made something smaller
 
 
@@ -36,8 +40,9 @@ class Progress:
 class Minimizer:
     """`best` is the smallest script so far that fails as the whole one does, and `failure` how.
 
-    `probe`: how a script fails. `is_over`: asked before each candidate; once it is true, no more are
-    tried. Raises LogError when the whole script does not fail.
+    `probe`: how a script fails. `deadline`: candidates are tried as long as enough is left of it to write
+    down the best one. Raises LogError when the whole script does not fail, OutOfTime when that cannot be
+    said in time.
     """
 
     def __init__(
@@ -45,20 +50,27 @@ class Minimizer:
         script: Script,
         probe: Probe,
         *,
-        is_over: Callable[[], bool] = lambda: False,
+        deadline: Deadline | None = None,
         progress: Callable[[Progress], None] = lambda progress: None,
     ):
-        self._probe, self._is_over, self._progress = probe, is_over, progress
+        self._probe, self._progress = probe, progress
+        self._deadline = deadline or Deadline()
+        self._deadline.doing = "serving its requests for the first time"
         self._phase, self.tried = "looking for the failure", 0
         self.best = script
+        self.is_cut_short = False
+        self._found: dict[bytes, Failure | None] = {}  # by digest of a script; None: it does not fail alike
         self._tell()
+        begin = self._deadline.passed()
         failure = probe(script, enough_steps(script))
+        self._best_seconds = self._deadline.passed() - begin
         if failure is None:
             raise LogError(
                 "the log's requests were served again by this build and nothing failed; was the log written "
                 "by another build, or is the failure one that this kind does not see?"
             )
         self.failure = failure
+        self._deadline.doing = "writing down what is left"
         self._tell()
 
     def minimize(self, *, settings: bool = False) -> Script:
@@ -81,6 +93,7 @@ class Minimizer:
     def _everything(self) -> None:
         self._requests()
         self._happenings()
+        self._pressure()
         self._merges()
         self._ages()
         self._values()
@@ -91,21 +104,48 @@ class Minimizer:
 
     def _try(self, script: Script) -> bool:
         """Whether the script fails in the same way; then it is the best one."""
-        if self._is_over() or not is_playable(script):
+        if self._is_over():
             return False
+        digest = shrink.digest(script)
+        if digest not in self._found:
+            self._found[digest] = self._ask(script) if is_playable(script) else None
+        failure = self._found[digest]
+        if failure is None:
+            return False
+        self.best, self.failure = script, failure
+        return True
+
+    def _ask(self, script: Script) -> Failure | None:
+        """How the script fails, if it does in the same way."""
         self.tried += 1
         most = 2 * self.failure.step + 64 if self.failure.step >= 0 else 2**62
-        failure = self._probe(script, most)
-        same = False
-        if failure is not None and failure.signature == self.failure.signature:
-            same, self.best, self.failure = True, script, failure
+        begin = self._deadline.passed()
+        try:
+            failure = self._probe(script, most)
+        except OutOfTime:
+            self.is_cut_short = True
+            return None
+        if failure is None or failure.signature != self.failure.signature:
+            failure = None
+        else:
+            self._best_seconds = self._deadline.passed() - begin
         self._tell()
-        return same
+        return failure
+
+    def _is_over(self) -> bool:
+        """Whether the time that is left goes into writing down what there is: the log and its failure once
+        more, each as long as it took to find it."""
+        if self._deadline.left() < REPRODUCED_IN * self._best_seconds + SPARE_SECONDS:
+            self.is_cut_short = True
+        return self.is_cut_short
 
     def _requests(self) -> None:
         self._phase = "leaving out requests"
         whole = self.best
+        present = {*self.failure.present}
         names = [event.request_id for event in whole.requests]
+        if present and self._try(shrink.only(whole, present)):
+            names = [name for name in names if name in present]
         recent = len(names) // 2
         while recent and self._try(shrink.only(whole, names[-recent:])):
             names, recent = names[-recent:], recent // 2
@@ -125,14 +165,27 @@ class Minimizer:
             lambda some: self._try(replace(whole, failed_steps={s: whole.failed_steps[s] for s in some})),
         )
 
+    def _pressure(self) -> None:
+        """What many requests do to the pool, a few long ones do too. Where in its last block the first of
+        them ends decides who needs the next one, so all places are tried."""
+        self._phase = "filling the pool with fewer requests"
+        whole, names = self.best, [event.request_id for event in self.best.requests]
+        counts = [count for count in (2, 3, 4) if count < len(names)]
+        groups = [names[len(names) - count - back :][:count] for count in counts for back in (0, 1)]
+        for more in range(whole.config.block_size):
+            if any(self._try(shrink.filling(whole, group, more)) for group in groups):
+                return
+
     def _merges(self) -> None:
-        """One long request can hold the memory of two; when it needs its next block depends on the places
-        in the last one, so all of them are tried."""
+        """One long request can hold the memory of two; see `_pressure` for the places."""
         self._phase = "merging requests"
-        for more in range(self.best.config.block_size):
-            for name in [event.request_id for event in reversed(self.best.requests)]:
-                others = [event.request_id for event in self.best.requests if event.request_id != name]
-                any(self._try(shrink.merged(self.best, name, into, more)) for into in others)
+        before = 0
+        while before != len(self.best.requests):
+            before = len(self.best.requests)
+            for more in range(self.best.config.block_size if before <= FEW else 1):
+                for name in [event.request_id for event in reversed(self.best.requests)]:
+                    others = [event.request_id for event in self.best.requests if event.request_id != name]
+                    any(self._try(shrink.merged(self.best, name, into, more)) for into in others)
 
     def _ages(self) -> None:
         """Long prompts hold the memory of long answers, in fewer steps."""
@@ -168,6 +221,10 @@ class Minimizer:
         whole = self.best
         most = self._asked(name).sampling.max_tokens
         shrink.smallest(1, most, lambda count: self._try(shrink.with_answer(whole, name, count)))
+        whole, answer = self.best, self.best.answers[name]
+        if answer.stop:
+            most = len(answer.tokens)
+            shrink.smallest(1, most, lambda count: self._try(shrink.with_stop(whole, name, count)))
 
     def _media(self, name: str) -> None:
         self._phase = "media"

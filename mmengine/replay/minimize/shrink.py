@@ -4,6 +4,7 @@ Each function gives a new script and leaves the old one as it is. Whether the ne
 somebody else's question.
 """
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -49,6 +50,15 @@ def smallest(low: int, high: int, fails: Callable[[int], bool]) -> int:
         middle = (low + high) // 2
         low, high = (low, middle) if fails(middle) else (middle, high)
     return high
+
+
+def digest(script: Script) -> bytes:
+    """Equal for scripts that play alike."""
+    asked = [(each.step, each.landed, type(each.event).__name__, each.event) for each in script.observations]
+    kept = [script.answers[event.request_id] for event in script.requests]
+    answers = [(each.tokens.tobytes(), each.stop, each.error, each.runs.tobytes()) for each in kept]
+    whole = (script.config, script.failed_steps, asked, answers)
+    return hashlib.blake2b(msgspec.msgpack.encode(whole), digest_size=16).digest()
 
 
 def only(script: Script, names: Iterable[str]) -> Script:
@@ -98,6 +108,13 @@ def with_answer(script: Script, name: str, count: int) -> Script:
     return replace(changed, answers=answers)
 
 
+def with_stop(script: Script, name: str, count: int) -> Script:
+    """An answer whose text stops behind `count` tokens, as it did behind more."""
+    answer = script.answers[name]
+    sooner = replace(answer, tokens=answer.tokens[:count], runs=answer.runs[answer.runs[:, 0] < count])
+    return replace(script, answers={**script.answers, name: sooner})
+
+
 def without_media(script: Script, name: str, index: int) -> Script:
     """An item's place in the prompt becomes text."""
     media = list(_queued(script, name).media)
@@ -143,6 +160,19 @@ def merged(script: Script, name: str, into: str, more: int = 0) -> Script:
     longer = _lengthened(_queued(script, into), len(gone.prompt) // 4 + more)
     rest = [event.request_id for event in script.requests if event.request_id != name]
     return only(_with(script, longer), rest)
+
+
+def filling(script: Script, names: Sequence[str], more: int) -> Script:
+    """Only these requests, with prompts so long that together they hold the whole pool; that of the first
+    one is `more` tokens longer, those of the others as much shorter."""
+    config, script = script.config, only(script, names)
+    missing = (config.num_blocks - 1) * config.block_size - sum(len(e.prompt) // 4 for e in script.requests)
+    for number, event in enumerate(script.requests):
+        count = missing // (len(names) - number) + (more if number == 0 else 0)
+        room = config.max_model_len - len(event.prompt) // 4 - event.sampling.max_tokens
+        count = max(0, min(count, room))
+        script, missing = _with(script, _lengthened(event, count)), missing - count
+    return script
 
 
 def aged(script: Script, count: int) -> Script:

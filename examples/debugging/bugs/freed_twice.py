@@ -1,0 +1,18 @@
+"""A row that is preempted in the middle of a block frees that block twice."""
+
+from mmengine.core.fold import evolve
+
+_leave_row = evolve.leave_row
+
+
+def leave_row(state, req_state):
+    row = req_state.row
+    preempted = req_state.request.request_id in state.requests  # who ended is not there any more
+    last = state.block_table[row, state.num_blocks[row] - 1 : state.num_blocks[row]].copy()
+    is_half_full = state.num_computed[row] % state.block_size != 0
+    _leave_row(state, req_state)
+    if preempted and is_half_full:
+        state.blocks.release(last)
+
+
+evolve.leave_row = leave_row

@@ -1,0 +1,256 @@
+"""Another build of mmengine, in a process of its own: where its decisions part from this one's.
+
+A policy that is wrong breaks no invariant; only a build that decides otherwise shows it. This build serves
+the requests, and the other one derives the decisions over the observations of that run.
+"""
+
+import os
+import selectors
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from mmengine.config import EngineConfig
+from mmengine.core.decide.schedule import DECISION_VERSION
+from mmengine.errors import LogError
+from mmengine.events import vocabulary as ev
+from mmengine.events.log import LogReader, LogWriter
+from mmengine.events.sink import SinkBefore
+from mmengine.replay.minimize import other_build
+from mmengine.replay.minimize.deadline import Deadline, OutOfTime
+from mmengine.replay.minimize.failures import Failure, play, write_log
+from mmengine.replay.minimize.probe import TestParts
+from mmengine.replay.rerun.script import Script
+from mmengine.replay.verify import verify
+
+KIND = "parted"
+NEVER_A_DIGEST = 2**20  # steps; states may differ where decisions do not
+FIRST_STEPS = 512
+START_SECONDS, ANSWER_SECONDS = 60.0, 600.0
+
+_BODY = """    found = verify(log.with_name("log_of_other")).divergence
+    assert found is None, found"""
+
+
+class Other:
+    """`where`: a Python, by its path or its name; a virtual environment; or a checkout. Raises LogError when
+    nothing of that kind is there, or when its mmengine cannot be asked. To be closed."""
+
+    def __init__(self, where: str, deadline: Deadline | None = None):
+        self._where, self._deadline = where, deadline or Deadline()
+        python, checkout = _python_of(where)
+        command = [python, "-I", other_build.__file__, *checkout]
+        try:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+            )
+        except OSError as error:
+            raise LogError(f"{python} cannot be run: {error.strerror}") from None
+        self._is_met = False
+        try:
+            self._meet(checkout)
+        except BaseException:
+            self.close()
+            raise
+
+    def _meet(self, checkout: list[str]) -> None:
+        hello = self._answer(START_SECONDS)
+        self.place, self.version, self._rules = hello.place, hello.version, hello.rules
+        if checkout and not Path(self.place).is_relative_to(checkout[0]):
+            raise LogError(f"{self._where} was asked for its mmengine, and the one of {self.place} answered")
+
+    def __enter__(self) -> "Other":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    # Probe
+
+    def of_script(self, script: Script, max_steps: int) -> Failure | None:
+        self._introduce(script)
+        most = FIRST_STEPS
+        while True:  # where they part early, the rest need not be served
+            most = min(most, max_steps)
+            with tempfile.TemporaryDirectory() as folder:
+                self._serve_for_other(script, Path(folder), most)
+                found = self._ask({"verify": folder})
+            if found.step >= 0 or found.steps < most or most == max_steps:
+                return _failure(found)
+            most *= 4
+
+    def write(self, script: Script, folder: Path) -> None:
+        """Both logs: that of this build, and beside it `log_of_other`."""
+        write_log(_without_digests(script), "", folder, deadline=self._deadline)
+        theirs = folder.with_name("log_of_other")
+        self._serve_there(script, theirs)
+        if verify(theirs).divergence is None:
+            raise LogError(f"this build decides as {self._where} does when that one serves the requests")
+
+    def of_log(self, folder: Path) -> Failure | None:
+        with tempfile.TemporaryDirectory() as scratch:
+            _copy(folder, LogWriter(Path(scratch)), self._rules)
+            return self._parting(Path(scratch))
+
+    def test(self, failure: Failure) -> TestParts:
+        title = f"This build decides otherwise than mmengine {self.version}, which wrote log_of_other."
+        return TestParts(KIND, title, "from mmengine.replay import verify\n", _BODY)
+
+    def _serve_for_other(self, script: Script, folder: Path, max_steps: int) -> None:
+        sink = _Translated(LogWriter(folder), self._rules)
+        try:
+            play(_without_digests(script), "", sink, max_steps, self._deadline)
+        finally:
+            sink.close()
+
+    def _serve_there(self, script: Script, folder: Path) -> None:
+        with tempfile.TemporaryDirectory() as scratch:
+            path, log = Path(scratch) / "script", Path(scratch) / "log"
+            path.write_bytes(_as_bytes(_without_digests(script)))
+            self._ask({"serve": str(path), "into": str(log)})
+            _copy(log, LogWriter(folder), DECISION_VERSION)
+
+    def _introduce(self, script: Script) -> None:
+        """Raises LogError when the other build cannot read a log of these settings, or not serve."""
+        if self._is_met:
+            return
+        nobody = replace(script, observations=[], answers={}, failed_steps={})
+        with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as theirs:
+            self._serve_there(nobody, Path(theirs))
+            self._serve_for_other(nobody, Path(folder), 1)
+            if (found := self._parting(Path(folder))) is not None:
+                raise LogError(f"mmengine {self.version} of {self._where} cannot be asked: {found.what}")
+        self._is_met = True
+
+    def _parting(self, log: Path) -> Failure | None:
+        return _failure(self._ask({"verify": str(log)}))
+
+    def _ask(self, question: dict[str, str]) -> "_Answer":
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(msgspec.json.encode(question) + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise LogError(f"the process of {self._where} has ended") from None
+        return self._answer(ANSWER_SECONDS)
+
+    def _answer(self, seconds: float) -> "_Answer":
+        """The next line of its output, within so many seconds and the deadline."""
+        assert self._process.stdout is not None
+        pipe, line = self._process.stdout, b""
+        until = self._deadline.passed() + min(seconds, self._deadline.left())
+        with selectors.DefaultSelector() as selector:
+            selector.register(pipe, selectors.EVENT_READ)
+            while not line.endswith(b"\n"):
+                left = until - self._deadline.passed()
+                if left <= 0 or not selector.select(left):
+                    self._deadline.check()
+                    raise OutOfTime(f"mmengine of {self._where} gave no answer within {seconds:g} s")
+                more = os.read(pipe.fileno(), 2**16)
+                if not more:
+                    raise LogError(f"the process of {self._where} ended without an answer")
+                line += more
+        answer = msgspec.json.decode(line, type=_Answer)
+        if answer.error:
+            raise LogError(f"mmengine of {self._where} cannot be asked (is it too old?): {answer.error}")
+        return answer
+
+
+class _Answer(msgspec.Struct):
+    """One of three: who it is (`version`, `rules`, `place`), where decisions part (`step` 0 or more; else the
+    log has so many `steps`), or an `error`."""
+
+    version: str = ""
+    rules: int = 0
+    place: str = ""
+    step: int = -1
+    steps: int = 0
+    what: str = ""
+    event: str = ""
+    field: str = ""
+    sides: tuple[str, str] = ("", "")
+    error: str = ""
+
+
+def _failure(found: _Answer) -> Failure | None:
+    if found.step < 0:
+        return None
+    what = found.what
+    if found.event:
+        here, there = found.sides
+        what = f"{found.event}, field {found.field}: {here} here, {there} there"
+    return Failure(KIND, what[:300], found.step)
+
+
+class _Translated(SinkBefore):
+    """A log that says to be of other rules, and of its settings only those that differ from their defaults:
+    a build reads it that does not know them all."""
+
+    def __init__(self, inner: LogWriter, rules: int):
+        super().__init__(inner)
+        self._rules = rules
+
+    def append(self, event: ev.Event, step: int, mono_ns: int) -> None:
+        super().append(_as_of(event, self._rules), step, mono_ns)
+
+
+def _as_of(event: ev.Event, rules: int) -> ev.Event:
+    if not isinstance(event, ev.Started):
+        return event
+    known = EngineConfig().as_dict()
+    config = {name: value for name, value in event.config.items() if known.get(name, value) != value}
+    return msgspec.structs.replace(event, decision_version=rules, config=config)
+
+
+def _copy(source: Path, target: LogWriter, rules: int) -> None:
+    try:
+        for record in LogReader(source):
+            target.append(_as_of(record.event, rules), record.step, record.mono_ns)
+        target.commit()
+    finally:
+        target.close()
+
+
+def _without_digests(script: Script) -> Script:
+    config = msgspec.structs.replace(script.config, checkpoint_interval=NEVER_A_DIGEST)
+    return replace(script, config=config)
+
+
+def _as_bytes(script: Script) -> bytes:
+    """What `other_build.serve` reads."""
+    observations = [
+        (each.step, each.landed, type(each.event).__name__, msgspec.msgpack.encode(each.event))
+        for each in script.observations
+    ]
+    answers = [
+        (name, answer.tokens.tobytes(), answer.stop, answer.error, answer.runs.tobytes())
+        for name, answer in script.answers.items()
+    ]
+    settings = script.config.as_dict()
+    config = {name: value for name, value in settings.items() if value != EngineConfig().as_dict()[name]}
+    return msgspec.msgpack.encode((config, observations, answers, list(script.failed_steps.items())))
+
+
+def _python_of(where: str) -> tuple[str, list[str]]:
+    """The Python to run, and the checkout whose mmengine it shall import, if one is meant."""
+    path = Path(where)
+    if (path / "mmengine" / "__init__.py").is_file():
+        own = path / ".venv" / "bin" / "python"
+        return str(own if own.exists() else sys.executable), [str(path.resolve())]
+    if (path / "bin" / "python").exists():
+        return str(path / "bin" / "python"), []
+    python = shutil.which(where)
+    if python is None:
+        raise LogError(
+            f"{where} is no Python, no virtual environment and no checkout of mmengine; name one of them"
+        )
+    return python, []

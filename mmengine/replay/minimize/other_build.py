@@ -1,0 +1,113 @@
+"""Run by the Python of another installation, as a script: answers a line of JSON for each line of JSON.
+
+    {"verify": LOG}              {"step": …, …} where its decisions part from the log's, or {"steps": …}
+    {"serve": FILE, "into": LOG} {}: it served the requests of the file and wrote their log
+
+The first line says which build it is. `argv[1]`, where given, is the checkout whose mmengine is meant. That
+build may be older than this file: it is asked for few names, and what it has not is said.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TextIO
+
+Answer = dict[str, object]
+
+
+def who() -> Answer:
+    import mmengine
+    from mmengine.core.decide.schedule import DECISION_VERSION
+    from mmengine.version import __version__
+
+    place = str(Path(mmengine.__file__).parent)
+    return {"version": __version__, "rules": DECISION_VERSION, "place": place}
+
+
+def parting(log: str) -> Answer:
+    """Where the decisions that this build derives are not those of the log. What it cannot even fold is
+    where they part, too."""
+    from mmengine.errors import CorruptLog
+    from mmengine.events.codec import Record
+    from mmengine.replay.verify import verify
+
+    step = 0
+
+    def follow(record: Record) -> None:
+        nonlocal step
+        step = record.step
+
+    try:
+        report = verify(Path(log), follow)
+    except CorruptLog as error:
+        return {"step": step, "what": str(error)}
+    if not report.rederived:
+        return {"error": f"it folds the log under rules {report.logged_version} and derives nothing"}
+    found = report.divergence
+    if found is None:
+        return {"steps": report.steps}
+    sides = (str(found.logged)[:100], str(found.derived)[:100])
+    return {"step": found.step, "event": found.event, "field": found.field, "sides": sides}
+
+
+def serve(path: str, folder: str) -> Answer:
+    """Serve the requests that `other.py` wrote down, into a log."""
+    import msgspec
+    import numpy as np
+
+    from mmengine.config import EngineConfig
+    from mmengine.events import vocabulary
+    from mmengine.replay.minimize.failures import write_log
+    from mmengine.replay.rerun.script import Answer, Observation, Script
+
+    config, observations, answers, failed_steps = msgspec.msgpack.decode(Path(path).read_bytes())
+    script = Script(EngineConfig.from_dict(config))
+    for step, landed, kind, event in observations:
+        event = msgspec.msgpack.decode(event, type=getattr(vocabulary, kind))
+        script.observations.append(Observation(step, landed, 0, event))
+    for name, tokens, stop, error, runs in answers:
+        runs = np.frombuffer(runs, np.int32).reshape(-1, 3)
+        script.answers[name] = Answer(np.frombuffer(tokens, np.int32), stop, error, runs)
+    script.failed_steps = dict(failed_steps)
+    write_log(script, "stalled", Path(folder))
+    return {}
+
+
+def say(answers: TextIO, answer: Answer) -> None:
+    print(json.dumps(answer), file=answers, flush=True)
+
+
+def in_words(error: Exception) -> Answer:
+    return {"error": f"{type(error).__name__}: {str(error)[:300]}"}
+
+
+def _is_editable(finder: object) -> bool:
+    return str(getattr(finder, "__module__", "")).startswith("__editable__")
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever prints
+    if len(sys.argv) > 1:
+        sys.path.insert(0, sys.argv[1])
+        # What the checkout has not must not come from a build that is installed here in editable mode.
+        sys.meta_path[:] = [each for each in sys.meta_path if not _is_editable(each)]
+    try:
+        say(answers, who())
+    except Exception as error:
+        say(answers, in_words(error))
+        return
+    for line in sys.stdin:
+        asked = json.loads(line)
+        try:
+            say(
+                answers,
+                serve(asked["serve"], asked["into"]) if "serve" in asked else parting(asked["verify"]),
+            )
+        except Exception as error:
+            say(answers, in_words(error))
+
+
+if __name__ == "__main__":
+    main()

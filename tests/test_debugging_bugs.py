@@ -1,0 +1,58 @@
+"""One bug of each class: the commands of docs/debugging.md leave few requests and name what is wrong."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+BUGS = ROOT / "examples" / "debugging" / "bugs"
+ROW = re.compile(r"^\| [^|]+ \| `(\w+)` \| `([^`]+)` \| (\d+) \| [\d.]+ \| ([^|]+) \|$", re.MULTILINE)
+ROWS = {row[1]: row.groups()[1:] for row in ROW.finditer((ROOT / "docs" / "debugging.md").read_text())}
+QUICK = ("budget", "late_stop")  # an invariant, and another build
+
+
+def run(*command, **settings):
+    path = os.pathsep.join([*map(str, settings.pop("path", ())), str(ROOT), str(ROOT / "plugins")])
+    environment = {**os.environ, "PYTHONPATH": path}
+    command = [sys.executable, *map(str, command)]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+
+
+def minimized(name, folder, num_requests):
+    log, (option, _, named) = folder / "night.log", ROWS[name]
+    made = run(BUGS / "night.py", name, log, num_requests)
+    assert not made.returncode, made.stderr
+    arguments = ("log", "minimize", log, *option.split(), "--seconds", 60, "-o", folder / "small", "--json")
+    done = run(BUGS / "buggy.py", name, *arguments)
+    assert not done.returncode, done.stderr
+    report = json.loads(done.stdout)
+    assert report["requests_before"] == num_requests and report["requests"] <= 4
+    said = f"{report['failure']} {report['what']}"
+    assert all(word in said for word in named.replace("`", "").split(", ")), said
+    return report
+
+
+def test_the_table_has_each_class():
+    planted = {path.stem for path in BUGS.glob("*.py")} - {"buggy", "night"}
+    assert ROWS.keys() == planted
+    assert all(int(left) <= 4 for _, left, _ in ROWS.values())
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_short_night_becomes_small(tmp_path, name):
+    minimized(name, tmp_path, 40)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", sorted(ROWS))
+def test_a_night_of_a_thousand_becomes_a_test(tmp_path, name):
+    report = minimized(name, tmp_path, 1000)
+    assert report["seconds"] <= 60
+    test = ("-m", "pytest", "-q", "-p", "no:cacheprovider", tmp_path / "small")
+    assert run(*test, "-p", name, path=[BUGS]).returncode == 1, "the test fails with the bug"
+    assert run(*test).returncode == 0, "and passes without"
