@@ -12,11 +12,7 @@ from mmengine.cli.run import HELP as RUN_HELP
 from mmengine.cli.run import run
 from mmengine.cli.simulate import HELP as SIMULATE_HELP
 from mmengine.cli.simulate import simulate
-<<<<<<< HEAD
-from mmengine.errors import MMEngineError, code_of
-=======
 from mmengine.errors import MMEngineError
->>>>>>> minimize
 
 app = typer.Typer(
     name="mmengine",
@@ -36,12 +32,7 @@ app.command()(demo)
 
 
 def main() -> None:
-<<<<<<< HEAD
-    """Entry point. Errors are one line on stderr. Exit code 2: what was asked; 3: a log whose decisions
-    are not those derived again; 4: a log that is damaged; 13, 14: one without its end; 1: the rest."""
-=======
     """Entry point. Errors are one line on stderr; for exit codes see `code_of`."""
->>>>>>> minimize
     warning = clash()
     if warning:
         print(f"mmengine: warning: {warning}", file=sys.stderr)

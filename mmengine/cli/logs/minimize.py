@@ -13,10 +13,7 @@ from mmengine.cli.logs.printing import Folder, Json, existing, print_json
 from mmengine.errors import MMEngineError
 
 if TYPE_CHECKING:  # heavy: loaded when a command runs
-<<<<<<< HEAD
-=======
     from mmengine.replay.minimize.command import Main
->>>>>>> minimize
     from mmengine.replay.minimize.deadline import Deadline
     from mmengine.replay.minimize.failures import Failure
     from mmengine.replay.minimize.minimize import Minimizer, Progress
@@ -26,13 +23,8 @@ HELP = (
     "Make a failing log small: leave out requests, then shrink values, while it fails in the same way.\n\n"
     "Writes the smallest log and a pytest file that replays it. FAILING is a kind of failure (any, encoder, "
     "media, references, blocks, host_blocks, rows, queue, budgets, computed, flights, stalled, thrash, "
-<<<<<<< HEAD
-    "crash, tokens, divergence), or a command that fails on a log; {} in it stands for the log's folder. "
-    "With --against the log fails when another build of mmengine decides otherwise on the same requests.\n\n"
-=======
     "crash, tokens, divergence), or a command that fails on a log; {} in it stands for the log's folder. With "
     "--against the log fails when another build of mmengine decides otherwise on the same requests.\n\n"
->>>>>>> minimize
     "[bold]Examples[/bold]\n\n  mmengine log minimize night.log --failing any -o small\n\n"
     "  mmengine log minimize night.log --failing 'python check.py {}' -o small\n\n"
     "  mmengine log minimize night.log --against ~/last-release/.venv -o small"
@@ -67,11 +59,7 @@ def minimize(
     from mmengine.replay.rerun.script import read_script
 
     deadline = Deadline(seconds)
-<<<<<<< HEAD
-    with _probe(failing, against, deadline) as probe, _progress() as progress:
-=======
     with _probe(failing, against, deadline, _main_of(context)) as probe, _progress() as progress:
->>>>>>> minimize
         refuse_used(out)
         script = read_script(existing(folder), lambda state, record: deadline.check())
         minimizer = Minimizer(script, probe.of_script, deadline=deadline, progress=progress)
@@ -84,11 +72,7 @@ def minimize(
 
 
 @contextmanager
-<<<<<<< HEAD
-def _probe(failing: str, against: str, deadline: "Deadline") -> "Iterator[Probe]":
-=======
 def _probe(failing: str, against: str, deadline: "Deadline", main: "Main") -> "Iterator[Probe]":
->>>>>>> minimize
     """What says whether a log fails."""
     from mmengine.replay.minimize.command import Command
     from mmengine.replay.minimize.failures import KINDS
@@ -101,23 +85,6 @@ def _probe(failing: str, against: str, deadline: "Deadline", main: "Main") -> "I
         with Other(against, deadline) as other:
             yield other
     else:
-<<<<<<< HEAD
-        yield Kind(failing, deadline) if failing in KINDS else Command(failing, deadline, _main)
-
-
-def _main(arguments: list[str]) -> int:
-    """What the command `mmengine` does with these arguments, and its exit code."""
-    from mmengine.cli.main import main
-
-    before, sys.argv = sys.argv, [sys.argv[0], *arguments]
-    try:
-        main()
-    except SystemExit as end:
-        return end.code if isinstance(end.code, int) else int(end.code is not None)
-    finally:
-        sys.argv = before
-    return 0
-=======
         yield Kind(failing, deadline) if failing in KINDS else Command(failing, deadline, main)
 
 
@@ -136,7 +103,6 @@ def _main_of(context: typer.Context) -> "Main":
         return 0
 
     return main
->>>>>>> minimize
 
 
 def _print(

@@ -110,11 +110,7 @@ class Command:
 def _telling_line(said: str) -> str:
     """The last line, but for what `verify` says, which is followed by tables."""
     lines = [line.strip() for line in said.splitlines() if line.strip()] or [""]
-<<<<<<< HEAD
-    return next((line for line in lines if line.startswith("DIVERGED")), lines[-1])
-=======
     return next((line for line in lines if line.startswith(("DIVERGED", "BROKEN"))), lines[-1])
->>>>>>> minimize
 
 
 def _is_own(parts: list[str]) -> bool:
