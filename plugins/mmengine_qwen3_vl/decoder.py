@@ -1,6 +1,5 @@
 """What a decoder process runs: encoded images and videos to patches. Neither torch nor a tokenizer."""
 
-from dataclasses import asdict
 from functools import partial
 
 import msgspec
@@ -15,19 +14,19 @@ from mmengine_qwen3_vl.sources import Access
 
 class _Recipe(msgspec.Struct, frozen=True):
     settings: Settings
-    max_positions: int
+    limit: int
+    who: str
 
 
-def recipe(settings: Settings, max_positions: int) -> DecoderRecipe:
-    """For `decoder`, below."""
-    text = msgspec.json.encode({"settings": asdict(settings), "max_positions": max_positions})
-    return DecoderRecipe(__name__, text)
+def recipe(settings: Settings, limit: int, who: str) -> DecoderRecipe:
+    """For `decoder`, below. `limit`, `who`: of tokens, and whose it is."""
+    return DecoderRecipe(__name__, msgspec.json.encode(_Recipe(settings, limit, who)))
 
 
 def decoder(settings: bytes) -> MediaDecoder:
     """The decoder that `recipe` describes."""
     read = msgspec.json.decode(settings, type=_Recipe)
-    check = partial(check_length, most=read.max_positions)
+    check = partial(check_length, most=read.limit, who=read.who)
     return partial(_decode, MediaLoader(read.settings, b"", check))
 
 

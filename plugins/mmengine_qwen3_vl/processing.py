@@ -225,7 +225,7 @@ class Qwen3VLProcessor:
 
     @property
     def decoder_recipe(self) -> DecoderRecipe:
-        return recipe(self.settings, self.max_positions)
+        return recipe(self.settings, self._limit, self._limiter)
 
     def _check_counts(self, pieces: list[str | int], parts: list[MediaPart]) -> None:
         for pad, modality in self._pads.items():
@@ -240,9 +240,12 @@ class Qwen3VLProcessor:
     def _limit(self) -> int:
         return min(self.max_positions, self.max_prompt_tokens)
 
+    @property
+    def _limiter(self) -> str:
+        return "the model" if self.max_positions <= self.max_prompt_tokens else "this engine"
+
     def _check_length(self, length: int) -> None:
-        who = "the model" if self.max_positions <= self.max_prompt_tokens else "this engine"
-        check_length(length, self._limit, who)
+        check_length(length, self._limit, self._limiter)
 
 
 def _generation(folder: Path) -> dict[str, Any]:

@@ -8,7 +8,8 @@ from contextlib import asynccontextmanager
 import numpy as np
 import pytest
 
-from mmengine.errors import ConfigError, InvalidMedia, RequestFailed
+from mmengine.errors import ConfigError, InvalidMedia, InvalidRequest, RequestFailed
+from mmengine.models.decoding import EncodedMedia
 from mmengine.processing.decoders import Decoders
 from mmengine.serve import preparation
 from mmengine.serve.async_engine import AsyncEngine
@@ -286,3 +287,13 @@ def test_processes_give_the_pixels_that_threads_give():
     assert alive(pid)
     decoders.close()
     assert not alive(pid)
+
+
+def test_a_process_refuses_what_is_too_long_before_it_is_resized():
+    processor = load_processor(checkpoint_path())
+    processor.max_prompt_tokens = 20
+    decoders = Decoders(processor.decoder_recipe, 1, 2**31, 30)
+    part = {"resized_height": 512, "resized_width": 512}
+    with pytest.raises(InvalidRequest, match="this engine takes at most 20"):
+        decoders(EncodedMedia("image", image_of("PNG"), part, "image 0"))
+    decoders.close()
