@@ -17,12 +17,11 @@ Answer = dict[str, object]
 
 
 def who() -> Answer:
-    import mmengine
+    from mmengine import version
     from mmengine.core.decide.schedule import DECISION_VERSION
-    from mmengine.version import __version__
 
-    place = str(Path(mmengine.__file__).parent)
-    return {"version": __version__, "rules": DECISION_VERSION, "place": place}
+    place = str(Path(version.__file__).parent)
+    return {"version": version.__version__, "rules": DECISION_VERSION, "place": place}
 
 
 def parting(log: str) -> Answer:
