@@ -33,12 +33,16 @@ short: .venv/.ready
 test: reading
 	@$(MAKE) --no-print-directory build/gpu/.ready || { rm -rf build/gpu; \
 		echo "Triton and FlashInfer cannot be had here: the tests of GPU kernels are skipped"; }
+	@$(MAKE) --no-print-directory build/torchvision/.ready || { rm -rf build/torchvision; \
+		echo "torchvision cannot be had here: the comparison with transformers' own pipeline is skipped"; }
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup
 
 limits: .venv/.ready
 	$(BIN)/python -m tests.house.write_limits
 
 soak: .venv/.ready
+	@$(MAKE) --no-print-directory build/torchvision/.ready || { rm -rf build/torchvision; \
+		echo "torchvision cannot be had here: the comparison with transformers' own pipeline is skipped"; }
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup -m soak --timeout 3600
 
 kernels: .venv/.ready build/gpu/.ready
@@ -50,6 +54,11 @@ kernels: .venv/.ready build/gpu/.ready
 build/gpu/.ready: tests/gpu/requirements.txt | .venv/.ready
 	rm -rf build/gpu
 	$(BIN)/python -m pip install --quiet --retries 1 --no-deps --no-compile --target build/gpu -r $<
+	@touch $@
+
+build/torchvision/.ready: tests/serve/requirements.txt | .venv/.ready
+	rm -rf build/torchvision
+	$(BIN)/python -m pip install --quiet --retries 1 --no-deps --no-compile --target build/torchvision -r $<
 	@touch $@
 
 # Made again only when what to install has changed, so a current .venv needs no network.

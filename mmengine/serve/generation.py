@@ -148,7 +148,7 @@ def _unfold_config(given: Keywords) -> dict[str, object]:
     if not isinstance(config, Mapping):
         if not hasattr(config, "to_diff_dict"):
             raise InvalidRequest("generation_config must be a dict or a GenerationConfig")
-        config = config.to_diff_dict()
+        config = {name: value for name, value in config.to_diff_dict().items() if name[0] != "_"}
     return {**config, **{name: value for name, value in given.items() if name != "generation_config"}}
 
 

@@ -1,8 +1,15 @@
-"""transformers' pipeline and ours on the embedded checkpoint, and what pipeline_calls.py calls by name."""
+"""transformers' pipeline and ours on the embedded checkpoint, and what pipeline_calls.py calls by name.
+
+    echo '["pipe(chat)"]' | python -m tests.serve.pipeline_sides
+
+compares what both give for each call of a list: ["agrees", the end of theirs, the end of ours] by call.
+"""
 
 import base64
 import io
+import json
 import sys
+import tempfile
 import warnings
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -10,7 +17,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-TORCHVISION = Path(__file__).resolve().parents[2] / "build" / "torchvision"
+ROOT = Path(__file__).resolve().parents[2]
+TORCHVISION = ROOT / "build" / "torchvision"
 
 
 def transformers_can_run():
@@ -27,7 +35,7 @@ def load_transformers():
         _operators.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
         _operators.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     import transformers
-    from transformers import image_processing_backends, video_utils
+    from transformers import image_processing_backends, video_processing_utils, video_utils
     from transformers.image_utils import load_image
 
     # That wheel cannot decode: files of pictures go through Pillow, as by transformers' own `load_image`, and
@@ -36,7 +44,10 @@ def load_transformers():
         return torch.from_numpy(np.array(load_image(image))).permute(2, 0, 1)
 
     image_processing_backends.load_image_as_tensor = as_tensor
-    video_utils.VIDEO_DECODERS["torchcodec"] = video_utils.VIDEO_DECODERS["pyav"]
+    video_processing_utils.is_torchcodec_usable = lambda **_: True
+    video_processing_utils.load_video = lambda video, **options: video_utils.load_video(
+        video, **{**options, "backend": "pyav"}
+    )
     transformers.logging.set_verbosity_error()
     return transformers
 
@@ -207,6 +218,7 @@ class Sides:
             **unchanging(),
             "pipe": pipe,
             "generate": generate,
+            "tokens": lambda *given, **options: pipe(*given, return_tensors=True, **options),
             "configured": lambda **options: pipe(
                 hello, generate_kwargs={"generation_config": config(**options)}
             ),
@@ -320,3 +332,17 @@ def plain(value):
     if isinstance(value, (str, int, float)) or value is None:
         return value
     return type(value).__name__  # a picture that came with the chat
+
+
+def main():
+    with tempfile.TemporaryDirectory() as folder:
+        sides, out = Sides(Path(folder)), {}
+        for code in json.load(sys.stdin):
+            outcome, theirs, ours = sides.compare(code)
+            out[code] = [outcome, str(theirs)[-500:], str(ours)[-500:]]
+        sides.close()
+    print(json.dumps(out))
+
+
+if __name__ == "__main__":
+    main()

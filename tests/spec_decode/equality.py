@@ -127,6 +127,18 @@ def _form(rng, forms, task):
     return grammar, rng.random() < 0.2
 
 
+def _rules(rng):
+    """About the tokens before, and what is never said."""
+    words = [tuple(rng.randrange(1510) for _ in range(rng.randint(1, 3))) for _ in range(4)]
+    given = {"no_repeat_ngram_size": rng.randint(1, 4)} if rng.random() < 0.6 else {}
+    given |= {"bad_words_ids": words[:2]} if rng.random() < 0.5 else {}
+    given |= (
+        {"sequence_bias": [(word, rng.uniform(-5, 5)) for word in words[2:]]} if rng.random() < 0.5 else {}
+    )
+    given |= {"suppress_tokens": [rng.randrange(1510) for _ in range(3)]} if rng.random() < 0.5 else {}
+    return given | ({"typical_p": 0.7} if rng.random() < 0.3 else {})
+
+
 def _sampling(rng, seed, most_tokens, in_form):
     most_tokens = most_tokens * 2 if in_form else most_tokens
     given = {"max_tokens": rng.randint(1, most_tokens), "seed": None if rng.random() < 0.3 else seed}
@@ -145,6 +157,9 @@ def _sampling(rng, seed, most_tokens, in_form):
     if rng.random() < 0.15:
         given["n"] = rng.randint(2, 3)
     if not in_form:
+        own = random.Random(seed)
+        if own.random() < 0.2:
+            given |= _rules(own)
         if rng.random() < 0.4:
             given["stop"] = rng.choice(STOPS)
         if rng.random() < 0.3:

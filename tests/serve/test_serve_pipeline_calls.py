@@ -1,0 +1,69 @@
+"""The calls that transformers documents, asked of both pipelines; docs/pipeline.md says what came of them."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.serve.pipeline_calls import CALLS
+from tests.serve.pipeline_page import PAGE, WORDS, page
+from tests.serve.pipeline_sides import ROOT, transformers_can_run
+
+SAMPLE = (
+    "pipe(images=[picture, second_picture, picture], text=[prompt_of_two, prompt], max_new_tokens=12)",
+    "pipe(images=base64, text=prompt)",
+    "pipe(text=asked({'type': 'image', 'image': turned}))",
+    "tokens(asked({'type': 'video_url', 'video_url': {'url': clip}}))",
+    "pipe(chat, return_type=1)",
+    "streamed(pipe, TextStreamer, chat, skip_prompt=True)",
+    "streamed(pipe, TextIteratorStreamer, chat)",
+    "streamed(pipe, Recorder, [chat, plain])",
+    "tokens(seen, min_pixels=64 * 64, max_pixels=96 * 96)",
+    "tokens(filmed, processor_kwargs={'fps': 1})",
+    "tokens(filmed, do_sample_frames=False)",
+    "pipe(chat, tools=[get_weather])",
+    "pipe(chat, tools=tools, chat_template=tool_template)",
+    "pipe(chat, add_generation_prompt=False)",
+    "list(pipe(text=KeyDataset(listed([{'chat': chat}, {'chat': plain}]), 'chat')))",
+    "list(pipe(generated([chat, plain])))",
+    "pipe(chat, min_new_tokens=20)",
+    "pipe(chat, max_new_tokens=12, stop_sequence='minus', generate_kwargs=dict(min_new_tokens=8))",
+    "generate(max_length=20)",
+    "generate(no_repeat_ngram_size=2, max_new_tokens=40)",
+    "generate(bad_words_ids=[words('pink star'), words('large pink'), [star_id]])",
+    "generate(sequence_bias=[[[pink_id, star_id], -20.0], [[pink_id], 8.0]])",
+    "configured(max_length=24)",
+    "generate(num_beams=4)",
+)
+
+
+def assert_outcomes(calls):
+    """In a process of its own: transformers asks once, when it is imported, whether torchvision is there."""
+    if not transformers_can_run():
+        pytest.skip("transformers' pipeline needs build/torchvision, which make test could not get")
+    codes = json.dumps([call.code for call in calls])
+    command = [sys.executable, "-m", "tests.serve.pipeline_sides"]
+    done = subprocess.run(command, input=codes, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    wrong = {call.code: found[call.code] for call in calls if found[call.code][0] != call.outcome}
+    assert not wrong, wrong
+
+
+def test_the_page_says_what_the_table_says():
+    assert PAGE.read_text() == page()
+    assert len(CALLS) >= 190 and len({call.code for call in CALLS}) == len(CALLS)
+    assert all(call.outcome in WORDS for call in CALLS)
+    assert all(call.note for call in CALLS if call.outcome in ("differs", "refused"))
+
+
+def test_a_sample_of_the_calls():
+    calls = [call for call in CALLS if call.code in SAMPLE]
+    assert len(calls) == len(SAMPLE)
+    assert_outcomes(calls)
+
+
+@pytest.mark.soak
+def test_every_call():
+    assert_outcomes(CALLS)
