@@ -1,8 +1,9 @@
 """On a CPU a mask is worked out only where a row chose what it may not say.
 
 The token that is the best of all is the best of those allowed too, if it is one of them: also with noise,
-penalties and biases, which treat each token alone. It is not so with top-k, top-p, min-p and typical-p, whose choice
-depends on what else there is; for them, and on a device that would have to be waited for, masks come first.
+penalties and biases, which treat each token alone. It is not so with top-k, top-p, min-p and typical-p,
+whose choice depends on what else there is; for them, and on a device that would have to be waited for, masks
+come first.
 """
 
 from collections.abc import Sequence
