@@ -4,7 +4,7 @@
 in them is refused; what is left out is as in `Options` and `SamplingParams`, which hold the defaults.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypedDict
 
@@ -38,8 +38,8 @@ class SamplingOptions(TypedDict, total=False):
     logprobs: int | None
     n: int | None
     suppress_tokens: tuple[int, ...] | list[int] | None
-    bad_words_ids: Sequence[Sequence[int]] | None
-    sequence_bias: Sequence[tuple[Sequence[int], float]] | None
+    bad_words_ids: tuple[tuple[int, ...], ...] | list[list[int]] | None
+    sequence_bias: tuple[tuple[tuple[int, ...], float], ...] | list[tuple[list[int], float]] | None
     no_repeat_ngram_size: int | None
     typical_p: float | None
     stop_in_min_tokens: bool | None

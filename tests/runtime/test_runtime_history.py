@@ -6,8 +6,9 @@ import torch
 
 from mmengine.core.executor import Admission
 from mmengine.request import Request, SamplingParams
-from mmengine.runtime.rows import RowColumns
+from mmengine.runtime.rows import GRAMMAR, HISTORY, RANDOM, TYPICAL, RowColumns
 from mmengine.runtime.sampling.filters import keep_typical
+from mmengine.runtime.sampling.lazy_masks import lazily_masked
 from mmengine.runtime.sampling.runs import NOTHING, Runs
 from mmengine.runtime.sampling.sample_rows import SampleRows
 from mmengine.runtime.sampling.sampler import Sampler
@@ -132,3 +133,9 @@ def test_typical_p_keeps_what_transformers_keeps():
         kept = keep_typical(logits, torch.full((20, 1), mass)).isfinite()
         want = transformers.TypicalLogitsWarper(mass)(None, logits.clone()).isfinite()
         assert torch.equal(kept, want)
+
+
+def test_a_form_with_typical_p_is_masked_first():
+    """What is typical depends on what is allowed, as with the other filters."""
+    options = np.array([GRAMMAR | RANDOM, GRAMMAR | RANDOM | TYPICAL, GRAMMAR | RANDOM | HISTORY])
+    assert lazily_masked(options).tolist() == [True, False, True]

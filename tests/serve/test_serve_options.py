@@ -28,7 +28,8 @@ def test_the_sampling_options_are_the_fields_of_sampling_params():
 
 def test_every_option_of_a_request_has_its_default_in_options():
     fields = set(opts.Options.__dataclass_fields__)
-    assert fields - {"sampling", "grammar", "reasoning"} == opts.SUBMIT - opts.FORM
+    lengths = {"max_length", "min_length"}  # of transformers' pipeline alone
+    assert fields - {"sampling", "grammar", "reasoning"} - lengths == opts.SUBMIT - opts.FORM
     assert {"request_id"} == opts.SUBMIT - opts.LINE and {"deadline_s"} == opts.LINE - opts.GENERATE
     assert opts.make_options(None, {}) == opts.Options()
     given = {"request_id": "a", "priority": 3, "cache_salt": "b", "deadline_s": 2.0, "top_k": 5}
@@ -40,7 +41,7 @@ def test_every_option_of_a_request_has_its_default_in_options():
 def test_what_is_not_an_option_is_refused_by_name(taken):
     for name in ("max_length", *sorted(opts.SUBMIT - taken)):
         with pytest.raises(
-            InvalidRequest, match=f"unknown sampling option '{name}'; known are frequency_pen"
+            InvalidRequest, match=f"unknown sampling option '{name}'; known are bad_words_ids, freq"
         ):
             opts.make_options(None, {name: 1}, taken)
     with pytest.raises(InvalidRequest, match=r"give sampling or keywords, not both \(n, top_k\)"):

@@ -1,8 +1,9 @@
 """On a CPU a mask is worked out only where a row chose what it may not say.
 
 The token that is the best of all is the best of those allowed too, if it is one of them: also with noise,
-penalties and biases, which treat each token alone. It is not so with top-k, top-p and min-p, whose choice
-depends on what else there is; for them, and on a device that would have to be waited for, masks come first.
+penalties and biases, which treat each token alone. It is not so with top-k, top-p, min-p and typical-p,
+whose choice depends on what else there is; for them, and on a device that would have to be waited for, masks
+come first.
 """
 
 from collections.abc import Sequence
@@ -11,13 +12,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mmengine.runtime.rows import CLOSES, GRAMMAR, MIN_P, TOP_K, TOP_P
+from mmengine.runtime.rows import CLOSES, GRAMMAR, MIN_P, TOP_K, TOP_P, TYPICAL
 from mmengine.runtime.sampling.runs import Runs
 from mmengine.runtime.sampling.sample_rows import SampleRows
 from mmengine.runtime.sampling.sampler import Chosen, Sampler
 from mmengine.structured_output.rows import Masks, RowMatchers
 
-NEEDS_MASK = TOP_K | TOP_P | MIN_P
+NEEDS_MASK = TOP_K | TOP_P | MIN_P | TYPICAL
 
 
 class LazyMasked(NamedTuple):
