@@ -109,7 +109,7 @@ def test_a_command_is_minimized_against_as_shown(folder):
         "files = pathlib.Path(sys.argv[1]).glob('*.mmlog')\n"
         "sys.exit(any(b'finn' in path.read_bytes() for path in files))\n"
     )
-    (block,) = blocks("docs/debugging.md", "indented")
+    block, *_ = blocks("docs/debugging.md", "indented")
     (command,) = commands(block)
     command = command.replace("run.log", "evening.log").replace("python", sys.executable)
     assert "8 requests became 1" in run(folder, command).replace("\n", " ")

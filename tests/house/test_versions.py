@@ -5,7 +5,7 @@ from pathlib import Path
 
 from mmengine.core.decide.schedule import DECIDED_VERSIONS, DECISION_VERSION
 from mmengine.core.snapshot.snapshot import VERSION
-from mmengine.events.codec import FORMAT
+from mmengine.events.segment import FORMAT
 from mmengine.events.vocabulary import SCHEMA_VERSION
 from mmengine.version import __version__
 
