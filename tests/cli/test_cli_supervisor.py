@@ -4,6 +4,7 @@ with an error, and the others have the answers that they would have had."""
 import json
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -160,7 +161,9 @@ def test_what_was_killed_for_memory_is_told(monkeypatch, capfd, kills, said):
     printed = capfd.readouterr().err
     assert said in printed and "the same command goes on" in printed
     held = float(re.search(r"it held ([0-9.]+) GiB at most", printed)[1])
-    assert 0.19 < held < 0.5
+    # A child counts the memory of the process that it was forked from, which here is the tests' own.
+    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    assert 0.19 < held < max(0.5, own + 0.2)
 
 
 def test_a_batch_that_was_killed_goes_on_with_the_same_command(folder, capfd, monkeypatch):

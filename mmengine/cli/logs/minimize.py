@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mmengine.cli.exits import code_of
 from mmengine.cli.logs.printing import Folder, Json, existing, print_json
-from mmengine.errors import MMEngineError
+from mmengine.errors import MMEngineError, code_of
 
 if TYPE_CHECKING:  # heavy: loaded when a command runs
     from mmengine.replay.minimize.command import Main
