@@ -25,6 +25,7 @@ RUN = {
     ("docs/debugging.md", "indented"): HERE,
     ("docs/log.md", "python"): HERE,
     ("docs/crash.md", "python"): HERE,
+    ("docs/pipeline.md", "python"): HERE,
     ("docs/policies.md", "python"): HERE,
     ("docs/policies.md", "toml"): HERE,
     ("docs/policies.md", "indented"): HERE,

@@ -126,9 +126,12 @@ def test_messages_are_as_shown():
 
 
 def test_the_embedded_checkpoint_is_asked_as_shown():
-    (code,) = blocks("plugins/mmengine_shapes/README.md", "python")
-    with redirect_stdout(io.StringIO()):
-        exec(compile(code.text, code.name, "exec"), {})
+    for (code,) in (
+        blocks("plugins/mmengine_shapes/README.md", "python"),
+        blocks("docs/pipeline.md", "python"),
+    ):
+        with redirect_stdout(io.StringIO()):
+            exec(compile(code.text, code.name, "exec"), {})
 
 
 def test_the_environment_has_the_lines_that_are_shown(folder):

@@ -14,12 +14,16 @@ WORDS = {
 }
 HEAD = """# transformers' pipeline, call by call
 
-`mmengine.serve.pipeline` is transformers' image-text-to-text pipeline on this engine:
+`mmengine.pipeline` is transformers' image-text-to-text pipeline on this engine:
 
-    from mmengine.serve.pipeline import pipeline
+```python
+import mmengine
 
-    pipe = pipeline("image-text-to-text", model="Qwen/Qwen3-VL-4B-Instruct")
-    pipe(text=messages, max_new_tokens=64)
+pipe = mmengine.pipeline("image-text-to-text")  # the embedded checkpoint; or model= a folder or a hub id
+messages = [{{"role": "user", "content": "What is a triangle?"}}]
+print(pipe(text=messages, max_new_tokens=16, return_full_text=False)[0]["generated_text"])
+pipe.close()
+```
 
 The table holds {count} calls that transformers 5.23 documents. Each was made to both pipelines on the
 embedded checkpoint, and what came back was compared, to the last token and piece of streamed text. `make
