@@ -53,7 +53,6 @@ NOT_RUN = {
     ("docs/architecture.md", "messages, images, video"): "a drawing",
     ("docs/architecture.md", "core/     decide/"): "a drawing",
     ("docs/cpu.md", "CPU kernels"): "it differs by CPU; that `mmengine env` has the line is tested",
-    ("docs/pipeline.md", "from mmengine.serve.pipeline"): "its checkpoint is on a hub; its calls are tested",
     ("docs/gpu.md", 'pip install ".[cuda]"'): "it fetches gigabytes",
     ("docs/gpu.md", "mmengine run --device cuda"): A_GPU,
     ("docs/gpu.md", "bash benchmarks/gpu.sh"): A_GPU,
