@@ -7,7 +7,7 @@ the same, in turn, every second round backwards. Of each compilation, each token
 calmest round counts: what else the machine does makes it slower, never faster. p50 and p99 are over the
 schemas, over the tokens, and over the steps.
 
-    --vocabulary FILE  tekken_240911.json of the package mistral-common, where that is not installed
+    --vocabulary FILE  tekken_240911.json of the package mistral-common, where that is not installed, or a .gguf
     --rounds N         rounds, 7 by default
     --quick            one round, every fourth schema
     --json             one last line with the targets
@@ -32,7 +32,7 @@ from measure import usable_cpus
 from report import Table, Target, finish
 from structured_clock import Kept, Times, Together, apart, in_step, one_row
 from structured_sides import Case, Side, all_sides, xgrammar
-from structured_vocabulary import Vocabulary, find
+from structured_vocabulary import find, load
 
 from mmengine.structured_output.json_schema.gate import gate
 
@@ -151,7 +151,7 @@ def _ms(spent: Iterable[float]) -> list[str]:
 
 
 def run(options: argparse.Namespace) -> tuple[list[Table], list[Target]]:
-    vocabulary = Vocabulary(find(options.vocabulary))
+    vocabulary = load(find(options.vocabulary))
     lines = SCHEMAS.read_text(encoding="utf-8").splitlines()
     cases = [Case.of(line, vocabulary) for line in (lines[::4] if options.quick else lines)]
     sides = all_sides(vocabulary)
@@ -197,7 +197,7 @@ def _tick(text: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--vocabulary", type=Path, help="tekken_240911.json")
+    parser.add_argument("--vocabulary", type=Path, help="tekken_240911.json, or a .gguf file")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--quick", action="store_true", help="one round, every fourth schema")
     parser.add_argument("--json", action="store_true", help="one last line with the targets")

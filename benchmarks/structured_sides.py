@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
-from structured_vocabulary import EOS, Vocabulary
+from structured_vocabulary import Vocabulary
 
 from mmengine.request import Request, SamplingParams
 from mmengine.structured_output.compiler import Compiler
@@ -79,9 +79,9 @@ class Ours:
 
     def __init__(self, vocabulary: Vocabulary):
         self._vocab_size = len(vocabulary)
-        special = frozenset(range(vocabulary.num_special))
+        special = frozenset(vocabulary.special_ids)
         self._backend = LLGuidance(
-            lambda: vocabulary.tokens, vocabulary.encode, special, [EOS], self._vocab_size
+            lambda: vocabulary.tokens, vocabulary.encode, special, [vocabulary.eos], self._vocab_size
         )
         self._compiler = Compiler(self._backend.compile, deadline_s=600, cache_size=0)
 
@@ -153,7 +153,7 @@ class BareLLGuidance:
         self.name = "llguidance" if gated else "llguidance, raw schema"
         self._gated = gated
         self._words = -(-len(vocabulary) // 32)
-        self._tokenizer = LLTokenizer(_Tokens(vocabulary), n_vocab=len(vocabulary), eos_token=[EOS])
+        self._tokenizer = LLTokenizer(_Tokens(vocabulary), n_vocab=len(vocabulary), eos_token=[vocabulary.eos])
 
     def compile(self, case: Case) -> LLMatcher:
         grammar = LLMatcher.grammar_from_json_schema(case.emitted if self._gated else case.schema)
@@ -174,10 +174,11 @@ class _Tokens:
     """What llguidance reads of a tokenizer."""
 
     is_tokenizer_wrapper = True
-    bos_token_id, eos_token_id = None, EOS
+    bos_token_id = None
 
     def __init__(self, vocabulary: Vocabulary):
-        self.tokens, self.special_token_ids = vocabulary.tokens, list(range(vocabulary.num_special))
+        self.tokens, self.special_token_ids = vocabulary.tokens, vocabulary.special_ids
+        self.eos_token_id = vocabulary.eos
         self._encode = vocabulary.encode
 
     def __call__(self, text: str) -> list[int]:
@@ -206,7 +207,7 @@ class BareXGrammar:
 
     def __init__(self, vocabulary: Vocabulary):
         self._vocab_size = len(vocabulary)
-        info = xgrammar.TokenizerInfo(vocabulary.tokens, vocab_size=len(vocabulary), stop_token_ids=[EOS])
+        info = xgrammar.TokenizerInfo(vocabulary.tokens, vocab_size=len(vocabulary), stop_token_ids=[vocabulary.eos])
         self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
 
     def compile(self, case: Case) -> Any:

@@ -1,6 +1,8 @@
-"""A tokenizer of 150,000 byte pairs, made offline from the file that the package mistral-common holds.
+"""Tokenizers of 150,000 byte pairs, made offline from a file.
 
-Its ids are those of that family: 1,000 special tokens first, then the byte pairs by rank.
+    tekken_240911.json    which the package mistral-common holds: 1,000 special tokens, then byte pairs by rank
+    ggml-vocab-qwen2.gguf  of llama.cpp's models/: the vocabulary that Qwen2 to Qwen3-VL share; the package
+                          gguf reads it
 """
 
 import base64
@@ -9,27 +11,48 @@ import sys
 from functools import lru_cache
 from importlib import util
 from pathlib import Path
+from typing import Protocol
 
-from tokenizers import Regex
-from tokenizers.pre_tokenizers import Split
+from tokenizers import Regex, Tokenizer
+from tokenizers.models import BPE
+from tokenizers.normalizers import NFC
+from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 
 FILE = "tekken_240911.json"  # the one with the most tokens
-EOS = 2
 MISSING = f"""no vocabulary: put mistral-common (a wheel of 7 MB) into a folder of its own, for beside
 transformers it would want its dependencies, and name its file:
     pip install --no-deps mistral-common --target FOLDER
-    --vocabulary FOLDER/mistral_common/data/{FILE}"""
+    --vocabulary FOLDER/mistral_common/data/{FILE}
+or a .gguf file with a byte-pair vocabulary (pip install gguf)"""
+# How Qwen2's own tokenizer cuts a text before it joins bytes.
+QWEN2_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"|\s+(?!\S)|\s+"
+)
+GGUF_NORMAL = 1  # a token's type
 
 
-class Vocabulary:
-    """`tokens`: the bytes of each id, b"" for those that no text holds."""
+class Vocabulary(Protocol):
+    """`tokens`: the bytes of each id, b"" for those that no text holds. `special_ids`: tokens of no text."""
 
+    tokens: list[bytes]
+    special_ids: list[int]
+    eos: int
+
+    def __len__(self) -> int: ...
+
+    def encode(self, text: str) -> list[int]:
+        """Its canonical tokens. llguidance asks for those of every text that a grammar forces: known ones
+        are kept, so that it is not the speed of this class that is measured."""
+
+
+class Tekken:
     def __init__(self, path: Path):
         found = json.loads(path.read_bytes())
         ranked = [base64.b64decode(entry["token_bytes"]) for entry in found["vocab"]]
-        self.num_special = found["config"]["default_num_special_tokens"]
-        self.tokens = [b""] * self.num_special + ranked
-        self.special = [f"<special_{number}>" for number in range(self.num_special)]
+        num_special = found["config"]["default_num_special_tokens"]
+        self.tokens = [b""] * num_special + ranked
+        self.special_ids, self.eos = list(range(num_special)), 2
         self._ranks = {token: rank for rank, token in enumerate(ranked)}
         self._known = lru_cache(65_536)(self._spelled)
         self._split = Split(Regex(found["config"]["pattern"]), "isolated")
@@ -38,13 +61,11 @@ class Vocabulary:
         return len(self.tokens)
 
     def encode(self, text: str) -> list[int]:
-        """Its canonical tokens. llguidance asks for those of every text that a grammar forces: known ones
-        are kept, so that it is not the speed of this class that is measured."""
         return list(self._known(text))
 
     def _spelled(self, text: str) -> list[int]:
         words = (word.encode() for word, _ in self._split.pre_tokenize_str(text))
-        return [self.num_special + rank for word in words for rank in self._ranks_of(word)]
+        return [len(self.special_ids) + rank for word in words for rank in self._ranks_of(word)]
 
     def _ranks_of(self, word: bytes) -> list[int]:
         """Byte-pair encoding: whichever neighbours make the lowest token are joined first."""
@@ -59,6 +80,55 @@ class Vocabulary:
             _, at = min(known)
             parts[at : at + 2] = [pairs[at]]
         return [self._ranks[part] for part in parts]
+
+
+class Gguf:
+    """The vocabulary of a .gguf file whose words are cut as Qwen2's are."""
+
+    def __init__(self, path: Path):
+        from gguf import GGUFReader  # lazy: a package that only this needs
+
+        fields = GGUFReader(path).fields
+
+        def texts(name: str) -> list[str]:
+            field = fields[f"tokenizer.ggml.{name}"]
+            return [bytes(field.parts[at]).decode() for at in field.data]
+
+        names = texts("tokens")
+        types = fields["tokenizer.ggml.token_type"].contents()
+        self.eos = fields["tokenizer.ggml.eos_token_id"].contents()
+        self.special_ids = [token for token, kind in enumerate(types) if kind != GGUF_NORMAL]
+        byte_of = {char: byte for byte, char in _byte_level_characters().items()}
+        self.tokens = [
+            bytes(byte_of[char] for char in name) if kind == GGUF_NORMAL else b""
+            for name, kind in zip(names, types, strict=True)
+        ]
+        merges = [(left, right) for left, _, right in (text.partition(" ") for text in texts("merges"))]
+        ranks = {name: token for token, name in enumerate(names)}
+        self._tokenizer = Tokenizer(BPE(ranks, merges))
+        self._tokenizer.normalizer = NFC()
+        self._tokenizer.pre_tokenizer = Sequence(
+            [Split(Regex(QWEN2_WORDS), "isolated"), ByteLevel(add_prefix_space=False, use_regex=False)]
+        )
+        self._known = lru_cache(65_536)(lambda text: self._tokenizer.encode(text).ids)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def encode(self, text: str) -> list[int]:
+        return list(self._known(text))
+
+
+def _byte_level_characters() -> dict[int, str]:
+    """The character that stands for each byte in a byte-level vocabulary: itself where it is printable, else
+    the next one from 256 on (GPT-2's encoder.py)."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + at) for at, byte in enumerate(others)}
+
+
+def load(path: Path) -> Vocabulary:
+    return Gguf(path) if path.suffix == ".gguf" else Tekken(path)
 
 
 def find(given: Path | None) -> Path:

@@ -48,7 +48,7 @@ def test_every_answer_fits_its_schema():
 
 
 def test_text_is_spelled_by_the_lowest_pairs(module, vocabulary):
-    words = module("structured_vocabulary").Vocabulary(vocabulary)
+    words = module("structured_vocabulary").Tekken(vocabulary)
     tokens = words.encode('{"label":"né"}')
     assert [words.tokens[token] for token in tokens] == [
         b'{"', b"label", b'":', b'"', b"n", b"\xc3", b"\xa9", b'"}',
@@ -65,7 +65,7 @@ def test_a_missing_vocabulary_is_named_with_the_way_to_bring_it(module, monkeypa
 
 def test_rows_fill_the_same_masks_on_every_side_of_one_library(module, vocabulary):
     sides = module("structured_sides")
-    words = module("structured_vocabulary").Vocabulary(vocabulary)
+    words = module("structured_vocabulary").Tekken(vocabulary)
     case = sides.Case.of(SCHEMAS.read_text(encoding="utf-8").splitlines()[0], words)
     both = [sides.Ours(words), sides.BareLLGuidance(words, gated=True)]
     ours, bare = (side.begin([side.compile(case)] * 3, [[], case.answers[0][:4], []]) for side in both)
