@@ -7,7 +7,8 @@ the same, in turn, every second round backwards. Of each compilation, each token
 calmest round counts: what else the machine does makes it slower, never faster. p50 and p99 are over the
 schemas, over the tokens, and over the steps.
 
-    --vocabulary FILE  tekken_240911.json of the package mistral-common, where that is not installed, or a .gguf
+    --vocabulary FILE  tekken_240911.json of the package mistral-common, where that is not installed;
+                       or a .gguf file
     --rounds N         rounds, 7 by default
     --quick            one round, every fourth schema
     --json             one last line with the targets

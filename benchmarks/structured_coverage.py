@@ -1,197 +1,239 @@
-"""Which of JSON Schema is enforced: the JSON-Schema-Test-Suite through the gate and the grammar engine.
+"""Which of JSON Schema is enforced, and what it costs, beside bare llguidance and bare xgrammar in one run.
 
-    python benchmarks/structured_coverage.py --suite DIR [--backend xgrammar] [--bare] [--verbose]
+    python benchmarks/structured_coverage.py                          the project's own schemas
+    python benchmarks/structured_coverage.py --suite DIR --schemas DIR --vocabulary FILE.gguf --out FILE.md
 
-DIR is a checkout of JSON-Schema-Test-Suite. A text counts as accepted when the bit of every next token
-(here: byte) is set in the mask, step by step, and the end of text at its end; bounds are off. A group of
-the suite is
+    --suite DIR       a checkout of JSON-Schema-Test-Suite; every draft that lies there
+    --schemas DIR     schemas with instances, a file each, in MaskBench's form (guidance-ai/jsonschemabench)
+    --vocabulary FILE tekken_240911.json or a .gguf file: compilation and masks are clocked with it too
+    --sides A,B       of mmengine, llguidance, xgrammar; all that are installed by default
+    --limit N         about N schemas of each source
+    --verbose         every schema that is not exact, on stderr
 
-    exact             every valid instance is accepted and no invalid one
-    refused           the schema is refused, with its keyword and pointer
-    over-restrictive  a valid instance is not accepted (no invalid one is)
-    wrong             an invalid instance is accepted, in any of several spellings
+A text counts as accepted when every byte of it, and its end, is allowed by the mask at its place; bounds are
+off. An instance counts as it is written by json.dumps, with spaces and without; where its order of keys is
+refused, in the order in which the schema names them. A schema is
 
-`format` is an assertion here, as most users of it expect; the file format.json, which says that it is only
-an annotation, is counted with the optional files. --bare leaves the gate out. Exit code 1 when a target
-is missed.
+    exact     every valid instance is accepted, and no invalid one in any of four spellings
+    refused   the schema is refused; by mmengine with keyword and pointer
+    over      a valid instance is not accepted (and no invalid one is)
+    under     an invalid instance is accepted
+    crashed   the process ended, something else than a refusal was raised, or it took more than 60 s
+
+Exit code 1 when mmengine misses a target.
 """
 
 import argparse
-import json
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from importlib import util
+from itertools import islice
 from pathlib import Path
-from typing import Any
 
-from mmengine.errors import InvalidRequest
-from mmengine.structured_output.json_schema.gate import Bounds, gate
+import numpy as np
+from coverage_cases import HOME, Case, of_home, of_maskbench, of_suite
+from coverage_sides import SIDES
+from coverage_worker import VERDICTS, Found, Worker
+from report import Table, Target, finish
+from structured_vocabulary import load
 
-TARGETS = {"exact": 142, "over-restrictive": 24, "wrong": 0}  # at least, at most, at most
-VERDICTS = ("exact", "refused", "over-restrictive", "wrong")
+LIMIT_S = 60.0  # for one schema
+OURS, BARE = "mmengine", "llguidance"
+MADE_UP = ("Handwritten", "Synthesized")  # groups of MaskBench that are no real-world schemas
 DRAFT = "draft2020-12"
+Results = dict[str, list[tuple[Case, Found]]]  # by side
 
 
-END = 256  # tokens are bytes, and this ends a text
-Start = Callable[[str, bool], Any]  # a schema, and whether it is bare, to a matcher; raises InvalidRequest
+def run_all(cases: Sequence[Case], sides: Sequence[str], options: argparse.Namespace) -> Results:
+    vocabulary = None if options.vocabulary is None else load(options.vocabulary)
+    workers = {name: Worker(name, vocabulary, LIMIT_S) for name in sides}
+    results: Results = {name: [] for name in sides}
+    for number, case in enumerate(cases):
+        print(f"{number} of {len(cases)}: {case.group}", end="\x1b[K\r", file=sys.stderr, flush=True)
+        for name, worker in workers.items():
+            found = worker.ask(case)
+            results[name].append((case, found))
+            if options.verbose and found.verdict != "exact":
+                print(f"{name} {found.verdict}: {case.group}: {case.name}: {found.why}", file=sys.stderr)
+    for worker in workers.values():
+        worker.close()
+    return results
 
 
-class Acceptor:
-    """Texts against one grammar, byte by byte."""
-
-    def __init__(self, matcher: Any):
-        self.matcher = matcher
-
-    def accepts(self, text: str) -> bool:
-        matcher = self.matcher.deep_copy()
-        for byte in text.encode():
-            if not self._allowed(matcher, byte) or not matcher.consume_token(byte):
-                return False
-        return self._allowed(matcher, END)
-
-    def _allowed(self, matcher: Any, token: int) -> bool:
-        return bool(matcher.compute_bitmask()[token >> 3] >> (token & 7) & 1)
-
-
-class _Bytes:
-    """What llguidance reads of a tokenizer."""
-
-    is_tokenizer_wrapper = True
-    bos_token_id, eos_token_id, special_token_ids = None, END, [END]
-    tokens = [*(bytes([byte]) for byte in range(END)), b"<end>"]
-
-    def __call__(self, text: str) -> list[int]:
-        return list(text.encode())
-
-
-def llguidance_start() -> Start:
-    from llguidance import LLMatcher, LLTokenizer  # lazy: one of two engines
-
-    tokenizer = LLTokenizer(_Bytes(), n_vocab=END + 1, eos_token=[END])
-
-    def start(schema: str, bare: bool) -> Any:
-        matcher = LLMatcher(tokenizer, LLMatcher.grammar_from_json_schema(schema), log_level=0)
-        if matcher.is_error():
-            raise InvalidRequest(matcher.get_error().split("\n")[0])
-        return matcher
-
-    return start
-
-
-def xgrammar_start() -> Start:
-    import xgrammar  # lazy: one of two engines
-
-    from mmengine.structured_output.xgrammar_backend import Vocabulary, XGrammar, XMatcher
-
-    tokens = [*(bytes([byte]) for byte in range(256)), b""]
-    backend = XGrammar(lambda: tokens, lambda text: list(text.encode()), frozenset(), (END,), END + 1)
-    info = xgrammar.TokenizerInfo(tokens, vocab_size=END + 1, stop_token_ids=[END])
-    vocabulary = Vocabulary(tokens, lambda text: list(text.encode()), [END], END + 1)
-    compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
-
-    def start(schema: str, bare: bool) -> Any:
-        if not bare:
-            return backend.compile(f'{{"type":"json_schema","schema":{schema}}}').matcher()
-        try:
-            compiled = compiler.compile_json_schema(schema, strict_mode=False)
-        except RuntimeError as error:
-            raise InvalidRequest(str(error)) from None
-        return XMatcher(xgrammar.GrammarMatcher(compiled), vocabulary)
-
-    return start
-
-
-STARTS = {"llguidance": llguidance_start, "xgrammar": xgrammar_start}
-
-
-def spellings(value: object) -> Iterator[str]:
-    """The text of an instance, then texts that mean the same."""
-    yield json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    yield json.dumps(value, ensure_ascii=False)
-    yield json.dumps(value)
-    yield _escaped(value)
-
-
-def _escaped(value: object) -> str:
-    """Every character of every string as \\uXXXX."""
-    if isinstance(value, str):
-        units = value.encode("utf-16-be", "surrogatepass")
-        return '"' + "".join(f"\\u{units[at]:02x}{units[at + 1]:02x}" for at in range(0, len(units), 2)) + '"'
-    if isinstance(value, list):
-        return "[" + ",".join(_escaped(item) for item in value) + "]"
-    if isinstance(value, dict):
-        return "{" + ",".join(f"{_escaped(key)}:{_escaped(item)}" for key, item in value.items()) + "}"
-    return json.dumps(value)
-
-
-def verdict(start: Start, group: dict, bare: bool) -> tuple[str, str]:
-    """Of a group of the suite, and what it rests on."""
-    try:
-        schema = json.dumps(group["schema"]) if bare else gate(group["schema"], Bounds.off())
-        acceptor = Acceptor(start(schema, bare))
-    except InvalidRequest as refused:
-        return "refused", str(refused)
-    for test in group["tests"]:
-        if not test["valid"]:
-            for text in spellings(test["data"]):
-                if acceptor.accepts(text):
-                    return "wrong", text
-    for test in group["tests"]:
-        text = next(spellings(test["data"]))
-        if test["valid"] and not acceptor.accepts(text):
-            return "over-restrictive", text
-    return "exact", ""
-
-
-def count(start: Start, paths: list[Path], options: argparse.Namespace) -> dict[str, Counter]:
-    """Verdicts by file, which is by keyword."""
-    table: dict[str, Counter] = {}
-    for path in paths:
-        counts = table.setdefault(path.stem, Counter())
-        for group in json.loads(path.read_text()):
-            found, why = verdict(start, group, options.bare)
-            counts[found] += 1
-            if options.verbose and found != "exact":
-                print(f"{found}: {path.stem}: {group['description']}: {why[:160]}", file=sys.stderr)
+def verdict_table(title: str, results: Results) -> Table:
+    table = Table(title, ("", "schemas", *VERDICTS, "exact, %"))
+    for name, found in results.items():
+        counts = Counter(each.verdict for _, each in found)
+        table.rows.append((name, *_counted(counts)))
     return table
 
 
-def print_table(title: str, table: dict[str, Counter]) -> Counter:
-    total = sum(table.values(), Counter())
-    print(f"| {title} | groups | " + " | ".join(VERDICTS) + " |")
-    print("|---|---:|" + "---:|" * len(VERDICTS))
-    for name, counts in [*table.items(), ("**all**", total)]:
-        print(f"| {name} | {counts.total()} | " + " | ".join(str(counts[v]) for v in VERDICTS) + " |")
-    print()
-    return total
+def group_table(title: str, found: Iterable[tuple[Case, Found]]) -> Table:
+    table = Table(f"{title}, by group: mmengine", ("", "schemas", *VERDICTS, "exact, %"))
+    groups: dict[str, Counter] = defaultdict(Counter)
+    for case, each in found:
+        groups[case.group][each.verdict] += 1
+    table.rows += [(name, *_counted(counts)) for name, counts in sorted(groups.items())]
+    return table
+
+
+def _counted(counts: Counter) -> tuple[str, ...]:
+    share = 100 * counts["exact"] / counts.total()
+    return (str(counts.total()), *(str(counts[verdict]) for verdict in VERDICTS), f"{share:.1f}")
+
+
+def refusal_table(title: str, found: Iterable[tuple[Case, Found]]) -> Table:
+    """Refusals by keyword, with the reason of the first."""
+    table = Table(f"{title}, refused by mmengine", ("keyword", "schemas", "for example"))
+    by_keyword: dict[str, list[str]] = defaultdict(list)
+    for _, each in found:
+        if each.verdict == "refused":
+            by_keyword[each.keyword or "(the whole)"].append(each.why)
+    for keyword, reasons in sorted(by_keyword.items(), key=lambda item: -len(item[1])):
+        reason = reasons[0].removeprefix("schema refused: ").replace("|", "\\|")
+        table.rows.append((keyword, str(len(reasons)), reason[:200]))
+    return table
+
+
+def clock_table(results: Results) -> Table:
+    columns = ("", "schemas", "compile p50, ms", "p99", "max", "mask mean, µs", "p50", "p99", "max")
+    table = Table("Times, where each side but xgrammar takes the schema and the answer", columns)
+    for name, (compiled, masks) in clocked(results).items():
+        spent = [f"{value * 1e3:.2f}" for value in _shares(compiled, 50, 99, 100)]
+        steps = [f"{value * 1e6:.1f}" for value in (masks.mean(), *_shares(masks, 50, 99, 100))]
+        table.rows.append((name, str(len(compiled)), *spent, *steps))
+    table.notes.append(
+        "Compilation is from the schema to the grammar, mmengine's gate included; a mask and the step behind "
+        "it are of the first answer that a compiled grammar sees; wall time, engines one after another."
+    )
+    return table
+
+
+def clocked(results: Results) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """By side, seconds of compilations and of masks, over the schemas and answers that ours and bare
+    llguidance both take (of xgrammar, those that it takes of these)."""
+    fair = [found for name, found in results.items() if name != "xgrammar"]
+    both = [all(each[number][1].masks_s for each in fair) for number in range(len(fair[0]))]
+    out = {}
+    for name, found in results.items():
+        taken = [each for (_, each), fit in zip(found, both, strict=True) if fit and each.masks_s]
+        if taken:
+            masks = np.concatenate([each.masks_s for each in taken])
+            out[name] = np.array([each.compile_s for each in taken]), masks
+    return out
+
+
+def _shares(values: np.ndarray, *shares: int) -> list[float]:
+    return np.percentile(values, shares, method="inverted_cdf").tolist()
+
+
+def coverage_targets(title: str, found: Sequence[tuple[Case, Found]], least: float) -> list[Target]:
+    counts = Counter(each.verdict for _, each in found)
+    share = 100 * counts["exact"] / len(found)
+    return [
+        Target(f"{title}: exact, %", share, least),
+        Target(f"{title}: under", counts["under"], 0, most=True),
+        Target(f"{title}: crashed", counts["crashed"], 0, most=True),
+    ]
+
+
+def clock_targets(results: Results) -> list[Target]:
+    times = clocked(results)
+    if not {OURS, BARE} <= times.keys():
+        return []
+    (our_compile, our_masks), (compile, masks) = times[OURS], times[BARE]
+    pairs = (
+        ("mask mean", our_masks.mean() / masks.mean(), 1.2),
+        ("mask p99", _shares(our_masks, 99)[0] / _shares(masks, 99)[0], 1.2),
+        ("compilation p50", _shares(our_compile, 50)[0] / _shares(compile, 50)[0], 2.0),
+    )
+    targets = [Target(f"{name}, ours / bare llguidance", ratio, bar, most=True) for name, ratio, bar in pairs]
+    longest = max(found.compile_s or 0 for _, found in results[OURS])
+    taken = [case for case, found in results[BARE] if found.verdict != "refused"]
+    refused = {case.name for case, found in results[OURS] if found.verdict == "refused"}
+    share = 100 * sum(case.name in refused for case in taken) / len(taken)
+    return [
+        *targets,
+        Target("longest compilation, s", longest, 10, most=True),
+        Target("refused by us of what bare llguidance takes, %", share, 3, most=True),
+    ]
+
+
+def sources(options: argparse.Namespace) -> dict[str, list[Case]]:
+    found: dict[str, list[Case]] = {}
+    if options.suite is not None:
+        found["JSON-Schema-Test-Suite"] = list(of_suite(options.suite))
+    if options.schemas is not None:
+        found["real schemas"] = list(of_maskbench(options.schemas))
+    if not found:
+        found["our own schemas"] = list(of_home())
+    for title, cases in found.items():
+        if not cases:
+            raise SystemExit(
+                f"{title}: no .json files were found; {HOME.name} is used where no folder is named"
+            )
+        if options.limit:
+            found[title] = list(islice(cases, 0, None, max(1, len(cases) // options.limit)))
+    return found
+
+
+def parts_of(results: Results, title: str) -> dict[str, tuple[Results, float]]:
+    """What one source is counted as, and the least percentage of exact ones that is wanted."""
+
+    def part(chosen: set[str]) -> Results:
+        return {side: [each for each in found if each[0].group in chosen] for side, found in results.items()}
+
+    groups = {case.group for case, _ in results[next(iter(results))]}
+    if title == "real schemas":
+        real = {group for group in groups if group not in MADE_UP}
+        return {
+            title: (part(real), 90.0),
+            **({"made-up schemas": (part(groups - real), 0.0)} if groups - real else {}),
+        }
+    if title == "our own schemas":
+        return {title: (results, 100.0)}
+    out = {}
+    for draft in sorted({group.split(" ")[0] for group in groups}):
+        mine = {group for group in groups if group.startswith(draft + " ")}
+        required = {group for group in mine if " optional" not in group}
+        out[draft] = (part(required), 100 * 270 / 364 if draft == DRAFT else 0.0)
+        if mine - required:
+            out[f"{draft}, optional files"] = (part(mine - required), 0.0)
+    return out
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--suite", type=Path, required=True, help="a checkout of JSON-Schema-Test-Suite")
-    parser.add_argument("--backend", choices=STARTS, default="llguidance", help="the grammar engine")
-    parser.add_argument("--bare", action="store_true", help="the grammar engine alone, without the gate")
-    parser.add_argument("--verbose", action="store_true", help="every group that is not exact, on stderr")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--suite", type=Path)
+    parser.add_argument("--schemas", type=Path)
+    parser.add_argument("--vocabulary", type=Path)
+    installed = [name for name in SIDES if name == OURS or util.find_spec(name)]
+    parser.add_argument("--sides", type=lambda text: text.split(","), default=installed)
+    parser.add_argument("--limit", type=int)
+    parser.add_argument("--verbose", action="store_true")
+    parser.add_argument("--json", action="store_true", help="one last line with the targets")
+    parser.add_argument("--out", type=Path, help="write the tables there")
     options = parser.parse_args()
-    folder = options.suite / "tests" / DRAFT
-    required = sorted(path for path in folder.glob("*.json") if path.stem != "format")
-    if not required:
-        parser.error(f"{folder} has no .json files; is {options.suite} a checkout of the test suite?")
-    optional = [folder / "format.json", *sorted((folder / "optional").glob("*.json"))]
-    formats = sorted((folder / "optional" / "format").glob("*.json"))
-    start = STARTS[options.backend]()
-    total = print_table("keyword", count(start, required, options))
-    more = print_table("optional", count(start, [path for path in optional if path.exists()], options))
-    more += print_table("format", count(start, formats, options))
-    good = (
-        total["exact"] >= TARGETS["exact"]
-        and total["over-restrictive"] <= TARGETS["over-restrictive"]
-        and total["wrong"] + more["wrong"] <= TARGETS["wrong"]
-    )
-    print(
-        f"targets (exact at least 142, over-restrictive at most 24, wrong 0): {'held' if good else 'MISSED'}"
-    )
-    return 0 if good else 1
+    tables: list[Table] = []
+    targets: list[Target] = []
+    every: Results = {name: [] for name in options.sides}
+    for title, cases in sources(options).items():
+        results = run_all(cases, options.sides, options)
+        for name in every:
+            every[name] += results[name]
+        for part, (found, least) in parts_of(results, title).items():
+            tables.append(verdict_table(part, found))
+            if OURS in found:
+                tables += [group_table(part, found[OURS]), refusal_table(part, found[OURS])]
+                targets += coverage_targets(part, found[OURS], least)
+    if options.vocabulary is not None:
+        tables.append(clock_table(every))
+        targets += clock_targets(every)
+    finish("Which of JSON Schema is enforced", tables, targets, options)
+    return 0 if all(each.reaches(each.bar) for each in targets) else 1
 
 
 if __name__ == "__main__":

@@ -153,7 +153,9 @@ class BareLLGuidance:
         self.name = "llguidance" if gated else "llguidance, raw schema"
         self._gated = gated
         self._words = -(-len(vocabulary) // 32)
-        self._tokenizer = LLTokenizer(_Tokens(vocabulary), n_vocab=len(vocabulary), eos_token=[vocabulary.eos])
+        self._tokenizer = LLTokenizer(
+            _Tokens(vocabulary), n_vocab=len(vocabulary), eos_token=[vocabulary.eos]
+        )
 
     def compile(self, case: Case) -> LLMatcher:
         grammar = LLMatcher.grammar_from_json_schema(case.emitted if self._gated else case.schema)
@@ -207,7 +209,9 @@ class BareXGrammar:
 
     def __init__(self, vocabulary: Vocabulary):
         self._vocab_size = len(vocabulary)
-        info = xgrammar.TokenizerInfo(vocabulary.tokens, vocab_size=len(vocabulary), stop_token_ids=[vocabulary.eos])
+        info = xgrammar.TokenizerInfo(
+            vocabulary.tokens, vocab_size=len(vocabulary), stop_token_ids=[vocabulary.eos]
+        )
         self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
 
     def compile(self, case: Case) -> Any:

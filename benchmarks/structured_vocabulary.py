@@ -1,8 +1,8 @@
 """Tokenizers of 150,000 byte pairs, made offline from a file.
 
-    tekken_240911.json    which the package mistral-common holds: 1,000 special tokens, then byte pairs by rank
-    ggml-vocab-qwen2.gguf  of llama.cpp's models/: the vocabulary that Qwen2 to Qwen3-VL share; the package
-                          gguf reads it
+tekken_240911.json    which the package mistral-common holds: 1,000 special tokens, then byte pairs by rank
+ggml-vocab-qwen2.gguf  of llama.cpp's models/: the vocabulary that Qwen2 to Qwen3-VL share; the package
+                      gguf reads it
 """
 
 import base64

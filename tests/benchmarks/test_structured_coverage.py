@@ -1,49 +1,100 @@
-"""The coverage benchmark on a small suite of its own."""
+"""The coverage benchmark on a small suite and small schemas of its own."""
 
 import json
+import os
 import sys
+import time
 
 import pytest
 
-GROUPS = {
+SUITE = {
     "type": [
         ({"type": "integer"}, [(1, True), ("1", False)]),  # exact
-        ({"type": "integer"}, [(1.0, True), (1, True)]),  # over-restrictive: 1.0 is not written
+        ({"type": "integer"}, [(1.0, True), (1, True)]),  # over: 1.0 is not written
     ],
-    "not": [({"not": {"const": 1}}, [(1, False)])],  # refused
+    "not": [({"not": {"type": "object", "properties": {"a": {"not": {"multipleOf": 2}}}}}, [(1, False)])],
     "properties": [({"properties": {"a": {"type": "null"}}}, [({"a": None}, True), ({"a": 1}, False)])],
 }
+ORDERED = {"properties": {"b": {"type": "integer"}, "a": {"type": "integer"}}, "additionalProperties": False}
 
 
 @pytest.fixture
 def suite(tmp_path):
-    folder = tmp_path / "tests" / "draft2020-12"
+    folder = tmp_path / "suite" / "tests" / "draft2020-12"
     folder.mkdir(parents=True)
-    for name, groups in GROUPS.items():
+    for name, groups in SUITE.items():
         found = [
-            {"description": name, "schema": s, "tests": [{"data": d, "valid": v} for d, v in tests]}
-            for s, tests in groups
+            {"description": name, "schema": schema, "tests": instances_of(tests)} for schema, tests in groups
         ]
         (folder / f"{name}.json").write_text(json.dumps(found))
-    return tmp_path
+    return tmp_path / "suite"
 
 
-def run(module, monkeypatch, capsys, suite, *more: str) -> tuple[int, str]:
-    monkeypatch.setattr(sys, "argv", ["structured_coverage.py", "--suite", str(suite), *more])
-    monkeypatch.setitem(module("structured_coverage").TARGETS, "exact", 2)
+@pytest.fixture
+def schemas(tmp_path):
+    folder = tmp_path / "schemas"
+    folder.mkdir()
+    case = {"schema": ORDERED, "tests": instances_of([({"a": 1, "b": 2}, True), ({"a": "1"}, False)])}
+    (folder / "Real---one.json").write_text(json.dumps(case))
+    (folder / "Handwritten---two.json").write_text(json.dumps(case))
+    return folder
+
+
+def instances_of(tests):
+    return [{"data": data, "valid": valid} for data, valid in tests]
+
+
+def run(module, monkeypatch, capsys, *arguments) -> tuple[int, str]:
+    monkeypatch.setattr(sys, "argv", ["structured_coverage.py", *map(str, arguments)])
     code = module("structured_coverage").main()
     return code, capsys.readouterr().out
 
 
-def test_each_verdict(module, monkeypatch, capsys, suite):
-    code, out = run(module, monkeypatch, capsys, suite)
-    assert "| type | 2 | 1 | 0 | 1 | 0 |" in out
-    assert "| not | 1 | 0 | 1 | 0 | 0 |" in out
-    assert "| **all** | 4 | 2 | 1 | 1 | 0 |" in out
-    assert code == 0 and "held" in out
+def row(out: str, *cells: object) -> bool:
+    """Whether a table has that row."""
+    wanted = [str(cell) for cell in cells]
+    return any(
+        [cell.strip() for cell in line.split("│")[1:-1]][: len(cells)] == wanted for line in out.split("\n")
+    )
 
 
-def test_without_the_gate_another_spelling_of_a_key_is_wrong(module, monkeypatch, capsys, suite):
-    code, out = run(module, monkeypatch, capsys, suite, "--bare")
-    assert "| properties | 1 | 0 | 0 | 0 | 1 |" in out
-    assert code == 1 and "MISSED" in out
+def test_each_verdict_of_a_suite(module, monkeypatch, capsys, suite, tmp_path):
+    out_file = tmp_path / "coverage.md"
+    code, out = run(
+        module, monkeypatch, capsys, "--suite", suite, "--sides", "mmengine,llguidance", "--out", out_file
+    )
+    assert row(out, "draft2020-12 type", 2, 1, 0, 1, 0, 0)
+    assert row(out, "mmengine", 4, 2, 1, 1, 0, 0)
+    assert row(out, "llguidance", 4, 1, 1, 1, 1, 0)  # another spelling of a key is another key to it
+    assert code == 1 and "MISSED: draft2020-12: exact" in out
+    assert "| not | 1 |" in out_file.read_text()
+
+
+def test_an_order_of_keys_is_not_held_against_a_side(module, monkeypatch, capsys, schemas):
+    code, out = run(module, monkeypatch, capsys, "--schemas", schemas, "--sides", "mmengine")
+    assert row(out, "Real", 1, 1, 0, 0, 0, 0) and row(out, "Handwritten", 1, 1, 0, 0, 0, 0)
+    assert code == 0 and "All targets are met" in out
+
+
+def test_a_side_that_ends_or_hangs_takes_one_schema_with_it(module, monkeypatch, schemas):
+    workers, cases = module("coverage_worker"), module("coverage_cases")
+
+    class Bad:
+        def __init__(self, vocabulary):
+            pass
+
+        def judge(self, schema):
+            if schema == "ends":
+                os._exit(7)
+            if schema == "hangs":
+                time.sleep(60)
+            return lambda text: True
+
+    monkeypatch.setitem(module("coverage_sides").SIDES, "bad", Bad)
+    worker = workers.Worker("bad", None, 1.0)
+    try:
+        found = [worker.ask(cases.Case("g", name, name, ())) for name in ("ends", "well", "hangs", "well")]
+    finally:
+        worker.close()
+    assert [each.verdict for each in found] == ["crashed", "exact", "crashed", "exact"]
+    assert "ended with 7" in found[0].why and "more than 1 s" in found[2].why
