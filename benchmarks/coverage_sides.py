@@ -126,7 +126,7 @@ class Ours(_OfLLGuidance):
 
     def judge(self, schema: Any) -> Accepts:
         try:
-            text = gate(schema, Bounds.off())
+            text = gate(schema, Bounds.off()).text
         except InvalidRequest as error:
             raise Refused(str(error), getattr(error, "keyword", "")) from None
         matcher = LLMatcher(self._bytes, LLMatcher.grammar_from_json_schema(text), log_level=0)

@@ -10,7 +10,7 @@ import msgspec
 
 from mmengine.errors import InvalidRequest, shown
 from mmengine.request import check_unicode
-from mmengine.structured_output.json_schema.gate import Bounds, gate
+from mmengine.structured_output.json_schema.gate import Bounds, Gated, gate
 
 TRUNCATIONS = ("length", "close")
 
@@ -55,7 +55,7 @@ def bounds_of(where: str, given: Any) -> Bounds:
         raise InvalidRequest(f"{where} cannot be used: {error}") from None
 
 
-def gated(schema: Any, bounds: Bounds) -> str:
+def gated(schema: Any, bounds: Bounds) -> Gated:
     """What the gate makes of a schema, once for the many lines of a batch that ask for the same."""
     try:
         text = json.dumps(schema, ensure_ascii=False, allow_nan=False).encode()
@@ -65,5 +65,5 @@ def gated(schema: Any, bounds: Bounds) -> str:
 
 
 @lru_cache(maxsize=64)
-def _gated_before(text: bytes, bounds: Bounds) -> str:
+def _gated_before(text: bytes, bounds: Bounds) -> Gated:
     return gate(text, bounds)

@@ -141,7 +141,9 @@ def _format_text(response_format: Mapping[str, Any]) -> str | None:
         return structural_tag("response_format", _without_reasoning(response_format))
     schema = _schema_of(kind, response_format)
     bounds = bounds_of("response_format.bounds", response_format.get("bounds"))
-    return None if schema is None else intern(f'{{"type":"json_schema","schema":{gated(schema, bounds)}}}')
+    return (
+        None if schema is None else intern(f'{{"type":"json_schema","schema":{gated(schema, bounds).text}}}')
+    )
 
 
 def _schema_of(kind: str, response_format: Mapping[str, Any]) -> Any:

@@ -78,7 +78,7 @@ def _structure(where: str, begin: str, given: Mapping[str, Any], bounds: Bounds)
         raise InvalidRequest(f"{where} must hold a schema")
     end = string(f"{where}.end", given.get("end"), MAX_TAG_CHARS)
     try:
-        schema = gated(given["schema"], bounds)
+        schema = gated(given["schema"], bounds).text
     except SchemaRefused as error:
         raise InvalidRequest(f"{where}: {error}") from None
     if (not end or end[0] in _IN_NUMBERS) and not _is_enclosed(msgspec.json.decode(schema)):

@@ -13,7 +13,7 @@ CLOSING = frozenset(b'"]}')
 
 class Grammar:
     def __init__(self, schema: dict | bool | str, bounds: Bounds | None = None):
-        self.text = gate(schema, bounds or Bounds.off())
+        self.text = gate(schema, bounds or Bounds.off()).text
         self.matcher = LLMatcher(TOKENIZER, LLMatcher.grammar_from_json_schema(self.text), log_level=0)
         assert not self.matcher.is_error(), self.matcher.get_error()
 

@@ -22,8 +22,6 @@ CASES = [
         "#/unevaluatedProperties",
     ),
     ({"properties": {"a/b": {"$dynamicRef": "#x"}}}, "$dynamicRef", "#/properties/a~1b/$dynamicRef"),
-    ({"type": "string", "format": "phone"}, "format", "#/format"),
-    ({"items": {"nullable": True}}, "nullable", "#/items/nullable"),
     ({"oneOf": [{"type": "integer"}, {"minimum": 2}]}, "oneOf", "#/oneOf"),
     ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "oneOf", "#/oneOf"),
     ({"oneOf": [{"required": [f"k{at}"]} for at in range(600)]}, "oneOf", "#/oneOf"),
@@ -95,7 +93,6 @@ CASES = [
     ({"minLength": True}, "minLength", "#/minLength"),
     ({"maxItems": 10**9}, "maxItems", "#/maxItems"),
     ({"anyOf": []}, "anyOf", "#/anyOf"),
-    ({"$schema": "http://json-schema.org/draft-04/schema#"}, "$schema", "#/$schema"),
     (3, "", "#"),
     ({"allOf": [{"anyOf": [{"type": t} for t in ("null", "string")] * 40}] * 3}, "anyOf", "#"),
 ]
@@ -142,9 +139,9 @@ def test_a_refused_keyword_that_cannot_matter_is_no_reason() -> None:
 @pytest.mark.timeout(30)
 def test_wide_and_deep_schemas_within_the_limits() -> None:
     wide = {"type": "object", "properties": {f"p{at}": {"type": "string"} for at in range(2_000)}}
-    assert len(json.loads(gate(wide))["properties"]) == 2_000
+    assert len(json.loads(gate(wide).text)["properties"]) == 2_000
     needed = {"type": "object", "required": [f"r{at}" for at in range(50_000)]}
-    assert len(json.loads(gate(needed))["required"]) == 50_000
+    assert len(json.loads(gate(needed).text)["required"]) == 50_000
     deep: dict = {"type": "null"}
     for _ in range(60):
         deep = {"type": "array", "items": deep}

@@ -41,7 +41,7 @@ def backend():
 
 def start(backend, schema, bounds=None):
     return backend.compile(
-        f'{{"type":"json_schema","schema":{gate(schema, bounds or Bounds.off())}}}'
+        f'{{"type":"json_schema","schema":{gate(schema, bounds or Bounds.off()).text}}}'
     ).matcher()
 
 

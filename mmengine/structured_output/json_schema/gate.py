@@ -5,7 +5,8 @@
                  ──► satisfiable.py  nothing satisfies it, or recursion has no base: refused
                  ──► emit.py       written as the part of JSON Schema that is enforced exactly, bounded
 
-Nothing is dropped: a keyword is enforced, or an annotation, or refused with its name and JSON pointer.
+Nothing is dropped in silence: a keyword is enforced, or refused with its name and JSON pointer, or it is an
+annotation, as unknown keywords and formats are by the specification: those are listed in the notes.
 """
 
 import json
@@ -14,23 +15,26 @@ from mmengine.structured_output.json_schema.bounds import Bounds
 from mmengine.structured_output.json_schema.characters import PatternError
 from mmengine.structured_output.json_schema.document import read
 from mmengine.structured_output.json_schema.emit import Emitter
+from mmengine.structured_output.json_schema.notes import Gated, Note, notes_of
 from mmengine.structured_output.json_schema.refusal import SchemaRefused, refuse
 from mmengine.structured_output.json_schema.satisfiable import Satisfiable
 from mmengine.structured_output.json_schema.shapes import Shapes
 
-__all__ = ["MAX_OUTPUT", "Bounds", "SchemaRefused", "gate"]
+__all__ = ["MAX_OUTPUT", "Bounds", "Gated", "Note", "SchemaRefused", "gate"]
 
 MAX_OUTPUT = 8 * 2**20  # bytes of what the grammar engine is given
 
 
-def gate(schema: dict | bool | str | bytes, bounds: Bounds = Bounds()) -> str:  # noqa: B008 (it is frozen)
-    """The schema for the grammar engine, as JSON text, complete in itself; the same input, the same text.
+def gate(schema: dict | bool | str | bytes, bounds: Bounds = Bounds()) -> Gated:  # noqa: B008 (it is frozen)
+    """The schema for the grammar engine, as JSON text, complete in itself, with notes on it; the same input,
+    the same text.
 
     `schema`: a JSON Schema as a dict (or true, false) or as JSON text. SchemaRefused (an InvalidRequest)
     names the keyword and the JSON pointer of what is invalid, contradictory, or cannot be enforced exactly.
     """
     root = (0,)
-    satisfiable = Satisfiable(Shapes(read(schema)))
+    document = read(schema)
+    satisfiable = Satisfiable(Shapes(document))
     emitter = Emitter(satisfiable, bounds)
     try:
         satisfiable.work_out(root)
@@ -51,4 +55,4 @@ def gate(schema: dict | bool | str | bytes, bounds: Bounds = Bounds()) -> str:  
         refuse("", "", "it holds half a surrogate pair, which is no text")
     if size > MAX_OUTPUT:
         refuse("", "", f"worked out, it has more than {MAX_OUTPUT:,} bytes")
-    return text
+    return Gated(text, notes_of([(node.schema, node.pointer) for node in document.nodes]))

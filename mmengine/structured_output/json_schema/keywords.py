@@ -31,10 +31,6 @@ ANNOTATIONS = frozenset(
     ]
 )
 TYPES = ("null", "boolean", "number", "string", "array", "object")
-DIALECTS = frozenset(  # the older ones: where they mean the same
-    ("json-schema.org/draft/2020-12/schema", "json-schema.org/draft/2019-09/schema")
-    + ("json-schema.org/draft-07/schema", "json-schema.org/draft-06/schema")
-)
 
 SUBSCHEMA = frozenset(
     [
@@ -90,6 +86,9 @@ ASSERTIONS = (
     | STRINGS
 )
 KNOWN = ANNOTATIONS | ASSERTIONS
+ELDERS = frozenset(  # of older drafts: assertions there, so that leaving them out would be wrong
+    ["dependencies", "additionalItems", "$recursiveRef", "extends", "disallow", "divisibleBy"]
+)
 
 MAX_ENUM = 20_000  # values of one enum
 MAX_COUNT = 100_000  # any minItems, maxLength, …
@@ -232,11 +231,6 @@ def _wrong(keyword: str, value: object) -> str:
             return "" if good else "an object of lists of names"
         case "type":
             return "" if _types(value) else f"one of {', '.join((*TYPES, 'integer'))}, or a list of them"
-        case "$schema":
-            known = isinstance(value, str) and value.removesuffix("#").split("://")[-1] in DIALECTS
-            return (
-                "" if known else "https://json-schema.org/draft/2020-12/schema, the dialect that is enforced"
-            )
     return ""
 
 

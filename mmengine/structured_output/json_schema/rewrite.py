@@ -11,7 +11,6 @@ from mmengine.structured_output.json_schema.keywords import (
     fraction,
     is_number,
     same,
-    shown,
 )
 from mmengine.structured_output.json_schema.pattern import Pattern, parse_pattern
 from mmengine.structured_output.json_schema.pieces import (
@@ -151,21 +150,15 @@ def _string(document: Document, place: int, schema: dict) -> String | None:
     pointer = document.nodes[place].pointer
     low, high = int(schema.get("minLength", 0)), schema.get("maxLength")
     patterns: list[Pattern] = []
-    blocked: Blocked = ()
     if "pattern" in schema:
         patterns.append(_pattern(schema["pattern"], "pattern", step(pointer, "pattern")))
     if "format" in schema:
         name = schema["format"]
         if name in FORMATS:
             patterns.append(parse_pattern(f"^(?:{FORMATS[name]})$"))
-        else:
-            known = ", ".join(sorted(FORMATS))
-            blocked = (
-                ("format", step(pointer, "format"), f"{shown(name)} cannot be enforced (known: {known})"),
-            )
     if high is not None and low > high:
         return None
-    return String(low, None if high is None else int(high), tuple(patterns), None, blocked)
+    return String(low, None if high is None else int(high), tuple(patterns))
 
 
 def _pattern(text: str, keyword: str, pointer: str) -> Pattern:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from mmengine.structured_output.json_schema.disjoint import disjoint
 from mmengine.structured_output.json_schema.document import Document
-from mmengine.structured_output.json_schema.keywords import ANNOTATIONS, KNOWN, TYPES
+from mmengine.structured_output.json_schema.keywords import ANNOTATIONS, ASSERTIONS, ELDERS, TYPES
 from mmengine.structured_output.json_schema.pieces import KINDS, Array, Conj, Object, Shape, intersect_shapes
 from mmengine.structured_output.json_schema.refusal import refuse, step
 from mmengine.structured_output.json_schema.rewrite import own_shape
@@ -91,14 +91,14 @@ class Shapes:
             work.shape = work.shape if schema else {}
             return
         for keyword in schema:
-            if keyword not in KNOWN:
-                refuse(keyword, step(node.pointer, keyword), "an unknown keyword cannot be enforced")
+            if keyword in ELDERS:
+                refuse(keyword, step(node.pointer, keyword), "a keyword of an older draft cannot be enforced")
         shape, choice = own_shape(self.document, place)
         work.shape = intersect_shapes(work.shape, shape)
         if choice is not None:
             work.choices += ((path, choice),)
         for keyword in schema:
-            if keyword not in ANNOTATIONS:
+            if keyword in ASSERTIONS and keyword not in ANNOTATIONS:
                 self._apply(work, keyword, place, path)
 
     def _apply(self, work: Work, keyword: str, place: int, path: tuple[int, ...]) -> None:
