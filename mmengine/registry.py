@@ -19,7 +19,8 @@ Thing = TypeVar("Thing")
 class Registry(Generic[Thing]):
     """The entry points of `group`, by name.
 
-    `own`: "module:attribute" by name, and behind that "[extra]" where it needs an extra of our distribution.
+    `own`: "module:attribute" by name. Behind that stands "[extra]", here as in an entry point, where it needs
+    an extra of the distribution that brings it.
     `beside`: names that the same setting takes and that are no entry points. `kind` and `is_one`: what an
     entry point must give, and whether something is that. `unknown` and `broken`: the messages, raised as
     `error`, for a name that nothing has, of {name}, {noun} and {known}; and for what cannot be imported, of
@@ -89,9 +90,10 @@ class Registry(Generic[Thing]):
         return thing
 
     def _why_broken(self, point: EntryPoint, error: Exception) -> str:
-        if point.name in self._own:
+        if point.name in self._own or point.extras:
+            name = DISTRIBUTION if point.dist is None else point.dist.name
             extras = f"[{','.join(point.extras)}]" if point.extras else ""
-            advice = f'pip install "{DISTRIBUTION}{extras}"'
+            advice = f'pip install "{name}{extras}"'
         else:
             advice = f"update or uninstall {_distribution(point)}"
         others = ", ".join(name for name in self.names() if name != point.name)

@@ -116,5 +116,12 @@ def test_what_is_missing_of_ours_is_told_with_the_extra_to_install():
     )
 
 
+def test_a_plugin_that_needs_an_extra_says_which_to_install(registry, install_stranger):
+    install_stranger(registry.group, "import no_such_module", strange="thing [fast]")
+    with pytest.raises(MMEngineError, match=re.escape('; pip install "strange[fast]"')) as refusal:
+        registry.load("strange")
+    assert "uninstall" not in str(refusal.value) and one_sentence(refusal)
+
+
 def one_sentence(refusal):
     return "\n" not in str(refusal.value) and len(str(refusal.value)) < 500

@@ -117,7 +117,7 @@ class Model:
     grammar_backend: Annotated[
         str | None,
         typer.Option(
-            rich_help_panel=MODEL, help="What enforces a schema or a grammar: llguidance, xgrammar."
+            rich_help_panel=MODEL, help="What enforces a schema or a grammar: llguidance, or a plugin's name."
         ),
     ] = None
     spec: Annotated[

@@ -1,4 +1,4 @@
-"""The grammar engines that can be chosen; a stranger's comes by an entry point.
+"""The grammar engines that can be chosen: llguidance is our own, every other one comes by an entry point.
 
 An entry point in the group `mmengine.grammar_backends` names a callable that takes what OfTokenizer (base.py)
 takes, and gives a Backend.
@@ -12,8 +12,5 @@ from mmengine.structured_output.base import Backend
 GRAMMAR_BACKENDS: Registry[Callable[..., Backend]] = Registry(
     "mmengine.grammar_backends",
     "grammar_backend",
-    own={
-        "llguidance": "mmengine.structured_output.llguidance_backend:LLGuidance",
-        "xgrammar": "mmengine.structured_output.xgrammar_backend:XGrammar [xgrammar]",
-    },
+    own={"llguidance": "mmengine.structured_output.llguidance_backend:LLGuidance"},
 )

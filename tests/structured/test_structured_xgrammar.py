@@ -322,7 +322,7 @@ def test_random_schemas_are_enforced_or_refused(backend):
 
 
 def test_without_the_package_the_engine_says_what_to_install(monkeypatch):
-    monkeypatch.delitem(sys.modules, "mmengine.structured_output.xgrammar_backend", raising=False)
+    monkeypatch.delitem(sys.modules, "mmengine_xgrammar.backend", raising=False)
     monkeypatch.setitem(sys.modules, "xgrammar", None)
     with pytest.raises(ConfigError, match=re.escape('pip install "mmengine-vl[xgrammar]"')):
         GRAMMAR_BACKENDS.load("xgrammar")

@@ -1,7 +1,7 @@
 """Grammars by xgrammar, an engine to choose (`grammar_backend`), for what it enforces exactly.
 
-A schema is written as EBNF by ebnf/schema.py, a regex by ebnf/regex.py: what xgrammar would drop or misread
-it is never given. The module is imported only where the engine is chosen: xgrammar brings transformers along.
+A schema is written as EBNF by schema.py, a regex by regex.py: what xgrammar would drop or misread it is never
+given. This module is imported only where the engine is chosen: xgrammar brings transformers along.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,12 +12,12 @@ import xgrammar
 
 from mmengine.errors import InvalidRequest
 from mmengine.structured_output.base import OfTokenizer
-from mmengine.structured_output.ebnf.regex import RegexRefused, read_regex, write_regex
-from mmengine.structured_output.ebnf.rules import Rules
-from mmengine.structured_output.ebnf.schema import schema_ebnf
 from mmengine.structured_output.engine_words import in_our_words
 from mmengine.structured_output.spec import Choice, Grammar, JsonSchema, Lark, Regex, read_grammar
 from mmengine.structured_output.tags import StructuralTag
+from mmengine_xgrammar.regex import RegexRefused, read_regex, write_regex
+from mmengine_xgrammar.rules import Rules
+from mmengine_xgrammar.schema import schema_ebnf
 
 MAX_FORCED = 64  # bytes that are looked ahead
 MAX_SPELLINGS = 64  # tokens that may begin what is forced

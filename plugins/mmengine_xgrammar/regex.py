@@ -8,8 +8,8 @@ import re
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
-from mmengine.structured_output.ebnf.rules import EMPTY, MAX_COUNTED, Rules, char_set, literal
 from mmengine.structured_output.json_schema.characters import LAST, Ranges, complement
+from mmengine_xgrammar.rules import EMPTY, MAX_COUNTED, Rules, char_set, literal
 
 MAX_NESTING = 64
 SHORT = {8: "b", 9: "t", 10: "n", 12: "f", 13: "r", 34: '"', 92: "\\"}  # JSON's escapes of two characters

@@ -12,8 +12,12 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, NoReturn
 
-from mmengine.structured_output.ebnf.numbers import INTEGER, NUMBER, NumberRefused, Range, write_range
-from mmengine.structured_output.ebnf.regex import (
+from mmengine.structured_output.json_schema.characters import PatternError
+from mmengine.structured_output.json_schema.keywords import fraction
+from mmengine.structured_output.json_schema.matching import Budget
+from mmengine.structured_output.json_schema.refusal import SchemaRefused, refuse, step
+from mmengine_xgrammar.numbers import INTEGER, NUMBER, NumberRefused, Range, write_range
+from mmengine_xgrammar.regex import (
     ANY,
     Node,
     RegexRefused,
@@ -23,11 +27,7 @@ from mmengine.structured_output.ebnf.regex import (
     read_regex,
     write_regex,
 )
-from mmengine.structured_output.ebnf.rules import EMPTY, MAX_COUNTED, Rules, either, literal
-from mmengine.structured_output.json_schema.characters import PatternError
-from mmengine.structured_output.json_schema.keywords import fraction
-from mmengine.structured_output.json_schema.matching import Budget
-from mmengine.structured_output.json_schema.refusal import SchemaRefused, refuse, step
+from mmengine_xgrammar.rules import EMPTY, MAX_COUNTED, Rules, either, literal
 
 ADVICE = "with grammar_backend xgrammar; the default, llguidance, can"
 UNBOUNDED = 'set "bounds": {"string": 0} (or false), or a smaller maxLength'

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from mmengine.structured_output.ebnf.rules import EMPTY, Rules, char_set
 from mmengine.structured_output.json_schema.keywords import decimals
+from mmengine_xgrammar.rules import EMPTY, Rules, char_set
 
 INTEGER = '"-"? ("0" | [1-9] [0-9]*)'
 NUMBER = f'{INTEGER} ("." [0-9]+)? ([eE] [+\\-]? [0-9]+)?'

@@ -1,1 +1,0 @@
-"""Grammars written in EBNF (the GBNF that xgrammar reads): of schemas, regular expressions and words."""
