@@ -40,6 +40,8 @@ TOGETHER = {
     "tests/test_debugging.py": "debugging",
     "tests/benchmarks/test_throughput.py": "throughput",
     "tests/cli/test_cli_laptop.py": "laptop",
+    "tests/house/test_docs_run.py": "docs",
+    "tests/house/test_limits_page.py": "limits page",
     "tests/parity/test_parity.py": "parity",
     "tests/parity/test_parity_as_on_a_gpu.py": "parity",
     "tests/spec_decode/test_draft_overlap.py": "draft overlap",

@@ -124,7 +124,9 @@ def check_killed(undisturbed, seed, kills, how=()):
     assert not list((log / "media").iterdir()), "images go with their requests"
 
 
-@pytest.mark.parametrize("seed, kills, how", [(1, 4, ()), (2, 3, DRAFTED)])
+@pytest.mark.parametrize(
+    "seed, kills, how", [pytest.param(1, 4, (), marks=pytest.mark.soak), (2, 3, DRAFTED)]
+)
 def test_a_batch_survives_kills(undisturbed, seed, kills, how):
     """Also with a head, where the engine chooses how much it drafts: the answers are those without it."""
     check_killed(undisturbed, seed, kills, how)

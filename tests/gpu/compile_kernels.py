@@ -133,7 +133,7 @@ def main() -> None:
         aligned = [kernel.arg_names.index(name) for name, kind in arguments.items() if kind.startswith("*")]
         attributes = {(place,): [["tt.divisibility", 16]] for place in aligned}
         options = {"num_warps": num_warps} | ({"num_stages": stages[0]} if stages else {})
-        for capability in CAPABILITIES:
+        for capability in CAPABILITIES[-1:] if "--newest" in sys.argv else CAPABILITIES:
             signature = arguments | dict.fromkeys(constants, "constexpr")
             source = ASTSource(kernel, signature, constants, attributes)
             made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)

@@ -5,19 +5,22 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SPILLED_BYTES = 160  # of a thread, on its stack: a handful of its 255 registers
 
 
-def test_every_kernel_compiles(kernel_device):
+@pytest.mark.parametrize("words, count", [(["--newest"], 22), pytest.param([], 44, marks=pytest.mark.soak)])
+def test_every_kernel_compiles(kernel_device, words, count):
     """What was compiled before is found in build/triton by its source, its options and Triton's version."""
     cache = Path(__file__).parents[2] / "build" / "triton"
     environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(cache)}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     script = Path(__file__).with_name("compile_kernels.py")
     done = subprocess.run(
-        [sys.executable, script], env=environment, capture_output=True, text=True, timeout=240
+        [sys.executable, script, *words], env=environment, capture_output=True, text=True, timeout=240
     )
     assert done.returncode == 0, done.stderr[-2000:]
     lines = done.stdout.splitlines()
-    assert len(lines) == 44, done.stdout
+    assert len(lines) == count, done.stdout
     assert all(int(line.split()[-2]) <= SPILLED_BYTES for line in lines), done.stdout

@@ -17,8 +17,6 @@ from mmengine.structured_output.spec import grammar_of
 from tests.cli.cli_process import call_cli
 from tests.house.doc_blocks import ROOT, blocks, commands
 
-pytestmark = pytest.mark.xdist_group("docs_run")  # what is made once is made once
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):

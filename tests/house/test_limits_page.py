@@ -7,8 +7,6 @@ import pytest
 from tests.house import write_limits
 from tests.house.limit_sources import Sources
 
-pytestmark = pytest.mark.xdist_group("limits_page")  # what is made once is made once
-
 MODULE = """
 from mmengine.other import refuse, Refused
 

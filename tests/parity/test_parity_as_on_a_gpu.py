@@ -13,7 +13,6 @@ from mmengine_qwen3_vl import model as model_module
 from mmengine_qwen3_vl import vision
 from mmengine_qwen3_vl.fused_text import FusedTextDecoder
 
-pytestmark = pytest.mark.xdist_group("parity")
 SAMPLED = SamplingParams(seed=7, temperature=4.0, top_k=30, top_p=0.95, min_p=0.001)
 BY_MASS = SamplingParams(seed=8, temperature=5.0, top_p=0.9)
 
