@@ -1,0 +1,228 @@
+"""Types that pydantic knows as JSON Schemas whose every answer pydantic takes back. Imports pydantic.
+
+The schemas that pydantic writes describe its types loosely: the string of a Decimal may be any, and a URL
+of any scheme. Where its validation wants more than the schema says, the schema here says it too, or a
+narrower thing; where no schema can (a file that exists), the type is refused.
+"""
+
+from datetime import UTC, date, datetime, timedelta
+from typing import Any
+
+from pydantic import ByteSize, TypeAdapter
+from pydantic.errors import PydanticUserError
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue, PydanticInvalidForJsonSchema
+from pydantic_core import core_schema
+
+from mmengine.errors import InvalidRequest
+from mmengine.structured_output import type_patterns as patterns
+from mmengine.structured_output.json_schema.formats import FORMATS
+from mmengine.structured_output.type_keys import dict_schema
+
+_OF_BYTES = {"contentMediaType": "application/octet-stream"}  # what a format of base64 is of
+_UNHASHABLE = frozenset({"list", "dict", "set", "typed-dict", "deque"})
+MAX_DECIMAL_DIGITS = 15  # so many a number is sure to keep on its way through a float
+
+
+def adapter_of(what: Any) -> TypeAdapter[Any]:
+    """What validates a type, or an adapter itself. Raises InvalidRequest where pydantic knows no such type."""
+    if isinstance(what, TypeAdapter):
+        return what
+    try:
+        return TypeAdapter(what)
+    except (PydanticUserError, TypeError, ValueError, ImportError) as error:
+        raise InvalidRequest(f"{_name(what)} has no JSON Schema: {_first_line(error)}") from None
+
+
+def schema_of(what: object) -> dict[str, Any]:
+    """The JSON Schema of a type: of what validation takes, not of what serialization gives."""
+    try:
+        return adapter_of(what).json_schema(schema_generator=_Narrow, mode="validation")
+    except (PydanticUserError, PydanticInvalidForJsonSchema, RecursionError) as error:
+        raise InvalidRequest(f"{_name(what)} has no JSON Schema: {_first_line(error)}") from None
+
+
+def _name(what: object) -> str:
+    return getattr(what, "__name__", repr(what))
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0]
+
+
+def _string(pattern: str, **others: Any) -> JsonSchemaValue:
+    return {"type": "string", "pattern": pattern, **others}
+
+
+class _Narrow(GenerateJsonSchema):
+    """What pydantic would write, narrowed. The names of methods are those of pydantic's core schemas."""
+
+    def emit_warning(self, kind: str, detail: str) -> None:
+        """Of a default that is no JSON, and the like: nothing that an answer would meet."""
+
+    def _refuse(self, what: str) -> JsonSchemaValue:
+        raise InvalidRequest(f"{what} is checked by pydantic, and no schema says it; ask for a plainer type")
+
+    def decimal_schema(self, schema: core_schema.DecimalSchema) -> JsonSchemaValue:
+        """A number: its string form has no use for an answer."""
+        given = ("ge", "minimum"), ("le", "maximum"), ("gt", "exclusiveMinimum"), ("lt", "exclusiveMaximum")
+        found: JsonSchemaValue = {"type": "number"}
+        for name, keyword in (*given, ("multiple_of", "multipleOf")):
+            if schema.get(name) is not None:
+                found[keyword] = float(schema[name])  # type: ignore[literal-required]
+        digits, places = schema.get("max_digits"), schema.get("decimal_places")
+        if digits is None and places is None:
+            return found
+        digits = min(MAX_DECIMAL_DIGITS, MAX_DECIMAL_DIGITS if digits is None else digits)
+        cuts = range(digits + 1) if places is None else [min(places, digits)]
+        return {"allOf": [found, {"anyOf": [_with_digits(digits - cut, cut) for cut in cuts]}]}
+
+    def fraction_schema(self, schema: core_schema.FractionSchema) -> JsonSchemaValue:
+        if any(schema.get(name) is not None for name in ("ge", "le", "gt", "lt", "multiple_of")):
+            return self._refuse("the range of a Fraction")
+        return {"type": "integer"}
+
+    def complex_schema(self, schema: core_schema.ComplexSchema) -> JsonSchemaValue:
+        return self._refuse("a complex number")
+
+    def json_schema(self, schema: core_schema.JsonSchema) -> JsonSchemaValue:
+        return self._refuse("JSON within a string")
+
+    def str_schema(self, schema: core_schema.StringSchema) -> JsonSchemaValue:
+        found = super().str_schema(schema)
+        if found.get("pattern") == ByteSize.byte_string_pattern:
+            found["pattern"] = patterns.BYTE_SIZE
+        if schema.get("strip_whitespace") and ("minLength" in found or "pattern" in found):
+            found = {"allOf": [found, _string("^[!-~](?:.*[!-~])?$")]}
+        if schema.get("ascii_only"):
+            found = {"allOf": [found, _string(patterns.ASCII)]}
+        return patterns.ascii_where_classes_differ(found)
+
+    def bytes_schema(self, schema: core_schema.BytesSchema) -> JsonSchemaValue:
+        """A length is of bytes: it is kept with characters of one byte each, and not within an encoding."""
+        lengths = {
+            keyword: schema[name]  # type: ignore[literal-required]
+            for name, keyword in (("min_length", "minLength"), ("max_length", "maxLength"))
+            if schema.get(name) is not None
+        }
+        encoding = self._config.val_json_bytes
+        if encoding == "utf8":
+            return (
+                _string(patterns.ASCII, **lengths, **_OF_BYTES)
+                if lengths
+                else {"type": "string", **_OF_BYTES}
+            )
+        if lengths:
+            return self._refuse(f"the length of bytes in {encoding}")
+        return _string(patterns.HEX if encoding == "hex" else patterns.BASE64URL)
+
+    def date_schema(self, schema: core_schema.DateSchema) -> JsonSchemaValue:
+        found: JsonSchemaValue = {"type": "string", "format": "date"}
+        first, last = schema.get("ge", date.min), schema.get("le", date.max)
+        a_day, today = timedelta(days=1), datetime.now(UTC).date()
+        try:
+            first = max(first, schema["gt"] + a_day) if "gt" in schema else first
+            last = min(last, schema["lt"] - a_day) if "lt" in schema else last
+            # The day of whoever asks may be another one; and an answer takes its time.
+            first = max(first, today + 3 * a_day) if schema.get("now_op") == "future" else first
+            last = min(last, today - 2 * a_day) if schema.get("now_op") == "past" else last
+        except OverflowError:
+            return self._refuse("a date before the first or behind the last")
+        if first > last:
+            return self._refuse(f"a date from {first} to {last}")
+        return (
+            found
+            if (first, last) == (date.min, date.max)
+            else {**found, "pattern": patterns.dates(first, last)}
+        )
+
+    def datetime_schema(self, schema: core_schema.DatetimeSchema) -> JsonSchemaValue:
+        if any(name in schema for name in ("ge", "le", "gt", "lt")):
+            return self._refuse("the range of a datetime")
+        found: JsonSchemaValue = {"type": "string", "format": "date-time"}
+        constraint, now_op = schema.get("tz_constraint"), schema.get("now_op")
+        if isinstance(constraint, int) or (constraint == "naive" and now_op):
+            return self._refuse("the time zone of a datetime")
+        if constraint == "naive":
+            clock = patterns.NAIVE_TIME.strip("^$")
+            return _string(f"^{FORMATS['date']}T{clock}$")
+        if now_op is not None:
+            days = self.date_schema(core_schema.date_schema(now_op=now_op))["pattern"]
+            found["pattern"] = f"{days.removesuffix('$')}[Tt]"
+        return found
+
+    def time_schema(self, schema: core_schema.TimeSchema) -> JsonSchemaValue:
+        if any(name in schema for name in ("ge", "le", "gt", "lt")):
+            return self._refuse("the range of a time")
+        if schema.get("tz_constraint") == "naive":
+            return _string(patterns.NAIVE_TIME)
+        if isinstance(schema.get("tz_constraint"), int):
+            return self._refuse("the time zone of a time")
+        return {"type": "string", "format": "time"}
+
+    def timedelta_schema(self, schema: core_schema.TimedeltaSchema) -> JsonSchemaValue:
+        if any(name in schema for name in ("ge", "le", "gt", "lt")):
+            return self._refuse("the range of a timedelta")
+        return _string(patterns.SHORT_DURATION, format="duration")
+
+    def url_schema(self, schema: core_schema.UrlSchema) -> JsonSchemaValue:
+        limit = schema.get("max_length", 2083)
+        # one less, as an empty path becomes "/"
+        return _string(patterns.url(schema.get("allowed_schemes")), maxLength=min(limit, 2083) - 1)
+
+    def multi_host_url_schema(self, schema: core_schema.MultiHostUrlSchema) -> JsonSchemaValue:
+        limit = schema.get("max_length", 2083)
+        return _string(patterns.url(schema.get("allowed_schemes")), maxLength=min(limit, 2083) - 1)
+
+    def uuid_schema(self, schema: core_schema.UuidSchema) -> JsonSchemaValue:
+        version = schema.get("version")
+        return {"type": "string", "format": "uuid"} if version is None else _string(patterns.uuid(version))
+
+    def set_schema(self, schema: core_schema.SetSchema) -> JsonSchemaValue:
+        self._check_items(schema.get("items_schema"))
+        return super().set_schema(schema)
+
+    def frozenset_schema(self, schema: core_schema.FrozenSetSchema) -> JsonSchemaValue:
+        self._check_items(schema.get("items_schema"))
+        return super().frozenset_schema(schema)
+
+    def _check_items(self, items: Any) -> None:
+        kind = items or {"type": "any"}
+        if kind["type"] in _UNHASHABLE or getattr(kind.get("cls"), "__hash__", True) is None:
+            name = getattr(kind.get("cls"), "__name__", kind["type"])
+            raise InvalidRequest(
+                f"a set of {name} has no hash for its items; ask for a list, or freeze the model"
+            )
+
+    def dict_schema(self, schema: core_schema.DictSchema) -> JsonSchemaValue:
+        return self._with_keys(schema, super().dict_schema(schema))
+
+    def frozendict_schema(self, schema: core_schema.FrozenDictSchema) -> JsonSchemaValue:
+        return self._with_keys(schema, super().frozendict_schema(schema))
+
+    def ordered_dict_schema(self, schema: core_schema.OrderedDictSchema) -> JsonSchemaValue:
+        return self._with_keys(schema, super().ordered_dict_schema(schema))
+
+    def counter_schema(self, schema: core_schema.CounterSchema) -> JsonSchemaValue:
+        return self._with_keys(schema, super().counter_schema(schema))
+
+    def _with_keys(self, schema: Any, found: JsonSchemaValue) -> JsonSchemaValue:
+        sizes = {name: size for name, size in found.items() if name in ("minProperties", "maxProperties")}
+        keys = self.generate_inner(schema["keys_schema"]) if "keys_schema" in schema else {}
+        values = self.generate_inner(schema["values_schema"]) if "values_schema" in schema else {}
+        return dict_schema(keys, values, sizes)
+
+    def tagged_union_schema(self, schema: core_schema.TaggedUnionSchema) -> JsonSchemaValue:
+        """The tag must be there, also where the model has a default for it."""
+        found = super().tagged_union_schema(schema)
+        tag = found.get("discriminator", {}).get("propertyName")
+        if tag is None:
+            return self._refuse("a union's Discriminator that is a function")
+        return {"anyOf": [{"allOf": [branch, {"required": [tag]}]} for branch in found["oneOf"]]}
+
+
+def _with_digits(before: int, behind: int) -> JsonSchemaValue:
+    """Numbers with at most so many digits before and behind the point."""
+    limits = {"exclusiveMinimum": -(10**before), "exclusiveMaximum": 10**before}
+    if not behind:
+        return {"type": "integer", **limits}
+    return {"type": "number", "multipleOf": float(f"1e-{behind}"), **limits}

@@ -1,0 +1,124 @@
+"""Patterns for strings that Python's types read: narrower than what those take, and never wider.
+
+Each stands alone between ^ and $, and goes beside a `format` where there is one.
+"""
+
+import re
+from datetime import date
+from typing import Any
+
+BASE64 = "^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
+BASE64URL = "^(?:[A-Za-z0-9_-]{4})*(?:[A-Za-z0-9_-]{2}==|[A-Za-z0-9_-]{3}=)?$"
+# Groups that are three characters below 128: the highest bit of each is 0. Without the last two digits, in which
+# the two forms differ.
+ASCII_IN_BASE64 = "^(?:[A-Za-f][A-HQ-Xg-nw-z0-3][ABEFIJMNQRUVYZcdghklopstwx014589][A-Za-z0-9])*$"
+HEX = "^(?:[0-9a-f]{2})*$"
+INTEGER_KEY = "^(?:0|-?[1-9][0-9]{0,17})$"
+NUMBER_KEY = "^-?(?:0|[1-9][0-9]{0,9})(?:\\.[0-9]{1,5})?$"
+# datetime.timedelta ends at 999,999,999 days.
+SHORT_DURATION = "^P(?:[0-9]{1,6}[YMWD])*(?:T(?:[0-9]{1,6}[HMS])*)?$"
+BYTE_SIZE = "^[0-9]{1,9}(?:[kmgt]i?b)?$"
+CLOCK_DURATION = "^P(?:[0-9]{1,6}D)?(?:T(?:[0-9]{1,6}[HMS])*)?$"  # units that have one length
+NAIVE_TIME = "^(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\\.[0-9]{1,6})?$"
+
+# What every reader of URLs leaves as it is: no punycode, no last label that could be an IPv4 address.
+_LABEL = "[a-z0-9]{1,20}(?:-[a-z0-9]{1,20})?"
+HOST = f"(?:{_LABEL}\\.){{0,3}}[a-z]{{2,20}}"
+_CHARACTERS = "[A-Za-z0-9._~-]"
+_PATH = f"(?:/{_CHARACTERS}{{0,200}}){{0,5}}"
+_QUERY = f"(?:\\?{_CHARACTERS}{{1,100}}=[A-Za-z0-9._~-]{{0,100}})?"
+_FRAGMENT = f"(?:#{_CHARACTERS}{{0,100}})?"
+_PORT = "(?::[1-9][0-9]{0,3})?"
+
+_OCTET = "(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
+IPV4 = f"(?:{_OCTET}\\.){{3}}{_OCTET}"
+IPV6 = "(?:[0-9a-f]{1,4}:){7}[0-9a-f]{1,4}"
+_LONG_DOMAIN = "(?:[a-z]{2,3}|[a-z]{6}|info|name)"  # none of those that stand for no host: test, local, …
+EMAIL = f"[a-z0-9]{{1,20}}(?:[._+-][a-z0-9]{{1,20}}){{0,2}}@(?:{_LABEL}\\.){{1,3}}{_LONG_DOMAIN}"
+
+# By the formats that pydantic writes and JSON Schema does not know.
+FORMAT_PATTERNS = {
+    "base64": BASE64,
+    "base64url": BASE64URL,
+    "color": "^#[0-9a-f]{6}$",
+    "email": f"^{EMAIL}$",
+    "name-email": f"^{EMAIL}$",
+    "fraction": "^-?[0-9]{1,9}/[1-9][0-9]{0,8}$",
+    "ipv4network": f"^{IPV4}(?:/32)?$",
+    "ipv6network": f"^{IPV6}(?:/128)?$",
+    "ipv4interface": f"^{IPV4}/(?:3[0-2]|[12]?[0-9])$",
+    "ipv6interface": f"^{IPV6}/(?:12[0-8]|1[01][0-9]|[1-9]?[0-9])$",
+    "ipvanyaddress": f"^(?:{IPV4}|{IPV6})$",
+    "ipvanynetwork": f"^(?:{IPV4}|{IPV6})$",
+    "ipvanyinterface": f"^(?:{IPV4}|{IPV6})$",
+}
+UNCHECKABLE = {
+    "file-path": "a file that exists",
+    "directory-path": "a folder that exists",
+    "zoneinfo": "a time zone that this machine knows",
+    "regex": "a regular expression",
+}
+
+
+_WIDE_CLASS = re.compile(r"\\[DSW]")
+ASCII = "^[ -~]*$"
+
+
+def ascii_where_classes_differ(schema: dict[str, Any]) -> dict[str, Any]:
+    """A string's schema beside one for ASCII, if its pattern has \\D, \\S or \\W: the libraries that validate
+    types count Unicode's digits and letters among \\d and \\w, JSON Schema does not."""
+    if not _WIDE_CLASS.search(str(schema.get("pattern", ""))):
+        return schema
+    return {"allOf": [schema, {"type": "string", "pattern": ASCII}]}
+
+
+def url(schemes: list[str] | None) -> str:
+    """Absolute URLs of these schemes, of https and http where there are none. They stay below 2,048 characters
+    and are spelled as pydantic spells them, but for a "/" behind the host."""
+    names = "|".join(_plain(name) for name in schemes or ["https", "http"])
+    port = "" if "file" in (schemes or ()) else _PORT
+    return f"^(?:{names})://{HOST}{port}{_PATH}{_QUERY}{_FRAGMENT}$"
+
+
+def _plain(scheme: str) -> str:
+    return "".join("\\" + each if each in "+.-" else each for each in scheme)
+
+
+def uuid(version: int) -> str:
+    """Lower case, of the RFC's variant."""
+    return f"^[0-9a-f]{{8}}-[0-9a-f]{{4}}-{version:x}[0-9a-f]{{3}}-[89ab][0-9a-f]{{3}}-[0-9a-f]{{12}}$"
+
+
+def dates(first: date, last: date) -> str:
+    """Days from `first` to `last`, as far as digits say (the 31st of each month among them)."""
+    return f"^(?:{'|'.join(_days(first, last))})$"
+
+
+def _days(first: date, last: date) -> list[str]:
+    days = "[0-9]{2}"
+    if (first.year, first.month) == (last.year, last.month):
+        return [f"{first.year:04}-{first.month:02}-{_counted(first.day, last.day, 2)}"]
+    if first.year == last.year:
+        between = [(first.year, first.month + 1, last.month - 1)]
+    else:
+        between = [(first.year, first.month + 1, 12), (last.year, 1, last.month - 1)]
+    found = [f"{first.year:04}-{first.month:02}-{_counted(first.day, 31, 2)}"]
+    found += [f"{y:04}-{_counted(low, high, 2)}-{days}" for y, low, high in between if low <= high]
+    found.append(f"{last.year:04}-{last.month:02}-{_counted(1, last.day, 2)}")
+    if last.year - first.year > 1:
+        found.append(f"{_counted(first.year + 1, last.year - 1, 4)}-{days}-{days}")
+    return found
+
+
+def _counted(low: int, high: int, width: int) -> str:
+    """The numbers from `low` to `high`, written with `width` digits."""
+    if width == 1:
+        return f"[{low}-{high}]"
+    unit = 10 ** (width - 1)
+    rest = width - 1
+    found = []
+    for head in range(low // unit, high // unit + 1):
+        start, end = max(low, head * unit) - head * unit, min(high, head * unit + unit - 1) - head * unit
+        whole = (start, end) == (0, unit - 1)
+        found.append(f"{head}{f'[0-9]{{{rest}}}' if whole else _counted(start, end, rest)}")
+    return f"(?:{'|'.join(found)})"
