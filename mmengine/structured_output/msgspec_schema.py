@@ -1,5 +1,5 @@
-"""Types that msgspec knows (a Struct, a dataclass, a TypedDict, list[int], …) as JSON Schemas whose every answer
-msgspec decodes as that type. msgspec's own are wider: of a datetime they say that it is a string.
+"""Types that msgspec knows (a Struct, a dataclass, a TypedDict, list[int], …) as JSON Schemas whose every
+answer msgspec decodes as that type. msgspec's own are wider: of a datetime they say that it is a string.
 
 pathlib's paths are known here as well: `paths` decodes them.
 """
@@ -17,6 +17,7 @@ from mmengine.structured_output import type_patterns as patterns
 from mmengine.structured_output.json_schema.formats import FORMATS
 from mmengine.structured_output.type_keys import Schema, dict_schema
 
+_UNHASHABLE = (kinds.ListType, kinds.SetType, kinds.DictType, kinds.TypedDictType, kinds.ByteArrayType)
 _Fields = kinds.StructType | kinds.TypedDictType | kinds.DataclassType | kinds.NamedTupleType
 
 
@@ -49,6 +50,18 @@ def _number(name: str, kind: kinds.IntType | kinds.FloatType) -> Schema:
         lt="exclusiveMaximum",
         multiple_of="multipleOf",
     )
+
+
+def _check_hash(kind: kinds.Type) -> None:
+    """Raise InvalidRequest for items that no set can hold."""
+    while isinstance(kind, kinds.Metadata):
+        kind = kind.type
+    cls = getattr(kind, "cls", None)
+    if isinstance(kind, _UNHASHABLE) or getattr(cls, "__hash__", True) is None:
+        name = getattr(cls, "__name__", type(kind).__name__)
+        raise InvalidRequest(
+            f"a set of {name} has no hash for its items; ask for a list, or freeze the class"
+        )
 
 
 class _Writer:
@@ -138,6 +151,7 @@ class _Writer:
     def _(self, kind: kinds.CollectionType) -> Schema:
         found: Schema = {"type": "array", "items": self.write(kind.item_type)}
         if isinstance(kind, kinds.SetType | kinds.FrozenSetType):
+            _check_hash(kind.item_type)
             found["uniqueItems"] = True
         return _limits(found, kind, min_length="minItems", max_length="maxItems")
 

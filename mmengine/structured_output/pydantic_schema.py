@@ -24,7 +24,7 @@ MAX_DECIMAL_DIGITS = 15  # so many a number is sure to keep on its way through a
 
 
 def adapter_of(what: Any) -> TypeAdapter[Any]:
-    """What validates a type, or an adapter itself. Raises InvalidRequest where pydantic knows no such type."""
+    """What validates a type, or an adapter itself. Raises InvalidRequest for what it does not know."""
     if isinstance(what, TypeAdapter):
         return what
     try:

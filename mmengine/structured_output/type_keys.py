@@ -13,8 +13,8 @@ _ANNOTATIONS = frozenset({"title", "description", "examples", "default"})
 
 
 def dict_schema(keys: Schema, values: Schema, sizes: Mapping[str, int]) -> Schema:
-    """The schema of objects whose values have the schema `values`. `keys`: the schema that a key has as a value;
-    `sizes`: minProperties and maxProperties. Raises InvalidRequest for keys that no pattern describes."""
+    """The schema of objects whose values have the schema `values`. `keys`: the schema that a key has as a
+    value; `sizes`: minProperties and maxProperties. Raises InvalidRequest for keys without a pattern."""
     found: Schema = {"type": "object", **sizes}
     said = {keyword: value for keyword, value in keys.items() if keyword not in _ANNOTATIONS}
     kind, others = said.get("type"), said.keys() - {"type"}

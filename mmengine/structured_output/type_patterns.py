@@ -7,10 +7,10 @@ import re
 from datetime import date
 from typing import Any
 
-BASE64 = "^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
-BASE64URL = "^(?:[A-Za-z0-9_-]{4})*(?:[A-Za-z0-9_-]{2}==|[A-Za-z0-9_-]{3}=)?$"
-# Groups that are three characters below 128: the highest bit of each is 0. Without the last two digits, in which
-# the two forms differ.
+BASE64 = "^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/][AQgw]==|[A-Za-z0-9+/]{2}[AEIMQUYcgkosw048]=)?$"
+BASE64URL = "^(?:[A-Za-z0-9_-]{4})*(?:[A-Za-z0-9_-][AQgw]==|[A-Za-z0-9_-]{2}[AEIMQUYcgkosw048]=)?$"
+# Groups that are three characters below 128: the highest bit of each is 0. Without the last two digits, in
+# which the two forms differ.
 ASCII_IN_BASE64 = "^(?:[A-Za-f][A-HQ-Xg-nw-z0-3][ABEFIJMNQRUVYZcdghklopstwx014589][A-Za-z0-9])*$"
 HEX = "^(?:[0-9a-f]{2})*$"
 INTEGER_KEY = "^(?:0|-?[1-9][0-9]{0,17})$"
@@ -73,8 +73,8 @@ def ascii_where_classes_differ(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def url(schemes: list[str] | None) -> str:
-    """Absolute URLs of these schemes, of https and http where there are none. They stay below 2,048 characters
-    and are spelled as pydantic spells them, but for a "/" behind the host."""
+    """Absolute URLs of these schemes, of https and http where there are none: spelled as pydantic spells
+    them, but for a "/" behind the host."""
     names = "|".join(_plain(name) for name in schemes or ["https", "http"])
     port = "" if "file" in (schemes or ()) else _PORT
     return f"^(?:{names})://{HOST}{port}{_PATH}{_QUERY}{_FRAGMENT}$"

@@ -1,8 +1,8 @@
 """Python types as JSON Schemas, and answers back as those types.
 
 What may be asked for: a schema (dict, true or false), anything msgspec knows (a Struct, a dataclass, a
-TypedDict, list[int], …), anything pydantic knows (a model, list[Model], a TypeAdapter, Annotated with a Field),
-or a class with pydantic's two methods. pydantic is imported only for types that need it.
+TypedDict, list[int], …), anything pydantic knows (a model, list[Model], a TypeAdapter, Annotated with a
+Field), or a class with pydantic's two methods. pydantic is imported only for types that need it.
 """
 
 import json
@@ -61,7 +61,9 @@ def decode(text: str, what: object) -> object:
 def _name(what: object) -> str:
     if isinstance(what, dict | bool):
         return "JSON"
-    return f"{what.__name__ if isinstance(what, type) and not typing.get_args(what) else what!r:.100}"
+    if isinstance(what, type) and not typing.get_args(what):
+        return what.__name__
+    return f"{what!r}"[:100]
 
 
 def _reader(what: object) -> _Reader:
@@ -134,8 +136,8 @@ def _narrowed(schema: object) -> object:
     """The schema of a type with what its library leaves open closed.
 
     An object has no keys but its fields, where the type does not say otherwise: nobody would get the others.
-    Bytes are base64, which is said only as an annotation, by a pattern; and so are formats that JSON Schema does
-    not know. Raises InvalidRequest for those that no pattern describes.
+    Bytes are base64, which is said only as an annotation, by a pattern; and so are formats that JSON Schema
+    does not know. Raises InvalidRequest for those that no pattern describes.
     """
     if not isinstance(schema, dict):
         return schema

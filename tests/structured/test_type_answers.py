@@ -10,13 +10,13 @@ from decimal import Decimal
 from enum import Enum, IntEnum
 from fractions import Fraction
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Optional, Union
+from typing import Annotated, Any, Literal, NamedTuple, NotRequired, Optional, Union
 
 import msgspec
 import pydantic
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
-from typing_extensions import NotRequired, TypedDict
+from typing_extensions import TypedDict  # pydantic wants this one before Python 3.12
 
 from mmengine.errors import InvalidRequest
 from mmengine.structured_output.json_schema.gate import Bounds
@@ -120,8 +120,8 @@ TYPES: list[Any] = [
         list[Item],
         dict[str, Item],
         tuple[Item, ...],
-        Optional[Item],
-        Union[Item, int],
+        Optional[Item],  # noqa: UP045
+        Union[Item, int],  # noqa: UP007
         Tree,
         Open,
         Owner,
@@ -190,7 +190,7 @@ REFUSED = [
     (Annotated[dt.date, Field(gt=dt.date.max)], "behind the last"),
     (Annotated[Cat | Dog, pydantic.Discriminator(lambda value: "cat")], "Discriminator"),
     (set[Item], "a set of Item has no hash"),
-    (frozenset[list[int]], "a set of list has no hash"),
+    (frozenset[list[int]], "a set of ListType has no hash"),
     (range, "range"),
     (object(), "no JSON Schema"),
     (list["Nowhere"], "no JSON Schema"),  # noqa: F821
