@@ -121,7 +121,8 @@ def _choice_json(choice: Choice) -> dict[str, Any]:
 class RequestOutput(msgspec.Struct, frozen=True, eq=False):
     """News of one answer after a step: new `text` and `token_ids` of choice `index`.
 
-    `finish_reason` is set with its last news. `completion` comes with the last of all choices.
+    `finish_reason` is set with its last news. `completion` comes with the last of all choices. `after`: as of
+    Choice.
     """
 
     request_id: str
@@ -130,6 +131,7 @@ class RequestOutput(msgspec.Struct, frozen=True, eq=False):
     token_ids: list[int]
     finish_reason: str | None = None
     completion: Completion | None = None
+    after: tuple[int, ...] = ()
 
 
 def engine_failed(error: BaseException) -> MMEngineError:

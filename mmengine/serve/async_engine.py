@@ -13,7 +13,7 @@ import asyncio
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -31,6 +31,7 @@ from mmengine.request import SamplingParams
 from mmengine.serve.answers import Completion, RequestOutput, engine_failed, succeeded, unbegun
 from mmengine.serve.engine import Engine
 from mmengine.serve.health import Readiness
+from mmengine.serve.json_stream import values_in
 from mmengine.serve.media_memory import media_workers
 from mmengine.serve.operators import operator_log
 from mmengine.serve.options import FORM, SubmitOptions, make_options
@@ -156,6 +157,22 @@ class AsyncEngine:
         """What `Engine.generate_json` gives; `options` are those of `generate`."""
         options["response_format"] = json_format(schema, sampling, options, reasoning, on_truncation)
         return decoded(await self.generate(messages, sampling, **options), schema)
+
+    async def stream_json(
+        self,
+        messages: Prompt | str | list[dict[str, Any]],
+        schema: Any,
+        *,
+        reasoning: bool | None = None,
+        on_truncation: str = "length",
+        sampling: SamplingParams | None = None,
+        **options: Unpack[SubmitOptions],
+    ) -> AsyncIterator[Any]:
+        """What `Engine.stream_json` yields, beside whatever else runs."""
+        options["response_format"] = json_format(schema, sampling, options, reasoning, on_truncation)
+        async with self.stream(messages, sampling, **options) as stream:
+            async for value in values_in(stream, self._engine.processor.tokenizer, schema):
+                yield value
 
     def stats(self) -> Stats:
         """Counters of the core since the start, as of the last step."""

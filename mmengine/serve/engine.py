@@ -7,8 +7,9 @@ with Engine() as engine:
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -26,6 +27,7 @@ from mmengine.serve.health import Readiness, core_reasons
 from mmengine.serve.holders import Holders
 from mmengine.serve.in_progress import InProgress
 from mmengine.serve.intake import Intake
+from mmengine.serve.json_stream import values_of
 from mmengine.serve.log_sync import LogSyncer
 from mmengine.serve.media_memory import MediaMemory, decoders_of
 from mmengine.serve.media_store import MediaStore
@@ -279,6 +281,24 @@ class Engine:
         "close" prevents: it is then completed within its budget."""
         options["response_format"] = json_format(schema, sampling, options, reasoning, on_truncation)
         return decoded(self.generate([messages], sampling, **options)[0], schema)
+
+    def stream_json(
+        self,
+        messages: Prompt | str | list[dict[str, Any]],
+        schema: Any,
+        *,
+        reasoning: bool | None = None,
+        on_truncation: str = "length",
+        sampling: SamplingParams | None = None,
+        **options: Unpack[SubmitOptions],
+    ) -> Iterator[Any]:
+        """The value of `generate_json` while it is written: what is known of it as JSON has it (a dict for an
+        object), again whenever that is more, and at last the value that `generate_json` gives. No value
+        contradicts the one before, but where a key that the schema does not name comes twice. Later values
+        share the parts that are complete: leave those as they are. Nothing else is to run meanwhile. To close
+        the iterator is to cancel. The first value is where it raises what `generate_json` raises."""
+        options["response_format"] = json_format(schema, sampling, options, reasoning, on_truncation)
+        yield from values_of(self, partial(self.submit, messages, sampling, **options), schema)
 
     def cancel(self, request_id: str) -> None:
         """Give up a request; its last output comes with finish_reason "abort". An id that is not

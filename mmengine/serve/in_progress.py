@@ -25,7 +25,8 @@ class _Answer:
 
     index: int
     stream: TextStream | None
-    grammar: str | None
+    has_form: bool
+    after: tuple[int, ...]
     token_ids: list[int] = field(default_factory=list)
     logprobs: Logprobs | None = None
 
@@ -94,7 +95,8 @@ class InProgress:
         text = None
         if stream and self._texts:
             text = TextStream(self._tokenizer, stop=sampling.stop, min_tokens=sampling.min_stop_tokens)
-        return _Answer(request.sample_index, text, request.grammar)
+        after = () if request.grammar is None else after_of(request.grammar)
+        return _Answer(request.sample_index, text, request.grammar is not None, after)
 
     def take(self, output: Output) -> RequestOutput | None:
         """News for a caller; None where nobody asked."""
@@ -110,13 +112,12 @@ class InProgress:
         pending.num_accepted += output.num_accepted
         text = answer.stream.push(output.token_ids) if answer.stream is not None else ""
         if output.finish_reason is None:
-            return RequestOutput(pending.request_id, answer.index, text, output.token_ids)
+            return RequestOutput(pending.request_id, answer.index, text, output.token_ids, after=answer.after)
         if answer.stream is not None:
             text += answer.stream.finish()
         completion = self._finish(output, output.finish_reason, pending, answer)
-        return RequestOutput(
-            pending.request_id, answer.index, text, output.token_ids, output.finish_reason, completion
-        )
+        news = pending.request_id, answer.index, text, output.token_ids, output.finish_reason, completion
+        return RequestOutput(*news, answer.after)
 
     def _take_unclaimed(self, output: Output) -> None:
         """News of a request of the process before that nobody took up yet, or of a request that was taken
@@ -132,12 +133,8 @@ class InProgress:
         self._undelivered.setdefault(pending.request_id, []).append(output.request_id)
         del self._answers[output.request_id]
         sampling = pending.sampling
-        detail = output.detail
-        after: tuple[int, ...] = ()
-        if answer.grammar is not None:
-            detail = CUT if reason == "length" else detail
-            after = after_of(answer.grammar)
-        choice = Choice(answer.index, "", answer.token_ids, reason, detail, answer.logprobs, after)
+        detail = CUT if answer.has_form and reason == "length" else output.detail
+        choice = Choice(answer.index, "", answer.token_ids, reason, detail, answer.logprobs, answer.after)
         if self._texts:
             choice = with_texts(choice, self._tokenizer, sampling.stop, sampling.min_stop_tokens)
         pending.choices[answer.index] = choice

@@ -174,6 +174,8 @@ def test_what_comes_back_where_the_prompt_makes_the_model_reason(thinker, tmp_pa
         assert answer.as_json()["content"] == choice.content
         assert answer.as_json()["reasoning"] == choice.reasoning
         assert engine.generate_json(QUESTIONS[0], RECORD, **bias) == value
+        parts = list(engine.stream_json(QUESTIONS[0], RECORD, **bias))
+        assert parts[0] == {} and parts[-1] == value and len(parts) > 2
 
         at_once = engine.generate([QUESTIONS[0]], response_format={**form, "reasoning": False})[0].choices[0]
         assert (at_once.after, at_once.reasoning, at_once.content) == ((), None, at_once.text)
@@ -212,6 +214,8 @@ def test_what_comes_back_where_the_prompt_makes_the_model_reason(thinker, tmp_pa
             assert answer.choices == [choice]
             with pytest.raises(RequestFailed, match="the reasoning did not end"):
                 await engine.generate_json(QUESTIONS[0], RECORD, max_tokens=4)
+            parts = [part async for part in engine.stream_json(QUESTIONS[0], RECORD, **bias)]
+            assert parts[0] == {} and parts[-1] == value and len(parts) > 2
             return await engine.generate_json(QUESTIONS[0], RECORD, reasoning=True, **bias)
 
     assert asyncio.run(ask()) == value

@@ -1,0 +1,167 @@
+"""JSON text as a value while it arrives: what of it is known so far.
+
+A value that grows and is never taken back: strings come as far as they are written (no half escape, no half
+surrogate pair), numbers and literals when they are whole, a key when its value has begun, arrays and objects
+from their first bracket on.
+"""
+
+import re
+from typing import Any
+
+_PLAIN = re.compile(r'[^"\\]*')
+_HIGH = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}")
+_LITERALS = {"true": True, "false": False, "null": None}
+_ESCAPES = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
+_SPACE = " \t\r\n"
+
+
+class PartialJson:
+    """`push` pieces of one JSON text, which is valid as far as it goes; `value` at any time."""
+
+    def __init__(self) -> None:
+        self._root: list[Any] = []  # at most the one value
+        self._open: list[
+            tuple[Any, Any]
+        ] = []  # containers that are open, and where the last value of each is
+        self._key: str | None = None  # was read, and waits for its value
+        self._string: list[str] | None = None  # what is read of one
+        self._is_key = False  # of that string
+        self._atom = ""  # a number or a literal, as far as it is read
+        self._held = ""  # of an escape that is not whole
+
+    @property
+    def has_value(self) -> bool:
+        """Whether anything is known."""
+        return bool(self._root)
+
+    def value(self) -> Any:
+        """What is known, as `json.loads` would give it. Parts that are complete are the same objects in later
+        values: whoever changes them, changes those."""
+        child: Any = None
+        for depth in range(len(self._open) - 1, -1, -1):
+            container, place = self._open[depth]
+            copy = container.copy()
+            if depth + 1 < len(self._open):
+                copy[place] = child
+            child = copy
+        return child if self._open else self._root[0]
+
+    def push(self, text: str) -> bool:
+        """Whether `text` made more known."""
+        text, self._held = self._held + text, ""
+        at, changed = 0, False
+        while at < len(text):
+            if self._string is not None:
+                at, more = self._read_string(text, at)
+                if at < 0:
+                    return changed or more
+            else:
+                at, more = at + 1, self._read(text[at])
+            changed = changed or more
+        return changed
+
+    def finish(self) -> bool:
+        """The text is whole. Whether that made a number known."""
+        return self._end_atom()
+
+    def _read(self, character: str) -> bool:
+        if character in _SPACE:
+            return self._end_atom()
+        if character in ",}]":
+            changed = self._end_atom()
+            if character != ",":
+                self._open.pop()
+            return changed
+        if character == ":":
+            return False
+        if character in "{[":
+            container: Any = {} if character == "{" else []
+            self._put(container)
+            self._open.append((container, None))
+            return True
+        if character == '"':
+            self._string = []
+            self._is_key = self._key is None and bool(self._open) and isinstance(self._open[-1][0], dict)
+            if not self._is_key:
+                self._put("")
+            return not self._is_key
+        self._atom += character
+        return self._end_atom() if self._atom in _LITERALS else False
+
+    def _end_atom(self) -> bool:
+        atom, self._atom = self._atom, ""
+        if not atom:
+            return False
+        if atom in _LITERALS:
+            self._put(_LITERALS[atom])
+        else:
+            self._put(float(atom) if any(each in ".eE" for each in atom) else int(atom))
+        return True
+
+    def _put(self, value: Any) -> None:
+        if not self._open:
+            self._root.append(value)
+            return
+        container, _ = self._open[-1]
+        if isinstance(container, dict):
+            place: Any = self._key
+            container[place], self._key = value, None
+        else:
+            place = len(container)
+            container.append(value)
+        self._open[-1] = container, place
+
+    def _read_string(self, text: str, at: int) -> tuple[int, bool]:
+        """Where to read on, -1 where that is not known yet, and whether more is known."""
+        assert self._string is not None
+        end = _PLAIN.match(text, at).end()  # type: ignore[union-attr]
+        pieces = [text[at:end]] if end > at else []
+        while end < len(text) and text[end] == "\\":
+            size = _escape_size(text, end)
+            if end + size > len(text):
+                self._held, end = text[end:], -1
+                break
+            pieces.append(_unescaped(text[end : end + size]))
+            end += size
+        self._string += pieces
+        if end >= 0 and end < len(text) and text[end] == '"':
+            self._end_string()
+            return end + 1, bool(pieces)
+        if pieces and not self._is_key:
+            self._replace("".join(self._string))
+        return end, bool(pieces) and not self._is_key
+
+    def _end_string(self) -> None:
+        whole = "".join(self._string or ())
+        self._string = None
+        if self._is_key:
+            self._key = whole
+        else:
+            self._replace(whole)
+
+    def _replace(self, value: str) -> None:
+        """The string that was put last goes on."""
+        if self._open:
+            container, place = self._open[-1]
+            container[place] = value
+        else:
+            self._root[0] = value
+
+
+def _escape_size(text: str, at: int) -> int:
+    """Characters of the escape at `at`, with its second half where it may have one."""
+    if text[at + 1 : at + 2] != "u":
+        return 2
+    if not _HIGH.match(text, at):
+        return 6
+    behind = text[at + 6 : at + 8]
+    return 12 if "\\u".startswith(behind) or behind == "\\u" else 6
+
+
+def _unescaped(escape: str) -> str:
+    if escape[1] != "u":
+        return _ESCAPES.get(escape[1], escape[1])
+    units = [int(escape[start + 2 : start + 6], 16) for start in range(0, len(escape), 6)]
+    if len(units) == 2 and 0xDC00 <= units[1] < 0xE000:
+        return chr(0x10000 + ((units[0] - 0xD800) << 10) + units[1] - 0xDC00)
+    return "".join(map(chr, units))
