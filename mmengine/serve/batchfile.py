@@ -23,6 +23,7 @@ from mmengine.serve.batching import Answered, Job
 from mmengine.serve.options import LINE, MAX_ID_CHARS, make_options
 from mmengine.serve.prompts import Prompt
 from mmengine.serve.request_lines import MAX_LINE_BYTES, custom_id_of, fields_of, written
+from mmengine.serve.vllm_forms import as_form
 from mmengine.structured_output.spec import grammar_of, reasoning_of
 
 _CHUNK = 2**20
@@ -70,7 +71,7 @@ class RequestFile:
             raise InvalidRequest("messages must be a list of messages with role and content")
         keywords = {name: value for name, value in fields.items() if name not in _OWN_FIELDS}
         options = make_options(None, keywords, LINE)
-        form = fields.get("response_format"), fields.get("grammar")  # JSON: a schema, never a type
+        form = as_form(fields)  # JSON: a schema, never a type
         options = replace(
             options, request_id=custom_id, grammar=grammar_of(*form), reasoning=reasoning_of(*form)
         )

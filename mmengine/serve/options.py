@@ -12,6 +12,7 @@ import msgspec
 
 from mmengine.errors import InvalidRequest
 from mmengine.request import SamplingParams, check_unicode
+from mmengine.serve.vllm_forms import VLLM_NAMES
 
 MAX_ID_CHARS = 200
 MAX_DEADLINE_S = 10**6
@@ -46,12 +47,22 @@ class SamplingOptions(TypedDict, total=False):
 
 
 class GenerateOptions(SamplingOptions, total=False):
-    """For many prompts. `response_format` or `grammar`: the answer's form (docs/structured_output.md)."""
+    """For many prompts. `response_format` or `grammar`: the answer's form (docs/structured_output.md), which
+    has vLLM's names as well (vllm_forms.py)."""
 
     priority: int
     cache_salt: str
     response_format: Any
     grammar: Mapping[str, Any] | None
+    structured_outputs: Any
+    guided_json: Any
+    guided_regex: str | None
+    guided_choice: list[str] | None
+    guided_grammar: str | None
+    guided_json_object: bool | None
+    guided_decoding_backend: str | None
+    guided_whitespace_pattern: str | None
+    structural_tag: Any
 
 
 class LineOptions(GenerateOptions, total=False):
@@ -70,7 +81,7 @@ _SAMPLING = SamplingOptions.__optional_keys__
 GENERATE = GenerateOptions.__optional_keys__ - _SAMPLING
 LINE = LineOptions.__optional_keys__ - _SAMPLING
 SUBMIT = SubmitOptions.__optional_keys__ - _SAMPLING
-FORM = frozenset({"response_format", "grammar"})
+FORM = frozenset({"response_format", "grammar", *VLLM_NAMES})
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 from mmengine.errors import InvalidRequest, RequestFailed, shown
 from mmengine.request import SamplingParams
 from mmengine.serve.answers import Completion
-from mmengine.serve.options import GenerateOptions, Options
+from mmengine.serve.options import FORM, GenerateOptions, Options
+from mmengine.serve.vllm_forms import as_form
 from mmengine.structured_output.spec import grammar_of, reasoning_of
 from mmengine.structured_output.types import decode, schema_of
 
@@ -23,15 +24,28 @@ class ResponseFormat(NamedTuple):
 
 
 def response_format_of(options: Mapping[str, Any]) -> ResponseFormat:
-    """What `response_format` and `grammar` among `options` ask for: by `grammar_of` and `reasoning_of`, but
-    that the former may be a type in place of a schema. Raises InvalidRequest."""
-    form, grammar = options.get("response_format"), options.get("grammar")
-    form = _asked(form) if _is_type(form) else form
+    """What `response_format` and `grammar`, or vLLM's names for them, ask for among `options`: by
+    `grammar_of` and `reasoning_of`, but that the former, or the schema in it, may be a type. Raises
+    InvalidRequest."""
+    form, grammar = as_form(options)
+    form = _described(_asked(form) if _is_type(form) else form)
     return ResponseFormat(grammar_of(form, grammar), reasoning_of(form, grammar))
 
 
 def _is_type(form: object) -> bool:
     return form is not None and not isinstance(form, (Mapping, str))
+
+
+def _described(form: Any) -> Any:
+    """A response_format with the schema of the type that it may hold."""
+    held = form.get("json_schema") if isinstance(form, Mapping) else None
+    if not isinstance(held, Mapping) or isinstance(
+        held.get("schema"), dict | bool | str | int | float | list
+    ):
+        return form
+    if held.get("schema") is None:
+        return form
+    return {**form, "json_schema": {**held, "schema": schema_of(held["schema"])}}
 
 
 def json_format(
@@ -43,7 +57,7 @@ def json_format(
 ) -> dict[str, Any]:
     """The response_format for a schema or a type. Raises InvalidRequest for options that ask for another
     form, or for several answers."""
-    for name in ("response_format", "grammar"):
+    for name in sorted(FORM):
         if options.get(name) is not None:
             raise InvalidRequest(f"generate_json takes a schema, not {name} beside it")
     if (sampling.n if sampling is not None else options.get("n", 1)) != 1:
@@ -52,7 +66,7 @@ def json_format(
 
 
 def _asked(schema: Any) -> dict[str, Any]:
-    return {"type": "json_schema", "json_schema": {"schema": schema_of(schema)}}
+    return {"type": "json_schema", "json_schema": {"schema": schema}}
 
 
 def decoded(completion: Completion, schema: Any) -> Any:

@@ -9,6 +9,7 @@ import json
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import msgspec
@@ -67,6 +68,18 @@ def _name(what: object) -> str:
 
 
 def _reader(what: object) -> _Reader:
+    try:
+        return _known_reader(what)
+    except TypeError:  # it cannot be a key
+        return _new_reader(what)
+
+
+@lru_cache(maxsize=256)
+def _known_reader(what: object) -> _Reader:
+    return _new_reader(what)
+
+
+def _new_reader(what: object) -> _Reader:
     if _is_pydantics(what):
         return _pydantic_reader(what)
     own_schema, own_decode = (

@@ -1,0 +1,102 @@
+"""Forms of answers by vLLM's names: `structured_outputs`, and `guided_json`, `guided_regex` and so on.
+
+One of them stands for a response_format or a grammar. What has no translation is refused by name.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, is_dataclass
+from typing import Any
+
+from mmengine.errors import InvalidRequest, shown
+from mmengine.structured_output.fields import mapping
+from mmengine.structured_output.json_schema.document import MAX_BYTES
+
+KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+_GUIDED = {
+    **{f"guided_{kind}": kind for kind in KINDS if kind != "structural_tag"},
+    "structural_tag": "structural_tag",
+    "guided_decoding_backend": "backend",
+    "guided_whitespace_pattern": "whitespace_pattern",
+}
+VLLM_NAMES = frozenset({"structured_outputs", *_GUIDED})
+_SPACE = 'white space is bounded with "bounds": {"whitespace": n} in response_format'
+_REFUSED = {
+    "backend": "the engine has one for all requests: its setting grammar_backend",
+    "whitespace_pattern": _SPACE,
+    "disable_any_whitespace": _SPACE,
+    "disable_additional_properties": "write additionalProperties: false into the schema",
+}
+_IDLE = {
+    "backend": ("auto",),
+    "disable_fallback": (True, False),
+}  # what changes nothing: there is no fall-back
+_EBNF = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
+
+
+def as_form(options: Mapping[str, Any]) -> tuple[Any, Any]:
+    """What `options` ask for as (response_format, grammar), each None where it is not asked for. Raises
+    InvalidRequest for two forms, and for what has no translation."""
+    asked: dict[str, Any] = {}
+    for name in ("response_format", "grammar"):
+        if options.get(name) is not None:
+            asked[name] = {name: options[name]}
+    for name in sorted(VLLM_NAMES & options.keys()):
+        if options[name] is not None:
+            form = _structured(options[name]) if name == "structured_outputs" else _form(name, options[name])
+            if form:
+                asked[name] = form
+    if len(asked) > 1:
+        raise InvalidRequest(f"{' and '.join(asked)} ask for a form each; give one of them")
+    form = next(iter(asked.values()), {})
+    return form.get("response_format"), form.get("grammar")
+
+
+def _structured(value: Any) -> dict[str, Any]:
+    fields = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+    given = {
+        f"structured_outputs.{name}": each
+        for name, each in mapping("structured_outputs", fields).items()
+        if each is not None and not name.startswith("_")
+    }
+    forms = [form for name, each in given.items() if (form := _form(name, each))]
+    if len(forms) != 1:
+        raise InvalidRequest(f"structured_outputs holds one of {', '.join(KINDS)}")
+    return forms[0]
+
+
+def _form(where: str, value: Any) -> dict[str, Any]:
+    """What one field asks for; {} where it asks for nothing."""
+    name = where.removeprefix("structured_outputs.")
+    kind = _GUIDED.get(name, name)
+    if kind in _REFUSED or kind in _IDLE:
+        if value is False or value in _IDLE.get(kind, ()):
+            return {}
+        raise InvalidRequest(f"{where} cannot be kept: {_REFUSED.get(kind, 'there is no fall-back')}")
+    if kind not in KINDS:
+        raise InvalidRequest(f"{where} is unknown; known are {', '.join((*KINDS, *_REFUSED, *_IDLE))}")
+    if kind == "json":
+        return {"response_format": {"type": "json_schema", "json_schema": {"schema": _parsed(where, value)}}}
+    if kind == "json_object":
+        if not isinstance(value, bool):
+            raise InvalidRequest(f"{where} must be true or false, not {shown(value)}")
+        return {"response_format": {"type": "json_object"}} if value else {}
+    if kind == "structural_tag":
+        return {"response_format": {"type": "structural_tag", **mapping(where, _parsed(where, value))}}
+    if kind == "grammar":
+        is_ebnf = isinstance(value, str) and _EBNF.search(value)
+        return {"grammar": {"gbnf" if is_ebnf else "lark": value}}
+    return {"grammar": {kind: value}}
+
+
+def _parsed(where: str, value: Any) -> Any:
+    """What may be JSON text, as vLLM takes it, or what that decodes to."""
+    if not isinstance(value, str):
+        return value
+    if len(value) > MAX_BYTES:
+        raise InvalidRequest(f"{where} has more than {MAX_BYTES:,} characters")
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"{where} is not JSON: {str(error)[:200]}") from None
