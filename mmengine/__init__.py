@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from mmengine.serve.engine import Engine
     from mmengine.serve.pipeline import Pipeline, pipeline
     from mmengine.serve.prompts import Prompt
+    from mmengine.structured_output.report import SchemaReport, check_schema
 
 __all__ = [
     "AsyncEngine",
@@ -28,7 +29,9 @@ __all__ = [
     "Pipeline",
     "Prompt",
     "SamplingParams",
+    "SchemaReport",
     "__version__",
+    "check_schema",
     "pipeline",
 ]
 
@@ -39,6 +42,8 @@ _HOMES = {
     "Pipeline": "mmengine.serve.pipeline",
     "Prompt": "mmengine.serve.prompts",
     "SamplingParams": "mmengine.request",
+    "SchemaReport": "mmengine.structured_output.report",
+    "check_schema": "mmengine.structured_output.report",
     "pipeline": "mmengine.serve.pipeline",
 }
 

@@ -9,6 +9,7 @@ from mmengine.cli.env import clash, env
 from mmengine.cli.logs import log_app
 from mmengine.cli.run import HELP as RUN_HELP
 from mmengine.cli.run import run
+from mmengine.cli.schema import schema_app
 from mmengine.cli.simulate import HELP as SIMULATE_HELP
 from mmengine.cli.simulate import simulate
 from mmengine.errors import MMEngineError, code_of
@@ -25,6 +26,7 @@ app = typer.Typer(
 )
 app.command(help=RUN_HELP)(run)
 app.add_typer(log_app, name="log")
+app.add_typer(schema_app, name="schema")
 app.command(help=SIMULATE_HELP)(simulate)
 app.command()(env)
 app.command()(demo)

@@ -76,6 +76,11 @@ class OfTokenizer:
         self._vocab_size = vocab_size
         self._lock = threading.Lock()  # of what is made when the first grammar comes
 
+    @property
+    def vocab_size(self) -> int:
+        """Tokens that masks have a bit for."""
+        return self._vocab_size
+
     def _tokens_in_vocabulary(self) -> list[bytes]:
         return list(self._token_bytes())[: self._vocab_size]
 

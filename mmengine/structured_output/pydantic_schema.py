@@ -29,7 +29,7 @@ def adapter_of(what: Any) -> TypeAdapter[Any]:
         return what
     try:
         return TypeAdapter(what)
-    except (PydanticUserError, TypeError, ValueError, ImportError) as error:
+    except (PydanticUserError, TypeError, ValueError, ImportError, NameError, AttributeError) as error:
         raise InvalidRequest(f"{_name(what)} has no JSON Schema: {_first_line(error)}") from None
 
 
@@ -83,6 +83,10 @@ class _Narrow(GenerateJsonSchema):
 
     def complex_schema(self, schema: core_schema.ComplexSchema) -> JsonSchemaValue:
         return self._refuse("a complex number")
+
+    def call_schema(self, schema: core_schema.CallSchema) -> JsonSchemaValue:
+        """To validate would be to call it."""
+        return self._refuse("a function")
 
     def json_schema(self, schema: core_schema.JsonSchema) -> JsonSchemaValue:
         return self._refuse("JSON within a string")

@@ -113,6 +113,10 @@ class Row(msgspec.Struct, tag=True, array_like=True):
     n: Annotated[int, msgspec.Meta(gt=3, multiple_of=2)]
 
 
+def print_it(text: str) -> None:
+    raise AssertionError("nobody asked for a call")
+
+
 DAY = dt.date(2024, 2, 29)
 TYPES: list[Any] = [
     *(
@@ -185,6 +189,7 @@ REFUSED = [
     (pydantic.FilePath, "a file that exists"),
     (pydantic.Json[int], "JSON within a string"),
     (complex, "complex"),
+    (print_it, "a function is checked"),
     (dict[tuple[int, int], int], "keys of a dict"),
     (Annotated[dt.datetime, Field(gt=dt.datetime(2024, 1, 1))], "the range of a datetime"),
     (Annotated[dt.date, Field(gt=dt.date.max)], "behind the last"),

@@ -1,0 +1,67 @@
+"""`mmengine schema`: what becomes of JSON schemas, before any model is loaded."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mmengine.cli.logs.printing import Json
+from mmengine.errors import InvalidRequest
+
+CHECK_HELP = (
+    "Say whether answers of a JSON schema can be enforced, and how exactly.\n\n"
+    "[bold]exact[/bold]: answers are the values that the schema describes. [bold]approximated[/bold]: they "
+    "are some of them, and it says which not. [bold]refused[/bold]: with the keyword, its JSON pointer and "
+    "the reason. What only the bounds and the order of keys leave out is said beside an exact verdict.\n\n"
+    "PATH is a file, a folder (its .json files) or - for standard input. A file may hold a schema, a "
+    "response_format, or an object with the key schema.\n\n"
+    "Exit code: 0 when all are taken, 1 when one is refused, 2 when one cannot be read.\n\n"
+    "[bold]Examples[/bold]\n\n  mmengine schema check invoice.json\n\n"
+    "  mmengine schema check schemas/ --json\n\n"
+    "  mmengine schema check schemas/ --tokenizer Qwen3-VL-2B-Instruct"
+)
+schema_app = typer.Typer(
+    help="Ask what becomes of a JSON schema. No model and no GPU is needed.",
+    epilog="Start with: mmengine schema check FILE.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+)
+
+
+@schema_app.callback()
+def schema() -> None:
+    """Keeps `check` a verb, though it is the only one."""
+
+
+@schema_app.command(help=CHECK_HELP)
+def check(
+    paths: Annotated[
+        list[Path], typer.Argument(metavar="PATH...", help="Files, folders, or -.", show_default=False)
+    ],
+    json_output: Json = False,
+    bounds: Annotated[
+        bool, typer.Option(help="Bound what a schema leaves open, as requests do by default.")
+    ] = True,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Note what OpenAI's strict mode would refuse.")
+    ] = False,
+    strict_keywords: Annotated[
+        bool, typer.Option("--strict-keywords", help="Refuse keywords that no draft knows.")
+    ] = False,
+    tokenizer: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="A model's folder: times masks for its tokenizer.")
+    ] = None,
+) -> None:
+    from mmengine.cli.schema_reports import check_all, print_reports  # lazy: help needs none of it
+    from mmengine.structured_output.json_schema.bounds import Bounds
+
+    if tokenizer is not None and not tokenizer.is_dir():
+        raise InvalidRequest(f"there is no folder {tokenizer}; --tokenizer names a model's folder")
+    options = {
+        "bounds": None if bounds else Bounds.off(),
+        "strict": strict,
+        "strict_keywords": strict_keywords,
+    }
+    code = print_reports(check_all(paths, tokenizer, options), json_output)
+    if code:
+        raise typer.Exit(code)

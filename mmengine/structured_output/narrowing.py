@@ -1,0 +1,68 @@
+"""Where answers are narrower than their schema: what masks leave out of it, by keyword and place."""
+
+from collections.abc import Iterator
+
+from mmengine.structured_output.json_schema.bounds import Bounds
+from mmengine.structured_output.json_schema.document import Document
+from mmengine.structured_output.json_schema.notes import MAX_NOTES, Note
+from mmengine.structured_output.json_schema.refusal import step
+
+_CLOCK = "no leap seconds, and at most six digits of a second"
+FORMATS = {
+    "time": _CLOCK,
+    "date-time": _CLOCK,
+    "duration": "at most nine digits for each unit, and no fractions",
+    "hostname": "at most three labels, and none that is internationalised",
+    "email": "no quoted local part, and at most three parts before and behind the @",
+    "ipv6": "no scope",
+    "uri": "no IPvFuture",
+}
+ORDER = "named properties come in the schema's order, others behind them"
+
+
+def format_notes(document: Document) -> tuple[Note, ...]:
+    """Formats that are narrower than their RFC."""
+    return _some(
+        Note("format", f"#{step(node.pointer, 'format')}", f"{node.schema['format']}: {FORMATS[name]}")
+        for node in document.nodes
+        if isinstance(node.schema, dict) and (name := str(node.schema.get("format"))) in FORMATS
+    )
+
+
+def bound_notes(document: Document, bounds: Bounds) -> tuple[Note, ...]:
+    """What only the bounds and the order of keys leave out."""
+    found = [Note("properties", "#", ORDER)] if _has_order(document) else []
+    if bounds.whitespace:
+        found.append(Note("", "#", f"at most {bounds.whitespace} characters of white space in a row"))
+    return _some([*found, *_bounds(document, bounds)])
+
+
+def _has_order(document: Document) -> bool:
+    return any(isinstance(node.schema, dict) and node.schema.get("properties") for node in document.nodes)
+
+
+def _bounds(document: Document, bounds: Bounds) -> Iterator[Note]:
+    for node in document.nodes:
+        schema = node.schema
+        if not isinstance(schema, dict) or "enum" in schema or "const" in schema:
+            continue
+        kinds = schema.get("type", ())
+        kinds = [kinds] if isinstance(kinds, str) else kinds
+        if "string" in kinds and bounds.string and not {"maxLength", "format"} & schema.keys():
+            yield Note("type", f"#{node.pointer}", f"strings have at most {bounds.string:,} characters")
+        if "number" in kinds and bounds.digits:
+            yield Note("type", f"#{node.pointer}", "fractions have at most 15 digits, and no exponent")
+        if "integer" in kinds and bounds.digits and not {"minimum", "maximum"} <= schema.keys():
+            yield Note("type", f"#{node.pointer}", f"integers have at most {bounds.digits} digits")
+        if "object" in kinds and bounds.key and schema.get("additionalProperties") is not False:
+            text = f"keys that are not named have at most {bounds.key} characters"
+            yield Note("type", f"#{node.pointer}", text)
+
+
+def _some(notes: Iterator[Note] | list[Note]) -> tuple[Note, ...]:
+    found: list[Note] = []
+    for note in notes:
+        if len(found) == MAX_NOTES:
+            return (*found, Note("", "#", "there are more notes than are listed"))
+        found.append(note)
+    return tuple(found)

@@ -1,0 +1,147 @@
+"""What becomes of a schema, asked before any model runs: `check_schema`."""
+
+import random
+import time
+from collections.abc import Callable
+from statistics import mean
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+import numpy as np
+
+from mmengine.errors import InvalidRequest
+from mmengine.structured_output.engine_words import in_our_words
+from mmengine.structured_output.json_schema.document import read
+from mmengine.structured_output.json_schema.gate import Bounds, gate
+from mmengine.structured_output.json_schema.keywords import ELDERS, KNOWN
+from mmengine.structured_output.json_schema.notes import Note
+from mmengine.structured_output.json_schema.refusal import SchemaRefused
+from mmengine.structured_output.narrowing import bound_notes, format_notes
+from mmengine.structured_output.strict import strict_notes
+from mmengine.structured_output.types import schema_of
+
+if TYPE_CHECKING:  # a refusal needs none of it
+    from mmengine.structured_output.llguidance_backend import LLGuidance
+
+WALKS, WALK_TOKENS = 3, 48  # random beginnings of answers, over which masks are timed
+END = 256  # of the tokenizer whose other tokens are bytes
+
+
+class MaskCost(msgspec.Struct, frozen=True):
+    """Microseconds that the mask of one row takes, over `count` places of random answers."""
+
+    count: int
+    mean_us: float
+    p99_us: float
+    max_us: float
+
+
+class SchemaReport(msgspec.Struct, frozen=True):
+    """What `check_schema` found.
+
+    `verdict`: "exact": within the `bounds`, answers are the values that the schema describes; "approximated":
+    they are some of those, and `approximations` says which not; "refused": `keyword`, `pointer` and `why` say
+    what cannot be enforced. No verdict lets an answer be what the schema forbids. `bounds`: what Bounds and
+    the order of keys leave out. `notes`: annotations that look like assertions, and more to know.
+    """
+
+    verdict: Literal["exact", "approximated", "refused"]
+    keyword: str = ""
+    pointer: str = ""
+    why: str = ""
+    approximations: tuple[Note, ...] = ()
+    bounds: tuple[Note, ...] = ()
+    notes: tuple[Note, ...] = ()
+    gate_ms: float = 0.0
+    compile_ms: float = 0.0  # with one row of masks not filled yet
+    grammar_bytes: int = 0
+    masks: MaskCost | None = None
+
+
+def check_schema(
+    schema: Any,
+    *,
+    bounds: Bounds | None = None,
+    strict: bool = False,
+    strict_keywords: bool = False,
+    backend: "LLGuidance | None" = None,
+) -> SchemaReport:
+    """Whether answers of `schema` can be enforced, and how exactly; no model is needed.
+
+    `schema`: a JSON schema as a dict (or true, false) or as JSON text, or a type. `bounds`: None for the
+    default ones, `Bounds.off()` for none. `strict`: notes what OpenAI's strict mode refuses.
+    `strict_keywords`: refuses keywords that no draft knows. `backend`: compiles for its tokenizer, and masks
+    are timed; None: for one of bytes. Raises nothing for a schema that is refused.
+    """
+    bounds = Bounds() if bounds is None else bounds
+    begun = time.perf_counter()
+    try:
+        given = schema if isinstance(schema, dict | bool | str | bytes) else schema_of(schema)
+        gated = gate(given, bounds)
+        gate_ms = (time.perf_counter() - begun) * 1e3
+        if strict_keywords:
+            _refuse_unknown(gated.notes)
+        document = read(given)
+        text = f'{{"type":"json_schema","schema":{gated.text}}}'
+        compile_ms, masks = _compiled(text, backend)
+    except SchemaRefused as error:
+        return SchemaReport("refused", error.keyword, error.pointer, str(error))
+    except InvalidRequest as error:
+        return SchemaReport("refused", "", "#", str(error))
+    approximations = format_notes(document)
+    return SchemaReport(
+        "approximated" if approximations else "exact",
+        approximations=approximations,
+        bounds=bound_notes(document, bounds),
+        notes=gated.notes + (strict_notes(document.nodes[0].schema) if strict else ()),
+        gate_ms=gate_ms,
+        compile_ms=compile_ms,
+        grammar_bytes=len(gated.text.encode()),
+        masks=masks,
+    )
+
+
+def _refuse_unknown(notes: tuple[Note, ...]) -> None:
+    for note in notes:
+        if note.keyword and note.keyword not in KNOWN and note.keyword not in ELDERS:
+            raise SchemaRefused(note.keyword, note.pointer, "no draft knows this keyword (strict_keywords)")
+
+
+def _compiled(text: str, backend: "LLGuidance | None") -> tuple[float, MaskCost | None]:
+    """Milliseconds of a compilation, and the cost of masks for a real tokenizer."""
+    used = _byte_backend() if backend is None else backend
+    begun = time.perf_counter()
+    try:
+        compiled = used.compile(text)
+    except BaseException as failure:
+        if type(failure).__name__ != "PanicException":  # of Rust, which is no Exception
+            raise
+        raise InvalidRequest(f"the grammar cannot be used: {in_our_words('panic')}") from None
+    took_ms = (time.perf_counter() - begun) * 1e3
+    return took_ms, None if backend is None else _masks(used, compiled.matcher)
+
+
+def _byte_backend() -> "LLGuidance":
+    from mmengine.structured_output.llguidance_backend import LLGuidance  # lazy
+
+    tokens = [*(bytes([byte]) for byte in range(END)), b""]
+    return LLGuidance(lambda: tokens, lambda text: list(text.encode()), frozenset({END}), [END], END + 1)
+
+
+def _masks(backend: "LLGuidance", matcher: Callable[[], Any]) -> MaskCost | None:
+    """Of random answers: each token is any that its mask allows."""
+    bits = np.zeros((1, -(-backend.vocab_size // 32)), np.uint32)
+    source, times = random.Random(0), list[float]()
+    for _ in range(WALKS):
+        each = matcher()
+        for _ in range(WALK_TOKENS):
+            bits[:] = 0
+            begun = time.perf_counter()
+            backend.fill([each], bits)
+            times.append((time.perf_counter() - begun) * 1e6)
+            allowed = np.flatnonzero(np.unpackbits(bits.view(np.uint8)[0], bitorder="little"))
+            allowed = allowed[~np.isin(allowed, backend.eos_token_ids)]
+            if not len(allowed):
+                break
+            backend.advance([each], [int(source.choice(allowed))])
+    return MaskCost(len(times), mean(times), float(np.quantile(times, 0.99)), max(times)) if times else None

@@ -1,0 +1,115 @@
+"""What OpenAI's `strict: true` would refuse of a schema that is taken here."""
+
+from collections import deque
+from typing import Any
+
+from mmengine.structured_output.json_schema.keywords import SUBSCHEMA, SUBSCHEMA_LIST, SUBSCHEMA_MAP
+from mmengine.structured_output.json_schema.notes import Note
+from mmengine.structured_output.json_schema.refusal import step
+
+MAX_PROPERTIES = 5_000  # of the whole schema, like the next three
+MAX_LEVELS = 10
+MAX_ENUM_VALUES = 1_000
+MAX_CHARS = 120_000  # of names of properties and definitions, values of enum and const together
+MAX_STRICT_NOTES = 100
+UNSUPPORTED = frozenset(
+    [
+        "allOf",
+        "oneOf",
+        "not",
+        "if",
+        "then",
+        "else",
+        "dependentRequired",
+        "dependentSchemas",
+        "patternProperties",
+    ]
+    + ["propertyNames", "unevaluatedProperties", "unevaluatedItems", "contains", "minContains", "maxContains"]
+    + ["uniqueItems", "minProperties", "maxProperties", "prefixItems", "$dynamicRef"]
+)
+_WHY = "taken and enforced, but OpenAI's strict mode refuses it: "
+
+
+def strict_notes(schema: object) -> tuple[Note, ...]:
+    """Notes on what strict mode refuses, at most MAX_STRICT_NOTES. `schema`: one that the gate took."""
+    notes: list[Note] = []
+    if not isinstance(schema, dict):
+        return (Note("", "#", _WHY + "the root must be an object with properties"),)
+    if schema.get("type") != "object" or "anyOf" in schema:
+        notes.append(Note("type", "#", _WHY + "the root must be of type object, and no anyOf"))
+    counts = {"properties": 0, "values": 0, "chars": 0, "levels": 0}
+    pending = deque([(schema, "", 0)])
+    while pending:
+        each, pointer, level = pending.popleft()
+        notes += _of_one(each, pointer)
+        _count(each, level, counts)
+        for keyword, value in each.items():
+            pending += _children(keyword, value, step(pointer, keyword), level)
+    notes += _of_all(counts)
+    if len(notes) > MAX_STRICT_NOTES:
+        notes[MAX_STRICT_NOTES - 1 :] = [Note("", "#", "there are more notes than are listed")]
+    return tuple(notes)
+
+
+def _children(keyword: str, value: Any, pointer: str, level: int) -> list[tuple[dict, str, int]]:
+    """The subschemas that are objects, each with its pointer and how many objects and arrays it is within."""
+    deeper = level + (keyword in ("properties", "items", "additionalProperties"))
+    if keyword in SUBSCHEMA:
+        found = [(value, pointer)]
+    elif keyword in SUBSCHEMA_LIST and isinstance(value, list):
+        found = [(item, step(pointer, at)) for at, item in enumerate(value)]
+    elif keyword in SUBSCHEMA_MAP and isinstance(value, dict):
+        found = [(item, step(pointer, name)) for name, item in value.items()]
+    else:
+        found = []
+    return [(item, at, deeper) for item, at in found if isinstance(item, dict)]
+
+
+def _of_one(schema: dict, pointer: str) -> list[Note]:
+    notes = [
+        Note(keyword, f"#{step(pointer, keyword)}", f"{_WHY}{keyword} is not supported")
+        for keyword in schema
+        if keyword in UNSUPPORTED
+    ]
+    properties = schema.get("properties")
+    if schema.get("type") != "object" and not isinstance(properties, dict):
+        return notes
+    names = properties if isinstance(properties, dict) else {}
+    required = schema.get("required", [])
+    missing = [name for name in names if name not in required]
+    if missing:
+        said = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
+        notes.append(
+            Note("required", f"#{pointer}", f"{_WHY}all properties must be required, and not {said}")
+        )
+    if schema.get("additionalProperties") is not False:
+        why = "additionalProperties must be false"
+        notes.append(Note("additionalProperties", f"#{pointer}", _WHY + why))
+    return notes
+
+
+def _count(schema: dict, level: int, counts: dict[str, int]) -> None:
+    values = [*_listed(schema.get("enum")), *([schema["const"]] if "const" in schema else [])]
+    names = [name for keyword in ("properties", "$defs", "definitions") for name in schema.get(keyword) or ()]
+    counts["properties"] += len(schema.get("properties") or ())
+    counts["values"] += len(_listed(schema.get("enum")))
+    counts["chars"] += sum(len(each) for each in (*values, *names) if isinstance(each, str))
+    counts["levels"] = max(counts["levels"], level)
+
+
+def _listed(value: object) -> list:
+    return value if isinstance(value, list) else []
+
+
+def _of_all(counts: dict[str, int]) -> list[Note]:
+    limits = {
+        "properties": (MAX_PROPERTIES, "properties"),
+        "values": (MAX_ENUM_VALUES, "values of enum"),
+        "chars": (MAX_CHARS, "characters of names and values"),
+        "levels": (MAX_LEVELS, "levels"),
+    }
+    return [
+        Note("", "#", f"{_WHY}it has {counts[name]:,} {what}, and may have {most:,}")
+        for name, (most, what) in limits.items()
+        if counts[name] > most
+    ]

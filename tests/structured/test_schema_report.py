@@ -1,0 +1,115 @@
+"""What `check_schema` says of schemas: exact, approximated and how, or refused with the place."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from pydantic import BaseModel
+
+import mmengine
+from mmengine import check_schema
+from mmengine.structured_output.json_schema.gate import Bounds
+from mmengine.structured_output.llguidance_backend import LLGuidance
+from mmengine.structured_output.strict import strict_notes
+
+POINT = {
+    "type": "object",
+    "properties": {"x": {"type": "integer", "minimum": 0, "maximum": 9}},
+    "required": ["x"],
+    "additionalProperties": False,
+}
+
+
+def places(notes: Any) -> list[tuple[str, str]]:
+    return [(note.keyword, note.pointer) for note in notes]
+
+
+def test_exact_but_for_bounds() -> None:
+    report = check_schema(POINT, bounds=Bounds.off())
+    assert (report.verdict, report.approximations, report.notes) == ("exact", (), ())
+    assert places(report.bounds) == [("properties", "#")], "the order of keys"
+    assert report.gate_ms > 0 and report.compile_ms > 0 and report.grammar_bytes > 50 and report.masks is None
+    bounded = check_schema({"type": ["string", "number", "integer", "object"]})
+    assert bounded.verdict == "exact" and len(bounded.bounds) == 5
+    assert (
+        check_schema(POINT | {"type": "object"}).verdict
+        == check_schema(b'{"type":"null"}').verdict
+        == "exact"
+    )
+
+
+def test_approximated_says_what_is_left_out() -> None:
+    report = check_schema({"properties": {"a~/": {"type": "string", "format": "date-time"}}})
+    assert report.verdict == "approximated"
+    assert places(report.approximations) == [("format", "#/properties/a~0~1/format")]
+    assert "leap seconds" in report.approximations[0].text
+
+
+@pytest.mark.parametrize(
+    ("schema", "keyword", "pointer"),
+    [
+        ({"properties": {"a": {"minLength": -1}}}, "minLength", "#/properties/a/minLength"),
+        ({"allOf": [{"type": "string"}, {"type": "null"}]}, "", "#"),
+        ("{", "", "#"),
+        (b"\xff", "", "#"),
+        ("[" * 100_000, "", "#"),
+        ({"$ref": "https://example.com/a"}, "$ref", "#/$ref"),
+        (7, "", "#"),
+        (BaseModel.model_validate, "", "#"),
+    ],
+)
+def test_refused_with_the_place(schema: Any, keyword: str, pointer: str) -> None:
+    report = check_schema(schema)
+    assert report.verdict == "refused" and report.why and "Traceback" not in report.why
+    assert (report.keyword, report.pointer) == (keyword, pointer)
+
+
+def test_unknown_keywords_are_noted_or_refused() -> None:
+    schema = {"type": "string", "format": "topic", "x-a": 1}
+    assert places(check_schema(schema).notes) == [("format", "#/format"), ("x-a", "#/x-a")]
+    report = check_schema(schema, strict_keywords=True)
+    assert (report.verdict, report.keyword, report.pointer) == ("refused", "x-a", "#/x-a")
+
+
+def test_types_and_masks() -> None:
+    class Model(BaseModel):
+        day: list[int]
+
+    tokens = [bytes([byte]) for byte in range(256)] + [b""]
+    backend = LLGuidance(lambda: tokens, lambda text: list(text.encode()), frozenset({256}), [256], 257)
+    report = check_schema(list[Model], backend=backend)
+    assert report.verdict == "exact" and report.masks is not None
+    assert report.masks.count > 10 and 0 < report.masks.mean_us <= report.masks.max_us
+    assert msgspec.json.decode(msgspec.json.encode(report), type=mmengine.SchemaReport) == report
+
+
+STRICT = [
+    (POINT, []),
+    (POINT | {"description": "taken", "$defs": {"a": {"type": "string", "pattern": "a"}}}, []),
+    ({"type": "array", "items": POINT}, [("type", "#")]),
+    ({"anyOf": [POINT], "type": "object", "additionalProperties": False}, [("type", "#")]),
+    (POINT | {"required": []}, [("required", "#")]),
+    (POINT | {"additionalProperties": True}, [("additionalProperties", "#")]),
+    (POINT | {"properties": {"x": {"allOf": [{}]}}}, [("allOf", "#/properties/x/allOf")]),
+    (POINT | {"properties": {"x": {"enum": [str(n) for n in range(1001)]}}}, [("", "#")]),
+    (POINT | {"properties": {"x": {"const": "a" * 120_001}}}, [("", "#")]),
+    (True, [("", "#")]),
+]
+
+
+@pytest.mark.parametrize(("schema", "found"), STRICT)
+def test_what_strict_mode_refuses_is_noted(schema: Any, found: list[tuple[str, str]]) -> None:
+    assert places(strict_notes(schema)) == found
+
+
+def test_the_limits_of_strict_mode() -> None:
+    deep: dict[str, Any] = {"type": "string"}
+    for _ in range(11):
+        deep = POINT | {"properties": {"x": deep}}
+    assert "11 levels" in strict_notes(deep)[-1].text
+    names = {f"p{n}": {"type": "null"} for n in range(5001)}
+    wide = {"type": "object", "properties": names, "required": list(names), "additionalProperties": False}
+    assert "5,001 properties" in strict_notes(wide)[-1].text
+    loose = {"type": "object", "properties": {f"p{n}": {"type": "object"} for n in range(500)}}
+    assert len(strict_notes(loose)) == 100
+    assert places(check_schema({"type": "string"}, strict=True).notes) == [("type", "#")]
