@@ -29,6 +29,7 @@ from mmengine.structured_output.fields import (
     string,
     truncation_of,
 )
+from mmengine.structured_output.gbnf.convert import convert
 from mmengine.structured_output.opening import Waiting
 from mmengine.structured_output.tags import StructuralTag, structural_tag
 
@@ -38,7 +39,7 @@ MAX_RULES = 2_000  # of a Lark grammar: rules that lead to one another are so de
 _RULE = re.compile(r"[\w\])}-]\s*:")  # where a rule's head ends: its name, or options or parameters
 _FORMATS = ("text", "json_object", "json_schema", "structural_tag")
 _SCHEMA_FIELDS = ("schema", "strict", "name", "description")
-_KINDS = ("regex", "choice", "lark", "structural_tag")
+_KINDS = ("regex", "choice", "lark", "gbnf", "ebnf", "structural_tag")
 
 
 class JsonSchema(Waiting, frozen=True, tag="json_schema"):
@@ -101,10 +102,10 @@ def grammar_of(
     `response_format`: {"type": "text"}, {"type": "json_object"}, {"type": "json_schema", "json_schema":
     {"schema": {…}}}, whose `strict` changes nothing: a schema is always enforced, or {"type":
     "structural_tag", …} with the fields of tags.py. Beside "type" all but text may have "bounds", an object
-    of those of bounds.py, or false for none. `grammar`: {"regex": …}, {"choice": […]}, {"lark": …} or
-    {"structural_tag": {…}}. All but text may have "on_truncation" beside these: "close", or "length", the
-    default. What "reasoning" beside these says, `reasoning_of` gives. Raises InvalidRequest, naming what
-    cannot be enforced and where it stands.
+    of those of bounds.py, or false for none. `grammar`: {"regex": …}, {"choice": […]}, {"lark": …},
+    {"gbnf": …} ("ebnf" is the same) or {"structural_tag": {…}}. All but text may have "on_truncation" beside
+    these: "close", or "length", the default. What "reasoning" beside these says, `reasoning_of` gives. Raises
+    InvalidRequest, naming what cannot be enforced and where it stands.
     """
     if response_format is not None and grammar is not None:
         raise InvalidRequest("give response_format or grammar, not both")
@@ -172,6 +173,8 @@ def _text_of(grammar: Mapping[str, Any]) -> str:
     if kind == "choice":
         return msgspec.json.encode(Choice(_choices(value))).decode()
     value = string(f"grammar.{kind}", value, MAX_GRAMMAR_CHARS)
+    if kind in ("gbnf", "ebnf"):
+        kind, value = convert(value)
     if kind == "lark" and len(_RULE.findall(value)) > MAX_RULES:
         raise InvalidRequest(f"grammar.lark has more than {MAX_RULES:,} rules")
     made = {"regex": Regex, "lark": Lark}[kind](value)

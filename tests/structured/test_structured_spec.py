@@ -65,7 +65,7 @@ def test_grammars():
         ({"type": "json_object"}, {"regex": "a"}, "not both"),
         (None, {}, "grammar holds one of regex, choice, lark"),
         (None, {"regex": "a", "lark": "b"}, "grammar holds one of"),
-        (None, {"gbnf": "a"}, "unknown field 'gbnf'"),
+        (None, {"bnf": "a"}, "unknown field 'bnf'"),
         (None, "start", "grammar must be an object"),
         (None, {"regex": 3}, "grammar.regex must be a string"),
         (None, {"regex": "a" * 300_000}, "at most 262144 characters"),

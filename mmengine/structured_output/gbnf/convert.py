@@ -1,0 +1,55 @@
+"""Rules as the grammar engine takes them: a regex where they are not recursive, else Lark."""
+
+from functools import lru_cache
+
+from mmengine.errors import InvalidRequest
+from mmengine.structured_output.gbnf.cut import Cutter, Group, Part, Piece, Rules
+from mmengine.structured_output.gbnf.follow import unsafe_pieces
+from mmengine.structured_output.gbnf.lexemes import Comparison
+from mmengine.structured_output.gbnf.parse import parse
+from mmengine.structured_output.gbnf.tree import Ref, regex_of
+
+MAX_ROUNDS = 100  # of cutting what cannot be one lexeme
+
+
+@lru_cache(maxsize=64)
+def convert(text: str) -> tuple[str, str]:
+    """("regex" or "lark", what the engine is given) for a grammar's text: for exactly its texts. Raises
+    InvalidRequest, with the line of what is wrong."""
+    rules, root = Rules(parse(text)), Ref("root", 1)
+    if rules.is_plain(root):
+        return "regex", regex_of(rules.plain(root))
+    unsafe, comparison = set[str](), Comparison()
+    for _ in range(MAX_ROUNDS):
+        cutter = Cutter(rules, unsafe)
+        more = unsafe_pieces(cutter, comparison)
+        if not more:
+            return "lark", _lark(cutter, comparison)
+        unsafe |= more
+    raise InvalidRequest("the grammar cannot be told apart within the limits; write it as a Lark grammar")
+
+
+def _lark(cutter: Cutter, comparison: Comparison) -> str:
+    rules = {name: f"r{number}" for number, name in enumerate(cutter.rules)}
+    pieces = {regex: f"T{number}" for number, regex in enumerate(cutter.pieces)}
+
+    def written(part: Part) -> str:
+        match part:
+            case Piece(regex="" | "(?:)"):
+                return '""'
+            case Piece(regex=regex, node=node):
+                lexeme = comparison.lexeme(regex, node)
+                return pieces[regex] + ("?" if lexeme is not None and lexeme.nullable else "")
+            case Ref(name=name):
+                return rules[name]
+            case Group(parts=parts, between=between, low=low, high=high):
+                inner = f" {between} ".join(map(written, parts)) or '""'
+                times = {(1, 1): "", (0, 1): "?", (0, None): "*", (1, None): "+"}.get((low, high))
+                if times is None:
+                    times = f"{{{low},{'' if high is None else high}}}"
+                return f"({inner}){times}"
+
+    lines = [f"start: {rules['root']}"]
+    lines += [f"{rules[name]}: {written(part)}" for name, part in cutter.rules.items()]
+    lines += [f"{name}: /{regex}/" for regex, name in pieces.items() if regex]
+    return "\n".join(lines)

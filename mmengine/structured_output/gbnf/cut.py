@@ -1,0 +1,157 @@
+"""A grammar cut into pieces that are lexemes: as large as they may be."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from mmengine.errors import InvalidRequest
+from mmengine.structured_output.gbnf.tree import Alt, Chars, Node, Ref, Repeat, Seq, regex_of
+
+MAX_REGEX_NODES = 20_000  # of rules that are put into one another
+MAX_LEXEMES = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One lexeme: `node` without references, known by its regex."""
+
+    regex: str
+    node: Node
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Parts one behind the other, or alternatives (`between` "|"), so many times."""
+
+    parts: "list[Part]"
+    between: str = ""
+    low: int = 1
+    high: int | None = 1
+
+
+Part = Piece | Ref | Group
+
+
+class Rules:
+    def __init__(self, rules: dict[str, Node]):
+        self.nodes = rules
+
+    @cached_property
+    def _sizes(self) -> dict[str, int]:
+        """Nodes of each rule that is not recursive, with those of the rules in it; others are left out."""
+        sizes: dict[str, int] = {}
+        refs = {name: list(_refs(node)) for name, node in self.nodes.items()}
+        own = {name: _count(node) for name, node in self.nodes.items()}
+        users: dict[str, list[str]] = {name: [] for name in refs}
+        waiting = {name: len(set(found)) for name, found in refs.items()}
+        for name, found in refs.items():
+            for each in set(found):
+                users[each].append(name)
+        ready = [name for name, count in waiting.items() if not count]
+        while ready:
+            name = ready.pop()
+            size = own[name] + sum(sizes[each] for each in refs[name])
+            if size > MAX_REGEX_NODES:
+                continue
+            sizes[name] = size
+            for user in users[name]:
+                waiting[user] -= 1
+                if not waiting[user]:
+                    ready.append(user)
+        return sizes
+
+    def is_plain(self, node: Node) -> bool:
+        """Whether no recursion is in it, and it is small with all rules put in."""
+        sizes = self._sizes
+        refs = list(_refs(node))
+        return all(name in sizes for name in refs) and sum(sizes[name] for name in refs) <= MAX_REGEX_NODES
+
+    def plain(self, node: Node) -> Node:
+        """`node` with the rules put in."""
+        match node:
+            case Ref(name=name):
+                return self.plain(self.nodes[name])
+            case Seq(items=items):
+                return Seq(tuple(map(self.plain, items)))
+            case Alt(options=options):
+                return Alt(tuple(map(self.plain, options)))
+            case Repeat(item=item, low=low, high=high):
+                return Repeat(self.plain(item), low, high)
+        return node
+
+
+def _refs(node: Node) -> Iterator[str]:
+    match node:
+        case Ref(name=name):
+            yield name
+        case Seq(items=inner) | Alt(options=inner):
+            for each in inner:
+                yield from _refs(each)
+        case Repeat(item=item):
+            yield from _refs(item)
+
+
+def _count(node: Node) -> int:
+    match node:
+        case Seq(items=inner) | Alt(options=inner):
+            return 1 + sum(map(_count, inner))
+        case Repeat(item=item):
+            return 1 + _count(item)
+    return 1
+
+
+class Cutter:
+    """The rules that root leads to, cut into lexemes, none of which is in `unsafe`."""
+
+    def __init__(self, rules: Rules, unsafe: set[str]):
+        self._rules, self._unsafe = rules, unsafe
+        self.rules: dict[str, Part] = {}
+        self.pieces: dict[str, Piece] = {}
+        pending = ["root"]
+        while pending:
+            name = pending.pop()
+            if name not in self.rules:
+                self._found: list[str] = []
+                self.rules[name] = self._cut(rules.nodes[name])
+                pending += self._found
+
+    def _cut(self, node: Node) -> Part:
+        whole = self._piece(node)
+        if whole is not None:
+            return whole
+        match node:
+            case Ref(name=name):
+                self._found.append(name)
+                return node
+            case Seq(items=items):
+                return Group(list(self._cut_items(items)))
+            case Alt(options=options):
+                return Group([self._cut(option) for option in options], "|")
+            case Repeat(item=item, low=low, high=high):
+                return Group([self._cut(item)], "", low, high)
+        raise AssertionError("a character is a lexeme")
+
+    def _cut_items(self, items: tuple[Node, ...]) -> Iterator[Part]:
+        """Neighbours are one lexeme where that is safe."""
+        run: list[Node] = []
+        ended: tuple[Node | None, ...] = (*items, None)
+        for item in ended:
+            if item is not None and self._rules.is_plain(item):
+                run.append(item)
+                continue
+            together = self._piece(Seq(tuple(run))) if len(run) > 1 and len(run) < len(items) else None
+            yield from [together] if together is not None else map(self._cut, run)
+            run = []
+            if item is not None:
+                yield self._cut(item)
+
+    def _piece(self, node: Node) -> Piece | None:
+        if not self._rules.is_plain(node):
+            return None
+        plain = self._rules.plain(node)
+        regex = regex_of(plain)
+        if regex in self._unsafe and not isinstance(plain, Chars):
+            return None
+        if len(self.pieces) >= MAX_LEXEMES:
+            raise InvalidRequest(f"the grammar has more than {MAX_LEXEMES:,} pieces")
+        return self.pieces.setdefault(regex, Piece(regex, plain))

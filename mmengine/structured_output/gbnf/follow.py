@@ -1,0 +1,128 @@
+"""What may come behind what in a grammar that is cut into lexemes, and which of those cannot be lexemes."""
+
+from collections.abc import Iterator
+
+from mmengine.structured_output.gbnf.cut import Cutter, Group, Part, Piece
+from mmengine.structured_output.gbnf.lexemes import Comparison, Lexeme
+from mmengine.structured_output.gbnf.tree import Ranges, Ref, meet, ranges_of
+
+
+def unsafe_pieces(cutter: Cutter, comparison: Comparison) -> set[str]:
+    """Regexes of pieces that have to be cut further."""
+    lexemes = {regex: comparison.lexeme(regex, piece.node) for regex, piece in cutter.pieces.items()}
+    large = {regex for regex, lexeme in lexemes.items() if lexeme is None}
+    if large:
+        return large
+    found = {regex: lexeme for regex, lexeme in lexemes.items() if lexeme is not None}
+    return _Follow(cutter, found, comparison).conflicts(comparison)
+
+
+class _Follow:
+    """Sets of pieces are integers, in which a piece has one bit."""
+
+    def __init__(self, cutter: Cutter, lexemes: dict[str, Lexeme], comparison: Comparison):
+        self._rules = cutter.rules
+        self._lexemes = list(lexemes.values())
+        self._regexes = list(lexemes)
+        self._numbers = {regex: at for at, regex in enumerate(lexemes)}
+        self._first = dict.fromkeys(self._rules, (0, False))  # of rules; and whether each may be empty
+        self._behind_rule = dict.fromkeys(self._rules, 0)
+        self._behind = [0] * len(self._lexemes)
+        self._begin: dict[int, Ranges] = {}
+        self._settle(comparison)
+
+    def _settle(self, comparison: Comparison) -> None:
+        changed = True
+        while changed:
+            comparison.spend(len(self._rules))
+            changed = False
+            for name, part in reversed(self._rules.items()):  # rules mostly name those behind them
+                found = self._first_of(part)
+                changed = changed or found != self._first[name]
+                self._first[name] = found
+        changed = True
+        while changed:
+            comparison.spend(len(self._rules))
+            before = list(self._behind), dict(self._behind_rule)
+            for name, part in self._rules.items():
+                self._walk(part, self._behind_rule[name])
+            changed = before != (self._behind, self._behind_rule)
+
+    def _first_of(self, part: Part) -> tuple[int, bool]:
+        match part:
+            case Piece(regex=regex):
+                number = self._numbers[regex]
+                return 1 << number, self._lexemes[number].nullable
+            case Ref(name=name):
+                return self._first[name]
+            case Group(parts=parts, between="|"):
+                found = [self._first_of(each) for each in parts]
+                bits = 0
+                for more, _ in found:
+                    bits |= more
+                return bits, any(empty for _, empty in found)
+            case Group(parts=parts, low=low):
+                bits, empty = 0, True
+                for each in parts:
+                    more, may_be_empty = self._first_of(each)
+                    bits |= more if empty else 0
+                    empty = empty and may_be_empty
+                return bits, empty or low == 0
+
+    def _walk(self, part: Part, behind: int) -> None:
+        match part:
+            case Piece(regex=regex):
+                self._behind[self._numbers[regex]] |= behind
+            case Ref(name=name):
+                self._behind_rule[name] |= behind
+            case Group(parts=parts, between="|"):
+                for each in parts:
+                    self._walk(each, behind)
+            case Group(parts=parts, high=high):
+                if high is None or high > 1:
+                    behind |= self._first_of(part)[0]
+                for each in reversed(parts):
+                    self._walk(each, behind)
+                    bits, empty = self._first_of(each)
+                    behind = bits | (behind if empty else 0)
+
+    def conflicts(self, comparison: Comparison) -> set[str]:
+        found: set[str] = set()
+        seen: set[tuple[int, int]] = set()
+        pending = [self._first["root"][0], *self._behind]
+        known = set(pending)
+        while pending:
+            numbers = list(_bits(pending.pop()))
+            for one in numbers:
+                for other in numbers:
+                    if (one, other) in seen:
+                        continue
+                    seen.add((one, other))
+                    comparison.spend(1)
+                    ahead, both = comparison.beyond(self._regexes[one], self._regexes[other])
+                    if any(meet(ranges, self._beginning(self._behind[one])) for ranges in ahead):
+                        found.add(self._regexes[other])
+                    together = self._behind[one] | self._behind[other]
+                    if both and together not in known:
+                        known.add(together)
+                        pending.append(together)
+        return found
+
+    def _beginning(self, bits: int) -> Ranges:
+        """The characters with which one of the pieces begins."""
+        if bits not in self._begin:
+            pairs = [
+                pair
+                for number in _bits(bits)
+                for place in self._lexemes[number].first
+                for pair in self._lexemes[number].sets[place]
+            ]
+            self._begin[bits] = ranges_of(pairs)
+        return self._begin[bits]
+
+
+def _bits(bits: int) -> Iterator[int]:
+    while bits:
+        lowest = bits & -bits
+        yield lowest.bit_length() - 1
+        bits ^= lowest

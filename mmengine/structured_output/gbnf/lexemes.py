@@ -1,0 +1,127 @@
+"""When pieces of a grammar may be read as one lexeme each.
+
+The grammar engine reads the longest lexeme that may come next. What the grammar allows is kept if a text
+never goes on both ways: within a lexeme, or behind one that is whole. Whatever is not sure is cut into
+smaller ones; lexemes of one character are always right.
+"""
+
+from dataclasses import dataclass, field
+
+from mmengine.errors import InvalidRequest
+from mmengine.structured_output.gbnf.tree import Alt, Chars, Node, Ranges, Ref, Repeat, Seq, meet
+
+MAX_POSITIONS = 400  # of one lexeme: a larger one is cut
+MAX_STEPS = 150_000  # of comparing lexemes, and of looking for what follows what
+
+
+@dataclass(slots=True)
+class Lexeme:
+    """A piece without references, by its positions: the sets of characters in it, in order."""
+
+    sets: list[Ranges] = field(default_factory=list)
+    first: set[int] = field(default_factory=set)
+    last: set[int] = field(default_factory=set)
+    follow: dict[int, set[int]] = field(default_factory=dict)
+    nullable: bool = False
+
+
+def lexeme_of(node: Node) -> Lexeme | None:
+    """None for one with too many positions. A counted repetition goes on for ever here: it is cut sooner than
+    it must be."""
+    lexeme = Lexeme()
+    try:
+        lexeme.first, lexeme.last, lexeme.nullable = _positions(node, lexeme)
+    except OverflowError:
+        return None
+    return lexeme
+
+
+def _positions(node: Node, lexeme: Lexeme) -> tuple[set[int], set[int], bool]:
+    """Where `node` begins and ends, and whether it may be empty."""
+    match node:
+        case Chars(ranges=ranges):
+            at = len(lexeme.sets)
+            if at >= MAX_POSITIONS:
+                raise OverflowError
+            lexeme.sets.append(ranges)
+            lexeme.follow[at] = set()
+            return {at}, {at}, False
+        case Seq(items=items):
+            first: set[int] = set()
+            last: set[int] = set()
+            empty = True
+            for item in items:
+                begins, ends, may_be_empty = _positions(item, lexeme)
+                for place in last:
+                    lexeme.follow[place] |= begins
+                first |= begins if empty else set()
+                last = ends | last if may_be_empty else ends
+                empty = empty and may_be_empty
+            return first, last, empty
+        case Alt(options=options):
+            parts = [_positions(option, lexeme) for option in options]
+            return (
+                set().union(*(part[0] for part in parts)),
+                set().union(*(part[1] for part in parts)),
+                any(part[2] for part in parts),
+            )
+        case Repeat(item=item, low=low, high=high):
+            first, last, empty = _positions(item, lexeme)
+            if high is None or high > 1:
+                for place in last:
+                    lexeme.follow[place] |= first
+            return (set(), set(), True) if high == 0 else (first, last, empty or low == 0)
+        case Ref(name=name):
+            raise ValueError(f"{name} was not put in")
+
+
+class Comparison:
+    """Of the lexemes of one grammar; raises InvalidRequest where that would take too long."""
+
+    def __init__(self) -> None:
+        self._left = MAX_STEPS
+        self._lexemes: dict[str, Lexeme | None] = {}
+        self._known: dict[tuple[str, str], tuple[list[Ranges], bool]] = {}
+
+    def spend(self, steps: int) -> None:
+        """Raise InvalidRequest when there were too many."""
+        self._left -= steps
+        if self._left < 0:
+            raise InvalidRequest(
+                "the grammar's pieces cannot be told apart within the limits; write it with fewer "
+                "alternatives that begin alike, or as a Lark grammar"
+            )
+
+    def lexeme(self, regex: str, node: Node) -> Lexeme | None:
+        """`lexeme_of`, once for each regex."""
+        if regex not in self._lexemes:
+            self._lexemes[regex] = lexeme_of(node)
+        return self._lexemes[regex]
+
+    def beyond(self, one: str, other: str) -> tuple[list[Ranges], bool]:
+        """Of two lexemes that `lexeme` gave: the characters by which `other` may go on behind a whole `one`,
+        and whether one text is both."""
+        key = one, other
+        if key not in self._known:
+            first, second = self._lexemes[one], self._lexemes[other]
+            assert first is not None and second is not None, "only what may be a lexeme is compared"
+            self._known[key] = self._compare(first, second)
+        return self._known[key]
+
+    def _compare(self, one: Lexeme, other: Lexeme) -> tuple[list[Ranges], bool]:
+        pending = [(p, q) for p in one.first for q in other.first if meet(one.sets[p], other.sets[q])]
+        seen, both = set(pending), False
+        ahead: set[int] = set()
+        while pending:
+            p, q = pending.pop()
+            if p in one.last:
+                both = both or q in other.last
+                ahead |= other.follow[q]
+            for r in one.follow[p]:
+                for s in other.follow[q]:
+                    self._left -= 1  # looked at above
+                    if (r, s) not in seen and meet(one.sets[r], other.sets[s]):
+                        seen.add((r, s))
+                        pending.append((r, s))
+            self.spend(1)
+        return [other.sets[place] for place in ahead], both

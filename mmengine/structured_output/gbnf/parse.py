@@ -1,0 +1,177 @@
+"""The text of a grammar as rules: what llama.cpp takes, and rules over several lines as xgrammar does."""
+
+import re
+from typing import NoReturn
+
+from mmengine.errors import InvalidRequest, shown
+from mmengine.structured_output.gbnf.tree import (
+    LAST,
+    Alt,
+    Chars,
+    Node,
+    Ref,
+    Repeat,
+    Seq,
+    complement,
+    ranges_of,
+)
+
+MAX_GBNF_CHARS = 64 * 1024
+MAX_GBNF_RULES = 2_000
+MAX_GROUPS = 64  # within one another
+MAX_REPEATS = 10_000  # counts in {m,n}
+_TOKEN = re.compile(
+    r"(?P<space>[ \t\r]+|#[^\n]*)|(?P<line>\n)|(?P<head>[A-Za-z][\w-]*(?=[ \t]*::=))|(?P<name>[A-Za-z][\w-]*)"
+    r'|(?P<define>::=)|(?P<text>"(?:[^"\\\n]|\\.)*")|(?P<set>\[(?:[^\]\\\n]|\\.)*\])'
+    r"|(?P<count>\{\s*\d{1,6}\s*(?:,\s*(?:\d{1,6})?\s*)?\})|(?P<mark>[.()|*+?])"
+)
+_ESCAPE = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|(.))|(.)", re.DOTALL)
+_PLAIN_ESCAPES = {"n": "\n", "r": "\r", "t": "\t", **{each: each for each in "\\\"'[]-^/"}}
+_TIMES = {"*": (0, None), "+": (1, None), "?": (0, 1)}
+
+
+def parse(text: str) -> dict[str, Node]:
+    """Rules by name. Raises InvalidRequest, with the line, for a text that is no grammar, has no rule called
+    root, or names a rule that it does not have."""
+    if len(text) > MAX_GBNF_CHARS:
+        raise InvalidRequest(f"the grammar has more than {MAX_GBNF_CHARS:,} characters")
+    rules = _Parser(text).rules()
+    if "root" not in rules:
+        raise InvalidRequest("the grammar has no rule called root, with which texts begin")
+    pending = list(rules.values())
+    while pending:
+        node = pending.pop()
+        match node:
+            case Ref(name=name, line=line) if name not in rules:
+                _wrong(line, f"there is no rule called {shown(name)}")
+            case Seq(items=inner) | Alt(options=inner):
+                pending += inner
+            case Repeat(item=item):
+                pending.append(item)
+    return rules
+
+
+def _wrong(line: int, what: str) -> NoReturn:
+    raise InvalidRequest(f"the grammar's line {line}: {what}")
+
+
+class _Parser:
+    def __init__(self, text: str):
+        self._text, self._at, self._line = text, 0, 1
+        self._kind, self._value = "", ""
+        self._next()
+
+    def rules(self) -> dict[str, Node]:
+        found: dict[str, Node] = {}
+        while self._kind:
+            name, line = self._value, self._line
+            if self._kind != "head":
+                _wrong(line, f"a rule (name ::= …) was to begin, and not {shown(self._value)}")
+            if name in found:
+                _wrong(line, f"the rule {shown(name)} is there already")
+            if len(found) >= MAX_GBNF_RULES:
+                _wrong(line, f"there are more than {MAX_GBNF_RULES:,} rules")
+            self._next()
+            self._next()  # ::=
+            found[name] = self._alternatives(0)
+        return found
+
+    def _next(self) -> None:
+        """The token behind this one; line ends and comments say nothing."""
+        while self._at < len(self._text):
+            found = _TOKEN.match(self._text, self._at)
+            if found is None:
+                _wrong(self._line, f"{shown(self._text[self._at : self._at + 20])} cannot be read")
+            self._at, self._kind, self._value = found.end(), found.lastgroup or "", found.group()
+            if self._kind == "line":
+                self._line += 1
+            elif self._kind != "space":
+                self._line_of_token = self._line
+                return
+        self._kind, self._value = "", "the end"
+
+    def _alternatives(self, depth: int) -> Node:
+        if depth > MAX_GROUPS:
+            _wrong(self._line, f"groups are nested more than {MAX_GROUPS} deep")
+        options = [self._sequence(depth)]
+        while self._value == "|" and self._kind == "mark":
+            self._next()
+            options.append(self._sequence(depth))
+        return options[0] if len(options) == 1 else Alt(tuple(options))
+
+    def _sequence(self, depth: int) -> Node:
+        items: list[Node] = []
+        while True:
+            item = self._item(depth)
+            if item is None:
+                return items[0] if len(items) == 1 else Seq(tuple(items))
+            while self._kind == "count" or (self._kind == "mark" and self._value in _TIMES):
+                item = Repeat(item, *self._times())
+                self._next()
+            items.append(item)
+
+    def _item(self, depth: int) -> Node | None:
+        kind, value, line = self._kind, self._value, self._line
+        if kind in ("head", "") or (kind == "mark" and value in "|)"):
+            return None
+        item: Node
+        if kind == "name":
+            item = Ref(value, line)
+        elif kind == "text":
+            item = Seq(tuple(Chars(((code, code),)) for code, _ in self._characters(value[1:-1])))
+        elif kind == "set":
+            item = self._set(value[1:-1])
+        elif value == ".":
+            item = Chars(complement(()))
+        elif value == "(":
+            self._next()
+            item = self._alternatives(depth + 1)
+            if self._value != ")":
+                _wrong(line, "a group that begins here does not end")
+        else:
+            _wrong(line, f"{shown(value)} cannot stand here")
+        self._next()
+        return item
+
+    def _times(self) -> tuple[int, int | None]:
+        if self._kind == "mark":
+            return _TIMES[self._value]
+        low, comma, high = (part.strip() for part in self._value[1:-1].partition(","))
+        times = int(low), int(high) if high else None if comma else int(low)
+        if times[1] is not None and times[0] > times[1]:
+            _wrong(self._line, f"{self._value} asks for more than it allows")
+        if max(times[0], times[1] or 0) > MAX_REPEATS:
+            _wrong(self._line, f"{self._value} repeats more than {MAX_REPEATS:,} times")
+        return times
+
+    def _set(self, inner: str) -> Node:
+        negated = inner.startswith("^")
+        found = self._characters(inner[negated:])
+        pairs, at = [], 0
+        while at < len(found):
+            low = high = found[at][0]
+            if at + 2 < len(found) and found[at + 1] == (ord("-"), False):
+                high, at = found[at + 2][0], at + 2
+            if low > high:
+                _wrong(self._line, f"a range of [{inner}] ends before it begins")
+            pairs.append((low, high))
+            at += 1
+        ranges = ranges_of(pairs)
+        ranges = complement(ranges) if negated else ranges
+        if not ranges:
+            _wrong(self._line, f"[{inner}] allows no character")
+        return Chars(ranges)
+
+    def _characters(self, inner: str) -> list[tuple[int, bool]]:
+        """Code points, and whether each was escaped."""
+        out = []
+        for found in _ESCAPE.finditer(inner):
+            digits = found[1] or found[2] or found[3]
+            plain = _PLAIN_ESCAPES.get(found[4]) if found[4] else found[5]
+            if digits is None and plain is None:
+                _wrong(self._line, f"the escape {shown(found.group())} is unknown")
+            code = int(digits, 16) if digits else ord(plain or "")
+            if code > LAST or 0xD800 <= code <= 0xDFFF:
+                _wrong(self._line, f"{found.group()} is no character")
+            out.append((code, found[5] is None))
+        return out
