@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 
 from mmengine.errors import ExecutorFailed, MMEngineError, QueueFull, RequestFailed
+from mmengine.structured_output.json_schema.notes import Note
 
 _ENDS = {
     "deadline": "the deadline passed before the answer was complete",
@@ -46,7 +47,7 @@ class Choice:
 class Completion:
     """The whole answer to one prompt; `text`, `token_ids`, `finish_reason` are the first choice's.
     `num_drafts` were computed for all choices, `num_accepted` of them kept: by the process that gives the
-    answer."""
+    answer. `notes`: on the form that was asked for, of the process that was asked."""
 
     request_id: str
     prompt_token_ids: np.ndarray  # int32 [n]
@@ -54,6 +55,7 @@ class Completion:
     num_cached_tokens: int = 0
     num_drafts: int = 0
     num_accepted: int = 0
+    notes: tuple[Note, ...] = ()
 
     @property
     def text(self) -> str:
@@ -100,6 +102,8 @@ class Completion:
             fields = _choice_json(self.choices[0])
         else:
             fields = {"choices": [{"index": c.index, **_choice_json(c)} for c in self.choices]}
+        if self.notes:
+            fields["notes"] = msgspec.to_builtins(self.notes)
         return {**fields, "usage": self.usage}
 
 

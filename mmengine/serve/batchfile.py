@@ -23,8 +23,9 @@ from mmengine.serve.batching import Answered, Job
 from mmengine.serve.options import LINE, MAX_ID_CHARS, make_options
 from mmengine.serve.prompts import Prompt
 from mmengine.serve.request_lines import MAX_LINE_BYTES, custom_id_of, fields_of, written
+from mmengine.serve.structured import ResponseFormat
 from mmengine.serve.vllm_forms import as_form
-from mmengine.structured_output.spec import grammar_of, reasoning_of
+from mmengine.structured_output.spec import grammar_of, notes_of, reasoning_of
 
 _CHUNK = 2**20
 _OWN_FIELDS = ("custom_id", "messages")
@@ -72,9 +73,8 @@ class RequestFile:
         keywords = {name: value for name, value in fields.items() if name not in _OWN_FIELDS}
         options = make_options(None, keywords, LINE)
         form = as_form(fields)  # JSON: a schema, never a type
-        options = replace(
-            options, request_id=custom_id, grammar=grammar_of(*form), reasoning=reasoning_of(*form)
-        )
+        asked = ResponseFormat(grammar_of(*form), reasoning_of(*form), notes_of(form[0]))
+        options = asked.added_to(replace(options, request_id=custom_id))
         options.check()
         return Prompt(messages=fields["messages"], base_folder=self._base_folder), options
 

@@ -16,6 +16,7 @@ from mmengine.serve.detokenize import TextStream
 from mmengine.serve.operators import operator_log
 from mmengine.serve.prompts import core_ids
 from mmengine.serve.texts import with_texts
+from mmengine.structured_output.json_schema.notes import Note
 from mmengine.structured_output.opening import after_of
 
 
@@ -39,6 +40,7 @@ class _Pending:
     prepared: Prepared
     sampling: SamplingParams
     waiting_for: int
+    notes: tuple[Note, ...] = ()
     choices: dict[int, Choice] = field(default_factory=dict)
     num_cached_tokens: int = 0
     num_drafts: int = 0
@@ -83,9 +85,16 @@ class InProgress:
         """The prompt of a request that is on its way."""
         return self._pending[request_id].prepared
 
-    def begin(self, request_id: str, prepared: Prepared, requests: list[Request], stream: bool) -> None:
-        """The core took these requests, one for each choice."""
-        pending = _Pending(request_id, prepared, requests[0].sampling, len(requests))
+    def begin(
+        self,
+        request_id: str,
+        prepared: Prepared,
+        requests: list[Request],
+        stream: bool,
+        notes: tuple[Note, ...] = (),
+    ) -> None:
+        """The core took these requests, one for each choice. `notes`: on their form."""
+        pending = _Pending(request_id, prepared, requests[0].sampling, len(requests), notes)
         self._pending[request_id] = pending
         for request in requests:
             self._answers[request.request_id] = pending, self._new_answer(request, stream)
@@ -148,6 +157,7 @@ class InProgress:
             pending.num_cached_tokens,
             pending.num_drafts,
             pending.num_accepted,
+            pending.notes,
         )
 
     def delivered(self, request_id: str) -> None:

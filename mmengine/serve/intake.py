@@ -11,9 +11,14 @@ from mmengine.serve.grammar_memory import GrammarMemory
 from mmengine.serve.holders import Holders
 from mmengine.serve.in_progress import InProgress
 from mmengine.serve.metrics import Metrics
+from mmengine.serve.operators import operator_log
 from mmengine.serve.options import Options
 from mmengine.serve.prompts import core_requests, request_ids
 from mmengine.serve.reasoning import Reasoning
+from mmengine.structured_output.json_schema.notes import Note
+
+MAX_NOTED = 1_000  # notes on forms that are remembered; more are logged again
+MAX_LOGGED_NOTES = 10  # of one form, in the operators' log
 
 
 class Intake:
@@ -34,6 +39,7 @@ class Intake:
         self._reasoning, self._grammar_memory = reasoning, grammar_memory
         self._vocab_size = vocab_size
         self._new_id = request_ids()
+        self._noted: set[tuple[Note, ...]] = set()
 
     def submit(self, prepared: Prepared, options: Options, *, stream: bool) -> str:
         """Queue a prompt and return its request id. Raises InvalidRequest, QueueFull; nothing is queued
@@ -49,8 +55,17 @@ class Intake:
             options = replace(options, grammar=self._grammar_memory.shared(options.grammar))
         requests = core_requests(request_id, prepared, options)
         self._submit_all(requests, prepared)
-        self._in_progress.begin(request_id, prepared, requests, stream)
+        self._in_progress.begin(request_id, prepared, requests, stream, options.notes)
+        if options.notes and options.notes not in self._noted:
+            self._log_notes(request_id, options.notes)
         return request_id
+
+    def _log_notes(self, request_id: str, notes: tuple[Note, ...]) -> None:
+        """Once for all requests that ask for the same form."""
+        if len(self._noted) < MAX_NOTED:
+            self._noted.add(notes)
+        said = [f"{note.pointer}: {note.text}" for note in notes[:MAX_LOGGED_NOTES]]
+        operator_log.info("form has notes", request_id=request_id, count=len(notes), notes=said)
 
     def _submit_all(self, requests: list[Request], prepared: Prepared) -> None:
         """All choices, or none: a queue that fills up half way takes the others back."""

@@ -13,6 +13,7 @@ import msgspec
 from mmengine.errors import InvalidRequest
 from mmengine.request import SamplingParams, check_unicode
 from mmengine.serve.vllm_forms import VLLM_NAMES
+from mmengine.structured_output.json_schema.notes import Note
 
 MAX_ID_CHARS = 200
 MAX_DEADLINE_S = 10**6
@@ -88,8 +89,9 @@ FORM = frozenset({"response_format", "grammar", *VLLM_NAMES})
 class Options:
     """How to answer one prompt. `deadline_s`: seconds after which it is given up, 0 for never. `grammar`: the
     answer's form, as structured_output.spec.grammar_of writes it; None for free text. `reasoning`: whether
-    the form begins behind the model's reasoning; None: where the prompt leaves that open. `max_length` and
-    `min_length` count the prompt too (0: none is given); `sampling.max_tokens` then follows from them."""
+    the form begins behind the model's reasoning; None: where the prompt leaves that open. `notes`: on the
+    form. `max_length` and `min_length` count the prompt too (0: none is given); `sampling.max_tokens` then
+    follows from them."""
 
     sampling: SamplingParams = SamplingParams()
     request_id: str = ""
@@ -98,6 +100,7 @@ class Options:
     deadline_s: float = 0.0
     grammar: str | None = None
     reasoning: bool | None = None
+    notes: tuple[Note, ...] = ()
     max_length: int = 0
     min_length: int = 0
 

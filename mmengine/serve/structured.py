@@ -9,7 +9,8 @@ from mmengine.request import SamplingParams
 from mmengine.serve.answers import Completion
 from mmengine.serve.options import FORM, GenerateOptions, Options
 from mmengine.serve.vllm_forms import as_form
-from mmengine.structured_output.spec import grammar_of, reasoning_of
+from mmengine.structured_output.json_schema.notes import Note
+from mmengine.structured_output.spec import grammar_of, notes_of, reasoning_of
 from mmengine.structured_output.types import decode, schema_of
 
 
@@ -18,9 +19,10 @@ class ResponseFormat(NamedTuple):
 
     grammar: str | None
     reasoning: bool | None
+    notes: tuple[Note, ...] = ()
 
     def added_to(self, options: Options) -> Options:
-        return replace(options, grammar=self.grammar, reasoning=self.reasoning)
+        return replace(options, grammar=self.grammar, reasoning=self.reasoning, notes=self.notes)
 
 
 def response_format_of(options: Mapping[str, Any]) -> ResponseFormat:
@@ -29,7 +31,7 @@ def response_format_of(options: Mapping[str, Any]) -> ResponseFormat:
     InvalidRequest."""
     form, grammar = as_form(options)
     form = _described(_asked(form) if _is_type(form) else form)
-    return ResponseFormat(grammar_of(form, grammar), reasoning_of(form, grammar))
+    return ResponseFormat(grammar_of(form, grammar), reasoning_of(form, grammar), notes_of(form))
 
 
 def _is_type(form: object) -> bool:

@@ -30,7 +30,9 @@ from mmengine.structured_output.fields import (
     truncation_of,
 )
 from mmengine.structured_output.gbnf.convert import convert
+from mmengine.structured_output.json_schema.notes import Note
 from mmengine.structured_output.opening import Waiting
+from mmengine.structured_output.strict import strict_notes
 from mmengine.structured_output.tags import StructuralTag, structural_tag
 
 MAX_GRAMMAR_CHARS = 256 * 1024  # of a regex or a Lark grammar, and of all choices together
@@ -100,7 +102,7 @@ def grammar_of(
     mostly ask for the same grammar.
 
     `response_format`: {"type": "text"}, {"type": "json_object"}, {"type": "json_schema", "json_schema":
-    {"schema": {…}}}, whose `strict` changes nothing: a schema is always enforced, or {"type":
+    {"schema": {…}}}, whose `strict` adds notes at most: a schema is always enforced, or {"type":
     "structural_tag", …} with the fields of tags.py. Beside "type" all but text may have "bounds", an object
     of those of bounds.py, or false for none. `grammar`: {"regex": …}, {"choice": […]}, {"lark": …},
     {"gbnf": …} ("ebnf" is the same) or {"structural_tag": {…}}. All but text may have "on_truncation" beside
@@ -120,6 +122,17 @@ def grammar_of(
     else:
         return None
     return text if text is None or truncation == "length" else intern(text[:-1] + CLOSES)
+
+
+def notes_of(response_format: Mapping[str, Any] | None) -> tuple[Note, ...]:
+    """What is to be said of a response_format that `grammar_of` took: annotations that look like assertions,
+    and with `strict` what OpenAI would refuse."""
+    given = {} if response_format is None else response_format
+    held = given.get("json_schema")
+    if not isinstance(held, Mapping) or given.get("type") != "json_schema":
+        return ()
+    found = gated(held["schema"], bounds_of("response_format.bounds", given.get("bounds"))).notes
+    return found + strict_notes(held["schema"]) if held.get("strict") else found
 
 
 def reasoning_of(
