@@ -24,12 +24,27 @@ def test_the_ten_lines_work(capsys):
 
 
 def test_the_forms_of_answers_work(capsys):
+    printed = []
     for block in blocks("docs/structured_output.md", "python"):
-        exec(compile(block.text, block.name, "exec"), {})
-    record, call = capsys.readouterr().out.split("\n", 1)
-    assert "corners" in record
+        exec(compile(block.text, block.name, "exec"), {"__name__": "block"})
+        printed.append(capsys.readouterr().out)
+    record, values, listed, call = printed
+    assert "corners" in record and values.startswith("[{") and "[Item(" in values and listed.startswith("- ")
     call = json.loads(call.strip().removeprefix("<tool_call>").removesuffix("</tool_call>"))
     assert call["name"] == "area" and call["arguments"].keys() == {"shape", "size"}
+
+
+def test_schemas_are_checked_as_shown(tmp_path, monkeypatch, capsys):
+    (tmp_path / "schemas").mkdir()
+    for name in ("invoice.json", "schemas/a.json"):
+        (tmp_path / name).write_text('{"type": "object"}')
+    monkeypatch.chdir(tmp_path)
+    (block,) = blocks("docs/structured_output.md", "sh")
+    for command in block.text.splitlines():
+        monkeypatch.setattr("sys.argv", shlex.split(command))
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        assert not end.value.code and "exact" in capsys.readouterr().out
 
 
 def test_the_commands_work(tmp_path, monkeypatch, capsys):

@@ -52,12 +52,16 @@ def check(
         Path | None, typer.Option(metavar="DIR", help="A model's folder: times masks for its tokenizer.")
     ] = None,
 ) -> None:
-    from mmengine.cli.schema_reports import check_all, print_reports  # lazy: help needs none of it
+    from mmengine.cli.schema_reports import (  # lazy: help needs none of it
+        CheckOptions,
+        check_all,
+        print_reports,
+    )
     from mmengine.structured_output.json_schema.bounds import Bounds
 
     if tokenizer is not None and not tokenizer.is_dir():
         raise InvalidRequest(f"there is no folder {tokenizer}; --tokenizer names a model's folder")
-    options = {
+    options: CheckOptions = {
         "bounds": None if bounds else Bounds.off(),
         "strict": strict,
         "strict_keywords": strict_keywords,

@@ -5,12 +5,13 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
 import msgspec
 
 from mmengine.cli.logs.printing import clean, console, print_json, printable
 from mmengine.errors import InvalidRequest
+from mmengine.structured_output.json_schema.bounds import Bounds
 from mmengine.structured_output.json_schema.document import MAX_BYTES
 from mmengine.structured_output.json_schema.keywords import KNOWN
 from mmengine.structured_output.json_schema.notes import Note
@@ -24,6 +25,14 @@ MAX_POINTERS = 3  # that stand behind one note
 STDIN = Path("-")
 
 
+class CheckOptions(TypedDict):
+    """Of `check_schema`."""
+
+    bounds: Bounds | None
+    strict: bool
+    strict_keywords: bool
+
+
 class Checked(NamedTuple):
     """`error`: why there is no report."""
 
@@ -32,8 +41,8 @@ class Checked(NamedTuple):
     error: str = ""
 
 
-def check_all(paths: list[Path], tokenizer: Path | None, options: dict[str, Any]) -> Iterator[Checked]:
-    """One after the other. `options`: of `check_schema`. Raises InvalidRequest for a folder without files."""
+def check_all(paths: list[Path], tokenizer: Path | None, options: CheckOptions) -> Iterator[Checked]:
+    """One after the other. Raises InvalidRequest for a folder without files."""
     backend = None if tokenizer is None else _backend(tokenizer)
     for path in _files(paths):
         try:
@@ -65,7 +74,7 @@ def _files(paths: list[Path]) -> Iterator[Path]:
         yield from found
 
 
-def _schema_in(path: Path) -> Any:
+def _schema_in(path: Path) -> object:
     """The schema that a file holds, alone, in a response_format, or behind the key schema."""
     if path == STDIN:
         data = sys.stdin.buffer.read(MAX_BYTES + 1)

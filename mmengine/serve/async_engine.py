@@ -40,6 +40,7 @@ from mmengine.serve.prompts import Prompt
 from mmengine.serve.stream import Channel, Stream, put_all
 from mmengine.serve.structured import decoded, json_format, response_format_of
 from mmengine.serve.texts import AnswerTexts
+from mmengine.structured_output.partial_json import JsonValue
 
 STEP_LIMIT_S = 60.0  # a step that takes longer hangs
 
@@ -147,7 +148,7 @@ class AsyncEngine:
     async def generate_json(
         self,
         messages: Prompt | str | list[dict[str, Any]],
-        schema: Any,
+        schema: object,
         *,
         reasoning: bool | None = None,
         on_truncation: str = "length",
@@ -160,14 +161,14 @@ class AsyncEngine:
 
     async def stream_json(
         self,
-        messages: Prompt | str | list[dict[str, Any]],
-        schema: Any,
+        messages: Prompt | str | list[dict[str, JsonValue]],
+        schema: object,
         *,
         reasoning: bool | None = None,
         on_truncation: str = "length",
         sampling: SamplingParams | None = None,
         **options: Unpack[SubmitOptions],
-    ) -> AsyncIterator[Any]:
+    ) -> AsyncIterator[JsonValue]:
         """What `Engine.stream_json` yields, beside whatever else runs."""
         options["response_format"] = json_format(schema, sampling, options, reasoning, on_truncation)
         async with self.stream(messages, sampling, **options) as stream:

@@ -40,6 +40,7 @@ from mmengine.serve.recovery import open_store, recover
 from mmengine.serve.stall_watch import StallWatch
 from mmengine.serve.structured import decoded, json_format, response_format_of
 from mmengine.serve.watchdog import HANG_EXIT, Watchdog
+from mmengine.structured_output.partial_json import JsonValue
 
 if TYPE_CHECKING:  # it brings torch
     from mmengine.build import Built
@@ -267,7 +268,7 @@ class Engine:
     def generate_json(
         self,
         messages: Prompt | str | list[dict[str, Any]],
-        schema: Any,
+        schema: object,
         *,
         reasoning: bool | None = None,
         on_truncation: str = "length",
@@ -284,14 +285,14 @@ class Engine:
 
     def stream_json(
         self,
-        messages: Prompt | str | list[dict[str, Any]],
-        schema: Any,
+        messages: Prompt | str | list[dict[str, JsonValue]],
+        schema: object,
         *,
         reasoning: bool | None = None,
         on_truncation: str = "length",
         sampling: SamplingParams | None = None,
         **options: Unpack[SubmitOptions],
-    ) -> Iterator[Any]:
+    ) -> Iterator[JsonValue]:
         """The value of `generate_json` while it is written: what is known of it as JSON has it (a dict for an
         object), again whenever that is more, and at last the value that `generate_json` gives. No value
         contradicts the one before, but where a key that the schema does not name comes twice. Later values

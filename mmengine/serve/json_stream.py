@@ -1,7 +1,6 @@
 """Answers in JSON as values while they arrive."""
 
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any
 
 from mmengine.models.plugin import Tokenizer
 from mmengine.serve.answers import RequestOutput, succeeded
@@ -10,7 +9,7 @@ from mmengine.serve.detokenize import Detokenizer
 from mmengine.serve.stream import Stream
 from mmengine.serve.structured import decoded
 from mmengine.structured_output.opening import end_of
-from mmengine.structured_output.partial_json import PartialJson
+from mmengine.structured_output.partial_json import JsonValue, PartialJson
 
 
 class JsonStream:
@@ -21,7 +20,7 @@ class JsonStream:
         self._partial = PartialJson()
         self._unopened: list[int] | None = []  # tokens of reasoning; None: it is over
 
-    def push(self, output: RequestOutput) -> list[Any]:
+    def push(self, output: RequestOutput) -> list[JsonValue]:
         """The value so far if `output` made more of it known, else nothing. The whole value is not told of
         here: whoever has the completion decodes that."""
         if output.completion is not None:
@@ -43,7 +42,7 @@ class JsonStream:
         return rest
 
 
-def values_of(engine: BatchEngine, submit: Callable[[], str], schema: Any) -> Iterator[Any]:
+def values_of(engine: BatchEngine, submit: Callable[[], str], schema: object) -> Iterator[JsonValue]:
     """The value of one request while it is written, and decoded at last. `submit` queues it."""
     engine.check_batchable()
     request_id = submit()
@@ -64,7 +63,7 @@ def values_of(engine: BatchEngine, submit: Callable[[], str], schema: Any) -> It
         raise
 
 
-async def values_in(stream: Stream, tokenizer: Tokenizer, schema: Any) -> AsyncIterator[Any]:
+async def values_in(stream: Stream, tokenizer: Tokenizer, schema: object) -> AsyncIterator[JsonValue]:
     """`values_of` for a stream that is open."""
     stream.texts.pieces = False
     news = JsonStream(tokenizer)

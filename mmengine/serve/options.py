@@ -55,15 +55,15 @@ class GenerateOptions(SamplingOptions, total=False):
     cache_salt: str
     response_format: Any
     grammar: Mapping[str, Any] | None
-    structured_outputs: Any
-    guided_json: Any
+    structured_outputs: object
+    guided_json: object
     guided_regex: str | None
     guided_choice: list[str] | None
     guided_grammar: str | None
     guided_json_object: bool | None
     guided_decoding_backend: str | None
     guided_whitespace_pattern: str | None
-    structural_tag: Any
+    structural_tag: object
 
 
 class LineOptions(GenerateOptions, total=False):

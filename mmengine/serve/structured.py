@@ -41,17 +41,16 @@ def _is_type(form: object) -> bool:
 def _described(form: Any) -> Any:
     """A response_format with the schema of the type that it may hold."""
     held = form.get("json_schema") if isinstance(form, Mapping) else None
-    if not isinstance(held, Mapping) or isinstance(
-        held.get("schema"), dict | bool | str | int | float | list
-    ):
+    if not isinstance(held, Mapping):
         return form
-    if held.get("schema") is None:
+    asked = held.get("schema")
+    if asked is None or isinstance(asked, dict | bool | str | bytes | int | float | list):
         return form
-    return {**form, "json_schema": {**held, "schema": schema_of(held["schema"])}}
+    return {**form, "json_schema": {**held, "schema": schema_of(asked)}}
 
 
 def json_format(
-    schema: Any,
+    schema: object,
     sampling: SamplingParams | None,
     options: GenerateOptions,
     reasoning: bool | None,
@@ -67,11 +66,11 @@ def json_format(
     return {**_asked(schema), "reasoning": reasoning, "on_truncation": on_truncation}
 
 
-def _asked(schema: Any) -> dict[str, Any]:
+def _asked(schema: object) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"schema": schema}}
 
 
-def decoded(completion: Completion, schema: Any) -> Any:
+def decoded(completion: Completion, schema: object) -> Any:
     """The value of an answer. Raises RequestFailed for an answer that was cut, with its beginning."""
     content = completion.choices[0].content
     if completion.finish_reason == "length" or content is None:

@@ -35,10 +35,10 @@ _IDLE = {
 _EBNF = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 
 
-def as_form(options: Mapping[str, Any]) -> tuple[Any, Any]:
+def as_form(options: Mapping[str, object]) -> tuple[Any, Any]:
     """What `options` ask for as (response_format, grammar), each None where it is not asked for. Raises
     InvalidRequest for two forms, and for what has no translation."""
-    asked: dict[str, Any] = {}
+    asked: dict[str, dict[str, Any]] = {}
     for name in ("response_format", "grammar"):
         if options.get(name) is not None:
             asked[name] = {name: options[name]}
@@ -53,7 +53,7 @@ def as_form(options: Mapping[str, Any]) -> tuple[Any, Any]:
     return form.get("response_format"), form.get("grammar")
 
 
-def _structured(value: Any) -> dict[str, Any]:
+def _structured(value: object) -> dict[str, object]:
     fields = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
     given = {
         f"structured_outputs.{name}": each
@@ -66,7 +66,7 @@ def _structured(value: Any) -> dict[str, Any]:
     return forms[0]
 
 
-def _form(where: str, value: Any) -> dict[str, Any]:
+def _form(where: str, value: object) -> dict[str, object]:
     """What one field asks for; {} where it asks for nothing."""
     name = where.removeprefix("structured_outputs.")
     kind = _GUIDED.get(name, name)
@@ -90,7 +90,7 @@ def _form(where: str, value: Any) -> dict[str, Any]:
     return {"grammar": {kind: value}}
 
 
-def _parsed(where: str, value: Any) -> Any:
+def _parsed(where: str, value: object) -> object:
     """What may be JSON text, as vLLM takes it, or what that decodes to."""
     if not isinstance(value, str):
         return value

@@ -15,19 +15,19 @@ from mmengine.structured_output.json_schema.gate import Bounds, Gated, gate
 TRUNCATIONS = ("length", "close")
 
 
-def mapping(where: str, value: Any) -> Mapping[str, Any]:
+def mapping(where: str, value: object) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise InvalidRequest(f"{where} must be an object, not {shown(value)}")
     return value
 
 
-def refuse_others(where: str, given: Mapping[str, Any], known: tuple[str, ...]) -> None:
+def refuse_others(where: str, given: Mapping[str, object], known: tuple[str, ...]) -> None:
     for name in given:
         if name not in known:
             raise InvalidRequest(f"{where} has the unknown field {shown(name)}; known are {', '.join(known)}")
 
 
-def string(where: str, value: Any, max_chars: int) -> str:
+def string(where: str, value: object, max_chars: int) -> str:
     if not isinstance(value, str) or len(value) > max_chars:
         raise InvalidRequest(f"{where} must be a string of at most {max_chars} characters")
     check_unicode(where, value)
@@ -45,7 +45,7 @@ def truncation_of(where: str, given: Mapping[str, Any]) -> tuple[dict[str, Any],
     return given, found
 
 
-def bounds_of(where: str, given: Any) -> Bounds:
+def bounds_of(where: str, given: object) -> Bounds:
     """None: the default ones; False: none; an object: those of bounds.py that it names."""
     if given is False:
         return Bounds.off()

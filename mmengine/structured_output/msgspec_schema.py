@@ -5,9 +5,9 @@ pathlib's paths are known here as well: `paths` decodes them.
 """
 
 import re
+from collections.abc import Callable
 from functools import singledispatchmethod
 from pathlib import PurePath
-from typing import Any
 
 from msgspec import inspect as kinds
 from msgspec import to_builtins
@@ -15,7 +15,8 @@ from msgspec import to_builtins
 from mmengine.errors import InvalidRequest
 from mmengine.structured_output import type_patterns as patterns
 from mmengine.structured_output.json_schema.formats import FORMATS
-from mmengine.structured_output.type_keys import Schema, dict_schema
+from mmengine.structured_output.type_keys import dict_schema
+from mmengine.structured_output.type_patterns import Schema
 
 _UNHASHABLE = (kinds.ListType, kinds.SetType, kinds.DictType, kinds.TypedDictType, kinds.ByteArrayType)
 _Fields = kinds.StructType | kinds.TypedDictType | kinds.DataclassType | kinds.NamedTupleType
@@ -199,7 +200,7 @@ class _Writer:
             raise TypeError(f"{kind.cls} is not supported")
         return {"type": "string"}
 
-    def _defined(self, cls: object, make: Any) -> Schema:
+    def _defined(self, cls: object, make: Callable[[], Schema]) -> Schema:
         """A reference to what has a name, written when it is first met."""
         name = self._names.get(cls)
         if name is None:

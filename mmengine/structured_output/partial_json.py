@@ -8,7 +8,8 @@ from their first bracket on.
 import re
 from typing import Any
 
-_PLAIN = re.compile(r'[^"\\]*')
+JsonValue = Any  # what json.loads gives
+_SPECIAL = re.compile(r'["\\]')
 _HIGH = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}")
 _LITERALS = {"true": True, "false": False, "null": None}
 _ESCAPES = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
@@ -19,10 +20,9 @@ class PartialJson:
     """`push` pieces of one JSON text, which is valid as far as it goes; `value` at any time."""
 
     def __init__(self) -> None:
-        self._root: list[Any] = []  # at most the one value
-        self._open: list[
-            tuple[Any, Any]
-        ] = []  # containers that are open, and where the last value of each is
+        self._root: list[JsonValue] = []  # at most the one value
+        # Containers that are open, and where the last value of each is.
+        self._open: list[tuple[JsonValue, JsonValue]] = []
         self._key: str | None = None  # was read, and waits for its value
         self._string: list[str] | None = None  # what is read of one
         self._is_key = False  # of that string
@@ -34,10 +34,10 @@ class PartialJson:
         """Whether anything is known."""
         return bool(self._root)
 
-    def value(self) -> Any:
+    def value(self) -> JsonValue:
         """What is known, as `json.loads` would give it. Parts that are complete are the same objects in later
         values: whoever changes them, changes those."""
-        child: Any = None
+        child: JsonValue = None
         for depth in range(len(self._open) - 1, -1, -1):
             container, place = self._open[depth]
             copy = container.copy()
@@ -75,7 +75,7 @@ class PartialJson:
         if character == ":":
             return False
         if character in "{[":
-            container: Any = {} if character == "{" else []
+            container: JsonValue = {} if character == "{" else []
             self._put(container)
             self._open.append((container, None))
             return True
@@ -98,13 +98,13 @@ class PartialJson:
             self._put(float(atom) if any(each in ".eE" for each in atom) else int(atom))
         return True
 
-    def _put(self, value: Any) -> None:
+    def _put(self, value: JsonValue) -> None:
         if not self._open:
             self._root.append(value)
             return
         container, _ = self._open[-1]
         if isinstance(container, dict):
-            place: Any = self._key
+            place: JsonValue = self._key
             container[place], self._key = value, None
         else:
             place = len(container)
@@ -114,7 +114,8 @@ class PartialJson:
     def _read_string(self, text: str, at: int) -> tuple[int, bool]:
         """Where to read on, -1 where that is not known yet, and whether more is known."""
         assert self._string is not None
-        end = _PLAIN.match(text, at).end()  # type: ignore[union-attr]
+        special = _SPECIAL.search(text, at)
+        end = special.start() if special is not None else len(text)
         pieces = [text[at:end]] if end > at else []
         while end < len(text) and text[end] == "\\":
             size = _escape_size(text, end)

@@ -5,6 +5,7 @@ of any scheme. Where its validation wants more than the schema says, the schema 
 narrower thing; where no schema can (a file that exists), the type is refused.
 """
 
+from collections.abc import Mapping
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
@@ -33,7 +34,7 @@ def adapter_of(what: Any) -> TypeAdapter[Any]:
         raise InvalidRequest(f"{_name(what)} has no JSON Schema: {_first_line(error)}") from None
 
 
-def schema_of(what: object) -> dict[str, Any]:
+def schema_of(what: object) -> JsonSchemaValue:
     """The JSON Schema of a type: of what validation takes, not of what serialization gives."""
     try:
         return adapter_of(what).json_schema(schema_generator=_Narrow, mode="validation")
@@ -49,7 +50,7 @@ def _first_line(error: BaseException) -> str:
     return str(error).partition("\n")[0]
 
 
-def _string(pattern: str, **others: Any) -> JsonSchemaValue:
+def _string(pattern: str, **others: object) -> JsonSchemaValue:
     return {"type": "string", "pattern": pattern, **others}
 
 
@@ -66,9 +67,10 @@ class _Narrow(GenerateJsonSchema):
         """A number: its string form has no use for an answer."""
         given = ("ge", "minimum"), ("le", "maximum"), ("gt", "exclusiveMinimum"), ("lt", "exclusiveMaximum")
         found: JsonSchemaValue = {"type": "number"}
+        limits = dict(schema)
         for name, keyword in (*given, ("multiple_of", "multipleOf")):
-            if schema.get(name) is not None:
-                found[keyword] = float(schema[name])  # type: ignore[literal-required]
+            if limits.get(name) is not None:
+                found[keyword] = float(str(limits[name]))
         digits, places = schema.get("max_digits"), schema.get("decimal_places")
         if digits is None and places is None:
             return found
@@ -103,11 +105,8 @@ class _Narrow(GenerateJsonSchema):
 
     def bytes_schema(self, schema: core_schema.BytesSchema) -> JsonSchemaValue:
         """A length is of bytes: it is kept with characters of one byte each, and not within an encoding."""
-        lengths = {
-            keyword: schema[name]  # type: ignore[literal-required]
-            for name, keyword in (("min_length", "minLength"), ("max_length", "maxLength"))
-            if schema.get(name) is not None
-        }
+        given = {"minLength": schema.get("min_length"), "maxLength": schema.get("max_length")}
+        lengths = {keyword: length for keyword, length in given.items() if length is not None}
         encoding = self._config.val_json_bytes
         if encoding == "utf8":
             return (
@@ -189,7 +188,7 @@ class _Narrow(GenerateJsonSchema):
         self._check_items(schema.get("items_schema"))
         return super().frozenset_schema(schema)
 
-    def _check_items(self, items: Any) -> None:
+    def _check_items(self, items: Mapping[str, object] | None) -> None:
         kind = items or {"type": "any"}
         if kind["type"] in _UNHASHABLE or getattr(kind.get("cls"), "__hash__", True) is None:
             name = getattr(kind.get("cls"), "__name__", kind["type"])

@@ -4,7 +4,7 @@ import random
 import time
 from collections.abc import Callable
 from statistics import mean
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 import numpy as np
@@ -21,6 +21,8 @@ from mmengine.structured_output.strict import strict_notes
 from mmengine.structured_output.types import schema_of
 
 if TYPE_CHECKING:  # a refusal needs none of it
+    from llguidance import LLMatcher
+
     from mmengine.structured_output.llguidance_backend import LLGuidance
 
 WALKS, WALK_TOKENS = 3, 48  # random beginnings of answers, over which masks are timed
@@ -59,7 +61,7 @@ class SchemaReport(msgspec.Struct, frozen=True):
 
 
 def check_schema(
-    schema: Any,
+    schema: object,
     *,
     bounds: Bounds | None = None,
     strict: bool = False,
@@ -128,7 +130,7 @@ def _byte_backend() -> "LLGuidance":
     return LLGuidance(lambda: tokens, lambda text: list(text.encode()), frozenset({END}), [END], END + 1)
 
 
-def _masks(backend: "LLGuidance", matcher: Callable[[], Any]) -> MaskCost | None:
+def _masks(backend: "LLGuidance", matcher: "Callable[[], LLMatcher]") -> MaskCost | None:
     """Of random answers: each token is any that its mask allows."""
     bits = np.zeros((1, -(-backend.vocab_size // 32)), np.uint32)
     source, times = random.Random(0), list[float]()

@@ -30,6 +30,7 @@ from mmengine.structured_output.fields import (
     truncation_of,
 )
 from mmengine.structured_output.gbnf.convert import convert
+from mmengine.structured_output.json_schema.document import read
 from mmengine.structured_output.json_schema.notes import Note
 from mmengine.structured_output.opening import Waiting
 from mmengine.structured_output.strict import strict_notes
@@ -124,7 +125,7 @@ def grammar_of(
     return text if text is None or truncation == "length" else intern(text[:-1] + CLOSES)
 
 
-def notes_of(response_format: Mapping[str, Any] | None) -> tuple[Note, ...]:
+def notes_of(response_format: Mapping[str, object] | None) -> tuple[Note, ...]:
     """What is to be said of a response_format that `grammar_of` took: annotations that look like assertions,
     and with `strict` what OpenAI would refuse."""
     given = {} if response_format is None else response_format
@@ -132,7 +133,7 @@ def notes_of(response_format: Mapping[str, Any] | None) -> tuple[Note, ...]:
     if not isinstance(held, Mapping) or given.get("type") != "json_schema":
         return ()
     found = gated(held["schema"], bounds_of("response_format.bounds", given.get("bounds"))).notes
-    return found + strict_notes(held["schema"]) if held.get("strict") else found
+    return found + strict_notes(read(held["schema"]).nodes[0].schema) if held.get("strict") else found
 
 
 def reasoning_of(
@@ -198,7 +199,7 @@ def _without_reasoning(given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in given.items() if name != "reasoning"}
 
 
-def _choices(value: Any) -> tuple[str, ...]:
+def _choices(value: object) -> tuple[str, ...]:
     if not isinstance(value, (list, tuple)) or not 1 <= len(value) <= MAX_CHOICES:
         raise InvalidRequest(f"grammar.choice must be a list of 1 to {MAX_CHOICES} strings")
     checked = (string(f"grammar.choice[{n}]", each, MAX_GRAMMAR_CHARS) for n, each in enumerate(value))

@@ -1,15 +1,14 @@
 """What OpenAI's `strict: true` would refuse of a schema that is taken here."""
 
 from collections import deque
-from typing import Any
 
 from mmengine.structured_output.json_schema.keywords import SUBSCHEMA, SUBSCHEMA_LIST, SUBSCHEMA_MAP
 from mmengine.structured_output.json_schema.notes import Note
 from mmengine.structured_output.json_schema.refusal import step
 
 MAX_PROPERTIES = 5_000  # of the whole schema, like the next three
-MAX_LEVELS = 10
-MAX_ENUM_VALUES = 1_000
+MAX_LEVELS = 10  # of objects and arrays within one another
+MAX_ENUM_VALUES = 1_000  # of all enums
 MAX_CHARS = 120_000  # of names of properties and definitions, values of enum and const together
 MAX_STRICT_NOTES = 100
 UNSUPPORTED = frozenset(
@@ -51,7 +50,7 @@ def strict_notes(schema: object) -> tuple[Note, ...]:
     return tuple(notes)
 
 
-def _children(keyword: str, value: Any, pointer: str, level: int) -> list[tuple[dict, str, int]]:
+def _children(keyword: str, value: object, pointer: str, level: int) -> list[tuple[dict, str, int]]:
     """The subschemas that are objects, each with its pointer and how many objects and arrays it is within."""
     deeper = level + (keyword in ("properties", "items", "additionalProperties"))
     if keyword in SUBSCHEMA:

@@ -1,13 +1,12 @@
 """Dicts whose keys are of a type: JSON's keys are strings, which that type has to take."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from mmengine.errors import InvalidRequest
 from mmengine.structured_output import type_patterns as patterns
 from mmengine.structured_output.json_schema.formats import FORMATS
+from mmengine.structured_output.type_patterns import Schema
 
-Schema = dict[str, Any]
 _NUMBERS = {"integer": patterns.INTEGER_KEY, "number": patterns.NUMBER_KEY}
 _ANNOTATIONS = frozenset({"title", "description", "examples", "default"})
 

@@ -7,6 +7,8 @@ import re
 from datetime import date
 from typing import Any
 
+Schema = dict[str, Any]  # a JSON Schema
+
 BASE64 = "^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/][AQgw]==|[A-Za-z0-9+/]{2}[AEIMQUYcgkosw048]=)?$"
 BASE64URL = "^(?:[A-Za-z0-9_-]{4})*(?:[A-Za-z0-9_-][AQgw]==|[A-Za-z0-9_-]{2}[AEIMQUYcgkosw048]=)?$"
 # Groups that are three characters below 128: the highest bit of each is 0. Without the last two digits, in
@@ -64,7 +66,7 @@ _WIDE_CLASS = re.compile(r"\\[DSW]")
 ASCII = "^[ -~]*$"
 
 
-def ascii_where_classes_differ(schema: dict[str, Any]) -> dict[str, Any]:
+def ascii_where_classes_differ(schema: Schema) -> Schema:
     """A string's schema beside one for ASCII, if its pattern has \\D, \\S or \\W: the libraries that validate
     types count Unicode's digits and letters among \\d and \\w, JSON Schema does not."""
     if not _WIDE_CLASS.search(str(schema.get("pattern", ""))):

@@ -7,10 +7,10 @@ Field), or a class with pydantic's two methods. pydantic is imported only for ty
 
 import json
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -19,11 +19,10 @@ from mmengine.structured_output import msgspec_schema
 from mmengine.structured_output.json_schema.gate import gate
 from mmengine.structured_output.json_schema.keywords import SUBSCHEMA, SUBSCHEMA_LIST, SUBSCHEMA_MAP
 from mmengine.structured_output.json_schema.refusal import SchemaRefused
-from mmengine.structured_output.type_patterns import ASCII_IN_BASE64, FORMAT_PATTERNS, UNCHECKABLE
+from mmengine.structured_output.type_patterns import ASCII_IN_BASE64, FORMAT_PATTERNS, UNCHECKABLE, Schema
 
 MAX_TYPES = 10_000  # that are looked at for pydantic's among them
 _OTHERS = ("pydantic", "annotated_types")
-Schema = dict[str, Any]
 
 
 class _Reader(NamedTuple):
@@ -182,7 +181,7 @@ def _without_idle_sets(schema: Schema, root: Schema) -> Schema:
     return out
 
 
-def _mapped(schema: Mapping[str, Any], change: Callable[[Any], object]) -> Schema:
+def _mapped(schema: Schema, change: Callable[[object], object]) -> Schema:
     """A copy whose subschemas are changed."""
     out = dict(schema)
     for keyword, value in schema.items():

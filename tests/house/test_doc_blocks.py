@@ -18,6 +18,7 @@ RUN = {
     ("README.md", "python"): "tests/test_readme.py",
     ("README.md", "sh"): "tests/test_readme.py",
     ("docs/structured_output.md", "python"): "tests/test_readme.py",
+    ("docs/structured_output.md", "sh"): "tests/test_readme.py",
     ("docs/structured_output.md", "indented"): HERE,
     ("docs/debugging.md", "sh"): "tests/test_debugging.py",
     ("docs/debugging.md", "python"): "tests/test_debugging.py",

@@ -57,6 +57,7 @@ def test_approximated_says_what_is_left_out() -> None:
         (7, "", "#"),
         (BaseModel.model_validate, "", "#"),
     ],
+    ids=range(8),
 )
 def test_refused_with_the_place(schema: Any, keyword: str, pointer: str) -> None:
     report = check_schema(schema)

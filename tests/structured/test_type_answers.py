@@ -175,7 +175,7 @@ TYPES: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("what", TYPES, ids=lambda what: str(what)[-60:])
+@pytest.mark.parametrize("what", TYPES, ids=range(len(TYPES)))
 def test_each_answer_becomes_the_type(what: Any) -> None:
     grammar = Grammar(schema_of(what), SHORT)
     source = random.Random(1)
@@ -202,7 +202,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("what", "says"), REFUSED, ids=lambda each: str(each)[-40:])
+@pytest.mark.parametrize(("what", "says"), REFUSED, ids=range(len(REFUSED)))
 def test_what_no_schema_says_is_refused_by_name(what: Any, says: str) -> None:
     with pytest.raises(InvalidRequest, match=says):
         schema_of(what)
