@@ -57,6 +57,8 @@ def _check_hash(kind: kinds.Type) -> None:
     """Raise InvalidRequest for items that no set can hold."""
     while isinstance(kind, kinds.Metadata):
         kind = kind.type
+    for each in (*getattr(kind, "types", ()), *getattr(kind, "item_types", ())):
+        _check_hash(each)
     cls = getattr(kind, "cls", None)
     if isinstance(kind, _UNHASHABLE) or getattr(cls, "__hash__", True) is None:
         name = getattr(cls, "__name__", type(kind).__name__)
@@ -153,6 +155,8 @@ class _Writer:
         found: Schema = {"type": "array", "items": self.write(kind.item_type)}
         if isinstance(kind, kinds.SetType | kinds.FrozenSetType):
             _check_hash(kind.item_type)
+            if isinstance(kind.item_type, kinds.AnyType | kinds.RawType):
+                found["items"] = {"type": patterns.PLAIN_TYPES}
             found["uniqueItems"] = True
         return _limits(found, kind, min_length="minItems", max_length="maxItems")
 

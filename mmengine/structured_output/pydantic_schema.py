@@ -86,6 +86,41 @@ class _Narrow(GenerateJsonSchema):
     def complex_schema(self, schema: core_schema.ComplexSchema) -> JsonSchemaValue:
         return self._refuse("a complex number")
 
+    def literal_schema(self, schema: core_schema.LiteralSchema) -> JsonSchemaValue:
+        self._check_values(schema["expected"])
+        return super().literal_schema(schema)
+
+    def enum_schema(self, schema: core_schema.EnumSchema) -> JsonSchemaValue:
+        self._check_values([each.value for each in schema["members"]])
+        return super().enum_schema(schema)
+
+    def _check_values(self, values: list[object]) -> None:
+        """Others are compared as they are in Python, with what JSON text gives."""
+        if not all(each is None or isinstance(each, str | int | float) for each in values):
+            self._refuse("a Literal or an Enum of other values than strings, numbers, booleans and None")
+
+    def is_subclass_schema(self, schema: core_schema.IsSubclassSchema) -> JsonSchemaValue:
+        return self._refuse("a class")
+
+    def model_field_schema(self, schema: core_schema.ModelField) -> JsonSchemaValue:
+        self._check_alias(schema.get("validation_alias"))
+        return super().model_field_schema(schema)
+
+    def dataclass_field_schema(self, schema: core_schema.DataclassField) -> JsonSchemaValue:
+        self._check_alias(schema.get("validation_alias"))
+        return super().dataclass_field_schema(schema)
+
+    def typed_dict_field_schema(self, schema: core_schema.TypedDictField) -> JsonSchemaValue:
+        self._check_alias(schema.get("validation_alias"))
+        return super().typed_dict_field_schema(schema)
+
+    def _check_alias(self, alias: object) -> None:
+        """One that leads into other values has no name that a schema could give."""
+        if isinstance(alias, list):
+            paths = [each if isinstance(each, list) else alias for each in alias]
+            if not any(len(path) == 1 and isinstance(path[0], str) for path in paths):
+                self._refuse("an AliasPath into other values")
+
     def call_schema(self, schema: core_schema.CallSchema) -> JsonSchemaValue:
         """To validate would be to call it."""
         return self._refuse("a function")
@@ -181,20 +216,27 @@ class _Narrow(GenerateJsonSchema):
         return {"type": "string", "format": "uuid"} if version is None else _string(patterns.uuid(version))
 
     def set_schema(self, schema: core_schema.SetSchema) -> JsonSchemaValue:
-        self._check_items(schema.get("items_schema"))
-        return super().set_schema(schema)
+        return self._hashable(schema.get("items_schema"), super().set_schema(schema))
 
     def frozenset_schema(self, schema: core_schema.FrozenSetSchema) -> JsonSchemaValue:
-        self._check_items(schema.get("items_schema"))
-        return super().frozenset_schema(schema)
+        return self._hashable(schema.get("items_schema"), super().frozenset_schema(schema))
 
-    def _check_items(self, items: Mapping[str, object] | None) -> None:
-        kind = items or {"type": "any"}
+    def _hashable(self, items: Mapping[str, object] | None, found: JsonSchemaValue) -> JsonSchemaValue:
+        """The schema of a set, whose items must be hashable: any items are plain values."""
+        if items is None or items["type"] == "any":
+            return {**found, "items": {"type": patterns.PLAIN_TYPES}}
+        self._check_items(items)
+        return found
+
+    def _check_items(self, kind: Mapping[str, object]) -> None:
         if kind["type"] in _UNHASHABLE or getattr(kind.get("cls"), "__hash__", True) is None:
             name = getattr(kind.get("cls"), "__name__", kind["type"])
             raise InvalidRequest(
                 f"a set of {name} has no hash for its items; ask for a list, or freeze the model"
             )
+        within = kind.get("choices", kind.get("items_schema", ()))
+        for each in within if isinstance(within, list) else ():
+            self._check_items(each[0] if isinstance(each, tuple) else each)
 
     def dict_schema(self, schema: core_schema.DictSchema) -> JsonSchemaValue:
         return self._with_keys(schema, super().dict_schema(schema))

@@ -8,6 +8,7 @@ from datetime import date
 from typing import Any
 
 Schema = dict[str, Any]  # a JSON Schema
+PLAIN_TYPES = ["string", "number", "boolean", "null"]  # of values that a set can hold
 
 BASE64 = "^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/][AQgw]==|[A-Za-z0-9+/]{2}[AEIMQUYcgkosw048]=)?$"
 BASE64URL = "^(?:[A-Za-z0-9_-]{4})*(?:[A-Za-z0-9_-][AQgw]==|[A-Za-z0-9_-]{2}[AEIMQUYcgkosw048]=)?$"

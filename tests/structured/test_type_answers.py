@@ -54,6 +54,22 @@ class Dog(BaseModel):
     lives: Annotated[int, Field(ge=1, le=9)]
 
 
+class Elsewhere(BaseModel):
+    a: int = Field(validation_alias=pydantic.AliasPath("x", 0))
+
+
+class Named(BaseModel):
+    a: int = Field(validation_alias=pydantic.AliasChoices("b", pydantic.AliasPath("x", 0)))
+
+
+class Ends(Enum):
+    START = (0, 0)
+
+
+class Pointed(BaseModel):
+    end: Ends
+
+
 class Tree(BaseModel):
     leaf: bool
     children: "list[Tree]" = []
@@ -145,6 +161,7 @@ TYPES: list[Any] = [
     ),
     *(pydantic.Base64Bytes, pydantic.Base64UrlStr, pydantic.SecretStr, pydantic.SecretBytes),
     Annotated[Cat | Dog, Field(discriminator="kind")],
+    *(Named, set, Annotated[set, Field(max_length=3)]),
     *(Literal["a", 1, None, True], Color, Level, dict[Color, int], dict[Literal["a", "b"], Level]),
     *(dict[int, str], dict[float, int], dict[dt.date, bool], dict[uuid.UUID, int], dict[Decimal, bool]),
     dict[Annotated[str, Field(pattern="^x[a-z]$")], int],
@@ -196,6 +213,13 @@ REFUSED = [
     (Annotated[Cat | Dog, pydantic.Discriminator(lambda value: "cat")], "Discriminator"),
     (set[Item], "a set of Item has no hash"),
     (frozenset[list[int]], "a set of ListType has no hash"),
+    (set[int | list[int]], "a set of ListType has no hash"),
+    (set[Annotated[int, Field(gt=1)] | list[int]], "a set of list has no hash"),
+    (type[Item], "a class is checked"),
+    (Elsewhere, "an AliasPath"),
+    (Pointed, "a Literal or an Enum of other values"),
+    (Literal[Color.RED, "x"], "a Literal or an Enum of other values"),
+    (Annotated[Literal[b"a"], Field()], "a Literal or an Enum of other values"),
     (range, "range"),
     (object(), "no JSON Schema"),
     (list["Nowhere"], "no JSON Schema"),  # noqa: F821
