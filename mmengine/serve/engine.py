@@ -276,7 +276,7 @@ class Engine:
         **options: Unpack[GenerateOptions],
     ) -> Any:
         """The answer to one prompt as the value that `schema` describes: a JSON schema as a dict, or a type
-        (a msgspec.Struct, a dataclass, a pydantic model), of which an instance comes back. `reasoning`:
+        (list[Model], a dataclass, whatever types.py knows), of which an instance comes back. `reasoning`:
         whether the model reasons first; None: where the prompt makes it. `options` are those of
         `generate`. Raises what that raises, and RequestFailed when the answer was cut, which `on_truncation`
         "close" prevents: it is then completed within its budget."""

@@ -10,6 +10,7 @@ HELP = (
     (["log", "--help"], ("verify", "show")),
     (["log", "verify", "--help"], ("divergence",)),
     (["log", "show", "-h"], ("--steps",)),
+    (["schema", "check", "--help"], ("--tokenizer", "--strict-keywords", "Examples", "Exit code")),
 )
 MISTAKES = (
     (["run"], 2, "give a question"),
@@ -23,6 +24,7 @@ MISTAKES = (
     (["run", "hi", "--batch", "x", "--out", "y"], 2, "a question and --batch"),
     (["run", "--batch", "x"], 2, "--out"),
     (["run", "--batch", "nowhere.jsonl", "--out", "y"], 1, "nowhere.jsonl: No such file"),
+    (["schema", "check", "-", "--tokenizer", "nowhere"], 2, "there is no folder nowhere"),
     (["log", "verify", "nowhere"], 1, "no folder nowhere"),
     (["log", "verify", "."], 1, "holds no log"),
 )
