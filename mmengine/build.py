@@ -17,6 +17,7 @@ from mmengine.errors import ConfigError, ModelError
 from mmengine.models.loader import resolve_folder
 from mmengine.models.plugin import ModelPlugin, ModelSpec, Processor, Tokenizer, VisionLanguageModel
 from mmengine.models.registry import plugin_for
+from mmengine.request import GrammarRequest
 from mmengine.runtime.device.dtypes import DTYPES, name_of
 from mmengine.runtime.device.placement import Placement
 from mmengine.runtime.device.registry import open_device
@@ -70,7 +71,7 @@ def build(
     log: Path | None = None,
     resume: Resume | None = None,
     stop_watcher_factory: Callable[[Tokenizer], StopWatcher] | None = None,
-    compile_grammar: Callable[[str], Compiled] | None = None,
+    compile_grammar: Callable[[GrammarRequest], Compiled] | None = None,
 ) -> Built:
     """Load a model (a folder, a hub id, or None for the embedded checkpoint) and make its engine.
 
@@ -105,7 +106,7 @@ def _build(
     opened: OpenLog | None,
     resume: Resume | None,
     stop_watcher_factory: Callable[[Tokenizer], StopWatcher] | None,
-    compile_grammar: Callable[[str], Compiled] | None,
+    compile_grammar: Callable[[GrammarRequest], Compiled] | None,
 ) -> Built:
     processor = plugin.load_processor(folder)
     fingerprints = {"weights": plugin.fingerprint(folder), "processor": processor.fingerprint}
@@ -158,7 +159,7 @@ def _assemble(
     opened: OpenLog | None,
     ranks: Ranks | None,
     stop_watcher_factory: Callable[[Tokenizer], StopWatcher] | None,
-    compile_grammar: Callable[[str], Compiled] | None,
+    compile_grammar: Callable[[GrammarRequest], Compiled] | None,
 ) -> Built:
     resumed = opened.resumed if opened is not None else None
     network = _network(config, plugin, folder, placement, ranks)
@@ -223,7 +224,7 @@ def _grammars(
     tokenizer: Tokenizer,
     config: EngineConfig,
     spec: ModelSpec,
-    compile_grammar: Callable[[str], Compiled] | None,
+    compile_grammar: Callable[[GrammarRequest], Compiled] | None,
 ) -> Grammars:
     backend = GRAMMAR_BACKENDS.load(config.grammar_backend)(
         tokenizer.token_bytes, tokenizer.encode, tokenizer.special_ids, config.eos_token_ids, spec.vocab_size

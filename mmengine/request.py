@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from itertools import chain
+from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
@@ -19,7 +20,7 @@ MAX_SEQUENCES = 256  # in bad_words_ids and sequence_bias together
 MAX_SEQUENCE_TOKENS = 16  # of one of these sequences
 MAX_NGRAM = 64  # of no_repeat_ngram_size
 MAX_SEED = 2**63 - 1
-CLOSES = ',"on_truncation":"close"}'  # how the text of a form ends that says so
+MAX_AFTER = 256  # tokens behind which a form begins
 
 
 def check_unicode(where: str, text: str) -> None:
@@ -203,6 +204,27 @@ class MediaItem(msgspec.Struct, frozen=True, array_like=True):
         return start + length
 
 
+_TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+
+
+class GrammarRequest(msgspec.Struct, frozen=True, array_like=True):
+    """The form that an answer is to have, complete in itself: another process compiles the same from it.
+
+    `kind`, `source`: what is asked for, as structured_output/spec.py writes and reads it. `after`: the tokens
+    behind which the form begins, one behind the other, such as the end of the model's reasoning; (): at once.
+    `on_truncation` "close": where the budget ends, the answer is completed; "length": it is cut.
+    """
+
+    kind: str
+    source: str
+    after: Annotated[tuple[_TokenId, ...], msgspec.Meta(max_length=MAX_AFTER)] = ()
+    on_truncation: Literal["length", "close"] = "length"
+
+    @property
+    def closes(self) -> bool:
+        return self.on_truncation == "close"
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """A request that passed the front: token ids (int32 [n]), media, sampling with its seed drawn.
@@ -220,13 +242,13 @@ class Request:
     priority: int = 0
     cache_salt: str = ""
     deadline_ns: int = 0
-    grammar: str | None = None
+    grammar: GrammarRequest | None = None
     group: str = ""
 
     @property
     def closes(self) -> bool:
         """Whether its answer, which has a form, is completed where its budget ends."""
-        return self.grammar is not None and self.grammar.endswith(CLOSES)
+        return self.grammar is not None and self.grammar.closes
 
     def budget(self, max_model_len: int) -> int:
         """Tokens that its answer may have."""

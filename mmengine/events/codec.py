@@ -11,13 +11,13 @@ step and time count from the header's. Sequences of records are dense, so a reco
 import mmap
 import struct
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 
 from mmengine.errors import CorruptLog
-from mmengine.events.upcast import UPCASTERS
+from mmengine.events.upcast import in_todays_words
 from mmengine.events.values import MAX_VALUES, holds_too_many
 from mmengine.events.vocabulary import NUMBERS, TYPES, Event
 
@@ -168,17 +168,10 @@ def decode_event(fmt: int, number: int, body: bytes | memoryview | msgspec.Raw, 
     if decoder is None:
         raise UnknownRecord(offset, f"format {fmt} type {number} is newer than this build knows")
     try:
-        upcast = UPCASTERS.get((fmt, number))
-        return decoder.decode(body) if upcast is None else _upcast(upcast, number, body)
+        event: Event = decoder.decode(in_todays_words(fmt, number, body))
+        return event
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # bad UTF-8 is a ValueError
         raise UnknownRecord(offset, f"its body is no {TYPES[number].__name__}: {_said(error)}") from None
-
-
-def _upcast(upcast: Callable[[list], list], number: int, body: bytes | memoryview | msgspec.Raw) -> Event:
-    fields = msgspec.msgpack.decode(body)
-    if not isinstance(fields, list):
-        raise ValueError("it is no array")
-    return _decoders[number].decode(_encoder.encode(upcast(fields)))
 
 
 def _said(error: Exception) -> str:

@@ -9,9 +9,10 @@ from typing import TypeAlias
 
 import msgspec
 
-from mmengine.request import MediaItem, SamplingParams
+from mmengine.request import GrammarRequest, MediaItem, SamplingParams
 
-SCHEMA_VERSION = 2  # 2: digests are trees, see core/state/digest.py
+# 2: digests are trees, see core/state/digest.py. 3: a grammar is a struct.
+SCHEMA_VERSION = 3
 FOR_ALL = -1  # in place of a row: room is made for whoever needs it
 AS_CACHED = -1  # in place of a number of tokens: as many as the cached blocks hold
 
@@ -45,7 +46,7 @@ class Queued(EventBase, frozen=True):
     priority: int = 0
     cache_salt: str = ""
     deadline_ns: int = 0
-    grammar: str | None = None
+    grammar: GrammarRequest | None = None
     group: str = ""  # the request whose prompt this one shares
 
 

@@ -120,6 +120,7 @@ class _Fields:
                 fields = msgspec.structs.asdict(event)
                 fields["prompt"] = np.frombuffer(event.prompt, np.int32).tolist()
                 fields["group"] = self._name(event.group)
+                fields["grammar"] = event.grammar and msgspec.structs.asdict(event.grammar)
             case _:
                 fields = msgspec.structs.asdict(event)
         if hasattr(event, "request_id"):

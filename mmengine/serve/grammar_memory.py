@@ -1,55 +1,64 @@
-"""What the grammars of requests that are not over may take as texts."""
+"""What the grammars of requests that are not over may take as sources."""
 
 import sys
 import threading
 
-from mmengine.errors import QueueFull
+import msgspec
 
-MAX_BYTES = 128 * 2**20  # of all different texts; each has 8 MiB at most
+from mmengine.errors import QueueFull
+from mmengine.request import GrammarRequest
+
+MAX_BYTES = 128 * 2**20  # of all different sources; each has 8 MiB at most
 
 
 class GrammarMemory:
-    """Grammars as texts, by holder. Equal texts are one object, and count once. Thread-safe."""
+    """Sources of grammars, by holder. Equal sources are one object, and count once. Thread-safe."""
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self.max_bytes = max_bytes
         self._lock = threading.Lock()
         self._held: dict[object, str] = {}  # by holder
-        self._known: dict[str, list] = {}  # by text: [its object, how many holders it has]
+        self._known: dict[str, list] = {}  # by source: [its object, how many holders it has]
         self.num_bytes = 0
 
-    def hold(self, holder: object, text: str, *, was_accepted: bool = False) -> str:
-        """The one object for `text`, kept until `release`; a holder has one text. Raises QueueFull where a
-        new text finds no room; a text that `was_accepted`, by a process before, is held all the same."""
+    def hold(self, holder: object, grammar: GrammarRequest, *, was_accepted: bool = False) -> GrammarRequest:
+        """`grammar` with the one object for its source, kept until `release`; a holder has one. Raises
+        QueueFull where a new source finds no room; one that `was_accepted`, by a process before, is held all
+        the same."""
+        source = grammar.source
         with self._lock:
-            size = sys.getsizeof(text)
-            known = self._known.get(text)
+            size = sys.getsizeof(source)
+            known = self._known.get(source)
             if known is None:
                 if self.num_bytes + size > self.max_bytes and not was_accepted:
                     raise QueueFull(
                         f"the grammars of {len(self._held)} requests take {self.num_bytes:,} of "
                         f"{self.max_bytes:,} bytes, and this one has {size:,} more; try again later"
                     )
-                known = self._known[text] = [text, 0]
+                known = self._known[source] = [source, 0]
                 self.num_bytes += size
             known[1] += 1
             self._held[holder] = known[0]
-            return known[0]
+            return _with_source(grammar, known[0])
 
-    def shared(self, text: str) -> str:
-        """The object of an equal text that is held, else `text` itself."""
+    def shared(self, grammar: GrammarRequest) -> GrammarRequest:
+        """`grammar` with the object of an equal source that is held, else as it is."""
         with self._lock:
-            known = self._known.get(text)
-            return text if known is None else known[0]
+            known = self._known.get(grammar.source)
+            return grammar if known is None else _with_source(grammar, known[0])
 
     def release(self, holder: object) -> None:
-        """The holder needs its text no more. A holder without one is no error."""
+        """The holder needs its source no more. A holder without one is no error."""
         with self._lock:
-            text = self._held.pop(holder, None)
-            if text is None:
+            source = self._held.pop(holder, None)
+            if source is None:
                 return
-            known = self._known[text]
+            known = self._known[source]
             known[1] -= 1
             if not known[1]:
-                del self._known[text]
-                self.num_bytes -= sys.getsizeof(text)
+                del self._known[source]
+                self.num_bytes -= sys.getsizeof(source)
+
+
+def _with_source(grammar: GrammarRequest, source: str) -> GrammarRequest:
+    return grammar if grammar.source is source else msgspec.structs.replace(grammar, source=source)

@@ -56,8 +56,8 @@ class Holders:
             if self._store is not None:
                 self._store.hold(request_id, media)
             if request.grammar is not None:
-                text = self._grammar_memory.hold(request_id, request.grammar)
-                self._grammars.hold(request_id, text, request.budget(self._max_model_len))
+                grammar = self._grammar_memory.hold(request_id, request.grammar)
+                self._grammars.hold(request_id, grammar, request.budget(self._max_model_len))
         except BaseException:
             self.release(request_id)
             raise

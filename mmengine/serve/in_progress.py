@@ -17,7 +17,6 @@ from mmengine.serve.operators import operator_log
 from mmengine.serve.prompts import core_ids
 from mmengine.serve.texts import with_texts
 from mmengine.structured_output.json_schema.notes import Note
-from mmengine.structured_output.opening import after_of
 
 
 @dataclass(slots=True)
@@ -104,7 +103,7 @@ class InProgress:
         text = None
         if stream and self._texts:
             text = TextStream(self._tokenizer, stop=sampling.stop, min_tokens=sampling.min_stop_tokens)
-        after = () if request.grammar is None else after_of(request.grammar)
+        after = () if request.grammar is None else request.grammar.after
         return _Answer(request.sample_index, text, request.grammar is not None, after)
 
     def take(self, output: Output) -> RequestOutput | None:

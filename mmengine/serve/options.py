@@ -11,7 +11,7 @@ from typing import Any, TypedDict
 import msgspec
 
 from mmengine.errors import InvalidRequest
-from mmengine.request import SamplingParams, check_unicode
+from mmengine.request import GrammarRequest, SamplingParams, check_unicode
 from mmengine.serve.vllm_forms import VLLM_NAMES
 from mmengine.structured_output.json_schema.notes import Note
 
@@ -88,7 +88,7 @@ FORM = frozenset({"response_format", "grammar", *VLLM_NAMES})
 @dataclass(frozen=True, slots=True)
 class Options:
     """How to answer one prompt. `deadline_s`: seconds after which it is given up, 0 for never. `grammar`: the
-    answer's form, as structured_output.spec.grammar_of writes it; None for free text. `reasoning`: whether
+    answer's form, as structured_output.spec.grammar_of gives it; None for free text. `reasoning`: whether
     the form begins behind the model's reasoning; None: where the prompt leaves that open. `notes`: on the
     form. `max_length` and `min_length` count the prompt too (0: none is given); `sampling.max_tokens` then
     follows from them."""
@@ -98,7 +98,7 @@ class Options:
     priority: int = 0
     cache_salt: str = ""
     deadline_s: float = 0.0
-    grammar: str | None = None
+    grammar: GrammarRequest | None = None
     reasoning: bool | None = None
     notes: tuple[Note, ...] = ()
     max_length: int = 0

@@ -124,13 +124,13 @@ class Preparation:
             self._queue_prompt(request)
 
     def _settle(self, channel: Channel, form: ResponseFormat) -> None:
-        """The channel holds the form's text from here on, until `release`."""
+        """The channel holds the form from here on, until `release`."""
         if form.grammar is None:
             return
         options = form.added_to(channel.options)
         options.check()
-        text = self._engine().grammar_memory.hold(channel, form.grammar)
-        channel.options = replace(options, grammar=text)
+        grammar = self._engine().grammar_memory.hold(channel, form.grammar)
+        channel.options = replace(options, grammar=grammar)
 
     def _run_prompt(self, request: Preparing) -> None:
         try:

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 
+import msgspec
 import numpy as np
 
 from mmengine.errors import InvalidRequest, shown
 from mmengine.models.plugin import Tokenizer
+from mmengine.request import MAX_AFTER
 from mmengine.serve.options import Options
-from mmengine.structured_output.opening import MAX_AFTER, after_of, waiting
 
 
 class Reasoning:
@@ -37,13 +38,13 @@ class Reasoning:
     def settle(self, options: Options, prompt_token_ids: np.ndarray) -> Options:
         """Options for this prompt, whose grammar says where it begins. Raises InvalidRequest where the
         grammar shall begin behind reasoning of which nobody knows the end."""
-        if options.grammar is None or options.reasoning is False or after_of(options.grammar):
+        if options.grammar is None or options.reasoning is False or options.grammar.after:
             return options
         if options.reasoning and not self._end:
             raise InvalidRequest(self._why_not())
         if not options.reasoning and not self.is_open_in(prompt_token_ids):
             return options
-        return replace(options, grammar=waiting(options.grammar, self._end))
+        return replace(options, grammar=msgspec.structs.replace(options.grammar, after=self._end))
 
     def is_open_in(self, prompt_token_ids: np.ndarray) -> bool:
         """Whether a prompt (int32 [n]) leaves reasoning open: in its last message there is a start without

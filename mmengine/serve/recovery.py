@@ -66,8 +66,8 @@ def _compile_again(built: "Built", resumed: ResumeState, memory: GrammarMemory) 
         if req_state.request.grammar is None or name in resumed.state.grammar_failed:
             continue
         try:
-            text = memory.hold(name, req_state.request.grammar, was_accepted=True)
-            built.grammars.hold(name, text, req_state.request.budget(built.config.max_model_len))
+            grammar = memory.hold(name, req_state.request.grammar, was_accepted=True)
+            built.grammars.hold(name, grammar, req_state.request.budget(built.config.max_model_len))
         except MMEngineError as refusal:
             lost.append((name, str(refusal)))
             continue

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from mmengine.errors import InvalidRequest, RequestFailed, shown
-from mmengine.request import SamplingParams
+from mmengine.request import GrammarRequest, SamplingParams
 from mmengine.serve.answers import Completion
 from mmengine.serve.options import FORM, GenerateOptions, Options
 from mmengine.serve.vllm_forms import as_form
@@ -17,7 +17,7 @@ from mmengine.structured_output.types import decode, schema_of
 class ResponseFormat(NamedTuple):
     """The form of an answer, as Options has it."""
 
-    grammar: str | None
+    grammar: GrammarRequest | None
     reasoning: bool | None
     notes: tuple[Note, ...] = ()
 

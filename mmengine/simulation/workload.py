@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from mmengine.request import MediaItem, Request, SamplingParams
+from mmengine.request import GrammarRequest, MediaItem, Request, SamplingParams
 from mmengine.simulation.hashing import crc_of_numbers, prefix_state
 
 TOKEN_LOW, TOKEN_HIGH = 1000, 31000  # the fake model's and the generated prompts' tokens lie in here
@@ -43,7 +43,7 @@ class SimRequest:
             sampling=SamplingParams(max_tokens=self.max_tokens, seed=0),
             media=self.media,
             priority=self.priority,
-            grammar=repr(self.ranges) if self.ranges else None,
+            grammar=GrammarRequest("ranges", repr(self.ranges)) if self.ranges else None,
         )
 
 

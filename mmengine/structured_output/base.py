@@ -6,6 +6,7 @@ from typing import Protocol
 
 import numpy as np
 
+from mmengine.request import GrammarRequest
 from mmengine.structured_output.closer import Closer
 from mmengine.structured_output.matcher import Matcher
 
@@ -26,8 +27,8 @@ class Compiled(Protocol):
 class Backend(Protocol):
     eos_token_ids: Sequence[int]
 
-    def compile(self, grammar: str) -> Compiled:
-        """`grammar`: a text of spec.py. Called on worker threads, perhaps on several at once. Raises
+    def compile(self, grammar: GrammarRequest) -> Compiled:
+        """`grammar`: one of spec.py. Called on worker threads, perhaps on several at once. Raises
         InvalidRequest for one that it does not take."""
 
     def fill(

@@ -12,7 +12,10 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
 
+import msgspec
+
 from mmengine.errors import MMEngineError, in_one_line
+from mmengine.request import GrammarRequest
 from mmengine.structured_output.base import Compiled
 
 WORKERS = 2
@@ -21,15 +24,16 @@ MAX_ABANDONED = 4  # compilations that hang; then no new grammar is taken
 # The grammar engine recurses as deep as rules and references lead, and beyond the stack's end is the end of
 # the process. Twice what the deepest took that spec.py and the gate let through; only what is used is real.
 STACK_BYTES = 256 * 2**20
+NOTHING = GrammarRequest("", "")
 
 
 class Compilation:
-    """A grammar on its way. `compiled` or `error` is there once `is_done`, and its text no more; only
-    Compiler writes to it."""
+    """A grammar on its way. `compiled` or `error` is there once `is_done`, and what was asked for no more;
+    only Compiler writes to it."""
 
     __slots__ = ("grammar", "key", "compiled", "error", "is_done", "begun", "users")
 
-    def __init__(self, grammar: str, key: bytes):
+    def __init__(self, grammar: GrammarRequest, key: bytes):
         self.grammar, self.key = grammar, key
         self.compiled: Compiled | None = None
         self.error = ""
@@ -39,16 +43,16 @@ class Compilation:
 
     def settle(self, compiled: Compiled | None, error: str) -> None:
         self.compiled, self.error, self.is_done = compiled, error, True
-        self.grammar = ""
+        self.grammar = NOTHING
 
 
 class Compiler:
-    """`compile` gives what a text compiles to, or raises; `deadline_s`: how long it may take; `clock` gives
-    seconds. Threads are begun when they are needed."""
+    """`compile` gives what a grammar compiles to, or raises; `deadline_s`: how long it may take; `clock`
+    gives seconds. Threads are begun when they are needed."""
 
     def __init__(
         self,
-        compile: Callable[[str], Compiled],
+        compile: Callable[[GrammarRequest], Compiled],
         *,
         deadline_s: float,
         workers: int = WORKERS,
@@ -66,10 +70,10 @@ class Compiler:
         self._abandoned: set[threading.Thread] = set()
         self._closed = False
 
-    def get(self, grammar: str) -> Compilation:
+    def get(self, grammar: GrammarRequest) -> Compilation:
         """The compilation of `grammar`, begun if it is not known, for one user until `let_go`. Raises
         MMEngineError where no new one is taken."""
-        key = hashlib.sha256(grammar.encode()).digest()
+        key = hashlib.sha256(msgspec.msgpack.encode(grammar)).digest()
         with self._changed:
             self._abandon_late()
             known = self._known.get(key)

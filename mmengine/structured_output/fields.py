@@ -4,7 +4,7 @@ is wrong."""
 import json
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -12,7 +12,7 @@ from mmengine.errors import InvalidRequest, shown
 from mmengine.request import check_unicode
 from mmengine.structured_output.json_schema.gate import Bounds, Gated, gate
 
-TRUNCATIONS = ("length", "close")
+Truncation = Literal["length", "close"]
 
 
 def mapping(where: str, value: object) -> Mapping[str, Any]:
@@ -34,15 +34,16 @@ def string(where: str, value: object, max_chars: int) -> str:
     return value
 
 
-def truncation_of(where: str, given: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
-    """What else is `given`, and its on_truncation: one of TRUNCATIONS."""
+def truncation_of(where: str, given: Mapping[str, Any]) -> tuple[dict[str, Any], Truncation]:
+    """What else is `given`, and its on_truncation."""
     given = dict(mapping(where, given))
-    found = given.pop("on_truncation", None)
-    if found is None:
-        return given, "length"
-    if found not in TRUNCATIONS:
-        raise InvalidRequest(f"{where}.on_truncation must be {' or '.join(TRUNCATIONS)}, not {shown(found)}")
-    return given, found
+    match given.pop("on_truncation", None):
+        case None | "length":
+            return given, "length"
+        case "close":
+            return given, "close"
+        case found:
+            raise InvalidRequest(f"{where}.on_truncation must be length or close, not {shown(found)}")
 
 
 def bounds_of(where: str, given: object) -> Bounds:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from mmengine.errors import MMEngineError
-from mmengine.request import Request
+from mmengine.request import GrammarRequest, Request
 from mmengine.structured_output.base import Backend, Compiled
 from mmengine.structured_output.closer import Closer
 from mmengine.structured_output.compiler import Compilation, Compiler
@@ -15,7 +15,11 @@ class Grammars:
     """Called by one thread. `compile` takes the place of the backend's own in tests."""
 
     def __init__(
-        self, backend: Backend, *, deadline_s: float, compile: Callable[[str], Compiled] | None = None
+        self,
+        backend: Backend,
+        *,
+        deadline_s: float,
+        compile: Callable[[GrammarRequest], Compiled] | None = None,
     ):
         self.backend = backend
         self._compiler = Compiler(compile or backend.compile, deadline_s=deadline_s)
@@ -25,7 +29,7 @@ class Grammars:
         self._budgets: dict[str, int] = {}
         self._closers: dict[str, Closer] = {}
 
-    def hold(self, request_id: str, grammar: str, budget: int) -> None:
+    def hold(self, request_id: str, grammar: GrammarRequest, budget: int) -> None:
         """A request, whose answer may have `budget` tokens, needs `grammar`, until `release`. Raises
         MMEngineError where no new one is taken."""
         self._held[request_id] = self._awaited[request_id] = self._compiler.get(grammar)
@@ -90,9 +94,9 @@ class Grammars:
             return None
         return [each.compiled.matcher for each in begun if each.compiled is not None]
 
-    def _begin_draft_grammars(self, grammar: str) -> list[Compilation]:
+    def _begin_draft_grammars(self, grammar: GrammarRequest) -> list[Compilation]:
         try:
-            return [self._compiler.get(text) for text in draft_grammars_of(grammar)]
+            return [self._compiler.get(each) for each in draft_grammars_of(grammar)]
         except MMEngineError:  # no new grammars are taken: so it goes without
             return []
 

@@ -11,6 +11,7 @@ import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from mmengine.errors import InvalidRequest
+from mmengine.request import GrammarRequest
 from mmengine.structured_output.base import OfTokenizer
 from mmengine.structured_output.closer import Closer
 from mmengine.structured_output.closing import MAX_CLOSING_TOKENS, Vocabulary
@@ -51,7 +52,7 @@ class LLGuidance(OfTokenizer):
         threads = num_threads or _num_threads()
         self._executor = LLExecutor(threads) if threads > 1 else None  # one thread is slower than none
 
-    def compile(self, grammar: str) -> "CompiledGrammar":
+    def compile(self, grammar: GrammarRequest) -> "CompiledGrammar":
         tokens = self._tokens()
         found = read_grammar(grammar)
         prototype = LLMatcher(tokens, self._source_of(found), log_level=0, limits=self._limits)
@@ -59,10 +60,10 @@ class LLGuidance(OfTokenizer):
         if not error and not isinstance(found, JsonSchema):  # which the gate knows to have texts
             error = _first_step_error(prototype)
         if error:
-            _refuse_overlap(grammar, error)
+            _refuse_overlap(grammar.source, error)
             raise InvalidRequest(f"the grammar cannot be used: {in_our_words(error)}")
-        if found.on_truncation == "length":
-            return CompiledGrammar(prototype, found.after)
+        if not grammar.closes:
+            return CompiledGrammar(prototype, grammar.after)
         vocabulary = self._words()
         path = vocabulary.shortest(prototype)
         if path is None:
@@ -71,7 +72,7 @@ class LLGuidance(OfTokenizer):
                 "found"
             )
         make_closer = partial(Closer, vocabulary, path, self.eos_token_ids)
-        return CompiledGrammar(prototype, found.after, (make_closer, len(found.after) + len(path)))
+        return CompiledGrammar(prototype, grammar.after, (make_closer, len(grammar.after) + len(path)))
 
     def _source_of(self, grammar: Grammar) -> str:
         """The grammar in llguidance's own form."""
@@ -227,12 +228,12 @@ def _num_threads() -> int:
     return min(32, usable * 4 // 5)
 
 
-def _refuse_overlap(grammar: str, error: str) -> None:
+def _refuse_overlap(source: str, error: str) -> None:
     """SchemaRefused where the error is that keys may match two of the patterns of an object: the gate wrote
     beside them where they stand."""
     if not error.startswith("patternProperty regexes"):
         return
-    waiting: list[object] = [msgspec.json.decode(grammar)]
+    waiting: list[object] = [msgspec.json.decode(source)]
     while waiting:
         each = waiting.pop()
         if isinstance(each, dict):

@@ -1,43 +1,6 @@
 """Where a grammar begins that waits for the end of something else, such as a model's reasoning."""
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
-
-import msgspec
-
-MAX_AFTER = 256  # tokens
-_TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
-_BEGINNING = '{"after":'
-
-
-class Waiting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What every grammar's text may say beside the grammar itself. `after`: the tokens behind which it
-    begins; (): at once. `on_truncation` "close": where the budget ends, the answer is completed."""
-
-    after: Annotated[tuple[_TokenId, ...], msgspec.Meta(max_length=MAX_AFTER)] = ()
-    on_truncation: Literal["length", "close"] = "length"
-
-
-class _After(Waiting, frozen=True, forbid_unknown_fields=False):
-    """`Waiting`, of a text with whatever else."""
-
-
-_read_after = msgspec.json.Decoder(_After).decode
-
-
-def waiting(text: str, after: Sequence[int]) -> str:
-    """A grammar's text, of one that begins at once, for one that begins behind the tokens `after`."""
-    return f"{_BEGINNING}[{','.join(map(str, after))}],{text[1:]}"
-
-
-def after_of(text: str) -> tuple[int, ...]:
-    """What the text that `waiting` gave waits for; () of any other text."""
-    if not text.startswith(_BEGINNING):
-        return ()
-    try:
-        return _read_after(text).after
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        return ()  # a log may hold any text
 
 
 def end_of(token_ids: Sequence[int], after: Sequence[int], start: int = 0) -> int | None:

@@ -1,14 +1,11 @@
-"""What response_format and grammar may ask for, and the text by which the engine and its log know it.
+"""What response_format and grammar may ask for, and the GrammarRequest (request.py) by which the engine and
+its log know it. By its kind, its source is:
 
-That text, `Request.grammar`, is JSON and complete in itself: another process compiles the same from it.
-
-    {"type": "json_schema", "schema": {…}}     as the gate left it, bounds included
-    {"type": "regex", "regex": "…"}
-    {"type": "choice", "choices": ["…", …]}
-    {"type": "lark", "lark": "start: …"}
-    {"type": "structural_tag", "structures": […], "triggers": […], …}     tags.py
-
-Each may have "after": […]: the tokens behind which the grammar begins, and "on_truncation" (opening.py).
+    json_schema      the schema as the gate left it, bounds included, as JSON
+    regex            the regular expression
+    choice           a JSON list of texts
+    lark             the grammar
+    structural_tag   a JSON object of structures, triggers, … (tags.py)
 """
 
 import re
@@ -20,7 +17,7 @@ from typing import Any
 import msgspec
 
 from mmengine.errors import InvalidRequest, shown
-from mmengine.request import CLOSES
+from mmengine.request import GrammarRequest
 from mmengine.structured_output.fields import (
     bounds_of,
     gated,
@@ -32,7 +29,6 @@ from mmengine.structured_output.fields import (
 from mmengine.structured_output.gbnf.convert import convert
 from mmengine.structured_output.json_schema.document import read
 from mmengine.structured_output.json_schema.notes import Note
-from mmengine.structured_output.opening import Waiting
 from mmengine.structured_output.strict import strict_notes
 from mmengine.structured_output.tags import StructuralTag, structural_tag
 
@@ -45,62 +41,72 @@ _SCHEMA_FIELDS = ("schema", "strict", "name", "description")
 _KINDS = ("regex", "choice", "lark", "gbnf", "ebnf", "structural_tag")
 
 
-class JsonSchema(Waiting, frozen=True, tag="json_schema"):
+class JsonSchema(msgspec.Struct, frozen=True):
     schema: msgspec.Raw
 
 
-class Regex(Waiting, frozen=True, tag="regex"):
+class Regex(msgspec.Struct, frozen=True):
     regex: str
 
 
-class Choice(Waiting, frozen=True, tag="choice"):
+class Choice(msgspec.Struct, frozen=True):
     choices: tuple[str, ...]
 
 
-class Lark(Waiting, frozen=True, tag="lark"):
+class Lark(msgspec.Struct, frozen=True):
     lark: str
 
 
 Grammar = JsonSchema | Regex | Choice | Lark | StructuralTag
-_read = msgspec.json.Decoder(Grammar).decode
 
 # Between the items of JSON text and behind its keys: as little as possible, and as Python writes it.
 _SPACINGS = ((",", ":"), (", ", ": "))
 
 
 @lru_cache(maxsize=64)
-def draft_grammars_of(text: str) -> tuple[str, ...]:
-    """Grammars that allow some of what the grammar `text` does, those in which more is forced: of a schema
-    those that fix the white space."""
-    grammar = read_grammar(text)
-    if not isinstance(grammar, JsonSchema):
+def draft_grammars_of(grammar: GrammarRequest) -> tuple[GrammarRequest, ...]:
+    """Grammars that allow some of what `grammar` does, those in which more is forced: of a schema those that
+    fix the white space."""
+    found = read_grammar(grammar)
+    if not isinstance(found, JsonSchema):
         return ()
-    schema = msgspec.json.decode(grammar.schema, type=dict[str, msgspec.Raw])
+    schema = msgspec.json.decode(found.schema, type=dict[str, msgspec.Raw])
     options = msgspec.json.decode(schema.pop("x-guidance", msgspec.Raw(b"{}")), type=dict)
     options.pop("whitespace_pattern", None)
     made = []
     for item, key in _SPACINGS:
         spacing = {"item_separator": item, "key_separator": key, "whitespace_flexible": False}
         body = {"x-guidance": msgspec.Raw(msgspec.json.encode({**options, **spacing})), **schema}
-        draft_grammar = JsonSchema(msgspec.Raw(msgspec.json.encode(body)))
-        made.append(msgspec.json.encode(draft_grammar).decode())
+        made.append(GrammarRequest("json_schema", msgspec.json.encode(body).decode()))
     return tuple(made)
 
 
-def read_grammar(text: str) -> Grammar:
-    """What a grammar's text says. Raises InvalidRequest for a text that `grammar_of` did not make."""
+def read_grammar(grammar: GrammarRequest) -> Grammar:
+    """What a request's grammar says. Raises InvalidRequest for one that `grammar_of` did not make."""
+    source = grammar.source
     try:
-        return _read(text)
+        match grammar.kind:
+            case "json_schema":
+                return JsonSchema(msgspec.json.decode(source, type=msgspec.Raw))
+            case "regex":
+                return Regex(source)
+            case "choice":
+                return Choice(msgspec.json.decode(source, type=tuple[str, ...]))
+            case "lark":
+                return Lark(source)
+            case "structural_tag":
+                return msgspec.json.decode(source, type=StructuralTag)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise InvalidRequest(f"the grammar cannot be read: {error}") from None
+    raise InvalidRequest(f"the grammar cannot be read: its kind {shown(grammar.kind)} is not known")
 
 
 def grammar_of(
     response_format: Mapping[str, Any] | None = None,
     grammar: Mapping[str, Any] | None = None,
-) -> str | None:
-    """The text of what was asked for, None for free text. Equal texts are one object: the lines of a batch
-    mostly ask for the same grammar.
+) -> GrammarRequest | None:
+    """What was asked for, None for free text. Equal sources are one object: the lines of a batch mostly ask
+    for the same grammar.
 
     `response_format`: {"type": "text"}, {"type": "json_object"}, {"type": "json_schema", "json_schema":
     {"schema": {…}}}, whose `strict` adds notes at most: a schema is always enforced, or {"type":
@@ -114,15 +120,15 @@ def grammar_of(
         raise InvalidRequest("give response_format or grammar, not both")
     if response_format is not None:
         asked, truncation = truncation_of("response_format", response_format)
-        text = _format_text(asked)
-        if text is None and truncation == "close":
+        found = _format_of(asked)
+        if found is None and truncation == "close":
             raise InvalidRequest("response_format.on_truncation: text has no form that could be closed")
     elif grammar is not None:
         asked, truncation = truncation_of("grammar", grammar)
-        text = _text_of(asked)
+        found = _grammar_of(asked)
     else:
         return None
-    return text if text is None or truncation == "length" else intern(text[:-1] + CLOSES)
+    return None if found is None else GrammarRequest(found[0], intern(found[1]), on_truncation=truncation)
 
 
 def notes_of(response_format: Mapping[str, object] | None) -> tuple[Note, ...]:
@@ -148,17 +154,16 @@ def reasoning_of(
     return value
 
 
-def _format_text(response_format: Mapping[str, Any]) -> str | None:
+def _format_of(response_format: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Kind and source; None for free text."""
     kind = mapping("response_format", response_format).get("type")
     if kind not in _FORMATS:
         raise InvalidRequest(f"response_format.type must be {', '.join(_FORMATS)}, not {shown(kind)}")
     if kind == "structural_tag":
-        return structural_tag("response_format", _without_reasoning(response_format))
+        return kind, structural_tag("response_format", _without_reasoning(response_format))
     schema = _schema_of(kind, response_format)
     bounds = bounds_of("response_format.bounds", response_format.get("bounds"))
-    return (
-        None if schema is None else intern(f'{{"type":"json_schema","schema":{gated(schema, bounds).text}}}')
-    )
+    return None if schema is None else ("json_schema", gated(schema, bounds).text)
 
 
 def _schema_of(kind: str, response_format: Mapping[str, Any]) -> Any:
@@ -176,23 +181,23 @@ def _schema_of(kind: str, response_format: Mapping[str, Any]) -> Any:
     return given["schema"]
 
 
-def _text_of(grammar: Mapping[str, Any]) -> str:
+def _grammar_of(grammar: Mapping[str, Any]) -> tuple[str, str]:
+    """Kind and source."""
     refuse_others("grammar", mapping("grammar", grammar), (*_KINDS, "reasoning"))
     kinds = _without_reasoning(grammar)
     if len(kinds) != 1:
         raise InvalidRequest(f"grammar holds one of {', '.join(_KINDS)}")
     kind, value = next(iter(kinds.items()))
     if kind == "structural_tag":
-        return structural_tag("grammar.structural_tag", value)
+        return kind, structural_tag("grammar.structural_tag", value)
     if kind == "choice":
-        return msgspec.json.encode(Choice(_choices(value))).decode()
+        return kind, msgspec.json.encode(_choices(value)).decode()
     value = string(f"grammar.{kind}", value, MAX_GRAMMAR_CHARS)
     if kind in ("gbnf", "ebnf"):
         kind, value = convert(value)
     if kind == "lark" and len(_RULE.findall(value)) > MAX_RULES:
         raise InvalidRequest(f"grammar.lark has more than {MAX_RULES:,} rules")
-    made = {"regex": Regex, "lark": Lark}[kind](value)
-    return msgspec.json.encode(made).decode()
+    return kind, value
 
 
 def _without_reasoning(given: Mapping[str, Any]) -> dict[str, Any]:

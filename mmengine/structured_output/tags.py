@@ -9,7 +9,6 @@ no trigger may lie in another, and no begin may be the beginning of another.
 """
 
 from collections.abc import Mapping
-from sys import intern
 from typing import Any
 
 import msgspec
@@ -18,7 +17,6 @@ from mmengine.errors import InvalidRequest, shown
 from mmengine.structured_output.fields import bounds_of, gated, mapping, refuse_others, string
 from mmengine.structured_output.json_schema.gate import MAX_OUTPUT, Bounds
 from mmengine.structured_output.json_schema.refusal import SchemaRefused
-from mmengine.structured_output.opening import Waiting
 
 MAX_STRUCTURES = 128
 MAX_TRIGGERS = 32
@@ -37,7 +35,7 @@ class Structure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     end: str
 
 
-class StructuralTag(Waiting, frozen=True, tag="structural_tag"):
+class StructuralTag(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     structures: tuple[Structure, ...]
     triggers: tuple[str, ...]
     at_least_one: bool = False  # tag; text may come before it
@@ -45,7 +43,7 @@ class StructuralTag(Waiting, frozen=True, tag="structural_tag"):
 
 
 def structural_tag(where: str, given: Any) -> str:
-    """The text of a form, as spec.py describes it. `given`: {"structures": [{"begin", "schema", "end"}, …],
+    """The source of a form, as spec.py describes it. `given`: {"structures": [{"begin", "schema", "end"}, …],
     "triggers": […]}, and where wanted "at_least_one", "stop_after_first", "bounds". Raises InvalidRequest,
     naming the field, and of a schema the keyword and its place."""
     refuse_others(where, mapping(where, given), _FIELDS)
@@ -70,7 +68,7 @@ def structural_tag(where: str, given: Any) -> str:
         at_least_one=_flag(f"{where}.at_least_one", given.get("at_least_one")),
         stop_after_first=_flag(f"{where}.stop_after_first", given.get("stop_after_first")),
     )
-    return intern(msgspec.json.encode(tag).decode())
+    return msgspec.json.encode(tag).decode()
 
 
 def _structure(where: str, begin: str, given: Mapping[str, Any], bounds: Bounds) -> Structure:

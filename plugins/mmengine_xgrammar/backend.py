@@ -11,6 +11,7 @@ import numpy as np
 import xgrammar
 
 from mmengine.errors import InvalidRequest
+from mmengine.request import GrammarRequest
 from mmengine.structured_output.base import OfTokenizer
 from mmengine.structured_output.engine_words import in_our_words
 from mmengine.structured_output.spec import Choice, Grammar, JsonSchema, Lark, Regex, read_grammar
@@ -27,9 +28,9 @@ SHARED_BYTES = 128 * 2**20  # of masks that grammars have in common
 class XGrammar(OfTokenizer):
     _made: "tuple[xgrammar.GrammarCompiler, Vocabulary] | None" = None
 
-    def compile(self, grammar: str) -> "CompiledGrammar":
+    def compile(self, grammar: GrammarRequest) -> "CompiledGrammar":
         found = read_grammar(grammar)
-        if found.on_truncation == "close":
+        if grammar.closes:
             raise InvalidRequest('on_truncation "close" needs the engine llguidance (grammar_backend)')
         source = _ebnf_of(found)
         compiler, vocabulary = self._made_compiler()
@@ -37,7 +38,7 @@ class XGrammar(OfTokenizer):
             compiled = compiler.compile_grammar(source)
         except RuntimeError as error:
             raise InvalidRequest(f"the grammar cannot be used: {_short(str(error))}") from None
-        return CompiledGrammar(compiled, vocabulary, found.after)
+        return CompiledGrammar(compiled, vocabulary, grammar.after)
 
     def fill(
         self, matchers: Sequence["XMatcher"], bits: np.ndarray, drafts: Sequence[list[int]] | None = None

@@ -8,7 +8,7 @@ from mmengine.config import EngineConfig
 from mmengine.core.engine import EngineCore
 from mmengine.errors import ConfigError, InvalidRequest, QueueFull
 from mmengine.events import vocabulary as ev
-from mmengine.request import MediaItem, Request, SamplingParams
+from mmengine.request import GrammarRequest, MediaItem, Request, SamplingParams
 from mmengine.simulation.slots import SimulatedExecutor, reference_tokens
 from tests.core.small_engine import Bench, image, request, settings_of, video
 
@@ -45,7 +45,12 @@ REFUSED = {
     "a negative sample": (request("a", 3, sample_index=-1), "sample_index"),
     "half a sample": (request("a", 3, sample_index=0.5), "sample_index"),
     "a group that is no text": (request("a", 3, group=3), "group must be a string"),
-    "a grammar that is no text": (request("a", 3, grammar=3), "cannot be written to a log"),
+    "a grammar that is no request": (request("a", 3, grammar=3), "cannot be written to a log"),
+    "a grammar that is a text": (request("a", 3, grammar="{}"), "cannot be written to a log"),
+    "a grammar behind no token": (
+        request("a", 3, grammar=GrammarRequest("regex", "a", (-1,))),
+        "cannot be written to a log",
+    ),
     "no sampling": (Request("a", np.array([1], np.int32), None), "SamplingParams, not NoneType"),
     "no prompt": (request("a", []), "the prompt is empty"),
     "a prompt of floats": (raw(np.array([1.0])), r"int32 \[n\], not float64"),

@@ -11,7 +11,7 @@ from mmengine.errors import ConfigError
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader, LogWriter
 from mmengine.replay import verify
-from mmengine.request import CLOSES
+from mmengine.request import GrammarRequest
 from mmengine.simulation.slots import CostModel, SimulatedExecutor, reference_tokens
 from tests.core.small_engine import Bench, image, ints, request, settings_of
 from tests.core.workloads import Watched
@@ -107,7 +107,10 @@ def test_media_of_who_left_stay_until_the_step_that_reads_them_ran():
     assert bench.state.encoder.entries[key].references == 0
 
 
-def run_with_form(bench, grammar="g"):
+FORM = GrammarRequest("regex", "a+")
+
+
+def run_with_form(bench, grammar=FORM):
     """How many rows each step had."""
     requests = [request("plain", 5, max_tokens=8), request("bound", 5, max_tokens=4, grammar=grammar)]
     bench.submit(*requests)
@@ -128,7 +131,7 @@ def run_with_form(bench, grammar="g"):
 def test_a_form_keeps_no_step_back_but_where_it_is_completed_within_its_budget(closes, ahead, forms):
     """Then what a step gives is known when it was read, and the whole step is awaited."""
     bench = Overlapping()
-    grammar = '{"type":"regex","regex":"a+"' + (CLOSES if closes else "}")
+    grammar = GrammarRequest("regex", "a+", on_truncation="close" if closes else "length")
     assert run_with_form(bench, grammar) == [2] * 4 + [1] * 4
     how = {"ahead": ahead, "drafts": 0, "forms": forms, "blocks": 0, "alone": 1}
     assert bench.core.stats().overlap == how
@@ -186,7 +189,7 @@ def test_drafters_that_have_nothing_do_not_keep_steps_apart(host_ns):
 
 def test_without_a_form_nobody_waits_for_drafters_of_forms():
     bench = Overlapping(num_draft_tokens=2, drafts_for="forms")
-    bench.submit(request("a", 5, max_tokens=20), request("b", 5, max_tokens=4, grammar="g"))
+    bench.submit(request("a", 5, max_tokens=20), request("b", 5, max_tokens=4, grammar=FORM))
     bench.core.inbox.put(ev.GrammarReady("b"))
     bench.run()
     how = bench.core.stats().overlap
@@ -319,7 +322,7 @@ def test_a_log_of_the_rules_before_is_continued_and_derived_by_them(tmp_path):
     config = settings_of(max_in_flight=2, snapshot_bytes=0)
     started = ev.Started(ev.SCHEMA_VERSION, "0.1.0", 2, config.as_dict(), {}, config.num_blocks)
     core = EngineCore(config, SimulatedExecutor(config), sink=LogWriter(tmp_path), started=started)
-    for name, fields in (("plain", {}), ("bound", {"grammar": "g"})):
+    for name, fields in (("plain", {}), ("bound", {"grammar": FORM})):
         core.submit(request(name, 5, max_tokens=30, **fields))
     core.grammar_ready("bound")
     for _ in range(9):

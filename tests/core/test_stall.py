@@ -10,7 +10,7 @@ from mmengine.errors import MMEngineError
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader, LogWriter
 from mmengine.replay import verify
-from mmengine.request import Request, SamplingParams
+from mmengine.request import GrammarRequest, Request, SamplingParams
 from mmengine.simulation.slots import SimulatedExecutor
 
 
@@ -74,7 +74,9 @@ def test_waiting_for_a_grammar_is_no_stall():
     )
     core = EngineCore(config, SimulatedExecutor(config))
     prompt = np.zeros(4, np.int32)
-    core.submit(Request("a", prompt, SamplingParams(max_tokens=2, seed=0), grammar="later"))
+    core.submit(
+        Request("a", prompt, SamplingParams(max_tokens=2, seed=0), grammar=GrammarRequest("regex", "a"))
+    )
     for _ in range(5):
         assert not core.step()
     core.inbox.put(ev.GrammarReady("a"))

@@ -10,12 +10,12 @@ from mmengine.config import EngineConfig
 from mmengine.core.executor import Executor, StepPlan, StepResult
 from mmengine.core.state.state import State
 from mmengine.replay.invariants import broken
-from mmengine.request import CLOSES, MediaItem, Request, SamplingParams
+from mmengine.request import GrammarRequest, MediaItem, Request, SamplingParams
 
 GRAMMAR_ROWS = (
-    "grammar",
-    '{"type":"regex","regex":"a"' + CLOSES,
-)  # the second is completed within its budget
+    GrammarRequest("lark", "grammar"),
+    GrammarRequest("regex", "a", on_truncation="close"),  # it is completed within its budget
+)
 
 
 def small_config(rng: random.Random) -> EngineConfig:

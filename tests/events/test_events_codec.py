@@ -23,8 +23,7 @@ from mmengine.events.codec import (
     records_in,
     settled,
 )
-from mmengine.events.upcast import UPCASTERS
-from mmengine.request import MediaItem, SamplingParams
+from mmengine.request import GrammarRequest, MediaItem, SamplingParams
 from tests.events.logs import one_of_each
 
 INTS = st.integers(-(2**63), 2**64 - 1)
@@ -52,6 +51,8 @@ SAMPLING = st.builds(
     logprobs=st.none() | INTS,
 )
 MEDIA = st.builds(MediaItem, BYTES, TEXT, RUNS, st.tuples(INTS, INTS, INTS))
+IDS = st.lists(st.integers(0, 2**31 - 1), max_size=3).map(tuple)
+GRAMMAR = st.builds(GrammarRequest, TEXT, TEXT, IDS, st.sampled_from(["length", "close"]))
 FIELDS = {
     ev.Started: (
         INTS,
@@ -70,7 +71,7 @@ FIELDS = {
         INTS,
         TEXT,
         INTS,
-        st.none() | TEXT,
+        st.none() | GRAMMAR,
         TEXT,
     ),
     ev.GrammarReady: (TEXT,),
@@ -290,21 +291,6 @@ def test_format_1_reads_as_it_was_written():
         if isinstance(event, ev.Started):
             event = msgspec.structs.replace(event, config={"max_in_flight": 1, **event.config})
         assert record.event == event and record.offset == 6
-
-
-def test_an_upcaster_says_what_an_old_field_means(monkeypatch):
-    monkeypatch.setitem(UPCASTERS, (1, 9), lambda fields: [fields[0], "stop", *fields[2:]])
-    body = msgspec.msgpack.encode(["a", "finished", "eos"])
-    assert read(old_record(body, number=9), framing=format_1)[0].event == ev.Finished("a", "stop", "eos")
-    assert read(record_of(body, number=9))[0].event == ev.Finished("a", "finished", "eos")
-    with pytest.raises(UnknownRecord, match="no array"):
-        read(old_record(b"\x05", number=9), framing=format_1)
-
-
-def test_a_setting_that_an_old_log_has_is_kept():
-    event = ev.Started(1, "0", 1, {"max_in_flight": 2}, {}, 9)
-    data = old_record(msgspec.msgpack.encode(event), number=1)
-    assert read(data, framing=format_1)[0].event == event
 
 
 def test_wrong_magic():

@@ -83,6 +83,19 @@ def test_it_shows_the_same_figures(golden):
     assert [step[: len(old)] for step, old in zip(steps, known, strict=True)] == known
 
 
+# What QUEUED said of a grammar up to schema 2, and says since.
+GRAMMARS = {
+    "grammar": ["", "grammar", [], "length"],
+    '{"type":"regex","regex":"a","on_truncation":"close"}': ["regex", "a", [], "close"],
+}
+
+
+def in_todays_words(event, fields):
+    if isinstance(event, ev.Queued) and isinstance(fields[8], str):
+        return [*fields[:8], GRAMMARS[fields[8]], *fields[9:]]
+    return fields
+
+
 def extends(new, old):
     """Whether a body only gained something: fields at the end of an array, keys of a map."""
     if isinstance(old, list):
@@ -115,4 +128,5 @@ def test_what_is_written_today_only_adds_to_it(golden):
     bodies = list(bodies_of(path, int(folder.name[-1])))
     events = [record.event for record in LogReader(folder)]
     for event, old in zip(events, bodies, strict=True):
-        assert extends(msgspec.msgpack.decode(msgspec.msgpack.encode(event)), old)
+        today = msgspec.msgpack.decode(msgspec.msgpack.encode(event))
+        assert extends(today, in_todays_words(event, old))

@@ -16,7 +16,7 @@ from mmengine.errors import CorruptLog
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader, LogWriter
 from mmengine.replay import verify
-from mmengine.request import Request, SamplingParams
+from mmengine.request import GrammarRequest, Request, SamplingParams
 from mmengine.simulation.slots import SimulatedExecutor
 from tests.events.logs import column, rewrite
 from tests.golden.make_golden import crashed_run
@@ -34,7 +34,7 @@ OTHERS = {
     "Started.fingerprints": lambda old: [{**old, "weights": "others"}],
     "Queued.sampling": lambda old: [replace(old, max_tokens=max(1, old.max_tokens - 1))],
     "Queued.priority": lambda old: [old + 1000],
-    "Queued.grammar": lambda old: ["another"] if old is None else [None],
+    "Queued.grammar": lambda old: [GrammarRequest("regex", "a")] if old is None else [None],
     "Admitted.copy": lambda old: [(1, 2)],
     "Executed.stops": lambda old: [old[1:] or ((0, "planted"),)],
     "Executed.errors": lambda old: [old[1:] or ((0, "planted"),)],

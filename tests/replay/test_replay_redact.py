@@ -13,7 +13,7 @@ from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader, LogWriter
 from mmengine.replay import verify
 from mmengine.replay.convert.redact import redact
-from mmengine.request import MediaItem, SamplingParams
+from mmengine.request import GrammarRequest, MediaItem, SamplingParams
 from mmengine.simulation.slots import SimulatedExecutor
 from tests.core.small_engine import request, settings_of
 from tests.replay.runs import busy_run
@@ -99,7 +99,7 @@ def secret_log(folder, name="alice", salt="the-tenant", start=1_000_000):
         request(name, tokens, media=[picture]),
         sampling=sampling,
         cache_salt=salt,
-        grammar='{"const": "schema"}',
+        grammar=GrammarRequest("json_schema", '{"const": "schema"}'),
     )
     core.submit(first)
     core.submit(with_fields(first, request_id=f"{name}-2", grammar=None, group=name, sample_index=1))

@@ -23,7 +23,7 @@ from mmengine.serve.engine import Engine
 from mmengine.serve.options import Options
 from mmengine.serve.prompts import Prompt
 from mmengine.serve.reasoning import Reasoning
-from mmengine.structured_output.opening import after_of, end_of
+from mmengine.structured_output.opening import end_of
 from mmengine.structured_output.spec import grammar_of
 from tests.serve.reasoning_jobs import QUESTIONS, RECORD, answers, check, jobs
 from tests.structured.strategies import random_schemas
@@ -60,7 +60,7 @@ def settled(tokenizer, prompt, wish=None, start="<think>", end="</think>", eos=(
     reasoning = Reasoning(tokenizer, eos, start, end)
     found = reasoning.settle(options, ids)
     assert reasoning.settle(found, ids) == found
-    return after_of(found.grammar)
+    return found.grammar.after
 
 
 ASK = "<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n"

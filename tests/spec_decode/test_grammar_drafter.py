@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 
 from mmengine.errors import InvalidRequest
-from mmengine.request import Request, SamplingParams
+from mmengine.request import GrammarRequest, Request, SamplingParams
 from mmengine.spec_decode.grammar import GrammarDrafter
 from mmengine.spec_decode.texts import Texts
 from mmengine.structured_output.grammars import Grammars
 from mmengine.structured_output.llguidance_backend import LLGuidance
-from mmengine.structured_output.opening import waiting
 from mmengine.structured_output.rows import RowMatchers
 from mmengine.structured_output.spec import draft_grammars_of, grammar_of
 
@@ -167,7 +166,7 @@ def test_what_is_no_schema_is_its_own_sketch(backend):
 
 
 def test_nothing_is_proposed_before_the_grammar_begins(backend):
-    bench = Bench(backend, waiting(grammar_of(grammar={"regex": "abcdef"}), (7, 9)))
+    bench = Bench(backend, GrammarRequest("regex", "abcdef", (7, 9)))
     assert bench.settled() == b""
     bench.say(b"\x07\x07")
     assert bench.proposes() == b""

@@ -284,10 +284,10 @@ def test_many_structures(backend):
     assert accepts('<f127>{"p127": 127}</f><f3>{}</f>') and not accepts('<f126>{"p126": 127}</f>')
 
 
-def test_the_text_is_complete_and_the_same_however_it_was_asked():
+def test_the_source_is_complete_and_the_same_however_it_was_asked():
     asked = {"type": "structural_tag", **FUNCTIONS}
-    text = grammar_of(grammar={"structural_tag": FUNCTIONS})
-    assert text is grammar_of(asked) is grammar_of(grammar={"structural_tag": asked})
-    found = read_grammar(text)
-    assert isinstance(found, StructuralTag) and msgspec.json.encode(found).decode() == text
+    grammar = grammar_of(grammar={"structural_tag": FUNCTIONS})
+    assert grammar == grammar_of(asked) == grammar_of(grammar={"structural_tag": asked})
+    found = read_grammar(grammar)
+    assert isinstance(found, StructuralTag) and msgspec.json.encode(found).decode() == grammar.source
     assert found.triggers == ("<function=",) and not found.at_least_one

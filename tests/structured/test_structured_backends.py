@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 
 from mmengine.errors import InvalidRequest
-from mmengine.request import Request, SamplingParams
+from mmengine.request import GrammarRequest, Request, SamplingParams
 from mmengine.structured_output.backends import GRAMMAR_BACKENDS
 from mmengine.structured_output.json_schema.refusal import SchemaRefused
-from mmengine.structured_output.opening import waiting
 from mmengine.structured_output.rows import RowMatchers
 from mmengine.structured_output.spec import grammar_of
 
@@ -227,7 +226,7 @@ def test_masks_behind_drafts_are_those_that_would_come(backend):
 
 def test_a_grammar_begins_where_the_reasoning_ends(backend):
     """Also inside a run of drafts; before it anything may be said, but no end."""
-    compiled = backend.compile(waiting(grammar_of(grammar={"regex": "[0-9]{2}"}), (ord("<"), ord("/"))))
+    compiled = backend.compile(GrammarRequest("regex", "[0-9]{2}", (ord("<"), ord("/"))))
     rows = RowMatchers(backend, lambda _: compiled, VOCAB)
     rows.admit(0, request("r"), np.array([1, 2, ord("x"), ord("<")], np.int32))
     digits = {*b"0123456789", TOKENS.index(b"00")}
@@ -245,7 +244,7 @@ def test_a_grammar_begins_where_the_reasoning_ends(backend):
 
 
 def test_reasoning_does_not_end_where_the_form_may_be_empty(backend):
-    compiled = backend.compile(waiting(grammar_of(grammar={"choice": ["", "a"]}), (ord("<"),)))
+    compiled = backend.compile(GrammarRequest("choice", '["","a"]', (ord("<"),)))
     rows = RowMatchers(backend, lambda _: compiled, VOCAB)
     for row, form in enumerate(["one by one", "in a run"]):
         rows.admit(row, request(form), np.array([1, 2, ord("x")], np.int32))

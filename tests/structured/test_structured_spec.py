@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from mmengine.errors import InvalidRequest
-from mmengine.request import SamplingParams
+from mmengine.request import GrammarRequest, SamplingParams
 from mmengine.serve.options import Options
 from mmengine.structured_output.spec import Choice, JsonSchema, Lark, Regex, grammar_of, read_grammar
 
@@ -19,19 +19,20 @@ def test_free_text_has_no_grammar():
     assert grammar_of() is None and grammar_of({"type": "text"}) is None
 
 
-def test_a_schema_is_in_the_text_with_its_keys_in_their_order():
-    text = grammar_of(asked(SCHEMA, strict=True, name="x"))
-    found = read_grammar(text)
+def test_a_schema_is_in_the_source_with_its_keys_in_their_order():
+    grammar = grammar_of(asked(SCHEMA, strict=True, name="x"))
+    found = read_grammar(grammar)
     assert isinstance(found, JsonSchema)
     assert list(msgspec.json.decode(found.schema)["properties"]) == ["b", "a"]
-    assert text is grammar_of(asked(SCHEMA)) is grammar_of(asked(SCHEMA, strict=False))
+    assert grammar == grammar_of(asked(SCHEMA)) == grammar_of(asked(SCHEMA, strict=False))
+    assert grammar.source is grammar_of(asked(SCHEMA)).source
 
 
 def test_bounds_can_be_set_and_left_out():
     default = grammar_of({"type": "json_object"})
-    assert default == grammar_of({"type": "json_object", "bounds": {}}) and "{1,32}" in default
-    assert "{1,3}" in grammar_of({"type": "json_object", "bounds": {"whitespace": 3}})
-    assert "whitespace_pattern" not in grammar_of({"type": "json_object", "bounds": False})
+    assert default == grammar_of({"type": "json_object", "bounds": {}}) and "{1,32}" in default.source
+    assert "{1,3}" in grammar_of({"type": "json_object", "bounds": {"whitespace": 3}}).source
+    assert "whitespace_pattern" not in grammar_of({"type": "json_object", "bounds": False}).source
 
 
 def test_any_object_is_a_schema_too():
@@ -83,12 +84,16 @@ def test_what_cannot_be_asked(response_format, grammar, says):
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["", "grammar", "{}", '{"type":"regex"}', '{"type":"regex","regex":1}', '{"type":"gbnf"}', "[" * 9999],
+    ("kind", "source"),
+    [
+        *(("", ""), ("", "grammar"), ("no kind", "a"), ("json_schema", ""), ("json_schema", '{"a":')),
+        *(("choice", "a"), ("choice", "[1]"), ("choice", "[" * 9999)),
+        *(("structural_tag", "{}"), ("structural_tag", "[" * 9999)),
+    ],
 )
-def test_a_log_may_hold_any_text(text):
+def test_a_log_may_hold_any_text(kind, source):
     with pytest.raises(InvalidRequest, match="the grammar cannot be read"):
-        read_grammar(text)
+        read_grammar(GrammarRequest(kind, source))
 
 
 @pytest.mark.parametrize(
@@ -97,4 +102,4 @@ def test_a_log_may_hold_any_text(text):
 def test_nothing_else_says_where_an_answer_ends(ends):
     Options(SamplingParams(**ends)).check()
     with pytest.raises(InvalidRequest, match=f"{next(iter(ends))} cannot go with response_format or grammar"):
-        Options(SamplingParams(**ends), grammar="{}").check()
+        Options(SamplingParams(**ends), grammar=GrammarRequest("regex", "a")).check()

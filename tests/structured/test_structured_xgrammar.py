@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from mmengine.errors import ConfigError, InvalidRequest
+from mmengine.request import GrammarRequest
 from mmengine.structured_output.backends import GRAMMAR_BACKENDS
 from mmengine.structured_output.json_schema.gate import Bounds, gate
 from mmengine.structured_output.json_schema.refusal import SchemaRefused
@@ -40,9 +41,7 @@ def backend():
 
 
 def start(backend, schema, bounds=None):
-    return backend.compile(
-        f'{{"type":"json_schema","schema":{gate(schema, bounds or Bounds.off()).text}}}'
-    ).matcher()
+    return backend.compile(GrammarRequest("json_schema", gate(schema, bounds or Bounds.off()).text)).matcher()
 
 
 def allowed(matcher):

@@ -10,6 +10,7 @@ digest of the state is stored with it and must come out again.
 
 import struct
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -21,12 +22,14 @@ from mmengine.core.snapshot.take import body_of
 from mmengine.core.state.digest import state_digest
 from mmengine.core.state.state import State
 from mmengine.errors import ConfigError, CorruptLog, LogError
+from mmengine.events import codec
 from mmengine.events import vocabulary as ev
 from mmengine.events.segment import snapshot_sequences
 from mmengine.events.snapshots import read_snapshot
+from mmengine.events.upcast import in_todays_words
 
 MAGIC = b"MMSN"
-VERSION = 1
+VERSION = 2
 HEADER = struct.Struct("<4sHHQI")
 MAX_CELLS = 2**31  # rows x tokens, or KV slots, that settings may ask a fold to hold
 
@@ -88,15 +91,34 @@ def _read(data: bytes) -> Body:
     if len(data) < HEADER.size or data[:4] != MAGIC:
         raise CorruptLog("this is no snapshot: it does not begin as one does")
     _, version, _, length, crc = HEADER.unpack_from(data)
-    if version != VERSION:
-        raise CorruptLog(f"the snapshot has format {version}; this build reads {VERSION}")
+    if version not in _READERS:
+        raise CorruptLog(f"the snapshot has format {version}; this build reads those up to {VERSION}")
     body = memoryview(data)[HEADER.size :]
     if length != len(body) or zlib.crc32(body) != crc:
         raise CorruptLog("the snapshot is cut short or damaged: its checksum does not match")
     try:
-        return _decoder.decode(body)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        return _READERS[version](body)
+    except (msgspec.MsgspecError, ValueError, RecursionError, LookupError) as error:
         raise CorruptLog(f"the snapshot cannot be read: {error}") from None
+
+
+def _read_1(data: memoryview) -> Body:
+    """Format 1 has QUEUED as logs up to schema 2 do."""
+    parts = msgspec.msgpack.decode(data, type=dict[str, msgspec.Raw])
+    requests = msgspec.msgpack.decode(parts["requests"], type=list[list[msgspec.Raw]])
+    for known in requests:
+        known[0] = _queued_1(known[0])
+    gone = msgspec.msgpack.decode(parts["gone"], type=list[msgspec.Raw])
+    parts["requests"] = msgspec.Raw(_encoder.encode(requests))
+    parts["gone"] = msgspec.Raw(_encoder.encode([_queued_1(queued) for queued in gone]))
+    return _decoder.decode(_encoder.encode(parts))
+
+
+def _queued_1(queued: msgspec.Raw) -> msgspec.Raw:
+    return msgspec.Raw(in_todays_words(codec.FORMAT, ev.NUMBERS[ev.Queued], queued))
+
+
+_READERS: dict[int, Callable[[memoryview], Body]] = {1: _read_1, VERSION: _decoder.decode}
 
 
 def _config_of(started: ev.Started) -> EngineConfig:

@@ -11,6 +11,7 @@ from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
 from mmengine.replay.checked import CheckedLog
 from mmengine.replay.timeline import fold, taken_tokens
+from mmengine.request import GrammarRequest
 
 
 class LifeLine(msgspec.Struct, frozen=True):
@@ -118,10 +119,28 @@ def _queued(state: State, event: ev.Queued) -> tuple[str, dict[str, Any]]:
         changed["group"] = event.group
         parts.append(f"the prompt of {event.group}")
     if event.grammar is not None:
-        changed["grammar"] = True
-        parts.append("with a grammar")
+        changed["grammar"] = _grammar(event.grammar)
+        parts.append(_grammar_text(event.grammar))
     parts.append(f"{len(state.waiting)} wait already")
     return "arrived: " + ", ".join(parts), changed
+
+
+def _grammar(grammar: GrammarRequest) -> dict[str, object]:
+    return {
+        "kind": grammar.kind,
+        "characters": len(grammar.source),
+        "after": list(grammar.after),
+        "on_truncation": grammar.on_truncation,
+    }
+
+
+def _grammar_text(grammar: GrammarRequest) -> str:
+    parts = [f"{grammar.kind or 'of no known kind'}, {len(grammar.source):,} characters"]
+    if grammar.after:
+        parts.append(f"behind {len(grammar.after)} tokens")
+    if grammar.closes:
+        parts.append("completed within its budget")
+    return f"with a grammar ({', '.join(parts)})"
 
 
 def _admitted(state: State, event: ev.Admitted) -> tuple[str, dict[str, Any]]:

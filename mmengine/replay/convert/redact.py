@@ -31,7 +31,7 @@ from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
 from mmengine.events.log import LogWriter
 from mmengine.replay.checked import CheckedLog
-from mmengine.request import CLOSES, MediaItem
+from mmengine.request import GrammarRequest, MediaItem
 
 MIN_KEY_BYTES = 16
 COMMIT_RECORDS = 64
@@ -320,6 +320,6 @@ def _ints(column: bytes | None, count: int, each: int) -> list[int]:
     return [each] * count if column is None else np.frombuffer(column, np.int32).tolist()
 
 
-def _form(grammar: str | None) -> str | None:
+def _form(grammar: GrammarRequest | None) -> GrammarRequest | None:
     """That there is one, and whether its text is completed within its budget: decisions depend on no more."""
-    return grammar and _REDACTED + (CLOSES if grammar.endswith(CLOSES) else "")
+    return None if grammar is None else GrammarRequest("", _REDACTED, on_truncation=grammar.on_truncation)
