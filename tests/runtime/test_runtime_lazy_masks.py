@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmengine.core.executor import ERROR_TOKEN, Admission
-from mmengine.request import Request, SamplingParams
+from mmengine.request import GrammarRequest, Request, SamplingParams
 from mmengine.runtime.rows import RowColumns
 from mmengine.runtime.sampling.lazy_masks import mask_lazily
 from mmengine.runtime.sampling.runs import NOTHING, Runs
@@ -52,7 +52,9 @@ class Bench:
         for row in range(len(forms)):
             how = {"temperature": 1.0, "seed": row, "presence_penalty": 0.5} if row % 2 else {}
             prompt = np.array([0], np.int32)
-            request = Request(str(row), prompt, SamplingParams(**how), grammar="held elsewhere")
+            request = Request(
+                str(row), prompt, SamplingParams(**how), grammar=GrammarRequest("regex", "held elsewhere")
+            )
             self.columns.admit(Admission(row, request, prompt))
             self.sampler.admit(Admission(row, request, prompt))
             self.matchers.admit(row, request, prompt)

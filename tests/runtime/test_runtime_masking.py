@@ -8,7 +8,7 @@ import torch
 
 from mmengine.core.executor import ERROR_TOKEN, Admission
 from mmengine.native import library
-from mmengine.request import Request, SamplingParams
+from mmengine.request import GrammarRequest, Request, SamplingParams
 from mmengine.runtime.rows import RowColumns
 from mmengine.runtime.sampling.masking import keep_allowed
 from mmengine.runtime.sampling.sample_rows import SampleRows
@@ -36,7 +36,10 @@ class Bench:
         self.sampler = Sampler(self.columns, len(kinds), VOCAB, torch.device("cpu"))
         for row, kind in enumerate(kinds):
             request = Request(
-                f"r{row}", np.array([1, 2, 5], np.int32), SamplingParams(seed=row, **KINDS[kind]), grammar="a"
+                f"r{row}",
+                np.array([1, 2, 5], np.int32),
+                SamplingParams(seed=row, **KINDS[kind]),
+                grammar=GrammarRequest("regex", "a"),
             )
             admission = Admission(row, request, request.prompt_token_ids)
             self.columns.admit(admission)

@@ -18,7 +18,7 @@ from mmengine.errors import ExecutorLost
 from mmengine.events.log import LogReader
 from mmengine.events.vocabulary import Failed
 from mmengine.replay import verify
-from mmengine.request import SamplingParams
+from mmengine.request import GrammarRequest, SamplingParams
 from mmengine.runtime import reading
 from mmengine.runtime.device import clock
 from mmengine.runtime.device.cpu import CpuDevice
@@ -28,6 +28,8 @@ from mmengine.runtime.sampling import grammar_rows as forms
 from mmengine.runtime.startup.sizing import steps_in_flight
 from mmengine.serve.engine import Engine
 from tests.spec_decode.steering import LaunchedAhead
+
+FORM = GrammarRequest("regex", "a")
 
 
 @pytest.fixture
@@ -103,7 +105,7 @@ class Noted(AllowAll):
 def test_what_a_form_allows_is_asked_when_the_step_before_was_read_and_its_own_is_launched(order):
     """Another step, behind the end of which the device would stand still, is launched after that."""
     core = on_gpu(order, Noted(order))
-    form = toy_request("form", 1, sampling=SamplingParams(max_tokens=6, ignore_eos=True), grammar="g")[0]
+    form = toy_request("form", 1, sampling=SamplingParams(max_tokens=6, ignore_eos=True), grammar=FORM)[0]
     plain = toy_request("plain", 2, sampling=SamplingParams(max_tokens=6, ignore_eos=True))[0]
     core.submit(form)
     core.submit(plain)

@@ -1,11 +1,13 @@
 """The forms of requests are checked beside the event loop, and their texts have a limit."""
 
 import asyncio
+import json
 import sys
 
 import pytest
 
 from mmengine.errors import InvalidRequest, QueueFull
+from mmengine.request import GrammarRequest
 from mmengine.serve.async_engine import AsyncEngine
 from mmengine.serve.batching import run_batch
 from mmengine.serve.engine import Engine
@@ -32,21 +34,25 @@ def choice(k):
     return {"choice": [f"{k:01000}"]}
 
 
-SIZE = sys.getsizeof(grammar_of(grammar=choice(0)))
+SIZE = sys.getsizeof(grammar_of(grammar=choice(0)).source)
 
 
 def test_equal_texts_are_one_object_and_count_once():
     memory = GrammarMemory(2 * SIZE)
-    texts = [grammar_of(grammar=choice(k)) for k in (0, 0, 1, 2)]
-    first = memory.hold("a", texts[0])
-    assert memory.hold("b", texts[1]) is first is memory.shared(texts[1])
-    memory.hold("c", texts[2])
+    forms = [grammar_of(grammar=choice(k)) for k in (0, 0, 1, 2)]
+    again = GrammarRequest("choice", json.dumps(choice(0)["choice"]), (7,), "close")
+    first = memory.hold("a", forms[0])
+    assert again.source is not first.source
+    assert memory.shared(again) == memory.hold("b", again) == again, "only the source is another object"
+    assert memory.shared(again).source is memory.hold("b too", again).source is first.source
+    memory.release("b too")
+    memory.hold("c", forms[2])
     assert memory.num_bytes == 2 * SIZE
     with pytest.raises(
         QueueFull, match=r"grammars of 3 requests take .* bytes, and this one has .* more; try"
     ):
-        memory.hold("d", texts[3])
-    memory.hold("past", texts[3], was_accepted=True)
+        memory.hold("d", forms[3])
+    memory.hold("past", forms[3], was_accepted=True)
     for holder in ("a", "a", "never was", "past", "c"):
         memory.release(holder)
     assert memory.num_bytes == SIZE

@@ -53,7 +53,7 @@ class Asked:
         """How many there are of each kind."""
         found = Counter()
         for prepared, options in self.by_id.values():
-            sampling, form = options.sampling, options.grammar or ""
+            sampling, form = options.sampling, options.grammar
             found.update([media.item.modality for media in prepared.media] or ["text"])
             found["sampled"] += sampling.temperature > 0
             found["without a seed"] += sampling.seed is None
@@ -61,8 +61,8 @@ class Asked:
             found["stops"] += bool(sampling.stop)
             found["several answers"] += sampling.n > 1
             found["likelihoods"] += sampling.logprobs is not None
-            found["JSON"] += "json_schema" in form
-            found["other forms"] += bool(form) and "json_schema" not in form
+            found["JSON"] += form is not None and form.kind == "json_schema"
+            found["other forms"] += form is not None and form.kind != "json_schema"
             found["reasoning"] += bool(options.reasoning)
         return found
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mmengine.request import Request, SamplingParams
+from mmengine.request import GrammarRequest, Request, SamplingParams
 from mmengine.spec_decode.grammar import GrammarDrafter
 from mmengine.spec_decode.registry import DRAFTERS
 from mmengine.spec_decode.suffix import SuffixDrafter
@@ -41,7 +41,9 @@ class Rows:
     def admit(self, row, num_said=0, num_prompt=12):
         self.drafter.leave(row, self.texts)
         tokens = np.append(np.arange(num_prompt) % VOCAB, np.arange(num_said) % VOCAB).astype(np.int32)
-        request = Request(f"{row}", tokens[:num_prompt], SamplingParams(), grammar="given")
+        request = Request(
+            f"{row}", tokens[:num_prompt], SamplingParams(), grammar=GrammarRequest("regex", "given")
+        )
         self.texts.admit(row, tokens, num_prompt)
         assert self.drafter.admit(row, request, self.texts) is True
 
@@ -150,7 +152,9 @@ def test_a_row_that_another_request_has_now_knows_nothing_of_the_one_before(rows
     rows.drafter.leave(2, rows.texts)
     prompt = np.array([4, 2, 0, 1, 2], np.int32)  # its end stood in the text before, further on
     rows.texts.admit(2, prompt, 4)
-    assert rows.drafter.admit(2, Request("new", prompt[:4], SamplingParams(), grammar="given"), rows.texts)
+    assert rows.drafter.admit(
+        2, Request("new", prompt[:4], SamplingParams(), grammar=GrammarRequest("regex", "given")), rows.texts
+    )
     assert rows.propose([2], [8]) == [[]]
 
 

@@ -34,7 +34,7 @@ def test_a_strangers_grammar_backend_is_found_and_used(install_stranger):
     import strange_module  # it is there only now
 
     assert json.loads(answer.text)["n"] in (3, 4)
-    assert len(strange_module.compiled) == 1 and '"n"' in strange_module.compiled[0]
+    assert len(strange_module.compiled) == 1 and '"n"' in strange_module.compiled[0].source
 
 
 def test_a_broken_one_is_refused_before_a_model_is_read(install_stranger):

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmengine.request import Request, SamplingParams
+from mmengine.request import GrammarRequest, Request, SamplingParams
 from mmengine.structured_output.backends import GRAMMAR_BACKENDS
 from mmengine.structured_output.rows import RowMatchers
 from mmengine.structured_output.spec import draft_grammars_of, grammar_of
@@ -84,7 +84,7 @@ def row_of(backend, grammar, draft_grammars, said=()):
     rows = RowMatchers(
         backend, lambda request_id: grammar, VOCAB, draft_grammars_of=lambda request: draft_grammars
     )
-    request = Request("r", PROMPT, SamplingParams(), grammar="held elsewhere")
+    request = Request("r", PROMPT, SamplingParams(), grammar=GrammarRequest("regex", "held elsewhere"))
     rows.admit(0, request, np.array([0, *said], np.int32))
     return rows
 

@@ -174,7 +174,9 @@ def test_llguidance_says_what_is_no_grammar(llguidance, grammar, says):
 
 
 def request(name, prompt=(1, 2)):
-    return Request(name, np.array(prompt, np.int32), SamplingParams(), grammar="held elsewhere")
+    return Request(
+        name, np.array(prompt, np.int32), SamplingParams(), grammar=GrammarRequest("regex", "held elsewhere")
+    )
 
 
 def test_rows_follow_their_grammars(backend):

@@ -5,6 +5,7 @@ import threading
 import pytest
 
 from mmengine.errors import InvalidRequest, MMEngineError
+from mmengine.request import GrammarRequest
 from mmengine.structured_output.compiler import Compiler
 from mmengine.structured_output.grammars import Grammars
 
@@ -21,7 +22,8 @@ class Bench:
         self.began = threading.Condition()
         self.compiler = Compiler(self.compile, deadline_s=10, clock=lambda: self.now, **options)
 
-    def compile(self, grammar):
+    def compile(self, asked):
+        grammar = asked.source
         with self.began:
             self.begun.append(grammar)
             event = self.goes_on.setdefault(grammar, threading.Event())
@@ -35,7 +37,7 @@ class Bench:
         return grammar.upper()
 
     def get(self, *grammars):
-        return [self.compiler.get(grammar) for grammar in grammars]
+        return [self.compiler.get(GrammarRequest("regex", grammar)) for grammar in grammars]
 
     def until_begun(self, count):
         with self.began:
@@ -131,7 +133,7 @@ def test_what_nobody_waits_for_any_more_is_not_compiled():
         bench.compiler.let_go(each)
     bench.release("slow")
     assert bench.done(slow, shared) == ["SLOW", "SHARED"] and bench.begun == ["slow", "shared"]
-    assert bench.get("slow") == [slow] and slow.grammar == ""
+    assert bench.get("slow") == [slow] and slow.grammar.source == ""
     assert bench.done(*bench.get("gone")) == ["GONE"]
 
 
@@ -156,9 +158,9 @@ class Compiled(str):
 
 class Backend:
     def compile(self, grammar):
-        if grammar == "bad":
+        if grammar.source == "bad":
             raise InvalidRequest("no grammar")
-        return Compiled(grammar.upper())
+        return Compiled(grammar.source.upper())
 
 
 def settled(grammars, count):
@@ -174,7 +176,7 @@ def settled(grammars, count):
 def test_requests_hear_once_what_became_of_their_grammars():
     grammars = Grammars(Backend(), deadline_s=10)
     for name, grammar in {"a": "one", "b": "one", "c": "bad", "gone": "one"}.items():
-        grammars.hold(name, grammar, budget=2)
+        grammars.hold(name, GrammarRequest("regex", grammar), budget=2)
     grammars.release("gone")
     assert settled(grammars, 3) == {"a": "", "b": "", "c": "no grammar"}
     assert grammars.settled() == []
@@ -182,8 +184,8 @@ def test_requests_hear_once_what_became_of_their_grammars():
     assert grammars.compiled("gone") is None and grammars.error_of("c") == "no grammar"
     grammars.release("a")
     assert grammars.compiled("a") is None
-    grammars.hold("room", "[four", budget=5)
-    grammars.hold("no room", "[four", budget=4)
+    grammars.hold("room", GrammarRequest("regex", "[four"), budget=5)
+    grammars.hold("no room", GrammarRequest("regex", "[four"), budget=4)
     told = settled(grammars, 2)
     assert told["room"] == "" and "needs 5 tokens, and it may have 4" in told["no room"]
     assert grammars.error_of("no room") == told["no room"]
