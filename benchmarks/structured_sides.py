@@ -12,7 +12,7 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 from structured_vocabulary import Vocabulary
 
-from mmengine.request import Request, SamplingParams
+from mmengine.request import GrammarRequest, Request, SamplingParams
 from mmengine.structured_output.compiler import Compiler
 from mmengine.structured_output.llguidance_backend import LLGuidance
 from mmengine.structured_output.rows import RowMatchers
@@ -33,7 +33,7 @@ class Case:
     name: str
     schema: str
     emitted: str
-    grammar: str
+    grammar: GrammarRequest
     answers: list[list[int]]  # tokens
 
     @classmethod

@@ -11,8 +11,9 @@ import msgspec
 
 from mmengine.request import GrammarRequest, MediaItem, SamplingParams
 
-# 2: digests are trees, see core/state/digest.py. 3: a grammar is a struct.
+# 2: digests are trees, see core/state/digest.py. 3: a grammar is a struct, which the log may keep in a slot.
 SCHEMA_VERSION = 3
+NO_SLOT = -1  # in place of a slot: a grammar that the log keeps nowhere
 FOR_ALL = -1  # in place of a row: room is made for whoever needs it
 AS_CACHED = -1  # in place of a number of tokens: as many as the cached blocks hold
 
@@ -35,7 +36,8 @@ class Started(EventBase, frozen=True):
 class Queued(EventBase, frozen=True):
     """Observation with a decision in it (its place in the queue): a request was accepted.
 
-    `prompt`: int32 token ids.
+    `prompt`: int32 token ids. `grammar_slot`: where the log keeps kind and source of `grammar` from here on,
+    or, where they are empty, has kept them since before (core/state/kept_grammars.py).
     """
 
     request_id: str
@@ -48,6 +50,7 @@ class Queued(EventBase, frozen=True):
     deadline_ns: int = 0
     grammar: GrammarRequest | None = None
     group: str = ""  # the request whose prompt this one shares
+    grammar_slot: int = NO_SLOT
 
 
 class GrammarReady(EventBase, frozen=True):

@@ -120,7 +120,9 @@ class _Fields:
                 fields = msgspec.structs.asdict(event)
                 fields["prompt"] = np.frombuffer(event.prompt, np.int32).tolist()
                 fields["group"] = self._name(event.group)
-                fields["grammar"] = event.grammar and msgspec.structs.asdict(event.grammar)
+                grammar = self._state.kept_grammars.whole(event).grammar
+                fields["grammar"] = grammar and msgspec.structs.asdict(grammar)
+                del fields["grammar_slot"]  # where it is kept says nothing of what was asked
             case _:
                 fields = msgspec.structs.asdict(event)
         if hasattr(event, "request_id"):

@@ -22,6 +22,7 @@ from tests.core.workloads import small_config, small_request
 PARTS = {
     *("token_ids", "block_table", "requests_by_row", "free_rows", "running", "requests", "waiting"),
     *("goodput", "blocks", "encoder", "free_host_blocks", "flights", "leaving", "last_rows", "history"),
+    "kept_grammars",
     *("step_rows", "step_filled", "step_encoded", "step_evicted", "step_swapped", "step_copies"),
     *(
         *("has_drafts", "verifies"),  # as the columns say

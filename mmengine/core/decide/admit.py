@@ -3,6 +3,7 @@
 import numpy as np
 
 from mmengine.config import EngineConfig
+from mmengine.core.state.kept_grammars import SINCE_SCHEMA
 from mmengine.core.state.view import View
 from mmengine.errors import InvalidRequest, shown
 from mmengine.events import vocabulary as ev
@@ -24,7 +25,7 @@ def admit(view: View, asked: ev.Event) -> list[ev.Event]:
                         name, "rejected", f"{view.config.max_waiting} requests wait already (max_waiting)"
                     )
                 ]
-            return [asked]
+            return [_written(view, asked)]
         case ev.GrammarReady(request_id=name) | ev.GrammarFailed(request_id=name):
             req_state = view.requests.get(name)
             waits = req_state is not None and req_state.waits_for_grammar and name not in view.grammar_failed
@@ -34,6 +35,13 @@ def admit(view: View, asked: ev.Event) -> list[ev.Event]:
             return [asked] if req_state is not None and not req_state.cancelled else []
         case _:
             return [asked]
+
+
+def _written(view: View, asked: ev.Queued) -> ev.Queued:
+    """With its grammar as the log is to have it, whichever way a log had it that is derived again."""
+    if asked.grammar is None or view.schema < SINCE_SCHEMA:
+        return asked
+    return view.kept_grammars.written(view.kept_grammars.whole(asked))
 
 
 def check_request(request: Request, config: EngineConfig) -> None:

@@ -77,7 +77,8 @@ def _started(state: State, event: ev.Started) -> None:
 
 
 def _queued(state: State, event: ev.Queued) -> None:
-    request = request_of(event)
+    request = request_of(state.kept_grammars.whole(event))
+    state.kept_grammars.keep(event)
     req_state = state.new_request(request)
     req_state.waits_for_grammar = request.grammar is not None
     state.requests[event.request_id] = req_state

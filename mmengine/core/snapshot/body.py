@@ -106,3 +106,4 @@ class Body(msgspec.Struct):
     flights: tuple[Step, ...] = ()
     leaving: tuple[tuple[int, tuple[bytes, ...]], ...] = ()
     goodput: Saved | None = None
+    kept_grammars: tuple[tuple[int, str, str], ...] = ()  # slot, kind, source

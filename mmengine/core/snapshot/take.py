@@ -9,6 +9,7 @@ from mmengine.core.snapshot.form import ints, take_fields
 from mmengine.core.state.columns import COLUMNS
 from mmengine.core.state.digest import state_digest
 from mmengine.core.state.flight import Flight
+from mmengine.core.state.kept_grammars import KeptGrammars
 from mmengine.core.state.prefix_index import NO_CONTENT
 from mmengine.core.state.request_state import RequestState, queued_of
 from mmengine.core.state.state import State
@@ -20,11 +21,12 @@ def body_of(state: State, started: ev.Started, sequence: int) -> Body:
     """Raises ValueError for a log of decision version 1."""
     places = {id(req_state.request): place for place, req_state in enumerate(state.requests.values())}
     gone: list[ev.Queued] = []
+    kept = state.kept_grammars
 
     def place_of(request: Request) -> int:
         if id(request) not in places:
             places[id(request)] = len(state.requests) + len(gone)
-            gone.append(queued_of(request))
+            gone.append(kept.named(queued_of(request)))
         return places[id(request)]
 
     held = np.flatnonzero(state.num_blocks).tolist()
@@ -38,7 +40,7 @@ def body_of(state: State, started: ev.Started, sequence: int) -> Body:
         columns={name: getattr(state, name).tobytes() for name in COLUMNS},
         tokens=tuple((row, _row_tokens(state, row)) for row in state.running.tolist()),
         tables=tuple((row, state.block_table[row, : state.num_blocks[row]].tobytes()) for row in held),
-        requests=tuple(map(_known_of, state.requests.values())),
+        requests=tuple(_known_of(req_state, kept) for req_state in state.requests.values()),
         open=_step_of(state, state.open_step(), place_of),
         flights=tuple(_step_of(state, flight, place_of) for flight in state.flights),
         gone=tuple(gone),
@@ -56,6 +58,7 @@ def body_of(state: State, started: ev.Started, sequence: int) -> Body:
         made_room_for=state.made_room_for,
         leaving=tuple((row, tuple(keys)) for row, keys in state.leaving.items()),
         goodput=state.goodput.saved() if state.goodput is not None else None,
+        kept_grammars=kept.saved(),
     )
 
 
@@ -65,9 +68,9 @@ def _row_tokens(state: State, row: int) -> bytes:
     return state.token_ids[row, : state.num_tokens[row] + behind].tobytes()
 
 
-def _known_of(req_state: RequestState) -> Known:
+def _known_of(req_state: RequestState, kept: KeptGrammars) -> Known:
     outputs = req_state.tokens[req_state.num_prompt :].tobytes()
-    return take_fields(Known, req_state, queued=queued_of(req_state.request), outputs=outputs)
+    return take_fields(Known, req_state, queued=kept.named(queued_of(req_state.request)), outputs=outputs)
 
 
 def _step_of(state: State, flight: Flight, place_of: Callable[[Request], int]) -> Step:

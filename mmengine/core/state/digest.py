@@ -14,15 +14,17 @@ import numpy as np
 
 from mmengine.core.state.columns import COLUMNS
 from mmengine.core.state.digest_1 import digest_1
+from mmengine.core.state.kept_grammars import SINCE_SCHEMA
 from mmengine.core.state.state import State
 from mmengine.events import vocabulary as ev
 
 SHOWN_BYTES = 4  # of a column's hash
-# In the order of a checkpoint. Another list needs another schema, and this one stays for logs of schema 2.
+# In the order of a checkpoint. Another list needs another schema: up to schema 2 it ends with goodput.
 COLUMN_NAMES = (
     *(*COLUMNS, "token_ids", "block_table", "running"),
     *("requests", "waiting", "block references", "free blocks", "block content", "encoder cache"),
     *("counters", "free rows", "host blocks", "last rows", "history", "flights", "leaving", "goodput"),
+    "kept grammars",
 )
 _FACTS = 10  # of a request
 # Odd factors of the sums: a state is no adversary, but small numbers must not cancel each other out.
@@ -39,9 +41,9 @@ def checkpoint(state: State) -> ev.Checkpoint:
     if state.schema < 2:
         return ev.Checkpoint(digest_1(state))
     sums = _Sums(state)
-    parts = (*(row.data for row in sums.cells), *sums.wide(), *sums.known(), *_pools(state))
+    kept = [state.kept_grammars.digest()] if state.schema >= SINCE_SCHEMA else []
+    parts = (*(row.data for row in sums.cells), *sums.wide(), *sums.known(), *_pools(state), *kept)
     leaves = [_hash(part) if len(part) else _NOTHING for part in parts]
-    assert len(leaves) == len(COLUMN_NAMES)
     columns = b"".join(leaf[:SHOWN_BYTES] for leaf in leaves)
     return ev.Checkpoint(_hash(b"".join(leaves)), columns, sums.total())
 

@@ -14,6 +14,7 @@ from mmengine.core.state.blocks import BlockPool
 from mmengine.core.state.columns import ReadOnlyArray, never_assigned
 from mmengine.core.state.free_list import FreeList
 from mmengine.encoder_cache.cache import EncoderCache
+from mmengine.events.vocabulary import Queued
 from mmengine.request import Request
 
 
@@ -81,6 +82,13 @@ class GoodputView(Protocol):
 
     def asked_behind(self, num_rows: int) -> int: ...
     def room_of(self, rows: ReadOnlyArray) -> np.ndarray | None: ...
+
+
+class KeptGrammarsView(Protocol):
+    """A KeptGrammars."""
+
+    def whole(self, queued: Queued) -> Queued: ...
+    def written(self, queued: Queued) -> Queued: ...
 
 
 class Face:

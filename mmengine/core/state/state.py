@@ -16,6 +16,7 @@ from mmengine.core.state.columns import NEVER, Columns, frozen, make_columns
 from mmengine.core.state.flight import Flight
 from mmengine.core.state.goodput import Goodput
 from mmengine.core.state.history import History
+from mmengine.core.state.kept_grammars import KeptGrammars
 from mmengine.core.state.policy import Policy, policy_of
 from mmengine.core.state.request_state import NO_ROW, RequestState
 from mmengine.encoder_cache.cache import EncoderCache, encoder_key
@@ -60,6 +61,7 @@ class State(Columns[np.ndarray]):
             self.goodput = Goodput(rows, config.num_draft_tokens, overlaps=config.max_in_flight > 1)
         self.cancelled: list[str] = []
         self.grammar_failed: list[str] = []
+        self.kept_grammars = KeptGrammars()
         self.suspects: dict[str, None] = {}  # requests on trial after a step that failed
         self.thrashing: list[str] = []  # reached thrash_limit, not reported yet
         self.resetting = False  # what runs is about to be preempted and to start again

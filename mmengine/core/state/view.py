@@ -16,6 +16,7 @@ from mmengine.core.state.reading import (
     Face,
     FlightView,
     GoodputView,
+    KeptGrammarsView,
     RequestsByRow,
     RequestView,
     read_only,
@@ -37,6 +38,7 @@ class _Replaced:
     last_rows: ReadOnlyArray
     free_host_blocks: ReadOnlyArray
     decision_version: int
+    schema: int
     is_open: bool
     preempted_in_step: bool
     tokens_left: int
@@ -65,6 +67,7 @@ class View(Columns[ReadOnlyArray], _Replaced, Face):
     blocks: BlocksView
     encoder: EncoderCacheView
     goodput: GoodputView | None
+    kept_grammars: KeptGrammarsView
     cancelled: Sequence[str]
     grammar_failed: Sequence[str]
     suspects: Mapping[str, None]
@@ -87,6 +90,7 @@ class View(Columns[ReadOnlyArray], _Replaced, Face):
             blocks=BlocksView(state.blocks),
             encoder=EncoderCacheView(state.encoder),
             goodput=state.goodput,
+            kept_grammars=state.kept_grammars,
             cancelled=state.cancelled,
             grammar_failed=state.grammar_failed,
             suspects=MappingProxyType(state.suspects),

@@ -118,9 +118,10 @@ def _queued(state: State, event: ev.Queued) -> tuple[str, dict[str, Any]]:
     if event.group:
         changed["group"] = event.group
         parts.append(f"the prompt of {event.group}")
-    if event.grammar is not None:
-        changed["grammar"] = _grammar(event.grammar)
-        parts.append(_grammar_text(event.grammar))
+    grammar = state.kept_grammars.whole(event).grammar
+    if grammar is not None:
+        changed["grammar"] = _grammar(grammar)
+        parts.append(_grammar_text(grammar))
     parts.append(f"{len(state.waiting)} wait already")
     return "arrived: " + ", ".join(parts), changed
 

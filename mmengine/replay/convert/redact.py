@@ -223,6 +223,7 @@ class _Redactor:
             media=media,
             cache_salt=salt,
             grammar=_form(event.grammar),
+            grammar_slot=ev.NO_SLOT,
             group=hashes.name(event.group),
         )
 

@@ -17,6 +17,7 @@ import msgspec
 
 from mmengine.core.decide.admit import check_request
 from mmengine.core.decide.stall import THRASH
+from mmengine.core.state.request_state import request_of
 from mmengine.errors import CorruptLog, InvalidRequest, LogError, MMEngineError
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
@@ -25,7 +26,7 @@ from mmengine.events.sink import Sink
 from mmengine.replay.invariants import INVARIANTS, broken
 from mmengine.replay.minimize.deadline import Deadline
 from mmengine.replay.rerun.playback import ClockedExecutor, Playback
-from mmengine.replay.rerun.script import Script, read_script, request_of
+from mmengine.replay.rerun.script import Script, read_script
 from mmengine.replay.rerun.scripted import ScriptedExecutor
 from mmengine.replay.verify import verify
 from mmengine.simulation.slots import SimulatedExecutor, reference_tokens

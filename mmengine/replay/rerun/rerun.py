@@ -16,13 +16,14 @@ import numpy as np
 from mmengine.config import EngineConfig
 from mmengine.core.decide.admit import check_request
 from mmengine.core.decide.schedule import decision_version
+from mmengine.core.state.request_state import request_of
 from mmengine.errors import ConfigError, InvalidRequest, LogError, MMEngineError
 from mmengine.events import vocabulary as ev
 from mmengine.replay.checked import CheckedLog
 from mmengine.replay.rerun.fit import FitError, FittedCost, fit, held_out_error
 from mmengine.replay.rerun.measured import MAX_REQUESTS, Measured, Watch
 from mmengine.replay.rerun.playback import Playback, Timer
-from mmengine.replay.rerun.script import Script, read_script, request_of
+from mmengine.replay.rerun.script import Script, read_script
 from mmengine.replay.rerun.scripted import ScriptedExecutor
 from mmengine.replay.timeline import open_log
 from mmengine.simulation.meter import Meter

@@ -14,13 +14,12 @@ import numpy as np
 
 from mmengine.config import EngineConfig
 from mmengine.core.state.columns import BROKEN
-from mmengine.core.state.request_state import RequestState
+from mmengine.core.state.request_state import RequestState, queued_of
 from mmengine.core.state.state import State
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
 from mmengine.replay.checked import CheckedLog
 from mmengine.replay.rerun.clock import SteadyClock
-from mmengine.request import Request
 
 
 @dataclass(slots=True)
@@ -93,21 +92,6 @@ def read_script(folder: Path, watch: Watch = lambda state, record: None) -> Scri
     return reader.script
 
 
-def request_of(event: ev.Queued) -> Request:
-    return Request(
-        event.request_id,
-        np.frombuffer(event.prompt, np.int32),
-        event.sampling,
-        event.media,
-        event.sample_index,
-        event.priority,
-        event.cache_salt,
-        event.deadline_ns,
-        event.grammar,
-        event.group,
-    )
-
-
 class _Reader:
     def __init__(self, script: Script):
         self.script = script
@@ -119,8 +103,7 @@ class _Reader:
     def present(self, state: State, req_state: RequestState) -> None:
         """A request that was there before the log's first record comes with it."""
         request = req_state.request
-        fields = {name: getattr(request, name) for name in ev.Queued.__struct_fields__ if name != "prompt"}
-        event = ev.Queued(prompt=request.prompt_token_ids.tobytes(), **fields)
+        event = queued_of(request)
         self._name_of[request.request_id], self._times[request.request_id] = request.request_id, 1
         self._observe(state, event)
 
@@ -131,6 +114,7 @@ class _Reader:
                 number = self._times[name] = self._times.get(name, 0) + 1
                 unique = self._name_of[name] = name if number == 1 else f"{name}#{number}"
                 group = self._name_of.get(event.group, "")
+                event = state.kept_grammars.whole(event)
                 self._observe(state, msgspec.structs.replace(event, request_id=unique, group=group))
             case ev.GrammarReady(request_id=name) | ev.GrammarFailed(request_id=name):
                 self._observe(state, msgspec.structs.replace(event, request_id=self._name_of[name]))

@@ -1,0 +1,98 @@
+"""What many requests ask for is written to a log once: the grammars that it keeps, in slots.
+
+QUEUED names a slot. With a source beside it the slot has that from there on; without one the request asks for
+what is in the slot. What the slots hold follows from the log alone, whoever chose them; which one is taken is
+decided anew by `mmengine log verify`.
+"""
+
+import hashlib
+from collections.abc import Iterator
+
+import msgspec
+
+from mmengine.events.vocabulary import NO_SLOT, Queued
+
+MAX_SLOTS = 32
+SHORTEST = 256  # characters; a slot would be no gain
+LONGEST = 2**20  # characters; so all slots together have a bound
+SINCE_SCHEMA = 3  # of the log
+
+
+class KeptGrammars:
+    """By slot, the one used last at the end."""
+
+    def __init__(self) -> None:
+        self._slots: dict[int, tuple[str, str]] = {}  # kind and source
+        self._digests: dict[int, bytes] = {}
+        self._slot_of: dict[tuple[str, str], int] = {}
+
+    def whole(self, queued: Queued) -> Queued:
+        """With its source, and no slot. Raises ValueError where the log has it in none."""
+        grammar = queued.grammar
+        if queued.grammar_slot == NO_SLOT:
+            return queued
+        if grammar is not None and not grammar.source:
+            if queued.grammar_slot not in self._slots:
+                raise ValueError(f"it asks for the grammar of slot {queued.grammar_slot}, which has none")
+            kind, source = self._slots[queued.grammar_slot]
+            grammar = msgspec.structs.replace(grammar, kind=kind, source=source)
+        return msgspec.structs.replace(queued, grammar=grammar, grammar_slot=NO_SLOT)
+
+    def written(self, queued: Queued) -> Queued:
+        """As the log is to have it."""
+        grammar = queued.grammar
+        if queued.grammar_slot != NO_SLOT or grammar is None:
+            return queued
+        if not SHORTEST <= len(grammar.source) <= LONGEST:
+            return queued
+        named = self.named(queued)
+        if named is not queued:
+            return named
+        slot = len(self._slots) if len(self._slots) < MAX_SLOTS else next(iter(self._slots))
+        return msgspec.structs.replace(queued, grammar_slot=slot)
+
+    def named(self, queued: Queued) -> Queued:
+        """By its slot, where its grammar is in one."""
+        grammar = queued.grammar
+        slot = None if grammar is None else self._slot_of.get((grammar.kind, grammar.source))
+        if slot is None or grammar is None:
+            return queued
+        grammar = msgspec.structs.replace(grammar, kind="", source="")
+        return msgspec.structs.replace(queued, grammar=grammar, grammar_slot=slot)
+
+    def keep(self, queued: Queued) -> None:
+        """QUEUED is in the log. Raises ValueError for one that no build wrote."""
+        slot, grammar = queued.grammar_slot, queued.grammar
+        if slot == NO_SLOT:
+            return
+        if grammar is None or not 0 <= slot < MAX_SLOTS:
+            raise ValueError(f"it names the slot {slot} for its grammar")
+        if grammar.source:
+            self._put(slot, grammar.kind, grammar.source)
+        else:
+            self._slots[slot] = self._slots.pop(slot)
+
+    def _put(self, slot: int, kind: str, source: str) -> None:
+        if len(source) > LONGEST:
+            raise ValueError(f"a grammar of {len(source)} characters stands in a slot")
+        if slot in self._slots:
+            self._slot_of.pop(self._slots.pop(slot), None)
+        self._slots[slot] = kind, source
+        self._slot_of[kind, source] = slot
+        self._digests[slot] = hashlib.blake2b(f"{kind}\0{source}".encode(), digest_size=16).digest()
+
+    def saved(self) -> tuple[tuple[int, str, str], ...]:
+        return tuple((slot, kind, source) for slot, (kind, source) in self._slots.items())
+
+    def restore(self, saved: tuple[tuple[int, str, str], ...]) -> None:
+        for slot, kind, source in saved:
+            if not 0 <= slot < MAX_SLOTS:
+                raise ValueError(f"there is no slot {slot} for a grammar")
+            self._put(slot, kind, source)
+
+    def digest(self) -> bytes:
+        return b"".join(self._parts())
+
+    def _parts(self) -> Iterator[bytes]:
+        for slot in self._slots:
+            yield slot.to_bytes(1, "little") + self._digests[slot]
