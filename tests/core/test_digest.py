@@ -20,7 +20,7 @@ def records(tmp_path_factory):
     return list(LogReader(folder))
 
 
-def folded(records, schema=2):
+def folded(records, schema=ev.SCHEMA_VERSION):
     """The state in the middle of a step: rows run, requests wait, media are held."""
     state = State(EngineConfig.from_dict(records[0].event.config))
     for record in records:
@@ -93,3 +93,12 @@ def test_it_is_small(records):
     state = folded(records)
     assert len(checkpoint(state).columns) == 4 * len(COLUMN_NAMES)
     assert len(checkpoint(state).requests) == 4 * len(state.requests)
+
+
+def test_what_a_log_keeps_of_grammars_is_a_column_since_schema_3(records):
+    for schema in (2, 3):
+        state = folded(records, schema=schema)
+        before = checkpoint(state)
+        assert len(before.columns) == 4 * (len(COLUMN_NAMES) - (schema == 2))
+        state.kept_grammars.restore(((5, "regex", "a"),))
+        assert where_apart(state, before) == (["kept grammars"] if schema == 3 else [], [])

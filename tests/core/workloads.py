@@ -13,7 +13,7 @@ from mmengine.replay.invariants import broken
 from mmengine.request import GrammarRequest, MediaItem, Request, SamplingParams
 
 GRAMMAR_ROWS = (
-    GrammarRequest("lark", "grammar"),
+    GrammarRequest("lark", 'start: "a"' + 100 * ' "b"', (7, 9)),  # long enough for a slot of the log
     GrammarRequest("regex", "a", on_truncation="close"),  # it is completed within its budget
 )
 

@@ -28,9 +28,20 @@ def golden(request):
 
 def test_there_is_one_for_each_format_and_for_the_rules_since():
     assert [folder.name for folder in FOLDERS] == [
-        *("format_1", "format_2", "format_3", "rules_2_format_2", "rules_3_format_2"),
+        *("format_1", "format_2", "format_3", "rules_2_format_2", "rules_3_format_2", "schema_3_format_3"),
     ]
-    assert sum(path.stat().st_size for folder in FOLDERS for path in folder.iterdir()) < 300_000
+    assert sum(path.stat().st_size for folder in FOLDERS for path in folder.iterdir()) < 350_000
+
+
+def test_the_log_of_schema_3_has_a_grammar_once():
+    events = [record.event for record in LogReader(Path(__file__).parent / "schema_3_format_3")]
+    slots = [(event.grammar_slot, bool(event.grammar.source)) for event in events if is_bound(event)]
+    assert events[0].schema == 3
+    assert [each for each in slots if each[0] != ev.NO_SLOT] == [(0, True), (0, False), (0, False)]
+
+
+def is_bound(event):
+    return isinstance(event, ev.Queued) and event.grammar is not None
 
 
 def test_it_has_everything_in_it(golden):
