@@ -96,6 +96,8 @@ def _shape(name: str, value: Any) -> Any:
     """How much of it there is, where it is what somebody said."""
     if name not in _CONTENT or isinstance(value, int):
         return value
+    if name == "grammar" and value is not None:
+        return value["on_truncation"]
     if isinstance(value, dict):
         return {key: _shape(name, one) for key, one in value.items()}
     return len(value) if isinstance(value, (list, tuple)) else value is not None

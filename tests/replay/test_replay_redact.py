@@ -55,6 +55,7 @@ _CHANGED = {
         "sampling",
         "media",
         "grammar",
+        "grammar_slot",
         "fingerprints",
         "config",
         "digest",

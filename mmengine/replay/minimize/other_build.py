@@ -63,8 +63,7 @@ def serve(path: str, folder: str) -> Answer:
     config, observations, answers, failed_steps = msgspec.msgpack.decode(Path(path).read_bytes())
     script = Script(EngineConfig.from_dict(config))
     for step, landed, kind, event in observations:
-        fields = in_its_words(kind, msgspec.msgpack.decode(event), vocabulary.SCHEMA_VERSION)
-        event = msgspec.msgpack.decode(msgspec.msgpack.encode(fields), type=getattr(vocabulary, kind))
+        event = msgspec.msgpack.decode(event, type=getattr(vocabulary, kind))
         script.observations.append(Observation(step, landed, 0, event))
     for name, tokens, stop, error, runs in answers:
         runs = np.frombuffer(runs, np.int32).reshape(-1, 3)
@@ -72,14 +71,6 @@ def serve(path: str, folder: str) -> Answer:
     script.failed_steps = dict(failed_steps)
     write_log(script, "stalled", Path(folder))
     return {}
-
-
-def in_its_words(kind: str, fields: list, schema: int) -> list:
-    """Up to schema 2 a grammar is a text, of whose end alone decisions hear."""
-    if kind == "Queued" and schema < 3 and fields[8] is not None:
-        closes = fields[8][3] == "close"
-        fields[8] = '{"type":"regex","regex":"a"' + (',"on_truncation":"close"}' if closes else "}")
-    return fields
 
 
 def say(answers: TextIO, answer: Answer) -> None:
