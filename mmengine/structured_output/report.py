@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from mmengine.errors import InvalidRequest
+from mmengine.request import GrammarRequest
 from mmengine.structured_output.engine_words import in_our_words
 from mmengine.structured_output.json_schema.document import read
 from mmengine.structured_output.json_schema.gate import Bounds, gate
@@ -84,8 +85,7 @@ def check_schema(
         if strict_keywords:
             _refuse_unknown(gated.notes)
         document = read(given)
-        text = f'{{"type":"json_schema","schema":{gated.text}}}'
-        compile_ms, masks = _compiled(text, backend)
+        compile_ms, masks = _compiled(GrammarRequest("json_schema", gated.text), backend)
     except SchemaRefused as error:
         return SchemaReport("refused", error.keyword, error.pointer, str(error))
     except InvalidRequest as error:
@@ -109,12 +109,12 @@ def _refuse_unknown(notes: tuple[Note, ...]) -> None:
             raise SchemaRefused(note.keyword, note.pointer, "no draft knows this keyword (strict_keywords)")
 
 
-def _compiled(text: str, backend: "LLGuidance | None") -> tuple[float, MaskCost | None]:
+def _compiled(grammar: GrammarRequest, backend: "LLGuidance | None") -> tuple[float, MaskCost | None]:
     """Milliseconds of a compilation, and the cost of masks for a real tokenizer."""
     used = _byte_backend() if backend is None else backend
     begun = time.perf_counter()
     try:
-        compiled = used.compile(text)
+        compiled = used.compile(grammar)
     except BaseException as failure:
         if type(failure).__name__ != "PanicException":  # of Rust, which is no Exception
             raise
