@@ -13,8 +13,10 @@ from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, Token
 from mmengine.errors import InvalidRequest
 from mmengine.structured_output.base import OfTokenizer
 from mmengine.structured_output.closer import Closer
-from mmengine.structured_output.closing import MAX_CLOSING_TOKENS, Vocabulary
-from mmengine.structured_output.engine_words import in_our_words
+from mmengine.structured_output.closing import MAX_CLOSING_TOKENS, Closings
+from mmengine.structured_output.closing_hints import hints_of
+from mmengine.structured_output.closing_search import Vocabulary
+from mmengine.structured_output.engine_words import PANIC, in_our_words, is_panic
 from mmengine.structured_output.json_schema.refusal import SchemaRefused
 from mmengine.structured_output.lark_ends import check_ends
 from mmengine.structured_output.spec import Choice, Grammar, JsonSchema, Lark, Regex, read_grammar
@@ -23,7 +25,14 @@ from mmengine.structured_output.tags import StructuralTag
 
 MAX_KEPT_CHARS = 256  # of a text whose tokens are kept
 MAX_SPELLINGS = 8192  # of forced texts that are kept
+# What llguidance may use, beyond what it takes by default: with that, patterns such as [a-z]{1,255} compile
+# and break in the middle of an answer. Fuel is time: 50,000 are about a millisecond at the beginning, 14,000
+# in a step. A lexer's state takes one or two kilobytes.
 MAX_ROW_ITEMS = 20_000  # of the parser's table: an object has four for each property that may come next
+MAX_STEP_ITEMS = 200_000  # in all rows that one mask looks at
+START_FUEL = 10_000_000
+STEP_FUEL = 2_000_000
+MAX_LEXER_STATES = 250_000  # its default; no answer of 4,096 tokens that ends needs them
 # A method that the stubs of llguidance leave out: (matcher, address, bytes of a mask, drafts).
 _FILL_WITH_DRAFTS: Callable[[LLMatcher, int, int, list[int]], None] = vars(LLMatcher)[
     "unsafe_compute_mask_ptr_with_draft_token"
@@ -47,11 +56,26 @@ class LLGuidance(OfTokenizer):
         self._vocabulary: Vocabulary | None = None
         self._special_names: dict[str, int] = {}  # filled with it
         self._spellings: dict[tuple[int, bytes], list[int]] = {}
-        self._limits = LLParserLimits(verbose_errors=False, max_items_in_row=MAX_ROW_ITEMS)
+        self._limits = LLParserLimits(
+            max_items_in_row=MAX_ROW_ITEMS,
+            step_max_items=MAX_STEP_ITEMS,
+            initial_lexer_fuel=START_FUEL,
+            step_lexer_fuel=STEP_FUEL,
+            max_lexer_states=MAX_LEXER_STATES,
+            verbose_errors=False,
+        )
         threads = num_threads or _num_threads()
         self._executor = LLExecutor(threads) if threads > 1 else None  # one thread is slower than none
 
     def compile(self, grammar: str) -> "CompiledGrammar":
+        try:
+            return self._compile(grammar)
+        except BaseException as failure:
+            if not is_panic(failure):
+                raise
+            raise InvalidRequest(f"the grammar cannot be used: {in_our_words(PANIC)}") from None
+
+    def _compile(self, grammar: str) -> "CompiledGrammar":
         tokens = self._tokens()
         found = read_grammar(grammar)
         prototype = LLMatcher(tokens, self._source_of(found), log_level=0, limits=self._limits)
@@ -63,14 +87,14 @@ class LLGuidance(OfTokenizer):
             raise InvalidRequest(f"the grammar cannot be used: {in_our_words(error)}")
         if found.on_truncation == "length":
             return CompiledGrammar(prototype, found.after)
-        vocabulary = self._words()
-        path = vocabulary.shortest(prototype)
+        closings = Closings(self._words(), hints_of(grammar))
+        path = closings.shortest(prototype)
         if path is None:
             raise InvalidRequest(
                 f'on_truncation "close" cannot be kept: no answer of at most {MAX_CLOSING_TOKENS} tokens was '
                 "found"
             )
-        make_closer = partial(Closer, vocabulary, path, self.eos_token_ids)
+        make_closer = partial(Closer, closings, path, self.eos_token_ids)
         return CompiledGrammar(prototype, found.after, (make_closer, len(found.after) + len(path)))
 
     def _source_of(self, grammar: Grammar) -> str:
@@ -100,13 +124,16 @@ class LLGuidance(OfTokenizer):
         if drafts is not None:
             places = accumulate((1 + len(ahead) for ahead in drafts), initial=0)
         if self._executor is not None:
-            _fill_together(self._executor, list(zip(matchers, places)), drafts, (start, stride, len(bits)))
+            pairs = list(zip(matchers, places))
+            with _panics_break(matchers):
+                _fill_together(self._executor, pairs, drafts, (start, stride, len(bits)))
             return
         for index, (matcher, place) in enumerate(zip(matchers, places)):
-            if drafts is not None and (ahead := drafts[index]):
-                _FILL_WITH_DRAFTS(matcher, start + place * stride, stride, ahead)
-            else:
-                matcher.unsafe_compute_mask_ptr(start + place * stride, stride)
+            with _panics_break([matcher]):
+                if drafts is not None and (ahead := drafts[index]):
+                    _FILL_WITH_DRAFTS(matcher, start + place * stride, stride, ahead)
+                else:
+                    matcher.unsafe_compute_mask_ptr(start + place * stride, stride)
 
     def allows(self, matcher: LLMatcher, token_id: int) -> bool:
         forced = matcher.compute_ff_tokens()  # where there are any, masks have but the first of them
@@ -148,7 +175,8 @@ class LLGuidance(OfTokenizer):
     def _words(self) -> Vocabulary:
         with self._lock:
             if self._vocabulary is None:
-                self._vocabulary = Vocabulary(self._texts(self._padded_tokens()))
+                texts = self._texts(self._padded_tokens())
+                self._vocabulary = Vocabulary(texts, self._special_ids, self._encode)
             return self._vocabulary
 
     def _tokens(self) -> LLTokenizer:

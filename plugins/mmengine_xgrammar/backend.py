@@ -156,6 +156,9 @@ class XMatcher:
         tokens = self._vocabulary.encode(text)[:-1] if text else []
         return tokens[: self.validate_tokens(tokens)]
 
+    def compute_ff_bytes(self) -> bytes:
+        return self._forced()
+
     def _forced(self) -> bytes:
         """The bytes that must come next, about MAX_FORCED of them at most: xgrammar's own search for them
         has no end where a grammar forces a text of exponential length."""
