@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from ctypes import addressof, c_char
 from functools import lru_cache, partial
-from itertools import accumulate
+from itertools import accumulate, repeat
 
 import msgspec
 import numpy as np
@@ -123,17 +123,26 @@ class LLGuidance(OfTokenizer):
         places: Iterable[int] = range(len(matchers))
         if drafts is not None:
             places = accumulate((1 + len(ahead) for ahead in drafts), initial=0)
+        asked = list(zip(matchers, places, drafts if drafts is not None else repeat([])))
         if self._executor is not None:
-            pairs = list(zip(matchers, places))
-            with _panics_break(matchers):
-                _fill_together(self._executor, pairs, drafts, (start, stride, len(bits)))
-            return
-        for index, (matcher, place) in enumerate(zip(matchers, places)):
-            with _panics_break([matcher]):
-                if drafts is not None and (ahead := drafts[index]):
+            try:
+                _fill_together(self._executor, asked, (start, stride, len(bits)))
+                return
+            except BaseException as failure:
+                _raise_unless_panic(failure)
+        for matcher, place, ahead in asked:
+            try:
+                if ahead:
                     _FILL_WITH_DRAFTS(matcher, start + place * stride, stride, ahead)
                 else:
                     matcher.unsafe_compute_mask_ptr(start + place * stride, stride)
+            except BaseException as failure:
+                _raise_unless_panic(failure)
+                self._break(matcher)
+
+    def _break(self, matcher: LLMatcher) -> None:
+        """It costs its own text that llguidance fails at it, and no other."""
+        matcher.consume_token(self._vocab_size)  # which no grammar allows
 
     def allows(self, matcher: LLMatcher, token_id: int) -> bool:
         forced = matcher.compute_ff_tokens()  # where there are any, masks have but the first of them
@@ -234,20 +243,21 @@ class CompiledGrammar:
 
 
 def _fill_together(
-    executor: LLExecutor,
-    placed: list[tuple[LLMatcher, int]],
-    drafts: Sequence[list[int]] | None,
-    where: tuple[int, int, int],
+    executor: LLExecutor, asked: list[tuple[LLMatcher, int, list[int]]], where: tuple[int, int, int]
 ) -> None:
-    """Fill masks by several threads. `placed`: matchers, and the index of the first mask of each. `where`:
-    the address of the masks, the bytes of one, and how many there are."""
-    if drafts is not None:
-        ahead = [(*pair, each) for pair, each in zip(placed, drafts, strict=True) if each]
-        placed = [pair for pair, each in zip(placed, drafts, strict=True) if not each]
-        if ahead:
-            executor.unsafe_compute_mask_ptr_with_draft_token(ahead, *where)
-    if placed:
-        executor.unsafe_compute_mask_ptr(placed, *where)
+    """Fill masks by several threads. `asked`: matchers, the index of the first mask of each, and its drafts.
+    `where`: the address of the masks, the bytes of one, and how many there are."""
+    ahead = [each for each in asked if each[2]]
+    alone = [(matcher, place) for matcher, place, drafts in asked if not drafts]
+    if ahead:
+        executor.unsafe_compute_mask_ptr_with_draft_token(ahead, *where)
+    if alone:
+        executor.unsafe_compute_mask_ptr(alone, *where)
+
+
+def _raise_unless_panic(failure: BaseException) -> None:
+    if not is_panic(failure):
+        raise failure
 
 
 def _num_threads() -> int:
