@@ -13,9 +13,9 @@
 
 The model is a table of random logits in which what ends parts is a little likelier. It says an answer in
 four ways: greedily and at temperature 1.3, each where its budget may cut it ("length") and where it must be
-complete by then ("close"). The path is the engine's: backend, rows, masks, closing. A finished answer is validated by
-jsonschema, by the schema's own draft, with formats. Exit code 1 when one is invalid, when an answer that must
-be closed is cut, or when a grammar breaks.
+complete by then ("close"). The path is the engine's: backend, rows, masks, closing. A finished answer is
+validated by jsonschema, by the schema's own draft, with formats. Exit code 1 when one is invalid, when an
+answer that must be closed is cut, or when a grammar breaks.
 """
 
 import argparse
