@@ -41,6 +41,7 @@ _KNOWN = tuple(
     )
 )
 _REGEX = re.compile(r'invalid regex "(.*?)" \(in regex\): (.*)', re.S)
+_PATTERN = re.compile(r"SearchRegex /\^\(\?:(.*?)\)\$/")  # as the gate writes those of a schema
 _SOURCE_LINE = re.compile(r"^ *(?:\d+ \| .*|\^)\n?", re.M)  # the grammar's own lines, quoted and underlined
 
 
@@ -50,12 +51,18 @@ def is_panic(failure: BaseException) -> bool:
     return type(failure).__name__ == "PanicException"
 
 
+def is_worn(error: str) -> bool:
+    """Whether texts of a grammar have used up together what it may keep, so that another copy may go on."""
+    return "too many states" in error
+
+
 def in_our_words(error: str) -> str:
     """One line of at most MAX_ERROR_CHARS."""
     text = error.replace("<non-verbose/>", "")
     for pattern, said in _KNOWN:
         if pattern.search(text):
-            return said
+            of_schema = _PATTERN.search(text)
+            return said if of_schema is None else f"{said}; the pattern is {shown(of_schema[1])}"
     text = _SOURCE_LINE.sub("", text)
     found = _REGEX.search(text)
     if found is not None:

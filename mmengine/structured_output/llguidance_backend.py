@@ -17,22 +17,23 @@ from mmengine.structured_output.closing import MAX_CLOSING_TOKENS, Closings
 from mmengine.structured_output.closing_hints import hints_of
 from mmengine.structured_output.closing_search import Vocabulary
 from mmengine.structured_output.engine_words import PANIC, in_our_words, is_panic
-from mmengine.structured_output.json_schema.refusal import SchemaRefused
 from mmengine.structured_output.lark_ends import check_ends
+from mmengine.structured_output.llguidance_errors import first_step_error, refuse_overlap
 from mmengine.structured_output.spec import Choice, Grammar, JsonSchema, Lark, Regex, read_grammar
 from mmengine.structured_output.tag_grammar import grammars_of
 from mmengine.structured_output.tags import StructuralTag
 
 MAX_KEPT_CHARS = 256  # of a text whose tokens are kept
 MAX_SPELLINGS = 8192  # of forced texts that are kept
-# What llguidance may use, beyond what it takes by default: with that, patterns such as [a-z]{1,255} compile
-# and break in the middle of an answer. Fuel is time: 50,000 are about a millisecond at the beginning, 14,000
-# in a step. A lexer's state takes one or two kilobytes.
+# What llguidance may use. Fuel is time: 50,000 are about a millisecond at the beginning, 14,000 in a step. By
+# its defaults patterns such as [a-z]{1,255} compile and break in the middle of an answer; those of schemas
+# have passed the gate, which bounds them. A lexer's state takes one or two kilobytes.
 MAX_ROW_ITEMS = 20_000  # of the parser's table: an object has four for each property that may come next
 MAX_STEP_ITEMS = 200_000  # in all rows that one mask looks at
-START_FUEL = 10_000_000
-STEP_FUEL = 2_000_000
-MAX_LEXER_STATES = 250_000  # its default; no answer of 4,096 tokens that ends needs them
+START_FUEL = 3_000_000
+STEP_FUEL = 2_000_000  # of a schema
+TEXT_STEP_FUEL = 200_000  # of a regex or a Lark grammar: its default
+MAX_LEXER_STATES = 250_000  # its default, of all texts of a grammar together (CompiledGrammar.renewed)
 # A method that the stubs of llguidance leave out: (matcher, address, bytes of a mask, drafts).
 _FILL_WITH_DRAFTS: Callable[[LLMatcher, int, int, list[int]], None] = vars(LLMatcher)[
     "unsafe_compute_mask_ptr_with_draft_token"
@@ -56,14 +57,7 @@ class LLGuidance(OfTokenizer):
         self._vocabulary: Vocabulary | None = None
         self._special_names: dict[str, int] = {}  # filled with it
         self._spellings: dict[tuple[int, bytes], list[int]] = {}
-        self._limits = LLParserLimits(
-            max_items_in_row=MAX_ROW_ITEMS,
-            step_max_items=MAX_STEP_ITEMS,
-            initial_lexer_fuel=START_FUEL,
-            step_lexer_fuel=STEP_FUEL,
-            max_lexer_states=MAX_LEXER_STATES,
-            verbose_errors=False,
-        )
+        self._schema_limits, self._text_limits = _limits(STEP_FUEL), _limits(TEXT_STEP_FUEL)
         threads = num_threads or _num_threads()
         self._executor = LLExecutor(threads) if threads > 1 else None  # one thread is slower than none
 
@@ -78,15 +72,17 @@ class LLGuidance(OfTokenizer):
     def _compile(self, grammar: str) -> "CompiledGrammar":
         tokens = self._tokens()
         found = read_grammar(grammar)
-        prototype = LLMatcher(tokens, self._source_of(found), log_level=0, limits=self._limits)
+        limits = self._text_limits if isinstance(found, Regex | Choice | Lark) else self._schema_limits
+        make = partial(LLMatcher, tokens, self._source_of(found), log_level=0, limits=limits)
+        prototype = make()
         error = prototype.get_error() if prototype.is_error() else ""
         if not error and not isinstance(found, JsonSchema):  # which the gate knows to have texts
-            error = _first_step_error(prototype)
+            error = first_step_error(prototype)
         if error:
-            _refuse_overlap(grammar, error)
+            refuse_overlap(grammar, error)
             raise InvalidRequest(f"the grammar cannot be used: {in_our_words(error)}")
         if found.on_truncation == "length":
-            return CompiledGrammar(prototype, found.after)
+            return CompiledGrammar(prototype, found.after, make)
         closings = Closings(self._words(), hints_of(grammar))
         path = closings.shortest(prototype)
         if path is None:
@@ -95,7 +91,8 @@ class LLGuidance(OfTokenizer):
                 "found"
             )
         make_closer = partial(Closer, closings, path, self.eos_token_ids)
-        return CompiledGrammar(prototype, found.after, (make_closer, len(found.after) + len(path)))
+        closing = make_closer, len(found.after) + len(path)
+        return CompiledGrammar(prototype, found.after, make, closing)
 
     def _source_of(self, grammar: Grammar) -> str:
         """The grammar in llguidance's own form."""
@@ -223,19 +220,29 @@ class _Tokens(TokenizerWrapper):
 
 
 class CompiledGrammar:
-    """`closing`: what makes a Closer for a budget, and the least that this must be."""
+    """`make` gives another prototype; `closing`: what makes a Closer for a budget, and the least that this
+    must be."""
 
     def __init__(
         self,
         prototype: LLMatcher,
         after: tuple[int, ...],
+        make: Callable[[], LLMatcher],
         closing: tuple[Callable[[int], Closer], int] | None = None,
     ):
-        self._prototype, self.after = prototype, after
+        self._prototype, self.after, self._make = prototype, after, make
         self._make_closer: Callable[[int], Closer] | None
         self._make_closer, self.shortest = closing or (None, 0)
 
     def matcher(self) -> LLMatcher:
+        return self._prototype.deep_copy()
+
+    def renewed(self) -> LLMatcher:
+        """Copies share the states of their lexer, which are limited (MAX_LEXER_STATES)."""
+        matcher = self._prototype.deep_copy()
+        matcher.compute_bitmask()
+        if matcher.is_error():
+            self._prototype = self._make()
         return self._prototype.deep_copy()
 
     def closer(self, budget: int) -> Closer | None:
@@ -260,39 +267,17 @@ def _raise_unless_panic(failure: BaseException) -> None:
         raise failure
 
 
+def _limits(step_fuel: int) -> LLParserLimits:
+    return LLParserLimits(
+        max_items_in_row=MAX_ROW_ITEMS,
+        step_max_items=MAX_STEP_ITEMS,
+        initial_lexer_fuel=START_FUEL,
+        step_lexer_fuel=step_fuel,
+        max_lexer_states=MAX_LEXER_STATES,
+        verbose_errors=False,
+    )
+
+
 def _num_threads() -> int:
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(32, usable * 4 // 5)
-
-
-def _refuse_overlap(grammar: str, error: str) -> None:
-    """SchemaRefused where the error is that keys may match two of the patterns of an object: the gate wrote
-    beside them where they stand."""
-    if not error.startswith("patternProperty regexes"):
-        return
-    waiting: list[object] = [msgspec.json.decode(grammar)]
-    while waiting:
-        each = waiting.pop()
-        if isinstance(each, dict):
-            texts = each.get("patternProperties", ()) if "$comment" in each else ()
-            if sum(f"/{text}/" in error for text in texts) > 1:
-                why = f"{in_our_words(error)}; let no key match both"
-                raise SchemaRefused("patternProperties", each["$comment"], why)
-            waiting += each.values()
-        elif isinstance(each, list):
-            waiting += each
-
-
-def _first_step_error(matcher: LLMatcher) -> str:
-    """Why no text can begin, so that it is known before the model runs: nothing is allowed, rules have no
-    end, or a first step is beyond the limits. Empty when one can."""
-    bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
-    if matcher.is_error():
-        return matcher.get_error()
-    ahead, allowed = matcher.deep_copy(), np.flatnonzero(bits)
-    if len(allowed):
-        first = int(allowed[0])
-        ahead.consume_token(8 * first + int(np.flatnonzero(np.unpackbits(bits[first], bitorder="little"))[0]))
-        if not ahead.is_error() and not ahead.is_stopped():
-            ahead.compute_bitmask()
-    return ahead.get_error() if ahead.is_error() else ""

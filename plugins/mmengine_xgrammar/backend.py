@@ -107,6 +107,9 @@ class CompiledGrammar:
     def matcher(self) -> "XMatcher":
         return XMatcher(xgrammar.GrammarMatcher(self._compiled), self._vocabulary)
 
+    def renewed(self) -> None:
+        return None
+
 
 class XMatcher:
     """The grammar state of one text, as matcher.py describes it."""

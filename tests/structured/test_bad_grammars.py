@@ -94,10 +94,10 @@ def test_what_cannot_be_used_is_known_before_the_model_runs(backend, grammar, sa
 def test_a_pattern_that_is_too_large_is_said_to_be_so(backend, pattern):
     with pytest.raises(InvalidRequest) as refusal:
         backend.compile(grammar_of(form({"type": "string", "pattern": pattern})))
-    assert str(refusal.value) == (
+    assert str(refusal.value).startswith(
         "the grammar cannot be used: a regex, terminal or pattern of it needs more states than the grammar "
         r"engine takes; lower the counts of repetitions, or name narrower classes than \p{L} or \w, such as "
-        "[a-z]"
+        "[a-z]; the pattern is '(?s:.)*"
     )
 
 

@@ -177,11 +177,7 @@ def reach(grammar: Grammar, case: Case, data: st.DataObject, source: random.Rand
     return bytes(said), text[cut:]
 
 
-@RANDOM
-@given(cases(), st.integers(0, 2**32), st.data())
-def test_a_closing_is_valid_and_at_most_as_long_as_an_instance(
-    case: Case, seed: int, data: st.DataObject
-) -> None:
+def check_closing(case: Case, seed: int, data: st.DataObject) -> None:
     grammar, source = Grammar(case.schema, Bounds()), random.Random(seed)
     said, rest = reach(grammar, case, data, source)
     text = close(closings_of(grammar.text), grammar.matcher, said)
@@ -189,6 +185,19 @@ def test_a_closing_is_valid_and_at_most_as_long_as_an_instance(
     whole = (said + rest).decode(errors="replace")  # a character that is cut in two is none
     if grammar.accepts(whole):
         assert len(text.encode()) <= len(whole.encode())
+
+
+@RANDOM
+@given(cases(), st.integers(0, 2**32), st.data())
+def test_a_closing_is_valid_and_at_most_as_long_as_an_instance(case: Case, seed: int, data: st.DataObject):
+    check_closing(case, seed, data)
+
+
+@pytest.mark.soak
+@settings(RANDOM, max_examples=2_000, derandomize=False)
+@given(cases(), st.integers(0, 2**32), st.data())
+def test_closings_of_many_schemas_are_as_short(case: Case, seed: int, data: st.DataObject):
+    check_closing(case, seed, data)
 
 
 def shortest(grammar: Grammar) -> int:

@@ -1,5 +1,7 @@
 """Where the grammar engine fails: in the middle of an answer that answer alone, at the door in our words."""
 
+import random
+
 import numpy as np
 import pytest
 from llguidance import LLMatcher
@@ -103,7 +105,10 @@ def test_a_panic_while_a_grammar_is_compiled_is_a_refusal(monkeypatch):
             "more rules",
         ),
         ("panic: index out of bounds\n<backtrace>\n   0: <unknown>", "itself fails at it"),
-        ("Unable to determine if regex is empty:  (And (SearchRegex /^a$/) (Regex /b/))", "more states"),
+        (
+            "Unable to determine if regex is empty: (And (SearchRegex /^(?:a+)$/) (Regex /b/))",
+            "pattern is 'a+'",
+        ),
         ("initial lexer configuration (grammar) too big (limit for this grammar: 1)", "more states"),
         ("Schema intersection stack level exceeded", "patternProperties"),
         ("circular references with sibling keys are not supported: #/$defs/a", "lead back to themselves"),
@@ -114,3 +119,23 @@ def test_a_panic_while_a_grammar_is_compiled_is_a_refusal(monkeypatch):
 def test_errors_of_the_grammar_engine_are_in_our_words(error, said):
     text = in_our_words(error)
     assert said in text and "backtrace" not in text and "\n" not in text and "/^" not in text
+
+
+def test_texts_of_a_grammar_that_used_up_its_states_together_go_on(monkeypatch):
+    monkeypatch.setattr(llguidance_backend, "MAX_LEXER_STATES", 3_000)
+    engine = backend()
+    grammars = {"a": compiled({"type": "string", "pattern": "^(.*a.{12})$"}, engine)}
+    rows = RowMatchers(engine, lambda _: grammars["a"], 257)
+    for row in range(3):
+        rows.admit(row, Request(str(row), np.empty(0, np.int32), SamplingParams()), np.empty(0, np.int32))
+    source, worn = random.Random(0), False
+    for step in range(400):
+        said = [source.choice(b"ab") if step else ord('"') for _ in range(3)]
+        before = [rows._rows[row].own.matcher for row in range(3)]
+        bits, errors = rows.masks([0, 1, 2])
+        assert not errors, (step, errors)
+        assert all(each[token // 32] >> (token % 32) & 1 for each, token in zip(bits, said, strict=True))
+        _, errors = rows.advance([0, 1, 2], [[token] for token in said])
+        assert not errors, (step, errors)
+        worn = worn or any(rows._rows[row].own.matcher is not before[row] for row in range(3))
+    assert worn
