@@ -22,7 +22,7 @@ from mmengine.structured_output.json_place import Place
 from mmengine.structured_output.matcher import Matcher
 
 MAX_CLOSING_TOKENS = 4096  # a longer way is not looked for
-MAX_CLOSING_BYTES = 4 * MAX_CLOSING_TOKENS
+MAX_CLOSING_BYTES = 4 * MAX_CLOSING_TOKENS  # nor one of more bytes
 # How much the matcher is asked, a microsecond or two each.
 MAX_EFFORT = 100_000  # for the shortest text of a grammar
 MAX_EFFORT_AT_ONCE = 4_000  # behind a token that was just sampled

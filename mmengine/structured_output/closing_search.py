@@ -8,7 +8,7 @@ from mmengine.structured_output.closing_hints import Hints
 from mmengine.structured_output.json_place import Place
 from mmengine.structured_output.matcher import Matcher
 
-MAX_NUMBERS_TRIED = 300
+MAX_NUMBERS_TRIED = 300  # one after the other, where no bound hints at one
 MAX_OPTIONS = 4  # of keys and values, behind which is looked
 LOOKING_PART = 4  # at most one in so many questions is for looking ahead
 _SPECIAL = re.compile(rb"\xff\[(\d+)\]")  # a token of no text, among bytes that are forced

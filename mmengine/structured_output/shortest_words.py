@@ -17,7 +17,7 @@ MAX_STATES = 5_000  # of one pattern
 MAX_OPTIONAL = 8  # repetitions that may be left out: more are taken for any number, which has fewer states
 MAX_LOOKED_AT = 2_000  # places of a search for several patterns
 MAX_BEGINNING = 256  # characters of a beginning behind which is searched
-MAX_LEAST = 8_192
+MAX_LEAST = 8_192  # characters of a least length that is looked at
 FAR = 1 << 30
 # One of each kind of character comes first; a class is looked at by those of them that it holds.
 _PLAIN = "a0A" + "".join(map(chr, range(0x20, 0x7F))) + "\t\n\r"
