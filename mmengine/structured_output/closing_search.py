@@ -144,6 +144,8 @@ class Search:
 
     def _allows_tokens(self, way: Way, tokens: list[int]) -> bool:
         self._left -= 1
+        if self._vocabulary.lacks_bytes and -1 in tokens:
+            return False
         return way.matcher.validate_tokens(tokens) == len(tokens)
 
     def _ends(self, way: Way, tokens: list[int] | None) -> bool:

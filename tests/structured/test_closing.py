@@ -9,11 +9,14 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher
 
+from mmengine.errors import InvalidRequest
 from mmengine.structured_output.closer import Closer
 from mmengine.structured_output.closing import Closings
 from mmengine.structured_output.closing_hints import hints_of
 from mmengine.structured_output.closing_search import Vocabulary
 from mmengine.structured_output.json_schema.gate import Bounds
+from mmengine.structured_output.llguidance_backend import LLGuidance
+from mmengine.structured_output.spec import grammar_of
 from tests.structured.accepting import END, TOKENIZER, Grammar, allowed
 from tests.structured.strategies import Case, cases
 from tests.structured.test_schema_random import validator
@@ -149,6 +152,22 @@ def test_what_is_no_json_is_closed_too(pattern, said):
     matcher = LLMatcher(TOKENIZER, LLMatcher.grammar_from_regex(pattern), log_level=0)
     closings = Closings(BYTES, hints_of(json.dumps({"type": "regex", "regex": pattern})))
     assert len(close(closings, matcher, said)) < 20
+
+
+def test_a_vocabulary_without_some_bytes_closes_with_the_others():
+    tokens = [b"" if byte in b"a0-:\xff" else bytes([byte]) for byte in range(256)] + [b"", b'":', b"true"]
+    engine = LLGuidance(lambda: tokens, lambda text: [], frozenset([256]), [256], len(tokens), 1)
+    schema = {
+        "properties": {"b": {"type": "string", "pattern": "^[a-c]$"}, "c": {"type": "integer"}},
+        "required": ["b", "c"],
+    }
+    asked = {"type": "json_schema", "json_schema": {"schema": {"type": "object", **schema}}}
+    with pytest.raises(InvalidRequest, match="no answer of at most"):  # a colon alone is no token
+        engine.compile(grammar_of({**asked, "on_truncation": "close"}))
+    tokens[ord(":")] = b":"
+    engine = LLGuidance(lambda: tokens, lambda text: [], frozenset([256]), [256], len(tokens), 1)
+    path = engine.compile(grammar_of({**asked, "on_truncation": "close"})).closer(40).path
+    assert json.loads(b"".join(tokens[token] for token in path)) == {"b": "b", "c": 1}
 
 
 def test_a_budget_is_kept():
