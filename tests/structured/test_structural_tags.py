@@ -263,11 +263,10 @@ def test_one_at_least_or_one_at_most(backend):
 def test_each_schema_is_bounded_as_elsewhere(backend):
     structure = {"begin": "<f", "schema": {"type": "array", "items": {"type": "string"}}, "end": "."}
     asked = {"structures": [structure], "triggers": ["<f"]}
-    spaces, letters = f"<f[{' ' * 33}].", f'<f["{"x" * 4_097}"].'
+    spaces = f"<f[{' ' * 33}]."
     accepts = Accepts(backend, asked)
-    assert accepts("<f[ ].") and not accepts(spaces) and not accepts(letters)
-    wide = Accepts(backend, {**asked, "bounds": False})
-    assert wide(spaces) and wide(letters)
+    assert accepts("<f[ ].") and not accepts(spaces)
+    assert Accepts(backend, {**asked, "bounds": False})(spaces)
     assert not Accepts(backend, {**asked, "bounds": {"string": 3}})('<f["xxxx"].')
 
 

@@ -6,7 +6,7 @@ from math import comb
 from typing import Literal
 
 from mmengine.structured_output.json_schema.bounds import Bounds
-from mmengine.structured_output.json_schema.keys import other_keys
+from mmengine.structured_output.json_schema.keys import OtherKeys
 from mmengine.structured_output.json_schema.keywords import check_multiple, shown
 from mmengine.structured_output.json_schema.numbers import number_schemas, plain
 from mmengine.structured_output.json_schema.pattern import Pattern
@@ -38,6 +38,7 @@ class Emitter:
     names: dict[Conj, str] = field(default_factory=dict)  # of parts that are definitions
     waiting: list[Conj] = field(default_factory=list)  # definitions that are not written yet
     depth: int = 0
+    shared: dict[str, Json] = field(default_factory=dict)  # definitions of numbers, by name
     plain_escapes: bool = False  # keys are excluded by spelling, so \\u must not be one
 
     def schema(self, root: Conj) -> Json | Literal[True]:
@@ -55,11 +56,12 @@ class Emitter:
             if count > 1 and conj in nested and conj in self.satisfiable.yes and not self._free(conj):
                 self._define(conj)
         body = self._part(root)
-        definitions = {}
+        definitions: dict[str, Json | bool] = {}
         for conj in self.waiting:  # which grows
             definitions[self.names[conj]] = self._part(conj, top=True)
         if body is True:
             return True
+        definitions |= self.shared
         return {**body, "$defs": definitions} if definitions else body
 
     def _define(self, conj: Conj) -> None:
@@ -67,9 +69,9 @@ class Emitter:
         self.waiting.append(conj)
 
     def _free(self, conj: Conj) -> bool:
-        """Whether the part is anything at all, and nothing in it is bounded."""
-        bounds = self.bounds
-        return not conj and not (bounds.string or bounds.digits or bounds.key)
+        """Whether the part is anything at all, and written so: its numbers are not bounded, for that would
+        make a large grammar of almost every schema with an open object."""
+        return not conj and not (self.bounds.string or self.bounds.key)
 
     def _part(self, conj: Conj, top: bool = False) -> Json | Literal[True]:
         if self._free(conj):
@@ -98,7 +100,7 @@ class Emitter:
                 if piece.multiple:
                     pointer = step(self.satisfiable.shapes.pointer(conj), "multipleOf")
                     check_multiple(plain(piece.multiple), pointer)
-                return number_schemas(piece, self.bounds.digits)
+                return self._numbers(piece)
             case String():
                 return [self._string(piece)]
             case Array():
@@ -106,6 +108,16 @@ class Emitter:
             case Object():
                 return self._objects(piece, conj)
         raise TypeError(f"{piece} is no piece")
+
+    def _numbers(self, piece: Number) -> list[Json]:
+        """Those that only our bounds restrict are one definition: ranges of 17 digits are slow to compile."""
+        name = "integer" if piece.integer else "number"
+        if not self.bounds.digits or piece != Number(piece.integer):
+            return number_schemas(piece, self.bounds.digits)
+        if name not in self.shared:
+            ways = number_schemas(piece, self.bounds.digits)
+            self.shared[name] = ways[0] if len(ways) == 1 else {"anyOf": ways}
+        return [{"$ref": f"#/$defs/{name}"}]
 
     def _check_blocked(self, piece: Piece, conj: Conj) -> None:
         blocked = getattr(piece, "blocked", ())
@@ -203,13 +215,12 @@ class Emitter:
         patterns: dict[str, Json | bool] = {
             whole(p): self._part(part) for p, part in piece.patterns.values() if part in yes
         }
-        if piece.patterns:
-            properties |= {name: False for name in taken if name not in properties}
-        out["additionalProperties"] = False
         prefixes = [pattern.prefix for pattern, _ in piece.patterns.values()]
+        others: OtherKeys | None = None
+        out["additionalProperties"] = False
         if piece.rest in yes and None not in prefixes:
-            rest = self._part(piece.rest)
-            patterns[f"^(?:{other_keys(taken, prefixes, self.bounds.key)})$"] = rest  # type: ignore[arg-type]
+            known = [prefix for prefix in prefixes if prefix is not None]
+            others = OtherKeys(tuple(taken), tuple(known), self.bounds.key)
         elif piece.rest in yes:
             out["additionalProperties"] = self._part(piece.rest)
             self.plain_escapes = True
@@ -217,10 +228,14 @@ class Emitter:
             patterns |= {whole(p): False for p, part in piece.patterns.values() if part not in yes}
             if len(patterns) > 1:  # the grammar engine refuses those that a key may match together
                 out["$comment"] = f"#{self._pattern_pointer(piece, conj)}"
+        if patterns or others:
+            properties |= {name: False for name in taken if name not in properties}
         if properties:
             out["properties"] = properties
         if required:
             out["required"] = list(required)
+        if others is not None:
+            return others.written(out, patterns, self._part(piece.rest))
         if patterns:
             out["patternProperties"] = patterns
         return out

@@ -48,6 +48,8 @@ def gate(schema: dict | bool | str | bytes, bounds: Bounds = Bounds()) -> Gated:
         options["whitespace_pattern"] = f"[\\x20\\x0A\\x0D\\x09]{{1,{bounds.whitespace}}}"
     if emitter.plain_escapes:
         options["json_allowed_escapes"] = 'nrbtf\\"'
+    else:
+        options["json_allow_general_unicode_escapes"] = True
     text = json.dumps({"x-guidance": options, **({} if body is True else body)}, ensure_ascii=False)
     try:
         size = len(text.encode())

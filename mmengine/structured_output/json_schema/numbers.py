@@ -20,14 +20,20 @@ def number_schemas(piece: Number, digits: int) -> list[Json]:
     if piece.values is not None:
         return [{"enum": [plain(value) for value in piece.values]}]
     bounded = [piece]
+    if (
+        digits and piece == Number()
+    ):  # one range compiles faster than four, and there is no limit to lead over
+        ends = {"exclusiveMinimum": -(10**digits), "exclusiveMaximum": 10**digits}
+        return [{"type": "number", "multipleOf": plain(Fraction(1, 10**MAX_PLACES)), **ends}]
     if digits:
-        narrowed = [intersect(piece, window) for window in _windows(digits)]
+        narrowed = [intersect(piece, window) for window in _windows(digits, piece.integer)]
         bounded = [one for one in narrowed if isinstance(one, Number)] or [piece]
     return [schema for one in bounded for schema in _ranges(one)]
 
 
-def _windows(digits: int) -> list[Number]:
-    """Fewer digits behind the point the larger the number, and integers of all digits."""
+def _windows(digits: int, integer: bool) -> list[Number]:
+    """Integers of all digits; unless `integer`, before them fewer digits behind the point the larger the
+    number, so that a double holds all of them and rounding leads over no limit."""
 
     def within(places: int) -> Limit:
         return (Fraction(10**places), True)
@@ -37,9 +43,12 @@ def _windows(digits: int) -> list[Number]:
         multiple = Fraction(1, 10**behind) if behind else None
         return Number(behind == 0, (-limit[0], True), limit, multiple)
 
+    whole = window(digits, 0)
+    if integer:
+        return [whole]
     total = min(digits, DOUBLE)
     behind = sorted({min(MAX_PLACES, total * 2 // 3), total // 3, min(2, total - 1)} - {0}, reverse=True)
-    return [window(total - places, places) for places in behind] + [window(digits, 0)]
+    return [*(window(total - places, places) for places in behind), whole]
 
 
 def _ranges(piece: Number) -> list[Json]:

@@ -26,6 +26,7 @@ from mmengine.structured_output.json_schema.characters import (
 
 MAX_NESTING = 32
 MAX_COUNT = 10_000  # of one counted repetition, and of nested ones together
+CATEGORY_COST = 50  # of the count, what a \\p is: hundreds of ranges, each of some bytes
 
 
 class Part(NamedTuple):
@@ -100,7 +101,7 @@ class Parser:
             self.sets.append([] if negated else [(0, LAST)])
         else:
             self.sets.append(without_nul(complement(ranges) if negated else ranges))
-        return Part(char_class(ranges, extras, negated))
+        return Part(char_class(ranges, extras, negated), copies=CATEGORY_COST if extras else 1)
 
     def group(self) -> Part:
         if self.take("?"):
@@ -228,7 +229,10 @@ class Parser:
             self.fail("a repetition of a repetition matches in exponentially many ways; use one of them")
         count = part.copies * max(low, high or 1)
         if count > MAX_COUNT:
-            self.fail(f"counted repetitions copy more than {MAX_COUNT:,} times")
+            counts = f"counted repetitions copy more than {MAX_COUNT:,} times"
+            self.fail(
+                f"{counts} (a \\p counts as {CATEGORY_COST}); lower them, or name narrower classes as [a-z]"
+            )
         text = (
             part.text
             if part.literal or part.text.startswith(("(", "[", "\\p", "\\P"))
