@@ -130,17 +130,20 @@ class Emitter:
         high = piece.high
         if high is None and self.bounds.string:
             high = max(self.bounds.string, piece.low)
+        low, patterns = piece.low, list(piece.patterns)
         if piece.values is not None:
             out["enum"] = list(piece.values)
         else:
-            if piece.low:
-                out["minLength"] = piece.low
+            if len(patterns) == 1:
+                patterns[0], low, high = patterns[0].of_length(low, high)
+            if low:
+                out["minLength"] = low
             if high is not None:
                 out["maxLength"] = high
-        if piece.patterns:
-            out["pattern"] = whole(piece.patterns[0])
-        if len(piece.patterns) > 1:
-            out["allOf"] = [{"type": "string", "pattern": whole(pattern)} for pattern in piece.patterns[1:]]
+        if patterns:
+            out["pattern"] = whole(patterns[0])
+        if len(patterns) > 1:
+            out["allOf"] = [{"type": "string", "pattern": whole(pattern)} for pattern in patterns[1:]]
         return out
 
     def _array(self, piece: Array, conj: Conj) -> Json:

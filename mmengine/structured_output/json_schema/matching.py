@@ -11,6 +11,11 @@ from typing import NamedTuple
 from mmengine.structured_output.json_schema.characters import PatternError
 
 MAX_STEPS = 2_000_000  # of one schema: states that are looked at
+MAX_CROWD = (
+    150  # states that a pattern may be in at once: the grammar engine's answer ends beyond some hundreds
+)
+CROWD_CHARS = 48  # characters after which that is known
+MAX_CROWD_CHARS = 8  # different ones that are tried
 STATE_COST = 10  # steps that making a state counts for
 _TOKEN = re.compile(
     r"\(\?s:\.\)|\(\?:|\[(?:[^\]\\]|\\.)*\]|\\(?:x[0-9A-F]{2}|u[0-9A-F]{4}|U[0-9A-F]{8}|.)"
@@ -42,6 +47,21 @@ class Budget:
         return self.machines[regex].matches(text)
 
 
+def check_crowd(regex: str, points: list[int]) -> None:
+    """PatternError where a text puts the pattern in too many states at once, as counted repetitions of one
+    another do whose ends cannot be told. `points`: a character of each set of the pattern."""
+    machine = Machine(regex, Budget())
+    chars = [chr(point) for point in dict.fromkeys(points)][:MAX_CROWD_CHARS]
+    now = machine.start()
+    for _ in range(CROWD_CHARS):
+        now = max((machine.after(now, char) for char in chars), key=len)
+        if len(now) > MAX_CROWD:
+            raise PatternError(
+                "its counted repetitions can be told apart in too many ways; count one of them, or end each "
+                "with a character that it does not hold"
+            )
+
+
 class Repeat(NamedTuple):
     part: "str | list"
     low: int
@@ -60,13 +80,19 @@ class Machine:
         self._start = self._made(_alternatives(_TOKEN.findall(regex)[::-1]), 0)
 
     def matches(self, text: str) -> bool:
-        now = self._reached([self._start])
+        now = self.start()
         for char in text:
-            steps = (self._states[place] for place in now)
-            now = self._reached(
-                [after[0] for token, after in steps if token and self._tests[token].fullmatch(char)]
-            )
+            now = self.after(now, char)
         return 0 in now
+
+    def start(self) -> set[int]:
+        return self._reached([self._start])
+
+    def after(self, now: set[int], char: str) -> set[int]:
+        steps = (self._states[place] for place in now)
+        return self._reached(
+            [after[0] for token, after in steps if token and self._tests[token].fullmatch(char)]
+        )
 
     def _reached(self, waiting: list[int]) -> set[int]:
         found: set[int] = set()
