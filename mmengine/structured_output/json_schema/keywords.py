@@ -148,7 +148,7 @@ def check_values(schema: dict, pointer: str) -> None:
                 keyword, step(pointer, keyword), f"it is more than {MAX_COUNT:,}, the most that is enforced"
             )
         if keyword in NUMBERS:
-            check_exact(value, keyword, step(pointer, keyword))
+            check_limit(value, keyword, step(pointer, keyword))
     _check_enum(schema, pointer)
     for low, high in (
         *(("minLength", "maxLength"), ("minItems", "maxItems"), ("minProperties", "maxProperties")),
@@ -189,6 +189,12 @@ def check_exact(value: int | float, keyword: str, pointer: str) -> None:
         refuse(keyword, pointer, f"{value} is beyond 2**53, where numbers are not exact")
     if isinstance(value, float) and decimals(fraction(value)) > MAX_DECIMALS:
         refuse(keyword, pointer, f"{value} has more than {MAX_DECIMALS} digits behind the point")
+
+
+def check_limit(value: int | float, keyword: str, pointer: str) -> None:
+    """Refuses what `check_exact` does, but no limit beyond which nothing has to be allowed."""
+    far = value > 0 if keyword.lower().endswith("maximum") else value < 0 and keyword != "multipleOf"
+    check_exact(min(max(value, -EXACT), EXACT) if far else value, keyword, pointer)
 
 
 def check_multiple(value: int | float, pointer: str) -> None:

@@ -1,12 +1,14 @@
 """Numbers as the grammar engine takes them: its ranges repaired, and the digits bounded."""
 
+from dataclasses import replace
 from fractions import Fraction
-from math import ceil, floor
+from math import ceil, floor, nextafter
 
-from mmengine.structured_output.json_schema.keywords import decimals
+from mmengine.structured_output.json_schema.keywords import EXACT, decimals
 from mmengine.structured_output.json_schema.pieces import Limit, Number, intersect
 
 DOUBLE = 15  # decimal digits that a double always holds
+LAST = 2**63 - 1  # integer in a limit that the engine takes
 MAX_PLACES = 10  # behind the point: finer steps the engine cannot take exactly
 Json = dict[str, object]
 
@@ -25,10 +27,39 @@ def number_schemas(piece: Number, digits: int) -> list[Json]:
     ):  # one range compiles faster than four, and there is no limit to lead over
         ends = {"exclusiveMinimum": -(10**digits), "exclusiveMaximum": 10**digits}
         return [{"type": "number", "multipleOf": plain(Fraction(1, 10**MAX_PLACES)), **ends}]
-    if digits:
-        narrowed = [intersect(piece, window) for window in _windows(digits, piece.integer)]
-        bounded = [one for one in narrowed if isinstance(one, Number)] or [piece]
-    return [schema for one in bounded for schema in _ranges(one)]
+    out = []
+    for within in _within_reach(piece):
+        bounded = [within]
+        if digits:
+            narrowed = [intersect(within, window) for window in _windows(digits, within.integer)]
+            bounded = [one for one in narrowed if isinstance(one, Number)] or [within]
+        out += [schema for one in bounded for schema in _ranges(one)]
+    return out
+
+
+def _within_reach(piece: Number) -> list[Number]:
+    """The engine reads a limit as a double, and of numbers with a fraction it counts the digits of no more
+    than 2**53. So beyond that there are only integers, up to the last double within the limit."""
+    if all(limit is None or abs(limit[0]) <= EXACT for limit in (piece.low, piece.high)):
+        return [piece]
+    low = high = None
+    if piece.low:
+        low = Fraction(_reached(floor(piece.low[0]) + 1 if piece.low[1] else ceil(piece.low[0]))), False
+    if piece.high:
+        high = Fraction(_reached(ceil(piece.high[0]) - 1 if piece.high[1] else floor(piece.high[0]))), False
+    whole = replace(piece, integer=True, low=low, high=high)
+    reach = Number(low=(Fraction(-EXACT), False), high=(Fraction(EXACT), False))
+    near = None if piece.integer else intersect(piece, reach)
+    return [near, whole] if isinstance(near, Number) else [whole]
+
+
+def _reached(value: int) -> int:
+    """The last double on the way from 0 to `value` that the engine takes; or the value, if it is near."""
+    if abs(value) <= EXACT or value == LAST:  # which the engine reads as 2**63, and then takes for what it is
+        return value
+    value = max(min(value, LAST), -LAST)
+    double = float(value)
+    return int(nextafter(double, 0) if abs(int(double)) > abs(value) else double)
 
 
 def _windows(digits: int, integer: bool) -> list[Number]:

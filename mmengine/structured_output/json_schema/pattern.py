@@ -76,7 +76,7 @@ def anchored(branches: list[list[Part]], left: bool, right: bool) -> list[list[P
 
 
 def _least(parts: list[Part]) -> list[Part]:
-    """What is repeated at the end, where anything may follow, need not be repeated more often than it must."""
+    """What is repeated at the end, where anything may follow, need be repeated no more often than it must."""
     while parts and parts[-1].times is not None:
         part, low, _ = parts[-1].times
         parts = [*parts[:-1], *([repeated(part, low, low)] if low else [])]
