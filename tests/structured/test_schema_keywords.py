@@ -51,6 +51,18 @@ CASES = [
     ("format", {"type": "string", "format": "ipv6"}, ['"::1"', '"1::2:3"'], ['"1:::2"', '"12345::"']),
     ("format", {"type": "string", "format": "email"}, ['"a.b@c.de"'], ['"a"', '"a..b@c"', '".a@c"']),
     ("format", {"type": "string", "format": "uri"}, ['"https://a.b/c?d#e"'], ['"//a.b"', '"a b:c"']),
+    (
+        "format",
+        {"type": "string", "format": "uri-reference"},
+        ['"https://a.b/c?d#e"', '"//a.b/c"', '"/a"', '"a/b:c?d"', '"#x"', '""', '"mailto:a@b"'],
+        ['"a b"', '"1a:b"', '"a\\\\b"', '"#a#b"', '"%1"'],
+    ),
+    (
+        "format",
+        {"type": "string", "format": "relative-json-pointer"},
+        ['"0"', '"12/a/~0"', '"1#"'],
+        ['""', '"/a"', '"01"', '"-1"', '"0##"', '"1/~2"'],
+    ),
     ("items", {"type": "array", "items": {"type": "integer"}}, ["[]", "[1,2]"], ['["a"]', "[1,]"]),
     ("prefixItems", {"type": "array", "prefixItems": [{"type": "null"}]}, ["[]", "[null,1]"], ["[1]"]),
     ("items", {"type": "array", "prefixItems": [True], "items": False}, ["[1]", "[]"], ["[1,2]"]),

@@ -55,9 +55,9 @@ def _within_reach(piece: Number) -> list[Number]:
 
 def _reached(value: int) -> int:
     """The last double on the way from 0 to `value` that the engine takes; or the value, if it is near."""
+    value = max(min(value, LAST), -LAST)
     if abs(value) <= EXACT or value == LAST:  # which the engine reads as 2**63, and then takes for what it is
         return value
-    value = max(min(value, LAST), -LAST)
     double = float(value)
     return int(nextafter(double, 0) if abs(int(double)) > abs(value) else double)
 
