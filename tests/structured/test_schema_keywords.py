@@ -59,6 +59,12 @@ CASES = [
     ),
     (
         "format",
+        {"type": "string", "format": "uri-template"},
+        ['"http://a.de/{b}/é"', '"{?x,y*}"', '"{+a.b:12}"', '"%20"', '""'],
+        ['"http://a.de/{"', '"a b"', '"{}"', '"{x:0}"', '"%2"', '"}"', '"{a b}"'],
+    ),
+    (
+        "format",
         {"type": "string", "format": "relative-json-pointer"},
         ['"0"', '"12/a/~0"', '"1#"'],
         ['""', '"/a"', '"01"', '"-1"', '"0##"', '"1/~2"'],

@@ -79,6 +79,15 @@ _TOKEN = r"(?:[^~/]|~[01])"
 JSON_POINTER = rf"(?:/{_TOKEN}*)*"
 RELATIVE_JSON_POINTER = rf"(?:0|[1-9]\d*)(?:#|{JSON_POINTER})"
 
+# RFC 6570: text, and expressions in braces.
+_NAME_CHAR = rf"(?:\w|{_PCT})"
+_VARIABLE = rf"{_NAME_CHAR}(?:\.?{_NAME_CHAR})*(?::[1-9]\d{{0,3}}|\*)?"
+_LITERAL = (
+    r"(?:[!#$&-;=?-Z_a-z~\[\]\u00A0-\uD7FF\uF900-\uFDCF\uFDF0-\uFFEF\u{10000}-\u{EFFFD}]"
+    rf"|{_PCT}|\{{[+#./;?&=,!@|]?{_VARIABLE}(?:,{_VARIABLE})*\}})"
+)
+URI_TEMPLATE = rf"{_LITERAL}*"
+
 FORMATS = {
     "date": DATE,
     "time": TIME,
@@ -91,6 +100,12 @@ FORMATS = {
     "uuid": UUID,
     "uri": URI,
     "uri-reference": URI_REFERENCE,
+    "uri-template": URI_TEMPLATE,
+    # Of those that allow letters of all languages, what the format without them allows.
+    "iri": URI,
+    "iri-reference": URI_REFERENCE,
+    "idn-email": EMAIL,
+    "idn-hostname": HOSTNAME,
     "json-pointer": JSON_POINTER,
     "relative-json-pointer": RELATIVE_JSON_POINTER,
 }
