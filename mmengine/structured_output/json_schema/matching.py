@@ -6,6 +6,7 @@ states and characters bound (K. Thompson, Regular Expression Search Algorithm, C
 """
 
 import re
+from collections.abc import Container, Iterable
 from typing import NamedTuple
 
 from mmengine.structured_output.json_schema.characters import PatternError
@@ -37,9 +38,12 @@ class Budget:
     def matches(self, regex: str, text: str) -> bool:
         """Whether `regex`, as pattern.py writes it and without \\p, matches all of `text`. Raises
         PatternError where the schema asks for too much of this."""
+        return self.machine(regex).matches(text)
+
+    def machine(self, regex: str) -> "Machine":
         if regex not in self.machines:
             self.machines[regex] = Machine(regex, self)
-        return self.machines[regex].matches(text)
+        return self.machines[regex]
 
 
 class Repeat(NamedTuple):
@@ -60,12 +64,26 @@ class Machine:
         self._start = self._made(_alternatives(_TOKEN.findall(regex)[::-1]), 0)
 
     def matches(self, text: str) -> bool:
-        now = self._reached([self._start])
+        now = self.first()
         for char in text:
-            steps = (self._states[place] for place in now)
-            now = self._reached(
-                [after[0] for token, after in steps if token and self._tests[token].fullmatch(char)]
-            )
+            now = self.behind(now, char)
+        return self.ends(now)
+
+    def tokens(self) -> Iterable[str]:
+        return self._tests
+
+    def first(self) -> set[int]:
+        """All states that the pattern is in before a text."""
+        return self._reached([self._start])
+
+    def behind(self, now: Iterable[int], char: str) -> set[int]:
+        """All states that the pattern is in when a character has followed."""
+        steps = (self._states[place] for place in now)
+        return self._reached(
+            [after[0] for token, after in steps if token and self._tests[token].fullmatch(char)]
+        )
+
+    def ends(self, now: Container[int]) -> bool:
         return 0 in now
 
     def _reached(self, waiting: list[int]) -> set[int]:

@@ -80,6 +80,7 @@ class Object:
     low: int = 0
     high: int | None = None
     blocked: Blocked = ()
+    names: Conj = ()  # of propertyNames; worked in by key_patterns.py
 
     def property(self, name: str) -> Conj:
         """What the value of any key must be."""
@@ -217,4 +218,6 @@ def _objects(a: Object, b: Object) -> Object | None:
             conj = one if other.patterns else both(one, other.rest) if ours else both(other.rest, one)
         patterns[text] = (pattern, conj)
     required = tuple(dict.fromkeys((*a.required, *b.required)))
-    return Object(properties, required, patterns, both(a.rest, b.rest), low, high, blocked)
+    return Object(
+        properties, required, patterns, both(a.rest, b.rest), low, high, blocked, both(a.names, b.names)
+    )

@@ -214,12 +214,12 @@ def _object(document: Document, place: int, schema: dict) -> Object | None:
         properties[name] = conj
     rest: Conj = (document.at(place, "additionalProperties"),) if "additionalProperties" in schema else ()
     blocked: Blocked = ()
+    names: Conj = ()
     if "propertyNames" in schema and schema["propertyNames"] not in (True, {}):
         if schema["propertyNames"] is False:
             high = 0
         else:
-            why = "it restricts keys; use patternProperties with additionalProperties false"
-            blocked += (("propertyNames", step(pointer, "propertyNames"), why),)
+            names = (document.at(place, "propertyNames"),)
     unevaluated = schema.get("unevaluatedProperties", True)
     if unevaluated not in (True, {}) and "additionalProperties" not in schema:
         if set(IN_PLACE) & set(schema):
@@ -230,7 +230,8 @@ def _object(document: Document, place: int, schema: dict) -> Object | None:
     if high is not None and low > high:
         return None
     required = tuple(schema.get("required", ()))
-    return Object(properties, required, patterns, rest, low, None if high is None else int(high), blocked)
+    high = None if high is None else int(high)
+    return Object(properties, required, patterns, rest, low, high, blocked, names)
 
 
 def _matches(pattern: Pattern, name: str, pointer: str) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from mmengine.structured_output.json_schema.disjoint import disjoint
 from mmengine.structured_output.json_schema.document import Document
+from mmengine.structured_output.json_schema.key_patterns import plain_keys
 from mmengine.structured_output.json_schema.keywords import ANNOTATIONS, ASSERTIONS, ELDERS, TYPES
 from mmengine.structured_output.json_schema.pieces import KINDS, Array, Conj, Object, Shape, intersect_shapes
 from mmengine.structured_output.json_schema.refusal import refuse, step
@@ -45,9 +46,22 @@ class Shapes:
             if conj in self.busy:
                 refuse("oneOf", self.pointer(conj), "it has itself as a branch of its oneOf")
             self.busy.add(conj)
-            self.known[conj] = self._expand(Work(KINDS, [(place, ()) for place in conj]), conj)
+            expanded = self._expand(Work(KINDS, [(place, ()) for place in conj]), conj)
+            self.known[conj] = [self._plain(shape, conj) for shape in expanded]
             self.busy.remove(conj)
         return self.known[conj]
+
+    def _plain(self, shape: Shape, conj: Conj) -> Shape:
+        """The shape with the keys of its objects made plain."""
+        piece = shape.get("object")
+        if not isinstance(piece, Object) or not piece.names and len(piece.patterns) < 2:
+            return shape
+        for name in piece.names:
+            if (name,) in self.busy:
+                refuse("propertyNames", self.pointer(conj), "it leads back to itself")
+        nothing = self.make(False, conj[0], "nothing")
+        plain = plain_keys(piece, self.of, nothing, self.pointer(conj), self.document.budget)
+        return {**shape, "object": plain}
 
     def pointer(self, conj: Conj) -> str:
         return self.document.nodes[conj[0]].pointer if conj else ""

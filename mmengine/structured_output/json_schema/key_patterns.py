@@ -1,0 +1,163 @@
+"""The keys of an object made plain.
+
+propertyNames is worked into the properties and patterns; and patterns that a key may match together are told
+apart, so that each key is allowed by one of them alone.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import combinations
+
+from mmengine.structured_output.json_schema.characters import PatternError
+from mmengine.structured_output.json_schema.languages import combined, languages, overlap, written
+from mmengine.structured_output.json_schema.matching import Budget
+from mmengine.structured_output.json_schema.pattern import Pattern
+from mmengine.structured_output.json_schema.pieces import Blocked, Conj, Object, Shape, String, both
+from mmengine.structured_output.json_schema.refusal import step
+
+MAX_NAMES = 1_000  # that propertyNames lists
+MAX_TOGETHER = 4  # patterns that a key may match together
+ANYTHING = "(?s:.)"
+
+Named = dict[str, tuple[Pattern, Conj]]
+
+
+def plain_keys(
+    piece: Object, shapes_of: Callable[[Conj], list[Shape]], nothing: Conj, pointer: str, budget: Budget
+) -> Object:
+    """`nothing`: the schema false. What cannot be worked in is blocked, with the keyword's name."""
+    try:
+        if piece.names:
+            found = [shape["string"] for shape in shapes_of(piece.names) if "string" in shape]
+            piece = _named(piece, [one for one in found if isinstance(one, String)], nothing, budget)
+    except PatternError as error:
+        blocked: Blocked = (("propertyNames", step(pointer, "propertyNames"), str(error)),)
+        return replace(piece, names=(), blocked=piece.blocked + blocked)
+    try:
+        return _told_apart(piece, budget)
+    except PatternError:
+        return piece  # the grammar engine says it where a key may match two of them
+
+
+def _named(piece: Object, allowed: list[String], nothing: Conj, budget: Budget) -> Object:
+    if any(one == String() for one in allowed):
+        return replace(piece, names=())
+    blocked = tuple(each for one in allowed for each in one.blocked)
+    properties = {
+        name: conj if any(_holds(one, name) for one in allowed) else nothing
+        for name, conj in piece.properties.items()
+    }
+    for name in piece.required:
+        if name not in properties and not any(_holds(one, name) for one in allowed):
+            properties[name] = nothing
+    listed = [value for one in allowed for value in one.values or () if _holds(one, value)]
+    if len(listed) > MAX_NAMES:
+        raise PatternError(f"it lists more than {MAX_NAMES:,} names")
+    for name in listed:
+        properties.setdefault(name, piece.property(name))
+    patterns: Named = {}
+    open_ones = [one for one in allowed if one.values is None]
+    if open_ones:
+        patterns = _within(piece, open_ones, nothing, budget)
+    return replace(
+        piece,
+        properties=properties,
+        patterns=patterns,
+        rest=nothing,
+        names=(),
+        blocked=piece.blocked + blocked,
+    )
+
+
+def _holds(string: String, name: str) -> bool:
+    if string.values is not None and name not in string.values:
+        return False
+    if len(name) < string.low or string.high is not None and len(name) > string.high:
+        return False
+    return all(pattern.matches(name) for pattern in string.patterns)
+
+
+def _within(piece: Object, allowed: list[String], nothing: Conj, budget: Budget) -> Named:
+    """The patterns of an object, and one for all other keys, each only for keys that are allowed."""
+    one = allowed[0]
+    if not piece.patterns and len(allowed) == 1 and len(one.patterns) + bool(one.low or one.high) == 1:
+        pattern = one.patterns[0] if one.patterns else Pattern(_length(one), None)
+        return {"propertyNames": (pattern, piece.rest)}
+    groups = [
+        [pattern.regex for pattern in one.patterns] + ([_length(one)] if one.low or one.high else [])
+        for one in allowed
+    ]
+    names = [regex for group in groups for regex in group]
+    parts = languages([*names, *(pattern.regex for pattern, _ in piece.patterns.values())], budget)
+
+    def is_allowed(has: list[bool]) -> bool:
+        at = 0
+        for group in groups:
+            if all(has[at : at + len(group)]):
+                return True
+            at += len(group)
+        return False
+
+    out: Named = {}
+    for at, (text, (_, conj)) in enumerate(piece.patterns.items(), len(names)):
+        both_hold = combined([*parts[: len(names)], parts[at]], lambda has: has[-1] and is_allowed(has))
+        if not both_hold.is_empty():
+            out[text] = (Pattern(written(both_hold), None, budget), conj)
+    if piece.rest != nothing:
+        other = combined(parts, lambda has: is_allowed(has) and not any(has[len(names) :]))
+        if not other.is_empty():
+            out["propertyNames"] = (Pattern(written(other), None, budget), piece.rest)
+    return out
+
+
+def _length(string: String) -> str:
+    return f"{ANYTHING}{{{string.low},{'' if string.high is None else string.high}}}"
+
+
+def _told_apart(piece: Object, budget: Budget) -> Object:
+    """Patterns that a key may match together are replaced by one for each of what it may match."""
+    if len(piece.patterns) < 2:
+        return piece
+    texts = list(piece.patterns)
+    together = {text: {text} for text in texts}  # sets that are shared by their members
+    for a, b in combinations(texts, 2):
+        if together[a] is together[b] or _apart_by_prefix(piece.patterns[a][0], piece.patterns[b][0]):
+            continue
+        if overlap(piece.patterns[a][0].regex, piece.patterns[b][0].regex, budget):
+            joined = together[a] | together[b]
+            together |= dict.fromkeys(joined, joined)
+    if all(len(group) == 1 for group in together.values()):
+        return piece
+    out: Named = {}
+    for text in texts:
+        group = [each for each in texts if each in together[text]]
+        if len(group) == 1:
+            out[text] = piece.patterns[text]
+        elif group[0] == text:
+            out |= _parted({each: piece.patterns[each] for each in group}, budget)
+    return replace(piece, patterns=out)
+
+
+def _apart_by_prefix(a: Pattern, b: Pattern) -> bool:
+    if a.prefix is None or b.prefix is None:
+        return False
+    return not a.prefix.startswith(b.prefix) and not b.prefix.startswith(a.prefix)
+
+
+def _parted(group: Named, budget: Budget) -> Named:
+    if len(group) > MAX_TOGETHER:
+        raise PatternError(f"a key may match more than {MAX_TOGETHER} of them; let no key match two")
+    parts = languages([pattern.regex for pattern, _ in group.values()], budget)
+    out: Named = {}
+    for size in range(len(group), 0, -1):
+        for chosen in combinations(range(len(group)), size):
+            wanted = [at in chosen for at in range(len(group))]
+            language = combined(parts, wanted.__eq__)
+            if language.is_empty():
+                continue
+            conj: Conj = ()
+            for at, (_, one) in enumerate(group.values()):
+                conj = both(conj, one) if at in chosen else conj
+            name = " and ".join(text for at, text in enumerate(group) if at in chosen)
+            out[name] = (Pattern(written(language), None, budget), conj)
+    return out
