@@ -5,6 +5,7 @@ import random
 from llguidance import LLMatcher, LLTokenizer
 
 from mmengine.structured_output.json_schema.gate import Bounds, gate
+from mmengine.structured_output.json_schema_lark import lark_of
 
 TOKENIZER = LLTokenizer("byte")
 END = TOKENIZER.eos_token
@@ -14,7 +15,9 @@ CLOSING = frozenset(b'"]}')
 class Grammar:
     def __init__(self, schema: dict | bool | str, bounds: Bounds | None = None):
         self.text = gate(schema, bounds or Bounds.off()).text
-        self.matcher = LLMatcher(TOKENIZER, LLMatcher.grammar_from_json_schema(self.text), log_level=0)
+        lark = lark_of(self.text)
+        grammar = LLMatcher.grammar_from_lark(lark) if lark else LLMatcher.grammar_from_json_schema(self.text)
+        self.matcher = LLMatcher(TOKENIZER, grammar, log_level=0)
         assert not self.matcher.is_error(), self.matcher.get_error()
 
     def accepts(self, text: str) -> bool:

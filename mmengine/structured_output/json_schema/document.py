@@ -39,11 +39,11 @@ class Document:
     made: dict[object, int] = field(default_factory=dict)  # places of schemas that stand nowhere
     budget: Budget = field(default_factory=Budget)  # for comparing names with patterns
 
-    def make(self, schema: dict | bool, pointer: str, key: object) -> int:
+    def make(self, schema: dict | bool, pointer: str, key: object, base: str = "") -> int:
         """The place of a schema that stands nowhere in the document, one for each `key`."""
         if key not in self.made:
             self.made[key] = len(self.nodes)
-            self.nodes.append(Node(schema, pointer, ""))
+            self.nodes.append(Node(schema, pointer, base))
         return self.made[key]
 
     def at(self, place: int, *names: str | int) -> int:
@@ -56,7 +56,7 @@ class Document:
         schema = node.schema
         for name in names:
             schema = schema[name]  # type: ignore[index]
-        return self.make(schema, pointer, (place, names))
+        return self.make(schema, pointer, (place, names), node.base)
 
     def target(self, place: int) -> int:
         """Where the $ref of a place leads."""

@@ -6,6 +6,7 @@ from math import comb
 from typing import Literal
 
 from mmengine.structured_output.json_schema.bounds import Bounds
+from mmengine.structured_output.json_schema.emit_arrays import Json, array_schemas
 from mmengine.structured_output.json_schema.keys import other_keys
 from mmengine.structured_output.json_schema.keywords import check_multiple, shown
 from mmengine.structured_output.json_schema.numbers import number_schemas, plain
@@ -23,11 +24,8 @@ from mmengine.structured_output.json_schema.pieces import (
 )
 from mmengine.structured_output.json_schema.refusal import refuse, step
 from mmengine.structured_output.json_schema.satisfiable import Satisfiable
-from mmengine.structured_output.json_schema.shapes import parts
 
-Json = dict[str, object]
 MAX_DEPTH = 24  # of parts written inside one another: what reads JSON has a limit too
-MAX_ITEMS = 4_096  # of minItems or maxItems: the grammar has a rule for each
 MAX_COMBINATIONS = 128  # of optional properties, for minProperties and maxProperties
 
 
@@ -48,7 +46,7 @@ class Emitter:
         for conj in self.satisfiable.order:
             for shape in self.satisfiable.shapes.of(conj):
                 for piece in shape.values():
-                    for part in parts(piece):
+                    for part in self.satisfiable.parts(piece):
                         uses[part] += 1
                         nested.add(conj)
         for conj, count in uses.items():
@@ -102,7 +100,7 @@ class Emitter:
             case String():
                 return [self._string(piece)]
             case Array():
-                return [self._array(piece, conj)]
+                return array_schemas(piece, conj, self.satisfiable, self._part)
             case Object():
                 return self._objects(piece, conj)
         raise TypeError(f"{piece} is no piece")
@@ -129,30 +127,6 @@ class Emitter:
             out["pattern"] = whole(piece.patterns[0])
         if len(piece.patterns) > 1:
             out["allOf"] = [{"type": "string", "pattern": whole(pattern)} for pattern in piece.patterns[1:]]
-        return out
-
-    def _array(self, piece: Array, conj: Conj) -> Json:
-        yes = self.satisfiable.yes
-        pointer = self.satisfiable.shapes.pointer(conj)
-        high = piece.high
-        for at, part in enumerate(piece.prefix):
-            if part not in yes:
-                high = at if high is None else min(high, at)
-                break
-        if piece.rest not in yes and (high is None or high > len(piece.prefix)):
-            high = len(piece.prefix)
-        for keyword, count in (("minItems", piece.low), ("maxItems", high or 0)):
-            if count > MAX_ITEMS:
-                refuse(keyword, step(pointer, keyword), f"more than {MAX_ITEMS:,} items cannot be counted")
-        out: Json = {"type": "array"}
-        prefix = piece.prefix if high is None else piece.prefix[:high]
-        if prefix:
-            out["prefixItems"] = [self._part(part) for part in prefix]
-        out["items"] = self._part(piece.rest) if piece.rest in yes else False
-        if piece.low:
-            out["minItems"] = piece.low
-        if high is not None:
-            out["maxItems"] = high
         return out
 
     def _objects(self, piece: Object, conj: Conj) -> list[Json]:

@@ -8,6 +8,7 @@ when the part itself is (schema/shapes.py), so recursion costs nothing here.
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from math import lcm
+from typing import NamedTuple
 
 from mmengine.structured_output.json_schema.pattern import Pattern
 
@@ -57,6 +58,15 @@ class String:
     blocked: Blocked = ()
 
 
+class Contains(NamedTuple):
+    """At least `low` and at most `high` items have the schema at `place`."""
+
+    place: int
+    low: int
+    high: int | None
+    pointer: str  # of the keyword
+
+
 @dataclass(frozen=True, slots=True)
 class Array:
     low: int = 0
@@ -64,6 +74,12 @@ class Array:
     prefix: tuple[Conj, ...] = ()
     rest: Conj = ()
     blocked: Blocked = ()
+    contains: tuple[Contains, ...] = ()
+    unique: str | None = None  # the pointer of a uniqueItems that is true
+
+    def counts_together(self) -> bool:
+        """Whether an item is allowed or not by what the others are."""
+        return bool(self.contains) or self.unique is not None and (self.high is None or self.high > 1)
 
     def item(self, at: int) -> Conj:
         return self.prefix[at] if at < len(self.prefix) else self.rest
@@ -192,7 +208,8 @@ def _arrays(a: Array, b: Array) -> Array | None:
         return None
     length = max(len(a.prefix), len(b.prefix))
     prefix = tuple(both(a.item(at), b.item(at)) for at in range(length))
-    return Array(low, high, prefix, both(a.rest, b.rest), a.blocked + b.blocked)
+    rest, contains = both(a.rest, b.rest), tuple(dict.fromkeys(a.contains + b.contains))
+    return Array(low, high, prefix, rest, a.blocked + b.blocked, contains, a.unique or b.unique)
 
 
 def _objects(a: Object, b: Object) -> Object | None:

@@ -19,6 +19,7 @@ from mmengine.structured_output.json_schema.pieces import (
     Blocked,
     Boolean,
     Conj,
+    Contains,
     Limit,
     Null,
     Number,
@@ -28,6 +29,7 @@ from mmengine.structured_output.json_schema.pieces import (
     String,
     both,
     intersect_shapes,
+    least,
     settled_number,
 )
 from mmengine.structured_output.json_schema.refusal import refuse, step
@@ -176,25 +178,25 @@ def _array(document: Document, place: int, schema: dict) -> Array | None:
     )
     rest: Conj = (document.at(place, "items"),) if "items" in schema else ()
     blocked: Blocked = ()
-    for keyword in ("contains", "uniqueItems", "unevaluatedItems"):
-        if keyword not in schema:
-            continue
-        value = schema[keyword]
-        harmless = {
-            "contains": schema.get("minContains") == 0 and "maxContains" not in schema,
-            "uniqueItems": not value or high is not None and high <= 1,
-            "unevaluatedItems": value in (True, {}) or "items" in schema,
-        }[keyword]
-        if keyword == "unevaluatedItems" and not harmless and not {"contains", *IN_PLACE} & set(schema):
-            rest = (document.at(place, keyword),)
-        elif keyword == "contains" and value is True and not {"minContains", "maxContains"} & set(schema):
-            low = max(low, 1)
-        elif not harmless:
-            why = "it looks at all items together, which cannot be enforced"
-            blocked += ((keyword, step(pointer, keyword), why),)
+    if schema.get("unevaluatedItems", True) not in (True, {}) and "items" not in schema:
+        if {"contains", *IN_PLACE} & set(schema):
+            why = "it depends on which branch holds, which cannot be enforced; use items"
+            blocked = (("unevaluatedItems", step(pointer, "unevaluatedItems"), why),)
+        else:
+            rest = (document.at(place, "unevaluatedItems"),)
+    contains: tuple[Contains, ...] = ()
+    if "contains" in schema:
+        fewest, most = int(schema.get("minContains", 1)), schema.get("maxContains")
+        if schema["contains"] is True:
+            low, high = max(low, fewest), least(high, most)
+        elif fewest or most is not None:
+            most = None if most is None else int(most)
+            contains = (Contains(document.at(place, "contains"), fewest, most, step(pointer, "contains")),)
+    unique = step(pointer, "uniqueItems") if schema.get("uniqueItems") else None
     if high is not None and low > high:
         return None
-    return Array(low, None if high is None else int(high), prefix, rest, blocked)
+    high = None if high is None else int(high)
+    return Array(low, high, prefix, rest, blocked, contains, unique)
 
 
 def _object(document: Document, place: int, schema: dict) -> Object | None:

@@ -12,7 +12,7 @@ from mmengine.structured_output.json_schema.document import Document
 from mmengine.structured_output.json_schema.key_patterns import plain_keys
 from mmengine.structured_output.json_schema.keywords import ANNOTATIONS, ASSERTIONS, ELDERS, TYPES
 from mmengine.structured_output.json_schema.pieces import KINDS, Array, Conj, Object, Shape, intersect_shapes
-from mmengine.structured_output.json_schema.refusal import refuse, step
+from mmengine.structured_output.json_schema.refusal import SchemaRefused, refuse, step
 from mmengine.structured_output.json_schema.rewrite import own_shape
 
 MAX_SHAPES = 512  # of one place, after anyOf and oneOf are multiplied out
@@ -68,6 +68,18 @@ class Shapes:
 
     def make(self, schema: dict | bool, place: int, key: object) -> Conj:
         return (self.document.make(schema, self.document.nodes[place].pointer, (place, key)),)
+
+    def complement(self, place: int) -> Conj:
+        """What the schema at a place does not allow."""
+        node = self.document.nodes[place]
+        schema = not node.schema if isinstance(node.schema, bool) else {"not": node.schema}
+        conj = (self.document.make(schema, node.pointer, (place, "complement"), node.base),)
+        try:
+            self.of(conj)
+        except SchemaRefused as error:
+            keyword = node.pointer.rsplit("/", 1)[-1]
+            refuse(keyword, node.pointer, f"maxContains needs what it excludes: {error}")
+        return conj
 
     def _expand(self, work: Work, conj: Conj) -> list[Shape]:
         self.steps += 1
