@@ -1,8 +1,8 @@
 """What the gate left of a schema as a grammar of llguidance: JSON Schema, or Lark where it holds automata.
 
 An array whose items count together is beyond llguidance's JSON Schema. Then everything that leads to such an
-array is written in Lark, and everything else stays JSON Schema, under `%json`. White space is the same in both,
-and skipped at once, so that llguidance reads them as one grammar.
+array is written in Lark, and everything else stays JSON Schema, under `%json`. White space is the same in
+both, and skipped at once, so that llguidance reads them as one grammar.
 """
 
 import json
@@ -19,7 +19,7 @@ MARKS = ("x-steps", "x-distinct")
 
 
 def lark_of(text: str) -> str | None:
-    """The Lark grammar of what `gate` made of a schema; None where it is JSON Schema that llguidance reads."""
+    """The Lark grammar of what `gate` made of a schema; None where it is JSON Schema for llguidance."""
     if not any(f'"{mark}"' in text for mark in MARKS):
         return None
     schema: Json = msgspec.json.decode(text, type=dict)

@@ -1,4 +1,4 @@
-"""Objects in Lark, as llguidance writes those of JSON Schema: named properties in their order, then all others."""
+"""Objects in Lark, as llguidance writes those of JSON Schema: named properties in order, then all others."""
 
 import json
 import re

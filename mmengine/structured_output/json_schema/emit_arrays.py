@@ -1,8 +1,8 @@
 """Arrays, written for the grammar engine.
 
-What JSON Schema of the grammar engine cannot say of items together is written as an automaton under `x-steps` or
-`x-distinct`, which json_schema_lark.py reads; beside it stands `uniqueItems`, for which the grammar engine refuses
-the schema as it is.
+What the grammar engine's JSON Schema cannot say of items together is written as an automaton under `x-steps`
+or `x-distinct`, which json_schema_lark.py reads; beside it stands `uniqueItems`, for which the grammar engine
+refuses the schema as it is.
 """
 
 from collections import defaultdict

@@ -53,7 +53,7 @@ class Steps:
 
 @dataclass(slots=True)
 class Distinct:
-    """Values of which none comes twice. Of the first `matching` ones come at least `least`, at most `most`."""
+    """Values of which none comes twice. Of the first `matching` come at least `least` and at most `most`."""
 
     values: list[Conj]
     low: int
