@@ -9,6 +9,7 @@ import json
 from dataclasses import dataclass, field
 
 import msgspec
+from llguidance import LLMatcher
 
 from mmengine.structured_output.json_schema.gate import MAX_OUTPUT
 from mmengine.structured_output.json_schema.refusal import refuse
@@ -16,6 +17,12 @@ from mmengine.structured_output.lark_objects import Json, object_rule
 
 WHITE_SPACE = r"[\x20\x0A\x0D\x09]+"  # what llguidance's JSON Schema skips
 MARKS = ("x-steps", "x-distinct")
+
+
+def schema_grammar(text: str) -> str:
+    """What `gate` made of a schema, in llguidance's own form."""
+    lark = lark_of(text)
+    return LLMatcher.grammar_from_json_schema(text) if lark is None else LLMatcher.grammar_from_lark(lark)
 
 
 def lark_of(text: str) -> str | None:
@@ -183,7 +190,9 @@ class _Writer:
                 conditions.append(f"bit_count_lt([{matching}:{count}], {others})")
             lines.append(f"{self.node(value)} {name}_on::set_bit({at}) %if {_all(conditions)}")
         self._line(f"{name}::_: " + "\n    | ".join(lines))
-        self._line(f'{name}_on::_: "" %if {_all(enough)}\n    | "," {name}::_')
+        most_of_all = min(high, min(most, matching) + others)
+        more = f'"," {name}::_ %if bit_count_lt(_, {most_of_all})'  # a comma needs a value behind it
+        self._line(f'{name}_on::_: "" %if {_all(enough)}\n    | {more}')
         empty = ' | ""' if not low and not least else ""
         return self.rule(f'"[" {self.rule(f"{name}::0x0{empty}")} "]"')
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import combinations
 
-from mmengine.structured_output.json_schema.characters import PatternError
+from mmengine.structured_output.json_schema.characters import PatternError, escaped
 from mmengine.structured_output.json_schema.languages import combined, languages, overlap, written
 from mmengine.structured_output.json_schema.matching import Budget
 from mmengine.structured_output.json_schema.pattern import Pattern
@@ -80,15 +80,21 @@ def _holds(string: String, name: str) -> bool:
 def _within(piece: Object, allowed: list[String], nothing: Conj, budget: Budget) -> Named:
     """The patterns of an object, and one for all other keys, each only for keys that are allowed."""
     one = allowed[0]
-    if not piece.patterns and len(allowed) == 1 and len(one.patterns) + bool(one.low or one.high) == 1:
+    # A pattern speaks of properties too that it matches, and that for other keys must not.
+    names = [name for name in dict.fromkeys((*piece.properties, *piece.required)) if piece.rest]
+    named = [name for name in names if any(_holds(one, name) for one in allowed)]
+    is_one = len(allowed) == 1 and len(one.patterns) + bool(one.low or one.high) == 1
+    if is_one and not piece.patterns and not named:
         pattern = one.patterns[0] if one.patterns else Pattern(_length(one), None)
         return {"propertyNames": (pattern, piece.rest)}
     groups = [
         [pattern.regex for pattern in one.patterns] + ([_length(one)] if one.low or one.high else [])
         for one in allowed
     ]
-    names = [regex for group in groups for regex in group]
-    parts = languages([*names, *(pattern.regex for pattern, _ in piece.patterns.values())], budget)
+    asked = [regex for group in groups for regex in group]
+    taken = ["".join(escaped(ord(char)) for char in name) for name in named]
+    patterns = [pattern.regex for pattern, _ in piece.patterns.values()]
+    parts = languages([*asked, *patterns, *taken], budget)
 
     def is_allowed(has: list[bool]) -> bool:
         at = 0
@@ -99,12 +105,12 @@ def _within(piece: Object, allowed: list[String], nothing: Conj, budget: Budget)
         return False
 
     out: Named = {}
-    for at, (text, (_, conj)) in enumerate(piece.patterns.items(), len(names)):
-        both_hold = combined([*parts[: len(names)], parts[at]], lambda has: has[-1] and is_allowed(has))
+    for at, (text, (_, conj)) in enumerate(piece.patterns.items(), len(asked)):
+        both_hold = combined([*parts[: len(asked)], parts[at]], lambda has: has[-1] and is_allowed(has))
         if not both_hold.is_empty():
             out[text] = (Pattern(written(both_hold), None, budget), conj)
     if piece.rest != nothing:
-        other = combined(parts, lambda has: is_allowed(has) and not any(has[len(names) :]))
+        other = combined(parts, lambda has: is_allowed(has) and not any(has[len(asked) :]))
         if not other.is_empty():
             out["propertyNames"] = (Pattern(written(other), None, budget), piece.rest)
     return out
