@@ -139,22 +139,19 @@ class Emitter:
         low = max(0, piece.low - len(piece.required))  # how many more than the required ones
         high = None if piece.high is None else piece.high - len(piece.required)
         is_open = self.satisfiable.open(piece)
-        if is_open and low > 1 or is_open and low and optional and high is not None:
+        if is_open and low > 1:
             why = "keys that the schema does not name may be repeated, so more of them cannot be counted"
             refuse("minProperties", step(pointer, "minProperties"), why)
-        if is_open and high is not None and optional:
-            why = "it cannot be enforced beside optional properties and keys that the schema does not name"
-            refuse("maxProperties", step(pointer, "maxProperties"), why)
         if not is_open and high is not None and high >= len(optional):
             high = None
         if not low and high is None:
             return [self._object(piece, conj, can, piece.required)]
-        if is_open:
+        if is_open and high is None:
             one = [self._object(piece, conj, can, (*piece.required, name)) for name in optional]
-            bare: Json = {"minProperties": piece.low} if low else {}
-            bare |= {"maxProperties": piece.high} if high is not None else {}
-            return [*one, {**self._object(piece, conj, list(piece.required), piece.required), **bare}]
-        sizes = range(low, low + 1) if high is None else range(low, high + 1)
+            bare = self._object(piece, conj, list(piece.required), piece.required)
+            return [*one, {**bare, "minProperties": piece.low}]
+        least = 0 if is_open else low
+        sizes = range(least, least + 1) if high is None else range(least, min(high, len(optional)) + 1)
         if sum(comb(len(optional), size) for size in sizes) > MAX_COMBINATIONS:
             keyword = "minProperties" if high is None else "maxProperties"
             why = f"it leaves more than {MAX_COMBINATIONS} combinations of optional properties"
@@ -164,7 +161,9 @@ class Emitter:
             for chosen in combinations(optional, size):
                 needed = (*piece.required, *chosen)
                 rest = can if high is None else [name for name in can if name in needed]
-                out.append(self._object(piece, conj, rest, needed))
+                counted: Json = {"maxProperties": piece.high} if is_open else {}
+                counted |= {"minProperties": piece.low} if is_open and low > size else {}
+                out.append({**self._object(piece, conj, rest, needed), **counted})
         return out
 
     def _object(self, piece: Object, conj: Conj, names: list[str], required: tuple[str, ...]) -> Json:

@@ -53,10 +53,13 @@ def _named(piece: Object, allowed: list[String], nothing: Conj, budget: Budget) 
     listed = [value for one in allowed for value in one.values or () if _holds(one, value)]
     if len(listed) > MAX_NAMES:
         raise PatternError(f"it lists more than {MAX_NAMES:,} names")
-    for name in listed:
-        properties.setdefault(name, piece.property(name))
-    patterns: Named = {}
     open_ones = [one for one in allowed if one.values is None]
+    others = [name for name in dict.fromkeys(listed) if name not in properties]
+    if others and (piece.patterns or piece.low > 1):
+        properties |= {name: piece.property(name) for name in others}
+    elif others:  # as a pattern they may come in any order
+        open_ones.append(String(patterns=(Pattern("|".join(map(_exact, others)), None, budget),)))
+    patterns: Named = {}
     if open_ones:
         patterns = _within(piece, open_ones, nothing, budget)
     return replace(
@@ -92,7 +95,7 @@ def _within(piece: Object, allowed: list[String], nothing: Conj, budget: Budget)
         for one in allowed
     ]
     asked = [regex for group in groups for regex in group]
-    taken = ["".join(escaped(ord(char)) for char in name) for name in named]
+    taken = [_exact(name) for name in named]
     patterns = [pattern.regex for pattern, _ in piece.patterns.values()]
     parts = languages([*asked, *patterns, *taken], budget)
 
@@ -114,6 +117,10 @@ def _within(piece: Object, allowed: list[String], nothing: Conj, budget: Budget)
         if not other.is_empty():
             out["propertyNames"] = (Pattern(written(other), None, budget), piece.rest)
     return out
+
+
+def _exact(name: str) -> str:
+    return "".join(escaped(ord(char)) for char in name)
 
 
 def _length(string: String) -> str:
