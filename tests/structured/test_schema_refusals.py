@@ -9,13 +9,18 @@ from mmengine.structured_output.json_schema.gate import SchemaRefused, gate
 from tests.structured.accepting import Grammar
 
 ENDLESS = {"type": "object", "properties": {"n": {"$ref": "#"}}, "required": ["n"]}
+P = "\\p{L}"  # beside which patterns are not told apart
 CASES = [
     # schema, keyword, pointer
     ({"not": {"const": 1}}, "not", "#/not"),
     ({"if": {"type": "null"}, "then": {"type": "null"}}, "if", "#/if"),
     ({"type": "array", "uniqueItems": True}, "uniqueItems", "#/uniqueItems"),
-    ({"type": "array", "contains": {"const": 1}}, "contains", "#/contains"),
-    ({"type": "object", "propertyNames": {"pattern": "^a"}}, "propertyNames", "#/propertyNames"),
+    ({"type": "array", "contains": {"const": 1}, "minContains": 5_000}, "contains", "#/contains"),
+    (
+        {"type": "object", "propertyNames": {"pattern": "^\\p{L}", "maxLength": 3}},
+        "propertyNames",
+        "#/propertyNames",
+    ),
     (
         {"type": "object", "unevaluatedProperties": False, "anyOf": [True]},
         "unevaluatedProperties",
@@ -38,17 +43,28 @@ CASES = [
     ({"type": "string", "pattern": "^([\\p{L}\\x01-\\x1f]|\\0)$"}, "pattern", "#/pattern"),
     ({"patternProperties": {"a(": True}}, "patternProperties", "#/patternProperties/a("),
     (
-        {"properties": {"b": {"patternProperties": {"^a": {"type": "null"}, "^a/b": {"type": "string"}}}}},
+        {
+            "properties": {
+                "b": {"patternProperties": {"^a": {"type": "null"}, "^a/b": {"type": "string"}, P: False}}
+            }
+        },
         "patternProperties",
         "#/properties/b/patternProperties/^a~1b",
     ),
     (
-        {"type": "object", "patternProperties": {"^ab": False, "^a": True}, "additionalProperties": False},
+        {
+            "type": "object",
+            "patternProperties": {"^ab": False, "^a": True, P: True},
+            "additionalProperties": False,
+        },
         "patternProperties",
         "#/patternProperties/^ab",
     ),
     (
-        {"patternProperties": {"^x": True}, "allOf": [{"patternProperties": {"^xy": {"type": "null"}}}]},
+        {
+            "patternProperties": {"^x": True, P: False},
+            "allOf": [{"patternProperties": {"^xy": {"type": "null"}}}],
+        },
         "patternProperties",
         "#/allOf/0/patternProperties/^xy",
     ),

@@ -187,7 +187,7 @@ def _array(document: Document, place: int, schema: dict) -> Array | None:
     contains: tuple[Contains, ...] = ()
     if "contains" in schema:
         fewest, most = int(schema.get("minContains", 1)), schema.get("maxContains")
-        if schema["contains"] is True:
+        if schema["contains"] in (True, {}):
             low, high = max(low, fewest), least(high, most)
         elif fewest or most is not None:
             most = None if most is None else int(most)
