@@ -5,6 +5,7 @@ import re
 from typing import Protocol
 
 from mmengine.structured_output.json_schema.characters import PatternError, escaped
+from mmengine.structured_output.json_schema.key_patterns import without_names
 from mmengine.structured_output.json_schema.languages import combined, languages, written
 from mmengine.structured_output.json_schema.matching import Budget
 from mmengine.structured_output.json_schema.refusal import refuse
@@ -79,14 +80,9 @@ def _key(pattern: str, names: list[str], rules: Rules) -> str | None:
     anything = _ANY.fullmatch(pattern)
     if anything:
         return _but(names, anything[1], rules)
-    regex, budget = _inner(pattern), Budget()
     try:
-        taken = [name for name in names if budget.matches(regex, name)]
-        if not taken:
-            return rules.json({"type": "string", "pattern": pattern})
-        parts = languages([regex, *map(_exact, taken)], budget)
-        left = combined(parts, lambda has: has[0] and not any(has[1:]))
-        return None if left.is_empty() else rules.json({"type": "string", "pattern": _whole(written(left))})
+        left = without_names(_inner(pattern), names, Budget())
+        return None if left is None else rules.json({"type": "string", "pattern": _whole(left)})
     except PatternError as error:
         refuse("patternProperties", "", f"beside arrays whose items count together: {error}")
 

@@ -6,7 +6,9 @@ from math import comb
 from typing import Literal
 
 from mmengine.structured_output.json_schema.bounds import Bounds
+from mmengine.structured_output.json_schema.characters import PatternError
 from mmengine.structured_output.json_schema.emit_arrays import Json, array_schemas
+from mmengine.structured_output.json_schema.key_patterns import without_names
 from mmengine.structured_output.json_schema.keys import other_keys
 from mmengine.structured_output.json_schema.keywords import check_multiple, shown
 from mmengine.structured_output.json_schema.numbers import number_schemas, plain
@@ -174,7 +176,9 @@ class Emitter:
         taken = list(dict.fromkeys((*piece.properties, *piece.required)))
         self._check_prefixes(piece, conj)
         patterns: dict[str, Json | bool] = {
-            whole(p): self._part(part) for p, part in piece.patterns.values() if part in yes
+            regex: self._part(part)
+            for p, part in piece.patterns.values()
+            if part in yes and (regex := self._but(p, part, taken)) is not None
         }
         if piece.patterns:
             properties |= {name: False for name in taken if name not in properties}
@@ -197,6 +201,17 @@ class Emitter:
         if patterns:
             out["patternProperties"] = patterns
         return out
+
+    def _but(self, pattern: Pattern, part: Conj, names: list[str]) -> str | None:
+        """The pattern without named properties. Their schemas say what the pattern does, and to say it
+        twice would lead the grammar engine deep into both."""
+        if not part or pattern.budget is None:
+            return whole(pattern)
+        try:
+            left = without_names(pattern.regex, names, pattern.budget)
+        except PatternError:
+            return whole(pattern)
+        return None if left is None else f"^(?:{left})$"
 
     def _check_prefixes(self, piece: Object, conj: Conj) -> None:
         """What starts with the longer prefix matches both. Of other patterns the grammar engine says it."""

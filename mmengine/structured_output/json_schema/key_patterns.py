@@ -123,6 +123,16 @@ def _exact(name: str) -> str:
     return "".join(escaped(ord(char)) for char in name)
 
 
+def without_names(regex: str, names: list[str], budget: Budget) -> str | None:
+    """The pattern but for names; None when it matches nothing else. PatternError where that is too much."""
+    taken = [name for name in names if budget.matches(regex, name)]
+    if not taken:
+        return regex
+    parts = languages([regex, *map(_exact, taken)], budget)
+    left = combined(parts, lambda has: has[0] and not any(has[1:]))
+    return None if left.is_empty() else written(left)
+
+
 def _length(string: String) -> str:
     return f"{ANYTHING}{{{string.low},{'' if string.high is None else string.high}}}"
 

@@ -40,15 +40,9 @@ class Language:
 def languages(regexes: list[str], budget: Budget) -> list[Language]:
     """One for each pattern, all over the same cuts, so that they can be combined. PatternError where that
     is too much or a pattern has \\p."""
-    machines = [_machine(regex, budget) for regex in regexes]
+    machines = [budget.machine(regex) for regex in regexes]
     cuts = _cuts(machines)
     return [_determined(machine, cuts, budget) for machine in machines]
-
-
-def _machine(regex: str, budget: Budget) -> Machine:
-    if "\\p" in regex or "\\P" in regex:
-        raise PatternError("with \\p it cannot be compared with other patterns of keys")
-    return budget.machine(regex)
 
 
 def _cuts(machines: list[Machine]) -> tuple[tuple[int, int], ...]:
@@ -63,7 +57,7 @@ def _cuts(machines: list[Machine]) -> tuple[tuple[int, int], ...]:
 def overlap(a: str, b: str, budget: Budget) -> bool:
     """Whether a text matches both patterns. Their states are followed together, which ends soon where they
     begin differently."""
-    machines = [_machine(a, budget), _machine(b, budget)]
+    machines = [budget.machine(a), budget.machine(b)]
     cuts = _cuts(machines)
     states = {tuple(frozenset(machine.first()) for machine in machines): 0}
     for state in _growing(states):

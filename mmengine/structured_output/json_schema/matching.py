@@ -41,6 +41,8 @@ class Budget:
         return self.machine(regex).matches(text)
 
     def machine(self, regex: str) -> "Machine":
+        if "\\p" in regex or "\\P" in regex:
+            raise PatternError("with \\p it cannot be compared with names and other patterns")
         if regex not in self.machines:
             self.machines[regex] = Machine(regex, self)
         return self.machines[regex]
