@@ -5,6 +5,9 @@ from dataclasses import dataclass, field
 from urllib.parse import unquote, urldefrag, urljoin
 
 from mmengine.structured_output.json_schema.keywords import (
+    ANNOTATIONS,
+    ASSERTIONS,
+    ELDERS,
     KNOWN,
     SUBSCHEMA,
     SUBSCHEMA_LIST,
@@ -19,6 +22,9 @@ MAX_BYTES = 2 * 2**20  # of the schema as JSON text
 MAX_DEPTH = 64  # of subschemas inside one another
 MAX_NESTING = 200  # of JSON arrays and objects inside one another, values of enum and const included
 MAX_SUBSCHEMAS = 20_000
+
+
+_SAYS = (ASSERTIONS | ELDERS) - ANNOTATIONS - {"$ref"}
 
 
 @dataclass(slots=True)
@@ -52,11 +58,27 @@ class Document:
         pointer = step(node.pointer, *names)
         found = self.places.get(pointer)
         if found is not None and self.places.get(node.pointer) == place:
-            return found
+            return self._meant(found)
         schema = node.schema
         for name in names:
             schema = schema[name]  # type: ignore[index]
         return self.make(schema, pointer, (place, names), node.base)
+
+    def _meant(self, place: int) -> int:
+        """Where a place leads that says nothing but $ref, so that what many places refer to is one part."""
+        seen = set()
+        while place not in seen:
+            seen.add(place)
+            schema = self.nodes[place].schema
+            if not isinstance(schema, dict) or "$ref" not in schema:
+                break
+            if set(schema) & _SAYS:
+                break
+            try:
+                place = self.target(place)
+            except SchemaRefused:
+                break  # said where the place is used, if it is
+        return place
 
     def target(self, place: int) -> int:
         """Where the $ref of a place leads."""
