@@ -81,7 +81,7 @@ CASES = [
     (ENDLESS, "$ref", "#"),
     ({"$ref": "#"}, "$ref", "#"),
     ({"allOf": [{"$ref": "#"}]}, "$ref", "#"),
-    ({"type": "string", "oneOf": [{"minLength": 2}, {"$ref": "#"}]}, "oneOf", "#"),
+    ({"type": "string", "oneOf": [{"minLength": 2}, {"$ref": "#"}]}, "oneOf", "#/oneOf/1"),
     ({"const": {"a": 1}, "patternProperties": {"^\\p{L}$": True}}, "patternProperties", "#"),
     ({"allOf": [{"anyOf": [{"minLength": at}, {"maxLength": 40}]} for at in range(30)]}, "anyOf", "#"),
     (

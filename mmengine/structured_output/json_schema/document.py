@@ -24,6 +24,8 @@ MAX_NESTING = 200  # of JSON arrays and objects inside one another, values of en
 MAX_SUBSCHEMAS = 20_000
 
 
+# Of arrays and objects; what stands in one place with its schema is not moved, or it could seem to be that.
+_PARTS = frozenset(("properties", "patternProperties", "additionalProperties", "items", "prefixItems"))
 _SAYS = (ASSERTIONS | ELDERS) - ANNOTATIONS - {"$ref"}
 
 
@@ -58,7 +60,7 @@ class Document:
         pointer = step(node.pointer, *names)
         found = self.places.get(pointer)
         if found is not None and self.places.get(node.pointer) == place:
-            return self._meant(found)
+            return self._meant(found) if names[0] in _PARTS else found
         schema = node.schema
         for name in names:
             schema = schema[name]  # type: ignore[index]
