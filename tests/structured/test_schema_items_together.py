@@ -11,6 +11,7 @@ from llguidance import LLMatcher
 from pydantic import BaseModel
 
 from mmengine.errors import InvalidRequest
+from mmengine.structured_output.closing import Vocabulary
 from mmengine.structured_output.json_schema.gate import Bounds, SchemaRefused, gate
 from mmengine.structured_output.json_schema_lark import lark_of
 from tests.structured.accepting import TOKENIZER, Grammar
@@ -115,6 +116,16 @@ def test_no_way_leads_where_nothing_is_allowed() -> None:
     for seed in range(30):
         text = grammar.walk(random.Random(seed), 300)
         assert text is None or {"a", "b"} <= set(json.loads(text))
+
+
+@pytest.mark.parametrize("said", ["", "[", '["b"', '["c","a",', '[ "d", "b", "e" ,"c"'])
+def test_every_way_ends(said: str) -> None:
+    schema = {"type": "array", "items": {"enum": list("abcdefgh")}, "uniqueItems": True, "minItems": 4}
+    matcher = Grammar(schema).matcher.deep_copy()
+    assert matcher.consume_tokens(list(said.encode()))
+    path = Vocabulary([bytes([byte]) for byte in range(256)] + [b""]).closing(matcher, 4096)
+    assert path is not None
+    jsonschema.validate(json.loads(said.encode() + bytes(path)), schema)
 
 
 def test_sets_of_pydantic() -> None:
