@@ -71,6 +71,26 @@ def test_random_objects(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
+def test_random_patterns_of_two_schemas(seed: int) -> None:
+    source = random.Random(seed)
+    ours, theirs = (
+        {
+            "patternProperties": {text: source.choice(VALUES) for text in source.sample(PATTERNS, 2)},
+            "additionalProperties": source.choice(VALUES),
+        }
+        for _ in range(2)
+    )
+    schema = {"type": "object", **ours, "allOf": [theirs]}
+    referee, grammar = jsonschema.Draft202012Validator(schema), Grammar(schema)
+    for _ in range(30):
+        instance = {
+            key: source.choice([1, 5, None, "s"]) for key in source.sample(KEYS, source.randint(0, 2))
+        }
+        text = json.dumps(instance, ensure_ascii=False)
+        assert grammar.accepts(text) == referee.is_valid(instance), (schema, text)
+
+
+@pytest.mark.parametrize("seed", range(20))
 def test_what_some_patterns_match_and_others_do_not(seed: int) -> None:
     source = random.Random(seed)
     regexes = [parse_pattern(text).regex for text in source.sample(PATTERNS, 2)]
@@ -90,6 +110,12 @@ def test_what_some_patterns_match_and_others_do_not(seed: int) -> None:
 def test_listed_names_come_in_any_order() -> None:
     grammar = Grammar({"propertyNames": {"enum": ["N", "NE", "S"]}, "type": "object"})
     assert grammar.accepts('{"S":1,"N":2}') and not grammar.accepts('{"W":1}')
+
+
+def test_too_many_kinds_of_keys_are_refused() -> None:
+    patterns = {letter: {"type": "null"} for letter in "abcdef"}
+    with pytest.raises(SchemaRefused, match='may match "a" and another one, and .* than 16 kinds of keys'):
+        gate({"type": "object", "patternProperties": patterns})
 
 
 def test_key_patterns_that_take_too_long_are_refused() -> None:

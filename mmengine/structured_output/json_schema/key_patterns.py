@@ -9,14 +9,15 @@ from dataclasses import replace
 from itertools import combinations
 
 from mmengine.structured_output.json_schema.characters import PatternError, escaped
-from mmengine.structured_output.json_schema.languages import combined, languages, overlap, written
+from mmengine.structured_output.json_schema.keywords import shown
+from mmengine.structured_output.json_schema.languages import combined, kinds, languages, overlap, written
 from mmengine.structured_output.json_schema.matching import Budget
 from mmengine.structured_output.json_schema.pattern import Pattern
 from mmengine.structured_output.json_schema.pieces import Blocked, Conj, Object, Shape, String, both
 from mmengine.structured_output.json_schema.refusal import step
 
 MAX_NAMES = 1_000  # that propertyNames lists
-MAX_TOGETHER = 4  # patterns that a key may match together
+MAX_KINDS = 16  # of keys, by which patterns they match
 ANYTHING = "(?s:.)"
 
 Named = dict[str, tuple[Pattern, Conj]]
@@ -34,9 +35,18 @@ def plain_keys(
         blocked: Blocked = (("propertyNames", step(pointer, "propertyNames"), str(error)),)
         return replace(piece, names=(), blocked=piece.blocked + blocked)
     try:
-        return _told_apart(piece, budget)
+        groups = _together(piece, budget)
     except PatternError:
         return piece  # the grammar engine says it where a key may match two of them
+    out: Named = {}
+    for group in groups:
+        try:
+            out |= group if len(group) == 1 else _parted(group, budget)
+        except PatternError as error:
+            why = f"a key may match {shown(next(iter(group)))} and another one, and {error}"
+            blocked = (("patternProperties", step(pointer, "patternProperties"), why),)
+            return replace(piece, blocked=piece.blocked + blocked)
+    return replace(piece, patterns=out)
 
 
 def _named(piece: Object, allowed: list[String], nothing: Conj, budget: Budget) -> Object:
@@ -137,10 +147,8 @@ def _length(string: String) -> str:
     return f"{ANYTHING}{{{string.low},{'' if string.high is None else string.high}}}"
 
 
-def _told_apart(piece: Object, budget: Budget) -> Object:
-    """Patterns that a key may match together are replaced by one for each of what it may match."""
-    if len(piece.patterns) < 2:
-        return piece
+def _together(piece: Object, budget: Budget) -> list[Named]:
+    """The patterns, those together that are bound to one another by keys that match both."""
     texts = list(piece.patterns)
     together = {text: {text} for text in texts}  # sets that are shared by their members
     for a, b in combinations(texts, 2):
@@ -149,16 +157,12 @@ def _told_apart(piece: Object, budget: Budget) -> Object:
         if overlap(piece.patterns[a][0].regex, piece.patterns[b][0].regex, budget):
             joined = together[a] | together[b]
             together |= dict.fromkeys(joined, joined)
-    if all(len(group) == 1 for group in together.values()):
-        return piece
-    out: Named = {}
-    for text in texts:
-        group = [each for each in texts if each in together[text]]
-        if len(group) == 1:
-            out[text] = piece.patterns[text]
-        elif group[0] == text:
-            out |= _parted({each: piece.patterns[each] for each in group}, budget)
-    return replace(piece, patterns=out)
+    groups = [[each for each in texts if each in together[text]] for text in texts]
+    return [
+        {each: piece.patterns[each] for each in group}
+        for text, group in zip(texts, groups)
+        if group[0] == text
+    ]
 
 
 def _apart_by_prefix(a: Pattern, b: Pattern) -> bool:
@@ -168,19 +172,16 @@ def _apart_by_prefix(a: Pattern, b: Pattern) -> bool:
 
 
 def _parted(group: Named, budget: Budget) -> Named:
-    if len(group) > MAX_TOGETHER:
-        raise PatternError(f"a key may match more than {MAX_TOGETHER} of them; let no key match two")
     parts = languages([pattern.regex for pattern, _ in group.values()], budget)
+    found = kinds(parts)
+    if len(found) > MAX_KINDS:
+        raise PatternError(f"together they make more than {MAX_KINDS} kinds of keys")
     out: Named = {}
-    for size in range(len(group), 0, -1):
-        for chosen in combinations(range(len(group)), size):
-            wanted = [at in chosen for at in range(len(group))]
-            language = combined(parts, wanted.__eq__)
-            if language.is_empty():
-                continue
-            conj: Conj = ()
-            for at, (_, one) in enumerate(group.values()):
-                conj = both(conj, one) if at in chosen else conj
-            name = " and ".join(text for at, text in enumerate(group) if at in chosen)
-            out[name] = (Pattern(written(language), None, budget), conj)
+    for kind in found:
+        conj: Conj = ()
+        for holds, (_, one) in zip(kind, group.values()):
+            conj = both(conj, one) if holds else conj
+        name = " and ".join(text for holds, text in zip(kind, group) if holds)
+        regex = written(combined(parts, list(kind).__eq__))
+        out[name] = (Pattern(regex, None, budget), conj)
     return out

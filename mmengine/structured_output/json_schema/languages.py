@@ -71,6 +71,17 @@ def overlap(a: str, b: str, budget: Budget) -> bool:
     return False
 
 
+def kinds(parts: list[Language]) -> list[tuple[bool, ...]]:
+    """Which of the parts have a text: all that is so for some text, but none of them."""
+    states = {tuple(0 for _ in parts): 0}
+    found: dict[tuple[bool, ...], None] = {}
+    for state in _growing(states):
+        found[tuple(place in part.ends for place, part in zip(state, parts))] = None
+        for cut in range(len(parts[0].cuts)):
+            states.setdefault(tuple(part.steps[place][cut] for place, part in zip(state, parts)), len(states))
+    return [kind for kind in found if any(kind)]
+
+
 def combined(parts: list[Language], holds: Callable[[list[bool]], bool]) -> Language:
     """The texts for which `holds`, told for each part whether it has the text, is true."""
     states = {tuple(0 for _ in parts): 0}

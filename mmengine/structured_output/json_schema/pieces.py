@@ -10,6 +10,9 @@ from fractions import Fraction
 from math import lcm
 from typing import NamedTuple
 
+from mmengine.structured_output.json_schema.characters import PatternError
+from mmengine.structured_output.json_schema.languages import combined, languages, written
+from mmengine.structured_output.json_schema.matching import Budget
 from mmengine.structured_output.json_schema.pattern import Pattern
 
 Conj = tuple[int, ...]
@@ -212,6 +215,14 @@ def _arrays(a: Array, b: Array) -> Array | None:
     return Array(low, high, prefix, rest, a.blocked + b.blocked, contains, a.unique or b.unique)
 
 
+def _alone(pattern: Pattern, others: list[Pattern]) -> Pattern | None:
+    """The keys that match one pattern and none of others; None where there is none."""
+    budget = pattern.budget or Budget()
+    parts = languages([pattern.regex, *(other.regex for other in others)], budget)
+    left = combined(parts, lambda has: has[0] and not any(has[1:]))
+    return None if left.is_empty() else Pattern(written(left), None, budget)
+
+
 def _objects(a: Object, b: Object) -> Object | None:
     low, high = max(a.low, b.low), least(a.high, b.high)
     if high is not None and low > high:
@@ -229,8 +240,13 @@ def _objects(a: Object, b: Object) -> Object | None:
             other = b if ours else a
             # Keys of this pattern may match patterns of the other side too: then its rest does not apply.
             if other.patterns and other.rest:
-                why = "it cannot be combined with other patterns and additionalProperties"
-                blocked += (("patternProperties", "", why),)
+                try:
+                    left = _alone(pattern, [each for each, _ in other.patterns.values()])
+                except PatternError as error:
+                    blocked += (("patternProperties", "", f"beside other patterns: {error}"),)
+                    left = None
+                if left is not None:
+                    patterns[" and not ".join((text, *other.patterns))] = (left, other.rest)
             one = (ours or theirs)[1]  # type: ignore[index]
             conj = one if other.patterns else both(one, other.rest) if ours else both(other.rest, one)
         patterns[text] = (pattern, conj)
