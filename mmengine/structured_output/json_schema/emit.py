@@ -27,7 +27,7 @@ from mmengine.structured_output.json_schema.shapes import parts
 
 Json = dict[str, object]
 MAX_DEPTH = 24  # of parts written inside one another: what reads JSON has a limit too
-MAX_ITEMS = 4_096  # of minItems or maxItems: the grammar has a rule for each
+MAX_ITEMS = 4_096  # of minItems: an answer has to have as many
 MAX_COMBINATIONS = 128  # of optional properties, for minProperties and maxProperties
 
 
@@ -95,10 +95,12 @@ class Emitter:
             case Boolean():
                 return [{"type": "boolean"}] if len(piece.values) == 2 else [{"enum": sorted(piece.values)}]
             case Number():
+                pointer = self.satisfiable.shapes.pointer(conj)
                 if piece.multiple:
-                    pointer = step(self.satisfiable.shapes.pointer(conj), "multipleOf")
-                    check_multiple(plain(piece.multiple), pointer)
-                return number_schemas(piece, self.bounds.digits)
+                    check_multiple(plain(piece.multiple), step(pointer, "multipleOf"))
+                return number_schemas(
+                    piece, self.bounds.digits, self.satisfiable.shapes.document.notes, pointer
+                )
             case String():
                 return [self._string(piece)]
             case Array():
@@ -141,9 +143,8 @@ class Emitter:
                 break
         if piece.rest not in yes and (high is None or high > len(piece.prefix)):
             high = len(piece.prefix)
-        for keyword, count in (("minItems", piece.low), ("maxItems", high or 0)):
-            if count > MAX_ITEMS:
-                refuse(keyword, step(pointer, keyword), f"more than {MAX_ITEMS:,} items cannot be counted")
+        if piece.low > MAX_ITEMS:
+            refuse("minItems", step(pointer, "minItems"), f"more than {MAX_ITEMS:,} items cannot be counted")
         out: Json = {"type": "array"}
         prefix = piece.prefix if high is None else piece.prefix[:high]
         if prefix:

@@ -16,10 +16,16 @@ class SchemaRefused(InvalidRequest):
         super().__init__(f"schema refused: {keyword + ' ' if keyword else ''}at {pointer}: {why}")
         self.keyword = keyword
         self.pointer = pointer
+        self.why = why
 
 
 def refuse(keyword: str, pointer: str, why: str) -> NoReturn:
-    raise SchemaRefused(keyword, f"#{pointer}", why)
+    raise SchemaRefused(keyword, shown_pointer(pointer), why)
+
+
+def shown_pointer(pointer: str) -> str:
+    """A pointer as it is shown: with its #, which one into another document has behind that one's URI."""
+    return f"#{pointer}" if pointer[:1] in ("", "/") else pointer
 
 
 def step(pointer: str, *names: str | int) -> str:

@@ -6,11 +6,12 @@ from mmengine.structured_output.json_schema.characters import PatternError
 from mmengine.structured_output.json_schema.document import Document
 from mmengine.structured_output.json_schema.formats import FORMATS
 from mmengine.structured_output.json_schema.keywords import (
-    check_exact,
     check_multiple,
+    check_value,
     fraction,
     is_number,
     same,
+    shown,
 )
 from mmengine.structured_output.json_schema.pattern import Pattern, parse_pattern
 from mmengine.structured_output.json_schema.pieces import (
@@ -81,11 +82,13 @@ def _values(document: Document, place: int, keyword: str, values: list) -> tuple
     """The shape of an enum's scalars; with arrays or objects among them, alternatives instead."""
     pointer = step(document.nodes[place].pointer, keyword)
     unique = list({same(value): value for value in values}.values())
+    if not unique:
+        return {}, None
     scalars = [value for value in unique if not isinstance(value, list | dict)]
     nested = [value for value in unique if isinstance(value, list | dict)]
     for value in scalars:
         if is_number(value):
-            check_exact(value, keyword, pointer)
+            check_value(value, keyword, pointer)
     shape: Shape = {}
     if None in scalars:
         shape["null"] = Null()
@@ -150,15 +153,19 @@ def _string(document: Document, place: int, schema: dict) -> String | None:
     pointer = document.nodes[place].pointer
     low, high = int(schema.get("minLength", 0)), schema.get("maxLength")
     patterns: list[Pattern] = []
+    blocked: Blocked = ()
     if "pattern" in schema:
         patterns.append(_pattern(schema["pattern"], "pattern", step(pointer, "pattern")))
     if "format" in schema:
         name = schema["format"]
         if name in FORMATS:
             patterns.append(parse_pattern(f"^(?:{FORMATS[name]})$"))
+        else:
+            why = f"{shown(name)} cannot be enforced (known: {', '.join(sorted(FORMATS))})"
+            blocked = (("format", step(pointer, "format"), why),)
     if high is not None and low > high:
         return None
-    return String(low, None if high is None else int(high), tuple(patterns))
+    return String(low, None if high is None else int(high), tuple(patterns), None, blocked)
 
 
 def _pattern(text: str, keyword: str, pointer: str) -> Pattern:

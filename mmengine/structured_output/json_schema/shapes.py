@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from mmengine.structured_output.json_schema.disjoint import disjoint
 from mmengine.structured_output.json_schema.document import Document
-from mmengine.structured_output.json_schema.keywords import ANNOTATIONS, ASSERTIONS, ELDERS, TYPES
+from mmengine.structured_output.json_schema.keywords import ANNOTATIONS, ASSERTIONS, TYPES
 from mmengine.structured_output.json_schema.pieces import KINDS, Array, Conj, Object, Shape, intersect_shapes
 from mmengine.structured_output.json_schema.refusal import refuse, step
 from mmengine.structured_output.json_schema.rewrite import own_shape
@@ -90,9 +90,6 @@ class Shapes:
         if isinstance(schema, bool):
             work.shape = work.shape if schema else {}
             return
-        for keyword in schema:
-            if keyword in ELDERS:
-                refuse(keyword, step(node.pointer, keyword), "a keyword of an older draft cannot be enforced")
         shape, choice = own_shape(self.document, place)
         work.shape = intersect_shapes(work.shape, shape)
         if choice is not None:
@@ -126,7 +123,7 @@ class Shapes:
             case "if":
                 self._conditional(work, place, path, pointer)
             case "$dynamicRef":
-                refuse(keyword, pointer, "dynamic references cannot be enforced; use $ref")
+                work.todo.append((document.dynamic_target(place), path))
 
     def _dependent(self, keyword: str, name: str, place: int) -> Choice:
         """Without the property, or with what it brings along."""
