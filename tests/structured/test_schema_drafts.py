@@ -8,7 +8,7 @@ import pytest
 from mmengine.structured_output.json_schema.gate import SchemaRefused, gate
 from tests.structured.accepting import Grammar
 
-D = {at: f"http://json-schema.org/draft-0{at}/schema#" for at in (3, 4, 6, 7)}
+D: dict[object, str] = {at: f"http://json-schema.org/draft-0{at}/schema#" for at in (3, 4, 6, 7)}
 D |= {at: f"https://json-schema.org/draft/{at}/schema" for at in ("2019-09", "2020-12")}
 NAMED = {"$ref": "#/definitions/n", "minimum": 9, "definitions": {"n": {"type": "integer", "minimum": 3}}}
 BASE = "http://example.org/base/"

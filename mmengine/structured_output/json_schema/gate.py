@@ -29,7 +29,7 @@ MAX_OUTPUT = 8 * 2**20  # bytes of what the grammar engine is given
 def gate(
     schema: Given,
     bounds: Bounds = Bounds(),  # noqa: B008 (it is frozen)
-    schemas: Mapping[str, Given] | None = None,
+    schemas: Mapping[str, object] | None = None,
     strict_keywords: bool = False,
 ) -> Gated:
     """The schema for the grammar engine, as JSON text, complete in itself, with notes on it; the same input,

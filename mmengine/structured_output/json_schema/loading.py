@@ -18,6 +18,11 @@ def dumps(schema: object) -> str:
         refuse("", "", f"it is not JSON ({error})")
 
 
+def parsed(schema: object) -> object:
+    """A schema as Python values of its own; it is given as JSON text, or as what JSON text decodes to."""
+    return loads(schema if isinstance(schema, str | bytes) else dumps(schema))
+
+
 def loads(text: str | bytes) -> object:
     if len(text) > MAX_BYTES:
         refuse("", "", f"it has more than {MAX_BYTES:,} bytes")

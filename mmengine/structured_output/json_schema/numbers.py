@@ -1,10 +1,11 @@
 """Numbers as the grammar engine takes them: its ranges repaired, and the digits bounded."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from math import ceil, floor, inf, nextafter
 
-from mmengine.structured_output.json_schema.keywords import EXACT, decimals, shown
+from mmengine.structured_output.json_schema.keywords import EXACT, decimals, fraction, shown
 from mmengine.structured_output.json_schema.notes import Notes
 from mmengine.structured_output.json_schema.pieces import Limit, Number, intersect
 from mmengine.structured_output.json_schema.refusal import refuse, step
@@ -63,9 +64,10 @@ def _engine_limit(limit: Limit, integer: bool, inwards: int, notes: Notes, point
         found = Fraction(widest)
     else:
         near = float(value)
-        if (Fraction(near) - value) * inwards < 0 or Fraction(near) == limit[0] and exclusive:
+        read: Callable[[float], Fraction] = Fraction if integer else fraction  # other ranges: by its digits
+        while (read(near) - value) * inwards < 0 or read(near) == limit[0] and exclusive:
             near = nextafter(near, inwards * inf)
-        found = Fraction(near)
+        found = read(near)
     if found != value:
         text = f"numbers so large are not exact: it is enforced as {plain(found)}, inclusive"
         notes.say(keyword, step(pointer, keyword), text, warning=True)

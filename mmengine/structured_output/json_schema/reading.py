@@ -19,7 +19,7 @@ from mmengine.structured_output.json_schema.drafts import (
     translate,
 )
 from mmengine.structured_output.json_schema.keywords import SUBSCHEMA_LIST, SUBSCHEMA_MAP, check_values, shown
-from mmengine.structured_output.json_schema.loading import MAX_BYTES, dumps, loads
+from mmengine.structured_output.json_schema.loading import MAX_BYTES, dumps, loads, parsed
 from mmengine.structured_output.json_schema.notes import refuse_unknown
 from mmengine.structured_output.json_schema.refusal import SchemaRefused, refuse, step
 
@@ -210,7 +210,7 @@ def _refuse_all(pointer: str, why: str) -> NoReturn:
     raise _Final("", f"#{pointer}", why)
 
 
-def read(schema: Given, schemas: Mapping[str, Given] | None = None, strict: bool = False) -> Document:
+def read(schema: Given, schemas: Mapping[str, object] | None = None, strict: bool = False) -> Document:
     """The document of a schema, given as JSON text or as what JSON text decodes to.
 
     `schemas`: what its references may lead to outside of it, by URI. `strict`: unknown keywords are refused.
@@ -223,4 +223,4 @@ def read(schema: Given, schemas: Mapping[str, Given] | None = None, strict: bool
         if size > MAX_BYTES:
             refuse("", "", f"the documents in schemas have more than {MAX_BYTES:,} bytes")
         store[split_uri(uri)[0]] = loads(text)
-    return Reader(store, strict).read(loads(schema if isinstance(schema, str | bytes) else dumps(schema)))
+    return Reader(store, strict).read(parsed(schema))
