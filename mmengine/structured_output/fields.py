@@ -56,7 +56,7 @@ def bounds_of(where: str, given: object) -> Bounds:
         raise InvalidRequest(f"{where} cannot be used: {error}") from None
 
 
-def documents_of(where: str, given: Any) -> Mapping[str, Any]:
+def documents_of(where: str, given: object) -> Mapping[str, object]:
     """The documents that a schema's references may lead to, by URI; None: none."""
     documents = {} if given is None else mapping(where, given)
     for uri in documents:
@@ -64,7 +64,7 @@ def documents_of(where: str, given: Any) -> Mapping[str, Any]:
     return documents
 
 
-def flag(where: str, value: Any) -> bool:
+def flag(where: str, value: object) -> bool:
     """None is false."""
     if value is not None and not isinstance(value, bool):
         raise InvalidRequest(f"{where} must be true or false, not {shown(value)}")
@@ -72,7 +72,7 @@ def flag(where: str, value: Any) -> bool:
 
 
 def gated(
-    schema: Any, bounds: Bounds, schemas: Mapping[str, Any] | None = None, strict_keywords: bool = False
+    schema: Any, bounds: Bounds, schemas: Mapping[str, object] | None = None, strict_keywords: bool = False
 ) -> Gated:
     """What the gate makes of a schema, once for the many lines of a batch that ask for the same."""
     try:

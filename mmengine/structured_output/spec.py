@@ -150,7 +150,7 @@ def _format_text(response_format: Mapping[str, Any]) -> str | None:
     return None if made is None else intern(f'{{"type":"json_schema","schema":{made.text}}}')
 
 
-def _gated(kind: str, response_format: Mapping[str, Any]) -> Gated | None:
+def _gated(kind: str, response_format: Mapping[str, object]) -> Gated | None:
     """What the gate makes of the schema asked for; None for free text."""
     schema = _schema_of(kind, response_format)
     if schema is None:
@@ -175,7 +175,7 @@ def notes_of(response_format: Mapping[str, Any] | None) -> tuple[Note, ...]:
     return made.notes + (strict_notes(parsed(given["schema"])) if given.get("strict") else ())
 
 
-def _schema_of(kind: str, response_format: Mapping[str, Any]) -> Any:
+def _schema_of(kind: str, response_format: Mapping[str, object]) -> Any:
     """The schema asked for; None for free text."""
     common = ("bounds", "reasoning")
     known = {"text": (), "json_object": common, "json_schema": (kind, *common, "schemas", "strict_keywords")}

@@ -226,6 +226,19 @@ def test_a_fault_where_only_a_reference_leads() -> None:
         gate({**schema, "$ref": "#/foo/bar"})
 
 
+def test_a_name_of_two_schemas_is_refused_where_it_is_meant() -> None:
+    twice = {"$defs": {"a": {"$anchor": "n", "type": "null"}, "b": {"$anchor": "n", "type": "string"}}}
+    assert Grammar({**twice, "type": "null"}).accepts("null")
+    with pytest.raises(SchemaRefused, match="two schemas"):
+        gate({**twice, "$ref": "#n"})
+    for at in ("a", "b"):
+        twice["$defs"][at] = {"$id": "n", "type": "null"}
+    assert Grammar({**twice, "$ref": "n"}).accepts("null")
+    twice["$defs"]["b"]["type"] = "string"
+    with pytest.raises(SchemaRefused, match="two schemas"):
+        gate({**twice, "$ref": "n#/type"})
+
+
 @pytest.mark.timeout(30)
 def test_faults_and_references_are_read_once() -> None:
     broken = {f"d{at}": {"items": {"items": {"type": "x"}}} for at in range(6_000)}

@@ -29,6 +29,7 @@ class Document:
     places: dict[str, int] = field(default_factory=dict)  # by pointer
     resources: dict[str, int] = field(default_factory=dict)  # by URI, without a fragment
     anchors: dict[tuple[str, str], int] = field(default_factory=dict)  # by URI and name
+    twice: set[tuple[str, str]] = field(default_factory=set)  # URIs, and anchors of them, of two schemas
     dynamic: dict[str, dict[int, int]] = field(default_factory=dict)
     faults: dict[int, SchemaRefused] = field(default_factory=dict)
     parts: dict[int, int] = field(default_factory=dict)  # places by the identity of their schema objects
@@ -58,12 +59,14 @@ class Document:
     def target(self, place: int) -> int:
         """Where the $ref of a place leads."""
         node = self.nodes[place]
-        return self._lookup(node.schema["$ref"], "$ref", node.pointer)  # type: ignore[index]
+        assert isinstance(node.schema, dict)
+        return self._lookup(node.schema["$ref"], "$ref", node.pointer)
 
     def dynamic_target(self, place: int) -> int:
         """Where the $dynamicRef of a place leads, if that is the same however the place is come to."""
         node = self.nodes[place]
-        reference = node.schema["$dynamicRef"]  # type: ignore[index]
+        assert isinstance(node.schema, dict)
+        reference = node.schema["$dynamicRef"]
         start = self._lookup(reference, "$dynamicRef", node.pointer)
         uri, name = split_uri(reference)
         found = self.dynamic.get(name, {})
@@ -82,6 +85,8 @@ class Document:
         if found is None:
             why = f"{shown(reference)} is outside this schema; put it under $defs, or give it in schemas"
             refuse(keyword, step(pointer, keyword), why)
+        if (uri, "") in self.twice or (uri, fragment) in self.twice:
+            refuse(keyword, step(pointer, keyword), f"{shown(reference)} is the name of two schemas")
         if fragment.startswith("/"):
             found = self.places.get(step(self.nodes[found].pointer, *names_of(fragment)))
         elif fragment:

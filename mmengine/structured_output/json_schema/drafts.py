@@ -189,8 +189,9 @@ def _dependent(keyword: str) -> Callable[[Translated, dict, int, str], None]:
 
 def _add_dependent(out: Translated, keyword: str, value: object) -> None:
     before = out.schema.get(keyword)
-    together = isinstance(before, dict) and isinstance(value, dict)
-    out.schema[keyword] = {**before, **value} if together else value  # type: ignore[dict-item]
+    if isinstance(before, dict) and isinstance(value, dict):
+        value = {**before, **value}
+    out.schema[keyword] = value
 
 
 def _limit(inclusive: str, exclusive: str) -> Callable[[Translated, dict, int, str], None]:
@@ -221,8 +222,9 @@ def _required(out: Translated, schema: dict, draft: int, pointer: str) -> None:
 
 def _unique(names: object) -> object:
     """Each name once; what is no list of names as it is."""
-    good = isinstance(names, list) and all(isinstance(name, str) for name in names)
-    return list(dict.fromkeys(names)) if good else names  # type: ignore[call-overload]
+    if isinstance(names, list) and all(isinstance(name, str) for name in names):
+        return list(dict.fromkeys(names))
+    return names
 
 
 def _type(out: Translated, schema: dict, draft: int, pointer: str) -> None:

@@ -52,6 +52,7 @@ class Reader:
     references: list[str] = field(default_factory=list)
     aliases: list[tuple[str, str, int]] = field(default_factory=list)  # URI, fragment, place
     walked: int = 0
+    known: bool = True  # whether what is walked stands where a keyword says that it is a schema
 
     def read(self, value: object) -> Document:
         self._walk(value, "", Scope("", 0, UNSAID), 0)
@@ -99,8 +100,8 @@ class Reader:
         check_values(made.schema, node.pointer)
         assert isinstance(node.schema, dict)
         for keyword, value in made.schema.items():
-            copied = keyword in SUBSCHEMA_LIST or keyword in SUBSCHEMA_MAP
-            node.schema[keyword] = value.copy() if copied else value  # type: ignore[attr-defined]
+            changed = keyword in SUBSCHEMA_LIST or keyword in SUBSCHEMA_MAP
+            node.schema[keyword] = value.copy() if changed and isinstance(value, list | dict) else value
         self.document.parts[id(node.schema)] = place
         for keyword in ("$ref", "$dynamicRef"):
             if keyword in node.schema:
@@ -134,10 +135,10 @@ class Reader:
             if not isinstance(name, str):
                 refuse(keyword, step(pointer, keyword), f"it must be a string, not {shown(name)}")
             if draft in SIBLINGS_IGNORED and name.startswith("#"):
-                self.document.anchors.setdefault((base, name[1:]), place)
+                self._call(place, base, name[1:])
             else:
                 base = split_uri(joined(base, name, keyword, pointer))[0]
-                self.document.resources.setdefault(base, place)
+                self._call(place, base)
                 resource = place
         elif isinstance(given.get("id"), str) and draft == UNSAID:
             self.aliases.append((*split_uri(joined(base, given["id"], "id", pointer)), place))
@@ -155,11 +156,21 @@ class Reader:
             name = given[keyword]
             if not isinstance(name, str):
                 refuse(keyword, step(pointer, keyword), f"it must be a string, not {shown(name)}")
-            self.document.anchors.setdefault((scope.base, name), place)
+            self._call(place, scope.base, name)
             if keyword == "$dynamicAnchor":
                 dynamic.setdefault(name, {}).setdefault(scope.resource, place)
         if scope.draft == 2019 and given.get("$recursiveAnchor") is True and place == scope.resource:
             dynamic.setdefault("", {})[place] = place
+
+    def _call(self, place: int, uri: str, anchor: str = "") -> None:
+        """Gives a place a name. Two schemas that differ must not have one."""
+        document = self.document
+        if anchor:
+            first = document.anchors.setdefault((uri, anchor), place)
+        else:
+            first = document.resources.setdefault(uri, place)
+        if first != place and self.known and self.given[first] != self.given[place]:
+            document.twice.add((uri, anchor))
 
     def _add_aliases(self) -> None:
         """Names that count where no others do: an `id` whose draft is not said, or one beside a $ref."""
@@ -184,7 +195,9 @@ class Reader:
             pointer = step(pointer, name)
             scope = self.scopes.get(self.document.places.get(pointer, -1), scope)
         if pointer not in self.document.places:
+            self.known = False
             self._aside(given, pointer, scope, 0)
+            self.known = True
 
     def _note(self, made: Translated, pointer: str, draft: int) -> None:
         if made.unknown and self.strict:
