@@ -214,19 +214,22 @@ def check_multiple(value: int | float, pointer: str) -> None:
         refuse("multipleOf", pointer, f"steps of {value} cannot be enforced exactly")
 
 
+_CHECKS: list[tuple[frozenset[str], Callable[[object], bool], str]] = [
+    (SUBSCHEMA, lambda v: isinstance(v, dict | bool), "a schema (an object, true or false)"),
+    (SUBSCHEMA_LIST, lambda v: isinstance(v, list) and len(v) > 0, "a list of at least one schema"),
+    (SUBSCHEMA_MAP, lambda v: isinstance(v, dict), "an object of schemas"),
+    (NUMBERS, is_number, "a number"),
+    (COUNTS, is_count, "a whole number, 0 or more"),
+    (STRINGS, lambda v: isinstance(v, str), "a string"),
+]
+_CHECK_OF = {keyword: (is_good, wanted) for keywords, is_good, wanted in _CHECKS for keyword in keywords}
+
+
 def _wrong(keyword: str, value: object) -> str:
     """What the value should be, or "" when it is that. Subschemas are looked at when they are reached."""
-    checks: list[tuple[frozenset[str], Callable[[object], bool], str]] = [
-        (SUBSCHEMA, lambda v: isinstance(v, dict | bool), "a schema (an object, true or false)"),
-        (SUBSCHEMA_LIST, lambda v: isinstance(v, list) and len(v) > 0, "a list of at least one schema"),
-        (SUBSCHEMA_MAP, lambda v: isinstance(v, dict), "an object of schemas"),
-        (NUMBERS, is_number, "a number"),
-        (COUNTS, is_count, "a whole number, 0 or more"),
-        (STRINGS, lambda v: isinstance(v, str), "a string"),
-    ]
-    for keywords, is_good, wanted in checks:
-        if keyword in keywords and not is_good(value):
-            return wanted
+    check = _CHECK_OF.get(keyword)
+    if check and not check[0](value):
+        return check[1]
     match keyword:
         case "multipleOf":
             return "" if is_number(value) and value > 0 else "more than 0"

@@ -184,6 +184,8 @@ class Reader:
     def _walk_to(self, resource: int, names: list[str]) -> None:
         """Reads what a pointer leads to if it stands where no keyword says that it is a schema."""
         pointer = self.document.nodes[resource].pointer
+        if step(pointer, *names) in self.document.places:
+            return
         given, scope = self.given[resource], self.scopes[resource]
         for name in names:
             if isinstance(given, dict) and name in given:
@@ -194,10 +196,9 @@ class Reader:
                 return
             pointer = step(pointer, name)
             scope = self.scopes.get(self.document.places.get(pointer, -1), scope)
-        if pointer not in self.document.places:
-            self.known = False
-            self._aside(given, pointer, scope, 0)
-            self.known = True
+        self.known = False
+        self._aside(given, pointer, scope, 0)
+        self.known = True
 
     def _note(self, made: Translated, pointer: str, draft: int) -> None:
         if made.unknown and self.strict:

@@ -30,4 +30,9 @@ def shown_pointer(pointer: str) -> str:
 
 def step(pointer: str, *names: str | int) -> str:
     """The pointer of something below `pointer`, escaped as RFC 6901 says."""
-    return pointer + "".join("/" + str(name).replace("~", "~0").replace("/", "~1") for name in names)
+    for name in names:
+        text = str(name)
+        if "~" in text or "/" in text:
+            text = text.replace("~", "~0").replace("/", "~1")
+        pointer = f"{pointer}/{text}"
+    return pointer
