@@ -257,6 +257,11 @@ def test_faults_and_references_are_read_once() -> None:
         ({"$schema": D[4], "minimum": 3, "exclusiveMinimum": 5}, "exclusiveMinimum", "#/exclusiveMinimum"),
         ({"$schema": D[7], "minimum": 3, "exclusiveMinimum": True}, "exclusiveMinimum", "#/exclusiveMinimum"),
         ({"$schema": D["2019-09"], "$recursiveRef": "#/x"}, "$recursiveRef", "#/$recursiveRef"),
+        (
+            {"$schema": D["2019-09"], "contains": {"const": 1}, "unevaluatedItems": False},
+            "unevaluatedItems",
+            "#/unevaluatedItems",
+        ),
         ({"$id": 3}, "$id", "#/$id"),
         ({"$anchor": []}, "$anchor", "#/$anchor"),
         ({"$ref": "http://[x"}, "$ref", "#/$ref"),

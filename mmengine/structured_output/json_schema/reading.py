@@ -21,7 +21,7 @@ from mmengine.structured_output.json_schema.drafts import (
 from mmengine.structured_output.json_schema.keywords import SUBSCHEMA_LIST, SUBSCHEMA_MAP, check_values, shown
 from mmengine.structured_output.json_schema.loading import MAX_BYTES, dumps, loads, parsed
 from mmengine.structured_output.json_schema.notes import refuse_unknown
-from mmengine.structured_output.json_schema.refusal import SchemaRefused, refuse, step
+from mmengine.structured_output.json_schema.refusal import SchemaRefused, refuse, shown_pointer, step
 
 MAX_DEPTH = 64  # of subschemas inside one another
 MAX_SUBSCHEMAS = 20_000
@@ -51,6 +51,7 @@ class Reader:
     scopes: dict[int, Scope] = field(default_factory=dict)  # by place
     references: list[str] = field(default_factory=list)
     aliases: list[tuple[str, str, int]] = field(default_factory=list)  # URI, fragment, place
+    of_2019: dict[str, str] = field(default_factory=dict)  # pointers, by keyword
     walked: int = 0
     known: bool = True  # whether what is walked stands where a keyword says that it is a schema
 
@@ -97,6 +98,8 @@ class Reader:
         scope = self.scopes[place] = self._enter(given, node.pointer, place)
         made = translate(given, scope.draft, node.pointer)
         self._note(made, node.pointer, scope.draft)
+        if scope.draft == 2019:
+            self._check_2019(made.schema, node.pointer)
         check_values(made.schema, node.pointer)
         assert isinstance(node.schema, dict)
         for keyword, value in made.schema.items():
@@ -115,6 +118,15 @@ class Reader:
             inside[names[-1]] = self.document.nodes[at].schema
         for names, child in made.aside:
             self._aside(child, step(node.pointer, *names), scope, depth + 1)
+
+    def _check_2019(self, schema: dict[str, object], pointer: str) -> None:
+        """What contains has found is evaluated since 2020-12, which unevaluatedItems sees; not so before."""
+        for keyword in ("contains", "unevaluatedItems"):
+            if keyword in schema:
+                self.of_2019.setdefault(keyword, step(pointer, keyword))
+        if len(self.of_2019) == 2:
+            why = "with contains in one schema of draft 2019-09 it cannot be enforced"
+            raise _Final("unevaluatedItems", shown_pointer(self.of_2019["unevaluatedItems"]), why)
 
     def _aside(self, given: object, pointer: str, scope: Scope, depth: int) -> None:
         """Walks what restricts nothing unless a reference leads there; only then is a fault in it one."""
