@@ -175,7 +175,15 @@ def test_a_dynamic_reference_that_is_the_same_on_every_way() -> None:
 
 def test_a_dynamic_reference_that_depends_on_the_way_is_refused() -> None:
     schema = json.loads(json.dumps(DYNAMIC))
-    schema["$defs"]["items"]["$id"] = "elsewhere"
+    schema["$defs"]["items"]["$id"] = "elsewhere"  # no way leads through it
+    grammar = Grammar(schema)
+    assert grammar.accepts("[1]") and not grammar.accepts('["x"]')
+    strings = {"$dynamicAnchor": "T", "type": "string"}
+    schema["$defs"]["strings"] = {"$id": "strings", "$ref": "list", "$defs": {"items": strings}}
+    schema["$ref"] = "strings"
+    grammar = Grammar(schema)
+    assert grammar.accepts('["x"]') and not grammar.accepts("[1]")
+    schema["properties"] = {"a": {"$ref": "list"}}
     with pytest.raises(SchemaRefused, match="depends on the way") as caught:
         gate(schema)
     assert caught.value.pointer == "#/$defs/list/items/$dynamicRef"

@@ -31,10 +31,12 @@ class Document:
     anchors: dict[tuple[str, str], int] = field(default_factory=dict)  # by URI and name
     twice: set[tuple[str, str]] = field(default_factory=set)  # URIs, and anchors of them, of two schemas
     dynamic: dict[str, dict[int, int]] = field(default_factory=dict)
+    resource_of: dict[int, int] = field(default_factory=dict)  # the place of the resource of a place
     faults: dict[int, SchemaRefused] = field(default_factory=dict)
     parts: dict[int, int] = field(default_factory=dict)  # places by the identity of their schema objects
     made: dict[object, int] = field(default_factory=dict)  # places of schemas that stand nowhere
     budget: Budget = field(default_factory=Budget)  # for comparing names with patterns
+    ways: dict[str, dict[int, set[int | None]]] = field(default_factory=dict)  # by $dynamicAnchor: dynamic.py
     notes: Notes = field(default_factory=Notes)
 
     def make(self, schema: dict | bool, pointer: str, key: object) -> int:
@@ -60,26 +62,10 @@ class Document:
         """Where the $ref of a place leads."""
         node = self.nodes[place]
         assert isinstance(node.schema, dict)
-        return self._lookup(node.schema["$ref"], "$ref", node.pointer)
+        return self.lookup(node.schema["$ref"], "$ref", node.pointer)
 
-    def dynamic_target(self, place: int) -> int:
-        """Where the $dynamicRef of a place leads, if that is the same however the place is come to."""
-        node = self.nodes[place]
-        assert isinstance(node.schema, dict)
-        reference = node.schema["$dynamicRef"]
-        start = self._lookup(reference, "$dynamicRef", node.pointer)
-        uri, name = split_uri(reference)
-        found = self.dynamic.get(name, {})
-        static = found.get(self.resources[uri]) != start or len(found) == 1
-        # Evaluation begins in the root, which so is the outermost. In draft 2019-09 a resource on the way
-        # that has no $recursiveAnchor may be read as an end of it.
-        outermost = 0 in found and (name or len(found) == len(set(self.resources.values())))
-        if not static and not outermost:
-            why = f"which schema of this anchor {shown(reference)} means depends on the way to it; use $ref"
-            refuse("$dynamicRef", step(node.pointer, "$dynamicRef"), why)
-        return start if static else found[0]
-
-    def _lookup(self, reference: str, keyword: str, pointer: str) -> int:
+    def lookup(self, reference: str, keyword: str, pointer: str) -> int:
+        """Where a whole reference leads; `keyword` and `pointer` say whose it is."""
         uri, fragment = split_uri(reference)
         found = self.resources.get(uri)
         if found is None:

@@ -86,6 +86,7 @@ class Reader:
         self.document.places[pointer] = place
         self.given[place] = given
         self.scopes[place] = scope
+        self.document.resource_of[place] = scope.resource
         if isinstance(given, dict):
             try:
                 self._fill(node, given, place, depth)
@@ -96,6 +97,7 @@ class Reader:
 
     def _fill(self, node: Node, given: dict, place: int, depth: int) -> None:
         scope = self.scopes[place] = self._enter(given, node.pointer, place)
+        self.document.resource_of[place] = scope.resource
         made = translate(given, scope.draft, node.pointer)
         self._note(made, node.pointer, scope.draft)
         if scope.draft == 2019:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from mmengine.structured_output.json_schema.disjoint import disjoint
 from mmengine.structured_output.json_schema.document import Document
+from mmengine.structured_output.json_schema.dynamic import dynamic_target
 from mmengine.structured_output.json_schema.keywords import ANNOTATIONS, ASSERTIONS, TYPES
 from mmengine.structured_output.json_schema.pieces import KINDS, Array, Conj, Object, Shape, intersect_shapes
 from mmengine.structured_output.json_schema.refusal import refuse, step
@@ -123,7 +124,7 @@ class Shapes:
             case "if":
                 self._conditional(work, place, path, pointer)
             case "$dynamicRef":
-                work.todo.append((document.dynamic_target(place), path))
+                work.todo.append((dynamic_target(document, place), path))
 
     def _dependent(self, keyword: str, name: str, place: int) -> Choice:
         """Without the property, or with what it brings along."""
