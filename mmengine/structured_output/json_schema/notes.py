@@ -7,7 +7,8 @@ from typing import NoReturn
 
 import msgspec
 
-from mmengine.structured_output.json_schema.drafts import ALL, KNOWN_IN, NAMES, Translated
+from mmengine.structured_output.json_schema.dialects import ALL, KNOWN_IN, NAMES
+from mmengine.structured_output.json_schema.drafts import Translated
 from mmengine.structured_output.json_schema.refusal import refuse, shown_pointer, step
 
 MAX_NOTES = 100  # of one schema

@@ -9,15 +9,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, NoReturn
 from urllib.parse import urljoin
 
+from mmengine.structured_output.json_schema.dialects import SIBLINGS_IGNORED, UNSAID, draft_of
 from mmengine.structured_output.json_schema.document import Document, Node, names_of, split_uri
-from mmengine.structured_output.json_schema.drafts import (
-    SIBLINGS_IGNORED,
-    UNSAID,
-    Translated,
-    draft_of,
-    subschemas,
-    translate,
-)
+from mmengine.structured_output.json_schema.drafts import Translated, subschemas, translate
 from mmengine.structured_output.json_schema.keywords import SUBSCHEMA_LIST, SUBSCHEMA_MAP, check_values, shown
 from mmengine.structured_output.json_schema.loading import MAX_BYTES, dumps, loads, parsed
 from mmengine.structured_output.json_schema.notes import refuse_unknown
