@@ -11,15 +11,18 @@ from tests.structured.accepting import Grammar
 ENDLESS = {"type": "object", "properties": {"n": {"$ref": "#"}}, "required": ["n"]}
 CASES = [
     # schema, keyword, pointer
-    ({"not": {"const": 1}}, "not", "#/not"),
-    ({"if": {"type": "null"}, "then": {"type": "null"}}, "if", "#/if"),
+    ({"type": "number", "not": {"multipleOf": 3}}, "not", "#/not"),
+    ({"type": "string", "not": {"format": "email"}}, "not", "#/not"),
+    ({"type": "string", "not": {"pattern": "a.{20}b"}}, "not", "#/not"),
+    ({"type": "object", "not": {"additionalProperties": {"type": "null"}}}, "not", "#/not"),
+    ({"if": {"format": "email"}, "then": {"type": "null"}}, "if", "#/if"),
     ({"type": "array", "uniqueItems": True}, "uniqueItems", "#/uniqueItems"),
     ({"type": "array", "contains": {"const": 1}}, "contains", "#/contains"),
     ({"type": "object", "propertyNames": {"pattern": "^a"}}, "propertyNames", "#/propertyNames"),
     (
-        {"type": "object", "unevaluatedProperties": False, "anyOf": [True]},
-        "unevaluatedProperties",
-        "#/unevaluatedProperties",
+        {"unevaluatedProperties": False, "anyOf": [{"properties": {str(at): True}} for at in range(9)]},
+        "anyOf",
+        "#/anyOf",
     ),
     ({"properties": {"a/b": {"$dynamicRef": "#x"}}}, "$dynamicRef", "#/properties/a~1b/$dynamicRef"),
     ({"oneOf": [{"type": "integer"}, {"minimum": 2}]}, "oneOf", "#/oneOf"),
@@ -73,7 +76,8 @@ CASES = [
     (ENDLESS, "$ref", "#/properties/n"),
     ({"$ref": "#"}, "$ref", "#"),
     ({"allOf": [{"$ref": "#"}]}, "$ref", "#"),
-    ({"type": "string", "oneOf": [{"minLength": 2}, {"$ref": "#"}]}, "oneOf", "#/oneOf/1"),
+    ({"type": "string", "oneOf": [{"minLength": 2}, {"$ref": "#"}]}, "", "#/oneOf/1"),
+    ({"not": {"$ref": "#"}}, "", "#/not"),
     ({"const": {"a": 1}, "patternProperties": {"^\\p{L}$": True}}, "patternProperties", "#"),
     ({"allOf": [{"anyOf": [{"minLength": at}, {"maxLength": 40}]} for at in range(30)]}, "anyOf", "#"),
     (

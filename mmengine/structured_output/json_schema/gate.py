@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from mmengine.structured_output.json_schema.bounds import Bounds
 from mmengine.structured_output.json_schema.characters import PatternError
 from mmengine.structured_output.json_schema.emit import Emitter
+from mmengine.structured_output.json_schema.negation import NARROW
 from mmengine.structured_output.json_schema.notes import Gated, Note
 from mmengine.structured_output.json_schema.reading import Given, read
 from mmengine.structured_output.json_schema.refusal import SchemaRefused, refuse
@@ -63,4 +64,8 @@ def gate(
         refuse("", "", "it holds half a surrogate pair, which is no text")
     if size > MAX_OUTPUT:
         refuse("", "", f"worked out, it has more than {MAX_OUTPUT:,} bytes")
-    return Gated(text, document.notes.all())
+    narrow = tuple(
+        Note(origin.keyword, f"#{origin.pointer}", f"{origin.trouble} is enforced more narrowly: {NARROW}")
+        for origin in satisfiable.shapes.narrow_at
+    )
+    return Gated(text, (*document.notes.all(), *narrow))

@@ -1,10 +1,11 @@
 """What the keywords of one schema object say themselves, without those that point to other schemas."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from mmengine.structured_output.json_schema.characters import PatternError
 from mmengine.structured_output.json_schema.document import Document
-from mmengine.structured_output.json_schema.formats import FORMATS
+from mmengine.structured_output.json_schema.formats import EXACT, FORMATS
 from mmengine.structured_output.json_schema.keywords import (
     check_multiple,
     check_value,
@@ -32,8 +33,6 @@ from mmengine.structured_output.json_schema.pieces import (
     settled_number,
 )
 from mmengine.structured_output.json_schema.refusal import refuse, step
-
-IN_PLACE = ("$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "if", "dependentSchemas", "not")
 
 
 def own_shape(document: Document, place: int) -> tuple[Shape, list[Conj] | None]:
@@ -75,7 +74,7 @@ def _kinds(schema: dict) -> dict[str, bool]:
 
 
 def _integer(piece: Number) -> Number:
-    return Number(True, piece.low, piece.high, piece.multiple, piece.values)
+    return replace(piece, integer=True)
 
 
 def _values(document: Document, place: int, keyword: str, values: list) -> tuple[Shape, list[Conj] | None]:
@@ -159,7 +158,7 @@ def _string(document: Document, place: int, schema: dict) -> String | None:
     if "format" in schema:
         name = schema["format"]
         if name in FORMATS:
-            patterns.append(parse_pattern(f"^(?:{FORMATS[name]})$"))
+            patterns.append(parse_pattern(f"^(?:{FORMATS[name]})$")._replace(exact=name in EXACT))
         else:
             why = f"{shown(name)} cannot be enforced (known: {', '.join(sorted(FORMATS))})"
             blocked = (("format", step(pointer, "format"), why),)
@@ -175,6 +174,12 @@ def _pattern(text: str, keyword: str, pointer: str) -> Pattern:
         refuse(keyword, pointer, str(error))
 
 
+def key_pattern(document: Document, place: int, text: str) -> Pattern:
+    """A pattern in the patternProperties of a place."""
+    pointer = step(document.nodes[place].pointer, "patternProperties", text)
+    return _pattern(text, "patternProperties", pointer)._replace(budget=document.budget)
+
+
 def _array(document: Document, place: int, schema: dict) -> Array | None:
     pointer = document.nodes[place].pointer
     low, high = int(schema.get("minItems", 0)), schema.get("maxItems")
@@ -183,18 +188,15 @@ def _array(document: Document, place: int, schema: dict) -> Array | None:
     )
     rest: Conj = (document.at(place, "items"),) if "items" in schema else ()
     blocked: Blocked = ()
-    for keyword in ("contains", "uniqueItems", "unevaluatedItems"):
+    for keyword in ("contains", "uniqueItems"):
         if keyword not in schema:
             continue
         value = schema[keyword]
         harmless = {
             "contains": schema.get("minContains") == 0 and "maxContains" not in schema,
             "uniqueItems": not value or high is not None and high <= 1,
-            "unevaluatedItems": value in (True, {}) or "items" in schema,
         }[keyword]
-        if keyword == "unevaluatedItems" and not harmless and not {"contains", *IN_PLACE} & set(schema):
-            rest = (document.at(place, keyword),)
-        elif keyword == "contains" and value is True and not {"minContains", "maxContains"} & set(schema):
+        if keyword == "contains" and value is True and not {"minContains", "maxContains"} & set(schema):
             low = max(low, 1)
         elif not harmless:
             why = "it looks at all items together, which cannot be enforced"
@@ -209,8 +211,7 @@ def _object(document: Document, place: int, schema: dict) -> Object | None:
     low, high = int(schema.get("minProperties", 0)), schema.get("maxProperties")
     patterns: dict[str, tuple[Pattern, Conj]] = {}
     for text in schema.get("patternProperties", ()):
-        pattern = _pattern(text, "patternProperties", step(pointer, "patternProperties", text))
-        pattern = pattern._replace(budget=document.budget)
+        pattern = key_pattern(document, place, text)
         patterns[text] = (pattern, (document.at(place, "patternProperties", text),))
     properties: dict[str, Conj] = {}
     for name in schema.get("properties", ()):
@@ -227,13 +228,6 @@ def _object(document: Document, place: int, schema: dict) -> Object | None:
         else:
             why = "it restricts keys; use patternProperties with additionalProperties false"
             blocked += (("propertyNames", step(pointer, "propertyNames"), why),)
-    unevaluated = schema.get("unevaluatedProperties", True)
-    if unevaluated not in (True, {}) and "additionalProperties" not in schema:
-        if set(IN_PLACE) & set(schema):
-            why = "it depends on which branch holds, which cannot be enforced; use additionalProperties"
-            blocked += (("unevaluatedProperties", step(pointer, "unevaluatedProperties"), why),)
-        else:
-            rest = (document.at(place, "unevaluatedProperties"),)
     if high is not None and low > high:
         return None
     required = tuple(schema.get("required", ()))
