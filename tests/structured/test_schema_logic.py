@@ -208,7 +208,9 @@ def test_many_dependencies_stay_small() -> None:
 
 
 def test_a_narrower_language_is_noted() -> None:
-    lists = {"oneOf": [{"type": "array", "items": {"type": "string"}}, {"type": "array", "prefixItems": [True]}]}
+    lists = {
+        "oneOf": [{"type": "array", "items": {"type": "string"}}, {"type": "array", "prefixItems": [True]}]
+    }
     lists["oneOf"][1]["items"] = {"type": "string"}
     (note,) = gate(lists).notes
     assert note.keyword == "oneOf" and note.pointer == "#/oneOf" and "more narrowly" in note.text

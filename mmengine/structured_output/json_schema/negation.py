@@ -3,6 +3,7 @@
 `A and not B` is worked out with A at hand, not as the complement of B: much that would be endless then is
 not. Keys that A forbids need no mention, what A demands of a part anyway cannot be where it fails B, and two
 parts that no value fits end a list. What cannot be said is a blocked piece: refused where it is used.
+In the places that NARROW names, such alternatives are left out: values that hardly anybody means.
 """
 
 from dataclasses import dataclass, field, fields, replace
@@ -31,7 +32,8 @@ MAX_STEPS = 64  # steps between two bounds that are excluded one by one
 MAX_PLACES = 16  # of a list, at one of which an item is of another kind
 NARROW = (
     f"an item unlike the others is among the first {MAX_PLACES} of a list, and what is unlike another schema "
-    "is not so only by a format or by a key that the schema does not name"
+    "is not so only by a format, by a key that neither names, or by what has no opposite (a fraction where "
+    "the other wants whole numbers) in a key that only the other names"
 )
 MAX_OPTIONAL = 5  # properties beside a key that the schema does not name
 
@@ -45,6 +47,7 @@ class Origin:
     trouble: str
     advice: str
     inner: bool = False  # whether it is about a part of what the keyword excludes
+    free: bool = False  # and that part is one of which what is left says nothing
 
     def blocked(self, why: str) -> tuple[str, str, str]:
         return self.keyword, self.pointer, f"{self.trouble} cannot be enforced: {why}; {self.advice}"
@@ -116,6 +119,9 @@ class Exclusion:
         self._add(intersect(a, b))
 
     def _blocked(self, a: Piece, why: str) -> None:
+        if self.origin.free:
+            self.narrow = True
+            return
         self.stuck = True
         if not isinstance(a, Null | Boolean):
             self._add(replace(a, blocked=(*a.blocked, self.origin.blocked(why))))
@@ -252,7 +258,8 @@ class Exclusion:
             return None
         if self.parts.never((*ours, *theirs)):
             return ours
-        failing = (*ours, *self.parts.opposite(theirs, replace(self.origin, inner=True)))
+        free = self.origin.free or all(map(self.parts.anything, ours))
+        failing = (*ours, *self.parts.opposite(theirs, replace(self.origin, inner=True, free=free)))
         return None if self.parts.never(failing) else failing
 
     def _within(self, wide: Conj, narrow: Conj) -> bool:

@@ -201,7 +201,7 @@ class Shapes:
             work.shapes = left
             if exclusion.narrow:
                 self.narrowed.add(conj)
-                self.narrow_at[replace(origin, inner=False)] = None
+                self.narrow_at[replace(origin, inner=False, free=False)] = None
         work.excluded = waiting
 
     def _possible(self, shape: Shape) -> Shape:
