@@ -1,5 +1,6 @@
 """Worked-out shapes written as the small part of JSON Schema that the grammar engine enforces exactly."""
 
+import json
 from dataclasses import dataclass, field
 from itertools import combinations
 from math import comb
@@ -12,6 +13,7 @@ from mmengine.structured_output.json_schema.key_patterns import without_names
 from mmengine.structured_output.json_schema.keys import other_keys
 from mmengine.structured_output.json_schema.keywords import check_multiple, shown
 from mmengine.structured_output.json_schema.numbers import number_schemas, plain
+from mmengine.structured_output.json_schema.order import arrangements
 from mmengine.structured_output.json_schema.pattern import Pattern
 from mmengine.structured_output.json_schema.pieces import (
     Array,
@@ -84,7 +86,7 @@ class Emitter:
             schema for piece in pieces if self.satisfiable.piece(piece) for schema in self._piece(piece, conj)
         ]
         self.depth -= 1
-        unique = [schema for at, schema in enumerate(out) if schema not in out[:at]] if len(out) < 64 else out
+        unique = list({json.dumps(schema): schema for schema in out}.values())  # orders of keys differ
         return unique[0] if len(unique) == 1 else {"anyOf": unique}
 
     def _piece(self, piece: Piece, conj: Conj) -> list[Json]:
@@ -95,16 +97,18 @@ class Emitter:
             case Boolean():
                 return [{"type": "boolean"}] if len(piece.values) == 2 else [{"enum": sorted(piece.values)}]
             case Number():
+                pointer = self.satisfiable.shapes.pointer(conj)
                 if piece.multiple:
-                    pointer = step(self.satisfiable.shapes.pointer(conj), "multipleOf")
-                    check_multiple(plain(piece.multiple), pointer)
-                return number_schemas(piece, self.bounds.digits)
+                    check_multiple(plain(piece.multiple), step(pointer, "multipleOf"))
+                return number_schemas(
+                    piece, self.bounds.digits, self.satisfiable.shapes.document.notes, pointer
+                )
             case String():
                 return [self._string(piece)]
             case Array():
                 return array_schemas(piece, conj, self.satisfiable, self._part)
             case Object():
-                return self._objects(piece, conj)
+                return [schema for each in arrangements(piece) for schema in self._objects(each, conj)]
         raise TypeError(f"{piece} is no piece")
 
     def _check_blocked(self, piece: Piece, conj: Conj) -> None:

@@ -84,3 +84,6 @@ FORMATS = {
     "uri": URI,
     "json-pointer": JSON_POINTER,
 }
+
+# Those whose pattern is all that the RFC allows: of the others it is not known what they exclude.
+EXACT = frozenset(("date", "uuid", "ipv4"))

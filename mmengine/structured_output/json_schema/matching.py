@@ -62,8 +62,8 @@ class Machine:
     def __init__(self, regex: str, budget: Budget) -> None:
         self._budget = budget
         self._tests: dict[str, re.Pattern[str]] = {}  # by token
-        self._states: list[tuple[str, tuple[int, ...]]] = [("", ())]  # the first is the end
-        self._start = self._made(_alternatives(_TOKEN.findall(regex)[::-1]), 0)
+        self.states: list[tuple[str, tuple[int, ...]]] = [("", ())]  # the first is the end
+        self.start = self._made(_alternatives(_TOKEN.findall(regex)[::-1]), 0)
 
     def matches(self, text: str) -> bool:
         now = self.first()
@@ -76,25 +76,26 @@ class Machine:
 
     def first(self) -> set[int]:
         """All states that the pattern is in before a text."""
-        return self._reached([self._start])
+        return self.reached([self.start])
 
     def behind(self, now: Iterable[int], char: str) -> set[int]:
         """All states that the pattern is in when a character has followed."""
-        steps = (self._states[place] for place in now)
-        return self._reached(
+        steps = (self.states[place] for place in now)
+        return self.reached(
             [after[0] for token, after in steps if token and self._tests[token].fullmatch(char)]
         )
 
     def ends(self, now: Container[int]) -> bool:
         return 0 in now
 
-    def _reached(self, waiting: list[int]) -> set[int]:
+    def reached(self, waiting: list[int]) -> set[int]:
+        """The states that these are all at once; takes from `waiting`."""
         found: set[int] = set()
         while waiting:
             place = waiting.pop()
             if place not in found:
                 found.add(place)
-                token, after = self._states[place]
+                token, after = self.states[place]
                 if not token:
                     waiting += after
         self._budget.spend(len(found) + 1)
@@ -102,8 +103,8 @@ class Machine:
 
     def _state(self, token: str, *after: int) -> int:
         self._budget.spend(STATE_COST)
-        self._states.append((token, after))
-        return len(self._states) - 1
+        self.states.append((token, after))
+        return len(self.states) - 1
 
     def _made(self, part: str | Repeat | list, after: int) -> int:
         """The state where a part begins behind which `after` stands."""
@@ -115,7 +116,7 @@ class Machine:
             return self._state("", *(self._sequence(parts, after) for parts in part))
         if part.high is None:
             start = self._state("")
-            self._states[start] = ("", (self._made(part.part, start), after))
+            self.states[start] = ("", (self._made(part.part, start), after))
         else:
             start = after
             for _ in range(part.high - part.low):

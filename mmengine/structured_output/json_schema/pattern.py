@@ -21,6 +21,7 @@ class Pattern(NamedTuple):
     regex: str  # matches a whole string, in the grammar engine's and (without \p) in Python's dialect
     prefix: str | None  # set when the pattern is "starts with this text" and nothing more
     budget: Budget | None = None  # what comparing may take; only patterns of keys are compared
+    exact: bool = True  # whether it matches all that it stands for, and not a little less
 
     def matches(self, text: str) -> bool:
         if "\\p" in self.regex or "\\P" in self.regex:

@@ -1,16 +1,18 @@
 """What the keywords of one schema object say themselves, without those that point to other schemas."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from mmengine.structured_output.json_schema.characters import PatternError
 from mmengine.structured_output.json_schema.document import Document
-from mmengine.structured_output.json_schema.formats import FORMATS
+from mmengine.structured_output.json_schema.formats import EXACT, FORMATS
 from mmengine.structured_output.json_schema.keywords import (
-    check_exact,
     check_multiple,
+    check_value,
     fraction,
     is_number,
     same,
+    shown,
 )
 from mmengine.structured_output.json_schema.pattern import Pattern, parse_pattern
 from mmengine.structured_output.json_schema.pieces import (
@@ -33,8 +35,6 @@ from mmengine.structured_output.json_schema.pieces import (
     settled_number,
 )
 from mmengine.structured_output.json_schema.refusal import refuse, step
-
-IN_PLACE = ("$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "if", "dependentSchemas", "not")
 
 
 def own_shape(document: Document, place: int) -> tuple[Shape, list[Conj] | None]:
@@ -76,18 +76,20 @@ def _kinds(schema: dict) -> dict[str, bool]:
 
 
 def _integer(piece: Number) -> Number:
-    return Number(True, piece.low, piece.high, piece.multiple, piece.values)
+    return replace(piece, integer=True)
 
 
 def _values(document: Document, place: int, keyword: str, values: list) -> tuple[Shape, list[Conj] | None]:
     """The shape of an enum's scalars; with arrays or objects among them, alternatives instead."""
     pointer = step(document.nodes[place].pointer, keyword)
     unique = list({same(value): value for value in values}.values())
+    if not unique:
+        return {}, None
     scalars = [value for value in unique if not isinstance(value, list | dict)]
     nested = [value for value in unique if isinstance(value, list | dict)]
     for value in scalars:
         if is_number(value):
-            check_exact(value, keyword, pointer)
+            check_value(value, keyword, pointer)
     shape: Shape = {}
     if None in scalars:
         shape["null"] = Null()
@@ -152,15 +154,19 @@ def _string(document: Document, place: int, schema: dict) -> String | None:
     pointer = document.nodes[place].pointer
     low, high = int(schema.get("minLength", 0)), schema.get("maxLength")
     patterns: list[Pattern] = []
+    blocked: Blocked = ()
     if "pattern" in schema:
         patterns.append(_pattern(schema["pattern"], "pattern", step(pointer, "pattern")))
     if "format" in schema:
         name = schema["format"]
         if name in FORMATS:
-            patterns.append(parse_pattern(f"^(?:{FORMATS[name]})$"))
+            patterns.append(parse_pattern(f"^(?:{FORMATS[name]})$")._replace(exact=name in EXACT))
+        else:
+            why = f"{shown(name)} cannot be enforced (known: {', '.join(sorted(FORMATS))})"
+            blocked = (("format", step(pointer, "format"), why),)
     if high is not None and low > high:
         return None
-    return String(low, None if high is None else int(high), tuple(patterns))
+    return String(low, None if high is None else int(high), tuple(patterns), None, blocked)
 
 
 def _pattern(text: str, keyword: str, pointer: str) -> Pattern:
@@ -168,6 +174,12 @@ def _pattern(text: str, keyword: str, pointer: str) -> Pattern:
         return parse_pattern(text)
     except PatternError as error:
         refuse(keyword, pointer, str(error))
+
+
+def key_pattern(document: Document, place: int, text: str) -> Pattern:
+    """A pattern in the patternProperties of a place."""
+    pointer = step(document.nodes[place].pointer, "patternProperties", text)
+    return _pattern(text, "patternProperties", pointer)._replace(budget=document.budget)
 
 
 def _array(document: Document, place: int, schema: dict) -> Array | None:
@@ -178,12 +190,6 @@ def _array(document: Document, place: int, schema: dict) -> Array | None:
     )
     rest: Conj = (document.at(place, "items"),) if "items" in schema else ()
     blocked: Blocked = ()
-    if schema.get("unevaluatedItems", True) not in (True, {}) and "items" not in schema:
-        if {"contains", *IN_PLACE} & set(schema):
-            why = "it depends on which branch holds, which cannot be enforced; use items"
-            blocked = (("unevaluatedItems", step(pointer, "unevaluatedItems"), why),)
-        else:
-            rest = (document.at(place, "unevaluatedItems"),)
     contains: tuple[Contains, ...] = ()
     if "contains" in schema:
         fewest, most = int(schema.get("minContains", 1)), schema.get("maxContains")
@@ -204,8 +210,7 @@ def _object(document: Document, place: int, schema: dict) -> Object | None:
     low, high = int(schema.get("minProperties", 0)), schema.get("maxProperties")
     patterns: dict[str, tuple[Pattern, Conj]] = {}
     for text in schema.get("patternProperties", ()):
-        pattern = _pattern(text, "patternProperties", step(pointer, "patternProperties", text))
-        pattern = pattern._replace(budget=document.budget)
+        pattern = key_pattern(document, place, text)
         patterns[text] = (pattern, (document.at(place, "patternProperties", text),))
     properties: dict[str, Conj] = {}
     for name in schema.get("properties", ()):
@@ -222,13 +227,6 @@ def _object(document: Document, place: int, schema: dict) -> Object | None:
             high = 0
         else:
             names = (document.at(place, "propertyNames"),)
-    unevaluated = schema.get("unevaluatedProperties", True)
-    if unevaluated not in (True, {}) and "additionalProperties" not in schema:
-        if set(IN_PLACE) & set(schema):
-            why = "it depends on which branch holds, which cannot be enforced; use additionalProperties"
-            blocked += (("unevaluatedProperties", step(pointer, "unevaluatedProperties"), why),)
-        else:
-            rest = (document.at(place, "unevaluatedProperties"),)
     if high is not None and low > high:
         return None
     required = tuple(schema.get("required", ()))

@@ -6,6 +6,7 @@ recursion could fill is never reached, so "recursion without a base" needs no ru
 
 from dataclasses import dataclass, field
 
+from mmengine.structured_output.json_schema.keywords import contradiction
 from mmengine.structured_output.json_schema.pieces import Array, Conj, Object, Piece
 from mmengine.structured_output.json_schema.refusal import refuse, step
 from mmengine.structured_output.json_schema.sequences import Sequence, sequence_of
@@ -86,6 +87,7 @@ class Satisfiable:
         if conj in seen:
             refuse("$ref", pointer, "it recurses without a base: only an endless value could satisfy it")
         shapes = self.shapes.of(conj)
+        self._explain_places(conj)
         if not shapes:
             schema = self.shapes.document.nodes[conj[0]].schema if conj else True
             why = (
@@ -110,6 +112,14 @@ class Satisfiable:
         pointer = piece.contains[0].pointer if piece.contains else piece.unique or self.shapes.pointer(conj)
         keyword = "contains" if piece.contains else "uniqueItems"
         refuse(keyword, pointer, "no array has items enough that satisfy it")
+
+    def _explain_places(self, conj: Conj) -> None:
+        """Refuses for what two keywords of one schema say, if that is the reason."""
+        for node in (self.shapes.document.nodes[place] for place in conj):
+            found = contradiction(node.schema) if isinstance(node.schema, dict) else None
+            if found:
+                names, why = found
+                refuse(str(names[0]), step(node.pointer, *names), why)
 
     def _explain_object(self, piece: Object, conj: Conj, seen: frozenset[Conj]) -> None:
         pointer = self.shapes.pointer(conj)
