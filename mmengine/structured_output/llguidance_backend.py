@@ -16,6 +16,7 @@ from mmengine.structured_output.closer import Closer
 from mmengine.structured_output.closing import MAX_CLOSING_TOKENS, Vocabulary
 from mmengine.structured_output.engine_words import in_our_words
 from mmengine.structured_output.json_schema.refusal import SchemaRefused
+from mmengine.structured_output.json_schema_lark import schema_grammar
 from mmengine.structured_output.lark_ends import check_ends
 from mmengine.structured_output.spec import Choice, Grammar, JsonSchema, Lark, Regex, read_grammar
 from mmengine.structured_output.tag_grammar import grammars_of
@@ -77,7 +78,7 @@ class LLGuidance(OfTokenizer):
         """The grammar in llguidance's own form."""
         match grammar:
             case JsonSchema(schema=schema):
-                return LLMatcher.grammar_from_json_schema(bytes(schema).decode())
+                return schema_grammar(bytes(schema).decode())
             case Regex(regex=regex):
                 return LLMatcher.grammar_from_regex(regex)
             case Choice(choices=choices):

@@ -13,7 +13,7 @@ from fractions import Fraction
 from typing import Any, NoReturn
 
 from mmengine.structured_output.json_schema.characters import PatternError
-from mmengine.structured_output.json_schema.keys import without_names
+from mmengine.structured_output.json_schema.keys import by_patterns
 from mmengine.structured_output.json_schema.keywords import fraction
 from mmengine.structured_output.json_schema.matching import Budget
 from mmengine.structured_output.json_schema.refusal import SchemaRefused, refuse, step
@@ -104,7 +104,7 @@ class _Writer:
             return self._constants(schema.get("enum", [schema.get("const")]))
         kind = schema["type"]
         if kind == "object":
-            schema = without_names(schema)
+            schema = by_patterns(schema)
         self._only(schema, ("type", *_KEYWORDS[kind]), pointer)
         return {
             "null": lambda: literal("null"),

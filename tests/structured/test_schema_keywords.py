@@ -144,6 +144,24 @@ CASES = [
     ),
     ("propertyNames", {"type": "object", "propertyNames": False}, ["{}"], ['{"a":1}']),
     (
+        "patternProperties",
+        {"type": "object", "patternProperties": {"^a": {"type": "null"}, "^a/b": {"type": "string"}}},
+        ['{"a":null,"x":1}', '{"b":2}'],
+        ['{"a/b":null}', '{"a/b":"x"}', '{"a":1}'],
+    ),
+    (
+        "patternProperties",
+        {"type": "object", "patternProperties": {"^ab": False, "^a": True}, "additionalProperties": False},
+        ['{"a":1,"ac":2}'],
+        ['{"ab":1}', '{"b":1}'],
+    ),
+    (
+        "maxProperties",
+        {"type": "object", "properties": {"a": True, "b": True}, "maxProperties": 2},
+        ['{"a":1,"b":2}', '{"b":1,"x":2}', '{"x":1,"y":2}', "{}"],
+        ['{"a":1,"b":2,"x":3}', '{"a":1,"x":2,"y":3}', '{"x":1,"y":2,"z":3}'],
+    ),
+    (
         "dependentRequired",
         {"type": "object", "dependentRequired": {"a": ["b"]}},
         ['{"a":1,"b":2}', '{"b":1}'],

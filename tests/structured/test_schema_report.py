@@ -67,7 +67,7 @@ def test_refused_with_the_place(schema: Any, keyword: str, pointer: str) -> None
 
 def test_unknown_keywords_are_noted_or_refused() -> None:
     schema = {"type": "string", "format": "topic", "x-a": 1}
-    assert places(check_schema(schema).notes) == [("format", "#/format"), ("x-a", "#/x-a")]
+    assert sorted(places(check_schema(schema).notes)) == [("format", "#/format"), ("x-a", "#/x-a")]
     report = check_schema(schema, strict_keywords=True)
     assert (report.verdict, report.keyword, report.pointer) == ("refused", "x-a", "#/x-a")
 

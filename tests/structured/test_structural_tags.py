@@ -127,6 +127,17 @@ def means(text, structures, triggers):
         text = text[length + len(found[0]["end"]) :]
 
 
+def test_a_tag_whose_items_count_together(backend):
+    colours = {"type": "array", "items": {"enum": list("abcdef")}, "uniqueItems": True}
+    picks = {"type": "object", "properties": {"of": colours}, "required": ["of"]}
+    more = {"begin": "<function=picks>", "schema": picks, "end": "</function>"}
+    accepts = Accepts(backend, {**FUNCTIONS, "structures": [*FUNCTIONS["structures"], more]})
+    tag = '<function=picks>{"of": ["a" , "c"], "x": 1}</function>'
+    assert accepts(f"so {tag} and {WEATHER}{tag}{FLAG}, done")
+    assert not accepts(tag.replace('"c"', '"a"'))
+    assert not accepts(tag, WEATHER.replace("Oslo", "Rom"))
+
+
 def test_free_text_and_any_number_of_tags_in_it(backend):
     accepts = Accepts(backend, FUNCTIONS)
     for text in (

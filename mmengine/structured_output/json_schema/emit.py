@@ -1,14 +1,19 @@
 """Worked-out shapes written as the small part of JSON Schema that the grammar engine enforces exactly."""
 
+import json
 from dataclasses import dataclass, field
 from itertools import combinations
 from math import comb
 from typing import Literal
 
 from mmengine.structured_output.json_schema.bounds import Bounds
+from mmengine.structured_output.json_schema.characters import PatternError
+from mmengine.structured_output.json_schema.emit_arrays import Json, array_schemas
+from mmengine.structured_output.json_schema.key_patterns import without_names
 from mmengine.structured_output.json_schema.keys import OtherKeys
 from mmengine.structured_output.json_schema.keywords import check_multiple, shown
 from mmengine.structured_output.json_schema.numbers import number_schemas, plain
+from mmengine.structured_output.json_schema.order import arrangements
 from mmengine.structured_output.json_schema.pattern import Pattern
 from mmengine.structured_output.json_schema.pieces import (
     Array,
@@ -23,11 +28,8 @@ from mmengine.structured_output.json_schema.pieces import (
 )
 from mmengine.structured_output.json_schema.refusal import refuse, step
 from mmengine.structured_output.json_schema.satisfiable import Satisfiable
-from mmengine.structured_output.json_schema.shapes import parts
 
-Json = dict[str, object]
 MAX_DEPTH = 24  # of parts written inside one another: what reads JSON has a limit too
-MAX_ITEMS = 4_096  # of minItems or maxItems: the grammar has a rule for each
 MAX_COMBINATIONS = 128  # of optional properties, for minProperties and maxProperties
 
 
@@ -49,7 +51,7 @@ class Emitter:
         for conj in self.satisfiable.order:
             for shape in self.satisfiable.shapes.of(conj):
                 for piece in shape.values():
-                    for part in parts(piece):
+                    for part in self.satisfiable.parts(piece):
                         uses[part] += 1
                         nested.add(conj)
         for conj, count in uses.items():
@@ -86,7 +88,7 @@ class Emitter:
             schema for piece in pieces if self.satisfiable.piece(piece) for schema in self._piece(piece, conj)
         ]
         self.depth -= 1
-        unique = [schema for at, schema in enumerate(out) if schema not in out[:at]] if len(out) < 64 else out
+        unique = list({json.dumps(schema): schema for schema in out}.values())  # orders of keys differ
         return unique[0] if len(unique) == 1 else {"anyOf": unique}
 
     def _piece(self, piece: Piece, conj: Conj) -> list[Json]:
@@ -97,25 +99,26 @@ class Emitter:
             case Boolean():
                 return [{"type": "boolean"}] if len(piece.values) == 2 else [{"enum": sorted(piece.values)}]
             case Number():
+                pointer = self.satisfiable.shapes.pointer(conj)
                 if piece.multiple:
-                    pointer = step(self.satisfiable.shapes.pointer(conj), "multipleOf")
-                    check_multiple(plain(piece.multiple), pointer)
-                return self._numbers(piece)
+                    check_multiple(plain(piece.multiple), step(pointer, "multipleOf"))
+                return self._numbers(piece, pointer)
             case String():
                 return [self._string(piece)]
             case Array():
-                return [self._array(piece, conj)]
+                return array_schemas(piece, conj, self.satisfiable, self._part)
             case Object():
-                return self._objects(piece, conj)
+                return [schema for each in arrangements(piece) for schema in self._objects(each, conj)]
         raise TypeError(f"{piece} is no piece")
 
-    def _numbers(self, piece: Number) -> list[Json]:
+    def _numbers(self, piece: Number, pointer: str) -> list[Json]:
         """Those that only our bounds restrict are one definition: ranges of 17 digits are slow to compile."""
         name = "integer" if piece.integer else "number"
+        notes = self.satisfiable.shapes.document.notes
         if not self.bounds.digits or piece != Number(piece.integer):
-            return number_schemas(piece, self.bounds.digits)
+            return number_schemas(piece, self.bounds.digits, notes, pointer)
         if name not in self.shared:
-            ways = number_schemas(piece, self.bounds.digits)
+            ways = number_schemas(piece, self.bounds.digits, notes, pointer)
             self.shared[name] = ways[0] if len(ways) == 1 else {"anyOf": ways}
         return [{"$ref": f"#/$defs/{name}"}]
 
@@ -146,30 +149,6 @@ class Emitter:
             out["allOf"] = [{"type": "string", "pattern": whole(pattern)} for pattern in patterns[1:]]
         return out
 
-    def _array(self, piece: Array, conj: Conj) -> Json:
-        yes = self.satisfiable.yes
-        pointer = self.satisfiable.shapes.pointer(conj)
-        high = piece.high
-        for at, part in enumerate(piece.prefix):
-            if part not in yes:
-                high = at if high is None else min(high, at)
-                break
-        if piece.rest not in yes and (high is None or high > len(piece.prefix)):
-            high = len(piece.prefix)
-        for keyword, count in (("minItems", piece.low), ("maxItems", high or 0)):
-            if count > MAX_ITEMS:
-                refuse(keyword, step(pointer, keyword), f"more than {MAX_ITEMS:,} items cannot be counted")
-        out: Json = {"type": "array"}
-        prefix = piece.prefix if high is None else piece.prefix[:high]
-        if prefix:
-            out["prefixItems"] = [self._part(part) for part in prefix]
-        out["items"] = self._part(piece.rest) if piece.rest in yes else False
-        if piece.low:
-            out["minItems"] = piece.low
-        if high is not None:
-            out["maxItems"] = high
-        return out
-
     def _objects(self, piece: Object, conj: Conj) -> list[Json]:
         """Usually one; several where minProperties or maxProperties leaves a choice of named ones."""
         pointer = self.satisfiable.shapes.pointer(conj)
@@ -180,22 +159,19 @@ class Emitter:
         low = max(0, piece.low - len(piece.required))  # how many more than the required ones
         high = None if piece.high is None else piece.high - len(piece.required)
         is_open = self.satisfiable.open(piece)
-        if is_open and low > 1 or is_open and low and optional and high is not None:
+        if is_open and low > 1:
             why = "keys that the schema does not name may be repeated, so more of them cannot be counted"
             refuse("minProperties", step(pointer, "minProperties"), why)
-        if is_open and high is not None and optional:
-            why = "it cannot be enforced beside optional properties and keys that the schema does not name"
-            refuse("maxProperties", step(pointer, "maxProperties"), why)
         if not is_open and high is not None and high >= len(optional):
             high = None
         if not low and high is None:
             return [self._object(piece, conj, can, piece.required)]
-        if is_open:
+        if is_open and high is None:
             one = [self._object(piece, conj, can, (*piece.required, name)) for name in optional]
-            bare: Json = {"minProperties": piece.low} if low else {}
-            bare |= {"maxProperties": piece.high} if high is not None else {}
-            return [*one, {**self._object(piece, conj, list(piece.required), piece.required), **bare}]
-        sizes = range(low, low + 1) if high is None else range(low, high + 1)
+            bare = self._object(piece, conj, list(piece.required), piece.required)
+            return [*one, {**bare, "minProperties": piece.low}]
+        least = 0 if is_open else low
+        sizes = range(least, least + 1) if high is None else range(least, min(high, len(optional)) + 1)
         if sum(comb(len(optional), size) for size in sizes) > MAX_COMBINATIONS:
             keyword = "minProperties" if high is None else "maxProperties"
             why = f"it leaves more than {MAX_COMBINATIONS} combinations of optional properties"
@@ -205,7 +181,9 @@ class Emitter:
             for chosen in combinations(optional, size):
                 needed = (*piece.required, *chosen)
                 rest = can if high is None else [name for name in can if name in needed]
-                out.append(self._object(piece, conj, rest, needed))
+                counted: Json = {"maxProperties": piece.high} if is_open else {}
+                counted |= {"minProperties": piece.low} if is_open and low > size else {}
+                out.append({**self._object(piece, conj, rest, needed), **counted})
         return out
 
     def _object(self, piece: Object, conj: Conj, names: list[str], required: tuple[str, ...]) -> Json:
@@ -216,7 +194,9 @@ class Emitter:
         taken = list(dict.fromkeys((*piece.properties, *piece.required)))
         self._check_prefixes(piece, conj)
         patterns: dict[str, Json | bool] = {
-            whole(p): self._part(part) for p, part in piece.patterns.values() if part in yes
+            regex: self._part(part)
+            for p, part in piece.patterns.values()
+            if part in yes and (regex := self._but(p, part, taken)) is not None
         }
         prefixes = [pattern.prefix for pattern, _ in piece.patterns.values()]
         others: OtherKeys | None = None
@@ -242,6 +222,17 @@ class Emitter:
         if patterns:
             out["patternProperties"] = patterns
         return out
+
+    def _but(self, pattern: Pattern, part: Conj, names: list[str]) -> str | None:
+        """The pattern without named properties. Their schemas say what the pattern does, and to say it
+        twice would lead the grammar engine deep into both."""
+        if not part or pattern.budget is None:
+            return whole(pattern)
+        try:
+            left = without_names(pattern.regex, names, pattern.budget)
+        except PatternError:
+            return whole(pattern)
+        return None if left is None else f"^(?:{left})$"
 
     def _check_prefixes(self, piece: Object, conj: Conj) -> None:
         """What starts with the longer prefix matches both. Of other patterns the grammar engine says it."""

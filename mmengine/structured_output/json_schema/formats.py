@@ -109,3 +109,6 @@ FORMATS = {
     "json-pointer": JSON_POINTER,
     "relative-json-pointer": RELATIVE_JSON_POINTER,
 }
+
+# Those whose pattern is all that the RFC allows: of the others it is not known what they exclude.
+EXACT = frozenset(("date", "uuid", "ipv4"))

@@ -48,8 +48,9 @@ class OtherKeys:
         return out
 
 
-def without_names(schema: dict) -> dict:
-    """An object as `OtherKeys.written` gives it, in which the patterns alone say which keys are meant."""
+def by_patterns(schema: dict, spelled_out: bool = True) -> dict:
+    """An object as `OtherKeys.written` gives it, in which the patterns alone say which keys hold what; unless
+    `spelled_out`, but for the named ones."""
     comment = schema.get("$comment")
     if not isinstance(comment, list) or comment[0] != MARK:
         return schema
@@ -57,7 +58,7 @@ def without_names(schema: dict) -> dict:
     *patterns, last = schema["patternProperties"].items()
     value = schema["allOf"][0]["additionalProperties"] if "allOf" in schema else last[1]
     kept = {keyword: part for keyword, part in schema.items() if keyword not in ("$comment", "allOf")}
-    return {**kept, "patternProperties": {**dict(patterns), others.pattern(spelled_out=True): value}}
+    return {**kept, "patternProperties": {**dict(patterns), others.pattern(spelled_out): value}}
 
 
 def _tree(names: list[str], prefixes: tuple[str, ...], tail: str) -> str:

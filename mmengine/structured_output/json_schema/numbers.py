@@ -1,15 +1,20 @@
 """Numbers as the grammar engine takes them: its ranges repaired, and the digits bounded."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
-from math import ceil, floor, nextafter
+from math import ceil, floor, inf, nextafter
 
-from mmengine.structured_output.json_schema.keywords import EXACT, decimals
+from mmengine.structured_output.json_schema.keywords import EXACT, decimals, fraction, shown
+from mmengine.structured_output.json_schema.notes import Notes
 from mmengine.structured_output.json_schema.pieces import Limit, Number, intersect
+from mmengine.structured_output.json_schema.refusal import refuse, step
 
 DOUBLE = 15  # decimal digits that a double always holds
-LAST = 2**63 - 1  # integer in a limit that the engine takes
 MAX_PLACES = 10  # behind the point: finer steps the engine cannot take exactly
+LARGEST = 2**63 - 1  # the engine's integers have 64 bits
+SMALLEST = -(2**63) + 1024  # the least that the engine takes as a bound
+FARTHEST = 10**18  # a range that begins beyond it is none to the engine
 Json = dict[str, object]
 
 
@@ -17,8 +22,11 @@ def plain(value: Fraction) -> int | float:
     return value.numerator if value.denominator == 1 else float(value)
 
 
-def number_schemas(piece: Number, digits: int) -> list[Json]:
-    """Alternatives that together allow what `piece` allows, with at most `digits` digits (0: any)."""
+def number_schemas(piece: Number, digits: int, notes: Notes, pointer: str) -> list[Json]:
+    """Alternatives that together allow what `piece` allows, with at most `digits` digits (0: any).
+
+    A bound that the engine would round is moved inwards, which the notes say; `pointer` is its schema's.
+    """
     if piece.values is not None:
         return [{"enum": [plain(value) for value in piece.values]}]
     bounded = [piece]
@@ -27,39 +35,48 @@ def number_schemas(piece: Number, digits: int) -> list[Json]:
     ):  # one range compiles faster than four, and there is no limit to lead over
         ends = {"exclusiveMinimum": -(10**digits), "exclusiveMaximum": 10**digits}
         return [{"type": "number", "multipleOf": plain(Fraction(1, 10**MAX_PLACES)), **ends}]
+    if digits:
+        narrowed = [intersect(piece, window) for window in _windows(digits, piece.integer)]
+        bounded = [one for one in narrowed if isinstance(one, Number)] or [piece]
     out = []
-    for within in _within_reach(piece):
-        bounded = [within]
-        if digits:
-            narrowed = [intersect(within, window) for window in _windows(digits, within.integer)]
-            bounded = [one for one in narrowed if isinstance(one, Number)] or [within]
-        out += [schema for one in bounded for schema in _ranges(one)]
+    for one in bounded:
+        exact = one
+        if one.low and one.low == piece.low:
+            exact = replace(exact, low=_engine_limit(one.low, one.integer, 1, notes, pointer))
+        if one.high and one.high == piece.high:
+            exact = replace(exact, high=_engine_limit(one.high, one.integer, -1, notes, pointer))
+        out += _ranges(exact)
     return out
 
 
-def _within_reach(piece: Number) -> list[Number]:
-    """The engine reads a limit as a double, and of numbers with a fraction it counts the digits of no more
-    than 2**53. So beyond that there are only integers, up to the last double within the limit."""
-    if all(limit is None or abs(limit[0]) <= EXACT for limit in (piece.low, piece.high)):
-        return [piece]
-    low = high = None
-    if piece.low:
-        low = Fraction(_reached(floor(piece.low[0]) + 1 if piece.low[1] else ceil(piece.low[0]))), False
-    if piece.high:
-        high = Fraction(_reached(ceil(piece.high[0]) - 1 if piece.high[1] else floor(piece.high[0]))), False
-    whole = replace(piece, integer=True, low=low, high=high)
-    reach = Number(low=(Fraction(-EXACT), False), high=(Fraction(EXACT), False))
-    near = None if piece.integer else intersect(piece, reach)
-    return [near, whole] if isinstance(near, Number) else [whole]
-
-
-def _reached(value: int) -> int:
-    """The last double on the way from 0 to `value` that the engine takes; or the value, if it is near."""
-    value = max(min(value, LAST), -LAST)
-    if abs(value) <= EXACT or value == LAST:  # which the engine reads as 2**63, and then takes for what it is
-        return value
-    double = float(value)
-    return int(nextafter(double, 0) if abs(int(double)) > abs(value) else double)
+def _engine_limit(limit: Limit, integer: bool, inwards: int, notes: Notes, pointer: str) -> Limit:
+    """The limit as it is, or the nearest one inwards (1: upwards) that the engine, which reads floats, takes
+    exactly."""
+    value, exclusive = limit
+    if abs(value) <= EXACT:
+        return limit
+    if integer:
+        value = Fraction(ceil(value) if inwards > 0 else floor(value))
+        value += inwards * (exclusive and value == limit[0])
+        if inwards < 0 and value == LARGEST:  # which the engine reads as 2**63 and takes as this
+            return (value, False)
+    keyword = ("exclusive" if exclusive else "") + ("Minimum" if inwards > 0 else "Maximum")
+    keyword = keyword[0].lower() + keyword[1:]
+    if value * inwards > FARTHEST:
+        refuse(keyword, step(pointer, keyword), f"{shown(plain(limit[0]))} is too large to be enforced")
+    if value * inwards < -LARGEST:
+        widest = (SMALLEST if inwards > 0 else LARGEST) if integer else -inwards * FARTHEST
+        found = Fraction(widest)
+    else:
+        near = float(value)
+        read: Callable[[float], Fraction] = Fraction if integer else fraction  # other ranges: by its digits
+        while (read(near) - value) * inwards < 0 or read(near) == limit[0] and exclusive:
+            near = nextafter(near, inwards * inf)
+        found = read(near)
+    if found != value:
+        text = f"numbers so large are not exact: it is enforced as {plain(found)}, inclusive"
+        notes.say(keyword, step(pointer, keyword), text, warning=True)
+    return (found, False)
 
 
 def _windows(digits: int, integer: bool) -> list[Number]:

@@ -29,6 +29,7 @@ class Pattern(NamedTuple):
     most: int | None = None
     times: tuple[Part, int, int | None] | None = None  # what it is a repetition of, and nothing more
     budget: Budget | None = None  # what comparing may take; only patterns of keys are compared
+    exact: bool = True  # whether it matches all that it stands for, and not a little less
 
     def matches(self, text: str) -> bool:
         if "\\p" in self.regex or "\\P" in self.regex:
