@@ -15,7 +15,7 @@ from mmengine.structured_output.json_schema.characters import (
     char_class,
     complement,
 )
-from mmengine.structured_output.json_schema.keys import other_keys
+from mmengine.structured_output.json_schema.keys import all_but
 from mmengine.structured_output.json_schema.matching import Budget, Machine
 from mmengine.structured_output.json_schema.pattern import Pattern
 
@@ -30,7 +30,7 @@ Table = list[dict[int, int]]  # by state and class of characters, the next state
 
 def without_values(values: tuple[str, ...]) -> Pattern:
     """Every string but these."""
-    return Pattern(other_keys(list(values), [], 0), None)
+    return Pattern(all_but(list(values)), None)
 
 
 @lru_cache(maxsize=256)

@@ -68,7 +68,7 @@ def _named(piece: Object, allowed: list[String], nothing: Conj, budget: Budget) 
     if others and (piece.patterns or piece.low > 1):
         properties |= {name: piece.property(name) for name in others}
     elif others:  # as a pattern they may come in any order
-        open_ones.append(String(patterns=(Pattern("|".join(map(_exact, others)), None, budget),)))
+        open_ones.append(String(patterns=(Pattern("|".join(map(_exact, others)), None, budget=budget),)))
     patterns: Named = {}
     if open_ones:
         patterns = _within(piece, open_ones, nothing, budget)
@@ -121,11 +121,11 @@ def _within(piece: Object, allowed: list[String], nothing: Conj, budget: Budget)
     for at, (text, (_, conj)) in enumerate(piece.patterns.items(), len(asked)):
         both_hold = combined([*parts[: len(asked)], parts[at]], lambda has: has[-1] and is_allowed(has))
         if not both_hold.is_empty():
-            out[text] = (Pattern(written(both_hold), None, budget), conj)
+            out[text] = (Pattern(written(both_hold), None, budget=budget), conj)
     if piece.rest != nothing:
         other = combined(parts, lambda has: is_allowed(has) and not any(has[len(asked) :]))
         if not other.is_empty():
-            out["propertyNames"] = (Pattern(written(other), None, budget), piece.rest)
+            out["propertyNames"] = (Pattern(written(other), None, budget=budget), piece.rest)
     return out
 
 
@@ -183,5 +183,5 @@ def _parted(group: Named, budget: Budget) -> Named:
             conj = both(conj, one) if holds else conj
         name = " and ".join(text for holds, text in zip(kind, group) if holds)
         regex = written(combined(parts, list(kind).__eq__))
-        out[name] = (Pattern(regex, None, budget), conj)
+        out[name] = (Pattern(regex, None, budget=budget), conj)
     return out

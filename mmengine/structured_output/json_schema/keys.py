@@ -35,7 +35,7 @@ class OtherKeys:
         if limit and not spelled_out:  # a name that is longer than all others makes the engine slow
             limit = max([limit, *(len(name.encode()) + 1 for name in self.names)])
         tail = f"{ANY}{{0,{limit}}}" if limit else f"{ANY}*"
-        return f"^(?:{_tree(left_out, self.prefixes, tail)})$"
+        return f"^(?:{all_but(left_out, self.prefixes, tail)})$"
 
     def written(self, schema: Json, patterns: Mapping[str, Json | bool], value: Json | bool) -> Json:
         """The object `schema`, whose other keys hold `value`."""
@@ -61,7 +61,7 @@ def by_patterns(schema: dict, spelled_out: bool = True) -> dict:
     return {**kept, "patternProperties": {**dict(patterns), others.pattern(spelled_out): value}}
 
 
-def _tree(names: list[str], prefixes: tuple[str, ...], tail: str) -> str:
+def all_but(names: list[str], prefixes: tuple[str, ...] = (), tail: str = f"{ANY}*") -> str:
     """What is none of `names`, and starts with none of `prefixes`. `tail`: any characters."""
     tree: dict[str, dict] = {}
     for text, end in (*((name, "name") for name in names), *((prefix, "prefix") for prefix in prefixes)):

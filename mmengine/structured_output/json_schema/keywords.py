@@ -201,12 +201,6 @@ def _check_decimals(value: int | float, keyword: str, pointer: str) -> None:
         refuse(keyword, pointer, f"{value} has more than {MAX_DECIMALS} digits behind the point")
 
 
-def check_limit(value: int | float, keyword: str, pointer: str) -> None:
-    """Refuses what `check_exact` does, but no limit beyond which nothing has to be allowed."""
-    far = value > 0 if keyword.lower().endswith("maximum") else value < 0 and keyword != "multipleOf"
-    check_exact(min(max(value, -EXACT), EXACT) if far else value, keyword, pointer)
-
-
 def check_multiple(value: int | float, pointer: str) -> None:
     """Refuses steps that the grammar engine would not take exactly.
 

@@ -255,7 +255,7 @@ def _alone(pattern: Pattern, others: list[Pattern]) -> Pattern | None:
     budget = pattern.budget or Budget()
     parts = languages([pattern.regex, *(other.regex for other in others)], budget)
     left = combined(parts, lambda has: has[0] and not any(has[1:]))
-    return None if left.is_empty() else Pattern(written(left), None, budget)
+    return None if left.is_empty() else Pattern(written(left), None, budget=budget)
 
 
 def _objects(a: Object, b: Object) -> Object | None:
