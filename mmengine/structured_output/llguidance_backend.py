@@ -17,6 +17,7 @@ from mmengine.structured_output.closing import MAX_CLOSING_TOKENS, Closings
 from mmengine.structured_output.closing_hints import hints_of
 from mmengine.structured_output.closing_search import Vocabulary
 from mmengine.structured_output.engine_words import PANIC, in_our_words, is_panic
+from mmengine.structured_output.json_schema_lark import schema_grammar
 from mmengine.structured_output.lark_ends import check_ends
 from mmengine.structured_output.llguidance_errors import first_step_error, refuse_overlap
 from mmengine.structured_output.spec import Choice, Grammar, JsonSchema, Lark, Regex, read_grammar
@@ -98,7 +99,7 @@ class LLGuidance(OfTokenizer):
         """The grammar in llguidance's own form."""
         match grammar:
             case JsonSchema(schema=schema):
-                return LLMatcher.grammar_from_json_schema(bytes(schema).decode())
+                return schema_grammar(bytes(schema).decode())
             case Regex(regex=regex):
                 return LLMatcher.grammar_from_regex(regex)
             case Choice(choices=choices):
