@@ -16,6 +16,7 @@ from structured_vocabulary import Vocabulary
 
 from mmengine.errors import InvalidRequest
 from mmengine.structured_output.json_schema.gate import Bounds, gate
+from mmengine.structured_output.json_schema_lark import schema_grammar
 from mmengine.structured_output.llguidance_backend import LLGuidance
 from mmengine.structured_output.spec import grammar_of
 
@@ -129,7 +130,7 @@ class Ours(_OfLLGuidance):
             text = gate(schema, Bounds.off()).text
         except InvalidRequest as error:
             raise Refused(str(error), getattr(error, "keyword", "")) from None
-        matcher = LLMatcher(self._bytes, LLMatcher.grammar_from_json_schema(text), log_level=0)
+        matcher = LLMatcher(self._bytes, schema_grammar(text), log_level=0)
         if matcher.is_error():
             raise Refused(f"the grammar engine: {matcher.get_error().splitlines()[0]}")
         return _accepts(matcher)

@@ -12,8 +12,8 @@ import msgspec
 from mmengine.cli.logs.printing import clean, console, print_json, printable
 from mmengine.errors import InvalidRequest
 from mmengine.structured_output.json_schema.bounds import Bounds
-from mmengine.structured_output.json_schema.document import MAX_BYTES
 from mmengine.structured_output.json_schema.keywords import KNOWN
+from mmengine.structured_output.json_schema.loading import MAX_BYTES
 from mmengine.structured_output.json_schema.notes import Note
 from mmengine.structured_output.report import SchemaReport, check_schema
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from mmengine.errors import InvalidRequest, shown
 from mmengine.structured_output.fields import mapping
-from mmengine.structured_output.json_schema.document import MAX_BYTES
+from mmengine.structured_output.json_schema.loading import MAX_BYTES
 
 KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 _GUIDED = {

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from mmengine.structured_output.closing import Vocabulary
+from mmengine.structured_output.closing import Closings
 from mmengine.structured_output.matcher import Matcher
 from mmengine.structured_output.opening import Opening
 
@@ -15,13 +15,14 @@ class Closer:
     `left`: tokens that may still be said. `has_closed`: whether a closing changed what the model said.
     """
 
-    def __init__(self, vocabulary: Vocabulary, path: list[int], ends: Sequence[int], budget: int):
+    def __init__(self, closings: Closings, path: list[int], ends: Sequence[int], budget: int):
         """At the beginning of a text of at most `budget` tokens. `ends`: those that are allowed exactly where
         it may end."""
         self.path: list[int] | None = path
         self.left = budget
         self.has_closed = False
-        self._vocabulary, self._ends = vocabulary, ends
+        self._closings, self._ends = closings, ends
+        self._place = closings.begin()  # where the text is now
         self._next: tuple[int, list[int] | None] = (-1, None)  # a token, and the closing behind it
 
     def keep(self, matcher: Matcher, token: int) -> int:
@@ -48,6 +49,7 @@ class Closer:
             return
         known, self._next = self._next, (-1, None)
         self.path = known[1] if known[0] == token else self._behind(self.path, matcher, token)
+        self._place = self._closings.behind(self._place, token)
         self.left -= 1
 
     def ends(self, matcher: Matcher) -> bool:
@@ -69,4 +71,4 @@ class Closer:
             return None  # only that path leads to an end in time, as far as is known
         if path and branch.validate_tokens([*path, self._ends[0]]) > len(path):
             return path
-        return self._vocabulary.closing(branch, left, near=len(path))
+        return self._closings.closing(branch, self._closings.behind(self._place, token), left)

@@ -4,11 +4,23 @@ import re
 
 from mmengine.errors import shown
 
+PANIC = "panic"  # how what llguidance says begins where it fails itself
 MAX_ERROR_CHARS = 300  # of what is said of a grammar; the rest is left out
 _KNOWN = tuple(
     (re.compile(found), said)
     for found, said in (
+        (
+            r"grammar.symbols.len|^[Gg]rammar size",
+            "worked out, it has more rules than the grammar engine takes (about 65,000); use $ref for parts "
+            "that are repeated, and fewer alternatives",
+        ),
         (r"panic|<backtrace>", "the grammar engine itself fails at it; write the grammar in another way"),
+        (
+            r"intersection stack level",
+            "what properties and patternProperties (or allOf) say together leads back to itself; let no name "
+            "in properties match a pattern beside it",
+        ),
+        (r"[Cc]ircular references", "its parts lead back to themselves without an end; give them one"),
         (
             r"too deeply nested|nest limit|nested parentheses|[Rr]ecursion limit",
             "it is nested deeper than the grammar engine takes; give the inner parts rules of their own, or "
@@ -16,7 +28,7 @@ _KNOWN = tuple(
         ),
         (
             r"too many expressions|determine if regex is empty|[Ff]uel exhausted|[Tt]oo many states|"
-            r"exceeds size limit|lexer.* too (?:big|large)",
+            r"exceeds size limit|lexer.* too (?:big|large)|[Ss]chema too large",
             "a regex, terminal or pattern of it needs more states than the grammar engine takes; lower the "
             r"counts of repetitions, or name narrower classes than \p{L} or \w, such as [a-z]",
         ),
@@ -29,7 +41,19 @@ _KNOWN = tuple(
     )
 )
 _REGEX = re.compile(r'invalid regex "(.*?)" \(in regex\): (.*)', re.S)
+_PATTERN = re.compile(r"SearchRegex /\^\(\?:(.*?)\)\$/")  # as the gate writes those of a schema
 _SOURCE_LINE = re.compile(r"^ *(?:\d+ \| .*|\^)\n?", re.M)  # the grammar's own lines, quoted and underlined
+
+
+def is_panic(failure: BaseException) -> bool:
+    """Whether it is a panic of a library in Rust, which is no Exception. llguidance turns those of its
+    matchers into errors of theirs; what is left is named by whoever called it."""
+    return type(failure).__name__ == "PanicException"
+
+
+def is_worn(error: str) -> bool:
+    """Whether texts of a grammar have used up together what it may keep, so that another copy may go on."""
+    return "too many states" in error
 
 
 def in_our_words(error: str) -> str:
@@ -37,7 +61,8 @@ def in_our_words(error: str) -> str:
     text = error.replace("<non-verbose/>", "")
     for pattern, said in _KNOWN:
         if pattern.search(text):
-            return said
+            of_schema = _PATTERN.search(text)
+            return said if of_schema is None else f"{said}; the pattern is {shown(of_schema[1])}"
     text = _SOURCE_LINE.sub("", text)
     found = _REGEX.search(text)
     if found is not None:

@@ -13,6 +13,7 @@ from mmengine.request import check_unicode
 from mmengine.structured_output.json_schema.gate import Bounds, Gated, gate
 
 Truncation = Literal["length", "close"]
+MAX_URI = 2_000  # characters of the name of a document
 
 
 def mapping(where: str, value: object) -> Mapping[str, Any]:
@@ -56,15 +57,35 @@ def bounds_of(where: str, given: object) -> Bounds:
         raise InvalidRequest(f"{where} cannot be used: {error}") from None
 
 
-def gated(schema: Any, bounds: Bounds) -> Gated:
+def documents_of(where: str, given: object) -> Mapping[str, object]:
+    """The documents that a schema's references may lead to, by URI; None: none."""
+    documents = {} if given is None else mapping(where, given)
+    for uri in documents:
+        string(f"a name in {where}", uri, MAX_URI)
+    return documents
+
+
+def flag(where: str, value: object) -> bool:
+    """None is false."""
+    if value is not None and not isinstance(value, bool):
+        raise InvalidRequest(f"{where} must be true or false, not {shown(value)}")
+    return bool(value)
+
+
+def gated(
+    schema: Any, bounds: Bounds, schemas: Mapping[str, object] | None = None, strict_keywords: bool = False
+) -> Gated:
     """What the gate makes of a schema, once for the many lines of a batch that ask for the same."""
     try:
-        text = json.dumps(schema, ensure_ascii=False, allow_nan=False).encode()
+        text, store = (
+            json.dumps(given, ensure_ascii=False, allow_nan=False).encode()
+            for given in (schema, schemas or {})
+        )
     except (TypeError, ValueError, RecursionError):  # the gate says what it is that is no JSON
-        return gate(schema, bounds)
-    return _gated_before(text, bounds)
+        return gate(schema, bounds, schemas, strict_keywords)
+    return _gated_before(text, bounds, store, strict_keywords)
 
 
 @lru_cache(maxsize=64)
-def _gated_before(text: bytes, bounds: Bounds) -> Gated:
-    return gate(text, bounds)
+def _gated_before(text: bytes, bounds: Bounds, store: bytes, strict_keywords: bool) -> Gated:
+    return gate(text, bounds, json.loads(store), strict_keywords)

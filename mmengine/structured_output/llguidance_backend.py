@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from ctypes import addressof, c_char
 from functools import lru_cache, partial
-from itertools import accumulate
+from itertools import accumulate, repeat
 
 import msgspec
 import numpy as np
@@ -14,17 +14,28 @@ from mmengine.errors import InvalidRequest
 from mmengine.request import GrammarRequest
 from mmengine.structured_output.base import OfTokenizer
 from mmengine.structured_output.closer import Closer
-from mmengine.structured_output.closing import MAX_CLOSING_TOKENS, Vocabulary
-from mmengine.structured_output.engine_words import in_our_words
-from mmengine.structured_output.json_schema.refusal import SchemaRefused
+from mmengine.structured_output.closing import MAX_CLOSING_TOKENS, Closings
+from mmengine.structured_output.closing_hints import hints_of
+from mmengine.structured_output.closing_search import Vocabulary
+from mmengine.structured_output.engine_words import PANIC, in_our_words, is_panic
+from mmengine.structured_output.json_schema_lark import schema_grammar
 from mmengine.structured_output.lark_ends import check_ends
+from mmengine.structured_output.llguidance_errors import first_step_error, refuse_overlap
 from mmengine.structured_output.spec import Choice, Grammar, JsonSchema, Lark, Regex, read_grammar
 from mmengine.structured_output.tag_grammar import grammars_of
 from mmengine.structured_output.tags import StructuralTag
 
 MAX_KEPT_CHARS = 256  # of a text whose tokens are kept
 MAX_SPELLINGS = 8192  # of forced texts that are kept
+# What llguidance may use. Fuel is time: 50,000 are about a millisecond at the beginning, 14,000 in a step. By
+# its defaults patterns such as [a-z]{1,255} compile and break in the middle of an answer; those of schemas
+# have passed the gate, which bounds them. A lexer's state takes one or two kilobytes.
 MAX_ROW_ITEMS = 20_000  # of the parser's table: an object has four for each property that may come next
+MAX_STEP_ITEMS = 200_000  # in all rows that one mask looks at
+START_FUEL = 3_000_000
+STEP_FUEL = 2_000_000  # of a schema
+TEXT_STEP_FUEL = 200_000  # of a regex or a Lark grammar: its default
+MAX_LEXER_STATES = 250_000  # its default, of all texts of a grammar together (CompiledGrammar.renewed)
 # A method that the stubs of llguidance leave out: (matcher, address, bytes of a mask, drafts).
 _FILL_WITH_DRAFTS: Callable[[LLMatcher, int, int, list[int]], None] = vars(LLMatcher)[
     "unsafe_compute_mask_ptr_with_draft_token"
@@ -48,37 +59,48 @@ class LLGuidance(OfTokenizer):
         self._vocabulary: Vocabulary | None = None
         self._special_names: dict[str, int] = {}  # filled with it
         self._spellings: dict[tuple[int, bytes], list[int]] = {}
-        self._limits = LLParserLimits(verbose_errors=False, max_items_in_row=MAX_ROW_ITEMS)
+        self._schema_limits, self._text_limits = _limits(STEP_FUEL), _limits(TEXT_STEP_FUEL)
         threads = num_threads or _num_threads()
         self._executor = LLExecutor(threads) if threads > 1 else None  # one thread is slower than none
 
     def compile(self, grammar: GrammarRequest) -> "CompiledGrammar":
+        try:
+            return self._compile(grammar)
+        except BaseException as failure:
+            if not is_panic(failure):
+                raise
+            raise InvalidRequest(f"the grammar cannot be used: {in_our_words(PANIC)}") from None
+
+    def _compile(self, grammar: GrammarRequest) -> "CompiledGrammar":
         tokens = self._tokens()
         found = read_grammar(grammar)
-        prototype = LLMatcher(tokens, self._source_of(found), log_level=0, limits=self._limits)
+        limits = self._text_limits if isinstance(found, Regex | Choice | Lark) else self._schema_limits
+        make = partial(LLMatcher, tokens, self._source_of(found), log_level=0, limits=limits)
+        prototype = make()
         error = prototype.get_error() if prototype.is_error() else ""
         if not error and not isinstance(found, JsonSchema):  # which the gate knows to have texts
-            error = _first_step_error(prototype)
+            error = first_step_error(prototype)
         if error:
-            _refuse_overlap(grammar.source, error)
+            refuse_overlap(grammar.source, error)
             raise InvalidRequest(f"the grammar cannot be used: {in_our_words(error)}")
         if not grammar.closes:
-            return CompiledGrammar(prototype, grammar.after)
-        vocabulary = self._words()
-        path = vocabulary.shortest(prototype)
+            return CompiledGrammar(prototype, grammar.after, make)
+        closings = Closings(self._words(), hints_of(grammar))
+        path = closings.shortest(prototype)
         if path is None:
             raise InvalidRequest(
                 f'on_truncation "close" cannot be kept: no answer of at most {MAX_CLOSING_TOKENS} tokens was '
                 "found"
             )
-        make_closer = partial(Closer, vocabulary, path, self.eos_token_ids)
-        return CompiledGrammar(prototype, grammar.after, (make_closer, len(grammar.after) + len(path)))
+        make_closer = partial(Closer, closings, path, self.eos_token_ids)
+        closing = make_closer, len(grammar.after) + len(path)
+        return CompiledGrammar(prototype, grammar.after, make, closing)
 
     def _source_of(self, grammar: Grammar) -> str:
         """The grammar in llguidance's own form."""
         match grammar:
             case JsonSchema(schema=schema):
-                return LLMatcher.grammar_from_json_schema(bytes(schema).decode())
+                return schema_grammar(bytes(schema).decode())
             case Regex(regex=regex):
                 return LLMatcher.grammar_from_regex(regex)
             case Choice(choices=choices):
@@ -100,14 +122,26 @@ class LLGuidance(OfTokenizer):
         places: Iterable[int] = range(len(matchers))
         if drafts is not None:
             places = accumulate((1 + len(ahead) for ahead in drafts), initial=0)
+        asked = list(zip(matchers, places, drafts if drafts is not None else repeat([])))
         if self._executor is not None:
-            _fill_together(self._executor, list(zip(matchers, places)), drafts, (start, stride, len(bits)))
-            return
-        for index, (matcher, place) in enumerate(zip(matchers, places)):
-            if drafts is not None and (ahead := drafts[index]):
-                _FILL_WITH_DRAFTS(matcher, start + place * stride, stride, ahead)
-            else:
-                matcher.unsafe_compute_mask_ptr(start + place * stride, stride)
+            try:
+                _fill_together(self._executor, asked, (start, stride, len(bits)))
+                return
+            except BaseException as failure:
+                _raise_unless_panic(failure)
+        for matcher, place, ahead in asked:
+            try:
+                if ahead:
+                    _FILL_WITH_DRAFTS(matcher, start + place * stride, stride, ahead)
+                else:
+                    matcher.unsafe_compute_mask_ptr(start + place * stride, stride)
+            except BaseException as failure:
+                _raise_unless_panic(failure)
+                self._break(matcher)
+
+    def _break(self, matcher: LLMatcher) -> None:
+        """It costs its own text that llguidance fails at it, and no other."""
+        matcher.consume_token(self._vocab_size)  # which no grammar allows
 
     def allows(self, matcher: LLMatcher, token_id: int) -> bool:
         forced = matcher.compute_ff_tokens()  # where there are any, masks have but the first of them
@@ -149,7 +183,8 @@ class LLGuidance(OfTokenizer):
     def _words(self) -> Vocabulary:
         with self._lock:
             if self._vocabulary is None:
-                self._vocabulary = Vocabulary(self._texts(self._padded_tokens()))
+                texts = self._texts(self._padded_tokens())
+                self._vocabulary = Vocabulary(texts, self._special_ids, self._encode)
             return self._vocabulary
 
     def _tokens(self) -> LLTokenizer:
@@ -187,19 +222,29 @@ class _Tokens(TokenizerWrapper):
 
 
 class CompiledGrammar:
-    """`closing`: what makes a Closer for a budget, and the least that this must be."""
+    """`make` gives another prototype; `closing`: what makes a Closer for a budget, and the least that this
+    must be."""
 
     def __init__(
         self,
         prototype: LLMatcher,
         after: tuple[int, ...],
+        make: Callable[[], LLMatcher],
         closing: tuple[Callable[[int], Closer], int] | None = None,
     ):
-        self._prototype, self.after = prototype, after
+        self._prototype, self.after, self._make = prototype, after, make
         self._make_closer: Callable[[int], Closer] | None
         self._make_closer, self.shortest = closing or (None, 0)
 
     def matcher(self) -> LLMatcher:
+        return self._prototype.deep_copy()
+
+    def renewed(self) -> LLMatcher:
+        """Copies share the states of their lexer, which are limited (MAX_LEXER_STATES)."""
+        matcher = self._prototype.deep_copy()
+        matcher.compute_bitmask()
+        if matcher.is_error():
+            self._prototype = self._make()
         return self._prototype.deep_copy()
 
     def closer(self, budget: int) -> Closer | None:
@@ -207,55 +252,34 @@ class CompiledGrammar:
 
 
 def _fill_together(
-    executor: LLExecutor,
-    placed: list[tuple[LLMatcher, int]],
-    drafts: Sequence[list[int]] | None,
-    where: tuple[int, int, int],
+    executor: LLExecutor, asked: list[tuple[LLMatcher, int, list[int]]], where: tuple[int, int, int]
 ) -> None:
-    """Fill masks by several threads. `placed`: matchers, and the index of the first mask of each. `where`:
-    the address of the masks, the bytes of one, and how many there are."""
-    if drafts is not None:
-        ahead = [(*pair, each) for pair, each in zip(placed, drafts, strict=True) if each]
-        placed = [pair for pair, each in zip(placed, drafts, strict=True) if not each]
-        if ahead:
-            executor.unsafe_compute_mask_ptr_with_draft_token(ahead, *where)
-    if placed:
-        executor.unsafe_compute_mask_ptr(placed, *where)
+    """Fill masks by several threads. `asked`: matchers, the index of the first mask of each, and its drafts.
+    `where`: the address of the masks, the bytes of one, and how many there are."""
+    ahead = [each for each in asked if each[2]]
+    alone = [(matcher, place) for matcher, place, drafts in asked if not drafts]
+    if ahead:
+        executor.unsafe_compute_mask_ptr_with_draft_token(ahead, *where)
+    if alone:
+        executor.unsafe_compute_mask_ptr(alone, *where)
+
+
+def _raise_unless_panic(failure: BaseException) -> None:
+    if not is_panic(failure):
+        raise failure
+
+
+def _limits(step_fuel: int) -> LLParserLimits:
+    return LLParserLimits(
+        max_items_in_row=MAX_ROW_ITEMS,
+        step_max_items=MAX_STEP_ITEMS,
+        initial_lexer_fuel=START_FUEL,
+        step_lexer_fuel=step_fuel,
+        max_lexer_states=MAX_LEXER_STATES,
+        verbose_errors=False,
+    )
 
 
 def _num_threads() -> int:
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(32, usable * 4 // 5)
-
-
-def _refuse_overlap(source: str, error: str) -> None:
-    """SchemaRefused where the error is that keys may match two of the patterns of an object: the gate wrote
-    beside them where they stand."""
-    if not error.startswith("patternProperty regexes"):
-        return
-    waiting: list[object] = [msgspec.json.decode(source)]
-    while waiting:
-        each = waiting.pop()
-        if isinstance(each, dict):
-            texts = each.get("patternProperties", ()) if "$comment" in each else ()
-            if sum(f"/{text}/" in error for text in texts) > 1:
-                why = f"{in_our_words(error)}; let no key match both"
-                raise SchemaRefused("patternProperties", each["$comment"], why)
-            waiting += each.values()
-        elif isinstance(each, list):
-            waiting += each
-
-
-def _first_step_error(matcher: LLMatcher) -> str:
-    """Why no text can begin, so that it is known before the model runs: nothing is allowed, rules have no
-    end, or a first step is beyond the limits. Empty when one can."""
-    bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
-    if matcher.is_error():
-        return matcher.get_error()
-    ahead, allowed = matcher.deep_copy(), np.flatnonzero(bits)
-    if len(allowed):
-        first = int(allowed[0])
-        ahead.consume_token(8 * first + int(np.flatnonzero(np.unpackbits(bits[first], bitorder="little"))[0]))
-        if not ahead.is_error() and not ahead.is_stopped():
-            ahead.compute_bitmask()
-    return ahead.get_error() if ahead.is_error() else ""

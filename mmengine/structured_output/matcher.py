@@ -26,6 +26,10 @@ class Matcher(Protocol):
         """Tokens, as the tokenizer spells them, of what must come next; only those whose spelling does not
         depend on what follows. They may be none though something is forced."""
 
+    def compute_ff_bytes(self) -> bytes:
+        """Bytes that must come next, as far as that is known; a token that no text holds is among them as
+        \\xff[its id]."""
+
     def compute_bitmask(self) -> bytes:
         """What it allows next: token t is bit t % 8 of byte t // 8."""
 

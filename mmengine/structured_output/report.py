@@ -12,10 +12,10 @@ import numpy as np
 from mmengine.errors import InvalidRequest
 from mmengine.request import GrammarRequest
 from mmengine.structured_output.engine_words import in_our_words
-from mmengine.structured_output.json_schema.document import read
 from mmengine.structured_output.json_schema.gate import Bounds, gate
-from mmengine.structured_output.json_schema.keywords import ELDERS, KNOWN
+from mmengine.structured_output.json_schema.loading import parsed
 from mmengine.structured_output.json_schema.notes import Note
+from mmengine.structured_output.json_schema.reading import read
 from mmengine.structured_output.json_schema.refusal import SchemaRefused
 from mmengine.structured_output.narrowing import bound_notes, format_notes
 from mmengine.structured_output.strict import strict_notes
@@ -80,10 +80,8 @@ def check_schema(
     begun = time.perf_counter()
     try:
         given = schema if isinstance(schema, dict | bool | str | bytes) else schema_of(schema)
-        gated = gate(given, bounds)
+        gated = gate(given, bounds, strict_keywords=strict_keywords)
         gate_ms = (time.perf_counter() - begun) * 1e3
-        if strict_keywords:
-            _refuse_unknown(gated.notes)
         document = read(given)
         compile_ms, masks = _compiled(GrammarRequest("json_schema", gated.text), backend)
     except SchemaRefused as error:
@@ -95,18 +93,12 @@ def check_schema(
         "approximated" if approximations else "exact",
         approximations=approximations,
         bounds=bound_notes(document, bounds),
-        notes=gated.notes + (strict_notes(document.nodes[0].schema) if strict else ()),
+        notes=gated.notes + (strict_notes(parsed(given)) if strict else ()),
         gate_ms=gate_ms,
         compile_ms=compile_ms,
         grammar_bytes=len(gated.text.encode()),
         masks=masks,
     )
-
-
-def _refuse_unknown(notes: tuple[Note, ...]) -> None:
-    for note in notes:
-        if note.keyword and note.keyword not in KNOWN and note.keyword not in ELDERS:
-            raise SchemaRefused(note.keyword, note.pointer, "no draft knows this keyword (strict_keywords)")
 
 
 def _compiled(grammar: GrammarRequest, backend: "LLGuidance | None") -> tuple[float, MaskCost | None]:

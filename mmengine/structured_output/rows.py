@@ -17,7 +17,7 @@ import numpy as np
 from mmengine.request import Request
 from mmengine.structured_output.base import Backend, Compiled
 from mmengine.structured_output.closer import Closer
-from mmengine.structured_output.engine_words import in_our_words
+from mmengine.structured_output.engine_words import in_our_words, is_worn
 from mmengine.structured_output.matcher import Matcher
 from mmengine.structured_output.opening import Opening
 from mmengine.structured_output.row_matcher import DraftGrammars, RowMatcher
@@ -61,6 +61,7 @@ class RowMatchers:
         self._draft_grammars_of = draft_grammars_of
         self._num_words = -(-vocab_size // 32)
         self._rows: dict[int, RowMatcher] = {}  # those whose grammars are here
+        self._compiled: dict[int, Compiled] = {}  # theirs
         self._ends = frozenset(backend.eos_token_ids)
         self.closers: dict[int, Closer] = {}
         self._no_end = _all_but(backend.eos_token_ids, self._num_words)
@@ -75,6 +76,7 @@ class RowMatchers:
             return
         opening = Opening(compiled.after) if compiled.after else None
         draft_grammars = partial(self._draft_grammars_of, request)
+        self._compiled[row] = compiled
         row_matcher = self._rows[row] = RowMatcher(self._backend, compiled.matcher(), opening, draft_grammars)
         whole = token_ids[len(request.prompt_token_ids) :].tolist()
         said = row_matcher.open(whole)
@@ -110,7 +112,29 @@ class RowMatchers:
                 return bits, self._fill_some(rows, bits, drafts)
             matchers.append(row_matcher.matcher())
         self._backend.fill(matchers, bits, drafts)
-        return bits, _broken(matchers)
+        errors = _broken(matchers)
+        for index in list(errors):
+            renewed = self._renew(rows[index])
+            if renewed is not None:
+                start = index + sum(len(ahead) for ahead in (drafts or ())[:index])
+                ahead = drafts[index] if drafts is not None else []
+                self._backend.fill(
+                    [renewed], bits[start : start + 1 + len(ahead)], [ahead] if ahead else None
+                )
+                errors |= {index: _error_of(renewed)}
+        return bits, {index: error for index, error in errors.items() if error}
+
+    def _renew(self, row: int) -> Matcher | None:
+        """Another matcher for the row where its own broke for what all texts of its grammar have used up
+        together."""
+        row_matcher = self._rows[row]
+        if not is_worn(row_matcher.own.matcher.get_error()):
+            return None
+        renewed = self._compiled[row].renewed()
+        if renewed is None or row_matcher.said and not renewed.consume_tokens(row_matcher.said):
+            return None
+        row_matcher.own.matcher = renewed
+        return renewed
 
     def _fill_some(
         self, rows: Sequence[int], bits: np.ndarray, drafts: Sequence[list[int]] | None
@@ -227,6 +251,13 @@ class RowMatchers:
         else:
             used = [each.try_consume_tokens(tokens) for each, tokens in zip(matchers, said, strict=True)]
         errors, complete = _broken(matchers), {}
+        for index in list(errors):
+            renewed = self._renew(rows[index])
+            if renewed is not None:
+                matchers[index] = renewed
+                del errors[index]
+                if used is not None:
+                    used[index] = len(said[index])
         for index, matcher in enumerate(matchers):
             stopped = matcher.is_stopped() or (self.closers and self._is_full(rows[index], matcher))
             count = len(said[index]) if used is None else used[index]

@@ -20,6 +20,8 @@ from mmengine.errors import InvalidRequest, shown
 from mmengine.request import GrammarRequest
 from mmengine.structured_output.fields import (
     bounds_of,
+    documents_of,
+    flag,
     gated,
     mapping,
     refuse_others,
@@ -27,8 +29,8 @@ from mmengine.structured_output.fields import (
     truncation_of,
 )
 from mmengine.structured_output.gbnf.convert import convert
-from mmengine.structured_output.json_schema.document import read
-from mmengine.structured_output.json_schema.notes import Note
+from mmengine.structured_output.json_schema.loading import parsed
+from mmengine.structured_output.json_schema.notes import Gated, Note
 from mmengine.structured_output.strict import strict_notes
 from mmengine.structured_output.tags import StructuralTag, structural_tag
 
@@ -111,10 +113,11 @@ def grammar_of(
     `response_format`: {"type": "text"}, {"type": "json_object"}, {"type": "json_schema", "json_schema":
     {"schema": {…}}}, whose `strict` adds notes at most: a schema is always enforced, or {"type":
     "structural_tag", …} with the fields of tags.py. Beside "type" all but text may have "bounds", an object
-    of those of bounds.py, or false for none. `grammar`: {"regex": …}, {"choice": […]}, {"lark": …},
-    {"gbnf": …} ("ebnf" is the same) or {"structural_tag": {…}}. All but text may have "on_truncation" beside
-    these: "close", or "length", the default. What "reasoning" beside these says, `reasoning_of` gives. Raises
-    InvalidRequest, naming what cannot be enforced and where it stands.
+    of those of bounds.py, or false for none, and a json_schema "schemas", documents that its references lead
+    to, by URI, and "strict_keywords", true where unknown keywords shall be refused. `grammar`: {"regex": …},
+    {"choice": […]}, {"lark": …}, {"gbnf": …} ("ebnf" is the same) or {"structural_tag": {…}}. All but text
+    may have "on_truncation" beside these: "close", or "length", the default. What "reasoning" beside these
+    says, `reasoning_of` gives. Raises InvalidRequest, naming what cannot be enforced and where it stands.
     """
     if response_format is not None and grammar is not None:
         raise InvalidRequest("give response_format or grammar, not both")
@@ -129,17 +132,6 @@ def grammar_of(
     else:
         return None
     return None if found is None else GrammarRequest(found[0], intern(found[1]), on_truncation=truncation)
-
-
-def notes_of(response_format: Mapping[str, object] | None) -> tuple[Note, ...]:
-    """What is to be said of a response_format that `grammar_of` took: annotations that look like assertions,
-    and with `strict` what OpenAI would refuse."""
-    given = {} if response_format is None else response_format
-    held = given.get("json_schema")
-    if not isinstance(held, Mapping) or given.get("type") != "json_schema":
-        return ()
-    found = gated(held["schema"], bounds_of("response_format.bounds", given.get("bounds"))).notes
-    return found + strict_notes(read(held["schema"]).nodes[0].schema) if held.get("strict") else found
 
 
 def reasoning_of(
@@ -161,14 +153,39 @@ def _format_of(response_format: Mapping[str, Any]) -> tuple[str, str] | None:
         raise InvalidRequest(f"response_format.type must be {', '.join(_FORMATS)}, not {shown(kind)}")
     if kind == "structural_tag":
         return kind, structural_tag("response_format", _without_reasoning(response_format))
+    made = _gated(kind, response_format)
+    return None if made is None else ("json_schema", made.text)
+
+
+def _gated(kind: str, response_format: Mapping[str, object]) -> Gated | None:
+    """What the gate makes of the schema asked for; None for free text."""
     schema = _schema_of(kind, response_format)
+    if schema is None:
+        return None
     bounds = bounds_of("response_format.bounds", response_format.get("bounds"))
-    return None if schema is None else ("json_schema", gated(schema, bounds).text)
+    schemas = documents_of("response_format.schemas", response_format.get("schemas"))
+    strict = flag("response_format.strict_keywords", response_format.get("strict_keywords"))
+    return gated(schema, bounds, schemas, strict)
 
 
-def _schema_of(kind: str, response_format: Mapping[str, Any]) -> Any:
+def notes_of(response_format: Mapping[str, Any] | None) -> tuple[Note, ...]:
+    """What is to be said of a response_format that `grammar_of` took: keywords that restrict nothing, bounds
+    that are enforced narrower, and with `strict` what OpenAI would refuse. Raises InvalidRequest."""
+    if response_format is None:
+        return ()
+    asked, _ = truncation_of("response_format", response_format)
+    kind = asked.get("type")
+    made = _gated(kind, asked) if kind in ("json_object", "json_schema") else None
+    if made is None:
+        return ()
+    given = asked[kind] if kind == "json_schema" else {}
+    return made.notes + (strict_notes(parsed(given["schema"])) if given.get("strict") else ())
+
+
+def _schema_of(kind: str, response_format: Mapping[str, object]) -> Any:
     """The schema asked for; None for free text."""
-    known = {"text": (), "json_object": ("bounds", "reasoning"), "json_schema": (kind, "bounds", "reasoning")}
+    common = ("bounds", "reasoning")
+    known = {"text": (), "json_object": common, "json_schema": (kind, *common, "schemas", "strict_keywords")}
     refuse_others("response_format", response_format, ("type", *known[kind]))
     if kind != "json_schema":
         return None if kind == "text" else {"type": "object"}

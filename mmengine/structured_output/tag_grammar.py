@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from mmengine.errors import InvalidRequest, shown
+from mmengine.structured_output.json_schema_lark import lark_of
 from mmengine.structured_output.tags import StructuralTag
 
 _STARTS = {  # by at_least_one and stop_after_first
@@ -42,10 +43,10 @@ def grammars_of(tag: StructuralTag, specials: Mapping[str, int], ends: Sequence[
         opened.append(f"open_{n} ({' | '.join(tags)})")
     lines.append("call: " + " | ".join(opened))
     grammars = [{"name": "tags", "lark_grammar": "\n".join(lines)}]
-    grammars += [
-        {"name": f"schema_{m}", "json_schema": msgspec.json.decode(each.schema)}
-        for m, each in enumerate(tag.structures)
-    ]
+    for m, each in enumerate(tag.structures):
+        lark = lark_of(bytes(each.schema).decode())
+        inner = {"json_schema": msgspec.json.decode(each.schema)} if lark is None else {"lark_grammar": lark}
+        grammars.append({"name": f"schema_{m}", **inner})
     return json.dumps({"grammars": grammars}, ensure_ascii=False)
 
 

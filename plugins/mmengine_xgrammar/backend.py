@@ -108,6 +108,9 @@ class CompiledGrammar:
     def matcher(self) -> "XMatcher":
         return XMatcher(xgrammar.GrammarMatcher(self._compiled), self._vocabulary)
 
+    def renewed(self) -> None:
+        return None
+
 
 class XMatcher:
     """The grammar state of one text, as matcher.py describes it."""
@@ -156,6 +159,9 @@ class XMatcher:
         text = forced.decode(errors="ignore")
         tokens = self._vocabulary.encode(text)[:-1] if text else []
         return tokens[: self.validate_tokens(tokens)]
+
+    def compute_ff_bytes(self) -> bytes:
+        return self._forced()
 
     def _forced(self) -> bytes:
         """The bytes that must come next, about MAX_FORCED of them at most: xgrammar's own search for them

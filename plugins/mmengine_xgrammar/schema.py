@@ -13,6 +13,7 @@ from fractions import Fraction
 from typing import Any, NoReturn
 
 from mmengine.structured_output.json_schema.characters import PatternError
+from mmengine.structured_output.json_schema.keys import by_patterns
 from mmengine.structured_output.json_schema.keywords import fraction
 from mmengine.structured_output.json_schema.matching import Budget
 from mmengine.structured_output.json_schema.refusal import SchemaRefused, refuse, step
@@ -51,6 +52,7 @@ def schema_ebnf(text: str) -> str:
     """`text`: what `gate` made. Raises SchemaRefused for what cannot be enforced exactly."""
     schema = json.loads(text)
     options = schema.pop("x-guidance", {})
+    options.pop("json_allow_general_unicode_escapes", None)  # other spellings of the same texts
     definitions = schema.pop("$defs", {})
     writer = _Writer(*_spacing(options))
     names = {name: writer.rules.reserve() for name in definitions}
@@ -101,6 +103,8 @@ class _Writer:
             self._only(schema, ("enum", "const"), pointer)
             return self._constants(schema.get("enum", [schema.get("const")]))
         kind = schema["type"]
+        if kind == "object":
+            schema = by_patterns(schema)
         self._only(schema, ("type", *_KEYWORDS[kind]), pointer)
         return {
             "null": lambda: literal("null"),

@@ -139,7 +139,7 @@ def test_each_example_is_run():
 
 
 def targets():
-    return re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M)
+    return re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M)
 
 
 def exists(command):

@@ -116,7 +116,7 @@ def test_a_command_is_minimized_against_as_shown(folder):
 
 def test_messages_are_as_shown():
     (said,) = blocks("docs/structured_output.md", "indented")
-    pet = {"oneOf": [{"type": "string"}, {"minLength": 2}]}
+    pet = {"oneOf": [{"type": "number"}, {"type": "integer"}]}
     schema = {"type": "object", "properties": {"pet": pet}}
     with pytest.raises(InvalidRequest) as refusal:
         grammar_of({"type": "json_schema", "json_schema": {"schema": schema}})

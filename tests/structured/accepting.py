@@ -5,6 +5,7 @@ import random
 from llguidance import LLMatcher, LLTokenizer
 
 from mmengine.structured_output.json_schema.gate import Bounds, gate
+from mmengine.structured_output.json_schema_lark import schema_grammar
 
 TOKENIZER = LLTokenizer("byte")
 END = TOKENIZER.eos_token
@@ -14,7 +15,7 @@ CLOSING = frozenset(b'"]}')
 class Grammar:
     def __init__(self, schema: dict | bool | str, bounds: Bounds | None = None):
         self.text = gate(schema, bounds or Bounds.off()).text
-        self.matcher = LLMatcher(TOKENIZER, LLMatcher.grammar_from_json_schema(self.text), log_level=0)
+        self.matcher = LLMatcher(TOKENIZER, schema_grammar(self.text), log_level=0)
         assert not self.matcher.is_error(), self.matcher.get_error()
 
     def accepts(self, text: str) -> bool:

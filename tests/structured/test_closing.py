@@ -9,14 +9,27 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher
 
+from mmengine.errors import InvalidRequest
+from mmengine.request import GrammarRequest
 from mmengine.structured_output.closer import Closer
-from mmengine.structured_output.closing import Vocabulary
+from mmengine.structured_output.closing import Closings
+from mmengine.structured_output.closing_hints import hints_of
+from mmengine.structured_output.closing_search import Vocabulary
 from mmengine.structured_output.json_schema.gate import Bounds
+from mmengine.structured_output.llguidance_backend import LLGuidance
+from mmengine.structured_output.spec import grammar_of
 from tests.structured.accepting import END, TOKENIZER, Grammar, allowed
 from tests.structured.strategies import Case, cases
 from tests.structured.test_schema_random import validator
 
 BYTES = Vocabulary([bytes([byte]) for byte in range(256)] + [b""])
+
+
+def closings_of(schema_text: str) -> Closings:
+    """Of a schema that the gate wrote."""
+    return Closings(BYTES, hints_of(GrammarRequest("json_schema", schema_text)))
+
+
 RANDOM = settings(
     max_examples=60,
     deadline=None,
@@ -44,14 +57,33 @@ LISTS = {
         {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]},
     ]
 }
+LINKED = {  # the shorter name leads on and on
+    "$ref": "#/$defs/part",
+    "$defs": {
+        "part": {
+            "anyOf": [
+                {
+                    "properties": {"kind": {"const": "a"}, "next": {"$ref": "#/$defs/part"}},
+                    "required": ["kind", "next"],
+                },
+                {"properties": {"kind": {"const": "leaf"}}, "required": ["kind"]},
+            ],
+            "type": "object",
+            "additionalProperties": False,
+            "properties": {"kind": {}, "next": {}},
+        }
+    },
+}
 MANY = {"type": "object", "properties": {f"key {n}": {"type": "integer"} for n in range(30)}}
 
 
-def close(matcher, said=b"", budget=4096):
+def close(closings, matcher, said=b"", budget=4096):
     """The text that a closing behind `said` makes."""
-    matcher = matcher.deep_copy()
+    matcher, place = matcher.deep_copy(), closings.begin()
     assert not said or matcher.consume_tokens(list(said))
-    path = BYTES.closing(matcher, budget)
+    for token in said:
+        place = closings.behind(place, token)
+    path = closings.closing(matcher, place, budget)
     if path is None:
         return None
     assert len(path) <= budget
@@ -72,22 +104,37 @@ def close(matcher, said=b"", budget=4096):
         (NODE, b"", 46),
         (NODE, b'{"value":123,"parts":[{"va', 90),
         (LISTS, b"[[", 10),
+        (LISTS, b"", 8),
+        (LINKED, b"", 17),
+        (
+            {"anyOf": [{"$ref": "#/$defs/node"}, {"enum": ["a rather long word"]}], "$defs": NODE["$defs"]},
+            b"",
+            20,
+        ),
         ({"type": "string", "minLength": 40}, b'"ab', 39),
         ({"type": "string", "pattern": "^[a-z]+0$"}, b'"word', 2),
-        ({"type": "string", "format": "email"}, b'"a', 40),
+        ({"type": "string", "format": "email"}, b'"a', 3),
+        ({"type": "string", "format": "email"}, b"", 5),
+        ({"type": "string", "format": "ipv6"}, b"", 4),
+        ({"type": "string", "format": "uri"}, b'"ht', 2),
+        ({"type": "string", "pattern": "abc"}, b"", 5),
+        ({"type": "string", "pattern": "abc"}, b'"zab', 2),
+        ({"type": "string", "pattern": "FOO_TYPE|BAR_TYPE"}, b'"FO', 7),
+        ({"type": "string", "pattern": "@", "minLength": 9}, b"", 11),
+        ({"type": "string", "allOf": [{"pattern": "[a-m]$"}, {"pattern": "^[^b-e][g-z]"}]}, b"", 4),
         ({"type": "string", "format": "uuid"}, b'"0123', 33),
         ({"type": "string", "format": "date-time"}, b"", 30),
         ({"enum": ["red", "green", "grey"]}, b'"g', 5),
-        ({"type": "integer", "minimum": 100, "multipleOf": 7}, b"1", 12),
+        ({"type": "integer", "minimum": 100, "multipleOf": 7}, b"1", 2),
         ({"type": "number", "minimum": 0.5, "maximum": 0.75}, b"", 4),
         ({"type": "array", "minItems": 6, "items": {"type": "boolean"}}, b"[", 42),
-        (MANY | {"required": ["key 29"]}, b"{", 200),
-        (MANY | {"required": list(MANY["properties"])}, b'{"key 0":1', 330),
+        (MANY | {"required": ["key 29"]}, b"{", 11),
+        (MANY | {"required": list(MANY["properties"])}, b'{"key 0":1', 316),
     ],
 )
 def test_a_text_is_closed(schema, said, length):
     grammar = Grammar(schema, Bounds())
-    text = close(grammar.matcher, said)
+    text = close(closings_of(grammar.text), grammar.matcher, said)
     validator(schema).validate(json.loads(text))
     assert len(text.encode()) - len(said) <= length
 
@@ -104,18 +151,34 @@ def test_a_text_is_closed(schema, said, length):
 )
 def test_what_is_no_json_is_closed_too(pattern, said):
     matcher = LLMatcher(TOKENIZER, LLMatcher.grammar_from_regex(pattern), log_level=0)
-    assert len(close(matcher, said)) < 80
+    closings = Closings(BYTES, hints_of(GrammarRequest("regex", pattern)))
+    assert len(close(closings, matcher, said)) < 20
+
+
+def test_a_vocabulary_without_some_bytes_closes_with_the_others():
+    tokens = [b"" if byte in b"a0-:\xff" else bytes([byte]) for byte in range(256)] + [b"", b'":', b"true"]
+    engine = LLGuidance(lambda: tokens, lambda text: [], frozenset([256]), [256], len(tokens), 1)
+    schema = {
+        "properties": {"b": {"type": "string", "pattern": "^[a-c]$"}, "c": {"type": "integer"}},
+        "required": ["b", "c"],
+    }
+    asked = {"type": "json_schema", "json_schema": {"schema": {"type": "object", **schema}}}
+    with pytest.raises(InvalidRequest, match="no answer of at most"):  # a colon alone is no token
+        engine.compile(grammar_of({**asked, "on_truncation": "close"}))
+    tokens[ord(":")] = b":"
+    engine = LLGuidance(lambda: tokens, lambda text: [], frozenset([256]), [256], len(tokens), 1)
+    path = engine.compile(grammar_of({**asked, "on_truncation": "close"})).closer(40).path
+    assert json.loads(b"".join(tokens[token] for token in path)) == {"b": "b", "c": 1}
 
 
 def test_a_budget_is_kept():
     grammar = Grammar(MANY | {"required": ["key 29"]}, Bounds())
-    matcher = grammar.matcher.deep_copy()
-    assert matcher.consume_token(ord("{"))
-    way = BYTES.closing(matcher, 4096)
-    assert BYTES.closing(matcher, len(way)) == way and BYTES.closing(matcher, 11) is None
-    assert bytes(BYTES.shortest(matcher)) == b'"key 29":0}' and len(way) > 11
-    assert BYTES.closing(Grammar({"const": "a word"}).matcher, 7) is None
-    assert BYTES.shortest(Grammar({"type": "string", "minLength": 5000}).matcher) is None
+    closings, matcher = closings_of(grammar.text), grammar.matcher
+    assert close(closings, matcher, b"{", 11) == '{"key 29":0}' and close(closings, matcher, b"{", 10) is None
+    word = Grammar({"const": "a word"})
+    assert close(closings_of(word.text), word.matcher, b"", 7) is None
+    long = Grammar({"type": "string", "minLength": 5000})
+    assert closings_of(long.text).shortest(long.matcher) is None
 
 
 def reach(grammar: Grammar, case: Case, data: st.DataObject, source: random.Random) -> tuple[bytes, bytes]:
@@ -134,25 +197,43 @@ def reach(grammar: Grammar, case: Case, data: st.DataObject, source: random.Rand
     return bytes(said), text[cut:]
 
 
-@RANDOM
-@given(cases(), st.integers(0, 2**32), st.data())
-def test_a_closing_is_valid_and_at_most_as_long_as_an_instance(
-    case: Case, seed: int, data: st.DataObject
-) -> None:
+def check_closing(case: Case, seed: int, data: st.DataObject) -> None:
     grammar, source = Grammar(case.schema, Bounds()), random.Random(seed)
     said, rest = reach(grammar, case, data, source)
-    validator(case.schema).validate(json.loads(close(grammar.matcher, said)))
-    if grammar.accepts((said + rest).decode(errors="replace")):
-        matcher = grammar.matcher.deep_copy()
-        assert not said or matcher.consume_tokens(list(said))
-        assert len(BYTES.shortest(matcher)) <= len(rest)
+    text = close(closings_of(grammar.text), grammar.matcher, said)
+    validator(case.schema).validate(json.loads(text))
+    whole = (said + rest).decode(errors="replace")  # a character that is cut in two is none
+    if grammar.accepts(whole):
+        assert len(text.encode()) <= len(whole.encode())
+
+
+@RANDOM
+@given(cases(), st.integers(0, 2**32), st.data())
+def test_a_closing_is_valid_and_at_most_as_long_as_an_instance(case: Case, seed: int, data: st.DataObject):
+    check_closing(case, seed, data)
+
+
+@pytest.mark.soak
+@settings(RANDOM, max_examples=2_000, derandomize=False)
+@given(cases(), st.integers(0, 2**32), st.data())
+def test_closings_of_many_schemas_are_as_short(case: Case, seed: int, data: st.DataObject):
+    check_closing(case, seed, data)
+
+
+def shortest(grammar: Grammar) -> int:
+    return len(closings_of(grammar.text).shortest(grammar.matcher))
+
+
+def closer_of(grammar: Grammar, budget: int) -> Closer:
+    closings = closings_of(grammar.text)
+    return Closer(closings, closings.shortest(grammar.matcher), [END], budget)
 
 
 def speak(grammar: Grammar, budget: int, source: random.Random, wanted: bytes) -> tuple[bytes, list[int]]:
     """A text of at most `budget` tokens by a speaker who says `wanted` and then anything that is allowed;
     and how long the known closing was at each token."""
     matcher, said, known = grammar.matcher.deep_copy(), bytearray(), []
-    closer = Closer(BYTES, BYTES.shortest(matcher), [END], budget)
+    closer = closer_of(grammar, budget)
     for at in range(budget):
         options = allowed(matcher)
         fits = at < len(wanted) and bytes(said) == wanted[:at] and wanted[at] in options
@@ -174,8 +255,8 @@ def speak(grammar: Grammar, budget: int, source: random.Random, wanted: bytes) -
 @given(cases(), st.integers(0, 2**32), st.data())
 def test_a_text_ends_within_its_budget_whatever_is_said(case: Case, seed: int, data: st.DataObject) -> None:
     grammar = Grammar(case.schema, Bounds())
-    shortest = len(BYTES.shortest(grammar.matcher))
-    for budget in (shortest, shortest + 1, shortest + random.Random(seed).randrange(60)):
+    least = shortest(grammar)
+    for budget in (least, least + 1, least + random.Random(seed).randrange(60)):
         wanted = json.dumps(data.draw(case.instances), ensure_ascii=False).encode()
         text, _ = speak(grammar, budget, random.Random(seed), wanted)
         assert len(text) <= budget
@@ -186,10 +267,10 @@ def test_a_text_ends_within_its_budget_whatever_is_said(case: Case, seed: int, d
 @given(cases(), st.integers(0, 2**32))
 def test_who_goes_through_the_tokens_again_knows_the_same(case: Case, seed: int) -> None:
     grammar, source = Grammar(case.schema, Bounds()), random.Random(seed)
-    budget = len(BYTES.shortest(grammar.matcher)) + source.randrange(40)
+    budget = shortest(grammar) + source.randrange(40)
     text, known = speak(grammar, budget, source, b"")
     matcher = grammar.matcher.deep_copy()
-    closer = Closer(BYTES, BYTES.shortest(matcher), [END], budget)
+    closer = closer_of(grammar, budget)
     for at, token in enumerate(text):
         assert closer.left == budget - at and len(closer.path) == known[at]
         closer.said(matcher, token)

@@ -14,6 +14,7 @@ CASES = [
     ({"type": "integer"}, "9" * 17, "9" * 18),
     ({"type": "number"}, "-99999.0123456789", "0.01234567890"),
     ({"type": "number"}, "9999999999999.25", "1e5"),
+    ({"type": "number"}, "9" * 17 + "." + "9" * 10, "9" * 18),
     ({"type": "number", "minimum": 0}, "9" * 17, "9" * 18),
     ({"type": "object"}, '{"' + "k" * 64 + '":1}', '{"' + "k" * 65 + '":1}'),
     (OPEN, '{"' + "k" * 64 + '":1}', '{"' + "k" * 70 + '":1}'),
@@ -24,9 +25,16 @@ CASES = [
 
 @pytest.mark.parametrize(("schema", "within", "beyond"), CASES)
 def test_bounds(schema: dict | bool, within: str, beyond: str) -> None:
-    bounded, unbounded = Grammar(schema, Bounds()), Grammar(schema)
+    bounded, unbounded = Grammar(schema, Bounds(string=4096, key=64)), Grammar(schema)
     assert bounded.accepts(within) and not bounded.accepts(beyond)
     assert unbounded.accepts(within) and unbounded.accepts(beyond)
+
+
+@pytest.mark.parametrize("schema", [True, {"type": "object"}, OPEN])
+def test_by_default_nothing_is_counted_that_makes_masks_slow(schema: dict | bool) -> None:
+    """A counted character is a new state of the lexer, for which nothing is known yet."""
+    value = '["' + "x" * 5000 + '",' + "9" * 30 + "]"
+    assert Grammar(schema, Bounds()).accepts('{"' + "k" * 200 + '":' + value + "}")
 
 
 def test_the_schema_wins_over_a_bound() -> None:

@@ -79,7 +79,7 @@ def tags(*structures, triggers=("<f",), **others):
         (tags(one(), stop_after_first="no"), "structural_tag.stop_after_first must be true or false"),
         (tags(one(), bounds={"strings": 1}), "structural_tag.bounds cannot be used"),
         (
-            tags(one(), one(begin="<fg>", schema={"properties": {"a": {"not": {"const": 1}}}})),
+            tags(one(), one(begin="<fg>", schema={"properties": {"a": {"not": {"multipleOf": 2}}}})),
             "structures[1]: schema refused: not at #/properties/a/not: ",
         ),
         (tags(one(schema={"type": "objec"})), "structures[0]: schema refused: type at #/type: "),

@@ -56,12 +56,15 @@ def allowed(backend, matcher):
 @pytest.mark.parametrize(
     ("schema", "pointer"),
     [
-        ({"patternProperties": {"a+": {"type": "null"}, "b": {"type": "string"}}}, "#/patternProperties"),
+        (
+            {"patternProperties": {"\\p{L}a+": {"type": "null"}, "b": {"type": "string"}}},
+            "#/patternProperties",
+        ),
         (
             {
                 "properties": {
                     "b/c": {
-                        "patternProperties": {"^a{2}$": {"type": "null"}, "^a{1,3}$": False},
+                        "patternProperties": {"^\\p{L}{2}$": {"type": "null"}, "^a{1,3}$": False},
                         "additionalProperties": False,
                     }
                 }
@@ -70,7 +73,7 @@ def allowed(backend, matcher):
         ),
         (
             {
-                "$defs": {"d": {"type": "object", "patternProperties": {"": True, "b": False}}},
+                "$defs": {"d": {"type": "object", "patternProperties": {"": True, "\\p{L}": False}}},
                 "$ref": "#/$defs/d",
             },
             "#/$defs/d/patternProperties",

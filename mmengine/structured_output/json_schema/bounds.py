@@ -11,9 +11,9 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """
 
     whitespace: int = 32  # characters of white space in a row between tokens of the JSON text
-    string: int = 4096  # characters of a string without maxLength
+    string: int = 0  # characters of a string without maxLength
     digits: int = 17  # of an integer; a fraction has at most 15, what a double holds, and no exponent
-    key: int = 64  # characters of a key that the schema does not name
+    key: int = 0  # characters of a key that the schema does not name
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:

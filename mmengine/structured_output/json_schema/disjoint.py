@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from mmengine.structured_output.json_schema.exclusion import meet
 from mmengine.structured_output.json_schema.pieces import (
     Array,
     Boolean,
@@ -27,8 +28,13 @@ def _apart(shapes_of: ShapesOf, a: Piece, b: Piece, depth: int) -> bool:
     match a, b:
         case Boolean(), Boolean():
             return not a.values & b.values
-        case (Number(), Number()) | (String(), String()):
+        case Number(), Number():
             return intersect(a, b) is None
+        case String(), String():
+            if intersect(a, b) is None:
+                return True
+            exact = [[each.regex for each in piece.patterns if each.exact] for piece in (a, b)]
+            return any(not meet(x, y) for x in exact[0] for y in exact[1] if x != y)
         case Array(), Array():
             merged = intersect(a, b)
             if not isinstance(merged, Array):

@@ -1,14 +1,19 @@
 """Worked-out shapes written as the small part of JSON Schema that the grammar engine enforces exactly."""
 
+import json
 from dataclasses import dataclass, field
 from itertools import combinations
 from math import comb
 from typing import Literal
 
 from mmengine.structured_output.json_schema.bounds import Bounds
-from mmengine.structured_output.json_schema.keys import other_keys
+from mmengine.structured_output.json_schema.characters import PatternError
+from mmengine.structured_output.json_schema.emit_arrays import Json, array_schemas
+from mmengine.structured_output.json_schema.key_patterns import without_names
+from mmengine.structured_output.json_schema.keys import OtherKeys
 from mmengine.structured_output.json_schema.keywords import check_multiple, shown
 from mmengine.structured_output.json_schema.numbers import number_schemas, plain
+from mmengine.structured_output.json_schema.order import arrangements
 from mmengine.structured_output.json_schema.pattern import Pattern
 from mmengine.structured_output.json_schema.pieces import (
     Array,
@@ -23,11 +28,8 @@ from mmengine.structured_output.json_schema.pieces import (
 )
 from mmengine.structured_output.json_schema.refusal import refuse, step
 from mmengine.structured_output.json_schema.satisfiable import Satisfiable
-from mmengine.structured_output.json_schema.shapes import parts
 
-Json = dict[str, object]
 MAX_DEPTH = 24  # of parts written inside one another: what reads JSON has a limit too
-MAX_ITEMS = 4_096  # of minItems or maxItems: the grammar has a rule for each
 MAX_COMBINATIONS = 128  # of optional properties, for minProperties and maxProperties
 
 
@@ -38,6 +40,7 @@ class Emitter:
     names: dict[Conj, str] = field(default_factory=dict)  # of parts that are definitions
     waiting: list[Conj] = field(default_factory=list)  # definitions that are not written yet
     depth: int = 0
+    shared: dict[str, Json] = field(default_factory=dict)  # definitions of numbers, by name
     plain_escapes: bool = False  # keys are excluded by spelling, so \\u must not be one
 
     def schema(self, root: Conj) -> Json | Literal[True]:
@@ -48,18 +51,19 @@ class Emitter:
         for conj in self.satisfiable.order:
             for shape in self.satisfiable.shapes.of(conj):
                 for piece in shape.values():
-                    for part in parts(piece):
+                    for part in self.satisfiable.parts(piece):
                         uses[part] += 1
                         nested.add(conj)
         for conj, count in uses.items():
             if count > 1 and conj in nested and conj in self.satisfiable.yes and not self._free(conj):
                 self._define(conj)
         body = self._part(root)
-        definitions = {}
+        definitions: dict[str, Json | bool] = {}
         for conj in self.waiting:  # which grows
             definitions[self.names[conj]] = self._part(conj, top=True)
         if body is True:
             return True
+        definitions |= self.shared
         return {**body, "$defs": definitions} if definitions else body
 
     def _define(self, conj: Conj) -> None:
@@ -67,9 +71,9 @@ class Emitter:
         self.waiting.append(conj)
 
     def _free(self, conj: Conj) -> bool:
-        """Whether the part is anything at all, and nothing in it is bounded."""
-        bounds = self.bounds
-        return not conj and not (bounds.string or bounds.digits or bounds.key)
+        """Whether the part is anything at all, and written so: its numbers are not bounded, for that would
+        make a large grammar of almost every schema with an open object."""
+        return not conj and not (self.bounds.string or self.bounds.key)
 
     def _part(self, conj: Conj, top: bool = False) -> Json | Literal[True]:
         if self._free(conj):
@@ -84,7 +88,7 @@ class Emitter:
             schema for piece in pieces if self.satisfiable.piece(piece) for schema in self._piece(piece, conj)
         ]
         self.depth -= 1
-        unique = [schema for at, schema in enumerate(out) if schema not in out[:at]] if len(out) < 64 else out
+        unique = list({json.dumps(schema): schema for schema in out}.values())  # orders of keys differ
         return unique[0] if len(unique) == 1 else {"anyOf": unique}
 
     def _piece(self, piece: Piece, conj: Conj) -> list[Json]:
@@ -95,17 +99,28 @@ class Emitter:
             case Boolean():
                 return [{"type": "boolean"}] if len(piece.values) == 2 else [{"enum": sorted(piece.values)}]
             case Number():
+                pointer = self.satisfiable.shapes.pointer(conj)
                 if piece.multiple:
-                    pointer = step(self.satisfiable.shapes.pointer(conj), "multipleOf")
-                    check_multiple(plain(piece.multiple), pointer)
-                return number_schemas(piece, self.bounds.digits)
+                    check_multiple(plain(piece.multiple), step(pointer, "multipleOf"))
+                return self._numbers(piece, pointer)
             case String():
                 return [self._string(piece)]
             case Array():
-                return [self._array(piece, conj)]
+                return array_schemas(piece, conj, self.satisfiable, self._part)
             case Object():
-                return self._objects(piece, conj)
+                return [schema for each in arrangements(piece) for schema in self._objects(each, conj)]
         raise TypeError(f"{piece} is no piece")
+
+    def _numbers(self, piece: Number, pointer: str) -> list[Json]:
+        """Those that only our bounds restrict are one definition: ranges of 17 digits are slow to compile."""
+        name = "integer" if piece.integer else "number"
+        notes = self.satisfiable.shapes.document.notes
+        if not self.bounds.digits or piece != Number(piece.integer):
+            return number_schemas(piece, self.bounds.digits, notes, pointer)
+        if name not in self.shared:
+            ways = number_schemas(piece, self.bounds.digits, notes, pointer)
+            self.shared[name] = ways[0] if len(ways) == 1 else {"anyOf": ways}
+        return [{"$ref": f"#/$defs/{name}"}]
 
     def _check_blocked(self, piece: Piece, conj: Conj) -> None:
         blocked = getattr(piece, "blocked", ())
@@ -118,41 +133,20 @@ class Emitter:
         high = piece.high
         if high is None and self.bounds.string:
             high = max(self.bounds.string, piece.low)
+        low, patterns = piece.low, list(piece.patterns)
         if piece.values is not None:
             out["enum"] = list(piece.values)
         else:
-            if piece.low:
-                out["minLength"] = piece.low
+            if len(patterns) == 1:
+                patterns[0], low, high = patterns[0].of_length(low, high)
+            if low:
+                out["minLength"] = low
             if high is not None:
                 out["maxLength"] = high
-        if piece.patterns:
-            out["pattern"] = whole(piece.patterns[0])
-        if len(piece.patterns) > 1:
-            out["allOf"] = [{"type": "string", "pattern": whole(pattern)} for pattern in piece.patterns[1:]]
-        return out
-
-    def _array(self, piece: Array, conj: Conj) -> Json:
-        yes = self.satisfiable.yes
-        pointer = self.satisfiable.shapes.pointer(conj)
-        high = piece.high
-        for at, part in enumerate(piece.prefix):
-            if part not in yes:
-                high = at if high is None else min(high, at)
-                break
-        if piece.rest not in yes and (high is None or high > len(piece.prefix)):
-            high = len(piece.prefix)
-        for keyword, count in (("minItems", piece.low), ("maxItems", high or 0)):
-            if count > MAX_ITEMS:
-                refuse(keyword, step(pointer, keyword), f"more than {MAX_ITEMS:,} items cannot be counted")
-        out: Json = {"type": "array"}
-        prefix = piece.prefix if high is None else piece.prefix[:high]
-        if prefix:
-            out["prefixItems"] = [self._part(part) for part in prefix]
-        out["items"] = self._part(piece.rest) if piece.rest in yes else False
-        if piece.low:
-            out["minItems"] = piece.low
-        if high is not None:
-            out["maxItems"] = high
+        if patterns:
+            out["pattern"] = whole(patterns[0])
+        if len(patterns) > 1:
+            out["allOf"] = [{"type": "string", "pattern": whole(pattern)} for pattern in patterns[1:]]
         return out
 
     def _objects(self, piece: Object, conj: Conj) -> list[Json]:
@@ -165,22 +159,19 @@ class Emitter:
         low = max(0, piece.low - len(piece.required))  # how many more than the required ones
         high = None if piece.high is None else piece.high - len(piece.required)
         is_open = self.satisfiable.open(piece)
-        if is_open and low > 1 or is_open and low and optional and high is not None:
+        if is_open and low > 1:
             why = "keys that the schema does not name may be repeated, so more of them cannot be counted"
             refuse("minProperties", step(pointer, "minProperties"), why)
-        if is_open and high is not None and optional:
-            why = "it cannot be enforced beside optional properties and keys that the schema does not name"
-            refuse("maxProperties", step(pointer, "maxProperties"), why)
         if not is_open and high is not None and high >= len(optional):
             high = None
         if not low and high is None:
             return [self._object(piece, conj, can, piece.required)]
-        if is_open:
+        if is_open and high is None:
             one = [self._object(piece, conj, can, (*piece.required, name)) for name in optional]
-            bare: Json = {"minProperties": piece.low} if low else {}
-            bare |= {"maxProperties": piece.high} if high is not None else {}
-            return [*one, {**self._object(piece, conj, list(piece.required), piece.required), **bare}]
-        sizes = range(low, low + 1) if high is None else range(low, high + 1)
+            bare = self._object(piece, conj, list(piece.required), piece.required)
+            return [*one, {**bare, "minProperties": piece.low}]
+        least = 0 if is_open else low
+        sizes = range(least, least + 1) if high is None else range(least, min(high, len(optional)) + 1)
         if sum(comb(len(optional), size) for size in sizes) > MAX_COMBINATIONS:
             keyword = "minProperties" if high is None else "maxProperties"
             why = f"it leaves more than {MAX_COMBINATIONS} combinations of optional properties"
@@ -190,7 +181,9 @@ class Emitter:
             for chosen in combinations(optional, size):
                 needed = (*piece.required, *chosen)
                 rest = can if high is None else [name for name in can if name in needed]
-                out.append(self._object(piece, conj, rest, needed))
+                counted: Json = {"maxProperties": piece.high} if is_open else {}
+                counted |= {"minProperties": piece.low} if is_open and low > size else {}
+                out.append({**self._object(piece, conj, rest, needed), **counted})
         return out
 
     def _object(self, piece: Object, conj: Conj, names: list[str], required: tuple[str, ...]) -> Json:
@@ -201,15 +194,16 @@ class Emitter:
         taken = list(dict.fromkeys((*piece.properties, *piece.required)))
         self._check_prefixes(piece, conj)
         patterns: dict[str, Json | bool] = {
-            whole(p): self._part(part) for p, part in piece.patterns.values() if part in yes
+            regex: self._part(part)
+            for p, part in piece.patterns.values()
+            if part in yes and (regex := self._but(p, part, taken)) is not None
         }
-        if piece.patterns:
-            properties |= {name: False for name in taken if name not in properties}
-        out["additionalProperties"] = False
         prefixes = [pattern.prefix for pattern, _ in piece.patterns.values()]
+        others: OtherKeys | None = None
+        out["additionalProperties"] = False
         if piece.rest in yes and None not in prefixes:
-            rest = self._part(piece.rest)
-            patterns[f"^(?:{other_keys(taken, prefixes, self.bounds.key)})$"] = rest  # type: ignore[arg-type]
+            known = [prefix for prefix in prefixes if prefix is not None]
+            others = OtherKeys(tuple(taken), tuple(known), self.bounds.key)
         elif piece.rest in yes:
             out["additionalProperties"] = self._part(piece.rest)
             self.plain_escapes = True
@@ -217,13 +211,28 @@ class Emitter:
             patterns |= {whole(p): False for p, part in piece.patterns.values() if part not in yes}
             if len(patterns) > 1:  # the grammar engine refuses those that a key may match together
                 out["$comment"] = f"#{self._pattern_pointer(piece, conj)}"
+        if patterns or others:
+            properties |= {name: False for name in taken if name not in properties}
         if properties:
             out["properties"] = properties
         if required:
             out["required"] = list(required)
+        if others is not None:
+            return others.written(out, patterns, self._part(piece.rest))
         if patterns:
             out["patternProperties"] = patterns
         return out
+
+    def _but(self, pattern: Pattern, part: Conj, names: list[str]) -> str | None:
+        """The pattern without named properties. Their schemas say what the pattern does, and to say it
+        twice would lead the grammar engine deep into both."""
+        if not part or pattern.budget is None:
+            return whole(pattern)
+        try:
+            left = without_names(pattern.regex, names, pattern.budget)
+        except PatternError:
+            return whole(pattern)
+        return None if left is None else f"^(?:{left})$"
 
     def _check_prefixes(self, piece: Object, conj: Conj) -> None:
         """What starts with the longer prefix matches both. Of other patterns the grammar engine says it."""

@@ -37,7 +37,7 @@ EMAIL = rf"{_ATEXT}{{1,20}}(?:\.{_ATEXT}{{1,20}}){{0,2}}@{HOSTNAME}"
 
 _OCTET = r"(?:25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
 IPV4 = rf"(?:{_OCTET}\.){{3}}{_OCTET}"
-_H = r"[0-9A-Fa-f]{1,4}"
+_H = r"[\dA-Fa-f]{1,4}"
 _LS32 = rf"(?:{_H}:{_H}|{IPV4})"
 IPV6 = (
     "(?:"
@@ -68,8 +68,25 @@ _HIER = rf"(?://{_USER}{_HOST}(?::\d*)?{_SEGMENTS}|/(?:{_PCHAR}+{_SEGMENTS})?|{_
 _TAIL = rf"(?:\?(?:{_PCHAR}|[/?])*)?(?:#(?:{_PCHAR}|[/?])*)?"
 URI = rf"[A-Za-z][A-Za-z0-9+.-]*:(?:{_HIER})?{_TAIL}"
 
+# Without a scheme the first segment holds no colon.
+_NO_COLON = rf"(?:[A-Za-z0-9._~!$&'()*+,;=@-]|{_PCT})"
+_SCHEME = r"[A-Za-z][A-Za-z0-9+.-]*:"
+_ROOTED = rf"(?://{_USER}{_HOST}(?::\d*)?{_SEGMENTS}|/(?:{_PCHAR}+{_SEGMENTS})?)"
+_ROOTLESS = rf"(?:{_SCHEME}(?:{_PCHAR}+{_SEGMENTS})?|(?:{_NO_COLON}+{_SEGMENTS})?)"
+URI_REFERENCE = rf"(?:(?:{_SCHEME})?{_ROOTED}|{_ROOTLESS}){_TAIL}"
+
 _TOKEN = r"(?:[^~/]|~[01])"
 JSON_POINTER = rf"(?:/{_TOKEN}*)*"
+RELATIVE_JSON_POINTER = rf"(?:0|[1-9]\d*)(?:#|{JSON_POINTER})"
+
+# RFC 6570: text, and expressions in braces.
+_NAME_CHAR = rf"(?:\w|{_PCT})"
+_VARIABLE = rf"{_NAME_CHAR}(?:\.?{_NAME_CHAR})*(?::[1-9]\d{{0,3}}|\*)?"
+_LITERAL = (
+    r"(?:[!#$&-;=?-Z_a-z~\[\]\u00A0-\uD7FF\uF900-\uFDCF\uFDF0-\uFFEF\u{10000}-\u{EFFFD}]"
+    rf"|{_PCT}|\{{[+#./;?&=,!@|]?{_VARIABLE}(?:,{_VARIABLE})*\}})"
+)
+URI_TEMPLATE = rf"{_LITERAL}*"
 
 FORMATS = {
     "date": DATE,
@@ -82,5 +99,16 @@ FORMATS = {
     "ipv6": IPV6,
     "uuid": UUID,
     "uri": URI,
+    "uri-reference": URI_REFERENCE,
+    "uri-template": URI_TEMPLATE,
+    # Of those that allow letters of all languages, what the format without them allows.
+    "iri": URI,
+    "iri-reference": URI_REFERENCE,
+    "idn-email": EMAIL,
+    "idn-hostname": HOSTNAME,
     "json-pointer": JSON_POINTER,
+    "relative-json-pointer": RELATIVE_JSON_POINTER,
 }
+
+# Those whose pattern is all that the RFC allows: of the others it is not known what they exclude.
+EXACT = frozenset(("date", "uuid", "ipv4"))

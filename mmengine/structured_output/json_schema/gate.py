@@ -1,6 +1,6 @@
-"""The gate: a JSON Schema (draft 2020-12) in, a schema that the grammar engine enforces exactly out.
+"""The gate: a JSON Schema in, a schema that the grammar engine enforces exactly out.
 
-    text or dict ──► document.py   read with limits, checked, references resolved
+    text or dict ──► reading.py    read with limits, in the words of 2020-12 (drafts.py), references resolved
                  ──► shapes.py     $ref, allOf, anyOf, oneOf … worked into shapes (own.py, pieces.py)
                  ──► satisfiable.py  nothing satisfies it, or recursion has no base: refused
                  ──► emit.py       written as the part of JSON Schema that is enforced exactly, bounded
@@ -10,12 +10,14 @@ annotation, as unknown keywords and formats are by the specification: those are 
 """
 
 import json
+from collections.abc import Mapping
 
 from mmengine.structured_output.json_schema.bounds import Bounds
 from mmengine.structured_output.json_schema.characters import PatternError
-from mmengine.structured_output.json_schema.document import read
 from mmengine.structured_output.json_schema.emit import Emitter
-from mmengine.structured_output.json_schema.notes import Gated, Note, notes_of
+from mmengine.structured_output.json_schema.negation import NARROW
+from mmengine.structured_output.json_schema.notes import Gated, Note
+from mmengine.structured_output.json_schema.reading import Given, read
 from mmengine.structured_output.json_schema.refusal import SchemaRefused, refuse
 from mmengine.structured_output.json_schema.satisfiable import Satisfiable
 from mmengine.structured_output.json_schema.shapes import Shapes
@@ -25,15 +27,22 @@ __all__ = ["MAX_OUTPUT", "Bounds", "Gated", "Note", "SchemaRefused", "gate"]
 MAX_OUTPUT = 8 * 2**20  # bytes of what the grammar engine is given
 
 
-def gate(schema: dict | bool | str | bytes, bounds: Bounds = Bounds()) -> Gated:  # noqa: B008 (it is frozen)
+def gate(
+    schema: Given,
+    bounds: Bounds = Bounds(),  # noqa: B008 (it is frozen)
+    schemas: Mapping[str, object] | None = None,
+    strict_keywords: bool = False,
+) -> Gated:
     """The schema for the grammar engine, as JSON text, complete in itself, with notes on it; the same input,
     the same text.
 
     `schema`: a JSON Schema as a dict (or true, false) or as JSON text. SchemaRefused (an InvalidRequest)
     names the keyword and the JSON pointer of what is invalid, contradictory, or cannot be enforced exactly.
+    `schemas`: documents that its references may lead to, by URI; nothing is ever fetched. `strict_keywords`:
+    unknown keywords are refused; else they are annotations, and the notes name them.
     """
     root = (0,)
-    document = read(schema)
+    document = read(schema, schemas, strict_keywords)
     satisfiable = Satisfiable(Shapes(document))
     emitter = Emitter(satisfiable, bounds)
     try:
@@ -48,6 +57,8 @@ def gate(schema: dict | bool | str | bytes, bounds: Bounds = Bounds()) -> Gated:
         options["whitespace_pattern"] = f"[\\x20\\x0A\\x0D\\x09]{{1,{bounds.whitespace}}}"
     if emitter.plain_escapes:
         options["json_allowed_escapes"] = 'nrbtf\\"'
+    else:
+        options["json_allow_general_unicode_escapes"] = True
     text = json.dumps({"x-guidance": options, **({} if body is True else body)}, ensure_ascii=False)
     try:
         size = len(text.encode())
@@ -55,4 +66,8 @@ def gate(schema: dict | bool | str | bytes, bounds: Bounds = Bounds()) -> Gated:
         refuse("", "", "it holds half a surrogate pair, which is no text")
     if size > MAX_OUTPUT:
         refuse("", "", f"worked out, it has more than {MAX_OUTPUT:,} bytes")
-    return Gated(text, notes_of([(node.schema, node.pointer) for node in document.nodes]))
+    narrow = tuple(
+        Note(origin.keyword, f"#{origin.pointer}", f"{origin.trouble} is enforced more narrowly: {NARROW}")
+        for origin in satisfiable.shapes.narrow_at
+    )
+    return Gated(text, (*document.notes.all(), *narrow))

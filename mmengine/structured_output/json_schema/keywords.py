@@ -69,11 +69,8 @@ STRINGS = frozenset(
         "$dynamicAnchor",
         "$dynamicRef",
         "$id",
-        "$schema",
-        "$comment",
         "pattern",
         "format",
-        "title",
     ]
 )
 ASSERTIONS = (
@@ -86,8 +83,21 @@ ASSERTIONS = (
     | STRINGS
 )
 KNOWN = ANNOTATIONS | ASSERTIONS
-ELDERS = frozenset(  # of older drafts: assertions there, so that leaving them out would be wrong
-    ["dependencies", "additionalItems", "$recursiveRef", "extends", "disallow", "divisibleBy"]
+STANDARD_FORMATS = frozenset(  # those of the specification, of which formats.py has the enforced ones
+    (
+        "date-time",
+        "date",
+        "time",
+        "duration",
+        "email",
+        "idn-email",
+        "hostname",
+        "idn-hostname",
+        "ipv4",
+        "ipv6",
+    )
+    + ("uri", "uri-reference", "iri", "iri-reference", "uuid", "uri-template", "json-pointer", "regex")
+    + ("relative-json-pointer",)
 )
 
 MAX_ENUM = 20_000  # values of one enum
@@ -138,18 +148,30 @@ def shown(value: object) -> str:
 
 
 def check_values(schema: dict, pointer: str) -> None:
-    """Refuses a schema object whose keywords are no valid ones, or contradict one another."""
+    """Refuses a schema object whose keywords have values that are no valid ones."""
     for keyword, value in schema.items():
         wanted = _wrong(keyword, value)
         if wanted:
             refuse(keyword, step(pointer, keyword), f"it must be {wanted}, not {shown(value)}")
-        if keyword in COUNTS and value > MAX_COUNT:
+        if (
+            keyword in COUNTS
+            and value > MAX_COUNT
+            and keyword not in ("maxLength", "maxItems", "maxProperties")
+        ):
             refuse(
                 keyword, step(pointer, keyword), f"it is more than {MAX_COUNT:,}, the most that is enforced"
             )
         if keyword in NUMBERS:
-            check_exact(value, keyword, step(pointer, keyword))
-    _check_enum(schema, pointer)
+            _check_decimals(value, keyword, step(pointer, keyword))
+    if len(schema.get("enum", ())) > MAX_ENUM:
+        refuse("enum", step(pointer, "enum"), f"it has more than {MAX_ENUM:,} values")
+
+
+def contradiction(schema: dict) -> tuple[tuple[str | int, ...], str] | None:
+    """Why nothing satisfies a schema object, where two of its keywords say so: what the reason is, and the
+    names that lead to it."""
+    if schema.get("enum") == []:
+        return ("enum",), "an enum of nothing allows nothing"
     for low, high in (
         *(("minLength", "maxLength"), ("minItems", "maxItems"), ("minProperties", "maxProperties")),
         *(("minimum", "maximum"), ("exclusiveMinimum", "maximum"), ("minimum", "exclusiveMaximum")),
@@ -158,35 +180,23 @@ def check_values(schema: dict, pointer: str) -> None:
         if low in schema and high in schema:
             a, b = fraction(schema[low]), fraction(schema[high])
             if a > b or a == b and "exclusive" in low + high:
-                refuse(
-                    low,
-                    step(pointer, low),
-                    f"{shown(schema[low])} leaves nothing below {high} {schema[high]}",
-                )
+                return (low,), f"{shown(schema[low])} leaves nothing below {high} {schema[high]}"
     properties = schema.get("properties", {})
     for at, name in enumerate(schema.get("required", [])):
         if properties.get(name) is False:
-            refuse(
-                "required",
-                step(pointer, "required", at),
-                f"{shown(name)} is required and its schema is false",
-            )
+            return ("required", at), f"{shown(name)} is required and its schema is false"
+    return None
 
 
-def _check_enum(schema: dict, pointer: str) -> None:
-    values = schema.get("enum")
-    if values is None:
-        return
-    if not values:
-        refuse("enum", step(pointer, "enum"), "an enum of nothing allows nothing")
-    if len(values) > MAX_ENUM:
-        refuse("enum", step(pointer, "enum"), f"it has more than {MAX_ENUM:,} values")
-
-
-def check_exact(value: int | float, keyword: str, pointer: str) -> None:
-    """Refuses a number that the grammar engine would round."""
-    if abs(value) > EXACT:
+def check_value(value: int | float, keyword: str, pointer: str) -> None:
+    """Refuses a value that the grammar engine would write otherwise: it reads a float, and writes the fewest
+    digits that tell it from others."""
+    if abs(value) > EXACT and fraction(float(value)) != value:
         refuse(keyword, pointer, f"{value} is beyond 2**53, where numbers are not exact")
+    _check_decimals(value, keyword, pointer)
+
+
+def _check_decimals(value: int | float, keyword: str, pointer: str) -> None:
     if isinstance(value, float) and decimals(fraction(value)) > MAX_DECIMALS:
         refuse(keyword, pointer, f"{value} has more than {MAX_DECIMALS} digits behind the point")
 
@@ -204,19 +214,22 @@ def check_multiple(value: int | float, pointer: str) -> None:
         refuse("multipleOf", pointer, f"steps of {value} cannot be enforced exactly")
 
 
+_CHECKS: list[tuple[frozenset[str], Callable[[object], bool], str]] = [
+    (SUBSCHEMA, lambda v: isinstance(v, dict | bool), "a schema (an object, true or false)"),
+    (SUBSCHEMA_LIST, lambda v: isinstance(v, list) and len(v) > 0, "a list of at least one schema"),
+    (SUBSCHEMA_MAP, lambda v: isinstance(v, dict), "an object of schemas"),
+    (NUMBERS, is_number, "a number"),
+    (COUNTS, is_count, "a whole number, 0 or more"),
+    (STRINGS, lambda v: isinstance(v, str), "a string"),
+]
+_CHECK_OF = {keyword: (is_good, wanted) for keywords, is_good, wanted in _CHECKS for keyword in keywords}
+
+
 def _wrong(keyword: str, value: object) -> str:
     """What the value should be, or "" when it is that. Subschemas are looked at when they are reached."""
-    checks: list[tuple[frozenset[str], Callable[[object], bool], str]] = [
-        (SUBSCHEMA, lambda v: isinstance(v, dict | bool), "a schema (an object, true or false)"),
-        (SUBSCHEMA_LIST, lambda v: isinstance(v, list) and len(v) > 0, "a list of at least one schema"),
-        (SUBSCHEMA_MAP, lambda v: isinstance(v, dict), "an object of schemas"),
-        (NUMBERS, is_number, "a number"),
-        (COUNTS, is_count, "a whole number, 0 or more"),
-        (STRINGS, lambda v: isinstance(v, str), "a string"),
-    ]
-    for keywords, is_good, wanted in checks:
-        if keyword in keywords and not is_good(value):
-            return wanted
+    check = _CHECK_OF.get(keyword)
+    if check and not check[0](value):
+        return check[1]
     match keyword:
         case "multipleOf":
             return "" if is_number(value) and value > 0 else "more than 0"

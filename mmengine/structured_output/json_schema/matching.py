@@ -6,11 +6,17 @@ states and characters bound (K. Thompson, Regular Expression Search Algorithm, C
 """
 
 import re
+from collections.abc import Container, Iterable
 from typing import NamedTuple
 
 from mmengine.structured_output.json_schema.characters import PatternError
 
 MAX_STEPS = 2_000_000  # of one schema: states that are looked at
+MAX_CROWD = (
+    150  # states that a pattern may be in at once: the grammar engine's answer ends beyond some hundreds
+)
+CROWD_CHARS = 48  # characters after which that is known
+MAX_CROWD_CHARS = 8  # different ones that are tried
 STATE_COST = 10  # steps that making a state counts for
 _TOKEN = re.compile(
     r"\(\?s:\.\)|\(\?:|\[(?:[^\]\\]|\\.)*\]|\\(?:x[0-9A-F]{2}|u[0-9A-F]{4}|U[0-9A-F]{8}|.)"
@@ -37,9 +43,29 @@ class Budget:
     def matches(self, regex: str, text: str) -> bool:
         """Whether `regex`, as pattern.py writes it and without \\p, matches all of `text`. Raises
         PatternError where the schema asks for too much of this."""
+        return self.machine(regex).matches(text)
+
+    def machine(self, regex: str) -> "Machine":
+        if "\\p" in regex or "\\P" in regex:
+            raise PatternError("with \\p it cannot be compared with names and other patterns")
         if regex not in self.machines:
             self.machines[regex] = Machine(regex, self)
-        return self.machines[regex].matches(text)
+        return self.machines[regex]
+
+
+def check_crowd(regex: str, points: list[int]) -> None:
+    """PatternError where a text puts the pattern in too many states at once, as counted repetitions of one
+    another do whose ends cannot be told. `points`: a character of each set of the pattern."""
+    machine = Machine(regex, Budget())
+    chars = [chr(point) for point in dict.fromkeys(points)][:MAX_CROWD_CHARS]
+    now = machine.first()
+    for _ in range(CROWD_CHARS):
+        now = max((machine.behind(now, char) for char in chars), key=len)
+        if len(now) > MAX_CROWD:
+            raise PatternError(
+                "its counted repetitions can be told apart in too many ways; count one of them, or end each "
+                "with a character that it does not hold"
+            )
 
 
 class Repeat(NamedTuple):
@@ -56,25 +82,40 @@ class Machine:
     def __init__(self, regex: str, budget: Budget) -> None:
         self._budget = budget
         self._tests: dict[str, re.Pattern[str]] = {}  # by token
-        self._states: list[tuple[str, tuple[int, ...]]] = [("", ())]  # the first is the end
-        self._start = self._made(_alternatives(_TOKEN.findall(regex)[::-1]), 0)
+        self.states: list[tuple[str, tuple[int, ...]]] = [("", ())]  # the first is the end
+        self.start = self._made(_alternatives(_TOKEN.findall(regex)[::-1]), 0)
 
     def matches(self, text: str) -> bool:
-        now = self._reached([self._start])
+        now = self.first()
         for char in text:
-            steps = (self._states[place] for place in now)
-            now = self._reached(
-                [after[0] for token, after in steps if token and self._tests[token].fullmatch(char)]
-            )
+            now = self.behind(now, char)
+        return self.ends(now)
+
+    def tokens(self) -> Iterable[str]:
+        return self._tests
+
+    def first(self) -> set[int]:
+        """All states that the pattern is in before a text."""
+        return self.reached([self.start])
+
+    def behind(self, now: Iterable[int], char: str) -> set[int]:
+        """All states that the pattern is in when a character has followed."""
+        steps = (self.states[place] for place in now)
+        return self.reached(
+            [after[0] for token, after in steps if token and self._tests[token].fullmatch(char)]
+        )
+
+    def ends(self, now: Container[int]) -> bool:
         return 0 in now
 
-    def _reached(self, waiting: list[int]) -> set[int]:
+    def reached(self, waiting: list[int]) -> set[int]:
+        """The states that these are all at once; takes from `waiting`."""
         found: set[int] = set()
         while waiting:
             place = waiting.pop()
             if place not in found:
                 found.add(place)
-                token, after = self._states[place]
+                token, after = self.states[place]
                 if not token:
                     waiting += after
         self._budget.spend(len(found) + 1)
@@ -82,8 +123,8 @@ class Machine:
 
     def _state(self, token: str, *after: int) -> int:
         self._budget.spend(STATE_COST)
-        self._states.append((token, after))
-        return len(self._states) - 1
+        self.states.append((token, after))
+        return len(self.states) - 1
 
     def _made(self, part: str | Repeat | list, after: int) -> int:
         """The state where a part begins behind which `after` stands."""
@@ -95,7 +136,7 @@ class Machine:
             return self._state("", *(self._sequence(parts, after) for parts in part))
         if part.high is None:
             start = self._state("")
-            self._states[start] = ("", (self._made(part.part, start), after))
+            self.states[start] = ("", (self._made(part.part, start), after))
         else:
             start = after
             for _ in range(part.high - part.low):

@@ -1,13 +1,20 @@
 """Numbers as the grammar engine takes them: its ranges repaired, and the digits bounded."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
-from math import ceil, floor
+from math import ceil, floor, inf, nextafter
 
-from mmengine.structured_output.json_schema.keywords import decimals
+from mmengine.structured_output.json_schema.keywords import EXACT, decimals, fraction, shown
+from mmengine.structured_output.json_schema.notes import Notes
 from mmengine.structured_output.json_schema.pieces import Limit, Number, intersect
+from mmengine.structured_output.json_schema.refusal import refuse, step
 
 DOUBLE = 15  # decimal digits that a double always holds
 MAX_PLACES = 10  # behind the point: finer steps the engine cannot take exactly
+LARGEST = 2**63 - 1  # the engine's integers have 64 bits
+SMALLEST = -(2**63) + 1024  # the least that the engine takes as a bound
+FARTHEST = 10**18  # a range that begins beyond it is none to the engine
 Json = dict[str, object]
 
 
@@ -15,19 +22,66 @@ def plain(value: Fraction) -> int | float:
     return value.numerator if value.denominator == 1 else float(value)
 
 
-def number_schemas(piece: Number, digits: int) -> list[Json]:
-    """Alternatives that together allow what `piece` allows, with at most `digits` digits (0: any)."""
+def number_schemas(piece: Number, digits: int, notes: Notes, pointer: str) -> list[Json]:
+    """Alternatives that together allow what `piece` allows, with at most `digits` digits (0: any).
+
+    A bound that the engine would round is moved inwards, which the notes say; `pointer` is its schema's.
+    """
     if piece.values is not None:
         return [{"enum": [plain(value) for value in piece.values]}]
     bounded = [piece]
+    if (
+        digits and piece == Number()
+    ):  # one range compiles faster than four, and there is no limit to lead over
+        ends = {"exclusiveMinimum": -(10**digits), "exclusiveMaximum": 10**digits}
+        return [{"type": "number", "multipleOf": plain(Fraction(1, 10**MAX_PLACES)), **ends}]
     if digits:
-        narrowed = [intersect(piece, window) for window in _windows(digits)]
+        narrowed = [intersect(piece, window) for window in _windows(digits, piece.integer)]
         bounded = [one for one in narrowed if isinstance(one, Number)] or [piece]
-    return [schema for one in bounded for schema in _ranges(one)]
+    out = []
+    for one in bounded:
+        exact = one
+        if one.low and one.low == piece.low:
+            exact = replace(exact, low=_engine_limit(one.low, one.integer, 1, notes, pointer))
+        if one.high and one.high == piece.high:
+            exact = replace(exact, high=_engine_limit(one.high, one.integer, -1, notes, pointer))
+        out += _ranges(exact)
+    return out
 
 
-def _windows(digits: int) -> list[Number]:
-    """Fewer digits behind the point the larger the number, and integers of all digits."""
+def _engine_limit(limit: Limit, integer: bool, inwards: int, notes: Notes, pointer: str) -> Limit:
+    """The limit as it is, or the nearest one inwards (1: upwards) that the engine, which reads floats, takes
+    exactly."""
+    value, exclusive = limit
+    if abs(value) <= EXACT:
+        return limit
+    if integer:
+        value = Fraction(ceil(value) if inwards > 0 else floor(value))
+        value += inwards * (exclusive and value == limit[0])
+        if inwards < 0 and value == LARGEST:  # which the engine reads as 2**63 and takes as this
+            return (value, False)
+    keyword = ("exclusive" if exclusive else "") + ("Minimum" if inwards > 0 else "Maximum")
+    keyword = keyword[0].lower() + keyword[1:]
+    if value * inwards > FARTHEST:
+        refuse(keyword, step(pointer, keyword), f"{shown(plain(limit[0]))} is too large to be enforced")
+    if value * inwards < -LARGEST:
+        widest = (SMALLEST if inwards > 0 else LARGEST) if integer else -inwards * FARTHEST
+        found = Fraction(widest)
+    else:
+        near = float(value)
+        read: Callable[[float], Fraction] = Fraction if integer else fraction  # other ranges: by its digits
+        while (read(near) - value) * inwards < 0 or read(near) == limit[0] and exclusive:
+            near = nextafter(near, inwards * inf)
+        found = read(near)
+    if found != value:
+        text = f"numbers so large are not exact: it is enforced as {plain(found)}, inclusive"
+        notes.say(keyword, step(pointer, keyword), text, warning=True)
+    return (found, False)
+
+
+def _windows(digits: int, integer: bool) -> list[Number]:
+    """Integers of all digits; unless `integer`, before them fewer digits behind the point the larger the
+    number, so that a double holds all of them and rounding leads over no limit."""
 
     def within(places: int) -> Limit:
         return (Fraction(10**places), True)
@@ -37,9 +91,12 @@ def _windows(digits: int) -> list[Number]:
         multiple = Fraction(1, 10**behind) if behind else None
         return Number(behind == 0, (-limit[0], True), limit, multiple)
 
+    whole = window(digits, 0)
+    if integer:
+        return [whole]
     total = min(digits, DOUBLE)
     behind = sorted({min(MAX_PLACES, total * 2 // 3), total // 3, min(2, total - 1)} - {0}, reverse=True)
-    return [window(total - places, places) for places in behind] + [window(digits, 0)]
+    return [*(window(total - places, places) for places in behind), whole]
 
 
 def _ranges(piece: Number) -> list[Json]:

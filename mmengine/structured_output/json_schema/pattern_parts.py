@@ -1,6 +1,5 @@
 """The pieces of an ECMA-262 pattern, each written again with nothing in it that means two things: sets of
-characters as explicit ranges, groups without names. What is no regular language is refused, as is what makes
-a backtracking matcher explode.
+characters as explicit ranges, groups without names. What is no regular language is refused.
 """
 
 import re
@@ -26,19 +25,21 @@ from mmengine.structured_output.json_schema.characters import (
 
 MAX_NESTING = 32
 MAX_COUNT = 10_000  # of one counted repetition, and of nested ones together
+CATEGORY_COST = 50  # of the count, what a \\p is: hundreds of ranges, each of some bytes
 
 
 class Part(NamedTuple):
-    """A parsed piece. `empty`: it can match nothing; `loops`: it is, or can shrink to, an unbounded
-    repetition; `copies`: how many its counted repetitions make of what they hold."""
+    """A parsed piece. `fewest`, `most`: characters that it matches (None: any number); `copies`: how many its
+    counted repetitions make of what they hold; `times`: what it repeats, and how often."""
 
     text: str
-    empty: bool = False
-    loops: bool = False
+    fewest: int = 1
+    most: int | None = 1
     copies: int = 1
     literal: str | None = None
     anchor: str = ""
     branches: "list[list[Part]] | None" = None
+    times: "tuple[Part, int, int | None] | None" = None
 
 
 class Parser:
@@ -47,6 +48,7 @@ class Parser:
         self.at = 0
         self.depth = 0
         self.sets: list[Ranges] = []  # of characters; what \p adds holds no control character
+        self.crowded = False  # counted repetitions stand in one another
 
     def fail(self, why: str) -> NoReturn:
         raise PatternError(f"{why} (character {self.at + 1} of the pattern)")
@@ -83,7 +85,7 @@ class Parser:
         self.at += 1
         match char:
             case "^" | "$":
-                return Part("", anchor=char)
+                return Part("", 0, 0, anchor=char)
             case ".":
                 return self.class_of(NEWLINES, negated=True)
             case "[":
@@ -100,7 +102,7 @@ class Parser:
             self.sets.append([] if negated else [(0, LAST)])
         else:
             self.sets.append(without_nul(complement(ranges) if negated else ranges))
-        return Part(char_class(ranges, extras, negated))
+        return Part(char_class(ranges, extras, negated), copies=CATEGORY_COST if extras else 1)
 
     def group(self) -> Part:
         if self.take("?"):
@@ -114,7 +116,7 @@ class Parser:
         branches = self.branches()
         if not self.take(")"):
             self.fail("a group is not closed")
-        inner = joined(branches) if not has_anchor(branches) else Part("")
+        inner = joined(branches) if not has_anchor(branches) else Part("", 0, None)
         return inner._replace(text=f"(?:{inner.text})", literal=None, branches=branches)
 
     def escape(self) -> Part:
@@ -224,21 +226,15 @@ class Parser:
         self.take("?")  # lazy: the same language
         if self.peek() and self.peek() in "*+?":
             self.fail(f"{self.peek()} has nothing to repeat")
-        if high is None and part.loops:
-            self.fail("a repetition of a repetition matches in exponentially many ways; use one of them")
-        count = part.copies * max(low, high or 1)
-        if count > MAX_COUNT:
-            self.fail(f"counted repetitions copy more than {MAX_COUNT:,} times")
-        text = (
-            part.text
-            if part.literal or part.text.startswith(("(", "[", "\\p", "\\P"))
-            else f"(?:{part.text})"
-        )
-        suffix = {(0, None): "*", (1, None): "+", (0, 1): "?"}.get(
-            bounds, f"{{{low}}}" if low == high else f"{{{low},{'' if high is None else high}}}"
-        )
-        loops = part.loops or high is None or high > 1 and (part.empty or part.loops)
-        return Part(text + suffix, part.empty or low == 0, loops, count)
+        if part.fewest == 0:
+            low = 0  # the same language, and as often as it likes it is nothing already
+        if part.copies * max(low, high or 1) > MAX_COUNT:
+            counts = f"counted repetitions copy more than {MAX_COUNT:,} times"
+            self.fail(
+                f"{counts} (a \\p counts as {CATEGORY_COST}); lower them, or name narrower classes as [a-z]"
+            )
+        self.crowded |= part.copies > 1 and max(low, high or 1) > 1
+        return repeated(part, low, high)
 
     def quantifier(self) -> tuple[int, int | None] | None:
         for char, bounds in (("*", (0, None)), ("+", (1, None)), ("?", (0, 1))):
@@ -263,17 +259,28 @@ def has_anchor(branches: list[list[Part]]) -> bool:
     )
 
 
+def repeated(part: Part, low: int, high: int | None) -> Part:
+    text = part.text
+    if not (part.literal and len(part.literal) == 1 or text.startswith(("(", "[", "\\p", "\\P"))):
+        text = f"(?:{text})"
+    counts = f"{{{low}}}" if low == high else f"{{{low},{'' if high is None else high}}}"
+    suffix = {(0, None): "*", (1, None): "+", (0, 1): "?", (1, 1): ""}.get((low, high), counts)
+    most = 0 if part.most == 0 else None if part.most is None or high is None else part.most * high
+    copies = part.copies * max(low, high or 1)
+    return Part(text + suffix, part.fewest * low, most, copies, times=(part, low, high))
+
+
 def joined(branches: list[list[Part]]) -> Part:
-    """Alternatives as one part. A sequence loops when all of it but one repetition can be empty."""
-    loops = empty = False
-    count = 1
-    for parts in branches:
-        solid = [part for part in parts if not part.empty]
-        loops |= any(part.loops and all(p is part for p in solid) for part in parts)
-        empty |= not solid
-        count = max([count, *(part.copies for part in parts)])
+    """Alternatives as one part."""
     text = "|".join("".join(part.text for part in parts) for parts in branches)
+    most: int | None = 0
+    for parts in branches:
+        widths = [part.most for part in parts]
+        known = [width for width in widths if width is not None]
+        most = None if most is None or len(known) < len(widths) else max(most, sum(known))
+    fewest = min(sum(part.fewest for part in parts) for parts in branches)
+    copies = max([1, *(part.copies for parts in branches for part in parts)])
     literal = None
     if len(branches) == 1 and all(part.literal is not None for part in branches[0]):
         literal = "".join(part.literal or "" for part in branches[0])
-    return Part(text, empty, loops, count, literal)
+    return Part(text, fewest, most, copies, literal)

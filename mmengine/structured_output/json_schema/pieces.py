@@ -8,8 +8,15 @@ when the part itself is (schema/shapes.py), so recursion costs nothing here.
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from math import lcm
+from typing import NamedTuple
 
+from mmengine.structured_output.json_schema.characters import PatternError
+from mmengine.structured_output.json_schema.languages import combined, languages, written
+from mmengine.structured_output.json_schema.matching import Budget
 from mmengine.structured_output.json_schema.pattern import Pattern
+
+MAX_COMPARED = 512  # values of a string that are compared with its patterns
+MAX_STEPS = 100_000  # of comparing them with one pattern
 
 Conj = tuple[int, ...]
 Limit = tuple[Fraction, bool]  # a bound, and whether it is exclusive
@@ -37,8 +44,12 @@ class Number:
     high: Limit | None = None
     multiple: Fraction | None = None
     values: tuple[Fraction, ...] | None = None
+    excluded: tuple[Fraction, ...] = ()  # steps of none of which it is a multiple; 1: it is not whole
+    blocked: Blocked = ()
 
     def holds(self, value: Fraction) -> bool:
+        if any((value / step).denominator == 1 for step in self.excluded):
+            return False
         if self.integer and value.denominator != 1:
             return False
         if self.low and (value < self.low[0] or value == self.low[0] and self.low[1]):
@@ -46,6 +57,10 @@ class Number:
         if self.high and (value > self.high[0] or value == self.high[0] and self.high[1]):
             return False
         return self.multiple is None or (value / self.multiple).denominator == 1
+
+    def step(self) -> Fraction | None:
+        """What every number of the piece is a multiple of: of 3/10 and whole is a multiple of 3."""
+        return Fraction((self.multiple or Fraction(1)).numerator) if self.integer else self.multiple
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +72,15 @@ class String:
     blocked: Blocked = ()
 
 
+class Contains(NamedTuple):
+    """At least `low` and at most `high` items have the schema at `place`."""
+
+    place: int
+    low: int
+    high: int | None
+    pointer: str  # of the keyword
+
+
 @dataclass(frozen=True, slots=True)
 class Array:
     low: int = 0
@@ -64,6 +88,12 @@ class Array:
     prefix: tuple[Conj, ...] = ()
     rest: Conj = ()
     blocked: Blocked = ()
+    contains: tuple[Contains, ...] = ()
+    unique: str | None = None  # the pointer of a uniqueItems that is true
+
+    def counts_together(self) -> bool:
+        """Whether an item is allowed or not by what the others are."""
+        return bool(self.contains) or self.unique is not None and (self.high is None or self.high > 1)
 
     def item(self, at: int) -> Conj:
         return self.prefix[at] if at < len(self.prefix) else self.rest
@@ -80,6 +110,9 @@ class Object:
     low: int = 0
     high: int | None = None
     blocked: Blocked = ()
+    names: Conj = ()  # of propertyNames; worked in by key_patterns.py
+    # Names as the keywords of the schema bring them, left to right, where other orders are taken too.
+    groups: tuple[tuple[str, ...], ...] = field(default=(), compare=False)
 
     def property(self, name: str) -> Conj:
         """What the value of any key must be."""
@@ -150,8 +183,9 @@ def _numbers(a: Number, b: Number) -> Number | None:
         multiple = Fraction(
             lcm(x.numerator * y.denominator, y.numerator * x.denominator), x.denominator * y.denominator
         )
-    out = Number(a.integer or b.integer, low, high, multiple, _common(a.values, b.values))
-    return settled_number(out)
+    excluded = tuple(dict.fromkeys((*a.excluded, *b.excluded)))
+    values, blocked = _common(a.values, b.values), a.blocked + b.blocked
+    return settled_number(Number(a.integer or b.integer, low, high, multiple, values, excluded, blocked))
 
 
 def settled_number(piece: Number) -> Number | None:
@@ -162,13 +196,13 @@ def settled_number(piece: Number) -> Number | None:
     low, high = piece.low, piece.high
     if low and high and (low[0] > high[0] or low[0] == high[0] and (low[1] or high[1])):
         return None
-    step = piece.multiple
-    if piece.integer:
-        step = Fraction((step or Fraction(1)).numerator)  # what is a multiple of 3/10 and whole is one of 3
+    step = piece.step()
+    if step and any((step / each).denominator == 1 for each in piece.excluded):
+        return None
     if low and high and step:
         first = -(-low[0] // step) * step
         first += step if first == low[0] and low[1] else 0
-        if not replace(piece, multiple=None, integer=False).holds(Fraction(first)):
+        if not Number(low=low, high=high).holds(Fraction(first)):
             return None
     return piece
 
@@ -182,7 +216,28 @@ def _strings(a: String, b: String) -> String | None:
             return None
     if high is not None and low > high:
         return None
-    return String(low, high, tuple(dict.fromkeys(a.patterns + b.patterns)), values, a.blocked + b.blocked)
+    patterns = tuple(dict.fromkeys(a.patterns + b.patterns))
+    if values is not None and len(values) <= MAX_COMPARED:
+        values, patterns = _matching(values, patterns)
+        if not values:
+            return None
+    return String(low, high, patterns, values, a.blocked + b.blocked)
+
+
+def _matching(
+    values: tuple[str, ...], patterns: tuple[Pattern, ...]
+) -> tuple[tuple[str, ...], tuple[Pattern, ...]]:
+    """The values that match the patterns, and the patterns of which that cannot be said."""
+    left = []
+    for pattern in patterns:
+        try:
+            if not pattern.exact:
+                raise PatternError("it matches less than it stands for")
+            counted = pattern._replace(budget=Budget(MAX_STEPS))
+            values = tuple(value for value in values if counted.matches(value))
+        except PatternError:
+            left.append(pattern)
+    return values, tuple(left)
 
 
 def _arrays(a: Array, b: Array) -> Array | None:
@@ -191,7 +246,16 @@ def _arrays(a: Array, b: Array) -> Array | None:
         return None
     length = max(len(a.prefix), len(b.prefix))
     prefix = tuple(both(a.item(at), b.item(at)) for at in range(length))
-    return Array(low, high, prefix, both(a.rest, b.rest), a.blocked + b.blocked)
+    rest, contains = both(a.rest, b.rest), tuple(dict.fromkeys(a.contains + b.contains))
+    return Array(low, high, prefix, rest, a.blocked + b.blocked, contains, a.unique or b.unique)
+
+
+def _alone(pattern: Pattern, others: list[Pattern]) -> Pattern | None:
+    """The keys that match one pattern and none of others; None where there is none."""
+    budget = pattern.budget or Budget()
+    parts = languages([pattern.regex, *(other.regex for other in others)], budget)
+    left = combined(parts, lambda has: has[0] and not any(has[1:]))
+    return None if left.is_empty() else Pattern(written(left), None, budget=budget)
 
 
 def _objects(a: Object, b: Object) -> Object | None:
@@ -211,10 +275,17 @@ def _objects(a: Object, b: Object) -> Object | None:
             other = b if ours else a
             # Keys of this pattern may match patterns of the other side too: then its rest does not apply.
             if other.patterns and other.rest:
-                why = "it cannot be combined with other patterns and additionalProperties"
-                blocked += (("patternProperties", "", why),)
+                try:
+                    left = _alone(pattern, [each for each, _ in other.patterns.values()])
+                except PatternError as error:
+                    blocked += (("patternProperties", "", f"beside other patterns: {error}"),)
+                    left = None
+                if left is not None:
+                    patterns[" and not ".join((text, *other.patterns))] = (left, other.rest)
             one = (ours or theirs)[1]  # type: ignore[index]
             conj = one if other.patterns else both(one, other.rest) if ours else both(other.rest, one)
         patterns[text] = (pattern, conj)
     required = tuple(dict.fromkeys((*a.required, *b.required)))
-    return Object(properties, required, patterns, both(a.rest, b.rest), low, high, blocked)
+    return Object(
+        properties, required, patterns, both(a.rest, b.rest), low, high, blocked, both(a.names, b.names)
+    )

@@ -16,12 +16,23 @@ class SchemaRefused(InvalidRequest):
         super().__init__(f"schema refused: {keyword + ' ' if keyword else ''}at {pointer}: {why}")
         self.keyword = keyword
         self.pointer = pointer
+        self.why = why
 
 
 def refuse(keyword: str, pointer: str, why: str) -> NoReturn:
-    raise SchemaRefused(keyword, f"#{pointer}", why)
+    raise SchemaRefused(keyword, shown_pointer(pointer), why)
+
+
+def shown_pointer(pointer: str) -> str:
+    """A pointer as it is shown: with its #, which one into another document has behind that one's URI."""
+    return f"#{pointer}" if pointer[:1] in ("", "/") else pointer
 
 
 def step(pointer: str, *names: str | int) -> str:
     """The pointer of something below `pointer`, escaped as RFC 6901 says."""
-    return pointer + "".join("/" + str(name).replace("~", "~0").replace("/", "~1") for name in names)
+    for name in names:
+        text = str(name)
+        if "~" in text or "/" in text:
+            text = text.replace("~", "~0").replace("/", "~1")
+        pointer = f"{pointer}/{text}"
+    return pointer

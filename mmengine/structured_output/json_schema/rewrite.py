@@ -1,16 +1,18 @@
 """What the keywords of one schema object say themselves, without those that point to other schemas."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from mmengine.structured_output.json_schema.characters import PatternError
 from mmengine.structured_output.json_schema.document import Document
-from mmengine.structured_output.json_schema.formats import FORMATS
+from mmengine.structured_output.json_schema.formats import EXACT, FORMATS
 from mmengine.structured_output.json_schema.keywords import (
-    check_exact,
     check_multiple,
+    check_value,
     fraction,
     is_number,
     same,
+    shown,
 )
 from mmengine.structured_output.json_schema.pattern import Pattern, parse_pattern
 from mmengine.structured_output.json_schema.pieces import (
@@ -19,6 +21,7 @@ from mmengine.structured_output.json_schema.pieces import (
     Blocked,
     Boolean,
     Conj,
+    Contains,
     Limit,
     Null,
     Number,
@@ -28,11 +31,10 @@ from mmengine.structured_output.json_schema.pieces import (
     String,
     both,
     intersect_shapes,
+    least,
     settled_number,
 )
 from mmengine.structured_output.json_schema.refusal import refuse, step
-
-IN_PLACE = ("$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "if", "dependentSchemas", "not")
 
 
 def own_shape(document: Document, place: int) -> tuple[Shape, list[Conj] | None]:
@@ -74,18 +76,20 @@ def _kinds(schema: dict) -> dict[str, bool]:
 
 
 def _integer(piece: Number) -> Number:
-    return Number(True, piece.low, piece.high, piece.multiple, piece.values)
+    return replace(piece, integer=True)
 
 
 def _values(document: Document, place: int, keyword: str, values: list) -> tuple[Shape, list[Conj] | None]:
     """The shape of an enum's scalars; with arrays or objects among them, alternatives instead."""
     pointer = step(document.nodes[place].pointer, keyword)
     unique = list({same(value): value for value in values}.values())
+    if not unique:
+        return {}, None
     scalars = [value for value in unique if not isinstance(value, list | dict)]
     nested = [value for value in unique if isinstance(value, list | dict)]
     for value in scalars:
         if is_number(value):
-            check_exact(value, keyword, pointer)
+            check_value(value, keyword, pointer)
     shape: Shape = {}
     if None in scalars:
         shape["null"] = Null()
@@ -150,15 +154,19 @@ def _string(document: Document, place: int, schema: dict) -> String | None:
     pointer = document.nodes[place].pointer
     low, high = int(schema.get("minLength", 0)), schema.get("maxLength")
     patterns: list[Pattern] = []
+    blocked: Blocked = ()
     if "pattern" in schema:
         patterns.append(_pattern(schema["pattern"], "pattern", step(pointer, "pattern")))
     if "format" in schema:
         name = schema["format"]
         if name in FORMATS:
-            patterns.append(parse_pattern(f"^(?:{FORMATS[name]})$"))
+            patterns.append(parse_pattern(f"^(?:{FORMATS[name]})$")._replace(exact=name in EXACT))
+        else:
+            why = f"{shown(name)} cannot be enforced (known: {', '.join(sorted(FORMATS))})"
+            blocked = (("format", step(pointer, "format"), why),)
     if high is not None and low > high:
         return None
-    return String(low, None if high is None else int(high), tuple(patterns))
+    return String(low, None if high is None else int(high), tuple(patterns), None, blocked)
 
 
 def _pattern(text: str, keyword: str, pointer: str) -> Pattern:
@@ -166,6 +174,12 @@ def _pattern(text: str, keyword: str, pointer: str) -> Pattern:
         return parse_pattern(text)
     except PatternError as error:
         refuse(keyword, pointer, str(error))
+
+
+def key_pattern(document: Document, place: int, text: str) -> Pattern:
+    """A pattern in the patternProperties of a place."""
+    pointer = step(document.nodes[place].pointer, "patternProperties", text)
+    return _pattern(text, "patternProperties", pointer)._replace(budget=document.budget)
 
 
 def _array(document: Document, place: int, schema: dict) -> Array | None:
@@ -176,25 +190,19 @@ def _array(document: Document, place: int, schema: dict) -> Array | None:
     )
     rest: Conj = (document.at(place, "items"),) if "items" in schema else ()
     blocked: Blocked = ()
-    for keyword in ("contains", "uniqueItems", "unevaluatedItems"):
-        if keyword not in schema:
-            continue
-        value = schema[keyword]
-        harmless = {
-            "contains": schema.get("minContains") == 0 and "maxContains" not in schema,
-            "uniqueItems": not value or high is not None and high <= 1,
-            "unevaluatedItems": value in (True, {}) or "items" in schema,
-        }[keyword]
-        if keyword == "unevaluatedItems" and not harmless and not {"contains", *IN_PLACE} & set(schema):
-            rest = (document.at(place, keyword),)
-        elif keyword == "contains" and value is True and not {"minContains", "maxContains"} & set(schema):
-            low = max(low, 1)
-        elif not harmless:
-            why = "it looks at all items together, which cannot be enforced"
-            blocked += ((keyword, step(pointer, keyword), why),)
+    contains: tuple[Contains, ...] = ()
+    if "contains" in schema:
+        fewest, most = int(schema.get("minContains", 1)), schema.get("maxContains")
+        if schema["contains"] in (True, {}):
+            low, high = max(low, fewest), least(high, most)
+        elif fewest or most is not None:
+            most = None if most is None else int(most)
+            contains = (Contains(document.at(place, "contains"), fewest, most, step(pointer, "contains")),)
+    unique = step(pointer, "uniqueItems") if schema.get("uniqueItems") else None
     if high is not None and low > high:
         return None
-    return Array(low, None if high is None else int(high), prefix, rest, blocked)
+    high = None if high is None else int(high)
+    return Array(low, high, prefix, rest, blocked, contains, unique)
 
 
 def _object(document: Document, place: int, schema: dict) -> Object | None:
@@ -202,8 +210,7 @@ def _object(document: Document, place: int, schema: dict) -> Object | None:
     low, high = int(schema.get("minProperties", 0)), schema.get("maxProperties")
     patterns: dict[str, tuple[Pattern, Conj]] = {}
     for text in schema.get("patternProperties", ()):
-        pattern = _pattern(text, "patternProperties", step(pointer, "patternProperties", text))
-        pattern = pattern._replace(budget=document.budget)
+        pattern = key_pattern(document, place, text)
         patterns[text] = (pattern, (document.at(place, "patternProperties", text),))
     properties: dict[str, Conj] = {}
     for name in schema.get("properties", ()):
@@ -214,23 +221,17 @@ def _object(document: Document, place: int, schema: dict) -> Object | None:
         properties[name] = conj
     rest: Conj = (document.at(place, "additionalProperties"),) if "additionalProperties" in schema else ()
     blocked: Blocked = ()
+    names: Conj = ()
     if "propertyNames" in schema and schema["propertyNames"] not in (True, {}):
         if schema["propertyNames"] is False:
             high = 0
         else:
-            why = "it restricts keys; use patternProperties with additionalProperties false"
-            blocked += (("propertyNames", step(pointer, "propertyNames"), why),)
-    unevaluated = schema.get("unevaluatedProperties", True)
-    if unevaluated not in (True, {}) and "additionalProperties" not in schema:
-        if set(IN_PLACE) & set(schema):
-            why = "it depends on which branch holds, which cannot be enforced; use additionalProperties"
-            blocked += (("unevaluatedProperties", step(pointer, "unevaluatedProperties"), why),)
-        else:
-            rest = (document.at(place, "unevaluatedProperties"),)
+            names = (document.at(place, "propertyNames"),)
     if high is not None and low > high:
         return None
     required = tuple(schema.get("required", ()))
-    return Object(properties, required, patterns, rest, low, None if high is None else int(high), blocked)
+    high = None if high is None else int(high)
+    return Object(properties, required, patterns, rest, low, high, blocked, names)
 
 
 def _matches(pattern: Pattern, name: str, pointer: str) -> bool:

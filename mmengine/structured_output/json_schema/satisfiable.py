@@ -6,8 +6,10 @@ recursion could fill is never reached, so "recursion without a base" needs no ru
 
 from dataclasses import dataclass, field
 
+from mmengine.structured_output.json_schema.keywords import contradiction
 from mmengine.structured_output.json_schema.pieces import Array, Conj, Object, Piece
 from mmengine.structured_output.json_schema.refusal import refuse, step
+from mmengine.structured_output.json_schema.sequences import Sequence, sequence_of
 from mmengine.structured_output.json_schema.shapes import Shapes, parts
 
 
@@ -16,6 +18,7 @@ class Satisfiable:
     shapes: Shapes
     order: list[Conj] = field(default_factory=list)  # every part that can be reached, the root first
     yes: set[Conj] = field(default_factory=set)
+    sequences: dict[Array, Sequence] = field(default_factory=dict)  # of arrays whose items count together
 
     def work_out(self, root: Conj) -> None:
         """Fills `order` and `yes`; refuses a root that nothing satisfies, or a blocked piece."""
@@ -24,7 +27,7 @@ class Satisfiable:
         for conj in self.order:
             for shape in self.shapes.of(conj):
                 for piece in shape.values():
-                    for part in parts(piece):
+                    for part in self._parts(piece, conj):
                         if part not in found:
                             found[part] = None
                             self.order.append(part)
@@ -40,7 +43,25 @@ class Satisfiable:
         if root not in self.yes:
             self._explain(root, frozenset())
 
+    def _parts(self, piece: Piece, conj: Conj) -> list[Conj]:
+        if isinstance(piece, Array) and piece.counts_together() and piece not in self.sequences:
+
+            def make(schema: dict | bool, key: object) -> Conj:
+                return self.shapes.make(schema, conj[0], key)
+
+            found = sequence_of(piece, self.shapes.of, make, self.shapes.complement)
+            self.sequences[piece] = found
+        return self.parts(piece)
+
+    def parts(self, piece: Piece) -> list[Conj]:
+        """The schemas of what is inside an array or an object, each a part of `order`."""
+        if isinstance(piece, Array) and piece.counts_together():
+            return self.sequences[piece].parts()
+        return parts(piece)
+
     def piece(self, piece: Piece) -> bool:
+        if isinstance(piece, Array) and piece.counts_together():
+            return self.sequences[piece].useful(self.yes) is not None
         if isinstance(piece, Array):
             needed = [piece.item(at) for at in range(min(piece.low, len(piece.prefix) + 1))]
             return all(part in self.yes for part in needed)
@@ -66,6 +87,7 @@ class Satisfiable:
         if conj in seen:
             refuse("$ref", pointer, "it recurses without a base: only an endless value could satisfy it")
         shapes = self.shapes.of(conj)
+        self._explain_places(conj)
         if not shapes:
             schema = self.shapes.document.nodes[conj[0]].schema if conj else True
             why = (
@@ -76,13 +98,28 @@ class Satisfiable:
             refuse("", pointer, why)
         for shape in shapes:
             for piece in shape.values():
-                if isinstance(piece, Array):
+                if isinstance(piece, Array) and piece.counts_together():
+                    self._explain_sequence(piece, conj)
+                elif isinstance(piece, Array):
                     for at in range(min(piece.low, len(piece.prefix) + 1)):
                         if piece.item(at) not in self.yes:
                             self._explain(piece.item(at), seen | {conj})
                 if isinstance(piece, Object):
                     self._explain_object(piece, conj, seen)
         refuse("", pointer, "nothing satisfies it")
+
+    def _explain_sequence(self, piece: Array, conj: Conj) -> None:
+        pointer = piece.contains[0].pointer if piece.contains else piece.unique or self.shapes.pointer(conj)
+        keyword = "contains" if piece.contains else "uniqueItems"
+        refuse(keyword, pointer, "no array has items enough that satisfy it")
+
+    def _explain_places(self, conj: Conj) -> None:
+        """Refuses for what two keywords of one schema say, if that is the reason."""
+        for node in (self.shapes.document.nodes[place] for place in conj):
+            found = contradiction(node.schema) if isinstance(node.schema, dict) else None
+            if found:
+                names, why = found
+                refuse(str(names[0]), step(node.pointer, *names), why)
 
     def _explain_object(self, piece: Object, conj: Conj, seen: frozenset[Conj]) -> None:
         pointer = self.shapes.pointer(conj)

@@ -1,34 +1,68 @@
 """What a conjunction of schemas allows: a list of shapes, one of which a value must have.
 
 Every in-place keyword ($ref, allOf, anyOf, oneOf, dependentSchemas, …) is worked in here, exactly or not at
-all, so that what is left says one thing in one place: a type with its own constraints. `oneOf` becomes a
-choice when no value can be in two of its branches, which has to be proved.
+all, so that what is left says one thing in one place: a type with its own constraints. Each alternative knows
+which schemas hold in it, and leaves out those that must not (negation.py).
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
-from mmengine.structured_output.json_schema.disjoint import disjoint
+from mmengine.structured_output.json_schema.conditions import (
+    Choice,
+    any_of,
+    dependent,
+    if_then_else,
+    one_of,
+    pointer_of,
+)
 from mmengine.structured_output.json_schema.document import Document
-from mmengine.structured_output.json_schema.keywords import ANNOTATIONS, ASSERTIONS, ELDERS, TYPES
+from mmengine.structured_output.json_schema.dynamic import dynamic_target
+from mmengine.structured_output.json_schema.key_patterns import plain_keys
+from mmengine.structured_output.json_schema.keywords import ANNOTATIONS, ASSERTIONS
+from mmengine.structured_output.json_schema.negation import Exclusion, Origin
+from mmengine.structured_output.json_schema.order import arranged
 from mmengine.structured_output.json_schema.pieces import KINDS, Array, Conj, Object, Shape, intersect_shapes
-from mmengine.structured_output.json_schema.refusal import refuse, step
+from mmengine.structured_output.json_schema.refusal import SchemaRefused, refuse
 from mmengine.structured_output.json_schema.rewrite import own_shape
+from mmengine.structured_output.json_schema.simplified import simplified
+from mmengine.structured_output.json_schema.unevaluated import asks, check_decided, unevaluated_shape
 
 MAX_SHAPES = 512  # of one place, after anyOf and oneOf are multiplied out
+MAX_EARLY = 16  # shapes of one place before all choices are taken
 MAX_STEPS = 50_000  # of multiplying out, in all
 MAX_PLACES = 20_000  # different conjunctions
 
-Choice = list[Conj]
+
+class Item(NamedTuple):
+    """A schema to be added: its place, the places that led to it, and where in their text it stands."""
+
+    place: int
+    path: tuple[int, ...]
+    where: tuple[int, ...]
+
+
+class Open(NamedTuple):
+    """A choice that is not taken yet, and the Item of its branches."""
+
+    path: tuple[int, ...]
+    where: tuple[int, ...]
+    choice: Choice
 
 
 @dataclass(slots=True)
 class Work:
     """The state of one expansion: what holds so far, what is still to be added, what to choose from."""
 
-    shape: Shape
-    todo: list[tuple[int, tuple[int, ...]]]  # a place, and the places that led to it
-    seen: frozenset[int] = frozenset()
-    choices: tuple[tuple[tuple[int, ...], Choice], ...] = ()
+    shapes: list[Shape]  # one of which a value must have
+    todo: list[Item]
+    held: tuple[Item, ...] = ()  # all that was added, once for each way that led to it
+    choices: tuple[Open, ...] = ()
+    excluded: tuple[tuple[Conj, Origin], ...] = ()  # none of which may hold, and still to be taken out
+    taken: bool = False  # whether a choice was
+
+    def meet(self, shape: Shape) -> None:
+        self.shapes = [met for each in self.shapes if (met := intersect_shapes(each, shape))]
 
 
 @dataclass(slots=True)
@@ -36,6 +70,10 @@ class Shapes:
     document: Document
     known: dict[Conj, list[Shape]] = field(default_factory=dict)
     busy: set[Conj] = field(default_factory=set)
+    negated: dict[int, tuple[Conj, Origin]] = field(default_factory=dict)  # made places: not what is here
+    unions: dict[int, Choice] = field(default_factory=dict)  # made places: one of what is here
+    narrowed: set[Conj] = field(default_factory=set)  # whose shapes lack some of what they allow
+    narrow_at: dict[Origin, None] = field(default_factory=dict)  # keywords that made them lack it
     steps: int = 0
 
     def of(self, conj: Conj) -> list[Shape]:
@@ -43,137 +81,253 @@ class Shapes:
             if len(self.known) >= MAX_PLACES:
                 refuse("", "", f"its references and combinations come to more than {MAX_PLACES:,} schemas")
             if conj in self.busy:
-                refuse("oneOf", self.pointer(conj), "it has itself as a branch of its oneOf")
+                refuse("", self.pointer(conj), "what it is depends on itself, by a oneOf, not or if in it")
             self.busy.add(conj)
-            self.known[conj] = self._expand(Work(KINDS, [(place, ()) for place in conj]), conj)
-            self.busy.remove(conj)
+            try:
+                expanded = self._expand(
+                    Work([KINDS], [Item(place, (), (at,)) for at, place in enumerate(conj)]), conj
+                )
+                found = [self._plain(shape, conj) for shape in expanded]
+            finally:
+                self.busy.remove(conj)
+            possible = simplified([self._possible(shape) for shape in found])
+            self.known[conj] = possible or found[:1]  # of which it is said why it is impossible
         return self.known[conj]
+
+    def _plain(self, shape: Shape, conj: Conj) -> Shape:
+        """The shape with the keys of its objects made plain."""
+        piece = shape.get("object")
+        if not isinstance(piece, Object) or not piece.names and len(piece.patterns) < 2:
+            return shape
+        for name in piece.names:
+            if (name,) in self.busy:
+                refuse("propertyNames", self.pointer(conj), "it leads back to itself")
+        plain = plain_keys(piece, self.of, self.nothing(), self.pointer(conj), self.document.budget)
+        return {**shape, "object": plain}
+
+    def proved(self, conj: Conj) -> list[Shape]:
+        """Shapes one of which every value has, for what is concluded from what they lack."""
+        found = self.of(conj)
+        return [KINDS] if conj in self.narrowed else found
 
     def pointer(self, conj: Conj) -> str:
         return self.document.nodes[conj[0]].pointer if conj else ""
 
+    def nothing(self) -> Conj:
+        return (self.document.make(False, "", "nothing"),)
+
     def make(self, schema: dict | bool, place: int, key: object) -> Conj:
         return (self.document.make(schema, self.document.nodes[place].pointer, (place, key)),)
 
-    def _expand(self, work: Work, conj: Conj) -> list[Shape]:
-        self.steps += 1
+    def complement(self, place: int) -> Conj:
+        """What the schema at a place does not allow, for maxContains."""
+        pointer = self.document.nodes[place].pointer
+        return self.opposite(
+            (place,), Origin("contains", pointer, "what it excludes", "leave maxContains out")
+        )
+
+    def anything(self, place: int) -> bool:
+        """Whether the schema of a place plainly allows everything."""
+        schema = self.document.nodes[place].schema
+        if place in self.negated or place in self.unions:
+            return False
+        return schema is True or isinstance(schema, dict) and not any(map(asserts, schema))
+
+    def never(self, conj: Conj) -> bool:
+        """Whether it is plain that nothing satisfies all of these."""
+        if any(self.document.nodes[place].schema is False for place in conj):
+            return True
+        if conj in self.busy:
+            return False
+        try:
+            return not any(map(self._possible, self.proved(conj)))
+        except SchemaRefused:
+            return False
+
+    def opposite(self, conj: Conj, origin: Origin) -> Conj:
+        """The place of what satisfies not all of these."""
+        if len(conj) == 1:
+            (place,) = conj
+            schema = self.document.nodes[place].schema
+            if place in self.negated:
+                return self.union([self.negated[place][0]])
+            if isinstance(schema, dict) and [name for name in schema if asserts(name)] == ["not"]:
+                return self.union([(self.document.at(place, "not"),)])
+        made = self.document.make(True, origin.pointer, ("not", conj, origin))
+        self.negated[made] = (conj, origin)
+        return (made,)
+
+    def union(self, choice: Choice) -> Conj:
+        """The place of what satisfies one of these, which then evaluates nothing (unevaluated.py)."""
+        made = self.document.make(True, self.pointer(choice[0]), ("union", tuple(choice)))
+        self.unions[made] = choice
+        return (made,)
+
+    def _step(self, conj: Conj, count: int = 1) -> None:
+        self.steps += count
         if self.steps > MAX_STEPS:
             refuse(
                 "", self.pointer(conj), f"its alternatives take more than {MAX_STEPS:,} steps to multiply out"
             )
-        seen = set(work.seen)
-        while work.todo and work.shape:
-            place, path = work.todo.pop(0)
-            if place in path:
-                refuse("$ref", self.document.nodes[place].pointer, "the reference leads back to itself")
-            if place not in seen:
-                seen.add(place)
-                self._add(work, place, (*path, place))
-        if not work.shape:
-            return []
+
+    def _expand(self, work: Work, conj: Conj) -> list[Shape]:
+        self._step(conj)
+        seen = {each.place for each in work.held}
+        while work.todo and work.shapes:
+            item = work.todo.pop(0)
+            if item.place in item.path:
+                pointer = self.document.nodes[item.place].pointer
+                refuse("$ref", pointer, "the reference leads back to itself")
+            work.held += (item,)
+            if item.place not in seen:
+                seen.add(item.place)
+                self._add(work, item._replace(path=(*item.path, item.place)))
         if not work.choices:
-            return [work.shape]
-        (path, choice), *rest = work.choices
+            self._add_unevaluated(work)
+        self._exclude(work, conj)
+        if not work.choices or not work.shapes:
+            groups = self._groups(work)
+            return [arranged(shape, groups) for shape in work.shapes]
+        now, *rest = work.choices
         out: list[Shape] = []
-        for branch in choice:
-            todo = [(place, path) for place in branch]
-            out += self._expand(Work(work.shape, todo, frozenset(seen), tuple(rest)), conj)
-            if len(out) > MAX_SHAPES:
-                why = f"its anyOf, oneOf and allOf together come to more than {MAX_SHAPES} alternatives"
-                refuse("anyOf", self.pointer(conj), why)
+        for branch in now.choice:
+            todo = [Item(place, now.path, (*now.where, at)) for at, place in enumerate(branch)]
+            taken = Work(work.shapes, todo, work.held, tuple(rest), work.excluded, taken=True)
+            out += self._expand(taken, conj)
+            self._check_count(out, conj)
         return out
 
-    def _add(self, work: Work, place: int, path: tuple[int, ...]) -> None:
+    def _check_count(self, shapes: list[Shape], conj: Conj) -> None:
+        if len(shapes) > MAX_SHAPES:
+            why = f"its anyOf, oneOf and allOf together come to more than {MAX_SHAPES} alternatives"
+            refuse("anyOf", self.pointer(conj), why)
+
+    def _exclude(self, work: Work, conj: Conj) -> None:
+        """Takes what must not hold out of the shapes: where it leaves few of them, or no choice is open."""
+        if work.taken:
+            work.shapes = [some for shape in work.shapes if (some := self._possible(shape))]
+        waiting: tuple[tuple[Conj, Origin], ...] = ()
+        for excluded, origin in work.excluded:
+            exclusion = Exclusion(self, origin)
+            found = self.of(excluded)
+            if excluded in self.narrowed:
+                refuse(*origin.blocked("some of it is enforced more narrowly than it is defined"))
+            left = work.shapes
+            for shape in found:
+                self._step(conj, len(left))
+                left = [kept for each in left for kept in exclusion.shapes(each, shape)]
+                left = simplified([kept for each in left if (kept := self._possible(each))])
+                self._check_count(left, conj)
+            if work.choices and (exclusion.narrow or exclusion.stuck or len(left) > MAX_EARLY):
+                waiting += ((excluded, origin),)
+                continue
+            work.shapes = left
+            if exclusion.narrow:
+                self.narrowed.add(conj)
+                self.narrow_at[replace(origin, inner=False, free=False)] = None
+        work.excluded = waiting
+
+    def _possible(self, shape: Shape) -> Shape:
+        """The shape without an object that plainly lacks what it requires."""
+        piece = shape.get("object")
+        if isinstance(piece, Object):
+            parts = [piece.property(name) for name in piece.required]
+            if any(self._is_false(part) or len(part) > 1 and self.never(part) for part in parts):
+                return {kind: other for kind, other in shape.items() if kind != "object"}
+        return shape
+
+    def _is_false(self, conj: Conj) -> bool:
+        return any(self.document.nodes[place].schema is False for place in conj)
+
+    def _groups(self, work: Work) -> list[tuple[str, ...]]:
+        """The names in `properties`, schema by schema, as their keywords stand in the text."""
+        found: dict[int, tuple[tuple[int, ...], tuple[str, ...]]] = {}
+        for place, _, where in work.held:
+            schema = self.document.nodes[place].schema
+            if isinstance(schema, dict) and schema.get("properties"):
+                names = tuple(name for name, value in schema["properties"].items() if value is not False)
+                found.setdefault(place, ((*where, list(schema).index("properties")), names))
+        return [names for _, names in sorted(found.values())]
+
+    def _add_unevaluated(self, work: Work) -> None:
+        asking = {each.place for each in work.held if asks(self.document.nodes[each.place].schema)}
+        if not asking:
+            return
+        held: dict[int, list[int]] = {}
+        for place, path, _ in work.held:
+            if path:
+                held.setdefault(path[-1], []).append(place)
+        first = {each.place: each.path for each in reversed(work.held)}
+        for place in asking:
+            for below in reached(held, place):
+                check_decided(self.document, below, (*first[below], below), place)
+            shape = unevaluated_shape(self.document, place, held, self.union)
+            work.meet(shape)
+
+    def _add(self, work: Work, item: Item) -> None:
         """Adds one schema to the conjunction."""
-        node = self.document.nodes[place]
+        if item.place in self.negated:
+            work.excluded += (self.negated[item.place],)
+            return
+        if item.place in self.unions:
+            work.choices += (Open((), item.where, self.unions[item.place]),)
+            return
+        node = self.document.nodes[item.place]
         schema = node.schema
         if isinstance(schema, bool):
-            work.shape = work.shape if schema else {}
+            work.shapes = work.shapes if schema else []
             return
-        for keyword in schema:
-            if keyword in ELDERS:
-                refuse(keyword, step(node.pointer, keyword), "a keyword of an older draft cannot be enforced")
-        shape, choice = own_shape(self.document, place)
-        work.shape = intersect_shapes(work.shape, shape)
+        shape, choice = own_shape(self.document, item.place)
+        work.meet(shape)
         if choice is not None:
-            work.choices += ((path, choice),)
-        for keyword in schema:
-            if keyword in ASSERTIONS and keyword not in ANNOTATIONS:
-                self._apply(work, keyword, place, path)
+            work.choices += (Open(item.path, item.where, choice),)
+        for at, keyword in enumerate(schema):
+            if asserts(keyword):
+                self._apply(work, keyword, item._replace(where=(*item.where, at)))
 
-    def _apply(self, work: Work, keyword: str, place: int, path: tuple[int, ...]) -> None:
+    def _apply(self, work: Work, keyword: str, item: Item) -> None:
         """Adds what an in-place keyword says."""
-        document, schema = self.document, self.document.nodes[place].schema
-        pointer = step(document.nodes[place].pointer, keyword)
-        value = schema[keyword]  # type: ignore[index]
+        document, (place, path, where) = self.document, item
+        value = document.nodes[place].schema[keyword]  # type: ignore[index]
+        pointer = pointer_of(document, place, keyword)
+        together = any(asks(document.nodes[each].schema) for each in path)
+        choice: Choice | None = None
         match keyword:
             case "$ref":
-                work.todo.append((document.target(place), path))
+                work.todo.append(Item(document.target(place), path, where))
             case "allOf":
-                work.todo += [(document.at(place, keyword, at), path) for at in range(len(value))]
+                for at in range(len(value)):
+                    work.todo.append(Item(document.at(place, keyword, at), path, (*where, at)))
             case "anyOf":
-                branches: Choice = [(document.at(place, keyword, at),) for at in range(len(value))]
-                work.choices += ((path, branches),)
+                choice = any_of(document, place, together)
             case "oneOf":
-                branches = [(document.at(place, keyword, at),) for at in range(len(value))]
-                self._check_disjoint(branches, pointer)
-                work.choices += ((path, branches),)
+                choice = one_of(document, place, self, self.proved)
             case "dependentRequired" | "dependentSchemas":
                 for name in value:
-                    work.choices += ((path, self._dependent(keyword, name, place)),)
+                    work.choices += (Open(path, where, dependent(document, place, keyword, name)),)
             case "not":
-                work.todo += [(made, path) for made in self._negated(place, pointer)]
+                origin = Origin("not", pointer, "what it excludes", "say what is allowed instead")
+                for made in self.opposite((document.at(place, "not"),), origin):
+                    work.todo.append(Item(made, path, where))
             case "if":
-                self._conditional(work, place, path, pointer)
+                choice = if_then_else(document, place, self, together)
             case "$dynamicRef":
-                refuse(keyword, pointer, "dynamic references cannot be enforced; use $ref")
+                work.todo.append(Item(dynamic_target(document, place), path, where))
+        if choice is not None:
+            work.choices += (Open(path, where, choice),)
 
-    def _dependent(self, keyword: str, name: str, place: int) -> Choice:
-        """Without the property, or with what it brings along."""
-        lacks = self.make({"properties": {name: False}}, place, (keyword, name, "lacks"))
-        value = self.document.nodes[place].schema[keyword][name]  # type: ignore[index]
-        names = [name, *(value if keyword == "dependentRequired" else ())]
-        needs = self.make({"type": "object", "required": names}, place, (keyword, name, "needs"))
-        if keyword == "dependentSchemas":
-            needs += (self.document.at(place, keyword, name),)
-        return [lacks, needs]
 
-    def _negated(self, place: int, pointer: str) -> Conj:
-        inner = self.document.nodes[place].schema["not"]  # type: ignore[index]
-        if isinstance(inner, dict) and all(keyword in ANNOTATIONS for keyword in inner):
-            inner = True
-        if isinstance(inner, bool):
-            return self.make(not inner, place, "not")
-        types = inner.get("type")
-        names = [types] if isinstance(types, str) else types
-        if not names or "integer" in names or any(k != "type" and k not in ANNOTATIONS for k in inner):
-            refuse("not", pointer, "what it excludes cannot be enforced; say what is allowed instead")
-        left = [kind for kind in TYPES if kind not in names]
-        return self.make({"type": left} if left else False, place, "not")
+def asserts(keyword: str) -> bool:
+    """Whether the keyword says what a value must be, and not only something about it."""
+    return keyword in ASSERTIONS and keyword not in ANNOTATIONS
 
-    def _conditional(self, work: Work, place: int, path: tuple[int, ...], pointer: str) -> None:
-        schema = self.document.nodes[place].schema
-        branches = [name for name in ("then", "else") if name in schema]  # type: ignore[operator]
-        if not branches:
-            return
-        test = schema["if"]  # type: ignore[index]
-        if test == {}:
-            test = True
-        if not isinstance(test, bool):
-            refuse("if", pointer, "a condition cannot be enforced; use anyOf with a property that tells")
-        taken = "then" if test else "else"
-        if taken in branches:
-            work.todo.append((self.document.at(place, taken), path))
 
-    def _check_disjoint(self, branches: list[Conj], pointer: str) -> None:
-        all_shapes = [self.of(branch) for branch in branches]
-        if sum(map(len, all_shapes)) > MAX_SHAPES:  # before each is compared with each
-            refuse("oneOf", pointer, f"its branches come to more than {MAX_SHAPES} alternatives")
-        for later, shapes in enumerate(all_shapes):
-            for earlier in range(later):
-                if not all(disjoint(self.of, a, b) for a in all_shapes[earlier] for b in shapes):
-                    why = f"branches {earlier} and {later} may both hold; use anyOf, or a required property"
-                    refuse("oneOf", pointer, f"{why} whose const differs")
+def reached(held: dict[int, list[int]], place: int) -> list[int]:
+    """The places that hold in place below one, itself among them."""
+    out = [place]
+    for each in out:  # which grows
+        out += [below for below in dict.fromkeys(held.get(each, ())) if below not in out]
+    return out
 
 
 def parts(piece: object) -> list[Conj]:

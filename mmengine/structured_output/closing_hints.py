@@ -1,0 +1,173 @@
+"""What a grammar's text says about the ends of its texts: values and keys that may well be said.
+
+Nothing here is sure: a hint is gathered wherever it stands in a grammar, and a closing (closing.py) asks the
+matcher which of them fit where it is.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil
+
+import msgspec
+
+from mmengine.request import GrammarRequest
+from mmengine.structured_output.shortest_words import Text
+
+MAX_TEXTS = 200  # of patterns, of one grammar
+MAX_LEAVES = 4_000  # values, of one grammar
+_SIMPLE = (*(str(digit) for digit in range(10)), "-1", '""', "[]", "{}", "null", "true", "false")
+
+
+class Keys:
+    """Properties of one object, in the order in which they are said."""
+
+    def __init__(self, names: Iterable[str], required: Iterable[str]):
+        self.places = {spelled(name): place for place, name in enumerate(names)}
+        self.required = frozenset(map(spelled, required))
+
+
+@dataclass
+class Hints:
+    """`leaves`: values without parts, the shortest first; `texts`: what strings are, or, if `is_bare`, the
+    whole answer; `literals`: strings as they are spelled, without the first quotation mark; `keys`: of each
+    object; `owners`: by a key as it is spelled, those of `keys` that have it."""
+
+    leaves: list[bytes]
+    literals: list[bytes]
+    texts: list[Text]
+    keys: list[Keys]
+    is_bare: bool = False
+
+    def __post_init__(self) -> None:
+        self.owners: dict[bytes, list[Keys]] = {}
+        for each in self.keys:
+            for name in each.places:
+                self.owners.setdefault(name, []).append(each)
+
+    def rests(self, string: bytes) -> list[bytes]:
+        """How a string, or a bare answer, of which `string` was said may go on to its end, the shortest
+        first; without its quotation mark."""
+        found = [each[len(string) :] for each in self.literals if each.startswith(string)]
+        beginning = _unspelled(string, self.is_bare)
+        if beginning is not None:
+            for text in self.texts:
+                rest = text.rest(beginning)
+                if rest is not None:
+                    found.append(rest.encode(errors="replace") if self.is_bare else spelled(rest))
+        return sorted(dict.fromkeys(found), key=len)
+
+    def key_rests(self, string: bytes) -> list[bytes]:
+        """The same of a key."""
+        found = [name[len(string) :] for name in self.owners if name.startswith(string)]
+        return sorted(found, key=len)
+
+    def best_keys(self, rests: Sequence[bytes], string: bytes) -> list[bytes]:
+        """Of keys that may be said next, all those of one object: the one that must come, if it is known, or
+        else those that should be tried, the best first."""
+        for owner in self.owners.get(string + rests[0], ()):
+            places = [owner.places.get(string + rest, -1) for rest in rests]
+            if min(places) >= 0:
+                last = rests[places.index(max(places))]
+                return [last] if string + last in owner.required else [*rests[:3], last]
+        return list(rests[:4])
+
+
+def hints_of(grammar: GrammarRequest) -> Hints:
+    if grammar.kind == "regex":
+        return Hints([], [], [Text((f"(?:{grammar.source})",))], [], is_bare=True)
+    found = {} if grammar.kind == "lark" else msgspec.json.decode(grammar.source)
+    if grammar.kind == "choice":
+        return Hints([], sorted((each.encode() for each in found), key=len), [], [], is_bare=True)
+    literals: dict[bytes, None] = {}
+    texts: dict[Text, None] = {}
+    leaves: dict[bytes, None] = {each.encode(): None for each in _SIMPLE}
+    keys = []
+    for node in _objects(found):
+        names = node.get("properties")
+        if isinstance(names, dict):
+            required = node.get("required", ())
+            keys.append(Keys(names, required if isinstance(required, list) else ()))
+        for pattern in _patterns(node):
+            texts.setdefault(pattern)
+        for value in _values(node):
+            leaves.setdefault(value)
+            if value.startswith(b'"'):
+                literals.setdefault(value[1:-1])
+    some = list(texts)[:MAX_TEXTS]
+    for text in some:
+        rest = text.rest("")
+        if rest is not None:
+            leaves.setdefault(b'"' + spelled(rest) + b'"')
+    literals.setdefault(b"")
+    return Hints(sorted(leaves, key=len)[:MAX_LEAVES], sorted(literals, key=len), some, keys)
+
+
+def spelled(text: str) -> bytes:
+    """As it is written within a JSON string."""
+    return json.dumps(text, ensure_ascii=False)[1:-1].encode(errors="replace")
+
+
+def _unspelled(string: bytes, is_bare: bool) -> str | None:
+    """What a spelled beginning means; None where it ends within a character."""
+    try:
+        text = string.decode()
+        if is_bare or "\\" not in text:
+            return text
+        read = json.loads(f'"{text}"')
+        return read if isinstance(read, str) else None
+    except ValueError:
+        return None
+
+
+def _objects(found: object) -> Iterator[dict[str, object]]:
+    waiting = [found]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, dict):
+            yield each
+            waiting += reversed(list(each.values()))
+        elif isinstance(each, list):
+            waiting += reversed(each)
+
+
+def _patterns(node: Mapping[str, object]) -> Iterator[Text]:
+    """What a string is by its pattern, those of its allOf, and its least length; and keys by theirs."""
+    inner = node.get("allOf")
+    parts = [node, *(part for part in inner if isinstance(part, dict))] if isinstance(inner, list) else [node]
+    patterns = tuple(_bare(part["pattern"]) for part in parts if isinstance(part.get("pattern"), str))
+    low = node.get("minLength")
+    if patterns or isinstance(low, int):
+        yield Text(patterns, low if isinstance(low, int) else 0)
+    of_keys = node.get("patternProperties")
+    for pattern in of_keys if isinstance(of_keys, dict) else ():
+        yield Text((_bare(pattern),))
+
+
+def _bare(pattern: object) -> str:
+    """A pattern as the gate writes it, of a whole text, without its anchors."""
+    return str(pattern).removeprefix("^").removesuffix("$")
+
+
+def _values(node: Mapping[str, object]) -> Iterator[bytes]:
+    values = node.get("enum")
+    for value in (*(values if isinstance(values, list) else ()), node.get("const")):
+        if isinstance(value, str | int | float | list | dict):
+            yield json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
+    multiple = node.get("multipleOf")
+    for name, side in (("minimum", 1), ("exclusiveMinimum", 1), ("maximum", -1), ("exclusiveMaximum", -1)):
+        value = node.get(name)
+        if isinstance(value, int | float):
+            yield from _near(value, side, multiple if isinstance(multiple, int | float) else 1)
+
+
+def _near(value: int | float, side: int, multiple: int | float) -> Iterator[bytes]:
+    """Numbers at a bound: it, the next round ones, the next multiples."""
+    bound, one = Fraction(str(value)), Fraction(str(multiple)) or Fraction(1)
+    yield json.dumps(value).encode()
+    for step in dict.fromkeys((one, Fraction(1), Fraction(1, 10), Fraction(1, 100))):
+        first = ceil(side * bound / step)
+        for number in (first, first + 1):
+            found = side * number * step
+            yield json.dumps(int(found) if found.denominator == 1 else float(found)).encode()

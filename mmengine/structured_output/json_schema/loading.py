@@ -1,0 +1,75 @@
+"""JSON text as Python values, refused where it is none, or too large or too deep."""
+
+import json
+
+from mmengine.structured_output.json_schema.keywords import shown
+from mmengine.structured_output.json_schema.refusal import SchemaRefused, refuse
+
+MAX_BYTES = 2 * 2**20  # of the schema as JSON text
+MAX_NESTING = 200  # of JSON arrays and objects inside one another, values of enum and const included
+
+
+def dumps(schema: object) -> str:
+    try:
+        return json.dumps(schema, ensure_ascii=False, allow_nan=False)
+    except RecursionError:
+        refuse("", "", "it is nested too deep")
+    except (TypeError, ValueError) as error:
+        refuse("", "", f"it is not JSON ({error})")
+
+
+def parsed(schema: object) -> object:
+    """A schema as Python values of its own; it is given as JSON text, or as what JSON text decodes to."""
+    return loads(schema if isinstance(schema, str | bytes) else dumps(schema))
+
+
+def loads(text: str | bytes) -> object:
+    if len(text) > MAX_BYTES:
+        refuse("", "", f"it has more than {MAX_BYTES:,} bytes")
+    try:
+        if isinstance(text, bytes):
+            text = text.decode()
+        text.encode()
+        value = json.loads(text, object_pairs_hook=_pairs, parse_constant=_constant, parse_float=_float)
+        _check_nesting(value)
+    except UnicodeEncodeError:
+        refuse("", "", "it holds an unpaired surrogate, which is no text")
+    except UnicodeDecodeError:
+        refuse("", "", "it is not UTF-8")
+    except RecursionError:
+        refuse("", "", f"it is nested more than {MAX_NESTING} deep")
+    except SchemaRefused:
+        raise
+    except ValueError as error:
+        refuse("", "", f"it is not JSON ({error})")
+    return value
+
+
+def _check_nesting(value: object) -> None:
+    level, depth = [value], 0
+    while level:
+        depth += 1
+        if depth > MAX_NESTING:
+            refuse("", "", f"it is nested more than {MAX_NESTING} deep")
+        lists = [v.values() if isinstance(v, dict) else v for v in level if isinstance(v, dict | list)]
+        level = [item for items in lists for item in items]
+
+
+def _pairs(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    out = dict(pairs)
+    if len(out) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        refuse("", "", f"the key {shown(twice)} is in one object twice")
+    return out
+
+
+def _constant(name: str) -> object:
+    refuse("", "", f"{name} is no JSON")
+
+
+def _float(text: str) -> float:
+    value = float(text)
+    if value in (float("inf"), float("-inf")):
+        refuse("", "", f"the number {text[:40]} is too large")
+    return value

@@ -1,0 +1,221 @@
+"""What the gate left of a schema as a grammar of llguidance: JSON Schema, or Lark where it holds automata.
+
+An array whose items count together is beyond llguidance's JSON Schema. Then everything that leads to such an
+array is written in Lark, and everything else stays JSON Schema, under `%json`. White space is the same in
+both, and skipped at once, so that llguidance reads them as one grammar.
+"""
+
+import json
+from dataclasses import dataclass, field
+
+import msgspec
+from llguidance import LLMatcher
+
+from mmengine.structured_output.json_schema.gate import MAX_OUTPUT
+from mmengine.structured_output.json_schema.keys import by_patterns
+from mmengine.structured_output.json_schema.refusal import refuse
+from mmengine.structured_output.lark_objects import Json, object_rule
+
+WHITE_SPACE = r"[\x20\x0A\x0D\x09]+"  # what llguidance's JSON Schema skips
+MARKS = ("x-steps", "x-distinct")
+
+
+def schema_grammar(text: str) -> str:
+    """What `gate` made of a schema, in llguidance's own form."""
+    lark = lark_of(text)
+    return LLMatcher.grammar_from_json_schema(text) if lark is None else LLMatcher.grammar_from_lark(lark)
+
+
+def lark_of(text: str) -> str | None:
+    """The Lark grammar of what `gate` made of a schema; None where it is JSON Schema for llguidance."""
+    if not any(f'"{mark}"' in text for mark in MARKS):
+        return None
+    schema: Json = msgspec.json.decode(text, type=dict)
+    options = schema.pop("x-guidance")
+    definitions = schema.pop("$defs", {})
+    assert isinstance(options, dict) and isinstance(definitions, dict)
+    writer = _Writer(options, definitions)
+    if not writer.needs(schema):
+        return None
+    return writer.grammar(schema)
+
+
+@dataclass(slots=True)
+class _Writer:
+    options: Json
+    definitions: dict[str, Json]
+    needing: set[str] = field(default_factory=set)  # definitions that lead to an automaton
+    parts: dict[str, str] = field(default_factory=dict)  # rules of JSON Schema, by its text
+    lines: list[str] = field(default_factory=list)
+    size: int = 0
+    rules: int = 0
+
+    def __post_init__(self) -> None:
+        grown = True
+        while grown:
+            more = {
+                name
+                for name, schema in self.definitions.items()
+                if name not in self.needing and self.needs(schema)
+            }
+            self.needing |= more
+            grown = bool(more)
+
+    def needs(self, schema: object) -> bool:
+        """Whether it leads to an automaton."""
+        if not isinstance(schema, dict):
+            return False
+        if any(mark in schema for mark in MARKS):
+            return True
+        if "$ref" in schema:
+            return _name(schema) in self.needing
+        return any(self.needs(child) for child in _children(schema))
+
+    def grammar(self, schema: Json) -> str:
+        skipped = self.options.get("whitespace_pattern", WHITE_SPACE)
+        self._line('%llguidance {"ignore_once": true}')
+        self._line(f"%ignore /{skipped}/")
+        self._line(f"start: {self.node(schema)}")
+        for name in sorted(self.needing):
+            self._line(f"d_{name}: {self.node(self.definitions[name])}")
+        return "\n".join(self.lines)
+
+    def node(self, schema: object) -> str:
+        """What stands for a schema in a rule."""
+        if not isinstance(schema, dict) or not self.needs(schema):
+            return self.json(schema)
+        if "$ref" in schema:
+            return f"d_{_name(schema)}"
+        if "anyOf" in schema:
+            branches: list[object] = schema["anyOf"]
+            return self.rule(" | ".join([self.node(branch) for branch in branches]))
+        if "x-steps" in schema:
+            steps = schema["x-steps"]
+            return self._steps([tuple(edge) for edge in steps["edges"]], set(steps["ends"]))
+        if "x-distinct" in schema:
+            return self._distinct(schema["x-distinct"])
+        if schema["type"] == "array":
+            return self._array(schema)
+        return object_rule(by_patterns(schema, spelled_out=False), self)
+
+    def json(self, schema: object) -> str:
+        """The rule of a part that stays JSON Schema, with the definitions that it leads to."""
+        names: dict[str, None] = {}
+        waiting = [schema]
+        for each in waiting:
+            if isinstance(each, dict):
+                if "$ref" in each and _name(each) not in names:
+                    names[_name(each)] = None
+                    waiting.append(self.definitions[_name(each)])
+                waiting += _children(each)
+        body = {} if schema is True else schema
+        assert isinstance(body, dict)
+        whole: Json = {"x-guidance": self.options, **body}
+        if names:
+            whole["$defs"] = {name: self.definitions[name] for name in names}
+        text = json.dumps(whole, ensure_ascii=False)
+        if text not in self.parts:
+            self.parts[text] = self.rule(f"%json {text}")
+        return self.parts[text]
+
+    def rule(self, body: str) -> str:
+        self.rules += 1
+        name = f"r_{self.rules}"
+        self._line(f"{name}: {body}")
+        return name
+
+    def terminal(self, body: str) -> str:
+        self.rules += 1
+        name = f"T_{self.rules}"
+        self._line(f"{name}: {body}")
+        return name
+
+    def _line(self, line: str) -> None:
+        self.size += len(line)
+        if self.size > MAX_OUTPUT:
+            refuse("", "", f"as a grammar, it has more than {MAX_OUTPUT:,} characters")
+        self.lines.append(line)
+
+    def _array(self, schema: Json) -> str:
+        prefix, low = schema.get("prefixItems", []), schema.get("minItems", 0)
+        high = schema.get("maxItems")
+        assert isinstance(prefix, list) and isinstance(low, int) and isinstance(high, int | None)
+        rest = schema.get("items", True)
+        told = max(len(prefix), low) if high is None else high
+        places = [*prefix, *([rest] * (told - len(prefix)))][:told]
+        if rest is False:
+            places = places[: len(prefix)]
+        edges: list[tuple[int, int, object]] = [(at, at + 1, item) for at, item in enumerate(places)]
+        if high is None and rest is not False:
+            edges.append((told, told, rest))
+        return self._steps(edges, set(range(low, len(places) + 1)))
+
+    def _steps(self, edges: list[tuple[int, int, object]], ends: set[int]) -> str:
+        """An automaton over items: from a state, to a state, the schema of the item."""
+        self.rules += 1
+        name = f"a_{self.rules}"
+        ways: dict[tuple[int, int], list[str]] = {}
+        for start, to, item in edges:
+            ways.setdefault((start, to), []).append(self.node(item))
+        joined = {way: self.rule(" | ".join(dict.fromkeys(items))) for way, items in ways.items()}
+        states = sorted({state for way in joined for state in way} | ends | {0})
+        for state in states:
+            again = joined.get((state, state))
+            on = [f'"," {item} {name}_{to}' for (start, to), item in joined.items() if start == state != to]
+            on += ['""'] if state in ends else []
+            loop = self.rule(f'"," {again}') + "*" if again else ""
+            # What comes again and again is repeated, not recursive: of that the parser's table would grow.
+            self._line(f"{name}_{state}: {loop} {self.rule(' | '.join(on))}")
+        first = [f"{item} {name}_{to}" for (start, to), item in joined.items() if start == 0]
+        first += ['""'] if 0 in ends else []
+        return self.rule(f'"[" {self.rule(" | ".join(first))} "]"')
+
+    def _distinct(self, given: Json) -> str:
+        """Values each once: bit n of the rule's parameter says that value n was taken."""
+        values = given["values"]
+        assert isinstance(values, list)
+        low, high, matching, least, most = (
+            int(str(given[key])) for key in ("minItems", "maxItems", "matching", "minContains", "maxContains")
+        )
+        count = len(values)
+        others = min(count - matching, high - least)  # more would leave no place for what must come
+        enough = [f"bit_count_ge(_, {low})"] + ([f"bit_count_ge([0:{matching}], {least})"] if least else [])
+        self.rules += 1
+        name = f"u_{self.rules}"
+        lines = []
+        for at, value in enumerate(values):
+            conditions = [f"bit_clear({at})", f"bit_count_lt(_, {high})"]
+            if at < matching and most < matching:
+                conditions.append(f"bit_count_lt([0:{matching}], {most})")
+            if at >= matching and others < count - matching:
+                conditions.append(f"bit_count_lt([{matching}:{count}], {others})")
+            lines.append(f"{self.node(value)} {name}_on::set_bit({at}) %if {_all(conditions)}")
+        self._line(f"{name}::_: " + "\n    | ".join(lines))
+        most_of_all = min(high, min(most, matching) + others)
+        more = f'"," {name}::_ %if bit_count_lt(_, {most_of_all})'  # a comma needs a value behind it
+        self._line(f'{name}_on::_: "" %if {_all(enough)}\n    | {more}')
+        empty = ' | ""' if not low and not least else ""
+        return self.rule(f'"[" {self.rule(f"{name}::0x0{empty}")} "]"')
+
+
+def _all(conditions: list[str]) -> str:
+    out = conditions[-1]
+    for condition in reversed(conditions[:-1]):
+        out = f"and({condition}, {out})"
+    return out
+
+
+def _name(schema: Json) -> str:
+    return str(schema["$ref"]).removeprefix("#/$defs/")
+
+
+def _children(schema: Json) -> list[object]:
+    """The schemas inside one that the gate wrote."""
+    out: list[object] = []
+    for keyword in ("anyOf", "allOf", "prefixItems"):
+        found = schema.get(keyword, ())
+        out += found if isinstance(found, list) else ()
+    for keyword in ("properties", "patternProperties"):
+        found = schema.get(keyword, {})
+        out += found.values() if isinstance(found, dict) else ()
+    return out + [schema[keyword] for keyword in ("items", "additionalProperties") if keyword in schema]

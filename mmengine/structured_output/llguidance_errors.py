@@ -1,0 +1,41 @@
+"""What llguidance says against a grammar before a text has begun."""
+
+import msgspec
+import numpy as np
+from llguidance import LLMatcher
+
+from mmengine.structured_output.engine_words import in_our_words
+from mmengine.structured_output.json_schema.refusal import SchemaRefused
+
+
+def refuse_overlap(grammar: str, error: str) -> None:
+    """SchemaRefused where the error is that keys may match two of the patterns of an object: the gate wrote
+    beside them where they stand."""
+    if not error.startswith("patternProperty regexes"):
+        return
+    waiting: list[object] = [msgspec.json.decode(grammar)]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, dict):
+            texts = each.get("patternProperties", ()) if "$comment" in each else ()
+            if sum(f"/{text}/" in error for text in texts) > 1:
+                why = f"{in_our_words(error)}; let no key match both"
+                raise SchemaRefused("patternProperties", each["$comment"], why)
+            waiting += each.values()
+        elif isinstance(each, list):
+            waiting += each
+
+
+def first_step_error(matcher: LLMatcher) -> str:
+    """Why no text can begin, so that it is known before the model runs: nothing is allowed, rules have no
+    end, or a first step is beyond the limits. Empty when one can."""
+    bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+    if matcher.is_error():
+        return matcher.get_error()
+    ahead, allowed = matcher.deep_copy(), np.flatnonzero(bits)
+    if len(allowed):
+        first = int(allowed[0])
+        ahead.consume_token(8 * first + int(np.flatnonzero(np.unpackbits(bits[first], bitorder="little"))[0]))
+        if not ahead.is_error() and not ahead.is_stopped():
+            ahead.compute_bitmask()
+    return ahead.get_error() if ahead.is_error() else ""

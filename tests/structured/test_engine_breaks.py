@@ -1,0 +1,141 @@
+"""Where the grammar engine fails: in the middle of an answer that answer alone, at the door in our words."""
+
+import random
+
+import numpy as np
+import pytest
+from llguidance import LLMatcher
+
+from mmengine.errors import InvalidRequest
+from mmengine.request import Request, SamplingParams
+from mmengine.structured_output import llguidance_backend
+from mmengine.structured_output.engine_words import in_our_words
+from mmengine.structured_output.llguidance_backend import LLGuidance
+from mmengine.structured_output.rows import RowMatchers
+from mmengine.structured_output.spec import grammar_of
+
+END = 256
+
+
+def backend(num_threads=1):
+    tokens = [*(bytes([byte]) for byte in range(256)), b""]
+    return LLGuidance(
+        lambda: tokens, lambda text: list(text.encode()), frozenset([END]), [END], 257, num_threads
+    )
+
+
+def compiled(schema, by=None):
+    return (by or backend()).compile(grammar_of({"type": "json_schema", "json_schema": {"schema": schema}}))
+
+
+class PanicException(BaseException):
+    """Of the same name as that of pyo3."""
+
+
+def test_what_compiles_runs_to_the_end_of_a_long_key():
+    matcher = compiled({"patternProperties": {"[a-z]{1,255}": {"type": "string"}}}).matcher()
+    for byte in b'{"' + b"a" * 60 + b'":"x"}':
+        mask = matcher.compute_bitmask()
+        assert mask[byte >> 3] >> (byte & 7) & 1, matcher.get_error()
+        assert matcher.consume_token(byte)
+    assert matcher.is_accepting()
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_an_answer_that_breaks_hurts_no_other(monkeypatch, num_threads):
+    monkeypatch.setattr(llguidance_backend, "STEP_FUEL", 1_000)  # so that it breaks soon
+    engine = backend(num_threads)
+    grammars = {
+        "breaks": compiled({"type": "string", "pattern": "^(.*a.{14})$"}, engine),
+        "goes on": compiled({"type": "string"}, engine),
+    }
+    rows = RowMatchers(engine, grammars.__getitem__, 257)
+    for row, name in enumerate(grammars):
+        rows.admit(row, Request(name, np.empty(0, np.int32), SamplingParams()), np.empty(0, np.int32))
+    errors: dict[int, str] = {}
+    for byte in b'"' + b"ab" * 20:
+        _, errors = rows.masks([0, 1])
+        if errors:
+            break
+        rows.advance([0, 1], [[byte], [byte]])
+    assert list(errors) == [0]
+    assert "needs more states than the grammar engine takes" in errors[0] and "\n" not in errors[0]
+    bits, errors = rows.masks([1])
+    assert not errors and bits[0, ord("z") // 32] >> (ord("z") % 32) & 1
+
+
+def test_a_panic_in_masks_breaks_its_own_text_alone(monkeypatch):
+    engine = backend(2)
+    good, bad = compiled({"type": "string"}, engine).matcher(), compiled({"type": "null"}, engine).matcher()
+
+    class Panicking:
+        def unsafe_compute_mask_ptr(self, *args):
+            raise PanicException("index out of bounds")
+
+    class Bad:
+        """A matcher whose masks panic."""
+
+        def unsafe_compute_mask_ptr(self, *args):
+            raise PanicException("index out of bounds")
+
+        def consume_token(self, token):
+            return bad.consume_token(token)
+
+    monkeypatch.setattr(engine, "_executor", Panicking())
+    bits = np.zeros((2, 9), np.uint32)
+    engine.fill([Bad(), good], bits)
+    assert bad.is_error() and not good.is_error()
+    assert not bits[0].any() and bits[1, 1] == 1 << ord('"') % 32
+
+
+def test_a_panic_while_a_grammar_is_compiled_is_a_refusal(monkeypatch):
+    def panic(text):
+        raise PanicException("assertion failed")
+
+    monkeypatch.setattr(LLMatcher, "grammar_from_json_schema", staticmethod(panic), raising=True)
+    with pytest.raises(InvalidRequest, match="the grammar engine itself fails at it"):
+        compiled({"type": "string"})
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            "panic: assertion failed: grammar.symbols.len() < u16::MAX as usize - 10\n<backtrace>\n 0:",
+            "more rules",
+        ),
+        ("panic: index out of bounds\n<backtrace>\n   0: <unknown>", "itself fails at it"),
+        (
+            "Unable to determine if regex is empty: (And (SearchRegex /^(?:a+)$/) (Regex /b/))",
+            "pattern is 'a+'",
+        ),
+        ("initial lexer configuration (grammar) too big (limit for this grammar: 1)", "more states"),
+        ("Schema intersection stack level exceeded", "patternProperties"),
+        ("circular references with sibling keys are not supported: #/$defs/a", "lead back to themselves"),
+        ("lexer error: too many expressions constructed <non-verbose/>", "more states"),
+        ("too many states: 250000 >= 250000", "more states"),
+    ],
+)
+def test_errors_of_the_grammar_engine_are_in_our_words(error, said):
+    text = in_our_words(error)
+    assert said in text and "backtrace" not in text and "\n" not in text and "/^" not in text
+
+
+def test_texts_of_a_grammar_that_used_up_its_states_together_go_on(monkeypatch):
+    monkeypatch.setattr(llguidance_backend, "MAX_LEXER_STATES", 3_000)
+    engine = backend()
+    grammars = {"a": compiled({"type": "string", "pattern": "^(.*a.{12})$"}, engine)}
+    rows = RowMatchers(engine, lambda _: grammars["a"], 257)
+    for row in range(3):
+        rows.admit(row, Request(str(row), np.empty(0, np.int32), SamplingParams()), np.empty(0, np.int32))
+    source, worn = random.Random(0), False
+    for step in range(400):
+        said = [source.choice(b"ab") if step else ord('"') for _ in range(3)]
+        before = [rows._rows[row].own.matcher for row in range(3)]
+        bits, errors = rows.masks([0, 1, 2])
+        assert not errors, (step, errors)
+        assert all(each[token // 32] >> (token % 32) & 1 for each, token in zip(bits, said, strict=True))
+        _, errors = rows.advance([0, 1, 2], [[token] for token in said])
+        assert not errors, (step, errors)
+        worn = worn or any(rows._rows[row].own.matcher is not before[row] for row in range(3))
+    assert worn

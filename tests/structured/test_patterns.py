@@ -1,0 +1,90 @@
+"""Patterns: what the masks take is what a backtracking matcher takes, lengths included; and none of them ends
+an answer in the middle."""
+
+import json
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mmengine.structured_output.json_schema.gate import SchemaRefused
+from mmengine.structured_output.json_schema.pattern import parse_pattern
+from tests.structured.accepting import Grammar, allowed
+
+ATOMS = st.sampled_from(["a", "b", "[ab]", "[^a]", r"\d", "ab", "."])
+TIMES = st.sampled_from(["", "*", "+", "?", "{2}", "{0,2}", "{1,3}", "{2,}", "{0}"])
+GROUPS = st.recursive(
+    ATOMS,
+    lambda inner: st.tuples(st.lists(inner, min_size=1, max_size=2), TIMES, st.sampled_from(["", "|"])).map(
+        lambda drawn: f"({drawn[2].join(drawn[0])}){drawn[1]}"
+    ),
+    max_leaves=5,
+)
+PATTERNS = st.tuples(st.sampled_from(["", "^"]), GROUPS, TIMES, GROUPS, st.sampled_from(["", "$"])).map(
+    lambda drawn: f"{drawn[0]}({drawn[1]}){drawn[2]}{drawn[3]}{drawn[4]}"
+)
+
+
+@settings(max_examples=80, deadline=None, derandomize=True)
+@given(
+    PATTERNS,
+    st.lists(st.text("ab1-", max_size=7), min_size=6, max_size=6),
+    st.integers(0, 3),
+    st.integers(3, 6),
+)
+def test_a_pattern_means_what_it_says_whatever_repeats_what(
+    pattern: str, texts: list[str], low: int, high: int
+) -> None:
+    wanted = [re.search(pattern, text) is not None for text in texts]
+    lengths = [low <= len(text) <= high for text in texts]
+    grammar = Grammar({"type": "string", "pattern": pattern})
+    assert [grammar.accepts(f'"{text}"') for text in texts] == wanted
+    try:
+        grammar = Grammar({"type": "string", "pattern": pattern, "minLength": low, "maxLength": high})
+    except AssertionError as error:  # nothing is left
+        assert "empty" in str(error).lower() and not any(map(min, zip(wanted, lengths, strict=True)))
+        return
+    both = [a and b for a, b in zip(wanted, lengths, strict=True)]
+    assert [grammar.accepts(f'"{text}"') for text in texts] == both
+
+
+@pytest.mark.parametrize(
+    ("pattern", "valid", "invalid"),
+    [
+        ("^(([a-zA-Z0-9]+)(-?))+$", "a-b1-", "a--b"),
+        (r"^(https?:\/\/)?([\da-z\.-]+)\.([a-z\.]{2,6})([\/\w \.-]*)*\/?$", "http://a.de/b c", "http://a"),
+        (r"^((a*)*)*b$", "aab", "ba"),
+        (r"^(\w+\.)*\w+$", "a.b.c", "a..b"),
+    ],
+)
+def test_repetitions_of_repetitions_are_taken(pattern: str, valid: str, invalid: str) -> None:
+    grammar = Grammar({"type": "string", "pattern": pattern})
+    assert grammar.accepts(json.dumps(valid)) and not grammar.accepts(json.dumps(invalid))
+    walked = grammar.matcher.deep_copy()
+    for byte in ('"' + "a" * 300).encode():
+        assert byte in allowed(walked) and walked.consume_token(byte)
+
+
+@pytest.mark.parametrize("pattern", ["^(a{1,50}){50}$", "^(.{0,64}){0,64}$", "^(?:.{1,20}){1,20}$"])
+def test_counts_that_cannot_be_told_apart_are_refused(pattern: str) -> None:
+    """They compile, and after some letters the grammar engine has no room left for the ways to read them."""
+    with pytest.raises(SchemaRefused, match="told apart in too many ways") as refusal:
+        Grammar({"type": "string", "pattern": pattern})
+    assert refusal.value.pointer == "#/pattern"
+    assert parse_pattern(r"^([a-z]{1,63}\.){1,8}[a-z]{2,6}$").most == 518
+
+
+def test_what_may_stand_anywhere_is_counted_no_further_than_it_must() -> None:
+    assert parse_pattern("[a-z]{1,255}").regex == "(?s:.)*[a-z](?s:.)*"
+    assert parse_pattern("a*").regex == "(?s:.)*"
+    grammar = Grammar({"type": "object", "patternProperties": {"[a-z]{1,255}": {"type": "string"}}})
+    assert grammar.accepts('{"' + "a" * 600 + '":"x"}') and not grammar.accepts('{"a1":1}')
+
+
+def test_a_pattern_takes_up_a_length() -> None:
+    schema = {"type": "string", "pattern": "^([a-z][0-9])+$", "minLength": 9_999}
+    grammar = Grammar(schema)
+    assert '"minLength"' not in grammar.text
+    assert grammar.accepts('"' + "a1" * 5_000 + '"') and not grammar.accepts('"' + "a1" * 4_999 + '"')
+    assert '"maxLength"' not in Grammar({"type": "string", "pattern": "^[0-9]{5}$", "maxLength": 5}).text
