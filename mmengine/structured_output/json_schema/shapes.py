@@ -72,6 +72,7 @@ class Shapes:
     busy: set[Conj] = field(default_factory=set)
     negated: dict[int, tuple[Conj, Origin]] = field(default_factory=dict)  # made places: not what is here
     unions: dict[int, Choice] = field(default_factory=dict)  # made places: one of what is here
+    impossible: set[Conj] = field(default_factory=set)  # which nothing satisfies, plainly
     narrowed: set[Conj] = field(default_factory=set)  # whose shapes lack some of what they allow
     narrow_at: dict[Origin, None] = field(default_factory=dict)  # keywords that made them lack it
     steps: int = 0
@@ -88,9 +89,11 @@ class Shapes:
                     Work([KINDS], [Item(place, (), (at,)) for at, place in enumerate(conj)]), conj
                 )
                 found = [self._plain(shape, conj) for shape in expanded]
+                possible = simplified([self._possible(shape) for shape in found])
             finally:
                 self.busy.remove(conj)
-            possible = simplified([self._possible(shape) for shape in found])
+            if not any(possible):
+                self.impossible.add(conj)
             self.known[conj] = possible or found[:1]  # of which it is said why it is impossible
         return self.known[conj]
 
@@ -140,9 +143,10 @@ class Shapes:
         if conj in self.busy:
             return False
         try:
-            return not any(map(self._possible, self.proved(conj)))
+            self.of(conj)
         except SchemaRefused:
             return False
+        return conj in self.impossible and conj not in self.narrowed
 
     def opposite(self, conj: Conj, origin: Origin) -> Conj:
         """The place of what satisfies not all of these."""
