@@ -231,7 +231,8 @@ class Request:
 
     `priority`: smaller is more important. `cache_salt` separates tenants in both caches.
     `deadline_ns`: time from arrival after which it is given up, 0 for never. `group`: id of a request
-    with the same prompt that came before; this one waits for its prefill and shares its blocks.
+    with the same prompt that came before; this one waits for its prefill and shares its blocks. `envelope`:
+    bytes that whoever brought it keeps with it in the log.
     """
 
     request_id: str
@@ -244,6 +245,7 @@ class Request:
     deadline_ns: int = 0
     grammar: GrammarRequest | None = None
     group: str = ""
+    envelope: bytes = b""
 
     @property
     def closes(self) -> bool:

@@ -37,7 +37,8 @@ class Queued(EventBase, frozen=True):
     """Observation with a decision in it (its place in the queue): a request was accepted.
 
     `prompt`: int32 token ids. `grammar_slot`: where the log keeps kind and source of `grammar` from here on,
-    or, where they are empty, has kept them since before (core/state/kept_grammars.py).
+    or, where they are empty, has kept them since before (core/state/kept_grammars.py). `envelope`: what a
+    server keeps with the request, such as when it came; no decision reads it.
     """
 
     request_id: str
@@ -51,6 +52,7 @@ class Queued(EventBase, frozen=True):
     grammar: GrammarRequest | None = None
     group: str = ""  # the request whose prompt this one shares
     grammar_slot: int = NO_SLOT
+    envelope: bytes = b""
 
 
 class GrammarReady(EventBase, frozen=True):

@@ -125,8 +125,8 @@ def _choice_json(choice: Choice) -> dict[str, Any]:
 class RequestOutput(msgspec.Struct, frozen=True, eq=False):
     """News of one answer after a step: new `text` and `token_ids` of choice `index`.
 
-    `finish_reason` is set with its last news. `completion` comes with the last of all choices. `after`: as of
-    Choice.
+    `finish_reason` is set with its last news, and `detail` as in Choice. `completion` comes with the last of
+    all choices. `after`: as of Choice. `logprobs`: for each of the tokens, where asked for.
     """
 
     request_id: str
@@ -136,6 +136,8 @@ class RequestOutput(msgspec.Struct, frozen=True, eq=False):
     finish_reason: str | None = None
     completion: Completion | None = None
     after: tuple[int, ...] = ()
+    logprobs: Logprobs | None = None
+    detail: str = ""
 
 
 def engine_failed(error: BaseException) -> MMEngineError:

@@ -284,7 +284,13 @@ class AsyncEngine:
             completion = self._engine.requests.take_up(request_id, num_choices, stream=True)
             if completion is not None:
                 last = completion.choices[-1]
-                self._deliver([RequestOutput(request_id, last.index, "", [], last.finish_reason, completion)])
+                self._deliver(
+                    [
+                        RequestOutput(
+                            request_id, last.index, "", [], last.finish_reason, completion, None, last.detail
+                        )
+                    ]
+                )
 
     def _take_commands(self) -> None:
         """Run all commands; wait for one when the engine has nothing to do."""
@@ -333,7 +339,9 @@ class AsyncEngine:
             return
         completion = unbegun(channel.options.request_id, channel.options.sampling.n, "deadline")
         news = [
-            RequestOutput(completion.request_id, choice.index, "", [], choice.finish_reason)
+            RequestOutput(
+                completion.request_id, choice.index, "", [], choice.finish_reason, detail=choice.detail
+            )
             for choice in completion.choices
         ]
         news[-1] = msgspec.structs.replace(news[-1], completion=completion)

@@ -67,7 +67,8 @@ class TextStream:
     """The text of one answer, ready to be shown: stop strings never leak, not even in part.
 
     A stop string counts when a token completes it that is not among the first `min_tokens`.
-    `stopped` turns true then; the text ends before the stop string, and later tokens are ignored.
+    `stopped` turns true then, and `stopped_by` says which it was; the text ends before the stop string, and
+    later tokens are ignored.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, stop: Sequence[str] = (), min_tokens: int = 0):
@@ -77,6 +78,7 @@ class TextStream:
         self._num_tokens = 0
         self._held = ""
         self.stopped = False
+        self.stopped_by = ""
 
     def push(self, token_ids: Sequence[int]) -> str:
         """New text that is safe to show, possibly empty."""
@@ -105,6 +107,7 @@ class TextStream:
             place = _first_match(text, self._stop, len(self._held))
             if place is not None:
                 self.stopped, self._held = True, ""
+                self.stopped_by = next(string for string in self._stop if text.startswith(string, place))
                 return text[:place]
         keep = _longest_partial(text, self._stop)
         self._held = text[len(text) - keep :]

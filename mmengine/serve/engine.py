@@ -118,12 +118,13 @@ class Engine:
         self._holders = Holders(self.built, self.media_memory, self.grammar_memory, self.metrics, store)
         self.requests = InProgress(self._core, self.processor.tokenizer, resumed, texts)
         markers = self.config.reasoning_start, self.config.reasoning_end
+        self.reasoning = Reasoning(self.processor.tokenizer, self.config.eos_token_ids, *markers)
         self._intake = Intake(
             self._core,
             self._holders,
             self.requests,
             self.metrics,
-            Reasoning(self.processor.tokenizer, self.config.eos_token_ids, *markers),
+            self.reasoning,
             self.grammar_memory,
             self.built.spec.vocab_size,
         )

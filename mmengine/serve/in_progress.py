@@ -120,12 +120,19 @@ class InProgress:
         pending.num_accepted += output.num_accepted
         text = answer.stream.push(output.token_ids) if answer.stream is not None else ""
         if output.finish_reason is None:
-            return RequestOutput(pending.request_id, answer.index, text, output.token_ids, after=answer.after)
+            return RequestOutput(
+                pending.request_id,
+                answer.index,
+                text,
+                output.token_ids,
+                after=answer.after,
+                logprobs=output.logprobs,
+            )
         if answer.stream is not None:
             text += answer.stream.finish()
         completion = self._finish(output, output.finish_reason, pending, answer)
         news = pending.request_id, answer.index, text, output.token_ids, output.finish_reason, completion
-        return RequestOutput(*news, answer.after)
+        return RequestOutput(*news, answer.after, output.logprobs, output.detail)
 
     def _take_unclaimed(self, output: Output) -> None:
         """News of a request of the process before that nobody took up yet, or of a request that was taken

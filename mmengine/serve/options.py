@@ -73,9 +73,10 @@ class LineOptions(GenerateOptions, total=False):
 
 
 class SubmitOptions(LineOptions, total=False):
-    """For one prompt."""
+    """For one prompt. `envelope`: kept with the request in the log."""
 
     request_id: str
+    envelope: bytes
 
 
 _SAMPLING = SamplingOptions.__optional_keys__
@@ -91,7 +92,7 @@ class Options:
     answer's form, as structured_output.spec.grammar_of gives it; None for free text. `reasoning`: whether
     the form begins behind the model's reasoning; None: where the prompt leaves that open. `notes`: on the
     form. `max_length` and `min_length` count the prompt too (0: none is given); `sampling.max_tokens` then
-    follows from them."""
+    follows from them. `envelope`: kept with the request in the log."""
 
     sampling: SamplingParams = SamplingParams()
     request_id: str = ""
@@ -103,6 +104,7 @@ class Options:
     notes: tuple[Note, ...] = ()
     max_length: int = 0
     min_length: int = 0
+    envelope: bytes = b""
 
     def after(self, seconds: float) -> "Options":
         """What is left of them: the deadline counts from submit, and so much time went by since."""

@@ -146,8 +146,13 @@ class Preparation:
         if request.prompt.has_media:
             engine.media_memory.wait_for_room(lambda: request.is_over)
         request.check()
-        prepared = request.prompt.prepare(engine.processor, request.channel.options.cache_salt)
-        engine.media_memory.hold(request.channel, prepared.media)
+        channel = request.channel
+        prepared = request.prompt.prepare(engine.processor, channel.options.cache_salt)
+        engine.media_memory.hold(channel, prepared.media)
+        channel.reasoning = engine.reasoning.tokens(channel.options, prepared.prompt_token_ids)
+        for media in prepared.media:
+            kind = media.item.modality
+            channel.num_embeds[kind] = channel.num_embeds.get(kind, 0) + media.item.num_embeds
         return prepared
 
     def _end(self, request: Preparing, result: Prepared | Exception) -> None:

@@ -29,7 +29,7 @@ class _Template(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt: chat `messages`, or a `text` that already holds its placeholders.
+    """One prompt: chat `messages`, a `text` that already holds its placeholders, or `token_ids`.
 
     `images` and `videos` fill placeholders that carry no data, in order. Relative paths are read
     under `base_folder`. `media_options`: pixel and frame limits for all media of the prompt; with
@@ -47,6 +47,7 @@ class Prompt:
     base_folder: Path | None = None
     media_options: dict[str, Any] | None = field(default=None)
     template_options: Mapping[str, Any] | None = None
+    token_ids: Sequence[int] | None = None
 
     @classmethod
     def of(cls, prompt: "Prompt | str | Sequence[dict[str, Any]]") -> "Prompt":
@@ -78,7 +79,11 @@ class Prompt:
         """Tokens and patches. Raises InvalidRequest, InvalidMedia."""
         salt: _Salt = {"cache_salt": cache_salt} if cache_salt else {}  # a processor may know of no salt
         template: _Template = {"template_options": self.template_options} if self.template_options else {}
-        if self.text is not None and self.messages is None:
+        if [self.text, self.messages, self.token_ids].count(None) != 2:
+            raise InvalidRequest("a prompt needs one of messages, text and token ids")
+        if self.token_ids is not None:
+            return _of_tokens(self.token_ids, processor)
+        if self.text is not None:
             return processor.prepare_text(
                 self.text,
                 images=self.images,
@@ -86,8 +91,7 @@ class Prompt:
                 media_options=self.media_options,
                 **salt,
             )
-        if self.messages is None or self.text is not None:
-            raise InvalidRequest("a prompt needs either messages or text, and not both")
+        assert self.messages is not None
         return processor.prepare(
             self.messages,
             images=self.images,
@@ -99,6 +103,17 @@ class Prompt:
             **salt,
             **template,
         )
+
+
+def _of_tokens(token_ids: Sequence[int], processor: Processor) -> Prepared:
+    if len(token_ids) > processor.max_prompt_tokens:
+        raise InvalidRequest(
+            f"the prompt has {len(token_ids)} tokens, more than the {processor.max_prompt_tokens} that fit"
+        )
+    vocab_size = processor.tokenizer.vocab_size
+    if any(type(token) is not int or not 0 <= token < vocab_size for token in token_ids):
+        raise InvalidRequest(f"token ids of a prompt are integers from 0 to {vocab_size - 1}")
+    return Prepared(np.array(token_ids, np.int32), (), "")
 
 
 def _has_some(given: object) -> bool:
@@ -130,6 +145,7 @@ def core_requests(request_id: str, prepared: Prepared, options: Options) -> list
             deadline_ns=int(options.deadline_s * 1e9),
             grammar=options.grammar,
             group=f"{request_id}/0" if index else "",
+            envelope=options.envelope,
         )
         for index, name in enumerate(core_ids(request_id, count))
     ]

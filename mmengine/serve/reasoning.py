@@ -7,6 +7,7 @@ a model says from there to the end marker is its reasoning; the form is that of 
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -15,6 +16,18 @@ from mmengine.errors import InvalidRequest, shown
 from mmengine.models.plugin import Tokenizer
 from mmengine.request import MAX_AFTER
 from mmengine.serve.options import Options
+
+
+class ReasoningTokens(NamedTuple):
+    """How an answer's reasoning is told from its content. `is_open`: it begins at once, and `end` ends it;
+    else it begins where the answer begins with `start`. () for a marker that there is not."""
+
+    is_open: bool = False
+    start: tuple[int, ...] = ()
+    end: tuple[int, ...] = ()
+
+
+NO_REASONING = ReasoningTokens()
 
 
 class Reasoning:
@@ -28,6 +41,19 @@ class Reasoning:
     @cached_property
     def _end(self) -> tuple[int, ...]:
         return self._spelled(self._end_text)
+
+    @cached_property
+    def _start(self) -> tuple[int, ...]:
+        return self._spelled(self._start_text)
+
+    def tokens(self, options: Options, prompt_token_ids: np.ndarray) -> ReasoningTokens:
+        """Of an answer to this prompt (int32 [n]). Raises what `settle` raises."""
+        if options.grammar is not None:
+            after = after_of(self.settle(options, prompt_token_ids).grammar or "")
+            return ReasoningTokens(True, (), after) if after else NO_REASONING
+        if not self._end:
+            return NO_REASONING
+        return ReasoningTokens(self.is_open_in(prompt_token_ids), self._start, self._end)
 
     @cached_property
     def _separators(self) -> np.ndarray:

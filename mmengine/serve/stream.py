@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from mmengine.errors import MMEngineError
 from mmengine.serve.answers import Completion, RequestOutput
 from mmengine.serve.options import Options
+from mmengine.serve.reasoning import NO_REASONING, ReasoningTokens
 from mmengine.serve.texts import AnswerTexts
 
 
@@ -22,6 +23,9 @@ class Channel:
         self.timer: asyncio.TimerHandle | None = None  # ends its preparation
         self.request_id = ""  # set when the engine took the request
         self.closed = False
+        # Of its prompt, known when it was prepared:
+        self.reasoning: ReasoningTokens = NO_REASONING
+        self.num_embeds: dict[str, int] = {}  # embeddings by modality
 
     def end(self, error: MMEngineError | None) -> None:
         """On the caller's loop: nothing comes any more."""
@@ -67,6 +71,44 @@ class Stream:
         if item is None:
             raise StopAsyncIteration
         raise item
+
+    async def news(self) -> list[RequestOutput]:
+        """All outputs that have come, at least one, without their texts: `token_ids` are what they are made
+        of. [] at the end. Raises as the iteration does, behind what came before."""
+        queue = self._channel.queue
+        found: list[RequestOutput] = []
+        while not self._over and not (found and queue.empty()):
+            item = await queue.get()
+            if isinstance(item, RequestOutput):
+                found.append(item)
+                self.completion = item.completion or self.completion
+            elif found:
+                queue.put_nowait(item)  # the last that comes: for the next call
+                break
+            else:
+                self._over = True
+                if item is not None:
+                    raise item
+        return found
+
+    @property
+    def backlog(self) -> int:
+        """Outputs that have come and that nobody read."""
+        return self._channel.queue.qsize()
+
+    @property
+    def reasoning(self) -> ReasoningTokens:
+        """Where the answer's reasoning ends. Known when it is `accepted`."""
+        return self._channel.reasoning
+
+    @property
+    def num_embeds(self) -> dict[str, int]:
+        """Embeddings of the prompt's media by modality. Known when it is `accepted`."""
+        return self._channel.num_embeds
+
+    def cancel(self) -> None:
+        """Give the request up; its last news still come."""
+        self._close(self._channel)
 
     async def accepted(self) -> None:
         """Wait until the request is in the log: from then on, if that is on a disk, it is answered

@@ -11,6 +11,7 @@ from mmengine.request import MediaItem, Request, SamplingParams, check_unicode
 
 MAX_ID_CHARS = 256
 MAX_SALT_CHARS = 1024
+MAX_ENVELOPE_BYTES = 2**20  # what a server keeps with a request in the log
 _ITEM_LIMITS = ("encoder_budget", "encoder_cache_size", "max_item_embeds")  # 0 is no limit
 _CHUNK_LIMITS = ("token_budget", "long_prefill_token_threshold")
 
@@ -49,6 +50,8 @@ def check_request(request: Request, config: EngineConfig) -> None:
     _check_text("a request id", request.request_id, 1, MAX_ID_CHARS)
     _check_text("cache_salt", request.cache_salt, 0, MAX_SALT_CHARS)
     _check_text("group", request.group, 0, MAX_ID_CHARS)
+    if not isinstance(request.envelope, bytes) or len(request.envelope) > MAX_ENVELOPE_BYTES:
+        raise InvalidRequest(f"the envelope of a request holds at most {MAX_ENVELOPE_BYTES} bytes")
     _check_integer("priority", request.priority, -(2**31), 2**31 - 1)
     _check_integer("deadline_ns", request.deadline_ns, 0, 2**62 - 1)
     _check_integer("sample_index", request.sample_index, 0, 2**31 - 1)

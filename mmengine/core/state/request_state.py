@@ -51,6 +51,7 @@ def request_of(event: Queued) -> Request:
         deadline_ns=event.deadline_ns,
         grammar=event.grammar,
         group=event.group,
+        envelope=event.envelope,
     )
 
 
@@ -66,4 +67,5 @@ def queued_of(request: Request) -> Queued:
         request.deadline_ns,
         request.grammar,
         request.group,
+        envelope=request.envelope,
     )

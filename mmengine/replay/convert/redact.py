@@ -4,7 +4,7 @@ Each token becomes a keyed pseudo-random function of all that stands before it i
 itself: the tokens, where which image begins, the tenant's salt. So equal beginnings stay equal, which is
 all that the prefix cache ever compares, and nothing else does: a word that occurs twice is two numbers.
 Media hashes, salts, ids and fingerprints become keyed hashes. Grammars, stop strings, biases, seeds,
-logprobs and the texts of errors are dropped. Lengths, shapes, times and settings stay.
+logprobs, envelopes and the texts of errors are dropped. Lengths, shapes, times and settings stay.
 
     state(i) = BLAKE2b(key, state(i - 1) | token i | runs of media that begin at i)
     token(i) = 31 bits of BLAKE2b(key, state(i - 1) | token i)
@@ -225,6 +225,7 @@ class _Redactor:
             grammar=_form(event.grammar),
             grammar_slot=ev.NO_SLOT,
             group=hashes.name(event.group),
+            envelope=b"",
         )
 
     def _item(self, item: MediaItem) -> MediaItem:

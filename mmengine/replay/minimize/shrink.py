@@ -215,6 +215,7 @@ def plain_fields(event: ev.Queued) -> Iterator[dict[str, Any]]:
         "deadline_ns": 0,
         "group": "",
         "grammar": None,
+        "envelope": b"",
     }
     differ = {name: value for name, value in defaults.items() if getattr(event, name) != value}
     if differ:
