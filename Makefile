@@ -71,7 +71,7 @@ build/torchvision/.ready: tests/serve/requirements.txt | .venv/.ready
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "mmengine needs Python 3.11 or newer; say which one with: make PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[test]"
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[serve,test]"
 	@# Without what it requires: triton, a gigabyte that grammars do not use. The rest is in the test extra.
 	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps xgrammar
 	$(BIN)/python -m mmengine.native

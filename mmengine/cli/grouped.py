@@ -1,33 +1,43 @@
 """Options of a command in groups: a dataclass for each, whose fields are options as typer reads them."""
 
+import copy
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, fields
 from functools import wraps
-from typing import Any, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
 
-def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """A command for typer whose options are the fields of the dataclasses that `command` takes, in order."""
-    groups = {name: kind for name, kind in get_type_hints(command).items() if name != "return"}
+def grouped(environment: str = "") -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A command for typer whose options are the fields of the dataclasses that it takes, in order.
+    `environment`: how the variables begin that options may also be given in; "": there are none."""
 
-    @wraps(command)
-    def with_options(**values: Any) -> None:
-        given = {
-            name: kind(**{field.name: values[field.name] for field in fields(kind)})
-            for name, kind in groups.items()
-        }
-        command(**given)
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        groups = {name: kind for name, kind in get_type_hints(command).items() if name != "return"}
 
-    options = [option for kind in groups.values() for option in _options(kind)]
-    vars(with_options).update(__signature__=inspect.Signature(options), __annotations__={})
-    return with_options
+        @wraps(command)
+        def with_options(**values: Any) -> None:
+            given = {
+                name: kind(**{field.name: values[field.name] for field in fields(kind)})
+                for name, kind in groups.items()
+            }
+            command(**given)
+
+        options = [option for kind in groups.values() for option in _options(kind, environment)]
+        vars(with_options).update(__signature__=inspect.Signature(options), __annotations__={})
+        return with_options
+
+    return decorate
 
 
-def _options(kind: type) -> Iterator[inspect.Parameter]:
+def _options(kind: type, environment: str) -> Iterator[inspect.Parameter]:
     hints = get_type_hints(kind, include_extras=True)
     for field in fields(kind):
         default = inspect.Parameter.empty if field.default is MISSING else field.default
-        yield inspect.Parameter(
-            field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hints[field.name]
-        )
+        hint = hints[field.name]
+        if environment:
+            value, option = get_args(hint)
+            option = copy.copy(option)  # another command may have it without a variable
+            option.envvar, option.show_envvar = environment + field.name.upper(), False
+            hint = Annotated[value, option]
+        yield inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)

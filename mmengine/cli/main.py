@@ -10,6 +10,8 @@ from mmengine.cli.logs import log_app
 from mmengine.cli.run import HELP as RUN_HELP
 from mmengine.cli.run import run
 from mmengine.cli.schema import schema_app
+from mmengine.cli.serve import HELP as SERVE_HELP
+from mmengine.cli.serve import serve
 from mmengine.cli.simulate import HELP as SIMULATE_HELP
 from mmengine.cli.simulate import simulate
 from mmengine.errors import MMEngineError, code_of
@@ -25,6 +27,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command(help=RUN_HELP)(run)
+app.command(help=SERVE_HELP)(serve)
 app.add_typer(log_app, name="log")
 app.add_typer(schema_app, name="schema")
 app.command(help=SIMULATE_HELP)(simulate)

@@ -44,7 +44,7 @@ HELP = """Answer a question about images or videos, or a file of questions.
 _CONTROL = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)), "�")
 
 
-@grouped
+@grouped()
 def run(question: Question, printing: Printing, sampling: Sampling, model: Model, files: Files) -> None:
     _configure_logging(printing.verbose)
     config = model.config(keeps_media=not files.no_media_store)

@@ -25,7 +25,7 @@ import msgspec
 from mmengine.core.outputs import Stats
 from mmengine.core.resume import Resume
 from mmengine.errors import ExecutorFailed, InvalidRequest, MMEngineError, QueueFull, RequestFailed
-from mmengine.models.plugin import Prepared
+from mmengine.models.plugin import Prepared, Processor
 from mmengine.processing.attempt import GIVEN_UP, AttemptOver
 from mmengine.request import SamplingParams
 from mmengine.serve.answers import Completion, RequestOutput, engine_failed, succeeded, unbegun
@@ -93,6 +93,11 @@ class AsyncEngine:
     def _begin(self) -> None:
         self._thread = threading.Thread(target=self._run, args=(self._engine,), name="mmengine", daemon=True)
         self._thread.start()
+
+    @property
+    def processor(self) -> Processor:
+        """Of the model; any thread may use it."""
+        return self._engine.processor
 
     # Any thread with a running event loop
 

@@ -1,0 +1,144 @@
+"""`mmengine serve`: OpenAI's chat API over HTTP."""
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mmengine.cli.grouped import grouped
+from mmengine.cli.run_options import Model
+from mmengine.cli.serve_options import Http, Limits, Log, server_settings
+from mmengine.errors import ConfigError
+
+if TYPE_CHECKING:  # heavy: loaded when a command runs
+    from mmengine.serve.async_engine import AsyncEngine
+
+HELP = """Serve a model over HTTP, as OpenAI's chat API.
+
+[bold]Examples[/bold]
+
+  mmengine serve
+
+  mmengine serve --model Qwen/Qwen3-VL-8B-Instruct --host 0.0.0.0 --api-key-file keys --log run.log
+
+  mmengine serve --config serve.yaml
+
+  curl localhost:8000/v1/chat/completions -H 'content-type: application/json' \\
+    -d '{"messages": [{"role": "user", "content": "What is a triangle?"}]}'
+
+""" + (
+    "Each option is also read from the environment, as MMENGINE_PORT, and from the file of --config, "
+    "as port: 8000; the command line wins, then the environment. Ctrl-C or SIGTERM lets streams finish, "
+    "a second one does not. The fields of a call that are taken are listed in docs/server.md."
+)
+NEEDED = ("starlette", "uvicorn", "uvloop", "httptools", "yaml")
+MAX_CONFIG_BYTES = 2**20
+EMBEDDED_NAME = "mmengine-shapes"
+
+
+def read_config(context: typer.Context, path: Path | None) -> Path | None:
+    """The options of a YAML file become defaults. Raises ConfigError."""
+    if path is None:
+        return None
+    check_installed()
+    import yaml  # lazy: only with --config
+
+    try:
+        data = path.read_bytes()
+        found = yaml.safe_load(data) if len(data) <= MAX_CONFIG_BYTES else None
+    except OSError as error:
+        raise ConfigError(f"--config {path} cannot be read: {error.strerror}") from None
+    except yaml.YAMLError:
+        raise ConfigError(f"--config {path} is no YAML that can be read") from None
+    if not isinstance(found, dict):
+        raise ConfigError(f"--config {path} must hold option: value, as port: 8000")
+    options = {str(name).replace("-", "_"): value for name, value in found.items()}
+    known = {each.name for each in context.command.params}
+    for name in options:
+        if name not in known or name == "config":
+            raise ConfigError(f"--config {path}: there is no option {name!r}; see mmengine serve --help")
+    context.default_map = options
+    return path
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Where options stand."""
+
+    config: Annotated[
+        Path | None,
+        typer.Option(help="A YAML file with options.", is_eager=True, callback=read_config),
+    ] = None
+
+
+@grouped(environment="MMENGINE_")
+def serve(config: Config, http: Http, model: Model, limits: Limits, log: Log) -> None:
+    check_installed()
+    from mmengine.server.auth import ApiKeys  # lazy: help needs no server
+    from mmengine.server.lifecycle import listen, run
+    from mmengine.server.lifecycle import serve as serve_engine
+
+    settings = server_settings(http, limits)
+    keys = ApiKeys(http.api_key_file)
+    engine_config = model.config(keeps_media=not log.no_media_store)
+    if http.request_log:
+        _log_requests()
+    names = settings.served_model_names or (model.model or EMBEDDED_NAME,)
+    with listen(settings) as bound:
+        with _progress(f"loading {model.model or 'the embedded checkpoint'}"):
+            engine = _engine(model, log, engine_config)
+        host, port = bound.getsockname()[:2]
+        scheme = "https" if settings.ssl_certfile else "http"
+        where = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+
+        def listening() -> None:
+            guard = "" if keys.any else ", without an API key"
+            print(f"mmengine: serving {', '.join(names)} at {where}/v1{guard}", file=sys.stderr, flush=True)
+
+        run(serve_engine(engine, settings, keys, names, bound, listening))
+
+
+def _engine(model: Model, log: Log, config: object) -> "AsyncEngine":
+    from mmengine.core.resume import Resume  # lazy: torch
+    from mmengine.serve.async_engine import AsyncEngine
+
+    resume = Resume(mode=log.recovery, force=log.force_resume) if log.log is not None else None
+    return AsyncEngine(
+        model.model, config=config, device=model.device, dtype=model.dtype, log=log.log, resume=resume
+    )
+
+
+def check_installed() -> None:
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"mmengine serve needs {', '.join(missing)}; install them with: pip install 'mmengine-vl[serve]'"
+        )
+
+
+@contextmanager
+def _progress(text: str) -> Iterator[None]:
+    """What is being done, on stderr; in a terminal it moves."""
+    begun = time.monotonic()
+    if sys.stderr.isatty():
+        from rich.console import Console  # lazy: help needs no console
+
+        with Console(stderr=True).status(text):
+            yield
+    else:
+        print(f"mmengine: {text}", file=sys.stderr, flush=True)
+        yield
+    print(f"mmengine: loaded in {time.monotonic() - begun:.1f} s", file=sys.stderr, flush=True)
+
+
+def _log_requests() -> None:
+    import logging  # lazy: help needs no logs
+
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(message)s")
+    logging.getLogger("mmengine").setLevel(logging.INFO)

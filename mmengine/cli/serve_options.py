@@ -1,0 +1,138 @@
+"""Options of `mmengine serve`, beside those of the model."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from mmengine.errors import ConfigError
+
+if TYPE_CHECKING:  # heavy: loaded when a command runs
+    from mmengine.server.settings import ServerSettings
+
+MAX_TEMPLATE_BYTES = 2**20
+HTTP, LIMITS, LOG = "HTTP", "Limits", "Log"
+
+
+@dataclass(frozen=True, slots=True)
+class Http:
+    """Where it listens, and who may call."""
+
+    host: Annotated[
+        str, typer.Option(rich_help_panel=HTTP, help="Address; 0.0.0.0 is all of this machine's.")
+    ] = "127.0.0.1"
+    port: Annotated[int, typer.Option(rich_help_panel=HTTP, help="0: one that is free.")] = 8000
+    served_model_name: Annotated[
+        list[str] | None,
+        typer.Option(rich_help_panel=HTTP, help="A name by which calls may ask for the model; several may."),
+    ] = None
+    api_key_file: Annotated[
+        Path | None,
+        typer.Option(
+            rich_help_panel=HTTP,
+            help="Keys, one a line, one of which each call must have; read again at SIGHUP. Or "
+            "MMENGINE_API_KEY, for one.",
+        ),
+    ] = None
+    open_metrics: Annotated[
+        bool, typer.Option("--open-metrics", rich_help_panel=HTTP, help="/metrics without a key for all.")
+    ] = False
+    ssl_certfile: Annotated[Path | None, typer.Option(rich_help_panel=HTTP, help="For TLS.")] = None
+    ssl_keyfile: Annotated[Path | None, typer.Option(rich_help_panel=HTTP, help="For TLS.")] = None
+    chat_template: Annotated[
+        Path | None, typer.Option(rich_help_panel=HTTP, help="A Jinja file in place of the model's template.")
+    ] = None
+    generation_config: Annotated[
+        Literal["auto", "none"],
+        typer.Option(
+            rich_help_panel=HTTP, help="Whose sampling is the default: the checkpoint's, or OpenAI's."
+        ),
+    ] = "auto"
+    unknown_fields: Annotated[
+        Literal["refuse", "ignore"],
+        typer.Option(rich_help_panel=HTTP, help="What becomes of a field of a call that nobody knows."),
+    ] = "refuse"
+    request_log: Annotated[
+        bool, typer.Option(rich_help_panel=HTTP, help="A line on stderr for each request, without content.")
+    ] = True
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one client may take."""
+
+    max_body_bytes: Annotated[int, typer.Option(rich_help_panel=LIMITS, help="Of one call.")] = 64 * 2**20
+    max_bodies_bytes: Annotated[
+        int, typer.Option(rich_help_panel=LIMITS, help="Of all that are read or prepared.")
+    ] = 512 * 2**20
+    max_header_bytes: Annotated[int, typer.Option(rich_help_panel=LIMITS, help="Of one call.")] = 64 * 2**10
+    max_pixels: Annotated[
+        int, typer.Option(rich_help_panel=LIMITS, help="That a call may ask for of an image.")
+    ] = 16_777_216
+    max_backlog: Annotated[
+        int, typer.Option(rich_help_panel=LIMITS, help="News of a stream that wait for its reader.")
+    ] = 8192
+    slow_reader_s: Annotated[
+        float, typer.Option(rich_help_panel=LIMITS, help="That a stream waits for its reader.")
+    ] = 30.0
+    body_timeout_s: Annotated[float, typer.Option(rich_help_panel=LIMITS, help="For a body to come.")] = 60.0
+    ping_s: Annotated[
+        float, typer.Option(rich_help_panel=LIMITS, help="Of silence, before a stream says : ping.")
+    ] = 15.0
+    drain_s: Annotated[
+        int, typer.Option(rich_help_panel=LIMITS, help="That streams may take after SIGTERM.")
+    ] = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """The event log."""
+
+    log: Annotated[
+        Path | None,
+        typer.Option(rich_help_panel=LOG, help="Folder for the event log; one that is there goes on."),
+    ] = None
+    recovery: Annotated[
+        Literal["strict", "tail", "salvage"],
+        typer.Option(rich_help_panel=LOG, help="What damage of a log that is there is forgiven."),
+    ] = "tail"
+    force_resume: Annotated[
+        bool,
+        typer.Option(
+            "--force-resume", rich_help_panel=LOG, help="Go on though model, dtype or device changed."
+        ),
+    ] = False
+    no_media_store: Annotated[
+        bool,
+        typer.Option("--no-media-store", rich_help_panel=LOG, help="Keep no images beside the log."),
+    ] = False
+
+
+def server_settings(http: Http, limits: Limits) -> "ServerSettings":
+    """Raises ConfigError."""
+    from mmengine.server.settings import ServerSettings  # lazy: msgspec
+
+    values: dict[str, object] = {name: getattr(limits, name) for name in Limits.__slots__}
+    for name in ("host", "port", "open_metrics", "generation_config", "unknown_fields"):
+        values[name] = getattr(http, name)
+    values["served_model_names"] = tuple(http.served_model_name or ())
+    values["chat_template"] = _template(http.chat_template)
+    for name in ("ssl_certfile", "ssl_keyfile"):
+        path = getattr(http, name)
+        values[name] = "" if path is None else str(path)
+    return ServerSettings.of(values)
+
+
+def _template(path: Path | None) -> str:
+    if path is None:
+        return ""
+    try:
+        data = path.read_bytes()
+        if len(data) > MAX_TEMPLATE_BYTES:
+            raise ConfigError(f"--chat-template {path} has more than {MAX_TEMPLATE_BYTES} bytes")
+        return data.decode("utf-8")
+    except OSError as error:
+        raise ConfigError(f"--chat-template {path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"--chat-template {path} is no UTF-8 text") from None

@@ -1,0 +1,191 @@
+"""/v1/chat/completions and /v1/completions."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Protocol
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from mmengine.serve.async_engine import AsyncEngine
+from mmengine.serve.prompts import request_ids
+from mmengine.server.answering import Answering
+from mmengine.server.asked import Asked, Defaults
+from mmengine.server.bodies import Bodies
+from mmengine.server.chat_request import ChatReader
+from mmengine.server.completion_frames import CompletionFrames
+from mmengine.server.completion_request import CompletionReader
+from mmengine.server.errors import ApiError, ClientLeft, api_error, not_ready
+from mmengine.server.frames import ChatFrames, Frames
+from mmengine.server.http_metrics import HttpMetrics
+from mmengine.server.settings import ServerSettings
+from mmengine.server.sse import EventStream, unless_gone
+from mmengine.server.token_texts import TokenTexts
+
+LARGE_BODY = 256 * 2**10  # bytes; what is larger is parsed on a thread
+MAX_ID_CHARS = 128
+ID_HEADER = "x-request-id"
+DROPPED_HEADER = "x-mmengine-ignored-fields"
+_MAX_DROPPED_CHARS = 1000
+
+
+class Reader(Protocol):
+    def read(self, data: bytes, request_id: str) -> Asked: ...
+
+
+class AnswerRoutes:
+    """`names`: of the model, the first one for calls that name none. `draining`: why no call is taken."""
+
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        settings: ServerSettings,
+        names: tuple[str, ...],
+        metrics: HttpMetrics,
+        draining: Callable[[], ApiError | None],
+    ):
+        self._engine, self._settings, self._names = engine, settings, names
+        self._metrics, self._draining = metrics, draining
+        self._processor = engine.processor
+        self._texts = TokenTexts(self._processor.tokenizer)
+        self._new_id = request_ids()
+        defaults = Defaults(self._processor.generation_defaults, settings.generation_config)
+        ignores = settings.unknown_fields == "ignore"
+        self._chat_reader = ChatReader(
+            defaults, engine.config.max_model_len, settings.chat_template, settings.max_pixels, ignores
+        )
+        self._completion_reader = CompletionReader(
+            defaults, settings.max_prompts, settings.max_pixels, ignores
+        )
+        self.bodies = Bodies(settings.max_body_bytes, settings.max_bodies_bytes, settings.body_timeout_s)
+
+    async def chat(self, request: Request) -> ASGIApp:
+        return await self._answer(request, self._chat_reader, self._chat_frames)
+
+    async def completions(self, request: Request) -> ASGIApp:
+        return await self._answer(request, self._completion_reader, self._completion_frames)
+
+    def _chat_frames(self, asked: Asked) -> Frames:
+        texts = self._texts if asked.logprobs else None
+        return ChatFrames(asked.request_id, asked.envelope, texts, asked.include_usage)
+
+    def _completion_frames(self, asked: Asked) -> Frames:
+        texts = self._texts if asked.logprobs else None
+        echoed = [
+            prompt.text
+            if prompt.text is not None
+            else self._processor.tokenizer.decode(prompt.token_ids or [])
+            for prompt in (asked.prompts if asked.echo else ())
+        ]
+        return CompletionFrames(
+            asked.request_id, asked.envelope, texts, asked.include_usage, echoed, asked.sampling.n
+        )
+
+    async def _answer(
+        self, request: Request, reader: Reader, make_frames: Callable[[Asked], Frames]
+    ) -> ASGIApp:
+        self._check_ready()
+        with self.bodies.holding() as held:
+            data = await self.bodies.read(request.scope, request.receive, held)
+            self._metrics.body_bytes.inc(len(data))
+            given = request.headers.get(ID_HEADER, "") or self._new_id()
+            if len(data) > LARGE_BODY:
+                asked = await asyncio.to_thread(reader.read, data, given)
+            else:
+                asked = reader.read(data, given)
+            del data
+            asked = self._named(asked)
+            request.scope["mmengine.request_id"] = asked.request_id
+            answering = Answering(self._engine, asked, make_frames(asked), self._processor.tokenizer)
+            try:
+                answering.begin()
+                await unless_gone(request.receive, answering.open(self._settings.ping_s))
+                held.release()
+                if asked.stream:
+                    return self._event_stream(answering, asked)
+                body = await unless_gone(request.receive, answering.whole())
+            except BaseException as error:
+                answering.close()
+                raise self._told(error, asked) from error
+            answering.close()
+        self._metrics.answered()
+        return Response(body, media_type="application/json", headers=_headers(asked))
+
+    def _check_ready(self) -> None:
+        if (why := self._draining()) is not None:
+            raise why
+        reasons = self._engine.readiness().reasons
+        if reasons:
+            raise not_ready(reasons)
+
+    def _named(self, asked: Asked) -> Asked:
+        """With the model's name; another one is refused, and so is an id that no header could hold."""
+        name = asked.request_id
+        if not (0 < len(name) <= MAX_ID_CHARS and name.isascii() and name.isprintable() and " " not in name):
+            raise ApiError(
+                400,
+                f"request_id must have 1 to {MAX_ID_CHARS} printable ASCII characters without spaces",
+                "request_id",
+            )
+        model = asked.envelope.model or self._names[0]
+        if model not in self._names:
+            raise ApiError(
+                404,
+                f"the model {model[:256]!r} is not served here; there is {', '.join(self._names)}",
+                "model",
+                "model_not_found",
+            )
+        envelope = type(asked.envelope)(asked.envelope.api, asked.envelope.created, model)
+        return replace(asked, envelope=envelope)
+
+    def _told(self, error: BaseException, asked: Asked) -> BaseException:
+        """An error of the engine, as its caller is told it; others as they are."""
+        if not isinstance(error, Exception) or isinstance(error, ClientLeft):
+            return error
+        found = api_error(error, asked.params, self._metrics.retry_after_s)
+        return _in_their_words(found, asked)
+
+    def _event_stream(self, answering: Answering, asked: Asked) -> ASGIApp:
+        self._metrics.streams.inc()
+        settings = self._settings
+        return EventStream(
+            answering,
+            answering.first(),
+            _headers(asked),
+            ping_s=settings.ping_s,
+            slow_reader_s=settings.slow_reader_s,
+            max_backlog=settings.max_backlog,
+            ended=self._stream_ended,
+            shutting_down=self._draining,
+        )
+
+    def _stream_ended(self, how: str) -> None:
+        self._metrics.streams.dec()
+        self._metrics.ends.labels(how).inc()
+        if how == "whole":
+            self._metrics.answered()
+
+
+def _in_their_words(error: ApiError, asked: Asked) -> ApiError:
+    """The engine knows structured_outputs as grammar, and a Lark grammar as lark."""
+    message, param, form = error.body.message, error.body.param, asked.form
+    if error.status != 400 or not form:
+        return error
+    if form.grammar is not None and message.startswith("grammar"):
+        message = message.replace("grammar.lark", "structured_outputs.grammar", 1)
+        if message.startswith("grammar"):
+            message = f"structured_outputs{message.removeprefix('grammar')}"
+        param = message.split(" ")[0].rstrip(":")
+    elif param is None and message.startswith(("schema", "the grammar")):
+        param = form.place
+    return ApiError(400, message, param, error.body.code, error.headers)
+
+
+def _headers(asked: Asked) -> dict[str, str]:
+    headers = {ID_HEADER: asked.request_id}
+    if asked.dropped:
+        names = ", ".join(name for name in asked.dropped if name.isascii() and name.isprintable())
+        headers[DROPPED_HEADER] = names[:_MAX_DROPPED_CHARS]
+    return headers

@@ -1,0 +1,216 @@
+"""One call on its way: from the engine's news to frames of a stream, or to the whole answer."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import suppress
+
+import msgspec
+
+from mmengine.errors import InvalidRequest, QueueFull, RequestFailed
+from mmengine.models.plugin import Tokenizer
+from mmengine.serve.answers import RequestOutput
+from mmengine.serve.async_engine import AsyncEngine
+from mmengine.serve.options import SubmitOptions
+from mmengine.serve.stream import Stream
+from mmengine.server.asked import Asked
+from mmengine.server.deltas import ChoiceDeltas, Delta
+from mmengine.server.errors import late
+from mmengine.server.frames import DONE, Frames, Usage, WholeChoice
+
+
+class Turn:
+    """One prompt of a call, and its n answers; `first` is the index of the first of them."""
+
+    def __init__(self, stream: Stream, asked: Asked, tokenizer: Tokenizer, first: int):
+        self.stream, self._asked, self._tokenizer, self.first = stream, asked, tokenizer, first
+        self._choices: list[ChoiceDeltas] = []
+        self._waiting = asked.sampling.n
+
+    def begin(self) -> None:
+        """The request was accepted: how its reasoning ends is known."""
+        asked = self._asked
+        self._choices = [
+            ChoiceDeltas(self._tokenizer, asked.sampling, self.stream.reasoning, asked.form_stop)
+            for _ in range(asked.sampling.n)
+        ]
+
+    def take(self, output: RequestOutput) -> Iterator[tuple[int, Delta, str | None, str | int | None]]:
+        """The index of a choice, what it says, and with its last news why it ended. Raises ApiError,
+        QueueFull and RequestFailed for an answer that was given up."""
+        choice, index = self._choices[output.index], self.first + output.index
+        if choice.is_cut:
+            return
+        for delta in choice.push(output.token_ids, output.logprobs):
+            yield index, delta, None, None
+        reason = output.finish_reason
+        if choice.is_cut:
+            reason = "length"  # what the form still wants did not come
+        if reason is None:
+            return
+        if reason not in ("stop", "length"):
+            raise _given_up(reason, output.detail)
+        stop_reason = choice.stop_reason(output.detail)
+        yield index, choice.finish(), reason, stop_reason
+        self._waiting -= 1
+        if not self._waiting and any(each.is_cut for each in self._choices):
+            self.stream.cancel()
+
+    def usage(self) -> tuple[int, int, int]:
+        """Tokens of the answers, of their reasoning, and those of the prompt that were cached."""
+        return (
+            sum(choice.num_tokens for choice in self._choices),
+            sum(choice.num_reasoning_tokens for choice in self._choices),
+            self.stream.completion.num_cached_tokens if self.stream.completion else 0,
+        )
+
+
+def _given_up(reason: str, detail: str) -> Exception:
+    if reason == "rejected":
+        return QueueFull(detail)
+    if detail == "deadline":
+        return late()
+    if detail.startswith("the grammar"):
+        return InvalidRequest(detail)
+    said = "the request was cancelled" if reason == "abort" else f"the request failed: {detail}"
+    return RequestFailed(said)
+
+
+class Answering:
+    """A call. `open` it first; then `next` gives frames, or `whole` the answer. `close` it in any case."""
+
+    def __init__(self, engine: AsyncEngine, asked: Asked, frames: Frames, tokenizer: Tokenizer):
+        self._engine, self._asked, self._frames, self._tokenizer = engine, asked, frames, tokenizer
+        self._turns: list[Turn] = []
+        self._tasks: dict[asyncio.Task[list[RequestOutput]], Turn] = {}  # where there are several prompts
+        self._news: list[tuple[Turn, list[RequestOutput]]] = []
+        self._ended = False
+
+    def begin(self) -> None:
+        """Ask the engine. Raises InvalidRequest, QueueFull; nothing runs then."""
+        asked, several = self._asked, len(self._asked.prompts) > 1
+        try:
+            for number, prompt in enumerate(asked.prompts):
+                name = f"{asked.request_id}-{number}" if several else asked.request_id
+                stream = self._engine.stream(prompt, asked.sampling, **self._options(name))
+                self._turns.append(Turn(stream, asked, self._tokenizer, number * asked.sampling.n))
+            asked.prompts.clear()  # images in it are large, and the engine has them
+        except BaseException:
+            self.close()
+            raise
+
+    def _options(self, request_id: str) -> SubmitOptions:
+        asked = self._asked
+        options = SubmitOptions(
+            request_id=request_id,
+            priority=asked.priority,
+            cache_salt=asked.cache_salt,
+            deadline_s=asked.deadline_s,
+            envelope=msgspec.json.encode(asked.envelope),
+        )
+        if asked.form.response_format is not None:
+            options["response_format"] = asked.form.response_format
+        if asked.form.grammar is not None:
+            options["grammar"] = asked.form.grammar
+        return options
+
+    async def open(self, patience_s: float) -> None:
+        """Wait until all prompts are in the log, and then so long for the first news, so that what fails
+        before it has a status of its own. Raises what the engine does."""
+        for turn in self._turns:
+            await turn.stream.accepted()
+            turn.begin()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(patience_s):
+                self._news.append(await self._wait())
+        for _, outputs in self._news:
+            for output in outputs:
+                if output.finish_reason not in (None, "stop", "length"):
+                    raise _given_up(output.finish_reason, output.detail)
+
+    async def _wait(self) -> tuple[Turn, list[RequestOutput]]:
+        """News of one prompt; none of them at its end. May be cancelled, and nothing is lost."""
+        if len(self._turns) == 1:
+            return self._turns[0], await self._turns[0].stream.news()
+        if not self._tasks:
+            self._tasks = {asyncio.create_task(turn.stream.news()): turn for turn in self._turns}
+        done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+        task = next(iter(done))
+        turn, outputs = self._tasks.pop(task), task.result()
+        if outputs:
+            self._tasks[asyncio.create_task(turn.stream.news())] = turn
+        return turn, outputs
+
+    def first(self) -> bytes:
+        return b"".join(self._frames.first(index) for index in range(self._num_choices))
+
+    @property
+    def _num_choices(self) -> int:
+        return len(self._turns) * self._asked.sampling.n
+
+    async def next(self) -> bytes:
+        """Frames of all that has come; b"" at the end. May be cancelled. Raises what a call
+        ends with that was given up, behind the frames before it."""
+        if self._ended:
+            return b""
+        made: list[bytes] = []
+        while not made:
+            turn, outputs = self._news.pop(0) if self._news else await self._wait()
+            for output in outputs:
+                for index, delta, reason, stop_reason in turn.take(output):
+                    if reason is None:
+                        made.append(self._frames.delta(index, delta))
+                    else:
+                        made.append(self._frames.finish(index, delta, reason, stop_reason))
+            if not outputs and not self._tasks:
+                self._ended = True
+                if self._asked.include_usage:
+                    made.append(self._frames.usage(self._usage()))
+                made.append(DONE)
+        return b"".join(made)
+
+    async def whole(self) -> bytes:
+        """The body of an answer that is no stream."""
+        choices = [WholeChoice(index) for index in range(self._num_choices)]
+        while True:
+            turn, outputs = self._news.pop(0) if self._news else await self._wait()
+            if not outputs and not self._tasks:
+                return self._frames.whole(choices, self._usage())
+            for output in outputs:
+                for index, delta, reason, stop_reason in turn.take(output):
+                    choices[index].add(delta)
+                    if reason is not None:
+                        choices[index].finish_reason, choices[index].stop_reason = reason, stop_reason
+
+    def _usage(self) -> Usage:
+        found = [turn.usage() for turn in self._turns]
+        answers = [turn.stream.completion for turn in self._turns]
+        prompt = sum(len(answer.prompt_token_ids) for answer in answers if answer is not None)
+        completion, reasoning, cached = (sum(each) for each in zip(*found, strict=True))
+        drafts = sum(answer.num_drafts for answer in answers if answer is not None)
+        accepted = sum(answer.num_accepted for answer in answers if answer is not None)
+        details: dict[str, int] = {"cached_tokens": cached}
+        for turn in self._turns:
+            for kind, count in turn.stream.num_embeds.items():
+                details[f"{kind}_tokens"] = details.get(f"{kind}_tokens", 0) + count
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+            "prompt_tokens_details": details,
+            "completion_tokens_details": {
+                "reasoning_tokens": reasoning,
+                "accepted_prediction_tokens": accepted,
+                "rejected_prediction_tokens": drafts - accepted,
+            },
+        }
+
+    @property
+    def backlog(self) -> int:
+        return max(turn.stream.backlog for turn in self._turns)
+
+    def close(self) -> None:
+        """Cancel what still runs. Closing twice is no error."""
+        for task in self._tasks:
+            task.cancel()
+        for turn in self._turns:
+            turn.stream.cancel()

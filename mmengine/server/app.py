@@ -1,0 +1,157 @@
+"""The application: who may call, which route answers, and what is said when that fails."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from mmengine.serve.async_engine import AsyncEngine
+from mmengine.serve.operators import operator_log
+from mmengine.server.answer_routes import ID_HEADER, AnswerRoutes
+from mmengine.server.auth import ApiKeys
+from mmengine.server.errors import ApiError, ClientLeft, api_error
+from mmengine.server.http_metrics import HttpMetrics
+from mmengine.server.other_routes import OtherRoutes
+from mmengine.server.settings import ServerSettings, is_loopback
+
+LAG_EVERY_S = 0.5
+LEFT_STATUS = 499  # nginx's, in logs and metrics, for a client that left before it had an answer
+_OPEN = ("/health", "/health/live", "/health/ready")
+_ELSEWHERE = {
+    "/v1/embeddings": "embeddings are not computed by this engine",
+    "/v1/rerank": "nothing is ranked by this engine",
+    "/rerank": "nothing is ranked by this engine",
+    "/v1/score": "nothing is ranked by this engine",
+    "/v1/audio/transcriptions": "audio is not read by this engine",
+    "/v1/audio/translations": "audio is not read by this engine",
+    "/v1/audio/speech": "no audio is made by this engine",
+    "/v1/images/generations": "no images are made by this engine",
+    "/v1/moderations": "nothing is moderated by this engine",
+    "/v1/responses": "responses are not served yet; use /v1/chat/completions",
+    "/v1/messages": "Anthropic's messages are not served yet; use /v1/chat/completions",
+}
+_Endpoint = Callable[[Request], Awaitable[ASGIApp]]
+
+
+class App:
+    """An ASGI application over an engine. `names`: those of the model. It must be made on the event loop."""
+
+    def __init__(self, engine: AsyncEngine, settings: ServerSettings, keys: ApiKeys, names: tuple[str, ...]):
+        self._keys, self._settings = keys, settings
+        self.metrics = HttpMetrics()
+        self.is_draining = False
+        answers = AnswerRoutes(engine, settings, names, self.metrics, self._draining)
+        others = OtherRoutes(engine, names, self.metrics, answers.bodies, self._draining)
+        self.bodies = answers.bodies
+        routes = [
+            *(
+                _route(path, answer, "POST")
+                for path, answer in (
+                    ("/v1/chat/completions", answers.chat),
+                    ("/v1/completions", answers.completions),
+                    ("/tokenize", others.tokenize),
+                    ("/detokenize", others.detokenize),
+                )
+            ),
+            *(
+                _route(path, answer, "GET")
+                for path, answer in (
+                    ("/v1/models", others.models),
+                    ("/v1/models/{name:path}", others.model),
+                    ("/health", others.ready),
+                    ("/health/ready", others.ready),
+                    ("/health/live", others.live),
+                    ("/metrics", others.metrics),
+                    ("/version", others.version),
+                )
+            ),
+        ]
+        self._known = {route.path for route in routes}
+        self._router = Router(routes, redirect_slashes=False, default=_no_route)
+
+    def _draining(self) -> ApiError | None:
+        if not self.is_draining:
+            return None
+        text = "the server is shutting down; send it to another one, or again later"
+        return ApiError(503, text, code="shutting_down", headers={"retry-after": "5"})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        begun, status = time.monotonic(), LEFT_STATUS
+
+        async def noted(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        scope["app"] = self  # the router then raises in place of answering itself
+        try:
+            self._check_key(scope)
+            await self._router(scope, receive, noted)
+        except ClientLeft:
+            pass
+        except HTTPException as error:
+            await _refuse(
+                ApiError(error.status_code, f"{scope['method']} is not taken here"), scope, receive, noted
+            )
+        except ApiError as error:
+            await _refuse(error, scope, receive, noted)
+        except Exception as error:
+            operator_log.error("request failed", path=scope["path"][:200], reason=repr(error)[:500])
+            if status == LEFT_STATUS:
+                await _refuse(api_error(error), scope, receive, noted)
+        finally:
+            self._note(scope, status, time.monotonic() - begun)
+
+    def _check_key(self, scope: Scope) -> None:
+        path = scope["path"]
+        if path in _OPEN or self._keys.allow(dict(scope["headers"])):
+            return
+        client = scope.get("client")
+        if path == "/metrics" and (self._settings.open_metrics or (client and is_loopback(client[0]))):
+            return
+        text = "no API key was given, or one that is not known; send it as Authorization: Bearer …"
+        raise ApiError(401, text, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
+
+    def _note(self, scope: Scope, status: int, seconds: float) -> None:
+        path = scope["path"]
+        if path.startswith("/v1/models/"):
+            path = "/v1/models/{name:path}"
+        route = path if path in self._known else "other"
+        self.metrics.requests.labels(route, str(status)).inc()
+        self.metrics.seconds.labels(route).observe(seconds)
+        if path not in _OPEN:
+            name = scope.get("mmengine.request_id", "")
+            operator_log.info("http", id=name, route=route, status=status, seconds=round(seconds, 4))
+
+    async def watch_lag(self) -> None:
+        """Measures how late the loop wakes, until it is cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + LAG_EVERY_S
+            await asyncio.sleep(LAG_EVERY_S)
+            self.metrics.lag.observe(max(0.0, loop.time() - due))
+
+
+def _route(path: str, endpoint: _Endpoint, method: str) -> Route:
+    return Route(path, endpoint, methods=[method])
+
+
+async def _no_route(scope: Scope, receive: Receive, send: Send) -> None:
+    path = scope["path"]
+    why = _ELSEWHERE.get(path, f"there is no route {path[:200]}; see /v1/models, /v1/chat/completions")
+    raise ApiError(404, why, code="unknown_url")
+
+
+async def _refuse(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+    headers = dict(error.headers)
+    if name := scope.get("mmengine.request_id"):
+        headers[ID_HEADER] = name
+    await Response(error.json(), error.status, headers, "application/json")(scope, receive, send)

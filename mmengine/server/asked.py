@@ -1,0 +1,252 @@
+"""What both routes of answers share: sampling, the answer's form, and whose request it is."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from mmengine.errors import InvalidRequest
+from mmengine.request import MAX_LOGPROBS, MAX_SEED, SamplingParams
+from mmengine.serve.options import make_sampling
+from mmengine.serve.prompts import Prompt
+from mmengine.server.errors import ApiError, api_error
+from mmengine.server.fields import Fields
+
+Json = dict[str, object]
+MAX_ITEM_KWARGS = 32
+_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_SAMPLED = ("top_p", "top_k", "min_p")
+_SAME = (
+    *("temperature", "top_p", "presence_penalty", "frequency_penalty", "n"),
+    *("min_p", "repetition_penalty", "stop_token_ids", "min_tokens", "ignore_eos"),
+)
+_FORMS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+
+
+class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class Body(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields that both routes have. None: left out, or null."""
+
+    model: str | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    n: int | None = None
+    stream: bool | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    stop_token_ids: list[int] | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    logit_bias: dict[str, float] | None = None
+    stream_options: StreamOptions | None = None
+    response_format: Json | None = None
+    structured_outputs: Json | None = None
+    priority: int | None = None
+    request_id: str | None = None
+    cache_salt: str | None = None
+    deadline_s: Annotated[float, Meta(gt=0)] | None = None
+    mm_processor_kwargs: Annotated[Json, Meta(max_length=MAX_ITEM_KWARGS)] | None = None
+
+
+class Envelope(msgspec.Struct, frozen=True):
+    """What the log keeps of a call beside its request: all that frames need and tokens do not say."""
+
+    api: str
+    created: int  # Unix time in seconds
+    model: str  # by the name that was asked for
+
+
+class Form(NamedTuple):
+    """`response_format` and `grammar` as the engine takes them, one of them at most, and the field of the
+    body that it stands in."""
+
+    response_format: Json | None = None
+    grammar: Json | None = None
+    place: str = ""
+
+    @property
+    def closes(self) -> bool:
+        return "close" in ((each or {}).get("on_truncation") for each in self[:2])
+
+    def __bool__(self) -> bool:
+        return self.response_format is not None or self.grammar is not None
+
+
+FREE = Form()
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A call, checked. `form_stop`: strings that cut an answer which has a form. `dropped`: fields that
+    nobody knows."""
+
+    prompts: list[Prompt]
+    sampling: SamplingParams
+    request_id: str
+    envelope: Envelope
+    stream: bool = False
+    include_usage: bool = False
+    logprobs: bool = False
+    echo: bool = False
+    form: Form = FREE
+    form_stop: tuple[str, ...] = ()
+    priority: int = 0
+    cache_salt: str = ""
+    deadline_s: float = 0.0
+    dropped: list[str] = field(default_factory=list)
+    params: frozenset[str] = frozenset()  # fields of the body, by which errors name them
+
+
+class Defaults:
+    """Sampling where a call leaves it open: the checkpoint's, or OpenAI's."""
+
+    def __init__(self, generation: Mapping[str, object], kind: str):
+        found = {name: generation[name] for name in _DEFAULTS if name in generation} if kind == "auto" else {}
+        if kind == "auto" and generation.get("do_sample") is False:
+            found = {name: value for name, value in found.items() if name not in _SAMPLED}
+            found["temperature"] = 0.0
+        self.values = {"temperature": 1.0, **found}
+
+
+def sampling_of(
+    body: Body, defaults: Defaults, max_tokens: int, logprobs: int | None, fields: Fields
+) -> SamplingParams:
+    """Raises ApiError."""
+    values: dict[str, object] = {**defaults.values, "max_tokens": max_tokens, "logprobs": logprobs}
+    for name in _SAME:
+        if (value := getattr(body, name)) is not None:
+            values[name] = value
+    if body.top_k is not None:
+        values["top_k"] = max(body.top_k, 0) if body.top_k >= -1 else body.top_k
+    if body.seed is not None:
+        values["seed"] = body.seed & MAX_SEED
+    if body.logit_bias is not None:
+        values["logit_bias"] = body.logit_bias
+    stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+    values["stop"] = tuple(text for text in stop if text)
+    try:
+        return make_sampling(values)
+    except InvalidRequest as error:
+        text = str(error).removeprefix("bad sampling option: ")
+        place = text.partition(" - at `$.")[2].partition("`")[0].partition("[")[0]
+        raise ApiError(400, text, place or api_error(error, fields.names).body.param) from None
+
+
+def check_stream(body: Body) -> tuple[bool, bool]:
+    """Whether a stream is asked for, and its usage."""
+    stream, options = bool(body.stream), body.stream_options
+    if options is not None and not stream:
+        raise ApiError(400, "stream_options goes with stream true alone", "stream_options")
+    if options is not None and options.continuous_usage_stats:
+        raise ApiError(
+            400,
+            "stream_options.continuous_usage_stats is not supported; include_usage gives it at the end",
+            "stream_options.continuous_usage_stats",
+            "unsupported_parameter",
+        )
+    return stream, bool(options and options.include_usage)
+
+
+def form_of(body: Body) -> Form:
+    """Raises ApiError."""
+    form = body.response_format
+    if form is not None:
+        form = without_nulls(form)
+        schema = form.get("json_schema")
+        if isinstance(schema, dict):
+            form["json_schema"] = without_nulls(schema)
+        if form == {"type": "text"}:
+            form = None
+    asked = without_nulls(body.structured_outputs) if body.structured_outputs is not None else {}
+    if not asked:
+        place = "response_format.json_schema.schema" if schema_asked(form) else "response_format"
+        return FREE if form is None else Form(form, None, place)
+    if form is not None:
+        raise ApiError(400, "give response_format or structured_outputs, not both", "structured_outputs")
+    for name in asked:
+        if name not in _FORMS:
+            raise ApiError(
+                400,
+                f"structured_outputs has no {name[:64]!r}; it takes one of {', '.join(_FORMS)}",
+                f"structured_outputs.{name[:64]}",
+                "unknown_parameter",
+            )
+    if len(asked) != 1:
+        raise ApiError(400, f"structured_outputs takes one of {', '.join(_FORMS)}", "structured_outputs")
+    kind, value = next(iter(asked.items()))
+    return _translated(kind, value)
+
+
+def stops_beside(form: Form, sampling: SamplingParams) -> tuple[SamplingParams, tuple[str, ...]]:
+    """The engine takes no stop strings beside a form: it is asked without, and they cut what it says."""
+    if form.closes:
+        raise ApiError(400, "stop cannot go with on_truncation close; leave one out", "stop")
+    return msgspec.structs.replace(sampling, stop=()), sampling.stop
+
+
+def schema_asked(form: Json | None) -> bool:
+    return form is not None and form.get("type") == "json_schema"
+
+
+def _translated(kind: str, value: object) -> Form:
+    where = f"structured_outputs.{kind}"
+    if kind == "json_object":
+        if value is not True:
+            raise ApiError(400, f"{where} must be true", where)
+        return Form({"type": "json_object"}, None, where)
+    if kind in ("json", "structural_tag") and isinstance(value, str):
+        try:
+            value = msgspec.json.decode(value)
+        except (msgspec.MsgspecError, UnicodeError, RecursionError):
+            raise ApiError(400, f"{where} is a text that is no JSON", where) from None
+    if kind == "json":
+        return Form({"type": "json_schema", "json_schema": {"schema": value}}, None, where)
+    return Form(None, {"lark" if kind == "grammar" else kind: value}, where)
+
+
+def without_nulls(given: Mapping[str, object]) -> Json:
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def item_options(given: Mapping[str, object] | None, max_pixels: int) -> Json:
+    """Options of all media of a prompt, clamped to what the server allows."""
+    options = without_nulls(given or {})
+    for name in ("local_files", "video_metadata", "images_kwargs", "videos_kwargs", "size"):
+        if name in options:
+            raise ApiError(
+                400,
+                f"mm_processor_kwargs.{name} is not taken; give min_pixels and max_pixels",
+                f"mm_processor_kwargs.{name}",
+                "unsupported_parameter",
+            )
+    return {**clamped(options, max_pixels), "local_files": False}
+
+
+def clamped(options: Json, max_pixels: int) -> Json:
+    for name in ("min_pixels", "max_pixels"):
+        value = options.get(name)
+        if type(value) is int and value > max_pixels:
+            options[name] = max_pixels
+    return options
+
+
+def now() -> int:
+    """When a call came: Unix time in seconds."""
+    return int(time.time())
+
+
+def check_logprobs(name: str, value: int | None) -> None:
+    if value is not None and not 0 <= value <= MAX_LOGPROBS:
+        raise ApiError(400, f"{name} must lie in 0 to {MAX_LOGPROBS}, not {value}", name)

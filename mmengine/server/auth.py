@@ -1,0 +1,58 @@
+"""API keys: who may call. Compared in constant time, and read again when asked."""
+
+import hashlib
+import hmac
+import os
+from pathlib import Path
+
+from mmengine.errors import ConfigError
+
+MAX_KEYS = 10_000
+MAX_KEY_BYTES = 1024
+ENVIRONMENT = "MMENGINE_API_KEY"
+
+
+class ApiKeys:
+    """Of a file (a key a line, # for remarks) and of the environment. Without any, everybody may call."""
+
+    def __init__(self, path: Path | None):
+        self._path = path
+        self._digests: list[bytes] = []
+        self.read()
+
+    def read(self) -> None:
+        """Take the keys of now; what cannot be read leaves those of before. Raises ConfigError."""
+        keys = [os.environ.get(ENVIRONMENT, "").strip()]
+        if self._path is not None:
+            try:
+                lines = self._path.read_text(encoding="utf-8").splitlines()
+            except (OSError, UnicodeDecodeError) as error:
+                why = error.strerror if isinstance(error, OSError) else "it is no UTF-8"
+                raise ConfigError(f"the API keys in {self._path} cannot be read ({why})") from None
+            keys += [line.strip() for line in lines if not line.lstrip().startswith("#")]
+            if not any(keys):
+                raise ConfigError(f"{self._path} holds no API key; a file without one would let everybody in")
+        keys = [key for key in keys if key]
+        if len(keys) > MAX_KEYS or any(len(key.encode()) > MAX_KEY_BYTES for key in keys):
+            raise ConfigError(f"at most {MAX_KEYS} API keys of {MAX_KEY_BYTES} bytes are taken")
+        self._digests = [_digest(key.encode()) for key in keys]
+
+    @property
+    def any(self) -> bool:
+        return bool(self._digests)
+
+    def allow(self, headers: dict[bytes, bytes]) -> bool:
+        """Whether one of the keys came as `Authorization: Bearer …` or as `x-api-key`. Each is compared."""
+        if not self._digests:
+            return True
+        scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
+        if scheme.lower() != b"bearer":
+            given = headers.get(b"x-api-key", b"")
+        digest, found = _digest(given.strip()[: MAX_KEY_BYTES + 1]), False
+        for each in self._digests:
+            found |= hmac.compare_digest(each, digest)
+        return found
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()

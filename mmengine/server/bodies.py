@@ -1,0 +1,89 @@
+"""Bodies of requests, counted while they are read."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from starlette.types import Receive, Scope
+
+from mmengine.server.errors import ApiError, ClientLeft
+
+
+class Bodies:
+    """What all bodies that are read or prepared may take together."""
+
+    def __init__(self, max_body_bytes: int, max_bodies_bytes: int, timeout_s: float):
+        self._max_body, self._max_bodies, self._timeout_s = max_body_bytes, max_bodies_bytes, timeout_s
+        self.num_bytes = 0
+
+    @contextmanager
+    def holding(self) -> "Iterator[Held]":
+        held = Held(self)
+        try:
+            yield held
+        finally:
+            self.num_bytes -= held.num_bytes
+
+    def add(self, held: "Held", count: int) -> None:
+        """Raises ApiError where that is more than fits."""
+        if held.num_bytes + count > self._max_body:
+            raise ApiError(
+                413,
+                f"the body has more than {self._max_body} bytes (max_body_bytes); send smaller images, or "
+                "fewer of them",
+                code="request_too_large",
+                headers={"connection": "close"},
+            )
+        if self.num_bytes + count > self._max_bodies:
+            raise ApiError(
+                429,
+                f"bodies of more than {self._max_bodies} bytes are on their way (max_bodies_bytes); try "
+                "again later",
+                code="bodies_full",
+                headers={"retry-after": "1", "connection": "close"},
+            )
+        held.num_bytes += count
+        self.num_bytes += count
+
+    async def read(self, scope: Scope, receive: Receive, held: "Held") -> bytes:
+        """Raises ApiError, ClientLeft."""
+        headers = dict(scope["headers"])
+        length = headers.get(b"content-length", b"")
+        if length.isdigit() and int(length) > self._max_body:
+            self.add(held, int(length))
+        if headers.get(b"content-encoding", b"identity") != b"identity":
+            raise ApiError(415, "the body is compressed, which is not taken; send it as it is")
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await self._chunks(receive, held)
+        except TimeoutError:
+            raise ApiError(
+                408,
+                f"the body did not come within {self._timeout_s:g} seconds (body_timeout_s)",
+                headers={"connection": "close"},
+            ) from None
+
+    async def _chunks(self, receive: Receive, held: "Held") -> bytes:
+        chunks: list[bytes] = []
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientLeft
+            chunk = message.get("body", b"")
+            self.add(held, len(chunk))
+            chunks.append(chunk)
+            if not message.get("more_body", False):
+                return b"".join(chunks)
+
+
+class Held:
+    """What one body takes, until nobody needs it."""
+
+    def __init__(self, bodies: Bodies):
+        self.num_bytes = 0
+        self._bodies = bodies
+
+    def release(self) -> None:
+        """What was read has become a request, which the engine counts."""
+        self._bodies.num_bytes -= self.num_bytes
+        self.num_bytes = 0

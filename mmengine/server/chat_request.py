@@ -1,0 +1,206 @@
+"""The body of /v1/chat/completions becomes what the engine is asked."""
+
+from collections.abc import Mapping
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from mmengine.errors import shown
+from mmengine.serve.prompts import Prompt
+from mmengine.server.asked import (
+    Asked,
+    Body,
+    Defaults,
+    Envelope,
+    Json,
+    check_logprobs,
+    check_stream,
+    clamped,
+    form_of,
+    item_options,
+    now,
+    sampling_of,
+    stops_beside,
+    without_nulls,
+)
+from mmengine.server.errors import ApiError, undecodable
+from mmengine.server.fields import CHAT, Fields
+
+LOW_DETAIL_PIXELS = 512 * 512  # what OpenAI's detail "low" looks at
+_MAX_MESSAGES = 4096
+_TAKEN_PARTS = ("text", "image_url", "image", "video_url", "video")
+_MEDIA = (("image_url", "image"), ("video_url", "video"))
+_ELSEWHERE = ("http:", "https:", "ftp:", "s3:", "gs:")
+FIELDS = Fields(CHAT)
+
+
+class ChatBody(Body, frozen=True, kw_only=True):
+    messages: Annotated[list[Json], Meta(min_length=1, max_length=_MAX_MESSAGES)]
+    max_completion_tokens: int | None = None
+    max_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: Json | None = None
+
+
+_decode = msgspec.json.Decoder(ChatBody).decode
+
+
+class ChatReader:
+    """`max_model_len`: tokens of a prompt and its answer."""
+
+    def __init__(
+        self,
+        defaults: Defaults,
+        max_model_len: int,
+        chat_template: str,
+        max_pixels: int,
+        ignore_unknown: bool,
+    ):
+        self._defaults, self._max_model_len, self._max_pixels = defaults, max_model_len, max_pixels
+        self._template: Json = {"chat_template": chat_template} if chat_template else {}
+        self._ignore_unknown = ignore_unknown
+
+    def read(self, data: bytes, request_id: str) -> Asked:
+        """A body of any size. `request_id`: unless the body has one. Raises ApiError."""
+        dropped = FIELDS.check(data, ignore_unknown=self._ignore_unknown)
+        try:
+            body = _decode(data)
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+            raise undecodable(error) from None
+        stream, include_usage = check_stream(body)
+        form = form_of(body)
+        sampling = sampling_of(body, self._defaults, self._budget(body), self._logprobs(body), FIELDS)
+        form_stop: tuple[str, ...] = ()
+        if form and sampling.stop:
+            sampling, form_stop = stops_beside(form, sampling)
+        return Asked(
+            [self._prompt(body)],
+            sampling,
+            body.request_id or request_id,
+            Envelope("chat", now(), body.model or ""),
+            stream,
+            include_usage,
+            bool(body.logprobs),
+            False,
+            form,
+            form_stop,
+            body.priority or 0,
+            body.cache_salt or "",
+            body.deadline_s or 0.0,
+            dropped,
+            FIELDS.names,
+        )
+
+    def _budget(self, body: ChatBody) -> int:
+        for name in ("max_completion_tokens", "max_tokens"):
+            value = getattr(body, name)
+            if value is not None:
+                if not 1 <= value <= 10**7:
+                    raise ApiError(400, f"{name} must lie in 1 to 10000000, not {shown(value)}", name)
+                return int(value)
+        return self._max_model_len
+
+    def _logprobs(self, body: ChatBody) -> int | None:
+        check_logprobs("top_logprobs", body.top_logprobs)
+        if body.top_logprobs and not body.logprobs:
+            raise ApiError(400, "top_logprobs needs logprobs true", "top_logprobs")
+        return (body.top_logprobs or 0) if body.logprobs else None
+
+    def _prompt(self, body: ChatBody) -> Prompt:
+        if body.continue_final_message and body.add_generation_prompt:
+            raise ApiError(
+                400,
+                "continue_final_message and add_generation_prompt exclude each other",
+                "add_generation_prompt",
+            )
+        variables = without_nulls(body.chat_template_kwargs or {})
+        for name in ("chat_template", "messages", "tools", "add_generation_prompt"):
+            if name in variables:
+                place = f"chat_template_kwargs.{name}"
+                raise ApiError(400, f"{place} is not taken", place, "unsupported_parameter")
+        add = body.add_generation_prompt
+        return Prompt(
+            messages=[_message(i, message, self._max_pixels) for i, message in enumerate(body.messages)],
+            continue_final_message=bool(body.continue_final_message),
+            add_generation_prompt=True if add is None else add,
+            media_options=item_options(body.mm_processor_kwargs, self._max_pixels),
+            template_options={**variables, **self._template} or None,
+        )
+
+
+def _message(index: int, message: Json, max_pixels: int) -> Json:
+    """A message as processors read it. What else is wrong with it, they say."""
+    read = without_nulls(message)
+    if read.get("role") == "developer":  # OpenAI's newer name, which templates do not know
+        read["role"] = "system"
+    content = read.get("content")
+    if isinstance(content, list):
+        where = f"messages[{index}].content"
+        read["content"] = [_part(f"{where}[{n}]", part, max_pixels) for n, part in enumerate(content)]
+    return read
+
+
+def _part(where: str, part: object, max_pixels: int) -> object:
+    if not isinstance(part, dict):
+        return part
+    kind = part.get("type")
+    if kind is not None and kind not in _TAKEN_PARTS:
+        raise ApiError(
+            400,
+            f"{where} is of the type {shown(kind)}, which is not taken; send {', '.join(_TAKEN_PARTS)}",
+            where,
+            "unsupported_content",
+        )
+    for names in _MEDIA:
+        if kind in names or (kind is None and any(name in part for name in names)):
+            return _media(where, without_nulls(part), names, max_pixels)
+    return part
+
+
+def _media(where: str, part: Json, names: tuple[str, str], max_pixels: int) -> Json:
+    options: Json = {}
+    for name in (*names, "url"):
+        given = part.get(name)
+        if isinstance(given, Mapping):
+            options = _detail(where, name, without_nulls(given))
+            given = options.pop("url", None)
+            part = {**part, name: {"url": given}}
+        if isinstance(given, str):
+            _check_url(f"{where}.{name}", given)
+    if "path" in part:
+        raise ApiError(400, f"{where}.path is not taken; send the file as a data: URL", f"{where}.path")
+    return {**clamped(options, max_pixels), **clamped(part, max_pixels)}
+
+
+def _detail(where: str, name: str, given: Json) -> Json:
+    detail = given.pop("detail", "auto")
+    if detail not in ("auto", "low", "high", "original"):
+        place = f"{where}.{name}.detail"
+        raise ApiError(400, f"{place} must be auto, low or high, not {shown(detail)}", place)
+    for key in given:
+        if key not in ("url", "min_pixels", "max_pixels"):
+            place = f"{where}.{name}.{key[:64]}"
+            raise ApiError(400, f"{place} is not known", place, "unknown_parameter")
+    return {**({"max_pixels": LOW_DETAIL_PIXELS} if detail == "low" else {}), **given}
+
+
+def _check_url(where: str, url: str) -> None:
+    head = url[:16].lower()
+    if head.startswith(_ELSEWHERE):
+        raise ApiError(
+            400,
+            f"{where} is a URL, and this server fetches none; send the data as a data: URL",
+            where,
+            "url_not_fetched",
+        )
+    if head.startswith("file:") or "://" in head:
+        raise ApiError(
+            400,
+            f"{where} names a file, which is not allowed here; send it as a data: URL",
+            where,
+            "url_not_allowed",
+        )

@@ -1,0 +1,100 @@
+"""The body of /v1/completions becomes what the engine is asked."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from mmengine.serve.prompts import Prompt
+from mmengine.server.asked import (
+    Asked,
+    Body,
+    Defaults,
+    Envelope,
+    check_logprobs,
+    check_stream,
+    form_of,
+    item_options,
+    now,
+    sampling_of,
+    stops_beside,
+)
+from mmengine.server.errors import ApiError, undecodable
+from mmengine.server.fields import COMPLETION, Fields
+
+DEFAULT_MAX_TOKENS = 16  # OpenAI's
+FIELDS = Fields(COMPLETION)
+
+
+class CompletionBody(Body, frozen=True, kw_only=True):
+    prompt: str | list[str | int | list[int]]
+    max_tokens: int | None = None
+    logprobs: int | None = None
+    echo: bool | None = None
+
+
+_decode = msgspec.json.Decoder(CompletionBody).decode
+
+
+class CompletionReader:
+    def __init__(self, defaults: Defaults, max_prompts: int, max_pixels: int, ignore_unknown: bool):
+        self._defaults, self._max_prompts = defaults, max_prompts
+        self._max_pixels, self._ignore_unknown = max_pixels, ignore_unknown
+
+    def read(self, data: bytes, request_id: str) -> Asked:
+        """A body of any size. `request_id`: unless the body has one. Raises ApiError."""
+        dropped = FIELDS.check(data, ignore_unknown=self._ignore_unknown)
+        try:
+            body = _decode(data)
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+            raise undecodable(error) from None
+        stream, include_usage = check_stream(body)
+        form = form_of(body)
+        check_logprobs("logprobs", body.logprobs)
+        if body.echo and body.logprobs is not None:
+            raise ApiError(
+                400, "echo with logprobs is not supported: those of prompts are not computed", "echo"
+            )
+        max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+        sampling = sampling_of(body, self._defaults, max_tokens, body.logprobs, FIELDS)
+        form_stop: tuple[str, ...] = ()
+        if form and sampling.stop:
+            sampling, form_stop = stops_beside(form, sampling)
+        options = item_options(body.mm_processor_kwargs, self._max_pixels)
+        return Asked(
+            [_prompt(given, options) for given in self._prompts(body.prompt)],
+            sampling,
+            body.request_id or request_id,
+            Envelope("completion", now(), body.model or ""),
+            stream,
+            include_usage,
+            body.logprobs is not None,
+            bool(body.echo),
+            form,
+            form_stop,
+            body.priority or 0,
+            body.cache_salt or "",
+            body.deadline_s or 0.0,
+            dropped,
+            FIELDS.names,
+        )
+
+    def _prompts(self, given: str | Sequence[str | int | list[int]]) -> list[str | list[int]]:
+        if isinstance(given, str):
+            return [given]
+        tokens = [each for each in given if isinstance(each, int)]
+        if tokens:
+            if len(tokens) != len(given):
+                raise ApiError(400, "prompt mixes token ids with texts; send one kind", "prompt")
+            return [tokens]
+        prompts = [each for each in given if not isinstance(each, int)]
+        if not 1 <= len(prompts) <= self._max_prompts:
+            raise ApiError(
+                400, f"prompt holds {len(prompts)} prompts; 1 to {self._max_prompts} are taken", "prompt"
+            )
+        return prompts
+
+
+def _prompt(given: str | list[int], options: dict[str, object]) -> Prompt:
+    if isinstance(given, str):
+        return Prompt(text=given, media_options=options)
+    return Prompt(token_ids=given)

@@ -1,0 +1,115 @@
+"""From tokens to what a stream says of them: a pure function of the tokens, one by one.
+
+Neither steps, nor batches, nor drafts decide where a delta ends: each token that yields text gives one. So a
+stream that is told again from the log has the same deltas.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from mmengine.models.plugin import Tokenizer
+from mmengine.request import SamplingParams
+from mmengine.serve.detokenize import TextStream
+from mmengine.serve.reasoning import ReasoningTokens
+
+Entry = tuple[
+    tuple[int, float], ...
+]  # of one token: the chosen one's id and logprob, then the likeliest ones'
+
+
+class Delta(NamedTuple):
+    """`logprobs`: of the tokens since the delta before."""
+
+    content: str = ""
+    reasoning: str = ""
+    logprobs: tuple[Entry, ...] = ()
+
+
+class ChoiceDeltas:
+    """One answer. `form_stop`: strings that cut it, where it has a form that the engine holds it to."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        sampling: SamplingParams,
+        reasoning: ReasoningTokens,
+        form_stop: Sequence[str] = (),
+    ):
+        self._tokenizer, self._markers = tokenizer, reasoning
+        self._stop = tuple(form_stop) or sampling.stop
+        self._min_tokens = sampling.min_stop_tokens
+        self._cuts = bool(form_stop)
+        self.num_tokens = self.num_reasoning_tokens = 0
+        self.is_cut = False  # by a stop string, beside a form
+        self._entries: list[Entry] = []  # of tokens that no delta told of
+        self._held: list[int] = []  # tokens that may be the beginning of a marker
+        self._last = 0
+        self._opens = bool(reasoning.start) and not reasoning.is_open  # the answer may begin with a marker
+        self._reasons = reasoning.is_open
+        self._stream = self._new_stream()
+
+    def _new_stream(self) -> TextStream:
+        stop = () if self._cuts and self._reasons else self._stop
+        return TextStream(self._tokenizer, stop=stop, min_tokens=max(0, self._min_tokens - self.num_tokens))
+
+    def push(self, token_ids: Sequence[int], entries: Sequence[Entry] | None) -> list[Delta]:
+        """The deltas of these tokens. After a cut there are none."""
+        found = []
+        for place, token in enumerate(token_ids):
+            if self.is_cut:
+                break
+            self._last = token
+            if entries is not None:
+                self._entries.append(entries[place])
+            self.num_tokens += 1
+            content, reasoning = self._take(token)
+            if self._reasons:
+                self.num_reasoning_tokens = self.num_tokens
+            self.is_cut = self._cuts and self._stream.stopped
+            if content or reasoning:
+                found.append(Delta(content, reasoning, self._told()))
+        return found
+
+    def finish(self) -> Delta:
+        """What was held back, at the end of the answer."""
+        text = self._stream.push(self._held) + self._stream.finish()
+        self._held = []
+        return Delta("" if self._reasons else text, text if self._reasons else "", self._told())
+
+    def stop_reason(self, detail: str) -> str | int | None:
+        """The stop string or token that ended it, as vLLM's field has it; None for its natural end.
+        `detail`: as the engine's."""
+        if self.is_cut or detail == "string":
+            return self._stream.stopped_by or None
+        return self._last if detail == "token" else None
+
+    def _told(self) -> tuple[Entry, ...]:
+        told, self._entries = tuple(self._entries), []
+        return told
+
+    def _take(self, token: int) -> tuple[str, str]:
+        """Content and reasoning that a token completes."""
+        if not self._opens and not self._reasons:
+            return self._stream.push((token,)), ""
+        marker = self._markers.start if self._opens else self._markers.end
+        self._held.append(token)
+        if tuple(self._held) == marker:
+            return "", self._cross()
+        free = 0
+        while tuple(self._held[free:]) != marker[: len(self._held) - free]:
+            free += 1
+        tokens, self._held = self._held[:free], self._held[free:]
+        if not tokens:
+            return "", ""
+        if self._opens:  # it does not begin with the marker, so there is no reasoning
+            self._opens = False
+            tokens, self._held = tokens + self._held, []
+            return self._stream.push(tokens), ""
+        return "", self._stream.push(tokens)
+
+    def _cross(self) -> str:
+        """A marker is complete: into reasoning, or out of it. Gives what was held back of the text before."""
+        rest = self._stream.finish() if self._reasons else ""
+        self._reasons, self._opens, self._held = self._opens, False, []
+        self._stream = self._new_stream()
+        return rest

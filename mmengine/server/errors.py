@@ -1,0 +1,120 @@
+"""Errors as OpenAI's clients read them: {"error": {"message", "type", "param", "code"}} and a status."""
+
+import re
+from collections.abc import Mapping
+
+import msgspec
+
+from mmengine.errors import (
+    InvalidMedia,
+    InvalidRequest,
+    MMEngineError,
+    QueueFull,
+    RequestFailed,
+    in_one_line,
+)
+
+MAX_MESSAGE_CHARS = 2000
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "invalid_request_error",
+    413: "invalid_request_error",
+    429: "rate_limit_error",
+    431: "invalid_request_error",
+}
+_FIRST_NAME = re.compile(r"(?:unknown )?([a-z][a-z_]*(?:[.\[][\w.\[\]-]*)?)")
+_MEDIA_PLACE = re.compile(r"message (\d+)(?:, part (\d+))?")
+_DECODED_PLACE = re.compile(r"(.*) - at `\$(?:\.)?(.*)`", re.DOTALL)
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ApiError(Exception):
+    """What a caller is told. `param`: the field of the body that is wrong. `code`: a word for programs."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ):
+        super().__init__(message)
+        self.status, self.headers = status, dict(headers or {})
+        kind = _TYPES.get(status, "server_error")
+        self.body = ErrorBody(message[:MAX_MESSAGE_CHARS], kind, param, code)
+
+    def json(self) -> bytes:
+        return msgspec.json.encode({"error": self.body})
+
+
+class ClientLeft(Exception):
+    """Nobody is there to be told anything."""
+
+
+def api_error(error: BaseException, params: frozenset[str] = frozenset(), retry_after_s: int = 1) -> ApiError:
+    """`params`: fields of the body that the message may begin with."""
+    match error:
+        case ApiError():
+            return error
+        case QueueFull():
+            return ApiError(
+                429, str(error), code="queue_full", headers={"retry-after": str(max(1, retry_after_s))}
+            )
+        case InvalidMedia():
+            return ApiError(400, str(error), media_param(str(error)), "invalid_media")
+        case InvalidRequest():
+            return ApiError(400, str(error), param_of(str(error), params))
+        case RequestFailed():
+            return ApiError(500, str(error), code="request_failed")
+        case MMEngineError():
+            return ApiError(503, str(error), code="engine_failed", headers={"retry-after": "5"})
+    return ApiError(500, f"the server failed: {in_one_line(error)}", code="internal_error")
+
+
+def late() -> ApiError:
+    """The deadline of a request passed."""
+    text = "the deadline passed before the answer was complete; raise deadline_s, or send less at once"
+    return ApiError(504, text, "deadline_s", "deadline_exceeded", {"x-should-retry": "false"})
+
+
+def not_ready(reasons: tuple[str, ...]) -> ApiError:
+    return ApiError(503, f"not ready: {'; '.join(reasons)}", code="not_ready", headers={"retry-after": "5"})
+
+
+def param_of(message: str, params: frozenset[str]) -> str | None:
+    """The field that a message of the engine begins with."""
+    found = _FIRST_NAME.match(message)
+    if found is not None and re.split(r"[.\[]", found[1])[0] in params:
+        return found[1].rstrip(".:")
+    return media_param(message) if "messages" in params else None
+
+
+def media_param(message: str) -> str | None:
+    """As messages[0].content[1], where a message of the processor says "message 0, part 1"."""
+    found = _MEDIA_PLACE.search(message)
+    if found is None:
+        return None
+    return f"messages[{found[1]}]" + (f".content[{found[2]}]" if found[2] else "")
+
+
+def undecodable(error: Exception) -> ApiError:
+    """A body that is no JSON, or has a value of another type than its field's."""
+    found = _DECODED_PLACE.fullmatch(str(error))
+    if isinstance(error, msgspec.ValidationError) and found is not None:
+        what = found[1].replace("`", "")
+        place = re.sub(r"\[\.\.\.\]", "[]", found[2]) or None
+        return ApiError(400, f"{place or 'the body'}: {what[:1].lower()}{what[1:]}", place, "invalid_type")
+    if isinstance(error, msgspec.ValidationError):
+        return ApiError(400, f"the body must be a JSON object with the fields of this route ({error})")
+    return ApiError(400, f"the body is no valid JSON: {in_one_line(error, 120)}", code="invalid_json")

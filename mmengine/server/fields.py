@@ -1,0 +1,178 @@
+"""What becomes of each field of a body: the table that the server obeys and docs/server.md shows."""
+
+import difflib
+from collections.abc import Iterable
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from mmengine.errors import shown
+from mmengine.server.errors import ApiError, undecodable
+
+MAX_FIELDS = 256
+_NULL = b"null"
+
+
+class Field(NamedTuple):
+    """`says`: of a field that is refused, what to do instead; of others what it means here. `neutral`: values
+    with which a field that is refused asks for nothing, and is taken."""
+
+    name: str
+    how: Literal["taken", "translated", "ignored", "refused"]
+    says: str
+    neutral: tuple[object, ...] = ()
+
+
+def _taken(says: str, *names: str) -> tuple[Field, ...]:
+    return tuple(Field(name, "taken", says) for name in names)
+
+
+_LATER = "this server has no tools yet"
+_FORM = "give response_format or structured_outputs"
+
+_BOTH = (
+    Field("model", "taken", "one of the served names; left out: the first of them"),
+    *_taken("as OpenAI's", "temperature", "top_p", "presence_penalty", "frequency_penalty", "n", "stream"),
+    *_taken("as vLLM's", "min_p", "repetition_penalty", "stop_token_ids", "min_tokens", "ignore_eos"),
+    Field("top_k", "translated", "0 and -1 are off"),
+    Field("seed", "translated", "of 63 bits: a negative one is another number; left out: drawn"),
+    Field(
+        "stop",
+        "translated",
+        "a string or a list; beside a form it cuts the answer, with length as its reason",
+    ),
+    Field("logit_bias", "translated", "token ids as keys"),
+    Field("stream_options", "taken", "include_usage; continuous_usage_stats false alone"),
+    Field(
+        "response_format", "taken", "text, json_object, json_schema, structural_tag; bounds, on_truncation"
+    ),
+    Field(
+        "structured_outputs", "translated", "json, regex, choice, grammar (Lark), json_object, structural_tag"
+    ),
+    Field("priority", "taken", "smaller is more important"),
+    Field("request_id", "taken", "the answer's id is made of it; also as the header X-Request-Id"),
+    Field("cache_salt", "taken", "answers with another one share no cache"),
+    Field("deadline_s", "taken", "seconds after which it is given up, with 504"),
+    Field("mm_processor_kwargs", "translated", "min_pixels, max_pixels, fps and others of one item, clamped"),
+    Field("user", "ignored", "not kept"),
+    Field("safety_identifier", "ignored", "not kept"),
+    Field("metadata", "ignored", "not kept"),
+    Field("prompt_cache_key", "ignored", "prefixes are found by their content; cache_salt keeps them apart"),
+    Field("prompt_cache_retention", "ignored", "prefixes stay as long as there is room"),
+    Field("service_tier", "refused", "there is one tier; priority orders requests", ("auto", "default")),
+    Field("best_of", "refused", "use n", (1,)),
+    Field("use_beam_search", "refused", "beams are not done; use n", (False,)),
+    Field("length_penalty", "refused", "it belongs to beams, which are not done", (1, 1.0)),
+    Field("early_stopping", "refused", "it belongs to beams, which are not done", (False,)),
+    Field("prompt_logprobs", "refused", "logprobs of prompts are not computed"),
+    Field("truncate_prompt_tokens", "refused", "no prompt is cut; send a shorter one"),
+    Field("allowed_token_ids", "refused", "use structured_outputs.choice or .regex"),
+    Field("bad_words", "refused", "use logit_bias"),
+    Field("logits_processors", "refused", "code of callers is not run; use logit_bias"),
+    Field("skip_special_tokens", "refused", "special tokens are never shown", (True,)),
+    Field("spaces_between_special_tokens", "refused", "special tokens are never shown", (True, False)),
+    Field("include_stop_str_in_output", "refused", "the text ends before its stop string", (False,)),
+    Field("return_token_ids", "refused", "use /tokenize", (False,)),
+    Field("return_tokens_as_token_ids", "refused", "use /tokenize", (False,)),
+    Field("kv_transfer_params", "refused", "KV stays with this engine"),
+    Field("vllm_xargs", "refused", "there are no further options"),
+    Field("guided_json", "refused", "use structured_outputs.json"),
+    Field("guided_regex", "refused", "use structured_outputs.regex"),
+    Field("guided_choice", "refused", "use structured_outputs.choice"),
+    Field("guided_grammar", "refused", "use structured_outputs.grammar, which is Lark here"),
+    Field("guided_decoding_backend", "refused", "the server's grammar_backend decides"),
+    Field("guided_whitespace_pattern", "refused", "use response_format.bounds"),
+    Field("json_schema", "refused", _FORM),
+    Field("schema", "refused", _FORM),
+    Field("regex", "refused", "use structured_outputs.regex"),
+    Field("ebnf", "refused", "use structured_outputs.grammar, which is Lark here"),
+    Field("grammar", "refused", "use structured_outputs.grammar, which is Lark here"),
+    Field("max_new_tokens", "refused", "use max_completion_tokens, or max_tokens for /v1/completions"),
+    Field("n_predict", "refused", "use max_completion_tokens, or max_tokens for /v1/completions"),
+    Field("stop_sequences", "refused", "use stop"),
+    Field("rid", "refused", "use request_id"),
+)
+
+CHAT = (
+    Field("messages", "taken", "text, image_url (data: URLs; detail, min_pixels, max_pixels), video_url"),
+    *_BOTH,
+    Field("max_completion_tokens", "taken", "left out: what the context leaves; wins over max_tokens"),
+    Field("max_tokens", "taken", "OpenAI's older name of max_completion_tokens"),
+    Field("logprobs", "taken", "as OpenAI's"),
+    Field("top_logprobs", "taken", "0 to 20, with logprobs"),
+    Field("continue_final_message", "taken", "the answer goes on with the last message"),
+    Field("add_generation_prompt", "taken", "as vLLM's"),
+    Field("chat_template_kwargs", "taken", "variables of the chat template, as enable_thinking"),
+    Field("reasoning_effort", "ignored", "the model and its template decide"),
+    Field("verbosity", "ignored", "the model decides"),
+    Field("parallel_tool_calls", "refused", _LATER, (True, False)),
+    Field("tools", "refused", _LATER, ([],)),
+    Field("tool_choice", "refused", _LATER, ("none", "auto")),
+    Field("functions", "refused", "deprecated by OpenAI", ([],)),
+    Field("function_call", "refused", "deprecated by OpenAI", ("none", "auto")),
+    Field("store", "refused", "answers are not kept", (False,)),
+    Field("modalities", "refused", "answers are text", (["text"],)),
+    Field("audio", "refused", "answers are text"),
+    Field("prediction", "refused", "drafts come from the engine (--spec)"),
+    Field("web_search_options", "refused", "nothing is searched"),
+    Field("chat_template", "refused", "templates are the server's (--chat-template)"),
+    Field("documents", "refused", "use chat_template_kwargs"),
+    Field("include_reasoning", "refused", "reasoning is always told apart", (True,)),
+    Field("echo", "refused", "use /v1/completions", (False,)),
+    Field("add_special_tokens", "refused", "the chat template writes them", (False,)),
+)
+
+COMPLETION = (
+    Field("prompt", "taken", "a text, a list of texts, token ids, or a list of lists of those"),
+    *_BOTH,
+    Field("max_tokens", "taken", "left out: 16, as OpenAI's"),
+    Field("logprobs", "taken", "a number, 0 to 20"),
+    Field("echo", "taken", "not with logprobs, for those of prompts are not computed"),
+    Field("suffix", "refused", "text is not filled in", ("",)),
+    Field("messages", "refused", "use /v1/chat/completions"),
+    Field("add_special_tokens", "refused", "the prompt is taken as it is", (True, False)),
+)
+
+
+class Fields:
+    """A table by name."""
+
+    def __init__(self, fields: Iterable[Field]):
+        self.by_name = {field.name: field for field in fields}
+        self._usable = [field.name for field in self.by_name.values() if field.how != "refused"]
+        self.names = frozenset(self._usable)
+
+    def check(self, body: bytes, *, ignore_unknown: bool) -> list[str]:
+        """Raise ApiError for the first field that is not taken. Gives the unknown names that were ignored."""
+        try:
+            given = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+            raise undecodable(error) from None
+        if len(given) > MAX_FIELDS:
+            raise ApiError(400, f"the body has {len(given)} fields; at most {MAX_FIELDS} are taken")
+        ignored = []
+        for name, raw in given.items():
+            field = self.by_name.get(name)
+            if bytes(raw) == _NULL:
+                continue
+            if field is None:
+                if not ignore_unknown:
+                    raise self._unknown(name)
+                ignored.append(name)
+            elif field.how == "refused":
+                self._refuse(field, raw)
+        return ignored
+
+    def _refuse(self, field: Field, raw: msgspec.Raw) -> None:
+        if field.neutral and len(raw) <= 64:
+            value = msgspec.json.decode(raw)
+            if any(type(value) is type(one) and value == one for one in field.neutral):
+                return
+        raise ApiError(
+            400, f"{field.name} is not supported; {field.says}", field.name, "unsupported_parameter"
+        )
+
+    def _unknown(self, name: str) -> ApiError:
+        near = difflib.get_close_matches(name[:64], self._usable, 1)
+        hint = f"; did you mean {near[0]}?" if near else "; leave it out"
+        return ApiError(400, f"unknown field {shown(name)}{hint}", name[:64], "unknown_parameter")

@@ -1,0 +1,124 @@
+"""From a model to a server that listens, and back."""
+
+import asyncio
+import logging
+import signal
+import socket
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from types import FrameType
+
+import uvicorn
+import uvloop
+
+from mmengine.errors import ConfigError, MMEngineError
+from mmengine.serve.async_engine import AsyncEngine
+from mmengine.serve.operators import operator_log
+from mmengine.serve.prompts import Prompt
+from mmengine.server.app import App
+from mmengine.server.auth import ApiKeys
+from mmengine.server.protocol import http_protocol
+from mmengine.server.settings import ServerSettings
+
+WARM_UP_TOKENS = 2  # a prefill, and a step that decodes
+
+
+class _Uvicorn(uvicorn.Server):
+    """A first signal lets streams finish, a second one ends at once."""
+
+    def __init__(self, config: uvicorn.Config, app: App):
+        super().__init__(config)
+        self._app = app
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.force_exit = self.should_exit
+        self.should_exit = self._app.is_draining = True
+
+
+def listen(settings: ServerSettings) -> socket.socket:
+    """The bound socket. Raises ConfigError where the address cannot be had."""
+    try:
+        family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+        bound = socket.create_server(
+            (settings.host, settings.port), family=family, backlog=settings.max_connections
+        )
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on {settings.host}:{settings.port} ({error.strerror or error}); choose another "
+            "--host or --port"
+        ) from None
+    bound.setblocking(False)
+    return bound
+
+
+def run(serving: Coroutine[None, None, None]) -> None:
+    """`serve` on a loop of uvloop."""
+    uvloop.run(serving)
+
+
+async def serve(
+    engine: AsyncEngine,
+    settings: ServerSettings,
+    keys: ApiKeys,
+    names: tuple[str, ...],
+    bound: socket.socket,
+    listening: Callable[[], None],
+) -> None:
+    """Answer until a signal ends it; the engine is closed then. `listening`: called when a step has run and
+    the socket is served."""
+    try:
+        await _warm_up(engine)
+        app = App(engine, settings, keys, names)
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # the app says what there is to say
+        server = _Uvicorn(_config(app, settings), app)
+        with suppress(NotImplementedError, ValueError):  # not on the main thread
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reload, keys)
+        watching = asyncio.create_task(app.watch_lag())
+        telling = asyncio.create_task(_tell(server, listening))
+        try:
+            await server.serve(sockets=[bound])
+        finally:
+            watching.cancel()
+            telling.cancel()
+    finally:
+        await engine.close(drain=False)
+
+
+def _config(app: App, settings: ServerSettings) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http=http_protocol(settings.max_header_bytes),
+        loop="none",
+        ws="none",
+        lifespan="off",
+        interface="asgi3",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        backlog=settings.max_connections,
+        timeout_keep_alive=settings.keep_alive_s,
+        timeout_graceful_shutdown=settings.drain_s,
+        ssl_certfile=settings.ssl_certfile or None,
+        ssl_keyfile=settings.ssl_keyfile or None,
+    )
+
+
+async def _tell(server: uvicorn.Server, listening: Callable[[], None]) -> None:
+    while not server.started:
+        await asyncio.sleep(0.01)
+    listening()
+
+
+async def _warm_up(engine: AsyncEngine) -> None:
+    """A step has run, and kernels are compiled, before anybody is told to come."""
+    prompt = Prompt(messages=[{"role": "user", "content": "Hello"}])
+    await engine.generate(prompt, max_tokens=WARM_UP_TOKENS, ignore_eos=True)
+
+
+def _reload(keys: ApiKeys) -> None:
+    try:
+        keys.read()
+    except MMEngineError as error:  # those of before hold
+        operator_log.error("API keys not reloaded", reason=str(error))
+    else:
+        operator_log.info("API keys reloaded")

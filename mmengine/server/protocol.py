@@ -1,0 +1,49 @@
+"""uvicorn's HTTP connection, with our errors where it has its own, and a limit for headers."""
+
+import asyncio
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from mmengine.server.errors import ApiError
+from mmengine.server.sse import ABORT
+
+_REASONS = {400: b"Bad Request", 431: b"Request Header Fields Too Large"}
+
+
+def http_protocol(max_header_bytes: int) -> type[asyncio.Protocol]:
+    """A class of connections whose heads have at most so many bytes."""
+
+    class Connection(HttpToolsProtocol):
+        _num_head_bytes = 0  # since the last request's body, or the connection's begin
+
+        def data_received(self, data: bytes) -> None:
+            self._num_head_bytes += len(data)
+            super().data_received(data)
+            if self._num_head_bytes > max_header_bytes and not self.transport.is_closing():
+                text = f"the head of the request has more than {max_header_bytes} bytes (max_header_bytes)"
+                self._refuse(ApiError(431, text))
+
+        def on_message_begin(self) -> None:
+            super().on_message_begin()
+            self.scope["extensions"] = {ABORT: {"call": self.transport.abort}}
+
+        def on_headers_complete(self) -> None:
+            self._num_head_bytes = 0
+            super().on_headers_complete()
+
+        def on_body(self, body: bytes) -> None:
+            self._num_head_bytes = 0
+            super().on_body(body)
+
+        def send_400_response(self, msg: str) -> None:
+            self._refuse(ApiError(400, "this is no HTTP request that can be read"))
+
+        def _refuse(self, error: ApiError) -> None:
+            body = error.json()
+            self.transport.write(
+                b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
+                b"connection: close\r\n\r\n%b" % (error.status, _REASONS[error.status], len(body), body)
+            )
+            self.transport.close()
+
+    return Connection

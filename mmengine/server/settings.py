@@ -1,0 +1,72 @@
+"""Settings of the server; those of the engine behind it are EngineConfig's."""
+
+import ipaddress
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from mmengine.errors import ConfigError, shown
+from mmengine.fields import out_of_range
+
+MAX_MODEL_NAMES = 32
+MAX_NAME_CHARS = 256
+
+
+class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Times are in seconds, sizes in bytes."""
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535)] = 8000  # 0: one that is free
+    served_model_names: tuple[str, ...] = ()  # (): the model's own name
+    chat_template: str = ""  # source of another one than the model's
+    generation_config: Literal["auto", "none"] = "auto"  # whose sampling is the default; none: OpenAI's
+    unknown_fields: Literal["refuse", "ignore"] = "refuse"
+    open_metrics: bool = False  # without a key for other machines too
+    # One body; it is counted while it is read.
+    max_body_bytes: Annotated[int, Meta(ge=1024, le=2**30)] = 64 * 2**20
+    max_bodies_bytes: Annotated[int, Meta(ge=1024, le=2**40)] = 512 * 2**20  # all that are read or prepared
+    max_header_bytes: Annotated[int, Meta(ge=1024, le=2**24)] = 64 * 2**10  # request line included
+    max_prompts: Annotated[int, Meta(ge=1, le=4096)] = 64  # of one call of /v1/completions
+    max_pixels: Annotated[int, Meta(ge=1024, le=2**28)] = 16_777_216  # that a request may ask for of an image
+    max_backlog: Annotated[int, Meta(ge=16, le=2**24)] = 8192  # news that wait for a slow reader
+    slow_reader_s: Annotated[float, Meta(ge=0.1, le=86400)] = 30.0  # one write may wait for its reader
+    body_timeout_s: Annotated[float, Meta(ge=0.1, le=86400)] = 60.0  # within which a body has come
+    ping_s: Annotated[float, Meta(ge=0.05, le=86400)] = 15.0  # of silence, before a stream says something
+    keep_alive_s: Annotated[int, Meta(ge=1, le=86400)] = 75  # of a connection without a request
+    drain_s: Annotated[int, Meta(ge=0, le=86400)] = 30  # that streams may take after SIGTERM
+    max_connections: Annotated[int, Meta(ge=1, le=2**20)] = 2048  # that wait to be taken
+    ssl_certfile: str = ""
+    ssl_keyfile: str = ""
+
+    @classmethod
+    def of(cls, values: dict[str, object]) -> "ServerSettings":
+        """Raises ConfigError for a value of another type or out of range."""
+        try:
+            settings = msgspec.convert(values, cls)
+        except msgspec.ValidationError as error:
+            found = out_of_range(error, values, cls)
+            if found is None:
+                raise ConfigError(f"the server's settings cannot be read: {error}") from None
+            name, low, high, value = found
+            raise ConfigError(f"{name} must lie in {low} to {high}, not {shown(value)}") from None
+        names = settings.served_model_names
+        if len(names) > MAX_MODEL_NAMES or any(not 1 <= len(name) <= MAX_NAME_CHARS for name in names):
+            raise ConfigError(
+                f"at most {MAX_MODEL_NAMES} served_model_names of 1 to {MAX_NAME_CHARS} characters are taken"
+            )
+        if bool(settings.ssl_certfile) != bool(settings.ssl_keyfile):
+            raise ConfigError("ssl_certfile and ssl_keyfile belong together; give both, or neither")
+        return settings
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address, or the name localhost, is this machine alone."""
+    if host == "localhost":
+        return True
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback

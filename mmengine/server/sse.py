@@ -1,0 +1,141 @@
+"""Server-sent events over ASGI: a race of the client's leaving, the next frames and silence."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Protocol, TypeVar
+
+from starlette.types import Receive, Scope, Send
+
+from mmengine.server.errors import ApiError, ClientLeft, api_error
+from mmengine.server.frames import DONE, PING, error_frame
+
+ABORT = "mmengine.abort"  # in a scope's extensions: closes the connection without waiting for its reader
+_T = TypeVar("_T")
+
+
+class FrameSource(Protocol):
+    """Where frames come from. `next` may be cancelled, and gives b"" at the end."""
+
+    async def next(self) -> bytes: ...
+
+    @property
+    def backlog(self) -> int: ...
+
+    def close(self) -> None: ...
+
+
+async def gone(receive: Receive) -> None:
+    """Returns when the client left."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def unless_gone(receive: Receive, work: Coroutine[None, None, _T]) -> _T:
+    """What `work` gives. It is cancelled, and ClientLeft raised, when the client leaves before. The body must
+    have been read."""
+    leaving, working = asyncio.ensure_future(gone(receive)), asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({leaving, working}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientLeft
+        return working.result()
+    finally:
+        leaving.cancel()
+        if not working.done():
+            working.cancel()
+            await asyncio.wait({working})
+
+
+class EventStream:
+    """An answer as an ASGI application. All frames that have come go in one write. A reader that takes longer
+    than `slow_reader_s` for a write, or lets `max_backlog` news wait, is cut. `shutting_down`: the sentence
+    for those whose stream the server's end cuts."""
+
+    def __init__(
+        self,
+        source: FrameSource,
+        first: bytes,
+        headers: dict[str, str],
+        *,
+        ping_s: float,
+        slow_reader_s: float,
+        max_backlog: int,
+        ended: Callable[[str], None],
+        shutting_down: Callable[[], ApiError | None],
+    ):
+        self._source, self._first, self._headers = source, first, headers
+        self._ping_s, self._slow_reader_s, self._max_backlog = ping_s, slow_reader_s, max_backlog
+        self._ended, self._shutting_down = ended, shutting_down
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        leaving = asyncio.ensure_future(gone(receive))
+        leaving.add_done_callback(lambda done: None if done.cancelled() else task.cancel())
+        how = "whole"
+        try:
+            await self._start(send)
+            how = await self._send_all(send)
+            if how == "slow reader":
+                scope["extensions"][ABORT]["call"]()
+        except asyncio.CancelledError:
+            how = "left"
+            if leaving.done():
+                task.uncancel()
+            elif (why := self._shutting_down()) is not None:
+                how = "shutdown"
+                task.uncancel()
+                await send(_body(error_frame(why) + DONE, more=False))
+            else:
+                raise
+        finally:
+            leaving.cancel()
+            self._source.close()
+            self._ended(how)
+
+    async def _start(self, send: Send) -> None:
+        headers = {
+            "content-type": "text/event-stream; charset=utf-8",
+            "cache-control": "no-cache",
+            "x-accel-buffering": "no",  # nginx: do not collect
+            **self._headers,
+        }
+        raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+        await send({"type": "http.response.start", "status": 200, "headers": raw})
+
+    async def _send_all(self, send: Send) -> str:
+        """How it ended."""
+        data, how = self._first, ""
+        while not how:
+            try:
+                if not data:
+                    data = await self._next()
+                if not data:
+                    how = "whole"
+            except Exception as error:
+                data, how = error_frame(api_error(error)) + DONE, "error"
+            if not await self._in_time(send(_body(data, more=not how))):
+                return "slow reader"
+            if self._source.backlog > self._max_backlog:
+                return "slow reader"
+            data = b""
+        return how
+
+    async def _next(self) -> bytes:
+        try:
+            async with asyncio.timeout(self._ping_s):
+                return await self._source.next()
+        except TimeoutError:
+            return PING
+
+    async def _in_time(self, write: Awaitable[None]) -> bool:
+        try:
+            async with asyncio.timeout(self._slow_reader_s):
+                await write
+        except TimeoutError:
+            return False
+        return True
+
+
+def _body(data: bytes, *, more: bool) -> dict[str, object]:
+    return {"type": "http.response.body", "body": data, "more_body": more}
