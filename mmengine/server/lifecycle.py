@@ -70,7 +70,7 @@ async def serve(
         await _warm_up(engine)
         app = App(engine, settings, keys, names)
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # the app says what there is to say
-        server = _Uvicorn(_config(app, settings), app)
+        server = web_server(app, settings)
         with suppress(NotImplementedError, ValueError):  # not on the main thread
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reload, keys)
         watching = asyncio.create_task(app.watch_lag())
@@ -84,8 +84,9 @@ async def serve(
         await engine.close(drain=False)
 
 
-def _config(app: App, settings: ServerSettings) -> uvicorn.Config:
-    return uvicorn.Config(
+def web_server(app: App, settings: ServerSettings) -> uvicorn.Server:
+    """Which serves a socket with the application, until it is told to end."""
+    config = uvicorn.Config(
         app,
         http=http_protocol(settings.max_header_bytes),
         loop="none",
@@ -101,6 +102,7 @@ def _config(app: App, settings: ServerSettings) -> uvicorn.Config:
         ssl_certfile=settings.ssl_certfile or None,
         ssl_keyfile=settings.ssl_keyfile or None,
     )
+    return _Uvicorn(config, app)
 
 
 async def _tell(server: uvicorn.Server, listening: Callable[[], None]) -> None:

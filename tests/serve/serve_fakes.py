@@ -32,6 +32,9 @@ class ByteTokenizer:
     def decode(self, token_ids, *, skip_special_tokens=True):
         return bytes(token for token in token_ids if token != EOS).decode(errors="replace")
 
+    def token_bytes(self):
+        return [bytes([token]) for token in range(EOS)] + [b"<end>"]
+
 
 class EchoProcessor:
     """The prompt is the text of the last message; the word `bad` stands for media that is broken."""

@@ -1,0 +1,98 @@
+"""A server on a thread of its own, over a real socket."""
+
+import asyncio
+import http.client
+import json
+import threading
+import time
+from contextlib import contextmanager
+
+from mmengine.serve.async_engine import AsyncEngine
+from mmengine.server.app import App
+from mmengine.server.auth import ApiKeys
+from mmengine.server.lifecycle import listen, web_server
+from mmengine.server.settings import ServerSettings
+from tests.serve.serve_fakes import EchoExecutor, builder
+
+NAMES = ("echo", "also-echo")
+
+
+class SlowEcho(EchoExecutor):
+    """Takes its time for each step."""
+
+    pause_s = 0.002
+
+    def collect(self):
+        time.sleep(self.pause_s)
+        return super().collect()
+
+
+class Served:
+    def __init__(self, engine, settings, names, key_file):
+        self.engine, self.settings, self.names = engine, settings, names
+        self.keys = ApiKeys(key_file)
+        self._bound = listen(settings)
+        self.port = self._bound.getsockname()[1]
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+        self._ready.wait(10)
+
+    def _run(self):
+        asyncio.run(self._serve())
+
+    async def _serve(self):
+        self.app = App(self.engine, self.settings, self.keys, self.names)
+        self.server = web_server(self.app, self.settings)
+        serving = asyncio.create_task(self.server.serve(sockets=[self._bound]))
+        while not self.server.started:
+            await asyncio.sleep(0.005)
+        self._ready.set()
+        await serving
+        await self.engine.close(drain=False)
+
+    def stop(self):
+        """As SIGTERM does."""
+        self.server.handle_exit(15, None)
+
+    def close(self):
+        if self._thread.is_alive():
+            self.stop()
+            self.stop()
+        self._thread.join(20)
+        assert not self._thread.is_alive()
+
+    def call(self, path, body=None, headers=None, method=None):
+        """Status, headers with lower names, and what came: as JSON where it is that."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        data = json.dumps(body).encode() if isinstance(body, (dict, list)) else body
+        try:
+            connection.request(method or ("GET" if body is None else "POST"), path, data, headers or {})
+            response = connection.getresponse()
+            text = response.read()
+        finally:
+            connection.close()
+        found = {name.lower(): value for name, value in response.getheaders()}
+        if found.get("content-type") == "application/json":
+            return response.status, found, json.loads(text)
+        return response.status, found, text.decode()
+
+    def chat(self, content="hello", **fields):
+        return self.call("/v1/chat/completions", {"messages": [{"role": "user", "content": content}], **fields})
+
+    def events(self, content="hello", **fields):
+        """The data of a stream's events, [DONE] included."""
+        status, headers, text = self.chat(content, stream=True, **fields)
+        assert status == 200, text
+        assert headers["content-type"].startswith("text/event-stream")
+        return [each.removeprefix("data: ") for each in text.split("\n\n") if each.startswith("data: ")]
+
+
+@contextmanager
+def served(engine=None, *, names=NAMES, key_file=None, executor_class=EchoExecutor, engine_options=None, **settings):
+    engine = engine or AsyncEngine(builder=builder(executor_class=executor_class), **(engine_options or {}))
+    one = Served(engine, ServerSettings.of({"port": 0, **settings}), names, key_file)
+    try:
+        yield one
+    finally:
+        one.close()

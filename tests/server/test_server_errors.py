@@ -1,0 +1,183 @@
+"""What callers are told, to the letter; over a real socket, with an engine that echoes."""
+
+import json
+import socket
+
+import pytest
+
+from tests.server.running import served
+
+
+@pytest.fixture(scope="module")
+def server():
+    with served(max_body_bytes=4096, max_header_bytes=2048) as one:
+        yield one
+
+
+def error(kind, message, param=None, code=None):
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+BAD = "invalid_request_error"
+REFUSED = (
+    ({"temperatur": 1}, 400, "unknown field 'temperatur'; did you mean temperature?", "temperatur", "unknown_parameter"),
+    ({"zzz": 1}, 400, "unknown field 'zzz'; leave it out", "zzz", "unknown_parameter"),
+    ({"guided_json": {}}, 400, "guided_json is not supported; use structured_outputs.json", "guided_json", "unsupported_parameter"),
+    ({"tools": [{}]}, 400, "tools is not supported; this server has no tools yet", "tools", "unsupported_parameter"),
+    ({"max_tokens": "many"}, 400, "max_tokens: expected int | null, got str", "max_tokens", "invalid_type"),
+    ({"max_tokens": 0}, 400, "max_tokens must lie in 1 to 10000000, not 0", "max_tokens", None),
+    ({"temperature": -1}, 400, "temperature must be a number from 0.0 to 100.0, not -1.0", "temperature", None),
+    ({"top_logprobs": 2}, 400, "top_logprobs needs logprobs true", "top_logprobs", None),
+    ({"stream_options": {}}, 400, "stream_options goes with stream true alone", "stream_options", None),
+    ({"request_id": "a b"}, 400, "request_id must have 1 to 128 printable ASCII characters without spaces", "request_id", None),
+    ({"structured_outputs": {"jsn": 1}}, 400,
+     "structured_outputs has no 'jsn'; it takes one of json, regex, choice, grammar, json_object, structural_tag",
+     "structured_outputs.jsn", "unknown_parameter"),
+    ({"structured_outputs": {"choice": []}}, 400,
+     "structured_outputs.choice must be a list of 1 to 10000 strings", "structured_outputs.choice", None),
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "zzz"}}}}, 400,
+     'schema refused: type at #/type: it must be one of null, boolean, number, string, array, object, integer, or '
+     'a list of them, not "zzz"', "response_format.json_schema.schema", None),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("fields, status, message, param, code", REFUSED)
+def test_a_field_is_refused_by_its_name(server, fields, status, message, param, code):
+    found, headers, body = server.chat(**fields)
+    assert (found, body) == (status, error(BAD, message, param, code))
+    assert headers["content-type"] == "application/json"
+
+
+def test_an_unknown_model_is_told_with_the_list(server):
+    status, _, body = server.chat(model="gpt-5")
+    text = "the model 'gpt-5' is not served here; there is echo, also-echo"
+    assert (status, body) == (404, error("not_found_error", text, "model", "model_not_found"))
+    assert server.chat(model="also-echo")[2]["model"] == "also-echo"
+    assert server.chat()[2]["model"] == "echo"
+
+
+def test_null_is_absence_for_every_field(server):
+    from mmengine.server.fields import CHAT
+
+    nulls = {field.name: None for field in CHAT if field.name != "messages"}
+    status, _, body = server.chat("abc", **nulls, unheard_of=None)
+    assert status == 200 and body["choices"][0]["message"]["content"] == "ABC"
+
+
+def test_what_asks_for_nothing_is_taken(server):
+    from mmengine.server.fields import CHAT
+
+    neutral = {field.name: field.neutral[0] for field in CHAT if field.neutral}
+    assert {"tools", "store", "service_tier"} <= neutral.keys()
+    assert server.chat("abc", **neutral)[0] == 200
+
+
+def test_unknown_fields_may_be_ignored_and_are_named():
+    with served(unknown_fields="ignore") as one:
+        status, headers, _ = one.chat(zzz=1, frobnicate=True, temperature=0)
+        assert status == 200 and headers["x-mmengine-ignored-fields"] == "zzz, frobnicate"
+        assert one.chat(guided_json={})[0] == 400  # a field that is known, and not done, is refused all the same
+
+
+@pytest.mark.parametrize(
+    "body, message",
+    [
+        (b"{", "the body is no valid JSON: DecodeError: Input data was truncated"),
+        (b"[1]", "the body must be a JSON object with the fields of this route"),
+        (b"{}", "messages"),
+        (b'{"messages": []}', "messages: expected array of length >= 1"),
+        (b"\xff", "the body is no valid JSON"),
+        (b'{"messages": ' + b"[" * 3000, "the body is no valid JSON"),
+    ],
+)
+def test_a_body_that_is_none(server, body, message):
+    status, _, found = server.call("/v1/chat/completions", body)
+    assert status == 400 and message in found["error"]["message"]
+    assert found["error"]["type"] == BAD
+
+
+def test_bodies_and_heads_have_limits(server):
+    status, headers, body = server.chat("a" * 5000)
+    assert status == 413 and body["error"]["code"] == "request_too_large" and headers["connection"] == "close"
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\n" + b"x-a: " + b"a" * 1500)
+        connection.sendall(b"a" * 1500)
+        answer = connection.recv(4096)
+    assert answer.startswith(b"HTTP/1.1 431 ") and b'"type":"invalid_request_error"' in answer
+    assert server.app.bodies.num_bytes == 0
+
+
+def test_what_is_no_http_is_told_so_in_json(server):
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+        connection.sendall(b"hello\r\n\r\n")
+        head, _, body = connection.recv(4096).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert json.loads(body) == error(BAD, "this is no HTTP request that can be read")
+
+
+def test_routes_that_are_not_there(server):
+    status, _, body = server.call("/v1/embeddings", {})
+    text = "embeddings are not computed by this engine"
+    assert (status, body) == (404, error("not_found_error", text, None, "unknown_url"))
+    assert server.call("/nowhere")[0] == 404
+    status, _, body = server.call("/v1/chat/completions")
+    assert status == 405 and body == error(BAD, "GET is not taken here")
+
+
+def test_media_that_name_places_are_refused(server):
+    def told(part):
+        return server.chat([{"type": "text", "text": "a"}, part])[2]["error"]
+
+    for url, code in (
+        ("https://example.com/a.png", "url_not_fetched"),
+        ("HTTP://example.com/a.png", "url_not_fetched"),
+        ("file:///etc/passwd", "url_not_allowed"),
+        ("gopher://a", "url_not_allowed"),
+    ):
+        found = told({"type": "image_url", "image_url": {"url": url}})
+        assert (found["param"], found["code"]) == ("messages[0].content[1].image_url", code)
+    assert told({"type": "input_audio"})["param"] == "messages[0].content[1]"
+    assert told({"type": "image", "path": "/etc/passwd"})["param"] == "messages[0].content[1].path"
+    found = told({"type": "image_url", "image_url": {"url": "data:,", "detail": "huge"}})
+    assert found["param"] == "messages[0].content[1].image_url.detail"
+
+
+def test_a_deadline_that_passes_is_504_and_not_to_be_tried_again(server):
+    status, headers, body = server.chat("a" * 300, deadline_s=1e-6)
+    assert status == 504 and headers["x-should-retry"] == "false"
+    assert body["error"]["code"] == "deadline_exceeded"
+
+
+def test_an_id_that_runs_is_refused_and_a_bug_is_500(server, monkeypatch):
+    def broken(*args, **options):
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(server.engine, "stream", broken)
+    status, _, body = server.chat()
+    text = "the server failed: ValueError: a bug"
+    assert (status, body) == (500, error("server_error", text, None, "internal_error"))
+
+
+def test_a_full_queue_is_429_with_a_time(server, monkeypatch):
+    from mmengine.errors import QueueFull
+
+    def full(*args, **options):
+        raise QueueFull("9 requests are open already; try again later")
+
+    monkeypatch.setattr(server.engine, "stream", full)
+    status, headers, body = server.chat()
+    assert status == 429 and int(headers["retry-after"]) >= 1
+    text = "9 requests are open already; try again later"
+    assert body == error("rate_limit_error", text, None, "queue_full")
+
+
+def test_not_ready_is_503_with_the_reasons(server, monkeypatch):
+    from mmengine.serve.health import Readiness
+
+    monkeypatch.setattr(server.engine, "readiness", lambda: Readiness(("the disk is full",)))
+    status, headers, body = server.chat()
+    assert status == 503 and headers["retry-after"] == "5"
+    assert body == error("server_error", "not ready: the disk is full", None, "not_ready")
+    for path in ("/health", "/health/ready"):
+        assert server.call(path)[::2] == (503, {"status": "not ready", "reasons": ["the disk is full"]})
+    assert server.call("/health/live")[0] == 200
