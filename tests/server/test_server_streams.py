@@ -1,0 +1,193 @@
+"""Streams over a real socket: they equal whole answers, end when their reader does, and leak nothing."""
+
+import json
+import random
+import socket
+import threading
+import time
+
+import pytest
+
+from mmengine.server.errors import ApiError
+from tests.server.running import SlowEcho, served
+
+
+@pytest.fixture(scope="module")
+def slow():
+    with served(executor_class=SlowEcho, ping_s=0.05, slow_reader_s=0.3, max_backlog=1000) as one:
+        yield one
+
+
+def chunks(events):
+    assert events[-1] == "[DONE]"
+    return [json.loads(each) for each in events[:-1]]
+
+
+def wait_for(true, seconds=10):
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it does not come"
+        time.sleep(0.01)
+
+
+def opened(server, **fields):
+    """A socket on which a stream was asked for."""
+    body = json.dumps({"messages": [{"role": "user", "content": "a" * 300}], "stream": True, **fields}).encode()
+    connection = socket.create_connection(("127.0.0.1", server.port))
+    connection.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+    return connection
+
+
+def is_empty(server):
+    engine = server.engine
+    return not engine._open and not engine._running and not server.app.bodies.num_bytes and not engine.stats().num_running
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_stream_says_what_the_whole_answer_says(slow, n):
+    whole = slow.chat("hello there", n=n, request_id="a")[2]
+    found = chunks(slow.events("hello there", n=n, request_id="a", stream_options={"include_usage": True}))
+    for index in range(n):
+        mine = [each["choices"][0] for each in found if each["choices"] and each["choices"][0]["index"] == index]
+        assert "".join(each["delta"].get("content", "") for each in mine) == "HELLO THERE"
+        assert whole["choices"][index]["message"]["content"] == "HELLO THERE"
+        assert [each["finish_reason"] for each in mine if each["finish_reason"]] == ["stop"]
+        assert mine[0]["delta"] == {"role": "assistant", "content": ""}
+    assert [each["usage"] for each in found[:-1]] == [None] * (len(found) - 1)
+    assert found[-1]["choices"] == [] and found[-1]["usage"].keys() == whole["usage"].keys()
+    assert found[-1]["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"] == 12 * n
+    assert {each["id"] for each in found} == {whole["id"]} == {"chatcmpl-a"}
+
+
+def test_created_and_ids_are_those_of_the_log(tmp_path):
+    import msgspec
+
+    from mmengine.events import vocabulary as ev
+    from mmengine.replay.checked import CheckedLog
+
+    with served(engine_options={"log": tmp_path / "log"}) as one:
+        answer = one.chat("hello", request_id="mine", n=2)[2]
+    queued = [record.event for record in CheckedLog(tmp_path / "log") if isinstance(record.event, ev.Queued)]
+    assert [each.request_id for each in queued] == ["mine/0", "mine/1"]
+    kept = msgspec.json.decode(queued[0].envelope)
+    assert kept == {"api": "chat", "created": answer["created"], "model": "echo"}
+
+
+def test_usage_is_in_a_stream_only_where_it_was_asked_for(slow):
+    assert all("usage" not in each for each in chunks(slow.events("hi")))
+    assert all("usage" not in each for each in chunks(slow.events("hi", stream_options={})))
+
+
+def test_completions_with_several_prompts_echo_and_streams(slow):
+    asked = {"prompt": ["ab", "cd"], "n": 2, "echo": True}
+    status, _, whole = slow.call("/v1/completions", asked)
+    assert status == 200 and [each["index"] for each in whole["choices"]] == [0, 1, 2, 3]
+    assert [each["text"] for each in whole["choices"]] == ["abAB", "abAB", "cdCD", "cdCD"]
+    assert whole["usage"]["prompt_tokens"] == 4
+    status, _, text = slow.call("/v1/completions", {**asked, "stream": True})
+    said = {}
+    for each in chunks([line.removeprefix("data: ") for line in text.split("\n\n") if line.startswith("data:")]):
+        for choice in each["choices"]:
+            said[choice["index"]] = said.get(choice["index"], "") + choice["text"]
+    assert said == {0: "abAB", 1: "abAB", 2: "cdCD", 3: "cdCD"}
+    tokens = slow.call("/v1/completions", {"prompt": list(b"xyz")})[2]
+    assert tokens["choices"][0]["text"] == "XYZ"
+    assert slow.call("/v1/completions", {"prompt": [999]})[0] == 400
+
+
+def test_a_stop_string_beside_a_form_ends_with_length(slow):
+    answer = slow.chat("ab!cd", stop="!", structured_outputs={"regex": ".*"})[2]["choices"][0]
+    assert answer["message"]["content"] == "AB"
+    assert (answer["finish_reason"], answer["stop_reason"]) == ("length", "!")
+    answer = slow.chat("ab!cd", stop=["!"])[2]["choices"][0]
+    assert (answer["finish_reason"], answer["stop_reason"]) == ("stop", "!")
+    wait_for(lambda: is_empty(slow))
+
+
+def test_disconnects_at_random_leak_nothing(slow):
+    chosen = random.Random(1)
+
+    def leave():
+        for _ in range(25):
+            connection = opened(slow, n=chosen.choice([1, 1, 3]), stream=chosen.random() < 0.8)
+            time.sleep(chosen.random() * 0.03)
+            connection.close()
+
+    threads = [threading.Thread(target=leave) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    wait_for(lambda: is_empty(slow))
+    metrics = slow.call("/metrics")[2]
+    assert "mmengine_http_streams_open 0.0" in metrics
+    assert 'mmengine_http_streams_total{how="left"}' in metrics
+    assert slow.chat("still there")[2]["choices"][0]["message"]["content"] == "STILL THERE"
+
+
+def test_a_silent_stream_pings(slow):
+    slow.engine._engine.built.executor.pause_s = 0.2
+    try:
+        _, _, text = slow.chat("ab", stream=True)
+    finally:
+        slow.engine._engine.built.executor.pause_s = 0.002
+    assert ": ping\n\n" in text and text.endswith("data: [DONE]\n\n")
+
+
+def test_a_slow_reader_is_cut(slow, monkeypatch):
+    from mmengine.server.frames import ChatFrames
+
+    def wide(self, index, delta):
+        return b": " + b"x" * 400_000 + b"\n\n"
+
+    monkeypatch.setattr(ChatFrames, "delta", wide)
+    connection = opened(slow)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    wait_for(lambda: 'how="slow reader"' in slow.call("/metrics")[2])
+    wait_for(lambda: is_empty(slow))
+    connection.close()
+
+
+def test_an_error_in_the_middle_is_an_event():
+    class Broken(SlowEcho):
+        def collect(self):
+            found = super().collect()
+            if self._steps > 5:
+                raise RuntimeError("the device fell over")
+            return found
+
+    with served(executor_class=Broken) as one:
+        events = one.events("hello there")
+    assert "HELLO" == "".join(json.loads(each)["choices"][0]["delta"]["content"] for each in events[:-2])
+    error = json.loads(events[-2])["error"]
+    assert error["type"] == "server_error" and "the device fell over" in error["message"]
+    assert error["param"] is None and error["code"] == "request_failed" and events[-1] == "[DONE]"
+
+
+def test_a_deadline_in_the_middle_is_an_event(slow):
+    events = slow.events("a" * 190, deadline_s=0.15)
+    assert json.loads(events[-2])["error"]["code"] == "deadline_exceeded" and events[-1] == "[DONE]"
+
+
+def test_streams_finish_when_the_server_is_told_to_end():
+    with served(executor_class=SlowEcho) as one:
+        connection = opened(one)
+        assert b"200 OK" in connection.recv(4096)
+        one.stop()
+        assert isinstance(one.app._draining(), ApiError)
+        rest = b""
+        while data := connection.recv(65536):
+            rest += data
+        assert rest.rstrip(b"0\r\n").endswith(b"data: [DONE]")
+
+
+def test_what_does_not_finish_in_time_is_told_so():
+    with served(executor_class=SlowEcho, drain_s=0) as one:
+        one.engine._engine.built.executor.pause_s = 0.05
+        connection = opened(one)
+        assert b"200 OK" in connection.recv(4096)
+        one.stop()
+        rest = b""
+        while data := connection.recv(65536):
+            rest += data
+        assert b'"code":"shutting_down"' in rest
