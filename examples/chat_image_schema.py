@@ -1,0 +1,44 @@
+"""OpenAI's client, an image and a schema: a value in the schema's form comes back.
+
+mmengine serve
+python examples/chat_image_schema.py shapes.png [http://localhost:8000/v1]
+"""
+
+import base64
+import json
+import sys
+from pathlib import Path
+
+import openai
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"shape": {"type": "string"}, "colour": {"type": "string"}},
+    "required": ["shape", "colour"],
+    "additionalProperties": False,
+}
+
+
+def main() -> None:
+    picture = Path(sys.argv[1])
+    address = sys.argv[2] if len(sys.argv) > 2 else "http://localhost:8000/v1"
+    client = openai.OpenAI(base_url=address, api_key="none")
+    data = base64.b64encode(picture.read_bytes()).decode()
+    answer = client.chat.completions.create(
+        model=client.models.list().data[0].id,
+        messages=[
+            {
+                "role": "user",
+                "content": [
+                    {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}},
+                    {"type": "text", "text": "Describe one shape of the image as JSON."},
+                ],
+            }
+        ],
+        response_format={"type": "json_schema", "json_schema": {"name": "shape", "schema": SCHEMA}},
+    )
+    print(json.loads(answer.choices[0].message.content or ""))
+
+
+if __name__ == "__main__":
+    main()

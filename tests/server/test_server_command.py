@@ -1,0 +1,160 @@
+"""`mmengine serve` as people start it: a process with the embedded model."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import jsonschema
+import pytest
+from mmengine_shapes.scenes import random_scene
+
+from tests.cli.cli_process import call_cli
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def process(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("served")
+    (folder / "serve.yaml").write_text("port: 0\nserved-model-name: [shapes, other]\nmax_body_bytes: 100000\n")
+    (folder / "keys").write_text("# the first\nsecret-1\n")
+    env = {**os.environ, "MMENGINE_API_KEY_FILE": str(folder / "keys"), "MMENGINE_PING_S": "5"}
+    arguments = ("serve", "--config", str(folder / "serve.yaml"), "--log", str(folder / "run.log"))
+    with open(folder / "err", "w") as err:
+        started = subprocess.Popen([sys.executable, "-m", "mmengine.cli.main", *arguments], env=env, stderr=err)
+    try:
+        yield started, folder, address_of(started, folder / "err")
+    finally:
+        started.kill()
+        started.wait()
+
+
+def address_of(started, err):
+    import time
+
+    for _ in range(1200):
+        said = err.read_text()
+        if " at http://" in said:
+            return said.rpartition(" at ")[2].split("/v1")[0]
+        assert started.poll() is None, said
+        time.sleep(0.05)
+    raise AssertionError(err.read_text())
+
+
+def call(address, path, body=None, key="secret-1"):
+    headers = {"content-type": "application/json", **({"authorization": f"Bearer {key}"} if key else {})}
+    data = None if body is None else json.dumps(body).encode()
+    try:
+        with urllib.request.urlopen(urllib.request.Request(address + path, data, headers), timeout=60) as got:
+            return got.status, json.loads(got.read() or b"null")
+    except urllib.error.HTTPError as error:
+        return error.code, json.loads(error.read())
+
+
+def test_keys_guard_all_but_health(process):
+    _, folder, address = process
+    assert call(address, "/health", key=None) == (200, {"status": "ready", "reasons": []})
+    status, body = call(address, "/v1/models", key=None)
+    assert status == 401 and body["error"]["type"] == "authentication_error"
+    assert call(address, "/v1/models", key="secret-2")[0] == 401
+    assert [each["id"] for each in call(address, "/v1/models")[1]["data"]] == ["shapes", "other"]
+    (folder / "keys").write_text("secret-1\nsecret-2\n")
+    process[0].send_signal(signal.SIGHUP)
+    for _ in range(100):
+        if call(address, "/v1/models", key="secret-2")[0] == 200:
+            break
+    else:
+        raise AssertionError("the keys were not read again")
+
+
+def test_the_model_answers_and_tokens_come_back(process):
+    address = process[2]
+    status, answer = call(
+        address,
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": "What is a triangle?"}], "logprobs": True, "top_logprobs": 1},
+    )
+    choice = answer["choices"][0]
+    assert status == 200 and choice["finish_reason"] == "stop" and answer["model"] == "shapes"
+    said = b"".join(bytes(each["bytes"]) for each in choice["logprobs"]["content"][:-1])
+    assert said.decode() == choice["message"]["content"]
+    tokens = call(address, "/tokenize", {"prompt": choice["message"]["content"], "return_token_strs": True})[1]
+    assert tokens["count"] == len(tokens["tokens"]) == answer["usage"]["completion_tokens"] - 1
+    assert call(address, "/detokenize", {"tokens": tokens["tokens"]})[1] == {"prompt": choice["message"]["content"]}
+    asked = {"messages": [{"role": "user", "content": "What is a triangle?"}]}
+    assert call(address, "/tokenize", asked)[1]["count"] == answer["usage"]["prompt_tokens"]
+    status, answer = call(
+        address,
+        "/v1/chat/completions",
+        {
+            "messages": [
+                {"role": "user", "content": "Say it."},
+                {"role": "assistant", "content": "The triangle is"},
+            ],
+            "continue_final_message": True,
+            "max_tokens": 3,
+        },
+    )
+    assert status == 200 and answer["choices"][0]["message"]["content"]
+
+
+def test_the_examples_run(process, tmp_path):
+    import random
+
+    address = process[2]
+    image = tmp_path / "shapes.png"
+    random_scene(random.Random(1)).draw().save(image)
+    pytest.importorskip("openai")
+    script = (ROOT / "examples" / "chat_image_schema.py").read_text().replace('"none"', '"secret-1"')
+    (tmp_path / "script.py").write_text(script)
+    ran = subprocess.run(
+        [sys.executable, tmp_path / "script.py", image, f"{address}/v1"], capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stderr
+    value = eval(ran.stdout, {"__builtins__": {}})
+    schema = {"type": "object", "required": ["shape", "colour"], "additionalProperties": {"type": "string"}}
+    jsonschema.validate(value, schema)
+    if shutil.which("curl"):
+        ran = subprocess.run([ROOT / "examples" / "chat.sh", address], capture_output=True, text=True)
+        assert json.loads(ran.stdout)["error"]["code"] == "invalid_api_key"
+
+
+def test_sigterm_ends_it_and_the_log_verifies(process):
+    started, folder, _ = process
+    started.send_signal(signal.SIGTERM)
+    assert started.wait(30) == 0
+    assert "Traceback" not in (folder / "err").read_text()
+    assert call_cli("log", "verify", folder / "run.log").returncode == 0
+    assert '"What is a triangle' not in (folder / "err").read_text()
+
+
+def test_mistakes_are_said_before_a_model_is_loaded(tmp_path):
+    (tmp_path / "a.yaml").write_text("prot: 1\n")
+    (tmp_path / "empty").write_text("# nothing\n")
+    for arguments, says in (
+        (["--config", tmp_path / "a.yaml"], "there is no option 'prot'"),
+        (["--config", tmp_path / "b.yaml"], "cannot be read: No such file"),
+        (["--port", "99999"], "port must lie in 0 to 65535, not 99999"),
+        (["--api-key-file", tmp_path / "empty"], "holds no API key"),
+        (["--ssl-certfile", "x"], "ssl_certfile and ssl_keyfile belong together"),
+        (["--set", "tokens=1"], "no engine setting 'tokens'"),
+        (["--host", "203.0.113.7"], "cannot listen on 203.0.113.7:8000"),
+    ):
+        result = call_cli("serve", *arguments)
+        assert result.returncode == 2 and says in result.stderr, result.stderr
+        assert "Traceback" not in result.stderr
+
+
+def test_what_is_missing_is_said_with_how_to_install_it(monkeypatch):
+    from mmengine.cli import serve
+
+    monkeypatch.setattr(serve, "NEEDED", ("starlette", "no_such_library"))
+    result = call_cli("serve")
+    assert result.returncode == 2
+    assert "mmengine serve needs no_such_library; install them with: pip install 'mmengine-vl[serve]'" in result.stderr
