@@ -38,7 +38,7 @@ HELP = """Serve a model over HTTP, as OpenAI's chat API.
     "a second one does not. The fields of a call that are taken are listed in docs/server.md."
 )
 NEEDED = ("starlette", "uvicorn", "uvloop", "httptools", "yaml")
-MAX_CONFIG_BYTES = 2**20
+MAX_CONFIG_BYTES = 2**20  # of the file of --config
 EMBEDDED_NAME = "mmengine-shapes"
 
 

@@ -292,7 +292,7 @@ class AsyncEngine:
                 self._deliver(
                     [
                         RequestOutput(
-                            request_id, last.index, "", [], last.finish_reason, completion, None, last.detail
+                            request_id, last.index, "", [], last.finish_reason, completion, detail=last.detail
                         )
                     ]
                 )

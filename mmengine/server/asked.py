@@ -16,7 +16,7 @@ from mmengine.server.errors import ApiError, api_error
 from mmengine.server.fields import Fields
 
 Json = dict[str, object]
-MAX_ITEM_KWARGS = 32
+MAX_ITEM_KWARGS = 32  # of mm_processor_kwargs
 _DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _SAMPLED = ("top_p", "top_k", "min_p")
 _SAME = (

@@ -14,7 +14,7 @@ from mmengine.errors import (
     in_one_line,
 )
 
-MAX_MESSAGE_CHARS = 2000
+MAX_MESSAGE_CHARS = 2000  # of an error; the rest is cut
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",

@@ -41,6 +41,7 @@ RUN_ELSEWHERE = {
 }
 ITSELF = "it sets up the checkout, and runs all tests, this one too; that the target is there is tested"
 TRAINING = "it takes an hour; that the module is there is tested"
+SERVES = "it runs until it is ended; tests/server/test_server_command.py starts it"
 A_GPU = "it needs a GPU"
 # The others by how they begin: a command by its line, a block that holds none by its first line.
 NOT_RUN = {
@@ -49,6 +50,7 @@ NOT_RUN = {
     ("CONTRIBUTING.md", "make test"): ITSELF,
     ("README.md", "make demo"): "tests/cli/test_cli_run.py runs `mmengine demo`; the target is tested",
     ("README.md", "make test"): ITSELF,
+    ("README.md", "mmengine serve"): SERVES,
     ("README.md", "pip install ."): "it fetches a gigabyte; what it installs is what all tests use",
     ("benchmarks/results/report_page.md", "102493 steps"): "what the benchmark above it printed",
     ("docs/architecture.md", "messages, images, video"): "a drawing",
@@ -73,6 +75,7 @@ NOT_RUN = {
     ("docs/log-format.md", "header  magic"): "a layout of bytes; tests/golden hold them",
     ("docs/log-format.md", 'magic "MMFR"'): "a layout of bytes; tests/golden hold them",
     ("docs/log-format.md", "from mmengine.events.log"): "tests/house/test_docs_run.py runs it",
+    ("docs/server.md", "mmengine serve"): SERVES,
     ("plugins/mmengine_shapes/README.md", "OMP_NUM_THREADS=1 python -m"): TRAINING,
     ("plugins/mmengine_shapes/README.md", "python -m"): TRAINING,
 }
@@ -82,6 +85,7 @@ EXAMPLES = {
     "receipts.py": "tests/test_readme.py",
     "shortest_remaining.py": "tests/core/test_policies.py",
     "planted.py": "tests/test_debugging.py",
+    "chat_image_schema.py": "tests/server/test_server_command.py",
 }
 INLINE = re.compile(r"`((?:mmengine|python|make|bash) [^`]+)`")
 

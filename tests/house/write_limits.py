@@ -12,6 +12,7 @@ import msgspec
 
 from mmengine import request
 from mmengine.config import EngineConfig
+from mmengine.server.settings import ServerSettings
 from mmengine.structured_output.json_schema.bounds import Bounds
 from tests.house.limit_sources import Constant, Sources, comment
 
@@ -30,6 +31,14 @@ is shown, what stands beside the limit happens, or another limit of this page is
 
 Fields of `EngineConfig`: `mmengine run --set NAME=VALUE`, or by name in Python. A value out of its range is
 refused: `NAME must lie in LOW to HIGH, not …`.
+
+| setting | default | range | what it bounds | what is said |
+|---|---|---|---|---|
+"""
+SERVER = """
+## Settings of the server
+
+Of `mmengine serve`, as `--max-body-bytes` ([how](server.md)); out of its range a value is refused as above.
 
 | setting | default | range | what it bounds | what is said |
 |---|---|---|---|---|
@@ -61,7 +70,13 @@ No setting changes these.
 
 def page(root: Path = ROOT) -> str:
     sources = Sources(root)
-    text = HEAD + "".join(_settings(sources)) + SAMPLING + "".join(_sampling())
+    text = HEAD + "".join(_settings(sources, EngineConfig, "config.py"))
+    text += (
+        SERVER
+        + "".join(_settings(sources, ServerSettings, "server/settings.py"))
+        + SAMPLING
+        + "".join(_sampling())
+    )
     text += BOUNDS + "".join(_bounds(root)) + CONSTANTS
     folder_of = lambda limit: _folder(limit.module.path)  # noqa: E731
     for folder, limits in groupby(sorted(sources.limits(), key=folder_of), folder_of):
@@ -74,10 +89,10 @@ def _folder(path: Path) -> str:
     return str(Path(*path.parts[:2])) if len(path.parts) > 2 else path.parts[0]
 
 
-def _settings(sources: Sources) -> Iterator[str]:
-    hints = get_type_hints(EngineConfig, include_extras=True)
-    lines = (ROOT / "mmengine" / "config.py").read_text().splitlines()
-    for field in msgspec.structs.fields(EngineConfig):
+def _settings(sources: Sources, kind: type[msgspec.Struct], path: str) -> Iterator[str]:
+    hints = get_type_hints(kind, include_extras=True)
+    lines = (ROOT / "mmengine" / path).read_text().splitlines()
+    for field in msgspec.structs.fields(kind):
         ranges = [each for each in get_args(hints[field.name]) if isinstance(each, msgspec.Meta)]
         if not ranges:
             continue
@@ -85,7 +100,7 @@ def _settings(sources: Sources) -> Iterator[str]:
         said = _sentences(sources.said_of_setting(field.name))
         low, high = ranges[0].ge, ranges[0].le
         default = _value(field.name, field.default)
-        yield _row(f"`{field.name}`", default, f"{low} to {high:,}", comment(lines, line), said)
+        yield _row(f"`{field.name}`", default, f"{low:,} to {high:,}", comment(lines, line), said)
 
 
 def _sampling() -> Iterator[str]:

@@ -78,7 +78,9 @@ class Served:
         return response.status, found, text.decode()
 
     def chat(self, content="hello", **fields):
-        return self.call("/v1/chat/completions", {"messages": [{"role": "user", "content": content}], **fields})
+        return self.call(
+            "/v1/chat/completions", {"messages": [{"role": "user", "content": content}], **fields}
+        )
 
     def events(self, content="hello", **fields):
         """The data of a stream's events, [DONE] included."""
@@ -89,7 +91,9 @@ class Served:
 
 
 @contextmanager
-def served(engine=None, *, names=NAMES, key_file=None, executor_class=EchoExecutor, engine_options=None, **settings):
+def served(
+    engine=None, *, names=NAMES, key_file=None, executor_class=EchoExecutor, engine_options=None, **settings
+):
     engine = engine or AsyncEngine(builder=builder(executor_class=executor_class), **(engine_options or {}))
     one = Served(engine, ServerSettings.of({"port": 0, **settings}), names, key_file)
     try:

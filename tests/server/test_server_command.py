@@ -12,8 +12,8 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from mmengine_shapes.scenes import random_scene
 
+from mmengine_shapes.scenes import random_scene
 from tests.cli.cli_process import call_cli
 
 ROOT = Path(__file__).parents[2]
@@ -22,12 +22,16 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(scope="module")
 def process(tmp_path_factory):
     folder = tmp_path_factory.mktemp("served")
-    (folder / "serve.yaml").write_text("port: 0\nserved-model-name: [shapes, other]\nmax_body_bytes: 100000\n")
+    (folder / "serve.yaml").write_text(
+        "port: 0\nserved-model-name: [shapes, other]\nmax_body_bytes: 100000\n"
+    )
     (folder / "keys").write_text("# the first\nsecret-1\n")
     env = {**os.environ, "MMENGINE_API_KEY_FILE": str(folder / "keys"), "MMENGINE_PING_S": "5"}
     arguments = ("serve", "--config", str(folder / "serve.yaml"), "--log", str(folder / "run.log"))
     with open(folder / "err", "w") as err:
-        started = subprocess.Popen([sys.executable, "-m", "mmengine.cli.main", *arguments], env=env, stderr=err)
+        started = subprocess.Popen(
+            [sys.executable, "-m", "mmengine.cli.main", *arguments], env=env, stderr=err
+        )
     try:
         yield started, folder, address_of(started, folder / "err")
     finally:
@@ -78,15 +82,23 @@ def test_the_model_answers_and_tokens_come_back(process):
     status, answer = call(
         address,
         "/v1/chat/completions",
-        {"messages": [{"role": "user", "content": "What is a triangle?"}], "logprobs": True, "top_logprobs": 1},
+        {
+            "messages": [{"role": "user", "content": "What is a triangle?"}],
+            "logprobs": True,
+            "top_logprobs": 1,
+        },
     )
     choice = answer["choices"][0]
     assert status == 200 and choice["finish_reason"] == "stop" and answer["model"] == "shapes"
     said = b"".join(bytes(each["bytes"]) for each in choice["logprobs"]["content"][:-1])
     assert said.decode() == choice["message"]["content"]
-    tokens = call(address, "/tokenize", {"prompt": choice["message"]["content"], "return_token_strs": True})[1]
+    tokens = call(address, "/tokenize", {"prompt": choice["message"]["content"], "return_token_strs": True})[
+        1
+    ]
     assert tokens["count"] == len(tokens["tokens"]) == answer["usage"]["completion_tokens"] - 1
-    assert call(address, "/detokenize", {"tokens": tokens["tokens"]})[1] == {"prompt": choice["message"]["content"]}
+    assert call(address, "/detokenize", {"tokens": tokens["tokens"]})[1] == {
+        "prompt": choice["message"]["content"]
+    }
     asked = {"messages": [{"role": "user", "content": "What is a triangle?"}]}
     assert call(address, "/tokenize", asked)[1]["count"] == answer["usage"]["prompt_tokens"]
     status, answer = call(
@@ -157,4 +169,7 @@ def test_what_is_missing_is_said_with_how_to_install_it(monkeypatch):
     monkeypatch.setattr(serve, "NEEDED", ("starlette", "no_such_library"))
     result = call_cli("serve")
     assert result.returncode == 2
-    assert "mmengine serve needs no_such_library; install them with: pip install 'mmengine-vl[serve]'" in result.stderr
+    assert (
+        "mmengine serve needs no_such_library; install them with: pip install 'mmengine-vl[serve]'"
+        in result.stderr
+    )

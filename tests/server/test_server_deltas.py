@@ -25,7 +25,17 @@ def chunks(data, cuts):
     return [data[start:end] for start, end in zip(places, places[1:], strict=False)]
 
 
-def told(data, cuts=(), *, reasoning=NO_REASONING, stop=(), form_stop=(), logprobs=True, detail="eos", frames=ChatFrames):
+def told(
+    data,
+    cuts=(),
+    *,
+    reasoning=NO_REASONING,
+    stop=(),
+    form_stop=(),
+    logprobs=True,
+    detail="eos",
+    frames=ChatFrames,
+):
     choice = ChoiceDeltas(TOKENIZER, SamplingParams(stop=tuple(stop)), reasoning, form_stop)
     made = frames("r", Envelope("chat", 7, "m"), TEXTS if logprobs else None, False)
     out = [made.first(3)]
@@ -45,7 +55,11 @@ def text_of(data, name="content"):
     return "".join(event["choices"][0]["delta"].get(name, "") for event in events(data))
 
 
-@given(st.text(max_size=40), st.lists(st.integers(0, 200), max_size=8), st.sampled_from([NO_REASONING, END, EITHER]))
+@given(
+    st.text(max_size=40),
+    st.lists(st.integers(0, 200), max_size=8),
+    st.sampled_from([NO_REASONING, END, EITHER]),
+)
 def test_frames_do_not_depend_on_how_tokens_came(text, cuts, reasoning):
     data = text.encode()
     assert told(data, cuts, reasoning=reasoning)[0] == told(data, reasoning=reasoning)[0]

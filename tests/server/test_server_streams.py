@@ -32,15 +32,24 @@ def wait_for(true, seconds=10):
 
 def opened(server, **fields):
     """A socket on which a stream was asked for."""
-    body = json.dumps({"messages": [{"role": "user", "content": "a" * 300}], "stream": True, **fields}).encode()
+    body = json.dumps(
+        {"messages": [{"role": "user", "content": "a" * 300}], "stream": True, **fields}
+    ).encode()
     connection = socket.create_connection(("127.0.0.1", server.port))
-    connection.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+    connection.sendall(
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+    )
     return connection
 
 
 def is_empty(server):
     engine = server.engine
-    return not engine._open and not engine._running and not server.app.bodies.num_bytes and not engine.stats().num_running
+    return (
+        not engine._open
+        and not engine._running
+        and not server.app.bodies.num_bytes
+        and not engine.stats().num_running
+    )
 
 
 @pytest.mark.parametrize("n", [1, 3])
@@ -48,7 +57,9 @@ def test_a_stream_says_what_the_whole_answer_says(slow, n):
     whole = slow.chat("hello there", n=n, request_id="a")[2]
     found = chunks(slow.events("hello there", n=n, request_id="a", stream_options={"include_usage": True}))
     for index in range(n):
-        mine = [each["choices"][0] for each in found if each["choices"] and each["choices"][0]["index"] == index]
+        mine = [
+            each["choices"][0] for each in found if each["choices"] and each["choices"][0]["index"] == index
+        ]
         assert "".join(each["delta"].get("content", "") for each in mine) == "HELLO THERE"
         assert whole["choices"][index]["message"]["content"] == "HELLO THERE"
         assert [each["finish_reason"] for each in mine if each["finish_reason"]] == ["stop"]
@@ -86,7 +97,9 @@ def test_completions_with_several_prompts_echo_and_streams(slow):
     assert whole["usage"]["prompt_tokens"] == 4
     status, _, text = slow.call("/v1/completions", {**asked, "stream": True})
     said = {}
-    for each in chunks([line.removeprefix("data: ") for line in text.split("\n\n") if line.startswith("data:")]):
+    for each in chunks(
+        [line.removeprefix("data: ") for line in text.split("\n\n") if line.startswith("data:")]
+    ):
         for choice in each["choices"]:
             said[choice["index"]] = said.get(choice["index"], "") + choice["text"]
     assert said == {0: "abAB", 1: "abAB", 2: "cdCD", 3: "cdCD"}
@@ -158,7 +171,7 @@ def test_an_error_in_the_middle_is_an_event():
 
     with served(executor_class=Broken) as one:
         events = one.events("hello there")
-    assert "HELLO" == "".join(json.loads(each)["choices"][0]["delta"]["content"] for each in events[:-2])
+    assert "".join(json.loads(each)["choices"][0]["delta"]["content"] for each in events[:-2]) == "HELLO"
     error = json.loads(events[-2])["error"]
     assert error["type"] == "server_error" and "the device fell over" in error["message"]
     assert error["param"] is None and error["code"] == "request_failed" and events[-1] == "[DONE]"

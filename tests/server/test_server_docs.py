@@ -1,0 +1,33 @@
+"""docs/server.md says what the server does."""
+
+from mmengine.server.fields import CHAT, COMPLETION
+from tests.server.fields_page import PAGE, filled
+
+
+def test_the_tables_of_fields_are_the_codes():
+    assert PAGE.read_text() == filled(PAGE.read_text()), "python -m tests.server.fields_page"
+
+
+def test_no_field_stands_twice_and_each_struct_field_is_in_its_table():
+    from mmengine.server.chat_request import ChatBody
+    from mmengine.server.completion_request import CompletionBody
+
+    for table, body in ((CHAT, ChatBody), (COMPLETION, CompletionBody)):
+        names = [field.name for field in table]
+        assert len(names) == len(set(names))
+        read = {field.name for field in table if field.how in ("taken", "translated")}
+        assert read == set(body.__struct_fields__)
+
+
+def test_settings_have_flags_and_flags_have_settings():
+    from dataclasses import fields
+
+    from mmengine.cli.serve_options import Http, Limits
+    from mmengine.server.settings import ServerSettings
+
+    values = {field.name: field.default for field in fields(Limits)}
+    defaults = ServerSettings()
+    assert values == {name: getattr(defaults, name) for name in values}
+    without = {"max_prompts", "keep_alive_s", "max_connections", "served_model_names"}
+    flags = {field.name for field in fields(Limits)} | {field.name for field in fields(Http)}
+    assert set(ServerSettings.__struct_fields__) - flags == without
