@@ -1,6 +1,7 @@
 """/v1/chat/completions and /v1/completions."""
 
 import asyncio
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
@@ -29,6 +30,7 @@ MAX_ID_CHARS = 128
 ID_HEADER = "x-request-id"
 DROPPED_HEADER = "x-mmengine-ignored-fields"
 _MAX_DROPPED_CHARS = 1000
+_GRAMMAR = re.compile(r"^grammar\.(?:lark|gbnf)")
 
 
 class Reader(Protocol):
@@ -169,12 +171,12 @@ class AnswerRoutes:
 
 
 def _in_their_words(error: ApiError, asked: Asked) -> ApiError:
-    """The engine knows structured_outputs as grammar, and a Lark grammar as lark."""
+    """The engine knows structured_outputs as grammar, and a grammar by its language."""
     message, param, form = error.body.message, error.body.param, asked.form
     if error.status != 400 or not form:
         return error
     if form.grammar is not None and message.startswith("grammar"):
-        message = message.replace("grammar.lark", "structured_outputs.grammar", 1)
+        message = _GRAMMAR.sub("structured_outputs.grammar", message)
         if message.startswith("grammar"):
             message = f"structured_outputs{message.removeprefix('grammar')}"
         param = message.split(" ")[0].rstrip(":")

@@ -12,6 +12,7 @@ from mmengine.errors import InvalidRequest
 from mmengine.request import MAX_LOGPROBS, MAX_SEED, SamplingParams
 from mmengine.serve.options import make_sampling
 from mmengine.serve.prompts import Prompt
+from mmengine.serve.vllm_forms import as_form
 from mmengine.server.errors import ApiError, api_error
 from mmengine.server.fields import Fields
 
@@ -23,7 +24,6 @@ _SAME = (
     *("temperature", "top_p", "presence_penalty", "frequency_penalty", "n"),
     *("min_p", "repetition_penalty", "stop_token_ids", "min_tokens", "ignore_eos"),
 )
-_FORMS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
 
 class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -175,18 +175,11 @@ def form_of(body: Body) -> Form:
         return FREE if form is None else Form(form, None, place)
     if form is not None:
         raise ApiError(400, "give response_format or structured_outputs, not both", "structured_outputs")
-    for name in asked:
-        if name not in _FORMS:
-            raise ApiError(
-                400,
-                f"structured_outputs has no {name[:64]!r}; it takes one of {', '.join(_FORMS)}",
-                f"structured_outputs.{name[:64]}",
-                "unknown_parameter",
-            )
-    if len(asked) != 1:
-        raise ApiError(400, f"structured_outputs takes one of {', '.join(_FORMS)}", "structured_outputs")
-    kind, value = next(iter(asked.items()))
-    return _translated(kind, value)
+    try:
+        return Form(*as_form({"structured_outputs": asked}), f"structured_outputs.{next(iter(asked))}")
+    except InvalidRequest as error:
+        place = str(error).split(" ")[0]
+        raise ApiError(400, str(error), place, "invalid_structured_outputs") from None
 
 
 def stops_beside(form: Form, sampling: SamplingParams) -> tuple[SamplingParams, tuple[str, ...]]:
@@ -198,22 +191,6 @@ def stops_beside(form: Form, sampling: SamplingParams) -> tuple[SamplingParams, 
 
 def schema_asked(form: Json | None) -> bool:
     return form is not None and form.get("type") == "json_schema"
-
-
-def _translated(kind: str, value: object) -> Form:
-    where = f"structured_outputs.{kind}"
-    if kind == "json_object":
-        if value is not True:
-            raise ApiError(400, f"{where} must be true", where)
-        return Form({"type": "json_object"}, None, where)
-    if kind in ("json", "structural_tag") and isinstance(value, str):
-        try:
-            value = msgspec.json.decode(value)
-        except (msgspec.MsgspecError, UnicodeError, RecursionError):
-            raise ApiError(400, f"{where} is a text that is no JSON", where) from None
-    if kind == "json":
-        return Form({"type": "json_schema", "json_schema": {"schema": value}}, None, where)
-    return Form(None, {"lark" if kind == "grammar" else kind: value}, where)
 
 
 def without_nulls(given: Mapping[str, object]) -> Json:

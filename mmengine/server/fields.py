@@ -47,7 +47,9 @@ _BOTH = (
         "response_format", "taken", "text, json_object, json_schema, structural_tag; bounds, on_truncation"
     ),
     Field(
-        "structured_outputs", "translated", "json, regex, choice, grammar (Lark), json_object, structural_tag"
+        "structured_outputs",
+        "translated",
+        "json, regex, choice, grammar (Lark, GBNF), json_object, structural_tag",
     ),
     Field("priority", "taken", "smaller is more important"),
     Field("request_id", "taken", "the answer's id is made of it; also as the header X-Request-Id"),
@@ -79,14 +81,14 @@ _BOTH = (
     Field("guided_json", "refused", "use structured_outputs.json"),
     Field("guided_regex", "refused", "use structured_outputs.regex"),
     Field("guided_choice", "refused", "use structured_outputs.choice"),
-    Field("guided_grammar", "refused", "use structured_outputs.grammar, which is Lark here"),
+    Field("guided_grammar", "refused", "use structured_outputs.grammar"),
     Field("guided_decoding_backend", "refused", "the server's grammar_backend decides"),
     Field("guided_whitespace_pattern", "refused", "use response_format.bounds"),
     Field("json_schema", "refused", _FORM),
     Field("schema", "refused", _FORM),
     Field("regex", "refused", "use structured_outputs.regex"),
-    Field("ebnf", "refused", "use structured_outputs.grammar, which is Lark here"),
-    Field("grammar", "refused", "use structured_outputs.grammar, which is Lark here"),
+    Field("ebnf", "refused", "use structured_outputs.grammar"),
+    Field("grammar", "refused", "use structured_outputs.grammar"),
     Field("max_new_tokens", "refused", "use max_completion_tokens, or max_tokens for /v1/completions"),
     Field("n_predict", "refused", "use max_completion_tokens, or max_tokens for /v1/completions"),
     Field("stop_sequences", "refused", "use stop"),

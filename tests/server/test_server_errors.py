@@ -63,10 +63,11 @@ REFUSED = (
     (
         {"structured_outputs": {"jsn": 1}},
         400,
-        "structured_outputs has no 'jsn'; it takes one of json, regex, choice, grammar, json_object, "
-        "structural_tag",
+        "structured_outputs.jsn is unknown; known are json, regex, choice, grammar, json_object, "
+        "structural_tag, backend, whitespace_pattern, disable_any_whitespace, "
+        "disable_additional_properties, backend, disable_fallback",
         "structured_outputs.jsn",
-        "unknown_parameter",
+        "invalid_structured_outputs",
     ),
     (
         {"structured_outputs": {"choice": []}},
@@ -79,7 +80,7 @@ REFUSED = (
         {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "zzz"}}}},
         400,
         "schema refused: type at #/type: it must be one of null, boolean, number, string, array, object, "
-        'or a list of them, not "zzz"',
+        'integer, or a list of them, not "zzz"',
         "response_format.json_schema.schema",
         None,
     ),
