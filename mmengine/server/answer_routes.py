@@ -3,6 +3,7 @@
 import asyncio
 import re
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Protocol
 
@@ -61,6 +62,8 @@ class AnswerRoutes:
         self._completion_reader = CompletionReader(
             defaults, settings.max_prompts, settings.max_pixels, ignores
         )
+        # One thread: several would wait for one another, and the event loop for all of them.
+        self._parser = ThreadPoolExecutor(1, "mmengine-parse")
         self.bodies = Bodies(settings.max_body_bytes, settings.max_bodies_bytes, settings.body_timeout_s)
 
     async def chat(self, request: Request) -> ASGIApp:
@@ -91,13 +94,14 @@ class AnswerRoutes:
         self._check_ready()
         with self.bodies.holding() as held:
             data = await self.bodies.read(request.scope, request.receive, held)
-            self._metrics.body_bytes.inc(len(data))
+            self._metrics.body_bytes.inc(held.num_bytes)
             given = request.headers.get(ID_HEADER, "") or self._new_id()
-            if len(data) > LARGE_BODY:
-                asked = await asyncio.to_thread(reader.read, data, given)
+            if held.num_bytes > LARGE_BODY:
+                loop = asyncio.get_running_loop()
+                asked = await loop.run_in_executor(self._parser, _read, reader, data, given)
             else:
-                asked = reader.read(data, given)
-            del data
+                asked = _read(reader, data, given)
+            data.clear()
             asked = self._named(asked)
             request.scope["mmengine.request_id"] = asked.request_id
             answering = Answering(self._engine, asked, make_frames(asked), self._processor.tokenizer)
@@ -168,6 +172,10 @@ class AnswerRoutes:
         self._metrics.ends.labels(how).inc()
         if how == "whole":
             self._metrics.answered()
+
+
+def _read(reader: Reader, data: list[bytes], request_id: str) -> Asked:
+    return reader.read(b"".join(data), request_id)
 
 
 def _in_their_words(error: ApiError, asked: Asked) -> ApiError:

@@ -45,8 +45,8 @@ class Bodies:
         held.num_bytes += count
         self.num_bytes += count
 
-    async def read(self, scope: Scope, receive: Receive, held: "Held") -> bytes:
-        """Raises ApiError, ClientLeft."""
+    async def read(self, scope: Scope, receive: Receive, held: "Held") -> list[bytes]:
+        """A body's pieces, `held.num_bytes` together. Raises ApiError, ClientLeft."""
         headers = dict(scope["headers"])
         length = headers.get(b"content-length", b"")
         if length.isdigit() and int(length) > self._max_body:
@@ -63,7 +63,7 @@ class Bodies:
                 headers={"connection": "close"},
             ) from None
 
-    async def _chunks(self, receive: Receive, held: "Held") -> bytes:
+    async def _chunks(self, receive: Receive, held: "Held") -> list[bytes]:
         chunks: list[bytes] = []
         while True:
             message = await receive()
@@ -73,7 +73,7 @@ class Bodies:
             self.add(held, len(chunk))
             chunks.append(chunk)
             if not message.get("more_body", False):
-                return b"".join(chunks)
+                return chunks
 
 
 class Held:

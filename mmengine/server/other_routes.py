@@ -86,7 +86,7 @@ class OtherRoutes:
         with self._bodies.holding() as held:
             data = await self._bodies.read(request.scope, request.receive, held)
             async with self._room:
-                return await asyncio.to_thread(self._tokenized, data)
+                return await asyncio.to_thread(self._tokenized, b"".join(data))
 
     def _tokenized(self, data: bytes) -> Response:
         body = _read(data, _Tokenize)
@@ -124,7 +124,7 @@ class OtherRoutes:
     async def detokenize(self, request: Request) -> ASGIApp:
         with self._bodies.holding() as held:
             data = await self._bodies.read(request.scope, request.receive, held)
-            return await asyncio.to_thread(self._detokenized, data)
+            return await asyncio.to_thread(self._detokenized, b"".join(data))
 
     def _detokenized(self, data: bytes) -> Response:
         body, tokenizer = _read(data, _Detokenize), self._processor.tokenizer
