@@ -68,6 +68,7 @@ class App:
                     ("/health/live", others.live),
                     ("/metrics", others.metrics),
                     ("/version", others.version),
+                    ("/openapi.json", others.openapi),
                 )
             ),
         ]

@@ -16,6 +16,7 @@ from mmengine.server.asked import Json, now
 from mmengine.server.bodies import Bodies
 from mmengine.server.errors import ApiError, api_error, undecodable
 from mmengine.server.http_metrics import HttpMetrics
+from mmengine.server.openapi import document
 from mmengine.server.token_texts import TokenTexts
 from mmengine.version import __version__
 
@@ -146,6 +147,9 @@ class OtherRoutes:
     async def metrics(self, request: Request) -> ASGIApp:
         text = await asyncio.to_thread(lambda: self._engine.metrics_text() + self._metrics.text())
         return Response(text, media_type="text/plain; version=0.0.4")
+
+    async def openapi(self, request: Request) -> ASGIApp:
+        return Response(document(), media_type="application/json")
 
     async def version(self, request: Request) -> ASGIApp:
         return _json({"version": __version__})

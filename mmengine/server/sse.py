@@ -49,7 +49,9 @@ async def unless_gone(receive: Receive, work: Coroutine[None, None, _T]) -> _T:
 class EventStream:
     """An answer as an ASGI application. All frames that have come go in one write. A reader that takes longer
     than `slow_reader_s` for a write, or lets `max_backlog` news wait, is cut. `shutting_down`: the sentence
-    for those whose stream the server's end cuts."""
+    for those whose stream the server's end cuts.
+
+    One timer looks at a stream now and then: a timeout for each wait would cost more than its frames do."""
 
     def __init__(
         self,
@@ -66,12 +68,17 @@ class EventStream:
         self._source, self._first, self._headers = source, first, headers
         self._ping_s, self._slow_reader_s, self._max_backlog = ping_s, slow_reader_s, max_backlog
         self._ended, self._shutting_down = ended, shutting_down
+        self._since = 0.0  # when the wait began that it is in: for news, or in `_writes` for its reader
+        self._writes = False
+        self._woken = False  # by the timer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         task = asyncio.current_task()
         assert task is not None
         leaving = asyncio.ensure_future(gone(receive))
         leaving.add_done_callback(lambda done: None if done.cancelled() else task.cancel())
+        self._loop, self._task = asyncio.get_running_loop(), task
+        self._watch()
         how = "whole"
         try:
             await self._start(send)
@@ -89,9 +96,25 @@ class EventStream:
             else:
                 raise
         finally:
+            self._timer.cancel()
             leaving.cancel()
             self._source.close()
             self._ended(how)
+
+    def _watch(self) -> None:
+        """Wakes the task where its wait takes too long. It is suspended in that wait whenever this runs."""
+        limit = self._slow_reader_s if self._writes else self._ping_s
+        if self._since and self._loop.time() - self._since >= limit:
+            self._woken = True
+            self._task.cancel()
+        self._timer = self._loop.call_later(min(self._ping_s, self._slow_reader_s) / 4, self._watch)
+
+    def _was_woken(self) -> bool:
+        """Whether a cancellation is the timer's; it is taken back then."""
+        woken, self._woken = self._woken, False
+        if woken:
+            self._task.uncancel()
+        return woken
 
     async def _start(self, send: Send) -> None:
         headers = {
@@ -107,14 +130,13 @@ class EventStream:
         """How it ended."""
         data, how = self._first, ""
         while not how:
-            try:
-                if not data:
+            if not data:
+                try:
                     data = await self._next()
-                if not data:
-                    how = "whole"
-            except Exception as error:
-                data, how = error_frame(api_error(error)) + DONE, "error"
-            if not await self._in_time(send(_body(data, more=not how))):
+                    how = "" if data else "whole"
+                except Exception as error:
+                    data, how = error_frame(api_error(error)) + DONE, "error"
+            if not await self._is_read(send(_body(data, more=not how))):
                 return "slow reader"
             if self._source.backlog > self._max_backlog:
                 return "slow reader"
@@ -122,18 +144,22 @@ class EventStream:
         return how
 
     async def _next(self) -> bytes:
+        self._since, self._writes = self._loop.time(), False
         try:
-            async with asyncio.timeout(self._ping_s):
-                return await self._source.next()
-        except TimeoutError:
-            return PING
+            return await self._source.next()
+        except asyncio.CancelledError:
+            if self._was_woken():
+                return PING
+            raise
 
-    async def _in_time(self, write: Awaitable[None]) -> bool:
+    async def _is_read(self, write: Awaitable[None]) -> bool:
+        self._since, self._writes = self._loop.time(), True
         try:
-            async with asyncio.timeout(self._slow_reader_s):
-                await write
-        except TimeoutError:
-            return False
+            await write
+        except asyncio.CancelledError:
+            if self._was_woken():
+                return False
+            raise
         return True
 
 

@@ -56,6 +56,7 @@ _CHANGED = {
         "media",
         "grammar",
         "grammar_slot",
+        "envelope",
         "fingerprints",
         "config",
         "digest",

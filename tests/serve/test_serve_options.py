@@ -30,7 +30,9 @@ def test_every_option_of_a_request_has_its_default_in_options():
     fields = set(opts.Options.__dataclass_fields__)
     lengths = {"max_length", "min_length"}  # of transformers' pipeline alone
     assert fields - {"sampling", "grammar", "reasoning", "notes"} - lengths == opts.SUBMIT - opts.FORM
-    assert {"request_id"} == opts.SUBMIT - opts.LINE and {"deadline_s"} == opts.LINE - opts.GENERATE
+    assert {"request_id", "envelope"} == opts.SUBMIT - opts.LINE and {
+        "deadline_s"
+    } == opts.LINE - opts.GENERATE
     assert opts.make_options(None, {}) == opts.Options()
     given = {"request_id": "a", "priority": 3, "cache_salt": "b", "deadline_s": 2.0, "top_k": 5}
     expected = opts.Options(SamplingParams(top_k=5), "a", 3, "b", 2.0)

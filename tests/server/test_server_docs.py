@@ -31,3 +31,30 @@ def test_settings_have_flags_and_flags_have_settings():
     without = {"max_prompts", "keep_alive_s", "max_connections", "served_model_names"}
     flags = {field.name for field in fields(Limits)} | {field.name for field in fields(Http)}
     assert set(ServerSettings.__struct_fields__) - flags == without
+
+
+def test_the_openapi_document_is_one_and_names_what_is_taken():
+    import json
+
+    import jsonschema
+
+    from mmengine.server.app import App
+    from mmengine.server.openapi import document
+    from tests.server.running import served
+
+    with served() as one:
+        found = one.call("/openapi.json")[2]
+        routes = {path.replace("{name:path}", "{name}") for path in one.app._known}
+        assert isinstance(one.app, App)
+        asked = {"messages": [{"role": "user", "content": "hi"}], "stop": None, "user": "me", "n": 2}
+        assert one.call("/v1/chat/completions", asked)[0] == 200
+    assert found == json.loads(document())
+    assert found["paths"].keys() == routes - {"/openapi.json"}
+    schemas = found["components"]["schemas"]
+    body = {"$ref": "#/components/schemas/ChatBody", "components": found["components"]}
+    jsonschema.Draft202012Validator.check_schema(body)
+    jsonschema.Draft202012Validator(body).validate(asked)
+    for wrong in ({**asked, "guided_json": {}}, {**asked, "n": "a"}, {"stop": "a"}):
+        assert not jsonschema.Draft202012Validator(body).is_valid(wrong)
+    taken = {field.name for field in CHAT if field.how != "refused"}
+    assert schemas["ChatBody"]["properties"].keys() == taken
