@@ -73,6 +73,10 @@ class Processor(Protocol):
     def tokenizer(self) -> Tokenizer: ...
 
     @property
+    def max_image_pixels(self) -> int:
+        """What an image is resized to at most, where nobody asks for another size."""
+
+    @property
     def media_cache(self) -> MediaCache[Any] | None:
         """Of prepared media by content; None: it has none."""
 

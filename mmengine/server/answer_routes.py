@@ -16,7 +16,7 @@ from mmengine.serve.prompts import request_ids
 from mmengine.server.answering import Answering
 from mmengine.server.asked import Asked, Defaults
 from mmengine.server.bodies import Bodies
-from mmengine.server.chat_request import ChatReader
+from mmengine.server.chat_request import ChatReader, Pixels
 from mmengine.server.completion_frames import CompletionFrames
 from mmengine.server.completion_request import CompletionReader
 from mmengine.server.errors import ApiError, ClientLeft, api_error, not_ready
@@ -56,8 +56,9 @@ class AnswerRoutes:
         self._new_id = request_ids()
         defaults = Defaults(self._processor.generation_defaults, settings.generation_config)
         ignores = settings.unknown_fields == "ignore"
+        pixels = Pixels.of(settings.max_pixels, self._processor.max_image_pixels)
         self._chat_reader = ChatReader(
-            defaults, engine.config.max_model_len, settings.chat_template, settings.max_pixels, ignores
+            defaults, engine.config.max_model_len, settings.chat_template, pixels, ignores
         )
         self._completion_reader = CompletionReader(
             defaults, settings.max_prompts, settings.max_pixels, ignores

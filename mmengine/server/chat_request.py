@@ -1,7 +1,7 @@
 """The body of /v1/chat/completions becomes what the engine is asked."""
 
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -27,7 +27,8 @@ from mmengine.server.asked import (
 from mmengine.server.errors import ApiError, undecodable
 from mmengine.server.fields import CHAT, Fields
 
-LOW_DETAIL_PIXELS = 512 * 512  # what OpenAI's detail "low" looks at
+LOW_DETAIL_PIXELS = 512 * 512  # what OpenAI's detail "low" looks at, at most
+LOW_SHARE = 4  # and of the pixels that the model looks at by itself this part
 _MAX_MESSAGES = 4096
 _TAKEN_PARTS = ("text", "image_url", "image", "video_url", "video")
 _MEDIA = (("image_url", "image"), ("video_url", "video"))
@@ -49,6 +50,18 @@ class ChatBody(Body, frozen=True, kw_only=True):
 _decode = msgspec.json.Decoder(ChatBody).decode
 
 
+class Pixels(NamedTuple):
+    """Of an image: the most that may be asked for, and what detail "low" is."""
+
+    most: int
+    low: int
+
+    @classmethod
+    def of(cls, most: int, default: int) -> "Pixels":
+        """`default`: what the model looks at by itself."""
+        return cls(most, min(LOW_DETAIL_PIXELS, default // LOW_SHARE))
+
+
 class ChatReader:
     """`max_model_len`: tokens of a prompt and its answer."""
 
@@ -57,10 +70,10 @@ class ChatReader:
         defaults: Defaults,
         max_model_len: int,
         chat_template: str,
-        max_pixels: int,
+        pixels: Pixels,
         ignore_unknown: bool,
     ):
-        self._defaults, self._max_model_len, self._max_pixels = defaults, max_model_len, max_pixels
+        self._defaults, self._max_model_len, self._pixels = defaults, max_model_len, pixels
         self._template: Json = {"chat_template": chat_template} if chat_template else {}
         self._ignore_unknown = ignore_unknown
 
@@ -124,15 +137,15 @@ class ChatReader:
                 raise ApiError(400, f"{place} is not taken", place, "unsupported_parameter")
         add = body.add_generation_prompt
         return Prompt(
-            messages=[_message(i, message, self._max_pixels) for i, message in enumerate(body.messages)],
+            messages=[_message(i, message, self._pixels) for i, message in enumerate(body.messages)],
             continue_final_message=bool(body.continue_final_message),
             add_generation_prompt=True if add is None else add,
-            media_options=item_options(body.mm_processor_kwargs, self._max_pixels),
+            media_options=item_options(body.mm_processor_kwargs, self._pixels.most),
             template_options={**variables, **self._template} or None,
         )
 
 
-def _message(index: int, message: Json, max_pixels: int) -> Json:
+def _message(index: int, message: Json, pixels: Pixels) -> Json:
     """A message as processors read it. What else is wrong with it, they say."""
     read = without_nulls(message)
     if read.get("role") == "developer":  # OpenAI's newer name, which templates do not know
@@ -140,11 +153,11 @@ def _message(index: int, message: Json, max_pixels: int) -> Json:
     content = read.get("content")
     if isinstance(content, list):
         where = f"messages[{index}].content"
-        read["content"] = [_part(f"{where}[{n}]", part, max_pixels) for n, part in enumerate(content)]
+        read["content"] = [_part(f"{where}[{n}]", part, pixels) for n, part in enumerate(content)]
     return read
 
 
-def _part(where: str, part: object, max_pixels: int) -> object:
+def _part(where: str, part: object, pixels: Pixels) -> object:
     if not isinstance(part, dict):
         return part
     kind = part.get("type")
@@ -157,26 +170,26 @@ def _part(where: str, part: object, max_pixels: int) -> object:
         )
     for names in _MEDIA:
         if kind in names or (kind is None and any(name in part for name in names)):
-            return _media(where, without_nulls(part), names, max_pixels)
+            return _media(where, without_nulls(part), names, pixels)
     return part
 
 
-def _media(where: str, part: Json, names: tuple[str, str], max_pixels: int) -> Json:
+def _media(where: str, part: Json, names: tuple[str, str], pixels: Pixels) -> Json:
     options: Json = {}
     for name in (*names, "url"):
         given = part.get(name)
         if isinstance(given, Mapping):
-            options = _detail(where, name, without_nulls(given))
+            options = _detail(where, name, without_nulls(given), pixels)
             given = options.pop("url", None)
             part = {**part, name: {"url": given}}
         if isinstance(given, str):
             _check_url(f"{where}.{name}", given)
     if "path" in part:
         raise ApiError(400, f"{where}.path is not taken; send the file as a data: URL", f"{where}.path")
-    return {**clamped(options, max_pixels), **clamped(part, max_pixels)}
+    return {**clamped(options, pixels.most), **clamped(part, pixels.most)}
 
 
-def _detail(where: str, name: str, given: Json) -> Json:
+def _detail(where: str, name: str, given: Json, pixels: Pixels) -> Json:
     detail = given.pop("detail", "auto")
     if detail not in ("auto", "low", "high", "original"):
         place = f"{where}.{name}.detail"
@@ -185,7 +198,7 @@ def _detail(where: str, name: str, given: Json) -> Json:
         if key not in ("url", "min_pixels", "max_pixels"):
             place = f"{where}.{name}.{key[:64]}"
             raise ApiError(400, f"{place} is not known", place, "unknown_parameter")
-    return {**({"max_pixels": LOW_DETAIL_PIXELS} if detail == "low" else {}), **given}
+    return {**({"max_pixels": pixels.low} if detail == "low" else {}), **given}
 
 
 def _check_url(where: str, url: str) -> None:

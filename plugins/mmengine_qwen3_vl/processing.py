@@ -71,6 +71,7 @@ class Qwen3VLProcessor:
         self.settings = settings
         self.max_positions = self.max_prompt_tokens = config.text.max_positions
         self._template = template
+        self._last_given: ChatTemplate | None = None
         self._pads = {config.image_token_id: "image", config.video_token_id: "video"}
         self._start_id, self._end_id = (
             _special(tokenizer, f"<|vision_{side}|>") for side in ("start", "end")
@@ -123,6 +124,10 @@ class Qwen3VLProcessor:
         return Prepared(ids, media, template.readable(rendered))
 
     @property
+    def max_image_pixels(self) -> int:
+        return self.settings.image.max_pixels
+
+    @property
     def template_variables(self) -> frozenset[str]:
         return self._template.variables
 
@@ -134,7 +139,10 @@ class Qwen3VLProcessor:
             return self._template, read_variables(variables)
         if not isinstance(source, str):
             raise InvalidRequest(f"chat_template must be a Jinja template, not a {type(source).__name__}")
-        return self._template.with_source(source), read_variables(variables)
+        last = self._last_given
+        if last is None or last.source != source:  # a server gives the same one each time
+            last = self._last_given = self._template.with_source(source)
+        return last, read_variables(variables)
 
     def prepare_text(
         self,

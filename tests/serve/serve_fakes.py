@@ -42,6 +42,7 @@ class EchoProcessor:
     tokenizer = ByteTokenizer()
     eos_token_ids = (EOS,)
     generation_defaults = {}
+    max_image_pixels = 2**16
     fingerprint = "00"
     template_variables = frozenset({"messages", "tools"})
 

@@ -1,0 +1,129 @@
+"""What becomes of a body, up to the prompt: with the embedded model's own processor, and no engine."""
+
+import base64
+import io
+import json
+
+import pytest
+
+from mmengine.models.loader import resolve_folder
+from mmengine.models.registry import plugin_for
+from mmengine.server.asked import Defaults
+from mmengine.server.chat_request import ChatReader, Pixels
+from mmengine.server.completion_request import CompletionReader
+from mmengine.server.errors import ApiError
+from mmengine_shapes.scenes import random_scene
+
+DEFAULTS = Defaults({}, "none")
+
+
+@pytest.fixture(scope="module")
+def processor():
+    found = plugin_for(resolve_folder(None)).load_processor(resolve_folder(None))
+    found.max_prompt_tokens = 4000
+    return found
+
+
+@pytest.fixture(scope="module")
+def picture():
+    import random
+
+    file = io.BytesIO()
+    random_scene(random.Random(1)).draw().resize((1024, 1024)).save(file, "PNG")
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+
+
+def read(template="", max_pixels=10**6, **fields):
+    fields = {"messages": [{"role": "user", "content": "hi"}], **fields}
+    reader = ChatReader(DEFAULTS, 4096, template, Pixels.of(max_pixels, 2**16), False)
+    return reader.read(json.dumps(fields).encode(), "r")
+
+
+def embeds(processor, part, max_pixels=10**6, **fields):
+    message = {"role": "user", "content": [part, {"type": "text", "text": "?"}]}
+    (prompt,) = read(max_pixels=max_pixels, messages=[message], **fields).prompts
+    return prompt.prepare(processor).media[0].item.num_embeds
+
+
+def test_pixels_are_those_that_were_asked_for_and_clamped(processor, picture):
+    def part(where, **more):
+        return {"type": "image_url", "image_url": {"url": picture, **where}, **more}
+
+    large = embeds(processor, part({}))
+    low = embeds(processor, part({"detail": "low"}))
+    assert (
+        low
+        < large
+        == embeds(processor, part({"detail": "high"}))
+        == embeds(processor, part({"detail": "auto"}))
+    )
+    few = embeds(processor, part({}, max_pixels=9216))
+    assert few < low and few == embeds(processor, part({"max_pixels": 9216}))
+    assert few == embeds(processor, part({}), mm_processor_kwargs={"max_pixels": 9216})
+    assert few == embeds(processor, part({}, min_pixels=1, max_pixels=2**40), max_pixels=9216)
+
+
+def test_no_path_is_read(processor, tmp_path):
+    file = tmp_path / "a.png"
+    random_scene(__import__("random").Random(1)).draw().save(file)
+    for part in (
+        {"type": "image_url", "image_url": {"url": str(file)}},
+        {"type": "image", "image": str(file)},
+        {"type": "image", "image": str(file.relative_to("/"))},
+        {"type": "video", "video": [str(file)] * 4},
+    ):
+        (prompt,) = read(messages=[{"role": "user", "content": [part]}]).prompts
+        with pytest.raises(Exception, match="not allowed here"):
+            prompt.prepare(processor)
+    with pytest.raises(ApiError, match="mm_processor_kwargs.local_files is not taken"):
+        read(mm_processor_kwargs={"local_files": True})
+
+
+def test_templates_are_the_servers(processor):
+    template = "{% for m in messages %}[{{ m.content }}{{ mood }}]{% endfor %}"
+    (prompt,) = read(template, chat_template_kwargs={"mood": "!"}).prompts
+    assert prompt.prepare(processor).text == "[hi!]"
+    compiled = processor._last_given
+    prompt.prepare(processor)
+    assert processor._last_given is compiled
+    with pytest.raises(ApiError) as found:
+        read(chat_template_kwargs={"chat_template": "{{ 1 }}"})
+    assert found.value.body.param == "chat_template_kwargs.chat_template"
+
+
+def test_a_developer_is_a_system_and_messages_go_on(processor):
+    said = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "hi", "name": None}]
+    (prompt,) = read(messages=said).prompts
+    assert prompt.messages[0]["role"] == "system" and "name" not in prompt.messages[1]
+    said.append({"role": "assistant", "content": "The"})
+    (prompt,) = read(messages=said, continue_final_message=True).prompts
+    assert prompt.prepare(processor).text.endswith("The")
+    with pytest.raises(ApiError, match="exclude each other"):
+        read(continue_final_message=True, add_generation_prompt=True)
+
+
+def test_sampling_is_the_checkpoints_or_openais():
+    made = {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.8, "max_new_tokens": 9}
+    assert Defaults(made, "auto").values == {"temperature": 0.7, "top_k": 20, "top_p": 0.8}
+    assert Defaults({**made, "do_sample": False}, "auto").values == {"temperature": 0.0}
+    assert Defaults(made, "none").values == {"temperature": 1.0}
+    asked = read()
+    assert asked.sampling.temperature == 1.0 and asked.sampling.max_tokens == 4096
+    asked = read(max_tokens=5, max_completion_tokens=7, seed=-1, top_k=-1, stop="", logit_bias={"3": 1})
+    assert asked.sampling.max_tokens == 7 and asked.sampling.seed == 2**63 - 1
+    assert asked.sampling.top_k == 0 and asked.sampling.stop == () and asked.sampling.logit_bias == {3: 1.0}
+
+
+def test_completions_have_many_shapes():
+    reader = CompletionReader(DEFAULTS, 4, 10**6, False)
+
+    def prompts(given):
+        found = reader.read(json.dumps({"prompt": given}).encode(), "r").prompts
+        return [prompt.token_ids if prompt.text is None else prompt.text for prompt in found]
+
+    assert prompts("a") == ["a"] and prompts(["a", "b"]) == ["a", "b"]
+    assert prompts([1, 2]) == [[1, 2]] and prompts([[1], [2]]) == [[1], [2]]
+    for wrong in ([1, "a"], [], ["a"] * 5, {"a": 1}):
+        with pytest.raises(ApiError) as found:
+            prompts(wrong)
+        assert found.value.body.param == "prompt"
