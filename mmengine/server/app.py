@@ -10,6 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from mmengine.errors import in_one_line
 from mmengine.serve.async_engine import AsyncEngine
 from mmengine.serve.operators import operator_log
 from mmengine.server.answer_routes import ID_HEADER, AnswerRoutes
@@ -105,7 +106,7 @@ class App:
         except ApiError as error:
             await _refuse(error, scope, receive, noted)
         except Exception as error:
-            operator_log.error("request failed", path=scope["path"][:200], reason=repr(error)[:500])
+            operator_log.error("request failed", path=scope["path"][:200], reason=in_one_line(error))
             if status == LEFT_STATUS:
                 await _refuse(api_error(error), scope, receive, noted)
         finally:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 import msgspec
 
 from mmengine.errors import (
+    ExecutorFailed,
     InvalidMedia,
     InvalidRequest,
     MMEngineError,
@@ -22,10 +23,13 @@ _TYPES = {
     404: "not_found_error",
     405: "invalid_request_error",
     408: "invalid_request_error",
+    409: "invalid_request_error",
     413: "invalid_request_error",
     429: "rate_limit_error",
     431: "invalid_request_error",
 }
+_STOPPED = "the engine failed, and its log says why; try again later"
+_ID_RUNS = re.compile(r"a request with the id .* is running|the request id .* is in use")
 _FIRST_NAME = re.compile(r"(?:unknown )?([a-z][a-z_]*(?:[.\[][\w.\[\]-]*)?)")
 _MEDIA_PLACE = re.compile(r"message (\d+)(?:, part (\d+))?")
 _DECODED_PLACE = re.compile(r"(.*) - at `\$(?:\.)?(.*)`", re.DOTALL)
@@ -73,13 +77,20 @@ def api_error(error: BaseException, params: frozenset[str] = frozenset(), retry_
             )
         case InvalidMedia():
             return ApiError(400, str(error), media_param(str(error)), "invalid_media")
+        case InvalidRequest() if _ID_RUNS.match(str(error)):
+            headers = {"x-should-retry": "false"}
+            return ApiError(409, str(error), "request_id", "request_id_in_use", headers)
         case InvalidRequest():
             return ApiError(400, str(error), param_of(str(error), params))
         case RequestFailed():
             return ApiError(500, str(error), code="request_failed")
+        case ExecutorFailed():  # what a library said may hold addresses, and whatever else
+            return ApiError(503, _STOPPED, code="engine_failed", headers={"retry-after": "5"})
         case MMEngineError():
             return ApiError(503, str(error), code="engine_failed", headers={"retry-after": "5"})
-    return ApiError(500, f"the server failed: {in_one_line(error)}", code="internal_error")
+    return ApiError(
+        500, f"the server failed ({type(error).__name__}); its log says more", code="internal_error"
+    )
 
 
 def late() -> ApiError:

@@ -7,6 +7,7 @@ from tests.cli.cli_process import HEAVY, loaded, run_cli, run_clis
 HELP = (
     (["--help"], ("run", "log", "env", "demo")),
     (["run", "--help"], ("--image", "--batch", "--top-p", "Examples")),
+    (["serve", "--help"], ("--api-key-file", "--drain-s", "--model", "Examples", "MMENGINE_PORT")),
     (["log", "--help"], ("verify", "show")),
     (["log", "verify", "--help"], ("divergence",)),
     (["log", "show", "-h"], ("--steps",)),

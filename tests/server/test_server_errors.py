@@ -2,10 +2,12 @@
 
 import json
 import socket
+import threading
+import time
 
 import pytest
 
-from tests.server.running import served
+from tests.server.running import SlowEcho, served
 
 
 @pytest.fixture(scope="module")
@@ -196,13 +198,33 @@ def test_a_deadline_that_passes_is_504_and_not_to_be_tried_again(server):
     assert body["error"]["code"] == "deadline_exceeded"
 
 
-def test_an_id_that_runs_is_refused_and_a_bug_is_500(server, monkeypatch):
+def test_an_id_that_runs_is_refused():
+    with served(executor_class=SlowEcho) as one:
+        streams = threading.Thread(target=one.events, args=("a" * 300,), kwargs={"request_id": "mine"})
+        streams.start()
+        while not one.engine._running:
+            time.sleep(0.005)
+        status, headers, body = one.chat(request_id="mine")
+        streams.join()
+        assert one.chat(request_id="mine")[0] == 200
+    assert (status, headers["x-should-retry"]) == (409, "false")
+    assert (body["error"]["param"], body["error"]["code"]) == ("request_id", "request_id_in_use")
+
+
+def test_all_bodies_together_have_a_limit():
+    with served(max_bodies_bytes=2048) as one:
+        status, headers, body = one.chat("a" * 3000)
+        assert status == 429 and headers["retry-after"] == "1" and body["error"]["code"] == "bodies_full"
+        assert one.chat("a")[0] == 200 and one.app.bodies.num_bytes == 0
+
+
+def test_a_bug_is_500_and_shows_nothing(server, monkeypatch):
     def broken(*args, **options):
         raise ValueError("a bug")
 
     monkeypatch.setattr(server.engine, "stream", broken)
     status, _, body = server.chat()
-    text = "the server failed: ValueError: a bug"
+    text = "the server failed (ValueError); its log says more"
     assert (status, body) == (500, error("server_error", text, None, "internal_error"))
 
 
