@@ -153,6 +153,16 @@ def unbegun(request_id: str, num_choices: int, detail: str) -> Completion:
     return Completion(request_id, np.zeros(0, np.int32), choices)
 
 
+def ended(completion: Completion) -> list[RequestOutput]:
+    """The last news of its choices, without tokens."""
+    news = [
+        RequestOutput(completion.request_id, choice.index, "", [], choice.finish_reason, detail=choice.detail)
+        for choice in completion.choices
+    ]
+    news[-1] = msgspec.structs.replace(news[-1], completion=completion)
+    return news
+
+
 def succeeded(answer: Completion | MMEngineError) -> Completion:
     """The answer, which is whole. Raises the error of an answer that is not."""
     if isinstance(answer, MMEngineError):

@@ -20,15 +20,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
-import msgspec
-
 from mmengine.core.outputs import Stats
 from mmengine.core.resume import Resume
 from mmengine.errors import ExecutorFailed, InvalidRequest, MMEngineError, QueueFull, RequestFailed
 from mmengine.models.plugin import Prepared, Processor
 from mmengine.processing.attempt import GIVEN_UP, AttemptOver
 from mmengine.request import SamplingParams
-from mmengine.serve.answers import Completion, RequestOutput, engine_failed, succeeded, unbegun
+from mmengine.serve.answers import Completion, RequestOutput, ended, engine_failed, succeeded, unbegun
 from mmengine.serve.engine import Engine
 from mmengine.serve.health import Readiness
 from mmengine.serve.json_stream import values_in
@@ -98,6 +96,11 @@ class AsyncEngine:
     def processor(self) -> Processor:
         """Of the model; any thread may use it."""
         return self._engine.processor
+
+    @property
+    def max_open(self) -> int:
+        """Requests that may be open at once."""
+        return self._limit
 
     # Any thread with a running event loop
 
@@ -288,14 +291,7 @@ class AsyncEngine:
                 continue
             completion = self._engine.requests.take_up(request_id, num_choices, stream=True)
             if completion is not None:
-                last = completion.choices[-1]
-                self._deliver(
-                    [
-                        RequestOutput(
-                            request_id, last.index, "", [], last.finish_reason, completion, detail=last.detail
-                        )
-                    ]
-                )
+                self._deliver(ended(completion)[-1:])
 
     def _take_commands(self) -> None:
         """Run all commands; wait for one when the engine has nothing to do."""
@@ -342,14 +338,7 @@ class AsyncEngine:
         if not request.is_late:
             self._end(channel, request.too_slow())
             return
-        completion = unbegun(channel.options.request_id, channel.options.sampling.n, "deadline")
-        news = [
-            RequestOutput(
-                completion.request_id, choice.index, "", [], choice.finish_reason, detail=choice.detail
-            )
-            for choice in completion.choices
-        ]
-        news[-1] = msgspec.structs.replace(news[-1], completion=completion)
+        news = ended(unbegun(channel.options.request_id, channel.options.sampling.n, "deadline"))
         with suppress(RuntimeError):  # the caller's loop is closed
             channel.loop.call_soon_threadsafe(put_all, [(channel, one) for one in news])
         self._end(channel, None)

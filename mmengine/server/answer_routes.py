@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 from starlette.requests import Request
@@ -15,6 +16,7 @@ from mmengine.serve.async_engine import AsyncEngine
 from mmengine.serve.prompts import request_ids
 from mmengine.server.answering import Answering
 from mmengine.server.asked import Asked, Defaults
+from mmengine.server.auth import ApiKeys
 from mmengine.server.bodies import Bodies
 from mmengine.server.chat_request import ChatReader, Pixels
 from mmengine.server.completion_frames import CompletionFrames
@@ -23,12 +25,14 @@ from mmengine.server.errors import ApiError, ClientLeft, api_error, not_ready
 from mmengine.server.frames import ChatFrames, Frames
 from mmengine.server.http_metrics import HttpMetrics
 from mmengine.server.settings import ServerSettings
+from mmengine.server.shares import Shares
 from mmengine.server.sse import EventStream, unless_gone
 from mmengine.server.token_texts import TokenTexts
 
 LARGE_BODY = 256 * 2**10  # bytes; what is larger is parsed on a thread
 MAX_ID_CHARS = 128
 ID_HEADER = "x-request-id"
+OWNER = "mmengine.owner"  # in a scope: whose call it is
 DROPPED_HEADER = "x-mmengine-ignored-fields"
 _MAX_DROPPED_CHARS = 1000
 _GRAMMAR = re.compile(r"^grammar\.(?:lark|gbnf)")
@@ -48,7 +52,9 @@ class AnswerRoutes:
         names: tuple[str, ...],
         metrics: HttpMetrics,
         draining: Callable[[], ApiError | None],
+        keys: ApiKeys,
     ):
+        self._keys, self.shares = keys, Shares(engine.max_open, settings.key_share)
         self._engine, self._settings, self._names = engine, settings, names
         self._metrics, self._draining = metrics, draining
         self._processor = engine.processor
@@ -93,6 +99,20 @@ class AnswerRoutes:
         self, request: Request, reader: Reader, make_frames: Callable[[Asked], Frames]
     ) -> ASGIApp:
         self._check_ready()
+        owner = request.scope[OWNER]
+        self.shares.take(owner, is_alone=not self._keys.are_several)
+        streams = False
+        try:
+            answer = await self._read_and_answer(request, reader, make_frames)
+            streams = isinstance(answer, EventStream)
+            return answer
+        finally:
+            if not streams:  # a stream gives it back when it ends
+                self.shares.give(owner)
+
+    async def _read_and_answer(
+        self, request: Request, reader: Reader, make_frames: Callable[[Asked], Frames]
+    ) -> ASGIApp:
         with self.bodies.holding() as held:
             data = await self.bodies.read(request.scope, request.receive, held)
             self._metrics.body_bytes.inc(held.num_bytes)
@@ -111,7 +131,7 @@ class AnswerRoutes:
                 await unless_gone(request.receive, answering.open(self._settings.ping_s))
                 held.release()
                 if asked.stream:
-                    return self._event_stream(answering, asked)
+                    return self._event_stream(answering, asked, request.scope[OWNER])
                 body = await unless_gone(request.receive, answering.whole())
             except BaseException as error:
                 answering.close()
@@ -154,7 +174,7 @@ class AnswerRoutes:
         found = api_error(error, asked.params, self._metrics.retry_after_s)
         return _in_their_words(found, asked)
 
-    def _event_stream(self, answering: Answering, asked: Asked) -> ASGIApp:
+    def _event_stream(self, answering: Answering, asked: Asked, owner: str) -> EventStream:
         self._metrics.streams.inc()
         settings = self._settings
         return EventStream(
@@ -164,11 +184,12 @@ class AnswerRoutes:
             ping_s=settings.ping_s,
             slow_reader_s=settings.slow_reader_s,
             max_backlog=settings.max_backlog,
-            ended=self._stream_ended,
+            ended=partial(self._stream_ended, owner),
             shutting_down=self._draining,
         )
 
-    def _stream_ended(self, how: str) -> None:
+    def _stream_ended(self, owner: str, how: str) -> None:
+        self.shares.give(owner)
         self._metrics.streams.dec()
         self._metrics.ends.labels(how).inc()
         if how == "whole":

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from mmengine.errors import in_one_line
 from mmengine.serve.async_engine import AsyncEngine
 from mmengine.serve.operators import operator_log
-from mmengine.server.answer_routes import ID_HEADER, AnswerRoutes
+from mmengine.server.answer_routes import ID_HEADER, OWNER, AnswerRoutes
 from mmengine.server.auth import ApiKeys
 from mmengine.server.errors import ApiError, ClientLeft, api_error
 from mmengine.server.http_metrics import HttpMetrics
@@ -46,7 +46,8 @@ class App:
         self._keys, self._settings = keys, settings
         self.metrics = HttpMetrics()
         self.is_draining = False
-        answers = AnswerRoutes(engine, settings, names, self.metrics, self._draining)
+        answers = AnswerRoutes(engine, settings, names, self.metrics, self._draining, keys)
+        self.shares = answers.shares
         others = OtherRoutes(engine, names, self.metrics, answers.bodies, self._draining)
         self.bodies = answers.bodies
         routes = [
@@ -114,7 +115,11 @@ class App:
 
     def _check_key(self, scope: Scope) -> None:
         path = scope["path"]
-        if path in _OPEN or self._keys.allow(dict(scope["headers"])):
+        if path in _OPEN:
+            return
+        owner = self._keys.owner_of(dict(scope["headers"]))
+        if owner is not None:
+            scope[OWNER] = owner
             return
         client = scope.get("client")
         if path == "/metrics" and (self._settings.open_metrics or (client and is_loopback(client[0]))):

@@ -41,17 +41,22 @@ class ApiKeys:
     def any(self) -> bool:
         return bool(self._digests)
 
-    def allow(self, headers: dict[bytes, bytes]) -> bool:
-        """Whether one of the keys came as `Authorization: Bearer …` or as `x-api-key`. Each is compared."""
+    @property
+    def are_several(self) -> bool:
+        return len(self._digests) > 1
+
+    def owner_of(self, headers: dict[bytes, bytes]) -> str | None:
+        """Which key came as `Authorization: Bearer …` or as `x-api-key`, as a word that does not show it;
+        None for one that is not known, "" where there are none to know. Each is compared."""
         if not self._digests:
-            return True
+            return ""
         scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
         if scheme.lower() != b"bearer":
             given = headers.get(b"x-api-key", b"")
         digest, found = _digest(given.strip()[: MAX_KEY_BYTES + 1]), False
         for each in self._digests:
             found |= hmac.compare_digest(each, digest)
-        return found
+        return digest.hex()[:16] if found else None
 
 
 def _digest(key: bytes) -> bytes:

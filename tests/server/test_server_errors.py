@@ -218,6 +218,24 @@ def test_all_bodies_together_have_a_limit():
         assert one.chat("a")[0] == 200 and one.app.bodies.num_bytes == 0
 
 
+def test_one_key_leaves_room_for_others(tmp_path):
+    (tmp_path / "keys").write_text("one\nother\n")
+    with served(executor_class=SlowEcho, key_file=tmp_path / "keys", key_share=0.02) as one:
+        body = {"messages": [{"role": "user", "content": "a" * 200}], "stream": True}
+        keys = {name: {"authorization": f"Bearer {name}"} for name in ("one", "other", "third")}
+        stream = threading.Thread(target=one.call, args=("/v1/chat/completions", body, keys["one"]))
+        stream.start()
+        while not one.app.shares.num_open:
+            time.sleep(0.005)
+        short = {"messages": [{"role": "user", "content": "a"}]}
+        status, headers, found = one.call("/v1/chat/completions", short, keys["one"])
+        assert (status, found["error"]["code"], headers["retry-after"]) == (429, "key_share_full", "1")
+        assert one.call("/v1/chat/completions", short, keys["other"])[0] == 200
+        assert one.call("/v1/chat/completions", short, keys["third"])[0] == 401
+        stream.join()
+        assert one.call("/v1/chat/completions", short, keys["one"])[0] == 200
+
+
 def test_a_bug_is_500_and_shows_nothing(server, monkeypatch):
     def broken(*args, **options):
         raise ValueError("a bug")

@@ -48,6 +48,7 @@ def is_empty(server):
         not engine._open
         and not engine._running
         and not server.app.bodies.num_bytes
+        and not server.app.shares.num_open
         and not engine.stats().num_running
     )
 
