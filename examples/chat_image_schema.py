@@ -13,7 +13,10 @@ import openai
 
 SCHEMA = {
     "type": "object",
-    "properties": {"shape": {"type": "string"}, "colour": {"type": "string"}},
+    "properties": {
+        "shape": {"enum": ["circle", "square", "triangle", "star", "cross"]},
+        "colour": {"type": "string", "maxLength": 12},
+    },
     "required": ["shape", "colour"],
     "additionalProperties": False,
 }
@@ -35,6 +38,7 @@ def main() -> None:
                 ],
             }
         ],
+        max_completion_tokens=64,
         response_format={"type": "json_schema", "json_schema": {"name": "shape", "schema": SCHEMA}},
     )
     print(json.loads(answer.choices[0].message.content or ""))

@@ -49,8 +49,8 @@ class Reasoning:
     def tokens(self, options: Options, prompt_token_ids: np.ndarray) -> ReasoningTokens:
         """Of an answer to this prompt (int32 [n]). Raises what `settle` raises."""
         if options.grammar is not None:
-            after = after_of(self.settle(options, prompt_token_ids).grammar or "")
-            return ReasoningTokens(True, (), after) if after else NO_REASONING
+            form = self.settle(options, prompt_token_ids).grammar
+            return ReasoningTokens(True, (), form.after) if form and form.after else NO_REASONING
         if not self._end:
             return NO_REASONING
         return ReasoningTokens(self.is_open_in(prompt_token_ids), self._start, self._end)
