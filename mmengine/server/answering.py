@@ -69,7 +69,7 @@ def _given_up(reason: str, detail: str) -> Exception:
         return QueueFull(detail)
     if detail == "deadline":
         return late()
-    if detail.startswith("the grammar"):
+    if detail.startswith(("the grammar", "on_truncation")):
         return InvalidRequest(detail)
     said = "the request was cancelled" if reason == "abort" else f"the request failed: {detail}"
     return RequestFailed(said)
