@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from mmengine.core.decide.schedule import DECIDED_VERSIONS, DECISION_VERSION
+from mmengine.core.decide.schedule import COMPAT_DECIDED_VERSIONS, DECIDED_VERSIONS, DECISION_VERSION
 from mmengine.core.snapshot.snapshot import VERSION
 from mmengine.events.segment import FORMAT
 from mmengine.events.vocabulary import SCHEMA_VERSION
@@ -27,5 +27,8 @@ def test_the_page_says_todays_numbers():
     assert {name: today[name] for name in found} == {name: str(number) for name, number in found.items()}
     (derived,) = re.findall(r"`DECIDED_VERSIONS` \(today ([^)]*)\)", TEXT)
     assert tuple(map(int, derived.split(" and "))) == DECIDED_VERSIONS
+    (derived,) = re.findall(r"`COMPAT_DECIDED_VERSIONS`[^,]*, today ([^:]*):", TEXT)
+    assert tuple(map(int, derived.split(" and "))) == COMPAT_DECIDED_VERSIONS
     numbers = [int(row[0]) for row in rows if len(row) == 2 and row[0].isdecimal()]
-    assert numbers == [*range(1, SCHEMA_VERSION + 1), *range(1, DECISION_VERSION + 1)]
+    ours = [*range(1, SCHEMA_VERSION + 1), *range(1, DECISION_VERSION + 1)]
+    assert numbers == [*ours, *COMPAT_DECIDED_VERSIONS]

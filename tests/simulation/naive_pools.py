@@ -77,14 +77,23 @@ class Blocks:
                 del self.hits[block.content]
         block.content = None
 
-    def fill(self, who):
-        """Full blocks of known tokens can be hit from the moment they are scheduled."""
-        full = min(who.computed, len(who.known) - self.ahead) // self.size if self.caching else 0
-        for number in range(who.num_filled, full):
-            block = who.blocks[number]
-            block.content = self.content(who, number)
-            self.hits.setdefault(block.content, []).append(block)
-        who.num_filled = max(who.num_filled, full)
+    def fill(self, rows):
+        """Full blocks of known tokens can be hit from the moment they are scheduled, the first of equal ones.
+        Rows that fill one block, with no image in it or behind it, come before the others."""
+        for who in sorted(rows, key=lambda who: not self.fills_one_behind_images(who)):
+            full = self.full(who)
+            for number in range(who.num_filled, full):
+                block = who.blocks[number]
+                block.content = self.content(who, number)
+                self.hits.setdefault(block.content, []).append(block)
+            who.num_filled = max(who.num_filled, full)
+
+    def full(self, who):
+        return min(who.computed, len(who.known) - self.ahead) // self.size if self.caching else 0
+
+    def fills_one_behind_images(self, who):
+        behind = max((place + size for place, size, _ in who.images), default=0)
+        return self.full(who) - who.num_filled == 1 and who.num_filled * self.size >= behind
 
     def release(self, who):
         """Without content to the front, the last first; with content to the back, the tail first."""

@@ -155,13 +155,13 @@ class NaiveScheduler:
             if drafts:
                 self.spec[who.name] = drafts
             self.go(who, count, who.drafts[:drafts])
+        self.blocks.fill([who for who, _ in rows])
 
     def go(self, who, count, drafts):
         before = who.computed
         who.computed, who.drafts = before + count, drafts
         self.left -= count
         self.sched.append((who, count))
-        self.blocks.fill(who)
         for index, (place, size, hash_) in enumerate(who.images):
             read = place < who.computed or (place < who.computed + self.ahead and hash_ in self.encoder.sizes)
             if read and place + size > before and index not in who.held:
@@ -207,6 +207,7 @@ class NaiveScheduler:
             self.record["admit"][who.name] = computed
             self.encode(asking)
             self.go(who, count, [])
+            self.blocks.fill([who])
 
     def reserved(self, who):
         most = {

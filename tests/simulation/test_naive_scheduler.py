@@ -149,6 +149,19 @@ CASES = {
         },
         [request("a", 20, out=12), request("b", 30, out=2, at=1)],
     ),
+    "of equal blocks that one step fills, the one with no image behind it is hit": (
+        {"long_prefill_token_threshold": 5},
+        [
+            request(
+                "a",
+                prompt=[["gen", "Q", 8, 0], ["img", 6], ["gen", "a", 2, 0]],
+                images=[[8, 6, "cat"]],
+                out=9,
+            ),
+            request("b", prompt=[["gen", "Q", 8, 0]], out=1),
+            request("c", prompt=[["gen", "Q", 9, 0]], at=4),
+        ],
+    ),
 }
 
 

@@ -177,8 +177,39 @@ def test_logs_of_older_rules_are_folded_and_not_derived(tmp_path, monkeypatch):
     _, records, _ = run(path, compat="vllm", log=LogWriter(tmp_path / "old"))
     assert [record["admit"] for record in records if "admit" in record][1] == {"b": 16}
     now, old = verify(tmp_path / "now"), verify(tmp_path / "old")
-    assert (now.ok, now.rederived, now.logged_version, now.version) == (True, True, 4, 4)
-    assert (old.ok, old.rederived, old.logged_version, old.version) == (True, False, 3, 4)
+    assert (now.ok, now.rederived, now.logged_version, now.version) == (True, True, 5, 5)
+    assert (old.ok, old.rederived, old.logged_version, old.version) == (True, False, 3, 5)
+
+
+@pytest.fixture
+def equal_blocks(tmp_path):
+    """A step fills the same block of `a`, with a picture behind it, and of `b`, which ends; `c` hits it."""
+    prompt = [["gen", "Q", 8, 0], ["img", 6], ["gen", "a", 2, 0]]
+    requests = [
+        request("a", prompt=prompt, images=[[8, 6, "cat"]], out=9),
+        request("b", prompt=[["gen", "Q", 8, 0]], out=1),
+        request("c", prompt=[["gen", "Q", 9, 0]], at=4),
+    ]
+    return requests, {"long_prefill_token_threshold": 5}
+
+
+def test_of_equal_blocks_that_of_the_row_served_first_is_hit(tmp_path, equal_blocks):
+    requests, config = equal_blocks
+    theirs, ours = both(tmp_path, requests, config=config)
+    assert [records[1]["sched"] for records in (theirs, ours)] == [[["a", 5], ["b", 3]]] * 2
+    assert [records[4]["admit"] for records in (theirs, ours)] == [{"c": 8}] * 2
+    assert (theirs[4]["free"], ours[4]["free"]) == (60, 59)  # `a` holds its block, that of `b` was free
+
+
+def test_logs_with_equal_blocks_are_derived_by_their_own_rules(tmp_path, monkeypatch, equal_blocks):
+    requests, config = equal_blocks
+    path = write_scenario(tmp_path, requests, config=config)
+    for version, free in ((5, 60), (4, 59)):
+        monkeypatch.setattr("mmengine.core.engine.decision_version", lambda config, now=version: now)
+        _, records, _ = run(path, compat="vllm", log=LogWriter(tmp_path / str(version)))
+        report = verify(tmp_path / str(version))
+        assert (records[4]["free"], report.ok, report.rederived) == (free, True, True), report.divergence
+        assert (report.logged_version, report.version) == (version, 5)
 
 
 def test_who_has_no_grammar_waits_until_the_step_beside_is_back(tmp_path):

@@ -27,8 +27,9 @@ from mmengine.core.state.view import View
 from mmengine.events import vocabulary as ev
 
 DECISION_VERSION = 3
-# Of logs that this build decides on, each by its own rules; those with vLLM's decisions aside.
+# Of logs that this build decides on, each by its own rules: ours, and those with vLLM's decisions.
 DECIDED_VERSIONS = (2, 3)
+COMPAT_DECIDED_VERSIONS = (4, COMPAT_VERSION)
 
 
 def decision_version(config: EngineConfig) -> int:
@@ -38,7 +39,7 @@ def decision_version(config: EngineConfig) -> int:
 
 def decides(config: EngineConfig, version: int) -> bool:
     """Whether this build decides as the one did that wrote a log with these settings under `version`."""
-    return version == COMPAT_VERSION if config.compat else version in DECIDED_VERSIONS
+    return version in (COMPAT_DECIDED_VERSIONS if config.compat else DECIDED_VERSIONS)
 
 
 def schedule(view: View) -> ev.StepDecision | None:

@@ -6,7 +6,7 @@ import numpy as np
 
 from mmengine.core.executor import PADDING
 from mmengine.core.fold.media import reference_media
-from mmengine.core.state.blocks import block_extras, further_blocks, media_ahead
+from mmengine.core.state.blocks import ROWS_IN_ORDER_SINCE, block_extras, further_blocks, media_ahead
 from mmengine.core.state.columns import BROKEN, LEFT, NEVER, RUNS_ON, frozen
 from mmengine.core.state.flight import Flight
 from mmengine.core.state.goodput import Goodput
@@ -102,6 +102,8 @@ def _fill_blocks(state: State, rows: np.ndarray, full: np.ndarray) -> None:
         rows, first, full = rows[some], first[some], full[some]
     state.num_filled[rows] = full
     plain = (full - first == 1) & (first * size >= state.plain_from[rows])
+    if config.compat and state.decision_version >= ROWS_IN_ORDER_SINCE:
+        plain &= plain.all()  # of equal blocks vLLM hits the one of the row that is served first
     others: Iterable[tuple[int, int, int]] = ()
     if np.count_nonzero(plain) < len(rows):
         slow = ~plain
