@@ -28,10 +28,11 @@ def test_the_forms_of_answers_work(capsys):
     for block in blocks("docs/structured_output.md", "python"):
         exec(compile(block.text, block.name, "exec"), {"__name__": "block"})
         printed.append(capsys.readouterr().out)
-    record, values, listed, call = printed
+    record, values, listed, call, noted = printed
     assert "corners" in record and values.startswith("[{") and "[Item(" in values and listed.startswith("- ")
     call = json.loads(call.strip().removeprefix("<tool_call>").removesuffix("</tool_call>"))
     assert call["name"] == "area" and call["arguments"].keys() == {"shape", "size"}
+    assert noted.strip() in (ROOT / "docs" / "structured_output.md").read_text(), "as the page prints it"
 
 
 def test_schemas_are_checked_as_shown(tmp_path, monkeypatch, capsys):

@@ -11,9 +11,9 @@ that picks one after the other needs no way back, only good taste:
 5. else the byte that was picked least where the same was allowed: whatever a grammar is, its way out gets its
    turn.
 
-Where that comes to no end, values are picked by turns too. The way that is found is said by the tokenizer's
-tokens. The same grammar, place and vocabulary give the same tokens on every machine: what is counted is what
-the matcher is asked, and not time.
+Where that comes to no end, values are picked by turns too, and at last all is taken for a text that is no
+JSON. The way that is found is said by the tokenizer's tokens. The same grammar, place and vocabulary give the
+same tokens on every machine: what is counted is what the matcher is asked, and not time.
 """
 
 from mmengine.structured_output.closing_hints import Hints
@@ -26,6 +26,7 @@ MAX_CLOSING_BYTES = 4 * MAX_CLOSING_TOKENS  # nor one of more bytes
 # How much the matcher is asked, a microsecond or two each.
 MAX_EFFORT = 100_000  # for the shortest text of a grammar
 MAX_EFFORT_AT_ONCE = 4_000  # behind a token that was just sampled
+_NO_HINTS = Hints([], [], [], [], is_bare=True)
 
 
 class Closings:
@@ -56,10 +57,13 @@ class Closings:
     ) -> list[int] | None:
         """At most `budget` tokens after which the text is complete; None where none were found. `matcher`
         stays where it is, which is at `place`."""
-        for by_turns in (False, True):
-            search = Search(self._vocabulary, self._hints, self._leaves, effort, by_turns)
+        ways = [(self._hints, self._leaves, place, by_turns) for by_turns in (False, True)]
+        if not self._hints.is_bare:  # it may be no JSON at all
+            ways.append((_NO_HINTS, {}, Place(string=b""), True))
+        for hints, leaves, here, by_turns in ways:
+            search = Search(self._vocabulary, hints, leaves, effort, by_turns)
             limit = min(MAX_CLOSING_BYTES, budget * 64)
-            way = search.to_end(Way(matcher.deep_copy(), place), limit)
+            way = search.to_end(Way(matcher.deep_copy(), here), limit)
             if way is None:
                 continue
             tokens = self._spelled(matcher.deep_copy(), way)

@@ -105,7 +105,7 @@ def test_a_schema_makes_the_answer_json(call, picture):
         b"\xff\xfe{\x00": "is not valid JSON",
         b"[" * 50_000: "is not valid JSON",
         b'{"type": "object", "type": "array"}': 'the key "type" is in one object twice',
-        b'{"minimum": 3, "maximum": 2}': "schema refused: minimum at #/minimum",
+        b'{"type": "integer", "minimum": 3, "maximum": 2}': "schema refused: minimum at #/minimum",
         b'{"items": {"uniqueItems": true, "type": "array"}}': "uniqueItems at #/items/uniqueItems",
     }.items():
         path.write_bytes(data)

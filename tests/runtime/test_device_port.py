@@ -87,7 +87,7 @@ def no_cuda(monkeypatch):
 @pytest.fixture
 def installed(monkeypatch):
     """The device comes by an entry point, as that of another package does."""
-    point = SimpleNamespace(name="ours", value="theirs:Ours", load=lambda: Ours, dist=None)
+    point = SimpleNamespace(name="ours", value="theirs:Ours", load=lambda: Ours, dist=None, extras=())
     others = registry.entry_points
 
     def found(group):

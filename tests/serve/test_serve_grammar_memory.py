@@ -113,7 +113,7 @@ def test_what_is_wrong_with_a_form_reaches_its_caller_alone():
     wrong = [
         ({"response_format": form({"type": "objec"})}, InvalidRequest, "objec"),
         ({"response_format": {"type": "xml"}}, InvalidRequest, "response_format.type"),
-        ({"response_format": form({}), "grammar": choice(0)}, InvalidRequest, "not both"),
+        ({"response_format": form({}), "grammar": choice(0)}, InvalidRequest, "give one of them"),
         ({"grammar": choice(0), "stop": "a"}, InvalidRequest, "stop cannot go with"),
         ({"grammar": choice(3)}, QueueFull, "the grammars of"),
     ]

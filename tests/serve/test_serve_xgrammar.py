@@ -66,8 +66,10 @@ def test_a_grammar_that_takes_too_long_fails_alone():
 
 def test_a_schema_that_only_llguidance_enforces_stops_nobody_else():
     with Engine(config=EngineConfig(grammar_backend="xgrammar")) as engine:
-        with pytest.raises(MMEngineError, match=r"maxLength at #/properties/a/maxLength: .*\"bounds\""):
-            engine.generate_json("Say.", {"type": "object", "properties": {"a": {"type": "string"}}})
+        with pytest.raises(MMEngineError, match=r"maxLength at #/properties/a/maxLength: "):
+            engine.generate_json(
+                "Say.", {"type": "object", "properties": {"a": {"type": "string", "maxLength": 4096}}}
+            )
         assert engine.generate_json("Say.", {"const": 1}) == 1
 
 

@@ -249,7 +249,7 @@ def known_as(name, make):
 def declare_drafter(patch, name, load):
     """`patch`: pytest's. An entry point of that name is the only one of a drafter, and this loads it."""
     installed = registry.entry_points
-    point = SimpleNamespace(name=name, value=f"theirs:{name}", dist=None, load=load)
+    point = SimpleNamespace(name=name, value=f"theirs:{name}", dist=None, load=load, extras=())
 
     def entry_points(group):
         return [point] if group == DRAFTERS.group else installed(group=group)
