@@ -15,10 +15,10 @@ from llguidance import LLMatcher, LLTokenizer
 from structured_vocabulary import Vocabulary
 
 from mmengine.errors import InvalidRequest
+from mmengine.structured_output.engines.llguidance.backend import LLGuidance
+from mmengine.structured_output.engines.llguidance.json_schema_lark import schema_grammar
 from mmengine.structured_output.json_schema.gate import Bounds, gate
-from mmengine.structured_output.json_schema_lark import schema_grammar
-from mmengine.structured_output.llguidance_backend import LLGuidance
-from mmengine.structured_output.spec import grammar_of
+from mmengine.structured_output.request.spec import grammar_of
 
 END = 256  # tokens are bytes, and this ends a text
 Accepts = Callable[[str], bool]

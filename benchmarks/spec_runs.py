@@ -14,7 +14,7 @@ from mmengine.models.plugin import Prepared, Processor
 from mmengine.request import SamplingParams
 from mmengine.serve.engine import Engine
 from mmengine.serve.options import Options
-from mmengine.structured_output.spec import grammar_of
+from mmengine.structured_output.request.spec import grammar_of
 from mmengine_shapes.questions import image_questions, scene_schema
 from mmengine_shapes.scenes import random_scene
 from mmengine_shapes.training.texts import text_pair

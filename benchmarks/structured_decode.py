@@ -40,7 +40,7 @@ from mmengine.models.plugin import Prepared  # noqa: E402
 from mmengine.request import SamplingParams  # noqa: E402
 from mmengine.serve.engine import Engine  # noqa: E402
 from mmengine.serve.options import Options  # noqa: E402
-from mmengine.structured_output.spec import grammar_of  # noqa: E402
+from mmengine.structured_output.request.spec import grammar_of  # noqa: E402
 from mmengine_shapes.questions import image_questions, scene_schema  # noqa: E402
 from mmengine_shapes.scenes import random_scene  # noqa: E402
 

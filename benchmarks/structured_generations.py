@@ -36,10 +36,10 @@ from structured_vocabulary import load
 
 from mmengine.errors import MMEngineError
 from mmengine.request import Request, SamplingParams
-from mmengine.structured_output.base import Compiled
-from mmengine.structured_output.llguidance_backend import LLGuidance
-from mmengine.structured_output.rows import RowMatchers
-from mmengine.structured_output.spec import grammar_of
+from mmengine.structured_output.engines.base import Compiled
+from mmengine.structured_output.engines.llguidance.backend import LLGuidance
+from mmengine.structured_output.request.spec import grammar_of
+from mmengine.structured_output.rows.rows import RowMatchers
 
 TEMPERATURE = 1.3
 NUM_TABLES = 32  # of logits; one of them, shifted, is what the model says at a step

@@ -13,10 +13,10 @@ from llguidance import LLMatcher, LLTokenizer
 from structured_vocabulary import Vocabulary
 
 from mmengine.request import GrammarRequest, Request, SamplingParams
-from mmengine.structured_output.compiler import Compiler
-from mmengine.structured_output.llguidance_backend import LLGuidance
-from mmengine.structured_output.rows import RowMatchers
-from mmengine.structured_output.spec import grammar_of, read_grammar
+from mmengine.structured_output.engines.llguidance.backend import LLGuidance
+from mmengine.structured_output.request.spec import grammar_of, read_grammar
+from mmengine.structured_output.rows.compiler import Compiler
+from mmengine.structured_output.rows.rows import RowMatchers
 
 try:
     import xgrammar

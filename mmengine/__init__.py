@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mmengine.serve.engine import Engine
     from mmengine.serve.pipeline import Pipeline, pipeline
     from mmengine.serve.prompts import Prompt
-    from mmengine.structured_output.report import SchemaReport, check_schema
+    from mmengine.structured_output.report.report import SchemaReport, check_schema
 
 __all__ = [
     "AsyncEngine",
@@ -42,8 +42,8 @@ _HOMES = {
     "Pipeline": "mmengine.serve.pipeline",
     "Prompt": "mmengine.serve.prompts",
     "SamplingParams": "mmengine.request",
-    "SchemaReport": "mmengine.structured_output.report",
-    "check_schema": "mmengine.structured_output.report",
+    "SchemaReport": "mmengine.structured_output.report.report",
+    "check_schema": "mmengine.structured_output.report.report",
     "pipeline": "mmengine.serve.pipeline",
 }
 

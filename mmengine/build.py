@@ -28,10 +28,10 @@ from mmengine.runtime.executor import TorchExecutor
 from mmengine.runtime.parallel.ranks import Ranks
 from mmengine.runtime.sampling.stops import StopWatcher
 from mmengine.runtime.startup.sizing import resolve
-from mmengine.structured_output.backends import GRAMMAR_BACKENDS
-from mmengine.structured_output.base import Compiled
-from mmengine.structured_output.grammars import Grammars
-from mmengine.structured_output.rows import RowMatchers
+from mmengine.structured_output.engines.backends import GRAMMAR_BACKENDS
+from mmengine.structured_output.engines.base import Compiled
+from mmengine.structured_output.rows.grammars import Grammars
+from mmengine.structured_output.rows.rows import RowMatchers
 
 
 @dataclass(slots=True)

@@ -210,8 +210,9 @@ _TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 class GrammarRequest(msgspec.Struct, frozen=True, array_like=True):
     """The form that an answer is to have, complete in itself: another process compiles the same from it.
 
-    `kind`, `source`: what is asked for, as structured_output/spec.py writes and reads it. `after`: the tokens
-    behind which the form begins, one behind the other, such as the end of the model's reasoning; (): at once.
+    `kind`, `source`: what is asked for, as structured_output/request/spec.py writes and reads it. `after`:
+    the tokens behind which the form begins, one behind the other, such as the end of the model's reasoning;
+    (): at once.
     `on_truncation` "close": where the budget ends, the answer is completed; "length": it is cut.
     """
 

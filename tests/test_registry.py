@@ -11,7 +11,7 @@ from mmengine.registry import Registry
 from mmengine.runtime.attention.registry import ATTENTION_BACKENDS
 from mmengine.runtime.device.registry import DEVICES
 from mmengine.spec_decode.registry import DRAFTERS
-from mmengine.structured_output.backends import GRAMMAR_BACKENDS
+from mmengine.structured_output.engines.backends import GRAMMAR_BACKENDS
 
 ALL = [PLUGINS, DRAFTERS, POLICIES, GRAMMAR_BACKENDS, ATTENTION_BACKENDS, DEVICES]
 

@@ -90,7 +90,7 @@ def _answer_one(question: Question, options: Sampling, make_engine: "MakeEngine"
     from mmengine.cli.batch import draft_lines  # lazy: numpy, msgspec
     from mmengine.serve.answers import succeeded
     from mmengine.serve.options import make_sampling
-    from mmengine.structured_output.spec import grammar_of  # lazy: msgspec
+    from mmengine.structured_output.request.spec import grammar_of  # lazy: msgspec
 
     response_format = question.response_format()
     params = make_sampling(

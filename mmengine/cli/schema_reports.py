@@ -15,10 +15,10 @@ from mmengine.structured_output.json_schema.bounds import Bounds
 from mmengine.structured_output.json_schema.keywords import KNOWN
 from mmengine.structured_output.json_schema.loading import MAX_BYTES
 from mmengine.structured_output.json_schema.notes import Note
-from mmengine.structured_output.report import SchemaReport, check_schema
+from mmengine.structured_output.report.report import SchemaReport, check_schema
 
 if TYPE_CHECKING:
-    from mmengine.structured_output.llguidance_backend import LLGuidance
+    from mmengine.structured_output.engines.llguidance.backend import LLGuidance
 
 MAX_ROWS = 40  # of a table that has all files; a longer one leaves out those that are exact
 MAX_POINTERS = 3  # that stand behind one note
@@ -55,7 +55,7 @@ def check_all(paths: list[Path], tokenizer: Path | None, options: CheckOptions) 
 
 def _backend(folder: Path) -> "LLGuidance":
     from mmengine.models.registry import plugin_for  # lazy: numpy and a tokenizer
-    from mmengine.structured_output.llguidance_backend import LLGuidance
+    from mmengine.structured_output.engines.llguidance.backend import LLGuidance
 
     tokenizer = plugin_for(folder).load_processor(folder).tokenizer
     tokens = tokenizer.token_bytes()

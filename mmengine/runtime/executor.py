@@ -21,7 +21,7 @@ from mmengine.runtime.rows import PositionsOf
 from mmengine.runtime.runner import ModelRunner
 from mmengine.runtime.sampling.stops import StopWatcher
 from mmengine.spec_decode.base import Drafter
-from mmengine.structured_output.rows import RowMatchers
+from mmengine.structured_output.rows.rows import RowMatchers
 
 
 @dataclass(slots=True)

@@ -19,7 +19,7 @@ from mmengine.runtime.sampling.runs import Runs
 from mmengine.runtime.sampling.sample_rows import SampleRows
 from mmengine.runtime.sampling.sampler import COUNTED, Sampled, Sampler
 from mmengine.runtime.sampling.stops import CLOSED, GRAMMAR_END, StopWatcher, find_stops, may_stop
-from mmengine.structured_output.rows import RowMatchers
+from mmengine.structured_output.rows.rows import RowMatchers
 
 NOT_FINITE = "the model gave NaN or infinite logits for this request"
 

@@ -37,7 +37,7 @@ from mmengine.runtime.sampling.sample_rows import SampleRows
 from mmengine.runtime.sampling.sampler import Sampled, Sampler
 from mmengine.runtime.sampling.stops import StopWatcher
 from mmengine.spec_decode.base import Drafter
-from mmengine.structured_output.rows import RowMatchers
+from mmengine.structured_output.rows.rows import RowMatchers
 
 
 class ModelRunner:

@@ -25,7 +25,7 @@ from mmengine.serve.prompts import Prompt
 from mmengine.serve.request_lines import MAX_LINE_BYTES, custom_id_of, fields_of, written
 from mmengine.serve.structured import ResponseFormat
 from mmengine.serve.vllm_forms import as_form
-from mmengine.structured_output.spec import grammar_of, notes_of, reasoning_of
+from mmengine.structured_output.request.spec import grammar_of, notes_of, reasoning_of
 
 _CHUNK = 2**20
 _OWN_FIELDS = ("custom_id", "messages")

@@ -10,8 +10,8 @@ from mmengine.serve.answers import Completion
 from mmengine.serve.options import FORM, GenerateOptions, Options
 from mmengine.serve.vllm_forms import as_form
 from mmengine.structured_output.json_schema.notes import Note
-from mmengine.structured_output.spec import grammar_of, notes_of, reasoning_of
-from mmengine.structured_output.types import decode, schema_of
+from mmengine.structured_output.request.spec import grammar_of, notes_of, reasoning_of
+from mmengine.structured_output.types.types import decode, schema_of
 
 
 class ResponseFormat(NamedTuple):

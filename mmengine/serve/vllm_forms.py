@@ -10,8 +10,8 @@ from dataclasses import asdict, is_dataclass
 from typing import Any
 
 from mmengine.errors import InvalidRequest, shown
-from mmengine.structured_output.fields import mapping
 from mmengine.structured_output.json_schema.loading import MAX_BYTES
+from mmengine.structured_output.request.fields import mapping
 
 KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 _GUIDED = {

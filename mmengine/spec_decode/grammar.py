@@ -6,7 +6,7 @@ spelled together with what comes next.
 
 JSON leaves one choice nearly everywhere, that of white space. So what is asked is not the grammar itself but
 draft grammars of it, in which white space is fixed in one of the usual ways, until the row departs from them
-(structured_output/row_matcher.py).
+(structured_output/rows/row_matcher.py).
 """
 
 from collections.abc import Callable, Sequence

@@ -12,10 +12,10 @@ import xgrammar
 
 from mmengine.errors import InvalidRequest
 from mmengine.request import GrammarRequest
-from mmengine.structured_output.base import OfTokenizer
-from mmengine.structured_output.engine_words import in_our_words
-from mmengine.structured_output.spec import Choice, Grammar, JsonSchema, Lark, Regex, read_grammar
-from mmengine.structured_output.tags import StructuralTag
+from mmengine.structured_output.engines.base import OfTokenizer
+from mmengine.structured_output.engines.engine_words import in_our_words
+from mmengine.structured_output.request.spec import Choice, Grammar, JsonSchema, Lark, Regex, read_grammar
+from mmengine.structured_output.request.tags import StructuralTag
 from mmengine_xgrammar.regex import RegexRefused, read_regex, write_regex
 from mmengine_xgrammar.rules import Rules
 from mmengine_xgrammar.schema import schema_ebnf

@@ -14,7 +14,7 @@ from mmengine.request import SamplingParams
 from mmengine.runtime.sampling import drawing, masking
 from mmengine.runtime.sampling.drawing_gpu import draw_on_gpu
 from mmengine.runtime.sampling.filters import apply_temperature, keep_top, top_bound
-from mmengine.structured_output.rows import Masks
+from mmengine.structured_output.rows.rows import Masks
 from tests.runtime.sampling_bench import Bench, random_logits, random_sampling
 
 CPU = torch.device("cpu")

@@ -13,7 +13,7 @@ import pytest
 from mmengine import Engine
 from mmengine.core.state.policy import POLICIES, Policy
 from mmengine.errors import InvalidRequest
-from mmengine.structured_output.spec import grammar_of
+from mmengine.structured_output.request.spec import grammar_of
 from tests.cli.cli_process import call_cli
 from tests.house.doc_blocks import ROOT, blocks, commands
 

@@ -30,7 +30,7 @@ from mmengine.runtime.sampling.sample_rows import SampleRows
 from mmengine.runtime.sampling.sampler import Sampled
 from mmengine.spec_decode.eagle3.config import Target
 from mmengine.spec_decode.eagle3.loading import open_head
-from mmengine.structured_output.spec import grammar_of
+from mmengine.structured_output.request.spec import grammar_of
 from mmengine_qwen3_vl import model as model_module
 from mmengine_qwen3_vl import plugin, vision
 from mmengine_qwen3_vl.fused_text import FusedTextDecoder

@@ -13,9 +13,9 @@ from mmengine.runtime.sampling.lazy_masks import mask_lazily
 from mmengine.runtime.sampling.runs import NOTHING, Runs
 from mmengine.runtime.sampling.sample_rows import SampleRows
 from mmengine.runtime.sampling.sampler import Sampler
-from mmengine.structured_output.llguidance_backend import LLGuidance
-from mmengine.structured_output.rows import Masks, RowMatchers
-from mmengine.structured_output.spec import grammar_of
+from mmengine.structured_output.engines.llguidance.backend import LLGuidance
+from mmengine.structured_output.request.spec import grammar_of
+from mmengine.structured_output.rows.rows import Masks, RowMatchers
 
 WORDS = [b"a", b"b", b"c", b"ab", b"bc", b"abc", b"x"]
 EOS, VOCAB = len(WORDS), len(WORDS) + 1

@@ -13,7 +13,7 @@ from mmengine.runtime.rows import RowColumns
 from mmengine.runtime.sampling.masking import keep_allowed
 from mmengine.runtime.sampling.sample_rows import SampleRows
 from mmengine.runtime.sampling.sampler import Sampler
-from mmengine.structured_output.rows import Masks
+from mmengine.structured_output.rows.rows import Masks
 
 VOCAB = 77  # no multiple of 32
 KINDS = {

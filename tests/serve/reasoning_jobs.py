@@ -10,7 +10,7 @@ from mmengine.serve.batching import run_batch
 from mmengine.serve.options import Options, make_sampling
 from mmengine.serve.prompts import Prompt
 from mmengine.structured_output.opening import end_of
-from mmengine.structured_output.spec import grammar_of
+from mmengine.structured_output.request.spec import grammar_of
 
 RECORD = {
     "type": "object",

@@ -15,7 +15,7 @@ from mmengine.core.executor import StepResult
 from mmengine.core.resume import ResumeState
 from mmengine.errors import InvalidMedia, InvalidRequest
 from mmengine.models.plugin import Prepared
-from mmengine.structured_output.grammars import Grammars
+from mmengine.structured_output.rows.grammars import Grammars
 
 EOS = 256
 

@@ -14,7 +14,7 @@ from mmengine.errors import InvalidRequest, RequestFailed
 from mmengine.replay.verify import verify
 from mmengine.serve.engine import Engine
 from mmengine.serve.options import Options, make_sampling
-from mmengine.structured_output.spec import grammar_of
+from mmengine.structured_output.request.spec import grammar_of
 from tests.cli.cli_process import call_cli
 from tests.serve.test_serve_structured import (
     FORMATS,

@@ -14,7 +14,7 @@ from mmengine.serve.engine import Engine
 from mmengine.serve.grammar_memory import GrammarMemory
 from mmengine.serve.options import Options, make_sampling
 from mmengine.serve.prompts import Prompt
-from mmengine.structured_output.spec import grammar_of
+from mmengine.structured_output.request.spec import grammar_of
 from tests.serve.serve_fakes import builder
 
 

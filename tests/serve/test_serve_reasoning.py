@@ -24,7 +24,7 @@ from mmengine.serve.options import Options
 from mmengine.serve.prompts import Prompt
 from mmengine.serve.reasoning import Reasoning
 from mmengine.structured_output.opening import end_of
-from mmengine.structured_output.spec import grammar_of
+from mmengine.structured_output.request.spec import grammar_of
 from tests.serve.reasoning_jobs import QUESTIONS, RECORD, answers, check, jobs
 from tests.structured.strategies import random_schemas
 from tests.structured.test_partial_json import goes_on

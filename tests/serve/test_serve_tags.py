@@ -17,7 +17,7 @@ from mmengine.serve.engine import Engine
 from mmengine.serve.options import Options, make_sampling
 from mmengine.serve.pipeline import Pipeline
 from mmengine.serve.prompts import Prompt
-from mmengine.structured_output.spec import grammar_of
+from mmengine.structured_output.request.spec import grammar_of
 from tests.cli.cli_process import call_cli
 
 pytest.importorskip("mmengine_shapes")

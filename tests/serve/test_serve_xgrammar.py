@@ -11,7 +11,7 @@ from mmengine.serve.batching import run_batch
 from mmengine.serve.engine import Engine
 from mmengine.serve.options import Options, make_sampling
 from mmengine.serve.prompts import Prompt
-from mmengine.structured_output.spec import grammar_of
+from mmengine.structured_output.request.spec import grammar_of
 from tests.cli.cli_process import run_cli
 from tests.serve.test_serve_structured import SMALL
 from tests.structured.strategies import random_schemas

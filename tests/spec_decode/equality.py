@@ -22,7 +22,7 @@ from mmengine.serve.options import Options, make_sampling
 from mmengine.serve.prompts import Prompt
 from mmengine.spec_decode.base import Proposed
 from mmengine.spec_decode.registry import DRAFTERS
-from mmengine.structured_output.spec import grammar_of
+from mmengine.structured_output.request.spec import grammar_of
 from mmengine_shapes.questions import clip_questions, image_questions, scene_schema
 from mmengine_shapes.scenes import random_clip, random_scene
 from tests.parity.parity_cases import load_processor

@@ -11,7 +11,7 @@ from mmengine.request import Request, SamplingParams
 from mmengine.runtime.drafting.next_drafts import Drafting
 from mmengine.runtime.rows import RowColumns
 from mmengine.spec_decode.base import Proposed
-from mmengine.structured_output.spec import grammar_of
+from mmengine.structured_output.request.spec import grammar_of
 
 VOCAB, ROWS, MOST, LONGEST = 50, 4, 5, 40
 FOR = ((0, 1, 2, 3), (1, 2, 3), (0, 1, 2, 3))  # rows, by drafter

@@ -11,10 +11,10 @@ from mmengine.errors import InvalidRequest
 from mmengine.request import GrammarRequest, Request, SamplingParams
 from mmengine.spec_decode.grammar import GrammarDrafter
 from mmengine.spec_decode.texts import Texts
-from mmengine.structured_output.grammars import Grammars
-from mmengine.structured_output.llguidance_backend import LLGuidance
-from mmengine.structured_output.rows import RowMatchers
-from mmengine.structured_output.spec import draft_grammars_of, grammar_of
+from mmengine.structured_output.engines.llguidance.backend import LLGuidance
+from mmengine.structured_output.request.spec import draft_grammars_of, grammar_of
+from mmengine.structured_output.rows.grammars import Grammars
+from mmengine.structured_output.rows.rows import RowMatchers
 
 EOS, VOCAB = 256, 257
 SCHEMA = {

@@ -14,7 +14,7 @@ from mmengine.runtime.drafting.next_drafts import Drafting
 from mmengine.serve.engine import Engine
 from mmengine.serve.options import Options, make_sampling
 from mmengine.serve.prompts import Prompt
-from mmengine.structured_output.spec import grammar_of
+from mmengine.structured_output.request.spec import grammar_of
 from mmengine_shapes import checkpoint_path, draft_head_path
 
 ENUM = {"enum": ["a red circle above all", "a blue square above all"]}

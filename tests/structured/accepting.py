@@ -4,8 +4,8 @@ import random
 
 from llguidance import LLMatcher, LLTokenizer
 
+from mmengine.structured_output.engines.llguidance.json_schema_lark import schema_grammar
 from mmengine.structured_output.json_schema.gate import Bounds, gate
-from mmengine.structured_output.json_schema_lark import schema_grammar
 
 TOKENIZER = LLTokenizer("byte")
 END = TOKENIZER.eos_token

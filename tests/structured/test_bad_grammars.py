@@ -14,10 +14,10 @@ from mmengine.serve.batching import run_batch
 from mmengine.serve.engine import Engine
 from mmengine.serve.options import Options, make_sampling
 from mmengine.serve.prompts import Prompt
-from mmengine.structured_output.engine_words import in_our_words
+from mmengine.structured_output.engines.engine_words import in_our_words
+from mmengine.structured_output.engines.llguidance.backend import LLGuidance
 from mmengine.structured_output.json_schema.refusal import SchemaRefused
-from mmengine.structured_output.llguidance_backend import LLGuidance
-from mmengine.structured_output.spec import grammar_of
+from mmengine.structured_output.request.spec import grammar_of
 
 pytest.importorskip("mmengine_shapes")
 
@@ -225,7 +225,7 @@ def test_rules_are_counted():
 
 
 DEEP = """
-from mmengine.structured_output.compiler import Compiler
+from mmengine.structured_output.rows.compiler import Compiler
 from tests.structured.test_bad_grammars import LLGuidance, TOKENS, END, deep_forms
 backend = LLGuidance(lambda: TOKENS, lambda text: list(text.encode()), frozenset({END}), (END,), len(TOKENS))
 compiler = Compiler(backend.compile, deadline_s=3)

@@ -11,13 +11,13 @@ from llguidance import LLMatcher
 
 from mmengine.errors import InvalidRequest
 from mmengine.request import GrammarRequest
-from mmengine.structured_output.closer import Closer
-from mmengine.structured_output.closing import Closings
-from mmengine.structured_output.closing_hints import hints_of
-from mmengine.structured_output.closing_search import Vocabulary
+from mmengine.structured_output.closing.closer import Closer
+from mmengine.structured_output.closing.closing import Closings
+from mmengine.structured_output.closing.closing_hints import hints_of
+from mmengine.structured_output.closing.closing_search import Vocabulary
+from mmengine.structured_output.engines.llguidance.backend import LLGuidance
 from mmengine.structured_output.json_schema.gate import Bounds
-from mmengine.structured_output.llguidance_backend import LLGuidance
-from mmengine.structured_output.spec import grammar_of
+from mmengine.structured_output.request.spec import grammar_of
 from tests.structured.accepting import END, TOKENIZER, Grammar, allowed
 from tests.structured.strategies import Case, cases
 from tests.structured.test_schema_random import validator

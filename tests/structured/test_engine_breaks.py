@@ -8,11 +8,11 @@ from llguidance import LLMatcher
 
 from mmengine.errors import InvalidRequest
 from mmengine.request import Request, SamplingParams
-from mmengine.structured_output import llguidance_backend
-from mmengine.structured_output.engine_words import in_our_words
-from mmengine.structured_output.llguidance_backend import LLGuidance
-from mmengine.structured_output.rows import RowMatchers
-from mmengine.structured_output.spec import grammar_of
+from mmengine.structured_output.engines.engine_words import in_our_words
+from mmengine.structured_output.engines.llguidance import backend as llguidance_backend
+from mmengine.structured_output.engines.llguidance.backend import LLGuidance
+from mmengine.structured_output.request.spec import grammar_of
+from mmengine.structured_output.rows.rows import RowMatchers
 
 END = 256
 

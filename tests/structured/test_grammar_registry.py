@@ -15,7 +15,7 @@ SCHEMA = {
     "additionalProperties": False,
 }
 THEIRS = """
-from mmengine.structured_output.llguidance_backend import LLGuidance
+from mmengine.structured_output.engines.llguidance.backend import LLGuidance
 
 compiled = []
 

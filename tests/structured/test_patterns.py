@@ -38,7 +38,11 @@ def test_a_pattern_means_what_it_says_whatever_repeats_what(
 ) -> None:
     wanted = [re.search(pattern, text) is not None for text in texts]
     lengths = [low <= len(text) <= high for text in texts]
-    grammar = Grammar({"type": "string", "pattern": pattern})
+    try:
+        grammar = Grammar({"type": "string", "pattern": pattern})
+    except SchemaRefused as error:  # as of ^(((a)+(aa){1,3}){1,3}){1,3}a
+        assert "told apart in too many ways" in str(error) and pattern.count("{") > 2
+        return
     assert [grammar.accepts(f'"{text}"') for text in texts] == wanted
     try:
         grammar = Grammar({"type": "string", "pattern": pattern, "minLength": low, "maxLength": high})

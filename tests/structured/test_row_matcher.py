@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmengine.request import GrammarRequest, Request, SamplingParams
-from mmengine.structured_output.backends import GRAMMAR_BACKENDS
-from mmengine.structured_output.rows import RowMatchers
-from mmengine.structured_output.spec import draft_grammars_of, grammar_of
+from mmengine.structured_output.engines.backends import GRAMMAR_BACKENDS
+from mmengine.structured_output.request.spec import draft_grammars_of, grammar_of
+from mmengine.structured_output.rows.rows import RowMatchers
 
 WORDS = [
     b'{"',

@@ -13,11 +13,11 @@ from pydantic import BaseModel
 
 from mmengine.errors import InvalidRequest
 from mmengine.request import GrammarRequest
-from mmengine.structured_output.closing import Closings
-from mmengine.structured_output.closing_hints import hints_of
-from mmengine.structured_output.closing_search import Vocabulary
+from mmengine.structured_output.closing.closing import Closings
+from mmengine.structured_output.closing.closing_hints import hints_of
+from mmengine.structured_output.closing.closing_search import Vocabulary
+from mmengine.structured_output.engines.llguidance.json_schema_lark import lark_of
 from mmengine.structured_output.json_schema.gate import Bounds, SchemaRefused, gate
-from mmengine.structured_output.json_schema_lark import lark_of
 from tests.structured.accepting import TOKENIZER, Grammar
 
 ITEMS: list[dict | bool] = [

@@ -9,8 +9,8 @@ import jsonschema
 import pytest
 
 from mmengine.errors import InvalidRequest
-from mmengine.structured_output.llguidance_backend import LLGuidance
-from mmengine.structured_output.spec import grammar_of
+from mmengine.structured_output.engines.llguidance.backend import LLGuidance
+from mmengine.structured_output.request.spec import grammar_of
 from tests.benchmarks.conftest import BENCHMARKS
 from tests.structured.mutations import mutated
 

@@ -7,7 +7,7 @@ import pytest
 from mmengine.errors import InvalidRequest
 from mmengine.structured_output.json_schema.gate import Bounds, SchemaRefused, gate
 from mmengine.structured_output.json_schema.notes import MAX_NOTES
-from mmengine.structured_output.spec import grammar_of, notes_of
+from mmengine.structured_output.request.spec import grammar_of, notes_of
 from tests.structured.accepting import Grammar
 
 

@@ -8,9 +8,9 @@ from pydantic import BaseModel
 
 import mmengine
 from mmengine import check_schema
+from mmengine.structured_output.engines.llguidance.backend import LLGuidance
 from mmengine.structured_output.json_schema.gate import Bounds
-from mmengine.structured_output.llguidance_backend import LLGuidance
-from mmengine.structured_output.strict import strict_notes
+from mmengine.structured_output.request.strict import strict_notes
 
 POINT = {
     "type": "object",

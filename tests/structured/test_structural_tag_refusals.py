@@ -5,8 +5,8 @@ import re
 import pytest
 
 from mmengine.errors import InvalidRequest
-from mmengine.structured_output.llguidance_backend import LLGuidance
-from mmengine.structured_output.spec import grammar_of
+from mmengine.structured_output.engines.llguidance.backend import LLGuidance
+from mmengine.structured_output.request.spec import grammar_of
 
 TOKENS = [bytes([byte]) for byte in range(256)] + [b"<|end|>"]
 FUNCTIONS = {

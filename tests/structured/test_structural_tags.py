@@ -8,9 +8,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from mmengine.structured_output.llguidance_backend import LLGuidance
-from mmengine.structured_output.spec import grammar_of, read_grammar
-from mmengine.structured_output.tags import StructuralTag
+from mmengine.structured_output.engines.llguidance.backend import LLGuidance
+from mmengine.structured_output.request.spec import grammar_of, read_grammar
+from mmengine.structured_output.request.tags import StructuralTag
 
 PAIRS = [
     b"<f",

@@ -8,10 +8,10 @@ import pytest
 
 from mmengine.errors import InvalidRequest
 from mmengine.request import GrammarRequest, Request, SamplingParams
-from mmengine.structured_output.backends import GRAMMAR_BACKENDS
+from mmengine.structured_output.engines.backends import GRAMMAR_BACKENDS
 from mmengine.structured_output.json_schema.refusal import SchemaRefused
-from mmengine.structured_output.rows import RowMatchers
-from mmengine.structured_output.spec import grammar_of
+from mmengine.structured_output.request.spec import grammar_of
+from mmengine.structured_output.rows.rows import RowMatchers
 
 PAIRS = [b'{"', b'":', b'"}', b"ab", b"00", b"\xc3\xa9", b"tr", b"ue"]
 TOKENS = [bytes([byte]) for byte in range(256)] + PAIRS + [b"<|end|>", b"<|end too|>", b"<|image|>", b""]

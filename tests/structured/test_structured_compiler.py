@@ -6,8 +6,8 @@ import pytest
 
 from mmengine.errors import InvalidRequest, MMEngineError
 from mmengine.request import GrammarRequest
-from mmengine.structured_output.compiler import Compiler
-from mmengine.structured_output.grammars import Grammars
+from mmengine.structured_output.rows.compiler import Compiler
+from mmengine.structured_output.rows.grammars import Grammars
 
 PATIENCE_S = 60
 

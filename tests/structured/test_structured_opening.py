@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from mmengine.errors import InvalidRequest
 from mmengine.structured_output.opening import Opening, end_of
-from mmengine.structured_output.spec import draft_grammars_of, grammar_of, read_grammar, reasoning_of
+from mmengine.structured_output.request.spec import draft_grammars_of, grammar_of, read_grammar, reasoning_of
 
 IDS = st.integers(0, 2)  # few, so that they repeat
 FORMS = [

@@ -6,7 +6,7 @@ import pytest
 from mmengine.errors import InvalidRequest
 from mmengine.request import GrammarRequest, SamplingParams
 from mmengine.serve.options import Options
-from mmengine.structured_output.spec import Choice, JsonSchema, Lark, Regex, grammar_of, read_grammar
+from mmengine.structured_output.request.spec import Choice, JsonSchema, Lark, Regex, grammar_of, read_grammar
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "boolean"}, "a": {"const": "é"}}, "required": ["b"]}
 

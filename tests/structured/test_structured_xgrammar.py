@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from mmengine.errors import ConfigError, InvalidRequest
 from mmengine.request import GrammarRequest
-from mmengine.structured_output.backends import GRAMMAR_BACKENDS
+from mmengine.structured_output.engines.backends import GRAMMAR_BACKENDS
 from mmengine.structured_output.json_schema.gate import Bounds, gate
 from mmengine.structured_output.json_schema.refusal import SchemaRefused
-from mmengine.structured_output.spec import draft_grammars_of, grammar_of
+from mmengine.structured_output.request.spec import draft_grammars_of, grammar_of
 from tests.structured.strategies import Case, cases
 
 pytest.importorskip("xgrammar")

@@ -20,7 +20,7 @@ from typing_extensions import TypedDict  # pydantic wants this one before Python
 
 from mmengine.errors import InvalidRequest
 from mmengine.structured_output.json_schema.gate import Bounds
-from mmengine.structured_output.types import decode, schema_of
+from mmengine.structured_output.types.types import decode, schema_of
 from tests.structured.accepting import Grammar
 
 # Short strings and numbers, so that random answers end.

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from mmengine.errors import InvalidRequest, RequestFailed
-from mmengine.structured_output.types import decode, schema_of
+from mmengine.structured_output.types.types import decode, schema_of
 from tests.structured.accepting import Grammar
 
 

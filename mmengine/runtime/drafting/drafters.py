@@ -18,7 +18,7 @@ from mmengine.spec_decode.eagle3.config import MAX_DRAFTS, Target
 from mmengine.spec_decode.eagle3.loading import HeadFolder, open_head
 from mmengine.spec_decode.grammar import GrammarDrafter
 from mmengine.spec_decode.registry import DRAFTERS
-from mmengine.structured_output.rows import RowMatchers
+from mmengine.structured_output.rows.rows import RowMatchers
 
 # Of one row, where the settings do not say: without a head, and of a grammar and a head together.
 DRAFT_TOKENS, HYBRID_TOKENS = 8, 15

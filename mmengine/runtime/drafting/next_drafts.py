@@ -17,7 +17,7 @@ from mmengine.runtime.drafting.eagle3.target_states import TargetStates
 from mmengine.runtime.rows import GRAMMAR, RowColumns
 from mmengine.spec_decode.base import Drafter, Proposed
 from mmengine.spec_decode.texts import Texts
-from mmengine.structured_output.rows import RowMatchers
+from mmengine.structured_output.rows.rows import RowMatchers
 
 MOST_GOES = 2  # of a head, in one run: behind what is forced where its first drafts end it goes on
 

@@ -8,7 +8,7 @@ from mmengine.runtime.sampling.lazy_masks import LazyMasked, lazily_masked, mask
 from mmengine.runtime.sampling.runs import Runs
 from mmengine.runtime.sampling.sample_rows import SampleRows
 from mmengine.runtime.sampling.sampler import Sampled, Sampler
-from mmengine.structured_output.rows import Masks, RowMatchers
+from mmengine.structured_output.rows.rows import Masks, RowMatchers
 
 NO_GRAMMARS = "this executor follows no grammars"
 

@@ -16,7 +16,7 @@ from mmengine.runtime.rows import CLOSES, GRAMMAR, MIN_P, TOP_K, TOP_P, TYPICAL
 from mmengine.runtime.sampling.runs import Runs
 from mmengine.runtime.sampling.sample_rows import SampleRows
 from mmengine.runtime.sampling.sampler import Chosen, Sampler
-from mmengine.structured_output.rows import Masks, RowMatchers
+from mmengine.structured_output.rows.rows import Masks, RowMatchers
 
 NEEDS_MASK = TOP_K | TOP_P | MIN_P | TYPICAL
 

@@ -9,7 +9,7 @@ from mmengine.gpu.sampling import sampling_kernels
 from mmengine.native import library
 from mmengine.runtime.device.upload import upload
 from mmengine.runtime.sampling.filters import NEVER
-from mmengine.structured_output.rows import Masks
+from mmengine.structured_output.rows.rows import Masks
 
 
 class _Masks(ctypes.Structure):

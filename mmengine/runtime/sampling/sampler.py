@@ -42,7 +42,7 @@ from mmengine.runtime.sampling.penalties import TokenCounts
 from mmengine.runtime.sampling.row_select import on_rows, take
 from mmengine.runtime.sampling.sample_rows import SampleRows
 from mmengine.runtime.sampling.topk import topk_tokens, topk_tokens_of
-from mmengine.structured_output.rows import Closing, Masks
+from mmengine.structured_output.rows.rows import Closing, Masks
 
 ADJUSTED = BIAS | HISTORY | PENALTIES | MIN_TOKENS
 COUNTED = HISTORY | PENALTIES

@@ -1,7 +1,7 @@
 """The gate: a JSON Schema in, a schema that the grammar engine enforces exactly out.
 
     text or dict ──► reading.py    read with limits, in the words of 2020-12 (drafts.py), references resolved
-                 ──► shapes.py     $ref, allOf, anyOf, oneOf … worked into shapes (own.py, pieces.py)
+                 ──► shapes.py     $ref, allOf, anyOf, oneOf … worked into shapes (rewrite.py, pieces.py)
                  ──► satisfiable.py  nothing satisfies it, or recursion has no base: refused
                  ──► emit.py       written as the part of JSON Schema that is enforced exactly, bounded
 

@@ -13,10 +13,10 @@ from msgspec import inspect as kinds
 from msgspec import to_builtins
 
 from mmengine.errors import InvalidRequest
-from mmengine.structured_output import type_patterns as patterns
 from mmengine.structured_output.json_schema.formats import FORMATS
-from mmengine.structured_output.type_keys import dict_schema
-from mmengine.structured_output.type_patterns import Schema
+from mmengine.structured_output.types import type_patterns as patterns
+from mmengine.structured_output.types.type_keys import dict_schema
+from mmengine.structured_output.types.type_patterns import Schema
 
 _UNHASHABLE = (kinds.ListType, kinds.SetType, kinds.DictType, kinds.TypedDictType, kinds.ByteArrayType)
 _Fields = kinds.StructType | kinds.TypedDictType | kinds.DataclassType | kinds.NamedTupleType

@@ -12,18 +12,18 @@ from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, Token
 
 from mmengine.errors import InvalidRequest
 from mmengine.request import GrammarRequest
-from mmengine.structured_output.base import OfTokenizer
-from mmengine.structured_output.closer import Closer
-from mmengine.structured_output.closing import MAX_CLOSING_TOKENS, Closings
-from mmengine.structured_output.closing_hints import hints_of
-from mmengine.structured_output.closing_search import Vocabulary
-from mmengine.structured_output.engine_words import PANIC, in_our_words, is_panic
-from mmengine.structured_output.json_schema_lark import schema_grammar
-from mmengine.structured_output.lark_ends import check_ends
-from mmengine.structured_output.llguidance_errors import first_step_error, refuse_overlap
-from mmengine.structured_output.spec import Choice, Grammar, JsonSchema, Lark, Regex, read_grammar
-from mmengine.structured_output.tag_grammar import grammars_of
-from mmengine.structured_output.tags import StructuralTag
+from mmengine.structured_output.closing.closer import Closer
+from mmengine.structured_output.closing.closing import MAX_CLOSING_TOKENS, Closings
+from mmengine.structured_output.closing.closing_hints import hints_of
+from mmengine.structured_output.closing.closing_search import Vocabulary
+from mmengine.structured_output.engines.base import OfTokenizer
+from mmengine.structured_output.engines.engine_words import PANIC, in_our_words, is_panic
+from mmengine.structured_output.engines.llguidance.errors import first_step_error, refuse_overlap
+from mmengine.structured_output.engines.llguidance.json_schema_lark import schema_grammar
+from mmengine.structured_output.engines.llguidance.lark_ends import check_ends
+from mmengine.structured_output.engines.llguidance.tag_grammar import grammars_of
+from mmengine.structured_output.request.spec import Choice, Grammar, JsonSchema, Lark, Regex, read_grammar
+from mmengine.structured_output.request.tags import StructuralTag
 
 MAX_KEPT_CHARS = 256  # of a text whose tokens are kept
 MAX_SPELLINGS = 8192  # of forced texts that are kept

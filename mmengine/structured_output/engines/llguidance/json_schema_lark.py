@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 import msgspec
 from llguidance import LLMatcher
 
+from mmengine.structured_output.engines.llguidance.lark_objects import Json, object_rule
 from mmengine.structured_output.json_schema.gate import MAX_OUTPUT
 from mmengine.structured_output.json_schema.keys import by_patterns
 from mmengine.structured_output.json_schema.refusal import refuse
-from mmengine.structured_output.lark_objects import Json, object_rule
 
 WHITE_SPACE = r"[\x20\x0A\x0D\x09]+"  # what llguidance's JSON Schema skips
 MARKS = ("x-steps", "x-distinct")

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 
 from mmengine.errors import InvalidRequest
-from mmengine.structured_output import type_patterns as patterns
 from mmengine.structured_output.json_schema.formats import FORMATS
-from mmengine.structured_output.type_patterns import Schema
+from mmengine.structured_output.types import type_patterns as patterns
+from mmengine.structured_output.types.type_patterns import Schema
 
 _NUMBERS = {"integer": patterns.INTEGER_KEY, "number": patterns.NUMBER_KEY}
 _ANNOTATIONS = frozenset({"title", "description", "examples", "default"})

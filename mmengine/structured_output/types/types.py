@@ -15,11 +15,16 @@ from typing import NamedTuple
 import msgspec
 
 from mmengine.errors import InvalidRequest, RequestFailed
-from mmengine.structured_output import msgspec_schema
 from mmengine.structured_output.json_schema.gate import gate
 from mmengine.structured_output.json_schema.keywords import SUBSCHEMA, SUBSCHEMA_LIST, SUBSCHEMA_MAP
 from mmengine.structured_output.json_schema.refusal import SchemaRefused
-from mmengine.structured_output.type_patterns import ASCII_IN_BASE64, FORMAT_PATTERNS, UNCHECKABLE, Schema
+from mmengine.structured_output.types import msgspec_schema
+from mmengine.structured_output.types.type_patterns import (
+    ASCII_IN_BASE64,
+    FORMAT_PATTERNS,
+    UNCHECKABLE,
+    Schema,
+)
 
 MAX_TYPES = 10_000  # that are looked at for pydantic's among them
 _OTHERS = ("pydantic", "annotated_types")
@@ -100,7 +105,7 @@ def _new_reader(what: object) -> _Reader:
 def _pydantic_reader(what: object, why: BaseException | None = None) -> _Reader:
     """`why`: msgspec's reason, where it was asked first."""
     try:
-        from mmengine.structured_output import pydantic_schema  # it may not be installed
+        from mmengine.structured_output.types import pydantic_schema  # it may not be installed
     except ImportError as error:
         reason = str(why or error).partition("\n")[0]
         raise InvalidRequest(f"{_name(what)} has no JSON Schema: {reason}") from None

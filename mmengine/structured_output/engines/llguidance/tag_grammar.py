@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from mmengine.errors import InvalidRequest, shown
-from mmengine.structured_output.json_schema_lark import lark_of
-from mmengine.structured_output.tags import StructuralTag
+from mmengine.structured_output.engines.llguidance.json_schema_lark import lark_of
+from mmengine.structured_output.request.tags import StructuralTag
 
 _STARTS = {  # by at_least_one and stop_after_first
     (False, False): "call* rest",

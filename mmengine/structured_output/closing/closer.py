@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from mmengine.structured_output.closing import Closings
+from mmengine.structured_output.closing.closing import Closings
 from mmengine.structured_output.matcher import Matcher
 from mmengine.structured_output.opening import Opening
 

@@ -16,9 +16,9 @@ JSON. The way that is found is said by the tokenizer's tokens. The same grammar,
 same tokens on every machine: what is counted is what the matcher is asked, and not time.
 """
 
-from mmengine.structured_output.closing_hints import Hints
-from mmengine.structured_output.closing_search import Search, Vocabulary, Way
-from mmengine.structured_output.json_place import Place
+from mmengine.structured_output.closing.closing_hints import Hints
+from mmengine.structured_output.closing.closing_search import Search, Vocabulary, Way
+from mmengine.structured_output.closing.json_place import Place
 from mmengine.structured_output.matcher import Matcher
 
 MAX_CLOSING_TOKENS = 4096  # a longer way is not looked for

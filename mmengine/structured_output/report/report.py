@@ -11,20 +11,20 @@ import numpy as np
 
 from mmengine.errors import InvalidRequest
 from mmengine.request import GrammarRequest
-from mmengine.structured_output.engine_words import in_our_words
+from mmengine.structured_output.engines.engine_words import in_our_words
 from mmengine.structured_output.json_schema.gate import Bounds, gate
 from mmengine.structured_output.json_schema.loading import parsed
 from mmengine.structured_output.json_schema.notes import Note
 from mmengine.structured_output.json_schema.reading import read
 from mmengine.structured_output.json_schema.refusal import SchemaRefused
-from mmengine.structured_output.narrowing import bound_notes, format_notes
-from mmengine.structured_output.strict import strict_notes
-from mmengine.structured_output.types import schema_of
+from mmengine.structured_output.report.narrowing import bound_notes, format_notes
+from mmengine.structured_output.request.strict import strict_notes
+from mmengine.structured_output.types.types import schema_of
 
 if TYPE_CHECKING:  # a refusal needs none of it
     from llguidance import LLMatcher
 
-    from mmengine.structured_output.llguidance_backend import LLGuidance
+    from mmengine.structured_output.engines.llguidance.backend import LLGuidance
 
 WALKS, WALK_TOKENS = 3, 48  # random beginnings of answers, over which masks are timed
 END = 256  # of the tokenizer whose other tokens are bytes
@@ -116,7 +116,7 @@ def _compiled(grammar: GrammarRequest, backend: "LLGuidance | None") -> tuple[fl
 
 
 def _byte_backend() -> "LLGuidance":
-    from mmengine.structured_output.llguidance_backend import LLGuidance  # lazy
+    from mmengine.structured_output.engines.llguidance.backend import LLGuidance  # lazy
 
     tokens = [*(bytes([byte]) for byte in range(END)), b""]
     return LLGuidance(lambda: tokens, lambda text: list(text.encode()), frozenset({END}), [END], END + 1)

@@ -4,8 +4,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 
-from mmengine.structured_output.closing_hints import Hints
-from mmengine.structured_output.json_place import Place
+from mmengine.structured_output.closing.closing_hints import Hints
+from mmengine.structured_output.closing.json_place import Place
 from mmengine.structured_output.matcher import Matcher
 
 MAX_NUMBERS_TRIED = 300  # one after the other, where no bound hints at one

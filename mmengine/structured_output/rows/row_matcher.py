@@ -11,7 +11,7 @@ back.
 
 from collections.abc import Callable, Sequence
 
-from mmengine.structured_output.base import Backend
+from mmengine.structured_output.engines.base import Backend
 from mmengine.structured_output.matcher import Matcher
 from mmengine.structured_output.opening import Opening
 

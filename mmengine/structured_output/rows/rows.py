@@ -15,12 +15,12 @@ from functools import partial
 import numpy as np
 
 from mmengine.request import Request
-from mmengine.structured_output.base import Backend, Compiled
-from mmengine.structured_output.closer import Closer
-from mmengine.structured_output.engine_words import in_our_words, is_worn
+from mmengine.structured_output.closing.closer import Closer
+from mmengine.structured_output.engines.base import Backend, Compiled
+from mmengine.structured_output.engines.engine_words import in_our_words, is_worn
 from mmengine.structured_output.matcher import Matcher
 from mmengine.structured_output.opening import Opening
-from mmengine.structured_output.row_matcher import DraftGrammars, RowMatcher
+from mmengine.structured_output.rows.row_matcher import DraftGrammars, RowMatcher
 
 NOT_HERE = "its grammar is not compiled here"
 

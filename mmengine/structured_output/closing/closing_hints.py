@@ -13,7 +13,7 @@ from math import ceil
 import msgspec
 
 from mmengine.request import GrammarRequest
-from mmengine.structured_output.shortest_words import Text
+from mmengine.structured_output.closing.shortest_words import Text
 
 MAX_TEXTS = 200  # of patterns, of one grammar
 MAX_LEAVES = 4_000  # values, of one grammar

@@ -14,9 +14,9 @@ from typing import Any
 import msgspec
 
 from mmengine.errors import InvalidRequest, shown
-from mmengine.structured_output.fields import bounds_of, gated, mapping, refuse_others, string
 from mmengine.structured_output.json_schema.gate import MAX_OUTPUT, Bounds
 from mmengine.structured_output.json_schema.refusal import SchemaRefused
+from mmengine.structured_output.request.fields import bounds_of, gated, mapping, refuse_others, string
 
 MAX_STRUCTURES = 128
 MAX_TRIGGERS = 32

@@ -4,7 +4,7 @@ import msgspec
 import numpy as np
 from llguidance import LLMatcher
 
-from mmengine.structured_output.engine_words import in_our_words
+from mmengine.structured_output.engines.engine_words import in_our_words
 from mmengine.structured_output.json_schema.refusal import SchemaRefused
 
 

@@ -7,10 +7,10 @@ takes, and gives a Backend.
 from collections.abc import Callable
 
 from mmengine.registry import Registry
-from mmengine.structured_output.base import Backend
+from mmengine.structured_output.engines.base import Backend
 
 GRAMMAR_BACKENDS: Registry[Callable[..., Backend]] = Registry(
     "mmengine.grammar_backends",
     "grammar_backend",
-    own={"llguidance": "mmengine.structured_output.llguidance_backend:LLGuidance"},
+    own={"llguidance": "mmengine.structured_output.engines.llguidance.backend:LLGuidance"},
 )

@@ -15,9 +15,9 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue, PydanticIn
 from pydantic_core import core_schema
 
 from mmengine.errors import InvalidRequest
-from mmengine.structured_output import type_patterns as patterns
 from mmengine.structured_output.json_schema.formats import FORMATS
-from mmengine.structured_output.type_keys import dict_schema
+from mmengine.structured_output.types import type_patterns as patterns
+from mmengine.structured_output.types.type_keys import dict_schema
 
 _OF_BYTES = {"contentMediaType": "application/octet-stream"}  # what a format of base64 is of
 _UNHASHABLE = frozenset({"list", "dict", "set", "typed-dict", "deque"})

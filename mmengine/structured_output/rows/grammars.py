@@ -4,11 +4,11 @@ from collections.abc import Callable
 
 from mmengine.errors import MMEngineError
 from mmengine.request import GrammarRequest, Request
-from mmengine.structured_output.base import Backend, Compiled
-from mmengine.structured_output.closer import Closer
-from mmengine.structured_output.compiler import Compilation, Compiler
+from mmengine.structured_output.closing.closer import Closer
+from mmengine.structured_output.engines.base import Backend, Compiled
 from mmengine.structured_output.matcher import Matcher
-from mmengine.structured_output.spec import draft_grammars_of
+from mmengine.structured_output.request.spec import draft_grammars_of
+from mmengine.structured_output.rows.compiler import Compilation, Compiler
 
 
 class Grammars:

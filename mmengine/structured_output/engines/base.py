@@ -1,4 +1,4 @@
-"""What a grammar engine brings: one file like llguidance_backend.py implements this."""
+"""What a grammar engine brings: one file like llguidance/backend.py implements this."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 
 from mmengine.request import GrammarRequest
-from mmengine.structured_output.closer import Closer
+from mmengine.structured_output.closing.closer import Closer
 from mmengine.structured_output.matcher import Matcher
 
 

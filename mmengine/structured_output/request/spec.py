@@ -18,7 +18,10 @@ import msgspec
 
 from mmengine.errors import InvalidRequest, shown
 from mmengine.request import GrammarRequest
-from mmengine.structured_output.fields import (
+from mmengine.structured_output.gbnf.convert import convert
+from mmengine.structured_output.json_schema.loading import parsed
+from mmengine.structured_output.json_schema.notes import Gated, Note
+from mmengine.structured_output.request.fields import (
     bounds_of,
     documents_of,
     flag,
@@ -28,11 +31,8 @@ from mmengine.structured_output.fields import (
     string,
     truncation_of,
 )
-from mmengine.structured_output.gbnf.convert import convert
-from mmengine.structured_output.json_schema.loading import parsed
-from mmengine.structured_output.json_schema.notes import Gated, Note
-from mmengine.structured_output.strict import strict_notes
-from mmengine.structured_output.tags import StructuralTag, structural_tag
+from mmengine.structured_output.request.strict import strict_notes
+from mmengine.structured_output.request.tags import StructuralTag, structural_tag
 
 MAX_GRAMMAR_CHARS = 256 * 1024  # of a regex or a Lark grammar, and of all choices together
 MAX_CHOICES = 10_000

@@ -16,7 +16,7 @@ import msgspec
 
 from mmengine.errors import MMEngineError, in_one_line
 from mmengine.request import GrammarRequest
-from mmengine.structured_output.base import Compiled
+from mmengine.structured_output.engines.base import Compiled
 
 WORKERS = 2
 CACHE_SIZE = 384  # grammars that nobody uses now; a schema has two draft grammars beside its own

@@ -1,0 +1,1 @@
+"""How a text is completed within its budget: what is shortest, and where it may still end."""

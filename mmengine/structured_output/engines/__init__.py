@@ -1,0 +1,1 @@
+"""What a grammar engine brings (base.py), and which there are (backends.py)."""

@@ -1,0 +1,1 @@
+"""What becomes of a schema: exact, approximated and how, or refused and why."""
