@@ -341,7 +341,7 @@ class AsyncEngine:
         news = ended(unbegun(channel.options.request_id, channel.options.sampling.n, "deadline"))
         with suppress(RuntimeError):  # the caller's loop is closed
             channel.loop.call_soon_threadsafe(put_all, [(channel, one) for one in news])
-        self._end(channel, None)
+        self._forget(channel)
 
     def _acknowledge(self, engine: Engine) -> None:
         """Tell the callers whose requests a step wrote down."""
@@ -376,11 +376,14 @@ class AsyncEngine:
                     self._cancel(channel)
         for output in outputs:
             if output.completion is not None:
-                self._end(self._running.pop(output.request_id), None)
+                self._forget(self._running.pop(output.request_id))
 
-    def _end(self, channel: Channel, error: MMEngineError | None) -> None:
+    def _forget(self, channel: Channel) -> None:
         with self._lock:
             self._open.discard(channel)
+
+    def _end(self, channel: Channel, error: MMEngineError) -> None:
+        self._forget(channel)
         try:
             channel.loop.call_soon_threadsafe(channel.end, error)
         except RuntimeError:

@@ -1,6 +1,7 @@
 """One request of an AsyncEngine, from the side of its caller."""
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Iterable
 
 from mmengine.errors import MMEngineError
@@ -10,14 +11,19 @@ from mmengine.serve.reasoning import NO_REASONING, ReasoningTokens
 from mmengine.serve.texts import AnswerTexts
 
 
+LISTENERS_AT_ONCE = 64  # that are called before the event loop looks at its sockets again
+
+
 class Channel:
-    """From the engine's thread to one caller. `queue` belongs to the caller's loop."""
+    """From the engine's thread to one caller. All but `closed` belongs to the caller's loop, once it runs."""
 
     def __init__(self, options: Options, texts: AnswerTexts):
         self.options = options
         self.texts = texts
         self.loop = asyncio.get_running_loop()
-        self.queue: asyncio.Queue[RequestOutput | MMEngineError | None] = asyncio.Queue()
+        self.items: deque[RequestOutput | MMEngineError | None] = deque()  # that nobody took; None is the end
+        self.listener: Callable[[], None] | None = None
+        self._arrived = asyncio.Event()
         self.accepted = asyncio.Event()  # on the disk, or refused with `error`
         self.error: MMEngineError | None = None
         self.timer: asyncio.TimerHandle | None = None  # ends its preparation
@@ -29,17 +35,50 @@ class Channel:
 
     def end(self, error: MMEngineError | None) -> None:
         """On the caller's loop: nothing comes any more."""
+        self._put_end(error)
+        self.wake()
+
+    def put(self, output: RequestOutput) -> None:
+        """On the caller's loop; nobody hears of it before `wake`."""
+        self.items.append(output)
+        if output.completion is not None:
+            self._put_end(None)
+
+    def _put_end(self, error: MMEngineError | None) -> None:
         if self.timer is not None:
             self.timer.cancel()
         self.error = error
         self.accepted.set()
-        self.queue.put_nowait(error)
+        self.items.append(error)
+
+    def wake(self) -> None:
+        """Tell who listens, or who waits."""
+        if self.listener is not None:
+            self.listener()
+        else:
+            self._arrived.set()
+
+    async def wait(self) -> None:
+        """Until something has come."""
+        while not self.items:
+            self._arrived.clear()
+            await self._arrived.wait()
 
 
 def put_all(news: Iterable[tuple[Channel, RequestOutput]]) -> None:
-    """On the loop of all these channels."""
+    """On the loop of all these channels: each hears once of all its news, and of its end behind them."""
+    channels: dict[Channel, None] = {}
     for channel, output in news:
-        channel.queue.put_nowait(output)
+        channel.put(output)
+        channels[channel] = None
+    _wake_all(list(channels))
+
+
+def _wake_all(channels: list[Channel]) -> None:
+    for channel in channels[:LISTENERS_AT_ONCE]:
+        channel.wake()
+    if rest := channels[LISTENERS_AT_ONCE:]:
+        rest[0].loop.call_soon(_wake_all, rest)
 
 
 class Stream:
@@ -53,48 +92,56 @@ class Stream:
     def __init__(self, channel: Channel, close: Callable[[Channel], None]):
         self._channel, self.texts = channel, channel.texts
         self._close = close
-        self._over = False
+        self.is_over = False
         self.completion: Completion | None = None
 
     def __aiter__(self) -> "Stream":
         return self
 
     async def __anext__(self) -> RequestOutput:
-        if self._over:
+        if self.is_over:
             raise StopAsyncIteration
-        item = await self._channel.queue.get()
+        await self._channel.wait()
+        item = self._channel.items.popleft()
         if isinstance(item, RequestOutput):
             item = self.texts.fill(item)  # here, while the engine's thread computes
             self.completion = item.completion or self.completion
             return item
-        self._over = True
+        self.is_over = True
         if item is None:
             raise StopAsyncIteration
         raise item
 
-    async def news(self) -> list[RequestOutput]:
-        """All outputs that have come, at least one, without their texts: `token_ids` are what they are made
-        of. [] at the end. Raises as the iteration does, behind what came before."""
-        queue = self._channel.queue
+    def listen(self, listener: Callable[[], None] | None) -> None:
+        """Call it, on the caller's loop, whenever something has come, from a step once. Nobody who waits is
+        woken then."""
+        self._channel.listener = listener
+
+    def take(self) -> list[RequestOutput]:
+        """All outputs that have come, without their texts: `token_ids` are what they are made of. [] when
+        there are none now, and at the end, which `is_over` says. Raises as the iteration does, behind what
+        came before."""
+        items = self._channel.items
         found: list[RequestOutput] = []
-        while not self._over and not (found and queue.empty()):
-            item = await queue.get()
+        while items and not self.is_over:
+            item = items[0]
             if isinstance(item, RequestOutput):
                 found.append(item)
                 self.completion = item.completion or self.completion
+            elif item is None:
+                self.is_over = True
             elif found:
-                queue.put_nowait(item)  # the last that comes: for the next call
-                break
+                break  # for the next call
             else:
-                self._over = True
-                if item is not None:
-                    raise item
+                self.is_over = True
+                raise item
+            items.popleft()
         return found
 
     @property
     def backlog(self) -> int:
         """Outputs that have come and that nobody read."""
-        return self._channel.queue.qsize()
+        return len(self._channel.items)
 
     @property
     def reasoning(self) -> ReasoningTokens:
@@ -125,7 +172,7 @@ class Stream:
 
     async def aclose(self) -> None:
         """Cancel the request if it still runs; nothing more comes."""
-        self._over = True
+        self.is_over = True
         self._close(self._channel)
 
     def __del__(self) -> None:

@@ -1,7 +1,7 @@
 """One call on its way: from the engine's news to frames of a stream, or to the whole answer."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 import msgspec
@@ -14,8 +14,8 @@ from mmengine.serve.options import SubmitOptions
 from mmengine.serve.stream import Stream
 from mmengine.server.asked import Asked
 from mmengine.server.deltas import ChoiceDeltas, Delta
-from mmengine.server.errors import late
-from mmengine.server.frames import DONE, Frames, Usage, WholeChoice
+from mmengine.server.errors import api_error, late
+from mmengine.server.frames import DONE, Frames, Usage, WholeChoice, error_frame
 
 
 class Turn:
@@ -76,14 +76,13 @@ def _given_up(reason: str, detail: str) -> Exception:
 
 
 class Answering:
-    """A call. `open` it first; then `next` gives frames, or `whole` the answer. `close` it in any case."""
+    """A call. `open` it first; then `take` gives frames, or `whole` the answer. `close` it in any case."""
 
     def __init__(self, engine: AsyncEngine, asked: Asked, frames: Frames, tokenizer: Tokenizer):
         self._engine, self._asked, self._frames, self._tokenizer = engine, asked, frames, tokenizer
         self._turns: list[Turn] = []
-        self._tasks: dict[asyncio.Task[list[RequestOutput]], Turn] = {}  # where there are several prompts
-        self._news: list[tuple[Turn, list[RequestOutput]]] = []
-        self._ended = False
+        self._news: list[tuple[Turn, list[RequestOutput]]] = []  # that came, and that no frame told of
+        self._arrived = asyncio.Event()
 
     def begin(self) -> None:
         """Ask the engine. Raises InvalidRequest, QueueFull; nothing runs then."""
@@ -119,26 +118,36 @@ class Answering:
         for turn in self._turns:
             await turn.stream.accepted()
             turn.begin()
+        self.listen(self._arrived.set)
         with suppress(TimeoutError):
             async with asyncio.timeout(patience_s):
-                self._news.append(await self._wait())
+                while not self._news and not self._is_over:
+                    await self._wait()
+                    self._fetch()
         for _, outputs in self._news:
             for output in outputs:
                 if output.finish_reason not in (None, "stop", "length"):
                     raise _given_up(output.finish_reason, output.detail)
 
-    async def _wait(self) -> tuple[Turn, list[RequestOutput]]:
-        """News of one prompt; none of them at its end. May be cancelled, and nothing is lost."""
-        if len(self._turns) == 1:
-            return self._turns[0], await self._turns[0].stream.news()
-        if not self._tasks:
-            self._tasks = {asyncio.create_task(turn.stream.news()): turn for turn in self._turns}
-        done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
-        task = next(iter(done))
-        turn, outputs = self._tasks.pop(task), task.result()
-        if outputs:
-            self._tasks[asyncio.create_task(turn.stream.news())] = turn
-        return turn, outputs
+    def listen(self, listener: Callable[[], None] | None) -> None:
+        for turn in self._turns:
+            turn.stream.listen(listener)
+
+    async def _wait(self) -> None:
+        """Until something has come. The listener must be the event."""
+        if not self.backlog and not self._is_over:
+            self._arrived.clear()
+            await self._arrived.wait()
+
+    def _fetch(self) -> None:
+        """What has come, into `_news`. Raises what a prompt ends with that came to nothing."""
+        for turn in self._turns:
+            while outputs := turn.stream.take():
+                self._news.append((turn, outputs))
+
+    @property
+    def _is_over(self) -> bool:
+        return all(turn.stream.is_over for turn in self._turns)
 
     def first(self) -> bytes:
         return b"".join(self._frames.first(index) for index in range(self._num_choices))
@@ -147,39 +156,44 @@ class Answering:
     def _num_choices(self) -> int:
         return len(self._turns) * self._asked.sampling.n
 
-    async def next(self) -> bytes:
-        """Frames of all that has come; b"" at the end. May be cancelled. Raises what a call
-        ends with that was given up, behind the frames before it."""
-        if self._ended:
-            return b""
+    def take(self) -> tuple[bytes, str]:
+        """Frames of all that has come; at the end "whole", or behind an "error" that the last frame tells of."""
         made: list[bytes] = []
-        while not made:
-            turn, outputs = self._news.pop(0) if self._news else await self._wait()
-            for output in outputs:
-                for index, delta, reason, stop_reason in turn.take(output):
-                    if reason is None:
-                        made.append(self._frames.delta(index, delta))
-                    else:
-                        made.append(self._frames.finish(index, delta, reason, stop_reason))
-            if not outputs and not self._tasks:
-                self._ended = True
-                if self._asked.include_usage:
-                    made.append(self._frames.usage(self._usage()))
-                made.append(DONE)
-        return b"".join(made)
+        try:
+            self._fetch()
+            news, self._news = self._news, []
+            for turn, outputs in news:
+                for output in outputs:
+                    for index, delta, reason, stop_reason in turn.take(output):
+                        if reason is None:
+                            made.append(self._frames.delta(index, delta))
+                        else:
+                            made.append(self._frames.finish(index, delta, reason, stop_reason))
+            if not self._is_over:
+                return b"".join(made), ""
+            if self._asked.include_usage:
+                made.append(self._frames.usage(self._usage()))
+        except Exception as error:
+            made += (error_frame(api_error(error)), DONE)
+            return b"".join(made), "error"
+        made.append(DONE)
+        return b"".join(made), "whole"
 
     async def whole(self) -> bytes:
         """The body of an answer that is no stream."""
         choices = [WholeChoice(index) for index in range(self._num_choices)]
         while True:
-            turn, outputs = self._news.pop(0) if self._news else await self._wait()
-            if not outputs and not self._tasks:
+            self._fetch()
+            news, self._news = self._news, []
+            for turn, outputs in news:
+                for output in outputs:
+                    for index, delta, reason, stop_reason in turn.take(output):
+                        choices[index].add(delta)
+                        if reason is not None:
+                            choices[index].finish_reason, choices[index].stop_reason = reason, stop_reason
+            if self._is_over:
                 return self._frames.whole(choices, self._usage())
-            for output in outputs:
-                for index, delta, reason, stop_reason in turn.take(output):
-                    choices[index].add(delta)
-                    if reason is not None:
-                        choices[index].finish_reason, choices[index].stop_reason = reason, stop_reason
+            await self._wait()
 
     def _usage(self) -> Usage:
         found = [turn.usage() for turn in self._turns]
@@ -206,11 +220,9 @@ class Answering:
 
     @property
     def backlog(self) -> int:
-        return max(turn.stream.backlog for turn in self._turns)
+        return sum(turn.stream.backlog for turn in self._turns)
 
     def close(self) -> None:
         """Cancel what still runs. Closing twice is no error."""
-        for task in self._tasks:
-            task.cancel()
         for turn in self._turns:
             turn.stream.cancel()

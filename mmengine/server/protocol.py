@@ -1,11 +1,12 @@
 """uvicorn's HTTP connection, with our errors where it has its own, and a limit for headers."""
 
 import asyncio
+from collections.abc import Callable
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from mmengine.server.errors import ApiError
-from mmengine.server.sse import ABORT
+from mmengine.server.sse import LINE
 
 _REASONS = {400: b"Bad Request", 431: b"Request Header Fields Too Large"}
 
@@ -15,6 +16,7 @@ def http_protocol(max_header_bytes: int) -> type[asyncio.Protocol]:
 
     class Connection(HttpToolsProtocol):
         _num_head_bytes = 0  # since the last request's body, or the connection's begin
+        on_room: Callable[[], None] | None = None
 
         def data_received(self, data: bytes) -> None:
             self._num_head_bytes += len(data)
@@ -25,7 +27,7 @@ def http_protocol(max_header_bytes: int) -> type[asyncio.Protocol]:
 
         def on_message_begin(self) -> None:
             super().on_message_begin()
-            self.scope["extensions"] = {ABORT: {"call": self.transport.abort}}
+            self.scope["extensions"] = {LINE: {"line": self}}
 
         def on_headers_complete(self) -> None:
             self._num_head_bytes = 0
@@ -34,6 +36,24 @@ def http_protocol(max_header_bytes: int) -> type[asyncio.Protocol]:
         def on_body(self, body: bytes) -> None:
             self._num_head_bytes = 0
             super().on_body(body)
+
+        # As an answer's Line
+
+        @property
+        def is_full(self) -> bool:
+            return self.flow.write_paused
+
+        def write(self, data: bytes) -> None:
+            if data and not self.transport.is_closing():
+                self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+
+        def abort(self) -> None:
+            self.transport.abort()
+
+        def resume_writing(self) -> None:
+            super().resume_writing()
+            if self.on_room is not None:
+                self.on_room()
 
         def send_400_response(self, msg: str) -> None:
             self._refuse(ApiError(400, "this is no HTTP request that can be read"))

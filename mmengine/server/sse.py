@@ -1,22 +1,40 @@
-"""Server-sent events over ASGI: a race of the client's leaving, the next frames and silence."""
+"""Server-sent events over ASGI: frames go to the socket when they come, without a task for each."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Protocol, TypeVar
 
 from starlette.types import Receive, Scope, Send
 
-from mmengine.server.errors import ApiError, ClientLeft, api_error
+from mmengine.server.errors import ApiError, ClientLeft
 from mmengine.server.frames import DONE, PING, error_frame
 
-ABORT = "mmengine.abort"  # in a scope's extensions: closes the connection without waiting for its reader
+LINE = "mmengine.line"  # in a scope's extensions: {"line": Line}
 _T = TypeVar("_T")
 
 
-class FrameSource(Protocol):
-    """Where frames come from. `next` may be cancelled, and gives b"" at the end."""
+class Line(Protocol):
+    """The connection under an answer. `on_room`: called when it is full no more."""
 
-    async def next(self) -> bytes: ...
+    on_room: Callable[[], None] | None
+
+    @property
+    def is_full(self) -> bool:
+        """Whether its reader is slow: what is written waits in memory."""
+
+    def write(self, data: bytes) -> None:
+        """A part of the body, at once."""
+
+    def abort(self) -> None:
+        """Close it without waiting for its reader."""
+
+
+class FrameSource(Protocol):
+    """Where frames come from. `take` gives those of all that has come, with a word at their end."""
+
+    def take(self) -> tuple[bytes, str]: ...
+
+    def listen(self, listener: Callable[[], None] | None) -> None: ...
 
     @property
     def backlog(self) -> int: ...
@@ -47,11 +65,10 @@ async def unless_gone(receive: Receive, work: Coroutine[None, None, _T]) -> _T:
 
 
 class EventStream:
-    """An answer as an ASGI application. All frames that have come go in one write. A reader that takes longer
-    than `slow_reader_s` for a write, or lets `max_backlog` news wait, is cut. `shutting_down`: the sentence
-    for those whose stream the server's end cuts.
-
-    One timer looks at a stream now and then: a timeout for each wait would cost more than its frames do."""
+    """An answer as an ASGI application. All frames that have come go in one write, by whoever brings the news:
+    a task is woken for the end alone. A reader that keeps the line full for longer than `slow_reader_s`, or
+    lets `max_backlog` news wait, is cut. `shutting_down`: the sentence for those whose stream the server's
+    end cuts."""
 
     def __init__(
         self,
@@ -68,53 +85,80 @@ class EventStream:
         self._source, self._first, self._headers = source, first, headers
         self._ping_s, self._slow_reader_s, self._max_backlog = ping_s, slow_reader_s, max_backlog
         self._ended, self._shutting_down = ended, shutting_down
-        self._since = 0.0  # when the wait began that it is in: for news, or in `_writes` for its reader
-        self._writes = False
-        self._woken = False  # by the timer
+        self._last = b""  # frames that go with the end
+        self._how = ""  # it ended
+        self._written_at = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        task = asyncio.current_task()
-        assert task is not None
+        self._line: Line = scope["extensions"][LINE]["line"]
+        self._loop = asyncio.get_running_loop()
+        self._over: asyncio.Future[None] = self._loop.create_future()
         leaving = asyncio.ensure_future(gone(receive))
-        leaving.add_done_callback(lambda done: None if done.cancelled() else task.cancel())
-        self._loop, self._task = asyncio.get_running_loop(), task
+        leaving.add_done_callback(lambda done: None if done.cancelled() else self._end("left"))
         self._watch()
-        how = "whole"
         try:
             await self._start(send)
-            how = await self._send_all(send)
-            if how == "slow reader":
-                scope["extensions"][ABORT]["call"]()
+            self._write(self._first)
+            self._line.on_room = self._pump
+            self._source.listen(self._pump)
+            self._pump()
+            await self._over
+            await send({"type": "http.response.body", "body": self._last, "more_body": False})
         except asyncio.CancelledError:
-            how = "left"
-            if leaving.done():
-                task.uncancel()
-            elif (why := self._shutting_down()) is not None:
-                how = "shutdown"
-                task.uncancel()
-                await send(_body(error_frame(why) + DONE, more=False))
-            else:
+            if (why := self._shutting_down()) is None:
+                self._how = "left"
                 raise
+            self._how, task = "shutdown", asyncio.current_task()
+            if task is not None:
+                task.uncancel()
+            last = error_frame(why) + DONE
+            await send({"type": "http.response.body", "body": last, "more_body": False})
         finally:
             self._timer.cancel()
             leaving.cancel()
+            self._line.on_room = None
+            self._source.listen(None)
             self._source.close()
-            self._ended(how)
+            self._ended(self._how)
+
+    def _pump(self) -> None:
+        """News have come, or room for them."""
+        if self._how:
+            return
+        if self._line.is_full:
+            if self._source.backlog > self._max_backlog:
+                self._cut()
+            return
+        data, how = self._source.take()
+        if how:
+            self._last = data
+            self._end(how)
+        elif data:
+            self._write(data)
+
+    def _write(self, data: bytes) -> None:
+        self._written_at = self._loop.time()
+        self._line.write(data)
+
+    def _end(self, how: str) -> None:
+        self._how = self._how or how
+        if not self._over.done():
+            self._over.set_result(None)
+
+    def _cut(self) -> None:
+        self._how = "slow reader"
+        self._end(self._how)
+        self._line.abort()
 
     def _watch(self) -> None:
-        """Wakes the task where its wait takes too long. It is suspended in that wait whenever this runs."""
-        limit = self._slow_reader_s if self._writes else self._ping_s
-        if self._since and self._loop.time() - self._since >= limit:
-            self._woken = True
-            self._task.cancel()
+        """One timer looks at a stream now and then: for its reader, and for silence."""
+        now = self._loop.time()
+        if self._line.is_full:
+            if now - self._written_at >= self._slow_reader_s:
+                self._cut()
+        elif self._written_at and now - self._written_at >= self._ping_s and not self._how:
+            self._write(PING)
         self._timer = self._loop.call_later(min(self._ping_s, self._slow_reader_s) / 4, self._watch)
-
-    def _was_woken(self) -> bool:
-        """Whether a cancellation is the timer's; it is taken back then."""
-        woken, self._woken = self._woken, False
-        if woken:
-            self._task.uncancel()
-        return woken
 
     async def _start(self, send: Send) -> None:
         headers = {
@@ -125,43 +169,3 @@ class EventStream:
         }
         raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
         await send({"type": "http.response.start", "status": 200, "headers": raw})
-
-    async def _send_all(self, send: Send) -> str:
-        """How it ended."""
-        data, how = self._first, ""
-        while not how:
-            if not data:
-                try:
-                    data = await self._next()
-                    how = "" if data else "whole"
-                except Exception as error:
-                    data, how = error_frame(api_error(error)) + DONE, "error"
-            if not await self._is_read(send(_body(data, more=not how))):
-                return "slow reader"
-            if self._source.backlog > self._max_backlog:
-                return "slow reader"
-            data = b""
-        return how
-
-    async def _next(self) -> bytes:
-        self._since, self._writes = self._loop.time(), False
-        try:
-            return await self._source.next()
-        except asyncio.CancelledError:
-            if self._was_woken():
-                return PING
-            raise
-
-    async def _is_read(self, write: Awaitable[None]) -> bool:
-        self._since, self._writes = self._loop.time(), True
-        try:
-            await write
-        except asyncio.CancelledError:
-            if self._was_woken():
-                return False
-            raise
-        return True
-
-
-def _body(data: bytes, *, more: bool) -> dict[str, object]:
-    return {"type": "http.response.body", "body": data, "more_body": more}

@@ -1,0 +1,88 @@
+"""Clients of a server that take as little of the machine as they can: raw sockets, one thread."""
+
+import json
+import selectors
+import socket
+import time
+from dataclasses import dataclass, field
+
+ASKED = "What is a triangle, and what is a star?"
+_END = b"0\r\n\r\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """`requests` in all, `at_once` of them open, each an answer of `tokens` tokens."""
+
+    requests: int
+    at_once: int
+    tokens: int
+    stream: bool
+    model: str | None = None
+    more: tuple[tuple[str, object], ...] = ()  # further fields of the body
+    pause_s: float = 0.0  # between two looks at the sockets: who sleeps on none costs its sender no wake-up
+
+    def bytes_of(self, number: int) -> bytes:
+        fields = {
+            "messages": [{"role": "user", "content": f"{number}. {ASKED}"}],
+            "stream": self.stream,
+            "max_tokens": self.tokens,
+            **dict(self.more),
+        }
+        if self.model is not None:
+            fields["model"] = self.model
+        body = json.dumps(fields).encode()
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\n"
+        return head + b"content-length: %d\r\n\r\n" % len(body) + body
+
+
+@dataclass(slots=True)
+class Answer:
+    sent_at: float
+    first_at: float = 0.0  # when the first event that has text came
+    data: bytearray = field(default_factory=bytearray)
+
+    @property
+    def is_whole(self) -> bool:
+        if self.data.endswith(_END):
+            return True
+        end = self.data.find(b"\r\n\r\n", 0, 2048)
+        length = self.data[: max(0, end)].lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]
+        return bool(length) and len(self.data) >= end + 4 + int(length)
+
+
+def load(port: int, asked: Load) -> list[Answer]:
+    """Run it against 127.0.0.1. Raises RuntimeError for an answer that is none."""
+    ready, answers, sent = selectors.DefaultSelector(), [], 0
+    for _ in range(min(asked.at_once, asked.requests)):
+        connection = socket.create_connection(("127.0.0.1", port))
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        answers.append(_send(connection, asked, sent))
+        ready.register(connection, selectors.EVENT_READ, answers[-1])
+        sent += 1
+    while ready.get_map():
+        time.sleep(asked.pause_s)
+        for key, _ in ready.select():
+            connection, answer = key.fileobj, key.data
+            data = connection.recv(1 << 18)
+            answer.data += data
+            if not answer.first_at and (b'"content":"' in data.replace(b'"content":""', b"")):
+                answer.first_at = time.perf_counter()
+            if not data or not answer.data.startswith(b"HTTP/1.1 200"[: len(answer.data)]):
+                raise RuntimeError(f"no answer: {bytes(answer.data[-2000:])!r}")
+            if not answer.is_whole:
+                continue
+            ready.unregister(connection)
+            if sent == asked.requests:
+                connection.close()
+                continue
+            answers.append(_send(connection, asked, sent))
+            ready.register(connection, selectors.EVENT_READ, answers[-1])
+            sent += 1
+    return answers
+
+
+def _send(connection: socket.socket, asked: Load, number: int) -> Answer:
+    answer = Answer(time.perf_counter())
+    connection.sendall(asked.bytes_of(number))
+    return answer
