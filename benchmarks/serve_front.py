@@ -117,9 +117,15 @@ def front_costs(quick: bool) -> dict[str, float]:
     scale = 1 if quick else 4
     requests, frames = 200 * scale, 100 * scale
     warm = Load(50, 1, SHORT, True)
-    whole = Load(requests, 1, 1, False, pause_s=PAUSE_S)
-    short, long = Load(128, 64, SHORT, True, pause_s=PAUSE_S), Load(128, 64, SHORT + frames, True, pause_s=PAUSE_S)
-    alone, alone_long = Load(16, 1, SHORT, True, pause_s=PAUSE_S), Load(16, 1, SHORT + frames, True, pause_s=PAUSE_S)
+    whole = Load(requests, 8, 1, False, pause_s=PAUSE_S)
+    short, long = (
+        Load(128, 64, SHORT, True, pause_s=PAUSE_S),
+        Load(128, 64, SHORT + frames, True, pause_s=PAUSE_S),
+    )
+    alone, alone_long = (
+        Load(16, 1, SHORT, True, pause_s=PAUSE_S),
+        Load(16, 1, SHORT + frames, True, pause_s=PAUSE_S),
+    )
     _, one, few, many, lone, lone_many = uvloop.run(_cpu_s([warm, whole, short, long, alone, alone_long]))
     return {
         "request": one / requests * 1e6,

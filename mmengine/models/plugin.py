@@ -58,7 +58,10 @@ class Tokenizer(Protocol):
 
     def token_bytes(self) -> list[bytes]:
         """The bytes that each id below vocab_size stands for in a text, b"" for none; of special tokens
-        their names. Raises ModelError where a token has no bytes of its own. Only grammars ask."""
+        their names. Raises ModelError where a token has no bytes of its own. Grammars and logprobs ask."""
+
+    # A tokenizer may have `text_bytes: Sequence[bytes] | None`: what each id adds to the text of `decode`,
+    # where that joins bytes and reads them as UTF-8 with U+FFFD for what is none. Texts come faster then.
 
 
 class Processor(Protocol):

@@ -3,9 +3,10 @@
 A byte-level tokenizer may spread one character over several tokens. Decoding a cut character
 gives U+FFFD at the end of the text, and more tokens can change that last character only; so it
 is held back, and everything before it is final. Decoding looks at a short window of tokens, never
-at the whole answer.
+at the whole answer; and where a text is its tokens' bytes, joined, at the new ones alone.
 """
 
+import codecs
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,8 +19,26 @@ WINDOW = 16  # tokens decoded at once, before the window moves
 CONTEXT = 4  # tokens that stay in it: a character has at most four bytes, so four tokens
 
 
+class ByteDetokenizer:
+    """The text of a growing list of tokens that are bytes. `pieces`: the bytes of each id; others have none."""
+
+    def __init__(self, pieces: Sequence[bytes]):
+        self._pieces = pieces
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """The characters that `token_ids` complete."""
+        pieces = self._pieces
+        data = b"".join([pieces[token] for token in token_ids if token < len(pieces)])
+        return self._decode(data)
+
+    def finish(self) -> str:
+        """What was held back: a cut character, shown as decoding the whole answer would."""
+        return self._decode(b"", True)
+
+
 class Detokenizer:
-    """The text of a growing list of tokens. O(1) decoding work a token."""
+    """The text of a growing list of tokens, of any tokenizer. O(1) decoding work a token."""
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True):
         self._tokenizer = tokenizer
@@ -72,7 +91,8 @@ class TextStream:
     """
 
     def __init__(self, tokenizer: Tokenizer, *, stop: Sequence[str] = (), min_tokens: int = 0):
-        self._detokenizer = Detokenizer(tokenizer)
+        pieces: Sequence[bytes] | None = getattr(tokenizer, "text_bytes", None)
+        self._detokenizer = Detokenizer(tokenizer) if pieces is None else ByteDetokenizer(pieces)
         self._stop = tuple(stop)
         self._min_tokens = min_tokens
         self._num_tokens = 0

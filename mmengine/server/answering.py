@@ -142,12 +142,12 @@ class Answering:
     def _fetch(self) -> None:
         """What has come, into `_news`. Raises what a prompt ends with that came to nothing."""
         for turn in self._turns:
-            while outputs := turn.stream.take():
+            while turn.stream.backlog and (outputs := turn.stream.take()):
                 self._news.append((turn, outputs))
 
     @property
     def _is_over(self) -> bool:
-        return all(turn.stream.is_over for turn in self._turns)
+        return all([turn.stream.is_over for turn in self._turns])
 
     def first(self) -> bytes:
         return b"".join(self._frames.first(index) for index in range(self._num_choices))

@@ -84,6 +84,8 @@ class ChoiceDeltas:
         return self._last if detail == "token" else None
 
     def _told(self) -> tuple[Entry, ...]:
+        if not self._entries:
+            return ()
         told, self._entries = tuple(self._entries), []
         return told
 

@@ -68,6 +68,8 @@ class ChatFrames:
         head = {"id": self._about["id"], "object": "chat.completion.chunk", **self._about}
         self._head = b"data: " + _encode(head)[:-1] + b',"choices":['
         self._tail = b'}],"usage":null}\n\n' if with_usage else b"}]}\n\n"
+        self._text_tail = b'},"logprobs":null,"finish_reason":null' + self._tail
+        self._text_heads: dict[int, bytes] = {}  # of frames with nothing but content, by index
 
     def _frame(self, index: int, delta: bytes, logprobs: bytes, end: bytes) -> bytes:
         return b'%b{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":%b%b' % (
@@ -83,6 +85,10 @@ class ChatFrames:
         return self._frame(index, b'{"role":"assistant","content":""}', b"null", b"null")
 
     def delta(self, index: int, delta: Delta) -> bytes:
+        if not delta.reasoning and not delta.logprobs:
+            if (head := self._text_heads.get(index)) is None:
+                head = self._text_heads[index] = b'%b{"index":%d,"delta":{"content":' % (self._head, index)
+            return head + _encode(delta.content) + self._text_tail
         said: dict[str, str] = {}
         if delta.reasoning:
             said["reasoning_content"] = delta.reasoning

@@ -4,6 +4,7 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 
 import tokenizers
@@ -30,6 +31,7 @@ class QwenTokenizer:
             self._plain.encode_special_tokens = True  # meaning: as the text that they look like
             self.special = {token["content"]: int(token["id"]) for token in added if token["special"]}
             self._added = {int(token["id"]): token["content"] for token in added}
+            self._joins_bytes = (data.get("decoder") or {}).get("type") == "ByteLevel"
         except Exception as error:  # tokenizers raises bare Exception for a damaged file
             raise ModelError(f"{path} is no tokenizer that can be read") from error
         self._check(path, added)
@@ -68,6 +70,24 @@ class QwenTokenizer:
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return self._full.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+
+    @cached_property
+    def text_bytes(self) -> list[bytes] | None:
+        """What each id adds to a decoded text; None where decoding does more than join bytes."""
+        try:
+            found = self.token_bytes() if self._joins_bytes else None
+        except ModelError:
+            return None
+        if found is None or any(self._full.decode([token]) != text for token, text in self._shown.items()):
+            return None
+        for token in self.special_ids:
+            found[token] = b""
+        return found
+
+    @property
+    def _shown(self) -> dict[int, str]:
+        """Added tokens that are no special ones; a decoder may read their spelling as bytes."""
+        return {token: text for token, text in self._added.items() if token not in self.special_ids}
 
     def token_bytes(self) -> list[bytes]:
         """The bytes of each token: the vocabulary spells a byte as one character."""

@@ -1,0 +1,59 @@
+"""Texts of tokens that are bytes: those that decoding the whole answer gives, however tokens come."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mmengine.models.loader import resolve_folder
+from mmengine.models.registry import plugin_for
+from mmengine.serve.detokenize import ByteDetokenizer, Detokenizer
+
+FOLDER = resolve_folder(None)
+TOKENIZER = plugin_for(FOLDER).load_processor(FOLDER).tokenizer
+
+
+class Damaged(type(TOKENIZER)):
+    """With an added token whose letters the decoder reads as bytes."""
+
+    def __init__(self, folder):
+        super().__init__(folder)
+        self._full.add_tokens(["é"])
+        token = self._full.token_to_id("é")
+        self._added[token], self.vocab_size = "é", max(self.vocab_size, token + 1)
+
+
+@pytest.fixture(scope="module")
+def pieces():
+    found = TOKENIZER.text_bytes
+    assert found is not None and len(found) == TOKENIZER.vocab_size
+    return found
+
+
+@given(
+    st.lists(st.integers(0, TOKENIZER.vocab_size + 5), max_size=60),
+    st.lists(st.integers(0, 60), max_size=6),
+)
+def test_any_tokens_in_any_pieces_give_the_decoded_text(pieces, tokens, cuts):
+    places = sorted({0, len(tokens), *(min(cut, len(tokens)) for cut in cuts)})
+    chunks = [tokens[a:b] for a, b in zip(places, places[1:], strict=False)]
+    for stream in (ByteDetokenizer(pieces), Detokenizer(TOKENIZER)):
+        text = "".join(stream.push(chunk) for chunk in chunks) + stream.finish()
+        assert text == TOKENIZER.decode(tokens)
+
+
+@given(st.text(max_size=60))
+def test_a_character_comes_with_its_last_byte(pieces, text):
+    stream, said = ByteDetokenizer(pieces), b""
+    shown = ""
+    for token in TOKENIZER.encode(text):
+        shown += stream.push([token])
+        said += pieces[token]
+        assert shown == said.decode(errors="ignore")
+
+
+def test_a_decoder_that_reads_an_added_token_as_bytes_is_not_taken_for_one_that_joins():
+    damaged = Damaged(FOLDER)
+    token = damaged._full.token_to_id("é")
+    if damaged.decode([token]) == "é":
+        pytest.skip("this decoder spells it as it is")
+    assert damaged.text_bytes is None
