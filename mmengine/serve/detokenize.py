@@ -20,7 +20,7 @@ CONTEXT = 4  # tokens that stay in it: a character has at most four bytes, so fo
 
 
 class ByteDetokenizer:
-    """The text of a growing list of tokens that are bytes. `pieces`: the bytes of each id; others have none."""
+    """The text of a growing list of tokens that are bytes: `pieces`, by id."""
 
     def __init__(self, pieces: Sequence[bytes]):
         self._pieces = pieces

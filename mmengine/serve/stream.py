@@ -10,7 +10,6 @@ from mmengine.serve.options import Options
 from mmengine.serve.reasoning import NO_REASONING, ReasoningTokens
 from mmengine.serve.texts import AnswerTexts
 
-
 LISTENERS_AT_ONCE = 64  # that are called before the event loop looks at its sockets again
 
 

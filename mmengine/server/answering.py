@@ -147,7 +147,7 @@ class Answering:
 
     @property
     def _is_over(self) -> bool:
-        return all([turn.stream.is_over for turn in self._turns])
+        return all(turn.stream.is_over for turn in self._turns)
 
     def first(self) -> bytes:
         return b"".join(self._frames.first(index) for index in range(self._num_choices))
@@ -157,7 +157,7 @@ class Answering:
         return len(self._turns) * self._asked.sampling.n
 
     def take(self) -> tuple[bytes, str]:
-        """Frames of all that has come; at the end "whole", or behind an "error" that the last frame tells of."""
+        """Frames of all that has come; at the end "whole", or "error": the last one tells of it."""
         made: list[bytes] = []
         try:
             self._fetch()

@@ -65,7 +65,7 @@ async def unless_gone(receive: Receive, work: Coroutine[None, None, _T]) -> _T:
 
 
 class EventStream:
-    """An answer as an ASGI application. All frames that have come go in one write, by whoever brings the news:
+    """An answer as an ASGI application. All frames that have come go in one write by whoever brings news:
     a task is woken for the end alone. A reader that keeps the line full for longer than `slow_reader_s`, or
     lets `max_backlog` news wait, is cut. `shutting_down`: the sentence for those whose stream the server's
     end cuts."""
