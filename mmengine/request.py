@@ -36,7 +36,8 @@ def check_unicode(where: str, text: str) -> None:
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How to choose tokens. `temperature` 0 is greedy; `seed` None is drawn at submit.
 
-    `logprobs` is the number of alternatives reported beside the chosen token (None: off).
+    `logprobs` is the number of alternatives reported beside the chosen token (None: off), `prompt_logprobs`
+    the same of each token of the prompt but the first.
     `n` asks for several answers to one prompt, each with its own sample index.
 
     `suppress_tokens` are never sampled, nor is what would complete one of `bad_words_ids`, or an n-gram of
@@ -67,6 +68,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     no_repeat_ngram_size: int = 0
     typical_p: float = 1.0
     stop_in_min_tokens: bool = False
+    prompt_logprobs: int | None = None
 
     @property
     def min_stop_tokens(self) -> int:
@@ -94,8 +96,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise InvalidRequest(f"min_tokens {self.min_tokens} is larger than max_tokens {self.max_tokens}")
         if self.seed is not None and not 0 <= self.seed <= MAX_SEED:
             raise InvalidRequest(f"seed must lie in 0 to 2^63 - 1, not {shown(self.seed)}")
-        if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
-            raise InvalidRequest(f"logprobs must lie in 0 to {MAX_LOGPROBS}, not {shown(self.logprobs)}")
+        for name in ("logprobs", "prompt_logprobs"):
+            number = getattr(self, name)
+            if number is not None and not 0 <= number <= MAX_LOGPROBS:
+                raise InvalidRequest(f"{name} must lie in 0 to {MAX_LOGPROBS}, not {shown(number)}")
         if len(self.stop) > MAX_STOP_STRINGS:
             raise InvalidRequest(f"at most {MAX_STOP_STRINGS} stop strings are taken, not {len(self.stop)}")
         for text in self.stop:

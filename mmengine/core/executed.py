@@ -1,8 +1,10 @@
 """What an executor gives, checked, as the event that a log may hold."""
 
+from collections.abc import Iterator
+
 import numpy as np
 
-from mmengine.core.executor import StepResult
+from mmengine.core.executor import PromptLogprobs, StepResult
 from mmengine.core.state.state import State
 from mmengine.errors import ExecutorFailed
 from mmengine.events import vocabulary as ev
@@ -17,8 +19,8 @@ def executed(result: StepResult, state: State, sampled: np.ndarray) -> ev.Execut
     """
     _check_tokens(result, state, sampled)
     _check_drafts(result, state, len(sampled))
-    for entries in (result.stops, result.errors, result.logprobs):
-        if entries and any(not 0 <= index < len(sampled) for index, _ in entries):
+    for entries in (result.stops, result.errors, result.logprobs, result.prompt_logprobs):
+        if entries and any(not 0 <= entry[0] < len(sampled) for entry in entries):
             raise ExecutorFailed(f"the executor names a row beyond the {len(sampled)} that sampled")
     return ev.Executed(
         result.token_ids.tobytes(),
@@ -32,6 +34,10 @@ def executed(result: StepResult, state: State, sampled: np.ndarray) -> ev.Execut
         _column(result.drafters),
         result.draft_ns,
         result.host_ns,
+        tuple(
+            (index, ids.shape[1], ids.astype(np.int32).tobytes(), logprobs.astype(np.float32).tobytes())
+            for index, ids, logprobs in result.prompt_logprobs
+        ),
     )
 
 
@@ -58,6 +64,13 @@ def _check_drafts(result: StepResult, state: State, num_sampled: int) -> None:
     fits = len(counts) == num_sampled and not (counts < 0).any() and not (counts > most).any()
     if not fits or result.drafts is None or len(result.drafts) != int(counts.sum()):
         raise ExecutorFailed(f"the executor proposed drafts that do not fit num_draft_tokens {most}")
+
+
+def prompt_logprobs(event: ev.Executed) -> Iterator[PromptLogprobs]:
+    """Those of an event. Raises ValueError for columns that do not fit one another."""
+    for index, width, token_ids, logprobs in event.prompt_logprobs:
+        ids = np.frombuffer(token_ids, np.int32).reshape(-1, width)
+        yield PromptLogprobs(index, ids, np.frombuffer(logprobs, np.float32).reshape(ids.shape))
 
 
 def _column(values: np.ndarray | None) -> bytes | None:

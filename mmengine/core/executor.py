@@ -1,7 +1,7 @@
 """The port between the engine and whatever computes a step: a device, a simulation, or a log."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -99,6 +99,15 @@ def room_of(plan: StepPlan, drafters: np.ndarray) -> np.ndarray | None:
     return room[np.minimum(drafters, len(room) - 1), plan.sample]
 
 
+class PromptLogprobs(NamedTuple):
+    """Of the tokens of one prompt but the first: row by row the token that stands there, then the likeliest
+    ones, best first. `index`: into the rows that sampled."""
+
+    index: int
+    token_ids: np.ndarray  # int32 [n - 1, 1 + k]
+    logprobs: np.ndarray  # float32 [n - 1, 1 + k]
+
+
 class StepResult(msgspec.Struct, eq=False):
     """What a step gave. Indices point into `plan.sample`; lists are sparse and ascending.
 
@@ -122,6 +131,7 @@ class StepResult(msgspec.Struct, eq=False):
     drafters: np.ndarray | None = None  # int32 [s], who made them, by number; None: drafter 0
     draft_ns: int = 0  # of `device_ns`, what making the drafts took
     host_ns: int = 0  # what this process did since the step before was back, where that is known
+    prompt_logprobs: tuple[PromptLogprobs, ...] = ()  # of prompts that ended in this step
 
 
 class Executor(Protocol):

@@ -8,6 +8,8 @@ import msgspec
 import numpy as np
 
 from mmengine.core.decide.stall import NO_PROGRESS, THRASH
+from mmengine.core.executed import prompt_logprobs
+from mmengine.core.executor import PromptLogprobs
 from mmengine.core.state.drafted import DraftCounts, Drafted
 from mmengine.core.state.request_state import RequestState
 from mmengine.core.state.view import View
@@ -32,6 +34,7 @@ class Output(msgspec.Struct, eq=False):
     logprobs: list[tuple[tuple[int, float], ...]] | None = None
     num_drafts: int = 0
     num_accepted: int = 0
+    prompt_logprobs: PromptLogprobs | None = None  # with the first token, where asked for
 
 
 _NO_REQUESTS, _NO_TOKENS = np.zeros(0, object), np.zeros(0, np.int32)
@@ -45,6 +48,7 @@ class Outputs:
         self._tokens = _NO_TOKENS  # of all of them, one after the other
         self._counts: np.ndarray | None = None  # tokens of each; None: one
         self._logprobs: dict[int, list[tuple[tuple[int, float], ...]]] = {}  # by request, of its tokens
+        self._prompt_logprobs: dict[int, PromptLogprobs] = {}  # by request
         self._drafted: dict[int, tuple[int, int]] = {}  # by request, of those that had drafts
         self._ends: dict[str, tuple[ev.Finished, int]] = {}
 
@@ -65,6 +69,11 @@ class Outputs:
         counts."""
         self._requests = view.requests_by_row[sampled]
         self._tokens = np.frombuffer(event.token_ids, np.int32)
+        if event.prompt_logprobs:
+            places = range(len(sampled)) if taken is None else (np.cumsum(taken > 0) - 1).tolist()
+            for found in prompt_logprobs(event):
+                if taken is None or taken[found.index]:
+                    self._prompt_logprobs[places[found.index]] = found
         if taken is None:
             self._logprobs = {index: [entry] for index, entry in event.logprobs}
             return
@@ -106,6 +115,8 @@ class Outputs:
             start = stop
             if place in self._logprobs:
                 output.logprobs = self._logprobs[place]
+            if place in self._prompt_logprobs:
+                output.prompt_logprobs = self._prompt_logprobs[place]
             if place in self._drafted:
                 output.num_drafts, output.num_accepted = self._drafted[place]
             end = ends.pop(output.request_id, None)

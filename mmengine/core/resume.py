@@ -8,6 +8,8 @@ from pathlib import Path
 import msgspec
 
 from mmengine.config import OPERATIONAL, EngineConfig
+from mmengine.core.executed import prompt_logprobs
+from mmengine.core.executor import PromptLogprobs
 from mmengine.core.fold.evolve import evolve
 from mmengine.core.outputs import Output
 from mmengine.core.snapshot.snapshot import newest_before
@@ -45,12 +47,14 @@ class ResumedAnswer:
     reason: str = ""
     detail: str = ""
     num_cached_tokens: int = 0
+    prompt_logprobs: PromptLogprobs | None = None
 
     def add(self, output: Output) -> None:
         """What another step gave the request."""
         self.token_ids.extend(output.token_ids)
         if output.logprobs is not None:
             self.logprobs = [*(self.logprobs or ()), *output.logprobs]
+        self.prompt_logprobs = output.prompt_logprobs or self.prompt_logprobs
         if output.finish_reason is not None:
             self.reason, self.detail = output.finish_reason, output.detail
             self.num_cached_tokens = output.num_cached_tokens
@@ -177,7 +181,7 @@ def _fold(state: State, records: Iterator[Record], begins: dict[str, int]) -> di
                     answers[name] = ResumedAnswer(event)
                 case ev.Finished(request_id=name) if name in answers and name in state.requests:
                     _end(state, answers[name], event)
-                case ev.Executed(logprobs=logprobs) if logprobs:
+                case ev.Executed(logprobs=logprobs, prompt_logprobs=of_prompts) if logprobs or of_prompts:
                     _take_logprobs(state, event, answers)
                     continue
             evolve(state, event)
@@ -208,6 +212,11 @@ def _take_logprobs(state: State, event: ev.Executed, answers: dict[str, ResumedA
     before, owners = state.num_tokens[sampled], state.requests_by_row[sampled]
     evolve(state, event)
     took = (state.num_tokens[sampled] - before).tolist()
+    for found in prompt_logprobs(event):
+        req_state = owners[found.index]
+        answer = None if req_state is None else answers.get(req_state.request.request_id)
+        if answer is not None and took[found.index]:
+            answer.prompt_logprobs = found
     for index, entries in event.logprobs:
         req_state = owners[index]
         answer = answers.get(req_state.request.request_id) if req_state is not None and took[index] else None

@@ -154,6 +154,8 @@ class Executed(EventBase, frozen=True):
     holds them one row after the other. `drafts` for the next step, `num_drafts` of each such row and
     the numbers of the `drafters` that made them; None: no drafts, drafter 0. `draft_ns`: what making them
     took, of `device_ns`. `host_ns`: what the process did between the step before and this one; 0: not known.
+    `prompt_logprobs`: (index, 1 + k, token ids, float32 logprobs) of prompts of n tokens, both of them
+    [n - 1, 1 + k]: the token that stands there, then the k likeliest.
     """
 
     token_ids: bytes
@@ -167,6 +169,7 @@ class Executed(EventBase, frozen=True):
     drafters: bytes | None = None
     draft_ns: int = 0
     host_ns: int = 0
+    prompt_logprobs: tuple[tuple[int, int, bytes, bytes], ...] = ()
 
 
 class Failed(EventBase, frozen=True):

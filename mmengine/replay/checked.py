@@ -13,6 +13,7 @@ import numpy as np
 
 from mmengine.config import EngineConfig
 from mmengine.core.decide.admit import check_content
+from mmengine.core.executed import prompt_logprobs
 from mmengine.core.fold.evolve import evolve
 from mmengine.core.snapshot.snapshot import filled, newest_before, oldest_after
 from mmengine.core.state.policy import policy_named
@@ -190,6 +191,9 @@ def _check_tokens(state: State, event: ev.Executed) -> None:
         num_tokens = int(counts.sum())
     if len(event.token_ids) != 4 * num_tokens:
         raise ValueError(f"{len(event.token_ids) // 4} tokens for {len(sampled)} rows that sampled")
+    for found in prompt_logprobs(event):
+        if not 0 <= found.index < len(sampled):
+            raise ValueError(f"prompt_logprobs of row {found.index}; {len(sampled)} rows sampled")
     if event.num_drafts is not None:
         _check_column("num_drafts", event.num_drafts, 0, state.config.num_draft_tokens + 1)
         num_drafts = np.frombuffer(event.num_drafts, np.int32)

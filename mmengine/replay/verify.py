@@ -13,6 +13,7 @@ import numpy as np
 
 from mmengine.core.decide.schedule import decides, decision_version
 from mmengine.core.engine import EngineCore
+from mmengine.core.executed import prompt_logprobs
 from mmengine.core.executor import StepPlan, StepResult
 from mmengine.core.state.digest import checkpoint, where_apart
 from mmengine.core.state.state import State
@@ -94,6 +95,7 @@ class _Tape:
             _int32(event.drafters),
             event.draft_ns,
             event.host_ns,
+            tuple(prompt_logprobs(event)),
         )
 
     def discard(self) -> None:

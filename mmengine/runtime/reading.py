@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 import torch
 
-from mmengine.core.executor import ERROR_TOKEN, StepPlan, StepResult
+from mmengine.core.executor import ERROR_TOKEN, PromptLogprobs, StepPlan, StepResult
 from mmengine.ragged import NO_PLACE
 from mmengine.runtime.device.clock import StepClock
 from mmengine.runtime.device.upload import upload
@@ -36,6 +36,7 @@ class Computed(msgspec.Struct, frozen=True, eq=False):
     logits: torch.Tensor | None
     runs: Runs | None
     target_states: TargetStates | None
+    prompt_logprobs: tuple[PromptLogprobs, ...] = ()
 
     @property
     def has_grammar_rows(self) -> bool:
@@ -55,6 +56,7 @@ class Launched(msgspec.Struct, frozen=True, eq=False):
     lazy_masked: LazyMasked = LazyMasked({}, {})
     target_states: TargetStates | None = None
     draft_room: np.ndarray | None = None
+    prompt_logprobs: tuple[PromptLogprobs, ...] = ()
 
 
 @dataclass(slots=True)

@@ -32,6 +32,7 @@ from mmengine.runtime.reading import Computed, Launched, Reader
 from mmengine.runtime.rows import GRAMMAR, STOP_STRINGS, PositionsOf, RowColumns
 from mmengine.runtime.sampling.grammar_rows import sample_grammar_rows
 from mmengine.runtime.sampling.lazy_masks import LazyMasked
+from mmengine.runtime.sampling.prompt_logprobs import PromptLogprobsGatherer
 from mmengine.runtime.sampling.runs import Runs, runs_of
 from mmengine.runtime.sampling.sample_rows import SampleRows
 from mmengine.runtime.sampling.sampler import Sampled, Sampler
@@ -87,6 +88,7 @@ class ModelRunner:
             self.capture(recorder)
         self._media: dict[str, Sequence[MediaInput]] = {}
         # With several steps in flight: what each row sampled last, for the step behind.
+        self._prompt_logprobs = PromptLogprobsGatherer()
         self._last_tokens = torch.zeros(config.max_num_seqs, dtype=torch.int64, device=device)
 
     @property
@@ -180,12 +182,14 @@ class ModelRunner:
                 head.wait(target_states)  # now: the step behind may be prepared before this one is read
                 target_states = None
             batch, logits = self._logits(plan, runs, hidden, inputs)
-            return Computed(plan, batch, logits, runs, target_states)
+            prompt_logprobs = self._prompt_logprobs.gather(plan, hidden, self._model.logits)
+            return Computed(plan, batch, logits, runs, target_states, prompt_logprobs)
 
     def _admit(self, plan: StepPlan) -> None:
         for admission in plan.admitted:
             self._rows.admit(admission)
             self._sampler.admit(admission)
+            self._prompt_logprobs.admit(admission)
             options = self._rows.columns["options"][admission.row]
             if options & STOP_STRINGS and self._watcher is not None:
                 self._watcher.admit(admission.row, admission.request, admission.token_ids)
@@ -256,7 +260,15 @@ class ModelRunner:
         room = plan.draft_room
         if room is not None and len(room):
             room = room[:, plan.sample]
-        return Launched(batch, sampled.to_host(), runs, lazy_masked, computed.target_states, room)
+        return Launched(
+            batch,
+            sampled.to_host(),
+            runs,
+            lazy_masked,
+            computed.target_states,
+            room,
+            computed.prompt_logprobs,
+        )
 
     def _sample_rows(self, plan: StepPlan, runs: Runs | None, inputs: StepInputs) -> SampleRows:
         rows, num_known = plan.rows, inputs.attention.kv_lens
@@ -269,7 +281,9 @@ class ModelRunner:
     def finish(self, launched: Launched) -> StepResult:
         """Read a launched step back; `device_ns` is left to the executor."""
         with torch.inference_mode():
-            return self._reader.read(launched)
+            result = self._reader.read(launched)
+        result.prompt_logprobs = launched.prompt_logprobs
+        return result
 
     def close(self) -> None:
         self._media.clear()

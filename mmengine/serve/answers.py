@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from mmengine.core.executor import PromptLogprobs
 from mmengine.errors import ExecutorFailed, MMEngineError, QueueFull, RequestFailed
 from mmengine.structured_output.json_schema.notes import Note
 
@@ -47,7 +48,8 @@ class Choice:
 class Completion:
     """The whole answer to one prompt; `text`, `token_ids`, `finish_reason` are the first choice's.
     `num_drafts` were computed for all choices, `num_accepted` of them kept: by the process that gives the
-    answer. `notes`: on the form that was asked for, of the process that was asked."""
+    answer. `notes`: on the form that was asked for, of the process that was asked. `prompt_scores`: what
+    `prompt_logprobs` are made of."""
 
     request_id: str
     prompt_token_ids: np.ndarray  # int32 [n]
@@ -56,6 +58,13 @@ class Completion:
     num_drafts: int = 0
     num_accepted: int = 0
     notes: tuple[Note, ...] = ()
+    prompt_scores: PromptLogprobs | None = None
+
+    @property
+    def prompt_logprobs(self) -> list[tuple[tuple[int, float], ...] | None] | None:
+        """For each token of the prompt its (token id, logprob) pairs, its own first, where asked for. The
+        first token has none: nothing stands before it."""
+        return None if self.prompt_scores is None else [None, *entries_of(self.prompt_scores)]
 
     @property
     def text(self) -> str:
@@ -102,6 +111,8 @@ class Completion:
             fields = _choice_json(self.choices[0])
         else:
             fields = {"choices": [{"index": c.index, **_choice_json(c)} for c in self.choices]}
+        if self.prompt_scores is not None:
+            fields["prompt_logprobs"] = self.prompt_logprobs
         if self.notes:
             fields["notes"] = msgspec.to_builtins(self.notes)
         return {**fields, "usage": self.usage}
@@ -126,7 +137,8 @@ class RequestOutput(msgspec.Struct, frozen=True, eq=False):
     """News of one answer after a step: new `text` and `token_ids` of choice `index`.
 
     `finish_reason` is set with its last news, and `detail` as in Choice. `completion` comes with the last of
-    all choices. `after`: as of Choice. `logprobs`: for each of the tokens, where asked for.
+    all choices. `after`: as of Choice. `logprobs`: for each of the tokens, where asked for. `prompt_scores`:
+    of the prompt, where asked for, with the first token of choice 0.
     """
 
     request_id: str
@@ -138,6 +150,13 @@ class RequestOutput(msgspec.Struct, frozen=True, eq=False):
     after: tuple[int, ...] = ()
     logprobs: Logprobs | None = None
     detail: str = ""
+    prompt_scores: PromptLogprobs | None = None
+
+
+def entries_of(scores: PromptLogprobs) -> list[tuple[tuple[int, float], ...]]:
+    """Of each token of a prompt but the first: its id and logprob, then the likeliest ones'."""
+    rows = zip(scores.token_ids.tolist(), scores.logprobs.tolist(), strict=True)
+    return [tuple(zip(ids, logprobs, strict=True)) for ids, logprobs in rows]
 
 
 def engine_failed(error: BaseException) -> MMEngineError:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from mmengine.core.engine import EngineCore
+from mmengine.core.executor import PromptLogprobs
 from mmengine.core.outputs import Output
 from mmengine.core.resume import ResumedAnswer
 from mmengine.events.vocabulary import Queued
@@ -44,6 +45,7 @@ class _Pending:
     num_cached_tokens: int = 0
     num_drafts: int = 0
     num_accepted: int = 0
+    prompt_scores: PromptLogprobs | None = None
 
 
 class InProgress:
@@ -116,6 +118,7 @@ class InProgress:
         if output.logprobs is not None:
             answer.logprobs = (answer.logprobs or []) + list(output.logprobs)
         pending.num_cached_tokens = max(pending.num_cached_tokens, output.num_cached_tokens)
+        pending.prompt_scores = output.prompt_logprobs or pending.prompt_scores
         pending.num_drafts += output.num_drafts
         pending.num_accepted += output.num_accepted
         text = answer.stream.push(output.token_ids) if answer.stream is not None else ""
@@ -127,12 +130,13 @@ class InProgress:
                 output.token_ids,
                 after=answer.after,
                 logprobs=output.logprobs,
+                prompt_scores=output.prompt_logprobs,
             )
         if answer.stream is not None:
             text += answer.stream.finish()
         completion = self._finish(output, output.finish_reason, pending, answer)
         news = pending.request_id, answer.index, text, output.token_ids, output.finish_reason, completion
-        return RequestOutput(*news, answer.after, output.logprobs, output.detail)
+        return RequestOutput(*news, answer.after, output.logprobs, output.detail, output.prompt_logprobs)
 
     def _take_unclaimed(self, output: Output) -> None:
         """News of a request of the process before that nobody took up yet, or of a request that was taken
@@ -164,6 +168,7 @@ class InProgress:
             pending.num_drafts,
             pending.num_accepted,
             pending.notes,
+            pending.prompt_scores,
         )
 
     def delivered(self, request_id: str) -> None:
@@ -196,6 +201,7 @@ class InProgress:
         for name, one in zip(names, found, strict=True):
             answer = self._new_answer(one.queued, stream)
             answer.token_ids, answer.logprobs = one.token_ids, one.logprobs
+            pending.prompt_scores = one.prompt_logprobs or pending.prompt_scores
             if answer.stream is not None:
                 answer.stream.push(one.token_ids)
             self._answers[name] = pending, answer

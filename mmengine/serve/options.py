@@ -45,6 +45,7 @@ class SamplingOptions(TypedDict, total=False):
     no_repeat_ngram_size: int | None
     typical_p: float | None
     stop_in_min_tokens: bool | None
+    prompt_logprobs: int | None
 
 
 class GenerateOptions(SamplingOptions, total=False):

@@ -137,7 +137,7 @@ def core_requests(request_id: str, prepared: Prepared, options: Options) -> list
         Request(
             request_id=name,
             prompt_token_ids=np.asarray(prepared.prompt_token_ids, dtype=np.int32),
-            sampling=sampling,
+            sampling=msgspec.structs.replace(sampling, prompt_logprobs=None) if index else sampling,
             media=tuple(media.item for media in prepared.media),
             sample_index=index,
             priority=options.priority,

@@ -114,6 +114,7 @@ FIELDS = {
         st.none() | BYTES,
         INTS,
         INTS,
+        st.lists(st.tuples(INTS, INTS, BYTES, BYTES), max_size=3).map(tuple),
     ),
     ev.Failed: (TEXT,),
     ev.Finished: (TEXT, TEXT, TEXT),

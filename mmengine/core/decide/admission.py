@@ -201,12 +201,18 @@ def _next_free(view: View, cached: np.ndarray, revived: int, count: int) -> np.n
     return blocks[~np.isin(blocks, cached)][:count] if revived else blocks
 
 
+def _scores_prompt(req_state: RequestView) -> bool:
+    """Whether all of its prompt has to be computed: logits of each token are wanted, and not there yet."""
+    asked = req_state.request.sampling.prompt_logprobs is not None
+    return asked and len(req_state.tokens) == req_state.num_prompt
+
+
 def _cached_prefix(view: View, req_state: RequestView) -> np.ndarray:
     """Blocks whose content is the request's own beginning, int32; at least one token is left to
     compute, for its logits."""
     size = view.block_size
     count = (len(req_state.tokens) - 1) // size
-    if not view.config.enable_prefix_caching or not count:
+    if not view.config.enable_prefix_caching or not count or _scores_prompt(req_state):
         return np.zeros(0, np.int32)
     tokens = content_windows(req_state.tokens, 0, count, size, view.content_width)
     parts = view.blocks.token_parts(tokens).tolist()

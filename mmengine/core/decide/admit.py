@@ -11,6 +11,7 @@ from mmengine.request import MediaItem, Request, SamplingParams, check_unicode
 
 MAX_ID_CHARS = 256
 MAX_SALT_CHARS = 1024
+MAX_PROMPT_LOGPROBS = 2**18  # numbers: tokens of a prompt, each with its alternatives; 2 MiB in the log
 MAX_ENVELOPE_BYTES = 2**20  # what a server keeps with a request in the log
 _ITEM_LIMITS = ("encoder_budget", "encoder_cache_size", "max_item_embeds")  # 0 is no limit
 _CHUNK_LIMITS = ("token_budget", "long_prefill_token_threshold")
@@ -61,6 +62,15 @@ def check_request(request: Request, config: EngineConfig) -> None:
     if not isinstance(request.prompt_token_ids, np.ndarray) or not isinstance(request.media, tuple):
         raise InvalidRequest("the prompt must be an array of token ids, and media a tuple of items")
     check_content(request.prompt_token_ids, request.media, config)
+    _check_prompt_logprobs(len(request.prompt_token_ids), request.sampling.prompt_logprobs)
+
+
+def _check_prompt_logprobs(num_tokens: int, asked: int | None) -> None:
+    if asked is not None and num_tokens * (1 + asked) > MAX_PROMPT_LOGPROBS:
+        raise InvalidRequest(
+            f"prompt_logprobs {asked} of {num_tokens} tokens are {num_tokens * (1 + asked)} numbers; at most "
+            f"{MAX_PROMPT_LOGPROBS} are kept: ask for fewer of each, or send a shorter prompt"
+        )
 
 
 def _check_text(name: str, value: str, shortest: int, longest: int) -> None:

@@ -106,12 +106,15 @@ def _preempt(view: View, for_row: int = ev.FOR_ALL, for_tokens: int = 0) -> ev.P
     """The policy's victim gives way: its KV is swapped out where that is asked for or costs less than
     computing it again, and the host pool has room."""
     config, row = view.config, view.policy.victim(view)
-    name = view.requests_by_row[row].request.request_id
+    req_state = view.requests_by_row[row]
+    name = req_state.request.request_id
     num_computed = int(view.num_computed[row])
     num_blocks = -(-num_computed // view.block_size)
     free = view.free_host_blocks
     cheaper = num_blocks * config.swap_block_ns < num_computed * config.recompute_token_ns
     wanted = config.preempt_mode == "swap" or (config.preempt_mode == "auto" and cheaper)
+    if req_state.request.sampling.prompt_logprobs is not None:  # those of a part would be lost
+        wanted = wanted and int(view.num_tokens[row]) > req_state.num_prompt
     if not wanted or not 0 < num_blocks <= len(free) or view.scheduled[row]:
         return ev.Preempted(name, row, "recompute", "no free blocks", for_row=for_row, for_tokens=for_tokens)
     return ev.Preempted(

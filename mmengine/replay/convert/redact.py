@@ -211,6 +211,7 @@ class _Redactor:
             logit_bias={},
             seed=None,
             logprobs=None,
+            prompt_logprobs=None,
             suppress_tokens=(),
             bad_words_ids=(),
             sequence_bias=(),
@@ -272,6 +273,7 @@ class _Redactor:
             stops=tuple((index, self._hashes.text(kind)) for index, kind in event.stops),
             errors=tuple((index, self._hashes.text(what)) for index, what in event.errors),
             logprobs=(),
+            prompt_logprobs=(),
         )
 
     def _finished(self, event: ev.Finished) -> ev.Finished:

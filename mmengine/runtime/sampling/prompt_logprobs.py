@@ -1,0 +1,76 @@
+"""Logprobs of prompts' own tokens, gathered while their chunks are computed.
+
+A token's logprob comes from the position before it, so the first one has none. A prompt that loses its row
+half way comes back without its KV (core/decide), and all of it is computed again.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from mmengine.core.executor import Admission, PromptLogprobs, StepPlan
+from mmengine.runtime.device.upload import upload
+from mmengine.runtime.sampling.topk import topk_tokens_of
+
+POSITIONS_AT_ONCE = 64  # whose logits, float32 [64, vocab_size], are there at the same time
+
+
+@dataclass(slots=True)
+class _Prompt:
+    token_ids: np.ndarray  # int32 [n]
+    ids: np.ndarray  # int32 [n - 1, 1 + k]: the token that stands there, then the k likeliest
+    logprobs: np.ndarray  # float32 [n - 1, 1 + k]
+
+
+class PromptLogprobsGatherer:
+    """Costs nothing while nobody asks."""
+
+    def __init__(self) -> None:
+        self._by_row: dict[int, _Prompt] = {}
+
+    def admit(self, admission: Admission) -> None:
+        prompt, most = admission.request.prompt_token_ids, admission.request.sampling.prompt_logprobs
+        self._by_row.pop(admission.row, None)
+        if most is None or len(admission.token_ids) > len(prompt):
+            return
+        shape = len(prompt) - 1, 1 + most
+        self._by_row[admission.row] = _Prompt(prompt, np.zeros(shape, np.int32), np.zeros(shape, np.float32))
+
+    def gather(
+        self, plan: StepPlan, hidden: torch.Tensor, logits_of: Callable[[torch.Tensor], torch.Tensor]
+    ) -> tuple[PromptLogprobs, ...]:
+        """`hidden`: of the plan's tokens, in their order. Gives those of the prompts that end in this step.
+        Waits for the device where somebody asks."""
+        if not self._by_row:
+            return ()
+        whole = []
+        ends = np.cumsum(plan.num_scheduled)
+        for place, row in enumerate(plan.rows.tolist()):
+            if (prompt := self._by_row.get(row)) is None:
+                continue
+            begin, count = int(plan.num_computed[place]), int(plan.num_scheduled[place])
+            behind = int(ends[place]) - count - begin  # from a place in the prompt to one in the step
+            last = min(begin + count, len(prompt.token_ids) - 1)
+            for start in range(begin, last, POSITIONS_AT_ONCE):
+                stop = min(start + POSITIONS_AT_ONCE, last)
+                _take(prompt, start, stop, logits_of(hidden[behind + start : behind + stop]))
+            if begin + count >= len(prompt.token_ids):
+                del self._by_row[row]
+                index = int(np.searchsorted(plan.sample, place))
+                whole.append(PromptLogprobs(index, prompt.ids, prompt.logprobs))
+        return tuple(whole)
+
+
+def _take(prompt: _Prompt, start: int, stop: int, logits: torch.Tensor) -> None:
+    """`logits` of the places from `start` to `stop`."""
+    logprobs = logits.log_softmax(dim=-1)
+    said = prompt.token_ids[start + 1 : stop + 1].astype(np.int64)
+    chosen = logprobs.gather(-1, upload(said, logits.device)[:, None])
+    prompt.ids[start:stop, 0], prompt.logprobs[start:stop, 0] = said, chosen[:, 0].cpu().numpy()
+    most = prompt.ids.shape[1] - 1
+    if most:
+        best, best_ids = topk_tokens_of(logprobs, most)
+        prompt.ids[start:stop, 1:] = best_ids.cpu().numpy()
+        prompt.logprobs[start:stop, 1:] = best.cpu().numpy()
