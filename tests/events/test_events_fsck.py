@@ -20,7 +20,7 @@ COUNT = 3 * len(one_of_each())
 @pytest.fixture
 def log(tmp_path):
     """A log of several segments that its writer closed."""
-    return write_log(tmp_path / "log", one_of_each() * 3, segment_bytes=700)
+    return write_log(tmp_path / "log", one_of_each() * 3, segment_bytes=740)
 
 
 def edit(path, change):

@@ -14,6 +14,7 @@ RULES = {
     "no_repeat_ngram_size": 3,
     "typical_p": 0.5,
     "stop_in_min_tokens": True,
+    "prompt_logprobs": 2,
 }
 
 
@@ -23,7 +24,7 @@ def test_every_rule_comes_back():
     assert [field.name for field in msgspec.structs.fields(SamplingParams)][FIELDS_OF_0_1:] == list(RULES)
 
 
-@pytest.mark.parametrize("missing", [tuple(RULES), ("stop_in_min_tokens",)])
+@pytest.mark.parametrize("missing", [tuple(RULES), ("stop_in_min_tokens",), ("prompt_logprobs",)])
 def test_a_record_without_them_asks_for_none(missing):
     sampling = SamplingParams(seed=1, max_tokens=7, stop=("x",))
     plain = msgspec.to_builtins(sampling)
