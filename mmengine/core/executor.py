@@ -100,12 +100,13 @@ def room_of(plan: StepPlan, drafters: np.ndarray) -> np.ndarray | None:
 
 
 class PromptLogprobs(NamedTuple):
-    """Of the tokens of one prompt but the first: row by row the token that stands there, then the likeliest
-    ones, best first. `index`: into the rows that sampled."""
+    """Of the tokens of one prompt: row by row the token that stands there, then the likeliest ones, best
+    first; of the first token only its id, for nothing stands before it. `index`: into the rows that
+    sampled."""
 
     index: int
-    token_ids: np.ndarray  # int32 [n - 1, 1 + k]
-    logprobs: np.ndarray  # float32 [n - 1, 1 + k]
+    token_ids: np.ndarray  # int32 [n, 1 + k]
+    logprobs: np.ndarray  # float32 [n, 1 + k]
 
 
 class StepResult(msgspec.Struct, eq=False):

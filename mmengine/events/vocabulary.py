@@ -155,7 +155,7 @@ class Executed(EventBase, frozen=True):
     the numbers of the `drafters` that made them; None: no drafts, drafter 0. `draft_ns`: what making them
     took, of `device_ns`. `host_ns`: what the process did between the step before and this one; 0: not known.
     `prompt_logprobs`: (index, 1 + k, token ids, float32 logprobs) of prompts of n tokens, both of them
-    [n - 1, 1 + k]: the token that stands there, then the k likeliest.
+    [n, 1 + k]: the token that stands there, then the k likeliest; of the first token its id alone.
     """
 
     token_ids: bytes

@@ -64,7 +64,7 @@ class Completion:
     def prompt_logprobs(self) -> list[tuple[tuple[int, float], ...] | None] | None:
         """For each token of the prompt its (token id, logprob) pairs, its own first, where asked for. The
         first token has none: nothing stands before it."""
-        return None if self.prompt_scores is None else [None, *entries_of(self.prompt_scores)]
+        return None if self.prompt_scores is None else [None, *entries_of(self.prompt_scores)[1:]]
 
     @property
     def text(self) -> str:
@@ -154,7 +154,8 @@ class RequestOutput(msgspec.Struct, frozen=True, eq=False):
 
 
 def entries_of(scores: PromptLogprobs) -> list[tuple[tuple[int, float], ...]]:
-    """Of each token of a prompt but the first: its id and logprob, then the likeliest ones'."""
+    """Of each token of a prompt: its id and logprob, then the likeliest ones'. The first has no logprobs; NaN
+    stands for them."""
     rows = zip(scores.token_ids.tolist(), scores.logprobs.tolist(), strict=True)
     return [tuple(zip(ids, logprobs, strict=True)) for ids, logprobs in rows]
 

@@ -150,6 +150,7 @@ class Preparation:
         prepared = request.prompt.prepare(engine.processor, channel.options.cache_salt)
         engine.media_memory.hold(channel, prepared.media)
         channel.reasoning = engine.reasoning.tokens(channel.options, prepared.prompt_token_ids)
+        channel.num_prompt_tokens = len(prepared.prompt_token_ids)
         for media in prepared.media:
             kind = media.item.modality
             channel.num_embeds[kind] = channel.num_embeds.get(kind, 0) + media.item.num_embeds

@@ -31,6 +31,7 @@ class Channel:
         # Of its prompt, known when it was prepared:
         self.reasoning: ReasoningTokens = NO_REASONING
         self.num_embeds: dict[str, int] = {}  # embeddings by modality
+        self.num_prompt_tokens = 0
 
     def end(self, error: MMEngineError | None) -> None:
         """On the caller's loop: nothing comes any more."""
@@ -151,6 +152,11 @@ class Stream:
     def num_embeds(self) -> dict[str, int]:
         """Embeddings of the prompt's media by modality. Known when it is `accepted`."""
         return self._channel.num_embeds
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Known when it is `accepted`."""
+        return self._channel.num_prompt_tokens
 
     def cancel(self) -> None:
         """Give the request up; its last news still come."""

@@ -81,7 +81,7 @@ class AnswerRoutes:
 
     def _chat_frames(self, asked: Asked) -> Frames:
         texts = self._texts if asked.logprobs else None
-        return ChatFrames(asked.request_id, asked.envelope, texts, asked.include_usage)
+        return ChatFrames(asked.request_id, asked.envelope, texts, asked.usage_frames)
 
     def _completion_frames(self, asked: Asked) -> Frames:
         texts = self._texts if asked.logprobs else None
@@ -92,7 +92,7 @@ class AnswerRoutes:
             for prompt in (asked.prompts if asked.echo else ())
         ]
         return CompletionFrames(
-            asked.request_id, asked.envelope, texts, asked.include_usage, echoed, asked.sampling.n
+            asked.request_id, asked.envelope, texts, asked.usage_frames, echoed, asked.sampling.n
         )
 
     async def _answer(

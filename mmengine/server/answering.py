@@ -25,6 +25,7 @@ class Turn:
         self.stream, self._asked, self._tokenizer, self.first = stream, asked, tokenizer, first
         self._choices: list[ChoiceDeltas] = []
         self._waiting = asked.sampling.n
+        self.indices = range(first, first + asked.sampling.n)
 
     def begin(self) -> None:
         """The request was accepted: how its reasoning ends is known."""
@@ -39,6 +40,12 @@ class Turn:
         QueueFull and RequestFailed for an answer that was given up."""
         choice, index = self._choices[output.index], self.first + output.index
         if choice.is_cut:
+            return
+        if self._asked.silent:
+            if output.finish_reason in ("stop", "length"):
+                yield index, Delta(), "length", None
+            elif output.finish_reason is not None:
+                raise _given_up(output.finish_reason, output.detail)
             return
         for delta in choice.push(output.token_ids, output.logprobs):
             yield index, delta, None, None
@@ -118,6 +125,7 @@ class Answering:
         for turn in self._turns:
             await turn.stream.accepted()
             turn.begin()
+            self._frames.tails.set_prompt(turn.indices, turn.stream.num_prompt_tokens)
         self.listen(self._arrived.set)
         with suppress(TimeoutError):
             async with asyncio.timeout(patience_s):
@@ -150,6 +158,9 @@ class Answering:
         return all(turn.stream.is_over for turn in self._turns)
 
     def first(self) -> bytes:
+        """The frames before all news."""
+        if self._asked.sampling.prompt_logprobs is not None:
+            return b""  # they echo prompts with logprobs, which have to come
         return b"".join(self._frames.first(index) for index in range(self._num_choices))
 
     @property
@@ -164,6 +175,8 @@ class Answering:
             news, self._news = self._news, []
             for turn, outputs in news:
                 for output in outputs:
+                    if output.prompt_scores is not None:
+                        made += [self._frames.first(index, output.prompt_scores) for index in turn.indices]
                     for index, delta, reason, stop_reason in turn.take(output):
                         if reason is None:
                             made.append(self._frames.delta(index, delta))
@@ -171,7 +184,7 @@ class Answering:
                             made.append(self._frames.finish(index, delta, reason, stop_reason))
             if not self._is_over:
                 return b"".join(made), ""
-            if self._asked.include_usage:
+            if self._asked.usage_frames != "none":
                 made.append(self._frames.usage(self._usage()))
         except Exception as error:
             made += (error_frame(api_error(error)), DONE)
@@ -187,11 +200,16 @@ class Answering:
             news, self._news = self._news, []
             for turn, outputs in news:
                 for output in outputs:
+                    if output.prompt_scores is not None:
+                        for index in turn.indices:
+                            choices[index].scores = output.prompt_scores
                     for index, delta, reason, stop_reason in turn.take(output):
                         choices[index].add(delta)
                         if reason is not None:
                             choices[index].finish_reason, choices[index].stop_reason = reason, stop_reason
             if self._is_over:
+                if self._asked.sampling.prompt_logprobs is not None:  # of many tokens they take their time
+                    return await asyncio.to_thread(self._frames.whole, choices, self._usage())
                 return self._frames.whole(choices, self._usage())
             await self._wait()
 

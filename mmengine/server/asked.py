@@ -3,7 +3,7 @@
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -18,6 +18,7 @@ from mmengine.server.fields import Fields
 
 Json = dict[str, object]
 MAX_ITEM_KWARGS = 32  # of mm_processor_kwargs
+UsageFrames = Literal["none", "last", "always"]  # of a stream: the last frame alone has its usage, or all
 _DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _SAMPLED = ("top_p", "top_k", "min_p")
 _SAME = (
@@ -97,9 +98,10 @@ class Asked:
     request_id: str
     envelope: Envelope
     stream: bool = False
-    include_usage: bool = False
+    usage_frames: UsageFrames = "none"
     logprobs: bool = False
     echo: bool = False
+    silent: bool = False  # the prompt is wanted alone: what the engine says behind it is not told
     form: Form = FREE
     form_stop: tuple[str, ...] = ()
     priority: int = 0
@@ -144,19 +146,20 @@ def sampling_of(
         raise ApiError(400, text, place or api_error(error, fields.names).body.param) from None
 
 
-def check_stream(body: Body) -> tuple[bool, bool]:
-    """Whether a stream is asked for, and its usage."""
+def check_stream(body: Body) -> tuple[bool, UsageFrames]:
+    """Whether a stream is asked for, and where its usage stands."""
     stream, options = bool(body.stream), body.stream_options
     if options is not None and not stream:
         raise ApiError(400, "stream_options goes with stream true alone", "stream_options")
-    if options is not None and options.continuous_usage_stats:
-        raise ApiError(
-            400,
-            "stream_options.continuous_usage_stats is not supported; include_usage gives it at the end",
-            "stream_options.continuous_usage_stats",
-            "unsupported_parameter",
-        )
-    return stream, bool(options and options.include_usage)
+    if options is None or not options.include_usage:
+        if options is not None and options.continuous_usage_stats:
+            raise ApiError(
+                400,
+                "stream_options.continuous_usage_stats needs include_usage true",
+                "stream_options.continuous_usage_stats",
+            )
+        return stream, "none"
+    return stream, "always" if options.continuous_usage_stats else "last"
 
 
 def form_of(body: Body) -> Form:

@@ -84,7 +84,7 @@ class ChatReader:
             body = _decode(data)
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
             raise undecodable(error) from None
-        stream, include_usage = check_stream(body)
+        stream, usage_frames = check_stream(body)
         form = form_of(body)
         sampling = sampling_of(body, self._defaults, self._budget(body), self._logprobs(body), FIELDS)
         form_stop: tuple[str, ...] = ()
@@ -96,8 +96,9 @@ class ChatReader:
             body.request_id or request_id,
             Envelope("chat", now(), body.model or ""),
             stream,
-            include_usage,
+            usage_frames,
             bool(body.logprobs),
+            False,
             False,
             form,
             form_stop,

@@ -1,12 +1,16 @@
 """Answers as OpenAI's older completions API writes them."""
 
+import codecs
+import math
 from collections.abc import Sequence
 
 import msgspec
 
-from mmengine.server.asked import Envelope
+from mmengine.core.executor import PromptLogprobs
+from mmengine.serve.answers import entries_of
+from mmengine.server.asked import Envelope, UsageFrames
 from mmengine.server.deltas import Delta, Entry
-from mmengine.server.frames import Usage, WholeChoice
+from mmengine.server.frames import Tails, Usage, WholeChoice
 from mmengine.server.token_texts import TokenTexts, clipped
 
 _encode = msgspec.json.encode
@@ -20,7 +24,7 @@ class CompletionFrames:
         request_id: str,
         envelope: Envelope,
         texts: TokenTexts | None,
-        with_usage: bool,
+        usage_frames: UsageFrames,
         echoed: Sequence[str] = (),
         per_prompt: int = 1,
     ):
@@ -32,7 +36,7 @@ class CompletionFrames:
             "model": envelope.model,
         }
         self._head = b"data: " + _encode(self._about)[:-1] + b',"choices":['
-        self._tail = b'}],"usage":null}\n\n' if with_usage else b"}]}\n\n"
+        self.tails = Tails(usage_frames)
         self._offsets: dict[int, int] = {}  # characters of a choice that frames told of
 
     def _echo(self, index: int) -> str:
@@ -49,12 +53,13 @@ class CompletionFrames:
             _encode(text),
             logprobs,
             end,
-            self._tail,
+            self.tails.of(index, delta.num_tokens),
         )
 
-    def first(self, index: int) -> bytes:
+    def first(self, index: int, scores: PromptLogprobs | None = None) -> bytes:
         echoed = self._echo(index)
-        return self._frame(index, Delta(echoed), b"null") if echoed else b""
+        entries = () if scores is None else tuple(entries_of(scores))
+        return self._frame(index, Delta(echoed, "", entries), b"null") if echoed or entries else b""
 
     def delta(self, index: int, delta: Delta) -> bytes:
         return self._frame(index, delta, b"null")
@@ -71,7 +76,7 @@ class CompletionFrames:
             {
                 "index": choice.index,
                 "text": self._echo(choice.index) + "".join(choice.reasoning) + "".join(choice.content),
-                "logprobs": self._logprobs(choice.logprobs, 0, whole=True),
+                "logprobs": self._logprobs(_all_entries(choice), 0, whole=True),
                 "finish_reason": choice.finish_reason,
                 "stop_reason": choice.stop_reason,
             }
@@ -84,12 +89,24 @@ class CompletionFrames:
     ) -> dict[str, object] | None:
         if self._texts is None or not (entries or whole):
             return None
-        tokens, logprobs, top, offsets = [], [], [], []
+        tokens, offsets = [], []
+        logprobs: list[float | None] = []
+        top: list[dict[str, float] | None] = []
+        decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         for entry in entries:
-            text, _ = self._texts.of(entry[0][0])
+            text, shown = self._texts.of(entry[0][0])
             tokens.append(text)
-            logprobs.append(clipped(entry[0][1]))
-            top.append({self._texts.of(token)[0]: clipped(logprob) for token, logprob in entry})
+            if math.isnan(entry[0][1]) and not logprobs and not offset:
+                logprobs.append(None)  # the first token of a prompt
+                top.append(None)
+            else:
+                logprobs.append(clipped(entry[0][1]))
+                top.append({self._texts.of(token)[0]: clipped(logprob) for token, logprob in entry})
             offsets.append(offset)
-            offset += len(text)
+            if entry[0][0] not in self._texts.special_ids:
+                offset += len(decode(shown))  # of a character in several tokens with its last one
         return {"tokens": tokens, "token_logprobs": logprobs, "top_logprobs": top, "text_offset": offsets}
+
+
+def _all_entries(choice: WholeChoice) -> list[Entry]:
+    return [*(() if choice.scores is None else entries_of(choice.scores)), *choice.logprobs]

@@ -47,15 +47,16 @@ class CompletionReader:
             body = _decode(data)
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
             raise undecodable(error) from None
-        stream, include_usage = check_stream(body)
+        stream, usage_frames = check_stream(body)
         form = form_of(body)
         check_logprobs("logprobs", body.logprobs)
-        if body.echo and body.logprobs is not None:
-            raise ApiError(
-                400, "echo with logprobs is not supported: those of prompts are not computed", "echo"
-            )
         max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
-        sampling = sampling_of(body, self._defaults, max_tokens, body.logprobs, FIELDS)
+        silent = max_tokens == 0
+        if silent and not body.echo:
+            raise ApiError(400, "max_tokens 0 goes with echo true alone; give 1 or more", "max_tokens")
+        sampling = sampling_of(body, self._defaults, max_tokens or 1, body.logprobs, FIELDS)
+        if body.echo and body.logprobs is not None:
+            sampling = msgspec.structs.replace(sampling, prompt_logprobs=body.logprobs)
         form_stop: tuple[str, ...] = ()
         if form and sampling.stop:
             sampling, form_stop = stops_beside(form, sampling)
@@ -66,9 +67,10 @@ class CompletionReader:
             body.request_id or request_id,
             Envelope("completion", now(), body.model or ""),
             stream,
-            include_usage,
+            usage_frames,
             body.logprobs is not None,
             bool(body.echo),
+            silent,
             form,
             form_stop,
             body.priority or 0,

@@ -18,11 +18,12 @@ Entry = tuple[
 
 
 class Delta(NamedTuple):
-    """`logprobs`: of the tokens since the delta before."""
+    """`logprobs`: of the tokens since the delta before. `num_tokens`: of the answer so far."""
 
     content: str = ""
     reasoning: str = ""
     logprobs: tuple[Entry, ...] = ()
+    num_tokens: int = 0
 
 
 class ChoiceDeltas:
@@ -67,14 +68,15 @@ class ChoiceDeltas:
                 self.num_reasoning_tokens = self.num_tokens
             self.is_cut = self._cuts and self._stream.stopped
             if content or reasoning:
-                found.append(Delta(content, reasoning, self._told()))
+                found.append(Delta(content, reasoning, self._told(), self.num_tokens))
         return found
 
     def finish(self) -> Delta:
         """What was held back, at the end of the answer."""
         text = self._stream.push(self._held) + self._stream.finish()
         self._held = []
-        return Delta("" if self._reasons else text, text if self._reasons else "", self._told())
+        content, reasoning = ("", text) if self._reasons else (text, "")
+        return Delta(content, reasoning, self._told(), self.num_tokens)
 
     def stop_reason(self, detail: str) -> str | int | None:
         """The stop string or token that ended it, as vLLM's field has it; None for its natural end.

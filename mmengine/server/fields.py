@@ -42,7 +42,7 @@ _BOTH = (
         "a string or a list; beside a form it cuts the answer, with length as its reason",
     ),
     Field("logit_bias", "translated", "token ids as keys"),
-    Field("stream_options", "taken", "include_usage; continuous_usage_stats false alone"),
+    Field("stream_options", "taken", "include_usage, continuous_usage_stats"),
     Field(
         "response_format", "taken", "text, json_object, json_schema, structural_tag; bounds, on_truncation"
     ),
@@ -66,7 +66,7 @@ _BOTH = (
     Field("use_beam_search", "refused", "beams are not done; use n", (False,)),
     Field("length_penalty", "refused", "it belongs to beams, which are not done", (1, 1.0)),
     Field("early_stopping", "refused", "it belongs to beams, which are not done", (False,)),
-    Field("prompt_logprobs", "refused", "logprobs of prompts are not computed"),
+    Field("prompt_logprobs", "refused", "use /v1/completions with echo and logprobs"),
     Field("truncate_prompt_tokens", "refused", "no prompt is cut; send a shorter one"),
     Field("allowed_token_ids", "refused", "use structured_outputs.choice or .regex"),
     Field("bad_words", "refused", "use logit_bias"),
@@ -127,9 +127,9 @@ CHAT = (
 COMPLETION = (
     Field("prompt", "taken", "a text, a list of texts, token ids, or a list of lists of those"),
     *_BOTH,
-    Field("max_tokens", "taken", "left out: 16, as OpenAI's"),
+    Field("max_tokens", "taken", "left out: 16, as OpenAI's; 0 with echo"),
     Field("logprobs", "taken", "a number, 0 to 20"),
-    Field("echo", "taken", "not with logprobs, for those of prompts are not computed"),
+    Field("echo", "taken", "with logprobs also those of the prompt; with max_tokens 0 the prompt alone"),
     Field("suffix", "refused", "text is not filled in", ("",)),
     Field("messages", "refused", "use /v1/chat/completions"),
     Field("add_special_tokens", "refused", "the prompt is taken as it is", (True, False)),

@@ -4,13 +4,14 @@ asked and answered; `created` and the id come from the request, as the log has i
 Most of a frame is the same for a whole stream, and is written once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
 
-from mmengine.server.asked import Envelope
+from mmengine.core.executor import PromptLogprobs
+from mmengine.server.asked import Envelope, UsageFrames
 from mmengine.server.deltas import Delta, Entry
 from mmengine.server.errors import ApiError
 from mmengine.server.token_texts import TokenTexts, clipped
@@ -31,6 +32,7 @@ class WholeChoice:
     logprobs: list[Entry] = field(default_factory=list)
     finish_reason: str = ""
     stop_reason: str | int | None = None
+    scores: PromptLogprobs | None = None  # of its prompt
 
     def add(self, delta: Delta) -> None:
         if delta.content:
@@ -40,10 +42,37 @@ class WholeChoice:
         self.logprobs.extend(delta.logprobs)
 
 
+class Tails:
+    """How frames end: with the usage of their choice so far ("always"), saying that they have none ("last"),
+    or without a word of it."""
+
+    def __init__(self, usage_frames: UsageFrames):
+        self._always = usage_frames == "always"
+        self._tail = b"}]}\n\n" if usage_frames == "none" else b'}],"usage":null}\n\n'
+        self._num_prompt: dict[int, int] = {}  # tokens, by choice
+
+    def set_prompt(self, indices: Iterable[int], num_tokens: int) -> None:
+        """How many tokens the prompt of these choices has. To be told before their first frame."""
+        self._num_prompt.update(dict.fromkeys(indices, num_tokens))
+
+    def of(self, index: int, num_tokens: int) -> bytes:
+        if not self._always:
+            return self._tail
+        prompt = self._num_prompt[index]
+        return b'}],"usage":{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d}}\n\n' % (
+            prompt,
+            num_tokens,
+            prompt + num_tokens,
+        )
+
+
 class Frames(Protocol):
     """How a route writes its answers."""
 
-    def first(self, index: int) -> bytes: ...
+    tails: Tails
+
+    def first(self, index: int, scores: PromptLogprobs | None = None) -> bytes:
+        """`scores`: of a prompt that is echoed with them."""
 
     def delta(self, index: int, delta: Delta) -> bytes: ...
 
@@ -59,49 +88,53 @@ def error_frame(error: ApiError) -> bytes:
 
 
 class ChatFrames:
-    """`texts`: for logprobs; None: nobody asked for them. `with_usage`: a last frame has the usage, and all
-    others say that they have none."""
+    """`texts`: for logprobs; None: nobody asked for them."""
 
-    def __init__(self, request_id: str, envelope: Envelope, texts: TokenTexts | None, with_usage: bool):
-        self._texts = texts
+    def __init__(
+        self,
+        request_id: str,
+        envelope: Envelope,
+        texts: TokenTexts | None,
+        usage_frames: UsageFrames = "none",
+    ):
+        self._texts, self.tails = texts, Tails(usage_frames)
         self._about = {"id": f"chatcmpl-{request_id}", "created": envelope.created, "model": envelope.model}
         head = {"id": self._about["id"], "object": "chat.completion.chunk", **self._about}
         self._head = b"data: " + _encode(head)[:-1] + b',"choices":['
-        self._tail = b'}],"usage":null}\n\n' if with_usage else b"}]}\n\n"
-        self._text_tail = b'},"logprobs":null,"finish_reason":null' + self._tail
         self._text_heads: dict[int, bytes] = {}  # of frames with nothing but content, by index
 
-    def _frame(self, index: int, delta: bytes, logprobs: bytes, end: bytes) -> bytes:
+    def _frame(self, index: int, delta: bytes, logprobs: bytes, end: bytes, num_tokens: int) -> bytes:
         return b'%b{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":%b%b' % (
             self._head,
             index,
             delta,
             logprobs,
             end,
-            self._tail,
+            self.tails.of(index, num_tokens),
         )
 
-    def first(self, index: int) -> bytes:
-        return self._frame(index, b'{"role":"assistant","content":""}', b"null", b"null")
+    def first(self, index: int, scores: PromptLogprobs | None = None) -> bytes:
+        return self._frame(index, b'{"role":"assistant","content":""}', b"null", b"null", 0)
 
     def delta(self, index: int, delta: Delta) -> bytes:
         if not delta.reasoning and not delta.logprobs:
             if (head := self._text_heads.get(index)) is None:
                 head = self._text_heads[index] = b'%b{"index":%d,"delta":{"content":' % (self._head, index)
-            return head + _encode(delta.content) + self._text_tail
+            tail = self.tails.of(index, delta.num_tokens)
+            return b'%b%b},"logprobs":null,"finish_reason":null%b' % (head, _encode(delta.content), tail)
         said: dict[str, str] = {}
         if delta.reasoning:
             said["reasoning_content"] = delta.reasoning
         if delta.content:
             said["content"] = delta.content
-        return self._frame(index, _encode(said), self._logprobs(delta.logprobs), b"null")
+        return self._frame(index, _encode(said), self._logprobs(delta.logprobs), b"null", delta.num_tokens)
 
     def finish(self, index: int, rest: Delta, finish_reason: str, stop_reason: str | int | None) -> bytes:
         before = b""
         if rest.content or rest.reasoning:
-            before, rest = self.delta(index, rest), Delta()
+            before, rest = self.delta(index, rest), Delta(num_tokens=rest.num_tokens)
         end = b'"%b","stop_reason":%b' % (finish_reason.encode(), _encode(stop_reason))
-        return before + self._frame(index, b"{}", self._logprobs(rest.logprobs), end)
+        return before + self._frame(index, b"{}", self._logprobs(rest.logprobs), end, rest.num_tokens)
 
     def usage(self, usage: Usage) -> bytes:
         return self._head + b'],"usage":' + _encode(usage) + b"}\n\n"

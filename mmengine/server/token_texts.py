@@ -14,6 +14,7 @@ class TokenTexts:
 
     def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = tokenizer
+        self.special_ids = tokenizer.special_ids  # which no text shows
         try:
             self._bytes = tokenizer.token_bytes()
         except ModelError:  # its tokens are no bytes

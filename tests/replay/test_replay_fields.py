@@ -43,6 +43,7 @@ OTHERS = {
     "Executed.device_ns": lambda old: [old + 10**9],
     "Executed.host_ns": lambda old: [old + 10**9],
     "Executed.draft_ns": lambda old: [old + 10**9],
+    "Executed.prompt_logprobs": lambda old: [old[1:] or ((0, 1, column(5), bytes(4)),)],
     "Recovered.steps": lambda old: [(*old, 77)],
     "Recovered.cuts": lambda old: [(*old, ("1.mmlog", 5, 5))],
     "Recovered.fingerprints": lambda old: [{**old, "weights": "others"}],

@@ -37,7 +37,7 @@ def told(
     frames=ChatFrames,
 ):
     choice = ChoiceDeltas(TOKENIZER, SamplingParams(stop=tuple(stop)), reasoning, form_stop)
-    made = frames("r", Envelope("chat", 7, "m"), TEXTS if logprobs else None, False)
+    made = frames("r", Envelope("chat", 7, "m"), TEXTS if logprobs else None, "none")
     out = [made.first(3)]
     for chunk in chunks(list(data), cuts):
         entries = [((token, -1.5), (token, -1.5), (0, float("-inf"))) for token in chunk]
@@ -118,4 +118,4 @@ def test_completions_count_offsets_over_frames():
     found = events(told("aé!".encode(), frames=CompletionFrames)[0])
     said = [each["choices"][0] for each in found]
     assert [each["text"] for each in said] == ["a", "é", "!", ""]
-    assert [each["logprobs"] and each["logprobs"]["text_offset"] for each in said] == [[0], [1, 2], [2], None]
+    assert [each["logprobs"] and each["logprobs"]["text_offset"] for each in said] == [[0], [1, 1], [2], None]

@@ -20,8 +20,8 @@ POSITIONS_AT_ONCE = 64  # whose logits, float32 [64, vocab_size], are there at t
 @dataclass(slots=True)
 class _Prompt:
     token_ids: np.ndarray  # int32 [n]
-    ids: np.ndarray  # int32 [n - 1, 1 + k]: the token that stands there, then the k likeliest
-    logprobs: np.ndarray  # float32 [n - 1, 1 + k]
+    ids: np.ndarray  # int32 [n, 1 + k]: the token that stands there, then the k likeliest
+    logprobs: np.ndarray  # float32 [n, 1 + k]
 
 
 class PromptLogprobsGatherer:
@@ -35,8 +35,12 @@ class PromptLogprobsGatherer:
         self._by_row.pop(admission.row, None)
         if most is None or len(admission.token_ids) > len(prompt):
             return
-        shape = len(prompt) - 1, 1 + most
-        self._by_row[admission.row] = _Prompt(prompt, np.zeros(shape, np.int32), np.zeros(shape, np.float32))
+        ids, logprobs = (
+            np.zeros((len(prompt), 1 + most), np.int32),
+            np.zeros((len(prompt), 1 + most), np.float32),
+        )
+        ids[0, 0], logprobs[0] = prompt[0], np.nan
+        self._by_row[admission.row] = _Prompt(prompt, ids, logprobs)
 
     def gather(
         self, plan: StepPlan, hidden: torch.Tensor, logits_of: Callable[[torch.Tensor], torch.Tensor]
@@ -64,9 +68,10 @@ class PromptLogprobsGatherer:
 
 
 def _take(prompt: _Prompt, start: int, stop: int, logits: torch.Tensor) -> None:
-    """`logits` of the places from `start` to `stop`."""
+    """`logits` of the places from `start` to `stop`: those of the tokens behind them."""
     logprobs = logits.log_softmax(dim=-1)
-    said = prompt.token_ids[start + 1 : stop + 1].astype(np.int64)
+    start, stop = start + 1, stop + 1
+    said = prompt.token_ids[start:stop].astype(np.int64)
     chosen = logprobs.gather(-1, upload(said, logits.device)[:, None])
     prompt.ids[start:stop, 0], prompt.logprobs[start:stop, 0] = said, chosen[:, 0].cpu().numpy()
     most = prompt.ids.shape[1] - 1
