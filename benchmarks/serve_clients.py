@@ -4,7 +4,7 @@ import json
 import selectors
 import socket
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 ASKED = "What is a triangle, and what is a star?"
 _END = b"0\r\n\r\n"
@@ -18,13 +18,21 @@ class Load:
     at_once: int
     tokens: int
     stream: bool
-    model: str | None = None
     more: tuple[tuple[str, object], ...] = ()  # further fields of the body
+    model: str | None = None
+    start: int = 0  # of the numbers that make prompts differ
     pause_s: float = 0.0  # between two looks at the sockets: who sleeps on none costs its sender no wake-up
+
+    def of(self, model: str | None) -> "Load":
+        return replace(self, model=model)
+
+    def messages(self, number: int) -> list[dict[str, str]]:
+        return [{"role": "user", "content": f"{number}. {ASKED}"}]
 
     def bytes_of(self, number: int) -> bytes:
         fields = {
-            "messages": [{"role": "user", "content": f"{number}. {ASKED}"}],
+            "messages": self.messages(self.start + number),
+            "temperature": 0,
             "stream": self.stream,
             "max_tokens": self.tokens,
             **dict(self.more),
@@ -38,6 +46,7 @@ class Load:
 
 @dataclass(slots=True)
 class Answer:
+    number: int
     sent_at: float
     first_at: float = 0.0  # when the first event that has text came
     data: bytearray = field(default_factory=bytearray)
@@ -83,6 +92,6 @@ def load(port: int, asked: Load) -> list[Answer]:
 
 
 def _send(connection: socket.socket, asked: Load, number: int) -> Answer:
-    answer = Answer(time.perf_counter())
+    answer = Answer(number, time.perf_counter())
     connection.sendall(asked.bytes_of(number))
     return answer

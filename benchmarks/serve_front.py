@@ -28,6 +28,7 @@ from mmengine.server.lifecycle import listen, web_server
 from mmengine.server.settings import ServerSettings
 
 LINES = "The red triangle is small, the star to its left is large — and blue; nothing is “behind” them. "
+STEP_S = 0.003  # of an engine that says tokens to several: clients are to keep up
 PAUSE_S = 0.001  # of the clients: none of them sleeps on a socket, or waking it would be measured
 SHORT = 8  # tokens of the answers whose cost is taken from that of longer ones
 
@@ -42,7 +43,7 @@ class _Speaking:
 
 class ScriptedEngine:
     """In the place of an AsyncEngine: takes what it takes, prepares prompts as it does, and says a token to
-    each request in each turn of the event loop, all of them by one call, as a step's news come."""
+    each request in a step, all of them by one call, as a step's news come."""
 
     def __init__(self) -> None:
         folder = resolve_folder(None)
@@ -81,11 +82,9 @@ class ScriptedEngine:
             done = Completion("r", one.prepared_tokens, [Choice(0, "", [], "length")])
             news.append((one.channel, RequestOutput("r", 0, "", [token], "length", done)))
         put_all(news)
-        for channel, output in news:
-            if output.completion is not None:
-                channel.end(None)
         if self._speaking:
-            asyncio.get_running_loop().call_soon(self._step)
+            pause_s = STEP_S if len(self._speaking) > 1 else 0.0
+            asyncio.get_running_loop().call_later(pause_s, self._step)
 
 
 async def _cpu_s(loads: list[Load]) -> list[float]:
