@@ -1,6 +1,7 @@
 """From a model to a server that listens, and back."""
 
 import asyncio
+import gc
 import logging
 import signal
 import socket
@@ -72,6 +73,7 @@ async def serve(
     try:
         await _warm_up(engine)
         app = App(engine, settings, keys, names)
+        keep_for_good()
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # the app says what there is to say
         server = web_server(app, settings)
         with suppress(NotImplementedError, ValueError):  # not on the main thread
@@ -85,6 +87,12 @@ async def serve(
             telling.cancel()
     finally:
         await engine.close(drain=False)
+
+
+def keep_for_good() -> None:
+    """What is in memory by now stays there: the garbage collector does not look at it again."""
+    gc.collect()
+    gc.freeze()
 
 
 def web_server(app: App, settings: ServerSettings) -> uvicorn.Server:
