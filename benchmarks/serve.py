@@ -70,8 +70,8 @@ def _front(quick: bool) -> Part:
         table.rows.append((name, f"{best[name]:.1f}", f"{median(each[name] for each in rounds):.1f}"))
     table.notes.append(
         "The engine is a script behind the engine's interface. A request: JSON, template, tokenizing and a "
-        "whole answer of one token. A frame: what a token more costs in 64 streams, which "
-        "get one each at a time, socket write included. Clients are a process of their own and sleep on no socket."
+        "whole answer of one token. A frame: what a token more costs in 64 streams, which get one each at a "
+        "time, socket write included. Clients are a process of their own and sleep on no socket."
     )
     return Part(
         [table],

@@ -101,10 +101,10 @@ def room_of(plan: StepPlan, drafters: np.ndarray) -> np.ndarray | None:
 
 class PromptLogprobs(NamedTuple):
     """Of the tokens of one prompt: row by row the token that stands there, then the likeliest ones, best
-    first; of the first token only its id, for nothing stands before it. `index`: into the rows that
+    first; of the first token only its id, for nothing stands before it. `row`: an index into the rows that
     sampled."""
 
-    index: int
+    row: int
     token_ids: np.ndarray  # int32 [n, 1 + k]
     logprobs: np.ndarray  # float32 [n, 1 + k]
 

@@ -72,8 +72,8 @@ class Outputs:
         if event.prompt_logprobs:
             places = range(len(sampled)) if taken is None else (np.cumsum(taken > 0) - 1).tolist()
             for found in prompt_logprobs(event):
-                if taken is None or taken[found.index]:
-                    self._prompt_logprobs[places[found.index]] = found
+                if taken is None or taken[found.row]:
+                    self._prompt_logprobs[places[found.row]] = found
         if taken is None:
             self._logprobs = {index: [entry] for index, entry in event.logprobs}
             return

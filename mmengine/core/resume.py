@@ -213,9 +213,9 @@ def _take_logprobs(state: State, event: ev.Executed, answers: dict[str, ResumedA
     evolve(state, event)
     took = (state.num_tokens[sampled] - before).tolist()
     for found in prompt_logprobs(event):
-        req_state = owners[found.index]
+        req_state = owners[found.row]
         answer = None if req_state is None else answers.get(req_state.request.request_id)
-        if answer is not None and took[found.index]:
+        if answer is not None and took[found.row]:
             answer.prompt_logprobs = found
     for index, entries in event.logprobs:
         req_state = owners[index]

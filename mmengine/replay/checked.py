@@ -192,8 +192,8 @@ def _check_tokens(state: State, event: ev.Executed) -> None:
     if len(event.token_ids) != 4 * num_tokens:
         raise ValueError(f"{len(event.token_ids) // 4} tokens for {len(sampled)} rows that sampled")
     for found in prompt_logprobs(event):
-        if not 0 <= found.index < len(sampled):
-            raise ValueError(f"prompt_logprobs of row {found.index}; {len(sampled)} rows sampled")
+        if not 0 <= found.row < len(sampled):
+            raise ValueError(f"prompt_logprobs of row {found.row}; {len(sampled)} rows sampled")
     if event.num_drafts is not None:
         _check_column("num_drafts", event.num_drafts, 0, state.config.num_draft_tokens + 1)
         num_drafts = np.frombuffer(event.num_drafts, np.int32)
