@@ -84,8 +84,9 @@ def _await(process: subprocess.Popen, port: int, health: str, said) -> None:
             connection.close()
         time.sleep(0.2)
     said.seek(0)
-    last = said.read().strip().splitlines()[-1:] or ["it said nothing"]
-    raise NoAnswer(f"it does not start: {last[0][:200]}")
+    lines = said.read().strip().splitlines() or ["it said nothing"]
+    told = next((line for line in lines if "requires" in line), lines[-1])
+    raise NoAnswer(f"it does not start: {told[:200]}")
 
 
 def tokens_a_second(port: int, asked: Load, model: str | None = None) -> tuple[float, list[str]]:
