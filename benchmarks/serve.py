@@ -2,7 +2,7 @@
 
 python benchmarks/serve.py --out benchmarks/results/serve.md    # all of it, within ten minutes
 python benchmarks/serve.py --quick --part front                 # one part, a few seconds
-python benchmarks/serve.py --rival-python VENV/bin/python       # for the last: transformers[serving], torchvision
+python benchmarks/serve.py --rival-python VENV/bin/python  # for the last: transformers[serving], torchvision
 
 What is compared runs in turn, and each server is a process of its own that only it loads.
 """
