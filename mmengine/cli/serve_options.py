@@ -38,6 +38,10 @@ class Http:
     open_metrics: Annotated[
         bool, typer.Option("--open-metrics", rich_help_panel=HTTP, help="/metrics without a key for all.")
     ] = False
+    metrics_compat: Annotated[
+        Literal["none", "vllm"],
+        typer.Option(rich_help_panel=HTTP, help="Whose names /metrics has too, beside mmengine_…"),
+    ] = "none"
     ssl_certfile: Annotated[Path | None, typer.Option(rich_help_panel=HTTP, help="For TLS.")] = None
     ssl_keyfile: Annotated[Path | None, typer.Option(rich_help_panel=HTTP, help="For TLS.")] = None
     chat_template: Annotated[
@@ -117,7 +121,7 @@ def server_settings(http: Http, limits: Limits) -> "ServerSettings":
     from mmengine.server.settings import ServerSettings  # lazy: msgspec
 
     values: dict[str, object] = {name: getattr(limits, name) for name in Limits.__slots__}
-    for name in ("host", "port", "open_metrics", "generation_config", "unknown_fields"):
+    for name in ("host", "port", "generation_config", "unknown_fields", "open_metrics", "metrics_compat"):
         values[name] = getattr(http, name)
     values["served_model_names"] = tuple(http.served_model_name or ())
     values["chat_template"] = _template(http.chat_template)

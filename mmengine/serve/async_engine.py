@@ -35,7 +35,7 @@ from mmengine.serve.operators import operator_log
 from mmengine.serve.options import FORM, SubmitOptions, make_options
 from mmengine.serve.preparation import Preparation, Preparing
 from mmengine.serve.prompts import Prompt
-from mmengine.serve.stream import Channel, Stream, put_all
+from mmengine.serve.stream import Channel, Stream, deliver
 from mmengine.serve.structured import decoded, json_format, response_format_of
 from mmengine.serve.texts import AnswerTexts
 from mmengine.structured_output.partial_json import JsonValue
@@ -73,7 +73,7 @@ class AsyncEngine:
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._lock = threading.Lock()  # guards _open, _closing and _failure
         self._open: set[Channel] = set()
-        self._closing = False
+        self._closing = self._leaving = False
         self._failure: MMEngineError | None = None
         self._preparing: dict[Channel, Preparing] = {}  # like the next two, the engine's thread's alone
         self._running: dict[str, Channel] = {}
@@ -96,6 +96,11 @@ class AsyncEngine:
     def processor(self) -> Processor:
         """Of the model; any thread may use it."""
         return self._engine.processor
+
+    @property
+    def has_log(self) -> bool:
+        """Whether what is accepted outlives this process."""
+        return self._has_log
 
     @property
     def max_open(self) -> int:
@@ -205,12 +210,12 @@ class AsyncEngine:
             reasons += (f"a step has not returned for {time.monotonic() - since:.0f} seconds",)
         return Readiness(reasons + (("the engine is closing",) if self._closing else ()), *standing)
 
-    async def close(self, *, drain: bool = True) -> None:
-        """Take no more requests, finish those that run (`drain`) or cancel them, and free the
-        device. Closing twice is no error."""
+    async def close(self, *, drain: bool = True, leave: bool = False) -> None:
+        """Take no more requests, finish those that run (`drain`), or cancel them, or `leave` them in the log
+        for whoever goes on with it; and free the device. Closing twice is no error."""
         with self._lock:
-            self._closing = True
-            channels = [] if drain else list(self._open)
+            self._closing, self._leaving = True, leave
+            channels = [] if drain or leave else list(self._open)
         for channel in channels:
             self._close_channel(channel)
         self._commands.put(lambda: None)
@@ -218,6 +223,8 @@ class AsyncEngine:
         await asyncio.to_thread(self._preparation.close)
         while not self._commands.empty():  # of requests that were given up while a thread prepared them
             self._commands.get()()
+        for channel in list(self._open):
+            self._end(channel, RequestFailed("the engine was closed; the request stays in its log"))
 
     def _join(self) -> None:
         """Wait for the engine's thread, and for a thread that takes over from it; not for a stuck thread."""
@@ -239,7 +246,7 @@ class AsyncEngine:
 
     def _run(self, engine: Engine) -> None:
         try:
-            while not (self._closing and not self._open):
+            while not (self._closing and (self._leaving or not self._open)):
                 self._take_commands()
                 if engine.has_work:
                     self._stepping_since = time.monotonic()
@@ -339,8 +346,7 @@ class AsyncEngine:
             self._end(channel, request.too_slow())
             return
         news = ended(unbegun(channel.options.request_id, channel.options.sampling.n, "deadline"))
-        with suppress(RuntimeError):  # the caller's loop is closed
-            channel.loop.call_soon_threadsafe(put_all, [(channel, one) for one in news])
+        deliver((channel, one) for one in news)
         self._end(channel, None)
 
     def _acknowledge(self, engine: Engine) -> None:
@@ -362,18 +368,9 @@ class AsyncEngine:
             self._engine.cancel(channel.request_id)
 
     def _deliver(self, outputs: list[RequestOutput]) -> None:
-        """Hand over the news of a step, with one call for each event loop."""
-        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Channel, RequestOutput]]] = {}
-        for output in outputs:
-            channel = self._running[output.request_id]
-            by_loop.setdefault(channel.loop, []).append((channel, output))
-        for loop, news in by_loop.items():
-            try:
-                loop.call_soon_threadsafe(put_all, news)
-            except RuntimeError:  # that loop is closed: nobody listens any more
-                for channel, _ in news:
-                    channel.closed = True
-                    self._cancel(channel)
+        for channel in deliver((self._running[output.request_id], output) for output in outputs):
+            channel.closed = True
+            self._cancel(channel)
         for output in outputs:
             if output.completion is not None:
                 self._end(self._running.pop(output.request_id), None)

@@ -224,7 +224,7 @@ class Engine:
             self._tell_of_grammars()
             with self._watchdog:
                 news = self._core.step()
-            outputs = [self._take(output) for output in news]
+            outputs = [self._take(output) for output in self.metrics.saw_step(news)]
             if self._syncer is not None:
                 self._syncer.notify()
         except Exception as error:
@@ -245,7 +245,6 @@ class Engine:
                 self._core.grammar_ready(core_id)
 
     def _take(self, output: Output) -> RequestOutput | None:
-        self.metrics.saw(output)
         if output.finish_reason is not None:
             self._holders.release(output.request_id)
         return self.requests.take(output)

@@ -92,7 +92,8 @@ class Options:
     answer's form, as structured_output.spec.grammar_of gives it; None for free text. `reasoning`: whether
     the form begins behind the model's reasoning; None: where the prompt leaves that open. `notes`: on the
     form. `max_length` and `min_length` count the prompt too (0: none is given); `sampling.max_tokens` then
-    follows from them. `envelope`: kept with the request in the log."""
+    follows from them. `envelope`: kept with the request in the log. `prepared_s`: seconds that
+    preparing the prompt took."""
 
     sampling: SamplingParams = SamplingParams()
     request_id: str = ""
@@ -105,12 +106,12 @@ class Options:
     max_length: int = 0
     min_length: int = 0
     envelope: bytes = b""
+    prepared_s: float = 0.0
 
     def after(self, seconds: float) -> "Options":
-        """What is left of them: the deadline counts from submit, and so much time went by since."""
-        if not self.deadline_s:
-            return self
-        return replace(self, deadline_s=max(self.deadline_s - seconds, SHORTEST_DEADLINE_S))
+        """What is left of them: the deadline counts from submit, and preparation took so many seconds."""
+        left_s = max(self.deadline_s - seconds, SHORTEST_DEADLINE_S) if self.deadline_s else 0.0
+        return replace(self, deadline_s=left_s, prepared_s=seconds)
 
     def check(self) -> None:
         """Raise InvalidRequest for the first value that is out of range."""

@@ -36,6 +36,25 @@ class Channel:
         self.queue.put_nowait(error)
 
 
+def _nothing(channel: Channel) -> None:
+    pass
+
+
+def deliver(news: Iterable[tuple[Channel, RequestOutput]]) -> list[Channel]:
+    """From another thread: hand over the news of a step, with one call for each event loop. Gives the
+    channels whose loop is closed, so that nobody listens any more."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Channel, RequestOutput]]] = {}
+    for channel, output in news:
+        by_loop.setdefault(channel.loop, []).append((channel, output))
+    lost: list[Channel] = []
+    for loop, some in by_loop.items():
+        try:
+            loop.call_soon_threadsafe(put_all, some)
+        except RuntimeError:
+            lost += [channel for channel, _ in some]
+    return lost
+
+
 def put_all(news: Iterable[tuple[Channel, RequestOutput]]) -> None:
     """On the loop of all these channels."""
     for channel, output in news:
@@ -105,6 +124,15 @@ class Stream:
     def num_embeds(self) -> dict[str, int]:
         """Embeddings of the prompt's media by modality. Known when it is `accepted`."""
         return self._channel.num_embeds
+
+    @property
+    def is_accepted(self) -> bool:
+        """Whether `accepted` returns at once."""
+        return self._channel.accepted.is_set() and self._channel.error is None
+
+    def leave(self) -> None:
+        """Let the request run on though nobody reads it: the answer stays in the log, if there is one."""
+        self._over, self._close = True, _nothing
 
     def cancel(self) -> None:
         """Give the request up; its last news still come."""

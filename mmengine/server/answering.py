@@ -14,7 +14,7 @@ from mmengine.serve.options import SubmitOptions
 from mmengine.serve.stream import Stream
 from mmengine.server.asked import Asked
 from mmengine.server.deltas import ChoiceDeltas, Delta
-from mmengine.server.errors import late
+from mmengine.server.errors import failed, late
 from mmengine.server.frames import DONE, Frames, Usage, WholeChoice
 
 
@@ -48,7 +48,7 @@ class Turn:
         if reason is None:
             return
         if reason not in ("stop", "length"):
-            raise _given_up(reason, output.detail)
+            raise _given_up(self._asked, reason, output.detail)
         stop_reason = choice.stop_reason(output.detail)
         yield index, choice.finish(), reason, stop_reason
         self._waiting -= 1
@@ -64,15 +64,16 @@ class Turn:
         )
 
 
-def _given_up(reason: str, detail: str) -> Exception:
+def _given_up(asked: Asked, reason: str, detail: str) -> Exception:
     if reason == "rejected":
         return QueueFull(detail)
     if detail == "deadline":
         return late()
     if detail.startswith(("the grammar", "on_truncation")):
         return InvalidRequest(detail)
-    said = "the request was cancelled" if reason == "abort" else f"the request failed: {detail}"
-    return RequestFailed(said)
+    return (
+        RequestFailed("the request was cancelled") if reason == "abort" else failed(asked.request_id, detail)
+    )
 
 
 class Answering:
@@ -91,6 +92,8 @@ class Answering:
         try:
             for number, prompt in enumerate(asked.prompts):
                 name = f"{asked.request_id}-{number}" if several else asked.request_id
+                if owner := asked.envelope.owner:
+                    name = f"{owner}:{name}"
                 stream = self._engine.stream(prompt, asked.sampling, **self._options(name))
                 self._turns.append(Turn(stream, asked, self._tokenizer, number * asked.sampling.n))
             asked.prompts.clear()  # images in it are large, and the engine has them
@@ -125,7 +128,7 @@ class Answering:
         for _, outputs in self._news:
             for output in outputs:
                 if output.finish_reason not in (None, "stop", "length"):
-                    raise _given_up(output.finish_reason, output.detail)
+                    raise _given_up(self._asked, output.finish_reason, output.detail)
 
     async def _wait(self) -> tuple[Turn, list[RequestOutput]]:
         """News of one prompt; none of them at its end. May be cancelled, and nothing is lost."""
@@ -205,6 +208,11 @@ class Answering:
         }
 
     @property
+    def is_accepted(self) -> bool:
+        """Whether the log, if there is one, has all of it."""
+        return bool(self._turns) and all(turn.stream.is_accepted for turn in self._turns)
+
+    @property
     def backlog(self) -> int:
         return max(turn.stream.backlog for turn in self._turns)
 
@@ -214,3 +222,10 @@ class Answering:
             task.cancel()
         for turn in self._turns:
             turn.stream.cancel()
+
+    def leave(self) -> None:
+        """Nobody listens any more, and what still runs goes on."""
+        for task in self._tasks:
+            task.cancel()
+        for turn in self._turns:
+            turn.stream.leave()

@@ -60,12 +60,15 @@ class Body(msgspec.Struct, frozen=True, kw_only=True):
     mm_processor_kwargs: Annotated[Json, Meta(max_length=MAX_ITEM_KWARGS)] | None = None
 
 
-class Envelope(msgspec.Struct, frozen=True):
-    """What the log keeps of a call beside its request: all that frames need and tokens do not say."""
+class Envelope(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the log keeps of a call beside its request: all that frames need and tokens do not say. `owner`:
+    see ApiKeys.owner_of; the request's id in the log is that and a colon before the id of the call, so that
+    ids of different keys never meet."""
 
     api: str
     created: int  # Unix time in seconds
     model: str  # by the name that was asked for
+    owner: str = ""  # whose key it came with
 
 
 class Form(NamedTuple):

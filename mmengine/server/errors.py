@@ -30,6 +30,7 @@ _TYPES = {
 }
 _STOPPED = "the engine failed, and its log says why; try again later"
 _ID_RUNS = re.compile(r"a request with the id .* is running|the request id .* is in use")
+_KIND = re.compile(r"([A-Za-z_][A-Za-z0-9_]{0,63}): ")  # of an error, before what it says
 _FIRST_NAME = re.compile(r"(?:unknown )?([a-z][a-z_]*(?:[.\[][\w.\[\]-]*)?)")
 _MEDIA_PLACE = re.compile(r"message (\d+)(?:, part (\d+))?")
 _DECODED_PLACE = re.compile(r"(.*) - at `\$(?:\.)?(.*)`", re.DOTALL)
@@ -99,8 +100,33 @@ def late() -> ApiError:
     return ApiError(504, text, "deadline_s", "deadline_exceeded", {"x-should-retry": "false"})
 
 
-def not_ready(reasons: tuple[str, ...]) -> ApiError:
-    return ApiError(503, f"not ready: {'; '.join(reasons)}", code="not_ready", headers={"retry-after": "5"})
+def failed(request_id: str, detail: str) -> ApiError:
+    """A request ended with an error. What a library said of it may hold addresses and paths: the caller is
+    told which kind of error it was, and under which id the log has the rest."""
+    kind = _KIND.match(detail)
+    text = f"request {request_id} failed{f' ({kind[1]})' if kind else ''}; the server's log says why"
+    return ApiError(500, text, code="request_failed")
+
+
+def shutting_down(retry_after_s: int) -> ApiError:
+    text = "the server is shutting down; send it to another one, or again later"
+    return ApiError(503, text, code="shutting_down", headers={"retry-after": str(retry_after_s)})
+
+
+def left_behind(request_id: str, has_log: bool, retry_after_s: int) -> ApiError:
+    """The server ends before the request does."""
+    fate = (
+        "stays in its log, and is finished when a server goes on with that"
+        if has_log
+        else "is given up, for there is no log; send it again"
+    )
+    text = f"the server is shutting down; request {request_id} {fate}"
+    return ApiError(503, text, code="shutting_down", headers={"retry-after": str(retry_after_s)})
+
+
+def not_ready(reasons: tuple[str, ...], retry_after_s: int) -> ApiError:
+    headers = {"retry-after": str(retry_after_s)}
+    return ApiError(503, f"not ready: {'; '.join(reasons)}", code="not_ready", headers=headers)
 
 
 def param_of(message: str, params: frozenset[str]) -> str | None:

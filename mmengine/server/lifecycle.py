@@ -22,11 +22,13 @@ from mmengine.server.protocol import http_protocol
 from mmengine.server.settings import ServerSettings
 
 SWITCH_S = 0.0005  # that a thread keeps the interpreter while the event loop waits; Python's own is 5 ms
+LAST_WORDS_S = 1.0  # to tell the callers that are left, when the server ends
 WARM_UP_TOKENS = 2  # a prefill, and a step that decodes
 
 
 class _Uvicorn(uvicorn.Server):
-    """A first signal lets streams finish, a second one ends at once."""
+    """A first signal lets streams finish, a second one ends at once. What does not finish stays in the log,
+    and its callers are told so."""
 
     def __init__(self, config: uvicorn.Config, app: App):
         super().__init__(config)
@@ -34,7 +36,16 @@ class _Uvicorn(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self.force_exit = self.should_exit
-        self.should_exit = self._app.is_draining = True
+        self.should_exit = self._app.admission.is_draining = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        waiting = set(self.server_state.tasks)
+        if self.force_exit:  # else they were told when drain_s was over
+            for task in waiting:
+                task.cancel()
+        if waiting:
+            await asyncio.wait(waiting, timeout=LAST_WORDS_S)
 
 
 def listen(settings: ServerSettings) -> socket.socket:
@@ -84,7 +95,7 @@ async def serve(
             watching.cancel()
             telling.cancel()
     finally:
-        await engine.close(drain=False)
+        await engine.close(leave=True)
 
 
 def web_server(app: App, settings: ServerSettings) -> uvicorn.Server:

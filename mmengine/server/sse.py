@@ -6,7 +6,7 @@ from typing import Protocol, TypeVar
 
 from starlette.types import Receive, Scope, Send
 
-from mmengine.server.errors import ApiError, ClientLeft, api_error
+from mmengine.server.errors import ApiError, ClientLeft
 from mmengine.server.frames import DONE, PING, error_frame
 
 ABORT = "mmengine.abort"  # in a scope's extensions: closes the connection without waiting for its reader
@@ -22,6 +22,9 @@ class FrameSource(Protocol):
     def backlog(self) -> int: ...
 
     def close(self) -> None: ...
+
+    def leave(self) -> None:
+        """As `close`, but what is not finished runs on."""
 
 
 async def gone(receive: Receive) -> None:
@@ -48,8 +51,9 @@ async def unless_gone(receive: Receive, work: Coroutine[None, None, _T]) -> _T:
 
 class EventStream:
     """An answer as an ASGI application. All frames that have come go in one write. A reader that takes longer
-    than `slow_reader_s` for a write, or lets `max_backlog` news wait, is cut. `shutting_down`: the sentence
-    for those whose stream the server's end cuts.
+    than `slow_reader_s` for a write, or lets `max_backlog` news wait, is cut. `sent`: hears how many events
+    were. `told`: an error as the caller is told it. `shutting_down`: the sentence for those whose stream the
+    server's end cuts; the request goes on then.
 
     One timer looks at a stream now and then: a timeout for each wait would cost more than its frames do."""
 
@@ -62,12 +66,14 @@ class EventStream:
         ping_s: float,
         slow_reader_s: float,
         max_backlog: int,
+        sent: Callable[[float], None],
+        told: Callable[[Exception], ApiError],
         ended: Callable[[str], None],
         shutting_down: Callable[[], ApiError | None],
     ):
         self._source, self._first, self._headers = source, first, headers
         self._ping_s, self._slow_reader_s, self._max_backlog = ping_s, slow_reader_s, max_backlog
-        self._ended, self._shutting_down = ended, shutting_down
+        self._sent, self._told, self._ended, self._shutting_down = sent, told, ended, shutting_down
         self._since = 0.0  # when the wait began that it is in: for news, or in `_writes` for its reader
         self._writes = False
         self._woken = False  # by the timer
@@ -98,7 +104,10 @@ class EventStream:
         finally:
             self._timer.cancel()
             leaving.cancel()
-            self._source.close()
+            if how == "shutdown":
+                self._source.leave()
+            else:
+                self._source.close()
             self._ended(how)
 
     def _watch(self) -> None:
@@ -135,9 +144,10 @@ class EventStream:
                     data = await self._next()
                     how = "" if data else "whole"
                 except Exception as error:
-                    data, how = error_frame(api_error(error)) + DONE, "error"
+                    data, how = error_frame(self._told(error)) + DONE, "error"
             if not await self._is_read(send(_body(data, more=not how))):
                 return "slow reader"
+            self._sent(data.count(b"\n\n"))
             if self._source.backlog > self._max_backlog:
                 return "slow reader"
             data = b""

@@ -3,6 +3,7 @@
 import asyncio
 import http.client
 import json
+import socket
 import threading
 import time
 from contextlib import contextmanager
@@ -49,7 +50,7 @@ class Served:
             await asyncio.sleep(0.005)
         self._ready.set()
         await serving
-        await self.engine.close(drain=False)
+        await self.engine.close(leave=True)
 
     def stop(self):
         """As SIGTERM does."""
@@ -100,3 +101,22 @@ def served(
         yield one
     finally:
         one.close()
+
+
+def wait_for(true, seconds=10):
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it does not come"
+        time.sleep(0.01)
+
+
+def opened(server, **fields):
+    """A socket on which a stream was asked for."""
+    body = json.dumps(
+        {"messages": [{"role": "user", "content": "a" * 300}], "stream": True, **fields}
+    ).encode()
+    connection = socket.create_connection(("127.0.0.1", server.port))
+    connection.sendall(
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+    )
+    return connection

@@ -154,7 +154,7 @@ def test_bodies_and_heads_have_limits(server):
         connection.sendall(b"a" * 1500)
         answer = connection.recv(4096)
     assert answer.startswith(b"HTTP/1.1 431 ") and b'"type":"invalid_request_error"' in answer
-    assert server.app.bodies.num_bytes == 0
+    assert server.app.admission.bodies.num_bytes == 0
 
 
 def test_what_is_no_http_is_told_so_in_json(server):
@@ -215,7 +215,7 @@ def test_all_bodies_together_have_a_limit():
     with served(max_bodies_bytes=2048) as one:
         status, headers, body = one.chat("a" * 3000)
         assert status == 429 and headers["retry-after"] == "1" and body["error"]["code"] == "bodies_full"
-        assert one.chat("a")[0] == 200 and one.app.bodies.num_bytes == 0
+        assert one.chat("a")[0] == 200 and one.app.admission.bodies.num_bytes == 0
 
 
 def test_one_key_leaves_room_for_others(tmp_path):
@@ -225,7 +225,7 @@ def test_one_key_leaves_room_for_others(tmp_path):
         keys = {name: {"authorization": f"Bearer {name}"} for name in ("one", "other", "third")}
         stream = threading.Thread(target=one.call, args=("/v1/chat/completions", body, keys["one"]))
         stream.start()
-        while not one.app.shares.num_open:
+        while not one.app.admission.shares.num_open:
             time.sleep(0.005)
         short = {"messages": [{"role": "user", "content": "a"}]}
         status, headers, found = one.call("/v1/chat/completions", short, keys["one"])
