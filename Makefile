@@ -5,6 +5,7 @@
 # make limits   writes docs/limits.md from the code
 # make soak     the long versions of tests
 # make soak-schemas  of these the random schemas, their mutations and answers, in under 20 minutes
+# make soak-server   of these the tests of the server, in under 20 minutes
 # make kernels  of these the tests of what runs on GPUs, which need none
 # make clean    removes what the others made
 # All of them need python3 (3.11 or newer) alone; the first one sets up .venv.
@@ -13,7 +14,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 WORKERS ?= 2
 
-.PHONY: demo check reading short test limits soak soak-schemas kernels clean
+.PHONY: demo check reading short test limits soak soak-schemas soak-server kernels clean
 
 demo: .venv/.ready
 	$(BIN)/mmengine demo
@@ -49,6 +50,9 @@ soak: .venv/.ready
 soak-schemas: .venv/.ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup -m soak --timeout 1200 \
 		tests/structured tests/benchmarks/test_structured_generations.py
+
+soak-server: .venv/.ready
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -s -m soak --timeout 600 tests/server
 
 kernels: .venv/.ready build/gpu/.ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/gpu tests/parity/test_parity_as_on_a_gpu.py \

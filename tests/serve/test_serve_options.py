@@ -30,7 +30,9 @@ def test_every_option_of_a_request_has_its_default_in_options():
     fields = set(opts.Options.__dataclass_fields__)
     lengths = {"max_length", "min_length"}  # of transformers' pipeline alone
     measured = {"prepared_s"}
-    assert fields - {"sampling", "grammar", "reasoning", "notes"} - lengths - measured == opts.SUBMIT - opts.FORM
+    assert (
+        fields - {"sampling", "grammar", "reasoning", "notes"} - lengths - measured == opts.SUBMIT - opts.FORM
+    )
     assert {"request_id", "envelope"} == opts.SUBMIT - opts.LINE and {
         "deadline_s"
     } == opts.LINE - opts.GENERATE

@@ -120,3 +120,22 @@ def opened(server, **fields):
         b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % len(body) + body
     )
     return connection
+
+
+def is_empty(server):
+    engine = server.engine
+    return (
+        not engine._open
+        and not engine._running
+        and not server.app.admission.bodies.num_bytes
+        and not server.app.admission.shares.num_open
+        and not engine.stats().num_running
+    )
+
+
+def leave_at_random(server, times, chosen):
+    """Ask, and leave at some moment. `chosen`: where chances come from."""
+    for _ in range(times):
+        connection = opened(server, n=chosen.choice([1, 1, 3]), stream=chosen.random() < 0.8)
+        time.sleep(chosen.random() * 0.03)
+        connection.close()

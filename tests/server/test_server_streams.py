@@ -4,11 +4,10 @@ import json
 import random
 import socket
 import threading
-import time
 
 import pytest
 
-from tests.server.running import SlowEcho, opened, served, wait_for
+from tests.server.running import SlowEcho, is_empty, leave_at_random, opened, served, wait_for
 
 
 @pytest.fixture(scope="module")
@@ -20,17 +19,6 @@ def slow():
 def chunks(events):
     assert events[-1] == "[DONE]"
     return [json.loads(each) for each in events[:-1]]
-
-
-def is_empty(server):
-    engine = server.engine
-    return (
-        not engine._open
-        and not engine._running
-        and not server.app.admission.bodies.num_bytes
-        and not server.app.admission.shares.num_open
-        and not engine.stats().num_running
-    )
 
 
 @pytest.mark.parametrize("n", [1, 3])
@@ -99,15 +87,9 @@ def test_a_stop_string_beside_a_form_ends_with_length(slow):
 
 
 def test_disconnects_at_random_leak_nothing(slow):
-    chosen = random.Random(1)
-
-    def leave():
-        for _ in range(25):
-            connection = opened(slow, n=chosen.choice([1, 1, 3]), stream=chosen.random() < 0.8)
-            time.sleep(chosen.random() * 0.03)
-            connection.close()
-
-    threads = [threading.Thread(target=leave) for _ in range(8)]
+    threads = [
+        threading.Thread(target=leave_at_random, args=(slow, 25, random.Random(seed))) for seed in range(8)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
