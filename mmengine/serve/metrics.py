@@ -119,8 +119,7 @@ class Metrics(Collector):
         if stats.overlap:
             help_text = "Steps by whether they were decided while another one ran (ahead), or why not."
             yield _by_how("overlap_steps", help_text, stats.overlap)
-        if self._media is not None:
-            yield from _media_metrics(self._media)
+        yield from _media_metrics(self._media)
         yield GaugeMetricFamily("mmengine_ready", "1 when work may be sent here.", value=self.ready())
         yield from self._times.collect()
 
@@ -155,7 +154,8 @@ def _by_how(name: str, help_text: str, counts: dict[str, int]) -> Metric:
     return counter
 
 
-def _media_metrics(cache: MediaCache) -> Iterator[Metric]:
+def _media_metrics(cache: MediaCache | None) -> Iterator[Metric]:
+    cache = cache or MediaCache()  # of a model without one
     hits = "Images and videos found prepared, by content."
     yield CounterMetricFamily("mmengine_media_cache_hits", hits, value=cache.hits)
     misses = "Images and videos that were decoded and resized."

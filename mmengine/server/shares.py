@@ -23,7 +23,10 @@ class Shares:
     def take(self, owner: str, *, is_alone: bool) -> None:
         """A call of this key begins; `give` ends it. Raises ApiError."""
         if not is_alone and self._open[owner] >= self._most:
-            raise self._refused(owner, f"has {self._most} calls open already")
+            raise self._refused(
+                owner,
+                f"this API key has {self._most} calls open already, its share (key_share); try again later",
+            )
         self._open[owner] += 1
         self._rate.begin()
 
@@ -40,7 +43,11 @@ class Shares:
         def added(count: int) -> None:
             others = self._held[owner] - held.num_bytes
             if count > 0 and not is_alone and others and self._held[owner] + count > self._most_bytes:
-                raise self._refused(owner, f"has bodies of more than {self._most_bytes} bytes on their way")
+                raise self._refused(
+                    owner,
+                    f"this API key has bodies of {self._held[owner]} bytes on their way, and its share is "
+                    f"{self._most_bytes} (key_share); try again later",
+                )
             self._held[owner] += count
             if not self._held[owner]:
                 del self._held[owner]
@@ -48,11 +55,11 @@ class Shares:
         with self._bodies.holding(added) as held:
             yield held
 
-    def _refused(self, owner: str, why: str) -> ApiError:
+    def _refused(self, owner: str, text: str) -> ApiError:
         num_others = self._rate.num_open / max(1, self._open[owner])  # calls that end for each of its own
         return ApiError(
             429,
-            f"this API key {why}, its share (key_share); try again later",
+            text,
             code="key_share_full",
             headers={"retry-after": str(self._rate.retry_after_s(num_others)), "connection": "close"},
         )

@@ -48,8 +48,10 @@ class Served:
         serving = asyncio.create_task(self.server.serve(sockets=[self._bound]))
         while not self.server.started:
             await asyncio.sleep(0.005)
+        watching = asyncio.create_task(self.app.watch_lag())
         self._ready.set()
         await serving
+        watching.cancel()
         await self.engine.close(leave=True)
 
     def stop(self):
