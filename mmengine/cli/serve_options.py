@@ -71,7 +71,10 @@ class Limits:
         int, typer.Option(rich_help_panel=LIMITS, help="Of all that are read or prepared.")
     ] = 512 * 2**20
     key_share: Annotated[
-        float, typer.Option(rich_help_panel=LIMITS, help="Of all calls that one of several keys may have.")
+        float,
+        typer.Option(
+            rich_help_panel=LIMITS, help="Of all calls, and of bodies, that one of several keys may have."
+        ),
     ] = 0.5
     max_header_bytes: Annotated[int, typer.Option(rich_help_panel=LIMITS, help="Of one call.")] = 64 * 2**10
     max_pixels: Annotated[

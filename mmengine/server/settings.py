@@ -28,7 +28,9 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     max_body_bytes: Annotated[int, Meta(ge=1024, le=2**30)] = 64 * 2**20
     max_bodies_bytes: Annotated[int, Meta(ge=1024, le=2**40)] = 512 * 2**20  # all that are read or prepared
     max_header_bytes: Annotated[int, Meta(ge=1024, le=2**24)] = 64 * 2**10  # request line included
-    key_share: Annotated[float, Meta(ge=0.01, le=1)] = 0.5  # of all calls that one of several keys may have
+    key_share: Annotated[float, Meta(ge=0.01, le=1)] = (
+        0.5  # of all calls, and of max_bodies_bytes, that one of several keys may have
+    )
     max_prompts: Annotated[int, Meta(ge=1, le=4096)] = 64  # of one call of /v1/completions
     max_pixels: Annotated[int, Meta(ge=1024, le=2**28)] = 16_777_216  # that a request may ask for of an image
     max_backlog: Annotated[int, Meta(ge=16, le=2**24)] = 8192  # news that wait for a slow reader

@@ -2,12 +2,10 @@
 
 import json
 import socket
-import threading
-import time
 
 import pytest
 
-from tests.server.running import SlowEcho, served
+from tests.server.running import served
 
 
 @pytest.fixture(scope="module")
@@ -198,44 +196,6 @@ def test_a_deadline_that_passes_is_504_and_not_to_be_tried_again(server):
     assert body["error"]["code"] == "deadline_exceeded"
 
 
-def test_an_id_that_runs_is_refused():
-    with served(executor_class=SlowEcho) as one:
-        streams = threading.Thread(target=one.events, args=("a" * 300,), kwargs={"request_id": "mine"})
-        streams.start()
-        while not one.engine._running:
-            time.sleep(0.005)
-        status, headers, body = one.chat(request_id="mine")
-        streams.join()
-        assert one.chat(request_id="mine")[0] == 200
-    assert (status, headers["x-should-retry"]) == (409, "false")
-    assert (body["error"]["param"], body["error"]["code"]) == ("request_id", "request_id_in_use")
-
-
-def test_all_bodies_together_have_a_limit():
-    with served(max_bodies_bytes=2048) as one:
-        status, headers, body = one.chat("a" * 3000)
-        assert status == 429 and headers["retry-after"] == "1" and body["error"]["code"] == "bodies_full"
-        assert one.chat("a")[0] == 200 and one.app.admission.bodies.num_bytes == 0
-
-
-def test_one_key_leaves_room_for_others(tmp_path):
-    (tmp_path / "keys").write_text("one\nother\n")
-    with served(executor_class=SlowEcho, key_file=tmp_path / "keys", key_share=0.02) as one:
-        body = {"messages": [{"role": "user", "content": "a" * 200}], "stream": True}
-        keys = {name: {"authorization": f"Bearer {name}"} for name in ("one", "other", "third")}
-        stream = threading.Thread(target=one.call, args=("/v1/chat/completions", body, keys["one"]))
-        stream.start()
-        while not one.app.admission.shares.num_open:
-            time.sleep(0.005)
-        short = {"messages": [{"role": "user", "content": "a"}]}
-        status, headers, found = one.call("/v1/chat/completions", short, keys["one"])
-        assert (status, found["error"]["code"], headers["retry-after"]) == (429, "key_share_full", "1")
-        assert one.call("/v1/chat/completions", short, keys["other"])[0] == 200
-        assert one.call("/v1/chat/completions", short, keys["third"])[0] == 401
-        stream.join()
-        assert one.call("/v1/chat/completions", short, keys["one"])[0] == 200
-
-
 def test_a_bug_is_500_and_shows_nothing(server, monkeypatch):
     def broken(*args, **options):
         raise ValueError("a bug")
@@ -244,28 +204,3 @@ def test_a_bug_is_500_and_shows_nothing(server, monkeypatch):
     status, _, body = server.chat()
     text = "the server failed (ValueError); its log says more"
     assert (status, body) == (500, error("server_error", text, None, "internal_error"))
-
-
-def test_a_full_queue_is_429_with_a_time(server, monkeypatch):
-    from mmengine.errors import QueueFull
-
-    def full(*args, **options):
-        raise QueueFull("9 requests are open already; try again later")
-
-    monkeypatch.setattr(server.engine, "stream", full)
-    status, headers, body = server.chat()
-    assert status == 429 and int(headers["retry-after"]) >= 1
-    text = "9 requests are open already; try again later"
-    assert body == error("rate_limit_error", text, None, "queue_full")
-
-
-def test_not_ready_is_503_with_the_reasons(server, monkeypatch):
-    from mmengine.serve.health import Readiness
-
-    monkeypatch.setattr(server.engine, "readiness", lambda: Readiness(("the disk is full",)))
-    status, headers, body = server.chat()
-    assert status == 503 and headers["retry-after"] == "5"
-    assert body == error("server_error", "not ready: the disk is full", None, "not_ready")
-    for path in ("/health", "/health/ready"):
-        assert server.call(path)[::2] == (503, {"status": "not ready", "reasons": ["the disk is full"]})
-    assert server.call("/health/live")[0] == 200
