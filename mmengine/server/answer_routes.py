@@ -112,6 +112,8 @@ class AnswerRoutes:
             data = await self._admission.bodies.read(request.scope, request.receive, held)
             self._metrics.body_bytes.inc(held.num_bytes)
             given = request.headers.get(ID_HEADER, "") or self._new_id()
+            if _is_id(given):
+                request.scope["mmengine.request_id"] = given  # in errors, unless the body has another one
             if held.num_bytes > LARGE_BODY:
                 loop = asyncio.get_running_loop()
                 asked = await loop.run_in_executor(self._parser, _read, reader, data, given)
@@ -148,8 +150,7 @@ class AnswerRoutes:
 
     def _named(self, asked: Asked, owner: str) -> Asked:
         """With the model's name; another one is refused, and so is an id that no header could hold."""
-        name = asked.request_id
-        if not (0 < len(name) <= MAX_ID_CHARS and name.isascii() and name.isprintable() and " " not in name):
+        if not _is_id(asked.request_id):
             raise ApiError(
                 400,
                 f"request_id must have 1 to {MAX_ID_CHARS} printable ASCII characters without spaces",
@@ -203,6 +204,10 @@ class AnswerRoutes:
 
     def _cut(self, request_id: str) -> ApiError | None:
         return self._admission.left_behind(request_id) if self._admission.is_draining else None
+
+
+def _is_id(name: str) -> bool:
+    return 0 < len(name) <= MAX_ID_CHARS and name.isascii() and name.isprintable() and " " not in name
 
 
 def _read(reader: Reader, data: list[bytes], request_id: str) -> Asked:
