@@ -75,13 +75,10 @@ class Metrics(Collector):
         """What a step gave, once it was counted."""
         scheduled = self._stats().num_scheduled_tokens
         news = list(outputs)
-        self._times.begin_step(outputs.admitted, scheduled - self._num_scheduled)
+        self._times.saw_step(news, outputs.admitted, scheduled - self._num_scheduled)
         self._num_scheduled = scheduled
-        for output in news:
-            self._times.saw(output)
-            if output.finish_reason is not None:
-                self._ends[output.finish_reason] += 1
-        self._times.end_step()
+        for reason in [output.finish_reason for output in news if output.finish_reason is not None]:
+            self._ends[reason] += 1
         return news
 
     def release(self, request_id: str) -> None:

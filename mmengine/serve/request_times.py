@@ -17,6 +17,7 @@ from mmengine.request import Request
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 TOKEN_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2.5)
 COUNTS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000)
+ANSWERED = ("stop", "length")  # reasons of ends that times are counted of
 CHOICES = (1, 2, 5, 10, 20, 50, 100)
 
 
@@ -56,12 +57,9 @@ class _Live:
 
 
 class RequestTimes:
-    """Of each step: `begin_step`, `saw` for all that it gave, `end_step`."""
-
     def __init__(self) -> None:
         self._live: dict[str, _Live] = {}
-        self._now = self._before = 0.0  # when the tokens of this step came, and of the last one with tokens
-        self._num_regular = 0  # rows of this step that had tokens in the one before
+        self._before = -1.0  # when the last step with news came back
         self._all: list[Buckets] = []
         self._preparation = self._new("request_preparation_seconds", "From a call to its submit.")
         self._queue = self._new("request_queue_seconds", "From submit to the first step.")
@@ -94,44 +92,48 @@ class RequestTimes:
             self._choices.add(num_choices)
             self._preparation.add(prepared_s)
 
-    def begin_step(self, admitted: Sequence[str], num_scheduled: int) -> None:
-        """A step came back, and another one of `num_scheduled` tokens began, with requests that were given
-        a row for it."""
-        self._now = time.monotonic()
+    def saw_step(self, news: Sequence[Output], admitted: Sequence[str], num_scheduled: int) -> None:
+        """A step came back with `news`, and another one of `num_scheduled` tokens began, with requests that
+        were given a row for it."""
+        now = time.monotonic()
         if num_scheduled:
             self._step.add(num_scheduled)
         for name in admitted:
             live = self._live.get(name)
             if live is not None and not live.admitted:
-                live.admitted = self._now
-                self._queue.add(self._now - live.queued)
+                live.admitted = now
+                self._queue.add(now - live.queued)
+        if news:
+            self._take(news, now)
+            self._before = now
 
-    def saw(self, output: Output) -> None:
-        live = self._live.get(output.request_id)
-        if live is None:
-            return
-        if output.token_ids:
-            if not live.num_tokens:
-                live.first = self._now
-                self._first.add(live.first - live.begun)
-                self._prefill.add(live.first - live.admitted)
-            elif live.last == self._before:
-                self._num_regular += 1
-            else:
-                self._between.add(self._now - live.last)
-            live.last = self._now
-            live.num_tokens += len(output.token_ids)
-        if output.finish_reason in ("stop", "length"):
-            self._ended(live)
+    def _take(self, news: Sequence[Output], now: float) -> None:
+        find, before, num_regular = self._live.get, self._before, 0
+        for output in news:  # which is there for each row already: this is to cost little
+            live = find(output.request_id)
+            if live is None:
+                continue
+            if output.token_ids:
+                if live.last == before:
+                    num_regular += 1
+                elif live.last:
+                    self._between.add(now - live.last)
+                else:
+                    self._begun(live, now)
+                live.last = now
+                live.num_tokens += len(output.token_ids)
+            if output.finish_reason is not None and output.finish_reason in ANSWERED:
+                self._ended(live, now)
+        if num_regular:
+            self._between.add(now - before, num_regular)
 
-    def end_step(self) -> None:
-        if self._num_regular:
-            self._between.add(self._now - self._before, self._num_regular)
-            self._num_regular = 0
-        self._before = self._now
+    def _begun(self, live: _Live, now: float) -> None:
+        live.first = now
+        self._first.add(now - live.begun)
+        self._prefill.add(now - live.admitted)
 
-    def _ended(self, live: _Live) -> None:
-        self._whole.add(self._now - live.begun)
+    def _ended(self, live: _Live, now: float) -> None:
+        self._whole.add(now - live.begun)
         self._prompt.add(live.num_prompt)
         self._output.add(live.num_tokens)
         if live.num_tokens:

@@ -6,7 +6,7 @@ from mmengine.serve.async_engine import AsyncEngine
 from mmengine.server.auth import ApiKeys
 from mmengine.server.bodies import Bodies, Held
 from mmengine.server.drain_rate import DrainRate
-from mmengine.server.errors import ApiError, left_behind, not_ready, shutting_down
+from mmengine.server.errors import ApiError, left_behind, not_ready, shutting_down, without_details
 from mmengine.server.settings import ServerSettings
 from mmengine.server.shares import Shares
 
@@ -41,10 +41,10 @@ class Admission:
         return self.shares.holding(owner, is_alone=not self._keys.are_several)
 
     def reasons(self) -> tuple[str, ...]:
-        """Why no call should be sent here."""
+        """Why no call should be sent here, for anybody to read."""
         if (why := self.draining()) is not None:
             return (why.body.message,)
-        return self._engine.readiness().reasons
+        return tuple(map(without_details, self._engine.readiness().reasons))
 
     def draining(self) -> ApiError | None:
         return shutting_down(self.retry_later_s()) if self.is_draining else None

@@ -30,7 +30,7 @@ _TYPES = {
 }
 _STOPPED = "the engine failed, and its log says why; try again later"
 _ID_RUNS = re.compile(r"a request with the id .* is running|the request id .* is in use")
-_KIND = re.compile(r"([A-Za-z_][A-Za-z0-9_]{0,63}): ")  # of an error, before what it says
+_KIND = re.compile(r"\b([A-Z][A-Za-z0-9_]{0,60}(?:Error|Exception))\b")  # of an error, before what it says
 _FIRST_NAME = re.compile(r"(?:unknown )?([a-z][a-z_]*(?:[.\[][\w.\[\]-]*)?)")
 _MEDIA_PLACE = re.compile(r"message (\d+)(?:, part (\d+))?")
 _DECODED_PLACE = re.compile(r"(.*) - at `\$(?:\.)?(.*)`", re.DOTALL)
@@ -88,7 +88,9 @@ def api_error(error: BaseException, params: frozenset[str] = frozenset(), retry_
         case ExecutorFailed():  # what a library said may hold addresses, and whatever else
             return ApiError(503, _STOPPED, code="engine_failed", headers={"retry-after": "5"})
         case MMEngineError():
-            return ApiError(503, str(error), code="engine_failed", headers={"retry-after": "5"})
+            return ApiError(
+                503, without_details(str(error)), code="engine_failed", headers={"retry-after": "5"}
+            )
     return ApiError(
         500, f"the server failed ({type(error).__name__}); its log says more", code="internal_error"
     )
@@ -103,9 +105,15 @@ def late() -> ApiError:
 def failed(request_id: str, detail: str) -> ApiError:
     """A request ended with an error. What a library said of it may hold addresses and paths: the caller is
     told which kind of error it was, and under which id the log has the rest."""
-    kind = _KIND.match(detail)
+    kind = _KIND.search(detail)
     text = f"request {request_id} failed{f' ({kind[1]})' if kind else ''}; the server's log says why"
     return ApiError(500, text, code="request_failed")
+
+
+def without_details(reason: str) -> str:
+    """Why the engine does not work, up to what a library said of it."""
+    kind = _KIND.search(reason)
+    return reason if kind is None else f"{reason[: kind.end()]}; the server's log says why"
 
 
 def shutting_down(retry_after_s: int) -> ApiError:

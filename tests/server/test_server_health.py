@@ -4,6 +4,7 @@ import errno
 import logging
 import threading
 
+from mmengine.errors import ExecutorLost
 from mmengine.events.log import LogWriter
 from tests.server.running import SlowEcho, served, wait_for
 
@@ -80,13 +81,29 @@ def test_a_thread_that_died(monkeypatch):
         refused(one, "the engine stopped")
 
 
+def test_what_a_library_said_of_its_failure_is_not_shown():
+    class Lost(SlowEcho):
+        def collect(self):
+            raise ExecutorLost("step 3 failed: RuntimeError: no device at 0x7f31, see /srv/secret")
+
+    with served(executor_class=Lost) as one:
+        asked = one.chat("hello")
+        wait_for(lambda: told(one)[0] == 503)
+        status, reasons = told(one)
+        assert reasons[0].endswith("step 3 failed: RuntimeError; the server's log says why")
+        for found in (asked, one.chat("hello"), one.call("/health"), one.call("/metrics")):
+            assert "secret" not in str(found) and "0x7f31" not in str(found)
+
+
 def test_each_request_has_one_line_with_its_id_and_no_content(caplog):
     caplog.set_level(logging.INFO, "mmengine.operators")
     with served() as one:
         one.chat("a secret question", request_id="first")
         one.events("a secret question", request_id="second")
         wrong = {"messages": [], "zzz": "secret field"}
-        assert one.call("/v1/chat/completions", wrong, {"x-request-id": "third"})[1]["x-request-id"] == "third"
+        assert (
+            one.call("/v1/chat/completions", wrong, {"x-request-id": "third"})[1]["x-request-id"] == "third"
+        )
         assert one.call("/v1/chat/completions", wrong, {"x-request-id": "a b"})[1].get("x-request-id") is None
         one.call("/health")
     lines = [each for each in caplog.messages if "event='http'" in each]

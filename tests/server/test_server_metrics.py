@@ -11,7 +11,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from mmengine.core.outputs import Outputs
 from mmengine.request import Request, SamplingParams
 from mmengine.serve import request_times
 from mmengine.server.http_metrics import ENDS, REFUSALS
@@ -174,13 +173,13 @@ def test_times_are_those_of_each_request(monkeypatch):
 
     def step(seconds, admitted=(), ended=None, **tokens):
         clock.now += seconds
-        outputs = Outputs()
-        outputs.admitted.extend(admitted)
-        times.begin_step(outputs.admitted, 5)
-        for name, count in tokens.items():
-            reason = "stop" if name == ended else None
-            times.saw(SimpleNamespace(request_id=name, token_ids=[1] * count, finish_reason=reason))
-        times.end_step()
+        news = [
+            SimpleNamespace(
+                request_id=name, token_ids=[1] * count, finish_reason="stop" if name == ended else None
+            )
+            for name, count in tokens.items()
+        ]
+        times.saw_step(news, admitted, 5)
 
     step(1, ["a"])
     step(4, ["b"], a=1)  # its first token
