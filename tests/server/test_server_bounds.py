@@ -11,7 +11,7 @@ from mmengine.errors import QueueFull
 from mmengine.events import vocabulary as ev
 from mmengine.replay.checked import CheckedLog
 from mmengine.server.drain_rate import LONGEST_S, MEASURED, DrainRate
-from tests.server.running import SlowEcho, served, wait_for
+from tests.server.running import SlowEcho, opened, served, wait_for
 
 SHORT = {"messages": [{"role": "user", "content": "a"}]}
 
@@ -117,6 +117,19 @@ def test_one_key_leaves_room_for_others(tmp_path):
         assert one.call("/v1/chat/completions", short, keys["third"])[0] == 401
         stream.join()
         assert one.call("/v1/chat/completions", short, keys["one"])[0] == 200
+
+
+def test_a_deadline_that_passes_in_the_queue_is_504_and_not_to_be_tried_again():
+    with served(executor_class=SlowEcho) as one:
+        busy = [opened(one) for _ in range(4)]  # all rows
+        wait_for(lambda: one.engine._engine.stats().num_running == 4)
+        status, headers, found = one.chat("a", deadline_s=0.1)
+        assert one.engine._engine.stats().num_running == 4, "it ran"
+        assert (status, headers["x-should-retry"]) == (504, "false")
+        assert found["error"]["code"] == "deadline_exceeded"
+        assert "retry-after" not in headers
+        for each in busy:
+            each.close()
 
 
 def opened_body(server, name, length):
