@@ -94,6 +94,12 @@ class App:
             await self._router(scope, receive, noted)
         except ClientLeft:
             self.metrics.left.inc()
+        except asyncio.CancelledError:
+            if (why := self.admission.draining()) is None or status != LEFT_STATUS:
+                raise
+            if (task := asyncio.current_task()) is not None:
+                task.uncancel()
+            await self._refuse(why, scope, receive, noted)
         except HTTPException as error:
             await self._refuse(
                 ApiError(error.status_code, f"{scope['method']} is not taken here"), scope, receive, noted

@@ -116,6 +116,16 @@ def test_a_client_that_leaves_while_the_server_ends_is_cancelled(tmp_path):
     assert ends(tmp_path / "log") == {"mine": "abort"}
 
 
+def test_a_body_that_comes_while_the_server_ends_is_sent_away():
+    with served(drain_s=0) as one:
+        connection = socket.create_connection(("127.0.0.1", one.port))
+        connection.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 9\r\n\r\n{")
+        wait_for(lambda: one.app.admission.bodies.num_bytes)
+        one.stop()
+        rest = all_of(connection)
+    assert rest.startswith(b"HTTP/1.1 503 ") and b'"code":"shutting_down"' in rest
+
+
 def test_who_comes_while_it_ends_is_sent_away():
     with served(executor_class=Leaving) as one:
         connections = opened(one), socket.create_connection(("127.0.0.1", one.port))
