@@ -121,6 +121,7 @@ def test_one_key_leaves_room_for_others(tmp_path):
 
 def test_a_deadline_that_passes_in_the_queue_is_504_and_not_to_be_tried_again():
     with served(executor_class=SlowEcho) as one:
+        one.engine._engine.built.executor.pause_s = 0.02
         busy = [opened(one) for _ in range(4)]  # all rows
         wait_for(lambda: one.engine._engine.stats().num_running == 4)
         status, headers, found = one.chat("a", deadline_s=0.1)

@@ -66,7 +66,7 @@ def test_a_process_that_ends_leaves_what_runs_to_the_next_one(tmp_path, signals)
         time.sleep(0.05)
     rest = all_of(connection)
     assert b"request mine stays in its log" in rest and rest.rstrip(b"\r\n0").endswith(b"data: [DONE]")
-    assert first.wait(10) == 0 and time.monotonic() - begun < 5
+    assert first.wait(30) == 0 and time.monotonic() - begun < 30  # of 60, with a second signal
     assert "Traceback" not in (tmp_path / "err").read_text()
     mine = {f"mine/{index}" for index in range(8)}
     assert {name: ends(log)[name] for name in mine} == dict.fromkeys(mine)
