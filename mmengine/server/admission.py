@@ -6,12 +6,11 @@ from mmengine.serve.async_engine import AsyncEngine
 from mmengine.server.auth import ApiKeys
 from mmengine.server.bodies import Bodies, Held
 from mmengine.server.drain_rate import DrainRate
-from mmengine.server.errors import ApiError, left_behind, not_ready, shutting_down, without_details
+from mmengine.server.errors import LATER_S, ApiError, left_behind, not_ready, shutting_down, without_details
 from mmengine.server.settings import ServerSettings
 from mmengine.server.shares import Shares
 
 OWNER = "mmengine.owner"  # in a scope: whose call it is
-NOT_READY_S = 5  # before which nobody needs to ask again a server that is not ready, or that ends
 
 
 class Admission:
@@ -55,4 +54,4 @@ class Admission:
 
     def retry_later_s(self) -> int:
         """When all who are here are likely to have left."""
-        return max(NOT_READY_S, self.rate.retry_after_s(self.rate.num_open))
+        return max(LATER_S, self.rate.retry_after_s(self.rate.num_open))

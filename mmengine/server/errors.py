@@ -28,6 +28,7 @@ _TYPES = {
     429: "rate_limit_error",
     431: "invalid_request_error",
 }
+LATER_S = 5  # before which nobody needs to ask again a server that is not ready, or that ends
 _STOPPED = "the engine failed, and its log says why; try again later"
 _ID_RUNS = re.compile(r"a request with the id .* is running|the request id .* is in use")
 _KIND = re.compile(r"\b([A-Z][A-Za-z0-9_]{0,60}(?:Error|Exception))\b")  # of an error, before what it says
@@ -69,6 +70,7 @@ class ClientLeft(Exception):
 
 def api_error(error: BaseException, params: frozenset[str] = frozenset(), retry_after_s: int = 1) -> ApiError:
     """`params`: fields of the body that the message may begin with."""
+    later = {"retry-after": str(max(LATER_S, retry_after_s))}
     match error:
         case ApiError():
             return error
@@ -86,11 +88,9 @@ def api_error(error: BaseException, params: frozenset[str] = frozenset(), retry_
         case RequestFailed():
             return ApiError(500, str(error), code="request_failed")
         case ExecutorFailed():  # what a library said may hold addresses, and whatever else
-            return ApiError(503, _STOPPED, code="engine_failed", headers={"retry-after": "5"})
+            return ApiError(503, _STOPPED, code="engine_failed", headers=later)
         case MMEngineError():
-            return ApiError(
-                503, without_details(str(error)), code="engine_failed", headers={"retry-after": "5"}
-            )
+            return ApiError(503, without_details(str(error)), code="engine_failed", headers=later)
     return ApiError(
         500, f"the server failed ({type(error).__name__}); its log says more", code="internal_error"
     )
