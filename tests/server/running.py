@@ -14,6 +14,7 @@ from mmengine.server.auth import ApiKeys
 from mmengine.server.lifecycle import listen, web_server
 from mmengine.server.settings import ServerSettings
 from tests.serve.serve_fakes import EchoExecutor, builder
+from tests.server.openai_answers import CHAT, COMPLETIONS, check_answer, check_stream, events_of
 
 NAMES = ("echo", "also-echo")
 
@@ -66,7 +67,8 @@ class Served:
         assert not self._thread.is_alive()
 
     def call(self, path, body=None, headers=None, method=None):
-        """Status, headers with lower names, and what came: as JSON where it is that."""
+        """Status, headers with lower names, and what came: as JSON where it is that. Answers of models are held
+        to OpenAI's description of them."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
         data = json.dumps(body).encode() if isinstance(body, (dict, list)) else body
         try:
@@ -77,7 +79,12 @@ class Served:
             connection.close()
         found = {name.lower(): value for name, value in response.getheaders()}
         if found.get("content-type") == "application/json":
-            return response.status, found, json.loads(text)
+            answer = json.loads(text)
+            if path in (CHAT, COMPLETIONS):
+                check_answer(path, response.status, answer)
+            return response.status, found, answer
+        if path in (CHAT, COMPLETIONS):
+            check_stream(path, text.decode(), body)
         return response.status, found, text.decode()
 
     def chat(self, content="hello", **fields):
@@ -90,7 +97,7 @@ class Served:
         status, headers, text = self.chat(content, stream=True, **fields)
         assert status == 200, text
         assert headers["content-type"].startswith("text/event-stream")
-        return [each.removeprefix("data: ") for each in text.split("\n\n") if each.startswith("data: ")]
+        return events_of(text)
 
 
 @contextmanager
