@@ -97,18 +97,17 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
             raise InvalidRequest(f"logprobs must lie in 0 to {MAX_LOGPROBS}, not {shown(self.logprobs)}")
         if len(self.stop) > MAX_STOP_STRINGS:
-            raise InvalidRequest(f"at most {MAX_STOP_STRINGS} stop strings are taken, not {len(self.stop)}")
+            raise InvalidRequest(f"stop holds at most {MAX_STOP_STRINGS} strings, not {len(self.stop)}")
         for text in self.stop:
             if not 1 <= len(text) <= MAX_STOP_STRING_CHARS:
-                raise InvalidRequest(f"a stop string must have 1 to {MAX_STOP_STRING_CHARS} characters")
+                raise InvalidRequest(f"stop must hold strings of 1 to {MAX_STOP_STRING_CHARS} characters")
             check_unicode("stop", text)
         if len(self.stop_token_ids) > MAX_STOP_STRINGS:
-            raise InvalidRequest(f"at most {MAX_STOP_STRINGS} stop token ids are taken")
-        for token in (*self.stop_token_ids, *self.logit_bias):
-            if not 0 <= token < 2**31:
-                raise InvalidRequest(
-                    f"stop_token_ids and logit_bias name the token {shown(token)}, which is no id"
-                )
+            raise InvalidRequest(f"stop_token_ids holds at most {MAX_STOP_STRINGS} tokens")
+        for name in ("stop_token_ids", "logit_bias"):
+            for token in getattr(self, name):
+                if not 0 <= token < 2**31:
+                    raise InvalidRequest(f"{name} names the token {shown(token)}, which is no id")
         if len(self.logit_bias) > MAX_LOGIT_BIAS:
             raise InvalidRequest(f"logit_bias holds at most {MAX_LOGIT_BIAS} tokens")
         for token, bias in self.logit_bias.items():

