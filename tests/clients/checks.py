@@ -1,0 +1,126 @@
+"""What clients in Python are asked to do; each is a program that says a JSON line for each of it.
+
+Only the structure of answers is looked at: the embedded model was not taught to talk about anything but shapes.
+"""
+
+import enum
+import http.client
+import json
+import os
+import threading
+import time
+import traceback
+from contextlib import contextmanager
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+BASE, SMALL = os.environ["BASE_URL"], os.environ["SMALL_URL"]  # both end in /v1; the second has room for two calls
+MODEL, IMAGE = os.environ["MODEL"], os.environ["IMAGE_URL"]
+TAKES_TOOLS = os.environ["TAKES_TOOLS"] == "1"
+QUESTION = "What is a triangle?"
+REFUSED = "unsupported_parameter"  # the code of what the server says no to by name
+_checks = []
+
+
+class Colour(enum.StrEnum):
+    red = "red"
+    blue = "blue"
+
+
+class Shape(BaseModel):
+    """A shape."""
+
+    colour: Colour
+    corners: Annotated[int, Field(ge=0, le=9)]
+    is_large: bool
+    inside: list[Colour] | None
+
+
+class Anything(BaseModel):
+    """Whatever JSON object comes."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class Skipped(Exception):
+    """It was not tried."""
+
+
+def check(capability):
+    """`capability`: a column of the table, then behind a colon which way."""
+
+    def kept(function):
+        _checks.append((capability, function))
+        return function
+
+    return kept
+
+
+def needs_tools():
+    if not TAKES_TOOLS:
+        raise Skipped("the server takes no tools")
+
+
+def run():
+    for capability, function in _checks:
+        begun = time.monotonic()
+        outcome, detail = outcome_of(function)
+        seconds = round(time.monotonic() - begun, 2)
+        line = {"capability": capability, "outcome": outcome, "detail": detail, "seconds": seconds}
+        print(json.dumps(line), flush=True)
+
+
+def outcome_of(function):
+    try:
+        function()
+    except Skipped as error:
+        return "skipped", str(error)
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}"
+        if REFUSED in said:
+            return "refused", said[:300]
+        return "failed", (said + "\n" + traceback.format_exc())[:3000]
+    return "ok", ""
+
+
+@contextmanager
+def full_queue(seconds=0.6):
+    """The small server has no room for so long, and then it has."""
+    streams = [threading.Thread(target=_occupy, args=(seconds,), daemon=True) for _ in range(2)]
+    for stream in streams:
+        stream.start()
+    end = time.monotonic() + 5
+    while _post({"max_tokens": 1})[0] != 429:
+        assert time.monotonic() < end, "the queue does not fill"
+    yield
+    for stream in streams:
+        stream.join()
+
+
+def _post(fields):
+    connection = http.client.HTTPConnection(SMALL.split("/")[2], timeout=30)
+    body = {"messages": [{"role": "user", "content": QUESTION}], **fields}
+    connection.request("POST", "/v1/chat/completions", json.dumps(body))
+    response = connection.getresponse()
+    status, text = response.status, response.read(1)
+    connection.close()
+    return status, text
+
+
+def _occupy(seconds):
+    connection = http.client.HTTPConnection(SMALL.split("/")[2], timeout=30)
+    body = {
+        "messages": [{"role": "user", "content": QUESTION}],
+        "max_tokens": 3000,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    connection.request("POST", "/v1/chat/completions", json.dumps(body))
+    response = connection.getresponse()
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and response.read(64):
+        pass
+    connection.sock.close() if connection.sock else None
+    response.close()
+    connection.close()
