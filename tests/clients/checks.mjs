@@ -2,6 +2,7 @@
 
 export const { BASE_URL, SMALL_URL, MODEL, IMAGE_URL } = process.env;
 export const QUESTION = "What is a triangle?";
+export const TAUGHT = "Return JSON for this image.";
 const checks = [];
 
 export class Skipped extends Error {}
@@ -44,12 +45,17 @@ function post(fields, signal) {
 export async function fullQueue(asked, milliseconds = 600) {
   const leaving = new AbortController();
   const long = { max_tokens: 3000, ignore_eos: true, stream: true };
-  for (let i = 0; i < 2; i++) post(long, leaving.signal).then((got) => got.text()).catch(() => {});
-  const end = performance.now() + 5000;
+  const occupy = async () => {
+    while (!leaving.signal.aborted) {
+      await (await post(long, leaving.signal)).text();
+      await new Promise((resume) => setTimeout(resume, 10));
+    }
+  };
+  for (let i = 0; i < 3; i++) occupy().catch(() => {});
+  const end = performance.now() + 10000;
   for (;;) {
-    const got = await post({ max_tokens: 1 });
-    await got.text();
-    if (got.status === 429) break;
+    const got = await post({ max_tokens: 1 }, AbortSignal.timeout(300)).catch(() => null);
+    if (got?.status === 429) break;
     assert(performance.now() < end, "the queue does not fill");
   }
   setTimeout(() => leaving.abort(), milliseconds);

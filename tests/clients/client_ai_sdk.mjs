@@ -3,7 +3,7 @@
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 import { APICallError, Output, generateObject, generateText, stepCountIs, streamObject, streamText, tool } from "ai";
 import { z } from "zod";
-import { BASE_URL, IMAGE_URL, MODEL, QUESTION, SMALL_URL, assert, check, fullQueue, needsTools, run } from "./checks.mjs";
+import { BASE_URL, IMAGE_URL, MODEL, QUESTION, SMALL_URL, TAUGHT, assert, check, fullQueue, needsTools, run } from "./checks.mjs";
 
 globalThis.AI_SDK_LOG_WARNINGS = false;
 const provider = (baseURL) =>
@@ -41,7 +41,9 @@ check("structured output: generateObject", async () => {
 });
 
 check("structured output: without a schema", async () => {
-  const object = (await generateObject({ model, output: "no-schema", prompt: QUESTION })).object;
+  const content = [{ type: "image", image: IMAGE_URL }, { type: "text", text: TAUGHT }];
+  const messages = [{ role: "user", content }];
+  const object = (await generateObject({ model, output: "no-schema", messages })).object;
   assert(typeof object === "object");
 });
 

@@ -2,7 +2,20 @@
 
 import instructor
 import openai
-from checks import BASE, IMAGE, MODEL, QUESTION, SMALL, Anything, Shape, check, full_queue, needs_tools, run
+from checks import (
+    BASE,
+    IMAGE,
+    MODEL,
+    QUESTION,
+    SMALL,
+    TAUGHT,
+    Anything,
+    Shape,
+    check,
+    full_queue,
+    needs_tools,
+    run,
+)
 from instructor.core import InstructorRetryException
 
 Mode = instructor.Mode
@@ -32,7 +45,9 @@ def by_schema():
 
 @check("structured output: JSON")
 def by_json():
-    assert isinstance(asked(Mode.JSON, Anything), Anything)
+    content = [TAUGHT, instructor.Image.from_base64(IMAGE)]
+    found = asked(Mode.JSON, Anything, messages=[{"role": "user", "content": content}])
+    assert isinstance(found, Anything)
 
 
 @check("structured output: MD_JSON")
@@ -43,8 +58,7 @@ def by_markdown():  # the model was not taught to write such a block: a form mak
 
 @check("structured output: JSON_O1")
 def by_o1():
-    form = {"structured_outputs": {"json": Shape.model_json_schema()}}
-    assert isinstance(asked(Mode.JSON_O1, extra_body=form), Shape)
+    assert isinstance(asked(Mode.JSON_O1), Shape)
 
 
 for _mode in (Mode.TOOLS, Mode.TOOLS_STRICT):
@@ -69,7 +83,7 @@ def by_parallel_tools():
     try:
         found = list(asked(Mode.PARALLEL_TOOLS, Iterable[Shape]))
     except (InstructorRetryException, TypeError) as error:
-        # The choice is the model's here, and the embedded one calls nothing: what it said was read all the same.
+        # The choice is the model's here, and the embedded one calls nothing; what it said was read.
         assert "Error code" not in str(error), error
     else:
         assert all(isinstance(each, Shape) for each in found)

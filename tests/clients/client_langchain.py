@@ -1,6 +1,19 @@
 """langchain-openai."""
 
-from checks import BASE, IMAGE, MODEL, QUESTION, SMALL, Anything, Shape, check, full_queue, needs_tools, run
+from checks import (
+    BASE,
+    IMAGE,
+    MODEL,
+    QUESTION,
+    SMALL,
+    TAUGHT,
+    Anything,
+    Shape,
+    check,
+    full_queue,
+    needs_tools,
+    run,
+)
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
@@ -44,7 +57,8 @@ def by_schema():
 
 @check("structured output: json_mode")
 def by_mode():
-    found = model.with_structured_output(Anything, method="json_mode").invoke(f"{QUESTION} Answer as JSON.")
+    parts = [{"type": "image_url", "image_url": {"url": IMAGE}}, {"type": "text", "text": TAUGHT}]
+    found = model.with_structured_output(Anything, method="json_mode").invoke([HumanMessage(parts)])
     assert isinstance(found, Anything)
 
 
@@ -65,7 +79,9 @@ def tools():
     needs_tools()
     first = model.bind_tools([paint], tool_choice="any").invoke(QUESTION)
     assert first.tool_calls and not first.invalid_tool_calls
-    results = [ToolMessage(str(paint.invoke(call["args"])), tool_call_id=call["id"]) for call in first.tool_calls]
+    results = [
+        ToolMessage(str(paint.invoke(call["args"])), tool_call_id=call["id"]) for call in first.tool_calls
+    ]
     again = model.bind_tools([paint], tool_choice="none").invoke([HumanMessage(QUESTION), first, *results])
     assert again.content and not again.tool_calls
 

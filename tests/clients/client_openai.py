@@ -58,11 +58,16 @@ def streamed_tools():
     needs_tools()
     named = {"type": "function", "function": {"name": "paint"}}
     with client.chat.completions.stream(
-        model=MODEL, messages=ASKS, tools=[openai.pydantic_function_tool(Shape, name="paint")], tool_choice=named
+        model=MODEL,
+        messages=ASKS,
+        tools=[openai.pydantic_function_tool(Shape, name="paint")],
+        tool_choice=named,
     ) as stream:
         kinds = {event.type for event in stream}
         (call,) = stream.get_final_completion().choices[0].message.tool_calls
-    assert "tool_calls.function.arguments.delta" in kinds and isinstance(call.function.parsed_arguments, Shape)
+    assert "tool_calls.function.arguments.delta" in kinds and isinstance(
+        call.function.parsed_arguments, Shape
+    )
 
 
 @check("errors")

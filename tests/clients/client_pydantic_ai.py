@@ -3,7 +3,20 @@
 import asyncio
 import base64
 
-from checks import BASE, IMAGE, MODEL, QUESTION, SMALL, Anything, Shape, check, full_queue, needs_tools, run
+from checks import (
+    BASE,
+    IMAGE,
+    MODEL,
+    QUESTION,
+    SMALL,
+    TAUGHT,
+    Anything,
+    Shape,
+    check,
+    full_queue,
+    needs_tools,
+    run,
+)
 from pydantic_ai import Agent, BinaryContent, NativeOutput, PromptedOutput, ToolOutput
 from pydantic_ai.exceptions import ModelHTTPError
 from pydantic_ai.models.openai import OpenAIChatModel
@@ -49,7 +62,9 @@ def native():
 @check("structured output: PromptedOutput")
 def prompted():
     agent = Agent(model(), output_type=PromptedOutput(Anything))
-    assert isinstance(asked(agent).output, Anything)
+    data = base64.b64decode(IMAGE.partition(",")[2])
+    found = asked(agent, [TAUGHT, BinaryContent(data, media_type="image/png")])
+    assert isinstance(found.output, Anything)
 
 
 @check("structured output: ToolOutput")

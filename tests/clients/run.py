@@ -3,7 +3,7 @@
     make clients            makes their environment under build/clients, and runs this
     python -m tests.clients.run --environment build/clients [--only langchain] [--table docs/clients.md]
 
-It ends with 1 where a client failed. What a server refuses by name is told apart, and so is what was not tried.
+It ends with 1 where a client failed. What the server refuses by name is told apart, as is what was not tried.
 """
 
 import argparse
@@ -42,7 +42,16 @@ CLIENT_S = 300  # that one client may take
 @contextmanager
 def server(folder: Path, name: str, *arguments: str) -> Iterator[str]:
     """Its address."""
-    command = (sys.executable, "-m", "mmengine.cli.main", "serve", "--port", "0", "--served-model-name", MODEL)
+    command = (
+        sys.executable,
+        "-m",
+        "mmengine.cli.main",
+        "serve",
+        "--port",
+        "0",
+        "--served-model-name",
+        MODEL,
+    )
     err = folder / f"{name}.err"
     with err.open("w") as written:
         process = subprocess.Popen([*command, *arguments], stderr=written, cwd=ROOT)
@@ -105,7 +114,9 @@ def cell(checks: list[dict]) -> str:
 def table(found: dict[str, list[dict]]) -> str:
     lines = [f"| client | {' | '.join(COLUMNS)} |", "|" + "---|" * (len(COLUMNS) + 1)]
     for client, checks in found.items():
-        by_column = [[each for each in checks if each["capability"].split(":")[0] == name] for name in COLUMNS]
+        by_column = [
+            [each for each in checks if each["capability"].split(":")[0] == name] for name in COLUMNS
+        ]
         lines.append(f"| {client} | {' | '.join(cell(each) for each in by_column)} |")
     return "\n".join(lines) + "\n"
 
@@ -119,7 +130,9 @@ def remarks(found: dict[str, list[dict]]) -> str:
             lines.append(f"* {client}: {'; '.join(ways)}.")
         for each in checks:
             if each["outcome"] != "ok":
-                lines.append(f"    * {each['capability']}: {each['outcome']}: {each['detail'].splitlines()[0][:300]}")
+                lines.append(
+                    f"    * {each['capability']}: {each['outcome']}: {each['detail'].splitlines()[0][:300]}"
+                )
     return "\n".join(lines) + "\n"
 
 

@@ -67,8 +67,8 @@ class Served:
         assert not self._thread.is_alive()
 
     def call(self, path, body=None, headers=None, method=None):
-        """Status, headers with lower names, and what came: as JSON where it is that. A model's answers are held
-        to OpenAI's description of them."""
+        """Status, headers with lower names, and what came: as JSON where it is that. Answers of models are
+        held to OpenAI's description of them."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
         data = json.dumps(body).encode() if isinstance(body, (dict, list)) else body
         try:
