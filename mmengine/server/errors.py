@@ -25,10 +25,26 @@ _TYPES = {
     408: "invalid_request_error",
     409: "invalid_request_error",
     413: "invalid_request_error",
+    415: "invalid_request_error",
     429: "rate_limit_error",
     431: "invalid_request_error",
 }
 LATER_S = 5  # before which nobody needs to ask again a server that is not ready, or that ends
+STATUSES = {  # what each says
+    400: "What was asked cannot be done; param names the field",
+    401: "No key, or an unknown one",
+    404: "No such model, or no such route",
+    405: "Another method is wanted",
+    408: "The body did not come in time",
+    409: "A request with this request_id runs",
+    413: "The body is too large",
+    415: "The body is compressed",
+    429: "The queue is full, or bodies fill their room",
+    431: "The head is too large",
+    500: "The request failed",
+    503: "Not ready, with the reasons, or shutting down",
+    504: "deadline_s passed",
+}
 _STOPPED = "the engine failed, and its log says why; try again later"
 _ID_RUNS = re.compile(r"a request with the id .* is running|the request id .* is in use")
 _KIND = re.compile(r"\b([A-Z][A-Za-z0-9_]{0,60}(?:Error|Exception))\b")  # of an error, before what it says

@@ -21,6 +21,7 @@ from mmengine.server.errors import ApiError, api_error, undecodable
 from mmengine.server.http_metrics import HttpMetrics, Several, instrumented
 from mmengine.server.openapi import document
 from mmengine.server.settings import ServerSettings
+from mmengine.server.token_requests import DetokenizeBody, TokenizeBody
 from mmengine.server.token_texts import TokenTexts
 from mmengine.version import __version__
 
@@ -28,23 +29,7 @@ MAX_TOKENIZED = 2  # prompts that are tokenized at once for /tokenize
 MAX_DETOKENIZED = 2**20  # tokens of one call of /detokenize
 
 
-class _Tokenize(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    model: str | None = None
-    prompt: str | None = None
-    messages: list[Json] | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    add_special_tokens: bool | None = None  # prompts are taken as they are
-    return_token_strs: bool | None = None
-    chat_template_kwargs: Json | None = None
-
-
-class _Detokenize(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    tokens: list[int]
-    model: str | None = None
-
-
-_T = TypeVar("_T", _Tokenize, _Detokenize)
+_T = TypeVar("_T", TokenizeBody, DetokenizeBody)
 
 
 class OtherRoutes:
@@ -94,7 +79,7 @@ class OtherRoutes:
                 return await asyncio.to_thread(self._tokenized, b"".join(data))
 
     def _tokenized(self, data: bytes) -> Response:
-        body = _read(data, _Tokenize)
+        body = _read(data, TokenizeBody)
         if (body.prompt is None) == (body.messages is None):
             raise ApiError(400, "give either prompt or messages", "prompt")
         if body.prompt is not None:
@@ -132,7 +117,7 @@ class OtherRoutes:
             return await asyncio.to_thread(self._detokenized, b"".join(data))
 
     def _detokenized(self, data: bytes) -> Response:
-        body, tokenizer = _read(data, _Detokenize), self._processor.tokenizer
+        body, tokenizer = _read(data, DetokenizeBody), self._processor.tokenizer
         if len(body.tokens) > MAX_DETOKENIZED:
             raise ApiError(400, f"at most {MAX_DETOKENIZED} tokens are taken", "tokens")
         if any(not 0 <= token < tokenizer.vocab_size for token in body.tokens):

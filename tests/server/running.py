@@ -15,6 +15,7 @@ from mmengine.server.lifecycle import listen, web_server
 from mmengine.server.settings import ServerSettings
 from tests.serve.serve_fakes import EchoExecutor, builder
 from tests.server.openai_answers import CHAT, COMPLETIONS, check_answer, check_stream, events_of
+from tests.server.own_answers import check_own
 
 NAMES = ("echo", "also-echo")
 
@@ -68,24 +69,25 @@ class Served:
 
     def call(self, path, body=None, headers=None, method=None):
         """Status, headers with lower names, and what came: as JSON where it is that. Answers of models are
-        held to OpenAI's description of them."""
+        held to OpenAI's description of them, and all to our own."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
         data = json.dumps(body).encode() if isinstance(body, (dict, list)) else body
+        method = method or ("GET" if body is None else "POST")
         try:
-            connection.request(method or ("GET" if body is None else "POST"), path, data, headers or {})
+            connection.request(method, path, data, headers or {})
             response = connection.getresponse()
             text = response.read()
         finally:
             connection.close()
         found = {name.lower(): value for name, value in response.getheaders()}
-        if found.get("content-type") == "application/json":
-            answer = json.loads(text)
-            if path in (CHAT, COMPLETIONS):
-                check_answer(path, response.status, answer)
-            return response.status, found, answer
-        if path in (CHAT, COMPLETIONS):
-            check_stream(path, text.decode(), body)
-        return response.status, found, text.decode()
+        is_json = found.get("content-type") == "application/json"
+        answer = json.loads(text) if is_json else text.decode()
+        check_own(path, method, response.status, found, answer)
+        if path in (CHAT, COMPLETIONS) and is_json:
+            check_answer(path, response.status, answer)
+        elif path in (CHAT, COMPLETIONS):
+            check_stream(path, answer, body)
+        return response.status, found, answer
 
     def chat(self, content="hello", **fields):
         return self.call(

@@ -56,5 +56,9 @@ def test_the_openapi_document_is_one_and_names_what_is_taken():
     jsonschema.Draft202012Validator(body).validate(asked)
     for wrong in ({**asked, "guided_json": {}}, {**asked, "n": "a"}, {"stop": "a"}):
         assert not jsonschema.Draft202012Validator(body).is_valid(wrong)
-    taken = {field.name for field in CHAT if field.how != "refused"}
-    assert schemas["ChatBody"]["properties"].keys() == taken
+    assert schemas["ChatBody"]["properties"].keys() == {field.name for field in CHAT}
+    neutral = {field.name: field.neutral[0] for field in CHAT if field.neutral}
+    jsonschema.Draft202012Validator(body).validate({**asked, **neutral, "guided_json": None})
+    for path, methods in found["paths"].items():
+        for method in methods.values():
+            assert {"200", "405", "431", "500"} <= method["responses"].keys(), path
