@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType
 from mmengine.server.errors import ErrorBody
 
 
-class _Said(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _Said(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Fields that are UNSET may be left out."""
 
 

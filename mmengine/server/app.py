@@ -101,8 +101,9 @@ class App:
                 task.uncancel()
             await self._refuse(why, scope, receive, noted)
         except HTTPException as error:
+            text = f"{scope['method']} is not taken here"
             await self._refuse(
-                ApiError(error.status_code, f"{scope['method']} is not taken here"), scope, receive, noted
+                ApiError(error.status_code, text, headers=error.headers), scope, receive, noted
             )
         except ApiError as error:
             await self._refuse(error, scope, receive, noted)

@@ -28,6 +28,7 @@ from mmengine.version import __version__
 _REF = "#/components/schemas/{name}"
 _READS = (401, 405, 408, 413, 415, 429, 431, 500, 503)  # of a route that reads a body
 _ASKS = (401, 404, 405, 431, 500)  # of one that reads none
+_HEADERS = {405: ("allow",), 429: ("retry-after",), 503: ("retry-after",)}
 _Kind = type[msgspec.Struct]
 
 
@@ -132,13 +133,10 @@ def _describe(schema: dict[str, object], fields: tuple[Field, ...]) -> None:
 
 def _route(summary: str, responses: Json, statuses: tuple[int, ...]) -> Json:
     refusals = {
-        str(status): _answer(STATUSES[status], Refusal, _headers_of(status)) for status in sorted(statuses)
+        str(status): _answer(STATUSES[status], Refusal, _HEADERS.get(status, ()))
+        for status in sorted(statuses)
     }
     return {"summary": summary, "responses": {**refusals, **responses}}
-
-
-def _headers_of(status: int) -> tuple[str, ...]:
-    return ("retry-after",) if status in (429, 503) else ()
 
 
 def _body(kind: _Kind) -> Json:
@@ -192,7 +190,7 @@ def _answering(summary: str, body: _Kind, answer: _Kind, event: _Kind) -> Json:
                 "in": "header",
                 "required": False,
                 "description": "what the answer's id is made of, unless the body has a request_id",
-                "schema": {"type": "string", "pattern": "^[!-~]{1,128}$"},
+                "schema": {"type": "string", "pattern": "^[!-~]{0,128}$"},
             }
         ],
     }

@@ -30,6 +30,7 @@ PYTHON_CLIENTS = {
     "instructor": "client_instructor.py",
     "pydantic-ai-slim": "client_pydantic_ai.py",
     "openai-agents": "client_agents.py",
+    "schemathesis": "client_schemathesis.py",
 }
 NODE_CLIENTS = {"openai": "client_openai.mjs", "ai": "client_ai_sdk.mjs"}
 COLUMNS = ("chat", "streams", "images", "structured output", "tools in a loop", "errors", "retries")

@@ -155,6 +155,13 @@ def test_bodies_and_heads_have_limits(server):
     assert server.app.admission.bodies.num_bytes == 0
 
 
+def test_a_compressed_body_is_the_callers_mistake(server):
+    headers = {"content-encoding": "gzip"}
+    status, _, body = server.call("/v1/chat/completions", {"messages": []}, headers)
+    text = "the body is compressed, which is not taken; send it as it is"
+    assert (status, body) == (415, error(BAD, text))
+
+
 def test_what_is_no_http_is_told_so_in_json(server):
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         connection.sendall(b"hello\r\n\r\n")
@@ -168,8 +175,9 @@ def test_routes_that_are_not_there(server):
     text = "embeddings are not computed by this engine"
     assert (status, body) == (404, error("not_found_error", text, None, "unknown_url"))
     assert server.call("/nowhere")[0] == 404
-    status, _, body = server.call("/v1/chat/completions")
-    assert status == 405 and body == error(BAD, "GET is not taken here")
+    status, headers, body = server.call("/v1/chat/completions")
+    assert (status, headers["allow"]) == (405, "POST")
+    assert body == error(BAD, "GET is not taken here")
 
 
 def test_media_that_name_places_are_refused(server):
