@@ -35,9 +35,9 @@ def server():
 
 
 def called(server, function):
-    """The arguments that a model is made to call it with: a forced call, or an answer in their form. Whatever its
-    tokens are by then, the form is closed."""
-    asked = {"max_tokens": 700, "temperature": 1.5, "seed": 3}
+    """The arguments that a model is made to call it with: by a forced call, or as an answer in their form, which
+    is closed in time."""
+    asked = {"max_tokens": 160, "temperature": 1.5, "seed": 3}
     if CALLS:
         named = {"type": "function", "function": {"name": function["name"]}}
         tool = {"type": "function", "function": {**function, "strict": True}}
