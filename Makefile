@@ -60,6 +60,7 @@ kernels: .venv/.ready build/gpu/.ready
 		tests/qwen3_vl/test_qwen3_vl_fused_text.py tests/runtime/test_runtime_flashinfer*.py
 
 clients: .venv/.ready build/clients/.ready
+	$(BIN)/python benchmarks/functions.py --data build/clients/python/lib/python3*/site-packages/bfcl_eval/data
 	$(BIN)/python -m tests.clients.run
 
 build/clients/.ready: tests/clients/requirements.txt tests/clients/package.json tests/clients/checks.mjs \
@@ -67,6 +68,7 @@ build/clients/.ready: tests/clients/requirements.txt tests/clients/package.json 
 	rm -rf build/clients
 	$(PYTHON) -m venv build/clients/python
 	build/clients/python/bin/python -m pip install --quiet -r tests/clients/requirements.txt
+	build/clients/python/bin/python -m pip install --quiet --no-deps bfcl-eval==2026.3.23  # for its data
 	mkdir build/clients/node && cp tests/clients/package.json build/clients/node
 	@command -v npm >/dev/null && npm install --prefix build/clients/node --silent --no-audit --no-fund || \
 		echo "npm cannot be had here: the clients in JavaScript are left out"

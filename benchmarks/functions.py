@@ -5,8 +5,8 @@
     python benchmarks/functions.py                    the sample of them that the tests have
 
 They are written in a dialect (types as dict, float, tuple, ArrayList), of which bfcl-eval itself makes JSON
-Schema before a model's API sees them; here it is made in the same way. Counted are different schemas. Exit code
-1 where one is neither taken nor refused by a keyword or, where several contradict each other, by its place.
+Schema before a model's API sees them; here it is made in the same way. Counted are different schemas. Exit
+code 1 where one is neither taken nor refused by a keyword or, where several contradict each other, its place.
 """
 
 import argparse

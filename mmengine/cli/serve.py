@@ -58,13 +58,29 @@ def read_config(context: typer.Context, path: Path | None) -> Path | None:
         raise ConfigError(f"--config {path} is no YAML that can be read") from None
     if not isinstance(found, dict):
         raise ConfigError(f"--config {path} must hold option: value, as port: 8000")
-    options = {str(name).replace("-", "_"): value for name, value in found.items()}
-    known = {each.name for each in context.command.params}
-    for name in options:
-        if name not in known or name == "config":
-            raise ConfigError(f"--config {path}: there is no option {name!r}; see mmengine serve --help")
+    known = {opt.lstrip("-"): each for each in context.command.params for opt in each.opts}
+    options = {}
+    for given, value in found.items():
+        name = str(given).replace("_", "-")
+        if name not in known or name in ("config", "help"):
+            raise ConfigError(
+                f"--config {path}: there is no option {str(given)!r}; see mmengine serve --help"
+            )
+        option = known[name]
+        options[option.name] = _several(value) if getattr(option, "multiple", False) else value
     context.default_map = options
     return path
+
+
+def _several(value: object) -> list[str]:
+    """Values of an option that may be given several times: one, a list of them, or for --set a mapping."""
+    if isinstance(value, dict):
+        return [f"{name}={_word(each)}" for name, each in value.items()]
+    return [_word(each) for each in (value if isinstance(value, list) else [value])]
+
+
+def _word(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +99,10 @@ def serve(config: Config, http: Http, model: Model, limits: Limits, log: Log) ->
     from mmengine.server.auth import ApiKeys  # lazy: help needs no server
     from mmengine.server.lifecycle import listen, run
     from mmengine.server.lifecycle import serve as serve_engine
+    from mmengine.server.tls import check_tls
 
     settings = server_settings(http, limits)
+    check_tls(settings)
     keys = ApiKeys(http.api_key_file)
     engine_config = model.config(keeps_media=not log.no_media_store)
     if http.request_log:

@@ -44,6 +44,13 @@ class Http:
     ] = "none"
     ssl_certfile: Annotated[Path | None, typer.Option(rich_help_panel=HTTP, help="For TLS.")] = None
     ssl_keyfile: Annotated[Path | None, typer.Option(rich_help_panel=HTTP, help="For TLS.")] = None
+    ssl_keyfile_password: Annotated[
+        str, typer.Option(rich_help_panel=HTTP, help="Of the key; better as MMENGINE_SSL_KEYFILE_PASSWORD.")
+    ] = ""
+    ssl_ca_certs: Annotated[
+        Path | None,
+        typer.Option(rich_help_panel=HTTP, help="Clients must show a certificate that one of these signed."),
+    ] = None
     chat_template: Annotated[
         Path | None, typer.Option(rich_help_panel=HTTP, help="A Jinja file in place of the model's template.")
     ] = None
@@ -124,11 +131,12 @@ def server_settings(http: Http, limits: Limits) -> "ServerSettings":
     from mmengine.server.settings import ServerSettings  # lazy: msgspec
 
     values: dict[str, object] = {name: getattr(limits, name) for name in Limits.__slots__}
-    for name in ("host", "port", "generation_config", "unknown_fields", "open_metrics", "metrics_compat"):
+    same = ("host", "port", "generation_config", "unknown_fields", "open_metrics", "metrics_compat")
+    for name in (*same, "ssl_keyfile_password"):
         values[name] = getattr(http, name)
     values["served_model_names"] = tuple(http.served_model_name or ())
     values["chat_template"] = _template(http.chat_template)
-    for name in ("ssl_certfile", "ssl_keyfile"):
+    for name in ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs"):
         path = getattr(http, name)
         values[name] = "" if path is None else str(path)
     return ServerSettings.of(values)

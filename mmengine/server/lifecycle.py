@@ -20,6 +20,7 @@ from mmengine.server.app import App
 from mmengine.server.auth import ApiKeys
 from mmengine.server.protocol import http_protocol
 from mmengine.server.settings import ServerSettings
+from mmengine.server.tls import tls_options
 
 SWITCH_S = 0.0005  # that a thread keeps the interpreter while the event loop waits; Python's own is 5 ms
 LAST_WORDS_S = 1.0  # to tell the callers that are left, when the server ends
@@ -113,8 +114,7 @@ def web_server(app: App, settings: ServerSettings) -> uvicorn.Server:
         backlog=settings.max_connections,
         timeout_keep_alive=settings.keep_alive_s,
         timeout_graceful_shutdown=settings.drain_s,
-        ssl_certfile=settings.ssl_certfile or None,
-        ssl_keyfile=settings.ssl_keyfile or None,
+        **tls_options(settings),
     )
     return _Uvicorn(config, app)
 

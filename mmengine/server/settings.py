@@ -42,6 +42,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     max_connections: Annotated[int, Meta(ge=1, le=2**20)] = 2048  # that wait to be taken
     ssl_certfile: str = ""
     ssl_keyfile: str = ""
+    ssl_keyfile_password: str = ""
+    ssl_ca_certs: str = ""  # clients must show a certificate that one of these signed
 
     @classmethod
     def of(cls, values: dict[str, object]) -> "ServerSettings":
@@ -61,6 +63,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             )
         if bool(settings.ssl_certfile) != bool(settings.ssl_keyfile):
             raise ConfigError("ssl_certfile and ssl_keyfile belong together; give both, or neither")
+        if not settings.ssl_certfile and (settings.ssl_ca_certs or settings.ssl_keyfile_password):
+            raise ConfigError("ssl_ca_certs and ssl_keyfile_password need ssl_certfile and ssl_keyfile")
         return settings
 
 

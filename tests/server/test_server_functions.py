@@ -35,8 +35,8 @@ def server():
 
 
 def called(server, function):
-    """The arguments that a model is made to call it with: by a forced call, or as an answer in their form, which
-    is closed in time."""
+    """The arguments that a model is made to call it with: by a forced call, or as an answer in their form,
+    which is closed in time."""
     asked = {"max_tokens": 160, "temperature": 1.5, "seed": 3}
     if CALLS:
         named = {"type": "function", "function": {"name": function["name"]}}
