@@ -24,14 +24,17 @@ QUESTION = "What is a triangle?"
 TAUGHT = "Return JSON for this image."  # the embedded model was: it answers so without a schema
 REFUSED = "unsupported_parameter"  # the code of what the server says no to by name
 Colour = Literal["red", "blue"]
+Corners = Annotated[int, Field(ge=0, le=9)]
 _checks = []
 
 
 class Shape(BaseModel):
-    """A shape."""
+    """A shape: nothing in it has room for much, as the embedded model would go on and on."""
+
+    model_config = ConfigDict(extra="forbid")
 
     colour: Colour
-    corners: Annotated[int, Field(ge=0, le=9)]
+    corners: Corners
     is_large: bool
     inside: list[Colour] | None
 

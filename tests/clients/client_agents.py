@@ -13,13 +13,26 @@ from agents import (
     function_tool,
     set_tracing_disabled,
 )
-from checks import BASE, IMAGE, MODEL, QUESTION, SMALL, Shape, check, full_queue, needs_tools, run
+from checks import (
+    BASE,
+    IMAGE,
+    MODEL,
+    QUESTION,
+    SMALL,
+    Colour,
+    Corners,
+    Shape,
+    check,
+    full_queue,
+    needs_tools,
+    run,
+)
 
 set_tracing_disabled(True)
 
 
 @function_tool
-def paint(colour: str, corners: int) -> str:
+def paint(colour: Colour, corners: Corners) -> str:
     """Paint a shape."""
     return f"painted with {corners} corners in {colour}"
 

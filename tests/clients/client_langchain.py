@@ -8,6 +8,8 @@ from checks import (
     SMALL,
     TAUGHT,
     Anything,
+    Colour,
+    Corners,
     Shape,
     check,
     full_queue,
@@ -23,7 +25,7 @@ model = ChatOpenAI(base_url=BASE, api_key="none", model=MODEL, temperature=0)
 
 
 @tool
-def paint(colour: str, corners: int) -> str:
+def paint(colour: Colour, corners: Corners) -> str:
     """Paint a shape."""
     return f"painted with {corners} corners in {colour}"
 

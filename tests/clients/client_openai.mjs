@@ -13,7 +13,7 @@ const tools = [
     type: "function",
     function: {
       name: "paint",
-      parameters: { type: "object", properties: { colour: { enum: ["red", "blue"] } }, required: ["colour"] },
+      parameters: { type: "object", properties: { colour: { enum: ["red", "blue"] } }, required: ["colour"], additionalProperties: false },
     },
   },
 ];

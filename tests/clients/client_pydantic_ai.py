@@ -11,6 +11,7 @@ from checks import (
     SMALL,
     TAUGHT,
     Anything,
+    Corners,
     Shape,
     check,
     full_queue,
@@ -21,6 +22,7 @@ from pydantic_ai import Agent, BinaryContent, NativeOutput, PromptedOutput, Tool
 from pydantic_ai.exceptions import ModelHTTPError
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
+from pydantic_ai.usage import UsageLimits
 
 
 def model(url=BASE):
@@ -84,18 +86,21 @@ def streamed():
 
 @check("tools in a loop")
 def tools():
-    """The last answer is a call too, so the model is made to call until the loop ends."""
+    """The last answer is a call too, so the model is made to call; what it called is not there again."""
     needs_tools()
     painted = []
-    agent = Agent(model(), output_type=ToolOutput(Shape), retries=3)
+    agent = Agent(model(), output_type=ToolOutput(Shape))
 
-    @agent.tool_plain
-    def paint(corners: int) -> str:
+    async def unless_painted(context, definition):
+        return None if painted else definition
+
+    @agent.tool_plain(prepare=unless_painted)
+    def paint(corners: Corners) -> str:
         painted.append(corners)
         return "painted"
 
-    found = asked(agent)
-    assert isinstance(found.output, Shape)
+    found = asked(agent, usage_limits=UsageLimits(request_limit=4))
+    assert isinstance(found.output, Shape) and found.usage.requests == 1 + bool(painted)
 
 
 @check("errors")

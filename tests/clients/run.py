@@ -36,7 +36,7 @@ NODE_CLIENTS = {"openai": "client_openai.mjs", "ai": "client_ai_sdk.mjs"}
 COLUMNS = ("chat", "streams", "images", "structured output", "tools in a loop", "errors", "retries")
 MODEL = "shapes"
 SMALL = ("--set", "max_num_seqs=1", "--set", "max_waiting=1")  # room for two calls: the third is 429
-TEMPLATE = HERE / "tools_template.jinja"
+TEMPLATE = ROOT / "examples" / "tool_calls.jinja"  # with tools, which the embedded model has not
 CLIENT_S = 300  # that one client may take
 
 

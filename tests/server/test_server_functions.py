@@ -23,7 +23,7 @@ from functions import SAMPLE, checked, functions_in  # noqa: E402  (a program, n
 WHOLE = [
     *ROOT.glob("build/clients/python/lib/python3*/site-packages/bfcl_eval/data"),  # as make clients leaves it
 ]
-TEMPLATE = ROOT / "tests" / "clients" / "tools_template.jinja"
+TEMPLATE = ROOT / "examples" / "tool_calls.jinja"
 CALLS = {field.name: field.how for field in CHAT}["tools"] == "taken" and TEMPLATE.exists()
 
 
@@ -34,10 +34,29 @@ def server():
         yield one
 
 
+def closed(schema):
+    """As OpenAI's strict mode wants objects: with the properties that they name, and no others."""
+    if isinstance(schema, list):
+        return [closed(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {name: closed(value) for name, value in schema.items()}
+    if isinstance(schema.get("properties"), dict) and schema.get("type") == "object":
+        found.setdefault("additionalProperties", False)
+    return found
+
+
+def ends(server):
+    """The model was not taught to end: what may end a string or a value is likelier."""
+    tokens = server.call("/tokenize", {"prompt": '" "} }'})[2]["tokens"]
+    return {str(token): 12 for token in tokens}
+
+
 def called(server, function):
     """The arguments that a model is made to call it with: by a forced call, or as an answer in their form,
     which is closed in time."""
-    asked = {"max_tokens": 160, "temperature": 1.5, "seed": 3}
+    asked = {"max_tokens": 300 if CALLS else 160, "seed": 3, "logit_bias": ends(server)}
+    function = {**function, "parameters": closed(function["parameters"])}
     if CALLS:
         named = {"type": "function", "function": {"name": function["name"]}}
         tool = {"type": "function", "function": {**function, "strict": True}}
