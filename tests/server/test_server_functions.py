@@ -48,8 +48,11 @@ def closed(schema):
 
 def ends(server):
     """The model was not taught to end: what may end a string or a value is likelier."""
-    tokens = server.call("/tokenize", {"prompt": '" "} }'})[2]["tokens"]
-    return {str(token): 12 for token in tokens}
+    bias = {}
+    for text, value in (('"', 100), ("]", 50), ("}", 50)):
+        (token,) = server.call("/tokenize", {"prompt": text})[2]["tokens"]
+        bias[str(token)] = value
+    return bias
 
 
 def called(server, function):
