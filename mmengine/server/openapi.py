@@ -26,6 +26,7 @@ from mmengine.server.token_requests import DetokenizeBody, TokenizeBody
 from mmengine.version import __version__
 
 _REF = "#/components/schemas/{name}"
+NOT_DONE = "not done:"  # how the description of a field begins that asks for nothing at most
 _READS = (401, 405, 408, 413, 415, 429, 431, 500, 503)  # of a route that reads a body
 _ASKS = (401, 404, 405, 431, 500)  # of one that reads none
 _HEADERS = {405: ("allow",), 429: ("retry-after",), 503: ("retry-after",)}
@@ -125,7 +126,7 @@ def _describe(schema: dict[str, object], fields: tuple[Field, ...]) -> None:
             only = [value for value in field.neutral if not isinstance(value, list)]
             lists = [{"const": value} for value in field.neutral if isinstance(value, list)]
             properties[field.name] = {
-                "description": f"not done: {field.says}",
+                "description": f"{NOT_DONE} {field.says}",
                 "anyOf": [{"enum": [*only, None]}, *lists],
             }
     schema["additionalProperties"] = {"type": "null"}

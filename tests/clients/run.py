@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from mmengine.server.openapi import NOT_DONE
 from tests.server.pictures import data_url
 
 HERE = Path(__file__).parent
@@ -70,10 +71,11 @@ def server(folder: Path, name: str, *arguments: str) -> Iterator[str]:
 
 
 def takes_tools(address: str) -> bool:
-    """Whether it says so in its own description."""
+    """Whether its own description says so."""
     with urllib.request.urlopen(address.removesuffix("/v1") + "/openapi.json") as answer:
         found = json.load(answer)
-    return "tools" in found["components"]["schemas"]["ChatBody"]["properties"]
+    tools = found["components"]["schemas"]["ChatBody"]["properties"].get("tools", {})
+    return bool(tools) and not tools["description"].startswith(NOT_DONE)
 
 
 def checks_of(command: list[str], environment: dict[str, str], folder: Path) -> list[dict]:
@@ -93,7 +95,7 @@ def clients_in(environment: Path) -> Iterator[tuple[str, list[str], Path]]:
     site = next((environment / "python" / "lib").glob("python3*/site-packages"))
     versions = {each.name: each.version for each in importlib.metadata.distributions(path=[str(site)])}
     for name, script in PYTHON_CLIENTS.items():
-        yield f"{name} {versions[name]}", [str(python), str(HERE / script)], HERE
+        yield f"{name} {versions[name]}", [str(python), str(HERE / script)], environment
     node = environment / "node"
     for name, script in NODE_CLIENTS.items():
         package = node / "node_modules" / name / "package.json"
