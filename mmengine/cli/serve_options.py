@@ -1,18 +1,19 @@
 """Options of `mmengine serve`, beside those of the model."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from mmengine.cli.media_options import MEDIA, MediaUrls
 from mmengine.errors import ConfigError
 
 if TYPE_CHECKING:  # heavy: loaded when a command runs
     from mmengine.server.settings import ServerSettings
 
 MAX_TEMPLATE_BYTES = 2**20
-HTTP, LIMITS, MEDIA, LOG = "HTTP", "Limits", "Media by URL", "Log"
+HTTP, LIMITS, LOG = "HTTP", "Limits", "Log"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,36 +97,13 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Media:
+class Media(MediaUrls):
     """What messages may name, beside the data: URLs that are always taken."""
 
-    allow_media_urls: Annotated[
-        list[str] | None,
-        typer.Option(
-            rich_help_panel=MEDIA,
-            help="Fetch https: URLs of this host, as images.example.org or '*.example.org'; several may. "
-            "public: of all hosts on the internet. Never of addresses of this network.",
-        ),
-    ] = None
-    allow_http_media: Annotated[
-        bool, typer.Option("--allow-http-media", rich_help_panel=MEDIA, help="http: URLs of them too.")
-    ] = False
-    media_ports: Annotated[
-        list[int] | None, typer.Option(rich_help_panel=MEDIA, help="Ports of URLs.  [default: 80, 443]")
-    ] = None
     media_root: Annotated[
         Path | None,
         typer.Option(rich_help_panel=MEDIA, help="Read file: URLs and paths below this folder."),
     ] = None
-    media_timeout_s: Annotated[float, typer.Option(rich_help_panel=MEDIA, help="For one URL.")] = 10.0
-    max_media_bytes: Annotated[int, typer.Option(rich_help_panel=MEDIA, help="Of one URL or file.")] = (
-        64 * 2**20
-    )
-    max_media_urls: Annotated[int, typer.Option(rich_help_panel=MEDIA, help="Of one call.")] = 64
-    max_media_fetches: Annotated[int, typer.Option(rich_help_panel=MEDIA, help="At once.")] = 16
-    max_media_in_flight_bytes: Annotated[
-        int, typer.Option(rich_help_panel=MEDIA, help="Of all that are fetched and not yet prepared.")
-    ] = 2**30
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +135,8 @@ def server_settings(http: Http, limits: Limits, media: Media) -> "ServerSettings
     from mmengine.server.settings import ServerSettings  # lazy: msgspec
 
     values: dict[str, object] = {name: getattr(limits, name) for name in Limits.__slots__}
-    values |= {name: value for name in Media.__slots__ if (value := getattr(media, name)) is not None}
+    given = ((field.name, getattr(media, field.name)) for field in fields(media))
+    values |= {name: value for name, value in given if value is not None}
     values["media_root"] = "" if media.media_root is None else str(media.media_root)
     for name in ("host", "port", "generation_config", "unknown_fields", "open_metrics", "metrics_compat"):
         values[name] = getattr(http, name)

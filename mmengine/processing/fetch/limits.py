@@ -7,6 +7,7 @@ from mmengine.errors import ConfigError, shown
 from mmengine.processing.fetch.refusals import FetchRefused
 from mmengine.processing.fetch.urls import host_name
 
+DEFAULT_PORTS = (80, 443)
 PUBLIC = "public"  # in place of hosts: every one
 
 
@@ -17,11 +18,11 @@ class FetchLimits:
     `hosts`: names, and with `*.` before them all names below; None: every host. () fetches no URLs. `root`:
     the folder that `file:` URLs and paths are read below; None: none are. `timeout_s`: of one URL, redirects
     included. `max_bytes`: of one of them; `max_bytes_in_flight`: of all that are fetched and not yet
-    prepared, of which one prompt may have half."""
+    prepared, of which one prompt may have half. Raises ConfigError."""
 
     hosts: tuple[str, ...] | None = None
     http: bool = False  # without TLS too
-    ports: tuple[int, ...] = (80, 443)
+    ports: tuple[int, ...] = DEFAULT_PORTS
     root: Path | None = None
     timeout_s: float = 10.0
     max_bytes: int = 64 * 2**20
@@ -30,6 +31,14 @@ class FetchLimits:
     max_fetches: int = 16  # at once
     max_fetches_a_host: int = 6
     max_bytes_in_flight: int = 2**30
+
+    def __post_init__(self) -> None:
+        for name in ("timeout_s", "max_bytes", "max_urls", "max_fetches", "max_bytes_in_flight"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} of media must be above 0, not {shown(getattr(self, name))}")
+        for port in self.ports:
+            if not 0 < port < 2**16:
+                raise ConfigError(f"ports of media lie in 1 to 65535, not {shown(port)}")
 
     @property
     def max_fetches_a_prompt(self) -> int:

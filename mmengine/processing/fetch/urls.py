@@ -69,7 +69,7 @@ def parse_url(text: str) -> Url:
 def _host(netloc: str) -> tuple[str, IPAddress | None]:
     if netloc.startswith("["):
         text, bracket, rest = netloc[1:].partition("]")
-        if not bracket or (rest and not rest.startswith(":")):
+        if not bracket or "%" in text or (rest and not rest.startswith(":")):
             raise FetchRefused("url")
         try:
             address = ipaddress.IPv6Address(text)
@@ -92,7 +92,7 @@ def host_name(text: str) -> str:
         raise FetchRefused("url")
     if not name.isascii():
         try:
-            name = idna.encode(name, uts46=True, transitional=False).decode().removesuffix(".")
+            name = idna.encode(name, uts46=True, transitional=False).decode()
         except (idna.IDNAError, UnicodeError):
             raise FetchRefused("url") from None
     labels = name.split(".")
