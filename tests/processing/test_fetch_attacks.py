@@ -266,6 +266,8 @@ def test_a_compressed_body_is_never_unpacked(net):
     bomb = gzip.compress(bytes(2**24))
     net.pages["/a.png"] = answer(bomb, "Content-Encoding: gzip")
     assert refusal(net.door(), net.url("/a.png")) == "encoding"
+    net.pages["/a.png"] = answer(bomb, "Content-Encoding: identity", "content-encoding: gzip")
+    assert refusal(net.door(), net.url("/a.png")) == "encoding"
     net.pages["/a.png"] = answer(bomb, "Content-Type: image/png")
     assert refusal(net.door(), net.url("/a.png")) == "type"
 

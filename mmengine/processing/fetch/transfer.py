@@ -63,8 +63,9 @@ class _Exchange:
 
     def _checked(self, head: h11.Response) -> Redirect | None:
         named: dict[str, str] = {}
-        for name, value in head.headers:
-            named.setdefault(name.decode("latin-1").lower(), value.decode("latin-1").strip())
+        for raw_name, raw_value in head.headers:
+            name, value = raw_name.decode("latin-1"), raw_value.decode("latin-1").strip()
+            named[name] = f"{named[name]}, {value}" if name == "content-encoding" and name in named else value
         if head.status_code in _REDIRECTS and "location" in named:
             return Redirect(_text(named["location"]))
         if head.status_code != 200:
