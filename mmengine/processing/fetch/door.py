@@ -13,7 +13,7 @@ from mmengine.processing.fetch.addresses import AddressPolicy, is_public
 from mmengine.processing.fetch.fetching import Fetching, Wanted
 from mmengine.processing.fetch.limits import FetchLimits
 from mmengine.processing.fetch.local import LocalFiles
-from mmengine.processing.fetch.refusals import FetchRefused
+from mmengine.processing.fetch.refusals import FetchRefused, refused
 from mmengine.processing.fetch.resolving import Lookups, Resolver, system_resolver
 from mmengine.processing.fetch.transfer import Redirect, get
 from mmengine.processing.fetch.urls import Url, parse_url
@@ -82,7 +82,7 @@ class MediaDoor:
         fetching = Fetching(self.limits, done, is_over, self._release)
         wanted = [Wanted(name, fetching, _host_of(name)) for name in dict.fromkeys(names)]
         if len(wanted) > self.limits.max_urls:
-            raise FetchRefused("count", f"at most {self.limits.max_urls}")
+            raise refused("count", f"at most {self.limits.max_urls}")
         fetching.expect(len(wanted))
         with self._changed:
             self._holders[fetching] = None
@@ -166,7 +166,7 @@ class MediaDoor:
         if wanted.is_url:
             return self._get(wanted.name, watch, fetching.took)
         if self._files is None:
-            raise FetchRefused("file")
+            raise refused("file")
         data = self._files.read(wanted.name, limits.max_bytes)
         fetching.took(len(data))
         return data
@@ -183,17 +183,17 @@ class MediaDoor:
             if not isinstance(found, Redirect):
                 return found
             name = url.joined(found.location)
-        raise FetchRefused("redirects")
+        raise refused("redirects")
 
     def _checked(self, url: Url) -> Url:
         if self.limits.hosts == ():
-            raise FetchRefused("off")
+            raise refused("off")
         if url.scheme == "http" and not self.limits.http:
-            raise FetchRefused("scheme")
+            raise refused("scheme")
         if url.port not in self.limits.ports:
-            raise FetchRefused("port")
+            raise refused("port")
         if not self.limits.allows_host(url.host):
-            raise FetchRefused("host")
+            raise refused("host")
         return url
 
 

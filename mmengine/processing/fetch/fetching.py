@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from mmengine.processing.attempt import GIVEN_UP, AttemptOver
 from mmengine.processing.fetch.limits import FetchLimits
-from mmengine.processing.fetch.refusals import FetchRefused
+from mmengine.processing.fetch.refusals import refused
 
 URL_HEADS = ("http://", "https://")
 _POLL_S = 0.1  # how soon one that waits hears that nobody wants it
@@ -56,7 +56,7 @@ class Fetching:
         with self._lock:
             self._taken += num_bytes
             if self._taken > self._limits.max_bytes_a_prompt:
-                raise FetchRefused("total", f"more than {self._limits.max_bytes_a_prompt} bytes")
+                raise refused("total", f"more than {self._limits.max_bytes_a_prompt} bytes")
 
     def put(self, name: str, data: bytes) -> None:
         with self._lock:

@@ -9,7 +9,7 @@ from urllib.parse import unquote, urlsplit
 
 from mmengine.errors import ConfigError
 from mmengine.processing.fetch.kinds import HEAD_BYTES, is_media
-from mmengine.processing.fetch.refusals import FetchRefused
+from mmengine.processing.fetch.refusals import refused
 
 MAX_PATH_CHARS = 4096  # of a path or a file: URL that a stranger names
 MAX_DEPTH = 64  # folders between the folder of media and a file
@@ -42,12 +42,12 @@ class LocalFiles:
                 file = _open(parts[-1], _FILE, folder, opened)
                 found = os.fstat(file)
                 if not stat.S_ISREG(found.st_mode):
-                    raise FetchRefused("file")
+                    raise refused("file")
                 data = _contents(file, found.st_size, max_bytes)
         except (OSError, UnicodeError):
-            raise FetchRefused("file") from None
+            raise refused("file") from None
         if not is_media(data[:HEAD_BYTES]):
-            raise FetchRefused("type")
+            raise refused("type")
         return data
 
     def _parts(self, name: str) -> tuple[str, ...]:
@@ -56,19 +56,19 @@ class LocalFiles:
             try:
                 split = urlsplit(name)
             except ValueError:
-                raise FetchRefused("file") from None
+                raise refused("file") from None
             host = split.netloc if split.netloc != "localhost" else ""
             text = unquote(host + split.path)  # file://name is read as a path below the root
         if len(text) > MAX_PATH_CHARS or "\0" in text:
-            raise FetchRefused("file")
+            raise refused("file")
         path = PurePosixPath(text)
         if path.is_absolute():
             root = next((each for each in (self._named, self._real) if path.is_relative_to(each)), None)
             if root is None:
-                raise FetchRefused("file")
+                raise refused("file")
             path = path.relative_to(root)
         if not path.parts or len(path.parts) > MAX_DEPTH or ".." in path.parts:
-            raise FetchRefused("file")
+            raise refused("file")
         return path.parts
 
 
@@ -80,10 +80,10 @@ def _open(name: str, flags: int, folder: int, opened: ExitStack) -> int:
 
 def _contents(file: int, size: int, max_bytes: int) -> bytes:
     if size > max_bytes:
-        raise FetchRefused("size", f"more than {max_bytes} bytes")
+        raise refused("size", f"more than {max_bytes} bytes")
     data = bytearray()
     while len(data) <= max_bytes and (piece := os.read(file, min(2**20, max_bytes + 1 - len(data)))):
         data += piece
     if len(data) > max_bytes:  # it grew
-        raise FetchRefused("size", f"more than {max_bytes} bytes")
+        raise refused("size", f"more than {max_bytes} bytes")
     return bytes(data)

@@ -29,13 +29,17 @@ REASONS = (*_SAID, "given_up", "failed")
 
 
 class FetchRefused(InvalidMedia):
-    """`reason`: one of REASONS. `detail`: more for the caller, of limits and statuses alone."""
+    """`reason`: one of REASONS. `said`: the message without whose it is."""
 
-    def __init__(self, reason: str, detail: str = "", where: str = "") -> None:
-        said = _SAID[reason] + (f" ({detail})" if detail else "")
-        super().__init__(f"{where} is not fetched: {said}" if where else said)
-        self.reason, self.detail = reason, detail
+    def __init__(self, text: str, reason: str = "failed", said: str = "") -> None:
+        super().__init__(text)
+        self.reason, self.said = reason, said or text
 
     def at(self, where: str) -> "FetchRefused":
         """The same of what an error calls `where`."""
-        return FetchRefused(self.reason, self.detail, where)
+        return FetchRefused(f"{where} is not fetched: {self.said}", self.reason, self.said)
+
+
+def refused(reason: str, detail: str = "") -> FetchRefused:
+    """`detail`: more for the caller, of limits and statuses alone."""
+    return FetchRefused(_SAID[reason] + (f" ({detail})" if detail else ""), reason)

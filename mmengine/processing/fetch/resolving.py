@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from mmengine.processing.fetch.addresses import AddressPolicy, IPAddress
-from mmengine.processing.fetch.refusals import FetchRefused
+from mmengine.processing.fetch.refusals import refused
 from mmengine.processing.fetch.urls import Url
 from mmengine.processing.fetch.watch import Watch
 
@@ -32,7 +32,7 @@ class Lookups:
         """All that the URL's host has, of which each is allowed. Raises FetchRefused, AttemptOver."""
         found = [url.literal] if url.literal is not None else self._lookup(url.host, watch)
         if not 1 <= len(found) <= MAX_ANSWERS or not all(map(self._is_allowed, found)):
-            raise FetchRefused("address")
+            raise refused("address")
         return found
 
     def _lookup(self, name: str, watch: Watch) -> list[IPAddress]:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import h11
 
 from mmengine.processing.fetch.kinds import HEAD_BYTES, is_media
-from mmengine.processing.fetch.refusals import FetchRefused
+from mmengine.processing.fetch.refusals import FetchRefused, refused
 from mmengine.processing.fetch.urls import Url
 from mmengine.processing.fetch.wire import Wire
 from mmengine.version import __version__
@@ -27,7 +27,7 @@ def get(url: Url, wire: Wire, max_bytes: int, took: Callable[[int], None]) -> by
     try:
         return _Exchange(wire, max_bytes, took).run(url)
     except h11.RemoteProtocolError:
-        raise FetchRefused("protocol") from None
+        raise refused("protocol") from None
 
 
 class _Exchange:
@@ -48,9 +48,9 @@ class _Exchange:
         self._wire.send(b"".join(part for part in (request, self._http.send(h11.EndOfMessage())) if part))
         while isinstance(head := self._event(), h11.InformationalResponse):
             if self._received > MAX_HEADER_BYTES:
-                raise FetchRefused("protocol")
+                raise refused("protocol")
         if not isinstance(head, h11.Response):
-            raise FetchRefused("protocol")
+            raise refused("protocol")
         return self._checked(head) or self._body()
 
     def _event(self) -> object:
@@ -69,9 +69,9 @@ class _Exchange:
         if head.status_code in _REDIRECTS and "location" in named:
             return Redirect(_text(named["location"]))
         if head.status_code != 200:
-            raise FetchRefused("status", f"HTTP status {head.status_code}")
+            raise refused("status", f"HTTP status {head.status_code}")
         if named.get("content-encoding", "identity").lower() not in ("identity", ""):
-            raise FetchRefused("encoding")
+            raise refused("encoding")
         if named.get("content-length", "").isdecimal() and int(named["content-length"]) > self._max_bytes:
             raise self._too_large()
         return None
@@ -82,25 +82,25 @@ class _Exchange:
             body += event.data
             num_pieces += 1
             if num_pieces > MAX_CRUMBS + len(body) // LEAST_PIECE:
-                raise FetchRefused("protocol")
+                raise refused("protocol")
             self._took(len(event.data))
             if len(body) > self._max_bytes:
                 raise self._too_large()
             if not is_known and len(body) >= HEAD_BYTES:
                 is_known = _check_kind(body)
         if not isinstance(event, h11.EndOfMessage):
-            raise FetchRefused("protocol")
+            raise refused("protocol")
         if not is_known:
             _check_kind(body)
         return bytes(body)
 
     def _too_large(self) -> FetchRefused:
-        return FetchRefused("size", f"more than {self._max_bytes} bytes")
+        return refused("size", f"more than {self._max_bytes} bytes")
 
 
 def _check_kind(body: bytearray) -> bool:
     if not is_media(bytes(body[:HEAD_BYTES])):
-        raise FetchRefused("type")
+        raise refused("type")
     return True
 
 

@@ -8,7 +8,7 @@ from urllib.parse import quote, urljoin, urlsplit
 import idna
 
 from mmengine.processing.fetch.addresses import IPAddress
-from mmengine.processing.fetch.refusals import FetchRefused
+from mmengine.processing.fetch.refusals import refused
 
 MAX_URL_CHARS = 8192  # of a URL that is fetched, and of one that it redirects to
 MAX_HOST_CHARS = 253  # of the name of a host, as the name service has it
@@ -39,26 +39,26 @@ class Url:
     def joined(self, location: str) -> str:
         """Where a redirect from here leads to."""
         if len(location) > MAX_URL_CHARS:
-            raise FetchRefused("url")
+            raise refused("url")
         try:
             return urljoin(f"{self.scheme}://{self.authority}{self.target}", location)
         except ValueError:
-            raise FetchRefused("url") from None
+            raise refused("url") from None
 
 
 def parse_url(text: str) -> Url:
     """Raises FetchRefused."""
     if len(text) > MAX_URL_CHARS or _NEVER.search(text):
-        raise FetchRefused("url")
+        raise refused("url")
     try:
         parts = urlsplit(text)
         port = parts.port
     except ValueError:
-        raise FetchRefused("url") from None
+        raise refused("url") from None
     if parts.scheme not in DEFAULT_PORTS:
-        raise FetchRefused("scheme")
+        raise refused("scheme")
     if "@" in parts.netloc:
-        raise FetchRefused("userinfo")
+        raise refused("userinfo")
     host, literal = _host(parts.netloc)
     target = quote(parts.path or "/", safe=_KEPT) + (
         f"?{quote(parts.query, safe=_KEPT)}" if parts.query else ""
@@ -70,11 +70,11 @@ def _host(netloc: str) -> tuple[str, IPAddress | None]:
     if netloc.startswith("["):
         text, bracket, rest = netloc[1:].partition("]")
         if not bracket or "%" in text or (rest and not rest.startswith(":")):
-            raise FetchRefused("url")
+            raise refused("url")
         try:
             address = ipaddress.IPv6Address(text)
         except ValueError:
-            raise FetchRefused("url") from None
+            raise refused("url") from None
         return str(address), address
     name = host_name(netloc.partition(":")[0])
     if not _NUMBER.fullmatch(name.rpartition(".")[2]):
@@ -82,20 +82,20 @@ def _host(netloc: str) -> tuple[str, IPAddress | None]:
     try:  # 0x7f.1, 017700000001 and 2130706433 look like addresses, and readers differ on which ones
         return name, ipaddress.IPv4Address(name)
     except ValueError:
-        raise FetchRefused("url") from None
+        raise refused("url") from None
 
 
 def host_name(text: str) -> str:
     """A name as the name service has it: lower case, ASCII. Raises FetchRefused."""
     name = text.removesuffix(".").lower()
     if len(name) > MAX_HOST_CHARS:
-        raise FetchRefused("url")
+        raise refused("url")
     if not name.isascii():
         try:
             name = idna.encode(name, uts46=True, transitional=False).decode()
         except (idna.IDNAError, UnicodeError):
-            raise FetchRefused("url") from None
+            raise refused("url") from None
     labels = name.split(".")
     if len(name) > MAX_HOST_CHARS or not all(map(_LABEL.fullmatch, labels)):
-        raise FetchRefused("url")
+        raise refused("url")
     return name

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from mmengine.processing.attempt import GIVEN_UP, AttemptOver
-from mmengine.processing.fetch.refusals import FetchRefused
+from mmengine.processing.fetch.refusals import refused
 
 _POLL_S = 0.1  # how soon a fetch that waits hears that it was given up
 
@@ -25,7 +25,7 @@ class Watch:
             raise AttemptOver(GIVEN_UP)
         left = self._ends_at - time.monotonic()
         if left <= 0:
-            raise FetchRefused("timeout")
+            raise refused("timeout")
         return left
 
     def part(self, number: int) -> "Watch":

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TypeVar
 
 from mmengine.processing.fetch.addresses import IPAddress
-from mmengine.processing.fetch.refusals import FetchRefused
+from mmengine.processing.fetch.refusals import FetchRefused, refused
 from mmengine.processing.fetch.urls import Url
 from mmengine.processing.fetch.watch import Watch
 
@@ -36,13 +36,13 @@ class Wire:
         try:
             found = tls.wrap_socket(plain, server_hostname=host, do_handshake_on_connect=False)
         except (OSError, ValueError):  # a name that no certificate can have, or the connection is gone
-            raise FetchRefused("tls") from None
+            raise refused("tls") from None
         try:
             self._retried(found, found.do_handshake, select.POLLIN)
         except BaseException as error:
             found.close()
             if isinstance(error, OSError):
-                raise FetchRefused("tls") from None
+                raise refused("tls") from None
             raise
         return found
 
@@ -66,14 +66,14 @@ class Wire:
                 count = self._retried(self._socket, partial(self._socket.send, view), select.POLLOUT)
                 view = view[count:]
         except OSError:
-            raise FetchRefused("protocol") from None
+            raise refused("protocol") from None
 
     def receive(self) -> bytes:
         """What came; b"" at its end."""
         try:
             return self._retried(self._socket, partial(self._socket.recv, CHUNK), select.POLLIN)
         except OSError:
-            raise FetchRefused("protocol") from None
+            raise refused("protocol") from None
 
     def close(self) -> None:
         with suppress(OSError):
@@ -101,4 +101,4 @@ def _connected(port: int, addresses: Sequence[IPAddress], watch: Watch) -> socke
             one.close()
             raise
         one.close()
-    raise FetchRefused("connect")
+    raise refused("connect")
