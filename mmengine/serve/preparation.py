@@ -29,7 +29,8 @@ STANDSTILL_S = 30.0  # a request that is prepared for longer keeps an engine fro
 
 
 class Standing(NamedTuple):
-    """Of the requests that are prepared: how many, and the age of the oldest in seconds."""
+    """Of the requests that are prepared: how many, and the age of the oldest in seconds. While media are
+    fetched for one, and before, it does not age: hosts on the internet say nothing of this engine."""
 
     num_requests: int = 0
     oldest_s: float = 0.0
@@ -57,7 +58,7 @@ class Preparing:
     ) -> None:
         self.channel, self.prompt, self.form = channel, prompt, form
         self.media: PromptMedia | None = None  # what is fetched for it
-        self.begun = time.monotonic()
+        self.begun = self.waits_since = time.monotonic()
         self.timeout_s = timeout_s
         limits = [limit for limit in (channel.options.deadline_s, timeout_s) if limit]
         self.limit_s = min(limits) if limits else None
@@ -66,6 +67,10 @@ class Preparing:
     @property
     def age_s(self) -> float:
         return time.monotonic() - self.begun
+
+    @property
+    def standing_s(self) -> float:
+        return time.monotonic() - self.waits_since
 
     @property
     def is_over(self) -> bool:
@@ -107,6 +112,7 @@ class Preparation:
         self._lanes = self._forms, self._texts, self._urls, self._media
         self._lock = threading.Lock()
         self._requests: dict[Preparing, None] = {}  # those that wait, and those that a thread works on
+        self._fetching: set[Preparing] = set()  # those that others are waited for: hosts on the internet
 
     def begin(self, request: Preparing) -> None:
         with self._lock:
@@ -124,6 +130,9 @@ class Preparation:
         lane.put(request, partial(self._run_prompt, request))
 
     def _fetch(self, request: Preparing) -> None:
+        with self._lock:
+            self._requests.pop(request, None)
+            self._fetching.add(request)
         try:
             request.check()
             request.media = PromptMedia(
@@ -142,6 +151,10 @@ class Preparation:
             self._end(request, error)
         else:
             request.media = media
+            with self._lock:
+                self._fetching.discard(request)
+                self._requests[request] = None
+                request.waits_since = time.monotonic()
             self._media.put(request, partial(self._run_prompt, request))
 
     def _run_form(self, request: Preparing, form: Callable[[], ResponseFormat]) -> None:
@@ -195,6 +208,7 @@ class Preparation:
     def _forget(self, request: Preparing) -> None:
         with self._lock:
             self._requests.pop(request, None)
+            self._fetching.discard(request)
 
     def release(self, channel: Channel) -> None:
         """The engine has what was prepared, or nobody wants it."""
@@ -212,7 +226,8 @@ class Preparation:
     def standing(self) -> Standing:
         with self._lock:
             oldest = next(iter(self._requests), None)
-            return Standing(len(self._requests), 0.0 if oldest is None else oldest.age_s)
+            number = len(self._requests) + len(self._fetching)
+            return Standing(number, 0.0 if oldest is None else oldest.standing_s)
 
     def close(self) -> None:
         """Prepare what waits, and wait for it."""

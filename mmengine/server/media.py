@@ -93,6 +93,7 @@ class FetchMetrics:
         self._bytes.inc(fetched.num_bytes)
         if fetched.reason:
             self._refused.labels(fetched.reason).inc()
+        if fetched.reason not in ("", "given_up"):
             operator_log.info("media not fetched", host=fetched.host, reason=fetched.reason)
 
     def collect(self) -> Iterator[Metric]:

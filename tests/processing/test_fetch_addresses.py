@@ -171,7 +171,18 @@ def test_hosts_are_names_and_all_names_below_one():
         assert not limits.allows_host(name)
     assert hosts_of(True) is None and hosts_of("public") is None and hosts_of(["public"]) is None
     assert hosts_of(False) == () == hosts_of(None) and hosts_of("a.b") == ("a.b",)
-    for wrong in (["https://a.b"], ["a.b:443"], ["*"], ["*.*.a"], [1], 5, {"a": 1}, ["a.b", "a b"], ["/"]):
+    for wrong in (
+        ["https://a.b"],
+        ["a.b:443"],
+        ["*"],
+        ["*.*.a"],
+        [1],
+        5,
+        {"a": 1},
+        ["a.b", "a b"],
+        ["/"],
+        ["public", "a.b"],
+    ):
         with pytest.raises(ConfigError):
             hosts_of(wrong)
 

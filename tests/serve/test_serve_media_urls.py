@@ -303,6 +303,9 @@ def test_nobody_waits_for_a_slow_host_but_its_own_prompt(net, picture):
             late = asyncio.create_task(engine.generate(prompt, deadline_s=0.6, **options))
             await eventually(lambda: slow.num_waiting >= 9)
             begun = time.monotonic()
+            await asyncio.sleep(0.2)
+            standing = engine.readiness()
+            assert standing.num_preparing == 4 and standing.oldest_preparing_s == 0, "whoever is late, not we"
             await engine.generate("hello", **options)
             await engine.generate(ask({"type": "image", "image": picture}), **options)
             quick = time.monotonic() - begun

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mmengine.errors import ConfigError, shown
-from mmengine.processing.fetch.refusals import FetchRefused
+from mmengine.processing.fetch.refusals import FetchRefused, refused
 from mmengine.processing.fetch.urls import host_name
 
 DEFAULT_PORTS = (80, 443)
@@ -71,6 +71,8 @@ def hosts_of(given: object) -> tuple[str, ...] | None:
 def _pattern(name: str) -> str:
     wild = "*." if name.startswith("*.") else ""
     try:
+        if name == PUBLIC:
+            raise refused("host")
         return wild + host_name(name.removeprefix("*."))
     except FetchRefused:
         raise ConfigError(

@@ -21,7 +21,7 @@ _SAID = {
     "encoding": "its host sends it compressed, although it was not asked to",
     "size": "it is too large",
     "total": "the media of its request are too large together",
-    "count": "its request names too many of them",
+    "count": "the request names too many URLs and files of media",
     "type": "it is neither an image nor a video of a kind that is read here",
     "file": "there is no such file below the folder that files are read from",
 }

@@ -14,6 +14,8 @@ from mmengine.version import __version__
 MAX_HEADER_BYTES = 2**15  # of an answer, before its body
 # Pieces of a body that come one by one cost time each: so many are taken, and more where they are no crumbs.
 MAX_CRUMBS, LEAST_PIECE = 2048, 128
+# Named, or a host that converts may choose a format that is not read here.
+_ACCEPT = "image/png, image/jpeg, image/webp, image/gif, image/bmp, image/tiff, video/*, */*;q=0.1"
 _REDIRECTS = (301, 302, 303, 307, 308)
 
 
@@ -26,7 +28,7 @@ def get(url: Url, wire: Wire, max_bytes: int, took: Callable[[int], None]) -> by
     of bytes as they come, and may raise. Raises FetchRefused, AttemptOver."""
     try:
         return _Exchange(wire, max_bytes, took).run(url)
-    except h11.RemoteProtocolError:
+    except h11.ProtocolError:
         raise refused("protocol") from None
 
 
@@ -40,7 +42,7 @@ class _Exchange:
         headers = [
             ("Host", url.authority),
             ("User-Agent", f"mmengine/{__version__}"),
-            ("Accept", "image/*, video/*"),
+            ("Accept", _ACCEPT),
             ("Accept-Encoding", "identity"),
             ("Connection", "close"),
         ]
