@@ -108,6 +108,14 @@ def test_bytes_stay_held_until_they_are_released(net):
     assert door.num_bytes == 0
 
 
+def test_a_prompt_alone_passes_however_little_room_there_is(net):
+    net.pages["/a.png"] = answer(png())
+    door = net.door(max_bytes=2**20, max_bytes_in_flight=1)
+    asked = door.begin([net.url("/a.png")])
+    eventually(lambda: asked.found)
+    asked.release()
+
+
 def test_media_of_one_prompt_are_bounded_together(net):
     net.pages.update({f"/{number}": answer(png((64, 64)) + bytes(10_000)) for number in range(8)})
     door = net.door(max_bytes=20_000, max_bytes_in_flight=60_000)
