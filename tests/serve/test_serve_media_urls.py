@@ -305,7 +305,7 @@ def test_nobody_waits_for_a_slow_host_but_its_own_prompt(net, picture):
             begun = time.monotonic()
             await asyncio.sleep(0.2)
             standing = engine.readiness()
-            assert standing.num_preparing == 4 and standing.oldest_preparing_s == 0, "whoever is late, not we"
+            assert standing.num_preparing >= 3 and standing.oldest_preparing_s == 0, "a host is late, not we"
             await engine.generate("hello", **options)
             await engine.generate(ask({"type": "image", "image": picture}), **options)
             quick = time.monotonic() - begun
