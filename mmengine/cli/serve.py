@@ -13,7 +13,7 @@ import typer
 
 from mmengine.cli.grouped import grouped
 from mmengine.cli.run_options import Model
-from mmengine.cli.serve_options import Http, Limits, Log, server_settings
+from mmengine.cli.serve_options import Http, Limits, Log, Media, server_settings
 from mmengine.errors import ConfigError
 
 if TYPE_CHECKING:  # heavy: loaded when a command runs
@@ -94,16 +94,17 @@ class Config:
 
 
 @grouped(environment="MMENGINE_")
-def serve(config: Config, http: Http, model: Model, limits: Limits, log: Log) -> None:
+def serve(config: Config, http: Http, model: Model, limits: Limits, media: Media, log: Log) -> None:
     check_installed()
     from mmengine.server.auth import ApiKeys  # lazy: help needs no server
     from mmengine.server.lifecycle import listen, run
     from mmengine.server.lifecycle import serve as serve_engine
+    from mmengine.server.media import media_door
     from mmengine.server.tls import check_tls
 
-    settings = server_settings(http, limits)
+    settings = server_settings(http, limits, media)
     check_tls(settings)
-    keys = ApiKeys(http.api_key_file)
+    keys, door = ApiKeys(http.api_key_file), media_door(settings)
     engine_config = model.config(keeps_media=not log.no_media_store)
     if http.request_log:
         _log_requests()
@@ -119,7 +120,7 @@ def serve(config: Config, http: Http, model: Model, limits: Limits, log: Log) ->
             guard = "" if keys.any else ", without an API key"
             print(f"mmengine: serving {', '.join(names)} at {where}/v1{guard}", file=sys.stderr, flush=True)
 
-        run(serve_engine(engine, settings, keys, names, bound, listening))
+        run(serve_engine(engine, settings, keys, names, bound, listening, door))
 
 
 def _engine(model: Model, log: Log, config: object) -> "AsyncEngine":

@@ -1,11 +1,12 @@
 """Options of `mmengine serve`, beside those of the model."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from mmengine.cli.media_options import MEDIA, MediaUrls
 from mmengine.errors import ConfigError
 
 if TYPE_CHECKING:  # heavy: loaded when a command runs
@@ -103,6 +104,16 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class Media(MediaUrls):
+    """What messages may name, beside the data: URLs that are always taken."""
+
+    media_root: Annotated[
+        Path | None,
+        typer.Option(rich_help_panel=MEDIA, help="Read file: URLs and paths below this folder."),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
 class Log:
     """The event log."""
 
@@ -126,11 +137,14 @@ class Log:
     ] = False
 
 
-def server_settings(http: Http, limits: Limits) -> "ServerSettings":
+def server_settings(http: Http, limits: Limits, media: Media) -> "ServerSettings":
     """Raises ConfigError."""
     from mmengine.server.settings import ServerSettings  # lazy: msgspec
 
     values: dict[str, object] = {name: getattr(limits, name) for name in Limits.__slots__}
+    given = ((field.name, getattr(media, field.name)) for field in fields(media))
+    values |= {name: value for name, value in given if value is not None}
+    values["media_root"] = "" if media.media_root is None else str(media.media_root)
     same = ("host", "port", "generation_config", "unknown_fields", "open_metrics", "metrics_compat")
     for name in (*same, "ssl_keyfile_password"):
         values[name] = getattr(http, name)

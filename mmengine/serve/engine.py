@@ -31,6 +31,7 @@ from mmengine.serve.json_stream import values_of
 from mmengine.serve.log_sync import LogSyncer
 from mmengine.serve.media_memory import MediaMemory, decoders_of
 from mmengine.serve.media_store import MediaStore
+from mmengine.serve.media_urls import PromptMedia
 from mmengine.serve.metrics import Metrics
 from mmengine.serve.operators import operator_log
 from mmengine.serve.options import GENERATE, GenerateOptions, Options, SubmitOptions, make_options
@@ -168,7 +169,8 @@ class Engine:
         form = response_format_of(options)
         asked = form.added_to(make_options(sampling, options))
         asked.check()
-        prepared = Prompt.of(prompt).prepare(self.processor, asked.cache_salt)
+        with PromptMedia(Prompt.of(prompt)) as media:
+            prepared = media.prompt().prepare(self.processor, asked.cache_salt)
         return self.submit_prepared(prepared, asked.after(time.monotonic() - begun), stream=stream)
 
     def submit_prepared(self, prepared: Prepared, options: Options, *, stream: bool = True) -> str:

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from mmengine.processing.fetch.door import MediaDoor
 from mmengine.serve.async_engine import AsyncEngine
 from mmengine.serve.prompts import request_ids
 from mmengine.server.admission import OWNER, Admission
@@ -50,6 +51,7 @@ class AnswerRoutes:
         names: tuple[str, ...],
         metrics: HttpMetrics,
         admission: Admission,
+        door: MediaDoor | None = None,
     ):
         self._engine, self._settings, self._names = engine, settings, names
         self._metrics, self._admission = metrics, admission
@@ -60,7 +62,7 @@ class AnswerRoutes:
         ignores = settings.unknown_fields == "ignore"
         pixels = Pixels.of(settings.max_pixels, self._processor.max_image_pixels)
         self._chat_reader = ChatReader(
-            defaults, engine.config.max_model_len, settings.chat_template, pixels, ignores
+            defaults, engine.config.max_model_len, settings.chat_template, pixels, ignores, door
         )
         self._completion_reader = CompletionReader(
             defaults, settings.max_prompts, settings.max_pixels, ignores

@@ -11,6 +11,7 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mmengine.errors import in_one_line
+from mmengine.processing.fetch.door import MediaDoor
 from mmengine.serve.async_engine import AsyncEngine
 from mmengine.serve.operators import operator_log
 from mmengine.server.admission import OWNER, Admission
@@ -18,6 +19,7 @@ from mmengine.server.answer_routes import ID_HEADER, AnswerRoutes
 from mmengine.server.auth import ApiKeys
 from mmengine.server.errors import ApiError, ClientLeft, api_error
 from mmengine.server.http_metrics import HttpMetrics
+from mmengine.server.media import FetchMetrics
 from mmengine.server.other_routes import OtherRoutes
 from mmengine.server.settings import ServerSettings, is_loopback
 
@@ -42,14 +44,23 @@ _Endpoint = Callable[[Request], Awaitable[ASGIApp]]
 
 
 class App:
-    """An ASGI application over an engine. `names`: those of the model. It must be made on the event loop."""
+    """An ASGI application over an engine. `names`: those of the model. `door`: to media that messages name;
+    None: no URL is fetched, and no file read. It must be made on the event loop."""
 
-    def __init__(self, engine: AsyncEngine, settings: ServerSettings, keys: ApiKeys, names: tuple[str, ...]):
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        settings: ServerSettings,
+        keys: ApiKeys,
+        names: tuple[str, ...],
+        door: MediaDoor | None = None,
+    ):
         self._keys, self._settings = keys, settings
         self.metrics = HttpMetrics()
         self.admission = Admission(engine, settings, keys)
-        answers = AnswerRoutes(engine, settings, names, self.metrics, self.admission)
-        others = OtherRoutes(engine, settings, names, self.metrics, self.admission)
+        fetches = FetchMetrics(door)
+        answers = AnswerRoutes(engine, settings, names, self.metrics, self.admission, door)
+        others = OtherRoutes(engine, settings, names, self.metrics, self.admission, fetches)
         routes = [
             *(
                 _route(path, answer, "POST")

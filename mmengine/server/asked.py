@@ -211,7 +211,7 @@ def without_nulls(given: Mapping[str, object]) -> Json:
 def item_options(given: Mapping[str, object] | None, max_pixels: int) -> Json:
     """Options of all media of a prompt, clamped to what the server allows."""
     options = without_nulls(given or {})
-    for name in ("local_files", "video_metadata", "images_kwargs", "videos_kwargs", "size"):
+    for name in ("local_files", "video_metadata", "images_kwargs", "videos_kwargs", "size", "urls"):
         if name in options:
             raise ApiError(
                 400,

@@ -7,6 +7,7 @@ import msgspec
 from msgspec import Meta
 
 from mmengine.errors import shown
+from mmengine.processing.fetch.door import MediaDoor
 from mmengine.serve.prompts import Prompt
 from mmengine.server.asked import (
     Asked,
@@ -26,13 +27,13 @@ from mmengine.server.asked import (
 )
 from mmengine.server.errors import ApiError, undecodable
 from mmengine.server.fields import CHAT, Fields
+from mmengine.server.media import check_url
 
 LOW_DETAIL_PIXELS = 512 * 512  # what OpenAI's detail "low" looks at, at most
 LOW_SHARE = 4  # and of the pixels that the model looks at by itself this part
 _MAX_MESSAGES = 4096
 _TAKEN_PARTS = ("text", "image_url", "image", "video_url", "video")
 _MEDIA = (("image_url", "image"), ("video_url", "video"))
-_ELSEWHERE = ("http:", "https:", "ftp:", "s3:", "gs:")
 FIELDS = Fields(CHAT)
 
 
@@ -63,7 +64,7 @@ class Pixels(NamedTuple):
 
 
 class ChatReader:
-    """`max_model_len`: tokens of a prompt and its answer."""
+    """`max_model_len`: tokens of a prompt and its answer. `door`: to media that messages name."""
 
     def __init__(
         self,
@@ -72,8 +73,10 @@ class ChatReader:
         chat_template: str,
         pixels: Pixels,
         ignore_unknown: bool,
+        door: MediaDoor | None = None,
     ):
         self._defaults, self._max_model_len, self._pixels = defaults, max_model_len, pixels
+        self._door, self._opened = door, {"urls": door} if door is not None else {}
         self._template: Json = {"chat_template": chat_template} if chat_template else {}
         self._ignore_unknown = ignore_unknown
 
@@ -137,15 +140,17 @@ class ChatReader:
                 raise ApiError(400, f"{place} is not taken", place, "unsupported_parameter")
         add = body.add_generation_prompt
         return Prompt(
-            messages=[_message(i, message, self._pixels) for i, message in enumerate(body.messages)],
+            messages=[
+                _message(i, message, self._pixels, self._door) for i, message in enumerate(body.messages)
+            ],
             continue_final_message=bool(body.continue_final_message),
             add_generation_prompt=True if add is None else add,
-            media_options=item_options(body.mm_processor_kwargs, self._pixels.most),
+            media_options={**item_options(body.mm_processor_kwargs, self._pixels.most), **self._opened},
             template_options={**variables, **self._template} or None,
         )
 
 
-def _message(index: int, message: Json, pixels: Pixels) -> Json:
+def _message(index: int, message: Json, pixels: Pixels, door: MediaDoor | None) -> Json:
     """A message as processors read it. What else is wrong with it, they say."""
     read = without_nulls(message)
     if read.get("role") == "developer":  # OpenAI's newer name, which templates do not know
@@ -153,11 +158,11 @@ def _message(index: int, message: Json, pixels: Pixels) -> Json:
     content = read.get("content")
     if isinstance(content, list):
         where = f"messages[{index}].content"
-        read["content"] = [_part(f"{where}[{n}]", part, pixels) for n, part in enumerate(content)]
+        read["content"] = [_part(f"{where}[{n}]", part, pixels, door) for n, part in enumerate(content)]
     return read
 
 
-def _part(where: str, part: object, pixels: Pixels) -> object:
+def _part(where: str, part: object, pixels: Pixels, door: MediaDoor | None) -> object:
     if not isinstance(part, dict):
         return part
     kind = part.get("type")
@@ -170,11 +175,11 @@ def _part(where: str, part: object, pixels: Pixels) -> object:
         )
     for names in _MEDIA:
         if kind in names or (kind is None and any(name in part for name in names)):
-            return _media(where, without_nulls(part), names, pixels)
+            return _media(where, without_nulls(part), names, pixels, door)
     return part
 
 
-def _media(where: str, part: Json, names: tuple[str, str], pixels: Pixels) -> Json:
+def _media(where: str, part: Json, names: tuple[str, str], pixels: Pixels, door: MediaDoor | None) -> Json:
     options: Json = {}
     for name in (*names, "url"):
         given = part.get(name)
@@ -183,8 +188,8 @@ def _media(where: str, part: Json, names: tuple[str, str], pixels: Pixels) -> Js
             given = options.pop("url", None)
             part = {**part, name: {"url": given}}
         if isinstance(given, str):
-            _check_url(f"{where}.{name}", given)
-    if "path" in part:
+            check_url(f"{where}.{name}", given, door)
+    if "path" in part and not (door is not None and door.reads_files):
         raise ApiError(400, f"{where}.path is not taken; send the file as a data: URL", f"{where}.path")
     return {**clamped(options, pixels.most), **clamped(part, pixels.most)}
 
@@ -199,21 +204,3 @@ def _detail(where: str, name: str, given: Json, pixels: Pixels) -> Json:
             place = f"{where}.{name}.{key[:64]}"
             raise ApiError(400, f"{place} is not known", place, "unknown_parameter")
     return {**({"max_pixels": pixels.low} if detail == "low" else {}), **given}
-
-
-def _check_url(where: str, url: str) -> None:
-    head = url[:16].lower()
-    if head.startswith(_ELSEWHERE):
-        raise ApiError(
-            400,
-            f"{where} is a URL, and this server fetches none; send the data as a data: URL",
-            where,
-            "url_not_fetched",
-        )
-    if head.startswith("file:") or "://" in head:
-        raise ApiError(
-            400,
-            f"{where} names a file, which is not allowed here; send it as a data: URL",
-            where,
-            "url_not_allowed",
-        )

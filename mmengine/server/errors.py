@@ -14,6 +14,7 @@ from mmengine.errors import (
     RequestFailed,
     in_one_line,
 )
+from mmengine.processing.fetch.refusals import FetchRefused
 
 MAX_MESSAGE_CHARS = 2000  # of an error; the rest is cut
 _TYPES = {
@@ -95,6 +96,8 @@ def api_error(error: BaseException, params: frozenset[str] = frozenset(), retry_
             return ApiError(
                 429, str(error), code="queue_full", headers={"retry-after": str(max(1, retry_after_s))}
             )
+        case FetchRefused():
+            return ApiError(400, str(error), media_param(str(error)), "media_not_fetched")
         case InvalidMedia():
             return ApiError(400, str(error), media_param(str(error)), "invalid_media")
         case InvalidRequest() if _ID_RUNS.match(str(error)):

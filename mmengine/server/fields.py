@@ -97,7 +97,11 @@ _BOTH = (
 )
 
 CHAT = (
-    Field("messages", "taken", "text, image_url (data: URLs; detail, min_pixels, max_pixels), video_url"),
+    Field(
+        "messages",
+        "taken",
+        "text, image_url (data: URLs, or fetched; detail, min_pixels, max_pixels), video_url",
+    ),
     *_BOTH,
     Field("max_completion_tokens", "taken", "left out: what the context leaves; wins over max_tokens"),
     Field("max_tokens", "taken", "OpenAI's older name of max_completion_tokens"),

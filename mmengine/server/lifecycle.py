@@ -13,6 +13,7 @@ import uvicorn
 import uvloop
 
 from mmengine.errors import ConfigError, MMEngineError
+from mmengine.processing.fetch.door import MediaDoor
 from mmengine.serve.async_engine import AsyncEngine
 from mmengine.serve.operators import operator_log
 from mmengine.serve.prompts import Prompt
@@ -78,12 +79,13 @@ async def serve(
     names: tuple[str, ...],
     bound: socket.socket,
     listening: Callable[[], None],
+    door: MediaDoor | None = None,
 ) -> None:
     """Answer until a signal ends it; the engine is closed then. `listening`: called when a step has run and
-    the socket is served."""
+    the socket is served. `door`: to media that messages name."""
     try:
         await _warm_up(engine)
-        app = App(engine, settings, keys, names)
+        app = App(engine, settings, keys, names, door)
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # the app says what there is to say
         server = web_server(app, settings)
         with suppress(NotImplementedError, ValueError):  # not on the main thread

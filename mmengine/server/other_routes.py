@@ -19,6 +19,7 @@ from mmengine.server.admission import OWNER, Admission
 from mmengine.server.asked import Json, now
 from mmengine.server.errors import ApiError, api_error, undecodable
 from mmengine.server.http_metrics import HttpMetrics, Several, instrumented
+from mmengine.server.media import FetchMetrics
 from mmengine.server.openapi import document
 from mmengine.server.settings import ServerSettings
 from mmengine.server.token_requests import DetokenizeBody, TokenizeBody
@@ -40,9 +41,10 @@ class OtherRoutes:
         names: tuple[str, ...],
         metrics: HttpMetrics,
         admission: Admission,
+        fetches: FetchMetrics,
     ):
         self._engine, self._names, self._metrics, self._admission = engine, names, metrics, admission
-        self._exposed = _exposed(engine, settings, names[0], metrics)
+        self._exposed = _exposed(engine, settings, names[0], metrics, fetches)
         self._created = now()
         self._processor = engine.processor
         self._texts = TokenTexts(self._processor.tokenizer)
@@ -146,7 +148,11 @@ class OtherRoutes:
 
 
 def _exposed(
-    engine: AsyncEngine, settings: ServerSettings, model_name: str, metrics: HttpMetrics
+    engine: AsyncEngine,
+    settings: ServerSettings,
+    model_name: str,
+    metrics: HttpMetrics,
+    fetches: FetchMetrics,
 ) -> CollectorRegistry:
     """All that /metrics tells."""
 
@@ -156,6 +162,7 @@ def _exposed(
 
     registry = CollectorRegistry(auto_describe=False)
     registry.register(Several(ours))
+    registry.register(Several(fetches.collect))
     if settings.metrics_compat == "vllm":
         config = engine.config
         kept = {"block_size": config.block_size, "num_gpu_blocks": config.num_blocks - 1}

@@ -40,6 +40,16 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     keep_alive_s: Annotated[int, Meta(ge=1, le=86400)] = 75  # of a connection without a request
     drain_s: Annotated[int, Meta(ge=0, le=86400)] = 30  # that streams may take after SIGTERM
     max_connections: Annotated[int, Meta(ge=1, le=2**20)] = 2048  # that wait to be taken
+    allow_media_urls: tuple[str, ...] = ()  # names of hosts, or public for all; (): none is fetched
+    allow_http_media: bool = False  # http: URLs too
+    media_ports: tuple[Annotated[int, Meta(ge=1, le=65535)], ...] = (80, 443)
+    media_root: str = ""  # the folder below which file: URLs and paths are read; "": none are
+    media_timeout_s: Annotated[float, Meta(ge=0.1, le=3600)] = 10.0  # for one URL, redirects included
+    max_media_bytes: Annotated[int, Meta(ge=1024, le=2**30)] = 64 * 2**20  # of one URL or file
+    max_media_urls: Annotated[int, Meta(ge=1, le=1024)] = 64  # URLs and files of one call
+    max_media_fetches: Annotated[int, Meta(ge=1, le=1024)] = 16  # at once
+    # All that are fetched and not yet prepared; one call may have half of it.
+    max_media_in_flight_bytes: Annotated[int, Meta(ge=1024, le=2**40)] = 2**30
     ssl_certfile: str = ""
     ssl_keyfile: str = ""
     ssl_keyfile_password: str = ""

@@ -64,9 +64,14 @@ def open_source(value: Any, access: Access, max_bytes: int, where: str) -> Binar
         head = value[:16].lower()
         if head.startswith("data:"):
             return io.BytesIO(_data_url(value, max_bytes, where))
-        if head.startswith(("http://", "https://", "ftp://", "s3://", "gs://")):
+        if head.startswith(("http://", "https://")):
             raise InvalidMedia(
-                f"{where} is a URL, and URLs are not fetched; pass a path, a data: URL or the bytes instead"
+                f'{where} is a URL, and URLs are not fetched unless media_options={{"urls": True}} '
+                "(--allow-media-urls) says so; or pass a path, a data: URL or the bytes"
+            )
+        if head.startswith(("ftp://", "s3://", "gs://")):
+            raise InvalidMedia(
+                f"{where} is a URL of a kind that is never fetched; pass a path, a data: URL or the bytes"
             )
     return _open_file(value, access, max_bytes, where)
 

@@ -31,7 +31,8 @@ class SlowEcho(EchoExecutor):
 
 
 class Served:
-    def __init__(self, engine, settings, names, key_file):
+    def __init__(self, engine, settings, names, key_file, door=None):
+        self.door = door
         self.engine, self.settings, self.names = engine, settings, names
         self.keys = ApiKeys(key_file)
         self._bound = listen(settings)
@@ -45,7 +46,7 @@ class Served:
         asyncio.run(self._serve())
 
     async def _serve(self):
-        self.app = App(self.engine, self.settings, self.keys, self.names)
+        self.app = App(self.engine, self.settings, self.keys, self.names, self.door)
         self.server = web_server(self.app, self.settings)
         serving = asyncio.create_task(self.server.serve(sockets=[self._bound]))
         while not self.server.started:
@@ -104,10 +105,17 @@ class Served:
 
 @contextmanager
 def served(
-    engine=None, *, names=NAMES, key_file=None, executor_class=EchoExecutor, engine_options=None, **settings
+    engine=None,
+    *,
+    names=NAMES,
+    key_file=None,
+    executor_class=EchoExecutor,
+    engine_options=None,
+    door=None,
+    **settings,
 ):
     engine = engine or AsyncEngine(builder=builder(executor_class=executor_class), **(engine_options or {}))
-    one = Served(engine, ServerSettings.of({"port": 0, **settings}), names, key_file)
+    one = Served(engine, ServerSettings.of({"port": 0, **settings}), names, key_file, door)
     try:
         yield one
     finally:

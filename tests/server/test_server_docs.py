@@ -22,14 +22,15 @@ def test_no_field_stands_twice_and_each_struct_field_is_in_its_table():
 def test_settings_have_flags_and_flags_have_settings():
     from dataclasses import fields
 
-    from mmengine.cli.serve_options import Http, Limits
+    from mmengine.cli.serve_options import Http, Limits, Media
     from mmengine.server.settings import ServerSettings
 
-    values = {field.name: field.default for field in fields(Limits)}
+    values = {field.name: field.default for group in (Limits, Media) for field in fields(group)}
+    values = {name: value for name, value in values.items() if value is not None}
     defaults = ServerSettings()
     assert values == {name: getattr(defaults, name) for name in values}
     without = {"max_prompts", "keep_alive_s", "max_connections", "served_model_names"}
-    flags = {field.name for field in fields(Limits)} | {field.name for field in fields(Http)}
+    flags = {field.name for group in (Limits, Http, Media) for field in fields(group)}
     assert set(ServerSettings.__struct_fields__) - flags == without
 
 
