@@ -57,6 +57,14 @@ class Http:
         Literal["refuse", "ignore"],
         typer.Option(rich_help_panel=HTTP, help="What becomes of a field of a call that nobody knows."),
     ] = "refuse"
+    strict_tools: Annotated[
+        bool,
+        typer.Option(
+            "--strict-tools",
+            rich_help_panel=HTTP,
+            help="Refuse each tool whose schema cannot be enforced, not only those that ask for it.",
+        ),
+    ] = False
     request_log: Annotated[
         bool, typer.Option(rich_help_panel=HTTP, help="A line on stderr for each request, without content.")
     ] = True
@@ -80,6 +88,10 @@ class Limits:
     max_pixels: Annotated[
         int, typer.Option(rich_help_panel=LIMITS, help="That a call may ask for of an image.")
     ] = 16_777_216
+    max_tools: Annotated[int, typer.Option(rich_help_panel=LIMITS, help="Of one call.")] = 128
+    max_tool_bytes: Annotated[
+        int, typer.Option(rich_help_panel=LIMITS, help="Of all tools of one call, as JSON.")
+    ] = 256 * 2**10
     max_backlog: Annotated[
         int, typer.Option(rich_help_panel=LIMITS, help="News of a stream that wait for its reader.")
     ] = 8192
@@ -124,7 +136,8 @@ def server_settings(http: Http, limits: Limits) -> "ServerSettings":
     from mmengine.server.settings import ServerSettings  # lazy: msgspec
 
     values: dict[str, object] = {name: getattr(limits, name) for name in Limits.__slots__}
-    for name in ("host", "port", "generation_config", "unknown_fields", "open_metrics", "metrics_compat"):
+    names = ("host", "port", "generation_config", "unknown_fields", "strict_tools", "open_metrics")
+    for name in (*names, "metrics_compat"):
         values[name] = getattr(http, name)
     values["served_model_names"] = tuple(http.served_model_name or ())
     values["chat_template"] = _template(http.chat_template)

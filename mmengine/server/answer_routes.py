@@ -15,10 +15,11 @@ from starlette.types import ASGIApp
 
 from mmengine.serve.async_engine import AsyncEngine
 from mmengine.serve.prompts import request_ids
+from mmengine.serve.tools import ToolLimits
 from mmengine.server.admission import OWNER, Admission
 from mmengine.server.answering import Answering
 from mmengine.server.asked import Asked, Defaults
-from mmengine.server.chat_request import ChatReader, Pixels
+from mmengine.server.chat_request import ChatReader, Pixels, Tools
 from mmengine.server.completion_frames import CompletionFrames
 from mmengine.server.completion_request import CompletionReader
 from mmengine.server.errors import ApiError, ClientLeft, api_error, shutting_down
@@ -60,13 +61,22 @@ class AnswerRoutes:
         ignores = settings.unknown_fields == "ignore"
         pixels = Pixels.of(settings.max_pixels, self._processor.max_image_pixels)
         self._chat_reader = ChatReader(
-            defaults, engine.config.max_model_len, settings.chat_template, pixels, ignores
+            defaults,
+            engine.config.max_model_len,
+            settings.chat_template,
+            pixels,
+            self._tools(engine, settings),
+            ignores,
         )
         self._completion_reader = CompletionReader(
             defaults, settings.max_prompts, settings.max_pixels, ignores
         )
         # One thread: several would wait for one another, and the event loop for all of them.
         self._parser = ThreadPoolExecutor(1, "mmengine-parse")
+
+    def _tools(self, engine: AsyncEngine, settings: ServerSettings) -> Tools:
+        limits = ToolLimits(settings.max_tools, settings.max_tool_bytes, settings.strict_tools)
+        return Tools(self._processor, limits, (engine.config.reasoning_start, engine.config.reasoning_end))
 
     async def chat(self, request: Request) -> ASGIApp:
         return await self._answer(request, self._chat_reader, self._chat_frames)

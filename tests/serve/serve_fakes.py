@@ -46,6 +46,9 @@ class EchoProcessor:
     fingerprint = "00"
     template_variables = frozenset({"messages", "tools"})
 
+    def call_format(self, template_options=None):
+        return "json"
+
     def count_images(self, text):
         return text.count("<image>")
 

@@ -9,8 +9,10 @@ from typing import NamedTuple
 
 from mmengine.models.plugin import Tokenizer
 from mmengine.request import SamplingParams
-from mmengine.serve.detokenize import TextStream
+from mmengine.serve.call_parser import CallDelta, CallParser
+from mmengine.serve.detokenize import TextStream, UntilStop
 from mmengine.serve.reasoning import ReasoningTokens
+from mmengine.structured_output.request.tool_calls import ToolCalls
 
 Entry = tuple[
     tuple[int, float], ...
@@ -18,15 +20,17 @@ Entry = tuple[
 
 
 class Delta(NamedTuple):
-    """`logprobs`: of the tokens since the delta before."""
+    """`logprobs`: of the tokens since the delta before. `call`: a piece of a call of a tool."""
 
     content: str = ""
     reasoning: str = ""
     logprobs: tuple[Entry, ...] = ()
+    call: CallDelta | None = None
 
 
 class ChoiceDeltas:
-    """One answer. `form_stop`: strings that cut it, where it has a form that the engine holds it to."""
+    """One answer. `form_stop`: strings that cut it, where it has a form that the engine holds it to; beside
+    `calls` they cut its text, and not what calls hold. `show_reasoning` False: it is counted alone."""
 
     def __init__(
         self,
@@ -34,11 +38,17 @@ class ChoiceDeltas:
         sampling: SamplingParams,
         reasoning: ReasoningTokens,
         form_stop: Sequence[str] = (),
+        calls: ToolCalls | None = None,
+        *,
+        show_reasoning: bool = True,
     ):
         self._tokenizer, self._markers = tokenizer, reasoning
         self._stop = tuple(form_stop) or sampling.stop
         self._min_tokens = sampling.min_stop_tokens
         self._cuts = bool(form_stop)
+        self._calls, self._show_reasoning = calls, show_reasoning
+        self._parser = None if calls is None else CallParser(calls)
+        self._until = UntilStop(self._stop)  # of the text beside calls
         self.num_tokens = self.num_reasoning_tokens = 0
         self.is_cut = False  # by a stop string, beside a form
         self._entries: list[Entry] = []  # of tokens that no delta told of
@@ -49,7 +59,7 @@ class ChoiceDeltas:
         self._stream = self._new_stream()
 
     def _new_stream(self) -> TextStream:
-        stop = () if self._cuts and self._reasons else self._stop
+        stop = () if self._parser is not None or (self._cuts and self._reasons) else self._stop
         return TextStream(self._tokenizer, stop=stop, min_tokens=max(0, self._min_tokens - self.num_tokens))
 
     def push(self, token_ids: Sequence[int], entries: Sequence[Entry] | None) -> list[Delta]:
@@ -65,22 +75,56 @@ class ChoiceDeltas:
             content, reasoning = self._take(token)
             if self._reasons:
                 self.num_reasoning_tokens = self.num_tokens
-            self.is_cut = self._cuts and self._stream.stopped
-            if content or reasoning:
-                found.append(Delta(content, reasoning, self._told()))
+            if reasoning and not self._show_reasoning:
+                reasoning, self._entries = "", []
+            found += self._deltas(content, reasoning)
+            self.is_cut = self._cuts and (self._stream.stopped or self._until.stopped)
+        return found
+
+    def _deltas(self, content: str, reasoning: str = "") -> list[Delta]:
+        """One for each piece; what comes behind a stop string is none."""
+        if self._parser is None:
+            return [Delta(content, reasoning, self._told())] if content or reasoning else []
+        found = [Delta("", reasoning, self._told())] if reasoning else []
+        for piece in self._parser.push(content):
+            if isinstance(piece, str):
+                text = self._until.push(piece, counts=self.num_tokens >= self._min_tokens)
+            else:
+                text = self._until.finish()
+            if text:
+                found.append(Delta(text, "", self._told()))
+            if self._until.stopped:
+                break
+            if not isinstance(piece, str):
+                found.append(Delta("", "", self._told(), piece))
         return found
 
     def finish(self) -> Delta:
         """What was held back, at the end of the answer."""
         text = self._stream.push(self._held) + self._stream.finish()
         self._held = []
-        return Delta("" if self._reasons else text, text if self._reasons else "", self._told())
+        if self._reasons:
+            return Delta("", text if self._show_reasoning else "", self._told())
+        if self._parser is not None:
+            # A character that was cut is all that is left, so no call begins or ends in it.
+            pieces = [] if self._until.stopped else [*self._parser.push(text), self._parser.finish()]
+            text = "".join(self._until.push(piece) for piece in pieces if isinstance(piece, str))
+            text += self._until.finish()
+        return Delta(text, "", self._told())
+
+    def end_reason(self, reason: str) -> str:
+        """finish_reason of an answer that the engine ended with "stop" or "length", or that is cut."""
+        if self.is_cut:  # a text is whole wherever it ends; what a form still wants did not come
+            return "length" if self._calls is None or self._calls.has_form else "stop"
+        if reason == "stop" and self._parser is not None and self._parser.num_calls:
+            return "stop" if self._calls is not None and self._calls.choice == "named" else "tool_calls"
+        return reason
 
     def stop_reason(self, detail: str) -> str | int | None:
         """The stop string or token that ended it, as vLLM's field has it; None for its natural end.
         `detail`: as the engine's."""
         if self.is_cut or detail == "string":
-            return self._stream.stopped_by or None
+            return self._stream.stopped_by or self._until.stopped_by or None
         return self._last if detail == "token" else None
 
     def _told(self) -> tuple[Entry, ...]:
