@@ -14,7 +14,7 @@ from mmengine.request import SamplingParams
 from mmengine.serve.answers import Completion, RequestOutput, succeeded
 from mmengine.serve.call_parser import call_id
 from mmengine.serve.chat_messages import for_template
-from mmengine.serve.deltas import ChoiceDeltas, Delta, Entry
+from mmengine.serve.deltas import ArgumentError, ChoiceDeltas, Delta, Entry
 from mmengine.serve.options import SubmitOptions, make_options
 from mmengine.serve.prompts import Prompt, Prompted
 from mmengine.serve.reasoning import ReasoningTokens
@@ -52,13 +52,15 @@ class ChatMessage(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class ChatChoice(msgspec.Struct, frozen=True):
     """finish_reason: stop, length, or tool_calls where the model calls of itself, or has to call any tool.
-    `stop_reason`: the stop string or token that ended it."""
+    `stop_reason`: the stop string or token that ended it. `argument_errors`: of calls of the tools that
+    `ChatCompletion.notes` names, what is seen to be wrong."""
 
     index: int
     message: ChatMessage
     finish_reason: str
     stop_reason: str | int | None = None
     logprobs: tuple[Entry, ...] | None = None
+    argument_errors: tuple[ArgumentError, ...] = ()
 
 
 class ChatCompletion(msgspec.Struct, frozen=True):
@@ -92,6 +94,7 @@ class WholeChoice:
     stop_reason: str | int | None = None
     names: list[str] = field(default_factory=list)  # of calls
     arguments: list[list[str]] = field(default_factory=list)
+    argument_errors: tuple[ArgumentError, ...] = ()
 
     def add(self, delta: Delta) -> None:
         if delta.content:
@@ -99,6 +102,7 @@ class WholeChoice:
         if delta.reasoning:
             self.reasoning.append(delta.reasoning)
         self.logprobs.extend(delta.logprobs)
+        self.argument_errors += delta.argument_errors
         if delta.call is None:
             return
         if delta.call.name:
@@ -200,6 +204,7 @@ class ChatAnswer:
                 each.finish_reason,
                 each.stop_reason,
                 tuple(each.logprobs) if answer.choices[each.index].logprobs is not None else None,
+                each.argument_errors,
             )
             for each in self._whole
         )

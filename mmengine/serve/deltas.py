@@ -7,11 +7,14 @@ stream that is told again from the log has the same deltas.
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from mmengine.models.plugin import Tokenizer
 from mmengine.request import SamplingParams
 from mmengine.serve.call_parser import CallDelta, CallParser
 from mmengine.serve.detokenize import TextStream, UntilStop
 from mmengine.serve.reasoning import ReasoningTokens
+from mmengine.structured_output.json_schema.looking import what_is_wrong
 from mmengine.structured_output.request.tool_calls import ToolCalls
 
 Entry = tuple[
@@ -19,13 +22,22 @@ Entry = tuple[
 ]  # of one token: the chosen one's id and logprob, then the likeliest ones'
 
 
+class ArgumentError(msgspec.Struct, frozen=True):
+    """Of the call with the index `call`."""
+
+    call: int
+    message: str
+
+
 class Delta(NamedTuple):
-    """`logprobs`: of the tokens since the delta before. `call`: a piece of a call of a tool."""
+    """`logprobs`: of the tokens since the delta before. `call`: a piece of a call of a tool.
+    `argument_errors`: with the last one, of calls that are not held to their schemas."""
 
     content: str = ""
     reasoning: str = ""
     logprobs: tuple[Entry, ...] = ()
     call: CallDelta | None = None
+    argument_errors: tuple[ArgumentError, ...] = ()
 
 
 class ChoiceDeltas:
@@ -49,6 +61,8 @@ class ChoiceDeltas:
         self._calls, self._show_reasoning = calls, show_reasoning
         self._parser = None if calls is None else CallParser(calls)
         self._until = UntilStop(self._stop)  # of the text beside calls
+        self._loose = {tool.name: tool for tool in calls.tools if not tool.is_enforced} if calls else {}
+        self._loose_calls: dict[int, tuple[str, list[str]]] = {}  # name and arguments of those tools' calls
         self.num_tokens = self.num_reasoning_tokens = 0
         self.is_cut = False  # by a stop string, beside a form
         self._entries: list[Entry] = []  # of tokens that no delta told of
@@ -97,7 +111,25 @@ class ChoiceDeltas:
                 break
             if not isinstance(piece, str):
                 found.append(Delta("", "", self._told(), piece))
+                self._note(piece)
         return found
+
+    def _note(self, piece: CallDelta) -> None:
+        """Keep what is to be looked at."""
+        if piece.name in self._loose:
+            self._loose_calls[piece.number] = piece.name, []
+        elif piece.number in self._loose_calls:
+            self._loose_calls[piece.number][1].append(piece.arguments)
+
+    def _argument_errors(self) -> tuple[ArgumentError, ...]:
+        """What is seen to be wrong with the arguments of calls that are not held to their schemas."""
+        found = []
+        for number, (name, pieces) in self._loose_calls.items():
+            schema = msgspec.json.decode(self._loose[name].given)
+            wrong = what_is_wrong(schema, "".join(pieces))
+            if wrong:
+                found.append(ArgumentError(number, wrong))
+        return tuple(found)
 
     def finish(self) -> Delta:
         """What was held back, at the end of the answer."""
@@ -110,7 +142,7 @@ class ChoiceDeltas:
             pieces = [] if self._until.stopped else [*self._parser.push(text), self._parser.finish()]
             text = "".join(self._until.push(piece) for piece in pieces if isinstance(piece, str))
             text += self._until.finish()
-        return Delta(text, "", self._told())
+        return Delta(text, "", self._told(), argument_errors=self._argument_errors())
 
     def end_reason(self, reason: str) -> str:
         """finish_reason of an answer that the engine ended with "stop" or "length", or that is cut."""

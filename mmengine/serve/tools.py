@@ -196,13 +196,9 @@ def _made(
     return tool_calls(tools, asked)
 
 
-def unenforced(grammar: GrammarRequest | None) -> tuple[str, ...]:
-    """Names of the tools whose arguments are held to less than their schemas say."""
-    calls = calls_of(grammar)
-    return () if calls is None else tuple(tool.name for tool in calls.tools if not tool.is_enforced)
-
-
 def notes_on(grammar: GrammarRequest) -> tuple[Note, ...]:
     """On the form of an answer: which tools are held to less than their schemas say."""
     text = "its schema cannot be enforced: calls are held to an object, and looked at when they are made"
-    return tuple(Note("tools", f"#/{name}", text, warning=True) for name in unenforced(grammar))
+    calls = calls_of(grammar)
+    names = () if calls is None else calls.unenforced
+    return tuple(Note("tools", f"#/{name}", text, warning=True) for name in names)

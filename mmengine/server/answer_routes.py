@@ -33,6 +33,7 @@ LARGE_BODY = 256 * 2**10  # bytes; what is larger is parsed on a thread
 MAX_ID_CHARS = 128
 ID_HEADER = "x-request-id"
 DROPPED_HEADER = "x-mmengine-ignored-fields"
+UNENFORCED_HEADER = "x-mmengine-unenforced-tools"
 _MAX_DROPPED_CHARS = 1000
 _GRAMMAR = re.compile(r"^grammar\.(?:lark|gbnf)")
 
@@ -146,7 +147,8 @@ class AnswerRoutes:
                 answering.close()
                 raise self._told(error, asked) from error
             answering.close()
-        return Response(body, media_type="application/json", headers=_headers(asked))
+        headers = _headers(asked, answering.unenforced)
+        return Response(body, media_type="application/json", headers=headers)
 
     def _left_behind(self, answering: Answering, asked: Asked) -> ApiError:
         """The server ends before the answer is there. Takes back the cancellation by which that is known."""
@@ -198,7 +200,7 @@ class AnswerRoutes:
         return EventStream(
             answering,
             answering.first(),
-            _headers(asked),
+            _headers(asked, answering.unenforced),
             ping_s=settings.ping_s,
             slow_reader_s=settings.slow_reader_s,
             max_backlog=settings.max_backlog,
@@ -239,8 +241,10 @@ def _in_their_words(error: ApiError, asked: Asked) -> ApiError:
     return ApiError(400, message, param, error.body.code, error.headers)
 
 
-def _headers(asked: Asked) -> dict[str, str]:
+def _headers(asked: Asked, unenforced: tuple[str, ...]) -> dict[str, str]:
     headers = {ID_HEADER: asked.request_id}
+    if unenforced:
+        headers[UNENFORCED_HEADER] = ", ".join(unenforced)[:_MAX_DROPPED_CHARS]
     if asked.dropped:
         names = ", ".join(name for name in asked.dropped if name.isascii() and name.isprintable())
         headers[DROPPED_HEADER] = names[:_MAX_DROPPED_CHARS]

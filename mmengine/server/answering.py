@@ -152,6 +152,12 @@ class Answering:
             self._tasks[asyncio.create_task(turn.stream.news())] = turn
         return turn, outputs
 
+    @property
+    def unenforced(self) -> tuple[str, ...]:
+        """Names of the tools whose calls are held to less than their schemas say. Known when it is open."""
+        calls = self._turns[0].stream.calls
+        return () if calls is None else calls.unenforced
+
     def first(self) -> bytes:
         return b"".join(self._frames.first(index) for index in range(self._num_choices))
 

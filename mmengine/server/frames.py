@@ -91,9 +91,11 @@ class ChatFrames:
 
     def finish(self, index: int, rest: Delta, finish_reason: str, stop_reason: str | int | None) -> bytes:
         before = b""
+        end = b'"%b","stop_reason":%b' % (finish_reason.encode(), _encode(stop_reason))
+        if rest.argument_errors:
+            end += b',"argument_errors":' + _encode(rest.argument_errors)
         if rest.content or rest.reasoning:
             before, rest = self.delta(index, rest), Delta()
-        end = b'"%b","stop_reason":%b' % (finish_reason.encode(), _encode(stop_reason))
         return before + self._frame(index, b"{}", self._logprobs(rest.logprobs), end)
 
     def usage(self, usage: Usage) -> bytes:
@@ -123,6 +125,7 @@ class ChatFrames:
             "logprobs": msgspec.Raw(self._logprobs(choice.logprobs, whole=True)),
             "finish_reason": choice.finish_reason,
             "stop_reason": choice.stop_reason,
+            **({"argument_errors": choice.argument_errors} if choice.argument_errors else {}),
         }
 
     def _logprobs(self, entries: Sequence[Entry], *, whole: bool = False) -> bytes:

@@ -86,6 +86,7 @@ EXAMPLES = {
     "shortest_remaining.py": "tests/core/test_policies.py",
     "planted.py": "tests/test_debugging.py",
     "chat_image_schema.py": "tests/server/test_server_command.py",
+    "tool_loop.py": "tests/server/test_server_tools.py",
 }
 INLINE = re.compile(r"`((?:mmengine|python|make|bash) [^`]+)`")
 

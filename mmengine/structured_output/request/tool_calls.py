@@ -27,6 +27,10 @@ Choice = Literal["auto", "required", "named"]
 NONE = msgspec.Raw(b"null")
 _ANY_KEY = "^(?:(?s:.)*)$"  # the gate's pattern of all keys
 _WRITABLE = re.compile(r"[^<>\n\r]{1,256}")
+_ONE_BY_ONE = (
+    "this model's calls name one parameter after the other, so that what one may be cannot depend on "
+    "another, nor on its name"
+)
 MAX_SPACES = 2  # characters of white space in a row in arguments: templates show models one
 MAX_REFERENCES = 32  # of one property, one to another
 
@@ -56,6 +60,11 @@ class ToolCalls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     parallel: bool = True
     answer: msgspec.Raw = NONE
     reasoning: tuple[str, str] | None = None
+
+    @property
+    def unenforced(self) -> tuple[str, ...]:
+        """Names of the tools whose calls are held to less than their schemas say."""
+        return tuple(tool.name for tool in self.tools if not tool.is_enforced)
 
     @property
     def has_form(self) -> bool:
@@ -141,17 +150,15 @@ def parameters_of(schema: str) -> Parameters:
     found = msgspec.json.decode(schema, type=dict)
     definitions = found.get("$defs", {})
     found = _resolved(found, definitions)
-    if found.get("type") != "object" or "allOf" in found:
-        refuse("", "", "this model's calls name one parameter after the other, so which of them there are "
-               "cannot depend on one another")  # fmt: skip
+    others = _others(found)
+    if found.get("type") != "object" or others is False:
+        refuse("", "", _ONE_BY_ONE)
     schemas: Json = found.get("properties", {})
     for name in schemas:
         if not _WRITABLE.fullmatch(name):
             refuse("properties", "/properties", f"this model's calls cannot write the name {shown(name)}")
-    patterns: Json = found.get("patternProperties", {})
-    others = None if schemas else patterns.get(_ANY_KEY)
-    if patterns and not schemas and others is None:
-        refuse("patternProperties", "", "this model's calls cannot choose names by a pattern")
+    if schemas:
+        others = None
     raw = frozenset(name for name, each in schemas.items() if is_text(each, definitions))
     return Parameters(
         schemas,
@@ -162,6 +169,22 @@ def parameters_of(schema: str) -> Parameters:
         found.get("x-guidance", {}),
         definitions,
     )
+
+
+def _others(schema: Json) -> object:
+    """The schema of properties that have no name in one of an object; None: there are none; False: they are
+    not of one schema."""
+    patterns: Json = schema.get("patternProperties", {})
+    if patterns and list(patterns) != [_ANY_KEY]:
+        return False
+    found = [patterns[_ANY_KEY]] if patterns else []
+    for each in schema.get("allOf", ()):  # what the gate writes of additionalProperties that is a schema
+        if each.get("patternProperties") or any(
+            one is not True for one in each.get("properties", {}).values()
+        ):
+            return False
+        found.append(each.get("additionalProperties", True))
+    return next((each for each in found if each is not True), True) if found else None
 
 
 def is_text(schema: object, definitions: Json, depth: int = 0) -> bool:
