@@ -47,7 +47,7 @@ class ChatMessage(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def as_json(self) -> dict[str, object]:
         """As a message of the next call has it."""
-        return {"role": "assistant", **msgspec.to_builtins(self)}
+        return {"role": "assistant", **msgspec.json.decode(msgspec.json.encode(self))}
 
 
 class ChatChoice(msgspec.Struct, frozen=True):
@@ -208,7 +208,10 @@ class ChatAnswer:
             )
             for each in self._whole
         )
-        return ChatCompletion(request_id, choices, answer.usage, answer.notes)
+        reasoning = sum(each.num_reasoning_tokens for each in self._deltas)
+        details = {"reasoning_tokens": reasoning, **answer.usage.get("completion_tokens_details", {})}
+        usage = {**answer.usage, "completion_tokens_details": details}
+        return ChatCompletion(request_id, choices, usage, answer.notes)
 
 
 def with_tools(

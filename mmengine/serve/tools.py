@@ -67,7 +67,7 @@ def tools_asked(
     """None where no tool may be called: there are none, or `tool_choice` is none. Raises InvalidRequest,
     naming the field."""
     parallel = parallel_tool_calls is None or flag("parallel_tool_calls", parallel_tool_calls)
-    if tools is not None and not isinstance(tools, Sequence):
+    if tools is not None and not isinstance(tools, (list, tuple)):
         raise InvalidRequest(f"tools must be a list, not {shown(tools)}")
     if not tools:
         if tool_choice not in (None, "auto", "none"):

@@ -84,11 +84,11 @@ class _Writer:
             self.lines.append(f"{rule}: {quoted(f'<parameter={name}>' + chr(10))} {body}")
             parts.append(rule if name in found.required else f"{rule}?")
         if found.others is not None:
-            body = self._written(f"{prefix}_o", found.others, found.others_are_raw, found)
+            body = self._written(f"{prefix}_0", found.others, found.others_are_raw, found)
             self.lines.append(
-                f"p_{prefix}_o: {quoted('<parameter=')} OTHER_NAME {quoted('>' + chr(10))} {body}"
+                f"p_{prefix}_0: {quoted('<parameter=')} OTHER_NAME {quoted('>' + chr(10))} {body}"
             )
-            parts.append(f"p_{prefix}_o*")
+            parts.append(f"p_{prefix}_0*")
         return " ".join(parts)
 
     def _written(self, place: str, schema: object, is_raw: bool, found: Parameters) -> str:
