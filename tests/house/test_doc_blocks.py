@@ -27,6 +27,7 @@ RUN = {
     ("docs/log.md", "python"): HERE,
     ("docs/crash.md", "python"): HERE,
     ("docs/pipeline.md", "python"): HERE,
+    ("docs/tools.md", "python"): HERE,
     ("docs/policies.md", "python"): HERE,
     ("docs/policies.md", "toml"): HERE,
     ("docs/policies.md", "indented"): HERE,
