@@ -11,7 +11,7 @@ from itertools import combinations
 from mmengine.structured_output.json_schema.refusal import shown_pointer, step
 
 MAX_STEPS = 2_000  # schemas that are laid on values, a microsecond or two each
-MAX_DEPTH = 64
+MAX_DEPTH = 64  # of schemas laid on parts of one value
 TOO_MUCH = "it is too large to be looked at"
 
 
