@@ -9,8 +9,8 @@ import msgspec
 
 from mmengine.errors import InvalidRequest, shown
 from mmengine.request import CallFormat, GrammarRequest
-from mmengine.structured_output.request.fields import flag, mapping, refuse_others
 from mmengine.structured_output.json_schema.notes import Note
+from mmengine.structured_output.request.fields import flag, mapping, refuse_others
 from mmengine.structured_output.request.tool_calls import (
     NONE,
     AskedTool,

@@ -10,9 +10,9 @@ import pytest
 
 from mmengine.errors import InvalidRequest
 from mmengine.serve.call_parser import CallParser
-from mmengine.structured_output.llguidance_backend import LLGuidance
-from mmengine.structured_output.spec import read_grammar
-from mmengine.structured_output.tool_calls import AskedTool, ToolCalls, tool_calls
+from mmengine.structured_output.engines.llguidance.backend import LLGuidance
+from mmengine.structured_output.request.spec import read_grammar
+from mmengine.structured_output.request.tool_calls import AskedTool, ToolCalls, tool_calls
 
 PIECES = [b"<tool_call>", b"</tool_call>", b'": ', b"</", b">\n", b"\n</parameter>\n<", b'{"name', b"aa"]
 END = 256

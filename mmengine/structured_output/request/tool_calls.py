@@ -17,9 +17,9 @@ import msgspec
 
 from mmengine.errors import InvalidRequest, shown
 from mmengine.request import CallFormat, GrammarRequest
-from mmengine.structured_output.request.fields import gated
 from mmengine.structured_output.json_schema.gate import MAX_OUTPUT, Bounds
 from mmengine.structured_output.json_schema.refusal import SchemaRefused, refuse
+from mmengine.structured_output.request.fields import gated
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 VALUE_END = "\n</parameter>"
