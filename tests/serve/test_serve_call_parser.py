@@ -210,4 +210,4 @@ def test_the_work_grows_with_the_text():
         return time.process_time() - begun
 
     short = min(seconds(3_000) for _ in range(3))
-    assert seconds(30_000) < 40 * short
+    assert min(seconds(30_000) for _ in range(3)) < 40 * short
