@@ -20,6 +20,7 @@ MAX_SEQUENCES = 256  # in bad_words_ids and sequence_bias together
 MAX_SEQUENCE_TOKENS = 16  # of one of these sequences
 MAX_NGRAM = 64  # of no_repeat_ngram_size
 MAX_SEED = 2**63 - 1
+CallFormat = Literal["json", "xml"]  # how a model's chat template has calls of tools written
 MAX_AFTER = 256  # tokens behind which a form begins
 
 

@@ -65,6 +65,14 @@ class Http:
         Literal["refuse", "ignore"],
         typer.Option(rich_help_panel=HTTP, help="What becomes of a field of a call that nobody knows."),
     ] = "refuse"
+    strict_tools: Annotated[
+        bool,
+        typer.Option(
+            "--strict-tools",
+            rich_help_panel=HTTP,
+            help="Refuse each tool whose schema cannot be enforced, not only those that ask for it.",
+        ),
+    ] = False
     request_log: Annotated[
         bool, typer.Option(rich_help_panel=HTTP, help="A line on stderr for each request, without content.")
     ] = True
@@ -88,6 +96,10 @@ class Limits:
     max_pixels: Annotated[
         int, typer.Option(rich_help_panel=LIMITS, help="That a call may ask for of an image.")
     ] = 16_777_216
+    max_tools: Annotated[int, typer.Option(rich_help_panel=LIMITS, help="Of one call.")] = 128
+    max_tool_bytes: Annotated[
+        int, typer.Option(rich_help_panel=LIMITS, help="Of all tools of one call, as JSON.")
+    ] = 256 * 2**10
     max_backlog: Annotated[
         int, typer.Option(rich_help_panel=LIMITS, help="News of a stream that wait for its reader.")
     ] = 8192
@@ -145,8 +157,8 @@ def server_settings(http: Http, limits: Limits, media: Media) -> "ServerSettings
     given = ((field.name, getattr(media, field.name)) for field in fields(media))
     values |= {name: value for name, value in given if value is not None}
     values["media_root"] = "" if media.media_root is None else str(media.media_root)
-    same = ("host", "port", "generation_config", "unknown_fields", "open_metrics", "metrics_compat")
-    for name in (*same, "ssl_keyfile_password"):
+    same = ("host", "port", "generation_config", "unknown_fields", "strict_tools", "open_metrics")
+    for name in (*same, "metrics_compat", "ssl_keyfile_password"):
         values[name] = getattr(http, name)
     values["served_model_names"] = tuple(http.served_model_name or ())
     values["chat_template"] = _template(http.chat_template)

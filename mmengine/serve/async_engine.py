@@ -13,7 +13,7 @@ import asyncio
 import queue
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -26,26 +26,25 @@ from mmengine.errors import ExecutorFailed, InvalidRequest, MMEngineError, Queue
 from mmengine.models.plugin import Prepared, Processor
 from mmengine.processing.attempt import GIVEN_UP, AttemptOver
 from mmengine.request import SamplingParams
-from mmengine.serve.answers import Completion, RequestOutput, ended, engine_failed, succeeded, unbegun
+from mmengine.serve.answers import RequestOutput, ended, engine_failed, unbegun
+from mmengine.serve.async_forms import AsyncForms
 from mmengine.serve.engine import Engine
 from mmengine.serve.health import Readiness
-from mmengine.serve.json_stream import values_in
 from mmengine.serve.media_memory import media_workers
 from mmengine.serve.operators import operator_log
 from mmengine.serve.options import FORM, SubmitOptions, make_options
 from mmengine.serve.preparation import Preparation, Preparing
-from mmengine.serve.prompts import Prompt
+from mmengine.serve.prompts import Prompt, Prompted
 from mmengine.serve.stream import Channel, Stream, deliver
-from mmengine.serve.structured import decoded, json_format, response_format_of
+from mmengine.serve.structured import response_format_of
 from mmengine.serve.texts import AnswerTexts
-from mmengine.structured_output.partial_json import JsonValue
 
 STEP_LIMIT_S = 60.0  # a step that takes longer hangs
 
 MAX_HANGS = 32  # hangs in a row, before the streams hear of it
 
 
-class AsyncEngine:
+class AsyncEngine(AsyncForms):
     """A model behind a thread. Takes what `Engine` takes; loading happens in the constructor.
 
     Media are decoded and resized on `media_workers` threads of their own, schemas and grammars are checked on
@@ -111,7 +110,7 @@ class AsyncEngine:
 
     def stream(
         self,
-        prompt: Prompt | str | list[dict[str, Any]],
+        prompt: Prompted,
         sampling: SamplingParams | None = None,
         **options: Unpack[SubmitOptions],
     ) -> Stream:
@@ -143,50 +142,6 @@ class AsyncEngine:
     def _prepared(self, request: Preparing, result: Prepared | Exception) -> None:
         """On a thread of the preparation."""
         self._commands.put(lambda: self._submit(request, result))
-
-    async def generate(
-        self,
-        prompt: Prompt | str | list[dict[str, Any]],
-        sampling: SamplingParams | None = None,
-        **options: Unpack[SubmitOptions],
-    ) -> Completion:
-        """The whole answer. Raises what `stream` raises, and RequestFailed when it was given up."""
-        async with self.stream(prompt, sampling, **options) as stream:
-            stream.texts.pieces = False
-            async for _ in stream:
-                pass
-        assert stream.completion is not None, "a stream without an error ends with its completion"
-        return succeeded(stream.completion)
-
-    async def generate_json(
-        self,
-        messages: Prompt | str | list[dict[str, Any]],
-        schema: object,
-        *,
-        reasoning: bool | None = None,
-        on_truncation: str = "length",
-        sampling: SamplingParams | None = None,
-        **options: Unpack[SubmitOptions],
-    ) -> Any:
-        """What `Engine.generate_json` gives; `options` are those of `generate`."""
-        options["response_format"] = json_format(schema, sampling, options, reasoning, on_truncation)
-        return decoded(await self.generate(messages, sampling, **options), schema)
-
-    async def stream_json(
-        self,
-        messages: Prompt | str | list[dict[str, JsonValue]],
-        schema: object,
-        *,
-        reasoning: bool | None = None,
-        on_truncation: str = "length",
-        sampling: SamplingParams | None = None,
-        **options: Unpack[SubmitOptions],
-    ) -> AsyncIterator[JsonValue]:
-        """What `Engine.stream_json` yields, beside whatever else runs."""
-        options["response_format"] = json_format(schema, sampling, options, reasoning, on_truncation)
-        async with self.stream(messages, sampling, **options) as stream:
-            async for value in values_in(stream, self._engine.processor.tokenizer, schema):
-                yield value
 
     def stats(self) -> Stats:
         """Counters of the core since the start, as of the last step."""

@@ -12,6 +12,7 @@ import msgspec
 
 from mmengine.errors import InvalidRequest
 from mmengine.request import GrammarRequest, SamplingParams, check_unicode
+from mmengine.serve.tools import CallsAsked
 from mmengine.serve.vllm_forms import VLLM_NAMES
 from mmengine.structured_output.json_schema.notes import Note
 
@@ -73,8 +74,10 @@ class LineOptions(GenerateOptions, total=False):
 
 
 class SubmitOptions(LineOptions, total=False):
-    """For one prompt. `envelope`: kept with the request in the log."""
+    """For one prompt. `envelope`: kept with the request in the log. `calls`: of tools, as serve/chat.py makes
+    it for a prompt that shows these."""
 
+    calls: CallsAsked | None
     request_id: str
     envelope: bytes
 
@@ -83,7 +86,7 @@ _SAMPLING = SamplingOptions.__optional_keys__
 GENERATE = GenerateOptions.__optional_keys__ - _SAMPLING
 LINE = LineOptions.__optional_keys__ - _SAMPLING
 SUBMIT = SubmitOptions.__optional_keys__ - _SAMPLING
-FORM = frozenset({"response_format", "grammar", *VLLM_NAMES})
+FORM = frozenset({"response_format", "grammar", "calls", *VLLM_NAMES})
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from mmengine.serve.answers import Completion, RequestOutput
 from mmengine.serve.options import Options
 from mmengine.serve.reasoning import NO_REASONING, ReasoningTokens
 from mmengine.serve.texts import AnswerTexts
+from mmengine.structured_output.request.tool_calls import ToolCalls, calls_of
 
 
 class Channel:
@@ -119,6 +120,12 @@ class Stream:
     def reasoning(self) -> ReasoningTokens:
         """Where the answer's reasoning ends. Known when it is `accepted`."""
         return self._channel.reasoning
+
+    @property
+    def calls(self) -> ToolCalls | None:
+        """The form of calls of tools that it may hold; None: there are no tools. Known when it is
+        `accepted`."""
+        return calls_of(self._channel.options.grammar)
 
     @property
     def num_embeds(self) -> dict[str, int]:

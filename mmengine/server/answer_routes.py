@@ -16,10 +16,11 @@ from starlette.types import ASGIApp
 from mmengine.processing.fetch.door import MediaDoor
 from mmengine.serve.async_engine import AsyncEngine
 from mmengine.serve.prompts import request_ids
+from mmengine.serve.tools import ToolLimits
 from mmengine.server.admission import OWNER, Admission
 from mmengine.server.answering import Answering
 from mmengine.server.asked import Asked, Defaults
-from mmengine.server.chat_request import ChatReader, Pixels
+from mmengine.server.chat_request import ChatReader, Pixels, Tools
 from mmengine.server.completion_frames import CompletionFrames
 from mmengine.server.completion_request import CompletionReader
 from mmengine.server.errors import ApiError, ClientLeft, api_error, shutting_down
@@ -33,6 +34,7 @@ LARGE_BODY = 256 * 2**10  # bytes; what is larger is parsed on a thread
 MAX_ID_CHARS = 128
 ID_HEADER = "x-request-id"
 DROPPED_HEADER = "x-mmengine-ignored-fields"
+UNENFORCED_HEADER = "x-mmengine-unenforced-tools"
 _MAX_DROPPED_CHARS = 1000
 _GRAMMAR = re.compile(r"^grammar\.(?:lark|gbnf)")
 
@@ -62,13 +64,23 @@ class AnswerRoutes:
         ignores = settings.unknown_fields == "ignore"
         pixels = Pixels.of(settings.max_pixels, self._processor.max_image_pixels)
         self._chat_reader = ChatReader(
-            defaults, engine.config.max_model_len, settings.chat_template, pixels, ignores, door
+            defaults,
+            engine.config.max_model_len,
+            settings.chat_template,
+            pixels,
+            self._tools(engine, settings),
+            ignores,
+            door,
         )
         self._completion_reader = CompletionReader(
             defaults, settings.max_prompts, settings.max_pixels, ignores
         )
         # One thread: several would wait for one another, and the event loop for all of them.
         self._parser = ThreadPoolExecutor(1, "mmengine-parse")
+
+    def _tools(self, engine: AsyncEngine, settings: ServerSettings) -> Tools:
+        limits = ToolLimits(settings.max_tools, settings.max_tool_bytes, settings.strict_tools)
+        return Tools(self._processor, limits, (engine.config.reasoning_start, engine.config.reasoning_end))
 
     async def chat(self, request: Request) -> ASGIApp:
         return await self._answer(request, self._chat_reader, self._chat_frames)
@@ -138,7 +150,8 @@ class AnswerRoutes:
                 answering.close()
                 raise self._told(error, asked) from error
             answering.close()
-        return Response(body, media_type="application/json", headers=_headers(asked))
+        headers = _headers(asked, answering.unenforced)
+        return Response(body, media_type="application/json", headers=headers)
 
     def _left_behind(self, answering: Answering, asked: Asked) -> ApiError:
         """The server ends before the answer is there. Takes back the cancellation by which that is known."""
@@ -190,7 +203,7 @@ class AnswerRoutes:
         return EventStream(
             answering,
             answering.first(),
-            _headers(asked),
+            _headers(asked, answering.unenforced),
             ping_s=settings.ping_s,
             slow_reader_s=settings.slow_reader_s,
             max_backlog=settings.max_backlog,
@@ -231,8 +244,10 @@ def _in_their_words(error: ApiError, asked: Asked) -> ApiError:
     return ApiError(400, message, param, error.body.code, error.headers)
 
 
-def _headers(asked: Asked) -> dict[str, str]:
+def _headers(asked: Asked, unenforced: tuple[str, ...]) -> dict[str, str]:
     headers = {ID_HEADER: asked.request_id}
+    if unenforced:
+        headers[UNENFORCED_HEADER] = ", ".join(unenforced)[:_MAX_DROPPED_CHARS]
     if asked.dropped:
         names = ", ".join(name for name in asked.dropped if name.isascii() and name.isprintable())
         headers[DROPPED_HEADER] = names[:_MAX_DROPPED_CHARS]

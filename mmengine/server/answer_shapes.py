@@ -48,22 +48,42 @@ class Logprobs(_Said):
     refusal: None
 
 
+class CalledFunction(_Said):
+    name: str
+    arguments: str
+
+
+class Call(_Said):
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
+class ArgumentFault(_Said):
+    """Of a call of a tool that could not be held to its schema. `call`: its place in tool_calls."""
+
+    call: int
+    message: str
+
+
 class Message(_Said):
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None
     reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[Call] | UnsetType = UNSET
 
 
 class _Choice(_Said):
     index: int
-    finish_reason: Literal["stop", "length"]
     stop_reason: str | int | None
 
 
 class ChatChoice(_Choice):
     message: Message
     logprobs: Logprobs | None
+    finish_reason: Literal["stop", "length", "tool_calls"]
+    argument_errors: list[ArgumentFault] | UnsetType = UNSET
 
 
 class _Answer(_Said):
@@ -78,18 +98,34 @@ class ChatAnswer(_Answer):
     usage: Usage
 
 
+class FunctionDelta(_Said):
+    name: str | UnsetType = UNSET
+    arguments: str
+
+
+class CallDelta(_Said):
+    """The first of a call has its id, type and name; the others are pieces of its arguments."""
+
+    index: int
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+    function: FunctionDelta
+
+
 class MessageDelta(_Said):
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[CallDelta] | UnsetType = UNSET
 
 
 class ChatChoiceDelta(_Said):
     index: int
     delta: MessageDelta
     logprobs: Logprobs | None
-    finish_reason: Literal["stop", "length"] | None
+    finish_reason: Literal["stop", "length", "tool_calls"] | None
     stop_reason: str | int | None | UnsetType = UNSET
+    argument_errors: list[ArgumentFault] | UnsetType = UNSET
 
 
 class ChatEvent(_Answer):
@@ -110,6 +146,7 @@ class TextLogprobs(_Said):
 class TextChoice(_Choice):
     text: str
     logprobs: TextLogprobs | None
+    finish_reason: Literal["stop", "length"]
 
 
 class TextAnswer(_Answer):

@@ -10,12 +10,13 @@ from mmengine.errors import InvalidRequest, QueueFull, RequestFailed
 from mmengine.models.plugin import Tokenizer
 from mmengine.serve.answers import RequestOutput
 from mmengine.serve.async_engine import AsyncEngine
+from mmengine.serve.chat import WholeChoice
+from mmengine.serve.deltas import ChoiceDeltas, Delta
 from mmengine.serve.options import SubmitOptions
 from mmengine.serve.stream import Stream
 from mmengine.server.asked import Asked
-from mmengine.server.deltas import ChoiceDeltas, Delta
 from mmengine.server.errors import failed, late
-from mmengine.server.frames import DONE, Frames, Usage, WholeChoice
+from mmengine.server.frames import DONE, Frames, Usage
 
 
 class Turn:
@@ -30,7 +31,14 @@ class Turn:
         """The request was accepted: how its reasoning ends is known."""
         asked = self._asked
         self._choices = [
-            ChoiceDeltas(self._tokenizer, asked.sampling, self.stream.reasoning, asked.form_stop)
+            ChoiceDeltas(
+                self._tokenizer,
+                asked.sampling,
+                self.stream.reasoning,
+                asked.form_stop,
+                self.stream.calls,
+                show_reasoning=asked.show_reasoning,
+            )
             for _ in range(asked.sampling.n)
         ]
 
@@ -43,12 +51,11 @@ class Turn:
         for delta in choice.push(output.token_ids, output.logprobs):
             yield index, delta, None, None
         reason = output.finish_reason
-        if choice.is_cut:
-            reason = "length"  # what the form still wants did not come
-        if reason is None:
+        if reason is None and not choice.is_cut:
             return
-        if reason not in ("stop", "length"):
+        if reason not in (None, "stop", "length") and not choice.is_cut:
             raise _given_up(self._asked, reason, output.detail)
+        reason = choice.end_reason(reason or "stop")
         stop_reason = choice.stop_reason(output.detail)
         yield index, choice.finish(), reason, stop_reason
         self._waiting -= 1
@@ -114,6 +121,8 @@ class Answering:
             options["response_format"] = asked.form.response_format
         if asked.form.grammar is not None:
             options["grammar"] = asked.form.grammar
+        if asked.form.calls is not None:
+            options["calls"] = asked.form.calls
         return options
 
     async def open(self, patience_s: float) -> None:
@@ -142,6 +151,12 @@ class Answering:
         if outputs:
             self._tasks[asyncio.create_task(turn.stream.news())] = turn
         return turn, outputs
+
+    @property
+    def unenforced(self) -> tuple[str, ...]:
+        """Names of the tools whose calls are held to less than their schemas say. Known when it is open."""
+        calls = self._turns[0].stream.calls
+        return () if calls is None else calls.unenforced
 
     def first(self) -> bytes:
         return b"".join(self._frames.first(index) for index in range(self._num_choices))

@@ -12,6 +12,7 @@ from mmengine.errors import InvalidRequest
 from mmengine.request import MAX_LOGPROBS, MAX_SEED, SamplingParams
 from mmengine.serve.options import make_sampling
 from mmengine.serve.prompts import Prompt
+from mmengine.serve.tools import CallsAsked
 from mmengine.serve.vllm_forms import as_form
 from mmengine.server.errors import ApiError, api_error
 from mmengine.server.fields import Fields
@@ -79,13 +80,14 @@ class Form(NamedTuple):
     response_format: Json | None = None
     grammar: Json | None = None
     place: str = ""
+    calls: CallsAsked | None = None  # of tools, beside which the form is that of an answer without calls
 
     @property
     def closes(self) -> bool:
         return "close" in ((each or {}).get("on_truncation") for each in self[:2])
 
     def __bool__(self) -> bool:
-        return self.response_format is not None or self.grammar is not None
+        return any(each is not None for each in (self.response_format, self.grammar, self.calls))
 
 
 FREE = Form()
@@ -111,6 +113,7 @@ class Asked:
     deadline_s: float = 0.0
     dropped: list[str] = field(default_factory=list)
     params: frozenset[str] = frozenset()  # fields of the body, by which errors name them
+    show_reasoning: bool = True
 
 
 class Defaults:

@@ -6,9 +6,12 @@ from typing import Annotated, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from mmengine.errors import shown
+from mmengine.errors import InvalidRequest, shown
+from mmengine.models.plugin import Processor
 from mmengine.processing.fetch.door import MediaDoor
+from mmengine.serve.chat import with_tools
 from mmengine.serve.prompts import Prompt
+from mmengine.serve.tools import CallsAsked, ToolLimits, tools_asked
 from mmengine.server.asked import (
     Asked,
     Body,
@@ -25,7 +28,7 @@ from mmengine.server.asked import (
     stops_beside,
     without_nulls,
 )
-from mmengine.server.errors import ApiError, undecodable
+from mmengine.server.errors import ApiError, api_error, undecodable
 from mmengine.server.fields import CHAT, Fields
 from mmengine.server.media import check_url
 
@@ -46,6 +49,10 @@ class ChatBody(Body, frozen=True, kw_only=True):
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: Json | None = None
+    tools: list[Json] | None = None
+    tool_choice: str | Json | None = None
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
 
 
 _decode = msgspec.json.Decoder(ChatBody).decode
@@ -63,6 +70,14 @@ class Pixels(NamedTuple):
         return cls(most, min(LOW_DETAIL_PIXELS, default // LOW_SHARE))
 
 
+class Tools(NamedTuple):
+    """What calls of tools need. `markers`: between which the model may reason."""
+
+    processor: Processor
+    limits: ToolLimits
+    markers: tuple[str, str]
+
+
 class ChatReader:
     """`max_model_len`: tokens of a prompt and its answer. `door`: to media that messages name."""
 
@@ -72,9 +87,11 @@ class ChatReader:
         max_model_len: int,
         chat_template: str,
         pixels: Pixels,
+        tools: Tools,
         ignore_unknown: bool,
         door: MediaDoor | None = None,
     ):
+        self._tools = tools
         self._defaults, self._max_model_len, self._pixels = defaults, max_model_len, pixels
         self._door, self._opened = door, {"urls": door} if door is not None else {}
         self._template: Json = {"chat_template": chat_template} if chat_template else {}
@@ -89,12 +106,14 @@ class ChatReader:
             raise undecodable(error) from None
         stream, include_usage = check_stream(body)
         form = form_of(body)
+        prompt, calls = self._with_tools(body)
+        form = form._replace(calls=calls)
         sampling = sampling_of(body, self._defaults, self._budget(body), self._logprobs(body), FIELDS)
         form_stop: tuple[str, ...] = ()
         if form and sampling.stop:
             sampling, form_stop = stops_beside(form, sampling)
         return Asked(
-            [self._prompt(body)],
+            [prompt],
             sampling,
             body.request_id or request_id,
             Envelope("chat", now(), body.model or ""),
@@ -109,7 +128,17 @@ class ChatReader:
             body.deadline_s or 0.0,
             dropped,
             FIELDS.names,
+            show_reasoning=body.include_reasoning is not False,
         )
+
+    def _with_tools(self, body: ChatBody) -> tuple[Prompt, CallsAsked | None]:
+        """The prompt, and what its answer is held to beside tools."""
+        tools = self._tools
+        try:
+            asked = tools_asked(body.tools, body.tool_choice, body.parallel_tool_calls, tools.limits)
+            return with_tools(self._prompt(body), asked, tools.processor, tools.markers)
+        except InvalidRequest as error:
+            raise api_error(error, FIELDS.names) from None
 
     def _budget(self, body: ChatBody) -> int:
         for name in ("max_completion_tokens", "max_tokens"):

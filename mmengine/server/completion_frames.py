@@ -4,9 +4,10 @@ from collections.abc import Sequence
 
 import msgspec
 
+from mmengine.serve.chat import WholeChoice
+from mmengine.serve.deltas import Delta, Entry
 from mmengine.server.asked import Envelope
-from mmengine.server.deltas import Delta, Entry
-from mmengine.server.frames import Usage, WholeChoice
+from mmengine.server.frames import Usage
 from mmengine.server.token_texts import TokenTexts, clipped
 
 _encode = msgspec.json.encode

@@ -5,13 +5,14 @@ Most of a frame is the same for a whole stream, and is written once.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
 
+from mmengine.serve.call_parser import CallDelta, call_id
+from mmengine.serve.chat import WholeChoice
+from mmengine.serve.deltas import Delta, Entry
 from mmengine.server.asked import Envelope
-from mmengine.server.deltas import Delta, Entry
 from mmengine.server.errors import ApiError
 from mmengine.server.token_texts import TokenTexts, clipped
 
@@ -19,25 +20,6 @@ DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"
 _encode = msgspec.json.encode
 Usage = dict[str, object]
-
-
-@dataclass(slots=True)
-class WholeChoice:
-    """What the deltas of a choice add up to."""
-
-    index: int
-    content: list[str] = field(default_factory=list)
-    reasoning: list[str] = field(default_factory=list)
-    logprobs: list[Entry] = field(default_factory=list)
-    finish_reason: str = ""
-    stop_reason: str | int | None = None
-
-    def add(self, delta: Delta) -> None:
-        if delta.content:
-            self.content.append(delta.content)
-        if delta.reasoning:
-            self.reasoning.append(delta.reasoning)
-        self.logprobs.extend(delta.logprobs)
 
 
 class Frames(Protocol):
@@ -63,7 +45,7 @@ class ChatFrames:
     others say that they have none."""
 
     def __init__(self, request_id: str, envelope: Envelope, texts: TokenTexts | None, with_usage: bool):
-        self._texts = texts
+        self._texts, self._request_id = texts, request_id
         self._about = {"id": f"chatcmpl-{request_id}", "created": envelope.created, "model": envelope.model}
         head = {"id": self._about["id"], "object": "chat.completion.chunk", **self._about}
         self._head = b"data: " + _encode(head)[:-1] + b',"choices":['
@@ -83,6 +65,9 @@ class ChatFrames:
         return self._frame(index, b'{"role":"assistant","content":""}', b"null", b"null")
 
     def delta(self, index: int, delta: Delta) -> bytes:
+        if delta.call is not None:
+            call = self._call(index, delta.call)
+            return self._frame(index, call, self._logprobs(delta.logprobs), b"null")
         said: dict[str, str] = {}
         if delta.reasoning:
             said["reasoning_content"] = delta.reasoning
@@ -90,11 +75,27 @@ class ChatFrames:
             said["content"] = delta.content
         return self._frame(index, _encode(said), self._logprobs(delta.logprobs), b"null")
 
+    def _call(self, index: int, call: CallDelta) -> bytes:
+        if not call.name:
+            return b'{"tool_calls":[{"index":%d,"function":{"arguments":%b}}]}' % (
+                call.number,
+                _encode(call.arguments),
+            )
+        function = {"name": call.name, "arguments": ""}
+        about = {
+            "index": call.number,
+            "id": call_id(self._request_id, index, call.number),
+            "type": "function",
+        }
+        return _encode({"tool_calls": [{**about, "function": function}]})
+
     def finish(self, index: int, rest: Delta, finish_reason: str, stop_reason: str | int | None) -> bytes:
         before = b""
+        end = b'"%b","stop_reason":%b' % (finish_reason.encode(), _encode(stop_reason))
+        if rest.argument_errors:
+            end += b',"argument_errors":' + _encode(rest.argument_errors)
         if rest.content or rest.reasoning:
             before, rest = self.delta(index, rest), Delta()
-        end = b'"%b","stop_reason":%b' % (finish_reason.encode(), _encode(stop_reason))
         return before + self._frame(index, b"{}", self._logprobs(rest.logprobs), end)
 
     def usage(self, usage: Usage) -> bytes:
@@ -112,19 +113,19 @@ class ChatFrames:
         )
 
     def _choice(self, choice: WholeChoice) -> dict[str, object]:
-        message: dict[str, object] = {
-            "role": "assistant",
-            "content": "".join(choice.content),
-            "refusal": None,
-        }
-        if choice.reasoning:
-            message["reasoning_content"] = "".join(choice.reasoning)
+        said = choice.message(self._request_id)
+        message: dict[str, object] = {"role": "assistant", "content": said.content, "refusal": None}
+        if said.reasoning_content is not None:
+            message["reasoning_content"] = said.reasoning_content
+        if said.tool_calls is not None:
+            message["tool_calls"] = said.tool_calls
         return {
             "index": choice.index,
             "message": message,
             "logprobs": msgspec.Raw(self._logprobs(choice.logprobs, whole=True)),
             "finish_reason": choice.finish_reason,
             "stop_reason": choice.stop_reason,
+            **({"argument_errors": choice.argument_errors} if choice.argument_errors else {}),
         }
 
     def _logprobs(self, entries: Sequence[Entry], *, whole: bool = False) -> bytes:

@@ -32,6 +32,9 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         0.5  # of all calls, and of max_bodies_bytes, that one of several keys may have
     )
     max_prompts: Annotated[int, Meta(ge=1, le=4096)] = 64  # of one call of /v1/completions
+    max_tools: Annotated[int, Meta(ge=1, le=4096)] = 128  # of one call
+    max_tool_bytes: Annotated[int, Meta(ge=16, le=2**24)] = 256 * 2**10  # all tools of one call, as JSON
+    strict_tools: bool = False  # tools whose schemas cannot be enforced are refused, strict or not
     max_pixels: Annotated[int, Meta(ge=1024, le=2**28)] = 16_777_216  # that a request may ask for of an image
     max_backlog: Annotated[int, Meta(ge=16, le=2**24)] = 8192  # news that wait for a slow reader
     slow_reader_s: Annotated[float, Meta(ge=0.1, le=86400)] = 30.0  # one write may wait for its reader

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -22,6 +23,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from mmengine.checkpoint.files import read_json
 from mmengine.errors import InvalidRequest, ModelError
+from mmengine.request import CallFormat
+from mmengine_qwen3_vl.call_formats import call_format_of
 from mmengine_qwen3_vl.tokens import QwenTokenizer, check_text
 
 MAX_RENDERED_CHARS = 2**24
@@ -79,6 +82,21 @@ class ChatTemplate:
         except ModelError as error:
             raise InvalidRequest(str(error)) from None
         return template
+
+    @cached_property
+    def call_format(self) -> CallFormat | None:
+        """How it has calls of tools written, as it writes one itself; None where it shows no tools, or writes
+        their calls in another way."""
+        return call_format_of(
+            lambda messages, tools: self.readable(
+                self.render(
+                    messages,
+                    add_generation_prompt=False,
+                    continue_final_message=False,
+                    variables={"tools": tools},
+                )
+            )
+        )
 
     def render(
         self,

@@ -16,6 +16,7 @@ from mmengine.structured_output.engines.base import OfTokenizer
 from mmengine.structured_output.engines.engine_words import in_our_words
 from mmengine.structured_output.request.spec import Choice, Grammar, JsonSchema, Lark, Regex, read_grammar
 from mmengine.structured_output.request.tags import StructuralTag
+from mmengine.structured_output.request.tool_calls import ToolCalls
 from mmengine_xgrammar.regex import RegexRefused, read_regex, write_regex
 from mmengine_xgrammar.rules import Rules
 from mmengine_xgrammar.schema import schema_ebnf
@@ -257,10 +258,10 @@ def _ebnf_of(grammar: Grammar) -> str:
                 "the grammar cannot be used: grammar_backend xgrammar does not read llguidance's Lark; "
                 "use a regex, a choice or a schema, or the default grammar_backend"
             )
-        case StructuralTag():
+        case StructuralTag() | ToolCalls():
             raise InvalidRequest(
-                "the grammar cannot be used: structural tags are enforced by the default grammar_backend, "
-                "llguidance, alone"
+                "the grammar cannot be used: structural tags and calls of tools are enforced by the default "
+                "grammar_backend, llguidance, alone"
             )
 
 

@@ -38,9 +38,9 @@ REFUSED = (
     (
         {"tools": [{}]},
         400,
-        "tools is not supported; this server has no tools yet",
-        "tools",
-        "unsupported_parameter",
+        "tools[0].type must be function, not None",
+        "tools[0].type",
+        None,
     ),
     ({"max_tokens": "many"}, 400, "max_tokens: expected int | null, got str", "max_tokens", "invalid_type"),
     ({"max_tokens": 0}, 400, "max_tokens must lie in 1 to 10000000, not 0", "max_tokens", None),
@@ -114,7 +114,7 @@ def test_what_asks_for_nothing_is_taken(server):
     from mmengine.server.fields import CHAT
 
     neutral = {field.name: field.neutral[0] for field in CHAT if field.neutral}
-    assert {"tools", "store", "service_tier"} <= neutral.keys()
+    assert {"functions", "store", "service_tier"} <= neutral.keys()
     assert server.chat("abc", **neutral)[0] == 200
 
 

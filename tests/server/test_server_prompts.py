@@ -8,13 +8,16 @@ import pytest
 
 from mmengine.models.loader import resolve_folder
 from mmengine.models.registry import plugin_for
+from mmengine.serve.tools import ToolLimits
 from mmengine.server.asked import Defaults
-from mmengine.server.chat_request import ChatReader, Pixels
+from mmengine.server.chat_request import ChatReader, Pixels, Tools
 from mmengine.server.completion_request import CompletionReader
 from mmengine.server.errors import ApiError
 from mmengine_shapes.scenes import random_scene
+from tests.serve.serve_fakes import EchoProcessor
 
 DEFAULTS = Defaults({}, "none")
+TOOLS = Tools(EchoProcessor(), ToolLimits(), ("<think>", "</think>"))
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +38,7 @@ def picture():
 
 def read(template="", max_pixels=10**6, **fields):
     fields = {"messages": [{"role": "user", "content": "hi"}], **fields}
-    reader = ChatReader(DEFAULTS, 4096, template, Pixels.of(max_pixels, 2**16), False)
+    reader = ChatReader(DEFAULTS, 4096, template, Pixels.of(max_pixels, 2**16), TOOLS, False)
     return reader.read(json.dumps(fields).encode(), "r")
 
 
