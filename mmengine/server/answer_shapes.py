@@ -99,17 +99,17 @@ class ChatAnswer(_Answer):
 
 
 class FunctionDelta(_Said):
-    name: str | UnsetType = UNSET
     arguments: str
+    name: str | UnsetType = UNSET
 
 
 class CallDelta(_Said):
     """The first of a call has its id, type and name; the others are pieces of its arguments."""
 
     index: int
+    function: FunctionDelta
     id: str | UnsetType = UNSET
     type: Literal["function"] | UnsetType = UNSET
-    function: FunctionDelta
 
 
 class MessageDelta(_Said):

@@ -182,6 +182,8 @@ def _answering(summary: str, body: _Kind, answer: _Kind, event: _Kind) -> Json:
     headers = said["headers"]
     assert isinstance(headers, dict)
     headers["x-mmengine-ignored-fields"] = dropped
+    unenforced = {"schema": {"type": "string"}, "description": "tools that are not held to their schemas"}
+    headers["x-mmengine-unenforced-tools"] = unenforced
     return {
         **_route(summary, {"200": said}, (400, 404, 409, 504, *_READS)),
         "requestBody": _body(body),
