@@ -105,7 +105,7 @@ def clock_table(results: Results) -> Table:
         table.rows.append((name, str(len(compiled)), *spent, *steps))
     table.notes.append(
         "Compilation is from the schema to the grammar, mmengine's gate included; a mask and the step behind "
-        "it are of the first answer that a compiled grammar sees; wall time, engines one after another."
+        "it are of the first answer that a compiled grammar sees; CPU time, engines one after another."
     )
     return table
 
