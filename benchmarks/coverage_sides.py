@@ -1,7 +1,8 @@
 """The engines that benchmarks/structured_coverage.py asks: ours, bare llguidance and bare xgrammar.
 
 A side judges by bytes: a text is accepted when each of its bytes is allowed by the mask at its place, and the
-end of the text at its end. Times are CPU time, of all threads, with a real vocabulary and with what the engine bounds by default.
+end of the text at its end. Times are CPU time, of all threads, with a real vocabulary and with what the
+engine bounds by default.
 """
 
 import json

@@ -36,7 +36,6 @@ from mmengine.structured_output.json_schema.pieces import (
 )
 from mmengine.structured_output.json_schema.refusal import refuse, step
 
-
 Own = tuple[Shape, list[Conj] | None]
 
 
