@@ -155,6 +155,14 @@ def test_what_is_no_json_is_closed_too(pattern, said):
     assert len(close(closings, matcher, said)) < 20
 
 
+def test_a_property_may_be_named_as_a_keyword_of_numbers():
+    """It is no bound, whatever its schema is."""
+    schema = {"properties": {"minimum": False, "multipleOf": False, "a": {"minimum": 2}}, "required": ["a"]}
+    grammar = Grammar({"type": "object", **schema})
+    closings = closings_of(grammar.text)
+    assert bytes(closings.shortest(grammar.matcher)) == b'{"a":2}'
+
+
 def test_a_vocabulary_without_some_bytes_closes_with_the_others():
     tokens = [b"" if byte in b"a0-:\xff" else bytes([byte]) for byte in range(256)] + [b"", b'":', b"true"]
     engine = LLGuidance(lambda: tokens, lambda text: [], frozenset([256]), [256], len(tokens), 1)

@@ -139,13 +139,15 @@ def test_random_schemas_accept_what_is_valid(seeds: range) -> None:
             continue
         taken += 1
         referee = jsonschema.Draft202012Validator(schema)
+        narrow = any("enforced more narrowly" in note.text for note in grammar.notes)
         for _ in range(12):
             instance = source.instance()
             try:
                 valid = referee.is_valid(instance)
             except RecursionError:  # a reference that leads to itself in place
                 break
-            assert accepts_some_order(grammar, instance) == valid, (seed, schema, instance)
+            accepted = accepts_some_order(grammar, instance)
+            assert accepted == valid or narrow and valid, (seed, schema, instance)
     assert taken > len(seeds) // 2
 
 

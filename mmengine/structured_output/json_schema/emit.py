@@ -47,15 +47,12 @@ class Emitter:
         """The whole schema. Parts that are used twice, and so every recursive one, become definitions."""
         uses = dict.fromkeys(self.satisfiable.order, 0)
         uses[root] = 1
-        nested = set()
-        for conj in self.satisfiable.order:
-            for shape in self.satisfiable.shapes.of(conj):
-                for piece in shape.values():
-                    for part in self.satisfiable.parts(piece):
-                        uses[part] += 1
-                        nested.add(conj)
+        inside = self.satisfiable.inside
+        for parts in inside.values():
+            for part in parts:
+                uses[part] += 1
         for conj, count in uses.items():
-            if count > 1 and conj in nested and conj in self.satisfiable.yes and not self._free(conj):
+            if count > 1 and inside[conj] and conj in self.satisfiable.yes and not self._free(conj):
                 self._define(conj)
         body = self._part(root)
         definitions: dict[str, Json | bool] = {}
@@ -88,6 +85,8 @@ class Emitter:
             schema for piece in pieces if self.satisfiable.piece(piece) for schema in self._piece(piece, conj)
         ]
         self.depth -= 1
+        if len(out) == 1:
+            return out[0]
         unique = list({json.dumps(schema): schema for schema in out}.values())  # orders of keys differ
         return unique[0] if len(unique) == 1 else {"anyOf": unique}
 
@@ -269,6 +268,8 @@ def whole(pattern: Pattern) -> str:
 
 def merged(shapes: list[Shape]) -> list[Shape]:
     """Alternatives that are only values of one type become one list of values."""
+    if len(shapes) == 1:
+        return shapes
     out: list[Shape] = []
     found: dict[object, tuple[int, tuple]] = {}  # places in `out` and values, by patterns; None: of numbers
     for shape in shapes:

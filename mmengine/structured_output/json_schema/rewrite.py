@@ -36,8 +36,10 @@ from mmengine.structured_output.json_schema.pieces import (
 )
 from mmengine.structured_output.json_schema.refusal import refuse, step
 
+Own = tuple[Shape, list[Conj] | None]
 
-def own_shape(document: Document, place: int) -> tuple[Shape, list[Conj] | None]:
+
+def own_shape(document: Document, place: int) -> Own:
     """The shape, and the alternatives of an enum (or const) that holds arrays or objects."""
     schema = document.nodes[place].schema
     assert isinstance(schema, dict)
