@@ -33,13 +33,28 @@ def without_values(values: tuple[str, ...]) -> Pattern:
     return Pattern(all_but(list(values)), None)
 
 
-@lru_cache(maxsize=256)
 def opposite(regex: str) -> Pattern:
     """Every string that `regex`, as pattern.py writes it, does not match as a whole.
 
     Strings with U+0000 are left out: sets of a pattern may have given it up (characters.py). PatternError
     says why there is none.
     """
+    found = _opposite(regex)
+    if isinstance(found, PatternError):
+        raise found
+    return found
+
+
+@lru_cache(maxsize=256)
+def _opposite(regex: str) -> Pattern | PatternError:
+    """Kept where it fails too, as many alternatives may ask for it and failing is what takes longest."""
+    try:
+        return _worked_out(regex)
+    except PatternError as error:
+        return error
+
+
+def _worked_out(regex: str) -> Pattern:
     if "\\p" in regex or "\\P" in regex:
         raise PatternError("what a pattern with \\p does not match is not worked out")
     machine = Machine(regex, Budget(MAX_STEPS))

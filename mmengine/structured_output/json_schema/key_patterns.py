@@ -98,7 +98,7 @@ def _within(piece: Object, allowed: list[String], nothing: Conj, budget: Budget)
     named = [name for name in names if any(_holds(one, name) for one in allowed)]
     is_one = len(allowed) == 1 and len(one.patterns) + bool(one.low or one.high) == 1
     if is_one and not piece.patterns and not named:
-        pattern = one.patterns[0] if one.patterns else Pattern(_length(one), None)
+        pattern = one.patterns[0] if one.patterns else Pattern(_length(one), None, budget=budget)
         return {"propertyNames": (pattern, piece.rest)}
     groups = [
         [pattern.regex for pattern in one.patterns] + ([_length(one)] if one.low or one.high else [])

@@ -36,9 +36,7 @@ class Budget:
     def spend(self, steps: int) -> None:
         self.left -= steps
         if self.left < 0:
-            raise PatternError(
-                "it takes too long to compare it with the names in properties; use fewer of both"
-            )
+            raise PatternError("it takes too long to compare it with names and values; use fewer of both")
 
     def matches(self, regex: str, text: str) -> bool:
         """Whether `regex`, as pattern.py writes it and without \\p, matches all of `text`. Raises
