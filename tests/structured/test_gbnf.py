@@ -238,8 +238,11 @@ def test_what_is_wrong_is_said_with_its_line(text: str, says: str) -> None:
         'root ::= "' + "a" * 60_000 + '" root?',
         "root ::= " + "(" * 60 + "[a-z]" + ")*" * 60,
         "root ::= " + "[a-z]* " * 9_000,
+        "root ::= root" + "|r" * 20_000 + '\nr ::= "' + "a" * 9_000 + '"',
+        "root ::= root" + "|r" * 20_000 + "\nr ::= [a-z]" + ' ""' * 5_000,
+        "root ::= root" + "|(r)" * 12_000 + "\nr ::= [a-z]" + ' ""' * 5_000,
     ],
-    ids=["doubling", "chain", "many", "alike", "long", "stars", "wide"],
+    ids=["doubling", "chain", "many", "alike", "long", "stars", "wide", "copies", "empty", "groups"],
 )
 def test_hostile_grammars_end_soon(text: str) -> None:
     begun = time.monotonic()

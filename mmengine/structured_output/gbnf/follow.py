@@ -32,9 +32,11 @@ class _Follow:
         self._settle(comparison)
 
     def _settle(self, comparison: Comparison) -> None:
+        # One is looked at much sooner than two lexemes are compared.
+        steps = len(self._rules) + sum(map(_parts, self._rules.values())) // 10
         changed = True
         while changed:
-            comparison.spend(len(self._rules))
+            comparison.spend(steps)
             changed = False
             for name, part in reversed(self._rules.items()):  # rules mostly name those behind them
                 found = self._first_of(part)
@@ -42,7 +44,7 @@ class _Follow:
                 self._first[name] = found
         changed = True
         while changed:
-            comparison.spend(len(self._rules))
+            comparison.spend(steps)
             before = list(self._behind), dict(self._behind_rule)
             for name, part in self._rules.items():
                 self._walk(part, self._behind_rule[name])
@@ -119,6 +121,11 @@ class _Follow:
             ]
             self._begin[bits] = ranges_of(pairs)
         return self._begin[bits]
+
+
+def _parts(part: Part) -> int:
+    """How many there are, with those in it."""
+    return 1 + sum(map(_parts, part.parts)) if isinstance(part, Group) else 1
 
 
 def _bits(bits: int) -> Iterator[int]:
