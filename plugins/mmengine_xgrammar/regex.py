@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
-from mmengine.structured_output.json_schema.characters import LAST, Ranges, complement
+from mmengine.structured_output.regex.sets import LAST, Ranges, complement
 from mmengine_xgrammar.rules import EMPTY, MAX_COUNTED, Rules, char_set, literal
 
 MAX_NESTING = 64

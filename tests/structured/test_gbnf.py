@@ -12,7 +12,7 @@ from llguidance import LLMatcher
 from mmengine.errors import InvalidRequest
 from mmengine.structured_output.gbnf.convert import convert
 from mmengine.structured_output.gbnf.parse import parse
-from mmengine.structured_output.gbnf.tree import Alt, Chars, Node, Ref, Repeat, Seq
+from mmengine.structured_output.regex.tree import Alt, Chars, Node, Ref, Repeat, Seq
 from mmengine.structured_output.request.spec import Lark, Regex, grammar_of, read_grammar
 from tests.structured.accepting import END, TOKENIZER, allowed
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from mmengine.errors import InvalidRequest
 from mmengine.structured_output.gbnf.lexemes import MAX_POSITIONS
-from mmengine.structured_output.gbnf.tree import Alt, Chars, Node, Ref, Repeat, Seq, regex_of
+from mmengine.structured_output.regex.tree import Alt, Chars, Node, Ref, Repeat, Seq, regex_of
 
 MAX_REGEX_NODES = 20_000  # of rules that are put into one another
 MAX_EXPANDED = 1_000_000  # nodes that are looked at, of all pieces and rounds together

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 from mmengine.structured_output.gbnf.cut import Cutter, Group, Part, Piece
 from mmengine.structured_output.gbnf.lexemes import Comparison, Lexeme
-from mmengine.structured_output.gbnf.tree import Ranges, Ref, meet, ranges_of
+from mmengine.structured_output.regex.sets import Set, meet, set_of
+from mmengine.structured_output.regex.tree import Ref
 
 
 def unsafe_pieces(cutter: Cutter, comparison: Comparison) -> set[str]:
@@ -28,7 +29,7 @@ class _Follow:
         self._first = dict.fromkeys(self._rules, (0, False))  # of rules; and whether each may be empty
         self._behind_rule = dict.fromkeys(self._rules, 0)
         self._behind = [0] * len(self._lexemes)
-        self._begin: dict[int, Ranges] = {}
+        self._begin: dict[int, Set] = {}
         self._settle(comparison)
 
     def _settle(self, comparison: Comparison) -> None:
@@ -110,7 +111,7 @@ class _Follow:
                         pending.append(together)
         return found
 
-    def _beginning(self, bits: int) -> Ranges:
+    def _beginning(self, bits: int) -> Set:
         """The characters with which one of the pieces begins."""
         if bits not in self._begin:
             pairs = [
@@ -119,7 +120,7 @@ class _Follow:
                 for place in self._lexemes[number].first
                 for pair in self._lexemes[number].sets[place]
             ]
-            self._begin[bits] = ranges_of(pairs)
+            self._begin[bits] = set_of(pairs)
         return self._begin[bits]
 
 

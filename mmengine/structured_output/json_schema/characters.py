@@ -1,15 +1,8 @@
 """Sets of characters, and how they are written so that the grammar engine and Python read them alike."""
 
-LAST = 0x10FFFF
+from mmengine.structured_output.regex.sets import Ranges, complement
 
-Ranges = list[tuple[int, int]]
-DIGIT: Ranges = [(0x30, 0x39)]
-WORD: Ranges = [(0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A)]
 NEWLINES: Ranges = [(0x0A, 0x0A), (0x0D, 0x0D), (0x2028, 0x2029)]
-SPACE: Ranges = [
-    *((0x09, 0x0D), (0x20, 0x20), (0xA0, 0xA0), (0x1680, 0x1680), (0x2000, 0x200A)),
-    *((0x2028, 0x2029), (0x202F, 0x202F), (0x205F, 0x205F), (0x3000, 0x3000), (0xFEFF, 0xFEFF)),
-]
 CONTROL = {"t": 0x09, "n": 0x0A, "v": 0x0B, "f": 0x0C, "r": 0x0D, "0": 0x00}
 # General categories that both engines name alike.
 CATEGORIES = frozenset(
@@ -25,17 +18,6 @@ ANY = "(?s:.)"
 
 class PatternError(ValueError):
     """What is wrong with a pattern, for the person who wrote it."""
-
-
-def complement(ranges: Ranges) -> Ranges:
-    out, start = [], 0
-    for low, high in sorted([*ranges, (0xD800, 0xDFFF)]):
-        if low > start:
-            out.append((start, low - 1))
-        start = max(start, high + 1)
-    if start <= LAST:
-        out.append((start, LAST))
-    return out
 
 
 def escaped(point: int) -> str:

@@ -5,25 +5,19 @@ that is written as a pattern again, one state after another taken out (S. Kleene
 McCluskey 1963). Which may become long: both the states and the text are bounded.
 """
 
-import re
+from collections.abc import Collection
 from functools import lru_cache
 
-from mmengine.structured_output.json_schema.characters import (
-    LAST,
-    PatternError,
-    Ranges,
-    char_class,
-    complement,
-)
+from mmengine.structured_output.json_schema.characters import PatternError, char_class
 from mmengine.structured_output.json_schema.keys import all_but
-from mmengine.structured_output.json_schema.matching import Budget, Machine
+from mmengine.structured_output.json_schema.matching import Budget
 from mmengine.structured_output.json_schema.pattern import Pattern
+from mmengine.structured_output.regex.sets import LAST, Ranges, Set, holds
+from mmengine.structured_output.regex.states import States
 
 MAX_STATES = 96  # of a pattern made deterministic
 MAX_TEXT = 8_000  # characters of the pattern that is written
 MAX_STEPS = 100_000  # of making it
-_CHAR = re.compile(r"\\x([0-9A-F]{2})|\\u([0-9A-F]{4})|\\U([0-9A-F]{8})|\\([tnrfv0])|\\(.)|(.)", re.DOTALL)
-_SHORT = {"t": 9, "n": 10, "r": 13, "f": 12, "v": 11, "0": 0}
 
 Table = list[dict[int, int]]  # by state and class of characters, the next state; the first is the start
 
@@ -57,8 +51,8 @@ def _opposite(regex: str) -> Pattern | PatternError:
 def _worked_out(regex: str) -> Pattern:
     if "\\p" in regex or "\\P" in regex:
         raise PatternError("what a pattern with \\p does not match is not worked out")
-    machine = Machine(regex, Budget(MAX_STEPS))
-    classes = _classes({token: _ranges(token) for token, _ in machine.states if token})
+    machine = Budget(MAX_STEPS).machine(regex)
+    classes = _classes(machine.sets())
     table, ends = _deterministic(machine, classes)
     table, ends = _smallest(table, ends)
     text = _text(table, {at for at in range(len(table)) if at not in ends}, [r for r, _ in classes])
@@ -71,12 +65,12 @@ def meet(a: str, b: str) -> bool:
     if any(mark in regex for mark in ("\\p", "\\P") for regex in (a, b)):
         return True
     try:
-        machines = [Machine(regex, Budget(MAX_STEPS)) for regex in (a, b)]
-        tokens = {token: _ranges(token) for machine in machines for token, _ in machine.states if token}
+        machines = [Budget(MAX_STEPS).machine(regex) for regex in (a, b)]
+        tokens = {each for machine in machines for each in machine.sets()}
         # A set that holds U+0001 may have given up U+0000 (characters.py), so it is taken to hold both.
-        zero = frozenset(t for t, ranges in tokens.items() if any(low <= 1 for low, _ in ranges))
+        zero = frozenset(ranges for ranges in tokens if any(low <= 1 for low, _ in ranges))
         classes = [key for _, key in _classes(tokens)] + [zero]
-        first = tuple(frozenset(machine.reached([machine.start])) for machine in machines)
+        first = tuple(machine.first() for machine in machines)
         waiting, seen = [first], {first}
         while waiting:
             now = waiting.pop()
@@ -92,51 +86,29 @@ def meet(a: str, b: str) -> bool:
     return False
 
 
-def _after(machine: Machine, now: frozenset[int], tokens: frozenset[str]) -> frozenset[int]:
+def _after(machine: States, now: frozenset[int], tokens: frozenset[Set]) -> frozenset[int]:
     """The states behind one character, which these tokens match."""
     steps = (machine.states[place] for place in now)
-    return frozenset(machine.reached([to[0] for token, to in steps if token and token in tokens]))
+    return machine.reached([to[0] for chars, to in steps if chars in tokens])
 
 
-def _ranges(token: str) -> Ranges:
-    """The characters that a token of matching.py matches."""
-    if token == "(?s:.)":
-        return [(0, LAST)]
-    inside = token[1:-1] if token[0] == "[" else token
-    negated = token.startswith("[^")
-    found = []
-    for match in _CHAR.finditer(inside[negated:]):
-        code, plain = match[1] or match[2] or match[3], match[5] or match[6]
-        point = int(code, 16) if code else _SHORT[match[4]] if match[4] else ord(plain)
-        found.append((point, match[0]))
-    out: Ranges = []
-    while found:
-        low, _ = found.pop(0)
-        high = low
-        if token[0] == "[" and len(found) > 1 and found[0][1] == "-":
-            high = found[1][0]
-            del found[:2]
-        out.append((low, high))
-    return complement(out) if negated else out
-
-
-def _classes(tokens: dict[str, Ranges]) -> list[tuple[Ranges, frozenset[str]]]:
+def _classes(tokens: Collection[Set]) -> list[tuple[Ranges, frozenset[Set]]]:
     """Sets of characters that no token tells apart, and the tokens that match them; without U+0000."""
     edges = {1, 0xD800, 0xE000, LAST + 1}
-    edges |= {edge for ranges in tokens.values() for low, high in ranges for edge in (low, high + 1)}
+    edges |= {edge for ranges in tokens for low, high in ranges for edge in (low, high + 1)}
     points = sorted(edge for edge in edges if edge > 0)
     if len(points) * len(tokens) > MAX_STEPS:
         raise PatternError("a pattern has too many sets of characters")
-    found: dict[frozenset[str], Ranges] = {}
+    found: dict[frozenset[Set], Ranges] = {}
     for low, after in zip(points, points[1:], strict=False):
         if not 0xD800 <= low < 0xE000 and low <= LAST:
-            key = frozenset(t for t, ranges in tokens.items() if any(a <= low <= b for a, b in ranges))
+            key = frozenset(ranges for ranges in tokens if holds(ranges, low))
             found.setdefault(key, []).append((low, after - 1))
     return [(ranges, key) for key, ranges in found.items()]
 
 
-def _deterministic(machine: Machine, classes: list[tuple[Ranges, frozenset[str]]]) -> tuple[Table, set[int]]:
-    states = [frozenset(machine.reached([machine.start]))]
+def _deterministic(machine: States, classes: list[tuple[Ranges, frozenset[Set]]]) -> tuple[Table, set[int]]:
+    states = [machine.first()]
     known = {states[0]: 0}
     table: Table = []
     for now in states:  # which grows
