@@ -143,6 +143,12 @@ def without_names(regex: str, names: list[str], budget: Budget) -> str | None:
     return None if left.is_empty() else written(left)
 
 
+def but_none(regexes: list[str], budget: Budget) -> str | None:
+    """What matches none of the patterns; None when there is nothing. PatternError where that is too much."""
+    left = combined(languages(regexes, budget), lambda has: not any(has))
+    return None if left.is_empty() else written(left)
+
+
 def _length(string: String) -> str:
     return f"{ANYTHING}{{{string.low},{'' if string.high is None else string.high}}}"
 

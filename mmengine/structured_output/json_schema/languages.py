@@ -9,7 +9,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-from mmengine.structured_output.json_schema.characters import PatternError, char_class, check_alternatives
+from mmengine.structured_output.json_schema.characters import (
+    PatternError,
+    char_class,
+    check_alternatives,
+    without_nul,
+)
 from mmengine.structured_output.json_schema.matching import Budget
 from mmengine.structured_output.regex.sets import LAST, Ranges
 from mmengine.structured_output.regex.states import States
@@ -190,7 +195,7 @@ def _edges(language: Language) -> dict[int, dict[int, str]]:
                 found[-1] = (found[-1][0], high)
             else:
                 found.append((low, high))
-        sets += ranges.values()
+        sets += map(without_nul, ranges.values())
         out[state] = {to: char_class(found) for to, found in ranges.items()}
     check_alternatives(sets)
     return out

@@ -5,7 +5,7 @@ in the process runs meanwhile. So all states that a pattern can be in are follow
 states and characters bound (K. Thompson, Regular Expression Search Algorithm, CACM 1968).
 """
 
-from mmengine.structured_output.json_schema.characters import PatternError
+from mmengine.structured_output.json_schema.characters import PatternError, meant
 from mmengine.structured_output.regex.read import Unread, read_regex
 from mmengine.structured_output.regex.states import States
 
@@ -43,7 +43,7 @@ class Budget:
             raise PatternError("with \\p it cannot be compared with names and other patterns")
         if regex not in self._machines:
             try:
-                self._machines[regex] = States(read_regex(regex), self.spend)
+                self._machines[regex] = States(read_regex(regex, meaning=meant), self.spend)
             except Unread as error:
                 raise PatternError(str(error)) from None
         return self._machines[regex]

@@ -2,7 +2,7 @@
 to Rust's dialect: characters, sets, groups, alternatives, repetitions. A regex means a whole text."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NoReturn
 
 from mmengine.structured_output.regex.sets import LAST, Ranges, Set, complement, set_of
@@ -25,16 +25,32 @@ class Unread(ValueError):
     """What of a regular expression is not read here."""
 
 
-def read_regex(text: str, classes: Mapping[str, Ranges] | None = None, nesting: int = MAX_NESTING) -> Node:
+def _as_written(ranges: Ranges, negated: bool) -> Set:
+    return tuple(complement(ranges)) if negated else set_of(ranges)
+
+
+def read_regex(
+    text: str,
+    classes: Mapping[str, Ranges] | None = None,
+    nesting: int = MAX_NESTING,
+    meaning: Callable[[Ranges, bool], Set] = _as_written,
+) -> Node:
     """Raises Unread. `classes`: by letter, sets that have an escape, as d for \\d and, what it does not hold,
-    \\D. `nesting`: groups within one another."""
-    return _Reader(text, classes or {}, nesting).whole()
+    \\D. `nesting`: groups within one another. `meaning`: what ranges in brackets stand for, negated or
+    not."""
+    return _Reader(text, classes or {}, nesting, meaning).whole()
 
 
 class _Reader:
-    def __init__(self, text: str, classes: Mapping[str, Ranges], nesting: int):
+    def __init__(
+        self,
+        text: str,
+        classes: Mapping[str, Ranges],
+        nesting: int,
+        meaning: Callable[[Ranges, bool], Set],
+    ):
         self._text, self._at = text, 0
-        self._classes, self._nesting = classes, nesting
+        self._classes, self._nesting, self._meaning = classes, nesting, meaning
         self._dot = _LINE
 
     def whole(self) -> Node:
@@ -127,7 +143,7 @@ class _Reader:
             ranges += found
         if not ranges:
             self._fail("[] is not known")
-        return tuple(complement(ranges)) if negated else set_of(ranges)
+        return self._meaning(ranges, negated)
 
     def _member(self) -> Ranges:
         if self._has("\\"):

@@ -5,8 +5,7 @@ import re
 from typing import Protocol
 
 from mmengine.structured_output.json_schema.characters import PatternError, escaped
-from mmengine.structured_output.json_schema.key_patterns import without_names
-from mmengine.structured_output.json_schema.languages import combined, languages, written
+from mmengine.structured_output.json_schema.key_patterns import but_none, without_names
 from mmengine.structured_output.json_schema.matching import Budget
 from mmengine.structured_output.json_schema.refusal import refuse
 
@@ -92,9 +91,8 @@ def _other_key(names: list[str], patterns: list[str], rules: Rules) -> str | Non
     if not patterns:
         return _but(names, "*", rules)
     try:
-        parts = languages([*map(_exact, names), *map(_inner, patterns)], Budget())
-        left = combined(parts, lambda has: not any(has))
-        return None if left.is_empty() else rules.json({"type": "string", "pattern": _whole(written(left))})
+        left = but_none([*map(_exact, names), *map(_inner, patterns)], Budget())
+        return None if left is None else rules.json({"type": "string", "pattern": _whole(left)})
     except PatternError as error:
         refuse("patternProperties", "", f"beside arrays whose items count together: {error}")
 
