@@ -150,13 +150,10 @@ def written(language: Language) -> str:
         edges[state][last] = ""
     inner = [state for state in edges if state >= 0]
     while inner:
-        into: dict[int, int] = dict.fromkeys(inner, 0)
-        for state, row in edges.items():
-            for to in row:
-                if to in into and to != state:
-                    into[to] += 1
-        # What the fewest ways lead through goes first: each way in is joined to each way out.
-        state = min(reversed(inner), key=lambda one: into[one] * len(edges[one]))
+        if sum(len(text) for row in edges.values() for text in row.values()) > 4 * MAX_CHARS:
+            raise PatternError(f"written as one it has more than {MAX_CHARS:,} characters")
+        costs = _costs(edges, inner)
+        state = min(reversed(inner), key=costs.__getitem__)
         inner.remove(state)
         row = edges.pop(state)
         loop = row.pop(state, None)
@@ -170,6 +167,27 @@ def written(language: Language) -> str:
                     if len(other[to]) > MAX_CHARS:
                         raise PatternError(f"written as one it has more than {MAX_CHARS:,} characters")
     return edges[first][last]
+
+
+def _costs(edges: dict[int, dict[int, str]], inner: list[int]) -> dict[int, int]:
+    """Characters that are written once more when a state is taken out: each way in is joined to each way
+    out."""
+    ways, sizes = dict.fromkeys(inner, 0), dict.fromkeys(inner, 0)  # into a state
+    for state, row in edges.items():
+        for to, text in row.items():
+            if to in ways and to != state:
+                ways[to] += 1
+                sizes[to] += len(text)
+    out = {}
+    for state in inner:
+        outer = [len(text) for to, text in edges[state].items() if to != state]
+        loop = len(edges[state].get(state, ""))
+        out[state] = (
+            sizes[state] * max(len(outer) - 1, 0)
+            + sum(outer) * max(ways[state] - 1, 0)
+            + loop * max(ways[state] * len(outer) - 1, 0)
+        )
+    return out
 
 
 def _in_group(regex: str) -> str:
