@@ -108,7 +108,7 @@ class CompiledGrammar:
     def matcher(self) -> "XMatcher":
         return XMatcher(xgrammar.GrammarMatcher(self._compiled), self._vocabulary)
 
-    def renewed(self) -> None:
+    def renewed(self, error: str) -> None:
         return None
 
 
