@@ -224,6 +224,6 @@ def test_a_narrower_language_is_noted() -> None:
         "oneOf": [{"type": "array", "items": {"type": "string"}}, {"type": "array", "prefixItems": [True]}]
     }
     lists["oneOf"][1]["items"] = {"type": "string"}
-    (note,) = gate(lists).notes
+    (note,) = gate(lists).narrow
     assert note.keyword == "oneOf" and note.pointer == "#/oneOf" and "more narrowly" in note.text
-    assert not gate({"not": {"type": "string"}}).notes
+    assert not gate({"not": {"type": "string"}}).narrow

@@ -9,7 +9,9 @@ from pydantic import BaseModel
 import mmengine
 from mmengine import check_schema
 from mmengine.structured_output.engines.llguidance.backend import LLGuidance
+from mmengine.structured_output.json_schema.formats import EXACT, FORMATS
 from mmengine.structured_output.json_schema.gate import Bounds
+from mmengine.structured_output.report.narrowing import FORMATS as NARROWER
 from mmengine.structured_output.request.strict import strict_notes
 
 POINT = {
@@ -45,6 +47,22 @@ def test_approximated_says_what_is_left_out() -> None:
     assert report.verdict == "approximated"
     assert places(report.approximations) == [("format", "#/properties/a~0~1/format")]
     assert "leap seconds" in report.approximations[0].text
+
+
+def test_what_is_enforced_more_narrowly_is_not_exact() -> None:
+    far = {"type": "integer", "minimum": 0, "maximum": 2**64 - 1}
+    texts = {"type": "array", "items": {"type": "string"}}
+    for schema in (far, {"oneOf": [texts, {**texts, "prefixItems": [True]}]}):
+        report = check_schema(schema, bounds=Bounds.off())
+        assert report.verdict == "approximated" and report.approximations
+
+
+def test_every_format_is_exact_or_said_to_be_narrower() -> None:
+    whole = EXACT | {"json-pointer", "relative-json-pointer"}
+    assert set(NARROWER) | whole == set(FORMATS) and not set(NARROWER) & whole
+    for name in FORMATS:
+        verdict = check_schema({"type": "string", "format": name}).verdict
+        assert verdict == ("exact" if name in whole else "approximated")
 
 
 @pytest.mark.parametrize(

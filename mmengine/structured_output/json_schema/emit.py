@@ -114,7 +114,7 @@ class Emitter:
     def _numbers(self, piece: Number, pointer: str) -> list[Json]:
         """Those that only our bounds restrict are one definition: ranges of 17 digits are slow to compile."""
         name = "integer" if piece.integer else "number"
-        notes = self.satisfiable.shapes.document.notes
+        notes = self.satisfiable.shapes.document.narrower
         if not self.bounds.digits or piece != Number(piece.integer):
             return number_schemas(piece, self.bounds.digits, notes, pointer)
         if name not in self.shared:

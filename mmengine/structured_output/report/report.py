@@ -88,7 +88,7 @@ def check_schema(
         return SchemaReport("refused", error.keyword, error.pointer, str(error))
     except InvalidRequest as error:
         return SchemaReport("refused", "", "#", str(error))
-    approximations = format_notes(document)
+    approximations = gated.narrow + format_notes(document)
     return SchemaReport(
         "approximated" if approximations else "exact",
         approximations=approximations,
