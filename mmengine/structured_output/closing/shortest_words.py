@@ -18,7 +18,8 @@ from mmengine.structured_output.regex.tree import Alt, Node, Repeat, Seq
 
 MAX_STATES = 5_000  # of one pattern
 MAX_OPTIONAL = 8  # repetitions that may be left out: more are taken for any number, which has fewer states
-MAX_LOOKED_AT = 2_000  # places of a search for several patterns
+MAX_LOOKED_AT = 4_000  # steps of a search for several patterns, or a least length
+MAX_TOLD_APART = 20_000  # sets times characters, whose characters are told apart
 MAX_BEGINNING = 256  # characters of a beginning behind which is searched
 MAX_LEAST = 8_192  # characters of a least length that is looked at
 FAR = 1 << 30
@@ -119,6 +120,7 @@ def _searched(words: list[Words], now: tuple[frozenset[int], ...], low: int) -> 
 
     waiting = [(estimate(now, 0), 0, 0, "", now)]
     seen, count = set(), 0
+    alike = _alike(words)
     while waiting and count < MAX_LOOKED_AT:
         whole, _, _, text, at = heappop(waiting)
         if whole >= FAR:
@@ -129,16 +131,28 @@ def _searched(words: list[Words], now: tuple[frozenset[int], ...], low: int) -> 
             continue
         seen.add((at, min(len(text), low)))
         reached: set[tuple[frozenset[int], ...]] = set()
-        for char in words[0].options(at[0]):
+        for char in dict.fromkeys(alike[char] for char in words[0].options(at[0])):
+            count += 1
             after = tuple(each.behind(one, char) for each, one in zip(words, at))
             if all(after) and after not in reached:
                 reached.add(after)
-                count += 1
                 heappush(
                     waiting,
                     (len(text) + 1 + estimate(after, len(text) + 1), -len(text), count, text + char, after),
                 )
     return None
+
+
+def _alike(words: list[Words]) -> dict[str, str]:
+    """Of each character that is looked at, the first that no set of the patterns tells from it."""
+    sets = list(dict.fromkeys(chars for each in words for chars, _ in each.states if chars))
+    first: dict[tuple[bool, ...], str] = {}
+    looked_at = dict.fromkeys(char for chars in sets for char in _some(chars))
+    if len(sets) * len(looked_at) > MAX_TOLD_APART:
+        return {char: char for char in looked_at}
+    return {
+        char: first.setdefault(tuple(holds(chars, ord(char)) for chars in sets), char) for char in looked_at
+    }
 
 
 @lru_cache(maxsize=1024)
