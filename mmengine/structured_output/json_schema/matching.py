@@ -1,4 +1,4 @@
-"""Whether the names in `properties` match the patterns in `patternProperties`.
+"""Whether names and values match patterns, in a time that has a bound.
 
 Python's own matcher goes back and tries again, for some patterns longer than anybody waits, and nothing else
 in the process runs meanwhile. So all states that a pattern can be in are followed at once, in a time that
