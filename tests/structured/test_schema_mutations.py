@@ -9,14 +9,12 @@ import jsonschema
 import pytest
 
 from mmengine.errors import InvalidRequest
-from mmengine.structured_output.engines.llguidance.backend import LLGuidance
 from mmengine.structured_output.request.spec import grammar_of
 from tests.benchmarks.conftest import BENCHMARKS
+from tests.structured.accepting import byte_backend
 from tests.structured.mutations import mutated
 
-END = 256
 MAX_S = 10.0  # from the schema to the grammar
-TOKENS = [*(bytes([byte]) for byte in range(256)), b""]
 DRAFTS = {
     "draft-03": jsonschema.Draft3Validator,
     "draft-04": jsonschema.Draft4Validator,
@@ -60,7 +58,7 @@ def validate(schema, instance):
 
 
 def check_seeds(seeds):
-    backend = LLGuidance(lambda: TOKENS, lambda text: list(text.encode()), frozenset([END]), [END], 257, 1)
+    backend = byte_backend()
     found, compiled = schemas(), 0
     for seed in seeds:
         source = random.Random(seed)

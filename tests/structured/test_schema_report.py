@@ -8,11 +8,11 @@ from pydantic import BaseModel
 
 import mmengine
 from mmengine import check_schema
-from mmengine.structured_output.engines.llguidance.backend import LLGuidance
 from mmengine.structured_output.json_schema.formats import EXACT, FORMATS
 from mmengine.structured_output.json_schema.gate import Bounds
 from mmengine.structured_output.report.narrowing import FORMATS as NARROWER
 from mmengine.structured_output.request.strict import strict_notes
+from tests.structured.accepting import byte_backend
 
 POINT = {
     "type": "object",
@@ -96,9 +96,7 @@ def test_types_and_masks() -> None:
     class Model(BaseModel):
         day: list[int]
 
-    tokens = [bytes([byte]) for byte in range(256)] + [b""]
-    backend = LLGuidance(lambda: tokens, lambda text: list(text.encode()), frozenset({256}), [256], 257)
-    report = check_schema(list[Model], backend=backend)
+    report = check_schema(list[Model], backend=byte_backend())
     assert report.verdict == "exact" and report.masks is not None
     assert report.masks.count > 10 and 0 < report.masks.mean_us <= report.masks.max_us
     assert msgspec.json.decode(msgspec.json.encode(report), type=mmengine.SchemaReport) == report
