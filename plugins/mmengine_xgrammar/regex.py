@@ -10,7 +10,7 @@ from mmengine.structured_output.regex.sets import Ranges, Set, complement
 from mmengine.structured_output.regex.tree import Alt, Chars, Node, Repeat, Seq
 from mmengine_xgrammar.rules import EMPTY, MAX_COUNTED, Rules, char_set, literal
 
-MAX_NESTING = 64
+MAX_NESTING = 64  # groups within one another
 SHORT = {8: "b", 9: "t", 10: "n", 12: "f", 13: "r", 34: '"', 92: "\\"}  # JSON's escapes of two characters
 CONTROLS: Ranges = [(0, 31)]
 PLAIN = complement([*CONTROLS, (34, 34), (92, 92)])  # characters that stand for themselves in JSON
