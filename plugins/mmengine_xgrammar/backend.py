@@ -17,7 +17,7 @@ from mmengine.structured_output.engines.engine_words import in_our_words
 from mmengine.structured_output.request.spec import Choice, Grammar, JsonSchema, Lark, Regex, read_grammar
 from mmengine.structured_output.request.tags import StructuralTag
 from mmengine.structured_output.request.tool_calls import ToolCalls
-from mmengine_xgrammar.regex import RegexRefused, read_regex, write_regex
+from mmengine_xgrammar.regex import RegexRefused, read, write_regex
 from mmengine_xgrammar.rules import Rules
 from mmengine_xgrammar.schema import schema_ebnf
 
@@ -109,7 +109,7 @@ class CompiledGrammar:
     def matcher(self) -> "XMatcher":
         return XMatcher(xgrammar.GrammarMatcher(self._compiled), self._vocabulary)
 
-    def renewed(self) -> None:
+    def renewed(self, error: str) -> None:
         return None
 
 
@@ -245,7 +245,7 @@ def _ebnf_of(grammar: Grammar) -> str:
         case Regex(regex=regex):
             rules = Rules()
             try:
-                return rules.text(write_regex(read_regex(regex), rules, in_json=False))
+                return rules.text(write_regex(read(regex), rules, in_json=False))
             except RegexRefused as error:
                 raise InvalidRequest(
                     f"the grammar cannot be used: {error}; the default, llguidance, may know it"

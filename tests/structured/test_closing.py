@@ -15,6 +15,7 @@ from mmengine.structured_output.closing.closer import Closer
 from mmengine.structured_output.closing.closing import Closings
 from mmengine.structured_output.closing.closing_hints import hints_of
 from mmengine.structured_output.closing.closing_search import Vocabulary
+from mmengine.structured_output.closing.shortest_words import Text, Words
 from mmengine.structured_output.engines.llguidance.backend import LLGuidance
 from mmengine.structured_output.json_schema.gate import Bounds
 from mmengine.structured_output.request.spec import grammar_of
@@ -283,3 +284,13 @@ def test_who_goes_through_the_tokens_again_knows_the_same(case: Case, seed: int)
         assert closer.left == budget - at and len(closer.path) == known[at]
         closer.said(matcher, token)
         assert matcher.consume_token(token)
+
+
+def test_a_long_text_of_a_wide_set_is_found_in_few_steps(monkeypatch):
+    steps, behind = [], Words.behind
+    monkeypatch.setattr(
+        Words, "behind", lambda self, now, char: steps.append(char) or behind(self, now, char)
+    )
+    assert len(Text(("[B-Z].*",), 200).rest("")) == 200 and len(steps) < 1_000
+    few = len(steps)
+    assert Text((".*x.{15}y.*", ".*y.{15}x.*"), 8_000).rest("") is None and len(steps) - few < 10_000

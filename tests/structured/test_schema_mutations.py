@@ -10,14 +10,12 @@ import jsonschema
 import pytest
 
 from mmengine.errors import InvalidRequest
-from mmengine.structured_output.engines.llguidance.backend import LLGuidance
 from mmengine.structured_output.request.spec import grammar_of
 from tests.benchmarks.conftest import BENCHMARKS
+from tests.structured.accepting import byte_backend
 from tests.structured.mutations import mutated
 
-END = 256
 MAX_S = 10.0  # from the schema to the grammar
-TOKENS = [*(bytes([byte]) for byte in range(256)), b""]
 
 
 def schemas():
@@ -59,7 +57,7 @@ def validator_of(monkeypatch):
 
 
 def check_seeds(seeds, validator_of):
-    backend = LLGuidance(lambda: TOKENS, lambda text: list(text.encode()), frozenset([END]), [END], 257, 1)
+    backend = byte_backend()
     found, compiled = schemas(), 0
     for seed in seeds:
         source = random.Random(seed)

@@ -78,4 +78,4 @@ def _gated(
         Note(origin.keyword, f"#{origin.pointer}", f"{origin.trouble} is enforced more narrowly: {NARROW}")
         for origin in satisfiable.shapes.narrow_at
     )
-    return Gated(text, (*document.notes.all(), *narrow))
+    return Gated(text, document.notes.all(), (*document.narrower.all(), *narrow))

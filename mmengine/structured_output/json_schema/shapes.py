@@ -247,7 +247,7 @@ class Shapes:
             work.shapes = [some for shape in work.shapes if (some := self._possible(shape))]
         waiting: tuple[tuple[Conj, Origin], ...] = ()
         for excluded, origin in work.excluded:
-            exclusion = Exclusion(self, origin)
+            exclusion = Exclusion(self, origin, self.document.budget)
             found = self.of(excluded)
             if excluded in self.narrowed:
                 refuse(*origin.blocked("some of it is enforced more narrowly than it is defined"))

@@ -183,7 +183,8 @@ def notes_of(response_format: Mapping[str, Any] | None) -> tuple[Note, ...]:
     if made is None:
         return ()
     given = asked[kind] if kind == "json_schema" else {}
-    return made.notes + (strict_notes(parsed(given["schema"])) if given.get("strict") else ())
+    notes = made.notes + made.narrow
+    return notes + (strict_notes(parsed(given["schema"])) if given.get("strict") else ())
 
 
 def _schema_of(kind: str, response_format: Mapping[str, object]) -> Any:

@@ -243,8 +243,10 @@ class CompiledGrammar:
     def matcher(self) -> LLMatcher:
         return self._prototype.deep_copy()
 
-    def renewed(self) -> LLMatcher:
+    def renewed(self, error: str) -> LLMatcher | None:
         """Copies share the states of their lexer, which are limited (MAX_LEXER_STATES)."""
+        if "too many states" not in error:
+            return None
         matcher = self._prototype.deep_copy()
         matcher.compute_bitmask()
         if matcher.is_error():
