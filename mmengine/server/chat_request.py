@@ -14,9 +14,9 @@ from mmengine.server.asked import (
     Defaults,
     Envelope,
     Json,
+    bounded,
     check_logprobs,
     check_stream,
-    clamped,
     form_of,
     item_options,
     now,
@@ -186,7 +186,7 @@ def _media(where: str, part: Json, names: tuple[str, str], pixels: Pixels) -> Js
             _check_url(f"{where}.{name}", given)
     if "path" in part:
         raise ApiError(400, f"{where}.path is not taken; send the file as a data: URL", f"{where}.path")
-    return {**clamped(options, pixels.most), **clamped(part, pixels.most)}
+    return bounded(where, {**options, **part}, pixels.most)
 
 
 def _detail(where: str, name: str, given: Json, pixels: Pixels) -> Json:
