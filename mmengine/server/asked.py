@@ -229,7 +229,7 @@ def bounded(where: str, options: Json, max_pixels: int) -> Json:
     has more, or is none, is refused. What else is wrong with a value, the processor says. Raises ApiError."""
     for name in _PIXELS:
         value = options.get(name)
-        if type(value) in (int, float) and value > max_pixels:  # JSON's 1e9 is a float
+        if isinstance(value, (int, float)) and value > max_pixels:  # JSON's 1e9 is a float
             options[name] = max_pixels
     if options.get("do_resize") is False:
         name = f"{where}.do_resize"
