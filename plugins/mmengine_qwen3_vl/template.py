@@ -22,7 +22,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from mmengine.checkpoint.files import read_json
 from mmengine.errors import InvalidRequest, ModelError
-from mmengine_qwen3_vl.tokens import QwenTokenizer, check_text
+from mmengine.request import check_unicode
+from mmengine_qwen3_vl.tokens import QwenTokenizer
 
 MAX_RENDERED_CHARS = 2**24
 MAX_TEMPLATE_BYTES = 2**20
@@ -70,7 +71,7 @@ class ChatTemplate:
         """Another template for the same tokens. Raises InvalidRequest."""
         if len(source) > MAX_TEMPLATE_BYTES:
             raise InvalidRequest(f"chat_template is longer than {MAX_TEMPLATE_BYTES} characters")
-        check_text(source, "chat_template")
+        check_unicode("chat_template", source)
         origin = "that was given"
         try:
             template = ChatTemplate(source, self._names, self._tokenizer, origin)
