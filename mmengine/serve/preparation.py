@@ -5,7 +5,6 @@ no image waits behind one.
 """
 
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -53,15 +52,10 @@ class Preparing:
         timeout_s: float,
     ) -> None:
         self.channel, self.prompt, self.form = channel, prompt, form
-        self.begun = time.monotonic()
         self.timeout_s = timeout_s
         limits = [limit for limit in (channel.options.deadline_s, timeout_s) if limit]
         self.limit_s = min(limits) if limits else None
-        self.attempt = Attempt(None if self.limit_s is None else self.begun + self.limit_s)
-
-    @property
-    def age_s(self) -> float:
-        return time.monotonic() - self.begun
+        self.attempt = Attempt(None if self.limit_s is None else channel.begun + self.limit_s)
 
     @property
     def is_over(self) -> bool:
@@ -76,7 +70,7 @@ class Preparing:
     def is_late(self) -> bool:
         """Whether the deadline of the request has passed."""
         deadline_s = self.channel.options.deadline_s
-        return bool(deadline_s) and self.age_s >= deadline_s
+        return bool(deadline_s) and self.channel.age_s >= deadline_s
 
     def too_slow(self) -> RequestFailed:
         return RequestFailed(
@@ -177,7 +171,7 @@ class Preparation:
     def standing(self) -> Standing:
         with self._lock:
             oldest = next(iter(self._requests), None)
-            return Standing(len(self._requests), 0.0 if oldest is None else oldest.age_s)
+            return Standing(len(self._requests), 0.0 if oldest is None else oldest.channel.age_s)
 
     def close(self) -> None:
         """Prepare what waits, and wait for it."""
