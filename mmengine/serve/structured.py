@@ -21,6 +21,11 @@ class ResponseFormat(NamedTuple):
     reasoning: bool | None
     notes: tuple[Note, ...] = ()
 
+    @classmethod
+    def of(cls, form: Any, grammar: Any) -> "ResponseFormat":
+        """Of a response_format, or a grammar. Raises InvalidRequest."""
+        return cls(grammar_of(form, grammar), reasoning_of(form, grammar), notes_of(form))
+
     def added_to(self, options: Options) -> Options:
         return replace(options, grammar=self.grammar, reasoning=self.reasoning, notes=self.notes)
 
@@ -31,7 +36,7 @@ def response_format_of(options: Mapping[str, Any]) -> ResponseFormat:
     InvalidRequest."""
     form, grammar = as_form(options)
     form = _described(_asked(form) if _is_type(form) else form)
-    return ResponseFormat(grammar_of(form, grammar), reasoning_of(form, grammar), notes_of(form))
+    return ResponseFormat.of(form, grammar)
 
 
 def _is_type(form: object) -> bool:
