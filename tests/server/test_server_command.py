@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from mmengine.cli import serve
 from mmengine_shapes.scenes import random_scene
 from tests.cli.cli_process import call_cli
 
@@ -41,7 +43,6 @@ def process(tmp_path_factory):
 
 
 def address_of(started, err):
-    import time
 
     for _ in range(1200):
         said = err.read_text()
@@ -119,7 +120,6 @@ def test_the_model_answers_and_tokens_come_back(process):
 
 
 def test_the_examples_run(process, tmp_path):
-    import random
 
     address = process[2]
     image = tmp_path / "shapes.png"
@@ -172,7 +172,6 @@ def test_mistakes_are_said_before_a_model_is_loaded(tmp_path):
 
 
 def test_what_is_missing_is_said_with_how_to_install_it(monkeypatch):
-    from mmengine.cli import serve
 
     monkeypatch.setattr(serve, "NEEDED", ("starlette", "no_such_library"))
     result = call_cli("serve")
