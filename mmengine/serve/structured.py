@@ -22,7 +22,7 @@ class ResponseFormat(NamedTuple):
     notes: tuple[Note, ...] = ()
 
     @classmethod
-    def of(cls, form: Any, grammar: Any) -> "ResponseFormat":
+    def of(cls, form: Mapping[str, object] | None, grammar: Mapping[str, object] | None) -> "ResponseFormat":
         """Of a response_format, or a grammar. Raises InvalidRequest."""
         return cls(grammar_of(form, grammar), reasoning_of(form, grammar), notes_of(form))
 
