@@ -225,8 +225,9 @@ def item_options(given: Mapping[str, object] | None, max_pixels: int) -> Json:
 
 
 def bounded(where: str, options: Json, max_pixels: int) -> Json:
-    """What asks for pixels among `options`, which change: numbers of them are clamped; a size of one's own that
-    has more, or is none, is refused. What else is wrong with a value, the processor says. Raises ApiError."""
+    """What asks for pixels among `options`, which change: numbers of them are clamped; a size of one's own
+    that has more, or is none, is refused. What else is wrong with a value, the processor says. Raises
+    ApiError."""
     for name in _PIXELS:
         value = options.get(name)
         if isinstance(value, (int, float)) and value > max_pixels:  # JSON's 1e9 is a float
