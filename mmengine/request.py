@@ -205,6 +205,7 @@ class MediaItem(msgspec.Struct, frozen=True, array_like=True):
 
 
 _TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+TokenIds = Annotated[tuple[_TokenId, ...], msgspec.Meta(max_length=MAX_AFTER)]
 
 
 class GrammarRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -218,7 +219,7 @@ class GrammarRequest(msgspec.Struct, frozen=True, array_like=True):
 
     kind: str
     source: str
-    after: Annotated[tuple[_TokenId, ...], msgspec.Meta(max_length=MAX_AFTER)] = ()
+    after: TokenIds = ()
     on_truncation: Literal["length", "close"] = "length"
 
     @property

@@ -56,7 +56,10 @@ def run(
     media: MediaUrls,
     files: Files,
 ) -> None:
-    _configure_logging(printing.verbose)
+    if printing.verbose:
+        from mmengine.cli.records import show_records  # lazy: seldom needed
+
+        show_records()
     media_options = media.media_options()
     config = model.config(keeps_media=not files.no_media_store)
     make_engine = partial(_make_engine, model, files, config)
@@ -156,12 +159,3 @@ def _refuse_beside_batch(question: Question, printing: Printing) -> None:
         if value:
             shown = "a question" if name == "prompt" else f"--{name}"
             raise InvalidRequest(f"{shown} and --batch exclude each other; it belongs into the request lines")
-
-
-def _configure_logging(verbose: bool) -> None:
-    """The library is silent; the command shows its records on stderr when asked."""
-    if verbose:
-        import logging  # lazy: seldom needed
-
-        logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(message)s")
-        logging.getLogger("mmengine").setLevel(logging.INFO)

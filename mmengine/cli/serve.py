@@ -50,11 +50,15 @@ def read_config(context: typer.Context, path: Path | None) -> Path | None:
     import yaml  # lazy: only with --config
 
     try:
-        data = path.read_bytes()
-        found = yaml.safe_load(data) if len(data) <= MAX_CONFIG_BYTES else None
+        with path.open("rb") as file:
+            data = file.read(MAX_CONFIG_BYTES + 1)
     except OSError as error:
         raise ConfigError(f"--config {path} cannot be read: {error.strerror}") from None
-    except yaml.YAMLError:
+    if len(data) > MAX_CONFIG_BYTES:
+        raise ConfigError(f"--config {path} has more than {MAX_CONFIG_BYTES} bytes; it holds options alone")
+    try:
+        found = yaml.safe_load(data)
+    except (yaml.YAMLError, ValueError, RecursionError):  # a day that no month has, lists in lists
         raise ConfigError(f"--config {path} is no YAML that can be read") from None
     if not isinstance(found, dict):
         raise ConfigError(f"--config {path} must hold option: value, as port: 8000")
@@ -107,7 +111,9 @@ def serve(config: Config, http: Http, model: Model, limits: Limits, media: Media
     keys, door = ApiKeys(http.api_key_file), media_door(settings)
     engine_config = model.config(keeps_media=not log.no_media_store)
     if http.request_log:
-        _log_requests()
+        from mmengine.cli.records import show_records  # lazy: help needs no logs
+
+        show_records()
     names = settings.served_model_names or (model.model or EMBEDDED_NAME,)
     with listen(settings) as bound:
         with _progress(f"loading {model.model or 'the embedded checkpoint'}"):
@@ -154,10 +160,3 @@ def _progress(text: str) -> Iterator[None]:
         print(f"mmengine: {text}", file=sys.stderr, flush=True)
         yield
     print(f"mmengine: loaded in {time.monotonic() - begun:.1f} s", file=sys.stderr, flush=True)
-
-
-def _log_requests() -> None:
-    import logging  # lazy: help needs no logs
-
-    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(message)s")
-    logging.getLogger("mmengine").setLevel(logging.INFO)

@@ -248,7 +248,7 @@ class AsyncEngine(AsyncForms):
             if not self._engine.requests.can_take_up(
                 request_id, num_choices
             ):  # no step had seen the request yet
-                options = replace(channel.options, request_id=request_id)
+                options = replace(channel.options.after(channel.age_s), request_id=request_id)
                 self._engine.submit_prepared(stuck.requests.prepared(request_id), options)
                 continue
             completion = self._engine.requests.take_up(request_id, num_choices, stream=True)
@@ -272,7 +272,7 @@ class AsyncEngine(AsyncForms):
             elif isinstance(result, Exception):
                 raise result
             else:
-                options = channel.options.after(request.age_s)
+                options = channel.options.after(channel.age_s)
                 channel.request_id = self._engine.submit_prepared(result, options)
                 self._running[channel.request_id] = channel
                 self._unwritten.append(channel)

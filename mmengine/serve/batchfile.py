@@ -25,7 +25,6 @@ from mmengine.serve.prompts import Prompt
 from mmengine.serve.request_lines import MAX_LINE_BYTES, custom_id_of, fields_of, written
 from mmengine.serve.structured import ResponseFormat
 from mmengine.serve.vllm_forms import as_form
-from mmengine.structured_output.request.spec import grammar_of, notes_of, reasoning_of
 
 _CHUNK = 2**20
 _OWN_FIELDS = ("custom_id", "messages")
@@ -79,8 +78,7 @@ class RequestFile:
             raise InvalidRequest("messages must be a list of messages with role and content")
         keywords = {name: value for name, value in fields.items() if name not in _OWN_FIELDS}
         options = make_options(None, keywords, LINE)
-        form = as_form(fields)  # JSON: a schema, never a type
-        asked = ResponseFormat(grammar_of(*form), reasoning_of(*form), notes_of(form[0]))
+        asked = ResponseFormat.of(*as_form(fields))  # JSON: a schema, never a type
         options = asked.added_to(replace(options, request_id=custom_id))
         options.check()
         folder, media_options = self._base_folder, self._media_options

@@ -4,6 +4,7 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -96,6 +97,34 @@ def run_batch(
                 batch.abandon()
     finally:
         batch.let_go_of_all()
+
+
+@contextmanager
+def news_of(engine: BatchEngine, request_id: str) -> Iterator[Iterator[RequestOutput]]:
+    """Outputs of one request, for which the engine steps; the last one has its completion. A request that is
+    left before it is cancelled. Answers of batches that are under way are kept for them."""
+
+    def outputs() -> Iterator[RequestOutput]:
+        while request_id in engine.requests:
+            yield from step()
+            engine.check_stall()
+
+    def step() -> list[RequestOutput]:
+        own = []
+        for output in engine.step():
+            if output.request_id == request_id:
+                own.append(output)
+            elif output.completion is not None:
+                engine.batch_done[output.request_id] = output.completion
+        return own
+
+    try:
+        yield outputs()
+    finally:
+        engine.cancel(request_id)
+        while request_id in engine.requests and engine.has_work:  # until it is gone no other is answered
+            engine.check_stall(ABANDON_LIMIT_S)
+            step()
 
 
 class _Batch:

@@ -58,15 +58,11 @@ class Preparing:
     ) -> None:
         self.channel, self.prompt, self.form = channel, prompt, form
         self.media: PromptMedia | None = None  # what is fetched for it
-        self.begun = self.waits_since = time.monotonic()
+        self.waits_since = time.monotonic()
         self.timeout_s = timeout_s
         limits = [limit for limit in (channel.options.deadline_s, timeout_s) if limit]
         self.limit_s = min(limits) if limits else None
-        self.attempt = Attempt(None if self.limit_s is None else self.begun + self.limit_s)
-
-    @property
-    def age_s(self) -> float:
-        return time.monotonic() - self.begun
+        self.attempt = Attempt(None if self.limit_s is None else channel.begun + self.limit_s)
 
     @property
     def standing_s(self) -> float:
@@ -85,7 +81,7 @@ class Preparing:
     def is_late(self) -> bool:
         """Whether the deadline of the request has passed."""
         deadline_s = self.channel.options.deadline_s
-        return bool(deadline_s) and self.age_s >= deadline_s
+        return bool(deadline_s) and self.channel.age_s >= deadline_s
 
     def too_slow(self) -> RequestFailed:
         return RequestFailed(

@@ -1,6 +1,7 @@
 """One request of an AsyncEngine, from the side of its caller."""
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable
 
 from mmengine.errors import MMEngineError
@@ -17,6 +18,7 @@ class Channel:
     def __init__(self, options: Options, texts: AnswerTexts):
         self.options = options
         self.texts = texts
+        self.begun = time.monotonic()
         self.loop = asyncio.get_running_loop()
         self.queue: asyncio.Queue[RequestOutput | MMEngineError | None] = asyncio.Queue()
         self.accepted = asyncio.Event()  # on the disk, or refused with `error`
@@ -27,6 +29,11 @@ class Channel:
         # Of its prompt, known when it was prepared:
         self.reasoning: ReasoningTokens = NO_REASONING
         self.num_embeds: dict[str, int] = {}  # embeddings by modality
+
+    @property
+    def age_s(self) -> float:
+        """Since it was asked for, from where its deadline counts."""
+        return time.monotonic() - self.begun
 
     def end(self, error: MMEngineError | None) -> None:
         """On the caller's loop: nothing comes any more."""

@@ -22,6 +22,11 @@ class ResponseFormat(NamedTuple):
     reasoning: bool | None
     notes: tuple[Note, ...] = ()
 
+    @classmethod
+    def of(cls, form: Mapping[str, object] | None, grammar: Mapping[str, object] | None) -> "ResponseFormat":
+        """Of a response_format, or a grammar. Raises InvalidRequest."""
+        return cls(grammar_of(form, grammar), reasoning_of(form, grammar), notes_of(form))
+
     def added_to(self, options: Options) -> Options:
         return replace(options, grammar=self.grammar, reasoning=self.reasoning, notes=self.notes)
 
@@ -32,12 +37,12 @@ def response_format_of(options: Mapping[str, Any]) -> ResponseFormat:
     it is the form of an answer that may hold calls of tools. Raises InvalidRequest."""
     form, grammar = as_form(options)
     form = _described(_asked(form) if _is_type(form) else form)
-    made, reasoning, notes = grammar_of(form, grammar), reasoning_of(form, grammar), notes_of(form)
+    found = ResponseFormat.of(form, grammar)
     calls = options.get("calls")
-    if calls is not None:
-        made = call_grammar(calls, made)
-        notes += notes_on(made)
-    return ResponseFormat(made, reasoning, notes)
+    if calls is None:
+        return found
+    made = call_grammar(calls, found.grammar)
+    return found._replace(grammar=made, notes=found.notes + notes_on(made))
 
 
 def _is_type(form: object) -> bool:

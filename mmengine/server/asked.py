@@ -20,6 +20,8 @@ from mmengine.server.fields import Fields
 Json = dict[str, object]
 MAX_ITEM_KWARGS = 32  # of mm_processor_kwargs
 _DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_PIXELS = ("min_pixels", "max_pixels", "total_min_pixels", "total_pixels")
+_SIDES = ("resized_height", "resized_width")
 _SAMPLED = ("top_p", "top_k", "min_p")
 _SAME = (
     *("temperature", "top_p", "presence_penalty", "frequency_penalty", "n"),
@@ -212,7 +214,7 @@ def without_nulls(given: Mapping[str, object]) -> Json:
 
 
 def item_options(given: Mapping[str, object] | None, max_pixels: int) -> Json:
-    """Options of all media of a prompt, clamped to what the server allows."""
+    """Options of all media of a prompt, within what the server allows. Raises ApiError."""
     options = without_nulls(given or {})
     for name in ("local_files", "video_metadata", "images_kwargs", "videos_kwargs", "size", "urls"):
         if name in options:
@@ -222,14 +224,28 @@ def item_options(given: Mapping[str, object] | None, max_pixels: int) -> Json:
                 f"mm_processor_kwargs.{name}",
                 "unsupported_parameter",
             )
-    return {**clamped(options, max_pixels), "local_files": False}
+    return {**bounded("mm_processor_kwargs", options, max_pixels), "local_files": False}
 
 
-def clamped(options: Json, max_pixels: int) -> Json:
-    for name in ("min_pixels", "max_pixels"):
+def bounded(where: str, options: Json, max_pixels: int) -> Json:
+    """What asks for pixels among `options`, which change: numbers of them are clamped; a size of one's own
+    that has more, or is none, is refused. What else is wrong with a value, the processor says. Raises
+    ApiError."""
+    for name in _PIXELS:
         value = options.get(name)
-        if type(value) is int and value > max_pixels:
+        if isinstance(value, (int, float)) and value > max_pixels:  # JSON's 1e9 is a float
             options[name] = max_pixels
+    if options.get("do_resize") is False:
+        name = f"{where}.do_resize"
+        raise ApiError(400, f"{name} false is not taken; give max_pixels", name, "unsupported_parameter")
+    height, width = (options.get(name) for name in _SIDES)
+    if (height is None) != (width is None):
+        raise ApiError(400, f"{where}: resized_height and resized_width belong together", where)
+    if isinstance(height, (int, float)) and isinstance(width, (int, float)) and height * width > max_pixels:
+        name = f"{where}.resized_height"
+        raise ApiError(
+            400, f"{name} times resized_width is more than the {max_pixels} pixels that are taken here", name
+        )
     return options
 
 

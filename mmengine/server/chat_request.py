@@ -18,9 +18,9 @@ from mmengine.server.asked import (
     Defaults,
     Envelope,
     Json,
+    bounded,
     check_logprobs,
     check_stream,
-    clamped,
     form_of,
     item_options,
     now,
@@ -220,7 +220,7 @@ def _media(where: str, part: Json, names: tuple[str, str], pixels: Pixels, door:
             check_url(f"{where}.{name}", given, door)
     if "path" in part and not (door is not None and door.reads_files):
         raise ApiError(400, f"{where}.path is not taken; send the file as a data: URL", f"{where}.path")
-    return {**clamped(options, pixels.most), **clamped(part, pixels.most)}
+    return bounded(where, {**options, **part}, pixels.most)
 
 
 def _detail(where: str, name: str, given: Json, pixels: Pixels) -> Json:

@@ -23,9 +23,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from mmengine.checkpoint.files import read_json
 from mmengine.errors import InvalidRequest, ModelError
-from mmengine.request import CallFormat
+from mmengine.request import CallFormat, check_unicode
 from mmengine_qwen3_vl.call_formats import call_format_of
-from mmengine_qwen3_vl.tokens import QwenTokenizer, check_text
+from mmengine_qwen3_vl.tokens import QwenTokenizer
 
 MAX_RENDERED_CHARS = 2**24
 MAX_TEMPLATE_BYTES = 2**20
@@ -73,7 +73,7 @@ class ChatTemplate:
         """Another template for the same tokens. Raises InvalidRequest."""
         if len(source) > MAX_TEMPLATE_BYTES:
             raise InvalidRequest(f"chat_template is longer than {MAX_TEMPLATE_BYTES} characters")
-        check_text(source, "chat_template")
+        check_unicode("chat_template", source)
         origin = "that was given"
         try:
             template = ChatTemplate(source, self._names, self._tokenizer, origin)

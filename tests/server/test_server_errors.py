@@ -65,7 +65,7 @@ REFUSED = (
         400,
         "structured_outputs.jsn is unknown; known are json, regex, choice, grammar, json_object, "
         "structural_tag, backend, whitespace_pattern, disable_any_whitespace, "
-        "disable_additional_properties, backend, disable_fallback",
+        "disable_additional_properties, disable_fallback",
         "structured_outputs.jsn",
         "invalid_structured_outputs",
     ),
