@@ -5,6 +5,8 @@
 # make limits   writes docs/limits.md from the code
 # make soak     the long versions of tests
 # make soak-schemas  of these the random schemas, their mutations and answers, in under 20 minutes
+# make soak-server   of these the tests of the server, in under 20 minutes
+# make clients  other people's clients of the server, in Python and in Node, in an environment of their own
 # make kernels  of these the tests of what runs on GPUs, which need none
 # make clean    removes what the others made
 # All of them need python3 (3.11 or newer) alone; the first one sets up .venv.
@@ -13,7 +15,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 WORKERS ?= 2
 
-.PHONY: demo check reading short test limits soak soak-schemas kernels clean
+.PHONY: demo check reading short test limits soak soak-schemas soak-server kernels clients clean
 
 demo: .venv/.ready
 	$(BIN)/mmengine demo
@@ -50,9 +52,27 @@ soak-schemas: .venv/.ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup -m soak --timeout 1200 \
 		tests/structured tests/benchmarks/test_structured_generations.py
 
+soak-server: .venv/.ready
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -s -m soak --timeout 600 tests/server
+
 kernels: .venv/.ready build/gpu/.ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/gpu tests/parity/test_parity_as_on_a_gpu.py \
 		tests/qwen3_vl/test_qwen3_vl_fused_text.py tests/runtime/test_runtime_flashinfer*.py
+
+clients: .venv/.ready build/clients/.ready
+	$(BIN)/python benchmarks/functions.py --data build/clients/python/lib/python3*/site-packages/bfcl_eval/data
+	$(BIN)/python -m tests.clients.run
+
+build/clients/.ready: tests/clients/requirements.txt tests/clients/package.json tests/clients/checks.mjs \
+		$(wildcard tests/clients/*.mjs)
+	rm -rf build/clients
+	$(PYTHON) -m venv build/clients/python
+	build/clients/python/bin/python -m pip install --quiet -r tests/clients/requirements.txt
+	build/clients/python/bin/python -m pip install --quiet --no-deps bfcl-eval==2026.3.23  # for its data
+	mkdir build/clients/node && cp tests/clients/package.json build/clients/node
+	@command -v npm >/dev/null && npm install --prefix build/clients/node --silent --no-audit --no-fund || \
+		echo "npm cannot be had here: the clients in JavaScript are left out"
+	@touch $@
 
 # What only GPUs need, beside .venv, so that no demo waits for it: a third of a gigabyte. Triton's kernels are
 # tested in its interpreter and compiled; FlashInfer's signatures and wrappers are what ours are compared with.

@@ -13,6 +13,7 @@ from structured_vocabulary import Vocabulary
 
 VERDICTS = ("exact", "refused", "over", "under", "crashed")
 BEGIN_S = 120  # to bring a vocabulary into a side's form
+TOO_LONG = "it took more than"
 MAX_WALKED = 2_000  # tokens of an answer whose masks are clocked
 
 
@@ -91,7 +92,7 @@ class Worker:
         self._connection.send_bytes(json.dumps(asdict(case)).encode())
         if not self._connection.poll(self._limit_s):
             self.close()
-            return Found("crashed", f"it took more than {self._limit_s:g} s")
+            return Found("crashed", f"{TOO_LONG} {self._limit_s:g} s")
         try:
             return Found(**json.loads(self._connection.recv_bytes()))
         except EOFError:

@@ -45,6 +45,8 @@ class ScriptedEngine:
     """In the place of an AsyncEngine: takes what it takes, prepares prompts as it does, and says a token to
     each request in a step, all of them by one call, as a step's news come."""
 
+    has_log = False
+
     def __init__(self) -> None:
         folder = resolve_folder(None)
         self.processor = plugin_for(folder).load_processor(folder)

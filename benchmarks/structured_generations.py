@@ -38,6 +38,7 @@ from mmengine.errors import MMEngineError
 from mmengine.request import Request, SamplingParams
 from mmengine.structured_output.engines.base import Compiled
 from mmengine.structured_output.engines.llguidance.backend import LLGuidance
+from mmengine.structured_output.json_schema.keywords import fraction
 from mmengine.structured_output.request.spec import grammar_of
 from mmengine.structured_output.rows.rows import RowMatchers
 
@@ -151,7 +152,21 @@ def validator_of(schema: Any) -> Any:
     kind = next(
         (each for name, each in DRAFTS.items() if name in str(named)), jsonschema.Draft202012Validator
     )
-    return kind(schema, format_checker=kind.FORMAT_CHECKER)
+    rules = {"multipleOf": _multiple} if named else {"multipleOf": _multiple, "type": _type}
+    exact = jsonschema.validators.extend(kind, rules)
+    return exact(schema, format_checker=kind.FORMAT_CHECKER)
+
+
+def _multiple(validator: Any, unit: Any, instance: Any, schema: Any) -> Iterator[Exception]:
+    """By the numbers as they are written: of 0.01 some are no multiple once both are divided as floats."""
+    if validator.is_type(instance, "number") and (fraction(instance) / fraction(unit)).denominator != 1:
+        yield jsonschema.ValidationError(f"{instance} is not a multiple of {unit}")
+
+
+def _type(validator: Any, types: Any, instance: Any, schema: Any) -> Iterator[Exception]:
+    """With OpenAPI's `nullable`, which counts where no draft is said."""
+    if instance is not None or schema.get("nullable") is not True:
+        yield from jsonschema.Draft202012Validator.VALIDATORS["type"](validator, types, instance, schema)
 
 
 def answers(case: Case, speaker: Speaker, budget: int, rounds: int) -> Iterator[Answer]:

@@ -15,6 +15,8 @@ from mmengine.version import __version__
 
 if TYPE_CHECKING:
     from mmengine.config import EngineConfig
+    from mmengine.processing.fetch.door import MediaDoor
+    from mmengine.processing.fetch.limits import FetchLimits
     from mmengine.request import SamplingParams
     from mmengine.serve.async_engine import AsyncEngine
     from mmengine.serve.engine import Engine
@@ -26,6 +28,8 @@ __all__ = [
     "AsyncEngine",
     "Engine",
     "EngineConfig",
+    "FetchLimits",
+    "MediaDoor",
     "Pipeline",
     "Prompt",
     "SamplingParams",
@@ -39,6 +43,8 @@ _HOMES = {
     "AsyncEngine": "mmengine.serve.async_engine",
     "Engine": "mmengine.serve.engine",
     "EngineConfig": "mmengine.config",
+    "FetchLimits": "mmengine.processing.fetch.limits",
+    "MediaDoor": "mmengine.processing.fetch.door",
     "Pipeline": "mmengine.serve.pipeline",
     "Prompt": "mmengine.serve.prompts",
     "SamplingParams": "mmengine.request",

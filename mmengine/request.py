@@ -20,6 +20,7 @@ MAX_SEQUENCES = 256  # in bad_words_ids and sequence_bias together
 MAX_SEQUENCE_TOKENS = 16  # of one of these sequences
 MAX_NGRAM = 64  # of no_repeat_ngram_size
 MAX_SEED = 2**63 - 1
+CallFormat = Literal["json", "xml"]  # how a model's chat template has calls of tools written
 MAX_AFTER = 256  # tokens behind which a form begins
 
 
@@ -101,18 +102,17 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             if number is not None and not 0 <= number <= MAX_LOGPROBS:
                 raise InvalidRequest(f"{name} must lie in 0 to {MAX_LOGPROBS}, not {shown(number)}")
         if len(self.stop) > MAX_STOP_STRINGS:
-            raise InvalidRequest(f"at most {MAX_STOP_STRINGS} stop strings are taken, not {len(self.stop)}")
+            raise InvalidRequest(f"stop holds at most {MAX_STOP_STRINGS} strings, not {len(self.stop)}")
         for text in self.stop:
             if not 1 <= len(text) <= MAX_STOP_STRING_CHARS:
-                raise InvalidRequest(f"a stop string must have 1 to {MAX_STOP_STRING_CHARS} characters")
+                raise InvalidRequest(f"stop must hold strings of 1 to {MAX_STOP_STRING_CHARS} characters")
             check_unicode("stop", text)
         if len(self.stop_token_ids) > MAX_STOP_STRINGS:
-            raise InvalidRequest(f"at most {MAX_STOP_STRINGS} stop token ids are taken")
-        for token in (*self.stop_token_ids, *self.logit_bias):
-            if not 0 <= token < 2**31:
-                raise InvalidRequest(
-                    f"stop_token_ids and logit_bias name the token {shown(token)}, which is no id"
-                )
+            raise InvalidRequest(f"stop_token_ids holds at most {MAX_STOP_STRINGS} tokens")
+        for name in ("stop_token_ids", "logit_bias"):
+            for token in getattr(self, name):
+                if not 0 <= token < 2**31:
+                    raise InvalidRequest(f"{name} names the token {shown(token)}, which is no id")
         if len(self.logit_bias) > MAX_LOGIT_BIAS:
             raise InvalidRequest(f"logit_bias holds at most {MAX_LOGIT_BIAS} tokens")
         for token, bias in self.logit_bias.items():
@@ -209,6 +209,7 @@ class MediaItem(msgspec.Struct, frozen=True, array_like=True):
 
 
 _TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+TokenIds = Annotated[tuple[_TokenId, ...], msgspec.Meta(max_length=MAX_AFTER)]
 
 
 class GrammarRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -222,7 +223,7 @@ class GrammarRequest(msgspec.Struct, frozen=True, array_like=True):
 
     kind: str
     source: str
-    after: Annotated[tuple[_TokenId, ...], msgspec.Meta(max_length=MAX_AFTER)] = ()
+    after: TokenIds = ()
     on_truncation: Literal["length", "close"] = "length"
 
     @property

@@ -44,6 +44,7 @@ TOGETHER = {
     "tests/house/test_limits_page.py": "limits page",
     "tests/parity/test_parity.py": "parity",
     "tests/parity/test_parity_as_on_a_gpu.py": "parity",
+    "tests/server/test_server_command.py": "server",
     "tests/spec_decode/test_draft_overlap.py": "draft overlap",
 }
 

@@ -4,7 +4,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from types import FrameType
@@ -24,10 +24,15 @@ INTERRUPTED = 130
 
 
 def run_batch_file(
-    requests: Path, out: Path, log: Path | None, make_engine: Callable[[Resume | None], Engine]
+    requests: Path,
+    out: Path,
+    log: Path | None,
+    make_engine: Callable[[Resume | None], Engine],
+    media_options: Mapping[str, object] | None = None,
 ) -> int:
     """Answer every line of `requests` into `out`. 0 when each line got an answer or an error, 130
-    when a signal ended it before. With a `log` that this batch began, go on where the log ends."""
+    when a signal ended it before. With a `log` that this batch began, go on where the log ends.
+    `media_options`: of all prompts."""
     index = RequestIndex(requests)
     if out.exists() and out.samefile(requests):
         raise InvalidRequest("--out is the request file itself; name another file")
@@ -43,11 +48,16 @@ def run_batch_file(
         if log is not None and resume is None:
             index.begin(log)
         with closing(AnswerFile(out, index, fresh=resume is None)) as answers:
-            return _answer_all(engine, index, answers, console, log)
+            return _answer_all(engine, index, answers, console, log, media_options)
 
 
 def _answer_all(
-    engine: Engine, index: RequestIndex, answers: AnswerFile, console: Console, log: Path | None
+    engine: Engine,
+    index: RequestIndex,
+    answers: AnswerFile,
+    console: Console,
+    log: Path | None,
+    media_options: Mapping[str, object] | None,
 ) -> int:
     before = len(answers.answered)
     if engine.built.resumed is not None:
@@ -59,7 +69,7 @@ def _answer_all(
     counts = _Counts()
     drain, stop = threading.Event(), threading.Event()
     with index.path.open("rb") as source, _signals(drain, stop), _progress(console) as progress:
-        file = RequestFile(source, index.path.parent, answers.answered)
+        file = RequestFile(source, index.path.parent, answers.answered, media_options)
         task = progress.add_task("answering", total=len(index), completed=before, tokens=0)
         for place, answer in run_batch(engine, file, received=False, drain=drain, stop=stop):
             counts.take(answer)

@@ -7,6 +7,8 @@ from dataclasses import MISSING, fields
 from functools import wraps
 from typing import Annotated, Any, get_args, get_type_hints
 
+from typer.models import OptionInfo
+
 
 def grouped(environment: str = "") -> Callable[[Callable[..., None]], Callable[..., None]]:
     """A command for typer whose options are the fields of the dataclasses that it takes, in order.
@@ -38,6 +40,12 @@ def _options(kind: type, environment: str) -> Iterator[inspect.Parameter]:
         if environment:
             value, option = get_args(hint)
             option = copy.copy(option)  # another command may have it without a variable
-            option.envvar, option.show_envvar = environment + field.name.upper(), False
+            option.envvar, option.show_envvar = environment + _name(option, field.name).upper(), False
             hint = Annotated[value, option]
         yield inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
+
+
+def _name(option: OptionInfo, name: str) -> str:
+    """As the flag has it, where it is not the field's. In Annotated a first flag stands as the default."""
+    flags = [each for each in (option.default, *(option.param_decls or ())) if isinstance(each, str)]
+    return flags[0].removeprefix("--").replace("-", "_") if flags else name

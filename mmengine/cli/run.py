@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from mmengine.cli.grouped import grouped
+from mmengine.cli.media_options import MediaUrls
 from mmengine.cli.run_options import Files, Model, Printing, Question, Sampling
 from mmengine.errors import InvalidRequest
 
@@ -17,9 +18,11 @@ if TYPE_CHECKING:  # heavy: loaded when a command runs
 
     from mmengine.config import EngineConfig
     from mmengine.core.resume import Resume
+    from mmengine.processing.fetch.door import MediaDoor
     from mmengine.serve.answers import Completion
     from mmengine.serve.engine import Engine
 
+    MediaOptions = dict[str, MediaDoor] | None
     MakeEngine = Callable[[Resume | None], Engine]
 
 HELP = """Answer a question about images or videos, or a file of questions.
@@ -45,17 +48,28 @@ _CONTROL = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)), "�")
 
 
 @grouped()
-def run(question: Question, printing: Printing, sampling: Sampling, model: Model, files: Files) -> None:
-    _configure_logging(printing.verbose)
+def run(
+    question: Question,
+    printing: Printing,
+    sampling: Sampling,
+    model: Model,
+    media: MediaUrls,
+    files: Files,
+) -> None:
+    if printing.verbose:
+        from mmengine.cli.records import show_records  # lazy: seldom needed
+
+        show_records()
+    media_options = media.media_options()
     config = model.config(keeps_media=not files.no_media_store)
     make_engine = partial(_make_engine, model, files, config)
     if files.batch is not None:
         _refuse_beside_batch(question, printing)
-        raise typer.Exit(_answer_file(files.batch, files, make_engine))
+        raise typer.Exit(_answer_file(files.batch, files, make_engine, media_options))
     question.check()
     if files.out is not None:
         raise InvalidRequest("--out belongs to --batch; redirect the output instead")
-    _answer_one(question, sampling, make_engine, printing.json_output)
+    _answer_one(question, sampling, make_engine, printing.json_output, media_options)
 
 
 def _make_engine(model: Model, files: Files, config: "EngineConfig", resume: "Resume | None") -> "Engine":
@@ -70,7 +84,9 @@ def _make_engine(model: Model, files: Files, config: "EngineConfig", resume: "Re
     )
 
 
-def _answer_file(requests: Path, files: Files, make_engine: "MakeEngine") -> int:
+def _answer_file(
+    requests: Path, files: Files, make_engine: "MakeEngine", media_options: "MediaOptions"
+) -> int:
     """The exit code. With a log, this process only watches over another one that answers."""
     from mmengine.cli import supervisor  # lazy: help needs no processes
 
@@ -83,13 +99,20 @@ def _answer_file(requests: Path, files: Files, make_engine: "MakeEngine") -> int
         supervisor.obey_supervisor()
     from mmengine.cli.batch import run_batch_file  # lazy: numpy, msgspec
 
-    return run_batch_file(requests, out, files.log, make_engine)
+    return run_batch_file(requests, out, files.log, make_engine, media_options)
 
 
-def _answer_one(question: Question, options: Sampling, make_engine: "MakeEngine", as_json: bool) -> None:
+def _answer_one(
+    question: Question,
+    options: Sampling,
+    make_engine: "MakeEngine",
+    as_json: bool,
+    media_options: "MediaOptions",
+) -> None:
     from mmengine.cli.batch import draft_lines  # lazy: numpy, msgspec
     from mmengine.serve.answers import succeeded
     from mmengine.serve.options import make_sampling
+    from mmengine.serve.prompts import Prompt
     from mmengine.structured_output.request.spec import grammar_of  # lazy: msgspec
 
     response_format = question.response_format()
@@ -99,7 +122,8 @@ def _answer_one(question: Question, options: Sampling, make_engine: "MakeEngine"
     grammar_of(response_format)
     live = sys.stdout.isatty() and not as_json and params.n == 1
     with make_engine(None) as engine:
-        engine.submit(question.messages(), params, stream=live, response_format=response_format)
+        prompt = Prompt(messages=question.messages(), media_options=media_options)
+        engine.submit(prompt, params, stream=live, response_format=response_format)
         completion: Completion | None = None
         while completion is None:
             for output in engine.step():
@@ -135,12 +159,3 @@ def _refuse_beside_batch(question: Question, printing: Printing) -> None:
         if value:
             shown = "a question" if name == "prompt" else f"--{name}"
             raise InvalidRequest(f"{shown} and --batch exclude each other; it belongs into the request lines")
-
-
-def _configure_logging(verbose: bool) -> None:
-    """The library is silent; the command shows its records on stderr when asked."""
-    if verbose:
-        import logging  # lazy: seldom needed
-
-        logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(message)s")
-        logging.getLogger("mmengine").setLevel(logging.INFO)

@@ -20,8 +20,12 @@ class Question:
     """One question, and the form of its answer."""
 
     prompt: Annotated[str | None, typer.Argument(help="The question.", show_default=False)] = None
-    image: Annotated[list[Path] | None, typer.Option(help="An image file; may be repeated.")] = None
-    video: Annotated[list[Path] | None, typer.Option(help="A video file; may be repeated.")] = None
+    image: Annotated[
+        list[str] | None, typer.Option(help="An image file, or its URL; may be repeated.", metavar="PATH")
+    ] = None
+    video: Annotated[
+        list[str] | None, typer.Option(help="A video file, or its URL; may be repeated.", metavar="PATH")
+    ] = None
     system: Annotated[str | None, typer.Option(help="A system message.")] = None
     schema: Annotated[
         Path | None, typer.Option(help="A JSON schema: the answer is JSON that it describes.")
@@ -48,8 +52,8 @@ class Question:
             )
 
     def messages(self) -> list[dict[str, Any]]:
-        parts = [{"type": "image", "image": str(path)} for path in self.image or []]
-        parts += [{"type": "video", "video": str(path)} for path in self.video or []]
+        parts = [{"type": "image", "image": path} for path in self.image or []]
+        parts += [{"type": "video", "video": path} for path in self.video or []]
         user = {"role": "user", "content": [*parts, {"type": "text", "text": self.prompt}]}
         return [*([{"role": "system", "content": self.system}] if self.system else []), user]
 

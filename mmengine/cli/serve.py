@@ -13,7 +13,7 @@ import typer
 
 from mmengine.cli.grouped import grouped
 from mmengine.cli.run_options import Model
-from mmengine.cli.serve_options import Http, Limits, Log, server_settings
+from mmengine.cli.serve_options import Http, Limits, Log, Media, server_settings
 from mmengine.errors import ConfigError
 
 if TYPE_CHECKING:  # heavy: loaded when a command runs
@@ -50,21 +50,41 @@ def read_config(context: typer.Context, path: Path | None) -> Path | None:
     import yaml  # lazy: only with --config
 
     try:
-        data = path.read_bytes()
-        found = yaml.safe_load(data) if len(data) <= MAX_CONFIG_BYTES else None
+        with path.open("rb") as file:
+            data = file.read(MAX_CONFIG_BYTES + 1)
     except OSError as error:
         raise ConfigError(f"--config {path} cannot be read: {error.strerror}") from None
-    except yaml.YAMLError:
+    if len(data) > MAX_CONFIG_BYTES:
+        raise ConfigError(f"--config {path} has more than {MAX_CONFIG_BYTES} bytes; it holds options alone")
+    try:
+        found = yaml.safe_load(data)
+    except (yaml.YAMLError, ValueError, RecursionError):  # a day that no month has, lists in lists
         raise ConfigError(f"--config {path} is no YAML that can be read") from None
     if not isinstance(found, dict):
         raise ConfigError(f"--config {path} must hold option: value, as port: 8000")
-    options = {str(name).replace("-", "_"): value for name, value in found.items()}
-    known = {each.name for each in context.command.params}
-    for name in options:
-        if name not in known or name == "config":
-            raise ConfigError(f"--config {path}: there is no option {name!r}; see mmengine serve --help")
+    known = {opt.lstrip("-"): each for each in context.command.params for opt in each.opts}
+    options = {}
+    for given, value in found.items():
+        name = str(given).replace("_", "-")
+        if name not in known or name in ("config", "help"):
+            raise ConfigError(
+                f"--config {path}: there is no option {str(given)!r}; see mmengine serve --help"
+            )
+        option = known[name]
+        options[option.name] = _several(value) if getattr(option, "multiple", False) else value
     context.default_map = options
     return path
+
+
+def _several(value: object) -> list[str]:
+    """Values of an option that may be given several times: one, a list of them, or for --set a mapping."""
+    if isinstance(value, dict):
+        return [f"{name}={_word(each)}" for name, each in value.items()]
+    return [_word(each) for each in (value if isinstance(value, list) else [value])]
+
+
+def _word(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,17 +98,22 @@ class Config:
 
 
 @grouped(environment="MMENGINE_")
-def serve(config: Config, http: Http, model: Model, limits: Limits, log: Log) -> None:
+def serve(config: Config, http: Http, model: Model, limits: Limits, media: Media, log: Log) -> None:
     check_installed()
     from mmengine.server.auth import ApiKeys  # lazy: help needs no server
     from mmengine.server.lifecycle import listen, run
     from mmengine.server.lifecycle import serve as serve_engine
+    from mmengine.server.media import media_door
+    from mmengine.server.tls import check_tls
 
-    settings = server_settings(http, limits)
-    keys = ApiKeys(http.api_key_file)
+    settings = server_settings(http, limits, media)
+    check_tls(settings)
+    keys, door = ApiKeys(http.api_key_file), media_door(settings)
     engine_config = model.config(keeps_media=not log.no_media_store)
     if http.request_log:
-        _log_requests()
+        from mmengine.cli.records import show_records  # lazy: help needs no logs
+
+        show_records()
     names = settings.served_model_names or (model.model or EMBEDDED_NAME,)
     with listen(settings) as bound:
         with _progress(f"loading {model.model or 'the embedded checkpoint'}"):
@@ -101,7 +126,7 @@ def serve(config: Config, http: Http, model: Model, limits: Limits, log: Log) ->
             guard = "" if keys.any else ", without an API key"
             print(f"mmengine: serving {', '.join(names)} at {where}/v1{guard}", file=sys.stderr, flush=True)
 
-        run(serve_engine(engine, settings, keys, names, bound, listening))
+        run(serve_engine(engine, settings, keys, names, bound, listening, door))
 
 
 def _engine(model: Model, log: Log, config: object) -> "AsyncEngine":
@@ -135,10 +160,3 @@ def _progress(text: str) -> Iterator[None]:
         print(f"mmengine: {text}", file=sys.stderr, flush=True)
         yield
     print(f"mmengine: loaded in {time.monotonic() - begun:.1f} s", file=sys.stderr, flush=True)
-
-
-def _log_requests() -> None:
-    import logging  # lazy: help needs no logs
-
-    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(message)s")
-    logging.getLogger("mmengine").setLevel(logging.INFO)

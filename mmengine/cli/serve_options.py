@@ -1,11 +1,12 @@
 """Options of `mmengine serve`, beside those of the model."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from mmengine.cli.media_options import MEDIA, MediaUrls
 from mmengine.errors import ConfigError
 
 if TYPE_CHECKING:  # heavy: loaded when a command runs
@@ -38,8 +39,19 @@ class Http:
     open_metrics: Annotated[
         bool, typer.Option("--open-metrics", rich_help_panel=HTTP, help="/metrics without a key for all.")
     ] = False
+    metrics_compat: Annotated[
+        Literal["none", "vllm"],
+        typer.Option(rich_help_panel=HTTP, help="Whose names /metrics has too, beside mmengine_…"),
+    ] = "none"
     ssl_certfile: Annotated[Path | None, typer.Option(rich_help_panel=HTTP, help="For TLS.")] = None
     ssl_keyfile: Annotated[Path | None, typer.Option(rich_help_panel=HTTP, help="For TLS.")] = None
+    ssl_keyfile_password: Annotated[
+        str, typer.Option(rich_help_panel=HTTP, help="Of the key; better as MMENGINE_SSL_KEYFILE_PASSWORD.")
+    ] = ""
+    ssl_ca_certs: Annotated[
+        Path | None,
+        typer.Option(rich_help_panel=HTTP, help="Clients must show a certificate that one of these signed."),
+    ] = None
     chat_template: Annotated[
         Path | None, typer.Option(rich_help_panel=HTTP, help="A Jinja file in place of the model's template.")
     ] = None
@@ -53,6 +65,14 @@ class Http:
         Literal["refuse", "ignore"],
         typer.Option(rich_help_panel=HTTP, help="What becomes of a field of a call that nobody knows."),
     ] = "refuse"
+    strict_tools: Annotated[
+        bool,
+        typer.Option(
+            "--strict-tools",
+            rich_help_panel=HTTP,
+            help="Refuse each tool whose schema cannot be enforced, not only those that ask for it.",
+        ),
+    ] = False
     request_log: Annotated[
         bool, typer.Option(rich_help_panel=HTTP, help="A line on stderr for each request, without content.")
     ] = True
@@ -67,12 +87,19 @@ class Limits:
         int, typer.Option(rich_help_panel=LIMITS, help="Of all that are read or prepared.")
     ] = 512 * 2**20
     key_share: Annotated[
-        float, typer.Option(rich_help_panel=LIMITS, help="Of all calls that one of several keys may have.")
+        float,
+        typer.Option(
+            rich_help_panel=LIMITS, help="Of all calls, and of bodies, that one of several keys may have."
+        ),
     ] = 0.5
     max_header_bytes: Annotated[int, typer.Option(rich_help_panel=LIMITS, help="Of one call.")] = 64 * 2**10
     max_pixels: Annotated[
         int, typer.Option(rich_help_panel=LIMITS, help="That a call may ask for of an image.")
     ] = 16_777_216
+    max_tools: Annotated[int, typer.Option(rich_help_panel=LIMITS, help="Of one call.")] = 128
+    max_tool_bytes: Annotated[
+        int, typer.Option(rich_help_panel=LIMITS, help="Of all tools of one call, as JSON.")
+    ] = 256 * 2**10
     max_backlog: Annotated[
         int, typer.Option(rich_help_panel=LIMITS, help="News of a stream that wait for its reader.")
     ] = 8192
@@ -86,6 +113,16 @@ class Limits:
     drain_s: Annotated[
         int, typer.Option(rich_help_panel=LIMITS, help="That streams may take after SIGTERM.")
     ] = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Media(MediaUrls):
+    """What messages may name, beside the data: URLs that are always taken."""
+
+    media_root: Annotated[
+        Path | None,
+        typer.Option(rich_help_panel=MEDIA, help="Read file: URLs and paths below this folder."),
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,16 +149,20 @@ class Log:
     ] = False
 
 
-def server_settings(http: Http, limits: Limits) -> "ServerSettings":
+def server_settings(http: Http, limits: Limits, media: Media) -> "ServerSettings":
     """Raises ConfigError."""
     from mmengine.server.settings import ServerSettings  # lazy: msgspec
 
     values: dict[str, object] = {name: getattr(limits, name) for name in Limits.__slots__}
-    for name in ("host", "port", "open_metrics", "generation_config", "unknown_fields"):
+    given = ((field.name, getattr(media, field.name)) for field in fields(media))
+    values |= {name: value for name, value in given if value is not None}
+    values["media_root"] = "" if media.media_root is None else str(media.media_root)
+    same = ("host", "port", "generation_config", "unknown_fields", "strict_tools", "open_metrics")
+    for name in (*same, "metrics_compat", "ssl_keyfile_password"):
         values[name] = getattr(http, name)
     values["served_model_names"] = tuple(http.served_model_name or ())
     values["chat_template"] = _template(http.chat_template)
-    for name in ("ssl_certfile", "ssl_keyfile"):
+    for name in ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs"):
         path = getattr(http, name)
         values[name] = "" if path is None else str(path)
     return ServerSettings.of(values)

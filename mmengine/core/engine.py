@@ -265,6 +265,7 @@ class EngineCore:
         if decisions:
             self._is_decided = True
             self._plan = batch(self.view, decisions, self._tables) if self.executor.needs_plan else NO_PLAN
+            self._stats.num_scheduled_tokens += int(self._plan.num_scheduled.sum())
             if self._overlaps:
                 self._stats.overlap[overlap.AHEAD if self._dispatched else self._waited_for] += 1
                 self._waited_for = overlap.ALONE
@@ -324,7 +325,9 @@ class EngineCore:
         self.sink.append(event, self.state.step_of(event), self._now)
         evolve(self.state, event)
         self._stats.count(event, req_state, self.config.block_size)
-        if isinstance(event, ev.Finished):
+        if isinstance(event, ev.Admitted):
+            self._outputs.admitted.append(event.request_id)
+        elif isinstance(event, ev.Finished):
             self.inbox.ended(event.request_id)
             self._outputs.finished(event, max(0, req_state.num_cached) if req_state else 0)
 

@@ -51,6 +51,7 @@ class Outputs:
         self._prompt_logprobs: dict[int, PromptLogprobs] = {}  # by request
         self._drafted: dict[int, tuple[int, int]] = {}  # by request, of those that had drafts
         self._ends: dict[str, tuple[ev.Finished, int]] = {}
+        self.admitted: list[str] = []  # requests that were given a row, once more or for the first time
 
     def __bool__(self) -> bool:
         return bool(len(self._requests) or self._ends)
@@ -138,6 +139,8 @@ class Stats:
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
     num_cached_tokens: int = 0
+    num_looked_up_tokens: int = 0
+    num_scheduled_tokens: int = 0
     num_preemptions: int = 0
     num_thrashes: int = 0
     num_no_progress: int = 0
@@ -165,6 +168,7 @@ class Stats:
                 held = () if req_state is None else req_state.held_media
                 self.num_encoder_hits += len(held) - len(encode)
                 self.num_cached_tokens += len(cached) // 4 * block_size
+                self.num_looked_up_tokens += 0 if req_state is None else len(req_state.tokens)
             case ev.Queued(prompt=prompt):
                 self.num_prompt_tokens += len(prompt) // 4
             case ev.Preempted():

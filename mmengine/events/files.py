@@ -9,6 +9,7 @@ opened, and new names reach the disk with the file system's own journal.
 import errno
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 # Bits that are 0 where the system has no such thing: only Windows tells text from bytes.
@@ -22,6 +23,23 @@ def open_file(path: Path, flags: int) -> int:
     if not _NO_LINK and path.is_symlink():
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
     return os.open(path, flags | _NO_LINK | _BYTES, 0o600)
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """A file with these bytes, which takes the place of one that is there: whole, or not at all. Its name is
+    forced to the disk too. Raises OSError; then nothing is left beside it."""
+    part = path.with_name(path.name + ".part")
+    try:
+        with open(open_file(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
+            file.write(data)  # all of it, however often the system must be asked
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except OSError:
+        with suppress(OSError):
+            part.unlink()
+        raise
+    sync_folder(path.parent)
 
 
 def sync_data(fd: int) -> None:

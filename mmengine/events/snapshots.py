@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from mmengine.errors import CorruptLog, LogError
-from mmengine.events.files import open_file, sync_folder
+from mmengine.events.files import open_file, write_whole
 
 SUFFIX = ".mmsnap"
 MAX_BYTES = 2**33
@@ -28,19 +28,8 @@ class SnapshotFolder:
 
     def write(self, sequence: int, data: bytes, num_bytes: int) -> None:
         self._next_at = num_bytes + self._every_bytes
-        path = snapshot_path(self._folder, sequence)
-        part = path.with_name(path.name + ".part")
-        try:
-            fd = open_file(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-            with open(fd, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            part.replace(path)
-            sync_folder(self._folder)
-        except OSError:
-            with suppress(OSError):
-                part.unlink()
+        with suppress(OSError):
+            write_whole(snapshot_path(self._folder, sequence), data)
 
 
 def drop_behind(folder: Path, sequence: int) -> None:

@@ -10,14 +10,13 @@ from typing import Annotated
 
 import msgspec
 
-from mmengine.request import MAX_AFTER
+from mmengine.request import TokenIds
 
 GRAMMAR = 8  # the field of QUEUED
 MAX_FIELDS = 64  # of an event, far more than one has
 Fields = list[msgspec.Raw]
 _fields = msgspec.msgpack.Decoder(Annotated[Fields, msgspec.Meta(max_length=MAX_FIELDS)])
 _CLOSES = ',"on_truncation":"close"}'
-_Ids = Annotated[tuple[Annotated[int, msgspec.Meta(ge=0, lt=2**31)], ...], msgspec.Meta(max_length=MAX_AFTER)]
 _SOURCES = {"json_schema": "schema", "regex": "regex", "choice": "choices", "lark": "lark"}
 
 
@@ -61,7 +60,7 @@ def _grammar_in(text: str) -> tuple[str, str, tuple[int, ...], str]:
     try:
         parts = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
         kind = msgspec.json.decode(parts.pop("type"), type=str)
-        after = msgspec.json.decode(parts.pop("after", b"[]"), type=_Ids)
+        after = msgspec.json.decode(parts.pop("after", b"[]"), type=TokenIds)
         parts.pop("on_truncation", None)
         if kind == "structural_tag":
             return kind, msgspec.json.encode(parts).decode(), after, truncation

@@ -14,7 +14,7 @@ import numpy as np
 from mmengine.models.decoding import DecoderRecipe, MediaDecoder
 from mmengine.models.media_cache import MediaCache
 from mmengine.models.sharding import Shard
-from mmengine.request import MediaItem
+from mmengine.request import CallFormat, MediaItem
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +86,10 @@ class Processor(Protocol):
     @property
     def template_variables(self) -> frozenset[str]:
         """What the chat template reads: its loop variables are not among them."""
+
+    def call_format(self, template_options: Mapping[str, Any] | None = None) -> CallFormat | None:
+        """How the chat template that `template_options` lead to has calls of tools written; None: it knows of
+        no tools."""
 
     media_decoder: MediaDecoder | None
     """Who decodes media that were sent encoded; None: whoever prepares them, on its thread. May be set at

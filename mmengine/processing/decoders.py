@@ -109,9 +109,12 @@ class Decoders:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Why no media can be decoded here."""
-        error = self._start_error
-        return (f"no decoder can be started: {error}",) if error else ()
+        """Why no media can be decoded here now."""
+        with self._changed:
+            is_none_there = not self._idle and not self._num_busy
+            if is_none_there and self._start_error and time.monotonic() < self._no_start_before:
+                return (f"no decoder can be started: {self._start_error}",)
+        return ()
 
     def close(self) -> None:
         """End the processes; those that work end with their items."""

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from mmengine.core.decide.schedule import DECISION_VERSION
 from mmengine.events.codec import Record
 from mmengine.events.ending import WRITTEN, LogEnd
 from mmengine.events.recovery import Cut
@@ -48,7 +47,7 @@ class VerifyReport:
     rederived: bool = True
     logged_version: int = 0
     logged_engine: str = ""
-    version: int = DECISION_VERSION  # of this build
+    version: int = 0  # by which this build decides such a log
     engine: str = __version__
     torn: Cut | None = None
     divergence: Divergence | None = None

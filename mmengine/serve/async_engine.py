@@ -13,7 +13,7 @@ import asyncio
 import queue
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -26,26 +26,25 @@ from mmengine.errors import ExecutorFailed, InvalidRequest, MMEngineError, Queue
 from mmengine.models.plugin import Prepared, Processor
 from mmengine.processing.attempt import GIVEN_UP, AttemptOver
 from mmengine.request import SamplingParams
-from mmengine.serve.answers import Completion, RequestOutput, ended, engine_failed, succeeded, unbegun
+from mmengine.serve.answers import RequestOutput, ended, engine_failed, unbegun
+from mmengine.serve.async_forms import AsyncForms
 from mmengine.serve.engine import Engine
 from mmengine.serve.health import Readiness
-from mmengine.serve.json_stream import values_in
 from mmengine.serve.media_memory import media_workers
 from mmengine.serve.operators import operator_log
 from mmengine.serve.options import FORM, SubmitOptions, make_options
 from mmengine.serve.preparation import Preparation, Preparing
-from mmengine.serve.prompts import Prompt
-from mmengine.serve.stream import Channel, Stream, put_all
-from mmengine.serve.structured import decoded, json_format, response_format_of
+from mmengine.serve.prompts import Prompt, Prompted
+from mmengine.serve.stream import Channel, Stream, deliver
+from mmengine.serve.structured import response_format_of
 from mmengine.serve.texts import AnswerTexts
-from mmengine.structured_output.partial_json import JsonValue
 
 STEP_LIMIT_S = 60.0  # a step that takes longer hangs
 
 MAX_HANGS = 32  # hangs in a row, before the streams hear of it
 
 
-class AsyncEngine:
+class AsyncEngine(AsyncForms):
     """A model behind a thread. Takes what `Engine` takes; loading happens in the constructor.
 
     Media are decoded and resized on `media_workers` threads of their own, schemas and grammars are checked on
@@ -73,7 +72,7 @@ class AsyncEngine:
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._lock = threading.Lock()  # guards _open, _closing and _failure
         self._open: set[Channel] = set()
-        self._closing = False
+        self._closing = self._leaving = False
         self._failure: MMEngineError | None = None
         self._preparing: dict[Channel, Preparing] = {}  # like the next two, the engine's thread's alone
         self._running: dict[str, Channel] = {}
@@ -98,6 +97,11 @@ class AsyncEngine:
         return self._engine.processor
 
     @property
+    def has_log(self) -> bool:
+        """Whether what is accepted outlives this process."""
+        return self._has_log
+
+    @property
     def max_open(self) -> int:
         """Requests that may be open at once."""
         return self._limit
@@ -106,7 +110,7 @@ class AsyncEngine:
 
     def stream(
         self,
-        prompt: Prompt | str | list[dict[str, Any]],
+        prompt: Prompted,
         sampling: SamplingParams | None = None,
         **options: Unpack[SubmitOptions],
     ) -> Stream:
@@ -139,50 +143,6 @@ class AsyncEngine:
         """On a thread of the preparation."""
         self._commands.put(lambda: self._submit(request, result))
 
-    async def generate(
-        self,
-        prompt: Prompt | str | list[dict[str, Any]],
-        sampling: SamplingParams | None = None,
-        **options: Unpack[SubmitOptions],
-    ) -> Completion:
-        """The whole answer. Raises what `stream` raises, and RequestFailed when it was given up."""
-        async with self.stream(prompt, sampling, **options) as stream:
-            stream.texts.pieces = False
-            async for _ in stream:
-                pass
-        assert stream.completion is not None, "a stream without an error ends with its completion"
-        return succeeded(stream.completion)
-
-    async def generate_json(
-        self,
-        messages: Prompt | str | list[dict[str, Any]],
-        schema: object,
-        *,
-        reasoning: bool | None = None,
-        on_truncation: str = "length",
-        sampling: SamplingParams | None = None,
-        **options: Unpack[SubmitOptions],
-    ) -> Any:
-        """What `Engine.generate_json` gives; `options` are those of `generate`."""
-        options["response_format"] = json_format(schema, sampling, options, reasoning, on_truncation)
-        return decoded(await self.generate(messages, sampling, **options), schema)
-
-    async def stream_json(
-        self,
-        messages: Prompt | str | list[dict[str, JsonValue]],
-        schema: object,
-        *,
-        reasoning: bool | None = None,
-        on_truncation: str = "length",
-        sampling: SamplingParams | None = None,
-        **options: Unpack[SubmitOptions],
-    ) -> AsyncIterator[JsonValue]:
-        """What `Engine.stream_json` yields, beside whatever else runs."""
-        options["response_format"] = json_format(schema, sampling, options, reasoning, on_truncation)
-        async with self.stream(messages, sampling, **options) as stream:
-            async for value in values_in(stream, self._engine.processor.tokenizer, schema):
-                yield value
-
     def stats(self) -> Stats:
         """Counters of the core since the start, as of the last step."""
         return self._stats
@@ -205,12 +165,12 @@ class AsyncEngine:
             reasons += (f"a step has not returned for {time.monotonic() - since:.0f} seconds",)
         return Readiness(reasons + (("the engine is closing",) if self._closing else ()), *standing)
 
-    async def close(self, *, drain: bool = True) -> None:
-        """Take no more requests, finish those that run (`drain`) or cancel them, and free the
-        device. Closing twice is no error."""
+    async def close(self, *, drain: bool = True, leave: bool = False) -> None:
+        """Take no more requests, finish those that run (`drain`), or cancel them, or `leave` them in the log
+        for whoever goes on with it; and free the device. Closing twice is no error."""
         with self._lock:
-            self._closing = True
-            channels = [] if drain else list(self._open)
+            self._closing, self._leaving = True, leave
+            channels = [] if drain or leave else list(self._open)
         for channel in channels:
             self._close_channel(channel)
         self._commands.put(lambda: None)
@@ -218,6 +178,8 @@ class AsyncEngine:
         await asyncio.to_thread(self._preparation.close)
         while not self._commands.empty():  # of requests that were given up while a thread prepared them
             self._commands.get()()
+        for channel in list(self._open):
+            self._end(channel, RequestFailed("the engine was closed; the request stays in its log"))
 
     def _join(self) -> None:
         """Wait for the engine's thread, and for a thread that takes over from it; not for a stuck thread."""
@@ -239,7 +201,7 @@ class AsyncEngine:
 
     def _run(self, engine: Engine) -> None:
         try:
-            while not (self._closing and not self._open):
+            while not (self._closing and (self._leaving or not self._open)):
                 self._take_commands()
                 if engine.has_work:
                     self._stepping_since = time.monotonic()
@@ -286,7 +248,7 @@ class AsyncEngine:
             if not self._engine.requests.can_take_up(
                 request_id, num_choices
             ):  # no step had seen the request yet
-                options = replace(channel.options, request_id=request_id)
+                options = replace(channel.options.after(channel.age_s), request_id=request_id)
                 self._engine.submit_prepared(stuck.requests.prepared(request_id), options)
                 continue
             completion = self._engine.requests.take_up(request_id, num_choices, stream=True)
@@ -310,7 +272,7 @@ class AsyncEngine:
             elif isinstance(result, Exception):
                 raise result
             else:
-                options = channel.options.after(request.age_s)
+                options = channel.options.after(channel.age_s)
                 channel.request_id = self._engine.submit_prepared(result, options)
                 self._running[channel.request_id] = channel
                 self._unwritten.append(channel)
@@ -339,8 +301,7 @@ class AsyncEngine:
             self._end(channel, request.too_slow())
             return
         news = ended(unbegun(channel.options.request_id, channel.options.sampling.n, "deadline"))
-        with suppress(RuntimeError):  # the caller's loop is closed
-            channel.loop.call_soon_threadsafe(put_all, [(channel, one) for one in news])
+        deliver((channel, one) for one in news)
         self._forget(channel)
 
     def _acknowledge(self, engine: Engine) -> None:
@@ -362,18 +323,9 @@ class AsyncEngine:
             self._engine.cancel(channel.request_id)
 
     def _deliver(self, outputs: list[RequestOutput]) -> None:
-        """Hand over the news of a step, with one call for each event loop."""
-        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Channel, RequestOutput]]] = {}
-        for output in outputs:
-            channel = self._running[output.request_id]
-            by_loop.setdefault(channel.loop, []).append((channel, output))
-        for loop, news in by_loop.items():
-            try:
-                loop.call_soon_threadsafe(put_all, news)
-            except RuntimeError:  # that loop is closed: nobody listens any more
-                for channel, _ in news:
-                    channel.closed = True
-                    self._cancel(channel)
+        for channel in deliver((self._running[output.request_id], output) for output in outputs):
+            channel.closed = True
+            self._cancel(channel)
         for output in outputs:
             if output.completion is not None:
                 self._forget(self._running.pop(output.request_id))

@@ -6,7 +6,6 @@ error begins with. `batch.json` beside the log says which request file the log b
 """
 
 import hashlib
-import os
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +15,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from mmengine.errors import InvalidRequest, LogError
-from mmengine.events.files import sync_data, sync_folder
+from mmengine.events.files import sync_data, write_whole
 from mmengine.events.segment import segment_paths
 from mmengine.serve.batchfile import bounded_lines
 from mmengine.serve.request_lines import custom_id_of, head_of
@@ -59,14 +58,7 @@ class RequestIndex:
     def begin(self, log: Path) -> None:
         """Note beside a new log which request file it belongs to."""
         manifest = _Manifest(self.sha256, len(self))
-        part = log / f"{MANIFEST}.part"
-        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-        with open(fd, "wb") as file:
-            file.write(msgspec.json.encode(manifest))
-            file.flush()
-            os.fsync(file.fileno())
-        part.rename(log / MANIFEST)
-        sync_folder(log)
+        write_whole(log / MANIFEST, msgspec.json.encode(manifest))
 
     def is_begun(self, log: Path) -> bool:
         """Whether a log of this batch is there to be continued. Raises LogError when a log is, and

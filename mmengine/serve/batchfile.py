@@ -12,7 +12,7 @@ place of the one. Messages are in OpenAI's shape; a path is read relative to the
 is not to be run as it is.
 """
 
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO, Protocol
@@ -25,7 +25,6 @@ from mmengine.serve.prompts import Prompt
 from mmengine.serve.request_lines import MAX_LINE_BYTES, custom_id_of, fields_of, written
 from mmengine.serve.structured import ResponseFormat
 from mmengine.serve.vllm_forms import as_form
-from mmengine.structured_output.request.spec import grammar_of, notes_of, reasoning_of
 
 _CHUNK = 2**20
 _OWN_FIELDS = ("custom_id", "messages")
@@ -34,9 +33,16 @@ _OWN_FIELDS = ("custom_id", "messages")
 class RequestFile:
     """Reads requests; iterating gives a job, or the error that takes its place, for each line that
     is not blank. `custom_ids` holds the id of each until `answer_line` took it. `answered`: indices of
-    lines whose answers are in the answer file."""
+    lines whose answers are in the answer file. `media_options`: of all prompts."""
 
-    def __init__(self, file: BinaryIO, base_folder: Path, answered: Set[int] = frozenset()):
+    def __init__(
+        self,
+        file: BinaryIO,
+        base_folder: Path,
+        answered: Set[int] = frozenset(),
+        media_options: Mapping[str, object] | None = None,
+    ):
+        self._media_options = dict(media_options) if media_options is not None else None
         self._file = file
         self._answered = answered
         self._base_folder = base_folder
@@ -72,11 +78,11 @@ class RequestFile:
             raise InvalidRequest("messages must be a list of messages with role and content")
         keywords = {name: value for name, value in fields.items() if name not in _OWN_FIELDS}
         options = make_options(None, keywords, LINE)
-        form = as_form(fields)  # JSON: a schema, never a type
-        asked = ResponseFormat(grammar_of(*form), reasoning_of(*form), notes_of(form[0]))
+        asked = ResponseFormat.of(*as_form(fields))  # JSON: a schema, never a type
         options = asked.added_to(replace(options, request_id=custom_id))
         options.check()
-        return Prompt(messages=fields["messages"], base_folder=self._base_folder), options
+        folder, media_options = self._base_folder, self._media_options
+        return Prompt(fields["messages"], base_folder=folder, media_options=media_options), options
 
     def answer_line(self, index: int, answer: Completion | MMEngineError) -> bytes:
         """The line that answers request `index`, with its end of line."""

@@ -4,6 +4,7 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -13,6 +14,7 @@ from mmengine.models.plugin import Prepared, Processor
 from mmengine.serve.answers import Completion, RequestOutput, engine_failed
 from mmengine.serve.in_progress import InProgress
 from mmengine.serve.media_memory import MediaMemory, media_workers
+from mmengine.serve.media_urls import PromptMedia
 from mmengine.serve.options import Options
 from mmengine.serve.prompts import Prompt
 
@@ -97,6 +99,34 @@ def run_batch(
         batch.let_go_of_all()
 
 
+@contextmanager
+def news_of(engine: BatchEngine, request_id: str) -> Iterator[Iterator[RequestOutput]]:
+    """Outputs of one request, for which the engine steps; the last one has its completion. A request that is
+    left before it is cancelled. Answers of batches that are under way are kept for them."""
+
+    def outputs() -> Iterator[RequestOutput]:
+        while request_id in engine.requests:
+            yield from step()
+            engine.check_stall()
+
+    def step() -> list[RequestOutput]:
+        own = []
+        for output in engine.step():
+            if output.request_id == request_id:
+                own.append(output)
+            elif output.completion is not None:
+                engine.batch_done[output.request_id] = output.completion
+        return own
+
+    try:
+        yield outputs()
+    finally:
+        engine.cancel(request_id)
+        while request_id in engine.requests and engine.has_work:  # until it is gone no other is answered
+            engine.check_stall(ABANDON_LIMIT_S)
+            step()
+
+
 class _Batch:
     def __init__(
         self,
@@ -165,15 +195,21 @@ class _Batch:
             return None
         self._engine.requests.drop_resumed(*known_as)
         self._holding.add(index)
-        return pool.submit(self._prepare_one, index, prompt, options)
+        try:
+            media = PromptMedia(prompt, is_over=lambda: self._stopped)  # fetched while others are prepared
+        except MMEngineError as error:
+            return _failed(error)
+        prepared = pool.submit(self._prepare_one, index, media, options)
+        prepared.add_done_callback(lambda _: media.release())
+        return prepared
 
-    def _prepare_one(self, index: int, prompt: Prompt, options: Options) -> Prepared:
+    def _prepare_one(self, index: int, media: PromptMedia, options: Options) -> Prepared:
         """On a worker. A job that is awaited needs no room: the pixels held may be those of later jobs."""
         memory = self._engine.media_memory
         memory.wait_for_room(lambda: self._stopped or self._awaited == index)
         if self._stopped:
             raise CancelledError
-        prepared = prompt.prepare(self._engine.processor, options.cache_salt)
+        prepared = media.prompt().prepare(self._engine.processor, options.cache_salt)
         memory.hold((self, index), prepared.media)
         return prepared
 
@@ -253,6 +289,12 @@ class _Batch:
         """Release the pixels of all jobs; the workers are done."""
         for index in list(self._holding):
             self._let_go(index)
+
+
+def _failed(error: MMEngineError) -> Future[Prepared]:
+    future: Future[Prepared] = Future()
+    future.set_exception(error)
+    return future
 
 
 def _error_of(future: Future[Prepared]) -> MMEngineError | None:

@@ -82,6 +82,39 @@ class Detokenizer:
                 return
 
 
+class UntilStop:
+    """Text that ends before the first of these strings. `stopped` turns true there, `stopped_by` says which
+    it was, and later text is dropped."""
+
+    def __init__(self, stop: Sequence[str]):
+        self._stop = tuple(stop)
+        self._held = ""
+        self.stopped = False
+        self.stopped_by = ""
+
+    def push(self, new: str, *, counts: bool = True) -> str:
+        """What is safe to show. `counts`: whether a string may end in `new`."""
+        if not self._stop:
+            return new
+        if not new or self.stopped:
+            return ""
+        text = self._held + new
+        if counts:
+            place = _first_match(text, self._stop, len(self._held))
+            if place is not None:
+                self.stopped, self._held = True, ""
+                self.stopped_by = next(string for string in self._stop if text.startswith(string, place))
+                return text[:place]
+        keep = _longest_partial(text, self._stop)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+    def finish(self) -> str:
+        """What was held back: no string of the end came."""
+        rest, self._held = self._held, ""
+        return rest
+
+
 class TextStream:
     """The text of one answer, ready to be shown: stop strings never leak, not even in part.
 
@@ -93,45 +126,36 @@ class TextStream:
     def __init__(self, tokenizer: Tokenizer, *, stop: Sequence[str] = (), min_tokens: int = 0):
         pieces: Sequence[bytes] | None = getattr(tokenizer, "text_bytes", None)
         self._detokenizer = Detokenizer(tokenizer) if pieces is None else ByteDetokenizer(pieces)
-        self._stop = tuple(stop)
+        self._has_stop, self._until = bool(stop), UntilStop(stop)
         self._min_tokens = min_tokens
         self._num_tokens = 0
-        self._held = ""
-        self.stopped = False
-        self.stopped_by = ""
+
+    @property
+    def stopped(self) -> bool:
+        return self._until.stopped
+
+    @property
+    def stopped_by(self) -> str:
+        return self._until.stopped_by
 
     def push(self, token_ids: Sequence[int]) -> str:
         """New text that is safe to show, possibly empty."""
-        if not self._stop:
+        if not self._has_stop:
             return self._detokenizer.push(token_ids)
         pieces = []
         for token_id in token_ids:  # one by one: which token completes the string decides the end
             if self.stopped:
                 break
             self._num_tokens += 1
-            pieces.append(self._add(self._detokenizer.push((token_id,))))
+            counts = self._num_tokens >= self._min_tokens
+            pieces.append(self._until.push(self._detokenizer.push((token_id,)), counts=counts))
         return "".join(pieces)
 
     def finish(self) -> str:
         """The rest of the text, at the end of the answer."""
         if self.stopped:
             return ""
-        rest, self._held = self._held + self._detokenizer.finish(), ""
-        return rest
-
-    def _add(self, new: str) -> str:
-        if not new:
-            return ""
-        text = self._held + new
-        if self._num_tokens >= self._min_tokens:
-            place = _first_match(text, self._stop, len(self._held))
-            if place is not None:
-                self.stopped, self._held = True, ""
-                self.stopped_by = next(string for string in self._stop if text.startswith(string, place))
-                return text[:place]
-        keep = _longest_partial(text, self._stop)
-        self._held = text[len(text) - keep :]
-        return text[: len(text) - keep]
+        return self._until.finish() + self._detokenizer.finish()
 
 
 def _first_match(text: str, stop: Sequence[str], old: int) -> int | None:

@@ -7,11 +7,10 @@ with Engine() as engine:
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from mmengine.config import EngineConfig
 from mmengine.core.outputs import Output, Stats
@@ -22,25 +21,25 @@ from mmengine.request import SamplingParams
 from mmengine.serve.answers import Completion, RequestOutput, engine_failed, succeeded
 from mmengine.serve.batching import run_batch
 from mmengine.serve.detokenize import StopStrings
+from mmengine.serve.engine_forms import EngineForms
 from mmengine.serve.grammar_memory import GrammarMemory
 from mmengine.serve.health import Readiness, core_reasons
 from mmengine.serve.holders import Holders
 from mmengine.serve.in_progress import InProgress
 from mmengine.serve.intake import Intake
-from mmengine.serve.json_stream import values_of
 from mmengine.serve.log_sync import LogSyncer
 from mmengine.serve.media_memory import MediaMemory, decoders_of
 from mmengine.serve.media_store import MediaStore
+from mmengine.serve.media_urls import PromptMedia
 from mmengine.serve.metrics import Metrics
 from mmengine.serve.operators import operator_log
 from mmengine.serve.options import GENERATE, GenerateOptions, Options, SubmitOptions, make_options
-from mmengine.serve.prompts import Prompt
+from mmengine.serve.prompts import Prompt, Prompted
 from mmengine.serve.reasoning import Reasoning
 from mmengine.serve.recovery import open_store, recover
 from mmengine.serve.stall_watch import StallWatch
-from mmengine.serve.structured import decoded, json_format, response_format_of
+from mmengine.serve.structured import response_format_of
 from mmengine.serve.watchdog import HANG_EXIT, Watchdog
-from mmengine.structured_output.partial_json import JsonValue
 
 if TYPE_CHECKING:  # it brings torch
     from mmengine.build import Built
@@ -48,7 +47,7 @@ if TYPE_CHECKING:  # it brings torch
 GRAMMAR_PAUSE_S = 0.02  # how long a step with nothing to do waits for a grammar
 
 
-class Engine:
+class Engine(EngineForms):
     """Runs a model. Not thread-safe; AsyncEngine is the one for many callers.
 
     `model`: a folder, a hub id, or None for the embedded checkpoint. `log`: folder for the event
@@ -150,7 +149,7 @@ class Engine:
 
     def submit(
         self,
-        prompt: Prompt | str | list[dict[str, Any]],
+        prompt: Prompted,
         sampling: SamplingParams | None = None,
         *,
         stream: bool = True,
@@ -168,7 +167,8 @@ class Engine:
         form = response_format_of(options)
         asked = form.added_to(make_options(sampling, options))
         asked.check()
-        prepared = Prompt.of(prompt).prepare(self.processor, asked.cache_salt)
+        with PromptMedia(Prompt.of(prompt)) as media:
+            prepared = media.prompt().prepare(self.processor, asked.cache_salt)
         return self.submit_prepared(prepared, asked.after(time.monotonic() - begun), stream=stream)
 
     def submit_prepared(self, prepared: Prepared, options: Options, *, stream: bool = True) -> str:
@@ -224,7 +224,7 @@ class Engine:
             self._tell_of_grammars()
             with self._watchdog:
                 news = self._core.step()
-            outputs = [self._take(output) for output in news]
+            outputs = [self._take(output) for output in self.metrics.saw_step(news)]
             if self._syncer is not None:
                 self._syncer.notify()
         except Exception as error:
@@ -245,14 +245,13 @@ class Engine:
                 self._core.grammar_ready(core_id)
 
     def _take(self, output: Output) -> RequestOutput | None:
-        self.metrics.saw(output)
         if output.finish_reason is not None:
             self._holders.release(output.request_id)
         return self.requests.take(output)
 
     def generate(
         self,
-        prompts: Iterable[Prompt | str | list[dict[str, Any]]],
+        prompts: Iterable[Prompted],
         sampling: SamplingParams | None = None,
         **options: Unpack[GenerateOptions],
     ) -> list[Completion]:
@@ -265,42 +264,6 @@ class Engine:
         asked = form.added_to(make_options(sampling, options, GENERATE))
         answers = dict(run_batch(self, ((Prompt.of(prompt), asked) for prompt in prompts)))
         return [succeeded(answers[index]) for index in sorted(answers)]
-
-    def generate_json(
-        self,
-        messages: Prompt | str | list[dict[str, Any]],
-        schema: object,
-        *,
-        reasoning: bool | None = None,
-        on_truncation: str = "length",
-        sampling: SamplingParams | None = None,
-        **options: Unpack[GenerateOptions],
-    ) -> Any:
-        """The answer to one prompt as the value that `schema` describes: a JSON schema as a dict, or a type
-        (list[Model], a dataclass, whatever types.py knows), of which an instance comes back. `reasoning`:
-        whether the model reasons first; None: where the prompt makes it. `options` are those of
-        `generate`. Raises what that raises, and RequestFailed when the answer was cut, which `on_truncation`
-        "close" prevents: it is then completed within its budget."""
-        options["response_format"] = json_format(schema, sampling, options, reasoning, on_truncation)
-        return decoded(self.generate([messages], sampling, **options)[0], schema)
-
-    def stream_json(
-        self,
-        messages: Prompt | str | list[dict[str, JsonValue]],
-        schema: object,
-        *,
-        reasoning: bool | None = None,
-        on_truncation: str = "length",
-        sampling: SamplingParams | None = None,
-        **options: Unpack[SubmitOptions],
-    ) -> Iterator[JsonValue]:
-        """The value of `generate_json` while it is written: what is known of it as JSON has it (a dict for an
-        object), again whenever that is more, and at last the value that `generate_json` gives. No value
-        contradicts the one before, but where a key that the schema does not name comes twice. Later values
-        share the parts that are complete: leave those as they are. Nothing else is to run meanwhile. To close
-        the iterator is to cancel. The first value is where it raises what `generate_json` raises."""
-        options["response_format"] = json_format(schema, sampling, options, reasoning, on_truncation)
-        yield from values_of(self, partial(self.submit, messages, sampling, **options), schema)
 
     def cancel(self, request_id: str) -> None:
         """Give up a request; its last output comes with finish_reason "abort". An id that is not

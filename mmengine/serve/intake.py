@@ -54,7 +54,7 @@ class Intake:
         if options.grammar is not None:
             options = replace(options, grammar=self._grammar_memory.shared(options.grammar))
         requests = core_requests(request_id, prepared, options)
-        self._submit_all(requests, prepared)
+        self._submit_all(requests, prepared, options.prepared_s)
         self._in_progress.begin(request_id, prepared, requests, stream, options.notes)
         if options.notes and options.notes not in self._noted:
             self._log_notes(request_id, options.notes)
@@ -67,11 +67,12 @@ class Intake:
         said = [f"{note.pointer}: {note.text}" for note in notes[:MAX_LOGGED_NOTES]]
         operator_log.info("form has notes", request_id=request_id, count=len(notes), notes=said)
 
-    def _submit_all(self, requests: list[Request], prepared: Prepared) -> None:
+    def _submit_all(self, requests: list[Request], prepared: Prepared, prepared_s: float) -> None:
         """All choices, or none: a queue that fills up half way takes the others back."""
         for count, request in enumerate(requests):
             try:
                 self._submit_one(request, prepared.media)
+                self._metrics.submitted(request, len(requests), prepared_s)
             except Exception:
                 for taken in requests[:count]:
                     self._core.cancel(taken.request_id, "another answer to the same prompt was refused")
@@ -84,4 +85,3 @@ class Intake:
         except Exception:
             self._holders.release(request.request_id)
             raise
-        self._metrics.submitted(request.request_id)

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 
 from mmengine.models.plugin import Tokenizer
 from mmengine.serve.answers import RequestOutput, succeeded
-from mmengine.serve.batching import BatchEngine
+from mmengine.serve.batching import BatchEngine, news_of
 from mmengine.serve.detokenize import Detokenizer
 from mmengine.serve.stream import Stream
 from mmengine.serve.structured import decoded
@@ -45,22 +45,12 @@ class JsonStream:
 def values_of(engine: BatchEngine, submit: Callable[[], str], schema: object) -> Iterator[JsonValue]:
     """The value of one request while it is written, and decoded at last. `submit` queues it."""
     engine.check_batchable()
-    request_id = submit()
     news = JsonStream(engine.processor.tokenizer)
-    try:
-        while request_id in engine.requests:
-            for output in engine.step():
-                if output.request_id != request_id:
-                    continue
-                yield from news.push(output)
-                if output.completion is not None:
-                    yield decoded(succeeded(output.completion), schema)
-            engine.check_stall()
-    except GeneratorExit:  # who read it wants no more
-        engine.cancel(request_id)
-        while request_id in engine.requests:
-            engine.step()
-        raise
+    with news_of(engine, submit()) as outputs:
+        for output in outputs:
+            yield from news.push(output)
+            if output.completion is not None:
+                yield decoded(succeeded(output.completion), schema)
 
 
 async def values_in(stream: Stream, tokenizer: Tokenizer, schema: object) -> AsyncIterator[JsonValue]:

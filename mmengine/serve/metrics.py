@@ -5,17 +5,17 @@ requests as their callers see them.
     prometheus_client.REGISTRY.register(engine.metrics)      # or beside a program's own metrics
 """
 
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from mmengine.core.outputs import Output, Stats
+from mmengine.core.outputs import Output, Outputs, Stats
 from mmengine.core.state.drafted import DraftCounts
 from mmengine.models.media_cache import MediaCache
+from mmengine.request import Request
+from mmengine.serve.request_times import RequestTimes
 
 REASONS = ("stop", "length", "abort", "error", "rejected")
 COUNTERS = {  # by field of Stats: name, what it counts
@@ -23,6 +23,8 @@ COUNTERS = {  # by field of Stats: name, what it counts
     "num_prompt_tokens": ("prompt_tokens", "Prompt tokens of requests that were taken."),
     "num_output_tokens": ("output_tokens", "Tokens sampled."),
     "num_cached_tokens": ("cached_tokens", "Tokens whose KV was found in the prefix cache at an admission."),
+    "num_looked_up_tokens": ("looked_up_tokens", "Tokens that were looked up in the prefix cache."),
+    "num_scheduled_tokens": ("scheduled_tokens", "Tokens that steps computed."),
     "num_preemptions": ("preemptions", "Running requests that lost their blocks."),
     "num_encoded_items": ("encoded_items", "Images and videos that were encoded."),
     "num_encoder_hits": ("encoder_hits", "Images and videos found in the encoder cache."),
@@ -42,17 +44,6 @@ DRAFTS = {  # by field of DraftCounts
 }
 GRAPHS = {"steps": "Steps", "chains": "Chains of drafts", "encodings": "Encodings of media"}
 ELSEWHERE = {"num_finished", "device_ns", "drafts", "overlap"}  # by reason; in seconds; by drafter; by how
-_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
-_TOKEN_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2.5)
-
-
-@dataclass(slots=True)
-class _Live:
-    """When a request was submitted and had its first token (s; 0: not yet), and its tokens since."""
-
-    begin: float
-    first: float = 0.0
-    count: int = 0
 
 
 class Metrics(Collector):
@@ -72,41 +63,26 @@ class Metrics(Collector):
         self._graphs = graphs
         self.preparing: Callable[[], tuple[int, float]] = lambda: (0, 0.0)  # how many, and the oldest's age
         self.decoders_lost: Callable[[], int] = lambda: 0
-        self._live: dict[str, _Live] = {}
+        self._times, self._num_scheduled = RequestTimes(), 0
         self._ends = dict.fromkeys(REASONS, 0)
-        registry = CollectorRegistry(auto_describe=False)
-        self._first = _histogram("time_to_first_token_seconds", "From submit to the first token.", _SECONDS)
-        self._between = _histogram(
-            "time_per_output_token_seconds", "Mean time between tokens of a request.", _TOKEN_SECONDS
-        )
-        self._whole = _histogram("request_seconds", "From submit to the end.", _SECONDS)
-        registry.register(self)
-        self._registry = registry
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
 
-    def submitted(self, request_id: str) -> None:
-        self._live[request_id] = _Live(time.monotonic())
+    def submitted(self, request: Request, num_choices: int, prepared_s: float) -> None:
+        self._times.submitted(request, num_choices, prepared_s)
 
-    def saw(self, output: Output) -> None:
-        """News of a request, as they leave the core."""
-        live = self._live.get(output.request_id)
-        if live is None:
-            return
-        if live.first:
-            live.count += len(output.token_ids)
-        elif output.token_ids:
-            live.first = time.monotonic()
-            self._first.observe(live.first - live.begin)
-        if output.finish_reason is not None:
-            self._ends[output.finish_reason] += 1
-            if output.finish_reason in ("stop", "length"):
-                end = time.monotonic()
-                self._whole.observe(end - live.begin)
-                if live.count:
-                    self._between.observe((end - live.first) / live.count)
+    def saw_step(self, outputs: Outputs) -> list[Output]:
+        """What a step gave, once it was counted."""
+        scheduled = self._stats().num_scheduled_tokens
+        news = list(outputs)
+        self._times.saw_step(news, outputs.admitted, scheduled - self._num_scheduled)
+        self._num_scheduled = scheduled
+        for reason in [output.finish_reason for output in news if output.finish_reason is not None]:
+            self._ends[reason] += 1
+        return news
 
     def release(self, request_id: str) -> None:
-        """A request is over. A request that was not submitted here is no error."""
-        self._live.pop(request_id, None)
+        self._times.release(request_id)
 
     def text(self) -> str:
         """Prometheus' text format, version 0.0.4."""
@@ -140,11 +116,9 @@ class Metrics(Collector):
         if stats.overlap:
             help_text = "Steps by whether they were decided while another one ran (ahead), or why not."
             yield _by_how("overlap_steps", help_text, stats.overlap)
-        if self._media is not None:
-            yield from _media_metrics(self._media)
+        yield from _media_metrics(self._media)
         yield GaugeMetricFamily("mmengine_ready", "1 when work may be sent here.", value=self.ready())
-        for histogram in (self._first, self._between, self._whole):
-            yield from histogram.collect()
+        yield from self._times.collect()
 
 
 def _draft_metrics(stats: Stats, drafters: list[tuple[str, int]]) -> Iterator[Metric]:
@@ -177,14 +151,11 @@ def _by_how(name: str, help_text: str, counts: dict[str, int]) -> Metric:
     return counter
 
 
-def _media_metrics(cache: MediaCache) -> Iterator[Metric]:
+def _media_metrics(cache: MediaCache | None) -> Iterator[Metric]:
+    cache = cache or MediaCache()  # of a model without one
     hits = "Images and videos found prepared, by content."
     yield CounterMetricFamily("mmengine_media_cache_hits", hits, value=cache.hits)
     misses = "Images and videos that were decoded and resized."
     yield CounterMetricFamily("mmengine_media_cache_misses", misses, value=cache.misses)
     held = "Bytes of prepared images and videos kept."
     yield GaugeMetricFamily("mmengine_media_cache_bytes", held, value=cache.num_bytes)
-
-
-def _histogram(name: str, help_text: str, buckets: tuple[float, ...]) -> Histogram:
-    return Histogram(f"mmengine_{name}", help_text, buckets=buckets, registry=None)

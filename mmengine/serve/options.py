@@ -12,6 +12,7 @@ import msgspec
 
 from mmengine.errors import InvalidRequest
 from mmengine.request import GrammarRequest, SamplingParams, check_unicode
+from mmengine.serve.tools import CallsAsked
 from mmengine.serve.vllm_forms import VLLM_NAMES
 from mmengine.structured_output.json_schema.notes import Note
 
@@ -74,8 +75,10 @@ class LineOptions(GenerateOptions, total=False):
 
 
 class SubmitOptions(LineOptions, total=False):
-    """For one prompt. `envelope`: kept with the request in the log."""
+    """For one prompt. `envelope`: kept with the request in the log. `calls`: of tools, as serve/chat.py makes
+    it for a prompt that shows these."""
 
+    calls: CallsAsked | None
     request_id: str
     envelope: bytes
 
@@ -84,7 +87,7 @@ _SAMPLING = SamplingOptions.__optional_keys__
 GENERATE = GenerateOptions.__optional_keys__ - _SAMPLING
 LINE = LineOptions.__optional_keys__ - _SAMPLING
 SUBMIT = SubmitOptions.__optional_keys__ - _SAMPLING
-FORM = frozenset({"response_format", "grammar", *VLLM_NAMES})
+FORM = frozenset({"response_format", "grammar", "calls", *VLLM_NAMES})
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +96,8 @@ class Options:
     answer's form, as structured_output.spec.grammar_of gives it; None for free text. `reasoning`: whether
     the form begins behind the model's reasoning; None: where the prompt leaves that open. `notes`: on the
     form. `max_length` and `min_length` count the prompt too (0: none is given); `sampling.max_tokens` then
-    follows from them. `envelope`: kept with the request in the log."""
+    follows from them. `envelope`: kept with the request in the log. `prepared_s`: seconds that
+    preparing the prompt took."""
 
     sampling: SamplingParams = SamplingParams()
     request_id: str = ""
@@ -106,12 +110,12 @@ class Options:
     max_length: int = 0
     min_length: int = 0
     envelope: bytes = b""
+    prepared_s: float = 0.0
 
     def after(self, seconds: float) -> "Options":
-        """What is left of them: the deadline counts from submit, and so much time went by since."""
-        if not self.deadline_s:
-            return self
-        return replace(self, deadline_s=max(self.deadline_s - seconds, SHORTEST_DEADLINE_S))
+        """What is left of them: the deadline counts from submit, and preparation took so many seconds."""
+        left_s = max(self.deadline_s - seconds, SHORTEST_DEADLINE_S) if self.deadline_s else 0.0
+        return replace(self, deadline_s=left_s, prepared_s=seconds)
 
     def check(self) -> None:
         """Raise InvalidRequest for the first value that is out of range."""

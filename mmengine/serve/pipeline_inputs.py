@@ -175,11 +175,11 @@ def _flat(images: object) -> list[object]:
 
 def _match(images: object, texts: Sequence[str], count_images: Callable[[str], int]) -> list[Shown]:
     """The images for each text: as many as it has placeholders for, in order, however they are nested."""
-    counts, flat = [count_images(text) for text in texts], iter(_flat(images))
-    total = len(_flat(images))
-    if sum(counts) == total and total:
+    counts, flat = [count_images(text) for text in texts], _flat(images)
+    if flat and sum(counts) == len(flat):
+        left = iter(flat)
         return [
-            (text, list(itertools.islice(flat, count))) for text, count in zip(texts, counts, strict=True)
+            (text, list(itertools.islice(left, count))) for text, count in zip(texts, counts, strict=True)
         ]
     if not _is_sequence(images) or len(images) != len(texts):
         count = len(images) if _is_sequence(images) else 1

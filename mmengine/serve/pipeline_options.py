@@ -41,6 +41,7 @@ _NESTED = ("images_kwargs", "videos_kwargs")
 # Of our processing alone, where processor_kwargs name them.
 _OURS = (
     "local_files",
+    "urls",
     "video_metadata",
     "total_pixels",
     "total_min_pixels",

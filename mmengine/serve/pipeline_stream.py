@@ -4,6 +4,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from mmengine.errors import InvalidRequest
 from mmengine.serve.answers import Completion
+from mmengine.serve.batching import news_of
 from mmengine.serve.engine import Engine
 from mmengine.serve.options import Options
 from mmengine.serve.prompts import Prompt
@@ -38,30 +39,12 @@ def stream_answer(engine: Engine, prompt: Prompt, options: Options, streamer: St
 
     engine.check_batchable()
     prepared = prompt.prepare(engine.processor, options.cache_salt)
-    request_id = engine.submit_prepared(prepared, options)
-    try:
+    with news_of(engine, engine.submit_prepared(prepared, options)) as outputs:
         streamer.put(torch.tensor(prepared.prompt_token_ids.tolist())[None])
-        while True:
-            for output in engine.step():
-                if output.request_id != request_id:
-                    if output.completion is not None:
-                        engine.batch_done[output.request_id] = output.completion
-                    continue
-                for token_id in output.token_ids:
-                    streamer.put(torch.tensor([token_id]))
-                if output.completion is not None:
-                    streamer.end()
-                    return output.completion
-            engine.check_stall()
-    except BaseException:
-        _give_up(engine, request_id)
-        raise
-
-
-def _give_up(engine: Engine, request_id: str) -> None:
-    """Until it is gone nothing else could be answered."""
-    engine.cancel(request_id)
-    while engine.has_work and any(engine.requests.core_ids(request_id)):
-        for output in engine.step():
-            if output.completion is not None and output.request_id != request_id:
-                engine.batch_done[output.request_id] = output.completion
+        for output in outputs:
+            for token_id in output.token_ids:
+                streamer.put(torch.tensor([token_id]))
+            if output.completion is not None:
+                streamer.end()
+                return output.completion
+    raise AssertionError("a request ends with its completion")

@@ -1,7 +1,8 @@
 """From a prompt to what the engine takes, beside the engine and within a limit of time.
 
 Forms of answers, texts, and prompts with media are prepared on threads of their own each: nobody who brings
-no image waits behind one.
+no image waits behind one. What a prompt names by a URL is fetched before, on the threads of the door, where
+nobody waits for it who is not its prompt.
 """
 
 import threading
@@ -16,17 +17,20 @@ from mmengine.models.plugin import Prepared
 from mmengine.processing.attempt import GIVEN_UP, Attempt, AttemptOver
 from mmengine.serve.engine import Engine
 from mmengine.serve.lanes import Lane
+from mmengine.serve.media_urls import PromptMedia, names_urls
 from mmengine.serve.prompts import Prompt
 from mmengine.serve.stream import Channel
 from mmengine.serve.structured import ResponseFormat
 
 FORM_WORKERS = 2  # a large schema takes seconds: requests without one do not wait for it
 TEXT_WORKERS = 2  # a long text does not keep short ones waiting
+URL_WORKERS = 1  # finds the URLs of a prompt
 STANDSTILL_S = 30.0  # a request that is prepared for longer keeps an engine from being ready
 
 
 class Standing(NamedTuple):
-    """Of the requests that are prepared: how many, and the age of the oldest in seconds."""
+    """Of the requests that are prepared: how many, and the age of the oldest in seconds. While media are
+    fetched for one, and before, it does not age: hosts on the internet say nothing of this engine."""
 
     num_requests: int = 0
     oldest_s: float = 0.0
@@ -53,15 +57,16 @@ class Preparing:
         timeout_s: float,
     ) -> None:
         self.channel, self.prompt, self.form = channel, prompt, form
-        self.begun = time.monotonic()
+        self.media: PromptMedia | None = None  # what is fetched for it
+        self.waits_since = time.monotonic()
         self.timeout_s = timeout_s
         limits = [limit for limit in (channel.options.deadline_s, timeout_s) if limit]
         self.limit_s = min(limits) if limits else None
-        self.attempt = Attempt(None if self.limit_s is None else self.begun + self.limit_s)
+        self.attempt = Attempt(None if self.limit_s is None else channel.begun + self.limit_s)
 
     @property
-    def age_s(self) -> float:
-        return time.monotonic() - self.begun
+    def standing_s(self) -> float:
+        return time.monotonic() - self.waits_since
 
     @property
     def is_over(self) -> bool:
@@ -76,7 +81,7 @@ class Preparing:
     def is_late(self) -> bool:
         """Whether the deadline of the request has passed."""
         deadline_s = self.channel.options.deadline_s
-        return bool(deadline_s) and self.age_s >= deadline_s
+        return bool(deadline_s) and self.channel.age_s >= deadline_s
 
     def too_slow(self) -> RequestFailed:
         return RequestFailed(
@@ -99,8 +104,11 @@ class Preparation:
         self._forms = Lane(FORM_WORKERS, "mmengine-form")
         self._texts = Lane(TEXT_WORKERS, "mmengine-text")
         self._media = Lane(num_media_workers, "mmengine-media")
+        self._urls = Lane(URL_WORKERS, "mmengine-urls")
+        self._lanes = self._forms, self._texts, self._urls, self._media
         self._lock = threading.Lock()
         self._requests: dict[Preparing, None] = {}  # those that wait, and those that a thread works on
+        self._fetching: set[Preparing] = set()  # those that others are waited for: hosts on the internet
 
     def begin(self, request: Preparing) -> None:
         with self._lock:
@@ -111,8 +119,39 @@ class Preparation:
             self._queue_prompt(request)
 
     def _queue_prompt(self, request: Preparing) -> None:
+        if request.prompt.has_media and names_urls(request.prompt):
+            self._urls.put(request, partial(self._fetch, request))
+            return
         lane = self._media if request.prompt.has_media else self._texts
         lane.put(request, partial(self._run_prompt, request))
+
+    def _fetch(self, request: Preparing) -> None:
+        with self._lock:
+            self._requests.pop(request, None)
+            self._fetching.add(request)
+        try:
+            request.check()
+            request.media = PromptMedia(
+                request.prompt, partial(self._fetched, request), lambda: request.is_over
+            )
+        except Exception as error:
+            self._end(request, error)
+
+    def _fetched(self, request: Preparing, media: PromptMedia) -> None:
+        """On a thread of the door, or of the lane."""
+        try:
+            request.prompt = media.prompt()
+            request.check()
+        except Exception as error:
+            media.release()
+            self._end(request, error)
+        else:
+            request.media = media
+            with self._lock:
+                self._fetching.discard(request)
+                self._requests[request] = None
+                request.waits_since = time.monotonic()
+            self._media.put(request, partial(self._run_prompt, request))
 
     def _run_form(self, request: Preparing, form: Callable[[], ResponseFormat]) -> None:
         try:
@@ -138,6 +177,9 @@ class Preparation:
                 result: Prepared | Exception = self._prepared(request)
         except Exception as error:
             result = error
+        finally:
+            if request.media is not None:
+                request.media.release()
         self._end(request, result)
 
     def _prepared(self, request: Preparing) -> Prepared:
@@ -163,6 +205,7 @@ class Preparation:
     def _forget(self, request: Preparing) -> None:
         with self._lock:
             self._requests.pop(request, None)
+            self._fetching.discard(request)
 
     def release(self, channel: Channel) -> None:
         """The engine has what was prepared, or nobody wants it."""
@@ -172,15 +215,18 @@ class Preparation:
     def give_up(self, request: Preparing) -> None:
         """Nobody wants it any more: what waits is taken back, a process that decodes for it is ended."""
         request.attempt.give_up()
-        if any(lane.drop(request) for lane in (self._forms, self._texts, self._media)):
+        if request.media is not None:
+            request.media.release()
+        if any(lane.drop(request) for lane in self._lanes):
             self._forget(request)
 
     def standing(self) -> Standing:
         with self._lock:
             oldest = next(iter(self._requests), None)
-            return Standing(len(self._requests), 0.0 if oldest is None else oldest.age_s)
+            number = len(self._requests) + len(self._fetching)
+            return Standing(number, 0.0 if oldest is None else oldest.standing_s)
 
     def close(self) -> None:
         """Prepare what waits, and wait for it."""
-        for lane in (self._forms, self._texts, self._media):
+        for lane in self._lanes:
             lane.close()

@@ -105,6 +105,9 @@ class Prompt:
         )
 
 
+Prompted = Prompt | str | list[dict[str, Any]]  # what `Prompt.of` takes
+
+
 def _of_tokens(token_ids: Sequence[int], processor: Processor) -> Prepared:
     if len(token_ids) > processor.max_prompt_tokens:
         raise InvalidRequest(

@@ -16,6 +16,7 @@ from mmengine.errors import InvalidRequest, shown
 from mmengine.models.plugin import Tokenizer
 from mmengine.request import MAX_AFTER
 from mmengine.serve.options import Options
+from mmengine.structured_output.request.tool_calls import calls_of
 
 
 class ReasoningTokens(NamedTuple):
@@ -50,7 +51,12 @@ class Reasoning:
         """Of an answer to this prompt (int32 [n]). Raises what `settle` raises."""
         if options.grammar is not None:
             form = self.settle(options, prompt_token_ids).grammar
-            return ReasoningTokens(True, (), form.after) if form and form.after else NO_REASONING
+            if form is not None and form.after:
+                return ReasoningTokens(True, (), form.after)
+            calls = calls_of(form)
+            if calls is None or calls.reasoning is None or not self._end:
+                return NO_REASONING
+            return ReasoningTokens(False, self._start, self._end)
         if not self._end:
             return NO_REASONING
         return ReasoningTokens(self.is_open_in(prompt_token_ids), self._start, self._end)

@@ -1,6 +1,7 @@
 """One request of an AsyncEngine, from the side of its caller."""
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
@@ -9,6 +10,7 @@ from mmengine.serve.answers import Completion, RequestOutput
 from mmengine.serve.options import Options
 from mmengine.serve.reasoning import NO_REASONING, ReasoningTokens
 from mmengine.serve.texts import AnswerTexts
+from mmengine.structured_output.request.tool_calls import ToolCalls, calls_of
 
 LISTENERS_AT_ONCE = 64  # that are called before the event loop looks at its sockets again
 
@@ -19,6 +21,7 @@ class Channel:
     def __init__(self, options: Options, texts: AnswerTexts):
         self.options = options
         self.texts = texts
+        self.begun = time.monotonic()
         self.loop = asyncio.get_running_loop()
         self.items: deque[RequestOutput | MMEngineError | None] = deque()  # that nobody took; None is the end
         self.listener: Callable[[], None] | None = None
@@ -32,6 +35,11 @@ class Channel:
         self.reasoning: ReasoningTokens = NO_REASONING
         self.num_embeds: dict[str, int] = {}  # embeddings by modality
         self.num_prompt_tokens = 0
+
+    @property
+    def age_s(self) -> float:
+        """Since it was asked for, from where its deadline counts."""
+        return time.monotonic() - self.begun
 
     def end(self, error: MMEngineError | None) -> None:
         """On the caller's loop: nothing comes any more."""
@@ -63,6 +71,25 @@ class Channel:
         while not self.items:
             self._arrived.clear()
             await self._arrived.wait()
+
+
+def _nothing(channel: Channel) -> None:
+    pass
+
+
+def deliver(news: Iterable[tuple[Channel, RequestOutput]]) -> list[Channel]:
+    """From another thread: hand over the news of a step, with one call for each event loop. Gives the
+    channels whose loop is closed, so that nobody listens any more."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Channel, RequestOutput]]] = {}
+    for channel, output in news:
+        by_loop.setdefault(channel.loop, []).append((channel, output))
+    lost: list[Channel] = []
+    for loop, some in by_loop.items():
+        try:
+            loop.call_soon_threadsafe(put_all, some)
+        except RuntimeError:
+            lost += [channel for channel, _ in some]
+    return lost
 
 
 def put_all(news: Iterable[tuple[Channel, RequestOutput]]) -> None:
@@ -138,6 +165,14 @@ class Stream:
             items.popleft()
         return found
 
+    async def news(self) -> list[RequestOutput]:
+        """What `take` gives, once something has come; [] at the end."""
+        found: list[RequestOutput] = []
+        while not found and not self.is_over:
+            await self._channel.wait()
+            found = self.take()
+        return found
+
     @property
     def backlog(self) -> int:
         """Outputs that have come and that nobody read."""
@@ -149,6 +184,12 @@ class Stream:
         return self._channel.reasoning
 
     @property
+    def calls(self) -> ToolCalls | None:
+        """The form of calls of tools that it may hold; None: there are no tools. Known when it is
+        `accepted`."""
+        return calls_of(self._channel.options.grammar)
+
+    @property
     def num_embeds(self) -> dict[str, int]:
         """Embeddings of the prompt's media by modality. Known when it is `accepted`."""
         return self._channel.num_embeds
@@ -157,6 +198,15 @@ class Stream:
     def num_prompt_tokens(self) -> int:
         """Known when it is `accepted`."""
         return self._channel.num_prompt_tokens
+
+    @property
+    def is_accepted(self) -> bool:
+        """Whether `accepted` returns at once."""
+        return self._channel.accepted.is_set() and self._channel.error is None
+
+    def leave(self) -> None:
+        """Let the request run on though nobody reads it: the answer stays in the log, if there is one."""
+        self.is_over, self._close = True, _nothing
 
     def cancel(self) -> None:
         """Give the request up; its last news still come."""

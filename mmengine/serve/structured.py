@@ -8,6 +8,7 @@ from mmengine.errors import InvalidRequest, RequestFailed, shown
 from mmengine.request import GrammarRequest, SamplingParams
 from mmengine.serve.answers import Completion
 from mmengine.serve.options import FORM, GenerateOptions, Options
+from mmengine.serve.tools import call_grammar, notes_on
 from mmengine.serve.vllm_forms import as_form
 from mmengine.structured_output.json_schema.notes import Note
 from mmengine.structured_output.request.spec import grammar_of, notes_of, reasoning_of
@@ -21,17 +22,27 @@ class ResponseFormat(NamedTuple):
     reasoning: bool | None
     notes: tuple[Note, ...] = ()
 
+    @classmethod
+    def of(cls, form: Mapping[str, object] | None, grammar: Mapping[str, object] | None) -> "ResponseFormat":
+        """Of a response_format, or a grammar. Raises InvalidRequest."""
+        return cls(grammar_of(form, grammar), reasoning_of(form, grammar), notes_of(form))
+
     def added_to(self, options: Options) -> Options:
         return replace(options, grammar=self.grammar, reasoning=self.reasoning, notes=self.notes)
 
 
 def response_format_of(options: Mapping[str, Any]) -> ResponseFormat:
     """What `response_format` and `grammar`, or vLLM's names for them, ask for among `options`: by
-    `grammar_of` and `reasoning_of`, but that the former, or the schema in it, may be a type. Raises
-    InvalidRequest."""
+    `grammar_of` and `reasoning_of`, but that the former, or the schema in it, may be a type. With `calls`
+    it is the form of an answer that may hold calls of tools. Raises InvalidRequest."""
     form, grammar = as_form(options)
     form = _described(_asked(form) if _is_type(form) else form)
-    return ResponseFormat(grammar_of(form, grammar), reasoning_of(form, grammar), notes_of(form))
+    found = ResponseFormat.of(form, grammar)
+    calls = options.get("calls")
+    if calls is None:
+        return found
+    made = call_grammar(calls, found.grammar)
+    return found._replace(grammar=made, notes=found.notes + notes_on(made))
 
 
 def _is_type(form: object) -> bool:

@@ -75,7 +75,8 @@ def _form(where: str, value: object) -> dict[str, object]:
             return {}
         raise InvalidRequest(f"{where} cannot be kept: {_REFUSED.get(kind, 'there is no fall-back')}")
     if kind not in KINDS:
-        raise InvalidRequest(f"{where} is unknown; known are {', '.join((*KINDS, *_REFUSED, *_IDLE))}")
+        names = dict.fromkeys((*KINDS, *_REFUSED, *_IDLE))
+        raise InvalidRequest(f"{where} is unknown; known are {', '.join(names)}")
     if kind == "json":
         return {"response_format": {"type": "json_schema", "json_schema": {"schema": _parsed(where, value)}}}
     if kind == "json_object":

@@ -8,32 +8,33 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from mmengine.processing.fetch.door import MediaDoor
 from mmengine.serve.async_engine import AsyncEngine
 from mmengine.serve.prompts import request_ids
+from mmengine.serve.tools import ToolLimits
+from mmengine.server.admission import OWNER, Admission
 from mmengine.server.answering import Answering
 from mmengine.server.asked import Asked, Defaults
-from mmengine.server.auth import ApiKeys
-from mmengine.server.bodies import Bodies
-from mmengine.server.chat_request import ChatReader, Pixels
+from mmengine.server.chat_request import ChatReader, Pixels, Tools
 from mmengine.server.completion_frames import CompletionFrames
 from mmengine.server.completion_request import CompletionReader
-from mmengine.server.errors import ApiError, ClientLeft, api_error, not_ready
+from mmengine.server.errors import ApiError, ClientLeft, api_error, shutting_down
 from mmengine.server.frames import ChatFrames, Frames
 from mmengine.server.http_metrics import HttpMetrics
 from mmengine.server.settings import ServerSettings
-from mmengine.server.shares import Shares
 from mmengine.server.sse import EventStream, unless_gone
 from mmengine.server.token_texts import TokenTexts
 
 LARGE_BODY = 256 * 2**10  # bytes; what is larger is parsed on a thread
 MAX_ID_CHARS = 128
 ID_HEADER = "x-request-id"
-OWNER = "mmengine.owner"  # in a scope: whose call it is
 DROPPED_HEADER = "x-mmengine-ignored-fields"
+UNENFORCED_HEADER = "x-mmengine-unenforced-tools"
 _MAX_DROPPED_CHARS = 1000
 _GRAMMAR = re.compile(r"^grammar\.(?:lark|gbnf)")
 
@@ -43,7 +44,7 @@ class Reader(Protocol):
 
 
 class AnswerRoutes:
-    """`names`: of the model, the first one for calls that name none. `draining`: why no call is taken."""
+    """`names`: of the model, the first one for calls that name none."""
 
     def __init__(
         self,
@@ -51,12 +52,11 @@ class AnswerRoutes:
         settings: ServerSettings,
         names: tuple[str, ...],
         metrics: HttpMetrics,
-        draining: Callable[[], ApiError | None],
-        keys: ApiKeys,
+        admission: Admission,
+        door: MediaDoor | None = None,
     ):
-        self._keys, self.shares = keys, Shares(engine.max_open, settings.key_share)
         self._engine, self._settings, self._names = engine, settings, names
-        self._metrics, self._draining = metrics, draining
+        self._metrics, self._admission = metrics, admission
         self._processor = engine.processor
         self._texts = TokenTexts(self._processor.tokenizer)
         self._new_id = request_ids()
@@ -64,14 +64,23 @@ class AnswerRoutes:
         ignores = settings.unknown_fields == "ignore"
         pixels = Pixels.of(settings.max_pixels, self._processor.max_image_pixels)
         self._chat_reader = ChatReader(
-            defaults, engine.config.max_model_len, settings.chat_template, pixels, ignores
+            defaults,
+            engine.config.max_model_len,
+            settings.chat_template,
+            pixels,
+            self._tools(engine, settings),
+            ignores,
+            door,
         )
         self._completion_reader = CompletionReader(
             defaults, settings.max_prompts, settings.max_pixels, ignores
         )
         # One thread: several would wait for one another, and the event loop for all of them.
         self._parser = ThreadPoolExecutor(1, "mmengine-parse")
-        self.bodies = Bodies(settings.max_body_bytes, settings.max_bodies_bytes, settings.body_timeout_s)
+
+    def _tools(self, engine: AsyncEngine, settings: ServerSettings) -> Tools:
+        limits = ToolLimits(settings.max_tools, settings.max_tool_bytes, settings.strict_tools)
+        return Tools(self._processor, limits, (engine.config.reasoning_start, engine.config.reasoning_end))
 
     async def chat(self, request: Request) -> ASGIApp:
         return await self._answer(request, self._chat_reader, self._chat_frames)
@@ -98,9 +107,8 @@ class AnswerRoutes:
     async def _answer(
         self, request: Request, reader: Reader, make_frames: Callable[[Asked], Frames]
     ) -> ASGIApp:
-        self._check_ready()
         owner = request.scope[OWNER]
-        self.shares.take(owner, is_alone=not self._keys.are_several)
+        self._admission.take(owner)
         streams = False
         try:
             answer = await self._read_and_answer(request, reader, make_frames)
@@ -108,22 +116,25 @@ class AnswerRoutes:
             return answer
         finally:
             if not streams:  # a stream gives it back when it ends
-                self.shares.give(owner)
+                self._admission.give(owner)
 
     async def _read_and_answer(
         self, request: Request, reader: Reader, make_frames: Callable[[Asked], Frames]
     ) -> ASGIApp:
-        with self.bodies.holding() as held:
-            data = await self.bodies.read(request.scope, request.receive, held)
+        owner = request.scope[OWNER]
+        with self._admission.holding(owner) as held:
+            data = await self._admission.bodies.read(request.scope, request.receive, held)
             self._metrics.body_bytes.inc(held.num_bytes)
             given = request.headers.get(ID_HEADER, "") or self._new_id()
+            if _is_id(given):
+                request.scope["mmengine.request_id"] = given  # in errors, unless the body has another one
             if held.num_bytes > LARGE_BODY:
                 loop = asyncio.get_running_loop()
                 asked = await loop.run_in_executor(self._parser, _read, reader, data, given)
             else:
                 asked = _read(reader, data, given)
             data.clear()
-            asked = self._named(asked)
+            asked = self._named(asked, owner)
             request.scope["mmengine.request_id"] = asked.request_id
             answering = Answering(self._engine, asked, make_frames(asked), self._processor.tokenizer)
             try:
@@ -131,26 +142,30 @@ class AnswerRoutes:
                 await unless_gone(request.receive, answering.open(self._settings.ping_s))
                 held.release()
                 if asked.stream:
-                    return self._event_stream(answering, asked, request.scope[OWNER])
+                    return self._event_stream(answering, asked, owner)
                 body = await unless_gone(request.receive, answering.whole())
             except BaseException as error:
+                if isinstance(error, asyncio.CancelledError) and self._admission.is_draining:
+                    raise self._left_behind(answering, asked) from None
                 answering.close()
                 raise self._told(error, asked) from error
             answering.close()
-        self._metrics.answered()
-        return Response(body, media_type="application/json", headers=_headers(asked))
+        headers = _headers(asked, answering.unenforced)
+        return Response(body, media_type="application/json", headers=headers)
 
-    def _check_ready(self) -> None:
-        if (why := self._draining()) is not None:
-            raise why
-        reasons = self._engine.readiness().reasons
-        if reasons:
-            raise not_ready(reasons)
+    def _left_behind(self, answering: Answering, asked: Asked) -> ApiError:
+        """The server ends before the answer is there. Takes back the cancellation by which that is known."""
+        if (task := asyncio.current_task()) is not None:
+            task.uncancel()
+        if answering.is_accepted:
+            answering.leave()
+            return self._admission.left_behind(asked.request_id)
+        answering.close()
+        return shutting_down(self._admission.retry_later_s())
 
-    def _named(self, asked: Asked) -> Asked:
+    def _named(self, asked: Asked, owner: str) -> Asked:
         """With the model's name; another one is refused, and so is an id that no header could hold."""
-        name = asked.request_id
-        if not (0 < len(name) <= MAX_ID_CHARS and name.isascii() and name.isprintable() and " " not in name):
+        if not _is_id(asked.request_id):
             raise ApiError(
                 400,
                 f"request_id must have 1 to {MAX_ID_CHARS} printable ASCII characters without spaces",
@@ -164,15 +179,23 @@ class AnswerRoutes:
                 "model",
                 "model_not_found",
             )
-        envelope = type(asked.envelope)(asked.envelope.api, asked.envelope.created, model)
+        envelope = msgspec.structs.replace(asked.envelope, model=model, owner=owner)
         return replace(asked, envelope=envelope)
 
     def _told(self, error: BaseException, asked: Asked) -> BaseException:
         """An error of the engine, as its caller is told it; others as they are."""
         if not isinstance(error, Exception) or isinstance(error, ClientLeft):
             return error
-        found = api_error(error, asked.params, self._metrics.retry_after_s)
+        found = api_error(error, asked.params, self._admission.rate.retry_after_s())
+        if found.status == 409:  # in the engine's words it has the owner
+            text = f"a request with the id {asked.request_id!r} is running; ids must differ"
+            return ApiError(409, text, found.body.param, found.body.code, found.headers)
         return _in_their_words(found, asked)
+
+    def _told_in_stream(self, error: Exception) -> ApiError:
+        found = api_error(error)
+        self._metrics.told(found)
+        return found
 
     def _event_stream(self, answering: Answering, asked: Asked, owner: str) -> EventStream:
         self._metrics.streams.inc()
@@ -180,20 +203,26 @@ class AnswerRoutes:
         return EventStream(
             answering,
             answering.first(),
-            _headers(asked),
+            _headers(asked, answering.unenforced),
             ping_s=settings.ping_s,
             slow_reader_s=settings.slow_reader_s,
             max_backlog=settings.max_backlog,
+            sent=self._metrics.frames.inc,
+            told=self._told_in_stream,
             ended=partial(self._stream_ended, owner),
-            shutting_down=self._draining,
+            shutting_down=partial(self._cut, asked.request_id),
         )
 
     def _stream_ended(self, owner: str, how: str) -> None:
-        self.shares.give(owner)
-        self._metrics.streams.dec()
-        self._metrics.ends.labels(how).inc()
-        if how == "whole":
-            self._metrics.answered()
+        self._admission.give(owner)
+        self._metrics.stream_ended(how)
+
+    def _cut(self, request_id: str) -> ApiError | None:
+        return self._admission.left_behind(request_id) if self._admission.is_draining else None
+
+
+def _is_id(name: str) -> bool:
+    return 0 < len(name) <= MAX_ID_CHARS and name.isascii() and name.isprintable() and " " not in name
 
 
 def _read(reader: Reader, data: list[bytes], request_id: str) -> Asked:
@@ -215,8 +244,10 @@ def _in_their_words(error: ApiError, asked: Asked) -> ApiError:
     return ApiError(400, message, param, error.body.code, error.headers)
 
 
-def _headers(asked: Asked) -> dict[str, str]:
+def _headers(asked: Asked, unenforced: tuple[str, ...]) -> dict[str, str]:
     headers = {ID_HEADER: asked.request_id}
+    if unenforced:
+        headers[UNENFORCED_HEADER] = ", ".join(unenforced)[:_MAX_DROPPED_CHARS]
     if asked.dropped:
         names = ", ".join(name for name in asked.dropped if name.isascii() and name.isprintable())
         headers[DROPPED_HEADER] = names[:_MAX_DROPPED_CHARS]

@@ -10,12 +10,13 @@ from mmengine.errors import InvalidRequest, QueueFull, RequestFailed
 from mmengine.models.plugin import Tokenizer
 from mmengine.serve.answers import RequestOutput
 from mmengine.serve.async_engine import AsyncEngine
+from mmengine.serve.chat import WholeChoice
+from mmengine.serve.deltas import ChoiceDeltas, Delta
 from mmengine.serve.options import SubmitOptions
 from mmengine.serve.stream import Stream
 from mmengine.server.asked import Asked
-from mmengine.server.deltas import ChoiceDeltas, Delta
-from mmengine.server.errors import api_error, late
-from mmengine.server.frames import DONE, Frames, Usage, WholeChoice, error_frame
+from mmengine.server.errors import ApiError, failed, late
+from mmengine.server.frames import DONE, Frames, Usage, error_frame
 
 
 class Turn:
@@ -31,7 +32,14 @@ class Turn:
         """The request was accepted: how its reasoning ends is known."""
         asked = self._asked
         self._choices = [
-            ChoiceDeltas(self._tokenizer, asked.sampling, self.stream.reasoning, asked.form_stop)
+            ChoiceDeltas(
+                self._tokenizer,
+                asked.sampling,
+                self.stream.reasoning,
+                asked.form_stop,
+                self.stream.calls,
+                show_reasoning=asked.show_reasoning,
+            )
             for _ in range(asked.sampling.n)
         ]
 
@@ -45,17 +53,16 @@ class Turn:
             if output.finish_reason in ("stop", "length"):
                 yield index, Delta(), "length", None
             elif output.finish_reason is not None:
-                raise _given_up(output.finish_reason, output.detail)
+                raise _given_up(self._asked, output.finish_reason, output.detail)
             return
         for delta in choice.push(output.token_ids, output.logprobs):
             yield index, delta, None, None
         reason = output.finish_reason
-        if choice.is_cut:
-            reason = "length"  # what the form still wants did not come
-        if reason is None:
+        if reason is None and not choice.is_cut:
             return
-        if reason not in ("stop", "length"):
-            raise _given_up(reason, output.detail)
+        if reason not in (None, "stop", "length") and not choice.is_cut:
+            raise _given_up(self._asked, reason, output.detail)
+        reason = choice.end_reason(reason or "stop")
         stop_reason = choice.stop_reason(output.detail)
         yield index, choice.finish(), reason, stop_reason
         self._waiting -= 1
@@ -71,15 +78,16 @@ class Turn:
         )
 
 
-def _given_up(reason: str, detail: str) -> Exception:
+def _given_up(asked: Asked, reason: str, detail: str) -> Exception:
     if reason == "rejected":
         return QueueFull(detail)
     if detail == "deadline":
         return late()
     if detail.startswith(("the grammar", "on_truncation")):
         return InvalidRequest(detail)
-    said = "the request was cancelled" if reason == "abort" else f"the request failed: {detail}"
-    return RequestFailed(said)
+    return (
+        RequestFailed("the request was cancelled") if reason == "abort" else failed(asked.request_id, detail)
+    )
 
 
 class Answering:
@@ -97,6 +105,8 @@ class Answering:
         try:
             for number, prompt in enumerate(asked.prompts):
                 name = f"{asked.request_id}-{number}" if several else asked.request_id
+                if owner := asked.envelope.owner:
+                    name = f"{owner}:{name}"
                 stream = self._engine.stream(prompt, asked.sampling, **self._options(name))
                 self._turns.append(Turn(stream, asked, self._tokenizer, number * asked.sampling.n))
             asked.prompts.clear()  # images in it are large, and the engine has them
@@ -117,6 +127,8 @@ class Answering:
             options["response_format"] = asked.form.response_format
         if asked.form.grammar is not None:
             options["grammar"] = asked.form.grammar
+        if asked.form.calls is not None:
+            options["calls"] = asked.form.calls
         return options
 
     async def open(self, patience_s: float) -> None:
@@ -135,7 +147,7 @@ class Answering:
         for _, outputs in self._news:
             for output in outputs:
                 if output.finish_reason not in (None, "stop", "length"):
-                    raise _given_up(output.finish_reason, output.detail)
+                    raise _given_up(self._asked, output.finish_reason, output.detail)
 
     def listen(self, listener: Callable[[], None] | None) -> None:
         for turn in self._turns:
@@ -157,6 +169,12 @@ class Answering:
     def _is_over(self) -> bool:
         return all(turn.stream.is_over for turn in self._turns)
 
+    @property
+    def unenforced(self) -> tuple[str, ...]:
+        """Names of the tools whose calls are held to less than their schemas say. Known when it is open."""
+        calls = self._turns[0].stream.calls
+        return () if calls is None else calls.unenforced
+
     def first(self) -> bytes:
         """The frames before all news."""
         if self._asked.sampling.prompt_logprobs is not None:
@@ -167,8 +185,9 @@ class Answering:
     def _num_choices(self) -> int:
         return len(self._turns) * self._asked.sampling.n
 
-    def take(self) -> tuple[bytes, str]:
-        """Frames of all that has come; at the end "whole", or "error": the last one tells of it."""
+    def take(self, told: Callable[[Exception], ApiError]) -> tuple[bytes, str]:
+        """Frames of all that has come; at the end "whole", or "error": the last one tells of it, as `told`
+        says."""
         made: list[bytes] = []
         try:
             self._fetch()
@@ -187,7 +206,7 @@ class Answering:
             if self._asked.usage_frames != "none":
                 made.append(self._frames.usage(self._usage()))
         except Exception as error:
-            made += (error_frame(api_error(error)), DONE)
+            made += (error_frame(told(error)), DONE)
             return b"".join(made), "error"
         made.append(DONE)
         return b"".join(made), "whole"
@@ -237,6 +256,11 @@ class Answering:
         }
 
     @property
+    def is_accepted(self) -> bool:
+        """Whether the log, if there is one, has all of it."""
+        return bool(self._turns) and all(turn.stream.is_accepted for turn in self._turns)
+
+    @property
     def backlog(self) -> int:
         return sum(turn.stream.backlog for turn in self._turns)
 
@@ -244,3 +268,8 @@ class Answering:
         """Cancel what still runs. Closing twice is no error."""
         for turn in self._turns:
             turn.stream.cancel()
+
+    def leave(self) -> None:
+        """Nobody listens any more, and what still runs goes on."""
+        for turn in self._turns:
+            turn.stream.leave()

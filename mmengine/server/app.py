@@ -11,12 +11,15 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mmengine.errors import in_one_line
+from mmengine.processing.fetch.door import MediaDoor
 from mmengine.serve.async_engine import AsyncEngine
 from mmengine.serve.operators import operator_log
-from mmengine.server.answer_routes import ID_HEADER, OWNER, AnswerRoutes
+from mmengine.server.admission import OWNER, Admission
+from mmengine.server.answer_routes import ID_HEADER, AnswerRoutes
 from mmengine.server.auth import ApiKeys
 from mmengine.server.errors import ApiError, ClientLeft, api_error
 from mmengine.server.http_metrics import HttpMetrics
+from mmengine.server.media import FetchMetrics
 from mmengine.server.other_routes import OtherRoutes
 from mmengine.server.settings import ServerSettings, is_loopback
 
@@ -36,20 +39,28 @@ _ELSEWHERE = {
     "/v1/responses": "responses are not served yet; use /v1/chat/completions",
     "/v1/messages": "Anthropic's messages are not served yet; use /v1/chat/completions",
 }
+_METHODS = ("GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH")  # that metrics tell apart
 _Endpoint = Callable[[Request], Awaitable[ASGIApp]]
 
 
 class App:
-    """An ASGI application over an engine. `names`: those of the model. It must be made on the event loop."""
+    """An ASGI application over an engine. `names`: those of the model. `door`: to media that messages name;
+    None: no URL is fetched, and no file read. It must be made on the event loop."""
 
-    def __init__(self, engine: AsyncEngine, settings: ServerSettings, keys: ApiKeys, names: tuple[str, ...]):
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        settings: ServerSettings,
+        keys: ApiKeys,
+        names: tuple[str, ...],
+        door: MediaDoor | None = None,
+    ):
         self._keys, self._settings = keys, settings
         self.metrics = HttpMetrics()
-        self.is_draining = False
-        answers = AnswerRoutes(engine, settings, names, self.metrics, self._draining, keys)
-        self.shares = answers.shares
-        others = OtherRoutes(engine, names, self.metrics, answers.bodies, self._draining)
-        self.bodies = answers.bodies
+        self.admission = Admission(engine, settings, keys)
+        fetches = FetchMetrics(door)
+        answers = AnswerRoutes(engine, settings, names, self.metrics, self.admission, door)
+        others = OtherRoutes(engine, settings, names, self.metrics, self.admission, fetches)
         routes = [
             *(
                 _route(path, answer, "POST")
@@ -77,12 +88,6 @@ class App:
         self._known = {route.path for route in routes}
         self._router = Router(routes, redirect_slashes=False, default=_no_route)
 
-    def _draining(self) -> ApiError | None:
-        if not self.is_draining:
-            return None
-        text = "the server is shutting down; send it to another one, or again later"
-        return ApiError(503, text, code="shutting_down", headers={"retry-after": "5"})
-
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
@@ -99,17 +104,24 @@ class App:
             self._check_key(scope)
             await self._router(scope, receive, noted)
         except ClientLeft:
-            pass
+            self.metrics.left.inc()
+        except asyncio.CancelledError:
+            if (why := self.admission.draining()) is None or status != LEFT_STATUS:
+                raise
+            if (task := asyncio.current_task()) is not None:
+                task.uncancel()
+            await self._refuse(why, scope, receive, noted)
         except HTTPException as error:
-            await _refuse(
-                ApiError(error.status_code, f"{scope['method']} is not taken here"), scope, receive, noted
+            text = f"{scope['method']} is not taken here"
+            await self._refuse(
+                ApiError(error.status_code, text, headers=error.headers), scope, receive, noted
             )
         except ApiError as error:
-            await _refuse(error, scope, receive, noted)
+            await self._refuse(error, scope, receive, noted)
         except Exception as error:
             operator_log.error("request failed", path=scope["path"][:200], reason=in_one_line(error))
             if status == LEFT_STATUS:
-                await _refuse(api_error(error), scope, receive, noted)
+                await self._refuse(api_error(error), scope, receive, noted)
         finally:
             self._note(scope, status, time.monotonic() - begun)
 
@@ -132,11 +144,19 @@ class App:
         if path.startswith("/v1/models/"):
             path = "/v1/models/{name:path}"
         route = path if path in self._known else "other"
-        self.metrics.requests.labels(route, str(status)).inc()
-        self.metrics.seconds.labels(route).observe(seconds)
+        method = scope["method"] if scope["method"] in _METHODS else "other"
+        self.metrics.requests.labels(route, method, str(status)).inc()
+        self.metrics.seconds.labels(route, method).observe(seconds)
         if path not in _OPEN:
             name = scope.get("mmengine.request_id", "")
             operator_log.info("http", id=name, route=route, status=status, seconds=round(seconds, 4))
+
+    async def _refuse(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+        self.metrics.told(error)
+        headers = dict(error.headers)
+        if name := scope.get("mmengine.request_id"):
+            headers[ID_HEADER] = name
+        await Response(error.json(), error.status, headers, "application/json")(scope, receive, send)
 
     async def watch_lag(self) -> None:
         """Measures how late the loop wakes, until it is cancelled."""
@@ -155,10 +175,3 @@ async def _no_route(scope: Scope, receive: Receive, send: Send) -> None:
     path = scope["path"]
     why = _ELSEWHERE.get(path, f"there is no route {path[:200]}; see /v1/models, /v1/chat/completions")
     raise ApiError(404, why, code="unknown_url")
-
-
-async def _refuse(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
-    headers = dict(error.headers)
-    if name := scope.get("mmengine.request_id"):
-        headers[ID_HEADER] = name
-    await Response(error.json(), error.status, headers, "application/json")(scope, receive, send)

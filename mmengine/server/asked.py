@@ -12,6 +12,7 @@ from mmengine.errors import InvalidRequest
 from mmengine.request import MAX_LOGPROBS, MAX_SEED, SamplingParams
 from mmengine.serve.options import make_sampling
 from mmengine.serve.prompts import Prompt
+from mmengine.serve.tools import CallsAsked
 from mmengine.serve.vllm_forms import as_form
 from mmengine.server.errors import ApiError, api_error
 from mmengine.server.fields import Fields
@@ -20,6 +21,8 @@ Json = dict[str, object]
 MAX_ITEM_KWARGS = 32  # of mm_processor_kwargs
 UsageFrames = Literal["none", "last", "always"]  # of a stream: the last frame alone has its usage, or all
 _DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_PIXELS = ("min_pixels", "max_pixels", "total_min_pixels", "total_pixels")
+_SIDES = ("resized_height", "resized_width")
 _SAMPLED = ("top_p", "top_k", "min_p")
 _SAME = (
     *("temperature", "top_p", "presence_penalty", "frequency_penalty", "n"),
@@ -30,6 +33,7 @@ _SAME = (
 class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
 
 
 class Body(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,12 +65,15 @@ class Body(msgspec.Struct, frozen=True, kw_only=True):
     mm_processor_kwargs: Annotated[Json, Meta(max_length=MAX_ITEM_KWARGS)] | None = None
 
 
-class Envelope(msgspec.Struct, frozen=True):
-    """What the log keeps of a call beside its request: all that frames need and tokens do not say."""
+class Envelope(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the log keeps of a call beside its request: all that frames need and tokens do not say. `owner`:
+    see ApiKeys.owner_of; the request's id in the log is that and a colon before the id of the call, so that
+    ids of different keys never meet."""
 
     api: str
     created: int  # Unix time in seconds
     model: str  # by the name that was asked for
+    owner: str = ""  # whose key it came with
 
 
 class Form(NamedTuple):
@@ -76,13 +83,14 @@ class Form(NamedTuple):
     response_format: Json | None = None
     grammar: Json | None = None
     place: str = ""
+    calls: CallsAsked | None = None  # of tools, beside which the form is that of an answer without calls
 
     @property
     def closes(self) -> bool:
         return "close" in ((each or {}).get("on_truncation") for each in self[:2])
 
     def __bool__(self) -> bool:
-        return self.response_format is not None or self.grammar is not None
+        return any(each is not None for each in (self.response_format, self.grammar, self.calls))
 
 
 FREE = Form()
@@ -109,6 +117,7 @@ class Asked:
     deadline_s: float = 0.0
     dropped: list[str] = field(default_factory=list)
     params: frozenset[str] = frozenset()  # fields of the body, by which errors name them
+    show_reasoning: bool = True
 
 
 class Defaults:
@@ -151,6 +160,13 @@ def check_stream(body: Body) -> tuple[bool, UsageFrames]:
     stream, options = bool(body.stream), body.stream_options
     if options is not None and not stream:
         raise ApiError(400, "stream_options goes with stream true alone", "stream_options")
+    if options is not None and options.include_obfuscation:
+        raise ApiError(
+            400,
+            "stream_options.include_obfuscation is not supported; leave it out",
+            "stream_options.include_obfuscation",
+            "unsupported_parameter",
+        )
     if options is None or not options.include_usage:
         if options is not None and options.continuous_usage_stats:
             raise ApiError(
@@ -201,9 +217,9 @@ def without_nulls(given: Mapping[str, object]) -> Json:
 
 
 def item_options(given: Mapping[str, object] | None, max_pixels: int) -> Json:
-    """Options of all media of a prompt, clamped to what the server allows."""
+    """Options of all media of a prompt, within what the server allows. Raises ApiError."""
     options = without_nulls(given or {})
-    for name in ("local_files", "video_metadata", "images_kwargs", "videos_kwargs", "size"):
+    for name in ("local_files", "video_metadata", "images_kwargs", "videos_kwargs", "size", "urls"):
         if name in options:
             raise ApiError(
                 400,
@@ -211,14 +227,28 @@ def item_options(given: Mapping[str, object] | None, max_pixels: int) -> Json:
                 f"mm_processor_kwargs.{name}",
                 "unsupported_parameter",
             )
-    return {**clamped(options, max_pixels), "local_files": False}
+    return {**bounded("mm_processor_kwargs", options, max_pixels), "local_files": False}
 
 
-def clamped(options: Json, max_pixels: int) -> Json:
-    for name in ("min_pixels", "max_pixels"):
+def bounded(where: str, options: Json, max_pixels: int) -> Json:
+    """What asks for pixels among `options`, which change: numbers of them are clamped; a size of one's own
+    that has more, or is none, is refused. What else is wrong with a value, the processor says. Raises
+    ApiError."""
+    for name in _PIXELS:
         value = options.get(name)
-        if type(value) is int and value > max_pixels:
+        if isinstance(value, (int, float)) and value > max_pixels:  # JSON's 1e9 is a float
             options[name] = max_pixels
+    if options.get("do_resize") is False:
+        name = f"{where}.do_resize"
+        raise ApiError(400, f"{name} false is not taken; give max_pixels", name, "unsupported_parameter")
+    height, width = (options.get(name) for name in _SIDES)
+    if (height is None) != (width is None):
+        raise ApiError(400, f"{where}: resized_height and resized_width belong together", where)
+    if isinstance(height, (int, float)) and isinstance(width, (int, float)) and height * width > max_pixels:
+        name = f"{where}.resized_height"
+        raise ApiError(
+            400, f"{name} times resized_width is more than the {max_pixels} pixels that are taken here", name
+        )
     return options
 
 

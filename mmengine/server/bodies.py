@@ -1,28 +1,32 @@
 """Bodies of requests, counted while they are read."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from starlette.types import Receive, Scope
 
+from mmengine.server.drain_rate import DrainRate
 from mmengine.server.errors import ApiError, ClientLeft
 
 
 class Bodies:
     """What all bodies that are read or prepared may take together."""
 
-    def __init__(self, max_body_bytes: int, max_bodies_bytes: int, timeout_s: float):
-        self._max_body, self._max_bodies, self._timeout_s = max_body_bytes, max_bodies_bytes, timeout_s
+    def __init__(self, max_body_bytes: int, max_bytes: int, timeout_s: float, rate: DrainRate):
+        self._max_body, self.max_bytes, self._timeout_s = max_body_bytes, max_bytes, timeout_s
+        self._rate = rate
         self.num_bytes = 0
 
     @contextmanager
-    def holding(self) -> "Iterator[Held]":
-        held = Held(self)
+    def holding(self, added: Callable[[int], None] = lambda count: None) -> "Iterator[Held]":
+        """Room for one body. `added`: told of bytes that come, and of those that go, as less than none; it
+        may refuse them with an ApiError."""
+        held = Held(self, added)
         try:
             yield held
         finally:
-            self.num_bytes -= held.num_bytes
+            held.release()
 
     def add(self, held: "Held", count: int) -> None:
         """Raises ApiError where that is more than fits."""
@@ -34,14 +38,15 @@ class Bodies:
                 code="request_too_large",
                 headers={"connection": "close"},
             )
-        if self.num_bytes + count > self._max_bodies:
+        if self.num_bytes + count > self.max_bytes:
             raise ApiError(
                 429,
-                f"bodies of more than {self._max_bodies} bytes are on their way (max_bodies_bytes); try "
+                f"bodies of more than {self.max_bytes} bytes are on their way (max_bodies_bytes); try "
                 "again later",
                 code="bodies_full",
-                headers={"retry-after": "1", "connection": "close"},
+                headers={"retry-after": str(self._rate.retry_after_s()), "connection": "close"},
             )
+        held.added(count)
         held.num_bytes += count
         self.num_bytes += count
 
@@ -79,11 +84,12 @@ class Bodies:
 class Held:
     """What one body takes, until nobody needs it."""
 
-    def __init__(self, bodies: Bodies):
+    def __init__(self, bodies: Bodies, added: Callable[[int], None]):
         self.num_bytes = 0
-        self._bodies = bodies
+        self._bodies, self.added = bodies, added
 
     def release(self) -> None:
         """What was read has become a request, which the engine counts."""
-        self._bodies.num_bytes -= self.num_bytes
-        self.num_bytes = 0
+        count, self.num_bytes = self.num_bytes, 0
+        self._bodies.num_bytes -= count
+        self.added(-count)

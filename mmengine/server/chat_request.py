@@ -6,17 +6,21 @@ from typing import Annotated, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from mmengine.errors import shown
+from mmengine.errors import InvalidRequest, shown
+from mmengine.models.plugin import Processor
+from mmengine.processing.fetch.door import MediaDoor
+from mmengine.serve.chat import with_tools
 from mmengine.serve.prompts import Prompt
+from mmengine.serve.tools import CallsAsked, ToolLimits, tools_asked
 from mmengine.server.asked import (
     Asked,
     Body,
     Defaults,
     Envelope,
     Json,
+    bounded,
     check_logprobs,
     check_stream,
-    clamped,
     form_of,
     item_options,
     now,
@@ -24,15 +28,15 @@ from mmengine.server.asked import (
     stops_beside,
     without_nulls,
 )
-from mmengine.server.errors import ApiError, undecodable
+from mmengine.server.errors import ApiError, api_error, undecodable
 from mmengine.server.fields import CHAT, Fields
+from mmengine.server.media import check_url
 
 LOW_DETAIL_PIXELS = 512 * 512  # what OpenAI's detail "low" looks at, at most
 LOW_SHARE = 4  # and of the pixels that the model looks at by itself this part
 _MAX_MESSAGES = 4096
 _TAKEN_PARTS = ("text", "image_url", "image", "video_url", "video")
 _MEDIA = (("image_url", "image"), ("video_url", "video"))
-_ELSEWHERE = ("http:", "https:", "ftp:", "s3:", "gs:")
 FIELDS = Fields(CHAT)
 
 
@@ -45,6 +49,10 @@ class ChatBody(Body, frozen=True, kw_only=True):
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: Json | None = None
+    tools: list[Json] | None = None
+    tool_choice: str | Json | None = None
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
 
 
 _decode = msgspec.json.Decoder(ChatBody).decode
@@ -62,8 +70,16 @@ class Pixels(NamedTuple):
         return cls(most, min(LOW_DETAIL_PIXELS, default // LOW_SHARE))
 
 
+class Tools(NamedTuple):
+    """What calls of tools need. `markers`: between which the model may reason."""
+
+    processor: Processor
+    limits: ToolLimits
+    markers: tuple[str, str]
+
+
 class ChatReader:
-    """`max_model_len`: tokens of a prompt and its answer."""
+    """`max_model_len`: tokens of a prompt and its answer. `door`: to media that messages name."""
 
     def __init__(
         self,
@@ -71,9 +87,13 @@ class ChatReader:
         max_model_len: int,
         chat_template: str,
         pixels: Pixels,
+        tools: Tools,
         ignore_unknown: bool,
+        door: MediaDoor | None = None,
     ):
+        self._tools = tools
         self._defaults, self._max_model_len, self._pixels = defaults, max_model_len, pixels
+        self._door, self._opened = door, {"urls": door} if door is not None else {}
         self._template: Json = {"chat_template": chat_template} if chat_template else {}
         self._ignore_unknown = ignore_unknown
 
@@ -86,12 +106,14 @@ class ChatReader:
             raise undecodable(error) from None
         stream, usage_frames = check_stream(body)
         form = form_of(body)
+        prompt, calls = self._with_tools(body)
+        form = form._replace(calls=calls)
         sampling = sampling_of(body, self._defaults, self._budget(body), self._logprobs(body), FIELDS)
         form_stop: tuple[str, ...] = ()
         if form and sampling.stop:
             sampling, form_stop = stops_beside(form, sampling)
         return Asked(
-            [self._prompt(body)],
+            [prompt],
             sampling,
             body.request_id or request_id,
             Envelope("chat", now(), body.model or ""),
@@ -107,7 +129,17 @@ class ChatReader:
             body.deadline_s or 0.0,
             dropped,
             FIELDS.names,
+            show_reasoning=body.include_reasoning is not False,
         )
+
+    def _with_tools(self, body: ChatBody) -> tuple[Prompt, CallsAsked | None]:
+        """The prompt, and what its answer is held to beside tools."""
+        tools = self._tools
+        try:
+            asked = tools_asked(body.tools, body.tool_choice, body.parallel_tool_calls, tools.limits)
+            return with_tools(self._prompt(body), asked, tools.processor, tools.markers)
+        except InvalidRequest as error:
+            raise api_error(error, FIELDS.names) from None
 
     def _budget(self, body: ChatBody) -> int:
         for name in ("max_completion_tokens", "max_tokens"):
@@ -138,15 +170,17 @@ class ChatReader:
                 raise ApiError(400, f"{place} is not taken", place, "unsupported_parameter")
         add = body.add_generation_prompt
         return Prompt(
-            messages=[_message(i, message, self._pixels) for i, message in enumerate(body.messages)],
+            messages=[
+                _message(i, message, self._pixels, self._door) for i, message in enumerate(body.messages)
+            ],
             continue_final_message=bool(body.continue_final_message),
             add_generation_prompt=True if add is None else add,
-            media_options=item_options(body.mm_processor_kwargs, self._pixels.most),
+            media_options={**item_options(body.mm_processor_kwargs, self._pixels.most), **self._opened},
             template_options={**variables, **self._template} or None,
         )
 
 
-def _message(index: int, message: Json, pixels: Pixels) -> Json:
+def _message(index: int, message: Json, pixels: Pixels, door: MediaDoor | None) -> Json:
     """A message as processors read it. What else is wrong with it, they say."""
     read = without_nulls(message)
     if read.get("role") == "developer":  # OpenAI's newer name, which templates do not know
@@ -154,11 +188,11 @@ def _message(index: int, message: Json, pixels: Pixels) -> Json:
     content = read.get("content")
     if isinstance(content, list):
         where = f"messages[{index}].content"
-        read["content"] = [_part(f"{where}[{n}]", part, pixels) for n, part in enumerate(content)]
+        read["content"] = [_part(f"{where}[{n}]", part, pixels, door) for n, part in enumerate(content)]
     return read
 
 
-def _part(where: str, part: object, pixels: Pixels) -> object:
+def _part(where: str, part: object, pixels: Pixels, door: MediaDoor | None) -> object:
     if not isinstance(part, dict):
         return part
     kind = part.get("type")
@@ -171,11 +205,11 @@ def _part(where: str, part: object, pixels: Pixels) -> object:
         )
     for names in _MEDIA:
         if kind in names or (kind is None and any(name in part for name in names)):
-            return _media(where, without_nulls(part), names, pixels)
+            return _media(where, without_nulls(part), names, pixels, door)
     return part
 
 
-def _media(where: str, part: Json, names: tuple[str, str], pixels: Pixels) -> Json:
+def _media(where: str, part: Json, names: tuple[str, str], pixels: Pixels, door: MediaDoor | None) -> Json:
     options: Json = {}
     for name in (*names, "url"):
         given = part.get(name)
@@ -184,10 +218,10 @@ def _media(where: str, part: Json, names: tuple[str, str], pixels: Pixels) -> Js
             given = options.pop("url", None)
             part = {**part, name: {"url": given}}
         if isinstance(given, str):
-            _check_url(f"{where}.{name}", given)
-    if "path" in part:
+            check_url(f"{where}.{name}", given, door)
+    if "path" in part and not (door is not None and door.reads_files):
         raise ApiError(400, f"{where}.path is not taken; send the file as a data: URL", f"{where}.path")
-    return {**clamped(options, pixels.most), **clamped(part, pixels.most)}
+    return bounded(where, {**options, **part}, pixels.most)
 
 
 def _detail(where: str, name: str, given: Json, pixels: Pixels) -> Json:
@@ -200,21 +234,3 @@ def _detail(where: str, name: str, given: Json, pixels: Pixels) -> Json:
             place = f"{where}.{name}.{key[:64]}"
             raise ApiError(400, f"{place} is not known", place, "unknown_parameter")
     return {**({"max_pixels": pixels.low} if detail == "low" else {}), **given}
-
-
-def _check_url(where: str, url: str) -> None:
-    head = url[:16].lower()
-    if head.startswith(_ELSEWHERE):
-        raise ApiError(
-            400,
-            f"{where} is a URL, and this server fetches none; send the data as a data: URL",
-            where,
-            "url_not_fetched",
-        )
-    if head.startswith("file:") or "://" in head:
-        raise ApiError(
-            400,
-            f"{where} names a file, which is not allowed here; send it as a data: URL",
-            where,
-            "url_not_allowed",
-        )

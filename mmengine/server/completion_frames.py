@@ -8,9 +8,10 @@ import msgspec
 
 from mmengine.core.executor import PromptLogprobs
 from mmengine.serve.answers import entries_of
+from mmengine.serve.chat import WholeChoice
+from mmengine.serve.deltas import Delta, Entry
 from mmengine.server.asked import Envelope, UsageFrames
-from mmengine.server.deltas import Delta, Entry
-from mmengine.server.frames import Tails, Usage, WholeChoice
+from mmengine.server.frames import Tails, Usage
 from mmengine.server.token_texts import TokenTexts, clipped
 
 _encode = msgspec.json.encode

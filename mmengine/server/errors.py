@@ -14,6 +14,7 @@ from mmengine.errors import (
     RequestFailed,
     in_one_line,
 )
+from mmengine.processing.fetch.refusals import FetchRefused
 
 MAX_MESSAGE_CHARS = 2000  # of an error; the rest is cut
 _TYPES = {
@@ -25,12 +26,31 @@ _TYPES = {
     408: "invalid_request_error",
     409: "invalid_request_error",
     413: "invalid_request_error",
+    415: "invalid_request_error",
     429: "rate_limit_error",
     431: "invalid_request_error",
 }
+LATER_S = 5  # before which nobody needs to ask again a server that is not ready, or that ends
+STATUSES = {  # what each says
+    400: "What was asked cannot be done; param names the field",
+    401: "No key, or an unknown one",
+    404: "No such model, or no such route",
+    405: "Another method is wanted",
+    408: "The body did not come in time",
+    409: "A request with this request_id runs",
+    413: "The body is too large",
+    415: "The body is compressed",
+    429: "The queue is full, or bodies fill their room",
+    431: "The head is too large",
+    500: "The request failed",
+    503: "Not ready, with the reasons, or shutting down",
+    504: "deadline_s passed",
+}
 _STOPPED = "the engine failed, and its log says why; try again later"
 _ID_RUNS = re.compile(r"a request with the id .* is running|the request id .* is in use")
+_KIND = re.compile(r"\b([A-Z][A-Za-z0-9_]{0,60}(?:Error|Exception))\b")  # of an error, before what it says
 _FIRST_NAME = re.compile(r"(?:unknown )?([a-z][a-z_]*(?:[.\[][\w.\[\]-]*)?)")
+_TOO_LONG = re.compile(r"the prompt has \d+ tokens\b")  # clients cut their history when they read its code
 _MEDIA_PLACE = re.compile(r"message (\d+)(?:, part (\d+))?")
 _DECODED_PLACE = re.compile(r"(.*) - at `\$(?:\.)?(.*)`", re.DOTALL)
 
@@ -68,6 +88,7 @@ class ClientLeft(Exception):
 
 def api_error(error: BaseException, params: frozenset[str] = frozenset(), retry_after_s: int = 1) -> ApiError:
     """`params`: fields of the body that the message may begin with."""
+    later = {"retry-after": str(max(LATER_S, retry_after_s))}
     match error:
         case ApiError():
             return error
@@ -75,19 +96,22 @@ def api_error(error: BaseException, params: frozenset[str] = frozenset(), retry_
             return ApiError(
                 429, str(error), code="queue_full", headers={"retry-after": str(max(1, retry_after_s))}
             )
+        case FetchRefused():
+            return ApiError(400, str(error), media_param(str(error)), "media_not_fetched")
         case InvalidMedia():
             return ApiError(400, str(error), media_param(str(error)), "invalid_media")
         case InvalidRequest() if _ID_RUNS.match(str(error)):
             headers = {"x-should-retry": "false"}
             return ApiError(409, str(error), "request_id", "request_id_in_use", headers)
         case InvalidRequest():
-            return ApiError(400, str(error), param_of(str(error), params))
+            code = "context_length_exceeded" if _TOO_LONG.match(str(error)) else None
+            return ApiError(400, str(error), param_of(str(error), params), code)
         case RequestFailed():
             return ApiError(500, str(error), code="request_failed")
         case ExecutorFailed():  # what a library said may hold addresses, and whatever else
-            return ApiError(503, _STOPPED, code="engine_failed", headers={"retry-after": "5"})
+            return ApiError(503, _STOPPED, code="engine_failed", headers=later)
         case MMEngineError():
-            return ApiError(503, str(error), code="engine_failed", headers={"retry-after": "5"})
+            return ApiError(503, without_details(str(error)), code="engine_failed", headers=later)
     return ApiError(
         500, f"the server failed ({type(error).__name__}); its log says more", code="internal_error"
     )
@@ -99,8 +123,39 @@ def late() -> ApiError:
     return ApiError(504, text, "deadline_s", "deadline_exceeded", {"x-should-retry": "false"})
 
 
-def not_ready(reasons: tuple[str, ...]) -> ApiError:
-    return ApiError(503, f"not ready: {'; '.join(reasons)}", code="not_ready", headers={"retry-after": "5"})
+def failed(request_id: str, detail: str) -> ApiError:
+    """A request ended with an error. What a library said of it may hold addresses and paths: the caller is
+    told which kind of error it was, and under which id the log has the rest."""
+    kind = _KIND.search(detail)
+    text = f"request {request_id} failed{f' ({kind[1]})' if kind else ''}; the server's log says why"
+    return ApiError(500, text, code="request_failed")
+
+
+def without_details(reason: str) -> str:
+    """Why the engine does not work, up to what a library said of it."""
+    kind = _KIND.search(reason)
+    return reason if kind is None else f"{reason[: kind.end()]}; the server's log says why"
+
+
+def shutting_down(retry_after_s: int) -> ApiError:
+    text = "the server is shutting down; send it to another one, or again later"
+    return ApiError(503, text, code="shutting_down", headers={"retry-after": str(retry_after_s)})
+
+
+def left_behind(request_id: str, has_log: bool, retry_after_s: int) -> ApiError:
+    """The server ends before the request does."""
+    fate = (
+        "stays in its log, and is finished when a server goes on with that"
+        if has_log
+        else "is given up, for there is no log; send it again"
+    )
+    text = f"the server is shutting down; request {request_id} {fate}"
+    return ApiError(503, text, code="shutting_down", headers={"retry-after": str(retry_after_s)})
+
+
+def not_ready(reasons: tuple[str, ...], retry_after_s: int) -> ApiError:
+    headers = {"retry-after": str(retry_after_s)}
+    return ApiError(503, f"not ready: {'; '.join(reasons)}", code="not_ready", headers=headers)
 
 
 def param_of(message: str, params: frozenset[str]) -> str | None:
@@ -108,7 +163,10 @@ def param_of(message: str, params: frozenset[str]) -> str | None:
     found = _FIRST_NAME.match(message)
     if found is not None and re.split(r"[.\[]", found[1])[0] in params:
         return found[1].rstrip(".:")
-    return media_param(message) if "messages" in params else None
+    place = media_param(message) if "messages" in params else None
+    if place is None and message.startswith("the prompt "):
+        place = "messages" if "messages" in params else "prompt"
+    return place
 
 
 def media_param(message: str) -> str | None:

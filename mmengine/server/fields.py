@@ -27,7 +27,6 @@ def _taken(says: str, *names: str) -> tuple[Field, ...]:
     return tuple(Field(name, "taken", says) for name in names)
 
 
-_LATER = "this server has no tools yet"
 _FORM = "give response_format or structured_outputs"
 
 _BOTH = (
@@ -61,6 +60,7 @@ _BOTH = (
     Field("metadata", "ignored", "not kept"),
     Field("prompt_cache_key", "ignored", "prefixes are found by their content; cache_salt keeps them apart"),
     Field("prompt_cache_retention", "ignored", "prefixes stay as long as there is room"),
+    Field("prompt_cache_options", "ignored", "prefixes stay as long as there is room"),
     Field("service_tier", "refused", "there is one tier; priority orders requests", ("auto", "default")),
     Field("best_of", "refused", "use n", (1,)),
     Field("use_beam_search", "refused", "beams are not done; use n", (False,)),
@@ -96,7 +96,12 @@ _BOTH = (
 )
 
 CHAT = (
-    Field("messages", "taken", "text, image_url (data: URLs; detail, min_pixels, max_pixels), video_url"),
+    Field(
+        "messages",
+        "taken",
+        "text, image_url (data: URLs, or fetched; detail, min_pixels, max_pixels), video_url; calls and "
+        "results of tools",
+    ),
     *_BOTH,
     Field("max_completion_tokens", "taken", "left out: what the context leaves; wins over max_tokens"),
     Field("max_tokens", "taken", "OpenAI's older name of max_completion_tokens"),
@@ -107,9 +112,9 @@ CHAT = (
     Field("chat_template_kwargs", "taken", "variables of the chat template, as enable_thinking"),
     Field("reasoning_effort", "ignored", "the model and its template decide"),
     Field("verbosity", "ignored", "the model decides"),
-    Field("parallel_tool_calls", "refused", _LATER, (True, False)),
-    Field("tools", "refused", _LATER, ([],)),
-    Field("tool_choice", "refused", _LATER, ("none", "auto")),
+    Field("tools", "taken", "functions; the model's chat template must know of tools"),
+    Field("tool_choice", "taken", "none (no tool is shown), auto, required, a named function, allowed_tools"),
+    Field("parallel_tool_calls", "taken", "false: the answer ends with its first call"),
     Field("functions", "refused", "deprecated by OpenAI", ([],)),
     Field("function_call", "refused", "deprecated by OpenAI", ("none", "auto")),
     Field("store", "refused", "answers are not kept", (False,)),
@@ -117,9 +122,10 @@ CHAT = (
     Field("audio", "refused", "answers are text"),
     Field("prediction", "refused", "drafts come from the engine (--spec)"),
     Field("web_search_options", "refused", "nothing is searched"),
+    Field("moderation", "refused", "nothing is moderated"),
     Field("chat_template", "refused", "templates are the server's (--chat-template)"),
     Field("documents", "refused", "use chat_template_kwargs"),
-    Field("include_reasoning", "refused", "reasoning is always told apart", (True,)),
+    Field("include_reasoning", "taken", "false: reasoning is counted, and not shown"),
     Field("echo", "refused", "use /v1/completions", (False,)),
     Field("add_special_tokens", "refused", "the chat template writes them", (False,)),
 )
@@ -155,7 +161,7 @@ class Fields:
         ignored = []
         for name, raw in given.items():
             field = self.by_name.get(name)
-            if bytes(raw) == _NULL:
+            if len(raw) == len(_NULL) and bytes(raw) == _NULL:  # a copy of a large one takes long
                 continue
             if field is None:
                 if not ignore_unknown:

@@ -5,14 +5,15 @@ Most of a frame is the same for a whole stream, and is written once.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
 
 from mmengine.core.executor import PromptLogprobs
+from mmengine.serve.call_parser import CallDelta, call_id
+from mmengine.serve.chat import WholeChoice
+from mmengine.serve.deltas import Delta, Entry
 from mmengine.server.asked import Envelope, UsageFrames
-from mmengine.server.deltas import Delta, Entry
 from mmengine.server.errors import ApiError
 from mmengine.server.token_texts import TokenTexts, clipped
 
@@ -20,26 +21,6 @@ DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"
 _encode = msgspec.json.encode
 Usage = dict[str, object]
-
-
-@dataclass(slots=True)
-class WholeChoice:
-    """What the deltas of a choice add up to."""
-
-    index: int
-    content: list[str] = field(default_factory=list)
-    reasoning: list[str] = field(default_factory=list)
-    logprobs: list[Entry] = field(default_factory=list)
-    finish_reason: str = ""
-    stop_reason: str | int | None = None
-    scores: PromptLogprobs | None = None  # of its prompt
-
-    def add(self, delta: Delta) -> None:
-        if delta.content:
-            self.content.append(delta.content)
-        if delta.reasoning:
-            self.reasoning.append(delta.reasoning)
-        self.logprobs.extend(delta.logprobs)
 
 
 class Tails:
@@ -97,7 +78,7 @@ class ChatFrames:
         texts: TokenTexts | None,
         usage_frames: UsageFrames = "none",
     ):
-        self._texts, self.tails = texts, Tails(usage_frames)
+        self._texts, self._request_id, self.tails = texts, request_id, Tails(usage_frames)
         self._about = {"id": f"chatcmpl-{request_id}", "created": envelope.created, "model": envelope.model}
         head = {"id": self._about["id"], "object": "chat.completion.chunk", **self._about}
         self._head = b"data: " + _encode(head)[:-1] + b',"choices":['
@@ -117,11 +98,14 @@ class ChatFrames:
         return self._frame(index, b'{"role":"assistant","content":""}', b"null", b"null", 0)
 
     def delta(self, index: int, delta: Delta) -> bytes:
-        if not delta.reasoning and not delta.logprobs:
+        if delta.call is None and not delta.reasoning and not delta.logprobs:
             if (head := self._text_heads.get(index)) is None:
                 head = self._text_heads[index] = b'%b{"index":%d,"delta":{"content":' % (self._head, index)
             tail = self.tails.of(index, delta.num_tokens)
             return b'%b%b},"logprobs":null,"finish_reason":null%b' % (head, _encode(delta.content), tail)
+        if delta.call is not None:
+            call = self._call(index, delta.call)
+            return self._frame(index, call, self._logprobs(delta.logprobs), b"null", delta.num_tokens)
         said: dict[str, str] = {}
         if delta.reasoning:
             said["reasoning_content"] = delta.reasoning
@@ -129,11 +113,27 @@ class ChatFrames:
             said["content"] = delta.content
         return self._frame(index, _encode(said), self._logprobs(delta.logprobs), b"null", delta.num_tokens)
 
+    def _call(self, index: int, call: CallDelta) -> bytes:
+        if not call.name:
+            return b'{"tool_calls":[{"index":%d,"function":{"arguments":%b}}]}' % (
+                call.number,
+                _encode(call.arguments),
+            )
+        function = {"name": call.name, "arguments": ""}
+        about = {
+            "index": call.number,
+            "id": call_id(self._request_id, index, call.number),
+            "type": "function",
+        }
+        return _encode({"tool_calls": [{**about, "function": function}]})
+
     def finish(self, index: int, rest: Delta, finish_reason: str, stop_reason: str | int | None) -> bytes:
         before = b""
+        end = b'"%b","stop_reason":%b' % (finish_reason.encode(), _encode(stop_reason))
+        if rest.argument_errors:
+            end += b',"argument_errors":' + _encode(rest.argument_errors)
         if rest.content or rest.reasoning:
             before, rest = self.delta(index, rest), Delta(num_tokens=rest.num_tokens)
-        end = b'"%b","stop_reason":%b' % (finish_reason.encode(), _encode(stop_reason))
         return before + self._frame(index, b"{}", self._logprobs(rest.logprobs), end, rest.num_tokens)
 
     def usage(self, usage: Usage) -> bytes:
@@ -151,19 +151,19 @@ class ChatFrames:
         )
 
     def _choice(self, choice: WholeChoice) -> dict[str, object]:
-        message: dict[str, object] = {
-            "role": "assistant",
-            "content": "".join(choice.content),
-            "refusal": None,
-        }
-        if choice.reasoning:
-            message["reasoning_content"] = "".join(choice.reasoning)
+        said = choice.message(self._request_id)
+        message: dict[str, object] = {"role": "assistant", "content": said.content, "refusal": None}
+        if said.reasoning_content is not None:
+            message["reasoning_content"] = said.reasoning_content
+        if said.tool_calls is not None:
+            message["tool_calls"] = said.tool_calls
         return {
             "index": choice.index,
             "message": message,
             "logprobs": msgspec.Raw(self._logprobs(choice.logprobs, whole=True)),
             "finish_reason": choice.finish_reason,
             "stop_reason": choice.stop_reason,
+            **({"argument_errors": choice.argument_errors} if choice.argument_errors else {}),
         }
 
     def _logprobs(self, entries: Sequence[Entry], *, whole: bool = False) -> bytes:

@@ -14,6 +14,7 @@ import uvicorn
 import uvloop
 
 from mmengine.errors import ConfigError, MMEngineError
+from mmengine.processing.fetch.door import MediaDoor
 from mmengine.serve.async_engine import AsyncEngine
 from mmengine.serve.operators import operator_log
 from mmengine.serve.prompts import Prompt
@@ -21,13 +22,16 @@ from mmengine.server.app import App
 from mmengine.server.auth import ApiKeys
 from mmengine.server.protocol import http_protocol
 from mmengine.server.settings import ServerSettings
+from mmengine.server.tls import tls_options
 
 SWITCH_S = 0.0005  # that a thread keeps the interpreter while the event loop waits; Python's own is 5 ms
+LAST_WORDS_S = 1.0  # to tell the callers that are left, when the server ends
 WARM_UP_TOKENS = 2  # a prefill, and a step that decodes
 
 
 class _Uvicorn(uvicorn.Server):
-    """A first signal lets streams finish, a second one ends at once."""
+    """A first signal lets streams finish, a second one ends at once. What does not finish stays in the log,
+    and its callers are told so."""
 
     def __init__(self, config: uvicorn.Config, app: App):
         super().__init__(config)
@@ -35,7 +39,16 @@ class _Uvicorn(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self.force_exit = self.should_exit
-        self.should_exit = self._app.is_draining = True
+        self.should_exit = self._app.admission.is_draining = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        waiting = set(self.server_state.tasks)
+        if self.force_exit:  # else they were told when drain_s was over
+            for task in waiting:
+                task.cancel()
+        if waiting:
+            await asyncio.wait(waiting, timeout=LAST_WORDS_S)
 
 
 def listen(settings: ServerSettings) -> socket.socket:
@@ -67,12 +80,13 @@ async def serve(
     names: tuple[str, ...],
     bound: socket.socket,
     listening: Callable[[], None],
+    door: MediaDoor | None = None,
 ) -> None:
     """Answer until a signal ends it; the engine is closed then. `listening`: called when a step has run and
-    the socket is served."""
+    the socket is served. `door`: to media that messages name."""
     try:
         await _warm_up(engine)
-        app = App(engine, settings, keys, names)
+        app = App(engine, settings, keys, names, door)
         keep_for_good()
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # the app says what there is to say
         server = web_server(app, settings)
@@ -86,7 +100,7 @@ async def serve(
             watching.cancel()
             telling.cancel()
     finally:
-        await engine.close(drain=False)
+        await engine.close(leave=True)
 
 
 def keep_for_good() -> None:
@@ -110,8 +124,7 @@ def web_server(app: App, settings: ServerSettings) -> uvicorn.Server:
         backlog=settings.max_connections,
         timeout_keep_alive=settings.keep_alive_s,
         timeout_graceful_shutdown=settings.drain_s,
-        ssl_certfile=settings.ssl_certfile or None,
-        ssl_keyfile=settings.ssl_keyfile or None,
+        **tls_options(settings),
     )
     return _Uvicorn(config, app)
 

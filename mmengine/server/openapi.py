@@ -1,58 +1,109 @@
-"""What the server takes, as an OpenAPI document, made of the same structs and tables that read it."""
+"""What the server takes and says, as an OpenAPI document: of the structs and tables that read bodies, and of
+the shapes that answers are held to."""
 
 import msgspec
 
+from mmengine.server.answer_shapes import (
+    Alive,
+    ChatAnswer,
+    ChatEvent,
+    Health,
+    ModelCard,
+    Models,
+    Refusal,
+    Text,
+    TextAnswer,
+    TextEvent,
+    Tokens,
+    Version,
+)
 from mmengine.server.asked import Json
 from mmengine.server.chat_request import ChatBody
 from mmengine.server.completion_request import CompletionBody
-from mmengine.server.errors import ErrorBody
+from mmengine.server.errors import STATUSES
 from mmengine.server.fields import CHAT, COMPLETION, Field
+from mmengine.server.token_requests import DetokenizeBody, TokenizeBody
 from mmengine.version import __version__
 
 _REF = "#/components/schemas/{name}"
-_ERRORS = ("400", "401", "404", "408", "413", "429", "500", "503", "504")
-_OTHERS = {
-    "/v1/models": ("get", "The served names"),
-    "/v1/models/{name}": ("get", "One of them"),
-    "/tokenize": ("post", "Tokens of a prompt, or of messages without media"),
-    "/detokenize": ("post", "The text of tokens"),
-    "/health": ("get", "Ready, or why not"),
-    "/health/ready": ("get", "Ready, or why not"),
-    "/health/live": ("get", "The event loop answers"),
-    "/metrics": ("get", "Prometheus' text format"),
-    "/version": ("get", "The version"),
-}
+NOT_DONE = "not done:"  # how the description of a field begins that asks for nothing at most
+_READS = (401, 405, 408, 413, 415, 429, 431, 500, 503)  # of a route that reads a body
+_ASKS = (401, 404, 405, 431, 500)  # of one that reads none
+_HEADERS = {405: ("allow",), 429: ("retry-after",), 503: ("retry-after",)}
+_Kind = type[msgspec.Struct]
 
 
 def document() -> bytes:
     """As JSON."""
-    kinds = (ChatBody, CompletionBody, ErrorBody)
-    _, schemas = msgspec.json.schema_components(kinds, schema_hook=_of_anything, ref_template=_REF)
+    bodies = (ChatBody, CompletionBody, TokenizeBody, DetokenizeBody)
+    kinds = (*bodies, ChatEvent, TextEvent, Refusal)
+    said = (ChatAnswer, TextAnswer, Models, ModelCard, Tokens, Text, Health, Alive, Version)
+    _, schemas = msgspec.json.schema_components((*kinds, *said), schema_hook=_of_anything, ref_template=_REF)
     for name, fields in (("ChatBody", CHAT), ("CompletionBody", COMPLETION)):
         _describe(schemas[name], fields)
-    paths: Json = {
-        "/v1/chat/completions": {"post": _answering("Answer a conversation", "ChatBody")},
-        "/v1/completions": {"post": _answering("Go on with texts", "CompletionBody")},
-    }
-    for path, (method, summary) in _OTHERS.items():
-        found: Json = {"summary": summary, "responses": {"200": {"description": "As asked"}, **_errors()}}
-        if "{name}" in path:
-            found["parameters"] = [
-                {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
-            ]
-        paths[path] = {method: found}
     return msgspec.json.encode(
         {
             "openapi": "3.1.0",
             "info": {"title": "mmengine", "version": __version__},
-            "paths": paths,
+            "paths": _paths(),
             "components": {
                 "schemas": schemas,
-                "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+                "securitySchemes": {
+                    "bearer": {"type": "http", "scheme": "bearer"},
+                    "key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+                },
             },
-            "security": [{"key": []}, {}],
+            "security": [{"bearer": []}, {"key": []}, {}],
         }
     )
+
+
+def _paths() -> Json:
+    ready = {**_ok("Ready", Health), "503": _answer("Not ready, and why", Health, ("retry-after",))}
+    named = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
+    return {
+        "/v1/chat/completions": {
+            "post": _answering("Answer a conversation", ChatBody, ChatAnswer, ChatEvent)
+        },
+        "/v1/completions": {"post": _answering("Go on with texts", CompletionBody, TextAnswer, TextEvent)},
+        "/v1/models": {"get": _route("The served names", _ok("Models", Models), _ASKS)},
+        "/v1/models/{name}": {
+            "get": {**_route("One of them", _ok("A model", ModelCard), _ASKS), "parameters": [named]}
+        },
+        "/tokenize": {
+            "post": {
+                **_route("Tokens of a prompt, or of messages", _ok("Tokens", Tokens), (400, *_READS)),
+                "requestBody": _body(TokenizeBody),
+            }
+        },
+        "/detokenize": {
+            "post": {
+                **_route("The text of tokens", _ok("The text", Text), (400, *_READS)),
+                "requestBody": _body(DetokenizeBody),
+            }
+        },
+        "/health": {"get": {**_route("Ready, or why not", ready, (405, 431, 500)), "security": []}},
+        "/health/ready": {"get": {**_route("Ready, or why not", ready, (405, 431, 500)), "security": []}},
+        "/health/live": {
+            "get": {
+                **_route("The event loop answers", _ok("It does", Alive), (405, 431, 500)),
+                "security": [],
+            }
+        },
+        "/metrics": {
+            "get": _route(
+                "Prometheus' text format",
+                {
+                    "200": {
+                        "description": "Metrics",
+                        "content": {"text/plain": {"schema": {"type": "string"}}},
+                    }
+                },
+                _ASKS,
+            )
+        },
+        "/version": {"get": _route("The version", _ok("It", Version), _ASKS)},
+    }
 
 
 def _of_anything(kind: type) -> dict[str, object]:
@@ -63,7 +114,7 @@ def _of_anything(kind: type) -> dict[str, object]:
 
 
 def _describe(schema: dict[str, object], fields: tuple[Field, ...]) -> None:
-    """Say of each field what its table says; no other is taken."""
+    """Say of each field what its table says; no other is taken, and null is absence."""
     properties = schema["properties"]
     assert isinstance(properties, dict)
     for field in fields:
@@ -71,34 +122,78 @@ def _describe(schema: dict[str, object], fields: tuple[Field, ...]) -> None:
             properties[field.name]["description"] = field.says
         elif field.how == "ignored":
             properties[field.name] = {"description": field.says}
-    schema["additionalProperties"] = False
+        else:
+            only = [value for value in field.neutral if not isinstance(value, list)]
+            lists = [{"const": value} for value in field.neutral if isinstance(value, list)]
+            properties[field.name] = {
+                "description": f"{NOT_DONE} {field.says}",
+                "anyOf": [{"enum": [*only, None]}, *lists],
+            }
+    schema["additionalProperties"] = {"type": "null"}
 
 
-def _answering(summary: str, body: str) -> Json:
-    return {
-        "summary": summary,
-        "requestBody": {
-            "required": True,
-            "content": {"application/json": {"schema": {"$ref": _REF.format(name=body)}}},
-        },
-        "responses": {
-            "200": {
-                "description": "The answer, or with stream true its events",
-                "content": {
-                    "application/json": {"schema": {"type": "object"}},
-                    "text/event-stream": {"schema": {"type": "string"}},
-                },
+def _route(summary: str, responses: Json, statuses: tuple[int, ...]) -> Json:
+    refusals = {
+        str(status): _answer(STATUSES[status], Refusal, _HEADERS.get(status, ()))
+        for status in sorted(statuses)
+    }
+    return {"summary": summary, "responses": {**refusals, **responses}}
+
+
+def _body(kind: _Kind) -> Json:
+    return {"required": True, "content": {"application/json": {"schema": _of(kind)}}}
+
+
+def _of(kind: _Kind) -> Json:
+    return {"$ref": _REF.format(name=kind.__name__)}
+
+
+def _ok(description: str, kind: _Kind) -> Json:
+    return {"200": _answer(description, kind)}
+
+
+def _answer(description: str, kind: _Kind, headers: tuple[str, ...] = ()) -> Json:
+    found: Json = {"description": description, "content": {"application/json": {"schema": _of(kind)}}}
+    if headers:
+        found["headers"] = {name: {"schema": {"type": "string"}} for name in headers}
+    return found
+
+
+def _answering(summary: str, body: _Kind, answer: _Kind, event: _Kind) -> Json:
+    """A route of answers; `event` is what a stream has instead."""
+    said = _answer("The answer, or with stream true its events", answer, ("x-request-id",))
+    stream = {
+        "schema": {"type": "string", "description": "data: JSON of an event each, then data: [DONE]"},
+        "itemSchema": {  # of each event, in the words of OpenAPI 3.2
+            "type": "object",
+            "properties": {
+                "data": {
+                    "type": "string",
+                    "contentMediaType": "application/json",
+                    "contentSchema": {"anyOf": [_of(event), _of(Refusal)]},
+                }
             },
-            **_errors(),
         },
     }
-
-
-def _errors() -> Json:
-    schema = {
-        "type": "object",
-        "properties": {"error": {"$ref": _REF.format(name="ErrorBody")}},
-        "required": ["error"],
+    content = said["content"]
+    assert isinstance(content, dict)
+    content["text/event-stream"] = stream
+    dropped = {"schema": {"type": "string"}, "description": "with --unknown-fields ignore: what was dropped"}
+    headers = said["headers"]
+    assert isinstance(headers, dict)
+    headers["x-mmengine-ignored-fields"] = dropped
+    unenforced = {"schema": {"type": "string"}, "description": "tools that are not held to their schemas"}
+    headers["x-mmengine-unenforced-tools"] = unenforced
+    return {
+        **_route(summary, {"200": said}, (400, 404, 409, 504, *_READS)),
+        "requestBody": _body(body),
+        "parameters": [
+            {
+                "name": "x-request-id",
+                "in": "header",
+                "required": False,
+                "description": "what the answer's id is made of, unless the body has a request_id",
+                "schema": {"type": "string", "pattern": "^[!-~]{0,128}$"},
+            }
+        ],
     }
-    content = {"application/json": {"schema": schema}}
-    return {status: {"description": "An error", "content": content} for status in _ERRORS}

@@ -1,10 +1,12 @@
 """Routes beside those of answers: models, tokens, health, metrics, version."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import TypeVar
 
 import msgspec
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import Metric
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
@@ -12,11 +14,15 @@ from starlette.types import ASGIApp
 from mmengine.errors import MMEngineError
 from mmengine.serve.async_engine import AsyncEngine
 from mmengine.serve.prompts import Prompt
+from mmengine.serve.vllm_metrics import VllmMetrics
+from mmengine.server.admission import OWNER, Admission
 from mmengine.server.asked import Json, now
-from mmengine.server.bodies import Bodies
 from mmengine.server.errors import ApiError, api_error, undecodable
-from mmengine.server.http_metrics import HttpMetrics
+from mmengine.server.http_metrics import HttpMetrics, Several, instrumented
+from mmengine.server.media import FetchMetrics
 from mmengine.server.openapi import document
+from mmengine.server.settings import ServerSettings
+from mmengine.server.token_requests import DetokenizeBody, TokenizeBody
 from mmengine.server.token_texts import TokenTexts
 from mmengine.version import __version__
 
@@ -24,36 +30,21 @@ MAX_TOKENIZED = 2  # prompts that are tokenized at once for /tokenize
 MAX_DETOKENIZED = 2**20  # tokens of one call of /detokenize
 
 
-class _Tokenize(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    model: str | None = None
-    prompt: str | None = None
-    messages: list[Json] | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    add_special_tokens: bool | None = None  # prompts are taken as they are
-    return_token_strs: bool | None = None
-    chat_template_kwargs: Json | None = None
-
-
-class _Detokenize(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    tokens: list[int]
-    model: str | None = None
-
-
-_T = TypeVar("_T", _Tokenize, _Detokenize)
+_T = TypeVar("_T", TokenizeBody, DetokenizeBody)
 
 
 class OtherRoutes:
     def __init__(
         self,
         engine: AsyncEngine,
+        settings: ServerSettings,
         names: tuple[str, ...],
         metrics: HttpMetrics,
-        bodies: Bodies,
-        draining: Callable[[], ApiError | None],
+        admission: Admission,
+        fetches: FetchMetrics,
     ):
-        self._engine, self._names, self._metrics = engine, names, metrics
-        self._bodies, self._draining = bodies, draining
+        self._engine, self._names, self._metrics, self._admission = engine, names, metrics, admission
+        self._exposed = _exposed(engine, settings, names[0], metrics, fetches)
         self._created = now()
         self._processor = engine.processor
         self._texts = TokenTexts(self._processor.tokenizer)
@@ -84,13 +75,13 @@ class OtherRoutes:
         }
 
     async def tokenize(self, request: Request) -> ASGIApp:
-        with self._bodies.holding() as held:
-            data = await self._bodies.read(request.scope, request.receive, held)
+        with self._admission.holding(request.scope[OWNER]) as held:
+            data = await self._admission.bodies.read(request.scope, request.receive, held)
             async with self._room:
                 return await asyncio.to_thread(self._tokenized, b"".join(data))
 
     def _tokenized(self, data: bytes) -> Response:
-        body = _read(data, _Tokenize)
+        body = _read(data, TokenizeBody)
         if (body.prompt is None) == (body.messages is None):
             raise ApiError(400, "give either prompt or messages", "prompt")
         if body.prompt is not None:
@@ -123,12 +114,12 @@ class OtherRoutes:
         return _json(found)
 
     async def detokenize(self, request: Request) -> ASGIApp:
-        with self._bodies.holding() as held:
-            data = await self._bodies.read(request.scope, request.receive, held)
+        with self._admission.holding(request.scope[OWNER]) as held:
+            data = await self._admission.bodies.read(request.scope, request.receive, held)
             return await asyncio.to_thread(self._detokenized, b"".join(data))
 
     def _detokenized(self, data: bytes) -> Response:
-        body, tokenizer = _read(data, _Detokenize), self._processor.tokenizer
+        body, tokenizer = _read(data, DetokenizeBody), self._processor.tokenizer
         if len(body.tokens) > MAX_DETOKENIZED:
             raise ApiError(400, f"at most {MAX_DETOKENIZED} tokens are taken", "tokens")
         if any(not 0 <= token < tokenizer.vocab_size for token in body.tokens):
@@ -139,13 +130,14 @@ class OtherRoutes:
         return _json({"status": "alive"})
 
     async def ready(self, request: Request) -> ASGIApp:
-        draining = self._draining()
-        reasons = (draining.body.message,) if draining is not None else self._engine.readiness().reasons
+        reasons = self._admission.reasons()
         found: Json = {"status": "not ready" if reasons else "ready", "reasons": list(reasons)}
-        return _json(found, 503 if reasons else 200, {"retry-after": "5"} if reasons else None)
+        if not reasons:
+            return _json(found)
+        return _json(found, 503, {"retry-after": str(self._admission.retry_later_s())})
 
     async def metrics(self, request: Request) -> ASGIApp:
-        text = await asyncio.to_thread(lambda: self._engine.metrics_text() + self._metrics.text())
+        text = await asyncio.to_thread(generate_latest, self._exposed)
         return Response(text, media_type="text/plain; version=0.0.4")
 
     async def openapi(self, request: Request) -> ASGIApp:
@@ -153,6 +145,30 @@ class OtherRoutes:
 
     async def version(self, request: Request) -> ASGIApp:
         return _json({"version": __version__})
+
+
+def _exposed(
+    engine: AsyncEngine,
+    settings: ServerSettings,
+    model_name: str,
+    metrics: HttpMetrics,
+    fetches: FetchMetrics,
+) -> CollectorRegistry:
+    """All that /metrics tells."""
+
+    def ours() -> Iterator[Metric]:
+        yield from engine.metrics.collect()  # another one, when another engine has taken over
+        yield from metrics.collect()
+
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(Several(ours))
+    registry.register(Several(fetches.collect))
+    if settings.metrics_compat == "vllm":
+        config = engine.config
+        kept = {"block_size": config.block_size, "num_gpu_blocks": config.num_blocks - 1}
+        registry.register(VllmMetrics(ours, model_name, kept))
+        registry.register(Several(lambda: instrumented(metrics.collect())))
+    return registry
 
 
 def _json(value: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:

@@ -22,13 +22,19 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     chat_template: str = ""  # source of another one than the model's
     generation_config: Literal["auto", "none"] = "auto"  # whose sampling is the default; none: OpenAI's
     unknown_fields: Literal["refuse", "ignore"] = "refuse"
+    metrics_compat: Literal["none", "vllm"] = "none"  # whose names /metrics has beside ours
     open_metrics: bool = False  # without a key for other machines too
     # One body; it is counted while it is read.
     max_body_bytes: Annotated[int, Meta(ge=1024, le=2**30)] = 64 * 2**20
     max_bodies_bytes: Annotated[int, Meta(ge=1024, le=2**40)] = 512 * 2**20  # all that are read or prepared
     max_header_bytes: Annotated[int, Meta(ge=1024, le=2**24)] = 64 * 2**10  # request line included
-    key_share: Annotated[float, Meta(ge=0.01, le=1)] = 0.5  # of all calls that one of several keys may have
+    key_share: Annotated[float, Meta(ge=0.01, le=1)] = (
+        0.5  # of all calls, and of max_bodies_bytes, that one of several keys may have
+    )
     max_prompts: Annotated[int, Meta(ge=1, le=4096)] = 64  # of one call of /v1/completions
+    max_tools: Annotated[int, Meta(ge=1, le=4096)] = 128  # of one call
+    max_tool_bytes: Annotated[int, Meta(ge=16, le=2**24)] = 256 * 2**10  # all tools of one call, as JSON
+    strict_tools: bool = False  # tools whose schemas cannot be enforced are refused, strict or not
     max_pixels: Annotated[int, Meta(ge=1024, le=2**28)] = 16_777_216  # that a request may ask for of an image
     max_backlog: Annotated[int, Meta(ge=16, le=2**24)] = 8192  # news that wait for a slow reader
     slow_reader_s: Annotated[float, Meta(ge=0.1, le=86400)] = 30.0  # one write may wait for its reader
@@ -37,8 +43,20 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     keep_alive_s: Annotated[int, Meta(ge=1, le=86400)] = 75  # of a connection without a request
     drain_s: Annotated[int, Meta(ge=0, le=86400)] = 30  # that streams may take after SIGTERM
     max_connections: Annotated[int, Meta(ge=1, le=2**20)] = 2048  # that wait to be taken
+    allow_media_urls: tuple[str, ...] = ()  # names of hosts, or public for all; (): none is fetched
+    allow_http_media: bool = False  # http: URLs too
+    media_ports: tuple[Annotated[int, Meta(ge=1, le=65535)], ...] = (80, 443)
+    media_root: str = ""  # the folder below which file: URLs and paths are read; "": none are
+    media_timeout_s: Annotated[float, Meta(ge=0.1, le=3600)] = 10.0  # for one URL, redirects included
+    max_media_bytes: Annotated[int, Meta(ge=1024, le=2**30)] = 64 * 2**20  # of one URL or file
+    max_media_urls: Annotated[int, Meta(ge=1, le=1024)] = 64  # URLs and files of one call
+    max_media_fetches: Annotated[int, Meta(ge=1, le=1024)] = 16  # at once
+    # All that are fetched and not yet prepared; one call may have half of it.
+    max_media_in_flight_bytes: Annotated[int, Meta(ge=1024, le=2**40)] = 2**30
     ssl_certfile: str = ""
     ssl_keyfile: str = ""
+    ssl_keyfile_password: str = ""
+    ssl_ca_certs: str = ""  # clients must show a certificate that one of these signed
 
     @classmethod
     def of(cls, values: dict[str, object]) -> "ServerSettings":
@@ -58,6 +76,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             )
         if bool(settings.ssl_certfile) != bool(settings.ssl_keyfile):
             raise ConfigError("ssl_certfile and ssl_keyfile belong together; give both, or neither")
+        if not settings.ssl_certfile and (settings.ssl_ca_certs or settings.ssl_keyfile_password):
+            raise ConfigError("ssl_ca_certs and ssl_keyfile_password need ssl_certfile and ssl_keyfile")
         return settings
 
 

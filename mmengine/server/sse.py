@@ -30,9 +30,10 @@ class Line(Protocol):
 
 
 class FrameSource(Protocol):
-    """Where frames come from. `take` gives those of all that has come, with a word at their end."""
+    """Where frames come from. `take` gives those of all that has come, with a word at their end. `told`: an
+    error as the caller is told it."""
 
-    def take(self) -> tuple[bytes, str]: ...
+    def take(self, told: Callable[[Exception], ApiError]) -> tuple[bytes, str]: ...
 
     def listen(self, listener: Callable[[], None] | None) -> None: ...
 
@@ -40,6 +41,9 @@ class FrameSource(Protocol):
     def backlog(self) -> int: ...
 
     def close(self) -> None: ...
+
+    def leave(self) -> None:
+        """As `close`, but what is not finished runs on."""
 
 
 async def gone(receive: Receive) -> None:
@@ -67,8 +71,9 @@ async def unless_gone(receive: Receive, work: Coroutine[None, None, _T]) -> _T:
 class EventStream:
     """An answer as an ASGI application. All frames that have come go in one write by whoever brings news:
     a task is woken for the end alone. A reader that keeps the line full for longer than `slow_reader_s`, or
-    lets `max_backlog` news wait, is cut. `shutting_down`: the sentence for those whose stream the server's
-    end cuts."""
+    lets `max_backlog` news wait, is cut. `sent`: hears how many events were. `told`: an error as the caller
+    is told it. `shutting_down`: the sentence for those whose stream the server's end cuts; the request goes
+    on then."""
 
     def __init__(
         self,
@@ -79,12 +84,14 @@ class EventStream:
         ping_s: float,
         slow_reader_s: float,
         max_backlog: int,
+        sent: Callable[[float], None],
+        told: Callable[[Exception], ApiError],
         ended: Callable[[str], None],
         shutting_down: Callable[[], ApiError | None],
     ):
         self._source, self._first, self._headers = source, first, headers
         self._ping_s, self._slow_reader_s, self._max_backlog = ping_s, slow_reader_s, max_backlog
-        self._ended, self._shutting_down = ended, shutting_down
+        self._sent, self._told, self._ended, self._shutting_down = sent, told, ended, shutting_down
         self._last = b""  # frames that go with the end
         self._how = ""  # it ended
         self._written_at = 0.0
@@ -103,22 +110,25 @@ class EventStream:
             self._source.listen(self._pump)
             self._pump()
             await self._over
-            await send({"type": "http.response.body", "body": self._last, "more_body": False})
+            await self._finish(send)
         except asyncio.CancelledError:
             if (why := self._shutting_down()) is None:
-                self._how = "left"
+                self._how = self._how or "left"
                 raise
-            self._how, task = "shutdown", asyncio.current_task()
-            if task is not None:
+            if not self._how:
+                self._how, self._last = "shutdown", error_frame(why) + DONE
+            if (task := asyncio.current_task()) is not None:
                 task.uncancel()
-            last = error_frame(why) + DONE
-            await send({"type": "http.response.body", "body": last, "more_body": False})
+            await self._finish(send)
         finally:
             self._timer.cancel()
             leaving.cancel()
             self._line.on_room = None
             self._source.listen(None)
-            self._source.close()
+            if self._how == "shutdown":
+                self._source.leave()
+            else:
+                self._source.close()
             self._ended(self._how)
 
     def _pump(self) -> None:
@@ -129,7 +139,7 @@ class EventStream:
             if self._source.backlog > self._max_backlog:
                 self._cut()
             return
-        data, how = self._source.take()
+        data, how = self._source.take(self._told)
         if how:
             self._last = data
             self._end(how)
@@ -139,6 +149,11 @@ class EventStream:
     def _write(self, data: bytes) -> None:
         self._written_at = self._loop.time()
         self._line.write(data)
+        self._sent(data.count(b"\n\n"))
+
+    async def _finish(self, send: Send) -> None:
+        await send({"type": "http.response.body", "body": self._last, "more_body": False})
+        self._sent(self._last.count(b"\n\n"))
 
     def _end(self, how: str) -> None:
         self._how = self._how or how
@@ -146,8 +161,7 @@ class EventStream:
             self._over.set_result(None)
 
     def _cut(self) -> None:
-        self._how = "slow reader"
-        self._end(self._how)
+        self._end("slow reader")
         self._line.abort()
 
     def _watch(self) -> None:

@@ -1,4 +1,4 @@
-"""What a grammar engine's object for one text can do, as xgrammar's GrammarMatcher does."""
+"""What a grammar engine's object for one text can do, in the words of llguidance."""
 
 from typing import Protocol, Self
 

@@ -156,7 +156,7 @@ def _escape_size(text: str, at: int) -> int:
     if not _HIGH.match(text, at):
         return 6
     behind = text[at + 6 : at + 8]
-    return 12 if "\\u".startswith(behind) or behind == "\\u" else 6
+    return 12 if "\\u".startswith(behind) else 6
 
 
 def _unescaped(escape: str) -> str:

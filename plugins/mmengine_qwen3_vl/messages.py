@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mmengine.errors import InvalidRequest
+from mmengine.request import check_unicode
 from mmengine_qwen3_vl.options import NAMES
 from mmengine_qwen3_vl.sources import MAX_IMAGE_BYTES, decode_base64
-from mmengine_qwen3_vl.tokens import check_text
 
 MAX_MESSAGES = 4096
 MAX_PARTS = 4096
@@ -145,7 +145,7 @@ class _Reader:
         if not isinstance(text, str):
             raise InvalidRequest(f"{where} has a key that is no string")
         self._count(len(text))
-        check_text(text, where)
+        check_unicode(where, text)
         return str(text)
 
     def _count(self, chars: int) -> None:

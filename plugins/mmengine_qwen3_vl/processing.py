@@ -12,7 +12,7 @@ from mmengine.checkpoint.files import read_json
 from mmengine.errors import InvalidMedia, InvalidRequest, ModelError
 from mmengine.models.decoding import DecoderRecipe, MediaDecoder
 from mmengine.models.plugin import MediaInput, MediaSource, Prepared
-from mmengine.request import MediaItem
+from mmengine.request import CallFormat, MediaItem
 from mmengine_qwen3_vl.arguments import as_images, as_videos, for_item, read_arguments
 from mmengine_qwen3_vl.config import ModelConfig, read_config
 from mmengine_qwen3_vl.decoder import check_length, recipe
@@ -130,6 +130,10 @@ class Qwen3VLProcessor:
     @property
     def template_variables(self) -> frozenset[str]:
         return self._template.variables
+
+    def call_format(self, template_options: Mapping[str, Any] | None = None) -> CallFormat | None:
+        """See Processor."""
+        return self._template_of(template_options)[0].call_format
 
     def _template_of(self, options: Mapping[str, Any] | None) -> tuple[ChatTemplate, dict[str, Any]]:
         """The template to render with, and its variables."""

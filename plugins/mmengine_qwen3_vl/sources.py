@@ -4,6 +4,7 @@ import base64
 import binascii
 import io
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -15,6 +16,7 @@ MAX_IMAGE_BYTES = 64 * 2**20
 MAX_VIDEO_BYTES = 2**30
 MAX_PATH_CHARS = 4096
 MIN_BASE64_CHARS = 64
+BASE64_PIECE = 2**15  # characters that are decoded at once
 _BASE64_HEADS = (
     "iVBORw0KGgo",
     "/9j/",
@@ -62,9 +64,14 @@ def open_source(value: Any, access: Access, max_bytes: int, where: str) -> Binar
         head = value[:16].lower()
         if head.startswith("data:"):
             return io.BytesIO(_data_url(value, max_bytes, where))
-        if head.startswith(("http://", "https://", "ftp://", "s3://", "gs://")):
+        if head.startswith(("http://", "https://")):
             raise InvalidMedia(
-                f"{where} is a URL, and URLs are not fetched; pass a path, a data: URL or the bytes instead"
+                f'{where} is a URL, and URLs are not fetched unless media_options={{"urls": True}} '
+                "(--allow-media-urls) says so; or pass a path, a data: URL or the bytes"
+            )
+        if head.startswith(("ftp://", "s3://", "gs://")):
+            raise InvalidMedia(
+                f"{where} is a URL of a kind that is never fetched; pass a path, a data: URL or the bytes"
             )
     return _open_file(value, access, max_bytes, where)
 
@@ -77,16 +84,31 @@ def _is_base64(value: str, access: Access) -> bool:
     return not (is_name and ((access.base_folder or Path()) / value).is_file())
 
 
-def decode_base64(text: str, max_bytes: int, where: str) -> bytes:
-    if len(text) > max_bytes * 3 // 2:  # base64 grows by a third, line breaks a little more
+def decode_base64(text: str, max_bytes: int, where: str, begin: int = 0) -> bytes:
+    """What stands in `text` from `begin` on."""
+    if len(text) - begin > max_bytes * 3 // 2:  # base64 grows by a third, line breaks a little more
         raise _too_large(max_bytes, where)
     try:
-        data = base64.b64decode("".join(text.split()), validate=True)
+        data = b"".join(_decoded_pieces(text, begin))
     except (binascii.Error, ValueError):
         raise InvalidMedia(f"{where} is no valid base64") from None
     if len(data) > max_bytes:
         raise _too_large(max_bytes, where)
     return data
+
+
+def _decoded_pieces(text: str, begin: int) -> Iterator[bytes]:
+    """Of base64, piece by piece: decoding keeps the interpreter, and a whole image would keep every other
+    thread waiting for tens of milliseconds. Raises ValueError."""
+    rest = ""
+    for start in range(begin, len(text), BASE64_PIECE):
+        piece = rest + "".join(text[start : start + BASE64_PIECE].split())
+        end = max(0, len(piece) // 4 - 1) * 4  # what is left has the padding
+        if "=" in piece[:end]:
+            raise ValueError("something stands behind the padding")
+        yield binascii.a2b_base64(piece[:end], strict_mode=True)
+        rest = piece[end:]
+    yield base64.b64decode(rest, validate=True)
 
 
 def _data_url(url: str, max_bytes: int, where: str) -> bytes:
@@ -95,7 +117,7 @@ def _data_url(url: str, max_bytes: int, where: str) -> bytes:
         raise InvalidMedia(
             f"{where} is a data: URL without base64 data; it should begin like data:image/png;base64,"
         )
-    return decode_base64(url[comma + 1 :], max_bytes, where)
+    return decode_base64(url, max_bytes, where, comma + 1)
 
 
 def keepable(value: Any, access: Access, max_bytes: int, where: str) -> bytes | Path | None:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -22,7 +23,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from mmengine.checkpoint.files import read_json
 from mmengine.errors import InvalidRequest, ModelError
-from mmengine_qwen3_vl.tokens import QwenTokenizer, check_text
+from mmengine.request import CallFormat, check_unicode
+from mmengine_qwen3_vl.call_formats import call_format_of
+from mmengine_qwen3_vl.tokens import QwenTokenizer
 
 MAX_RENDERED_CHARS = 2**24
 MAX_TEMPLATE_BYTES = 2**20
@@ -70,7 +73,7 @@ class ChatTemplate:
         """Another template for the same tokens. Raises InvalidRequest."""
         if len(source) > MAX_TEMPLATE_BYTES:
             raise InvalidRequest(f"chat_template is longer than {MAX_TEMPLATE_BYTES} characters")
-        check_text(source, "chat_template")
+        check_unicode("chat_template", source)
         origin = "that was given"
         try:
             template = ChatTemplate(source, self._names, self._tokenizer, origin)
@@ -79,6 +82,21 @@ class ChatTemplate:
         except ModelError as error:
             raise InvalidRequest(str(error)) from None
         return template
+
+    @cached_property
+    def call_format(self) -> CallFormat | None:
+        """How it has calls of tools written, as it writes one itself; None where it shows no tools, or writes
+        their calls in another way."""
+        return call_format_of(
+            lambda messages, tools: self.readable(
+                self.render(
+                    messages,
+                    add_generation_prompt=False,
+                    continue_final_message=False,
+                    variables={"tools": tools},
+                )
+            )
+        )
 
     def render(
         self,

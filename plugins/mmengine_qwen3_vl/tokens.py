@@ -10,7 +10,8 @@ from pathlib import Path
 import tokenizers
 
 from mmengine.checkpoint.files import read_json
-from mmengine.errors import InvalidRequest, ModelError
+from mmengine.errors import ModelError
+from mmengine.request import check_unicode
 from mmengine_qwen3_vl.text_length import exceeds
 
 
@@ -52,7 +53,7 @@ class QwenTokenizer:
 
     def encode(self, text: str, *, allow_special: bool = False) -> list[int]:
         """Token ids. Without `allow_special` no text whatever becomes a special token."""
-        check_text(text, "the text")
+        check_unicode("the text", text)
         tokenizer = self._full if allow_special else self._plain
         return tokenizer.encode(text, add_special_tokens=False).ids
 
@@ -64,7 +65,7 @@ class QwenTokenizer:
     def split(self, text: str, max_special: int = 0) -> list[str | int]:
         """Runs of text, and the ids of the special tokens between them. Behind `max_special` of these (0:
         any number) the rest stays as it is."""
-        check_text(text, "the prompt")
+        check_unicode("the prompt", text)
         pieces = self._special_pattern.split(text, max_special)
         return [self.special[piece] if i % 2 else piece for i, piece in enumerate(pieces) if piece]
 
@@ -112,16 +113,6 @@ def _spelled_bytes() -> dict[int, int]:
 
 
 _BYTE_OF = _spelled_bytes()
-
-
-def check_text(text: str, where: str) -> None:
-    """Refuse what is no Unicode text: half of a surrogate pair stands for no character."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise InvalidRequest(
-            f"{where} holds an unpaired surrogate at character {error.start}; send valid Unicode"
-        ) from None
 
 
 def _build(data: dict) -> tokenizers.Tokenizer:

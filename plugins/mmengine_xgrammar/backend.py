@@ -16,7 +16,8 @@ from mmengine.structured_output.engines.base import OfTokenizer
 from mmengine.structured_output.engines.engine_words import in_our_words
 from mmengine.structured_output.request.spec import Choice, Grammar, JsonSchema, Lark, Regex, read_grammar
 from mmengine.structured_output.request.tags import StructuralTag
-from mmengine_xgrammar.regex import RegexRefused, read_regex, write_regex
+from mmengine.structured_output.request.tool_calls import ToolCalls
+from mmengine_xgrammar.regex import RegexRefused, read, write_regex
 from mmengine_xgrammar.rules import Rules
 from mmengine_xgrammar.schema import schema_ebnf
 
@@ -108,7 +109,7 @@ class CompiledGrammar:
     def matcher(self) -> "XMatcher":
         return XMatcher(xgrammar.GrammarMatcher(self._compiled), self._vocabulary)
 
-    def renewed(self) -> None:
+    def renewed(self, error: str) -> None:
         return None
 
 
@@ -244,7 +245,7 @@ def _ebnf_of(grammar: Grammar) -> str:
         case Regex(regex=regex):
             rules = Rules()
             try:
-                return rules.text(write_regex(read_regex(regex), rules, in_json=False))
+                return rules.text(write_regex(read(regex), rules, in_json=False))
             except RegexRefused as error:
                 raise InvalidRequest(
                     f"the grammar cannot be used: {error}; the default, llguidance, may know it"
@@ -257,10 +258,10 @@ def _ebnf_of(grammar: Grammar) -> str:
                 "the grammar cannot be used: grammar_backend xgrammar does not read llguidance's Lark; "
                 "use a regex, a choice or a schema, or the default grammar_backend"
             )
-        case StructuralTag():
+        case StructuralTag() | ToolCalls():
             raise InvalidRequest(
-                "the grammar cannot be used: structural tags are enforced by the default grammar_backend, "
-                "llguidance, alone"
+                "the grammar cannot be used: structural tags and calls of tools are enforced by the default "
+                "grammar_backend, llguidance, alone"
             )
 
 

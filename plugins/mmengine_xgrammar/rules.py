@@ -7,7 +7,7 @@ syntax.
 from os.path import commonprefix
 
 from mmengine.errors import InvalidRequest
-from mmengine.structured_output.json_schema.characters import Ranges
+from mmengine.structured_output.regex.sets import Ranges
 
 MAX_RULES = 20_000
 MAX_COUNTED = 128  # repetitions that are counted: xgrammar takes 18 to 40 ms for each, with 150,000 tokens

@@ -17,15 +17,13 @@ from mmengine.structured_output.json_schema.keys import by_patterns
 from mmengine.structured_output.json_schema.keywords import fraction
 from mmengine.structured_output.json_schema.matching import Budget
 from mmengine.structured_output.json_schema.refusal import SchemaRefused, refuse, step
+from mmengine.structured_output.regex.tree import Chars, Node, Repeat
 from mmengine_xgrammar.numbers import INTEGER, NUMBER, NumberRefused, Range, write_range
 from mmengine_xgrammar.regex import (
     ANY,
-    Node,
     RegexRefused,
-    Repeated,
-    Set,
     of_width,
-    read_regex,
+    read,
     write_regex,
 )
 from mmengine_xgrammar.rules import EMPTY, MAX_COUNTED, Rules, either, literal
@@ -161,7 +159,7 @@ class _Writer:
             self._only(schema, ("type", "enum"), pointer)
             return self._constants(schema["enum"])
         if "pattern" not in schema:
-            node: Node = Repeated(Set(tuple(ANY)), low, high)
+            node: Node = Repeat(Chars(ANY), low, high)
             if max(low, high or 0) > MAX_COUNTED:
                 keyword = "maxLength" if high else "minLength"
                 why = f"more than {MAX_COUNTED} characters cannot be counted in time ({UNBOUNDED})"
@@ -172,7 +170,7 @@ class _Writer:
     def _quoted(self, pattern: str, keyword: str, pointer: str, low: int = 0, high: int | None = None) -> str:
         """The spellings of the strings that a pattern matches."""
         try:
-            node = of_width(read_regex(pattern), low, high)
+            node = of_width(read(pattern), low, high)
             if node is None:
                 why = f"with {low} to {high} characters besides it cannot be enforced ({UNBOUNDED})"
                 self._refuse(keyword, pointer, why)
@@ -243,10 +241,10 @@ class _Writer:
             raise SchemaRefused("patternProperties", at, why)
         for pattern, part in patterns.items():
             try:
-                node = read_regex(pattern)
+                node = read(pattern)
             except RegexRefused as error:
                 self._refuse("patternProperties", pointer, f"{error}: it")
-            if isinstance(node, Set) and not node.ranges:
+            if isinstance(node, Chars) and not node.ranges:
                 return None
             for name in names:
                 self._check_name(name, pattern, pointer)

@@ -35,9 +35,9 @@ def commands(text: str) -> list[tuple[str, list[str]]]:
 
 def run(command: str, folder: Path) -> list[str]:
     """What a command prints; `mmengine` runs in this process where it needs no shell."""
+    if not (folder / "examples").exists():
+        (folder / "examples").symlink_to(ROOT / "examples")
     if (words := shlex.split(command))[0] == "mmengine" and not set(command) & set("|<>;&$*~"):
-        if not (folder / "examples").exists():
-            (folder / "examples").symlink_to(ROOT / "examples")
         called = call_cli(*words[1:], env={**os.environ, "COLUMNS": COLUMNS}, cwd=folder)
         return [line.rstrip() for line in (called.stdout + called.stderr).splitlines()]
     (folder / "bin").mkdir(exist_ok=True)
@@ -45,8 +45,6 @@ def run(command: str, folder: Path) -> list[str]:
         program = folder / "bin" / name
         program.write_text(f'#!/bin/sh\nexec {sys.executable} {arguments}"$@"\n')
         program.chmod(0o755)
-    if not (folder / "examples").exists():
-        (folder / "examples").symlink_to(ROOT / "examples")
     path = os.pathsep.join([str(ROOT), str(ROOT / "plugins"), *sys.path])
     environment = {**os.environ, "PYTHONPATH": path, "COLUMNS": COLUMNS}
     environment["PATH"] = f"{program.parent}{os.pathsep}{os.environ['PATH']}"

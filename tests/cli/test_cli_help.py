@@ -2,7 +2,7 @@
 
 import sys
 
-from tests.cli.cli_process import HEAVY, loaded, run_cli, run_clis
+from tests.cli.cli_process import HEAVY, call_cli, loaded, run_cli, run_clis
 
 HELP = (
     (["--help"], ("run", "log", "env", "demo")),
@@ -39,12 +39,12 @@ def test_help_teaches_and_imports_nothing_heavy(tmp_path):
 
 
 def test_no_arguments_show_the_help():
-    result = run_cli()
+    result = call_cli()
     assert "Usage" in result.stdout + result.stderr and result.returncode in (0, 2)
 
 
 def test_an_unknown_option_is_a_usage_error():
-    result = run_cli("run", "--imgae", "x")
+    result = call_cli("run", "--imgae", "x")
     assert result.returncode == 2 and "--imgae" in result.stderr and "Traceback" not in result.stderr
 
 

@@ -7,6 +7,8 @@ from importlib import metadata
 import pytest
 
 from mmengine.cli import main as cli
+from mmengine.cli.media_options import MediaUrls
+from tests.processing.internet import Internet, answer
 
 scenes = pytest.importorskip("mmengine_shapes.scenes")
 
@@ -36,6 +38,19 @@ def test_a_question_gets_an_answer(call, picture):
     assert call(*ask)[1].out == printed.out
 
 
+def test_a_picture_by_url_gets_the_answer_of_its_file(call, picture, monkeypatch):
+    net = Internet()
+    try:
+        net.pages["/a.png"] = answer(picture.read_bytes())
+        ask = ("run", "How many shapes are there?", "--image")
+        said = call(*ask, picture)[1].out
+        monkeypatch.setattr(MediaUrls, "media_options", lambda options: {"urls": net.door()})
+        assert call(*ask, net.url("/a.png"), "--allow-media-urls", "public")[1].out == said
+        assert len(net.heads) == 1
+    finally:
+        net.close()
+
+
 def test_json_holds_tokens_and_usage_and_a_seed_repeats(call, picture):
     arguments = ("run", "Describe the image.", "--image", picture, "--json", "--temperature", 1, "--seed", 4)
     code, printed = call(*arguments, "--n", 2)
@@ -50,6 +65,14 @@ def test_json_holds_tokens_and_usage_and_a_seed_repeats(call, picture):
     ("arguments", "code", "says"),
     [
         (["--image", "nowhere.png"], 2, "nowhere.png"),
+        (["--image", "https://pictures.example.org/a.png"], 2, "--allow-media-urls"),
+        (["--allow-media-urls", "https://a.example"], 2, "is no name of a host"),
+        (["--allow-media-urls", "public", "--media-timeout-s", "0"], 2, "timeout_s of media must be above 0"),
+        (
+            ["--allow-media-urls", "public", "--image", "https://127.0.0.1/a.png"],
+            2,
+            "the address is not allowed",
+        ),
         (["--model", "no/such/folder/at/all"], 1, "there is no model folder"),
         (["--device", "tpu"], 2, "tpu"),
         (["--dtype", "float8"], 2, "float8"),

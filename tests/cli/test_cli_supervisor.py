@@ -204,14 +204,18 @@ def test_the_kernels_count_of_kills_for_memory(tmp_path, monkeypatch, version):
     assert memory_kills.num_memory_kills() is None
 
 
-def test_the_child_does_not_outlive_its_supervisor(folder):
-    write(folder, [f"r{k}" for k in range(200)])
+def supervisor_of(folder, how, **options):
     code = (
         "import sys\nfrom mmengine.cli import supervisor\n"
         f"supervisor.COMMAND = (sys.executable, '-c', {CHILD!r}, {str(folder)!r})\n"
-        "sys.exit(supervisor.supervise(['slow'], lambda: 0))"
+        f"sys.exit(supervisor.supervise([{how!r}], lambda: 0))"
     )
-    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
+    return subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, **options)
+
+
+def test_the_child_does_not_outlive_its_supervisor(folder):
+    write(folder, [f"r{k}" for k in range(200)])
+    process = supervisor_of(folder, "slow")
     deadline = time.monotonic() + 60
     while not (folder / "a").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -221,18 +225,13 @@ def test_the_child_does_not_outlive_its_supervisor(folder):
     size = sum(path.stat().st_size for path in (folder / "log").glob("*.mmlog"))
     time.sleep(0.3)
     assert size == sum(path.stat().st_size for path in (folder / "log").glob("*.mmlog"))
-    process = subprocess.Popen([sys.executable, "-c", code.replace("(['slow']", "(['fast']")], cwd=ROOT)
+    process = supervisor_of(folder, "fast")
     assert process.wait(60) == 0 and len(answers(folder)) == 200
 
 
 def test_a_signal_to_the_supervisor_reaches_the_child(folder):
     write(folder, [f"r{k}" for k in range(200)])
-    code = (
-        "import sys\nfrom mmengine.cli import supervisor\n"
-        f"supervisor.COMMAND = (sys.executable, '-c', {CHILD!r}, {str(folder)!r})\n"
-        "sys.exit(supervisor.supervise(['slow'], lambda: 0))"
-    )
-    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.PIPE)
+    process = supervisor_of(folder, "slow", stderr=subprocess.PIPE)
     deadline = time.monotonic() + 60
     while not ((folder / "a").exists() and answers(folder)) and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -27,6 +27,7 @@ RUN = {
     ("docs/log.md", "python"): HERE,
     ("docs/crash.md", "python"): HERE,
     ("docs/pipeline.md", "python"): HERE,
+    ("docs/tools.md", "python"): HERE,
     ("docs/policies.md", "python"): HERE,
     ("docs/policies.md", "toml"): HERE,
     ("docs/policies.md", "indented"): HERE,
@@ -86,6 +87,7 @@ EXAMPLES = {
     "shortest_remaining.py": "tests/core/test_policies.py",
     "planted.py": "tests/test_debugging.py",
     "chat_image_schema.py": "tests/server/test_server_command.py",
+    "tool_loop.py": "tests/server/test_server_tools.py",
 }
 INLINE = re.compile(r"`((?:mmengine|python|make|bash) [^`]+)`")
 

@@ -123,10 +123,12 @@ def test_messages_are_as_shown():
     assert str(refusal.value) == said.text.strip()
 
 
-def test_the_embedded_checkpoint_is_asked_as_shown():
+def test_the_embedded_checkpoint_is_asked_as_shown(monkeypatch):
+    monkeypatch.chdir(ROOT)
     for (code,) in (
         blocks("plugins/mmengine_shapes/README.md", "python"),
         blocks("docs/pipeline.md", "python"),
+        blocks("docs/tools.md", "python"),
     ):
         with redirect_stdout(io.StringIO()):
             exec(compile(code.text, code.name, "exec"), {})

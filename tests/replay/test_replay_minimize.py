@@ -348,6 +348,15 @@ def test_a_policy_against_another_build(tmp_path, other_victim, monkeypatch, cap
     names["test_parted"]()
 
 
+def test_a_policy_of_vllms_against_another_build(tmp_path, other_victim, monkeypatch, capsys):
+    busy_run(tmp_path / "log", 8, **LEAKY, compat="vllm")
+    out = tmp_path / "small"
+    arguments = ("minimize", tmp_path / "log", "--against", ROOT, "-o", out, "--json", "--seconds", 60)
+    code, said = run(capsys, monkeypatch, *arguments)
+    assert not code, said.err
+    assert json.loads(said.out)["what"].startswith("Preempted, field request_id")
+
+
 def test_builds_that_agree_or_cannot_be_asked(tmp_path, monkeypatch, capsys):
     busy_run(tmp_path / "log", 8, **LEAKY)
     arguments = ("minimize", tmp_path / "log", "-o", tmp_path / "small")

@@ -145,6 +145,8 @@ def test_a_device_that_does_not_load_is_told_of(installed):
         ConfigError, match=r"^device ours cannot be loaded \(ImportError: no driver\); update"
     ):
         open_device("ours")
+    with pytest.warns(UserWarning, match="device ours cannot be loaded"):
+        assert open_device("auto").kind == ("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def test_auto_takes_what_is_there(installed, monkeypatch):

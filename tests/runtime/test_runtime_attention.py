@@ -4,14 +4,10 @@ import pytest
 import torch
 
 from mmengine.errors import ConfigError
-from mmengine.models.plugin import ModelSpec
 from mmengine.runtime.attention.registry import make_backend
 from mmengine.runtime.device.cpu import CpuDevice
 from mmengine.runtime.kv.pool import KVPool, blocks_for_memory, bytes_per_block
-
-
-def spec_of(heads: int, kv_heads: int, head_dim: int, layers: int = 2) -> ModelSpec:
-    return ModelSpec(layers, heads, kv_heads, head_dim, heads * head_dim, 64, 4096, 0, 8)
+from tests.native.attention_cases import spec_of
 
 
 def test_unknown_backend_is_named_with_the_known_ones():

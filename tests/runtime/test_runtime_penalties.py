@@ -1,6 +1,7 @@
 """Penalties of listed tokens, as a CPU gives them, are those of whole rows, as CUDA does, to the last bit."""
 
 import numpy as np
+import pytest
 import torch
 
 from mmengine.core.executor import Admission
@@ -57,3 +58,32 @@ def test_lists_grow_with_a_row_that_repeats_nothing():
         logits, np.array([0]), np.array([0]), np.array([[[1.0]], [[0.0]], [[1.0]]], np.float32)
     )
     assert np.flatnonzero(logits[0]).tolist() == list(range(500, 800))
+
+
+def test_a_row_that_found_no_memory_leaves_no_place_behind(monkeypatch):
+    columns = RowColumns(2, VOCAB, (), lambda ids, media: (np.zeros((3, len(ids))), 0))
+    counts = TokenCounts(2, VOCAB, torch.device("cpu"))
+    prompt = np.arange(9, dtype=np.int32)
+    admissions = [
+        Admission(row, Request(f"{row}", prompt, SamplingParams(presence_penalty=0.5)), prompt)
+        for row in range(2)
+    ]
+    for admission in admissions:
+        columns.admit(admission)
+
+    def full(*tensors):
+        raise torch.OutOfMemoryError("no memory")
+
+    with monkeypatch.context() as patched, pytest.raises(torch.OutOfMemoryError):
+        patched.setattr(torch, "cat", full)
+        counts.admit(admissions[0], columns)
+    for admission in admissions:
+        counts.admit(admission, columns)
+    logits = torch.zeros(2, VOCAB)
+    counts.penalise_on_cpu(
+        logits.numpy(),
+        np.arange(2),
+        np.arange(2),
+        np.array([1, 1, 0], np.float32).reshape(3, 1, 1).repeat(2, 1),
+    )
+    assert (logits[0] == logits[1]).all()

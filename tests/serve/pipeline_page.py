@@ -68,7 +68,11 @@ pipeline is made.
 * Beside `response_format=` or `grammar=` the rules `suppress_tokens`, `bad_words_ids` and
   `no_repeat_ngram_size` are refused: they could exclude what the form asks for.
 * Special tokens in a message are text here, and structure in transformers.
-* An image by `http://` or `https://` is refused: this engine fetches nothing.
+* An image by `https://` is fetched where that is asked for: `processor_kwargs={{"urls": True}}`, of a call or
+  of the pipeline, or a list of hosts (`["images.example.org", "*.example.net"]`), or a
+  `mmengine.MediaDoor(mmengine.FetchLimits(…))` with limits of its own. Else it is refused. transformers
+  fetches whatever a message names; here a URL never leads to an address of this network, and time, bytes
+  and redirects are bounded ([how](server.md#media-by-url)).
 
 ## The table
 

@@ -46,6 +46,9 @@ class EchoProcessor:
     fingerprint = "00"
     template_variables = frozenset({"messages", "tools"})
 
+    def call_format(self, template_options=None):
+        return "json"
+
     def count_images(self, text):
         return text.count("<image>")
 
@@ -79,6 +82,9 @@ class EchoExecutor:
         self.attached = set()
         self.largest = 0
 
+    def answer_to(self, prompt):
+        return prompt.upper()
+
     def attach(self, request_id, media):
         assert request_id not in self.attached
         self.attached.add(request_id)
@@ -96,7 +102,7 @@ class EchoExecutor:
         tokens, stops = [], []
         for index, (row, count) in enumerate(zip(sampled.tolist(), known.tolist(), strict=True)):
             request = self._rows[row]
-            answer = bytes(request.prompt_token_ids.tolist()).upper()
+            answer = self.answer_to(bytes(request.prompt_token_ids.tolist()))
             place = count - len(request.prompt_token_ids)
             tokens.append(answer[place] if place < len(answer) else EOS)
             if tokens[-1] == EOS:

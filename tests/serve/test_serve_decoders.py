@@ -134,6 +134,7 @@ def test_processes_that_do_not_start_are_not_started_again_and_again(monkeypatch
             decoders(media("rows 1024"))
     assert len(started) == 1 and "exit code 3" in decoders.reasons[0]
     time.sleep(0.25)
+    assert not decoders.reasons, "the next one is started again, and nobody would ask where none is ready"
     decoders._recipe = RECIPE
     assert process_of(decoders) and not decoders.reasons
     decoders.close()

@@ -75,6 +75,32 @@ def test_streams_go_on_and_the_killer_fails(hanging, tmp_path):
     assert 1 <= len(failed) == sum(isinstance(event, ev.Recovered) for event in events) <= 4
 
 
+def test_a_deadline_goes_on_where_another_engine_takes_over(hanging, tmp_path, monkeypatch):
+    asked = []
+    submit = Engine.submit_prepared
+    monkeypatch.setattr(Engine, "submit_prepared", lambda *a: (asked.append(a[2].deadline_s), submit(*a))[1])
+    dispatch = Hanging.dispatch
+
+    def slow(self, plan):  # so that the engine has the second request when the step of the first one hangs
+        dispatch(self, plan)
+        time.sleep(0.3 * any(b"killer" in text for text in self.texts))
+
+    monkeypatch.setattr(Hanging, "dispatch", slow)
+
+    async def main():
+        engine = AsyncEngine(builder=hanging, log=tmp_path / "log")
+        killer = asyncio.create_task(answer(engine, "killer"))
+        await asyncio.sleep(0.1)
+        late = engine.stream("comes while the step hangs", max_tokens=60, deadline_s=40)
+        async with late:
+            assert "".join([output.text async for output in late]).startswith("COMES")
+        await killer
+        await engine.close(drain=False)
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+    assert len(asked) >= 3 and asked[-1] < asked[1] < 40, "it was submitted twice"
+
+
 def test_without_a_log_everyone_hears_of_it(hanging):
     async def main():
         engine = AsyncEngine(builder=hanging)

@@ -1,15 +1,24 @@
 """Values while they are written: none contradicts the one before, and the last is the whole value."""
 
 import asyncio
+import errno
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import jsonschema
 import msgspec
 import pytest
 
-from mmengine.errors import InvalidRequest, RequestFailed
+from mmengine.config import EngineConfig
+from mmengine.errors import InvalidRequest, LogError, RequestFailed
+from mmengine.events.log import LogWriter
+from mmengine.request import SamplingParams
 from mmengine.serve.async_engine import AsyncEngine
+from mmengine.serve.batching import run_batch
 from mmengine.serve.engine import Engine
+from mmengine.serve.options import Options
+from mmengine.serve.prompts import Prompt
 from tests.structured.test_partial_json import goes_on
 
 pytest.importorskip("mmengine_shapes")
@@ -60,6 +69,37 @@ def test_the_last_value_is_of_the_type() -> None:
     with Engine() as engine:
         *parts, last = engine.stream_json("What?", Shape, on_truncation="close")
         assert parts and all(isinstance(part, dict) for part in parts) and isinstance(last, Shape)
+
+
+def test_between_two_answers_of_a_batch_it_takes_none_of_them() -> None:
+    jobs = [(Prompt.of("What?"), Options(SamplingParams(max_tokens=2 + k % 3))) for k in range(6)]
+    with Engine(config=EngineConfig(max_num_seqs=4)) as engine:
+        batch = run_batch(engine, iter(jobs))
+        found = [next(batch)]
+        assert list(engine.stream_json("What?", {"enum": ["a", "b"]}))[-1] in ("a", "b")
+        stream = engine.stream_json("What?", RECORD)
+        next(stream)
+        stream.close()
+        found += batch
+    assert sorted(index for index, _ in found) == list(range(6))
+
+
+def test_it_does_not_wait_for_room_on_the_disk_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: LogWriter, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    engine = Engine(log=tmp_path / "log")
+    stream = engine.stream_json("What?", RECORD)
+    next(stream)
+    monkeypatch.setattr("mmengine.serve.stall_watch.STALL_PAUSE_S", 0.001)
+    monkeypatch.setattr("mmengine.serve.batching.ABANDON_LIMIT_S", 0.05)
+    monkeypatch.setattr(LogWriter, "_write", full)
+    with pytest.raises(LogError, match="No space left"):
+        stream.close()
+    with suppress(LogError):
+        engine.close()
 
 
 def test_it_is_cut_like_a_whole_value_and_can_be_left() -> None:

@@ -29,8 +29,11 @@ def test_the_sampling_options_are_the_fields_of_sampling_params():
 def test_every_option_of_a_request_has_its_default_in_options():
     fields = set(opts.Options.__dataclass_fields__)
     lengths = {"max_length", "min_length"}  # of transformers' pipeline alone
-    assert fields - {"sampling", "grammar", "reasoning", "notes"} - lengths == opts.SUBMIT - opts.FORM
-    assert {"request_id", "envelope"} == opts.SUBMIT - opts.LINE and {
+    measured = {"prepared_s"}
+    assert (
+        fields - {"sampling", "grammar", "reasoning", "notes"} - lengths - measured == opts.SUBMIT - opts.FORM
+    )
+    assert {"request_id", "envelope", "calls"} == opts.SUBMIT - opts.LINE and {
         "deadline_s"
     } == opts.LINE - opts.GENERATE
     assert opts.make_options(None, {}) == opts.Options()

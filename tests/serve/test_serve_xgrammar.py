@@ -1,6 +1,7 @@
 """The engine with xgrammar in llguidance's place: answers are valid, and who hangs its compiler is alone."""
 
 import json
+import sys
 
 import jsonschema
 import pytest
@@ -12,7 +13,7 @@ from mmengine.serve.engine import Engine
 from mmengine.serve.options import Options, make_sampling
 from mmengine.serve.prompts import Prompt
 from mmengine.structured_output.request.spec import grammar_of
-from tests.cli.cli_process import run_cli
+from tests.cli.cli_process import call_cli, run_cli
 from tests.serve.test_serve_structured import SMALL
 from tests.structured.strategies import random_schemas
 
@@ -73,12 +74,15 @@ def test_a_schema_that_only_llguidance_enforces_stops_nobody_else():
         assert engine.generate_json("Say.", {"const": 1}) == 1
 
 
-def test_the_command_line_chooses_it(tmp_path):
+def test_the_command_line_chooses_it(tmp_path, monkeypatch):
     (tmp_path / "schema.json").write_text('{"enum": [3, 4]}')
     asked = ("run", "How many?", "--schema", str(tmp_path / "schema.json"), "--grammar-backend")
     found = run_cli(*asked, "xgrammar", blocked=("llguidance",))
     assert found.returncode == 0 and json.loads(found.stdout) in (3, 4), found.stderr
-    found = run_cli(*asked, "xgrammar", blocked=("xgrammar",))
+    for name in [name for name in sys.modules if name.partition(".")[0] == "mmengine_xgrammar"]:
+        monkeypatch.delitem(sys.modules, name)  # as in a process that has not loaded it
+    monkeypatch.setitem(sys.modules, "xgrammar", None)
+    found = call_cli(*asked, "xgrammar")
     assert found.returncode == 2 and 'pip install "mmengine-vl[xgrammar]"' in found.stderr.replace("\n", " ")
 
 

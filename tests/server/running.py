@@ -3,6 +3,7 @@
 import asyncio
 import http.client
 import json
+import socket
 import threading
 import time
 from contextlib import contextmanager
@@ -13,6 +14,8 @@ from mmengine.server.auth import ApiKeys
 from mmengine.server.lifecycle import listen, web_server
 from mmengine.server.settings import ServerSettings
 from tests.serve.serve_fakes import EchoExecutor, builder
+from tests.server.openai_answers import CHAT, COMPLETIONS, check_answer, check_stream, events_of
+from tests.server.own_answers import check_own
 
 NAMES = ("echo", "also-echo")
 
@@ -28,7 +31,8 @@ class SlowEcho(EchoExecutor):
 
 
 class Served:
-    def __init__(self, engine, settings, names, key_file):
+    def __init__(self, engine, settings, names, key_file, door=None):
+        self.door = door
         self.engine, self.settings, self.names = engine, settings, names
         self.keys = ApiKeys(key_file)
         self._bound = listen(settings)
@@ -42,14 +46,16 @@ class Served:
         asyncio.run(self._serve())
 
     async def _serve(self):
-        self.app = App(self.engine, self.settings, self.keys, self.names)
+        self.app = App(self.engine, self.settings, self.keys, self.names, self.door)
         self.server = web_server(self.app, self.settings)
         serving = asyncio.create_task(self.server.serve(sockets=[self._bound]))
         while not self.server.started:
             await asyncio.sleep(0.005)
+        watching = asyncio.create_task(self.app.watch_lag())
         self._ready.set()
         await serving
-        await self.engine.close(drain=False)
+        watching.cancel()
+        await self.engine.close(leave=True)
 
     def stop(self):
         """As SIGTERM does."""
@@ -63,19 +69,26 @@ class Served:
         assert not self._thread.is_alive()
 
     def call(self, path, body=None, headers=None, method=None):
-        """Status, headers with lower names, and what came: as JSON where it is that."""
+        """Status, headers with lower names, and what came: as JSON where it is that. Answers of models are
+        held to OpenAI's description of them, and all to our own."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
         data = json.dumps(body).encode() if isinstance(body, (dict, list)) else body
+        method = method or ("GET" if body is None else "POST")
         try:
-            connection.request(method or ("GET" if body is None else "POST"), path, data, headers or {})
+            connection.request(method, path, data, headers or {})
             response = connection.getresponse()
             text = response.read()
         finally:
             connection.close()
         found = {name.lower(): value for name, value in response.getheaders()}
-        if found.get("content-type") == "application/json":
-            return response.status, found, json.loads(text)
-        return response.status, found, text.decode()
+        is_json = found.get("content-type") == "application/json"
+        answer = json.loads(text) if is_json else text.decode()
+        check_own(path, method, response.status, found, answer)
+        if path in (CHAT, COMPLETIONS) and is_json:
+            check_answer(path, response.status, answer)
+        elif path in (CHAT, COMPLETIONS):
+            check_stream(path, answer, body)
+        return response.status, found, answer
 
     def chat(self, content="hello", **fields):
         return self.call(
@@ -87,16 +100,61 @@ class Served:
         status, headers, text = self.chat(content, stream=True, **fields)
         assert status == 200, text
         assert headers["content-type"].startswith("text/event-stream")
-        return [each.removeprefix("data: ") for each in text.split("\n\n") if each.startswith("data: ")]
+        return events_of(text)
 
 
 @contextmanager
 def served(
-    engine=None, *, names=NAMES, key_file=None, executor_class=EchoExecutor, engine_options=None, **settings
+    engine=None,
+    *,
+    names=NAMES,
+    key_file=None,
+    executor_class=EchoExecutor,
+    engine_options=None,
+    door=None,
+    **settings,
 ):
     engine = engine or AsyncEngine(builder=builder(executor_class=executor_class), **(engine_options or {}))
-    one = Served(engine, ServerSettings.of({"port": 0, **settings}), names, key_file)
+    one = Served(engine, ServerSettings.of({"port": 0, **settings}), names, key_file, door)
     try:
         yield one
     finally:
         one.close()
+
+
+def wait_for(true, seconds=10):
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it does not come"
+        time.sleep(0.01)
+
+
+def opened(server, **fields):
+    """A socket on which a stream was asked for."""
+    body = json.dumps(
+        {"messages": [{"role": "user", "content": "a" * 300}], "stream": True, **fields}
+    ).encode()
+    connection = socket.create_connection(("127.0.0.1", server.port))
+    connection.sendall(
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+    )
+    return connection
+
+
+def is_empty(server):
+    engine = server.engine
+    return (
+        not engine._open
+        and not engine._running
+        and not server.app.admission.bodies.num_bytes
+        and not server.app.admission.shares.num_open
+        and not engine.stats().num_running
+    )
+
+
+def leave_at_random(server, times, chosen):
+    """Ask, and leave at some moment. `chosen`: where chances come from."""
+    for _ in range(times):
+        connection = opened(server, n=chosen.choice([1, 1, 3]), stream=chosen.random() < 0.8)
+        time.sleep(chosen.random() * 0.03)
+        connection.close()

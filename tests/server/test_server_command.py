@@ -2,10 +2,12 @@
 
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -13,6 +15,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from mmengine.cli import serve
 from mmengine_shapes.scenes import random_scene
 from tests.cli.cli_process import call_cli
 
@@ -40,7 +43,6 @@ def process(tmp_path_factory):
 
 
 def address_of(started, err):
-    import time
 
     for _ in range(1200):
         said = err.read_text()
@@ -73,6 +75,7 @@ def test_keys_guard_all_but_health(process):
     for _ in range(100):
         if call(address, "/v1/models", key="secret-2")[0] == 200:
             break
+        time.sleep(0.02)
     else:
         raise AssertionError("the keys were not read again")
 
@@ -117,7 +120,6 @@ def test_the_model_answers_and_tokens_come_back(process):
 
 
 def test_the_examples_run(process, tmp_path):
-    import random
 
     address = process[2]
     image = tmp_path / "shapes.png"
@@ -149,9 +151,15 @@ def test_sigterm_ends_it_and_the_log_verifies(process):
 def test_mistakes_are_said_before_a_model_is_loaded(tmp_path):
     (tmp_path / "a.yaml").write_text("prot: 1\n")
     (tmp_path / "empty").write_text("# nothing\n")
+    (tmp_path / "day.yaml").write_text("port: 2020-99-99\n")
+    (tmp_path / "deep.yaml").write_text("[" * 5000)
+    (tmp_path / "large.yaml").write_text("port: 1\n#" + "a" * 2**20)
     for arguments, says in (
         (["--config", tmp_path / "a.yaml"], "there is no option 'prot'"),
         (["--config", tmp_path / "b.yaml"], "cannot be read: No such file"),
+        (["--config", tmp_path / "day.yaml"], "day.yaml is no YAML that can be read"),
+        (["--config", tmp_path / "deep.yaml"], "deep.yaml is no YAML that can be read"),
+        (["--config", tmp_path / "large.yaml"], "large.yaml has more than 1048576 bytes"),
         (["--port", "99999"], "port must lie in 0 to 65535, not 99999"),
         (["--api-key-file", tmp_path / "empty"], "holds no API key"),
         (["--ssl-certfile", "x"], "ssl_certfile and ssl_keyfile belong together"),
@@ -164,7 +172,6 @@ def test_mistakes_are_said_before_a_model_is_loaded(tmp_path):
 
 
 def test_what_is_missing_is_said_with_how_to_install_it(monkeypatch):
-    from mmengine.cli import serve
 
     monkeypatch.setattr(serve, "NEEDED", ("starlette", "no_such_library"))
     result = call_cli("serve")

@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mmengine.request import SamplingParams
+from mmengine.serve.deltas import ChoiceDeltas
 from mmengine.serve.reasoning import NO_REASONING, ReasoningTokens
 from mmengine.server.asked import Envelope
 from mmengine.server.completion_frames import CompletionFrames
-from mmengine.server.deltas import ChoiceDeltas
 from mmengine.server.frames import ChatFrames
 from mmengine.server.token_texts import TokenTexts
 from tests.serve.serve_fakes import ByteTokenizer

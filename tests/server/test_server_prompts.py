@@ -3,18 +3,22 @@
 import base64
 import io
 import json
+import random
 
 import pytest
 
 from mmengine.models.loader import resolve_folder
 from mmengine.models.registry import plugin_for
+from mmengine.serve.tools import ToolLimits
 from mmengine.server.asked import Defaults
-from mmengine.server.chat_request import ChatReader, Pixels
+from mmengine.server.chat_request import ChatReader, Pixels, Tools
 from mmengine.server.completion_request import CompletionReader
 from mmengine.server.errors import ApiError
 from mmengine_shapes.scenes import random_scene
+from tests.serve.serve_fakes import EchoProcessor
 
 DEFAULTS = Defaults({}, "none")
+TOOLS = Tools(EchoProcessor(), ToolLimits(), ("<think>", "</think>"))
 
 
 @pytest.fixture(scope="module")
@@ -26,8 +30,6 @@ def processor():
 
 @pytest.fixture(scope="module")
 def picture():
-    import random
-
     file = io.BytesIO()
     random_scene(random.Random(1)).draw().resize((1024, 1024)).save(file, "PNG")
     return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
@@ -35,7 +37,7 @@ def picture():
 
 def read(template="", max_pixels=10**6, **fields):
     fields = {"messages": [{"role": "user", "content": "hi"}], **fields}
-    reader = ChatReader(DEFAULTS, 4096, template, Pixels.of(max_pixels, 2**16), False)
+    reader = ChatReader(DEFAULTS, 4096, template, Pixels.of(max_pixels, 2**16), TOOLS, False)
     return reader.read(json.dumps(fields).encode(), "r")
 
 
@@ -63,9 +65,33 @@ def test_pixels_are_those_that_were_asked_for_and_clamped(processor, picture):
     assert few == embeds(processor, part({}, min_pixels=1, max_pixels=2**40), max_pixels=9216)
 
 
+def test_no_option_asks_for_more_pixels_than_the_server_allows(processor, picture):
+    def part(**more):
+        return {"type": "image_url", "image_url": {"url": picture}, **more}
+
+    few = embeds(processor, part(max_pixels=9216))
+    asked = {"max_pixels": 1e9, "min_pixels": 1e8}
+    assert few == embeds(processor, part(**asked), max_pixels=9216)
+    assert few == embeds(processor, part(), max_pixels=9216, mm_processor_kwargs=asked)
+    assert embeds(processor, part(resized_height=96, resized_width=96), max_pixels=9216) == few
+    for asked, said in (
+        ({"resized_height": 96, "resized_width": 97}, "more than the 9216 pixels"),
+        ({"resized_height": 30000.0, "resized_width": 30000}, "more than the 9216 pixels"),
+        ({"resized_height": 30000}, "belong together"),
+        ({"do_resize": False}, "do_resize false is not taken"),
+    ):
+        with pytest.raises(ApiError, match=f"^messages.0..content.0..*{said}"):
+            embeds(processor, part(**asked), max_pixels=9216)
+        with pytest.raises(ApiError, match=f"^mm_processor_kwargs.*{said}"):
+            embeds(processor, part(), max_pixels=9216, mm_processor_kwargs=asked)
+    kwargs = {"total_pixels": 10**9, "total_min_pixels": 1e9}
+    (prompt,) = read(mm_processor_kwargs=kwargs).prompts
+    assert prompt.media_options == {"total_pixels": 10**6, "total_min_pixels": 10**6, "local_files": False}
+
+
 def test_no_path_is_read(processor, tmp_path):
     file = tmp_path / "a.png"
-    random_scene(__import__("random").Random(1)).draw().save(file)
+    random_scene(random.Random(1)).draw().save(file)
     for part in (
         {"type": "image_url", "image_url": {"url": str(file)}},
         {"type": "image", "image": str(file)},

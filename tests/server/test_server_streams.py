@@ -4,12 +4,10 @@ import json
 import random
 import socket
 import threading
-import time
 
 import pytest
 
-from mmengine.server.errors import ApiError
-from tests.server.running import SlowEcho, served
+from tests.server.running import SlowEcho, is_empty, leave_at_random, opened, served, wait_for
 
 
 @pytest.fixture(scope="module")
@@ -21,36 +19,6 @@ def slow():
 def chunks(events):
     assert events[-1] == "[DONE]"
     return [json.loads(each) for each in events[:-1]]
-
-
-def wait_for(true, seconds=10):
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "it does not come"
-        time.sleep(0.01)
-
-
-def opened(server, **fields):
-    """A socket on which a stream was asked for."""
-    body = json.dumps(
-        {"messages": [{"role": "user", "content": "a" * 300}], "stream": True, **fields}
-    ).encode()
-    connection = socket.create_connection(("127.0.0.1", server.port))
-    connection.sendall(
-        b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % len(body) + body
-    )
-    return connection
-
-
-def is_empty(server):
-    engine = server.engine
-    return (
-        not engine._open
-        and not engine._running
-        and not server.app.bodies.num_bytes
-        and not server.app.shares.num_open
-        and not engine.stats().num_running
-    )
 
 
 @pytest.mark.parametrize("n", [1, 3])
@@ -119,15 +87,9 @@ def test_a_stop_string_beside_a_form_ends_with_length(slow):
 
 
 def test_disconnects_at_random_leak_nothing(slow):
-    chosen = random.Random(1)
-
-    def leave():
-        for _ in range(25):
-            connection = opened(slow, n=chosen.choice([1, 1, 3]), stream=chosen.random() < 0.8)
-            time.sleep(chosen.random() * 0.03)
-            connection.close()
-
-    threads = [threading.Thread(target=leave) for _ in range(8)]
+    threads = [
+        threading.Thread(target=leave_at_random, args=(slow, 25, random.Random(seed))) for seed in range(8)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -162,7 +124,7 @@ def test_a_slow_reader_is_cut(slow, monkeypatch):
     connection.close()
 
 
-def test_an_error_in_the_middle_is_an_event():
+def test_an_error_in_the_middle_is_an_event_and_its_details_are_the_operators(caplog):
     class Broken(SlowEcho):
         def collect(self):
             found = super().collect()
@@ -171,37 +133,19 @@ def test_an_error_in_the_middle_is_an_event():
             return found
 
     with served(executor_class=Broken) as one:
-        events = one.events("hello there")
+        events = one.events("hello there", request_id="mine")
+        status, headers, whole = one.chat("hello there", request_id="other")
     assert "".join(json.loads(each)["choices"][0]["delta"]["content"] for each in events[:-2]) == "HELLO"
     error = json.loads(events[-2])["error"]
-    assert error["type"] == "server_error" and "the device fell over" in error["message"]
+    assert error["message"] == "request mine failed (RuntimeError); the server's log says why"
+    assert error["type"] == "server_error"
     assert error["param"] is None and error["code"] == "request_failed" and events[-1] == "[DONE]"
+    assert (status, headers["x-request-id"]) == (500, "other")
+    assert whole["error"]["message"] == "request other failed (RuntimeError); the server's log says why"
+    told = [each for each in caplog.messages if "request failed" in each]
+    assert len(told) == 2 and all("RuntimeError: the device fell over" in each for each in told)
 
 
 def test_a_deadline_in_the_middle_is_an_event(slow):
     events = slow.events("a" * 190, deadline_s=0.15)
     assert json.loads(events[-2])["error"]["code"] == "deadline_exceeded" and events[-1] == "[DONE]"
-
-
-def test_streams_finish_when_the_server_is_told_to_end():
-    with served(executor_class=SlowEcho) as one:
-        connection = opened(one)
-        assert b"200 OK" in connection.recv(4096)
-        one.stop()
-        assert isinstance(one.app._draining(), ApiError)
-        rest = b""
-        while data := connection.recv(65536):
-            rest += data
-        assert rest.rstrip(b"0\r\n").endswith(b"data: [DONE]")
-
-
-def test_what_does_not_finish_in_time_is_told_so():
-    with served(executor_class=SlowEcho, drain_s=0) as one:
-        one.engine._engine.built.executor.pause_s = 0.05
-        connection = opened(one)
-        assert b"200 OK" in connection.recv(4096)
-        one.stop()
-        rest = b""
-        while data := connection.recv(65536):
-            rest += data
-        assert b'"code":"shutting_down"' in rest

@@ -172,7 +172,7 @@ def test_a_decision_is_that_of_a_naive_scheduler(path, case):
     compare({"config": {**SMALL, **config}, "requests": asked, "events": events, "max_steps": 500}, path)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=24, deadline=None, derandomize=True)
 @given(scenarios())
 def test_decisions_are_those_of_a_naive_scheduler(path, scenario):
     compare(scenario, path)

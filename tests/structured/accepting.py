@@ -4,8 +4,10 @@ import random
 
 from llguidance import LLMatcher, LLTokenizer
 
+from mmengine.structured_output.engines.llguidance.backend import LLGuidance
 from mmengine.structured_output.engines.llguidance.json_schema_lark import schema_grammar
 from mmengine.structured_output.json_schema.gate import Bounds, gate
+from mmengine.structured_output.matcher import Matcher
 
 TOKENIZER = LLTokenizer("byte")
 END = TOKENIZER.eos_token
@@ -14,16 +16,13 @@ CLOSING = frozenset(b'"]}')
 
 class Grammar:
     def __init__(self, schema: dict | bool | str, bounds: Bounds | None = None):
-        self.text = gate(schema, bounds or Bounds.off()).text
+        made = gate(schema, bounds or Bounds.off())
+        self.text, self.notes = made.text, made.notes
         self.matcher = LLMatcher(TOKENIZER, schema_grammar(self.text), log_level=0)
         assert not self.matcher.is_error(), self.matcher.get_error()
 
     def accepts(self, text: str) -> bool:
-        matcher = self.matcher.deep_copy()
-        for byte in text.encode():
-            if byte not in allowed(matcher) or not matcher.consume_token(byte):
-                return False
-        return END in allowed(matcher)
+        return accepts(self.matcher, text)
 
     def walk(self, source: random.Random, length: int) -> str | None:
         """A text made of random allowed bytes, or None when it had not ended after `length` of them.
@@ -46,6 +45,23 @@ class Grammar:
         return None
 
 
-def allowed(matcher: LLMatcher) -> list[int]:
+def accepts(matcher: Matcher, text: str) -> bool:
+    """Every byte's bit is set, one after the other, and the end's behind them."""
+    matcher = matcher.deep_copy()
+    for byte in text.encode():
+        if byte not in allowed(matcher) or not matcher.consume_token(byte):
+            return False
+    return END in allowed(matcher)
+
+
+def byte_backend(num_threads: int | None = 1, end: bytes = b"") -> LLGuidance:
+    """Of a token for each byte, and one that ends a text, whose own bytes are `end`."""
+    tokens = [*(bytes([byte]) for byte in range(256)), end]
+    return LLGuidance(
+        lambda: tokens, lambda text: list(text.encode()), frozenset({256}), [256], 257, num_threads
+    )
+
+
+def allowed(matcher: Matcher) -> list[int]:
     mask = matcher.compute_bitmask()
     return [token for token in range(END + 1) if mask[token >> 3] >> (token & 7) & 1]

@@ -15,9 +15,9 @@ from mmengine.serve.engine import Engine
 from mmengine.serve.options import Options, make_sampling
 from mmengine.serve.prompts import Prompt
 from mmengine.structured_output.engines.engine_words import in_our_words
-from mmengine.structured_output.engines.llguidance.backend import LLGuidance
 from mmengine.structured_output.json_schema.refusal import SchemaRefused
 from mmengine.structured_output.request.spec import grammar_of
+from tests.structured.accepting import byte_backend
 
 pytest.importorskip("mmengine_shapes")
 
@@ -27,7 +27,7 @@ END = 256
 
 @pytest.fixture(scope="module")
 def backend():
-    return LLGuidance(lambda: TOKENS, lambda text: list(text.encode()), frozenset({END}), (END,), len(TOKENS))
+    return byte_backend(None, b"<|end|>")
 
 
 def form(schema):
@@ -226,8 +226,9 @@ def test_rules_are_counted():
 
 DEEP = """
 from mmengine.structured_output.rows.compiler import Compiler
-from tests.structured.test_bad_grammars import LLGuidance, TOKENS, END, deep_forms
-backend = LLGuidance(lambda: TOKENS, lambda text: list(text.encode()), frozenset({END}), (END,), len(TOKENS))
+from tests.structured.accepting import byte_backend
+from tests.structured.test_bad_grammars import deep_forms
+backend = byte_backend(None, b"<|end|>")
 compiler = Compiler(backend.compile, deadline_s=3)
 for asked in deep_forms():
     compilation = compiler.get(asked)

@@ -15,6 +15,7 @@ from mmengine.structured_output.closing.closer import Closer
 from mmengine.structured_output.closing.closing import Closings
 from mmengine.structured_output.closing.closing_hints import hints_of
 from mmengine.structured_output.closing.closing_search import Vocabulary
+from mmengine.structured_output.closing.shortest_words import Text, Words
 from mmengine.structured_output.engines.llguidance.backend import LLGuidance
 from mmengine.structured_output.json_schema.gate import Bounds
 from mmengine.structured_output.request.spec import grammar_of
@@ -155,6 +156,14 @@ def test_what_is_no_json_is_closed_too(pattern, said):
     assert len(close(closings, matcher, said)) < 20
 
 
+def test_a_property_may_be_named_as_a_keyword_of_numbers():
+    """It is no bound, whatever its schema is."""
+    schema = {"properties": {"minimum": False, "multipleOf": False, "a": {"minimum": 2}}, "required": ["a"]}
+    grammar = Grammar({"type": "object", **schema})
+    closings = closings_of(grammar.text)
+    assert bytes(closings.shortest(grammar.matcher)) == b'{"a":2}'
+
+
 def test_a_vocabulary_without_some_bytes_closes_with_the_others():
     tokens = [b"" if byte in b"a0-:\xff" else bytes([byte]) for byte in range(256)] + [b"", b'":', b"true"]
     engine = LLGuidance(lambda: tokens, lambda text: [], frozenset([256]), [256], len(tokens), 1)
@@ -257,21 +266,28 @@ def test_a_text_ends_within_its_budget_whatever_is_said(case: Case, seed: int, d
     grammar = Grammar(case.schema, Bounds())
     least = shortest(grammar)
     for budget in (least, least + 1, least + random.Random(seed).randrange(60)):
+        # The longest one wants nothing, and goes whatever way is allowed.
         wanted = json.dumps(data.draw(case.instances), ensure_ascii=False).encode()
-        text, _ = speak(grammar, budget, random.Random(seed), wanted)
+        text, known = speak(grammar, budget, random.Random(seed), wanted if budget <= least + 1 else b"")
         assert len(text) <= budget
         validator(case.schema).validate(json.loads(text))
+    check_again(grammar, budget, text, known)
 
 
-@RANDOM
-@given(cases(), st.integers(0, 2**32))
-def test_who_goes_through_the_tokens_again_knows_the_same(case: Case, seed: int) -> None:
-    grammar, source = Grammar(case.schema, Bounds()), random.Random(seed)
-    budget = shortest(grammar) + source.randrange(40)
-    text, known = speak(grammar, budget, source, b"")
-    matcher = grammar.matcher.deep_copy()
-    closer = closer_of(grammar, budget)
+def check_again(grammar: Grammar, budget: int, text: bytes, known: list[int]) -> None:
+    """Who goes through the tokens of a text again knows the same at each."""
+    matcher, closer = grammar.matcher.deep_copy(), closer_of(grammar, budget)
     for at, token in enumerate(text):
         assert closer.left == budget - at and len(closer.path) == known[at]
         closer.said(matcher, token)
         assert matcher.consume_token(token)
+
+
+def test_a_long_text_of_a_wide_set_is_found_in_few_steps(monkeypatch):
+    steps, behind = [], Words.behind
+    monkeypatch.setattr(
+        Words, "behind", lambda self, now, char: steps.append(char) or behind(self, now, char)
+    )
+    assert len(Text(("[B-Z].*",), 200).rest("")) == 200 and len(steps) < 1_000
+    few = len(steps)
+    assert Text((".*x.{15}y.*", ".*y.{15}x.*"), 8_000).rest("") is None and len(steps) - few < 10_000

@@ -10,22 +10,17 @@ from mmengine.errors import InvalidRequest
 from mmengine.request import Request, SamplingParams
 from mmengine.structured_output.engines.engine_words import in_our_words
 from mmengine.structured_output.engines.llguidance import backend as llguidance_backend
-from mmengine.structured_output.engines.llguidance.backend import LLGuidance
 from mmengine.structured_output.request.spec import grammar_of
 from mmengine.structured_output.rows.rows import RowMatchers
+from tests.structured.accepting import byte_backend
 
 END = 256
 
 
-def backend(num_threads=1):
-    tokens = [*(bytes([byte]) for byte in range(256)), b""]
-    return LLGuidance(
-        lambda: tokens, lambda text: list(text.encode()), frozenset([END]), [END], 257, num_threads
-    )
-
-
 def compiled(schema, by=None):
-    return (by or backend()).compile(grammar_of({"type": "json_schema", "json_schema": {"schema": schema}}))
+    return (by or byte_backend()).compile(
+        grammar_of({"type": "json_schema", "json_schema": {"schema": schema}})
+    )
 
 
 class PanicException(BaseException):
@@ -44,7 +39,7 @@ def test_what_compiles_runs_to_the_end_of_a_long_key():
 @pytest.mark.parametrize("num_threads", [1, 2])
 def test_an_answer_that_breaks_hurts_no_other(monkeypatch, num_threads):
     monkeypatch.setattr(llguidance_backend, "STEP_FUEL", 1_000)  # so that it breaks soon
-    engine = backend(num_threads)
+    engine = byte_backend(num_threads)
     grammars = {
         "breaks": compiled({"type": "string", "pattern": "^(.*a.{14})$"}, engine),
         "goes on": compiled({"type": "string"}, engine),
@@ -65,7 +60,7 @@ def test_an_answer_that_breaks_hurts_no_other(monkeypatch, num_threads):
 
 
 def test_a_panic_in_masks_breaks_its_own_text_alone(monkeypatch):
-    engine = backend(2)
+    engine = byte_backend(2)
     good, bad = compiled({"type": "string"}, engine).matcher(), compiled({"type": "null"}, engine).matcher()
 
     class Panicking:
@@ -121,9 +116,10 @@ def test_errors_of_the_grammar_engine_are_in_our_words(error, said):
     assert said in text and "backtrace" not in text and "\n" not in text and "/^" not in text
 
 
-def test_texts_of_a_grammar_that_used_up_its_states_together_go_on(monkeypatch):
+@pytest.mark.parametrize("beside", [[], [3]], ids=["alone", "beside a row whose grammar is not here"])
+def test_texts_of_a_grammar_that_used_up_its_states_together_go_on(monkeypatch, beside):
     monkeypatch.setattr(llguidance_backend, "MAX_LEXER_STATES", 3_000)
-    engine = backend()
+    engine = byte_backend()
     grammars = {"a": compiled({"type": "string", "pattern": "^(.*a.{12})$"}, engine)}
     rows = RowMatchers(engine, lambda _: grammars["a"], 257)
     for row in range(3):
@@ -132,9 +128,9 @@ def test_texts_of_a_grammar_that_used_up_its_states_together_go_on(monkeypatch):
     for step in range(400):
         said = [source.choice(b"ab") if step else ord('"') for _ in range(3)]
         before = [rows._rows[row].own.matcher for row in range(3)]
-        bits, errors = rows.masks([0, 1, 2])
-        assert not errors, (step, errors)
-        assert all(each[token // 32] >> (token % 32) & 1 for each, token in zip(bits, said, strict=True))
+        bits, errors = rows.masks([0, 1, 2, *beside])
+        assert errors.keys() == set(beside), (step, errors)
+        assert all(each[token // 32] >> (token % 32) & 1 for each, token in zip(bits, said))
         _, errors = rows.advance([0, 1, 2], [[token] for token in said])
         assert not errors, (step, errors)
         worn = worn or any(rows._rows[row].own.matcher is not before[row] for row in range(3))

@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from mmengine.structured_output.json_schema import exclusion
 from mmengine.structured_output.json_schema.characters import PatternError
 from mmengine.structured_output.json_schema.gate import SchemaRefused, gate
 from mmengine.structured_output.json_schema.matching import Budget
@@ -73,6 +74,57 @@ def test_a_pattern_that_goes_back_for_ever_is_compared_all_the_same():
 )
 def test_what_takes_too_long_is_refused(names, patterns, pointer):
     schema = {"properties": dict.fromkeys(names, True), "patternProperties": dict.fromkeys(patterns, True)}
-    with pytest.raises(SchemaRefused, match="too long to compare it with the names in properties") as caught:
+    with pytest.raises(SchemaRefused, match="too long to compare it with names and values") as caught:
         gate(schema)
     assert caught.value.keyword == "patternProperties" and caught.value.pointer.startswith(pointer)
+
+
+SLOW = "^(?:[a-z]?){2000}$"
+NAMES = ["abcdefghijklm"[k % 9 :] + f"{k:05}" for k in range(20_000)]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("schema", "keyword"),
+    [
+        ({"enum": NAMES, "not": {"pattern": SLOW}}, "not"),
+        (
+            {
+                "type": "object",
+                "additionalProperties": False,
+                "properties": dict.fromkeys(NAMES[:4_000], True),
+                "propertyNames": {"pattern": SLOW},
+            },
+            "propertyNames",
+        ),
+    ],
+)
+def test_all_comparisons_of_a_schema_have_one_budget(schema: dict, keyword: str) -> None:
+    with pytest.raises(SchemaRefused, match="too long to compare it with names and values") as caught:
+        gate(schema)
+    assert caught.value.keyword == keyword
+
+
+@pytest.mark.timeout(60)
+def test_a_large_pattern_is_made_once_for_all_values() -> None:
+    assert gate({"enum": NAMES, "not": {"pattern": "^" + "[a-z]{999}" * 9 + "$"}})
+
+
+def test_values_beside_a_pattern_that_is_not_compared_are_not_listed() -> None:
+    items = {"enum": ["a", "b"], "pattern": "\\p{L}"}
+    with pytest.raises(SchemaRefused) as caught:
+        gate({"type": "array", "uniqueItems": True, "items": items})
+    assert caught.value.keyword == "uniqueItems"
+
+
+def test_an_opposite_that_fails_is_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(exclusion, "_worked_out", lambda regex: asked.append(regex) or _raise())
+    for _ in range(3):
+        with pytest.raises(PatternError, match="too much"):
+            exclusion.opposite("never asked elsewhere")
+    assert len(asked) == 1
+
+
+def _raise() -> None:
+    raise PatternError("too much")

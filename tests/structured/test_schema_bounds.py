@@ -1,7 +1,12 @@
 """What is bounded by default, and that without bounds it is not."""
 
+import gc
+from contextlib import suppress
+from typing import Any
+
 import pytest
 
+from mmengine.structured_output.json_schema import gate
 from mmengine.structured_output.json_schema.gate import Bounds
 from tests.structured.accepting import Grammar
 
@@ -50,3 +55,28 @@ def test_bounds_are_checked() -> None:
         Bounds(string=-1)
     with pytest.raises(ValueError, match="digits"):
         Bounds(digits=30)
+
+
+def test_the_collector_rests_while_a_schema_is_worked_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bool] = []
+
+    def read(*given: Any) -> Any:
+        seen.append(gc.isenabled())
+        if len(seen) == 1:
+            with suppress(gate.SchemaRefused):
+                gate.gate(False)  # as another thread might
+            seen.append(gc.isenabled())
+        return known(*given)
+
+    known = gate.read
+    monkeypatch.setattr(gate, "read", read)
+    for schema in (True, {"enum": []}):
+        with suppress(gate.SchemaRefused):
+            gate.gate(schema)
+    assert seen == [False] * 4 and gc.isenabled()
+    gc.disable()
+    try:
+        gate.gate(True)
+        assert not gc.isenabled()
+    finally:
+        gc.enable()

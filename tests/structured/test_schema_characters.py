@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from mmengine.structured_output.json_schema.gate import SchemaRefused
 from tests.structured.accepting import Grammar
 
 
@@ -23,3 +24,38 @@ def test_sets_of_characters_hold_what_they_say(pattern: str, accepted: str, refu
     grammar = Grammar({"type": "string", "pattern": pattern})
     assert [char for char in accepted if not grammar.accepts(json.dumps(char, ensure_ascii=False))] == []
     assert [char for char in refused if grammar.accepts(json.dumps(char, ensure_ascii=False))] == []
+
+
+NAME = {"type": "object", "patternProperties": {"^[^/\\\\]*$": {"type": "integer"}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "accepted", "refused"),
+    [
+        ({**NAME, "properties": {"\0": {}}}, [{"\0": 1, "a": 1}, {"/": ""}], [{"\0": ""}, {"a": ""}]),
+        ({**NAME, "additionalProperties": {"type": "string"}}, [{"a": 1}, {"/": ""}], [{"\0": ""}, {"/": 1}]),
+        (NAME, [{"a": 1}, {"/": ""}], [{"\0": ""}, {"a\0": ""}]),
+        (
+            {
+                "type": "object",
+                "patternProperties": {'^[^"]$': {"type": "integer"}, "^[\\x00b]$": {"minimum": 3}},
+            },
+            [{"b": 4}, {"a": 1}, {'"': ""}],
+            [{"\0": 1}, {"b": 1}, {"\0": ""}],
+        ),
+        ({"enum": ["\0", "a", '"'], "not": {"pattern": '^[^"]$'}}, ['"'], ["\0", "a"]),
+        ({"enum": ["\0", "a", '"'], "pattern": '^[^"]$'}, ["\0", "a"], ['"']),
+        ({"enum": ["\0", "a", '"'], "pattern": '^[^\\x00"]$'}, ["a"], ['"', "\0"]),
+        ({"enum": ["\0", "a", '"'], "not": {"pattern": '^[^\\x00"]$'}}, ['"', "\0"], ["a"]),
+    ],
+)
+def test_a_set_means_the_zero_that_it_gave_up(schema: dict, accepted: list, refused: list) -> None:
+    grammar = Grammar(schema)
+    assert [each for each in accepted if not grammar.accepts(json.dumps(each, ensure_ascii=False))] == []
+    assert [each for each in refused if grammar.accepts(json.dumps(each, ensure_ascii=False))] == []
+
+
+def test_other_keys_beside_a_category_that_gave_up_zero_are_refused() -> None:
+    with pytest.raises(SchemaRefused, match="U\\+0000") as caught:
+        Grammar({"type": "object", "patternProperties": {'^[^\\p{L}"]$': {"type": "integer"}}})
+    assert caught.value.pointer == "#/patternProperties"

@@ -49,15 +49,19 @@ def an_object(source: random.Random) -> dict:
     return schema
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_random_objects(seed: int) -> None:
+def test_random_objects() -> None:
+    assert sum(is_enforced(seed) for seed in range(40)) > 28
+
+
+def is_enforced(seed: int) -> bool:
+    """Of a random schema whether the gate takes it, and then does what it says."""
     source = random.Random(seed)
     schema = an_object(source)
     referee = jsonschema.Draft202012Validator(schema)
     try:
         grammar = Grammar(schema)
     except InvalidRequest:
-        return
+        return False
     named = list(dict.fromkeys((*schema.get("properties", {}), *schema.get("required", ()))))
     for _ in range(25):
         keys = source.sample(KEYS, source.choice([0, 1, 1, 2, 2, 3]))
@@ -68,6 +72,7 @@ def test_random_objects(seed: int) -> None:
     text = grammar.walk(source, 100)
     if text is not None:
         referee.validate(json.loads(text))
+    return True
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -1,6 +1,7 @@
 """Whatever is given as a schema: it makes a grammar or is refused in our words, soon; and the shortest text
 that its grammar allows is valid."""
 
+import importlib
 import json
 import random
 import time
@@ -9,21 +10,12 @@ import jsonschema
 import pytest
 
 from mmengine.errors import InvalidRequest
-from mmengine.structured_output.engines.llguidance.backend import LLGuidance
 from mmengine.structured_output.request.spec import grammar_of
 from tests.benchmarks.conftest import BENCHMARKS
+from tests.structured.accepting import byte_backend
 from tests.structured.mutations import mutated
 
-END = 256
 MAX_S = 10.0  # from the schema to the grammar
-TOKENS = [*(bytes([byte]) for byte in range(256)), b""]
-DRAFTS = {
-    "draft-03": jsonschema.Draft3Validator,
-    "draft-04": jsonschema.Draft4Validator,
-    "draft-06": jsonschema.Draft6Validator,
-    "draft-07": jsonschema.Draft7Validator,
-    "2019-09": jsonschema.Draft201909Validator,
-}
 
 
 def schemas():
@@ -31,7 +23,7 @@ def schemas():
     return [json.loads(line)["schema"] for line in lines]
 
 
-def check(backend, schema):
+def check(backend, schema, validator_of):
     """Whether it makes a grammar."""
     begun = time.perf_counter()
     try:
@@ -44,34 +36,39 @@ def check(backend, schema):
     finally:
         assert time.perf_counter() - begun < MAX_S
     said = bytes(compiled.closer(compiled.shortest).path)
-    validate(schema, json.loads(said))
+    validate(validator_of(schema), json.loads(said))
     return True
 
 
-def validate(schema, instance):
-    named = str(schema.get("$schema", "")) if isinstance(schema, dict) else ""
-    kind = next((each for name, each in DRAFTS.items() if name in named), jsonschema.Draft202012Validator)
+def validate(validator, instance):
     try:
-        kind.check_schema(schema)
-        error = next(kind(schema, format_checker=kind.FORMAT_CHECKER).iter_errors(instance), None)
+        validator.check_schema(validator.schema)
+        error = next(validator.iter_errors(instance), None)
     except (jsonschema.SchemaError, jsonschema.exceptions._WrappedReferencingError, RecursionError):
         return  # the gate may be more patient than the referee
-    assert error is None, (schema, instance, error.message)
+    assert error is None, (validator.schema, instance, error.message)
 
 
-def check_seeds(seeds):
-    backend = LLGuidance(lambda: TOKENS, lambda text: list(text.encode()), frozenset([END]), [END], 257, 1)
+@pytest.fixture
+def validator_of(monkeypatch):
+    """A schema's referee, as the benchmark of generations has it."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("structured_generations").validator_of
+
+
+def check_seeds(seeds, validator_of):
+    backend = byte_backend()
     found, compiled = schemas(), 0
     for seed in seeds:
         source = random.Random(seed)
-        compiled += check(backend, mutated(source.choice(found), found, source))
+        compiled += check(backend, mutated(source.choice(found), found, source), validator_of)
     assert compiled > len(seeds) // 10
 
 
-def test_a_schema_with_changes_makes_a_grammar_or_is_refused():
-    check_seeds(range(150))
+def test_a_schema_with_changes_makes_a_grammar_or_is_refused(validator_of):
+    check_seeds(range(150), validator_of)
 
 
 @pytest.mark.soak
-def test_many_schemas_with_changes_make_grammars_or_are_refused():
-    check_seeds(range(1_000, 21_000))
+def test_many_schemas_with_changes_make_grammars_or_are_refused(validator_of):
+    check_seeds(range(1_000, 21_000), validator_of)

@@ -124,7 +124,7 @@ def test_numbers_beyond_floats(schema: dict, accepted: list, refused: list, narr
     grammar = Grammar(schema)
     assert [value for value in accepted if not grammar.accepts(json.dumps(value))] == [], grammar.text
     assert [value for value in refused if grammar.accepts(json.dumps(value))] == [], grammar.text
-    assert any("enforced as" in note.text for note in gate(schema, Bounds.off()).notes) == narrower
+    assert any("enforced as" in note.text for note in gate(schema, Bounds.off()).narrow) == narrower
     assert Grammar(schema, Bounds())
 
 

@@ -8,9 +8,11 @@ from pydantic import BaseModel
 
 import mmengine
 from mmengine import check_schema
-from mmengine.structured_output.engines.llguidance.backend import LLGuidance
+from mmengine.structured_output.json_schema.formats import EXACT, FORMATS
 from mmengine.structured_output.json_schema.gate import Bounds
+from mmengine.structured_output.report.narrowing import FORMATS as NARROWER
 from mmengine.structured_output.request.strict import strict_notes
+from tests.structured.accepting import byte_backend
 
 POINT = {
     "type": "object",
@@ -47,6 +49,22 @@ def test_approximated_says_what_is_left_out() -> None:
     assert "leap seconds" in report.approximations[0].text
 
 
+def test_what_is_enforced_more_narrowly_is_not_exact() -> None:
+    far = {"type": "integer", "minimum": 0, "maximum": 2**64 - 1}
+    texts = {"type": "array", "items": {"type": "string"}}
+    for schema in (far, {"oneOf": [texts, {**texts, "prefixItems": [True]}]}):
+        report = check_schema(schema, bounds=Bounds.off())
+        assert report.verdict == "approximated" and report.approximations
+
+
+def test_every_format_is_exact_or_said_to_be_narrower() -> None:
+    whole = EXACT | {"json-pointer", "relative-json-pointer"}
+    assert set(NARROWER) | whole == set(FORMATS) and not set(NARROWER) & whole
+    for name in FORMATS:
+        verdict = check_schema({"type": "string", "format": name}).verdict
+        assert verdict == ("exact" if name in whole else "approximated")
+
+
 @pytest.mark.parametrize(
     ("schema", "keyword", "pointer"),
     [
@@ -78,9 +96,7 @@ def test_types_and_masks() -> None:
     class Model(BaseModel):
         day: list[int]
 
-    tokens = [bytes([byte]) for byte in range(256)] + [b""]
-    backend = LLGuidance(lambda: tokens, lambda text: list(text.encode()), frozenset({256}), [256], 257)
-    report = check_schema(list[Model], backend=backend)
+    report = check_schema(list[Model], backend=byte_backend())
     assert report.verdict == "exact" and report.masks is not None
     assert report.masks.count > 10 and 0 < report.masks.mean_us <= report.masks.max_us
     assert msgspec.json.decode(msgspec.json.encode(report), type=mmengine.SchemaReport) == report

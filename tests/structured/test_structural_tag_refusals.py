@@ -5,10 +5,9 @@ import re
 import pytest
 
 from mmengine.errors import InvalidRequest
-from mmengine.structured_output.engines.llguidance.backend import LLGuidance
 from mmengine.structured_output.request.spec import grammar_of
+from tests.structured.accepting import byte_backend
 
-TOKENS = [bytes([byte]) for byte in range(256)] + [b"<|end|>"]
 FUNCTIONS = {
     "structures": [{"begin": "<function=a>", "schema": {"type": "object"}, "end": "</function>"}],
     "triggers": ["<function="],
@@ -112,7 +111,7 @@ def test_schemas_that_are_large_together():
 
 @pytest.mark.parametrize("where", ["begin", "end", "trigger"])
 def test_a_token_that_ends_answers_is_in_no_tag(where):
-    backend = LLGuidance(lambda: TOKENS, lambda text: list(text.encode()), frozenset({256}), (256,), 257)
+    backend = byte_backend(None, b"<|end|>")
     asked = {
         "begin": tags(one(begin="<f<|end|>")),
         "end": tags(one(end="}<|end|>")),

@@ -19,6 +19,7 @@ from mmengine.structured_output.engines.backends import GRAMMAR_BACKENDS
 from mmengine.structured_output.json_schema.gate import Bounds, gate
 from mmengine.structured_output.json_schema.refusal import SchemaRefused
 from mmengine.structured_output.request.spec import draft_grammars_of, grammar_of
+from tests.structured.accepting import accepts, allowed
 from tests.structured.strategies import Case, cases
 
 pytest.importorskip("xgrammar")
@@ -42,20 +43,6 @@ def backend():
 
 def start(backend, schema, bounds=None):
     return backend.compile(GrammarRequest("json_schema", gate(schema, bounds or Bounds.off()).text)).matcher()
-
-
-def allowed(matcher):
-    mask = matcher.compute_bitmask()
-    return [token for token in range(END + 1) if mask[token >> 3] >> (token & 7) & 1]
-
-
-def accepts(matcher, text):
-    """Every byte's bit is set, one after the other, and the end's behind them."""
-    matcher = matcher.deep_copy()
-    for byte in text.encode():
-        if byte not in allowed(matcher) or not matcher.consume_token(byte):
-            return False
-    return END in allowed(matcher)
 
 
 def walk(matcher, source, length):

@@ -40,10 +40,10 @@ def admit(view: View, asked: ev.Event) -> list[ev.Event]:
 
 
 def _written(view: View, asked: ev.Queued) -> ev.Queued:
-    """With its grammar as the log is to have it, whichever way a log had it that is derived again."""
+    """With its grammar as the log is to have it."""
     if asked.grammar is None or view.schema < SINCE_SCHEMA:
         return asked
-    return view.kept_grammars.written(view.kept_grammars.whole(asked))
+    return view.kept_grammars.written(asked)
 
 
 def check_request(request: Request, config: EngineConfig) -> None:

@@ -6,7 +6,6 @@ decided anew by `mmengine log verify`.
 """
 
 import hashlib
-from collections.abc import Iterator
 
 import msgspec
 
@@ -39,9 +38,11 @@ class KeptGrammars:
         return msgspec.structs.replace(queued, grammar=grammar, grammar_slot=NO_SLOT)
 
     def written(self, queued: Queued) -> Queued:
-        """As the log is to have it."""
+        """As the log is to have it, whichever way a log had it that is derived again. Raises ValueError as
+        `whole` does."""
+        queued = self.whole(queued)
         grammar = queued.grammar
-        if queued.grammar_slot != NO_SLOT or grammar is None:
+        if grammar is None:
             return queued
         if not SHORTEST <= len(grammar.source) <= LONGEST:
             return queued
@@ -91,8 +92,4 @@ class KeptGrammars:
             self._put(slot, kind, source)
 
     def digest(self) -> bytes:
-        return b"".join(self._parts())
-
-    def _parts(self) -> Iterator[bytes]:
-        for slot in self._slots:
-            yield slot.to_bytes(1, "little") + self._digests[slot]
+        return b"".join(slot.to_bytes(1, "little") + self._digests[slot] for slot in self._slots)

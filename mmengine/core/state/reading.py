@@ -87,7 +87,6 @@ class GoodputView(Protocol):
 class KeptGrammarsView(Protocol):
     """A KeptGrammars."""
 
-    def whole(self, queued: Queued) -> Queued: ...
     def written(self, queued: Queued) -> Queued: ...
 
 

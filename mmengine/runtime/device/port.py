@@ -125,7 +125,7 @@ class Device(Protocol):
         """How many thread blocks it runs at once; 0 where it knows of none."""
 
     def event(self, *, timed: bool = False) -> Event:
-        """A new one, not recorded. Only asked for where `is_async`."""
+        """A new one, not recorded."""
 
     def recorder(self) -> Recorder | None:
         """What captures here; None: nothing can."""

@@ -1,6 +1,8 @@
 """Devices by name. A stranger's come by entry points of the group `mmengine.devices`; see port.py."""
 
 import re
+import warnings
+from collections.abc import Iterator
 
 import torch
 
@@ -24,8 +26,7 @@ def open_device(name: str) -> Device:
     """The device called `name`: a kind, and perhaps a number behind a colon; "auto" is the CPU where nothing
     else is there. Raises ConfigError for one that nobody knows, or that cannot be used, which says why."""
     if name == "auto":
-        kinds = (DEVICES.load(kind) for kind in DEVICES.names() if kind != "cpu")
-        name = next((kind.kind for kind in kinds if kind.is_available()), "cpu")
+        name = next((kind.kind for kind in _others() if kind.is_available()), "cpu")
     match = _NAME.fullmatch(name)
     if match is None or match[1] not in DEVICES.names():
         numbered = [name for kind in DEVICES.names()[1:] for name in (kind, f"{kind}:N")]
@@ -39,6 +40,17 @@ def open_device(name: str) -> Device:
     if problem is not None:
         raise ConfigError(f"device {name} cannot be used: {problem}")
     return kind(index)
+
+
+def _others() -> Iterator[type[Device]]:
+    """All kinds that are not the CPU. A package of a stranger that is broken is passed over."""
+    for name in DEVICES.names():
+        if name == "cpu":
+            continue
+        try:
+            yield DEVICES.load(name)
+        except ConfigError as error:
+            warnings.warn(f"{error}", stacklevel=2)
 
 
 def _is_torchs(name: str) -> bool:

@@ -5,10 +5,10 @@ import numpy as np
 import torch
 
 from mmengine.core.executor import Admission
-from mmengine.ragged import NO_PLACE
 from mmengine.runtime.device.upload import upload
 from mmengine.runtime.rows import HISTORY, RowColumns, sequences_of
 from mmengine.runtime.sampling.filters import NEVER
+from mmengine.runtime.sampling.row_places import RowPlaces
 from mmengine.runtime.sampling.sample_rows import SampleRows
 
 _ANY = -1  # a place of a sequence that is longer than this one
@@ -18,14 +18,14 @@ _NOTHING = -2  # before the first token
 class TokenHistory:
     """For the rows with such rules: the tokens of prompt and answer, and the sequences, on the device.
 
-    Memory for each such row at the same time is 4 bytes for a token of the longest of them, and 4 * c * k for
-    c sequences of k tokens where the row with the most and the longest has so many.
+    Memory for each such row at the same time is 8 bytes for a token of the longest of them, and
+    8 * c * (k - 1) + 20 * c bytes for c sequences of k tokens where the row with the most and the longest has
+    so many.
     """
 
     def __init__(self, max_rows: int, device: torch.device) -> None:
         self._device = device
-        self._place = np.full(max_rows, NO_PLACE, np.int64)
-        self._free: list[int] = []
+        self._places = RowPlaces(max_rows, lambda count: self._grow(places=count))
         self._tokens = torch.zeros(0, 0, dtype=torch.int64, device=device)
         # Of a sequence: what stands before its last token, to the right; that token; what is added; its size.
         self._before = torch.zeros(0, 0, 0, dtype=torch.int64, device=device)
@@ -37,21 +37,14 @@ class TokenHistory:
         """Start from all tokens known so far; without such rules the row only gives its place back."""
         row = admission.row
         if not rows.columns["options"][row] & HISTORY:
-            if self._place[row] != NO_PLACE:
-                self._free.append(int(self._place[row]))
-                self._place[row] = NO_PLACE
+            self._places.leave(row)
             return
-        if self._place[row] == NO_PLACE:
-            if not self._free:
-                places = len(self._tokens)
-                self._grow(places=max(4, 2 * places))
-                self._free.extend(range(len(self._tokens) - 1, places - 1, -1))
-            self._place[row] = self._free.pop()
+        place = self._places.take(row)
         known = upload(admission.token_ids.astype(np.int64), self._device)
         self._grow(width=len(known))
-        self._tokens[self._place[row], : len(known)] = known
+        self._tokens[place, : len(known)] = known
         found = [each for each in sequences_of(admission.request.sampling) if each[0][-1] < rows.vocab_size]
-        self._admit_sequences(int(self._place[row]), found)
+        self._admit_sequences(place, found)
 
     def _admit_sequences(self, place: int, found: list[tuple[tuple[int, ...], float]]) -> None:
         self._length[place] = 0
@@ -72,7 +65,7 @@ class TokenHistory:
         """The rows at `selected` of the batch said `token_ids` (int64 [r]; a negative one is none)."""
         index = self._known(batch, selected)
         self._grow(width=int(index.max()) + 1)
-        places, index = upload(np.stack((self._place[batch.rows[selected]], index)), self._device)
+        places, index = upload(np.stack((self._places.of[batch.rows[selected]], index)), self._device)
         self._tokens[places, index] = token_ids.clamp(min=0)
 
     def apply(self, logits: torch.Tensor, batch: SampleRows, selected: np.ndarray) -> None:
@@ -80,7 +73,7 @@ class TokenHistory:
         them, drafts stand for tokens that were said."""
         known = self._known(batch, selected)
         self._grow(width=int(known.max()) + 1)
-        rows = self._place[batch.rows[selected]]
+        rows = self._places.of[batch.rows[selected]]
         ngrams = batch.columns["no_repeat_ngram_size"][selected].astype(np.int64)
         positions, places, lengths, sizes = upload(np.stack((selected, rows, known, ngrams)), self._device)
         if batch.follows is not None:

@@ -6,9 +6,9 @@ import numpy as np
 import torch
 
 from mmengine.core.executor import Admission
-from mmengine.ragged import NO_PLACE
 from mmengine.runtime.device.upload import upload
 from mmengine.runtime.rows import PENALTIES, RowColumns
+from mmengine.runtime.sampling.row_places import RowPlaces
 
 
 class Drafted(NamedTuple):
@@ -27,8 +27,7 @@ class TokenCounts:
 
     def __init__(self, max_rows: int, vocab_size: int, device: torch.device) -> None:
         self._vocab_size, self._device = vocab_size, device
-        self._place = np.full(max_rows, NO_PLACE, dtype=np.int64)
-        self._free: list[int] = []
+        self._places = RowPlaces(max_rows, self._grow)
         self._seen = torch.zeros(0, vocab_size, dtype=torch.bool, device=device)
         self._counts = torch.zeros(0, vocab_size, dtype=torch.int32, device=device)
         # On a CPU: which tokens a row holds, one after the other, and how many.
@@ -39,15 +38,9 @@ class TokenCounts:
         """Start from all tokens known so far; without penalties the row only gives its place back."""
         row = admission.row
         if not rows.columns["options"][row] & PENALTIES:
-            if self._place[row] != NO_PLACE:
-                self._free.append(int(self._place[row]))
-                self._place[row] = NO_PLACE
+            self._places.leave(row)
             return
-        if self._place[row] == NO_PLACE:
-            if not self._free:
-                self._grow()
-            self._place[row] = self._free.pop()
-        place = int(self._place[row])
+        place = self._places.take(row)
         known = admission.token_ids.astype(np.int64)
         outputs = known[rows.columns["num_prompt"][row] :]
         seen = np.bincount(known, minlength=self._vocab_size) > 0
@@ -62,7 +55,7 @@ class TokenCounts:
 
     def count(self, rows: np.ndarray, token_ids: torch.Tensor) -> None:
         """Add the sampled `token_ids` (int64 [r] on the device, negative ones are none) of `rows`."""
-        places = upload(self._place[rows], self._device)
+        places = upload(self._places.of[rows], self._device)
         tokens = token_ids.clamp(min=0)
         if self._device.type == "cpu":
             self._list_new(places.numpy(), tokens.numpy())
@@ -74,7 +67,7 @@ class TokenCounts:
     ) -> None:
         """What `penalise` gives, in place and on a CPU: float32 logits [n, vocab_size], of which rows
         `selected` [r] are those of `rows`. Only tokens that a row holds are looked at."""
-        places = self._place[rows]
+        places = self._places.of[rows]
         held = np.arange(self._distinct.shape[1]) < self._num_distinct[places][:, None]
         index, tokens = held.nonzero()[0], self._distinct[places][held]
         repetition, presence, frequency = penalties[:, index, 0]
@@ -92,7 +85,7 @@ class TokenCounts:
         """What a draft of the same row stands before counts too. Set the m logits [n, vocab_size] of
         `drafted` anew, in place, from what they were `before` they were penalised; `penalties` as in
         `penalise`, [3, m, 1]."""
-        places = upload(self._place[drafted.rows], self._device)
+        places = upload(self._places.of[drafted.rows], self._device)
         positions, tokens, further = (upload(each, self._device) for each in drafted.pairs)
         repetition, presence, frequency = penalties[:, :, 0]
         values = torch.where(before > 0, before / repetition, before * repetition)
@@ -107,7 +100,7 @@ class TokenCounts:
         the token's count in the output and the presence penalty once, if it is there, are subtracted.
         """
         repetition, presence, frequency = penalties
-        places = upload(self._place[rows], self._device)
+        places = upload(self._places.of[rows], self._device)
         seen, counts = self._seen[places], self._counts[places]
         repeated = torch.where(logits > 0, logits / repetition, logits * repetition)
         logits = torch.where(seen, repeated, logits)
@@ -127,11 +120,11 @@ class TokenCounts:
             more = max(width, need - width)
             self._distinct = np.pad(self._distinct, ((0, 0), (0, more)))
 
-    def _grow(self) -> None:
-        old = len(self._counts)
-        new = max(4, 2 * old)
-        self._free.extend(range(new - 1, old - 1, -1))
-        self._seen = torch.cat((self._seen, self._seen.new_zeros(new - old, self._vocab_size)))
-        self._counts = torch.cat((self._counts, self._counts.new_zeros(new - old, self._vocab_size)))
-        self._distinct = np.pad(self._distinct, ((0, new - old), (0, 0)))
-        self._num_distinct = np.pad(self._num_distinct, (0, new - old))
+    def _grow(self, count: int) -> None:
+        more = count - len(self._counts)
+        # Made before one of them is kept: where memory ends, all of them are as they were.
+        seen = torch.cat((self._seen, self._seen.new_zeros(more, self._vocab_size)))
+        counts = torch.cat((self._counts, self._counts.new_zeros(more, self._vocab_size)))
+        self._distinct = np.pad(self._distinct, ((0, more), (0, 0)))
+        self._num_distinct = np.pad(self._num_distinct, (0, more))
+        self._seen, self._counts = seen, counts

@@ -52,7 +52,7 @@ def resolve(
         num_blocks = config.num_blocks or memory.blocks(block_bytes, needed)
     else:
         cached = config.encoder_cache_size or max(ENCODER_CACHE, config.max_item_embeds)
-        memory = Memory(placement.device.memory()[1], 0, features=int(GROWTH * cached * embed_bytes))
+        memory = Memory(placement.device.memory()[0], 0, features=int(GROWTH * cached * embed_bytes))
         num_blocks = config.num_blocks
         if not num_blocks:
             room = _kv_bytes_of_cpu(memory.total, blocks_each * block_bytes)

@@ -14,6 +14,7 @@ import msgspec
 
 from mmengine.request import GrammarRequest
 from mmengine.structured_output.closing.shortest_words import Text
+from mmengine.structured_output.json_schema.keywords import is_number
 
 MAX_TEXTS = 200  # of patterns, of one grammar
 MAX_LEAVES = 4_000  # values, of one grammar
@@ -158,8 +159,8 @@ def _values(node: Mapping[str, object]) -> Iterator[bytes]:
     multiple = node.get("multipleOf")
     for name, side in (("minimum", 1), ("exclusiveMinimum", 1), ("maximum", -1), ("exclusiveMaximum", -1)):
         value = node.get(name)
-        if isinstance(value, int | float):
-            yield from _near(value, side, multiple if isinstance(multiple, int | float) else 1)
+        if is_number(value):  # which false is not: a property may be named so too
+            yield from _near(value, side, multiple if is_number(multiple) else 1)
 
 
 def _near(value: int | float, side: int, multiple: int | float) -> Iterator[bytes]:

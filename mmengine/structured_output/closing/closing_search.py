@@ -150,7 +150,7 @@ class Search:
 
     def _ends(self, way: Way, tokens: list[int] | None) -> bool:
         """Whether these may come next and end what is being said: a key, a value, the bare text."""
-        if tokens is None or not self._allows_tokens(way, tokens):
+        if tokens is None or self._left <= 0 or not self._allows_tokens(way, tokens):
             return False
         if way.place.inside:
             ends = b":" if way.place.wants_key else way.place.bracket + b","
@@ -269,7 +269,7 @@ class Search:
         """The shortest number, or rest of one; False where none is found."""
         waiting: list[list[int]] = [[]]
         for number in waiting:
-            for byte in _NUMBER if len(waiting) < MAX_NUMBERS_TRIED else b"":
+            for byte in _NUMBER if len(waiting) < MAX_NUMBERS_TRIED and self._left > 0 else b"":
                 longer = [*number, self._vocabulary.ids[byte]]
                 if self._ends(way, longer):
                     return self._say(way, self._vocabulary.text(longer))

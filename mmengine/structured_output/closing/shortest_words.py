@@ -1,63 +1,49 @@
 """The shortest texts that a pattern allows, or behind a beginning of such a text.
 
-A pattern is read into states with single characters between them (K. Thompson, Regular Expression Search
-Algorithm, CACM 1968), and each state knows how many characters its nearest end is away. Several patterns and
-a least length together are searched with that as the estimate (A*).
+A pattern is read into states, and each knows how many characters its nearest end is away. Several patterns
+and a least length together are searched with that as the estimate (A*).
 
 What is found here is only proposed: whoever uses it asks the grammar whether it is so. Nothing is found for a
 pattern with parts that are not read here.
 """
 
-import re
 from functools import lru_cache
 from heapq import heappop, heappush
 from typing import NamedTuple
 
+from mmengine.structured_output.regex.read import Unread, read_regex
+from mmengine.structured_output.regex.sets import DIGIT, SPACE, WORD, Set, holds
+from mmengine.structured_output.regex.states import States
+from mmengine.structured_output.regex.tree import Alt, Node, Repeat, Seq
+
 MAX_STATES = 5_000  # of one pattern
 MAX_OPTIONAL = 8  # repetitions that may be left out: more are taken for any number, which has fewer states
-MAX_LOOKED_AT = 2_000  # places of a search for several patterns
+MAX_LOOKED_AT = 4_000  # steps of a search for several patterns, or a least length
+MAX_TOLD_APART = 20_000  # sets times characters, whose characters are told apart
 MAX_BEGINNING = 256  # characters of a beginning behind which is searched
 MAX_LEAST = 8_192  # characters of a least length that is looked at
 FAR = 1 << 30
 # One of each kind of character comes first; a class is looked at by those of them that it holds.
 _PLAIN = "a0A" + "".join(map(chr, range(0x20, 0x7F))) + "\t\n\r"
-_TOKEN = re.compile(
-    r"\(\?s:\.\)|\(\?:|\[(?:[^\]\\]|\\.)*\]|\\(?:x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|U[0-9A-Fa-f]{8}|[^pPbBAzZkxuU])"
-    r"|\{\d+(?:,\d*)?\}|[^\\\[]",
-    re.DOTALL,
-)
-_TIMES: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
+_CLASSES = {"d": DIGIT, "w": WORD, "s": SPACE}  # the ASCII characters of them are enough
 
 
-class _Unread(Exception):
-    """The pattern has a part that is not read here, or too many."""
-
-
-class _Repeat(NamedTuple):
-    part: "str | list | _Repeat"
-    low: int
-    high: int | None
-
-
-class Words:
-    """Of one pattern, which matches whole texts. Raises _Unread."""
+class Words(States):
+    """Of one pattern, which matches whole texts. Raises Unread."""
 
     def __init__(self, regex: str):
-        self._states: list[tuple[str, tuple[int, ...]]] = [("", ())]  # the first is the end
-        tokens = _TOKEN.findall(regex)
-        if "".join(tokens) != regex:
-            raise _Unread
-        tokens.reverse()
-        start = self._made(_alternatives(tokens), 0)
-        if tokens:
-            raise _Unread
+        super().__init__(_with_fewer_states(read_regex(regex, _CLASSES)), self._check)
         self.away = self._distances()
-        self.start = self._reached([start])
+        self.start_at = self.reached([self.start])
 
-    def step(self, now: frozenset[int], char: str) -> frozenset[int]:
-        steps = (self._states[place] for place in now)
-        found = [after[0] for token, after in steps if token and _known(token)[0].fullmatch(char)]
-        return self._reached(found)
+    def _check(self, steps: int) -> None:
+        if len(self.states) > MAX_STATES:
+            raise Unread(f"it has more than {MAX_STATES:,} states")
+
+    def reached(self, waiting: list[int]) -> frozenset[int]:
+        """Without those that only lead to others, so that fewer of what it gives differ."""
+        found = super().reached(waiting)
+        return frozenset(place for place in found if not place or self.states[place][0] is not None)
 
     def distance(self, now: frozenset[int]) -> int:
         return min((self.away[place] for place in now), default=FAR)
@@ -66,9 +52,9 @@ class Words:
         """The shortest way to an end, where there is one."""
         place, out = min(now, key=self.away.__getitem__), []
         while self.away[place]:
-            token, after = self._states[place]
-            if token:
-                out.append(_known(token)[1][0])
+            chars, after = self.states[place]
+            if chars is not None:
+                out.append(_some(chars)[0])
                 place = after[0]
             else:
                 place = min(after, key=self.away.__getitem__)
@@ -76,16 +62,16 @@ class Words:
 
     def options(self, now: frozenset[int]) -> dict[str, None]:
         """Characters that may follow, one for each way at least."""
-        tokens = dict.fromkeys(token for token, _ in (self._states[place] for place in now) if token)
-        return dict.fromkeys(char for token in tokens for char in _known(token)[1])
+        sets = dict.fromkeys(chars for chars, _ in (self.states[place] for place in now) if chars)
+        return dict.fromkeys(char for chars in sets for char in _some(chars))
 
     def _distances(self) -> list[int]:
         """Of each state to the end, in characters: from the end backwards, the nearest first."""
-        before: list[list[tuple[int, int]]] = [[] for _ in self._states]
-        for place, (token, after) in enumerate(self._states):
-            for other in after:
-                before[other].append((place, 1 if token else 0))
-        away, waiting = [FAR] * len(self._states), [(0, 0)]
+        before: list[list[tuple[int, int]]] = [[] for _ in self.states]
+        for place, (chars, after) in enumerate(self.states):
+            for other in after if chars != () else ():
+                before[other].append((place, 0 if chars is None else 1))
+        away, waiting = [FAR] * len(self.states), [(0, 0)]
         while waiting:
             far, place = heappop(waiting)
             if far < away[place]:
@@ -93,46 +79,6 @@ class Words:
                 for other, cost in before[place]:
                     heappush(waiting, (far + cost, other))
         return away
-
-    def _reached(self, waiting: list[int]) -> frozenset[int]:
-        found: set[int] = set()
-        while waiting:
-            place = waiting.pop()
-            if place not in found:
-                found.add(place)
-                token, after = self._states[place]
-                if not token:
-                    waiting += after
-        return frozenset(place for place in found if self._states[place][0] or not place)
-
-    def _state(self, token: str, *after: int) -> int:
-        if len(self._states) >= MAX_STATES:
-            raise _Unread
-        self._states.append((token, after))
-        return len(self._states) - 1
-
-    def _made(self, part: str | _Repeat | list, after: int) -> int:
-        """The state where a part begins behind which `after` stands."""
-        if isinstance(part, str):
-            _known(part)
-            return self._state(part, after)
-        if isinstance(part, list):
-            return self._state("", *(self._sequence(parts, after) for parts in part))
-        if part.high is None:
-            start = self._state("")
-            self._states[start] = ("", (self._made(part.part, start), after))
-        else:
-            start = after
-            for _ in range(part.high - part.low):
-                start = self._state("", self._made(part.part, start), after)
-        for _ in range(part.low):
-            start = self._made(part.part, start)
-        return start
-
-    def _sequence(self, parts: list, after: int) -> int:
-        for part in reversed(parts):
-            after = self._made(part, after)
-        return after
 
 
 class Text(NamedTuple):
@@ -148,14 +94,14 @@ class Text(NamedTuple):
             return None
         try:
             words = [words_of(pattern) for pattern in self.patterns]
-        except _Unread:
+        except Unread:
             return None
         low = max(0, self.low - len(beginning))
         now = []
         for each in words:
-            at = each.start
+            at = each.start_at
             for char in beginning:
-                at = each.step(at, char)
+                at = each.behind(at, char)
                 if not at:
                     return None
             now.append(at)
@@ -174,6 +120,7 @@ def _searched(words: list[Words], now: tuple[frozenset[int], ...], low: int) -> 
 
     waiting = [(estimate(now, 0), 0, 0, "", now)]
     seen, count = set(), 0
+    alike = _alike(words)
     while waiting and count < MAX_LOOKED_AT:
         whole, _, _, text, at = heappop(waiting)
         if whole >= FAR:
@@ -184,11 +131,11 @@ def _searched(words: list[Words], now: tuple[frozenset[int], ...], low: int) -> 
             continue
         seen.add((at, min(len(text), low)))
         reached: set[tuple[frozenset[int], ...]] = set()
-        for char in words[0].options(at[0]):
-            after = tuple(each.step(one, char) for each, one in zip(words, at))
+        for char in dict.fromkeys(alike[char] for char in words[0].options(at[0])):
+            count += 1
+            after = tuple(each.behind(one, char) for each, one in zip(words, at))
             if all(after) and after not in reached:
                 reached.add(after)
-                count += 1
                 heappush(
                     waiting,
                     (len(text) + 1 + estimate(after, len(text) + 1), -len(text), count, text + char, after),
@@ -196,65 +143,47 @@ def _searched(words: list[Words], now: tuple[frozenset[int], ...], low: int) -> 
     return None
 
 
+def _alike(words: list[Words]) -> dict[str, str]:
+    """Of each character that is looked at, the first that no set of the patterns tells from it."""
+    sets = list(dict.fromkeys(chars for each in words for chars, _ in each.states if chars))
+    first: dict[tuple[bool, ...], str] = {}
+    looked_at = dict.fromkeys(char for chars in sets for char in _some(chars))
+    if len(sets) * len(looked_at) > MAX_TOLD_APART:
+        return {char: char for char in looked_at}
+    return {
+        char: first.setdefault(tuple(holds(chars, ord(char)) for chars in sets), char) for char in looked_at
+    }
+
+
 @lru_cache(maxsize=1024)
-def _known(token: str) -> tuple[re.Pattern[str], str]:
-    """What matches a token, and characters that it may be, the best first."""
-    try:
-        test = re.compile(token, re.DOTALL)
-    except re.error:
-        raise _Unread from None
-    numbers = re.findall(r"\\(?:x(..)|u(....)|U(.{8}))", token)
-    written = "".join(chr(int(two or four or eight, 16)) for two, four, eight in numbers) + token
-    for some in (_PLAIN, written):
-        chars = "".join(char for char in some if test.fullmatch(char))
-        if chars:
-            return test, chars
-    raise _Unread
+def _some(chars: Set) -> str:
+    """Characters of a set, the best first."""
+    plain = "".join(char for char in _PLAIN if holds(chars, ord(char)))
+    return plain or "".join(chr(low) for low, _ in chars)
 
 
 @lru_cache(maxsize=512)
 def _words_or_none(regex: str) -> Words | None:
     try:
         return Words(regex)
-    except (_Unread, RecursionError):
+    except (Unread, RecursionError):
         return None
 
 
 def words_of(regex: str) -> Words:
     found = _words_or_none(regex)
     if found is None:
-        raise _Unread
+        raise Unread("it has a part that is not read, or too many")
     return found
 
 
-def _alternatives(tokens: list[str]) -> list[list]:
-    """The alternatives up to the end, or to a `)`; `tokens` in reverse, from which it is taken."""
-    out: list[list] = [[]]
-    while tokens and tokens[-1] != ")":
-        token = tokens.pop()
-        if token == "|":
-            out.append([])
-            continue
-        part: str | list | _Repeat = token
-        if token in ("(?:", "("):
-            part = _alternatives(tokens)
-            if not tokens:
-                raise _Unread
-            tokens.pop()
-        elif token in ("^", "$") or token in _TIMES or token[0] == "{" and len(token) > 1:
-            raise _Unread
-        if tokens and (tokens[-1] in _TIMES or tokens[-1][0] == "{" and len(tokens[-1]) > 1):
-            part = _Repeat(part, *_times(tokens.pop()))
-            if tokens and tokens[-1] == "?":
-                tokens.pop()  # as few as can be: the same texts
-        out[-1].append(part)
-    return out
-
-
-def _times(token: str) -> tuple[int, int | None]:
-    if token in _TIMES:
-        return _TIMES[token]
-    low, comma, high = token[1:-1].partition(",")
-    if not comma:
-        return int(low), int(low)
-    return int(low), int(high) if high and int(high) - int(low) <= MAX_OPTIONAL else None
+def _with_fewer_states(node: Node) -> Node:
+    match node:
+        case Seq(items=items):
+            return Seq(tuple(map(_with_fewer_states, items)))
+        case Alt(options=options):
+            return Alt(tuple(map(_with_fewer_states, options)))
+        case Repeat(item=item, low=low, high=high):
+            endless = high is not None and high - low > MAX_OPTIONAL
+            return Repeat(_with_fewer_states(item), low, None if endless else high)
+    return node

@@ -20,9 +20,9 @@ class Compiled(Protocol):
     def matcher(self) -> Matcher:
         """A new one, at the beginning."""
 
-    def renewed(self) -> Matcher | None:
-        """The same where the grammar engine keeps something that all matchers before have used up; None
-        where it keeps nothing."""
+    def renewed(self, error: str) -> Matcher | None:
+        """The same behind a matcher's `error`, where the grammar engine keeps something that all matchers
+        before have used up; None for another error."""
 
     def closer(self, budget: int) -> Closer | None:
         """For a text of at most `budget` tokens, at its beginning; None where it is not to be closed."""

@@ -51,11 +51,6 @@ def is_panic(failure: BaseException) -> bool:
     return type(failure).__name__ == "PanicException"
 
 
-def is_worn(error: str) -> bool:
-    """Whether texts of a grammar have used up together what it may keep, so that another copy may go on."""
-    return "too many states" in error
-
-
 def in_our_words(error: str) -> str:
     """One line of at most MAX_ERROR_CHARS."""
     text = error.replace("<non-verbose/>", "")

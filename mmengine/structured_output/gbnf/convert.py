@@ -7,7 +7,7 @@ from mmengine.structured_output.gbnf.cut import Cutter, Group, Part, Piece, Rule
 from mmengine.structured_output.gbnf.follow import unsafe_pieces
 from mmengine.structured_output.gbnf.lexemes import Comparison
 from mmengine.structured_output.gbnf.parse import parse
-from mmengine.structured_output.gbnf.tree import Ref, regex_of
+from mmengine.structured_output.regex.tree import Ref, regex_of
 
 MAX_ROUNDS = 100  # of cutting what cannot be one lexeme
 

@@ -3,11 +3,14 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from mmengine.errors import InvalidRequest
-from mmengine.structured_output.gbnf.tree import Alt, Chars, Node, Ref, Repeat, Seq, regex_of
+from mmengine.structured_output.gbnf.lexemes import MAX_POSITIONS
+from mmengine.structured_output.regex.tree import Alt, Chars, Node, Ref, Repeat, Seq, regex_of
 
 MAX_REGEX_NODES = 20_000  # of rules that are put into one another
+MAX_EXPANDED = 1_000_000  # nodes that are looked at, of all pieces and rounds together
 MAX_LEXEMES = 2_000
 
 
@@ -33,13 +36,17 @@ Part = Piece | Ref | Group
 
 
 class Rules:
+    """A grammar's rules. `piece` raises InvalidRequest where putting them into one another is too much."""
+
     def __init__(self, rules: dict[str, Node]):
         self.nodes = rules
+        self._left = MAX_EXPANDED
+        self._pieces: dict[str, Piece | None] = {}  # by rule
 
     @cached_property
-    def _sizes(self) -> dict[str, int]:
-        """Nodes of each rule that is not recursive, with those of the rules in it; others are left out."""
-        sizes: dict[str, int] = {}
+    def _sizes(self) -> "dict[str, _Size]":
+        """Of each rule that is not recursive, with the rules in it; others are left out."""
+        sizes: dict[str, _Size] = {}
         refs = {name: list(_refs(node)) for name, node in self.nodes.items()}
         own = {name: _count(node) for name, node in self.nodes.items()}
         users: dict[str, list[str]] = {name: [] for name in refs}
@@ -50,8 +57,8 @@ class Rules:
         ready = [name for name, count in waiting.items() if not count]
         while ready:
             name = ready.pop()
-            size = own[name] + sum(sizes[each] for each in refs[name])
-            if size > MAX_REGEX_NODES:
+            size = _together([own[name], *(sizes[each] for each in refs[name])])
+            if size.nodes > MAX_REGEX_NODES:
                 continue
             sizes[name] = size
             for user in users[name]:
@@ -62,9 +69,38 @@ class Rules:
 
     def is_plain(self, node: Node) -> bool:
         """Whether no recursion is in it, and it is small with all rules put in."""
-        sizes = self._sizes
-        refs = list(_refs(node))
-        return all(name in sizes for name in refs) and sum(sizes[name] for name in refs) <= MAX_REGEX_NODES
+        return self._size(node) is not None
+
+    def _size(self, node: Node) -> "_Size | None":
+        """With all rules put in; None where it is not plain."""
+        sizes, refs = self._sizes, list(_refs(node))
+        own = _count(node)
+        self._spend(own.nodes)
+        if not all(name in sizes for name in refs):
+            return None
+        rules = _together([sizes[name] for name in refs])
+        return _together([own, rules]) if rules.nodes <= MAX_REGEX_NODES else None
+
+    def _spend(self, nodes: int) -> None:
+        self._left -= nodes
+        if self._left < 0:
+            raise InvalidRequest(
+                "the grammar's rules are put into one another too often; name fewer rules in one another, or "
+                "write it as a Lark grammar"
+            )
+
+    def piece(self, node: Node) -> Piece | None:
+        """`node` as one lexeme; None where it is not plain, or larger than a lexeme may be."""
+        if isinstance(node, Ref):
+            if node.name not in self._pieces:
+                self._pieces[node.name] = self.piece(self.nodes[node.name])
+            return self._pieces[node.name]
+        size = self._size(node)
+        if size is None or size.characters > MAX_POSITIONS:
+            return None
+        self._spend(size.nodes)
+        plain = self.plain(node)
+        return Piece(regex_of(plain), plain)
 
     def plain(self, node: Node) -> Node:
         """`node` with the rules put in."""
@@ -91,13 +127,22 @@ def _refs(node: Node) -> Iterator[str]:
             yield from _refs(item)
 
 
-def _count(node: Node) -> int:
+class _Size(NamedTuple):
+    nodes: int
+    characters: int
+
+
+def _together(sizes: list[_Size]) -> _Size:
+    return _Size(sum(size.nodes for size in sizes), sum(size.characters for size in sizes))
+
+
+def _count(node: Node) -> _Size:
     match node:
         case Seq(items=inner) | Alt(options=inner):
-            return 1 + sum(map(_count, inner))
+            return _together([_Size(1, 0), *map(_count, inner)])
         case Repeat(item=item):
-            return 1 + _count(item)
-    return 1
+            return _together([_Size(1, 0), _count(item)])
+    return _Size(1, int(isinstance(node, Chars)))
 
 
 class Cutter:
@@ -146,12 +191,9 @@ class Cutter:
                 yield self._cut(item)
 
     def _piece(self, node: Node) -> Piece | None:
-        if not self._rules.is_plain(node):
-            return None
-        plain = self._rules.plain(node)
-        regex = regex_of(plain)
-        if regex in self._unsafe and not isinstance(plain, Chars):
+        piece = self._rules.piece(node)
+        if piece is None or piece.regex in self._unsafe and not isinstance(piece.node, Chars):
             return None
         if len(self.pieces) >= MAX_LEXEMES:
             raise InvalidRequest(f"the grammar has more than {MAX_LEXEMES:,} pieces")
-        return self.pieces.setdefault(regex, Piece(regex, plain))
+        return self.pieces.setdefault(piece.regex, piece)

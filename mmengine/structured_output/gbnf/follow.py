@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 from mmengine.structured_output.gbnf.cut import Cutter, Group, Part, Piece
 from mmengine.structured_output.gbnf.lexemes import Comparison, Lexeme
-from mmengine.structured_output.gbnf.tree import Ranges, Ref, meet, ranges_of
+from mmengine.structured_output.regex.sets import Set, meet, set_of
+from mmengine.structured_output.regex.tree import Ref
 
 
 def unsafe_pieces(cutter: Cutter, comparison: Comparison) -> set[str]:
@@ -28,13 +29,15 @@ class _Follow:
         self._first = dict.fromkeys(self._rules, (0, False))  # of rules; and whether each may be empty
         self._behind_rule = dict.fromkeys(self._rules, 0)
         self._behind = [0] * len(self._lexemes)
-        self._begin: dict[int, Ranges] = {}
+        self._begin: dict[int, Set] = {}
         self._settle(comparison)
 
     def _settle(self, comparison: Comparison) -> None:
+        # One is looked at much sooner than two lexemes are compared.
+        steps = len(self._rules) + sum(map(_parts, self._rules.values())) // 10
         changed = True
         while changed:
-            comparison.spend(len(self._rules))
+            comparison.spend(steps)
             changed = False
             for name, part in reversed(self._rules.items()):  # rules mostly name those behind them
                 found = self._first_of(part)
@@ -42,7 +45,7 @@ class _Follow:
                 self._first[name] = found
         changed = True
         while changed:
-            comparison.spend(len(self._rules))
+            comparison.spend(steps)
             before = list(self._behind), dict(self._behind_rule)
             for name, part in self._rules.items():
                 self._walk(part, self._behind_rule[name])
@@ -108,7 +111,7 @@ class _Follow:
                         pending.append(together)
         return found
 
-    def _beginning(self, bits: int) -> Ranges:
+    def _beginning(self, bits: int) -> Set:
         """The characters with which one of the pieces begins."""
         if bits not in self._begin:
             pairs = [
@@ -117,8 +120,13 @@ class _Follow:
                 for place in self._lexemes[number].first
                 for pair in self._lexemes[number].sets[place]
             ]
-            self._begin[bits] = ranges_of(pairs)
+            self._begin[bits] = set_of(pairs)
         return self._begin[bits]
+
+
+def _parts(part: Part) -> int:
+    """How many there are, with those in it."""
+    return 1 + sum(map(_parts, part.parts)) if isinstance(part, Group) else 1
 
 
 def _bits(bits: int) -> Iterator[int]:

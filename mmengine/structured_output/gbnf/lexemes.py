@@ -8,7 +8,8 @@ smaller ones; lexemes of one character are always right.
 from dataclasses import dataclass, field
 
 from mmengine.errors import InvalidRequest
-from mmengine.structured_output.gbnf.tree import Alt, Chars, Node, Ranges, Ref, Repeat, Seq, meet
+from mmengine.structured_output.regex.sets import Set, meet
+from mmengine.structured_output.regex.tree import Alt, Chars, Node, Ref, Repeat, Seq
 
 MAX_POSITIONS = 400  # of one lexeme: a larger one is cut
 MAX_STEPS = 150_000  # of comparing lexemes, and of looking for what follows what
@@ -18,7 +19,7 @@ MAX_STEPS = 150_000  # of comparing lexemes, and of looking for what follows wha
 class Lexeme:
     """A piece without references, by its positions: the sets of characters in it, in order."""
 
-    sets: list[Ranges] = field(default_factory=list)
+    sets: list[Set] = field(default_factory=list)
     first: set[int] = field(default_factory=set)
     last: set[int] = field(default_factory=set)
     follow: dict[int, set[int]] = field(default_factory=dict)
@@ -81,7 +82,7 @@ class Comparison:
     def __init__(self) -> None:
         self._left = MAX_STEPS
         self._lexemes: dict[str, Lexeme | None] = {}
-        self._known: dict[tuple[str, str], tuple[list[Ranges], bool]] = {}
+        self._known: dict[tuple[str, str], tuple[list[Set], bool]] = {}
 
     def spend(self, steps: int) -> None:
         """Raise InvalidRequest when there were too many."""
@@ -98,7 +99,7 @@ class Comparison:
             self._lexemes[regex] = lexeme_of(node)
         return self._lexemes[regex]
 
-    def beyond(self, one: str, other: str) -> tuple[list[Ranges], bool]:
+    def beyond(self, one: str, other: str) -> tuple[list[Set], bool]:
         """Of two lexemes that `lexeme` gave: the characters by which `other` may go on behind a whole `one`,
         and whether one text is both."""
         key = one, other
@@ -108,7 +109,7 @@ class Comparison:
             self._known[key] = self._compare(first, second)
         return self._known[key]
 
-    def _compare(self, one: Lexeme, other: Lexeme) -> tuple[list[Ranges], bool]:
+    def _compare(self, one: Lexeme, other: Lexeme) -> tuple[list[Set], bool]:
         pending = [(p, q) for p in one.first for q in other.first if meet(one.sets[p], other.sets[q])]
         seen, both = set(pending), False
         ahead: set[int] = set()

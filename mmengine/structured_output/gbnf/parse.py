@@ -4,22 +4,21 @@ import re
 from typing import NoReturn
 
 from mmengine.errors import InvalidRequest, shown
-from mmengine.structured_output.gbnf.tree import (
-    LAST,
+from mmengine.structured_output.regex.sets import LAST, complement, set_of
+from mmengine.structured_output.regex.tree import (
     Alt,
     Chars,
     Node,
     Ref,
     Repeat,
     Seq,
-    complement,
-    ranges_of,
 )
 
 MAX_GBNF_CHARS = 64 * 1024
 MAX_GBNF_RULES = 2_000
 MAX_GROUPS = 64  # within one another
 MAX_REPEATS = 10_000  # counts in {m,n}
+ANY = tuple(complement(()))
 _TOKEN = re.compile(
     r"(?P<space>[ \t\r]+|#[^\n]*)|(?P<line>\n)|(?P<head>[A-Za-z][\w-]*(?=[ \t]*::=))|(?P<name>[A-Za-z][\w-]*)"
     r'|(?P<define>::=)|(?P<text>"(?:[^"\\\n]|\\.)*")|(?P<set>\[(?:[^\]\\\n]|\\.)*\])'
@@ -122,7 +121,7 @@ class _Parser:
         elif kind == "set":
             item = self._set(value[1:-1])
         elif value == ".":
-            item = Chars(complement(()))
+            item = Chars(ANY)
         elif value == "(":
             self._next()
             item = self._alternatives(depth + 1)
@@ -156,8 +155,7 @@ class _Parser:
                 _wrong(self._line, f"a range of [{inner}] ends before it begins")
             pairs.append((low, high))
             at += 1
-        ranges = ranges_of(pairs)
-        ranges = complement(ranges) if negated else ranges
+        ranges = tuple(complement(pairs)) if negated else set_of(pairs)
         if not ranges:
             _wrong(self._line, f"[{inner}] allows no character")
         return Chars(ranges)

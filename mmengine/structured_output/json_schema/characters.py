@@ -1,15 +1,12 @@
 """Sets of characters, and how they are written so that the grammar engine and Python read them alike."""
 
-LAST = 0x10FFFF
+import re
+from functools import lru_cache
 
-Ranges = list[tuple[int, int]]
-DIGIT: Ranges = [(0x30, 0x39)]
-WORD: Ranges = [(0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A)]
+from mmengine.structured_output.regex.read import read_regex
+from mmengine.structured_output.regex.sets import Ranges, Set, complement
+
 NEWLINES: Ranges = [(0x0A, 0x0A), (0x0D, 0x0D), (0x2028, 0x2029)]
-SPACE: Ranges = [
-    *((0x09, 0x0D), (0x20, 0x20), (0xA0, 0xA0), (0x1680, 0x1680), (0x2000, 0x200A)),
-    *((0x2028, 0x2029), (0x202F, 0x202F), (0x205F, 0x205F), (0x3000, 0x3000), (0xFEFF, 0xFEFF)),
-]
 CONTROL = {"t": 0x09, "n": 0x0A, "v": 0x0B, "f": 0x0C, "r": 0x0D, "0": 0x00}
 # General categories that both engines name alike.
 CATEGORIES = frozenset(
@@ -21,21 +18,12 @@ CATEGORIES = frozenset(
     ]
 )
 ANY = "(?s:.)"
+_CLASS = re.compile(r"\[(?:[^\]\\]|\\.)*\]", re.DOTALL)
+_CATEGORY = re.compile(r"\\[pP]\{\w+\}")
 
 
 class PatternError(ValueError):
     """What is wrong with a pattern, for the person who wrote it."""
-
-
-def complement(ranges: Ranges) -> Ranges:
-    out, start = [], 0
-    for low, high in sorted([*ranges, (0xD800, 0xDFFF)]):
-        if low > start:
-            out.append((start, low - 1))
-        start = max(start, high + 1)
-    if start <= LAST:
-        out.append((start, LAST))
-    return out
 
 
 def escaped(point: int) -> str:
@@ -53,11 +41,35 @@ def without_nul(ranges: Ranges) -> Ranges:
     """The set without U+0000 where the grammar engine would add to it.
 
     Of a set of all control characters (but those with an escape of their own, as \\n) llguidance 1.9 takes
-    it that it holds the quote and the backslash too. A set that lacks one of them gives up U+0000.
+    it that it holds the quote and the backslash too. A set that lacks one of them gives up U+0000. That it
+    means it all the same is told from its text: `meant`.
     """
     if _holds(ranges, 0x22) and _holds(ranges, 0x5C) or not _holds_controls(ranges):
         return ranges
     return complement([*complement(ranges), (0, 0)])
+
+
+def meant(ranges: Ranges, negated: bool) -> Set:
+    """What a set stands for that is written so: with the U+0000 that it gave up."""
+    found = complement(ranges) if negated else complement(complement(ranges))
+    if len(set(ranges)) == len(ranges) and _seems_to_give_up(found):
+        found = complement(complement([*found, (0, 0)]))
+    return tuple(found)
+
+
+def _seems_to_give_up(ranges: Ranges) -> bool:
+    more = [*ranges, (0, 0)]
+    return not _holds(ranges, 0) and without_nul(more) is not more
+
+
+@lru_cache(maxsize=256)
+def gives_up_nul(regex: str) -> bool:
+    """Whether a set of a pattern stands for U+0000 and is written without it."""
+    for text in set(_CLASS.findall(regex)):
+        plain = _CATEGORY.sub("", text)
+        if plain not in ("[]", "[^]") and read_regex(plain) != read_regex(plain, meaning=meant):
+            return True
+    return False
 
 
 def check_alternatives(sets: list[Ranges]) -> None:
@@ -83,13 +95,17 @@ def _holds_controls(ranges: Ranges) -> bool:
 def char_class(ranges: Ranges, extras: str = "", negated: bool = False) -> str:
     if extras and (negated and "\\p{P" in extras or not negated and "\\P{P" in extras):
         raise PatternError("the complement of punctuation cannot be enforced; name the characters instead")
+    twice: tuple[int, int] | None = None  # says that it was without U+0000 to begin with
     if "\\P" not in extras:
         wanted = complement(ranges) if negated else ranges
         left = without_nul(wanted)
         if left is not wanted:
             ranges = complement(left) if negated else left
             ranges = [(low, high) for low, high in ranges if (low, high) != (0xD800, 0xDFFF)]
-    inside = "".join(escaped(a) if a == b else f"{escaped(a)}-{escaped(b)}" for a, b in sorted(set(ranges)))
+        elif ranges and not extras and _seems_to_give_up(wanted):
+            twice = min(ranges)
+    written = sorted([*set(ranges), *([twice] if twice else [])])
+    inside = "".join(escaped(a) if a == b else f"{escaped(a)}-{escaped(b)}" for a, b in written)
     return f"[{'^' if negated else ''}{inside}{extras}]"
 
 

@@ -42,6 +42,7 @@ class Document:
     budget: Budget = field(default_factory=Budget)  # for comparing names with patterns
     ways: dict[str, dict[int, set[int | None]]] = field(default_factory=dict)  # by $dynamicAnchor: dynamic.py
     notes: Notes = field(default_factory=Notes)
+    narrower: Notes = field(default_factory=Notes)  # what is enforced more narrowly than it is said
 
     def make(self, schema: dict | bool, pointer: str, key: object) -> int:
         """The place of a schema that stands nowhere in the document, one for each `key`."""

@@ -7,9 +7,9 @@ from math import comb
 from typing import Literal
 
 from mmengine.structured_output.json_schema.bounds import Bounds
-from mmengine.structured_output.json_schema.characters import PatternError
+from mmengine.structured_output.json_schema.characters import PatternError, gives_up_nul
 from mmengine.structured_output.json_schema.emit_arrays import Json, array_schemas
-from mmengine.structured_output.json_schema.key_patterns import without_names
+from mmengine.structured_output.json_schema.key_patterns import but_none, without_names
 from mmengine.structured_output.json_schema.keys import OtherKeys
 from mmengine.structured_output.json_schema.keywords import check_multiple, shown
 from mmengine.structured_output.json_schema.numbers import number_schemas, plain
@@ -47,15 +47,12 @@ class Emitter:
         """The whole schema. Parts that are used twice, and so every recursive one, become definitions."""
         uses = dict.fromkeys(self.satisfiable.order, 0)
         uses[root] = 1
-        nested = set()
-        for conj in self.satisfiable.order:
-            for shape in self.satisfiable.shapes.of(conj):
-                for piece in shape.values():
-                    for part in self.satisfiable.parts(piece):
-                        uses[part] += 1
-                        nested.add(conj)
+        inside = self.satisfiable.inside
+        for parts in inside.values():
+            for part in parts:
+                uses[part] += 1
         for conj, count in uses.items():
-            if count > 1 and conj in nested and conj in self.satisfiable.yes and not self._free(conj):
+            if count > 1 and inside[conj] and conj in self.satisfiable.yes and not self._free(conj):
                 self._define(conj)
         body = self._part(root)
         definitions: dict[str, Json | bool] = {}
@@ -88,6 +85,8 @@ class Emitter:
             schema for piece in pieces if self.satisfiable.piece(piece) for schema in self._piece(piece, conj)
         ]
         self.depth -= 1
+        if len(out) == 1:
+            return out[0]
         unique = list({json.dumps(schema): schema for schema in out}.values())  # orders of keys differ
         return unique[0] if len(unique) == 1 else {"anyOf": unique}
 
@@ -114,7 +113,7 @@ class Emitter:
     def _numbers(self, piece: Number, pointer: str) -> list[Json]:
         """Those that only our bounds restrict are one definition: ranges of 17 digits are slow to compile."""
         name = "integer" if piece.integer else "number"
-        notes = self.satisfiable.shapes.document.notes
+        notes = self.satisfiable.shapes.document.narrower
         if not self.bounds.digits or piece != Number(piece.integer):
             return number_schemas(piece, self.bounds.digits, notes, pointer)
         if name not in self.shared:
@@ -204,6 +203,9 @@ class Emitter:
         if piece.rest in yes and None not in prefixes:
             known = [prefix for prefix in prefixes if prefix is not None]
             others = OtherKeys(tuple(taken), tuple(known), self.bounds.key)
+        elif piece.rest in yes and any(gives_up_nul(p.regex) for p, _ in piece.patterns.values()):
+            patterns |= self._rest(piece, conj, taken)
+            self.plain_escapes = True
         elif piece.rest in yes:
             out["additionalProperties"] = self._part(piece.rest)
             self.plain_escapes = True
@@ -233,6 +235,18 @@ class Emitter:
         except PatternError:
             return whole(pattern)
         return None if left is None else f"^(?:{left})$"
+
+    def _rest(self, piece: Object, conj: Conj, names: list[str]) -> dict[str, Json | bool]:
+        """All other keys, where the grammar engine would count keys with U+0000 among them that
+        a pattern stands for."""
+        budget = self.satisfiable.shapes.document.budget
+        try:
+            left = but_none([pattern.regex for pattern, _ in piece.patterns.values()], budget)
+        except PatternError as error:
+            why = f"which other keys match none, U+0000 in them included, cannot be told: {error}"
+            refuse("patternProperties", self._pattern_pointer(piece, conj), why)
+        regex = None if left is None else self._but(Pattern(left, None, budget=budget), piece.rest, names)
+        return {} if regex is None else {regex: self._part(piece.rest)}
 
     def _check_prefixes(self, piece: Object, conj: Conj) -> None:
         """What starts with the longer prefix matches both. Of other patterns the grammar engine says it."""
@@ -269,6 +283,8 @@ def whole(pattern: Pattern) -> str:
 
 def merged(shapes: list[Shape]) -> list[Shape]:
     """Alternatives that are only values of one type become one list of values."""
+    if len(shapes) == 1:
+        return shapes
     out: list[Shape] = []
     found: dict[object, tuple[int, tuple]] = {}  # places in `out` and values, by patterns; None: of numbers
     for shape in shapes:

@@ -4,6 +4,7 @@ from fractions import Fraction
 from itertools import product
 from math import ceil, floor, prod
 
+from mmengine.structured_output.json_schema.characters import PatternError
 from mmengine.structured_output.json_schema.disjoint import ShapesOf
 from mmengine.structured_output.json_schema.keywords import same
 from mmengine.structured_output.json_schema.numbers import plain
@@ -49,7 +50,10 @@ def _of_piece(piece: Piece, shapes_of: ShapesOf, most: int, depth: int) -> list[
         case String():
             if piece.values is None or piece.blocked:
                 return None
-            return [value for value in piece.values if all(one.matches(value) for one in piece.patterns)]
+            try:
+                return [value for value in piece.values if all(one.matches(value) for one in piece.patterns)]
+            except PatternError:
+                return None
         case Array():
             return _arrays(piece, shapes_of, most, depth)
         case Object():

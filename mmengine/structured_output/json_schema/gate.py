@@ -14,6 +14,7 @@ from collections.abc import Mapping
 
 from mmengine.structured_output.json_schema.bounds import Bounds
 from mmengine.structured_output.json_schema.characters import PatternError
+from mmengine.structured_output.json_schema.collection import paused_collection
 from mmengine.structured_output.json_schema.emit import Emitter
 from mmengine.structured_output.json_schema.negation import NARROW
 from mmengine.structured_output.json_schema.notes import Gated, Note
@@ -41,6 +42,13 @@ def gate(
     `schemas`: documents that its references may lead to, by URI; nothing is ever fetched. `strict_keywords`:
     unknown keywords are refused; else they are annotations, and the notes name them.
     """
+    with paused_collection():
+        return _gated(schema, bounds, schemas, strict_keywords)
+
+
+def _gated(
+    schema: Given, bounds: Bounds, schemas: Mapping[str, object] | None, strict_keywords: bool
+) -> Gated:
     root = (0,)
     document = read(schema, schemas, strict_keywords)
     satisfiable = Satisfiable(Shapes(document))
@@ -70,4 +78,4 @@ def gate(
         Note(origin.keyword, f"#{origin.pointer}", f"{origin.trouble} is enforced more narrowly: {NARROW}")
         for origin in satisfiable.shapes.narrow_at
     )
-    return Gated(text, (*document.notes.all(), *narrow))
+    return Gated(text, document.notes.all(), (*document.narrower.all(), *narrow))

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import combinations
 
-from mmengine.structured_output.json_schema.characters import PatternError, escaped
+from mmengine.structured_output.json_schema.characters import ANY, PatternError, escaped
 from mmengine.structured_output.json_schema.keywords import shown
 from mmengine.structured_output.json_schema.languages import combined, kinds, languages, overlap, written
 from mmengine.structured_output.json_schema.matching import Budget
@@ -18,7 +18,6 @@ from mmengine.structured_output.json_schema.refusal import step
 
 MAX_NAMES = 1_000  # that propertyNames lists
 MAX_KINDS = 16  # of keys, by which patterns they match
-ANYTHING = "(?s:.)"
 
 Named = dict[str, tuple[Pattern, Conj]]
 
@@ -68,7 +67,7 @@ def _named(piece: Object, allowed: list[String], nothing: Conj, budget: Budget) 
     if others and (piece.patterns or piece.low > 1):
         properties |= {name: piece.property(name) for name in others}
     elif others:  # as a pattern they may come in any order
-        open_ones.append(String(patterns=(Pattern("|".join(map(_exact, others)), None, budget=budget),)))
+        open_ones.append(String(patterns=(Pattern("|".join(map(exact, others)), None, budget=budget),)))
     patterns: Named = {}
     if open_ones:
         patterns = _within(piece, open_ones, nothing, budget)
@@ -98,14 +97,14 @@ def _within(piece: Object, allowed: list[String], nothing: Conj, budget: Budget)
     named = [name for name in names if any(_holds(one, name) for one in allowed)]
     is_one = len(allowed) == 1 and len(one.patterns) + bool(one.low or one.high) == 1
     if is_one and not piece.patterns and not named:
-        pattern = one.patterns[0] if one.patterns else Pattern(_length(one), None)
+        pattern = one.patterns[0] if one.patterns else Pattern(_length(one), None, budget=budget)
         return {"propertyNames": (pattern, piece.rest)}
     groups = [
         [pattern.regex for pattern in one.patterns] + ([_length(one)] if one.low or one.high else [])
         for one in allowed
     ]
     asked = [regex for group in groups for regex in group]
-    taken = [_exact(name) for name in named]
+    taken = [exact(name) for name in named]
     patterns = [pattern.regex for pattern, _ in piece.patterns.values()]
     parts = languages([*asked, *patterns, *taken], budget)
 
@@ -129,7 +128,8 @@ def _within(piece: Object, allowed: list[String], nothing: Conj, budget: Budget)
     return out
 
 
-def _exact(name: str) -> str:
+def exact(name: str) -> str:
+    """The pattern of one name."""
     return "".join(escaped(ord(char)) for char in name)
 
 
@@ -138,13 +138,19 @@ def without_names(regex: str, names: list[str], budget: Budget) -> str | None:
     taken = [name for name in names if budget.matches(regex, name)]
     if not taken:
         return regex
-    parts = languages([regex, *map(_exact, taken)], budget)
+    parts = languages([regex, *map(exact, taken)], budget)
     left = combined(parts, lambda has: has[0] and not any(has[1:]))
     return None if left.is_empty() else written(left)
 
 
+def but_none(regexes: list[str], budget: Budget) -> str | None:
+    """What matches none of the patterns; None when there is nothing. PatternError where that is too much."""
+    left = combined(languages(regexes, budget), lambda has: not any(has))
+    return None if left.is_empty() else written(left)
+
+
 def _length(string: String) -> str:
-    return f"{ANYTHING}{{{string.low},{'' if string.high is None else string.high}}}"
+    return f"{ANY}{{{string.low},{'' if string.high is None else string.high}}}"
 
 
 def _together(piece: Object, budget: Budget) -> list[Named]:

@@ -31,6 +31,7 @@ ANNOTATIONS = frozenset(
     ]
 )
 TYPES = ("null", "boolean", "number", "string", "array", "object")
+_TYPES = frozenset((*TYPES, "integer"))
 
 SUBSCHEMA = frozenset(
     [
@@ -221,6 +222,11 @@ _CHECKS: list[tuple[frozenset[str], Callable[[object], bool], str]] = [
     (NUMBERS, is_number, "a number"),
     (COUNTS, is_count, "a whole number, 0 or more"),
     (STRINGS, lambda v: isinstance(v, str), "a string"),
+    (frozenset(["enum"]), lambda v: isinstance(v, list), "a list of values"),
+    (frozenset(["uniqueItems"]), lambda v: isinstance(v, bool), "true or false"),
+    (frozenset(["required"]), lambda v: _names(v), "a list of different names"),
+    (frozenset(["dependentRequired"]), lambda v: _lists_of_names(v), "an object of lists of names"),
+    (frozenset(["type"]), lambda v: _types(v), f"one of {', '.join((*TYPES, 'integer'))}, or a list of them"),
 ]
 _CHECK_OF = {keyword: (is_good, wanted) for keywords, is_good, wanted in _CHECKS for keyword in keywords}
 
@@ -230,21 +236,11 @@ def _wrong(keyword: str, value: object) -> str:
     check = _CHECK_OF.get(keyword)
     if check and not check[0](value):
         return check[1]
-    match keyword:
-        case "multipleOf":
-            return "" if is_number(value) and value > 0 else "more than 0"
-        case "enum":
-            return "" if isinstance(value, list) else "a list of values"
-        case "uniqueItems":
-            return "" if isinstance(value, bool) else "true or false"
-        case "required":
-            return "" if _names(value) else "a list of different names"
-        case "dependentRequired":
-            good = isinstance(value, dict) and all(_names(names) for names in value.values())
-            return "" if good else "an object of lists of names"
-        case "type":
-            return "" if _types(value) else f"one of {', '.join((*TYPES, 'integer'))}, or a list of them"
-    return ""
+    return "more than 0" if keyword == "multipleOf" and is_number(value) and value <= 0 else ""
+
+
+def _lists_of_names(value: object) -> bool:
+    return isinstance(value, dict) and all(_names(names) for names in value.values())
 
 
 def _names(value: object) -> bool:
@@ -255,5 +251,4 @@ def _names(value: object) -> bool:
 
 def _types(value: object) -> bool:
     names = value if isinstance(value, list) else [value]
-    good = (*TYPES, "integer")
-    return len(names) > 0 and all(isinstance(name, str) and name in good for name in names)
+    return len(names) > 0 and all(isinstance(name, str) and name in _TYPES for name in names)

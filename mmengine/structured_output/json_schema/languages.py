@@ -5,23 +5,22 @@ others, made as small as it can be, and its states are taken out one by one unti
 Brzozowski, E. McCluskey, Signal Flow Graph Techniques for Sequential Circuit State Diagrams, 1963).
 """
 
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
 from mmengine.structured_output.json_schema.characters import (
-    LAST,
     PatternError,
-    Ranges,
     char_class,
     check_alternatives,
+    without_nul,
 )
-from mmengine.structured_output.json_schema.matching import Budget, Machine
+from mmengine.structured_output.json_schema.matching import Budget
+from mmengine.structured_output.regex.sets import LAST, Ranges
+from mmengine.structured_output.regex.states import States
 
 MAX_STATES = 256  # of an automaton
 MAX_CHARS = 20_000  # of a pattern that is written
-_POINT = re.compile(r"\\x([0-9A-F]{2})|\\u([0-9A-F]{4})|\\U([0-9A-F]{8})|\\(.)|(.)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +44,10 @@ def languages(regexes: list[str], budget: Budget) -> list[Language]:
     return [_determined(machine, cuts, budget) for machine in machines]
 
 
-def _cuts(machines: list[Machine]) -> tuple[tuple[int, int], ...]:
+def _cuts(machines: list[States]) -> tuple[tuple[int, int], ...]:
     points = {0, 0xD800, 0xE000, LAST + 1}
     for machine in machines:
-        for token in machine.tokens():
-            points |= set(_borders(token))
+        points |= {point for one in machine.sets() for low, high in one for point in (low, high + 1)}
     bounds = sorted(points)
     return tuple((low, after - 1) for low, after in pairwise(bounds) if not 0xD800 <= low < 0xE000)
 
@@ -59,13 +57,13 @@ def overlap(a: str, b: str, budget: Budget) -> bool:
     begin differently."""
     machines = [budget.machine(a), budget.machine(b)]
     cuts = _cuts(machines)
-    states = {tuple(frozenset(machine.first()) for machine in machines): 0}
+    states = {tuple(machine.first() for machine in machines): 0}
     for state in _growing(states):
         if all(machine.ends(now) for machine, now in zip(machines, state)):
             return True
         budget.spend(len(cuts) * (len(state[0]) + len(state[1]) + 1))
         for low, _ in cuts:
-            to = tuple(frozenset(machine.behind(now, chr(low))) for machine, now in zip(machines, state))
+            to = tuple(machine.behind(now, chr(low)) for machine, now in zip(machines, state))
             if all(to):
                 states.setdefault(to, len(states))
     return False
@@ -109,21 +107,8 @@ def _growing(states: dict) -> Iterator:
             yield state
 
 
-def _borders(token: str) -> list[int]:
-    """Where the set of characters of a token may begin or end."""
-    if token == "(?s:.)":
-        return []
-    inside = token[1:-1].removeprefix("^") if token.startswith("[") else token
-    out = []
-    for match in _POINT.finditer(inside):
-        two, four, eight, marked, plain = match.groups()
-        point = int(two or four or eight, 16) if two or four or eight else ord(marked or plain)
-        out += [point, point + 1]
-    return out
-
-
-def _determined(machine: Machine, cuts: tuple[tuple[int, int], ...], budget: Budget) -> Language:
-    states = {frozenset(machine.first()): 0}
+def _determined(machine: States, cuts: tuple[tuple[int, int], ...], budget: Budget) -> Language:
+    states = {machine.first(): 0}
     steps, ends = [], set()
     for state in _growing(states):
         if machine.ends(state):
@@ -131,7 +116,7 @@ def _determined(machine: Machine, cuts: tuple[tuple[int, int], ...], budget: Bud
         budget.spend(len(cuts) * (len(state) + 1))
         row = []
         for low, _ in cuts:
-            to = frozenset(machine.behind(state, chr(low)))
+            to = machine.behind(state, chr(low))
             row.append(states.setdefault(to, len(states)))
         steps.append(tuple(row))
     return _smallest(Language(cuts, tuple(steps), frozenset(ends)))
@@ -165,13 +150,10 @@ def written(language: Language) -> str:
         edges[state][last] = ""
     inner = [state for state in edges if state >= 0]
     while inner:
-        into: dict[int, int] = dict.fromkeys(inner, 0)
-        for state, row in edges.items():
-            for to in row:
-                if to in into and to != state:
-                    into[to] += 1
-        # What the fewest ways lead through goes first: each way in is joined to each way out.
-        state = min(reversed(inner), key=lambda one: into[one] * len(edges[one]))
+        if sum(len(text) for row in edges.values() for text in row.values()) > 4 * MAX_CHARS:
+            raise PatternError(f"written as one it has more than {MAX_CHARS:,} characters")
+        costs = _costs(edges, inner)
+        state = min(reversed(inner), key=costs.__getitem__)
         inner.remove(state)
         row = edges.pop(state)
         loop = row.pop(state, None)
@@ -185,6 +167,27 @@ def written(language: Language) -> str:
                     if len(other[to]) > MAX_CHARS:
                         raise PatternError(f"written as one it has more than {MAX_CHARS:,} characters")
     return edges[first][last]
+
+
+def _costs(edges: dict[int, dict[int, str]], inner: list[int]) -> dict[int, int]:
+    """Characters that are written once more when a state is taken out: each way in is joined to each way
+    out."""
+    ways, sizes = dict.fromkeys(inner, 0), dict.fromkeys(inner, 0)  # into a state
+    for state, row in edges.items():
+        for to, text in row.items():
+            if to in ways and to != state:
+                ways[to] += 1
+                sizes[to] += len(text)
+    out = {}
+    for state in inner:
+        outer = [len(text) for to, text in edges[state].items() if to != state]
+        loop = len(edges[state].get(state, ""))
+        out[state] = (
+            sizes[state] * max(len(outer) - 1, 0)
+            + sum(outer) * max(ways[state] - 1, 0)
+            + loop * max(ways[state] * len(outer) - 1, 0)
+        )
+    return out
 
 
 def _in_group(regex: str) -> str:
@@ -210,7 +213,7 @@ def _edges(language: Language) -> dict[int, dict[int, str]]:
                 found[-1] = (found[-1][0], high)
             else:
                 found.append((low, high))
-        sets += ranges.values()
+        sets += map(without_nul, ranges.values())
         out[state] = {to: char_class(found) for to, found in ranges.items()}
     check_alternatives(sets)
     return out

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from mmengine.structured_output.json_schema.characters import PatternError
 from mmengine.structured_output.json_schema.exclusion import opposite, without_values
+from mmengine.structured_output.json_schema.matching import Budget
 from mmengine.structured_output.json_schema.pieces import (
     Array,
     Boolean,
@@ -72,6 +73,7 @@ class Exclusion:
 
     parts: Parts
     origin: Origin
+    budget: Budget
     narrow: bool = False
     stuck: bool = False
     out: list[Piece] = field(default_factory=list)
@@ -183,7 +185,9 @@ class Exclusion:
                 left = tuple(value for value in a.values if value not in values)
                 self._add(replace(a, values=left) if left else None)
             else:
-                self._add(replace(a, patterns=(*a.patterns, without_values(values))))
+                self._add(
+                    replace(a, patterns=(*a.patterns, without_values(values)._replace(budget=self.budget)))
+                )
             return
         if b.low:
             self._both(a, String(high=b.low - 1))
@@ -206,7 +210,8 @@ class Exclusion:
                     left = tuple(value for value in a.values if not pattern.matches(value))
                     self._add(replace(a, values=left) if left else None)
                 else:
-                    self._both(a, String(patterns=(opposite(pattern.regex),)))
+                    other = opposite(pattern.regex)._replace(budget=self.budget)
+                    self._both(a, String(patterns=(other,)))
             except PatternError as error:
                 self._blocked(a, str(error))
 

@@ -27,10 +27,12 @@ class Note(msgspec.Struct, frozen=True):
 
 
 class Gated(msgspec.Struct, frozen=True):
-    """What the gate makes of a schema: JSON text for the grammar engine, and what to know about it."""
+    """What the gate makes of a schema: JSON text for the grammar engine, what to know about it, and where it
+    allows less than the schema."""
 
     text: str
     notes: tuple[Note, ...] = ()
+    narrow: tuple[Note, ...] = ()
 
 
 @dataclass(slots=True)

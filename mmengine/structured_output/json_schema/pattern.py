@@ -28,12 +28,12 @@ class Pattern(NamedTuple):
     fewest: int = 0
     most: int | None = None
     times: tuple[Part, int, int | None] | None = None  # what it is a repetition of, and nothing more
-    budget: Budget | None = None  # what comparing may take; only patterns of keys are compared
+    budget: Budget | None = None  # what comparing may take, of all patterns of a schema
     exact: bool = True  # whether it matches all that it stands for, and not a little less
 
     def matches(self, text: str) -> bool:
         if "\\p" in self.regex or "\\P" in self.regex:
-            raise PatternError("with \\p it cannot be compared with the names in properties")
+            raise PatternError("with \\p it cannot be compared with names and values")
         return (self.budget or Budget()).matches(self.regex, text)
 
     def of_length(self, low: int, high: int | None) -> "tuple[Pattern, int, int | None]":

@@ -9,19 +9,14 @@ from mmengine.structured_output.json_schema.characters import (
     ANY,
     CATEGORIES,
     CONTROL,
-    DIGIT,
-    LAST,
     NEWLINES,
-    SPACE,
-    WORD,
     PatternError,
-    Ranges,
     char_class,
-    complement,
     escaped,
     single,
     without_nul,
 )
+from mmengine.structured_output.regex.sets import DIGIT, LAST, SPACE, WORD, Ranges, complement
 
 MAX_NESTING = 32
 MAX_COUNT = 10_000  # of one counted repetition, and of nested ones together

@@ -2,7 +2,7 @@
 
 A `Conj` names the schema of a part (an item, a property): a tuple of places of the document that must all
 hold. () is the schema true. Intersecting two pieces only joins tuples; what they come to is worked out
-when the part itself is (schema/shapes.py), so recursion costs nothing here.
+when the part itself is (shapes.py), so recursion costs nothing here.
 """
 
 from dataclasses import dataclass, field, replace

@@ -36,8 +36,10 @@ from mmengine.structured_output.json_schema.pieces import (
 )
 from mmengine.structured_output.json_schema.refusal import refuse, step
 
+Own = tuple[Shape, list[Conj] | None]
 
-def own_shape(document: Document, place: int) -> tuple[Shape, list[Conj] | None]:
+
+def own_shape(document: Document, place: int) -> Own:
     """The shape, and the alternatives of an enum (or const) that holds arrays or objects."""
     schema = document.nodes[place].schema
     assert isinstance(schema, dict)
@@ -156,11 +158,12 @@ def _string(document: Document, place: int, schema: dict) -> String | None:
     patterns: list[Pattern] = []
     blocked: Blocked = ()
     if "pattern" in schema:
-        patterns.append(_pattern(schema["pattern"], "pattern", step(pointer, "pattern")))
+        patterns.append(_pattern(document, schema["pattern"], "pattern", step(pointer, "pattern")))
     if "format" in schema:
         name = schema["format"]
         if name in FORMATS:
-            patterns.append(parse_pattern(f"^(?:{FORMATS[name]})$")._replace(exact=name in EXACT))
+            found = parse_pattern(f"^(?:{FORMATS[name]})$")
+            patterns.append(found._replace(budget=document.budget, exact=name in EXACT))
         else:
             why = f"{shown(name)} cannot be enforced (known: {', '.join(sorted(FORMATS))})"
             blocked = (("format", step(pointer, "format"), why),)
@@ -169,9 +172,9 @@ def _string(document: Document, place: int, schema: dict) -> String | None:
     return String(low, None if high is None else int(high), tuple(patterns), None, blocked)
 
 
-def _pattern(text: str, keyword: str, pointer: str) -> Pattern:
+def _pattern(document: Document, text: str, keyword: str, pointer: str) -> Pattern:
     try:
-        return parse_pattern(text)
+        return parse_pattern(text)._replace(budget=document.budget)
     except PatternError as error:
         refuse(keyword, pointer, str(error))
 
@@ -179,7 +182,7 @@ def _pattern(text: str, keyword: str, pointer: str) -> Pattern:
 def key_pattern(document: Document, place: int, text: str) -> Pattern:
     """A pattern in the patternProperties of a place."""
     pointer = step(document.nodes[place].pointer, "patternProperties", text)
-    return _pattern(text, "patternProperties", pointer)._replace(budget=document.budget)
+    return _pattern(document, text, "patternProperties", pointer)
 
 
 def _array(document: Document, place: int, schema: dict) -> Array | None:

@@ -17,6 +17,7 @@ from mmengine.structured_output.json_schema.shapes import Shapes, parts
 class Satisfiable:
     shapes: Shapes
     order: list[Conj] = field(default_factory=list)  # every part that can be reached, the root first
+    inside: dict[Conj, list[Conj]] = field(default_factory=dict)  # the parts inside each, once for each use
     yes: set[Conj] = field(default_factory=set)
     sequences: dict[Array, Sequence] = field(default_factory=dict)  # of arrays whose items count together
 
@@ -24,24 +25,32 @@ class Satisfiable:
         """Fills `order` and `yes`; refuses a root that nothing satisfies, or a blocked piece."""
         found = {root: None}
         self.order = [root]
-        for conj in self.order:
+        for conj in self.order:  # which grows
+            inside = self.inside[conj] = []
             for shape in self.shapes.of(conj):
                 for piece in shape.values():
-                    for part in self._parts(piece, conj):
-                        if part not in found:
-                            found[part] = None
-                            self.order.append(part)
+                    if isinstance(piece, Array | Object):
+                        inside += self._parts(piece, conj)
+            for part in inside:
+                if part not in found:
+                    found[part] = None
+                    self.order.append(part)
+        left = self.order[::-1]
         grown = True
         while grown:
-            grown = False
-            for conj in reversed(self.order):
-                if conj not in self.yes and any(
-                    self.piece(p) for s in self.shapes.of(conj) for p in s.values()
-                ):
-                    self.yes.add(conj)
-                    grown = True
+            before, left = left, [conj for conj in left if not self._now(conj)]
+            grown = len(left) < len(before)
         if root not in self.yes:
             self._explain(root, frozenset())
+
+    def _now(self, conj: Conj) -> bool:
+        """Whether the part is satisfiable by what is known to be, which it then is too."""
+        for shape in self.shapes.of(conj):
+            for piece in shape.values():
+                if self.piece(piece):
+                    self.yes.add(conj)
+                    return True
+        return False
 
     def _parts(self, piece: Piece, conj: Conj) -> list[Conj]:
         if isinstance(piece, Array) and piece.counts_together() and piece not in self.sequences:
@@ -60,23 +69,24 @@ class Satisfiable:
         return parts(piece)
 
     def piece(self, piece: Piece) -> bool:
+        if not isinstance(piece, Array | Object):
+            return True
         if isinstance(piece, Array) and piece.counts_together():
             return self.sequences[piece].useful(self.yes) is not None
         if isinstance(piece, Array):
             needed = [piece.item(at) for at in range(min(piece.low, len(piece.prefix) + 1))]
             return all(part in self.yes for part in needed)
-        if isinstance(piece, Object):
-            if not all(piece.property(name) in self.yes for name in piece.required):
-                return False
-            least = max(piece.low, len(piece.required))
-            if piece.high is not None and least > piece.high:
-                return False
-            return self.open(piece) or least <= self.most(piece)
-        return True
+        if not all(piece.property(name) in self.yes for name in piece.required):
+            return False
+        least = max(piece.low, len(piece.required))
+        if piece.high is not None and least > piece.high:
+            return False
+        return not piece.low or self.open(piece) or least <= self.most(piece)
 
     def open(self, piece: Object) -> bool:
         """Whether an object may have keys that the schema does not name."""
-        return any(part in self.yes for part in (piece.rest, *(conj for _, conj in piece.patterns.values())))
+        yes = self.yes
+        return piece.rest in yes or any(conj in yes for _, conj in piece.patterns.values())
 
     def most(self, piece: Object) -> int:
         names = dict.fromkeys((*piece.properties, *piece.required))

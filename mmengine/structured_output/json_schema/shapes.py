@@ -24,10 +24,20 @@ from mmengine.structured_output.json_schema.negation import Exclusion, Origin
 from mmengine.structured_output.json_schema.order import arranged
 from mmengine.structured_output.json_schema.pieces import KINDS, Array, Conj, Object, Shape, intersect_shapes
 from mmengine.structured_output.json_schema.refusal import SchemaRefused, refuse
-from mmengine.structured_output.json_schema.rewrite import own_shape
+from mmengine.structured_output.json_schema.rewrite import Own, own_shape
 from mmengine.structured_output.json_schema.simplified import simplified
-from mmengine.structured_output.json_schema.unevaluated import asks, check_decided, unevaluated_shape
+from mmengine.structured_output.json_schema.unevaluated import (
+    KEYWORDS,
+    asks,
+    check_decided,
+    unevaluated_shape,
+)
 
+# What `_apply` knows, and what else makes a shape from more than a schema's own keywords.
+IN_PLACE = frozenset(
+    ("$ref", "allOf", "anyOf", "oneOf", "dependentRequired", "dependentSchemas", "not", "if", "$dynamicRef")
+)
+WORKED_IN = IN_PLACE | frozenset(KEYWORDS)
 MAX_SHAPES = 512  # of one place, after anyOf and oneOf are multiplied out
 MAX_EARLY = 16  # shapes of one place before all choices are taken
 MAX_STEPS = 50_000  # of multiplying out, in all
@@ -62,6 +72,9 @@ class Work:
     taken: bool = False  # whether a choice was
 
     def meet(self, shape: Shape) -> None:
+        if len(self.shapes) == 1 and self.shapes[0] is KINDS:
+            self.shapes = [shape] if shape else []
+            return
         self.shapes = [met for each in self.shapes if (met := intersect_shapes(each, shape))]
 
 
@@ -72,30 +85,52 @@ class Shapes:
     busy: set[Conj] = field(default_factory=set)
     negated: dict[int, tuple[Conj, Origin]] = field(default_factory=dict)  # made places: not what is here
     unions: dict[int, Choice] = field(default_factory=dict)  # made places: one of what is here
+    own: dict[int, Own] = field(default_factory=dict)  # by place: what its keywords say themselves
     impossible: set[Conj] = field(default_factory=set)  # which nothing satisfies, plainly
     narrowed: set[Conj] = field(default_factory=set)  # whose shapes lack some of what they allow
     narrow_at: dict[Origin, None] = field(default_factory=dict)  # keywords that made them lack it
     steps: int = 0
 
     def of(self, conj: Conj) -> list[Shape]:
-        if conj not in self.known:
+        found = self.known.get(conj)
+        if found is None:
             if len(self.known) >= MAX_PLACES:
                 refuse("", "", f"its references and combinations come to more than {MAX_PLACES:,} schemas")
             if conj in self.busy:
                 refuse("", self.pointer(conj), "what it is depends on itself, by a oneOf, not or if in it")
             self.busy.add(conj)
             try:
-                expanded = self._expand(
-                    Work([KINDS], [Item(place, (), (at,)) for at, place in enumerate(conj)]), conj
-                )
+                expanded = self._alone(conj)
+                if expanded is None:
+                    items = [Item(place, (), (at,)) for at, place in enumerate(conj)]
+                    expanded = self._expand(Work([KINDS], items), conj)
                 found = [self._plain(shape, conj) for shape in expanded]
                 possible = simplified([self._possible(shape) for shape in found])
             finally:
                 self.busy.remove(conj)
             if not any(possible):
                 self.impossible.add(conj)
-            self.known[conj] = possible or found[:1]  # of which it is said why it is impossible
-        return self.known[conj]
+            # Of what is impossible one shape is kept, of which it is said why.
+            found = self.known[conj] = possible or found[:1]
+        return found
+
+    def _alone(self, conj: Conj) -> list[Shape] | None:
+        """What `_expand` makes of one schema that leads to no other in its place; None for what is not so."""
+        if len(conj) != 1:
+            return None
+        schema = self.document.nodes[conj[0]].schema
+        if isinstance(schema, bool) or not WORKED_IN.isdisjoint(schema):
+            return None
+        shape, choice = self._own(conj[0])
+        if choice is not None:
+            return None
+        self._step(conj)
+        return [arranged(shape, [names_of(schema)] if schema.get("properties") else [])] if shape else []
+
+    def _own(self, place: int) -> Own:
+        if place not in self.own:
+            self.own[place] = own_shape(self.document, place)
+        return self.own[place]
 
     def _plain(self, shape: Shape, conj: Conj) -> Shape:
         """The shape with the keys of its objects made plain."""
@@ -212,7 +247,7 @@ class Shapes:
             work.shapes = [some for shape in work.shapes if (some := self._possible(shape))]
         waiting: tuple[tuple[Conj, Origin], ...] = ()
         for excluded, origin in work.excluded:
-            exclusion = Exclusion(self, origin)
+            exclusion = Exclusion(self, origin, self.document.budget)
             found = self.of(excluded)
             if excluded in self.narrowed:
                 refuse(*origin.blocked("some of it is enforced more narrowly than it is defined"))
@@ -249,7 +284,7 @@ class Shapes:
         for place, _, where in work.held:
             schema = self.document.nodes[place].schema
             if isinstance(schema, dict) and schema.get("properties"):
-                names = tuple(name for name, value in schema["properties"].items() if value is not False)
+                names = names_of(schema)
                 found.setdefault(place, ((*where, list(schema).index("properties")), names))
         return [names for _, names in sorted(found.values())]
 
@@ -281,12 +316,12 @@ class Shapes:
         if isinstance(schema, bool):
             work.shapes = work.shapes if schema else []
             return
-        shape, choice = own_shape(self.document, item.place)
+        shape, choice = self._own(item.place)
         work.meet(shape)
         if choice is not None:
             work.choices += (Open(item.path, item.where, choice),)
         for at, keyword in enumerate(schema):
-            if asserts(keyword):
+            if keyword in IN_PLACE:
                 self._apply(work, keyword, item._replace(where=(*item.where, at)))
 
     def _apply(self, work: Work, keyword: str, item: Item) -> None:
@@ -319,6 +354,11 @@ class Shapes:
                 work.todo.append(Item(dynamic_target(document, place), path, where))
         if choice is not None:
             work.choices += (Open(path, where, choice),)
+
+
+def names_of(schema: dict) -> tuple[str, ...]:
+    """The names in `properties` that may be there."""
+    return tuple(name for name, value in schema.get("properties", {}).items() if value is not False)
 
 
 def asserts(keyword: str) -> bool:

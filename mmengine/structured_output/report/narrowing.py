@@ -8,14 +8,23 @@ from mmengine.structured_output.json_schema.notes import MAX_NOTES, Note
 from mmengine.structured_output.json_schema.refusal import step
 
 _CLOCK = "no leap seconds, and at most six digits of a second"
+_ASCII = "no characters but those of ASCII, and "
+_URI, _HOSTNAME = "no IPvFuture", "at most three labels, and none that is internationalised"
+_EMAIL = "no quoted local part, and at most three parts before and behind the @"
 FORMATS = {
     "time": _CLOCK,
     "date-time": _CLOCK,
     "duration": "at most nine digits for each unit, and no fractions",
-    "hostname": "at most three labels, and none that is internationalised",
-    "email": "no quoted local part, and at most three parts before and behind the @",
+    "hostname": _HOSTNAME,
+    "idn-hostname": _HOSTNAME,
+    "email": _EMAIL,
+    "idn-email": _ASCII + _EMAIL,
     "ipv6": "no scope",
-    "uri": "no IPvFuture",
+    "uri": _URI,
+    "uri-reference": _URI,
+    "iri": _ASCII + _URI,
+    "iri-reference": _ASCII + _URI,
+    "uri-template": "no characters for private use",
 }
 ORDER = "named properties come in the schema's order, others behind them"
 

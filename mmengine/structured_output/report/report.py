@@ -11,7 +11,6 @@ import numpy as np
 
 from mmengine.errors import InvalidRequest
 from mmengine.request import GrammarRequest
-from mmengine.structured_output.engines.engine_words import in_our_words
 from mmengine.structured_output.json_schema.gate import Bounds, gate
 from mmengine.structured_output.json_schema.loading import parsed
 from mmengine.structured_output.json_schema.notes import Note
@@ -88,7 +87,7 @@ def check_schema(
         return SchemaReport("refused", error.keyword, error.pointer, str(error))
     except InvalidRequest as error:
         return SchemaReport("refused", "", "#", str(error))
-    approximations = format_notes(document)
+    approximations = gated.narrow + format_notes(document)
     return SchemaReport(
         "approximated" if approximations else "exact",
         approximations=approximations,
@@ -105,12 +104,7 @@ def _compiled(grammar: GrammarRequest, backend: "LLGuidance | None") -> tuple[fl
     """Milliseconds of a compilation, and the cost of masks for a real tokenizer."""
     used = _byte_backend() if backend is None else backend
     begun = time.perf_counter()
-    try:
-        compiled = used.compile(grammar)
-    except BaseException as failure:
-        if type(failure).__name__ != "PanicException":  # of Rust, which is no Exception
-            raise
-        raise InvalidRequest(f"the grammar cannot be used: {in_our_words('panic')}") from None
+    compiled = used.compile(grammar)
     took_ms = (time.perf_counter() - begun) * 1e3
     return took_ms, None if backend is None else _masks(used, compiled.matcher)
 

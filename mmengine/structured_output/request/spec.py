@@ -6,6 +6,7 @@ its log know it. By its kind, its source is:
     choice           a JSON list of texts
     lark             the grammar
     structural_tag   a JSON object of structures, triggers, … (tags.py)
+    tool_calls       a JSON object of tools, their format, … (tool_calls.py)
 """
 
 import re
@@ -33,6 +34,7 @@ from mmengine.structured_output.request.fields import (
 )
 from mmengine.structured_output.request.strict import strict_notes
 from mmengine.structured_output.request.tags import StructuralTag, structural_tag
+from mmengine.structured_output.request.tool_calls import ToolCalls, read_tool_calls
 
 MAX_GRAMMAR_CHARS = 256 * 1024  # of a regex or a Lark grammar, and of all choices together
 MAX_CHOICES = 10_000
@@ -59,7 +61,7 @@ class Lark(msgspec.Struct, frozen=True):
     lark: str
 
 
-Grammar = JsonSchema | Regex | Choice | Lark | StructuralTag
+Grammar = JsonSchema | Regex | Choice | Lark | StructuralTag | ToolCalls
 
 # Between the items of JSON text and behind its keys: as little as possible, and as Python writes it.
 _SPACINGS = ((",", ":"), (", ", ": "))
@@ -98,6 +100,8 @@ def read_grammar(grammar: GrammarRequest) -> Grammar:
                 return Lark(source)
             case "structural_tag":
                 return msgspec.json.decode(source, type=StructuralTag)
+            case "tool_calls":
+                return read_tool_calls(source)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise InvalidRequest(f"the grammar cannot be read: {error}") from None
     raise InvalidRequest(f"the grammar cannot be read: its kind {shown(grammar.kind)} is not known")
@@ -179,7 +183,8 @@ def notes_of(response_format: Mapping[str, Any] | None) -> tuple[Note, ...]:
     if made is None:
         return ()
     given = asked[kind] if kind == "json_schema" else {}
-    return made.notes + (strict_notes(parsed(given["schema"])) if given.get("strict") else ())
+    notes = made.notes + made.narrow
+    return notes + (strict_notes(parsed(given["schema"])) if given.get("strict") else ())
 
 
 def _schema_of(kind: str, response_format: Mapping[str, object]) -> Any:

@@ -11,7 +11,7 @@ back.
 
 from collections.abc import Callable, Sequence
 
-from mmengine.structured_output.engines.base import Backend
+from mmengine.structured_output.engines.base import Backend, Compiled
 from mmengine.structured_output.matcher import Matcher
 from mmengine.structured_output.opening import Opening
 
@@ -60,6 +60,7 @@ class RowMatcher:
         "own",
         "opening",
         "_backend",
+        "_compiled",
         "_draft_grammars",
         "_num_tried",
         "_guide",
@@ -70,13 +71,14 @@ class RowMatcher:
     def __init__(
         self,
         backend: Backend,
-        matcher: Matcher,
+        compiled: Compiled,
         opening: Opening | None,
         draft_grammars: Callable[[], DraftGrammars | None] | None,
     ):
         """`draft_grammars` gives None while they are being compiled."""
         self.said: list[int] = []
-        self.own = self._leader = Follower(matcher)
+        self._compiled = compiled
+        self.own = self._leader = Follower(compiled.matcher())
         self.opening = opening
         self._backend, self._draft_grammars, self._num_tried = backend, draft_grammars, 0
         self._guide: Follower | None = None  # of a draft grammar that the text fits, as far as it was read
@@ -88,6 +90,15 @@ class RowMatcher:
         if own.ahead or own.num_read < len(self.said):
             own.catch_up(self.said)
         return own.matcher
+
+    def renewed(self) -> Matcher | None:
+        """Another matcher of the grammar, its own from now on, where that broke for what all texts of the
+        grammar have used up together."""
+        matcher = self._compiled.renewed(self.own.matcher.get_error())
+        if matcher is None or self.said and not matcher.consume_tokens(self.said):
+            return None
+        self.own.matcher = matcher
+        return matcher
 
     def open(self, token_ids: list[int]) -> list[int]:
         """Of `token_ids`, which the row said, those that belong to the grammar: behind its opening."""

@@ -17,7 +17,7 @@ import numpy as np
 from mmengine.request import Request
 from mmengine.structured_output.closing.closer import Closer
 from mmengine.structured_output.engines.base import Backend, Compiled
-from mmengine.structured_output.engines.engine_words import in_our_words, is_worn
+from mmengine.structured_output.engines.engine_words import in_our_words
 from mmengine.structured_output.matcher import Matcher
 from mmengine.structured_output.opening import Opening
 from mmengine.structured_output.rows.row_matcher import DraftGrammars, RowMatcher
@@ -61,7 +61,6 @@ class RowMatchers:
         self._draft_grammars_of = draft_grammars_of
         self._num_words = -(-vocab_size // 32)
         self._rows: dict[int, RowMatcher] = {}  # those whose grammars are here
-        self._compiled: dict[int, Compiled] = {}  # theirs
         self._ends = frozenset(backend.eos_token_ids)
         self.closers: dict[int, Closer] = {}
         self._no_end = _all_but(backend.eos_token_ids, self._num_words)
@@ -76,8 +75,7 @@ class RowMatchers:
             return
         opening = Opening(compiled.after) if compiled.after else None
         draft_grammars = partial(self._draft_grammars_of, request)
-        self._compiled[row] = compiled
-        row_matcher = self._rows[row] = RowMatcher(self._backend, compiled.matcher(), opening, draft_grammars)
+        row_matcher = self._rows[row] = RowMatcher(self._backend, compiled, opening, draft_grammars)
         whole = token_ids[len(request.prompt_token_ids) :].tolist()
         said = row_matcher.open(whole)
         closer = self._closer_of(request.request_id)
@@ -114,27 +112,20 @@ class RowMatchers:
         self._backend.fill(matchers, bits, drafts)
         errors = _broken(matchers)
         for index in list(errors):
-            renewed = self._renew(rows[index])
-            if renewed is not None:
-                start = index + sum(len(ahead) for ahead in (drafts or ())[:index])
-                ahead = drafts[index] if drafts is not None else []
-                self._backend.fill(
-                    [renewed], bits[start : start + 1 + len(ahead)], [ahead] if ahead else None
-                )
-                errors |= {index: _error_of(renewed)}
+            start = index + sum(len(ahead) for ahead in (drafts or ())[:index])
+            ahead = drafts[index] if drafts is not None else []
+            errors[index] = self._filled_again(
+                self._rows[rows[index]], bits[start : start + 1 + len(ahead)], ahead
+            )
         return bits, {index: error for index, error in errors.items() if error}
 
-    def _renew(self, row: int) -> Matcher | None:
-        """Another matcher for the row where its own broke for what all texts of its grammar have used up
-        together."""
-        row_matcher = self._rows[row]
-        if not is_worn(row_matcher.own.matcher.get_error()):
-            return None
-        renewed = self._compiled[row].renewed()
-        if renewed is None or row_matcher.said and not renewed.consume_tokens(row_matcher.said):
-            return None
-        row_matcher.own.matcher = renewed
-        return renewed
+    def _filled_again(self, row_matcher: RowMatcher, bits: np.ndarray, ahead: list[int]) -> str:
+        """The masks of a row whose matcher broke, by another one where there is one: why there are none."""
+        matcher = row_matcher.renewed()
+        if matcher is None:
+            return _error_of(row_matcher.own.matcher)
+        self._backend.fill([matcher], bits, [ahead] if ahead else None)
+        return _error_of(matcher)
 
     def _fill_some(
         self, rows: Sequence[int], bits: np.ndarray, drafts: Sequence[list[int]] | None
@@ -159,9 +150,9 @@ class RowMatchers:
             if start < stop:
                 self._backend.fill([matcher], bits[start:stop], [ahead] if ahead else None)
             if matcher.is_error():
-                errors[index] = _error_of(matcher)
+                errors[index] = self._filled_again(row_matcher, bits[start:stop], ahead)
             start = stop
-        return errors
+        return {index: error for index, error in errors.items() if error}
 
     def num_allowed(self, row: int, drafts: list[int]) -> int:
         """How many of `drafts` the row might say in order, up to an end of sequence."""
@@ -252,7 +243,7 @@ class RowMatchers:
             used = [each.try_consume_tokens(tokens) for each, tokens in zip(matchers, said, strict=True)]
         errors, complete = _broken(matchers), {}
         for index in list(errors):
-            renewed = self._renew(rows[index])
+            renewed = row_matchers[index].renewed()
             if renewed is not None:
                 matchers[index] = renewed
                 del errors[index]

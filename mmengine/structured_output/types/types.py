@@ -8,7 +8,7 @@ Field), or a class with pydantic's two methods. pydantic is imported only for ty
 import json
 import typing
 from collections.abc import Callable
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -146,7 +146,7 @@ def _fields_of(each: object) -> list[object]:
     try:
         return list(typing.get_type_hints(each, include_extras=True).values())
     except (NameError, TypeError, AttributeError):  # of a name that cannot be found: whoever reads it says so
-        return list(fields(each)) if is_dataclass(each) else []
+        return []
 
 
 def _narrowed(schema: object) -> object:

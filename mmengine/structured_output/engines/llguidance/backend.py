@@ -22,8 +22,10 @@ from mmengine.structured_output.engines.llguidance.errors import first_step_erro
 from mmengine.structured_output.engines.llguidance.json_schema_lark import schema_grammar
 from mmengine.structured_output.engines.llguidance.lark_ends import check_ends
 from mmengine.structured_output.engines.llguidance.tag_grammar import grammars_of
+from mmengine.structured_output.engines.llguidance.tool_calls_lark import call_grammars
 from mmengine.structured_output.request.spec import Choice, Grammar, JsonSchema, Lark, Regex, read_grammar
 from mmengine.structured_output.request.tags import StructuralTag
+from mmengine.structured_output.request.tool_calls import ToolCalls
 
 MAX_KEPT_CHARS = 256  # of a text whose tokens are kept
 MAX_SPELLINGS = 8192  # of forced texts that are kept
@@ -112,6 +114,8 @@ class LLGuidance(OfTokenizer):
                 return LLMatcher.grammar_from_lark(lark)
             case StructuralTag():
                 return grammars_of(grammar, self._special_names, self.eos_token_ids)
+            case ToolCalls():
+                return call_grammars(grammar)
 
     def fill(
         self, matchers: Sequence[LLMatcher], bits: np.ndarray, drafts: Sequence[list[int]] | None = None
@@ -239,8 +243,10 @@ class CompiledGrammar:
     def matcher(self) -> LLMatcher:
         return self._prototype.deep_copy()
 
-    def renewed(self) -> LLMatcher:
+    def renewed(self, error: str) -> LLMatcher | None:
         """Copies share the states of their lexer, which are limited (MAX_LEXER_STATES)."""
+        if "too many states" not in error:
+            return None
         matcher = self._prototype.deep_copy()
         matcher.compute_bitmask()
         if matcher.is_error():

@@ -14,6 +14,7 @@ from llguidance import LLMatcher
 from mmengine.structured_output.engines.llguidance.lark_objects import Json, object_rule
 from mmengine.structured_output.json_schema.gate import MAX_OUTPUT
 from mmengine.structured_output.json_schema.keys import by_patterns
+from mmengine.structured_output.json_schema.matching import Budget
 from mmengine.structured_output.json_schema.refusal import refuse
 
 WHITE_SPACE = r"[\x20\x0A\x0D\x09]+"  # what llguidance's JSON Schema skips
@@ -49,6 +50,7 @@ class _Writer:
     lines: list[str] = field(default_factory=list)
     size: int = 0
     rules: int = 0
+    budget: Budget = field(default_factory=Budget)
 
     def __post_init__(self) -> None:
         grown = True

@@ -4,9 +4,8 @@ import json
 import re
 from typing import Protocol
 
-from mmengine.structured_output.json_schema.characters import PatternError, escaped
-from mmengine.structured_output.json_schema.key_patterns import without_names
-from mmengine.structured_output.json_schema.languages import combined, languages, written
+from mmengine.structured_output.json_schema.characters import PatternError
+from mmengine.structured_output.json_schema.key_patterns import but_none, exact, without_names
 from mmengine.structured_output.json_schema.matching import Budget
 from mmengine.structured_output.json_schema.refusal import refuse
 
@@ -18,7 +17,10 @@ _ANY = re.compile(r"\^\(\?:\(\?s:\.\)(\*|\{0,\d+\})\)\$")
 
 
 class Rules(Protocol):
-    """Where rules are added; each gives what stands for it in another rule."""
+    """Where rules are added; each gives what stands for it in another rule. `budget`: of a schema, for
+    comparing keys with patterns."""
+
+    budget: Budget
 
     def node(self, schema: object) -> str: ...
     def json(self, schema: object) -> str: ...
@@ -81,7 +83,7 @@ def _key(pattern: str, names: list[str], rules: Rules) -> str | None:
     if anything:
         return _but(names, anything[1], rules)
     try:
-        left = without_names(_inner(pattern), names, Budget())
+        left = without_names(_inner(pattern), names, rules.budget)
         return None if left is None else rules.json({"type": "string", "pattern": _whole(left)})
     except PatternError as error:
         refuse("patternProperties", "", f"beside arrays whose items count together: {error}")
@@ -92,9 +94,8 @@ def _other_key(names: list[str], patterns: list[str], rules: Rules) -> str | Non
     if not patterns:
         return _but(names, "*", rules)
     try:
-        parts = languages([*map(_exact, names), *map(_inner, patterns)], Budget())
-        left = combined(parts, lambda has: not any(has))
-        return None if left.is_empty() else rules.json({"type": "string", "pattern": _whole(written(left))})
+        left = but_none([*map(exact, names), *map(_inner, patterns)], rules.budget)
+        return None if left is None else rules.json({"type": "string", "pattern": _whole(left)})
     except PatternError as error:
         refuse("patternProperties", "", f"beside arrays whose items count together: {error}")
 
@@ -107,10 +108,6 @@ def _but(names: list[str], times: str, rules: Rules) -> str:
     char = f"({_CHAR}|{_CONTROL})" if plain else _CHAR
     spellings = " | ".join(map(_spelled, names))
     return rules.terminal(f'/"{char}{times}"/' + (f" & ~({spellings})" if names else ""))
-
-
-def _exact(name: str) -> str:
-    return "".join(escaped(ord(char)) for char in name)
 
 
 def _inner(pattern: str) -> str:

@@ -42,12 +42,17 @@ def grammars_of(tag: StructuralTag, specials: Mapping[str, int], ends: Sequence[
                 lines.append(f"tag_{m}: {rest} @schema_{m} {pieces.of(each.end)}")
         opened.append(f"open_{n} ({' | '.join(tags)})")
     lines.append("call: " + " | ".join(opened))
-    grammars = [{"name": "tags", "lark_grammar": "\n".join(lines)}]
+    grammars: list[dict[str, object]] = [{"name": "tags", "lark_grammar": "\n".join(lines)}]
     for m, each in enumerate(tag.structures):
-        lark = lark_of(bytes(each.schema).decode())
-        inner = {"json_schema": msgspec.json.decode(each.schema)} if lark is None else {"lark_grammar": lark}
-        grammars.append({"name": f"schema_{m}", **inner})
+        grammars.append(schema_named(f"schema_{m}", bytes(each.schema).decode()))
     return json.dumps({"grammars": grammars}, ensure_ascii=False)
+
+
+def schema_named(name: str, schema: str) -> dict[str, object]:
+    """One of several grammars: of what the gate made of a schema."""
+    lark = lark_of(schema)
+    inner = {"json_schema": msgspec.json.decode(schema)} if lark is None else {"lark_grammar": lark}
+    return {"name": name, **inner}
 
 
 class _Pieces:

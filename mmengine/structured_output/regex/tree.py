@@ -1,17 +1,15 @@
-"""What a grammar is made of, and sets of characters as sorted ranges of code points."""
+"""What regular expressions and grammars are made of."""
 
 from dataclasses import dataclass
 
-Ranges = tuple[tuple[int, int], ...]  # inclusive, sorted, apart
-LAST = 0x10FFFF
-SURROGATES = (0xD800, 0xDFFF)
+from mmengine.structured_output.regex.sets import Set
 
 
 @dataclass(frozen=True, slots=True)
 class Chars:
-    """One character of a set."""
+    """One character of a set; where that holds none, nothing matches."""
 
-    ranges: Ranges
+    ranges: Set
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,36 +40,6 @@ class Repeat:
 
 
 Node = Chars | Ref | Seq | Alt | Repeat
-
-
-def ranges_of(pairs: list[tuple[int, int]]) -> Ranges:
-    """The characters of ranges that may overlap, without surrogates, which no text holds."""
-    merged: list[tuple[int, int]] = []
-    for low, high in sorted(pairs):
-        if merged and low <= merged[-1][1] + 1:
-            merged[-1] = merged[-1][0], max(high, merged[-1][1])
-        else:
-            merged.append((low, high))
-    out = []
-    for low, high in merged:
-        out += [(low, min(high, SURROGATES[0] - 1)), (max(low, SURROGATES[1] + 1), high)]
-    return tuple((low, high) for low, high in dict.fromkeys(out) if low <= high)
-
-
-def complement(ranges: Ranges) -> Ranges:
-    edges = [-1, *(edge for low, high in ranges for edge in (low, high)), LAST + 1]
-    return ranges_of([(low + 1, high - 1) for low, high in zip(edges[::2], edges[1::2]) if low + 1 < high])
-
-
-def meet(one: Ranges, other: Ranges) -> bool:
-    """Whether a character is in both."""
-    at = 0
-    for low, high in one:
-        while at < len(other) and other[at][1] < low:
-            at += 1
-        if at < len(other) and other[at][0] <= high:
-            return True
-    return False
 
 
 def regex_of(node: Node) -> str:

@@ -1,0 +1,69 @@
+"""Which addresses of the internet are open to strangers' URLs."""
+
+import ipaddress
+import socket
+from collections.abc import Callable
+from contextlib import closing, suppress
+
+IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
+AddressPolicy = Callable[[IPAddress], bool]
+
+# IANA's registry of special-purpose addresses, whole: what `ipaddress` calls global differs between versions
+# of Python, and some that it calls so lead elsewhere.
+_SPECIAL_4 = tuple(
+    map(
+        ipaddress.IPv4Network,
+        (
+            *("0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12"),
+            *("192.0.0.0/24", "192.0.2.0/24", "192.31.196.0/24", "192.52.193.0/24", "192.88.99.0/24"),
+            *("192.168.0.0/16", "192.175.48.0/24", "198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24"),
+            *("224.0.0.0/4", "240.0.0.0/4"),
+            "168.63.129.16/32",  # Azure's own service, behind each of its machines
+        ),
+    )
+)
+_UNICAST_6 = ipaddress.IPv6Network("2000::/3")  # all that is given out to anybody
+_SPECIAL_6 = tuple(
+    map(
+        ipaddress.IPv6Network,
+        (
+            *("2001::/23", "2001:db8::/32", "2620:4f:8000::/48", "3fff::/20"),
+            "2002::/16",  # 6to4: an IPv4 address in a wrap that nobody serves behind any more
+        ),
+    )
+)
+_MAPPED = ipaddress.IPv6Network("::ffff:0:0/96")
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")  # how a network without IPv4 reaches it
+_LOW_32 = 2**32 - 1
+_ANY_PORT = 9
+
+
+def is_public(address: IPAddress) -> bool:
+    """Whether anybody on the internet has this address, and not this network or this machine. Wraps of IPv4
+    addresses are taken off where they are in use (mapped, NAT64); the others are refused: compatible ones,
+    6to4, Teredo, and NAT64 of a network's own."""
+    address = unwrapped(address)
+    if isinstance(address, ipaddress.IPv4Address):
+        is_special = any(address in network for network in _SPECIAL_4)
+    elif address.scope_id is not None or address not in _UNICAST_6:
+        return False
+    else:
+        is_special = any(address in network for network in _SPECIAL_6)
+    return not is_special and address.is_global and not address.is_multicast and not _is_ours(address)
+
+
+def unwrapped(address: IPAddress) -> IPAddress:
+    """The IPv4 address that a packet to it reaches, where it is one of the wraps in use."""
+    if isinstance(address, ipaddress.IPv6Address) and (address in _MAPPED or address in _NAT64):
+        return ipaddress.IPv4Address(int(address) & _LOW_32)
+    return address
+
+
+def _is_ours(address: IPAddress) -> bool:
+    """Whether this machine itself has the address: then it is also what packets to it come from. None is sent
+    for this."""
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    with suppress(OSError), closing(socket.socket(family, socket.SOCK_DGRAM)) as probe:
+        probe.connect((str(address), _ANY_PORT))
+        return ipaddress.ip_address(probe.getsockname()[0].partition("%")[0]) == address
+    return False  # there is no way to it

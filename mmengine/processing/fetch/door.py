@@ -1,0 +1,204 @@
+"""The one door to URLs and files of strangers' messages: what is asked for waits for a place here, is fetched
+on threads of the door, and comes back as bytes. Whoever opens it only sets its limits."""
+
+import ssl
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from mmengine.processing.attempt import AttemptOver
+from mmengine.processing.fetch.addresses import AddressPolicy, is_public
+from mmengine.processing.fetch.fetching import Fetching, Wanted
+from mmengine.processing.fetch.limits import FetchLimits
+from mmengine.processing.fetch.local import LocalFiles
+from mmengine.processing.fetch.refusals import FetchRefused, refused
+from mmengine.processing.fetch.resolving import Lookups, Resolver, system_resolver
+from mmengine.processing.fetch.transfer import Redirect, get
+from mmengine.processing.fetch.urls import Url, parse_url
+from mmengine.processing.fetch.watch import Watch
+from mmengine.processing.fetch.wire import Wire
+
+_IDLE_S = 10.0  # after which a thread without work goes
+_LOCAL = ""  # in place of a host, for files
+
+
+class Fetched(NamedTuple):
+    """How one fetch ended. `reason`: one of REASONS, "" where it brought its bytes. `host`: as it was asked
+    for, "" for a file or where the URL cannot be read."""
+
+    seconds: float
+    num_bytes: int
+    reason: str
+    host: str
+
+
+class MediaDoor:
+    """Thread-safe. `told`: called with how each fetch ended. `resolve`, `is_allowed` and `tls` are the
+    system's own, is_public, and the system's authorities; a test that plays the internet brings others."""
+
+    def __init__(
+        self,
+        limits: FetchLimits,
+        *,
+        resolve: Resolver = system_resolver,
+        is_allowed: AddressPolicy = is_public,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self.limits = limits
+        self.told: Callable[[Fetched], None] = lambda fetched: None
+        self._lookups = Lookups(resolve, is_allowed)
+        self._tls = tls or ssl.create_default_context()
+        self._files = LocalFiles(limits.root) if limits.root is not None else None
+        self._changed = threading.Condition()
+        self._queue: deque[Wanted] = deque()
+        self._holders: dict[Fetching, None] = {}  # in the order they came
+        self._hosts: Counter[str] = Counter()  # of fetches that run
+        self._num_threads = self._num_idle = 0
+
+    @property
+    def reads_files(self) -> bool:
+        return self._files is not None
+
+    @property
+    def num_running(self) -> int:
+        return self._hosts.total()
+
+    @property
+    def num_bytes(self) -> int:
+        """Fetched and not yet given back, and kept free for what is being fetched."""
+        return sum(each.num_bytes for each in list(self._holders))
+
+    def begin(
+        self,
+        names: Sequence[str],
+        done: Callable[[Fetching], None] = lambda fetching: None,
+        is_over: Callable[[], bool] = lambda: False,
+    ) -> Fetching:
+        """Fetch what `names` name, URLs and files, the same one once. `done`: called on a thread of the door
+        when all are there, or one is refused. `is_over`: whether nobody wants them any more. The caller
+        releases what it gets."""
+        fetching = Fetching(self.limits, done, is_over, self._release)
+        wanted = [Wanted(name, fetching, _host_of(name)) for name in dict.fromkeys(names)]
+        if len(wanted) > self.limits.max_urls:
+            raise refused("count", f"at most {self.limits.max_urls}")
+        fetching.expect(len(wanted))
+        with self._changed:
+            self._holders[fetching] = None
+            self._queue.extend(wanted)
+            missing = min(len(self._queue) - self._num_idle, self.limits.max_fetches - self._num_threads)
+            for _ in range(missing):
+                self._num_threads += 1
+                threading.Thread(target=self._run, name="mmengine-fetch", daemon=True).start()
+            self._changed.notify_all()
+        return fetching
+
+    def _release(self, fetching: Fetching) -> None:
+        with self._changed:
+            self._holders.pop(fetching, None)
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        while (wanted := self._next()) is not None:
+            try:
+                self._fetch(wanted)
+            finally:
+                with self._changed:
+                    self._hosts[wanted.host] -= 1
+                    wanted.fetching.num_running -= 1
+                    self._changed.notify_all()
+            del wanted
+
+    def _next(self) -> Wanted | None:
+        """The first one that has a place; None: there was nothing to do for long."""
+        with self._changed:
+            self._num_idle += 1
+            try:
+                while (found := self._first()) is None:
+                    if not self._changed.wait(_IDLE_S) and not self._queue:
+                        self._num_threads -= 1
+                        return None
+            finally:
+                self._num_idle -= 1
+            self._queue.remove(found)
+            self._hosts[found.host] += 1
+            found.fetching.num_running += 1
+            found.fetching.num_bytes += self.limits.max_bytes  # until it is known
+            return found
+
+    def _first(self) -> Wanted | None:
+        """The oldest prompt has a place though others hold all the bytes: else several could wait for one
+        another."""
+        limits, oldest = self.limits, next(iter(self._holders), None)
+        has_bytes = self.num_bytes + limits.max_bytes <= limits.max_bytes_in_flight
+        for wanted in self._queue:
+            fetching = wanted.fetching
+            has_place = (
+                self._hosts[wanted.host] < limits.max_fetches_a_host
+                and fetching.num_running < limits.max_fetches_a_prompt
+                and (has_bytes or fetching is oldest)
+            )
+            if has_place or fetching.is_over:
+                return wanted
+        return None
+
+    def _fetch(self, wanted: Wanted) -> None:
+        begun, reason, data = time.monotonic(), "", b""
+        try:
+            data = self._data(wanted)
+            wanted.fetching.put(wanted.name, data)
+        except FetchRefused as error:
+            reason = error.reason
+            wanted.fetching.fail(wanted.name, error)
+        except AttemptOver as error:
+            reason = "given_up"
+            wanted.fetching.fail(wanted.name, error)
+        except Exception as error:  # a bug costs its request alone
+            reason = "failed"
+            wanted.fetching.fail(wanted.name, error)
+        self.told(Fetched(time.monotonic() - begun, len(data), reason, wanted.host))
+
+    def _data(self, wanted: Wanted) -> bytes:
+        fetching, limits = wanted.fetching, self.limits
+        watch = Watch(limits.timeout_s, lambda: fetching.is_over)
+        watch.check()
+        if wanted.is_url:
+            return self._get(wanted.name, watch, fetching.took)
+        if self._files is None:
+            raise refused("file")
+        data = self._files.read(wanted.name, limits.max_bytes)
+        fetching.took(len(data))
+        return data
+
+    def _get(self, name: str, watch: Watch, took: Callable[[int], None]) -> bytes:
+        """Each hop from the beginning: whatever a redirect names is checked as if it had been asked for."""
+        for _ in range(self.limits.max_redirects + 1):
+            url = self._checked(parse_url(name))
+            wire = Wire(url, self._lookups.addresses(url, watch), self._tls, watch)
+            try:
+                found = get(url, wire, self.limits.max_bytes, took)
+            finally:
+                wire.close()
+            if not isinstance(found, Redirect):
+                return found
+            name = url.joined(found.location)
+        raise refused("redirects")
+
+    def _checked(self, url: Url) -> Url:
+        if self.limits.hosts == ():
+            raise refused("off")
+        if url.scheme == "http" and not self.limits.http:
+            raise refused("scheme")
+        if url.port not in self.limits.ports:
+            raise refused("port")
+        if not self.limits.allows_host(url.host):
+            raise refused("host")
+        return url
+
+
+def _host_of(name: str) -> str:
+    try:
+        return parse_url(name).host
+    except FetchRefused:
+        return _LOCAL

@@ -1,0 +1,22 @@
+"""What was sent, by its first bytes: what a server says of it is not believed."""
+
+HEAD_BYTES = 189  # that suffice for all of them
+_FIRST = (
+    *(b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF87a", b"GIF89a", b"BM"),
+    *(b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"),  # TIFF
+    b"\x1a\x45\xdf\xa3",  # Matroska, WebM
+    *(b"\x00\x00\x01\xba", b"\x00\x00\x01\xb3"),  # MPEG
+)
+_RIFF = (b"WEBP", b"AVI ")
+_TS_SYNC, _TS_PACKET = b"G", 188  # MPEG transport streams
+_BOXES = (b"ftyp", b"moov", b"mdat", b"free", b"wide", b"skip")  # MP4 and QuickTime
+
+
+def is_media(head: bytes) -> bool:
+    """Whether the first HEAD_BYTES, or all there are, begin a format that decoders here read. They look at
+    all of it."""
+    if head.startswith(_FIRST) or head[4:8] in _BOXES:
+        return True
+    if head.startswith(b"RIFF"):
+        return head[8:12] in _RIFF
+    return head.startswith(_TS_SYNC) and head[_TS_PACKET : _TS_PACKET + 1] == _TS_SYNC

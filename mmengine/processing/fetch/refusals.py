@@ -1,0 +1,45 @@
+"""Why media were not fetched, in words that tell a caller nothing about the network behind this machine."""
+
+from mmengine.errors import InvalidMedia
+
+# By reason: what the caller is told. Where nothing was connected, all that has to do with names and addresses
+# reads alike: else whoever may send URLs could ask which names and addresses there are.
+_SAID = {
+    "off": "URLs are not fetched here; send the data as a data: URL",
+    "url": "it is no URL that can be used; give one like https://host/picture.png",
+    "userinfo": "a URL with a user name or a password is not taken; leave it out",
+    "scheme": "only https: is fetched here",
+    "port": "its port is not allowed",
+    "host": "its host is not one of those that are allowed",
+    "address": "the address is not allowed, or its host is not known",
+    "connect": "its host cannot be reached",
+    "tls": "its host has no certificate that is valid for its name",
+    "timeout": "it did not come in time",
+    "protocol": "its host did not answer as HTTP asks for, or broke off",
+    "status": "its host answered without it",
+    "redirects": "its host redirects too often",
+    "encoding": "its host sends it compressed, although it was not asked to",
+    "size": "it is too large",
+    "total": "the media of its request are too large together",
+    "count": "the request names too many URLs and files of media",
+    "type": "it is neither an image nor a video of a kind that is read here",
+    "file": "there is no such file below the folder that files are read from",
+}
+REASONS = (*_SAID, "given_up", "failed")
+
+
+class FetchRefused(InvalidMedia):
+    """`reason`: one of REASONS. `said`: the message without whose it is."""
+
+    def __init__(self, text: str, reason: str = "failed", said: str = "") -> None:
+        super().__init__(text)
+        self.reason, self.said = reason, said or text
+
+    def at(self, where: str) -> "FetchRefused":
+        """The same of what an error calls `where`."""
+        return FetchRefused(f"{where} is not fetched: {self.said}", self.reason, self.said)
+
+
+def refused(reason: str, detail: str = "") -> FetchRefused:
+    """`detail`: more for the caller, of limits and statuses alone."""
+    return FetchRefused(_SAID[reason] + (f" ({detail})" if detail else ""), reason)

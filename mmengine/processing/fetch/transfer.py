@@ -1,0 +1,114 @@
+"""One GET over one connection: bytes are counted as they come, and the first ones say what they are."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import h11
+
+from mmengine.processing.fetch.kinds import HEAD_BYTES, is_media
+from mmengine.processing.fetch.refusals import FetchRefused, refused
+from mmengine.processing.fetch.urls import Url
+from mmengine.processing.fetch.wire import Wire
+from mmengine.version import __version__
+
+MAX_HEADER_BYTES = 2**15  # of an answer, before its body
+# Pieces of a body that come one by one cost time each: so many are taken, and more where they are no crumbs.
+MAX_CRUMBS, LEAST_PIECE = 2048, 128
+# Named, or a host that converts may choose a format that is not read here.
+_ACCEPT = "image/png, image/jpeg, image/webp, image/gif, image/bmp, image/tiff, video/*, */*;q=0.1"
+_REDIRECTS = (301, 302, 303, 307, 308)
+
+
+class Redirect(NamedTuple):
+    location: str
+
+
+def get(url: Url, wire: Wire, max_bytes: int, took: Callable[[int], None]) -> bytes | Redirect:
+    """The body of what `wire`, which is connected to the URL's host, answers. `took`: called with the number
+    of bytes as they come, and may raise. Raises FetchRefused, AttemptOver."""
+    try:
+        return _Exchange(wire, max_bytes, took).run(url)
+    except h11.ProtocolError:
+        raise refused("protocol") from None
+
+
+class _Exchange:
+    def __init__(self, wire: Wire, max_bytes: int, took: Callable[[int], None]) -> None:
+        self._wire, self._max_bytes, self._took = wire, max_bytes, took
+        self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEADER_BYTES)
+        self._received = 0
+
+    def run(self, url: Url) -> bytes | Redirect:
+        headers = [
+            ("Host", url.authority),
+            ("User-Agent", f"mmengine/{__version__}"),
+            ("Accept", _ACCEPT),
+            ("Accept-Encoding", "identity"),
+            ("Connection", "close"),
+        ]
+        request = self._http.send(h11.Request(method="GET", target=url.target, headers=headers))
+        self._wire.send(b"".join(part for part in (request, self._http.send(h11.EndOfMessage())) if part))
+        while isinstance(head := self._event(), h11.InformationalResponse):
+            if self._received > MAX_HEADER_BYTES:
+                raise refused("protocol")
+        if not isinstance(head, h11.Response):
+            raise refused("protocol")
+        return self._checked(head) or self._body()
+
+    def _event(self) -> object:
+        """The next one of h11, which bounds heads and trailers."""
+        while (event := self._http.next_event()) is h11.NEED_DATA:
+            data = self._wire.receive()
+            self._received += len(data)
+            self._http.receive_data(data)
+        return event
+
+    def _checked(self, head: h11.Response) -> Redirect | None:
+        named: dict[str, str] = {}
+        for raw_name, raw_value in head.headers:
+            name, value = raw_name.decode("latin-1"), raw_value.decode("latin-1").strip()
+            named[name] = f"{named[name]}, {value}" if name == "content-encoding" and name in named else value
+        if head.status_code in _REDIRECTS and "location" in named:
+            return Redirect(_text(named["location"]))
+        if head.status_code != 200:
+            raise refused("status", f"HTTP status {head.status_code}")
+        if named.get("content-encoding", "identity").lower() not in ("identity", ""):
+            raise refused("encoding")
+        if named.get("content-length", "").isdecimal() and int(named["content-length"]) > self._max_bytes:
+            raise self._too_large()
+        return None
+
+    def _body(self) -> bytes:
+        body, is_known, num_pieces = bytearray(), False, 0
+        while isinstance(event := self._event(), h11.Data):
+            body += event.data
+            num_pieces += 1
+            if num_pieces > MAX_CRUMBS + len(body) // LEAST_PIECE:
+                raise refused("protocol")
+            self._took(len(event.data))
+            if len(body) > self._max_bytes:
+                raise self._too_large()
+            if not is_known and len(body) >= HEAD_BYTES:
+                is_known = _check_kind(body)
+        if not isinstance(event, h11.EndOfMessage):
+            raise refused("protocol")
+        if not is_known:
+            _check_kind(body)
+        return bytes(body)
+
+    def _too_large(self) -> FetchRefused:
+        return refused("size", f"more than {self._max_bytes} bytes")
+
+
+def _check_kind(body: bytearray) -> bool:
+    if not is_media(bytes(body[:HEAD_BYTES])):
+        raise refused("type")
+    return True
+
+
+def _text(location: str) -> str:
+    """As UTF-8, where it is that: servers send what browsers take."""
+    try:
+        return location.encode("latin-1").decode("utf-8")
+    except UnicodeDecodeError:
+        return location

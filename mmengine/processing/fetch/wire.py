@@ -1,0 +1,104 @@
+"""A connection to an address that was checked, with or without TLS, which waits under a watch alone."""
+
+import select
+import socket
+import ssl
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import TypeVar
+
+from mmengine.processing.fetch.addresses import IPAddress
+from mmengine.processing.fetch.refusals import FetchRefused, refused
+from mmengine.processing.fetch.urls import Url
+from mmengine.processing.fetch.watch import Watch
+
+CHUNK = 2**16
+MAX_TRIED = 3  # addresses of a host
+_T = TypeVar("_T")
+
+
+class Wire:
+    """`close` ends it. Raises FetchRefused, AttemptOver."""
+
+    def __init__(self, url: Url, addresses: Sequence[IPAddress], tls: ssl.SSLContext, watch: Watch) -> None:
+        self._watch = watch
+        plain = _connected(url.port, addresses, watch)
+        self._socket = plain
+        if url.scheme == "https":
+            try:
+                self._socket = self._secured(plain, url.host, tls)
+            except BaseException:
+                plain.close()
+                raise
+
+    def _secured(self, plain: socket.socket, host: str, tls: ssl.SSLContext) -> ssl.SSLSocket:
+        try:
+            found = tls.wrap_socket(plain, server_hostname=host, do_handshake_on_connect=False)
+        except (OSError, ValueError):  # a name that no certificate can have, or the connection is gone
+            raise refused("tls") from None
+        try:
+            self._retried(found, found.do_handshake, select.POLLIN)
+        except BaseException as error:
+            found.close()
+            if isinstance(error, OSError):
+                raise refused("tls") from None
+            raise
+        return found
+
+    def _retried(self, one: socket.socket, call: Callable[[], _T], what: int) -> _T:
+        """`what`: that a plain socket waits for; TLS says so itself."""
+        while True:
+            self._watch.check()
+            try:
+                return call()
+            except BlockingIOError:
+                self._watch.wait_for(one, what)
+            except ssl.SSLWantReadError:
+                self._watch.wait_for(one, select.POLLIN)
+            except ssl.SSLWantWriteError:
+                self._watch.wait_for(one, select.POLLOUT)
+
+    def send(self, data: bytes) -> None:
+        view = memoryview(data)
+        try:
+            while view:
+                count = self._retried(self._socket, partial(self._socket.send, view), select.POLLOUT)
+                view = view[count:]
+        except OSError:
+            raise refused("protocol") from None
+
+    def receive(self) -> bytes:
+        """What came; b"" at its end."""
+        try:
+            return self._retried(self._socket, partial(self._socket.recv, CHUNK), select.POLLIN)
+        except OSError:
+            raise refused("protocol") from None
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._socket.close()
+
+
+def _connected(port: int, addresses: Sequence[IPAddress], watch: Watch) -> socket.socket:
+    """To the first address that answers; each of those left has its share of the time."""
+    tried = addresses[:MAX_TRIED]
+    for number, address in enumerate(tried):
+        part = watch.part(len(tried) - number)
+        one = socket.socket(socket.AF_INET if address.version == 4 else socket.AF_INET6, socket.SOCK_STREAM)
+        try:
+            one.setblocking(False)
+            with suppress(BlockingIOError):
+                one.connect((str(address), port))
+            part.wait_for(one, select.POLLOUT)
+            if not one.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                return one
+        except FetchRefused:  # its share is over
+            watch.check()
+        except OSError:
+            pass
+        except BaseException:
+            one.close()
+            raise
+        one.close()
+    raise refused("connect")

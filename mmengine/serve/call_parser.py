@@ -1,0 +1,195 @@
+"""From the text of an answer to its calls of tools, while it comes: what is text, which call begins, and what
+its arguments are.
+
+The text follows the grammar of its `ToolCalls`, so nothing is guessed, and each character is looked at once.
+Arguments in json go out as they stand, those in xml as the JSON that they mean.
+"""
+
+import hashlib
+import re
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from mmengine.structured_output.request.tool_calls import (
+    CLOSE,
+    OPEN,
+    VALUE_END,
+    Parameters,
+    ToolCalls,
+    as_json,
+    parameters_of,
+)
+
+ID_CHARS = 24
+MAX_SPACE = 64  # characters of white space that are held back before a call
+_JSON_HEAD = re.compile(r'\n\{"name": "([^"]*)", "arguments": ')
+_XML_HEAD = re.compile(r"\n<function=([^>]*)>\n")
+_XML_NEXT = re.compile(r"\n?(?:<parameter=([^>]*)>\n|(</function>))")
+_STRUCTURE = re.compile(r'["\\{}\[\]]')
+_NO_PARAMETERS = Parameters({}, frozenset(), frozenset(), None, False, None, {})
+
+
+class CallDelta(NamedTuple):
+    """Of the call `number` of an answer, from 0: `name` where it begins, else more of its arguments."""
+
+    number: int
+    arguments: str = ""
+    name: str = ""
+
+
+Piece = str | CallDelta
+
+
+def call_id(request_id: str, choice: int, index: int) -> str:
+    """Of a call: the same whenever the answer is told."""
+    text = f"{request_id}\0{choice}\0{index}".encode()
+    return "call_" + hashlib.sha256(text).hexdigest()[:ID_CHARS]
+
+
+class CallParser:
+    """`push` text as it comes, and `finish` at its end: what was cut there and is no whole part of a call is
+    left out. `num_calls`: those that began."""
+
+    def __init__(self, form: ToolCalls):
+        self._form = form
+        self._parameters = {
+            tool.name: parameters_of(bytes(tool.schema).decode()) if form.format == "xml" else _NO_PARAMETERS
+            for tool in form.tools
+        }
+        self.num_calls = 0
+        self._state: Callable[[], Iterator[Piece]] = self._text
+        self._held = ""  # text that is not understood yet
+        self._may_call = True  # an answer with a form that has begun makes no calls
+        self._space = ""  # before what may be a call, which it belongs to
+        self._depth, self._in_string, self._escaped = 0, False, False  # of json arguments
+        self._tool = _NO_PARAMETERS
+        self._names: set[str] = set()  # parameters of the call that were said
+        self._is_raw = self._is_dropped = False  # of an xml value
+
+    def push(self, text: str) -> list[Piece]:
+        """Pieces of content and of calls, in their order."""
+        self._held += text
+        found: list[Piece] = []
+        before = -1
+        while self._held and len(self._held) != before:  # a state that takes nothing waits for more
+            before = len(self._held)
+            found += self._state()
+        return found
+
+    def finish(self) -> str:
+        """Content that was held back."""
+        rest = self._space + self._held if self._state == self._text and not self.num_calls else ""
+        self._held = self._space = ""
+        return rest
+
+    def _take(self, size: int) -> str:
+        taken, self._held = self._held[:size], self._held[size:]
+        return taken
+
+    def _text(self) -> Iterator[Piece]:
+        if not self._may_call:
+            yield self._take(len(self._held))
+            return
+        place = self._held.find(OPEN)
+        free = place if place >= 0 else len(self._held) - _overlap(self._held, OPEN)
+        text = self._space + self._take(free)
+        kept = text[: max(len(text.rstrip()), len(text) - MAX_SPACE)]
+        if self._form.has_form and kept:
+            self._may_call, self._space = False, ""
+            yield text
+            return
+        self._space = text[len(kept) :]
+        if kept and not self.num_calls:
+            yield kept
+        if place >= 0:
+            self._take(len(OPEN))
+            self._space, self._state = "", self._head
+
+    def _head(self) -> Iterator[Piece]:
+        """From the beginning of a call to its arguments."""
+        is_json = self._form.format == "json"
+        found = (_JSON_HEAD if is_json else _XML_HEAD).match(self._held)
+        if found is None:
+            return
+        self._take(found.end())
+        name = found[1]
+        self._tool, self._names = self._parameters.get(name, _NO_PARAMETERS), set()
+        self._depth, self._in_string, self._escaped = 0, False, False
+        self._state = self._json if is_json else self._xml
+        self.num_calls += 1
+        yield CallDelta(self.num_calls - 1, name=name)
+
+    def _more(self, arguments: str) -> Iterator[Piece]:
+        if arguments:
+            yield CallDelta(self.num_calls - 1, arguments)
+
+    def _json(self) -> Iterator[Piece]:
+        """Arguments as they stand, to the bracket that ends them."""
+        text, at = self._held, 0
+        if self._escaped:
+            at, self._escaped = 1, False
+        while (found := _STRUCTURE.search(text, at)) is not None:
+            char, at = found[0], found.end()
+            if char == "\\":
+                self._escaped = at == len(text)
+                at += 1
+            elif char == '"':
+                self._in_string = not self._in_string
+            elif not self._in_string:
+                self._depth += 1 if char in "{[" else -1
+                if not self._depth:
+                    self._state = self._tail
+                    yield from self._more(self._take(at))
+                    return
+        yield from self._more(self._take(len(text)))
+
+    def _tail(self) -> Iterator[Piece]:
+        """What stands between a call's arguments and its end."""
+        place = self._held.find(CLOSE)
+        if place < 0:
+            self._take(len(self._held) - _overlap(self._held, CLOSE))
+            return
+        self._take(place + len(CLOSE))
+        self._state = self._text
+        yield from ()
+
+    def _xml(self) -> Iterator[Piece]:
+        """Between parameters."""
+        found = _XML_NEXT.match(self._held)
+        if found is None:
+            return
+        self._take(found.end())
+        if found[2] is not None:
+            self._state = self._tail
+            yield from self._more("}" if self._names else "{}")
+            return
+        name = found[1]
+        self._is_dropped = name in self._names  # it was said before, and an object has each key once
+        self._is_raw = name in self._tool.raw or (
+            name not in self._tool.schemas and self._tool.others_are_raw
+        )
+        self._state = self._xml_value
+        if not self._is_dropped:
+            first = "{" if not self._names else ", "
+            self._names.add(name)
+            yield from self._more(f'{first}"{as_json(name)}": ' + ('"' if self._is_raw else ""))
+
+    def _xml_value(self) -> Iterator[Piece]:
+        place = self._held.find(VALUE_END)
+        ends = place >= 0
+        text = self._take(place if ends else len(self._held) - _overlap(self._held, VALUE_END))
+        said = as_json(text) if self._is_raw else text
+        if ends:
+            self._take(len(VALUE_END))
+            self._state = self._xml
+            said += '"' if self._is_raw else ""
+        if not self._is_dropped:
+            yield from self._more(said)
+
+
+def _overlap(text: str, marker: str) -> int:
+    """Characters at the end of `text` that may be the beginning of `marker`."""
+    for size in range(min(len(marker) - 1, len(text)), 0, -1):
+        if text.endswith(marker[:size]):
+            return size
+    return 0

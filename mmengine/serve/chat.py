@@ -1,0 +1,235 @@
+"""Answers of a conversation as OpenAI's chat API has them: messages, with calls of tools and reasoning apart.
+
+The server and `Engine.chat` make the same of the same tokens.
+"""
+
+from dataclasses import dataclass, field, replace
+
+import msgspec
+
+from mmengine.config import EngineConfig
+from mmengine.core.executor import PromptLogprobs
+from mmengine.errors import InvalidRequest
+from mmengine.models.plugin import Processor
+from mmengine.request import SamplingParams
+from mmengine.serve.answers import Completion, RequestOutput, succeeded
+from mmengine.serve.call_parser import call_id
+from mmengine.serve.chat_messages import for_template
+from mmengine.serve.deltas import ArgumentError, ChoiceDeltas, Delta, Entry
+from mmengine.serve.options import SubmitOptions, make_options
+from mmengine.serve.prompts import Prompt, Prompted
+from mmengine.serve.reasoning import ReasoningTokens
+from mmengine.serve.tools import NO_TEMPLATE, CallsAsked, ToolsAsked, tools_asked
+from mmengine.structured_output.json_schema.notes import Note
+from mmengine.structured_output.request.tool_calls import ToolCalls
+
+
+class FunctionCall(msgspec.Struct, frozen=True):
+    """`arguments`: a JSON object as text, byte for byte as the model wrote it where it writes JSON."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(msgspec.Struct, frozen=True):
+    """`id`: of the request's id, the answer and the call; a tool's result names it as tool_call_id."""
+
+    id: str
+    function: FunctionCall
+    type: str = "function"
+
+
+class ChatMessage(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`content` None: there are calls, and no text beside them."""
+
+    content: str | None
+    tool_calls: tuple[ToolCall, ...] | None = None
+    reasoning_content: str | None = None
+
+    def as_json(self) -> dict[str, object]:
+        """As a message of the next call has it."""
+        return {"role": "assistant", **msgspec.json.decode(msgspec.json.encode(self))}
+
+
+class ChatChoice(msgspec.Struct, frozen=True):
+    """finish_reason: stop, length, or tool_calls where the model calls of itself, or has to call any tool.
+    `stop_reason`: the stop string or token that ended it. `argument_errors`: of calls of the tools that
+    `ChatCompletion.notes` names, what is seen to be wrong."""
+
+    index: int
+    message: ChatMessage
+    finish_reason: str
+    stop_reason: str | int | None = None
+    logprobs: tuple[Entry, ...] | None = None
+    argument_errors: tuple[ArgumentError, ...] = ()
+
+
+class ChatCompletion(msgspec.Struct, frozen=True):
+    """`usage`: token counts, by OpenAI's names. `notes`: on the form that was asked for, as which tools could
+    not be held to their schemas."""
+
+    request_id: str
+    choices: tuple[ChatChoice, ...]
+    usage: dict[str, object]
+    notes: tuple[Note, ...] = ()
+
+    @property
+    def message(self) -> ChatMessage:
+        """The first answer's."""
+        return self.choices[0].message
+
+    @property
+    def finish_reason(self) -> str:
+        return self.choices[0].finish_reason
+
+
+@dataclass(slots=True)
+class WholeChoice:
+    """What the deltas of a choice add up to."""
+
+    index: int
+    content: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    logprobs: list[Entry] = field(default_factory=list)
+    finish_reason: str = ""
+    stop_reason: str | int | None = None
+    scores: PromptLogprobs | None = None  # of its prompt
+    names: list[str] = field(default_factory=list)  # of calls
+    arguments: list[list[str]] = field(default_factory=list)
+    argument_errors: tuple[ArgumentError, ...] = ()
+
+    def add(self, delta: Delta) -> None:
+        if delta.content:
+            self.content.append(delta.content)
+        if delta.reasoning:
+            self.reasoning.append(delta.reasoning)
+        self.logprobs.extend(delta.logprobs)
+        self.argument_errors += delta.argument_errors
+        if delta.call is None:
+            return
+        if delta.call.name:
+            self.names.append(delta.call.name)
+            self.arguments.append([])
+        if delta.call.arguments:
+            self.arguments[delta.call.number].append(delta.call.arguments)
+
+    def message(self, request_id: str) -> ChatMessage:
+        calls = tuple(
+            ToolCall(call_id(request_id, self.index, n), FunctionCall(name, "".join(self.arguments[n])))
+            for n, name in enumerate(self.names)
+        )
+        content = "".join(self.content)
+        return ChatMessage(
+            content if content or not calls else None,
+            calls or None,
+            "".join(self.reasoning) if self.reasoning else None,
+        )
+
+
+class ChatAsked:
+    """One call of `chat`: the prompt with its tools, `calls` as the engine takes them (None: there are none),
+    and what becomes of the answer's tokens. Raises InvalidRequest."""
+
+    def __init__(
+        self,
+        prompt: Prompted,
+        tools: object,
+        tool_choice: object,
+        parallel_tool_calls: object,
+        processor: Processor,
+        config: EngineConfig,
+    ):
+        asked = tools_asked(tools, tool_choice, parallel_tool_calls)
+        markers = config.reasoning_start, config.reasoning_end
+        self.prompt, self.calls = with_tools(Prompt.of(prompt), asked, processor, markers)
+        self._tokenizer = processor.tokenizer
+        self._stop: tuple[str, ...] = ()
+        self._sampling = SamplingParams()
+
+    def options(
+        self, sampling: SamplingParams | None, given: SubmitOptions
+    ) -> tuple[SamplingParams | None, SubmitOptions]:
+        """What the engine is asked with. It takes no stop strings beside a form: they end the text beside
+        calls, as it is read here."""
+        options = given.copy()
+        self._sampling = make_options(sampling, options).sampling
+        if self.calls is not None:
+            options["calls"], self._stop = self.calls, self._sampling.stop
+            if sampling is None:
+                options["stop"] = None
+            else:
+                sampling = msgspec.structs.replace(sampling, stop=())
+        return sampling, options
+
+    def begin(self, reasoning: ReasoningTokens, calls: ToolCalls | None) -> "ChatAnswer":
+        """The request is on its way; it was asked with `options`."""
+        sampling = self._sampling
+        if calls is not None:
+            sampling = msgspec.structs.replace(sampling, stop=())
+        return ChatAnswer(
+            [ChoiceDeltas(self._tokenizer, sampling, reasoning, self._stop, calls) for _ in range(sampling.n)]
+        )
+
+
+class ChatAnswer:
+    """Takes the news of a request, and gives the answer at its end."""
+
+    def __init__(self, deltas: list[ChoiceDeltas]):
+        self._deltas = deltas
+        self._whole = [WholeChoice(index) for index in range(len(deltas))]
+
+    def take(self, output: RequestOutput) -> bool:
+        """Whether more of it is wanted: False where all its texts were cut."""
+        deltas, whole = self._deltas[output.index], self._whole[output.index]
+        if not whole.finish_reason:
+            for delta in deltas.push(output.token_ids, output.logprobs):
+                whole.add(delta)
+            if deltas.is_cut or output.finish_reason is not None:
+                whole.add(deltas.finish())
+                whole.finish_reason = deltas.end_reason(output.finish_reason or "stop")
+                whole.stop_reason = deltas.stop_reason(output.detail)
+        return not self.is_cut
+
+    @property
+    def is_cut(self) -> bool:
+        return all(each.is_cut for each in self._deltas)
+
+    def completion(self, answer: Completion) -> ChatCompletion:
+        """`answer`: what the engine says of all choices. Raises RequestFailed where it was given up."""
+        request_id = answer.request_id
+        if not self.is_cut:
+            succeeded(answer)
+        choices = tuple(
+            ChatChoice(
+                each.index,
+                each.message(request_id),
+                each.finish_reason,
+                each.stop_reason,
+                tuple(each.logprobs) if answer.choices[each.index].logprobs is not None else None,
+                each.argument_errors,
+            )
+            for each in self._whole
+        )
+        reasoning = sum(each.num_reasoning_tokens for each in self._deltas)
+        details = {"reasoning_tokens": reasoning, **answer.usage.get("completion_tokens_details", {})}
+        usage = {**answer.usage, "completion_tokens_details": details}
+        return ChatCompletion(request_id, choices, usage, answer.notes)
+
+
+def with_tools(
+    prompt: Prompt, asked: ToolsAsked | None, processor: Processor, markers: tuple[str, str]
+) -> tuple[Prompt, CallsAsked | None]:
+    """The prompt that shows the tools, and what its answer is held to. `markers`: between which the model may
+    reason. Raises InvalidRequest."""
+    if prompt.messages is not None:
+        prompt = replace(prompt, messages=for_template(prompt.messages))
+    if asked is None:
+        return prompt, None
+    if prompt.messages is None:
+        raise InvalidRequest("tools go with messages, into which the chat template writes them")
+    form = processor.call_format(prompt.template_options)
+    if form is None:
+        raise InvalidRequest(NO_TEMPLATE)
+    template = {**(prompt.template_options or {}), "tools": list(asked.shown)}
+    calls = CallsAsked(asked, form, markers if all(markers) else None)
+    return replace(prompt, template_options=template), calls

@@ -1,0 +1,79 @@
+"""Messages of a conversation with calls of tools, from OpenAI's shape to the one that chat templates want."""
+
+import json
+from collections.abc import Mapping, Sequence
+
+from mmengine.errors import InvalidRequest, shown
+from mmengine.structured_output.request.fields import mapping
+
+MAX_ARGUMENT_CHARS = 2**20  # of one call that comes back
+_FUNCTION = "function"
+Json = dict[str, object]
+
+
+def for_template(messages: Sequence[Json]) -> list[Json]:
+    """Arguments that are JSON text become the object that they mean, as templates read it; a message of calls
+    alone has an empty content, and what a tool said in parts of text is one text. Raises InvalidRequest,
+    naming the place. What else is wrong with a message, the processor says."""
+    return [_message(f"messages[{n}]", each) for n, each in enumerate(messages)]
+
+
+def _message(where: str, message: Json) -> Json:
+    if not isinstance(message, Mapping):
+        return message
+    role = message.get("role")
+    if role == "tool":
+        return _result(where, message)
+    calls = message.get("tool_calls")
+    if calls is None:
+        return message
+    if role != "assistant":
+        raise InvalidRequest(f"{where}.tool_calls stands in a message of the role {shown(role)}")
+    if not isinstance(calls, (list, tuple)):
+        raise InvalidRequest(f"{where}.tool_calls must be a list, not {shown(calls)}")
+    content = message.get("content")
+    read = {**message, "content": "" if content is None else content}
+    read.pop("tool_calls")
+    if calls:
+        read["tool_calls"] = [_call(f"{where}.tool_calls[{n}]", each) for n, each in enumerate(calls)]
+    return read
+
+
+def _call(where: str, given: object) -> Json:
+    call = mapping(where, given)
+    function = mapping(f"{where}.{_FUNCTION}", call.get(_FUNCTION))
+    if not isinstance(function.get("name"), str):
+        raise InvalidRequest(f"{where}.{_FUNCTION}.name must be a string")
+    arguments = _arguments(f"{where}.{_FUNCTION}.arguments", function.get("arguments"))
+    return {**call, _FUNCTION: {**function, "arguments": arguments}}
+
+
+def _arguments(where: str, given: object) -> dict[str, object]:
+    if given is None or given == "":
+        return {}
+    if isinstance(given, str):
+        if len(given) > MAX_ARGUMENT_CHARS:
+            raise InvalidRequest(f"{where} has more than {MAX_ARGUMENT_CHARS} characters")
+        try:
+            given = json.loads(given)
+        except (ValueError, RecursionError):
+            raise InvalidRequest(
+                f"{where} is not JSON; send the arguments as they came, and no call that was cut"
+            ) from None
+    if not isinstance(given, Mapping):
+        raise InvalidRequest(f"{where} must be an object, or one as JSON text, not {shown(given)}")
+    return dict(given)
+
+
+def _result(where: str, message: Json) -> Json:
+    name = message.get("tool_call_id")
+    if name is not None and not isinstance(name, str):
+        raise InvalidRequest(f"{where}.tool_call_id must be a string, not {shown(name)}")
+    content = message.get("content")
+    if content is None:
+        return {**message, "content": ""}
+    if not isinstance(content, (list, tuple)):
+        return message
+    texts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
+    found = [text for text in texts if isinstance(text, str)]
+    return {**message, "content": "".join(found)} if len(found) == len(texts) else message

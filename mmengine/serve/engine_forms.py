@@ -1,0 +1,111 @@
+"""What an Engine makes of answers: values of schemas, and messages of a conversation."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol, Unpack
+
+from mmengine.request import SamplingParams
+from mmengine.serve.answers import Completion
+from mmengine.serve.batching import BatchEngine
+from mmengine.serve.chat import ChatAsked, ChatCompletion
+from mmengine.serve.json_stream import values_of
+from mmengine.serve.options import GenerateOptions, SubmitOptions, make_options
+from mmengine.serve.prompts import Prompted
+from mmengine.serve.reasoning import Reasoning
+from mmengine.serve.structured import decoded, json_format, response_format_of
+from mmengine.structured_output.partial_json import JsonValue
+from mmengine.structured_output.request.tool_calls import calls_of
+
+
+class EngineForms(BatchEngine, Protocol):
+    """Part of Engine."""
+
+    reasoning: Reasoning
+
+    def submit(
+        self,
+        prompt: Prompted,
+        sampling: SamplingParams | None = None,
+        *,
+        stream: bool = True,
+        **options: Unpack[SubmitOptions],
+    ) -> str: ...
+
+    def generate(
+        self,
+        prompts: Sequence[Prompted],
+        sampling: SamplingParams | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> list[Completion]: ...
+
+    def chat(
+        self,
+        messages: Prompted,
+        *,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        tool_choice: str | Mapping[str, object] | None = None,
+        parallel_tool_calls: bool | None = None,
+        sampling: SamplingParams | None = None,
+        **options: Unpack[SubmitOptions],
+    ) -> ChatCompletion:
+        """The answer to a conversation as OpenAI's chat API has it: a message, with calls of `tools` and
+        reasoning apart. `tools`, `tool_choice` and `parallel_tool_calls` are OpenAI's; `options` are those
+        of `submit`, `response_format` among them: that of an answer without calls. A stop string beside tools
+        ends the text, never a call. `as_json` of the message, and what each tool said (a message of the role
+        tool, with its `tool_call_id`), go behind `messages` in the next call. Nothing else is to run
+        meanwhile. Raises what `generate` raises."""
+        self.check_batchable()
+        chat = ChatAsked(messages, tools, tool_choice, parallel_tool_calls, self.processor, self.config)
+        sampling, options = chat.options(sampling, options)
+        asked = response_format_of(options).added_to(make_options(sampling, options))
+        asked.check()
+        prepared = chat.prompt.prepare(self.processor, asked.cache_salt)
+        reasoning = self.reasoning.tokens(asked, prepared.prompt_token_ids)
+        answer = chat.begin(reasoning, calls_of(asked.grammar))
+        request_id = self.submit_prepared(prepared, asked, stream=False)
+        completion: Completion | None = None
+        while request_id in self.requests:
+            for output in self.step():
+                if output.request_id == request_id:
+                    completion = output.completion or completion
+                    if not answer.take(output):
+                        self.cancel(request_id)
+            self.check_stall()
+        assert completion is not None, "a request ends with its completion"
+        return answer.completion(completion)
+
+    def generate_json(
+        self,
+        messages: Prompted,
+        schema: object,
+        *,
+        reasoning: bool | None = None,
+        on_truncation: str = "length",
+        sampling: SamplingParams | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> Any:
+        """The answer to one prompt as the value that `schema` describes: a JSON schema as a dict, or a type
+        (list[Model], a dataclass, whatever types.py knows), of which an instance comes back. `reasoning`:
+        whether the model reasons first; None: where the prompt makes it. `options` are those of
+        `generate`. Raises what that raises, and RequestFailed when the answer was cut, which `on_truncation`
+        "close" prevents: it is then completed within its budget."""
+        options["response_format"] = json_format(schema, sampling, options, reasoning, on_truncation)
+        return decoded(self.generate([messages], sampling, **options)[0], schema)
+
+    def stream_json(
+        self,
+        messages: Prompted,
+        schema: object,
+        *,
+        reasoning: bool | None = None,
+        on_truncation: str = "length",
+        sampling: SamplingParams | None = None,
+        **options: Unpack[SubmitOptions],
+    ) -> Iterator[JsonValue]:
+        """The value of `generate_json` while it is written: what is known of it as JSON has it (a dict for an
+        object), again whenever that is more, and at last the value that `generate_json` gives. No value
+        contradicts the one before, but where a key that the schema does not name comes twice. Later values
+        share the parts that are complete: leave those as they are. Nothing else is to run meanwhile. To close
+        the iterator is to cancel. The first value is where it raises what `generate_json` raises."""
+        options["response_format"] = json_format(schema, sampling, options, reasoning, on_truncation)
+        yield from values_of(self, partial(self.submit, messages, sampling, **options), schema)

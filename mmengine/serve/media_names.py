@@ -1,0 +1,75 @@
+"""Where a prompt names media by URLs or files: found as processors find them, and replaced by bytes."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from mmengine.processing.fetch.fetching import URL_HEADS
+
+_KEYS = ("image", "image_url", "video", "video_url", "url", "path", "base64")  # in the order of processors
+_WITH_URL = ("image_url", "video_url")  # which may be objects
+_MODALITIES = {"image": "image", "image_url": "image", "video": "video", "video_url": "video"}
+Message = dict[str, object]
+Replace = Callable[[str, str], str | bytes]  # a name, and how errors call its place
+
+
+def replaced(messages: Sequence[Message], replace: Replace, reads_files: bool) -> list[Message]:
+    """Messages with `replace` of each name in them. What is no message, processors tell. `reads_files`:
+    `file:` URLs and paths are names too."""
+    walk = _Walk(replace, reads_files)
+    return [walk.message(index, message) for index, message in enumerate(messages)]
+
+
+def replaced_items(
+    items: Sequence[object], modality: str, replace: Replace, reads_files: bool
+) -> Sequence[object]:
+    """The same of images or videos that come beside the messages."""
+    walk = _Walk(replace, reads_files)
+    if isinstance(items, (list, tuple)):
+        return [walk.value(item, "", f"{modality} {number}") for number, item in enumerate(items)]
+    return [walk.value(items, "", f"{modality} 0")] if isinstance(items, str) else items
+
+
+class _Walk:
+    def __init__(self, replace: Replace, reads_files: bool) -> None:
+        self._replace, self._reads_files = replace, reads_files
+        self._counts = {"image": 0, "video": 0}
+
+    def message(self, index: int, message: Message) -> Message:
+        content = message.get("content") if isinstance(message, Mapping) else None
+        if not isinstance(message, Mapping) or not isinstance(content, (list, tuple)):
+            return message
+        parts = [self._part(part, f"message {index}, part {number}") for number, part in enumerate(content)]
+        return {**message, "content": parts}
+
+    def _part(self, part: object, place: str) -> object:
+        if not isinstance(part, Mapping):
+            return part
+        kind = part.get("type") or next((key for key in _MODALITIES if key in part), "")
+        modality = _MODALITIES.get(kind) if isinstance(kind, str) else None
+        if modality is None:
+            return part
+        where = f"{modality} {self._counts[modality]} ({place})"
+        self._counts[modality] += 1
+        for key in _KEYS:
+            given = part.get(key)
+            if given is None or (key in _MODALITIES and _MODALITIES[key] != modality):
+                continue
+            if isinstance(given, Mapping) and key in _WITH_URL:
+                return {**part, key: {**given, "url": self.value(given.get("url"), "url", where)}}
+            return {**part, key: self.value(given, key, where)}
+        return part
+
+    def value(self, given: object, key: str, where: str) -> object:
+        if isinstance(given, str):
+            return self._replace(given, where) if self._is_name(given, key) else given
+        if isinstance(given, (list, tuple)) and any(isinstance(frame, str) for frame in given):
+            frames = (
+                self.value(frame, key, f"{where}, frame {number}") for number, frame in enumerate(given)
+            )
+            return type(given)(frames)
+        return given
+
+    def _is_name(self, text: str, key: str) -> bool:
+        head = text[:8].lower()
+        if head.startswith(URL_HEADS):
+            return True
+        return self._reads_files and (head.startswith("file:") or (key == "path" and head[:5] != "data:"))

@@ -1,0 +1,151 @@
+"""How long requests wait, and how long they run: from the news of steps to histograms.
+
+The tokens of a step came at one moment, and for all rows that had one in the step before as well the time
+since is the same: it is put into its bucket once, with their number.
+"""
+
+import time
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from prometheus_client.core import HistogramMetricFamily, Metric
+
+from mmengine.core.outputs import Output
+from mmengine.request import Request
+
+SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+TOKEN_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2.5)
+COUNTS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000)
+ANSWERED = ("stop", "length")  # reasons of ends that times are counted of
+CHOICES = (1, 2, 5, 10, 20, 50, 100)
+
+
+class Buckets:
+    """A histogram that takes several equal values at once. One thread adds; any may collect."""
+
+    def __init__(self, name: str, help_text: str, bounds: Sequence[float]):
+        self._name, self._help, self._bounds = name, help_text, bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def add(self, value: float, count: int = 1) -> None:
+        self._counts[bisect_left(self._bounds, value)] += count
+        self._sum += value * count
+
+    def collect(self) -> Metric:
+        family, total = HistogramMetricFamily(self._name, self._help), 0
+        buckets = []
+        for bound, count in zip((*map(str, map(float, self._bounds)), "+Inf"), self._counts, strict=True):
+            total += count
+            buckets.append((bound, total))
+        family.add_metric([], buckets, self._sum)
+        return family
+
+
+@dataclass(slots=True)
+class _Live:
+    """One answer. Times are of the monotonic clock, in seconds; 0: not yet."""
+
+    begun: float  # its preparation, or its submit where there was none
+    queued: float
+    num_prompt: int
+    admitted: float = 0.0
+    first: float = 0.0
+    last: float = 0.0  # when its newest tokens came
+    num_tokens: int = 0
+
+
+class RequestTimes:
+    def __init__(self) -> None:
+        self._live: dict[str, _Live] = {}
+        self._before = -1.0  # when the last step with news came back
+        self._all: list[Buckets] = []
+        self._preparation = self._new("request_preparation_seconds", "From a call to its submit.")
+        self._queue = self._new("request_queue_seconds", "From submit to the first step.")
+        self._first = self._new("time_to_first_token_seconds", "From a call to its first token.")
+        self._prefill = self._new("request_prefill_seconds", "From the first step to the first token.")
+        self._decode = self._new("request_decode_seconds", "From the first token to the last.")
+        self._inference = self._new("request_inference_seconds", "From the first step to the last token.")
+        self._whole = self._new("request_seconds", "From a call to its end.")
+        text = "Time between two steps that gave a request tokens."
+        self._between = self._new("inter_token_seconds", text, TOKEN_SECONDS)
+        text = "Mean time between tokens of a request."
+        self._mean = self._new("time_per_output_token_seconds", text, TOKEN_SECONDS)
+        self._prompt = self._new("request_prompt_tokens", "Tokens of prompts that were answered.", COUNTS)
+        self._output = self._new("request_output_tokens", "Tokens of answers.", COUNTS)
+        self._most = self._new("request_max_tokens", "Tokens that answers might have had.", COUNTS)
+        self._choices = self._new("request_choices", "Answers that were asked for to a prompt.", CHOICES)
+        self._step = self._new("step_tokens", "Tokens that a step computed.", COUNTS)
+
+    def _new(self, name: str, help_text: str, bounds: Sequence[float] = SECONDS) -> Buckets:
+        self._all.append(Buckets(f"mmengine_{name}", help_text, bounds))
+        return self._all[-1]
+
+    def submitted(self, request: Request, num_choices: int, prepared_s: float) -> None:
+        """The core took it, as one of so many answers to a prompt that took `prepared_s` to prepare."""
+        now = time.monotonic()
+        num_prompt = len(request.prompt_token_ids)
+        self._live[request.request_id] = _Live(now - prepared_s, now, num_prompt)
+        self._most.add(request.sampling.max_tokens)
+        if request.sample_index == 0:
+            self._choices.add(num_choices)
+            self._preparation.add(prepared_s)
+
+    def saw_step(self, news: Sequence[Output], admitted: Sequence[str], num_scheduled: int) -> None:
+        """A step came back with `news`, and another one of `num_scheduled` tokens began, with requests that
+        were given a row for it."""
+        now = time.monotonic()
+        if num_scheduled:
+            self._step.add(num_scheduled)
+        for name in admitted:
+            live = self._live.get(name)
+            if live is not None and not live.admitted:
+                live.admitted = now
+                self._queue.add(now - live.queued)
+        if news:
+            self._take(news, now)
+            self._before = now
+
+    def _take(self, news: Sequence[Output], now: float) -> None:
+        find, before, num_regular = self._live.get, self._before, 0
+        for output in news:  # which is there for each row already: this is to cost little
+            live = find(output.request_id)
+            if live is None:
+                continue
+            if output.token_ids:
+                if live.last == before:
+                    num_regular += 1
+                elif live.last:
+                    self._between.add(now - live.last)
+                else:
+                    self._begun(live, now)
+                live.last = now
+                live.num_tokens += len(output.token_ids)
+            if output.finish_reason is not None and output.finish_reason in ANSWERED:
+                self._ended(live, now)
+        if num_regular:
+            self._between.add(now - before, num_regular)
+
+    def _begun(self, live: _Live, now: float) -> None:
+        live.first = now
+        self._first.add(now - live.begun)
+        self._prefill.add(now - live.admitted)
+
+    def _ended(self, live: _Live, now: float) -> None:
+        self._whole.add(now - live.begun)
+        self._prompt.add(live.num_prompt)
+        self._output.add(live.num_tokens)
+        if live.num_tokens:
+            self._decode.add(live.last - live.first)
+            self._inference.add(live.last - live.admitted)
+        if live.num_tokens > 1:
+            self._mean.add((live.last - live.first) / (live.num_tokens - 1))
+
+    def release(self, request_id: str) -> None:
+        """A request is over. One that was not submitted here is no error."""
+        self._live.pop(request_id, None)
+
+    def collect(self) -> Iterator[Metric]:
+        for buckets in self._all:
+            yield buckets.collect()

@@ -1,0 +1,204 @@
+"""Tools as callers give them, by OpenAI's names, and the form that answers have beside them."""
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import msgspec
+
+from mmengine.errors import InvalidRequest, shown
+from mmengine.request import CallFormat, GrammarRequest
+from mmengine.structured_output.json_schema.notes import Note
+from mmengine.structured_output.request.fields import flag, mapping, refuse_others
+from mmengine.structured_output.request.tool_calls import (
+    NONE,
+    AskedTool,
+    Choice,
+    ToolCalls,
+    calls_of,
+    tool_calls,
+)
+
+MAX_TOOLS = 128  # of one request
+MAX_TOOL_BYTES = 256 * 2**10  # of the tools of one request, as JSON
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # OpenAI's
+_FUNCTION_FIELDS = ("name", "description", "parameters", "strict")
+_EMPTY = {"type": "object", "properties": {}, "additionalProperties": False}
+NO_TEMPLATE = (
+    "tools need a chat template that shows a model its tools and how to call them, and this model's does "
+    "not; give one that does (mmengine serve --chat-template, or chat_template among template_options)"
+)
+
+Json = Mapping[str, object]
+
+
+class ToolLimits(NamedTuple):
+    """`is_strict`: a tool whose schema cannot be enforced is refused, also where it does not ask for that."""
+
+    max_tools: int = MAX_TOOLS
+    max_bytes: int = MAX_TOOL_BYTES
+    is_strict: bool = False
+
+
+class ToolsAsked(msgspec.Struct, frozen=True):
+    """`shown`: tools as the chat template gets them. `tools`: those that may be called."""
+
+    shown: tuple[dict[str, object], ...]
+    tools: tuple[AskedTool, ...]
+    choice: Choice
+    parallel: bool = True
+
+
+class CallsAsked(msgspec.Struct, frozen=True):
+    """What an answer with tools is held to. `reasoning`: the markers of a model that may reason by itself."""
+
+    asked: ToolsAsked
+    format: CallFormat
+    reasoning: tuple[str, str] | None = None
+
+
+def tools_asked(
+    tools: object,
+    tool_choice: object = None,
+    parallel_tool_calls: object = None,
+    limits: ToolLimits = ToolLimits(),  # noqa: B008 (it is frozen)
+) -> ToolsAsked | None:
+    """None where no tool may be called: there are none, or `tool_choice` is none. Raises InvalidRequest,
+    naming the field."""
+    parallel = parallel_tool_calls is None or flag("parallel_tool_calls", parallel_tool_calls)
+    if tools is not None and not isinstance(tools, (list, tuple)):
+        raise InvalidRequest(f"tools must be a list, not {shown(tools)}")
+    if not tools:
+        if tool_choice not in (None, "auto", "none"):
+            raise InvalidRequest("tool_choice asks for a call, but there are no tools to call")
+        return None
+    given = [_without_nulls(f"tools[{n}]", each) for n, each in enumerate(_bounded(tools, limits))]
+    found = [_tool(f"tools[{n}].function", each, limits) for n, each in enumerate(given)]
+    names = [tool.name for tool in found]
+    for n, name in enumerate(names):
+        if name in names[:n]:
+            raise InvalidRequest(f"tools[{n}].function.name, {shown(name)}, is that of another tool too")
+    if tool_choice == "none":
+        return None
+    choice, chosen = _choice(tool_choice, names)
+    return ToolsAsked(tuple(given), tuple(tool for tool in found if tool.name in chosen), choice, parallel)
+
+
+def _bounded(tools: Sequence[object], limits: ToolLimits) -> Sequence[object]:
+    if len(tools) > limits.max_tools:
+        raise InvalidRequest(f"tools has {len(tools)} entries; at most {limits.max_tools} are taken")
+    try:
+        size = len(msgspec.json.encode(tools))
+    except (TypeError, ValueError, RecursionError):
+        raise InvalidRequest("tools must be JSON data") from None
+    if size > limits.max_bytes:
+        raise InvalidRequest(f"tools has {size:,} bytes as JSON; at most {limits.max_bytes:,} are taken")
+    return tools
+
+
+def _without_nulls(where: str, given: object) -> dict[str, object]:
+    """A tool as the template gets it. Raises InvalidRequest for another kind of tool than functions."""
+    tool = {name: each for name, each in mapping(where, given).items() if each is not None}
+    kind = tool.get("type")
+    if kind != "function":
+        raise InvalidRequest(f"{where}.type must be function, not {shown(kind)}")
+    refuse_others(where, tool, ("type", "function"))
+    function = mapping(f"{where}.function", tool.get("function"))
+    return {**tool, "function": {name: each for name, each in function.items() if each is not None}}
+
+
+def _tool(where: str, tool: Json, limits: ToolLimits) -> AskedTool:
+    function = mapping(where, tool["function"])
+    refuse_others(where, function, _FUNCTION_FIELDS)
+    name = function.get("name")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InvalidRequest(
+            f"{where}.name must have 1 to 64 letters, digits, underscores and dashes, not {shown(name)}"
+        )
+    if not isinstance(function.get("description", ""), str):
+        raise InvalidRequest(f"{where}.description must be a string")
+    place = f"{where}.parameters"
+    parameters = mapping(place, function.get("parameters", _EMPTY))
+    is_strict = flag(f"{where}.strict", function.get("strict")) or limits.is_strict
+    return AskedTool(name, msgspec.json.encode(parameters), place, is_strict)
+
+
+def _choice(given: object, names: Sequence[str]) -> tuple[Choice, Sequence[str]]:
+    """auto, required or named, and which tools may be called."""
+    if given is None or given == "auto":
+        return "auto", names
+    if given == "required":
+        return "required", names
+    if not isinstance(given, Mapping):
+        raise InvalidRequest(
+            f"tool_choice must be none, auto, required or an object that names a function, not {shown(given)}"
+        )
+    if given.get("type") == "allowed_tools":
+        return _allowed("tool_choice.allowed_tools", given.get("allowed_tools"), names)
+    refuse_others("tool_choice", given, ("type", "function"))
+    return "named", [_named("tool_choice", given, names)]
+
+
+def _allowed(where: str, given: object, names: Sequence[str]) -> tuple[Choice, Sequence[str]]:
+    allowed = mapping(where, given)
+    refuse_others(where, allowed, ("mode", "tools"))
+    mode, tools = allowed.get("mode"), allowed.get("tools")
+    if mode != "auto" and mode != "required":
+        raise InvalidRequest(f"{where}.mode must be auto or required, not {shown(mode)}")
+    if not isinstance(tools, list) or not tools:
+        raise InvalidRequest(f"{where}.tools must be a list of at least one tool")
+    return mode, [_named(f"{where}.tools[{n}]", each, names) for n, each in enumerate(tools)]
+
+
+def _named(where: str, given: object, names: Sequence[str]) -> str:
+    tool = mapping(where, given)
+    if tool.get("type") != "function":
+        raise InvalidRequest(f"{where}.type must be function, not {shown(tool.get('type'))}")
+    name = mapping(f"{where}.function", tool.get("function")).get("name")
+    if not isinstance(name, str) or name not in names:
+        raise InvalidRequest(
+            f"{where}.function.name, {shown(name)}, is none of the tools; there are {_list(names)}"
+        )
+    return name
+
+
+def _list(names: Sequence[str]) -> str:
+    return ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
+
+
+def call_grammar(calls: CallsAsked, answer: GrammarRequest | None) -> GrammarRequest:
+    """The grammar of an answer with tools. `answer`: that of its text. Raises InvalidRequest."""
+    if answer is not None and answer.kind != "json_schema":
+        raise InvalidRequest(
+            "response_format beside tools must be json_schema or json_object, or structured_outputs.json; "
+            "leave out the tools, or give another form"
+        )
+    if answer is not None and answer.closes:
+        raise InvalidRequest("response_format.on_truncation close cannot go with tools; leave one out")
+    asked = calls.asked
+    text = answer.source if answer is not None and asked.choice == "auto" else "null"
+    return _made(asked.tools, asked.choice, asked.parallel, calls.format, calls.reasoning, text)
+
+
+@lru_cache(maxsize=64)
+def _made(
+    tools: tuple[AskedTool, ...],
+    choice: Choice,
+    parallel: bool,
+    form: CallFormat,
+    reasoning: tuple[str, str] | None,
+    answer: str,
+) -> GrammarRequest:
+    """One object for the many requests that have the same tools."""
+    raw = msgspec.Raw(answer.encode()) if answer != "null" else NONE
+    asked = ToolCalls(form, (), choice, parallel, raw, reasoning if choice == "auto" else None)
+    return tool_calls(tools, asked)
+
+
+def notes_on(grammar: GrammarRequest) -> tuple[Note, ...]:
+    """On the form of an answer: which tools are held to less than their schemas say."""
+    text = "its schema cannot be enforced: calls are held to an object, and looked at when they are made"
+    calls = calls_of(grammar)
+    names = () if calls is None else calls.unenforced
+    return tuple(Note("tools", f"#/{name}", text, warning=True) for name in names)

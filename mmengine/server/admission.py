@@ -1,0 +1,57 @@
+"""Which calls are taken, and what those that are may hold."""
+
+from contextlib import AbstractContextManager
+
+from mmengine.serve.async_engine import AsyncEngine
+from mmengine.server.auth import ApiKeys
+from mmengine.server.bodies import Bodies, Held
+from mmengine.server.drain_rate import DrainRate
+from mmengine.server.errors import LATER_S, ApiError, left_behind, not_ready, shutting_down, without_details
+from mmengine.server.settings import ServerSettings
+from mmengine.server.shares import Shares
+
+OWNER = "mmengine.owner"  # in a scope: whose call it is
+
+
+class Admission:
+    def __init__(self, engine: AsyncEngine, settings: ServerSettings, keys: ApiKeys):
+        self._engine, self._keys = engine, keys
+        self.rate = DrainRate()
+        self.bodies = Bodies(
+            settings.max_body_bytes, settings.max_bodies_bytes, settings.body_timeout_s, self.rate
+        )
+        self.shares = Shares(engine.max_open, settings.key_share, self.bodies, self.rate)
+        self.is_draining = False
+
+    def take(self, owner: str) -> None:
+        """A call of this key begins; `give` ends it. Raises ApiError."""
+        if (why := self.draining()) is not None:
+            raise why
+        reasons = self.reasons()
+        if reasons:
+            raise not_ready(reasons, self.retry_later_s())
+        self.shares.take(owner, is_alone=not self._keys.are_several)
+
+    def give(self, owner: str) -> None:
+        self.shares.give(owner)
+
+    def holding(self, owner: str) -> AbstractContextManager[Held]:
+        """Room for a body of this key."""
+        return self.shares.holding(owner, is_alone=not self._keys.are_several)
+
+    def reasons(self) -> tuple[str, ...]:
+        """Why no call should be sent here, for anybody to read."""
+        if (why := self.draining()) is not None:
+            return (why.body.message,)
+        return tuple(map(without_details, self._engine.readiness().reasons))
+
+    def draining(self) -> ApiError | None:
+        return shutting_down(self.retry_later_s()) if self.is_draining else None
+
+    def left_behind(self, request_id: str) -> ApiError:
+        """What the caller of a request hears that the server's end cuts."""
+        return left_behind(request_id, self._engine.has_log, self.retry_later_s())
+
+    def retry_later_s(self) -> int:
+        """When all who are here are likely to have left."""
+        return max(LATER_S, self.rate.retry_after_s(self.rate.num_open))

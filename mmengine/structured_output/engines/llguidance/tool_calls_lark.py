@@ -1,0 +1,131 @@
+"""Calls of tools as grammars of llguidance: a Lark grammar of what is between values, and one of JSON for the
+arguments of each tool, or for each parameter.
+
+Free text ends where it first says that a call begins: a lazy lexeme, as that of a structural tag.
+"""
+
+import json
+import re
+
+from mmengine.structured_output.engines.llguidance.tag_grammar import schema_named
+from mmengine.structured_output.request.tool_calls import (
+    CLOSE,
+    OPEN,
+    VALUE_END,
+    Json,
+    Parameters,
+    ToolCalls,
+    parameters_of,
+)
+
+_SPACE = r"SPACE: /\n{1,2}/"  # what templates put behind reasoning, before a call
+_OTHER_NAME = r"OTHER_NAME: /[A-Za-z_][A-Za-z0-9_.\-]{0,63}/"
+_NOT_ENDED = r"~/(?s:.*)\n<\/parameter>(?s:.*)/"
+_REGEX_PIECE = re.compile(r"\\.|/", re.DOTALL)
+
+
+def call_grammars(form: ToolCalls) -> str:
+    """The grammars, as JSON."""
+    writer = _Writer()
+    lines = ["TEXT: /(?s:.*)/", _SPACE, _OTHER_NAME, *_start(form, writer)]
+    for number, tool in enumerate(form.tools):
+        schema = bytes(tool.schema).decode()
+        if form.format == "json":
+            head = quoted(f'\n{{"name": {json.dumps(tool.name)}, "arguments": ')
+            tail = quoted("}\n" + CLOSE)
+            lines.append(f"tool_{number}: {head} {writer.value(schema)} {tail}")
+        else:
+            head, tail = quoted(f"\n<function={tool.name}>\n"), quoted("</function>\n" + CLOSE)
+            named = writer.parameters(f"{number}", parameters_of(schema))
+            lines.append(f"tool_{number}: {head} {named} {tail}")
+    lines.append("body: " + " | ".join(f"tool_{number}" for number in range(len(form.tools))))
+    grammars = [{"name": "calls", "lark_grammar": "\n".join([*lines, *writer.lines])}, *writer.grammars]
+    return json.dumps({"grammars": grammars}, ensure_ascii=False)
+
+
+def _start(form: ToolCalls, writer: "_Writer") -> list[str]:
+    several = form.parallel and form.choice != "named"
+    lines = ["more: " + (f"({quoted(chr(10) + OPEN)} body)*" if several else '""')]
+    forced = f"SPACE? {quoted(OPEN)} body more"
+    if form.choice != "auto":
+        return [f"start: {forced}", *lines]
+    think = ""
+    if form.reasoning is not None:
+        begin, end = form.reasoning
+        think = "think? "
+        lines.append(f"think[lazy]: {quoted(begin)} TEXT {quoted(end)}")
+    if form.has_form:
+        answer = writer.value(bytes(form.answer).decode())
+        return [f"start: {think}(SPACE? {answer} | {forced})", *lines]
+    free = f" & ~/{re.escape(form.reasoning[0])}(?s:.*)/" if form.reasoning is not None else ""
+    lines += [f"FREE: TEXT{free}", f"opened[lazy]: FREE {quoted(OPEN)}", "REST: TEXT"]
+    return [f"start: {think}(REST | opened body more)", *lines]
+
+
+class _Writer:
+    """Collects the grammars of JSON, and the rules of parameters."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.grammars: list[dict[str, object]] = []
+
+    def value(self, schema: str) -> str:
+        """What stands in a rule for a value of what the gate made of a schema."""
+        name = f"json_{len(self.grammars)}"
+        self.grammars.append(schema_named(name, schema))
+        return f"@{name}"
+
+    def parameters(self, prefix: str, found: Parameters) -> str:
+        """What stands for all parameters of a tool, in the order of its schema."""
+        parts = []
+        for place, (name, schema) in enumerate(found.schemas.items()):
+            body = self._written(f"{prefix}_{place}", schema, name in found.raw, found)
+            rule = f"p_{prefix}_{place}"
+            self.lines.append(f"{rule}: {quoted(f'<parameter={name}>' + chr(10))} {body}")
+            parts.append(rule if name in found.required else f"{rule}?")
+        if found.others is not None:
+            body = self._written(f"{prefix}_0", found.others, found.others_are_raw, found)
+            self.lines.append(
+                f"p_{prefix}_0: {quoted('<parameter=')} OTHER_NAME {quoted('>' + chr(10))} {body}"
+            )
+            parts.append(f"p_{prefix}_0*")
+        return " ".join(parts)
+
+    def _written(self, place: str, schema: object, is_raw: bool, found: Parameters) -> str:
+        """A value and what stands behind it."""
+        if is_raw:
+            assert isinstance(schema, dict)
+            self.lines.append(f"V_{place}: ({_text(schema, found.definitions)}) & {_NOT_ENDED}")
+            self.lines.append(f"v_{place}[lazy]: V_{place} {quoted(VALUE_END)}")
+            return f"v_{place} {quoted(chr(10))}"
+        body = schema if isinstance(schema, dict) else {}
+        whole = {"x-guidance": found.options, **body}
+        if found.definitions:
+            whole["$defs"] = found.definitions
+        return f"{self.value(json.dumps(whole, ensure_ascii=False))} {quoted(VALUE_END + chr(10))}"
+
+
+def _text(schema: Json, definitions: Json) -> str:
+    """A string's schema as what a terminal may be."""
+    if "$ref" in schema:
+        return _text(definitions[schema["$ref"].removeprefix("#/$defs/")], definitions)
+    if "anyOf" in schema:
+        return " | ".join(f"({_text(each, definitions)})" for each in schema["anyOf"])
+    if "enum" in schema:
+        return " | ".join(quoted(each) for each in schema["enum"])
+    parts = []
+    if "pattern" in schema:
+        regex = schema["pattern"].removeprefix("^").removesuffix("$")
+        parts.append("/" + _REGEX_PIECE.sub(_escaped_slash, regex) + "/")
+    low, high = schema.get("minLength", 0), schema.get("maxLength", "")
+    if low or high != "":
+        parts.append(f"/(?s:.{{{low},{high}}})/")
+    return " & ".join(parts) or "TEXT"
+
+
+def _escaped_slash(found: re.Match[str]) -> str:
+    return found[0] if found[0] != "/" else "\\/"
+
+
+def quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)

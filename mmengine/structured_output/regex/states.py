@@ -1,0 +1,83 @@
+"""A regular expression as states with single characters between them (K. Thompson, Regular Expression Search
+Algorithm, CACM 1968)."""
+
+from collections.abc import Callable
+
+from mmengine.structured_output.regex.sets import Set, holds
+from mmengine.structured_output.regex.tree import Alt, Chars, Node, Repeat, Seq
+
+STATE_COST = 10  # steps that making a state counts for
+
+
+class States:
+    """A state has a set, and a character of that leads to the state behind it; or no set, and is all of the
+    states behind it at once. The first is the end. `spend` is told of steps before they are done, and may
+    raise."""
+
+    def __init__(self, node: Node, spend: Callable[[int], None]):
+        self._spend = spend
+        self.states: list[tuple[Set | None, tuple[int, ...]]] = [(None, ())]
+        self.start = self._made(node, 0)
+
+    def sets(self) -> set[Set]:
+        return {found for found, _ in self.states if found is not None}
+
+    def first(self) -> frozenset[int]:
+        """All states that it is in before a text."""
+        return self.reached([self.start])
+
+    def behind(self, now: frozenset[int], char: str) -> frozenset[int]:
+        """All states that it is in when a character has followed."""
+        point, steps = ord(char), [self.states[place] for place in now]
+        return self.reached([after[0] for found, after in steps if found is not None and holds(found, point)])
+
+    def reached(self, waiting: list[int]) -> frozenset[int]:
+        """The states that these are all at once; takes from `waiting`."""
+        found: set[int] = set()
+        while waiting:
+            place = waiting.pop()
+            if place not in found:
+                found.add(place)
+                chars, after = self.states[place]
+                if chars is None:
+                    waiting += after
+        self._spend(len(found) + 1)
+        return frozenset(found)
+
+    def ends(self, now: frozenset[int]) -> bool:
+        return 0 in now
+
+    def _state(self, chars: Set | None, *after: int) -> int:
+        self._spend(STATE_COST)
+        self.states.append((chars, after))
+        return len(self.states) - 1
+
+    def _made(self, node: Node, after: int) -> int:
+        """The state where a node begins behind which `after` stands."""
+        match node:
+            case Chars(ranges=chars):
+                return self._state(chars, after)
+            case Alt(options=options):
+                starts = []
+                for option in options:
+                    starts.append(self._made(option, after))
+                return self._state(None, *starts)
+            case Seq(items=items):
+                for item in reversed(items):
+                    after = self._made(item, after)
+                return after
+            case Repeat(item=item, low=low, high=high):
+                return self._repeated(item, low, high, after)
+        raise ValueError(f"{node} was not put in")
+
+    def _repeated(self, item: Node, low: int, high: int | None, after: int) -> int:
+        if high is None:
+            start = self._state(None)
+            self.states[start] = (None, (self._made(item, start), after))
+        else:
+            start = after
+            for _ in range(high - low):
+                start = self._state(None, self._made(item, start), after)
+        for _ in range(low):
+            start = self._made(item, start)
+        return start

@@ -1,0 +1,135 @@
+"""What clients in Python are asked to do; each is a program that says a JSON line for each of it.
+
+Only the structure of answers is looked at: the embedded model was taught to talk of shapes alone.
+"""
+
+import http.client
+import json
+import os
+import threading
+import time
+import traceback
+from contextlib import contextmanager
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+BASE, SMALL = (
+    os.environ["BASE_URL"],
+    os.environ["SMALL_URL"],
+)  # both end in /v1; the second has room for two calls
+MODEL, IMAGE = os.environ["MODEL"], os.environ["IMAGE_URL"]
+TAKES_TOOLS = os.environ["TAKES_TOOLS"] == "1"
+QUESTION = "What is a triangle?"
+TAUGHT = "Return JSON for this image."  # the embedded model was: it answers so without a schema
+REFUSED = "unsupported_parameter"  # the code of what the server says no to by name
+Colour = Literal["red", "blue"]
+Corners = Annotated[int, Field(ge=0, le=9)]
+_checks = []
+
+
+class Shape(BaseModel):
+    """A shape: nothing in it has room for much, as the embedded model would go on and on."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    colour: Colour
+    corners: Corners
+    is_large: bool
+    inside: list[Colour] | None
+
+
+class Anything(BaseModel):
+    """Whatever JSON object comes."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class Skipped(Exception):
+    """It was not tried."""
+
+
+def check(capability):
+    """`capability`: a column of the table, then behind a colon which way."""
+
+    def kept(function):
+        _checks.append((capability, function))
+        return function
+
+    return kept
+
+
+def needs_tools():
+    if not TAKES_TOOLS:
+        raise Skipped("the server takes no tools")
+
+
+def run():
+    for capability, function in _checks:
+        begun = time.monotonic()
+        outcome, detail = outcome_of(function)
+        seconds = round(time.monotonic() - begun, 2)
+        line = {"capability": capability, "outcome": outcome, "detail": detail, "seconds": seconds}
+        print(json.dumps(line), flush=True)
+
+
+def outcome_of(function):
+    try:
+        function()
+    except Skipped as error:
+        return "skipped", str(error)
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}"
+        if REFUSED in said:
+            return "refused", said[:300]
+        return "failed", (said + "\n" + traceback.format_exc())[:3000]
+    return "ok", ""
+
+
+@contextmanager
+def full_queue(seconds=0.6):
+    """The small server has no room for so long, and then it has."""
+    leaving = threading.Event()
+    streams = [threading.Thread(target=_occupy, args=(leaving,)) for _ in range(3)]
+    for stream in streams:
+        stream.start()
+    try:
+        end = time.monotonic() + 10
+        while not _is_full():
+            assert time.monotonic() < end, "the queue does not fill"
+        timer = threading.Timer(seconds, leaving.set)
+        timer.start()
+        yield
+    finally:
+        leaving.set()
+        for stream in streams:
+            stream.join()
+
+
+def _is_full():
+    connection = _asked({"max_tokens": 1}, timeout=0.3)
+    try:
+        return connection.getresponse().status == 429
+    except TimeoutError:  # it waits for its turn: it leaves, and another one may wait
+        return False
+    finally:
+        connection.close()
+
+
+def _asked(fields, timeout=30):
+    connection = http.client.HTTPConnection(SMALL.split("/")[2], timeout=timeout)
+    body = {"messages": [{"role": "user", "content": QUESTION}], **fields}
+    connection.request("POST", "/v1/chat/completions", json.dumps(body))
+    return connection
+
+
+def _occupy(leaving):
+    """Stream after stream, until it is time to leave; leaving ends the one that runs."""
+    while not leaving.is_set():
+        connection = _asked({"max_tokens": 3000, "ignore_eos": True, "stream": True})
+        response = connection.getresponse()
+        while not leaving.is_set() and response.read(64):
+            pass
+        response.close()
+        connection.close()
+        leaving.wait(0.01)

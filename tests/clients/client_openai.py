@@ -1,0 +1,96 @@
+"""openai, Python."""
+
+import json
+
+import openai
+from checks import BASE, IMAGE, MODEL, QUESTION, SMALL, Shape, check, full_queue, needs_tools, run
+
+client = openai.OpenAI(base_url=BASE, api_key="none")
+ASKS = [{"role": "user", "content": QUESTION}]
+TOOL = {
+    "type": "function",
+    "function": {"name": "paint", "description": "Paint.", "parameters": Shape.model_json_schema()},
+}
+
+
+def create(**fields):
+    return client.chat.completions.create(**{"model": MODEL, "messages": ASKS, **fields})
+
+
+@check("chat")
+def chat():
+    assert create().choices[0].message.content
+
+
+@check("streams")
+def stream():
+    chunks = list(create(stream=True, stream_options={"include_usage": True}))
+    assert chunks[-1].usage.total_tokens and chunks[-2].choices[0].finish_reason == "stop"
+
+
+@check("images")
+def image():
+    parts = [{"type": "image_url", "image_url": {"url": IMAGE}}, {"type": "text", "text": "What is this?"}]
+    assert create(messages=[{"role": "user", "content": parts}]).usage.prompt_tokens_details.image_tokens
+
+
+@check("structured output")
+def parsed():
+    found = client.chat.completions.parse(model=MODEL, messages=ASKS, response_format=Shape)
+    assert isinstance(found.choices[0].message.parsed, Shape)
+
+
+@check("tools in a loop: by hand")
+def tools():
+    needs_tools()
+    said = create(tools=[TOOL], tool_choice="required").choices[0]
+    assert said.finish_reason == "tool_calls"
+    results = []
+    for call in said.message.tool_calls:
+        Shape.model_validate_json(call.function.arguments)
+        results.append({"role": "tool", "tool_call_id": call.id, "content": "painted"})
+    again = create(messages=[*ASKS, said.message, *results], tools=[TOOL], tool_choice="none")
+    assert again.choices[0].message.content and not again.choices[0].message.tool_calls
+
+
+@check("tools in a loop: streamed")
+def streamed_tools():
+    needs_tools()
+    named = {"type": "function", "function": {"name": "paint"}}
+    with client.chat.completions.stream(
+        model=MODEL,
+        messages=ASKS,
+        tools=[openai.pydantic_function_tool(Shape, name="paint")],
+        tool_choice=named,
+    ) as stream:
+        kinds = {event.type for event in stream}
+        (call,) = stream.get_final_completion().choices[0].message.tool_calls
+    assert "tool_calls.function.arguments.delta" in kinds and isinstance(
+        call.function.parsed_arguments, Shape
+    )
+
+
+@check("errors")
+def errors():
+    for fields, kind in (
+        ({"model": "nobody"}, openai.NotFoundError),
+        ({"temperature": -1}, openai.BadRequestError),
+        ({"extra_body": {"zzz": 1}}, openai.BadRequestError),
+    ):
+        try:
+            create(**fields)
+        except kind as error:
+            assert json.loads(error.response.text)["error"]["type"]
+        else:
+            raise AssertionError(f"{fields} was taken")
+
+
+@check("retries")
+def retries():
+    small = openai.OpenAI(base_url=SMALL, api_key="none")
+    with full_queue():
+        raw = small.chat.completions.with_raw_response.create(model=MODEL, messages=ASKS, max_tokens=2)
+    assert raw.retries_taken and raw.parse().choices[0].message.content
+
+
+run()

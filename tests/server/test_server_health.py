@@ -1,0 +1,113 @@
+"""Health says what is so: over a real socket, with an engine that hangs, cannot write, or died."""
+
+import errno
+import logging
+import threading
+
+from mmengine.errors import ExecutorLost
+from mmengine.events.log import LogWriter
+from tests.server.running import SlowEcho, served, wait_for
+
+
+def full(self, data):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def told(server):
+    """The status of all health routes but live, which must answer 200, and the reasons."""
+    assert server.call("/health/live")[0] == 200
+    status, headers, found = server.call("/health/ready")
+    assert server.call("/health")[0] == status and (status == 503) == ("retry-after" in headers)
+    assert (found["status"] == "ready") == (status == 200) == (not found["reasons"])
+    return status, found["reasons"]
+
+
+def refused(server, reason):
+    """Calls are refused with the reason, and the metrics say that nothing should be sent here."""
+    status, headers, found = server.chat("more")
+    assert (status, found["error"]["code"]) == (503, "not_ready") and reason in found["error"]["message"]
+    assert int(headers["retry-after"]) >= 5
+    assert "mmengine_ready 0.0" in server.call("/metrics")[2]
+
+
+def in_background(server):
+    asking = threading.Thread(target=server.chat, args=("hello",))
+    asking.start()
+    return asking
+
+
+def test_a_step_that_hangs(monkeypatch):
+    monkeypatch.setattr("mmengine.serve.async_engine.STEP_LIMIT_S", 0.05)
+    goes_on = threading.Event()
+
+    class Hanging(SlowEcho):
+        def collect(self):
+            assert goes_on.wait(20)
+            return super().collect()
+
+    with served(executor_class=Hanging) as one:
+        assert told(one) == (200, [])
+        asking = in_background(one)
+        try:
+            wait_for(lambda: told(one)[0] == 503)
+            assert told(one)[1][0].startswith("a step has not returned for 0 seconds")
+            refused(one, "a step has not returned")
+        finally:
+            goes_on.set()
+        asking.join()
+        wait_for(lambda: told(one) == (200, []))
+        assert "mmengine_ready 1.0" in one.call("/metrics")[2]
+
+
+def test_a_full_disk(tmp_path, monkeypatch):
+    with served(executor_class=SlowEcho, engine_options={"log": tmp_path / "log"}) as one:
+        with monkeypatch.context() as broken:
+            broken.setattr(LogWriter, "_write", full)
+            asking = in_background(one)
+            wait_for(lambda: told(one)[0] == 503)
+            assert "No space left" in told(one)[1][0]
+            refused(one, "No space left")
+        asking.join()
+        wait_for(lambda: told(one) == (200, []))
+
+
+def test_a_thread_that_died(monkeypatch):
+    with served() as one:
+        assert told(one) == (200, [])
+        monkeypatch.setattr("mmengine.core.engine.schedule", lambda view: None)
+        assert one.chat("hello")[0] == 503
+        status, reasons = told(one)
+        assert status == 503 and reasons[0].startswith("the engine stopped: no progress at step 0")
+        refused(one, "the engine stopped")
+
+
+def test_what_a_library_said_of_its_failure_is_not_shown():
+    class Lost(SlowEcho):
+        def collect(self):
+            raise ExecutorLost("step 3 failed: RuntimeError: no device at 0x7f31, see /srv/secret")
+
+    with served(executor_class=Lost) as one:
+        asked = one.chat("hello")
+        wait_for(lambda: told(one)[0] == 503)
+        status, reasons = told(one)
+        assert reasons[0].endswith("step 3 failed: RuntimeError; the server's log says why")
+        for found in (asked, one.chat("hello"), one.call("/health"), one.call("/metrics")):
+            assert "secret" not in str(found) and "0x7f31" not in str(found)
+
+
+def test_each_request_has_one_line_with_its_id_and_no_content(caplog):
+    caplog.set_level(logging.INFO, "mmengine.operators")
+    with served() as one:
+        one.chat("a secret question", request_id="first")
+        one.events("a secret question", request_id="second")
+        wrong = {"messages": [], "zzz": "secret field"}
+        assert (
+            one.call("/v1/chat/completions", wrong, {"x-request-id": "third"})[1]["x-request-id"] == "third"
+        )
+        assert one.call("/v1/chat/completions", wrong, {"x-request-id": "a b"})[1].get("x-request-id") is None
+        one.call("/health")
+    lines = [each for each in caplog.messages if "event='http'" in each]
+    assert [each.partition("id='")[2].partition("'")[0] for each in lines] == ["first", "second", "third", ""]
+    assert ["status=200" in each for each in lines] == [True, True, False, False]
+    assert all("route='/v1/chat/completions'" in each and "seconds=" in each for each in lines)
+    assert not any("secret" in each.lower() for each in caplog.messages)

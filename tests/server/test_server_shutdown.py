@@ -1,0 +1,144 @@
+"""A server that is told to end: streams finish, and whoever goes on with its log finishes what does not."""
+
+import json
+import socket
+import threading
+import time
+
+import pytest
+
+from mmengine.core.resume import Resume
+from mmengine.events import vocabulary as ev
+from mmengine.replay.checked import CheckedLog
+from mmengine.serve.async_engine import AsyncEngine
+from mmengine.server.errors import ApiError
+from tests.serve.serve_fakes import builder
+from tests.server.running import SlowEcho, opened, served, wait_for
+
+ASKED = {"messages": [{"role": "user", "content": "a" * 300}]}
+
+
+class Leaving(SlowEcho):
+    """Ends with requests that run."""
+
+    pause_s = 0.02
+
+    def close(self):
+        pass
+
+
+def ends(folder):
+    """How the requests of a log ended, by id; None: not yet."""
+    found = {}
+    for record in CheckedLog(folder):
+        if isinstance(record.event, ev.Queued):
+            found[record.event.request_id] = None
+        elif isinstance(record.event, ev.Finished):
+            found[record.event.request_id] = record.event.reason
+    return found
+
+
+def all_of(connection):
+    data = b""
+    while piece := connection.recv(65536):
+        data += piece
+    return data
+
+
+def test_streams_finish_when_the_server_is_told_to_end():
+    with served(executor_class=SlowEcho) as one:
+        connection = opened(one)
+        assert b"200 OK" in connection.recv(4096)
+        one.stop()
+        assert isinstance(one.app.admission.draining(), ApiError)
+        rest = b""
+        while data := connection.recv(65536):
+            rest += data
+        assert rest.rstrip(b"0\r\n").endswith(b"data: [DONE]")
+
+
+@pytest.mark.parametrize("signals", [1, 2], ids=["the time is over", "a second signal"])
+def test_what_does_not_finish_stays_in_the_log_and_is_finished_by_the_next(tmp_path, signals):
+    log, answers = tmp_path / "log", []
+    with served(
+        executor_class=Leaving, drain_s=0 if signals == 1 else 60, engine_options={"log": log}
+    ) as one:
+        connection = opened(one, request_id="stream")
+        assert b"200 OK" in connection.recv(4096)
+        body = {**ASKED, "request_id": "whole", "n": 2}
+        whole = threading.Thread(target=lambda: answers.append(one.call("/v1/chat/completions", body)))
+        whole.start()
+        wait_for(lambda: one.engine._engine.stats().num_running == 3)
+        begun = time.monotonic()
+        for _ in range(signals):
+            one.stop()
+        rest = all_of(connection)
+        whole.join()
+        one._thread.join(20)
+        assert time.monotonic() - begun < 20  # of 60, with a second signal
+    fate = "stays in its log, and is finished when a server goes on with that"
+    assert json.loads(rest.split(b"data: ")[-2])["error"] == {
+        "message": f"the server is shutting down; request stream {fate}",
+        "type": "server_error",
+        "param": None,
+        "code": "shutting_down",
+    }
+    assert b"data: [DONE]" in rest
+    status, headers, found = answers[0]
+    assert (status, headers["x-request-id"], int(headers["retry-after"]) >= 5) == (503, "whole", True)
+    assert found["error"]["message"] == f"the server is shutting down; request whole {fate}"
+    assert ends(log) == {"stream": None, "whole/0": None, "whole/1": None}
+
+    engine = AsyncEngine(builder=builder(executor_class=Leaving), log=log, resume=Resume())
+    with served(engine) as one:
+        one.engine._engine.built.executor.pause_s = 0
+        wait_for(lambda: not one.engine._engine.has_work)
+    assert ends(log) == {"stream": "length", "whole/0": "length", "whole/1": "length"}
+
+
+def test_without_a_log_the_caller_hears_that_it_is_given_up():
+    with served(executor_class=Leaving, drain_s=0) as one:
+        connection = opened(one, request_id="mine")
+        assert b"200 OK" in connection.recv(4096)
+        one.stop()
+        rest = all_of(connection)
+    text = "the server is shutting down; request mine is given up, for there is no log; send it again"
+    assert json.loads(rest.split(b"data: ")[-2])["error"]["message"] == text
+
+
+def test_a_client_that_leaves_while_the_server_ends_is_cancelled(tmp_path):
+    with served(executor_class=Leaving, drain_s=20, engine_options={"log": tmp_path / "log"}) as one:
+        connection = opened(one, request_id="mine")
+        assert b"200 OK" in connection.recv(4096)
+        one.stop()
+        connection.close()
+        wait_for(lambda: not one.engine._running)
+    assert ends(tmp_path / "log") == {"mine": "abort"}
+
+
+def test_a_body_that_comes_while_the_server_ends_is_sent_away():
+    with served(drain_s=0) as one:
+        connection = socket.create_connection(("127.0.0.1", one.port))
+        connection.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 9\r\n\r\n{")
+        wait_for(lambda: one.app.admission.bodies.num_bytes)
+        one.stop()
+        rest = all_of(connection)
+    assert rest.startswith(b"HTTP/1.1 503 ") and b'"code":"shutting_down"' in rest
+
+
+def test_who_comes_while_it_ends_is_sent_away():
+    with served(executor_class=Leaving) as one:
+        connections = opened(one), socket.create_connection(("127.0.0.1", one.port))
+        assert b"200 OK" in connections[0].recv(4096)
+        one.app.admission.is_draining = True
+        body = json.dumps(ASKED).encode()
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n"
+        connections[1].sendall(head % len(body) + body)
+        answer = connections[1].recv(4096)
+        answer += connections[1].recv(4096) if answer.endswith(b"\r\n\r\n") else b""
+        assert answer.startswith(b"HTTP/1.1 503 ") and b'"code":"shutting_down"' in answer
+        status, headers, found = one.call("/health/ready")
+        assert status == 503 and found["reasons"][0].startswith("the server is shutting down")
+        assert int(headers["retry-after"]) >= 5 and one.call("/health/live")[0] == 200
+        for each in connections:
+            each.close()

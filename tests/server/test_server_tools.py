@@ -1,0 +1,190 @@
+"""Tools over HTTP: streams and whole answers say the same, and what `chat` of the engine says."""
+
+import asyncio
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mmengine import AsyncEngine, Prompt
+from tests.serve.serve_fakes import EchoExecutor
+from tests.serve.test_serve_chat import JSON_TEMPLATE, ONE, QUESTION, SHAPES, TOOLS, UNIQUE, tool
+from tests.server.running import served
+
+ROOT = Path(__file__).parents[2]
+CALLS = (
+    '<tool_call>\n{"name": "area", "arguments": {"note": "</tool_call> é日"}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "now", "arguments": { }}\n</tool_call>'
+)
+
+
+class Saying(EchoExecutor):
+    """Answers with the prompt as it is."""
+
+    def answer_to(self, prompt):
+        return prompt
+
+
+@pytest.fixture(scope="module")
+def echo():
+    with served(executor_class=Saying, max_tools=3) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def embedded():
+    with served(AsyncEngine(), chat_template=JSON_TEMPLATE) as one:
+        yield one
+
+
+def summed(events):
+    """The messages that a stream's frames add up to, their finish reasons, and how often each was said."""
+    found = {}
+    for event in map(json.loads, events[:-1]):
+        for choice in event["choices"]:
+            message, reasons = found.setdefault(choice["index"], ({}, []))
+            reasons += [choice["finish_reason"]] if choice["finish_reason"] else []
+            delta = choice["delta"]
+            message["content"] = message.get("content", "") + delta.get("content", "")
+            message["reasoning_content"] = message.get("reasoning_content", "") + delta.get(
+                "reasoning_content", ""
+            )
+            for part in delta.get("tool_calls", ()):
+                calls = message.setdefault("tool_calls", [])
+                if "id" in part:
+                    assert part["index"] == len(calls) and part["function"]["arguments"] == ""
+                    function = {"name": part["function"]["name"], "arguments": ""}
+                    calls.append({"id": part["id"], "function": function, "type": part["type"]})
+                calls[part["index"]]["function"]["arguments"] += part["function"]["arguments"]
+    return found
+
+
+def test_frames_add_up_to_the_whole_answer(echo):
+    fields = {"tools": TOOLS, "n": 2, "request_id": "r"}
+    status, headers, body = echo.chat(f"Hm. {CALLS}", **fields)
+    assert status == 200 and "x-mmengine-unenforced-tools" not in headers
+    found = summed(echo.events(f"Hm. {CALLS}", **fields))
+    for choice in body["choices"]:
+        message, reasons = found[choice["index"]]
+        assert reasons == [choice["finish_reason"]] == ["tool_calls"]
+        assert message["tool_calls"] == choice["message"]["tool_calls"]
+        assert message["content"] == choice["message"]["content"] == "Hm."
+        assert [call["function"]["arguments"] for call in message["tool_calls"]] == [
+            '{"note": "</tool_call> é日"}',
+            "{ }",
+        ]
+    assert len({call["id"] for message, _ in found.values() for call in message["tool_calls"]}) == 4
+
+
+def test_usage_counts_up_over_the_frames_of_calls(echo):
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    *found, last, _ = echo.events(f"Hm. {CALLS}", tools=TOOLS, stream_options=options)
+    counts = [json.loads(each)["usage"]["completion_tokens"] for each in found]
+    assert counts[0] == 0 and counts == sorted(counts) and len(set(counts)) > 10
+    assert counts[-1] == json.loads(last)["usage"]["completion_tokens"]
+
+
+def test_an_answer_of_calls_alone_has_no_content(echo):
+    message = echo.chat(CALLS, tools=TOOLS)[2]["choices"][0]["message"]
+    assert message["content"] is None and len(message["tool_calls"]) == 2
+    cut = echo.chat(CALLS, tools=TOOLS, max_tokens=60)[2]["choices"][0]
+    assert cut["finish_reason"] == "length"
+    assert cut["message"]["tool_calls"][0]["function"]["arguments"] == '{"note": "</tool_c'
+    for fields in ({}, {"tools": []}, {"tools": TOOLS, "tool_choice": "none"}):
+        assert echo.chat(CALLS, **fields)[2]["choices"][0]["message"]["content"] == CALLS
+    named = {"type": "function", "function": {"name": "now"}}
+    assert echo.chat(CALLS, tools=TOOLS, tool_choice=named)[2]["choices"][0]["finish_reason"] == "stop"
+    assert echo.chat("text", tools=TOOLS)[2]["choices"][0]["message"]["content"] == "text"
+
+
+def test_stop_strings_end_the_text_beside_tools(echo):
+    choice = echo.chat("some text here", tools=TOOLS, stop="text")[2]["choices"][0]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", "text")
+    assert choice["message"]["content"] == "some "
+
+
+def test_reasoning_is_hidden_and_counted(echo):
+    text = "<think>so so</think>yes"
+    shown, hidden = (echo.chat(text, tools=TOOLS, include_reasoning=each)[2] for each in (None, False))
+    assert shown["choices"][0]["message"]["reasoning_content"] == "so so"
+    assert "reasoning_content" not in hidden["choices"][0]["message"]
+    for each in (shown, hidden):
+        assert each["choices"][0]["message"]["content"] == "yes"
+        assert each["usage"]["completion_tokens_details"]["reasoning_tokens"] > 5
+    events = echo.events(text, tools=TOOLS, include_reasoning=False)
+    assert not any("reasoning_content" in event for event in events)
+
+
+def test_what_is_not_enforced_is_said(echo):
+    loose = {**SHAPES, "properties": {"all": UNIQUE}, "required": []}
+    text = '<tool_call>\n{"name": "area", "arguments": {"all": [1, 1]}}\n</tool_call>'
+    said = [{"call": 0, "message": "uniqueItems is not kept at #/all"}]
+    _, headers, body = echo.chat(text, tools=[tool(loose)])
+    assert headers["x-mmengine-unenforced-tools"] == "area"
+    assert body["choices"][0]["argument_errors"] == said
+    last = json.loads(echo.events(text, tools=[tool(loose)])[-2])
+    assert last["choices"][0]["argument_errors"] == said
+    status, _, body = echo.chat(text, tools=[tool(loose, strict=True)])
+    assert status == 400 and body["error"]["param"] == "tools[0].function.parameters"
+    assert "uniqueItems at #/properties/all/uniqueItems" in body["error"]["message"]
+
+
+def test_strict_tools_refuses_what_cannot_be_enforced():
+    with served(strict_tools=True) as one:
+        status, _, body = one.chat("x", tools=[tool({"properties": {"all": UNIQUE}})])
+        assert (status, body["error"]["param"]) == (400, "tools[0].function.parameters")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": TOOLS * 2}, "tools"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
+        ({"tools": {}}, "tools"),
+        ({"tools": TOOLS, "tool_choice": "x"}, "tool_choice"),
+        ({"tools": TOOLS, "parallel_tool_calls": 1}, "parallel_tool_calls"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        (
+            {
+                "messages": [
+                    QUESTION,
+                    {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]},
+                ]
+            },
+            "messages[1].tool_calls[0].function.arguments",
+        ),
+    ],
+)
+def test_what_is_wrong_is_refused_by_its_field(echo, fields, param):
+    status, _, body = echo.chat(**fields)
+    assert (status, body["error"]["param"]) == (400, param), body
+
+
+def test_the_engine_and_the_server_say_the_same(embedded):
+    prompt = Prompt(messages=[QUESTION], template_options={"chat_template": JSON_TEMPLATE})
+    answer = asyncio.run(embedded.engine.chat(prompt, tools=TOOLS, request_id="same", **ONE))
+    _, _, body = embedded.call(
+        "/v1/chat/completions", {"messages": [QUESTION], "tools": TOOLS, "request_id": "same", **ONE}
+    )
+    (choice,) = body["choices"]
+    expected = {"refusal": None, **answer.message.as_json()}
+    assert choice["message"] == expected and answer.message.tool_calls
+    assert choice["finish_reason"] == answer.finish_reason
+    ((message, _),) = summed(
+        embedded.events(QUESTION["content"], tools=TOOLS, request_id="same", **ONE)
+    ).values()
+    assert message["tool_calls"] == choice["message"]["tool_calls"]
+
+
+def test_the_example_loops(embedded):
+    pytest.importorskip("openai")
+    ran = subprocess.run(
+        [sys.executable, ROOT / "examples" / "tool_loop.py", f"http://127.0.0.1:{embedded.port}/v1"],
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 0, ran.stderr
+    called, said = ran.stdout.split("\n", 1)
+    assert called.startswith("count_corners({'shape': '") and said.strip()
