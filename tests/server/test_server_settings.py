@@ -31,7 +31,7 @@ def started(monkeypatch):
         kept.model, kept.log, kept.config = model, log, config
         return "an engine"
 
-    def serving(engine, settings, keys, names, bound, listening):
+    def serving(engine, settings, keys, names, bound, listening, door):
         kept.settings, kept.keys, kept.names = settings, keys, names
         listening()
 
