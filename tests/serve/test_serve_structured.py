@@ -210,6 +210,9 @@ class Breaking:
     def closer(self, budget):
         return None
 
+    def renewed(self, error):
+        return None
+
     def matcher(self):
         matcher = self._compiled.matcher()
         matcher.consume_tokens([0] * 9)

@@ -98,4 +98,4 @@ def test_refused_by_name(options: dict[str, Any], says: str) -> None:
 
 
 def test_every_name_is_an_option() -> None:
-    assert FORM <= GENERATE
+    assert FORM - {"calls"} <= GENERATE  # tools are given to chat alone

@@ -45,13 +45,13 @@ class Grammar:
         return None
 
 
-def accepts(matcher: Matcher, text: str) -> bool:
-    """Every byte's bit is set, one after the other, and the end's behind them."""
+def accepts(matcher: Matcher, text: str, end: int = END) -> bool:
+    """Every byte's bit is set, one after the other, and that of the token `end` behind them."""
     matcher = matcher.deep_copy()
     for byte in text.encode():
         if byte not in allowed(matcher) or not matcher.consume_token(byte):
             return False
-    return END in allowed(matcher)
+    return end in allowed(matcher, end)
 
 
 def byte_backend(num_threads: int | None = 1, end: bytes = b"") -> LLGuidance:
@@ -62,6 +62,7 @@ def byte_backend(num_threads: int | None = 1, end: bytes = b"") -> LLGuidance:
     )
 
 
-def allowed(matcher: Matcher) -> list[int]:
+def allowed(matcher: Matcher, last: int = END) -> list[int]:
+    """The tokens up to `last`."""
     mask = matcher.compute_bitmask()
-    return [token for token in range(END + 1) if mask[token >> 3] >> (token & 7) & 1]
+    return [token for token in range(last + 1) if mask[token >> 3] >> (token & 7) & 1]

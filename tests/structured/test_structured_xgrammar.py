@@ -7,6 +7,7 @@ import sys
 import time
 from collections import Counter
 from fractions import Fraction
+from functools import partial
 
 import jsonschema
 import pytest
@@ -19,7 +20,8 @@ from mmengine.structured_output.engines.backends import GRAMMAR_BACKENDS
 from mmengine.structured_output.json_schema.gate import Bounds, gate
 from mmengine.structured_output.json_schema.refusal import SchemaRefused
 from mmengine.structured_output.request.spec import draft_grammars_of, grammar_of
-from tests.structured.accepting import accepts, allowed
+from tests.structured import accepting
+from tests.structured.accepting import allowed
 from tests.structured.strategies import Case, cases
 
 pytest.importorskip("xgrammar")
@@ -45,11 +47,14 @@ def start(backend, schema, bounds=None):
     return backend.compile(GrammarRequest("json_schema", gate(schema, bounds or Bounds.off()).text)).matcher()
 
 
+accepts = partial(accepting.accepts, end=END)
+
+
 def walk(matcher, source, length):
     """A text of random allowed bytes; None when it had not ended after `length`."""
     matcher, out = matcher.deep_copy(), bytearray()
     while len(out) < length:
-        options = allowed(matcher)
+        options = allowed(matcher, END)
         assert options, bytes(out)
         if END in options and (len(options) == 1 or source.random() < 0.3):
             return out.decode()
