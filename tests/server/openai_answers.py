@@ -44,15 +44,6 @@ DIFFERENCES = (
     ),
     *(
         Difference(
-            _in_choices(name),
-            "argument_errors",
-            {"type": "array"},
-            "what is wrong with calls of tools whose schemas could not be enforced",
-        )
-        for name in ("CreateChatCompletionResponse", "CreateChatCompletionStreamResponse")
-    ),
-    *(
-        Difference(
             (name,), field, {"type": "string"}, "reasoning apart, as vLLM, llama.cpp and litellm name it"
         )
         for name in ("ChatCompletionResponseMessage", "ChatCompletionStreamResponseDelta")
