@@ -69,7 +69,7 @@ build/clients/.ready: tests/clients/requirements.txt tests/clients/package.json 
 	$(PYTHON) -m venv build/clients/python
 	build/clients/python/bin/python -m pip install --quiet -r tests/clients/requirements.txt
 	build/clients/python/bin/python -m pip install --quiet --no-deps bfcl-eval==2026.3.23  # for its data
-	mkdir build/clients/node && cp tests/clients/package.json build/clients/node
+	mkdir build/clients/node && cp tests/clients/package.json tests/clients/*.mjs build/clients/node
 	@command -v npm >/dev/null && npm install --prefix build/clients/node --silent --no-audit --no-fund || \
 		echo "npm cannot be had here: the clients in JavaScript are left out"
 	@touch $@

@@ -162,17 +162,11 @@ def _answer(description: str, kind: _Kind, headers: tuple[str, ...] = ()) -> Jso
 def _answering(summary: str, body: _Kind, answer: _Kind, event: _Kind) -> Json:
     """A route of answers; `event` is what a stream has instead."""
     said = _answer("The answer, or with stream true its events", answer, ("x-request-id",))
+    told = {"contentMediaType": "application/json", "contentSchema": {"anyOf": [_of(event), _of(Refusal)]}}
     stream = {
-        "schema": {"type": "string", "description": "data: JSON of an event each, then data: [DONE]"},
         "itemSchema": {  # of each event, in the words of OpenAPI 3.2
             "type": "object",
-            "properties": {
-                "data": {
-                    "type": "string",
-                    "contentMediaType": "application/json",
-                    "contentSchema": {"anyOf": [_of(event), _of(Refusal)]},
-                }
-            },
+            "properties": {"data": {"type": "string", "anyOf": [{"const": "[DONE]"}, told]}},
         },
     }
     content = said["content"]

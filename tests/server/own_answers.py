@@ -43,7 +43,7 @@ def check_own(path, method, status, headers, body):
     if kind == "application/json":
         _validator(answer["content"][kind]["schema"]["$ref"]).validate(body)
     if kind == "text/event-stream":
-        data = answer["content"][kind]["itemSchema"]["properties"]["data"]["contentSchema"]
+        data = answer["content"][kind]["itemSchema"]["properties"]["data"]["anyOf"][1]["contentSchema"]
         kinds = [_validator(each["$ref"]) for each in data["anyOf"]]
         for event in events_of(body)[:-1]:
             kinds["error" in json.loads(event)].validate(json.loads(event))
