@@ -6,7 +6,7 @@ from typing import Any, Protocol, Unpack
 
 from mmengine.request import SamplingParams
 from mmengine.serve.answers import Completion
-from mmengine.serve.batching import BatchEngine
+from mmengine.serve.batching import BatchEngine, news_of
 from mmengine.serve.chat import ChatAsked, ChatCompletion
 from mmengine.serve.json_stream import values_of
 from mmengine.serve.options import GenerateOptions, SubmitOptions, make_options
@@ -64,13 +64,11 @@ class EngineForms(BatchEngine, Protocol):
         answer = chat.begin(reasoning, calls_of(asked.grammar))
         request_id = self.submit_prepared(prepared, asked, stream=False)
         completion: Completion | None = None
-        while request_id in self.requests:
-            for output in self.step():
-                if output.request_id == request_id:
-                    completion = output.completion or completion
-                    if not answer.take(output):
-                        self.cancel(request_id)
-            self.check_stall()
+        with news_of(self, request_id) as outputs:
+            for output in outputs:
+                completion = output.completion or completion
+                if not answer.take(output):
+                    self.cancel(request_id)
         assert completion is not None, "a request ends with its completion"
         return answer.completion(completion)
 

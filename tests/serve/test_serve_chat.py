@@ -8,8 +8,12 @@ import pytest
 from transformers.utils import chat_template_utils
 
 from mmengine import Engine, Prompt
+from mmengine.config import EngineConfig
 from mmengine.errors import InvalidRequest
+from mmengine.request import SamplingParams
+from mmengine.serve.batching import run_batch
 from mmengine.serve.chat_messages import for_template
+from mmengine.serve.options import Options
 from mmengine.serve.tools import ToolLimits, tools_asked
 
 JSON_TEMPLATE = (Path(__file__).parents[2] / "examples" / "tool_calls.jinja").read_text()
@@ -106,6 +110,27 @@ def test_choices_and_what_does_not_fit(engine):
     with pytest.raises(InvalidRequest, match="tools need a chat template"):
         engine.chat([QUESTION], tools=TOOLS)
     assert engine.chat([QUESTION], tools=[], max_tokens=4).message.content
+
+
+def test_between_two_answers_of_a_batch_it_takes_none_of_them():
+    jobs = [(Prompt.of("What?"), Options(SamplingParams(max_tokens=2 + k % 3))) for k in range(6)]
+    with Engine(config=EngineConfig(max_num_seqs=4)) as engine:
+        batch = run_batch(engine, iter(jobs))
+        found = [next(batch)]
+        assert engine.chat([QUESTION], max_tokens=12).message.content
+        found += batch
+    assert sorted(index for index, _ in found) == list(range(6))
+
+
+def test_what_breaks_in_the_middle_leaves_nothing_behind(engine, monkeypatch):
+    def broken(self, output):
+        raise RuntimeError("broken")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("mmengine.serve.chat.ChatAnswer.take", broken)
+        with pytest.raises(RuntimeError, match="broken"):
+            engine.chat([QUESTION], max_tokens=200, ignore_eos=True)
+    assert not engine.has_work and engine.chat([QUESTION], max_tokens=4).message.content
 
 
 def test_a_schema_that_cannot_be_kept(engine):
