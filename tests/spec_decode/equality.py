@@ -232,7 +232,8 @@ def _assert_same_logprobs(got, due):
     assert (got is None) == (due is None)
     for mine, theirs in zip(got or (), due or (), strict=True):
         assert mine[0][0] == theirs[0][0] and len(mine) == len(theirs)
-        assert np.allclose([value for _, value in mine], [value for _, value in theirs], atol=1e-5)
+        # Steps of another shape add up float32 in another order: likelihoods were seen 2.3e-5 apart.
+        assert np.allclose([value for _, value in mine], [value for _, value in theirs], atol=1e-4)
         kept = [value for _, value in theirs[1:]]
         sure = {token for token, value in theirs[1:] if value > min(kept) + 1e-4}
         assert sure <= {token for token, _ in mine[1:]}

@@ -17,7 +17,7 @@ CLOSING = frozenset(b'"]}')
 class Grammar:
     def __init__(self, schema: dict | bool | str, bounds: Bounds | None = None):
         made = gate(schema, bounds or Bounds.off())
-        self.text, self.notes = made.text, made.notes
+        self.text, self.narrow = made.text, made.narrow
         self.matcher = LLMatcher(TOKENIZER, schema_grammar(self.text), log_level=0)
         assert not self.matcher.is_error(), self.matcher.get_error()
 

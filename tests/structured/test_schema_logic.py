@@ -1,6 +1,7 @@
 """not, oneOf, anyOf, if, dependentSchemas and unevaluated…: what the masks accept is what is valid."""
 
 import json
+from collections.abc import Sequence
 
 import jsonschema
 import pytest
@@ -126,9 +127,11 @@ def test_exact(schema: dict, valid: list, invalid: list) -> None:
 
 
 @pytest.mark.parametrize(
-    "seeds", [range(100), pytest.param(range(100, 4_000), marks=pytest.mark.soak)], ids=["some", "many"]
+    "seeds",
+    [[*range(100), 490], pytest.param(range(100, 4_000), marks=pytest.mark.soak)],
+    ids=["some", "many"],
 )
-def test_random_schemas_accept_what_is_valid(seeds: range) -> None:
+def test_random_schemas_accept_what_is_valid(seeds: Sequence[int]) -> None:
     taken = 0
     for seed in seeds:
         source = Source(seed)
@@ -139,7 +142,7 @@ def test_random_schemas_accept_what_is_valid(seeds: range) -> None:
             continue
         taken += 1
         referee = jsonschema.Draft202012Validator(schema)
-        narrow = any("enforced more narrowly" in note.text for note in grammar.notes)
+        narrow = any("enforced more narrowly" in note.text for note in grammar.narrow)
         for _ in range(12):
             instance = source.instance()
             try:
