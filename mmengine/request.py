@@ -11,6 +11,7 @@ from mmengine.errors import InvalidRequest, shown
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 256
+STOP_OVERHANG = 16  # bytes of a token behind the stop string in it, at most but for odd ones
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
 MAX_BIAS = 100  # of logit_bias and sequence_bias, either way
@@ -257,6 +258,12 @@ class Request:
     def closes(self) -> bool:
         """Whether its answer, which has a form, is completed where its budget ends."""
         return self.grammar is not None and self.grammar.closes
+
+    @property
+    def stop_reserve(self) -> int:
+        """Tokens that suffice to say again, byte by byte, what a stop string cuts off."""
+        longest = max((len(text.encode()) for text in self.sampling.stop), default=-STOP_OVERHANG)
+        return longest + STOP_OVERHANG
 
     def budget(self, max_model_len: int) -> int:
         """Tokens that its answer may have."""

@@ -12,6 +12,7 @@ from mmengine.request import Request
 PENDING = -1  # in `input_ids`: the token that this row sampled last, in a step that may still run
 ERROR_TOKEN = -1  # among sampled ones: the row has no finite distribution
 NO_DRAFT = -1  # among drafts: this row has none there
+CUT = "cut"  # among stops: a stop string ended a form that is not complete before it
 PADDING = -1  # where a column is longer than what a row has: behind its ids, or where a draft would stand
 
 
@@ -112,7 +113,8 @@ class PromptLogprobs(NamedTuple):
 class StepResult(msgspec.Struct, eq=False):
     """What a step gave. Indices point into `plan.sample`; lists are sparse and ascending.
 
-    `stops`: (index, kind) where the text ended, kind is "eos", "token", "string", "grammar" or "closed".
+    `stops`: (index, kind) where the text ended, kind is "eos", "token", "string", "grammar", "closed",
+    or CUT.
     `errors`: (index, what) where a row failed alone, for example with NaN logits.
     `logprobs`: (index, [(token id, logprob), …]); the chosen token comes first. Of a row that gave several
     tokens there may be as many, in order.

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 import torch
 
-from mmengine.core.executor import ERROR_TOKEN, PromptLogprobs, StepPlan, StepResult
+from mmengine.core.executor import CUT, ERROR_TOKEN, PromptLogprobs, StepPlan, StepResult
 from mmengine.ragged import NO_PLACE
 from mmengine.runtime.device.clock import StepClock
 from mmengine.runtime.device.upload import upload
@@ -18,7 +18,15 @@ from mmengine.runtime.sampling.lazy_masks import LazyMasked, lazily_masked
 from mmengine.runtime.sampling.runs import Runs
 from mmengine.runtime.sampling.sample_rows import SampleRows
 from mmengine.runtime.sampling.sampler import COUNTED, Sampled, Sampler
-from mmengine.runtime.sampling.stops import CLOSED, GRAMMAR_END, StopWatcher, find_stops, may_stop
+from mmengine.runtime.sampling.stops import (
+    CLOSED,
+    GRAMMAR_END,
+    STRING,
+    STRING_ENDS,
+    StopWatcher,
+    find_stops,
+    may_stop,
+)
 from mmengine.structured_output.rows.rows import RowMatchers
 
 NOT_FINITE = "the model gave NaN or infinite logits for this request"
@@ -83,11 +91,13 @@ class Reader:
         )
         stops = find_stops(token_ids, batch, self.rows, self.watcher)
         if batch.wanted & GRAMMAR:
-            over = {index for index, _ in stops} | set(errors)
+            found = dict(stops)
+            over = {*found, *errors}
+            self._cut(batch, found)
             going = [index for index in self._masked(batch) if index not in over]
             ends = self._advance(batch, going, [[token] for token in token_ids[going].tolist()], errors)
             ends |= launched.lazy_masked.complete
-            stops = self._named(batch, [*stops, *((index, GRAMMAR_END) for index in ends)])
+            stops = self._named(batch, {**dict.fromkeys(ends, GRAMMAR_END), **found}.items())
         result = StepResult(token_ids, stops)
         if errors or launched.sampled.logprobs is not None:
             token_ids[list(errors)] = 0
@@ -185,25 +195,45 @@ class Reader:
         grammar and beyond, where only an end of sequence is left. `complete`: rows that are at its end
         already, and with how many tokens. `counts` and `errors` are changed."""
         stopped = dict(stops)
+        over = dict(stops)  # some of these go on
+        self._cut(heads, stopped)
         going, said = [], []
         for row in self._masked(heads):
-            first, count = int(runs.first[row]), int(counts[row]) - (row in stopped)
+            first, count = int(runs.first[row]), int(counts[row]) - (row in over)
             if count and row not in errors:
                 going.append(row)
                 said.append(token_ids[first : first + count].tolist())
         ends = self._advance(heads, going, said, errors) | complete
         for row, used in ends.items():
-            stopped[row], counts[row] = GRAMMAR_END, used
+            if row not in over or used < counts[row]:
+                stopped[row], counts[row] = GRAMMAR_END, used
         return self._named(heads, stopped.items())
 
+    def _cut(self, batch: SampleRows, stops: dict[int, str]) -> None:
+        """Of rows with a form those that stop strings ended: `stops` say whether it is complete, and
+        nothing of those that go on with what completes it."""
+        if self.matchers is None or self.watcher is None:
+            return
+        for index, kind in list(stops.items()):
+            if kind != STRING or not batch.columns["options"][index] & GRAMMAR:
+                continue
+            row = int(batch.rows[index])
+            cut = self.watcher.cut(row)
+            is_complete = cut is not None and self.matchers.cut(row, cut)
+            if is_complete is None:
+                del stops[index]
+            else:
+                stops[index] = STRING_ENDS[is_complete]
+
     def _named(self, batch: SampleRows, stops: Iterable[tuple[int, str]]) -> Stops:
-        """`stops` in order, those of texts that their budgets completed by that name."""
+        """`stops` in order, those of texts that were completed by that name."""
         closers = {} if self.matchers is None else self.matchers.closers
         options = batch.columns["options"]  # a row may have had a request before that closes
         named = []
         for index, kind in sorted(stops):
             closer = closers.get(int(batch.rows[index])) if options[index] & CLOSES else None
-            named.append((index, CLOSED if closer is not None and closer.has_closed else kind))
+            is_closed = closer is not None and closer.has_closed and kind != CUT
+            named.append((index, CLOSED if is_closed else kind))
         return tuple(named)
 
     def _advance(

@@ -194,7 +194,9 @@ class ModelRunner:
             if options & STOP_STRINGS and self._watcher is not None:
                 self._watcher.admit(admission.row, admission.request, admission.token_ids)
             if options & GRAMMAR and self._matchers is not None:
-                self._matchers.admit(admission.row, admission.request, admission.token_ids)
+                watched = options & STOP_STRINGS and self._watcher is not None
+                cut = self._watcher.cut(admission.row) if watched and self._watcher is not None else None
+                self._matchers.admit(admission.row, admission.request, admission.token_ids, cut)
             if self._drafting is not None:
                 self._drafting.admit(admission)
 

@@ -15,6 +15,7 @@ _ENDS = {
     "cancelled": "the request was cancelled",
 }
 CUT = "the answer was cut at max_tokens, or where the model's length ends: its form is not complete"
+CUT_AT_STOP = "a stop string cut the answer: its form is not complete"
 CLOSED = "closed"  # detail of an answer that was completed because its budget ended
 Logprobs = list[tuple[tuple[int, float], ...]]
 
@@ -24,8 +25,8 @@ class Choice:
     """One of the n answers to a prompt.
 
     `text` ends before a stop string; `token_ids` are all tokens that were sampled. finish_reason:
-    stop, length, abort, error or rejected; `detail` says more, as CUT where a form was asked for and the
-    answer ends with "length", or CLOSED. `logprobs`: for each token its
+    stop, length, abort, error or rejected; `detail` says more, as CUT or CUT_AT_STOP where a form was asked
+    for and the answer ends with "length", or CLOSED. `logprobs`: for each token its
     (token id, logprob) pairs, the chosen one first.
 
     Where the form begins behind `after`, the tokens that end reasoning, `reasoning` is the text before

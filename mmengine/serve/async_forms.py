@@ -43,14 +43,13 @@ class AsyncForms(Protocol):
     ) -> ChatCompletion:
         """What `Engine.chat` gives, beside whatever else runs."""
         chat = ChatAsked(messages, tools, tool_choice, parallel_tool_calls, self.processor, self.config)
-        sampling, options = chat.options(sampling, options)
+        options = chat.options(sampling, options)
         async with self.stream(chat.prompt, sampling, **options) as stream:
             await stream.accepted()
-            answer = chat.begin(stream.reasoning, stream.calls)
+            answer = chat.begin(stream.reasoning, stream.grammar)
             while outputs := await stream.news():
                 for output in outputs:
-                    if not answer.take(output):
-                        stream.cancel()
+                    answer.take(output)
         assert stream.completion is not None, "a stream without an error ends with its completion"
         return answer.completion(stream.completion)
 

@@ -11,7 +11,7 @@ from mmengine.config import EngineConfig
 from mmengine.core.executor import PromptLogprobs
 from mmengine.errors import InvalidRequest
 from mmengine.models.plugin import Processor
-from mmengine.request import SamplingParams
+from mmengine.request import GrammarRequest, SamplingParams
 from mmengine.serve.answers import Completion, RequestOutput, succeeded
 from mmengine.serve.call_parser import call_id
 from mmengine.serve.chat_messages import for_template
@@ -21,7 +21,6 @@ from mmengine.serve.prompts import Prompt, Prompted
 from mmengine.serve.reasoning import ReasoningTokens
 from mmengine.serve.tools import NO_TEMPLATE, CallsAsked, ToolsAsked, tools_asked
 from mmengine.structured_output.json_schema.notes import Note
-from mmengine.structured_output.request.tool_calls import ToolCalls
 
 
 class FunctionCall(msgspec.Struct, frozen=True):
@@ -143,31 +142,21 @@ class ChatAsked:
         markers = config.reasoning_start, config.reasoning_end
         self.prompt, self.calls = with_tools(Prompt.of(prompt), asked, processor, markers)
         self._tokenizer = processor.tokenizer
-        self._stop: tuple[str, ...] = ()
         self._sampling = SamplingParams()
 
-    def options(
-        self, sampling: SamplingParams | None, given: SubmitOptions
-    ) -> tuple[SamplingParams | None, SubmitOptions]:
-        """What the engine is asked with. It takes no stop strings beside a form: they end the text beside
-        calls, as it is read here."""
+    def options(self, sampling: SamplingParams | None, given: SubmitOptions) -> SubmitOptions:
+        """What the engine is asked with, beside `sampling`."""
+        self._sampling = make_options(sampling, given).sampling
         options = given.copy()
-        self._sampling = make_options(sampling, options).sampling
         if self.calls is not None:
-            options["calls"], self._stop = self.calls, self._sampling.stop
-            if sampling is None:
-                options["stop"] = None
-            else:
-                sampling = msgspec.structs.replace(sampling, stop=())
-        return sampling, options
+            options["calls"] = self.calls
+        return options
 
-    def begin(self, reasoning: ReasoningTokens, calls: ToolCalls | None) -> "ChatAnswer":
-        """The request is on its way; it was asked with `options`."""
+    def begin(self, reasoning: ReasoningTokens, grammar: GrammarRequest | None) -> "ChatAnswer":
+        """The request is on its way; it was asked with `options`, and has the form `grammar`."""
         sampling = self._sampling
-        if calls is not None:
-            sampling = msgspec.structs.replace(sampling, stop=())
         return ChatAnswer(
-            [ChoiceDeltas(self._tokenizer, sampling, reasoning, self._stop, calls) for _ in range(sampling.n)]
+            [ChoiceDeltas(self._tokenizer, sampling, reasoning, grammar) for _ in range(sampling.n)]
         )
 
 
@@ -178,27 +167,18 @@ class ChatAnswer:
         self._deltas = deltas
         self._whole = [WholeChoice(index) for index in range(len(deltas))]
 
-    def take(self, output: RequestOutput) -> bool:
-        """Whether more of it is wanted: False where all its texts were cut."""
+    def take(self, output: RequestOutput) -> None:
         deltas, whole = self._deltas[output.index], self._whole[output.index]
-        if not whole.finish_reason:
-            for delta in deltas.push(output.token_ids, output.logprobs):
-                whole.add(delta)
-            if deltas.is_cut or output.finish_reason is not None:
-                whole.add(deltas.finish())
-                whole.finish_reason = deltas.end_reason(output.finish_reason or "stop")
-                whole.stop_reason = deltas.stop_reason(output.detail)
-        return not self.is_cut
-
-    @property
-    def is_cut(self) -> bool:
-        return all(each.is_cut for each in self._deltas)
+        for delta in deltas.push(output.token_ids, output.logprobs):
+            whole.add(delta)
+        if output.finish_reason is not None:
+            whole.add(deltas.finish())
+            whole.finish_reason = deltas.end_reason(output.finish_reason)
+            whole.stop_reason = deltas.stop_reason(output.detail)
 
     def completion(self, answer: Completion) -> ChatCompletion:
         """`answer`: what the engine says of all choices. Raises RequestFailed where it was given up."""
-        request_id = answer.request_id
-        if not self.is_cut:
-            succeeded(answer)
+        request_id = succeeded(answer).request_id
         choices = tuple(
             ChatChoice(
                 each.index,

@@ -9,17 +9,21 @@ from typing import NamedTuple
 
 import msgspec
 
+from mmengine.core.executor import CUT
 from mmengine.models.plugin import Tokenizer
-from mmengine.request import SamplingParams
+from mmengine.request import GrammarRequest, SamplingParams
 from mmengine.serve.call_parser import CallDelta, CallParser
 from mmengine.serve.detokenize import TextStream, UntilStop
 from mmengine.serve.reasoning import ReasoningTokens
 from mmengine.structured_output.json_schema.looking import what_is_wrong
-from mmengine.structured_output.request.tool_calls import ToolCalls
+from mmengine.structured_output.request.tool_calls import calls_of
 
 Entry = tuple[
     tuple[int, float], ...
 ]  # of one token: the chosen one's id and logprob, then the likeliest ones'
+
+
+_AT_STOP = ("string", CUT, "closed")  # ends at which a stop string may have had a hand
 
 
 class ArgumentError(msgspec.Struct, frozen=True):
@@ -42,30 +46,28 @@ class Delta(NamedTuple):
 
 
 class ChoiceDeltas:
-    """One answer. `form_stop`: strings that cut it, where it has a form that the engine holds it to; beside
-    `calls` they cut its text, and not what calls hold. `show_reasoning` False: it is counted alone."""
+    """One answer. `grammar`: of one that has a form: then stop strings do not look at its reasoning, and
+    beside calls of tools not at what those hold. `show_reasoning` False: it is counted alone."""
 
     def __init__(
         self,
         tokenizer: Tokenizer,
         sampling: SamplingParams,
         reasoning: ReasoningTokens,
-        form_stop: Sequence[str] = (),
-        calls: ToolCalls | None = None,
+        grammar: GrammarRequest | None = None,
         *,
         show_reasoning: bool = True,
     ):
         self._tokenizer, self._markers = tokenizer, reasoning
-        self._stop = tuple(form_stop) or sampling.stop
-        self._min_tokens = sampling.min_stop_tokens
-        self._cuts = bool(form_stop)
-        self._calls, self._show_reasoning = calls, show_reasoning
+        self._stop, self._min_tokens = sampling.stop, sampling.min_stop_tokens
+        self._has_form, self._closes = grammar is not None, grammar is not None and grammar.closes
+        self._calls = calls = calls_of(grammar)
+        self._show_reasoning = show_reasoning
         self._parser = None if calls is None else CallParser(calls)
-        self._until = UntilStop(self._stop)  # of the text beside calls
+        self._until = UntilStop(self._stop, self._closes)  # of the text beside calls
         self._loose = {tool.name: tool for tool in calls.tools if not tool.is_enforced} if calls else {}
         self._loose_calls: dict[int, tuple[str, list[str]]] = {}  # name and arguments of those tools' calls
         self.num_tokens = self.num_reasoning_tokens = 0
-        self.is_cut = False  # by a stop string, beside a form
         self._entries: list[Entry] = []  # of tokens that no delta told of
         self._held: list[int] = []  # tokens that may be the beginning of a marker
         self._last = 0
@@ -74,15 +76,24 @@ class ChoiceDeltas:
         self._stream = self._new_stream()
 
     def _new_stream(self) -> TextStream:
-        stop = () if self._parser is not None or (self._cuts and self._reasons) else self._stop
-        return TextStream(self._tokenizer, stop=stop, min_tokens=max(0, self._min_tokens - self.num_tokens))
+        stop = () if self._parser is not None or (self._has_form and self._reasons) else self._stop
+        min_tokens = max(0, self._min_tokens - self.num_tokens)
+        return TextStream(self._tokenizer, stop=stop, min_tokens=min_tokens, closes=self._closes)
 
-    def push(self, token_ids: Sequence[int], entries: Sequence[Entry] | None) -> list[Delta]:
-        """The deltas of these tokens. After a cut there are none."""
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string ended the text, or cut it: what comes then completes it."""
+        return self._stream.stopped or self._until.stopped
+
+    @property
+    def behind(self) -> str:
+        """What the stop string cut off, from it on."""
+        return self._stream.behind or self._until.behind
+
+    def push(self, token_ids: Sequence[int], entries: Sequence[Entry] | None = None) -> list[Delta]:
+        """The deltas of these tokens."""
         found = []
         for place, token in enumerate(token_ids):
-            if self.is_cut:
-                break
             self._last = token
             if entries is not None:
                 self._entries.append(entries[place])
@@ -93,7 +104,6 @@ class ChoiceDeltas:
             if reasoning and not self._show_reasoning:
                 reasoning, self._entries = "", []
             found += self._deltas(content, reasoning)
-            self.is_cut = self._cuts and (self._stream.stopped or self._until.stopped)
         return found
 
     def _deltas(self, content: str, reasoning: str = "") -> list[Delta]:
@@ -108,7 +118,8 @@ class ChoiceDeltas:
                 text = self._until.finish()
             if text:
                 found.append(self._delta(text))
-            if self._until.stopped:
+            if self._until.stopped:  # what completes the text holds no calls
+                self._parser, self._stream = None, TextStream(self._tokenizer)
                 break
             if not isinstance(piece, str):
                 found.append(self._delta(call=piece))
@@ -143,15 +154,13 @@ class ChoiceDeltas:
             return self._delta("", text if self._show_reasoning else "")
         if self._parser is not None:
             # A character that was cut is all that is left, so no call begins or ends in it.
-            pieces = [] if self._until.stopped else [*self._parser.push(text), self._parser.finish()]
+            pieces = [*self._parser.push(text), self._parser.finish()]
             text = "".join(self._until.push(piece) for piece in pieces if isinstance(piece, str))
             text += self._until.finish()
         return self._delta(text)._replace(argument_errors=self._argument_errors())
 
     def end_reason(self, reason: str) -> str:
-        """finish_reason of an answer that the engine ended with "stop" or "length", or that is cut."""
-        if self.is_cut:  # a text is whole wherever it ends; what a form still wants did not come
-            return "length" if self._calls is None or self._calls.has_form else "stop"
+        """finish_reason of an answer that the engine ended with "stop" or "length"."""
         if reason == "stop" and self._parser is not None and self._parser.num_calls:
             return "stop" if self._calls is not None and self._calls.choice == "named" else "tool_calls"
         return reason
@@ -159,7 +168,7 @@ class ChoiceDeltas:
     def stop_reason(self, detail: str) -> str | int | None:
         """The stop string or token that ended it, as vLLM's field has it; None for its natural end.
         `detail`: as the engine's."""
-        if self.is_cut or detail == "string":
+        if detail in _AT_STOP:
             return self._stream.stopped_by or self._until.stopped_by or None
         return self._last if detail == "token" else None
 

@@ -8,11 +8,11 @@ at the whole answer; and where a text is its tokens' bytes, joined, at the new o
 
 import codecs
 from collections.abc import Sequence
-
-import numpy as np
+from typing import NamedTuple
 
 from mmengine.models.plugin import Tokenizer
-from mmengine.request import Request
+from mmengine.request import GrammarRequest, SamplingParams
+from mmengine.structured_output.opening import Opening
 
 REPLACEMENT = "\ufffd"
 WINDOW = 16  # tokens decoded at once, before the window moves
@@ -84,25 +84,26 @@ class Detokenizer:
 
 class UntilStop:
     """Text that ends before the first of these strings. `stopped` turns true there, `stopped_by` says which
-    it was, and later text is dropped."""
+    it was, `behind` what was dropped, from that string on. Later text is dropped, or with `closes` it is what
+    completes the text before."""
 
-    def __init__(self, stop: Sequence[str]):
-        self._stop = tuple(stop)
+    def __init__(self, stop: Sequence[str], closes: bool = False):
+        self._stop, self._closes = tuple(stop), closes
         self._held = ""
         self.stopped = False
-        self.stopped_by = ""
+        self.stopped_by = self.behind = ""
 
     def push(self, new: str, *, counts: bool = True) -> str:
         """What is safe to show. `counts`: whether a string may end in `new`."""
         if not self._stop:
             return new
         if not new or self.stopped:
-            return ""
+            return new if self._closes else ""
         text = self._held + new
         if counts:
             place = _first_match(text, self._stop, len(self._held))
             if place is not None:
-                self.stopped, self._held = True, ""
+                self.stopped, self._held, self.behind = True, "", text[place:]
                 self.stopped_by = next(string for string in self._stop if text.startswith(string, place))
                 return text[:place]
         keep = _longest_partial(text, self._stop)
@@ -118,15 +119,24 @@ class UntilStop:
 class TextStream:
     """The text of one answer, ready to be shown: stop strings never leak, not even in part.
 
-    A stop string counts when a token completes it that is not among the first `min_tokens`.
-    `stopped` turns true then, and `stopped_by` says which it was; the text ends before the stop string, and
-    later tokens are ignored.
+    A stop string counts when a token completes it that is not among the first `min_tokens`, and lies behind
+    the tokens `after`. `stopped` turns true then, and `stopped_by` says which it was; the text ends before
+    the stop string, and later tokens are ignored, or with `closes` they complete it.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, stop: Sequence[str] = (), min_tokens: int = 0):
-        pieces: Sequence[bytes] | None = getattr(tokenizer, "text_bytes", None)
-        self._detokenizer = Detokenizer(tokenizer) if pieces is None else ByteDetokenizer(pieces)
-        self._has_stop, self._until = bool(stop), UntilStop(stop)
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        stop: Sequence[str] = (),
+        min_tokens: int = 0,
+        after: Sequence[int] = (),
+        closes: bool = False,
+    ):
+        self._tokenizer, self._closes = tokenizer, closes
+        self._detokenizer = _detokenizer(tokenizer)
+        self._has_stop, self._until = bool(stop), UntilStop(stop, closes)
+        self._opening = Opening(after) if after else None
         self._min_tokens = min_tokens
         self._num_tokens = 0
 
@@ -138,24 +148,41 @@ class TextStream:
     def stopped_by(self) -> str:
         return self._until.stopped_by
 
+    @property
+    def behind(self) -> str:
+        """What was dropped of the text when it stopped: it begins with the stop string."""
+        return self._until.behind
+
     def push(self, token_ids: Sequence[int]) -> str:
         """New text that is safe to show, possibly empty."""
         if not self._has_stop:
             return self._detokenizer.push(token_ids)
         pieces = []
         for token_id in token_ids:  # one by one: which token completes the string decides the end
-            if self.stopped:
+            if self.stopped and not self._closes:
                 break
             self._num_tokens += 1
-            counts = self._num_tokens >= self._min_tokens
-            pieces.append(self._until.push(self._detokenizer.push((token_id,)), counts=counts))
+            text, was_stopped = self._detokenizer.push((token_id,)), self.stopped
+            if self._opening is None:
+                pieces.append(self._until.push(text, counts=self._num_tokens >= self._min_tokens))
+            else:
+                pieces.append(text)
+                if self._opening.take((token_id,)) is not None:
+                    self._opening = None
+            if self.stopped and not was_stopped:  # half a character that it may hold was dropped as well
+                self._detokenizer = _detokenizer(self._tokenizer)
         return "".join(pieces)
 
     def finish(self) -> str:
         """The rest of the text, at the end of the answer."""
-        if self.stopped:
+        if self.stopped and not self._closes:
             return ""
         return self._until.finish() + self._detokenizer.finish()
+
+
+def _detokenizer(tokenizer: Tokenizer) -> "Detokenizer | ByteDetokenizer":
+    pieces: Sequence[bytes] | None = getattr(tokenizer, "text_bytes", None)
+    return Detokenizer(tokenizer) if pieces is None else ByteDetokenizer(pieces)
 
 
 def _first_match(text: str, stop: Sequence[str], old: int) -> int | None:
@@ -175,50 +202,30 @@ def _longest_partial(text: str, stop: Sequence[str]) -> int:
     return longest
 
 
-def answer_text(
-    tokenizer: Tokenizer, token_ids: Sequence[int], *, stop: Sequence[str], min_tokens: int
-) -> str:
-    """The text of a whole answer, without the stop string that ended it."""
-    if not stop:
-        return tokenizer.decode(token_ids)
-    stream = TextStream(tokenizer, stop=stop, min_tokens=min_tokens)
-    return stream.push(token_ids) + stream.finish()
+class Stops(NamedTuple):
+    """Where stop strings end the text of an answer: the fields of TextStream."""
 
+    stop: tuple[str, ...] = ()
+    min_tokens: int = 0
+    after: tuple[int, ...] = ()
+    closes: bool = False
 
-class StopStrings:
-    """Watches the text of the running rows for stop strings, on behalf of the model runner.
+    @classmethod
+    def of(cls, sampling: SamplingParams, grammar: GrammarRequest | None) -> "Stops":
+        """Calls of tools hold what they hold: beside them the text has none (see ChoiceDeltas)."""
+        if grammar is None:
+            return cls(sampling.stop, sampling.min_stop_tokens)
+        stop = () if grammar.kind == "tool_calls" else sampling.stop
+        return cls(stop, sampling.min_stop_tokens, grammar.after, grammar.closes)
 
-    Only rows whose request has stop strings cost anything.
-    """
-
-    def __init__(self, tokenizer: Tokenizer):
-        self._tokenizer = tokenizer
-        self._watched = np.zeros(0, dtype=bool)
-        self._streams: dict[int, TextStream] = {}
-
-    def admit(self, row: int, request: Request, token_ids: Sequence[int]) -> None:
-        """`request` got `row`; `token_ids` are its prompt and the output it has so far."""
-        if row >= len(self._watched):
-            self._watched = np.concatenate(
-                [self._watched, np.zeros(row + 1 - len(self._watched), dtype=bool)]
-            )
-        self._streams.pop(row, None)
-        self._watched[row] = bool(request.sampling.stop)
-        if not request.sampling.stop:
-            return
-        stream = TextStream(
-            self._tokenizer, stop=request.sampling.stop, min_tokens=request.sampling.min_stop_tokens
+    def stream(self, tokenizer: Tokenizer) -> TextStream:
+        return TextStream(
+            tokenizer, stop=self.stop, min_tokens=self.min_tokens, after=self.after, closes=self.closes
         )
-        stream.push([int(token) for token in token_ids[len(request.prompt_token_ids) :]])
-        self._streams[row] = stream
 
-    def feed(self, rows: np.ndarray, token_ids: np.ndarray) -> list[int]:
-        """One new token (int32 [s]) for each of `rows` (int32 [s]): the indices, ascending, at
-        which a stop string is now complete."""
-        stopped = []
-        for index in np.flatnonzero(self._watched[rows]).tolist():
-            stream = self._streams[int(rows[index])]
-            stream.push((int(token_ids[index]),))
-            if stream.stopped:
-                stopped.append(index)
-        return stopped
+    def text(self, tokenizer: Tokenizer, token_ids: Sequence[int]) -> str:
+        """The text of a whole answer, without the stop string that ended it."""
+        if not self.stop:
+            return tokenizer.decode(token_ids)
+        stream = self.stream(tokenizer)
+        return stream.push(token_ids) + stream.finish()

@@ -20,7 +20,6 @@ from mmengine.models.plugin import Prepared
 from mmengine.request import SamplingParams
 from mmengine.serve.answers import Completion, RequestOutput, engine_failed, succeeded
 from mmengine.serve.batching import run_batch
-from mmengine.serve.detokenize import StopStrings
 from mmengine.serve.engine_forms import EngineForms
 from mmengine.serve.grammar_memory import GrammarMemory
 from mmengine.serve.health import Readiness, core_reasons
@@ -38,6 +37,7 @@ from mmengine.serve.prompts import Prompt, Prompted
 from mmengine.serve.reasoning import Reasoning
 from mmengine.serve.recovery import open_store, recover
 from mmengine.serve.stall_watch import StallWatch
+from mmengine.serve.stop_strings import StopStrings
 from mmengine.serve.structured import response_format_of
 from mmengine.serve.watchdog import HANG_EXIT, Watchdog
 

@@ -14,7 +14,6 @@ from mmengine.serve.prompts import Prompted
 from mmengine.serve.reasoning import Reasoning
 from mmengine.serve.structured import decoded, json_format, response_format_of
 from mmengine.structured_output.partial_json import JsonValue
-from mmengine.structured_output.request.tool_calls import calls_of
 
 
 class EngineForms(BatchEngine, Protocol):
@@ -56,19 +55,18 @@ class EngineForms(BatchEngine, Protocol):
         meanwhile. Raises what `generate` raises."""
         self.check_batchable()
         chat = ChatAsked(messages, tools, tool_choice, parallel_tool_calls, self.processor, self.config)
-        sampling, options = chat.options(sampling, options)
+        options = chat.options(sampling, options)
         asked = response_format_of(options).added_to(make_options(sampling, options))
         asked.check()
         prepared = chat.prompt.prepare(self.processor, asked.cache_salt)
         reasoning = self.reasoning.tokens(asked, prepared.prompt_token_ids)
-        answer = chat.begin(reasoning, calls_of(asked.grammar))
+        answer = chat.begin(reasoning, asked.grammar)
         request_id = self.submit_prepared(prepared, asked, stream=False)
         completion: Completion | None = None
         with news_of(self, request_id) as outputs:
             for output in outputs:
                 completion = output.completion or completion
-                if not answer.take(output):
-                    self.cancel(request_id)
+                answer.take(output)
         assert completion is not None, "a request ends with its completion"
         return answer.completion(completion)
 

@@ -57,7 +57,9 @@ class Holders:
                 self._store.hold(request_id, media)
             if request.grammar is not None:
                 grammar = self._grammar_memory.hold(request_id, request.grammar)
-                self._grammars.hold(request_id, grammar, request.budget(self._max_model_len))
+                self._grammars.hold(
+                    request_id, grammar, request.budget(self._max_model_len), request.stop_reserve
+                )
         except BaseException:
             self.release(request_id)
             raise

@@ -6,14 +6,15 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from mmengine.core.engine import EngineCore
+from mmengine.core.executor import CUT as CUT_BY_STRING
 from mmengine.core.executor import PromptLogprobs
 from mmengine.core.outputs import Output
 from mmengine.core.resume import ResumedAnswer
 from mmengine.events.vocabulary import Queued
 from mmengine.models.plugin import Prepared, Tokenizer
-from mmengine.request import Request, SamplingParams
-from mmengine.serve.answers import CUT, Choice, Completion, Logprobs, RequestOutput
-from mmengine.serve.detokenize import TextStream
+from mmengine.request import Request
+from mmengine.serve.answers import CUT, CUT_AT_STOP, Choice, Completion, Logprobs, RequestOutput
+from mmengine.serve.detokenize import Stops, TextStream
 from mmengine.serve.operators import operator_log
 from mmengine.serve.prompts import core_ids
 from mmengine.serve.texts import with_texts
@@ -26,6 +27,7 @@ class _Answer:
 
     index: int
     stream: TextStream | None
+    stops: Stops
     has_form: bool
     after: tuple[int, ...]
     token_ids: list[int] = field(default_factory=list)
@@ -38,7 +40,6 @@ class _Pending:
 
     request_id: str
     prepared: Prepared
-    sampling: SamplingParams
     waiting_for: int
     notes: tuple[Note, ...] = ()
     choices: dict[int, Choice] = field(default_factory=dict)
@@ -95,18 +96,15 @@ class InProgress:
         notes: tuple[Note, ...] = (),
     ) -> None:
         """The core took these requests, one for each choice. `notes`: on their form."""
-        pending = _Pending(request_id, prepared, requests[0].sampling, len(requests), notes)
+        pending = _Pending(request_id, prepared, len(requests), notes)
         self._pending[request_id] = pending
         for request in requests:
             self._answers[request.request_id] = pending, self._new_answer(request, stream)
 
     def _new_answer(self, request: Request | Queued, stream: bool) -> _Answer:
-        sampling = request.sampling
-        text = None
-        if stream and self._texts:
-            text = TextStream(self._tokenizer, stop=sampling.stop, min_tokens=sampling.min_stop_tokens)
-        after = () if request.grammar is None else request.grammar.after
-        return _Answer(request.sample_index, text, request.grammar is not None, after)
+        stops = Stops.of(request.sampling, request.grammar)
+        text = stops.stream(self._tokenizer) if stream and self._texts else None
+        return _Answer(request.sample_index, text, stops, request.grammar is not None, stops.after)
 
     def take(self, output: Output) -> RequestOutput | None:
         """News for a caller; None where nobody asked."""
@@ -151,11 +149,12 @@ class InProgress:
             operator_log.warning("request failed", request_id=output.request_id, reason=output.detail)
         self._undelivered.setdefault(pending.request_id, []).append(output.request_id)
         del self._answers[output.request_id]
-        sampling = pending.sampling
-        detail = CUT if answer.has_form and reason == "length" else output.detail
+        detail = output.detail
+        if answer.has_form and reason == "length":
+            detail = CUT_AT_STOP if output.detail == CUT_BY_STRING else CUT
         choice = Choice(answer.index, "", answer.token_ids, reason, detail, answer.logprobs, answer.after)
         if self._texts:
-            choice = with_texts(choice, self._tokenizer, sampling.stop, sampling.min_stop_tokens)
+            choice = with_texts(choice, self._tokenizer, answer.stops)
         pending.choices[answer.index] = choice
         if len(pending.choices) < pending.waiting_for:
             return None
@@ -197,7 +196,7 @@ class InProgress:
         found = [self.resumed.pop(name) for name in names]
         first, completion = found[0].queued, None
         prepared = Prepared(np.frombuffer(first.prompt, np.int32), (), "")
-        pending = self._pending[request_id] = _Pending(request_id, prepared, first.sampling, num_choices)
+        pending = self._pending[request_id] = _Pending(request_id, prepared, num_choices)
         for name, one in zip(names, found, strict=True):
             answer = self._new_answer(one.queued, stream)
             answer.token_ids, answer.logprobs = one.token_ids, one.logprobs

@@ -153,7 +153,7 @@ class Options:
 
 def _check_ends(sampling: SamplingParams) -> None:
     """Beside a grammar nothing else says where an answer ends: it would be cut, and count as complete."""
-    for name in ("stop", "stop_token_ids", "ignore_eos", "min_tokens"):
+    for name in ("stop_token_ids", "ignore_eos", "min_tokens"):
         if getattr(sampling, name):
             raise InvalidRequest(
                 f"{name} cannot go with response_format or grammar, which alone say where an answer ends; "

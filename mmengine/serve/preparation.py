@@ -170,6 +170,7 @@ class Preparation:
         options.check()
         grammar = self._engine().grammar_memory.hold(channel, form.grammar)
         channel.options = replace(options, grammar=grammar)
+        channel.texts.grammar = grammar
 
     def _run_prompt(self, request: Preparing) -> None:
         try:

@@ -14,7 +14,7 @@ import numpy as np
 
 from mmengine.errors import InvalidRequest, shown
 from mmengine.models.plugin import Tokenizer
-from mmengine.request import MAX_AFTER
+from mmengine.request import MAX_AFTER, GrammarRequest
 from mmengine.serve.options import Options
 from mmengine.structured_output.request.tool_calls import calls_of
 
@@ -29,6 +29,24 @@ class ReasoningTokens(NamedTuple):
 
 
 NO_REASONING = ReasoningTokens()
+
+
+def spelled(marker: str, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """A marker's tokens; () where there are none for it."""
+    ids = tokenizer.encode(marker, allow_special=True) if marker else []
+    known = tokenizer.decode(ids, skip_special_tokens=False) == marker
+    return tuple(ids) if known and len(ids) <= MAX_AFTER else ()
+
+
+def reasoning_of(form: GrammarRequest, tokenizer: Tokenizer) -> ReasoningTokens:
+    """Of an answer with a form that was settled."""
+    if form.after:
+        return ReasoningTokens(True, (), form.after)
+    calls = calls_of(form)
+    start, end = (calls and calls.reasoning) or ("", "")
+    if not end:
+        return NO_REASONING
+    return ReasoningTokens(False, spelled(start, tokenizer), spelled(end, tokenizer))
 
 
 class Reasoning:
@@ -49,14 +67,9 @@ class Reasoning:
 
     def tokens(self, options: Options, prompt_token_ids: np.ndarray) -> ReasoningTokens:
         """Of an answer to this prompt (int32 [n]). Raises what `settle` raises."""
-        if options.grammar is not None:
-            form = self.settle(options, prompt_token_ids).grammar
-            if form is not None and form.after:
-                return ReasoningTokens(True, (), form.after)
-            calls = calls_of(form)
-            if calls is None or calls.reasoning is None or not self._end:
-                return NO_REASONING
-            return ReasoningTokens(False, self._start, self._end)
+        form = self.settle(options, prompt_token_ids).grammar
+        if form is not None:
+            return reasoning_of(form, self._tokenizer)
         if not self._end:
             return NO_REASONING
         return ReasoningTokens(self.is_open_in(prompt_token_ids), self._start, self._end)
@@ -91,12 +104,8 @@ class Reasoning:
 
     def _spelled(self, marker: str) -> tuple[int, ...]:
         """A marker's tokens; () where this tokenizer has none for it, or an answer could not say them."""
-        if not marker:
-            return ()
-        ids = self._tokenizer.encode(marker, allow_special=True)
-        known = self._tokenizer.decode(ids, skip_special_tokens=False) == marker
-        usable = known and len(ids) <= MAX_AFTER and self._eos_token_ids.isdisjoint(ids)
-        return tuple(ids) if usable else ()
+        ids = spelled(marker, self._tokenizer)
+        return ids if self._eos_token_ids.isdisjoint(ids) else ()
 
     def _why_not(self) -> str:
         if not self._end_text:

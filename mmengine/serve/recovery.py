@@ -67,7 +67,10 @@ def _compile_again(built: "Built", resumed: ResumeState, memory: GrammarMemory) 
             continue
         try:
             grammar = memory.hold(name, req_state.request.grammar, was_accepted=True)
-            built.grammars.hold(name, grammar, req_state.request.budget(built.config.max_model_len))
+            request = req_state.request
+            built.grammars.hold(
+                name, grammar, request.budget(built.config.max_model_len), request.stop_reserve
+            )
         except MMEngineError as refusal:
             lost.append((name, str(refusal)))
             continue

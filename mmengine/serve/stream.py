@@ -6,11 +6,11 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from mmengine.errors import MMEngineError
+from mmengine.request import GrammarRequest
 from mmengine.serve.answers import Completion, RequestOutput
 from mmengine.serve.options import Options
 from mmengine.serve.reasoning import NO_REASONING, ReasoningTokens
 from mmengine.serve.texts import AnswerTexts
-from mmengine.structured_output.request.tool_calls import ToolCalls, calls_of
 
 LISTENERS_AT_ONCE = 64  # that are called before the event loop looks at its sockets again
 
@@ -184,10 +184,9 @@ class Stream:
         return self._channel.reasoning
 
     @property
-    def calls(self) -> ToolCalls | None:
-        """The form of calls of tools that it may hold; None: there are no tools. Known when it is
-        `accepted`."""
-        return calls_of(self._channel.options.grammar)
+    def grammar(self) -> GrammarRequest | None:
+        """The form of the answer. Known when it is `accepted`."""
+        return self._channel.options.grammar
 
     @property
     def num_embeds(self) -> dict[str, int]:

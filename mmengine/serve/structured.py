@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from mmengine.errors import InvalidRequest, RequestFailed, shown
 from mmengine.request import GrammarRequest, SamplingParams
-from mmengine.serve.answers import Completion
+from mmengine.serve.answers import CUT_AT_STOP, Completion
 from mmengine.serve.options import FORM, GenerateOptions, Options
 from mmengine.serve.tools import call_grammar, notes_on
 from mmengine.serve.vllm_forms import as_form
@@ -86,8 +86,10 @@ def decoded(completion: Completion, schema: object) -> Any:
     content = completion.choices[0].content
     if completion.finish_reason == "length" or content is None:
         what = "the reasoning did not end" if content is None else "the JSON is incomplete"
+        is_cut = completion.choices[0].detail == CUT_AT_STOP
+        how = "it holds a stop string; leave that out" if is_cut else "raise max_tokens"
         raise RequestFailed(
-            f"{what} after {len(completion.token_ids)} tokens; raise max_tokens. It begins "
+            f"{what} after {len(completion.token_ids)} tokens; {how}. It begins "
             f"{shown(completion.text if content is None else content)}"
         )
     return decode(content, schema)

@@ -17,6 +17,7 @@ from mmengine.serve.stream import Stream
 from mmengine.server.asked import Asked
 from mmengine.server.errors import ApiError, failed, late
 from mmengine.server.frames import DONE, Frames, Usage, error_frame
+from mmengine.structured_output.request.tool_calls import calls_of
 
 
 class Turn:
@@ -25,7 +26,6 @@ class Turn:
     def __init__(self, stream: Stream, asked: Asked, tokenizer: Tokenizer, first: int):
         self.stream, self._asked, self._tokenizer, self.first = stream, asked, tokenizer, first
         self._choices: list[ChoiceDeltas] = []
-        self._waiting = asked.sampling.n
         self.indices = range(first, first + asked.sampling.n)
 
     def begin(self) -> None:
@@ -36,8 +36,7 @@ class Turn:
                 self._tokenizer,
                 asked.sampling,
                 self.stream.reasoning,
-                asked.form_stop,
-                self.stream.calls,
+                self.stream.grammar,
                 show_reasoning=asked.show_reasoning,
             )
             for _ in range(asked.sampling.n)
@@ -47,8 +46,6 @@ class Turn:
         """The index of a choice, what it says, and with its last news why it ended. Raises ApiError,
         QueueFull and RequestFailed for an answer that was given up."""
         choice, index = self._choices[output.index], self.first + output.index
-        if choice.is_cut:
-            return
         if self._asked.silent:
             if output.finish_reason in ("stop", "length"):
                 yield index, Delta(), "length", None
@@ -58,16 +55,11 @@ class Turn:
         for delta in choice.push(output.token_ids, output.logprobs):
             yield index, delta, None, None
         reason = output.finish_reason
-        if reason is None and not choice.is_cut:
+        if reason is None:
             return
-        if reason not in (None, "stop", "length") and not choice.is_cut:
+        if reason not in ("stop", "length"):
             raise _given_up(self._asked, reason, output.detail)
-        reason = choice.end_reason(reason or "stop")
-        stop_reason = choice.stop_reason(output.detail)
-        yield index, choice.finish(), reason, stop_reason
-        self._waiting -= 1
-        if not self._waiting and any(each.is_cut for each in self._choices):
-            self.stream.cancel()
+        yield index, choice.finish(), choice.end_reason(reason), choice.stop_reason(output.detail)
 
     def usage(self) -> tuple[int, int, int]:
         """Tokens of the answers, of their reasoning, and those of the prompt that were cached."""
@@ -172,7 +164,7 @@ class Answering:
     @property
     def unenforced(self) -> tuple[str, ...]:
         """Names of the tools whose calls are held to less than their schemas say. Known when it is open."""
-        calls = self._turns[0].stream.calls
+        calls = calls_of(self._turns[0].stream.grammar)
         return () if calls is None else calls.unenforced
 
     def first(self) -> bytes:

@@ -85,10 +85,6 @@ class Form(NamedTuple):
     place: str = ""
     calls: CallsAsked | None = None  # of tools, beside which the form is that of an answer without calls
 
-    @property
-    def closes(self) -> bool:
-        return "close" in ((each or {}).get("on_truncation") for each in self[:2])
-
     def __bool__(self) -> bool:
         return any(each is not None for each in (self.response_format, self.grammar, self.calls))
 
@@ -98,8 +94,7 @@ FREE = Form()
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A call, checked. `form_stop`: strings that cut an answer which has a form. `dropped`: fields that
-    nobody knows."""
+    """A call, checked. `dropped`: fields that nobody knows."""
 
     prompts: list[Prompt]
     sampling: SamplingParams
@@ -111,7 +106,6 @@ class Asked:
     echo: bool = False
     silent: bool = False  # the prompt is wanted alone: what the engine says behind it is not told
     form: Form = FREE
-    form_stop: tuple[str, ...] = ()
     priority: int = 0
     cache_salt: str = ""
     deadline_s: float = 0.0
@@ -199,13 +193,6 @@ def form_of(body: Body) -> Form:
     except InvalidRequest as error:
         place = str(error).split(" ")[0]
         raise ApiError(400, str(error), place, "invalid_structured_outputs") from None
-
-
-def stops_beside(form: Form, sampling: SamplingParams) -> tuple[SamplingParams, tuple[str, ...]]:
-    """The engine takes no stop strings beside a form: it is asked without, and they cut what it says."""
-    if form.closes:
-        raise ApiError(400, "stop cannot go with on_truncation close; leave one out", "stop")
-    return msgspec.structs.replace(sampling, stop=()), sampling.stop
 
 
 def schema_asked(form: Json | None) -> bool:

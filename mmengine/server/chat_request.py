@@ -25,7 +25,6 @@ from mmengine.server.asked import (
     item_options,
     now,
     sampling_of,
-    stops_beside,
     without_nulls,
 )
 from mmengine.server.errors import ApiError, api_error, undecodable
@@ -109,9 +108,6 @@ class ChatReader:
         prompt, calls = self._with_tools(body)
         form = form._replace(calls=calls)
         sampling = sampling_of(body, self._defaults, self._budget(body), self._logprobs(body), FIELDS)
-        form_stop: tuple[str, ...] = ()
-        if form and sampling.stop:
-            sampling, form_stop = stops_beside(form, sampling)
         return Asked(
             [prompt],
             sampling,
@@ -123,7 +119,6 @@ class ChatReader:
             False,
             False,
             form,
-            form_stop,
             body.priority or 0,
             body.cache_salt or "",
             body.deadline_s or 0.0,

@@ -16,7 +16,6 @@ from mmengine.server.asked import (
     item_options,
     now,
     sampling_of,
-    stops_beside,
 )
 from mmengine.server.errors import ApiError, undecodable
 from mmengine.server.fields import COMPLETION, Fields
@@ -57,9 +56,6 @@ class CompletionReader:
         sampling = sampling_of(body, self._defaults, max_tokens or 1, body.logprobs, FIELDS)
         if body.echo and body.logprobs is not None:
             sampling = msgspec.structs.replace(sampling, prompt_logprobs=body.logprobs)
-        form_stop: tuple[str, ...] = ()
-        if form and sampling.stop:
-            sampling, form_stop = stops_beside(form, sampling)
         options = item_options(body.mm_processor_kwargs, self._max_pixels)
         return Asked(
             [_prompt(given, options) for given in self._prompts(body.prompt)],
@@ -72,7 +68,6 @@ class CompletionReader:
             bool(body.echo),
             silent,
             form,
-            form_stop,
             body.priority or 0,
             body.cache_salt or "",
             body.deadline_s or 0.0,

@@ -38,7 +38,7 @@ _BOTH = (
     Field(
         "stop",
         "translated",
-        "a string or a list; beside a form it cuts the answer, with length as its reason",
+        "a string or a list; beside a form: length where that is not complete before it, or it is closed",
     ),
     Field("logit_bias", "translated", "token ids as keys"),
     Field("stream_options", "taken", "include_usage, continuous_usage_stats"),

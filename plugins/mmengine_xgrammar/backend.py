@@ -27,7 +27,7 @@ SHARED_BYTES = 128 * 2**20  # of masks that grammars have in common
 
 
 class XGrammar(OfTokenizer):
-    _made: "tuple[xgrammar.GrammarCompiler, Vocabulary] | None" = None
+    _made: "tuple[xgrammar.GrammarCompiler, Words] | None" = None
 
     def compile(self, grammar: GrammarRequest) -> "CompiledGrammar":
         found = read_grammar(grammar)
@@ -62,12 +62,12 @@ class XGrammar(OfTokenizer):
         for matcher, token in zip(matchers, token_ids, strict=True):
             matcher.consume_token(token)
 
-    def _made_compiler(self) -> "tuple[xgrammar.GrammarCompiler, Vocabulary]":
+    def _made_compiler(self) -> "tuple[xgrammar.GrammarCompiler, Words]":
         with self._lock:
             if self._made is None:
                 # Without bytes a token is special to xgrammar, and in no text.
                 texts = self._texts(self._tokens_in_vocabulary())
-                vocabulary = Vocabulary(texts, self._encode, self.eos_token_ids, self._vocab_size)
+                vocabulary = Words(texts, self._encode, self.eos_token_ids, self._vocab_size)
                 info = xgrammar.TokenizerInfo(
                     texts, vocab_size=self._vocab_size, stop_token_ids=self.eos_token_ids
                 )
@@ -76,7 +76,7 @@ class XGrammar(OfTokenizer):
             return self._made
 
 
-class Vocabulary(NamedTuple):
+class Words(NamedTuple):
     """`texts`: the bytes of each token, b"" of one that is in no text; `encode`: text to tokens."""
 
     texts: list[bytes]
@@ -100,10 +100,10 @@ class Vocabulary(NamedTuple):
 class CompiledGrammar:
     shortest = 0
 
-    def __init__(self, compiled: xgrammar.CompiledGrammar, vocabulary: Vocabulary, after: tuple[int, ...]):
+    def __init__(self, compiled: xgrammar.CompiledGrammar, vocabulary: Words, after: tuple[int, ...]):
         self._compiled, self._vocabulary, self.after = compiled, vocabulary, after
 
-    def closer(self, budget: int) -> None:
+    def closer(self, budget: int, reserve: int = 0) -> None:
         return None
 
     def matcher(self) -> "XMatcher":
@@ -116,7 +116,7 @@ class CompiledGrammar:
 class XMatcher:
     """The grammar state of one text, as matcher.py describes it."""
 
-    def __init__(self, inner: xgrammar.GrammarMatcher, vocabulary: Vocabulary):
+    def __init__(self, inner: xgrammar.GrammarMatcher, vocabulary: Words):
         self._inner, self._vocabulary = inner, vocabulary
         self._error = ""
 

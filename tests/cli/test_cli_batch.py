@@ -73,14 +73,14 @@ def test_a_line_may_ask_for_a_form(tmp_path):
         line("c", "hello", response_format={"type": "xml"}),
         line("d", "hello", grammar={"choice": []}),
         line("e", "hello", response_format={"type": "text"}, stop="X"),
-        line("f", "hello", response_format={"type": "json_object"}, stop="X"),
+        line("f", "hello", response_format={"type": "json_object"}, min_tokens=2),
     ]
     by_id = {one["custom_id"]: one for one in answer(tmp_path, lines)[1]}
     assert by_id["a"]["text"] == by_id["e"]["text"] == "HELLO" and "detail" not in by_id["a"]
     assert by_id["b"]["finish_reason"] == "length" and "form is not complete" in by_id["b"]["detail"]
     assert by_id["c"]["error"].startswith("line 3: response_format.type must be text,")
     assert by_id["d"]["error"].startswith("line 4: grammar.choice must be a list of 1 to")
-    assert by_id["f"]["error"].startswith("line 6: stop cannot go with response_format or grammar")
+    assert by_id["f"]["error"].startswith("line 6: min_tokens cannot go with response_format or grammar")
 
 
 def test_a_line_that_is_too_long_is_not_read_into_memory(tmp_path, monkeypatch):

@@ -108,7 +108,10 @@ class EchoExecutor:
             if tokens[-1] == EOS:
                 stops.append((index, "eos"))
         token_ids = np.array(tokens, np.int32)
-        stops += [(index, "string") for index in self._watcher.feed(sampled, token_ids)]
+        for index in self._watcher.feed(sampled, token_ids):
+            form = self._rows[int(sampled[index])].grammar
+            is_cut = form is not None and form.kind != "tool_calls"  # it follows none: none is complete
+            stops.append((index, "cut" if is_cut else "string"))
         self._results.append(StepResult(token_ids, tuple(sorted(stops))))
 
     def collect(self):

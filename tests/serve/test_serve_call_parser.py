@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmengine.request import SamplingParams
+from mmengine.request import GrammarRequest, SamplingParams
 from mmengine.serve.call_parser import CallDelta, CallParser, call_id
 from mmengine.serve.chat import WholeChoice
 from mmengine.serve.deltas import ChoiceDeltas
@@ -67,7 +67,8 @@ def written(form, name, given):
 def told(form, data, cuts=(), *, reasoning=NO_REASONING, stop=(), **options):
     """What deltas add up to, and the deltas, where tokens come in chunks."""
     asked = FORMS[form] if isinstance(form, str) else form
-    deltas = ChoiceDeltas(TOKENIZER, SamplingParams(), reasoning, stop, asked, **options)
+    grammar = GrammarRequest("tool_calls", msgspec.json.encode(asked).decode())
+    deltas = ChoiceDeltas(TOKENIZER, SamplingParams(stop=stop), reasoning, grammar, **options)
     whole, found = WholeChoice(0), []
     places = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
     for start, end in zip(places, places[1:], strict=False):
@@ -161,9 +162,9 @@ def test_stop_strings_end_the_text_and_no_call():
     whole, _, deltas = told("json", f"I go. {call}".encode(), stop=("here",))
     assert whole.message("r").tool_calls and whole.message("r").content == "I go."
     assert deltas.end_reason("stop") == "tool_calls"
-    whole, _, deltas = told("json", b"I go here and there", range(30), stop=("here",))
-    assert whole.message("r").content == "I go " and deltas.is_cut
-    assert deltas.end_reason("stop") == "stop" and deltas.stop_reason("") == "here"
+    whole, _, deltas = told("json", b"I go here", range(30), stop=("here",))
+    assert whole.message("r").content == "I go " and deltas.stopped
+    assert deltas.end_reason("stop") == "stop" and deltas.stop_reason("string") == "here"
     whole = told("json", f"wait, he{call}".encode(), stop=("here",))[0].message("r")
     assert whole.content == "wait, he" and whole.tool_calls
 

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from mmengine.request import Request, SamplingParams
-from mmengine.serve.detokenize import REPLACEMENT, Detokenizer, StopStrings, TextStream, answer_text
+from mmengine.serve.detokenize import REPLACEMENT, Detokenizer, Stops, TextStream
+from mmengine.serve.stop_strings import StopStrings
 
 CHECKPOINT = Path(__file__).parents[2] / "plugins" / "mmengine_shapes" / "checkpoint"
 
@@ -98,7 +99,7 @@ def test_a_stop_string_never_leaks_and_nothing_else_is_lost(text, stop):
     assert stream.stopped == any(string in text for string in stop)
     if not stream.stopped:
         assert shown == text
-    assert answer_text(TOKENIZER, ids, stop=stop, min_tokens=0) == shown
+    assert Stops(tuple(stop)).text(TOKENIZER, ids) == shown
 
 
 @given(texts, st.text(st.sampled_from("ab €"), min_size=1, max_size=3), st.integers(0, 20))

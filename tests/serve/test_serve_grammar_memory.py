@@ -114,7 +114,7 @@ def test_what_is_wrong_with_a_form_reaches_its_caller_alone():
         ({"response_format": form({"type": "objec"})}, InvalidRequest, "objec"),
         ({"response_format": {"type": "xml"}}, InvalidRequest, "response_format.type"),
         ({"response_format": form({}), "grammar": choice(0)}, InvalidRequest, "give one of them"),
-        ({"grammar": choice(0), "stop": "a"}, InvalidRequest, "stop cannot go with"),
+        ({"grammar": choice(0), "ignore_eos": True}, InvalidRequest, "ignore_eos cannot go with"),
         ({"grammar": choice(3)}, QueueFull, "the grammars of"),
     ]
 

@@ -165,9 +165,11 @@ def test_json_as_a_value_and_where_it_is_cut():
         assert (cut.finish_reason, cut.choices[0].detail, cut.as_json()["detail"]) == ("length", CUT, CUT)
         free = engine.generate([QUESTIONS[0]], max_tokens=3)[0]
         assert free.finish_reason == "length" and "detail" not in free.as_json()
-        for wrong in ({"n": 2}, {"grammar": {"regex": "a"}}, {"stop": ["}"]}):
+        for wrong in ({"n": 2}, {"grammar": {"regex": "a"}}, {"ignore_eos": True}):
             with pytest.raises(InvalidRequest):
                 engine.generate_json(QUESTIONS[0], RECORD, **wrong)
+        with pytest.raises(RequestFailed, match="holds a stop string; leave that out"):
+            engine.generate_json(QUESTIONS[0], RECORD, stop="}")
         texts = {
             c.text
             for c in engine.generate(
@@ -207,7 +209,7 @@ class Breaking:
     def __init__(self, compiled):
         self._compiled = compiled
 
-    def closer(self, budget):
+    def closer(self, budget, reserve):
         return None
 
     def renewed(self, error):

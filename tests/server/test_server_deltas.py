@@ -5,8 +5,9 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmengine.request import SamplingParams
+from mmengine.request import GrammarRequest, SamplingParams
 from mmengine.serve.deltas import ChoiceDeltas
+from mmengine.serve.detokenize import Stops
 from mmengine.serve.reasoning import NO_REASONING, ReasoningTokens
 from mmengine.server.asked import Envelope
 from mmengine.server.completion_frames import CompletionFrames
@@ -15,6 +16,7 @@ from mmengine.server.token_texts import TokenTexts
 from tests.serve.serve_fakes import ByteTokenizer
 
 TOKENIZER = ByteTokenizer()
+FORM = GrammarRequest("json_schema", "{}")
 TEXTS = TokenTexts(TOKENIZER)
 END = ReasoningTokens(True, (), tuple(b"</t>"))
 EITHER = ReasoningTokens(False, tuple(b"<t>"), tuple(b"</t>"))
@@ -31,19 +33,20 @@ def told(
     *,
     reasoning=NO_REASONING,
     stop=(),
-    form_stop=(),
+    grammar=None,
     logprobs=True,
     detail="eos",
     frames=ChatFrames,
 ):
-    choice = ChoiceDeltas(TOKENIZER, SamplingParams(stop=tuple(stop)), reasoning, form_stop)
+    sampling = SamplingParams(stop=tuple(stop))
+    choice = ChoiceDeltas(TOKENIZER, sampling, reasoning, grammar)
     made = frames("r", Envelope("chat", 7, "m"), TEXTS if logprobs else None, "none")
     out = [made.first(3)]
     for chunk in chunks(list(data), cuts):
         entries = [((token, -1.5), (token, -1.5), (0, float("-inf"))) for token in chunk]
         out += [made.delta(3, delta) for delta in choice.push(chunk, entries if logprobs else None)]
-    reason = "length" if choice.is_cut else "stop"
-    out.append(made.finish(3, choice.finish(), reason, choice.stop_reason(detail)))
+    reason = "length" if detail == "cut" else "stop"
+    out.append(made.finish(3, choice.finish(), choice.end_reason(reason), choice.stop_reason(detail)))
     return b"".join(out), choice
 
 
@@ -97,10 +100,25 @@ def test_a_cut_character_comes_at_the_end():
 
 @given(st.lists(st.integers(0, 60), max_size=6))
 def test_a_stop_string_beside_a_form_cuts_it_and_says_so(cuts):
-    found, choice = told(b'{"a": "STOP here"}', cuts, form_stop=("STOP",))
-    assert text_of(found) == '{"a": "' and choice.is_cut and choice.num_tokens == 11
+    found, choice = told(b'{"a": "STOP', cuts, stop=("STOP",), grammar=FORM, detail="cut")
+    assert text_of(found) == '{"a": "' and choice.stopped and choice.num_tokens == 11
     end = events(found)[-1]["choices"][0]
     assert (end["finish_reason"], end["stop_reason"]) == ("length", "STOP")
+
+
+@given(st.lists(st.integers(0, 60), max_size=6))
+def test_what_completes_a_form_stands_behind_what_a_stop_string_cut(cuts):
+    """In one token with the stop string, which may end within a character, comes what is dropped."""
+    form = GrammarRequest("json_schema", "{}", on_truncation="close")
+    for cut in ('{"a": "STOP', '{"a": "STO', '{"a": "x'):
+        found, choice = told(cut.encode() + b'"}', cuts, stop=("STOP",), grammar=form, detail="closed")
+        text = cut.removesuffix("STOP") + '"}'
+        end = events(found)[-1]["choices"][0]
+        is_cut = cut.endswith("STOP")
+        assert (text_of(found), end["finish_reason"]) == (text, "stop")
+        assert choice.stopped == is_cut and end["stop_reason"] == ("STOP" if is_cut else None)
+        stops = Stops(("STOP",), closes=True)
+        assert stops.text(TOKENIZER, list(cut.encode() + b'"}')) == text
 
 
 def test_a_stop_string_is_named_and_never_shown():
@@ -110,7 +128,7 @@ def test_a_stop_string_is_named_and_never_shown():
 
 
 def test_stop_strings_beside_a_form_do_not_look_at_reasoning():
-    found, _ = told(b"a STOP b</t>{} STOP", reasoning=END, form_stop=("STOP",))
+    found, _ = told(b"a STOP b</t>{} STOP", reasoning=END, stop=("STOP",), grammar=FORM)
     assert text_of(found, "reasoning_content") == "a STOP b" and text_of(found) == "{} "
 
 

@@ -42,6 +42,33 @@ def close_to(one, two):
         assert mine is None or mine == pytest.approx(theirs, abs=1e-4)
 
 
+@pytest.mark.parametrize("max_tokens", [0, 3])
+def test_each_of_several_answers_echoes_the_prompt_with_its_logprobs(server, scored, max_tokens):
+    """Whole and in a stream: of each prompt its n answers behind one another; what they say differs."""
+    asked = {"prompt": TEXTS, "echo": True, "logprobs": 2, "max_tokens": max_tokens, "n": 3, "seed": 5}
+    asked |= {"temperature": 1.5, "ignore_eos": True}
+    status, _, body = server.call("/v1/completions", asked)
+    assert status == 200, body
+    streamed = chunks(server.call("/v1/completions", {**asked, "stream": True})[2])
+    assert [choice["index"] for choice in body["choices"]] == list(range(6))
+    for choice in body["choices"]:
+        text, wanted = TEXTS[choice["index"] // 3], scored[choice["index"] // 3]
+        said, count = choice["logprobs"], len(wanted.prompt_token_ids)
+        assert choice["text"].startswith(text) and 0 <= len(said["tokens"]) - count <= max_tokens
+        entries = wanted.prompt_logprobs
+        close_to(said["token_logprobs"][:count], [None if each is None else each[0][1] for each in entries])
+        events = [each for event in streamed for each in event["choices"]]
+        mine = [each for each in events if each["index"] == choice["index"]]
+        assert "".join(each["text"] for each in mine) == choice["text"]
+        for name in ("tokens", "text_offset"):
+            parts = [each["logprobs"][name] for each in mine if each["logprobs"] is not None]
+            assert [one for part in parts for one in part] == said[name]
+        parts = [each["logprobs"]["token_logprobs"] for each in mine if each["logprobs"] is not None]
+        close_to([one for part in parts for one in part], said["token_logprobs"])
+    answers = {choice["text"] for choice in body["choices"][:3]}
+    assert (len(answers) > 1) == bool(max_tokens)
+
+
 @pytest.mark.parametrize("max_tokens", [0, 1, 3])
 def test_a_harness_finds_the_prompts_logprobs(server, scored, max_tokens):
     asked = {

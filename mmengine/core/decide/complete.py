@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from mmengine.core.executor import CUT
 from mmengine.core.state.columns import BROKEN, CRASHED, LOST, RUNS_ON, STOPPED
 from mmengine.core.state.reading import RequestView
 from mmengine.core.state.view import View
@@ -42,7 +43,7 @@ def _end_of(view: View, req_state: RequestView) -> ev.Finished | ev.Preempted:
     name, row = req_state.request.request_id, req_state.row
     ended = view.ended[row]
     if ended == STOPPED:
-        return ev.Finished(name, "stop", req_state.detail)
+        return ev.Finished(name, "length" if req_state.detail == CUT else "stop", req_state.detail)
     if ended == BROKEN:
         return ev.Finished(name, "error", req_state.detail)
     if ended in (LOST, CRASHED) and req_state.cancelled:

@@ -39,7 +39,8 @@ _MODALITIES = frozenset({"image", "video", "audio"})
 # Words of this engine. Any other text may be somebody's.
 _WORDS = frozenset(
     {
-        *("", "eos", "token", "string", "grammar", "closed", "cancelled", "deadline", "crash"),
+        *("", "eos", "token", "string", "grammar", "closed", "cut"),
+        *("cancelled", "deadline", "crash"),
         *("stop", "length", "abort", "error", "rejected", "recompute", "swap"),
         *("no free blocks", "the step failed", "the prefix cache was reset"),
     }

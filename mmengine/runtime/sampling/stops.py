@@ -5,13 +5,16 @@ from typing import Protocol
 
 import numpy as np
 
+from mmengine.core.executor import CUT
 from mmengine.request import Request
 from mmengine.runtime.rows import STOP_IDS, STOP_STRINGS, RowColumns
 from mmengine.runtime.sampling.sample_rows import SampleRows
+from mmengine.structured_output.rows.rows import Cut
 
 EOS, TOKEN, STRING = "eos", "token", "string"
 CLOSED = "closed"  # its text was completed because its budget ends
 GRAMMAR_END = "grammar"  # its grammar allows nothing more
+STRING_ENDS = {True: STRING, False: CUT}  # by whether the form is complete before the stop string
 
 
 class StopWatcher(Protocol):
@@ -26,7 +29,10 @@ class StopWatcher(Protocol):
 
     def feed(self, rows: np.ndarray, token_ids: np.ndarray) -> Sequence[int]:
         """One new token of each row, both int32 [s]: the indices, ascending, into them where a stop
-        string is now complete."""
+        string is now complete. Of a row that it named it finds none any more."""
+
+    def cut(self, row: int) -> Cut | None:
+        """Where a stop string ended the text of a row that has a form; None where none did."""
 
 
 def may_stop(token_ids: np.ndarray, batch: SampleRows, columns: RowColumns) -> bool:

@@ -12,15 +12,18 @@ class Closer:
 
     `path`: the tokens of a closing from where the text is now; None once none is known. It follows from the
     tokens that were said alone, so a row that is computed again, after a preemption or a crash, closes alike.
-    `left`: tokens that may still be said. `has_closed`: whether a closing changed what the model said.
+    `left`: tokens that may still be said. `has_closed`: whether a closing changed what the model said. Behind
+    a `cut` it says the closing, whatever the model does.
     """
 
-    def __init__(self, closings: Closings, path: list[int], ends: Sequence[int], budget: int):
-        """At the beginning of a text of at most `budget` tokens. `ends`: those that are allowed exactly where
-        it may end."""
+    def __init__(
+        self, closings: Closings, path: list[int], ends: Sequence[int], budget: int, reserve: int = 0
+    ):
+        """At the beginning of a text of at most `budget` tokens, of which `reserve` are kept for what
+        completes it behind a `cut`. `ends`: those that are allowed exactly where it may end."""
         self.path: list[int] | None = path
-        self.left = budget
-        self.has_closed = False
+        self.left, self._reserve = budget - reserve, reserve
+        self.has_closed = self.is_cut = False
         self._closings, self._ends = closings, ends
         self._place = closings.begin()  # where the text is now
         self._next: tuple[int, list[int] | None] = (-1, None)  # a token, and the closing behind it
@@ -28,6 +31,8 @@ class Closer:
     def keep(self, matcher: Matcher, token: int) -> int:
         """What to say where the model said `token`: that, or what the known closing says where none was
         found behind it. The matcher stays where it is."""
+        if self.is_cut and self.path:
+            return self.path[0]
         if token in self._ends or self.path is None:
             return token
         self._next = (token, self._behind(self.path, matcher, token))
@@ -52,9 +57,28 @@ class Closer:
         self._place = self._closings.behind(self._place, token)
         self.left -= 1
 
+    def cut(self, matcher: Matcher, token_ids: Sequence[int], behind: str) -> bool:
+        """The text is cut behind `token_ids`, where `matcher` is, and to be completed, though `behind` was
+        said as well: whether there is a closing for which enough is left. That of the text that was said has
+        to do where no other is found."""
+        self.left, self._reserve = self.left + self._reserve, 0
+        self._place, known = self._closings.begin(), self.path
+        for token in token_ids:
+            self._place = self._closings.behind(self._place, token)
+        self._next = (-1, None)
+        self.path = self._closings.closing(matcher, self._place, self.left)
+        letters = self._closings.letters(behind)
+        if self.path is None and known is not None and letters is not None:
+            again = [*letters, *known]
+            fits = len(again) <= self.left and matcher.validate_tokens(again) == len(again)
+            self.path = again if fits else None
+        self.is_cut = self.has_closed = self.path is not None
+        return self.is_cut
+
     def ends(self, matcher: Matcher) -> bool:
-        """Whether the text ends here because the budget does, though more of it could follow."""
-        ends = self.left == 0 and matcher.is_accepting() and not matcher.is_stopped()
+        """Whether the text ends here because the budget does, or as it was cut, though more could follow."""
+        is_full = self.left == 0 or (self.is_cut and not self.path)
+        ends = is_full and matcher.is_accepting() and not matcher.is_stopped()
         self.has_closed |= ends
         return ends
 

@@ -48,6 +48,10 @@ class Closings:
         text = self._vocabulary.token_bytes[token]
         return place.said_bare(text) if self._hints.is_bare else place.behind(text)
 
+    def letters(self, text: str) -> list[int] | None:
+        """One token for each byte of a text; None where there are none."""
+        return self._vocabulary.letters(text.encode())
+
     def shortest(self, matcher: Matcher) -> list[int] | None:
         """Of all texts, where `matcher` stands at their beginning."""
         return self.closing(matcher, self.begin(), MAX_CLOSING_TOKENS, MAX_EFFORT)

@@ -8,6 +8,7 @@ import numpy as np
 
 from mmengine.request import GrammarRequest
 from mmengine.structured_output.closing.closer import Closer
+from mmengine.structured_output.closing.closing_search import Vocabulary
 from mmengine.structured_output.matcher import Matcher
 
 
@@ -24,8 +25,10 @@ class Compiled(Protocol):
         """The same behind a matcher's `error`, where the grammar engine keeps something that all matchers
         before have used up; None for another error."""
 
-    def closer(self, budget: int) -> Closer | None:
-        """For a text of at most `budget` tokens, at its beginning; None where it is not to be closed."""
+    def closer(self, budget: int, reserve: int = 0) -> Closer | None:
+        """For a text of at most `budget` tokens, at its beginning; None where it is not to be closed.
+        `reserve`: how many of them are kept for what completes it behind a stop string, if there are so many.
+        """
 
 
 class Backend(Protocol):
@@ -61,6 +64,10 @@ class Backend(Protocol):
     def advance(self, matchers: Sequence[Matcher], token_ids: Sequence[int]) -> None:
         """Each matcher goes on by its token; one that refuses it is broken."""
 
+    def cut(self, token_ids: Sequence[int], behind: str) -> list[int] | None:
+        """Tokens of the text that `token_ids` say, up to where `behind` begins, which ends it but for half a
+        character. None where no tokens say that."""
+
 
 class OfTokenizer:
     """What a grammar engine is made of: a tokenizer. `token_bytes`: gives the bytes that each token stands
@@ -79,12 +86,40 @@ class OfTokenizer:
         self._token_bytes, self._encode = token_bytes, encode
         self._special_ids, self.eos_token_ids = special_ids, list(eos_token_ids)
         self._vocab_size = vocab_size
+        self._vocabulary: Vocabulary | None = None
         self._lock = threading.Lock()  # of what is made when the first grammar comes
 
     @property
     def vocab_size(self) -> int:
         """Tokens that masks have a bit for."""
         return self._vocab_size
+
+    def cut(self, token_ids: Sequence[int], behind: str) -> list[int] | None:
+        """As Backend.cut: of a token in which `behind` begins the bytes before it, each as a token."""
+        words = self._words()
+        place = words.text(token_ids).rfind(behind.encode())
+        if place < 0:
+            return None
+        kept, size = list[int](), 0
+        for token in token_ids:
+            text = words.token_bytes[token]
+            if size + len(text) > place:
+                rest = words.letters(text[: place - size])
+                return None if rest is None else kept + rest
+            kept.append(token)
+            size += len(text)
+        return kept
+
+    def _words(self) -> Vocabulary:
+        with self._lock:
+            if self._vocabulary is None:
+                texts = self._texts(self._padded_tokens())
+                self._vocabulary = Vocabulary(texts, self._special_ids, self._encode)
+            return self._vocabulary
+
+    def _padded_tokens(self) -> list[bytes]:
+        tokens = self._tokens_in_vocabulary()
+        return tokens + [b""] * (self._vocab_size - len(tokens))
 
     def _tokens_in_vocabulary(self) -> list[bytes]:
         return list(self._token_bytes())[: self._vocab_size]

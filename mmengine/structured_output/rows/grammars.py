@@ -26,14 +26,14 @@ class Grammars:
         self._held: dict[str, Compilation] = {}
         self._awaited: dict[str, Compilation] = {}  # nobody was told yet what became of them
         self._draft_grammars: dict[str, list[Compilation]] = {}
-        self._budgets: dict[str, int] = {}
+        self._budgets: dict[str, tuple[int, int]] = {}  # and what of it is kept
         self._closers: dict[str, Closer] = {}
 
-    def hold(self, request_id: str, grammar: GrammarRequest, budget: int) -> None:
-        """A request, whose answer may have `budget` tokens, needs `grammar`, until `release`. Raises
-        MMEngineError where no new one is taken."""
+    def hold(self, request_id: str, grammar: GrammarRequest, budget: int, reserve: int = 0) -> None:
+        """A request, whose answer may have `budget` tokens, `reserve` as of Compiled.closer, needs `grammar`,
+        until `release`. Raises MMEngineError where no new one is taken."""
         self._held[request_id] = self._awaited[request_id] = self._compiler.get(grammar)
-        self._budgets[request_id] = budget
+        self._budgets[request_id] = budget, reserve
 
     def release(self, request_id: str) -> None:
         for compilation in (self._held.pop(request_id, None), *self._draft_grammars.pop(request_id, ())):
@@ -73,7 +73,7 @@ class Grammars:
     def closer(self, request_id: str) -> Closer | None:
         """For the beginning of a request's answer; None for one that is not to be closed."""
         compiled = self.compiled(request_id)
-        made = None if compiled is None else compiled.closer(self._budgets[request_id])
+        made = None if compiled is None else compiled.closer(*self._budgets[request_id])
         if made is not None:
             before = self._closers.get(request_id, made)  # of a row that it had, and lost
             made.has_closed = before.has_closed
@@ -101,7 +101,7 @@ class Grammars:
             return []
 
     def _error(self, request_id: str, done: Compilation) -> str:
-        budget = self._budgets[request_id]
+        budget, _ = self._budgets[request_id]
         if done.compiled is None or done.compiled.shortest <= budget:
             return done.error
         return (

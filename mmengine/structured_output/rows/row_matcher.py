@@ -53,14 +53,14 @@ class Follower:
 
 class RowMatcher:
     """`said`: the tokens that the grammar has allowed so far; none while `opening` waits for the tokens
-    behind which the grammar begins. `own`: the grammar's matcher."""
+    behind which the grammar begins. `own`: the grammar's matcher, as `compiled` gives them."""
 
     __slots__ = (
         "said",
         "own",
         "opening",
         "_backend",
-        "_compiled",
+        "compiled",
         "_draft_grammars",
         "_num_tried",
         "_guide",
@@ -77,12 +77,19 @@ class RowMatcher:
     ):
         """`draft_grammars` gives None while they are being compiled."""
         self.said: list[int] = []
-        self._compiled = compiled
+        self.compiled = compiled
         self.own = self._leader = Follower(compiled.matcher())
         self.opening = opening
         self._backend, self._draft_grammars, self._num_tried = backend, draft_grammars, 0
         self._guide: Follower | None = None  # of a draft grammar that the text fits, as far as it was read
         self._asks = False  # whether the row chooses first and asks then, and has no masks
+
+    def go_on_from(self, said: list[int], matcher: Matcher) -> None:
+        """All that was said is `said` now, which `matcher`, its grammar's, has read."""
+        self.said, self.opening = said, None
+        self.own = self._leader = Follower(matcher)
+        self.own.num_read = len(said)
+        self._guide, self._draft_grammars = None, None
 
     def matcher(self) -> Matcher:
         """The grammar's own matcher, after it has read all that was said."""
@@ -94,7 +101,7 @@ class RowMatcher:
     def renewed(self) -> Matcher | None:
         """Another matcher of the grammar, its own from now on, where that broke for what all texts of the
         grammar have used up together."""
-        matcher = self._compiled.renewed(self.own.matcher.get_error())
+        matcher = self.compiled.renewed(self.own.matcher.get_error())
         if matcher is None or self.said and not matcher.consume_tokens(self.said):
             return None
         self.own.matcher = matcher

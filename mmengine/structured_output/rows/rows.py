@@ -11,6 +11,7 @@ anything, but not end.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from mmengine.structured_output.closing.closer import Closer
 from mmengine.structured_output.engines.base import Backend, Compiled
 from mmengine.structured_output.engines.engine_words import in_our_words
 from mmengine.structured_output.matcher import Matcher
-from mmengine.structured_output.opening import Opening
+from mmengine.structured_output.opening import Opening, end_of
 from mmengine.structured_output.rows.row_matcher import DraftGrammars, RowMatcher
 
 NOT_HERE = "its grammar is not compiled here"
@@ -44,6 +45,14 @@ class Closing:
     keep: Callable[[list[int]], list[int]]
 
 
+class Cut(NamedTuple):
+    """Where a stop string ended a text: all tokens of the answer up to there, and the text from the stop
+    string on, which those tokens end with."""
+
+    token_ids: tuple[int, ...]
+    behind: str
+
+
 class RowMatchers:
     """`compiled_of`: a request's grammar by its id, None where it is not here. `closer_of`: at its beginning,
     None for one that may be cut. `draft_grammars_of`: what a request's text may follow in place of its
@@ -65,9 +74,9 @@ class RowMatchers:
         self.closers: dict[int, Closer] = {}
         self._no_end = _all_but(backend.eos_token_ids, self._num_words)
 
-    def admit(self, row: int, request: Request, token_ids: np.ndarray) -> None:
+    def admit(self, row: int, request: Request, token_ids: np.ndarray, cut: Cut | None = None) -> None:
         """`row` now belongs to `request`, which has a grammar. `token_ids`: int32, the request's prompt and
-        all that it said."""
+        all that it said. `cut`: where a stop string ended its text."""
         self._rows.pop(row, None)
         self.closers.pop(row, None)
         compiled = self._compiled_of(request.request_id)
@@ -77,16 +86,57 @@ class RowMatchers:
         draft_grammars = partial(self._draft_grammars_of, request)
         row_matcher = self._rows[row] = RowMatcher(self._backend, compiled, opening, draft_grammars)
         whole = token_ids[len(request.prompt_token_ids) :].tolist()
-        said = row_matcher.open(whole)
+        before = len(whole) if cut is None else len(cut.token_ids)
+        said = row_matcher.open(whole[:before])
         closer = self._closer_of(request.request_id)
         if closer is None:
             row_matcher.said = said
             return
         self.closers[row] = closer
-        closer.left -= len(whole) - len(said)
-        for token in said:
+        closer.left -= before - len(said)
+        self._say_closing(row, said)
+        if cut is not None:
+            self._close_cut(row, cut)
+            self._say_closing(row, whole[before:])
+
+    def _say_closing(self, row: int, token_ids: Sequence[int]) -> None:
+        row_matcher, closer = self._rows[row], self.closers[row]
+        for token in token_ids:
             closer.said(row_matcher.matcher(), token)
             row_matcher.said.append(token)
+
+    def cut(self, row: int, cut: Cut) -> bool | None:
+        """A stop string ended the row's text with the tokens that it just said, of which nothing knows yet:
+        whether its form is complete there. None: the row goes on with what completes it."""
+        if row not in self._rows:
+            return False
+        found = self._before(row, cut)
+        if found is not None and found[1].is_accepting():
+            return True
+        if found is None or row not in self.closers:
+            return False
+        self._say_closing(row, cut.token_ids[-1:])  # one at most: such a row has no drafts
+        return None if self._close_cut(row, cut) else False
+
+    def _close_cut(self, row: int, cut: Cut) -> bool:
+        """The row, whose closer knows how many tokens are left, goes on before the stop string: whether that
+        leads to an end."""
+        found = self._before(row, cut)
+        if found is None or not self.closers[row].cut(found[1], found[0], cut.behind):
+            return False
+        self._rows[row].go_on_from(*found)
+        return True
+
+    def _before(self, row: int, cut: Cut) -> tuple[list[int], Matcher] | None:
+        """The text of a row's grammar up to the stop string, as tokens, and a matcher that read it."""
+        compiled = self._rows[row].compiled
+        start = end_of(cut.token_ids, compiled.after) if compiled.after else 0
+        if start is None:
+            return None
+        said, matcher = self._backend.cut(cut.token_ids[start:], cut.behind), compiled.matcher()
+        if said is None or (said and not matcher.consume_tokens(said)):
+            return None
+        return said, matcher
 
     def said(self, row: int) -> list[int] | None:
         """All that the row said in its grammar; None before that began."""

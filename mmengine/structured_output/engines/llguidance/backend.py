@@ -15,7 +15,6 @@ from mmengine.request import GrammarRequest
 from mmengine.structured_output.closing.closer import Closer
 from mmengine.structured_output.closing.closing import MAX_CLOSING_TOKENS, Closings
 from mmengine.structured_output.closing.closing_hints import hints_of
-from mmengine.structured_output.closing.closing_search import Vocabulary
 from mmengine.structured_output.engines.base import OfTokenizer
 from mmengine.structured_output.engines.engine_words import PANIC, in_our_words, is_panic
 from mmengine.structured_output.engines.llguidance.errors import first_step_error, refuse_overlap
@@ -58,7 +57,6 @@ class LLGuidance(OfTokenizer):
     ):
         super().__init__(token_bytes, encode, special_ids, eos_token_ids, vocab_size)
         self._tokenizer: LLTokenizer | None = None
-        self._vocabulary: Vocabulary | None = None
         self._special_names: dict[str, int] = {}  # filled with it
         self._spellings: dict[tuple[int, bytes], list[int]] = {}
         self._schema_limits, self._text_limits = _limits(STEP_FUEL), _limits(TEXT_STEP_FUEL)
@@ -184,13 +182,6 @@ class LLGuidance(OfTokenizer):
         for matcher, token_id in zip(matchers, token_ids, strict=True):
             matcher.consume_token(token_id)
 
-    def _words(self) -> Vocabulary:
-        with self._lock:
-            if self._vocabulary is None:
-                texts = self._texts(self._padded_tokens())
-                self._vocabulary = Vocabulary(texts, self._special_ids, self._encode)
-            return self._vocabulary
-
     def _tokens(self) -> LLTokenizer:
         with self._lock:
             if self._tokenizer is None:
@@ -203,10 +194,6 @@ class LLGuidance(OfTokenizer):
         self._special_names = {tokens[token].decode(errors="replace"): token for token in special}
         wrapper = _Tokens(tokens, special, self.eos_token_ids[0], self._encode)
         return LLTokenizer(wrapper, n_vocab=self._vocab_size, eos_token=self.eos_token_ids)
-
-    def _padded_tokens(self) -> list[bytes]:
-        tokens = self._tokens_in_vocabulary()
-        return tokens + [b""] * (self._vocab_size - len(tokens))
 
 
 class _Tokens(TokenizerWrapper):
@@ -234,10 +221,10 @@ class CompiledGrammar:
         prototype: LLMatcher,
         after: tuple[int, ...],
         make: Callable[[], LLMatcher],
-        closing: tuple[Callable[[int], Closer], int] | None = None,
+        closing: tuple[Callable[[int, int], Closer], int] | None = None,
     ):
         self._prototype, self.after, self._make = prototype, after, make
-        self._make_closer: Callable[[int], Closer] | None
+        self._make_closer: Callable[[int, int], Closer] | None
         self._make_closer, self.shortest = closing or (None, 0)
 
     def matcher(self) -> LLMatcher:
@@ -253,8 +240,10 @@ class CompiledGrammar:
             self._prototype = self._make()
         return self._prototype.deep_copy()
 
-    def closer(self, budget: int) -> Closer | None:
-        return None if self._make_closer is None else self._make_closer(budget)
+    def closer(self, budget: int, reserve: int = 0) -> Closer | None:
+        if self._make_closer is None:
+            return None
+        return self._make_closer(budget, max(0, min(reserve, budget - self.shortest)))
 
 
 def _fill_together(
