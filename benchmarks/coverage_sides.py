@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
-from structured_vocabulary import Vocabulary
+from structured_vocabulary import Bytes, Vocabulary, tokenizer_of
 
 from mmengine.errors import InvalidRequest
 from mmengine.structured_output.engines.llguidance.backend import LLGuidance
@@ -51,39 +51,6 @@ class Side(Protocol):
         """Raises Refused."""
 
 
-@dataclass(slots=True)
-class Bytes:
-    """256 bytes and an end, as a vocabulary."""
-
-    tokens: list[bytes] = field(default_factory=lambda: [*(bytes([byte]) for byte in range(END)), b""])
-    special_ids: list[int] = field(default_factory=lambda: [END])
-    eos: int = END
-
-    def __len__(self) -> int:
-        return END + 1
-
-    def encode(self, text: str) -> list[int]:
-        return list(text.encode())
-
-
-class _Tokens:
-    """What llguidance reads of a tokenizer."""
-
-    is_tokenizer_wrapper = True
-    bos_token_id = None
-
-    def __init__(self, vocabulary: Vocabulary):
-        self.tokens, self.special_token_ids = vocabulary.tokens, vocabulary.special_ids
-        self.eos_token_id, self._encode = vocabulary.eos, vocabulary.encode
-
-    def __call__(self, text: str) -> list[int]:
-        return self._encode(text)
-
-
-def _tokenizer(vocabulary: Vocabulary) -> LLTokenizer:
-    return LLTokenizer(_Tokens(vocabulary), n_vocab=len(vocabulary), eos_token=[vocabulary.eos])
-
-
 def _accepts(prototype: LLMatcher) -> Accepts:
     def accepts(text: str) -> bool:
         matcher = prototype.deep_copy()
@@ -98,7 +65,7 @@ def _accepts(prototype: LLMatcher) -> Accepts:
 
 class _OfLLGuidance:
     def __init__(self, vocabulary: Vocabulary | None):
-        self._bytes = _tokenizer(Bytes())
+        self._bytes = tokenizer_of(Bytes())
         self._vocabulary = vocabulary
         self._row = np.zeros((1, -(-len(vocabulary) // 32)), np.uint32) if vocabulary else None
 
@@ -151,7 +118,7 @@ class Ours(_OfLLGuidance):
 class BareLLGuidance(_OfLLGuidance):
     def __init__(self, vocabulary: Vocabulary | None = None):
         super().__init__(vocabulary)
-        self._tokens = _tokenizer(vocabulary) if vocabulary is not None else None
+        self._tokens = tokenizer_of(vocabulary) if vocabulary is not None else None
 
     def judge(self, schema: Any) -> Accepts:
         return _accepts(self._compile(schema, self._bytes))

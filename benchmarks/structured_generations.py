@@ -32,7 +32,7 @@ import jsonschema
 import numpy as np
 from coverage_cases import Case, of_home, of_maskbench
 from report import Table, show
-from structured_vocabulary import load
+from structured_vocabulary import Bytes, load
 
 from mmengine.errors import MMEngineError
 from mmengine.request import Request, SamplingParams
@@ -54,20 +54,6 @@ DRAFTS = {  # by what their $schema holds
     "draft-07": jsonschema.Draft7Validator,
     "2019-09": jsonschema.Draft201909Validator,
 }
-
-
-class Bytes:
-    """A vocabulary of single bytes."""
-
-    tokens = [*(bytes([byte]) for byte in range(256)), b""]
-    special_ids = [256]
-    eos = 256
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-    def encode(self, text: str) -> list[int]:
-        return list(text.encode())
 
 
 @dataclass(frozen=True, slots=True)

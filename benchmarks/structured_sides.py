@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-from llguidance import LLMatcher, LLTokenizer
-from structured_vocabulary import Vocabulary
+from llguidance import LLMatcher
+from structured_vocabulary import Vocabulary, tokenizer_of
 
 from mmengine.request import GrammarRequest, Request, SamplingParams
 from mmengine.structured_output.engines.llguidance.backend import LLGuidance
@@ -153,9 +153,7 @@ class BareLLGuidance:
         self.name = "llguidance" if gated else "llguidance, raw schema"
         self._gated = gated
         self._words = -(-len(vocabulary) // 32)
-        self._tokenizer = LLTokenizer(
-            _Tokens(vocabulary), n_vocab=len(vocabulary), eos_token=[vocabulary.eos]
-        )
+        self._tokenizer = tokenizer_of(vocabulary)
 
     def compile(self, case: Case) -> LLMatcher:
         grammar = LLMatcher.grammar_from_json_schema(case.emitted if self._gated else case.schema)
@@ -170,21 +168,6 @@ class BareLLGuidance:
             matcher.consume_tokens(tokens)
         bits = np.empty((len(matchers), self._words), np.uint32)
         return BareRows(matchers, bits)
-
-
-class _Tokens:
-    """What llguidance reads of a tokenizer."""
-
-    is_tokenizer_wrapper = True
-    bos_token_id = None
-
-    def __init__(self, vocabulary: Vocabulary):
-        self.tokens, self.special_token_ids = vocabulary.tokens, vocabulary.special_ids
-        self.eos_token_id = vocabulary.eos
-        self._encode = vocabulary.encode
-
-    def __call__(self, text: str) -> list[int]:
-        return self._encode(text)
 
 
 class BareRows:

@@ -8,11 +8,13 @@ ggml-vocab-qwen2.gguf  of llama.cpp's models/: the vocabulary that Qwen2 to Qwen
 import base64
 import json
 import sys
+from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import util
 from pathlib import Path
 from typing import Protocol
 
+from llguidance import LLTokenizer
 from tokenizers import Regex, Tokenizer
 from tokenizers.models import BPE
 from tokenizers.normalizers import NFC
@@ -44,6 +46,21 @@ class Vocabulary(Protocol):
     def encode(self, text: str) -> list[int]:
         """Its canonical tokens. llguidance asks for those of every text that a grammar forces: known ones
         are kept, so that it is not the speed of this class that is measured."""
+
+
+@dataclass(slots=True)
+class Bytes:
+    """256 bytes and an end, as a vocabulary."""
+
+    tokens: list[bytes] = field(default_factory=lambda: [*(bytes([byte]) for byte in range(256)), b""])
+    special_ids: list[int] = field(default_factory=lambda: [256])
+    eos: int = 256
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
 
 
 class Tekken:
@@ -125,6 +142,24 @@ def _byte_level_characters() -> dict[int, str]:
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {byte: chr(byte) for byte in printable} | {byte: chr(256 + at) for at, byte in enumerate(others)}
+
+
+class _Tokens:
+    """What llguidance reads of a tokenizer."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, vocabulary: Vocabulary):
+        self.tokens, self.special_token_ids = vocabulary.tokens, vocabulary.special_ids
+        self.eos_token_id, self._encode = vocabulary.eos, vocabulary.encode
+
+    def __call__(self, text: str) -> list[int]:
+        return self._encode(text)
+
+
+def tokenizer_of(vocabulary: Vocabulary) -> LLTokenizer:
+    return LLTokenizer(_Tokens(vocabulary), n_vocab=len(vocabulary), eos_token=[vocabulary.eos])
 
 
 def load(path: Path) -> Vocabulary:

@@ -5,13 +5,13 @@ import pytest
 
 from mmengine.config import EngineConfig
 from mmengine.core.engine import EngineCore
-from mmengine.core.state.policy import Policy, register_policy
 from mmengine.errors import MMEngineError
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader, LogWriter
 from mmengine.replay import verify
 from mmengine.request import GrammarRequest, Request, SamplingParams
 from mmengine.simulation.slots import SimulatedExecutor
+from tests.replay.runs import thrashing_core
 
 
 def stalls(folder):
@@ -23,25 +23,7 @@ def request(name, length, max_tokens=30):
 
 
 def test_a_request_that_is_preempted_again_and_again_is_named_once(tmp_path):
-    # Who came first is always sent away, just before it would have been done.
-    policy = Policy(lambda req_state: (-req_state.arrival,), lambda view: int(view.running[0]))
-    register_policy("sends the first away", policy)
-    config = EngineConfig(
-        encoder_cache_size=64,
-        max_num_seqs=2,
-        token_budget=16,
-        max_model_len=40,
-        block_size=4,
-        num_blocks=11,
-        policy="sends the first away",
-        admission_reserve="none",
-        enable_prefix_caching=False,
-        long_prefill_token_threshold=4,
-        thrash_limit=3,
-    )
-    core = EngineCore(config, SimulatedExecutor(config), sink=LogWriter(tmp_path / "log"))
-    core.submit(request("first", 36, 3))
-    core.submit(request("other", 36, 3))
+    core = thrashing_core(tmp_path / "log")
     for _ in range(400):
         core.step()
     core.close()

@@ -1,4 +1,5 @@
-"""Writes the golden log of a format, or of rules of the scheduler (the last digit is the format's):
+"""Writes the golden log of a format, or of rules of the scheduler (the last digit is the format's; what
+begins with "compat" has vLLM's decisions):
 
     python -m tests.golden.make_golden NAME
 
@@ -46,12 +47,17 @@ def expected(folder: Path, digest: bytes) -> dict:
     }
 
 
-def crashed_run(folder: Path, num_requests: int) -> EngineCore:
-    """Two steps in flight but where drafts are, a process that ends in the middle, and another that goes
-    on, to which come more than it takes."""
-    drafts = {"num_draft_tokens": 2, "draft_policy": "goodput", "drafts_for": "forms"}
+# Two steps in flight but where drafts are.
+OURS = {"seed": 42, "max_in_flight": 2, "draft_policy": "goodput"}
+# A drafter that keeps KV, and a run in which each of vLLM's rules decides something.
+COMPAT = {"seed": 49, "compat": "vllm", "lookahead_tokens": 2}
+
+
+def crashed_run(folder: Path, num_requests: int, settings: dict = OURS) -> EngineCore:
+    """A process that ends in the middle, and another that goes on, to which come more than it takes."""
+    drafts = {"num_draft_tokens": 2, "drafts_for": "forms"}
     with TemporaryDirectory() as before:
-        busy_run(Path(before), seed=42, num_requests=num_requests, mixed=True, max_in_flight=2, **drafts)
+        busy_run(Path(before), num_requests=num_requests, mixed=True, **settings, **drafts)
         records = list(LogReader(Path(before)))
     writer, config = LogWriter(folder), EngineConfig.from_dict(records[0].event.config)
     state = State(config)
@@ -98,7 +104,7 @@ def save_state(folder: Path) -> None:
 
 def main(name: str) -> None:
     folder = HERE / name
-    core = crashed_run(folder, 24)
+    core = crashed_run(folder, 24, COMPAT if name.startswith("compat") else OURS)
     save_state(folder)
     (folder / "lock").unlink()
     text = json.dumps(expected(folder, state_digest(core.state)), separators=(",", ":"))

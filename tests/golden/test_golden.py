@@ -1,6 +1,7 @@
 """Logs of old builds: they read, fold to what they folded to, and verify, for ever."""
 
 import json
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 
@@ -8,13 +9,13 @@ import msgspec
 import pytest
 
 from mmengine.config import EngineConfig
-from mmengine.core.decide.schedule import DECIDED_VERSIONS
+from mmengine.core.decide.schedule import COMPAT_DECIDED_VERSIONS, decides
 from mmengine.core.fold.evolve import evolve
 from mmengine.core.state.digest import state_digest
 from mmengine.core.state.state import State
 from mmengine.events import codec, format_1
 from mmengine.events import vocabulary as ev
-from mmengine.events.log import LogReader
+from mmengine.events.log import LogReader, LogWriter
 from mmengine.events.segment import FOOTER_SIZE, HEADER_SIZE, snapshot_sequences
 from mmengine.replay import request_lines, step_lines, verify
 
@@ -28,9 +29,10 @@ def golden(request):
 
 def test_there_is_one_for_each_format_and_for_the_rules_since():
     assert [folder.name for folder in FOLDERS] == [
+        *("compat_rules_4_format_3", "compat_rules_5_format_3"),
         *("format_1", "format_2", "format_3", "rules_2_format_2", "rules_3_format_2", "schema_3_format_3"),
     ]
-    assert sum(path.stat().st_size for folder in FOLDERS for path in folder.iterdir()) < 350_000
+    assert sum(path.stat().st_size for folder in FOLDERS for path in folder.iterdir()) < 450_000
 
 
 def test_the_log_of_schema_3_has_a_grammar_once():
@@ -42,6 +44,32 @@ def test_the_log_of_schema_3_has_a_grammar_once():
 
 def is_bound(event):
     return isinstance(event, ev.Queued) and event.grammar is not None
+
+
+def config_of(folder):
+    return EngineConfig.from_dict(next(iter(LogReader(folder))).event.config)
+
+
+def test_each_of_vllms_rules_decides_something_in_their_logs(tmp_path):
+    versions = []
+    for folder in FOLDERS:
+        records = list(LogReader(folder))
+        started = records[0].event
+        if not config_of(folder).compat:
+            continue
+        versions.append(started.decision_version)
+        for version in COMPAT_DECIDED_VERSIONS:
+            told = tmp_path / f"{started.decision_version} as {version}"
+            with closing(LogWriter(told)) as writer:
+                writer.append(msgspec.structs.replace(started, decision_version=version), 0, 0)
+                for record in records[1:]:
+                    writer.append(record.event, record.step, record.mono_ns)
+            divergence = verify(told).divergence
+            if version == started.decision_version:
+                assert divergence is None
+            else:
+                assert divergence.sequence < len(records) // 2
+    assert versions == list(COMPAT_DECIDED_VERSIONS)
 
 
 def test_it_has_everything_in_it(golden):
@@ -68,7 +96,7 @@ def test_it_verifies(golden):
     folder, expected = golden
     report = verify(folder)
     assert report.ok and report.torn is None and not report.unfinished
-    assert report.rederived == (expected["decision_version"] in DECIDED_VERSIONS)
+    assert report.rederived == decides(config_of(folder), expected["decision_version"])
     assert {name: getattr(report, name) for name in ("events", "steps", "tokens", "checkpoints")} == {
         name: expected[name] for name in ("events", "steps", "tokens", "checkpoints")
     }

@@ -4,15 +4,21 @@ import random
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
+from mmengine.config import EngineConfig
 from mmengine.core.engine import EngineCore
+from mmengine.core.state.policy import Policy, register_policy
 from mmengine.errors import QueueFull
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogWriter
+from mmengine.request import Request, SamplingParams
 from mmengine.simulation.slots import SimulatedExecutor
 from tests.core.small_engine import settings_of
 from tests.core.workloads import small_request
 
 EOS_IN = 20
+SENDS_THE_FIRST_AWAY = Policy(lambda req_state: (-req_state.arrival,), lambda view: int(view.running[0]))
 
 
 @dataclass
@@ -91,6 +97,29 @@ def busy_run(
         _step(live, 1)
     core.close()
     return live
+
+
+def thrashing_core(folder: Path) -> EngineCore:
+    """Two requests of which who came first is always sent away, just before it would have been done."""
+    register_policy("sends the first away", SENDS_THE_FIRST_AWAY)
+    config = EngineConfig(
+        encoder_cache_size=64,
+        max_num_seqs=2,
+        token_budget=16,
+        max_model_len=40,
+        block_size=4,
+        num_blocks=11,
+        policy="sends the first away",
+        admission_reserve="none",
+        enable_prefix_caching=False,
+        long_prefill_token_threshold=4,
+        thrash_limit=3,
+    )
+    core = EngineCore(config, SimulatedExecutor(config), sink=LogWriter(folder))
+    for name in ("first", "other"):
+        prompt = np.full(36, len(name), np.int32)
+        core.submit(Request(name, prompt, SamplingParams(max_tokens=3, seed=0)))
+    return core
 
 
 def _step(live: Live, count: int) -> None:

@@ -9,18 +9,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from mmengine.config import EngineConfig
-from mmengine.core.engine import EngineCore
-from mmengine.core.state.policy import Policy, register_policy
 from mmengine.errors import CorruptLog
 from mmengine.events import vocabulary as ev
-from mmengine.events.log import LogReader, LogWriter
+from mmengine.events.log import LogReader
 from mmengine.replay import verify
-from mmengine.request import GrammarRequest, Request, SamplingParams
-from mmengine.simulation.slots import SimulatedExecutor
+from mmengine.request import GrammarRequest
 from tests.events.logs import column, rewrite
 from tests.golden.make_golden import crashed_run
-from tests.replay.runs import busy_run
+from tests.replay.runs import busy_run, thrashing_core
 
 TABLE = Path(__file__).parents[2] / "docs" / "log.md"
 CLAIMS = dict(re.findall(r"^\| `(\w+\.\w+)` \| (compared|followed|observed) \|", TABLE.read_text(), re.M))
@@ -77,26 +73,7 @@ def other_values(name, old):
 
 
 def thrashing_run(folder):
-    register_policy(
-        "gives way at once", Policy(lambda one: (-one.arrival,), lambda view: int(view.running[0]))
-    )
-    config = EngineConfig(
-        encoder_cache_size=64,
-        max_num_seqs=2,
-        token_budget=16,
-        max_model_len=40,
-        block_size=4,
-        num_blocks=11,
-        policy="gives way at once",
-        admission_reserve="none",
-        enable_prefix_caching=False,
-        long_prefill_token_threshold=4,
-        thrash_limit=3,
-    )
-    core = EngineCore(config, SimulatedExecutor(config), sink=LogWriter(folder))
-    for name in ("first", "other"):
-        prompt = np.full(36, len(name), np.int32)
-        core.submit(Request(name, prompt, SamplingParams(max_tokens=3, seed=0)))
+    core = thrashing_core(folder)
     for _ in range(60):
         core.step()
     core.close()

@@ -16,7 +16,7 @@ import msgspec
 from mmengine.errors import InvalidRequest, shown
 from mmengine.structured_output.json_schema.gate import MAX_OUTPUT, Bounds
 from mmengine.structured_output.json_schema.refusal import SchemaRefused
-from mmengine.structured_output.request.fields import bounds_of, gated, mapping, refuse_others, string
+from mmengine.structured_output.request.fields import bounds_of, flag, gated, mapping, refuse_others, string
 
 MAX_STRUCTURES = 128
 MAX_TRIGGERS = 32
@@ -65,8 +65,8 @@ def structural_tag(where: str, given: Any) -> str:
     tag = StructuralTag(
         tuple(made),
         tuple(triggers),
-        at_least_one=_flag(f"{where}.at_least_one", given.get("at_least_one")),
-        stop_after_first=_flag(f"{where}.stop_after_first", given.get("stop_after_first")),
+        at_least_one=flag(f"{where}.at_least_one", given.get("at_least_one")),
+        stop_after_first=flag(f"{where}.stop_after_first", given.get("stop_after_first")),
     )
     return msgspec.json.encode(tag).decode()
 
@@ -136,9 +136,3 @@ def _list(where: str, value: Any, most: int) -> list[Any]:
     if not isinstance(value, (list, tuple)) or not 1 <= len(value) <= most:
         raise InvalidRequest(f"{where} must be a list of 1 to {most}")
     return list(value)
-
-
-def _flag(where: str, value: Any) -> bool:
-    if value is not None and not isinstance(value, bool):
-        raise InvalidRequest(f"{where} must be true or false")
-    return bool(value)

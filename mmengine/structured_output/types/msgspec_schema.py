@@ -13,7 +13,6 @@ from msgspec import inspect as kinds
 from msgspec import to_builtins
 
 from mmengine.errors import InvalidRequest
-from mmengine.structured_output.json_schema.formats import FORMATS
 from mmengine.structured_output.types import type_patterns as patterns
 from mmengine.structured_output.types.type_keys import dict_schema
 from mmengine.structured_output.types.type_patterns import Schema
@@ -126,8 +125,8 @@ class _Writer:
 
     @write.register
     def _(self, kind: kinds.DateTimeType) -> Schema:
-        naive = f"^{FORMATS['date']}T{patterns.NAIVE_TIME.strip('^$')}$"
-        return {"type": "string", **({"pattern": naive} if kind.tz is False else {"format": "date-time"})}
+        naive = {"pattern": patterns.NAIVE_DATETIME}
+        return {"type": "string", **(naive if kind.tz is False else {"format": "date-time"})}
 
     @write.register
     def _(self, kind: kinds.TimeType) -> Schema:

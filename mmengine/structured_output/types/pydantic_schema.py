@@ -15,7 +15,6 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue, PydanticIn
 from pydantic_core import core_schema
 
 from mmengine.errors import InvalidRequest
-from mmengine.structured_output.json_schema.formats import FORMATS
 from mmengine.structured_output.types import type_patterns as patterns
 from mmengine.structured_output.types.type_keys import dict_schema
 
@@ -181,8 +180,7 @@ class _Narrow(GenerateJsonSchema):
         if isinstance(constraint, int) or (constraint == "naive" and now_op):
             return self._refuse("the time zone of a datetime")
         if constraint == "naive":
-            clock = patterns.NAIVE_TIME.strip("^$")
-            return _string(f"^{FORMATS['date']}T{clock}$")
+            return _string(patterns.NAIVE_DATETIME)
         if now_op is not None:
             days = self.date_schema(core_schema.date_schema(now_op=now_op))["pattern"]
             found["pattern"] = f"{days.removesuffix('$')}[Tt]"
@@ -202,14 +200,12 @@ class _Narrow(GenerateJsonSchema):
             return self._refuse("the range of a timedelta")
         return _string(patterns.SHORT_DURATION, format="duration")
 
-    def url_schema(self, schema: core_schema.UrlSchema) -> JsonSchemaValue:
+    def url_schema(self, schema: core_schema.UrlSchema | core_schema.MultiHostUrlSchema) -> JsonSchemaValue:
         limit = schema.get("max_length", 2083)
         # one less, as an empty path becomes "/"
         return _string(patterns.url(schema.get("allowed_schemes")), maxLength=min(limit, 2083) - 1)
 
-    def multi_host_url_schema(self, schema: core_schema.MultiHostUrlSchema) -> JsonSchemaValue:
-        limit = schema.get("max_length", 2083)
-        return _string(patterns.url(schema.get("allowed_schemes")), maxLength=min(limit, 2083) - 1)
+    multi_host_url_schema = url_schema
 
     def uuid_schema(self, schema: core_schema.UuidSchema) -> JsonSchemaValue:
         version = schema.get("version")

@@ -7,6 +7,8 @@ import re
 from datetime import date
 from typing import Any
 
+from mmengine.structured_output.json_schema.formats import FORMATS
+
 Schema = dict[str, Any]  # a JSON Schema
 PLAIN_TYPES = ["string", "number", "boolean", "null"]  # of values that a set can hold
 
@@ -23,6 +25,7 @@ SHORT_DURATION = "^P(?:[0-9]{1,6}[YMWD])*(?:T(?:[0-9]{1,6}[HMS])*)?$"
 BYTE_SIZE = "^[0-9]{1,9}(?:[kmgt]i?b)?$"
 CLOCK_DURATION = "^P(?:[0-9]{1,6}D)?(?:T(?:[0-9]{1,6}[HMS])*)?$"  # units that have one length
 NAIVE_TIME = "^(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\\.[0-9]{1,6})?$"
+NAIVE_DATETIME = f"^{FORMATS['date']}T{NAIVE_TIME.strip('^$')}$"
 
 # What every reader of URLs leaves as it is: no punycode, no last label that could be an IPv4 address.
 _LABEL = "[a-z0-9]{1,20}(?:-[a-z0-9]{1,20})?"

@@ -63,17 +63,17 @@ class _Pieces:
 
     def of(self, text: str) -> str:
         """A text in Lark, with the special tokens that it names."""
-        return " ".join(self._special(one) if odd else _quoted(one) for one, odd in self._split(text))
+        return " ".join(self._special(one) if odd else quoted(one) for one, odd in self._split(text))
 
     def opening(self, n: int, trigger: str) -> list[str]:
         """The rule of free text up to a trigger, and with it."""
         (first, is_special), *_ = parts = self._split(trigger)
         if len(parts) == 1 and not is_special:
-            return [f"open_{n}[lazy]: TEXT {_quoted(trigger)}"]
+            return [f"open_{n}[lazy]: TEXT {quoted(trigger)}"]
         if is_special:
             return [f"open_{n}: TEXT {self.of(trigger)}"]
         before = f"BEFORE_{n}"
-        return [f"{before}: TEXT {_quoted(first)}", f"open_{n}: {before} {self.of(trigger[len(first) :])}"]
+        return [f"{before}: TEXT {quoted(first)}", f"open_{n}: {before} {self.of(trigger[len(first) :])}"]
 
     def _split(self, text: str) -> list[tuple[str, bool]]:
         """Runs of text, and names of special tokens, which are marked."""
@@ -87,5 +87,5 @@ class _Pieces:
         return f"<[{token}]>"
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)

@@ -7,7 +7,7 @@ Free text ends where it first says that a call begins: a lazy lexeme, as that of
 import json
 import re
 
-from mmengine.structured_output.engines.llguidance.tag_grammar import schema_named
+from mmengine.structured_output.engines.llguidance.tag_grammar import quoted, schema_named
 from mmengine.structured_output.request.tool_calls import (
     CLOSE,
     OPEN,
@@ -125,7 +125,3 @@ def _text(schema: Json, definitions: Json) -> str:
 
 def _escaped_slash(found: re.Match[str]) -> str:
     return found[0] if found[0] != "/" else "\\/"
-
-
-def quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
