@@ -170,12 +170,9 @@ def test_json_as_a_value_and_where_it_is_cut():
                 engine.generate_json(QUESTIONS[0], RECORD, **wrong)
         with pytest.raises(RequestFailed, match="holds a stop string; leave that out"):
             engine.generate_json(QUESTIONS[0], RECORD, stop="}")
-        texts = {
-            c.text
-            for c in engine.generate(
-                [QUESTIONS[0]], n=9, temperature=50.0, seed=1, grammar={"choice": ["yes", "no", "ça"]}
-            )[0].choices
-        }
+        words = {"choice": ["yes", "no", "ça"]}
+        found = engine.generate([QUESTIONS[0]], n=9, temperature=50.0, seed=1, grammar=words)[0]
+        texts = {choice.text for choice in found.choices}
         assert len(texts) >= 2 and texts <= {"yes", "no", "ça"}
 
 

@@ -96,9 +96,7 @@ def test_a_log_may_hold_any_text(kind, source):
         read_grammar(GrammarRequest(kind, source))
 
 
-@pytest.mark.parametrize(
-    "ends", [{"stop": ("}",)}, {"stop_token_ids": (3,)}, {"ignore_eos": True}, {"min_tokens": 4}]
-)
+@pytest.mark.parametrize("ends", [{"stop_token_ids": (3,)}, {"ignore_eos": True}, {"min_tokens": 4}])
 def test_nothing_else_says_where_an_answer_ends(ends):
     Options(SamplingParams(**ends)).check()
     with pytest.raises(InvalidRequest, match=f"{next(iter(ends))} cannot go with response_format or grammar"):
