@@ -92,19 +92,15 @@ class Answering:
         self._arrived = asyncio.Event()
 
     def begin(self) -> None:
-        """Ask the engine. Raises InvalidRequest, QueueFull; nothing runs then."""
+        """Ask the engine. Raises InvalidRequest, QueueFull; what was begun is to be closed then too."""
         asked, several = self._asked, len(self._asked.prompts) > 1
-        try:
-            for number, prompt in enumerate(asked.prompts):
-                name = f"{asked.request_id}-{number}" if several else asked.request_id
-                if owner := asked.envelope.owner:
-                    name = f"{owner}:{name}"
-                stream = self._engine.stream(prompt, asked.sampling, **self._options(name))
-                self._turns.append(Turn(stream, asked, self._tokenizer, number * asked.sampling.n))
-            asked.prompts.clear()  # images in it are large, and the engine has them
-        except BaseException:
-            self.close()
-            raise
+        for number, prompt in enumerate(asked.prompts):
+            name = f"{asked.request_id}-{number}" if several else asked.request_id
+            if owner := asked.envelope.owner:
+                name = f"{owner}:{name}"
+            stream = self._engine.stream(prompt, asked.sampling, **self._options(name))
+            self._turns.append(Turn(stream, asked, self._tokenizer, number * asked.sampling.n))
+        asked.prompts.clear()  # images in it are large, and the engine has them
 
     def _options(self, request_id: str) -> SubmitOptions:
         asked = self._asked

@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import shutil
 import signal
 import subprocess
@@ -16,8 +15,8 @@ import jsonschema
 import pytest
 
 from mmengine.cli import serve
-from mmengine_shapes.scenes import random_scene
 from tests.cli.cli_process import call_cli
+from tests.pictures import scene
 
 ROOT = Path(__file__).parents[2]
 
@@ -123,7 +122,7 @@ def test_the_examples_run(process, tmp_path):
 
     address = process[2]
     image = tmp_path / "shapes.png"
-    random_scene(random.Random(1)).draw().save(image)
+    image.write_bytes(scene())
     pytest.importorskip("openai")
     script = (ROOT / "examples" / "chat_image_schema.py").read_text().replace('"none"', '"secret-1"')
     (tmp_path / "script.py").write_text(script)

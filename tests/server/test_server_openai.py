@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from mmengine import AsyncEngine
-from tests.server.pictures import data_url, looking
+from tests.pictures import data_url, looking
 from tests.server.running import served
 
 ASKS = [{"role": "user", "content": "What is a triangle?"}]

@@ -178,6 +178,20 @@ def test_the_engine_and_the_server_say_the_same(embedded):
     assert message["tool_calls"] == choice["message"]["tool_calls"]
 
 
+@pytest.mark.parametrize("fields", [{}, {"tools": TOOLS}])
+def test_messages_are_tokenized_as_they_are_answered(embedded, fields):
+    call = {"id": "c", "type": "function", "function": {"name": "area", "arguments": '{"side": 3}'}}
+    messages = [
+        {"role": "developer", "content": "Be brief.", "name": None},
+        QUESTION,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "9"},
+    ]
+    asked = {"messages": messages, **fields}
+    usage = embedded.call("/v1/chat/completions", {**asked, "max_tokens": 2})[2]["usage"]
+    assert embedded.call("/tokenize", asked)[2]["count"] == usage["prompt_tokens"]
+
+
 def test_the_example_loops(embedded):
     pytest.importorskip("openai")
     ran = subprocess.run(
