@@ -72,6 +72,7 @@ class AnswerRoutes:
             self._tools(engine, settings),
             ignores,
             door,
+            settings.max_messages,
         )
         self._completion_reader = CompletionReader(
             defaults, settings.max_prompts, settings.max_pixels, ignores

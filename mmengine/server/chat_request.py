@@ -29,16 +29,16 @@ from mmengine.server.asked import (
 from mmengine.server.errors import ApiError, api_error, decoded
 from mmengine.server.fields import CHAT, Fields
 from mmengine.server.media import check_url
+from mmengine.server.settings import ServerSettings
 
 LOW_DETAIL_PIXELS = 512 * 512  # what OpenAI's detail "low" looks at, at most
 LOW_SHARE = 4  # and of the pixels that the model looks at by itself this part
-_MAX_MESSAGES = 4096
 _TAKEN_PARTS = ("text", "image_url", "image", "video_url", "video")
 _MEDIA = (("image_url", "image"), ("video_url", "video"))
 FIELDS = Fields(CHAT)
 
 
-Messages = Annotated[list[Json], Meta(min_length=1, max_length=_MAX_MESSAGES)]
+Messages = Annotated[list[Json], Meta(min_length=1)]
 
 
 class ChatBody(Body, frozen=True, kw_only=True):
@@ -91,8 +91,9 @@ class ChatReader:
         tools: Tools,
         ignore_unknown: bool,
         door: MediaDoor | None = None,
+        max_messages: int = ServerSettings().max_messages,
     ):
-        self._tools = tools
+        self._tools, self._max_messages = tools, max_messages
         self._defaults, self._max_model_len, self._pixels = defaults, max_model_len, pixels
         self._door, self._opened = door, {"urls": door} if door is not None else {}
         self._template: Json = {"chat_template": chat_template} if chat_template else {}
@@ -113,6 +114,9 @@ class ChatReader:
     def prompt_of(self, body: ChatBody) -> tuple[Prompt, CallsAsked | None]:
         """The prompt, and what its answer is held to beside tools. Raises ApiError."""
         tools = self._tools
+        if len(body.messages) > self._max_messages:
+            text = f"messages has {len(body.messages)} entries; at most {self._max_messages} are taken"
+            raise ApiError(400, f"{text} (max_messages)", "messages")
         try:
             asked = tools_asked(body.tools, body.tool_choice, body.parallel_tool_calls, tools.limits)
             return with_tools(self._prompt(body), asked, tools.processor, tools.markers)

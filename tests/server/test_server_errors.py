@@ -147,12 +147,20 @@ def test_what_asks_for_nothing_is_taken(server):
 
 
 def test_unknown_fields_may_be_ignored_and_are_named():
-    with served(unknown_fields="ignore") as one:
+    with served(unknown_fields="ignore", max_messages=2) as one:
         status, headers, _ = one.chat(zzz=1, frobnicate=True, temperature=0)
         assert status == 200 and headers["x-mmengine-ignored-fields"] == "zzz, frobnicate"
-        assert (
-            one.chat(guided_json={})[0] == 400
-        )  # a field that is known, and not done, is refused all the same
+        # A field that is known, and not done, is refused all the same.
+        assert one.chat(guided_json={})[0] == 400
+        for path, fields in (("/tokenize", {"prompt": "a"}), ("/detokenize", {"tokens": [97]})):
+            status, headers, _ = one.call(path, {**fields, "zzz": 1})
+            assert status == 200 and headers["x-mmengine-ignored-fields"] == "zzz"
+        message = {"role": "user", "content": "a"}
+        for path in ("/v1/chat/completions", "/tokenize"):
+            assert one.call(path, {"messages": [message] * 2})[0] == 200
+            status, _, body = one.call(path, {"messages": [message] * 3})
+            text = "messages has 3 entries; at most 2 are taken (max_messages)"
+            assert (status, body) == (400, error(BAD, text, "messages"))
 
 
 @pytest.mark.parametrize(
