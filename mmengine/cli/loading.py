@@ -24,7 +24,7 @@ class Loading:
             self._draw(num_bytes, whole)
         elif time.monotonic() - self._told >= LINE_EVERY_S:
             self._told = time.monotonic()
-            say(f"{num_bytes / 1e9:.1f} of {whole / 1e9:.1f} GB of weights are read")
+            say(f"{num_bytes / 1e6:,.0f} of {whole / 1e6:,.0f} MB of weights are read")
 
     def _draw(self, num_bytes: int, whole: int) -> None:
         if self._bar is None:

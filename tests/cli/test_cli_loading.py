@@ -24,8 +24,8 @@ def test_lines_come_now_and_then(monkeypatch, capsys):
     said = capsys.readouterr().err.splitlines()
     assert said == [
         "mmengine: loading a model",
-        "mmengine: 2.0 of 4.0 GB of weights are read",
-        "mmengine: 4.0 of 4.0 GB of weights are read",
+        "mmengine: 2,000 of 4,000 MB of weights are read",
+        "mmengine: 4,000 of 4,000 MB of weights are read",
         "mmengine: loaded in 25.0 s",
     ]
 
