@@ -16,12 +16,15 @@ class Loading:
     """Called with the bytes of weights that are read, and all there are."""
 
     def __init__(self) -> None:
-        self._begun = self._told = time.monotonic()
+        self._begun = time.monotonic()
+        self._told = 0.0  # when a line last came, or the first bytes
         self._bar: Progress | None = None
 
     def __call__(self, num_bytes: int, whole: int) -> None:
         if sys.stderr.isatty():
             self._draw(num_bytes, whole)
+        elif not self._told:
+            self._told = time.monotonic()
         elif time.monotonic() - self._told >= LINE_EVERY_S:
             self._told = time.monotonic()
             say(f"{num_bytes / 1e6:,.0f} of {whole / 1e6:,.0f} MB of weights are read")
