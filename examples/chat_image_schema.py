@@ -1,32 +1,45 @@
 """OpenAI's client, an image and a schema: a value in the schema's form comes back.
 
 mmengine serve
-python examples/chat_image_schema.py shapes.png [http://localhost:8000/v1]
+python examples/chat_image_schema.py [shapes.png [http://localhost:8000/v1]]
+
+Without a file the image is drawn here.
 """
 
 import base64
+import io
 import json
+import random
 import sys
 from pathlib import Path
 
 import openai
 
+from mmengine_shapes.scenes import COLOURS, random_scene
+
 SCHEMA = {
     "type": "object",
     "properties": {
         "shape": {"enum": ["circle", "square", "triangle", "star", "cross"]},
-        "colour": {"type": "string", "maxLength": 12},
+        "colour": {"enum": list(COLOURS)},
     },
     "required": ["shape", "colour"],
     "additionalProperties": False,
 }
 
 
+def picture() -> bytes:
+    if len(sys.argv) > 1:
+        return Path(sys.argv[1]).read_bytes()
+    file = io.BytesIO()
+    random_scene(random.Random(1)).draw().save(file, "PNG")
+    return file.getvalue()
+
+
 def main() -> None:
-    picture = Path(sys.argv[1])
     address = sys.argv[2] if len(sys.argv) > 2 else "http://localhost:8000/v1"
     client = openai.OpenAI(base_url=address, api_key="none")
-    data = base64.b64encode(picture.read_bytes()).decode()
+    data = base64.b64encode(picture()).decode()
     answer = client.chat.completions.create(
         model=client.models.list().data[0].id,
         messages=[
@@ -38,6 +51,7 @@ def main() -> None:
                 ],
             }
         ],
+        temperature=0,
         max_completion_tokens=64,
         response_format={"type": "json_schema", "json_schema": {"name": "shape", "schema": SCHEMA}},
     )

@@ -6,6 +6,7 @@ runs with --metrics-compat vllm: for a board over engines of both kinds.
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -111,11 +112,14 @@ VLLM = Names(
 )
 
 
+def rate_of(own: str, name: str, by: str = "") -> str:
+    return f"sum{f' by ({by}) ' if by else ''}(rate({name}{{{own}}}{RATE}))"
+
+
 def engine_panels(names: Names) -> Iterator[Panel]:
     own = names.own
 
-    def rate(name: str, by: str = "") -> str:
-        return f"sum{f' by ({by}) ' if by else ''}(rate({name}{{{own}}}{RATE}))"
+    rate = partial(rate_of, own)
 
     def share(part: str, whole: str) -> str:
         return f"{part} / ({whole} > 0)"
@@ -188,7 +192,7 @@ def http_panels() -> Iterator[Panel]:
     """Of what vLLM has no names for."""
 
     def rate(name: str, by: str = "") -> str:
-        return f"sum{f' by ({by}) ' if by else ''}(rate(mmengine_{name}{{{OWN}}}{RATE}))"
+        return rate_of(OWN, f"mmengine_{name}", by)
 
     yield Panel(
         "HTTP requests a second, by status",

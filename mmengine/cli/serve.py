@@ -1,9 +1,5 @@
 """`mmengine serve`: OpenAI's chat API over HTTP."""
 
-import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,9 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mmengine.cli.grouped import grouped
+from mmengine.cli.loading import loading, say
 from mmengine.cli.run_options import Model
 from mmengine.cli.serve_options import Http, Limits, Log, Media, server_settings
-from mmengine.errors import ConfigError
+from mmengine.errors import ConfigError, InvalidRequest
+from mmengine.models.progress import weights_told
 
 if TYPE_CHECKING:  # heavy: loaded when a command runs
     from mmengine.serve.async_engine import AsyncEngine
@@ -116,15 +114,19 @@ def serve(config: Config, http: Http, model: Model, limits: Limits, media: Media
         show_records()
     names = settings.served_model_names or (model.model or EMBEDDED_NAME,)
     with listen(settings) as bound:
-        with _progress(f"loading {model.model or 'the embedded checkpoint'}"):
-            engine = _engine(model, log, engine_config)
+        with loading(model.model or "the embedded checkpoint") as progress:
+            if http.chat_template is not None:
+                check_template(model.model, http.chat_template, settings.chat_template)
+            with weights_told(progress):
+                engine = _engine(model, log, engine_config)
+        say("running the first steps")
         host, port = bound.getsockname()[:2]
         scheme = "https" if settings.ssl_certfile else "http"
         where = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
         def listening() -> None:
             guard = "" if keys.any else ", without an API key"
-            print(f"mmengine: serving {', '.join(names)} at {where}/v1{guard}", file=sys.stderr, flush=True)
+            say(f"serving {', '.join(names)} at {where}/v1{guard}")
 
         run(serve_engine(engine, settings, keys, names, bound, listening, door))
 
@@ -139,24 +141,22 @@ def _engine(model: Model, log: Log, config: object) -> "AsyncEngine":
     )
 
 
+def check_template(model: str | None, path: Path, source: str) -> None:
+    """Whether the model's processor can read it, before weights are. Raises ConfigError."""
+    from mmengine.models.loader import resolve_folder  # lazy: help needs no models
+    from mmengine.models.registry import plugin_for
+
+    folder = resolve_folder(model)
+    processor = plugin_for(folder).load_processor(folder)
+    try:
+        processor.call_format({"chat_template": source})
+    except InvalidRequest as error:
+        raise ConfigError(f"--chat-template {path} is no template that can be read: {error}") from None
+
+
 def check_installed() -> None:
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         raise ConfigError(
             f"mmengine serve needs {', '.join(missing)}; install them with: pip install 'mmengine-vl[serve]'"
         )
-
-
-@contextmanager
-def _progress(text: str) -> Iterator[None]:
-    """What is being done, on stderr; in a terminal it moves."""
-    begun = time.monotonic()
-    if sys.stderr.isatty():
-        from rich.console import Console  # lazy: help needs no console
-
-        with Console(stderr=True).status(text):
-            yield
-    else:
-        print(f"mmengine: {text}", file=sys.stderr, flush=True)
-        yield
-    print(f"mmengine: loaded in {time.monotonic() - begun:.1f} s", file=sys.stderr, flush=True)

@@ -96,6 +96,10 @@ class Limits:
     max_pixels: Annotated[
         int, typer.Option(rich_help_panel=LIMITS, help="That a call may ask for of an image.")
     ] = 16_777_216
+    max_messages: Annotated[int, typer.Option(rich_help_panel=LIMITS, help="Of one call.")] = 4096
+    max_prompts: Annotated[
+        int, typer.Option(rich_help_panel=LIMITS, help="Of one call of /v1/completions.")
+    ] = 64
     max_tools: Annotated[int, typer.Option(rich_help_panel=LIMITS, help="Of one call.")] = 128
     max_tool_bytes: Annotated[
         int, typer.Option(rich_help_panel=LIMITS, help="Of all tools of one call, as JSON.")
@@ -110,6 +114,12 @@ class Limits:
     ping_s: Annotated[
         float, typer.Option(rich_help_panel=LIMITS, help="Of silence, before a stream says : ping.")
     ] = 15.0
+    keep_alive_s: Annotated[
+        int, typer.Option(rich_help_panel=LIMITS, help="That a connection without a call stays open.")
+    ] = 75
+    max_connections: Annotated[int, typer.Option(rich_help_panel=LIMITS, help="That wait to be taken.")] = (
+        2048
+    )
     drain_s: Annotated[
         int, typer.Option(rich_help_panel=LIMITS, help="That streams may take after SIGTERM.")
     ] = 30

@@ -29,7 +29,10 @@ def resolve_folder(model: str | Path | None) -> Path:
     if is_file:
         raise ModelError(f"{folder} is a file; give the folder that holds config.json and the weights")
     if isinstance(model, Path) or not _HUB_ID.fullmatch(model):
-        raise ModelError(f"there is no model folder {str(model)[:200]}")
+        raise ModelError(
+            f"there is no model folder {str(model)[:200]}; give one with config.json and the weights, or a "
+            "hub id as owner/name"
+        )
     return _download(model)
 
 

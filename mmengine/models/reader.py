@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 
 from mmengine.checkpoint.tensors import TensorEntry
 from mmengine.errors import ModelError
+from mmengine.models.progress import tell
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,7 @@ class WeightReader:
     ) -> None:
         self._entries, self._files, self._device, self._dtype = entries, files, device, dtype
         self._part = part
+        self._num_read, self._whole = 0, sum(entry.num_bytes for entry in entries.values())  # bytes
 
     def __contains__(self, name: str) -> bool:
         return name in self._entries
@@ -55,6 +57,8 @@ class WeightReader:
         for name, shape in zip(names, shapes, strict=True):
             out[row : row + shape[0]].copy_(self._stored(name))
             row += shape[0]
+            self._num_read += self._entries[name].num_bytes
+        tell(self._num_read, self._whole)
         return out
 
     def _shape(self, name: str) -> tuple[int, ...]:

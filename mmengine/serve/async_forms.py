@@ -8,6 +8,7 @@ from mmengine.models.plugin import Processor
 from mmengine.request import SamplingParams
 from mmengine.serve.answers import Completion, succeeded
 from mmengine.serve.chat import ChatAsked, ChatCompletion
+from mmengine.serve.chat_stream import AsyncChatStream
 from mmengine.serve.json_stream import values_in
 from mmengine.serve.options import SubmitOptions
 from mmengine.serve.prompts import Prompted
@@ -43,15 +44,29 @@ class AsyncForms(Protocol):
     ) -> ChatCompletion:
         """What `Engine.chat` gives, beside whatever else runs."""
         chat = ChatAsked(messages, tools, tool_choice, parallel_tool_calls, self.processor, self.config)
+        async with self._streamed(chat, sampling, options) as stream:
+            return await stream.get_final_completion()
+
+    def stream_chat(
+        self,
+        messages: Prompted,
+        *,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        tool_choice: str | Mapping[str, object] | None = None,
+        parallel_tool_calls: bool | None = None,
+        sampling: SamplingParams | None = None,
+        **options: Unpack[SubmitOptions],
+    ) -> AsyncChatStream:
+        """What `Engine.stream_chat` gives, beside whatever else runs: to be iterated with `async for`. It
+        raises here what `stream` raises."""
+        chat = ChatAsked(messages, tools, tool_choice, parallel_tool_calls, self.processor, self.config)
+        return self._streamed(chat, sampling, options)
+
+    def _streamed(
+        self, chat: ChatAsked, sampling: SamplingParams | None, options: SubmitOptions
+    ) -> AsyncChatStream:
         options = chat.options(sampling, options)
-        async with self.stream(chat.prompt, sampling, **options) as stream:
-            await stream.accepted()
-            answer = chat.begin(stream.reasoning, stream.grammar)
-            while outputs := await stream.news():
-                for output in outputs:
-                    answer.take(output)
-        assert stream.completion is not None, "a stream without an error ends with its completion"
-        return answer.completion(stream.completion)
+        return AsyncChatStream(chat, self.stream(chat.prompt, sampling, **options))
 
     async def generate(
         self,

@@ -3,6 +3,7 @@
 The server and `Engine.chat` make the same of the same tokens.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import msgspec
@@ -14,6 +15,7 @@ from mmengine.models.plugin import Processor
 from mmengine.request import GrammarRequest, SamplingParams
 from mmengine.serve.answers import Completion, RequestOutput, succeeded
 from mmengine.serve.call_parser import call_id
+from mmengine.serve.chat_chunks import BEGINNING, ChatChunk, ChunkChoice, chunks_of
 from mmengine.serve.chat_messages import for_template
 from mmengine.serve.deltas import ArgumentError, ChoiceDeltas, Delta, Entry
 from mmengine.serve.options import SubmitOptions, make_options
@@ -97,7 +99,12 @@ class WholeChoice:
     arguments: list[list[str]] = field(default_factory=list)
     argument_errors: tuple[ArgumentError, ...] = ()
 
-    def add(self, delta: Delta) -> None:
+    def add(
+        self, delta: Delta, finish_reason: str | None = None, stop_reason: str | int | None = None
+    ) -> None:
+        """The reasons come with the last one."""
+        if finish_reason is not None:
+            self.finish_reason, self.stop_reason = finish_reason, stop_reason
         if delta.content:
             self.content.append(delta.content)
         if delta.reasoning:
@@ -152,37 +159,41 @@ class ChatAsked:
             options["calls"] = self.calls
         return options
 
-    def begin(self, reasoning: ReasoningTokens, grammar: GrammarRequest | None) -> "ChatAnswer":
+    def begin(
+        self, request_id: str, reasoning: ReasoningTokens, grammar: GrammarRequest | None
+    ) -> "ChatAnswer":
         """The request is on its way; it was asked with `options`, and has the form `grammar`."""
         sampling = self._sampling
         return ChatAnswer(
-            [ChoiceDeltas(self._tokenizer, sampling, reasoning, grammar) for _ in range(sampling.n)]
+            request_id,
+            [ChoiceDeltas(self._tokenizer, sampling, reasoning, grammar) for _ in range(sampling.n)],
         )
 
 
 class ChatAnswer:
     """Takes the news of a request, and gives the answer at its end."""
 
-    def __init__(self, deltas: list[ChoiceDeltas]):
-        self._deltas = deltas
+    def __init__(self, request_id: str, deltas: list[ChoiceDeltas]):
+        self._request_id, self._deltas = request_id, deltas
         self._whole = [WholeChoice(index) for index in range(len(deltas))]
 
-    def take(self, output: RequestOutput) -> None:
-        deltas, whole = self._deltas[output.index], self._whole[output.index]
-        for delta in deltas.push(output.token_ids, output.logprobs):
-            whole.add(delta)
-        if output.finish_reason is not None:
-            whole.add(deltas.finish())
-            whole.finish_reason = deltas.end_reason(output.finish_reason)
-            whole.stop_reason = deltas.stop_reason(output.detail)
+    def first(self) -> Iterator[ChatChunk]:
+        """What is said before all news."""
+        for index in range(len(self._deltas)):
+            yield ChatChunk(self._request_id, (ChunkChoice(index, BEGINNING),))
+
+    def take(self, output: RequestOutput) -> Iterator[ChatChunk]:
+        for said in self._deltas[output.index].take(output):
+            self._whole[output.index].add(*said)
+            yield from chunks_of(self._request_id, output.index, said)
 
     def completion(self, answer: Completion) -> ChatCompletion:
         """`answer`: what the engine says of all choices. Raises RequestFailed where it was given up."""
-        request_id = succeeded(answer).request_id
+        succeeded(answer)
         choices = tuple(
             ChatChoice(
                 each.index,
-                each.message(request_id),
+                each.message(self._request_id),
                 each.finish_reason,
                 each.stop_reason,
                 tuple(each.logprobs) if answer.choices[each.index].logprobs is not None else None,
@@ -193,7 +204,7 @@ class ChatAnswer:
         reasoning = sum(each.num_reasoning_tokens for each in self._deltas)
         details = {"reasoning_tokens": reasoning, **answer.usage.get("completion_tokens_details", {})}
         usage = {**answer.usage, "completion_tokens_details": details}
-        return ChatCompletion(request_id, choices, usage, answer.notes)
+        return ChatCompletion(self._request_id, choices, usage, answer.notes)
 
 
 def with_tools(

@@ -4,7 +4,7 @@ Neither steps, nor batches, nor drafts decide where a delta ends: each token tha
 stream that is told again from the log has the same deltas.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -12,6 +12,7 @@ import msgspec
 from mmengine.core.executor import CUT
 from mmengine.models.plugin import Tokenizer
 from mmengine.request import GrammarRequest, SamplingParams
+from mmengine.serve.answers import RequestOutput
 from mmengine.serve.call_parser import CallDelta, CallParser
 from mmengine.serve.detokenize import TextStream, UntilStop
 from mmengine.serve.reasoning import ReasoningTokens
@@ -43,6 +44,9 @@ class Delta(NamedTuple):
     num_tokens: int = 0
     call: CallDelta | None = None
     argument_errors: tuple[ArgumentError, ...] = ()
+
+
+Said = tuple[Delta, str | None, str | int | None]  # with the last one, its finish_reason and stop_reason
 
 
 class ChoiceDeltas:
@@ -89,6 +93,13 @@ class ChoiceDeltas:
     def behind(self) -> str:
         """What the stop string cut off, from it on."""
         return self._stream.behind or self._until.behind
+
+    def take(self, output: RequestOutput) -> Iterator[Said]:
+        """What the engine's news say; of the end of an answer that was given up, nothing."""
+        for delta in self.push(output.token_ids, output.logprobs):
+            yield delta, None, None
+        if (reason := output.finish_reason) in ("stop", "length"):
+            yield self.finish(), self.end_reason(reason), self.stop_reason(output.detail)
 
     def push(self, token_ids: Sequence[int], entries: Sequence[Entry] | None = None) -> list[Delta]:
         """The deltas of these tokens."""

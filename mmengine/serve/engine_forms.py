@@ -1,6 +1,6 @@
 """What an Engine makes of answers: values of schemas, and messages of a conversation."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol, Unpack
 
@@ -8,6 +8,8 @@ from mmengine.request import SamplingParams
 from mmengine.serve.answers import Completion
 from mmengine.serve.batching import BatchEngine, news_of
 from mmengine.serve.chat import ChatAsked, ChatCompletion
+from mmengine.serve.chat_chunks import ChatChunk
+from mmengine.serve.chat_stream import ChatStream
 from mmengine.serve.json_stream import values_of
 from mmengine.serve.options import GenerateOptions, SubmitOptions, make_options
 from mmengine.serve.prompts import Prompted
@@ -53,20 +55,43 @@ class EngineForms(BatchEngine, Protocol):
         ends the text, never a call. `as_json` of the message, and what each tool said (a message of the role
         tool, with its `tool_call_id`), go behind `messages` in the next call. Nothing else is to run
         meanwhile. Raises what `generate` raises."""
-        self.check_batchable()
         chat = ChatAsked(messages, tools, tool_choice, parallel_tool_calls, self.processor, self.config)
+        return ChatStream(self._chunks(chat, sampling, options, stream=False)).get_final_completion()
+
+    def stream_chat(
+        self,
+        messages: Prompted,
+        *,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        tool_choice: str | Mapping[str, object] | None = None,
+        parallel_tool_calls: bool | None = None,
+        sampling: SamplingParams | None = None,
+        **options: Unpack[SubmitOptions],
+    ) -> ChatStream:
+        """The answer of `chat` while it is written: an iterator of chunks in OpenAI's shape, those that the
+        server writes as events, with `get_final_completion` for the whole. Nothing else is to run meanwhile.
+        To close it is to cancel."""
+        chat = ChatAsked(messages, tools, tool_choice, parallel_tool_calls, self.processor, self.config)
+        return ChatStream(self._chunks(chat, sampling, options, stream=True))
+
+    def _chunks(
+        self, chat: ChatAsked, sampling: SamplingParams | None, options: SubmitOptions, stream: bool
+    ) -> Generator[ChatChunk, None, ChatCompletion]:
+        """`stream`: somebody takes them one by one, and must not let others step meanwhile."""
+        self.check_batchable()
         options = chat.options(sampling, options)
         asked = response_format_of(options).added_to(make_options(sampling, options))
         asked.check()
         prepared = chat.prompt.prepare(self.processor, asked.cache_salt)
         reasoning = self.reasoning.tokens(asked, prepared.prompt_token_ids)
-        answer = chat.begin(reasoning, asked.grammar)
-        request_id = self.submit_prepared(prepared, asked, stream=False)
+        request_id = self.submit_prepared(prepared, asked, stream=stream)
         completion: Completion | None = None
         with news_of(self, request_id) as outputs:
+            answer = chat.begin(request_id, reasoning, asked.grammar)
+            yield from answer.first()
             for output in outputs:
                 completion = output.completion or completion
-                answer.take(output)
+                yield from answer.take(output)
         assert completion is not None, "a request ends with its completion"
         return answer.completion(completion)
 

@@ -194,6 +194,11 @@ class Stream:
         return self._channel.num_embeds
 
     @property
+    def request_id(self) -> str:
+        """Known when it is `accepted`."""
+        return self._channel.request_id
+
+    @property
     def num_prompt_tokens(self) -> int:
         """Known when it is `accepted`."""
         return self._channel.num_prompt_tokens

@@ -23,7 +23,8 @@ from mmengine.server.asked import Asked, Defaults
 from mmengine.server.chat_request import ChatReader, Pixels, Tools
 from mmengine.server.completion_frames import CompletionFrames
 from mmengine.server.completion_request import CompletionReader
-from mmengine.server.errors import ApiError, ClientLeft, api_error, shutting_down
+from mmengine.server.errors import ApiError, ClientLeft, api_error, served_name, shutting_down
+from mmengine.server.fields import dropped_header
 from mmengine.server.frames import ChatFrames, Frames
 from mmengine.server.http_metrics import HttpMetrics
 from mmengine.server.settings import ServerSettings
@@ -33,9 +34,9 @@ from mmengine.server.token_texts import TokenTexts
 LARGE_BODY = 256 * 2**10  # bytes; what is larger is parsed on a thread
 MAX_ID_CHARS = 128
 ID_HEADER = "x-request-id"
-DROPPED_HEADER = "x-mmengine-ignored-fields"
+REQUEST_ID = "mmengine.request_id"  # in a scope: the id of its answer
 UNENFORCED_HEADER = "x-mmengine-unenforced-tools"
-_MAX_DROPPED_CHARS = 1000
+_MAX_UNENFORCED_CHARS = 1000
 _GRAMMAR = re.compile(r"^grammar\.(?:lark|gbnf)")
 
 
@@ -63,7 +64,7 @@ class AnswerRoutes:
         defaults = Defaults(self._processor.generation_defaults, settings.generation_config)
         ignores = settings.unknown_fields == "ignore"
         pixels = Pixels.of(settings.max_pixels, self._processor.max_image_pixels)
-        self._chat_reader = ChatReader(
+        self.reader = ChatReader(
             defaults,
             engine.config.max_model_len,
             settings.chat_template,
@@ -71,6 +72,7 @@ class AnswerRoutes:
             self._tools(engine, settings),
             ignores,
             door,
+            settings.max_messages,
         )
         self._completion_reader = CompletionReader(
             defaults, settings.max_prompts, settings.max_pixels, ignores
@@ -83,7 +85,7 @@ class AnswerRoutes:
         return Tools(self._processor, limits, (engine.config.reasoning_start, engine.config.reasoning_end))
 
     async def chat(self, request: Request) -> ASGIApp:
-        return await self._answer(request, self._chat_reader, self._chat_frames)
+        return await self._answer(request, self.reader, self._chat_frames)
 
     async def completions(self, request: Request) -> ASGIApp:
         return await self._answer(request, self._completion_reader, self._completion_frames)
@@ -127,7 +129,7 @@ class AnswerRoutes:
             self._metrics.body_bytes.inc(held.num_bytes)
             given = request.headers.get(ID_HEADER, "") or self._new_id()
             if _is_id(given):
-                request.scope["mmengine.request_id"] = given  # in errors, unless the body has another one
+                request.scope[REQUEST_ID] = given  # in errors, unless the body has another one
             if held.num_bytes > LARGE_BODY:
                 loop = asyncio.get_running_loop()
                 asked = await loop.run_in_executor(self._parser, _read, reader, data, given)
@@ -135,7 +137,7 @@ class AnswerRoutes:
                 asked = _read(reader, data, given)
             data.clear()
             asked = self._named(asked, owner)
-            request.scope["mmengine.request_id"] = asked.request_id
+            request.scope[REQUEST_ID] = asked.request_id
             answering = Answering(self._engine, asked, make_frames(asked), self._processor.tokenizer)
             try:
                 answering.begin()
@@ -148,7 +150,10 @@ class AnswerRoutes:
                 if isinstance(error, asyncio.CancelledError) and self._admission.is_draining:
                     raise self._left_behind(answering, asked) from None
                 answering.close()
-                raise self._told(error, asked) from error
+                told = self._told(error, asked)
+                if told is error:
+                    raise
+                raise told from error
             answering.close()
         headers = _headers(asked, answering.unenforced)
         return Response(body, media_type="application/json", headers=headers)
@@ -171,14 +176,7 @@ class AnswerRoutes:
                 f"request_id must have 1 to {MAX_ID_CHARS} printable ASCII characters without spaces",
                 "request_id",
             )
-        model = asked.envelope.model or self._names[0]
-        if model not in self._names:
-            raise ApiError(
-                404,
-                f"the model {model[:256]!r} is not served here; there is {', '.join(self._names)}",
-                "model",
-                "model_not_found",
-            )
+        model = served_name(asked.envelope.model, self._names)
         envelope = msgspec.structs.replace(asked.envelope, model=model, owner=owner)
         return replace(asked, envelope=envelope)
 
@@ -247,8 +245,5 @@ def _in_their_words(error: ApiError, asked: Asked) -> ApiError:
 def _headers(asked: Asked, unenforced: tuple[str, ...]) -> dict[str, str]:
     headers = {ID_HEADER: asked.request_id}
     if unenforced:
-        headers[UNENFORCED_HEADER] = ", ".join(unenforced)[:_MAX_DROPPED_CHARS]
-    if asked.dropped:
-        names = ", ".join(name for name in asked.dropped if name.isascii() and name.isprintable())
-        headers[DROPPED_HEADER] = names[:_MAX_DROPPED_CHARS]
-    return headers
+        headers[UNENFORCED_HEADER] = ", ".join(unenforced)[:_MAX_UNENFORCED_CHARS]
+    return headers | dropped_header(asked.dropped)

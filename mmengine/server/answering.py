@@ -52,14 +52,10 @@ class Turn:
             elif output.finish_reason is not None:
                 raise _given_up(self._asked, output.finish_reason, output.detail)
             return
-        for delta in choice.push(output.token_ids, output.logprobs):
-            yield index, delta, None, None
-        reason = output.finish_reason
-        if reason is None:
-            return
-        if reason not in ("stop", "length"):
-            raise _given_up(self._asked, reason, output.detail)
-        yield index, choice.finish(), choice.end_reason(reason), choice.stop_reason(output.detail)
+        for delta, reason, stop_reason in choice.take(output):
+            yield index, delta, reason, stop_reason
+        if output.finish_reason not in (None, "stop", "length"):
+            raise _given_up(self._asked, output.finish_reason, output.detail)
 
     def usage(self) -> tuple[int, int, int]:
         """Tokens of the answers, of their reasoning, and those of the prompt that were cached."""
@@ -92,19 +88,15 @@ class Answering:
         self._arrived = asyncio.Event()
 
     def begin(self) -> None:
-        """Ask the engine. Raises InvalidRequest, QueueFull; nothing runs then."""
+        """Ask the engine. Raises InvalidRequest, QueueFull; what was begun is to be closed then too."""
         asked, several = self._asked, len(self._asked.prompts) > 1
-        try:
-            for number, prompt in enumerate(asked.prompts):
-                name = f"{asked.request_id}-{number}" if several else asked.request_id
-                if owner := asked.envelope.owner:
-                    name = f"{owner}:{name}"
-                stream = self._engine.stream(prompt, asked.sampling, **self._options(name))
-                self._turns.append(Turn(stream, asked, self._tokenizer, number * asked.sampling.n))
-            asked.prompts.clear()  # images in it are large, and the engine has them
-        except BaseException:
-            self.close()
-            raise
+        for number, prompt in enumerate(asked.prompts):
+            name = f"{asked.request_id}-{number}" if several else asked.request_id
+            if owner := asked.envelope.owner:
+                name = f"{owner}:{name}"
+            stream = self._engine.stream(prompt, asked.sampling, **self._options(name))
+            self._turns.append(Turn(stream, asked, self._tokenizer, number * asked.sampling.n))
+        asked.prompts.clear()  # images in it are large, and the engine has them
 
     def _options(self, request_id: str) -> SubmitOptions:
         asked = self._asked
@@ -215,9 +207,7 @@ class Answering:
                         for index in turn.indices:
                             choices[index].scores = output.prompt_scores
                     for index, delta, reason, stop_reason in turn.take(output):
-                        choices[index].add(delta)
-                        if reason is not None:
-                            choices[index].finish_reason, choices[index].stop_reason = reason, stop_reason
+                        choices[index].add(delta, reason, stop_reason)
             if self._is_over:
                 if self._asked.sampling.prompt_logprobs is not None:  # of many tokens they take their time
                     return await asyncio.to_thread(self._frames.whole, choices, self._usage())

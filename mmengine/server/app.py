@@ -15,7 +15,7 @@ from mmengine.processing.fetch.door import MediaDoor
 from mmengine.serve.async_engine import AsyncEngine
 from mmengine.serve.operators import operator_log
 from mmengine.server.admission import OWNER, Admission
-from mmengine.server.answer_routes import ID_HEADER, AnswerRoutes
+from mmengine.server.answer_routes import ID_HEADER, REQUEST_ID, AnswerRoutes
 from mmengine.server.auth import ApiKeys
 from mmengine.server.errors import ApiError, ClientLeft, api_error
 from mmengine.server.http_metrics import HttpMetrics
@@ -60,7 +60,7 @@ class App:
         self.admission = Admission(engine, settings, keys)
         fetches = FetchMetrics(door)
         answers = AnswerRoutes(engine, settings, names, self.metrics, self.admission, door)
-        others = OtherRoutes(engine, settings, names, self.metrics, self.admission, fetches)
+        others = OtherRoutes(engine, settings, names, self.metrics, self.admission, fetches, answers.reader)
         routes = [
             *(
                 _route(path, answer, "POST")
@@ -148,13 +148,13 @@ class App:
         self.metrics.requests.labels(route, method, str(status)).inc()
         self.metrics.seconds.labels(route, method).observe(seconds)
         if path not in _OPEN:
-            name = scope.get("mmengine.request_id", "")
+            name = scope.get(REQUEST_ID, "")
             operator_log.info("http", id=name, route=route, status=status, seconds=round(seconds, 4))
 
     async def _refuse(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
         self.metrics.told(error)
         headers = dict(error.headers)
-        if name := scope.get("mmengine.request_id"):
+        if name := scope.get(REQUEST_ID):
             headers[ID_HEADER] = name
         await Response(error.json(), error.status, headers, "application/json")(scope, receive, send)
 

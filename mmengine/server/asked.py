@@ -195,6 +195,34 @@ def form_of(body: Body) -> Form:
         raise ApiError(400, str(error), place, "invalid_structured_outputs") from None
 
 
+def asked_of(
+    api: str,
+    body: Body,
+    prompts: list[Prompt],
+    sampling: SamplingParams,
+    form: Form,
+    request_id: str,
+    dropped: list[str],
+    fields: Fields,
+) -> Asked:
+    """What both routes make of a body. `request_id`: unless the body has one. Raises ApiError."""
+    stream, usage_frames = check_stream(body)
+    return Asked(
+        prompts,
+        sampling,
+        body.request_id or request_id,
+        Envelope(api, int(time.time()), body.model or ""),
+        stream,
+        usage_frames,
+        form=form,
+        priority=body.priority or 0,
+        cache_salt=body.cache_salt or "",
+        deadline_s=body.deadline_s or 0.0,
+        dropped=dropped,
+        params=fields.names,
+    )
+
+
 def schema_asked(form: Json | None) -> bool:
     return form is not None and form.get("type") == "json_schema"
 
@@ -237,11 +265,6 @@ def bounded(where: str, options: Json, max_pixels: int) -> Json:
             400, f"{name} times resized_width is more than the {max_pixels} pixels that are taken here", name
         )
     return options
-
-
-def now() -> int:
-    """When a call came: Unix time in seconds."""
-    return int(time.time())
 
 
 def check_logprobs(name: str, value: int | None) -> None:

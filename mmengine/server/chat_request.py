@@ -1,6 +1,7 @@
 """The body of /v1/chat/completions becomes what the engine is asked."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -16,31 +17,32 @@ from mmengine.server.asked import (
     Asked,
     Body,
     Defaults,
-    Envelope,
     Json,
+    asked_of,
     bounded,
     check_logprobs,
-    check_stream,
     form_of,
     item_options,
-    now,
     sampling_of,
     without_nulls,
 )
-from mmengine.server.errors import ApiError, api_error, undecodable
+from mmengine.server.errors import ApiError, api_error, decoded
 from mmengine.server.fields import CHAT, Fields
 from mmengine.server.media import check_url
+from mmengine.server.settings import ServerSettings
 
 LOW_DETAIL_PIXELS = 512 * 512  # what OpenAI's detail "low" looks at, at most
 LOW_SHARE = 4  # and of the pixels that the model looks at by itself this part
-_MAX_MESSAGES = 4096
 _TAKEN_PARTS = ("text", "image_url", "image", "video_url", "video")
 _MEDIA = (("image_url", "image"), ("video_url", "video"))
 FIELDS = Fields(CHAT)
 
 
+Messages = Annotated[list[Json], Meta(min_length=1)]
+
+
 class ChatBody(Body, frozen=True, kw_only=True):
-    messages: Annotated[list[Json], Meta(min_length=1, max_length=_MAX_MESSAGES)]
+    messages: Messages
     max_completion_tokens: int | None = None
     max_tokens: int | None = None
     logprobs: bool | None = None
@@ -89,8 +91,9 @@ class ChatReader:
         tools: Tools,
         ignore_unknown: bool,
         door: MediaDoor | None = None,
+        max_messages: int = ServerSettings().max_messages,
     ):
-        self._tools = tools
+        self._tools, self._max_messages = tools, max_messages
         self._defaults, self._max_model_len, self._pixels = defaults, max_model_len, pixels
         self._door, self._opened = door, {"urls": door} if door is not None else {}
         self._template: Json = {"chat_template": chat_template} if chat_template else {}
@@ -99,37 +102,21 @@ class ChatReader:
     def read(self, data: bytes, request_id: str) -> Asked:
         """A body of any size. `request_id`: unless the body has one. Raises ApiError."""
         dropped = FIELDS.check(data, ignore_unknown=self._ignore_unknown)
-        try:
-            body = _decode(data)
-        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-            raise undecodable(error) from None
-        stream, usage_frames = check_stream(body)
+        body = decoded(data, _decode)
         form = form_of(body)
-        prompt, calls = self._with_tools(body)
+        prompt, calls = self.prompt_of(body)
         form = form._replace(calls=calls)
         sampling = sampling_of(body, self._defaults, self._budget(body), self._logprobs(body), FIELDS)
-        return Asked(
-            [prompt],
-            sampling,
-            body.request_id or request_id,
-            Envelope("chat", now(), body.model or ""),
-            stream,
-            usage_frames,
-            bool(body.logprobs),
-            False,
-            False,
-            form,
-            body.priority or 0,
-            body.cache_salt or "",
-            body.deadline_s or 0.0,
-            dropped,
-            FIELDS.names,
-            show_reasoning=body.include_reasoning is not False,
-        )
+        asked = asked_of("chat", body, [prompt], sampling, form, request_id, dropped, FIELDS)
+        shows = body.include_reasoning is not False
+        return replace(asked, logprobs=bool(body.logprobs), show_reasoning=shows)
 
-    def _with_tools(self, body: ChatBody) -> tuple[Prompt, CallsAsked | None]:
-        """The prompt, and what its answer is held to beside tools."""
+    def prompt_of(self, body: ChatBody) -> tuple[Prompt, CallsAsked | None]:
+        """The prompt, and what its answer is held to beside tools. Raises ApiError."""
         tools = self._tools
+        if len(body.messages) > self._max_messages:
+            text = f"messages has {len(body.messages)} entries; at most {self._max_messages} are taken"
+            raise ApiError(400, f"{text} (max_messages)", "messages")
         try:
             asked = tools_asked(body.tools, body.tool_choice, body.parallel_tool_calls, tools.limits)
             return with_tools(self._prompt(body), asked, tools.processor, tools.markers)

@@ -1,6 +1,7 @@
 """The body of /v1/completions becomes what the engine is asked."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import msgspec
 
@@ -9,15 +10,13 @@ from mmengine.server.asked import (
     Asked,
     Body,
     Defaults,
-    Envelope,
+    asked_of,
     check_logprobs,
-    check_stream,
     form_of,
     item_options,
-    now,
     sampling_of,
 )
-from mmengine.server.errors import ApiError, undecodable
+from mmengine.server.errors import ApiError, decoded
 from mmengine.server.fields import COMPLETION, Fields
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
@@ -42,11 +41,7 @@ class CompletionReader:
     def read(self, data: bytes, request_id: str) -> Asked:
         """A body of any size. `request_id`: unless the body has one. Raises ApiError."""
         dropped = FIELDS.check(data, ignore_unknown=self._ignore_unknown)
-        try:
-            body = _decode(data)
-        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-            raise undecodable(error) from None
-        stream, usage_frames = check_stream(body)
+        body = decoded(data, _decode)
         form = form_of(body)
         check_logprobs("logprobs", body.logprobs)
         max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
@@ -57,23 +52,9 @@ class CompletionReader:
         if body.echo and body.logprobs is not None:
             sampling = msgspec.structs.replace(sampling, prompt_logprobs=body.logprobs)
         options = item_options(body.mm_processor_kwargs, self._max_pixels)
-        return Asked(
-            [_prompt(given, options) for given in self._prompts(body.prompt)],
-            sampling,
-            body.request_id or request_id,
-            Envelope("completion", now(), body.model or ""),
-            stream,
-            usage_frames,
-            body.logprobs is not None,
-            bool(body.echo),
-            silent,
-            form,
-            body.priority or 0,
-            body.cache_salt or "",
-            body.deadline_s or 0.0,
-            dropped,
-            FIELDS.names,
-        )
+        prompts = [_prompt(given, options) for given in self._prompts(body.prompt)]
+        asked = asked_of("completion", body, prompts, sampling, form, request_id, dropped, FIELDS)
+        return replace(asked, logprobs=body.logprobs is not None, echo=bool(body.echo), silent=silent)
 
     def _prompts(self, given: str | Sequence[str | int | list[int]]) -> list[str | list[int]]:
         if isinstance(given, str):

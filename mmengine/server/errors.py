@@ -1,7 +1,8 @@
 """Errors as OpenAI's clients read them: {"error": {"message", "type", "param", "code"}} and a status."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 import msgspec
 
@@ -53,6 +54,7 @@ _FIRST_NAME = re.compile(r"(?:unknown )?([a-z][a-z_]*(?:[.\[][\w.\[\]-]*)?)")
 _TOO_LONG = re.compile(r"the prompt has \d+ tokens\b")  # clients cut their history when they read its code
 _MEDIA_PLACE = re.compile(r"message (\d+)(?:, part (\d+))?")
 _DECODED_PLACE = re.compile(r"(.*) - at `\$(?:\.)?(.*)`", re.DOTALL)
+_T = TypeVar("_T")
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
@@ -158,6 +160,19 @@ def not_ready(reasons: tuple[str, ...], retry_after_s: int) -> ApiError:
     return ApiError(503, f"not ready: {'; '.join(reasons)}", code="not_ready", headers=headers)
 
 
+def served_name(given: str | None, names: Sequence[str]) -> str:
+    """The name by which a call asks for the model; where it names none, the first. Raises ApiError."""
+    if given and given not in names:
+        raise not_served(given, names)
+    return given or names[0]
+
+
+def not_served(name: str, names: Sequence[str]) -> ApiError:
+    """A call asks for another model than the one that is here. `names`: those of that."""
+    text = f"the model {name[:256]!r} is not served here; there is {', '.join(names)}"
+    return ApiError(404, text, "model", "model_not_found")
+
+
 def param_of(message: str, params: frozenset[str]) -> str | None:
     """The field that a message of the engine begins with."""
     found = _FIRST_NAME.match(message)
@@ -177,7 +192,15 @@ def media_param(message: str) -> str | None:
     return f"messages[{found[1]}]" + (f".content[{found[2]}]" if found[2] else "")
 
 
-def undecodable(error: Exception) -> ApiError:
+def decoded(data: bytes, decode: Callable[[bytes], _T]) -> _T:
+    """A body as `decode` of msgspec reads it. Raises ApiError."""
+    try:
+        return decode(data)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise _undecodable(error) from None
+
+
+def _undecodable(error: Exception) -> ApiError:
     """A body that is no JSON, or has a value of another type than its field's."""
     found = _DECODED_PLACE.fullmatch(str(error))
     if isinstance(error, msgspec.ValidationError) and found is not None:

@@ -1,16 +1,19 @@
 """What becomes of each field of a body: the table that the server obeys and docs/server.md shows."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
 
 from mmengine.errors import shown
-from mmengine.server.errors import ApiError, undecodable
+from mmengine.server.errors import ApiError, decoded
 
 MAX_FIELDS = 256
+DROPPED_HEADER = "x-mmengine-ignored-fields"
+_MAX_DROPPED_CHARS = 1000
 _NULL = b"null"
+_decode = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 class Field(NamedTuple):
@@ -29,8 +32,11 @@ def _taken(says: str, *names: str) -> tuple[Field, ...]:
 
 _FORM = "give response_format or structured_outputs"
 
+_MODEL = Field("model", "taken", "one of the served names; left out: the first of them")
+_ADD_SPECIAL = Field("add_special_tokens", "refused", "the prompt is taken as it is", (True, False))
+
 _BOTH = (
-    Field("model", "taken", "one of the served names; left out: the first of them"),
+    _MODEL,
     *_taken("as OpenAI's", "temperature", "top_p", "presence_penalty", "frequency_penalty", "n", "stream"),
     *_taken("as vLLM's", "min_p", "repetition_penalty", "stop_token_ids", "min_tokens", "ignore_eos"),
     Field("top_k", "translated", "0 and -1 are off"),
@@ -138,8 +144,22 @@ COMPLETION = (
     Field("echo", "taken", "with logprobs also those of the prompt; with max_tokens 0 the prompt alone"),
     Field("suffix", "refused", "text is not filled in", ("",)),
     Field("messages", "refused", "use /v1/chat/completions"),
-    Field("add_special_tokens", "refused", "the prompt is taken as it is", (True, False)),
+    _ADD_SPECIAL,
 )
+
+TOKENIZE = (
+    Field("prompt", "taken", "a text"),
+    Field("messages", "taken", "in place of a prompt; as those of chat, without images and videos"),
+    _MODEL,
+    *_taken("as that of chat", "add_generation_prompt", "continue_final_message", "chat_template_kwargs"),
+    Field("tools", "taken", "as those of chat"),
+    Field("return_token_strs", "taken", "as vLLM's"),
+    _ADD_SPECIAL,
+    Field("chat_template", "refused", "templates are the server's (--chat-template)"),
+    Field("mm_processor_kwargs", "refused", "images and videos are not tokenized here"),
+)
+
+DETOKENIZE = (Field("tokens", "taken", "a list of token ids"), _MODEL)
 
 
 class Fields:
@@ -152,10 +172,7 @@ class Fields:
 
     def check(self, body: bytes, *, ignore_unknown: bool) -> list[str]:
         """Raise ApiError for the first field that is not taken. Gives the unknown names that were ignored."""
-        try:
-            given = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-            raise undecodable(error) from None
+        given = decoded(body, _decode)
         if len(given) > MAX_FIELDS:
             raise ApiError(400, f"the body has {len(given)} fields; at most {MAX_FIELDS} are taken")
         ignored = []
@@ -184,3 +201,9 @@ class Fields:
         near = difflib.get_close_matches(name[:64], self._usable, 1)
         hint = f"; did you mean {near[0]}?" if near else "; leave it out"
         return ApiError(400, f"unknown field {shown(name)}{hint}", name[:64], "unknown_parameter")
+
+
+def dropped_header(names: Sequence[str]) -> dict[str, str]:
+    """Which tells of unknown fields that were ignored, if any were."""
+    shown_names = ", ".join(name for name in names if name.isascii() and name.isprintable())
+    return {DROPPED_HEADER: shown_names[:_MAX_DROPPED_CHARS]} if names else {}

@@ -10,8 +10,8 @@ from typing import Protocol
 import msgspec
 
 from mmengine.core.executor import PromptLogprobs
-from mmengine.serve.call_parser import CallDelta, call_id
 from mmengine.serve.chat import WholeChoice
+from mmengine.serve.chat_chunks import BEGINNING, end_of, message_delta
 from mmengine.serve.deltas import Delta, Entry
 from mmengine.server.asked import Envelope, UsageFrames
 from mmengine.server.errors import ApiError
@@ -20,6 +20,7 @@ from mmengine.server.token_texts import TokenTexts, clipped
 DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"
 _encode = msgspec.json.encode
+_BEGINNING = _encode(BEGINNING)
 Usage = dict[str, object]
 
 
@@ -95,7 +96,7 @@ class ChatFrames:
         )
 
     def first(self, index: int, scores: PromptLogprobs | None = None) -> bytes:
-        return self._frame(index, b'{"role":"assistant","content":""}', b"null", b"null", 0)
+        return self._frame(index, _BEGINNING, b"null", b"null", 0)
 
     def delta(self, index: int, delta: Delta) -> bytes:
         if delta.call is None and not delta.reasoning and not delta.logprobs:
@@ -103,38 +104,16 @@ class ChatFrames:
                 head = self._text_heads[index] = b'%b{"index":%d,"delta":{"content":' % (self._head, index)
             tail = self.tails.of(index, delta.num_tokens)
             return b'%b%b},"logprobs":null,"finish_reason":null%b' % (head, _encode(delta.content), tail)
-        if delta.call is not None:
-            call = self._call(index, delta.call)
-            return self._frame(index, call, self._logprobs(delta.logprobs), b"null", delta.num_tokens)
-        said: dict[str, str] = {}
-        if delta.reasoning:
-            said["reasoning_content"] = delta.reasoning
-        if delta.content:
-            said["content"] = delta.content
-        return self._frame(index, _encode(said), self._logprobs(delta.logprobs), b"null", delta.num_tokens)
-
-    def _call(self, index: int, call: CallDelta) -> bytes:
-        if not call.name:
-            return b'{"tool_calls":[{"index":%d,"function":{"arguments":%b}}]}' % (
-                call.number,
-                _encode(call.arguments),
-            )
-        function = {"name": call.name, "arguments": ""}
-        about = {
-            "index": call.number,
-            "id": call_id(self._request_id, index, call.number),
-            "type": "function",
-        }
-        return _encode({"tool_calls": [{**about, "function": function}]})
+        said = _encode(message_delta(self._request_id, index, delta))
+        return self._frame(index, said, self._logprobs(delta.logprobs), b"null", delta.num_tokens)
 
     def finish(self, index: int, rest: Delta, finish_reason: str, stop_reason: str | int | None) -> bytes:
-        before = b""
+        *before, last = end_of(rest)
         end = b'"%b","stop_reason":%b' % (finish_reason.encode(), _encode(stop_reason))
-        if rest.argument_errors:
-            end += b',"argument_errors":' + _encode(rest.argument_errors)
-        if rest.content or rest.reasoning:
-            before, rest = self.delta(index, rest), Delta(num_tokens=rest.num_tokens)
-        return before + self._frame(index, b"{}", self._logprobs(rest.logprobs), end, rest.num_tokens)
+        if last.argument_errors:
+            end += b',"argument_errors":' + _encode(last.argument_errors)
+        frame = self._frame(index, b"{}", self._logprobs(last.logprobs), end, last.num_tokens)
+        return b"".join(self.delta(index, each) for each in before) + frame
 
     def usage(self, usage: Usage) -> bytes:
         return self._head + b'],"usage":' + _encode(usage) + b"}\n\n"

@@ -1,8 +1,11 @@
 """From a model to a server that listens, and back."""
 
 import asyncio
+import base64
 import gc
+import io
 import logging
+import os
 import signal
 import socket
 import sys
@@ -12,8 +15,9 @@ from types import FrameType
 
 import uvicorn
 import uvloop
+from PIL import Image
 
-from mmengine.errors import ConfigError, MMEngineError
+from mmengine.errors import ConfigError, InvalidMedia, InvalidRequest, MMEngineError
 from mmengine.processing.fetch.door import MediaDoor
 from mmengine.serve.async_engine import AsyncEngine
 from mmengine.serve.operators import operator_log
@@ -27,6 +31,7 @@ from mmengine.server.tls import tls_options
 SWITCH_S = 0.0005  # that a thread keeps the interpreter while the event loop waits; Python's own is 5 ms
 LAST_WORDS_S = 1.0  # to tell the callers that are left, when the server ends
 WARM_UP_TOKENS = 2  # a prefill, and a step that decodes
+WARM_UP_PIXELS = 64  # a side
 
 
 class _Uvicorn(uvicorn.Server):
@@ -59,12 +64,19 @@ def listen(settings: ServerSettings) -> socket.socket:
             (settings.host, settings.port), family=family, backlog=settings.max_connections
         )
     except OSError as error:
+        address = f"{settings.host}:{settings.port}"
         raise ConfigError(
-            f"cannot listen on {settings.host}:{settings.port} ({error.strerror or error}); choose another "
-            "--host or --port"
+            f"cannot listen on {address} ({_why(error)}); choose another --host or --port"
         ) from None
     bound.setblocking(False)
     return bound
+
+
+def _why(error: OSError) -> str:
+    """Of an error with a socket: the system's own words, which Python puts the address behind."""
+    if isinstance(error, socket.gaierror) or error.errno is None:
+        return (error.strerror or str(error)).partition(" (while")[0]
+    return os.strerror(error.errno)
 
 
 def run(serving: Coroutine[None, None, None]) -> None:
@@ -85,7 +97,7 @@ async def serve(
     """Answer until a signal ends it; the engine is closed then. `listening`: called when a step has run and
     the socket is served. `door`: to media that messages name."""
     try:
-        await _warm_up(engine)
+        await _warm_up(engine, settings.chat_template)
         app = App(engine, settings, keys, names, door)
         keep_for_good()
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # the app says what there is to say
@@ -135,10 +147,27 @@ async def _tell(server: uvicorn.Server, listening: Callable[[], None]) -> None:
     listening()
 
 
-async def _warm_up(engine: AsyncEngine) -> None:
-    """A step has run, and kernels are compiled, before anybody is told to come."""
-    prompt = Prompt(messages=[{"role": "user", "content": "Hello"}])
-    await engine.generate(prompt, max_tokens=WARM_UP_TOKENS, ignore_eos=True)
+async def _warm_up(engine: AsyncEngine, chat_template: str) -> None:
+    """Steps have run, of a text and of an image with a form, before anybody is told to come: kernels are
+    compiled, and the processes and tables that the first of each makes are there. A model may know of no
+    messages, or of no images."""
+    await engine.generate(Prompt(text="Hello"), max_tokens=WARM_UP_TOKENS, ignore_eos=True)
+    content = [{"type": "image_url", "image_url": {"url": _picture()}}, {"type": "text", "text": "Hello"}]
+    template = {"chat_template": chat_template} if chat_template else None
+    options = {"local_files": False}
+    prompt = Prompt([{"role": "user", "content": content}], media_options=options, template_options=template)
+    form: dict[str, object] = {"type": "json_object"}
+    try:
+        await engine.generate(prompt, max_tokens=WARM_UP_TOKENS, response_format=form)
+    except (InvalidRequest, InvalidMedia) as error:
+        operator_log.warning("no first step with an image and a form", reason=str(error))
+
+
+def _picture() -> str:
+    """A `data:` URL."""
+    file = io.BytesIO()
+    Image.new("RGB", (WARM_UP_PIXELS, WARM_UP_PIXELS), "grey").save(file, "PNG")
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
 def _reload(keys: ApiKeys) -> None:

@@ -21,7 +21,7 @@ from mmengine.server.asked import Json
 from mmengine.server.chat_request import ChatBody
 from mmengine.server.completion_request import CompletionBody
 from mmengine.server.errors import STATUSES
-from mmengine.server.fields import CHAT, COMPLETION, Field
+from mmengine.server.fields import CHAT, COMPLETION, DETOKENIZE, TOKENIZE, Field
 from mmengine.server.token_requests import DetokenizeBody, TokenizeBody
 from mmengine.version import __version__
 
@@ -31,6 +31,12 @@ _READS = (401, 405, 408, 413, 415, 429, 431, 500, 503)  # of a route that reads 
 _ASKS = (401, 404, 405, 431, 500)  # of one that reads none
 _HEADERS = {405: ("allow",), 429: ("retry-after",), 503: ("retry-after",)}
 _Kind = type[msgspec.Struct]
+_TABLES = (
+    ("ChatBody", CHAT),
+    ("CompletionBody", COMPLETION),
+    ("TokenizeBody", TOKENIZE),
+    ("DetokenizeBody", DETOKENIZE),
+)
 
 
 def document() -> bytes:
@@ -39,7 +45,7 @@ def document() -> bytes:
     kinds = (*bodies, ChatEvent, TextEvent, Refusal)
     said = (ChatAnswer, TextAnswer, Models, ModelCard, Tokens, Text, Health, Alive, Version)
     _, schemas = msgspec.json.schema_components((*kinds, *said), schema_hook=_of_anything, ref_template=_REF)
-    for name, fields in (("ChatBody", CHAT), ("CompletionBody", COMPLETION)):
+    for name, fields in _TABLES:
         _describe(schemas[name], fields)
     return msgspec.json.encode(
         {
@@ -72,13 +78,13 @@ def _paths() -> Json:
         },
         "/tokenize": {
             "post": {
-                **_route("Tokens of a prompt, or of messages", _ok("Tokens", Tokens), (400, *_READS)),
+                **_route("Tokens of a prompt, or of messages", _ok("Tokens", Tokens), (400, 404, *_READS)),
                 "requestBody": _body(TokenizeBody),
             }
         },
         "/detokenize": {
             "post": {
-                **_route("The text of tokens", _ok("The text", Text), (400, *_READS)),
+                **_route("The text of tokens", _ok("The text", Text), (400, 404, *_READS)),
                 "requestBody": _body(DetokenizeBody),
             }
         },

@@ -1,8 +1,8 @@
 """Routes beside those of answers: models, tokens, health, metrics, version."""
 
 import asyncio
+import time
 from collections.abc import Iterator
-from typing import TypeVar
 
 import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
@@ -13,16 +13,23 @@ from starlette.types import ASGIApp
 
 from mmengine.errors import MMEngineError
 from mmengine.serve.async_engine import AsyncEngine
-from mmengine.serve.prompts import Prompt
 from mmengine.serve.vllm_metrics import VllmMetrics
 from mmengine.server.admission import OWNER, Admission
-from mmengine.server.asked import Json, now
-from mmengine.server.errors import ApiError, api_error, undecodable
+from mmengine.server.asked import Json
+from mmengine.server.chat_request import ChatReader
+from mmengine.server.errors import ApiError, api_error, decoded, not_served, served_name
+from mmengine.server.fields import dropped_header
 from mmengine.server.http_metrics import HttpMetrics, Several, instrumented
 from mmengine.server.media import FetchMetrics
 from mmengine.server.openapi import document
 from mmengine.server.settings import ServerSettings
-from mmengine.server.token_requests import DetokenizeBody, TokenizeBody
+from mmengine.server.token_requests import (
+    DETOKENIZE_FIELDS,
+    TOKENIZE_FIELDS,
+    decode_detokenize,
+    decode_tokenize,
+    prompt_of,
+)
 from mmengine.server.token_texts import TokenTexts
 from mmengine.version import __version__
 
@@ -30,10 +37,9 @@ MAX_TOKENIZED = 2  # prompts that are tokenized at once for /tokenize
 MAX_DETOKENIZED = 2**20  # tokens of one call of /detokenize
 
 
-_T = TypeVar("_T", TokenizeBody, DetokenizeBody)
-
-
 class OtherRoutes:
+    """`reader`: of conversations, which are tokenized as they are answered."""
+
     def __init__(
         self,
         engine: AsyncEngine,
@@ -42,10 +48,12 @@ class OtherRoutes:
         metrics: HttpMetrics,
         admission: Admission,
         fetches: FetchMetrics,
+        reader: ChatReader,
     ):
+        self._reader, self._ignore_unknown = reader, settings.unknown_fields == "ignore"
         self._engine, self._names, self._metrics, self._admission = engine, names, metrics, admission
         self._exposed = _exposed(engine, settings, names[0], metrics, fetches)
-        self._created = now()
+        self._created = int(time.time())
         self._processor = engine.processor
         self._texts = TokenTexts(self._processor.tokenizer)
         self._room = asyncio.Semaphore(MAX_TOKENIZED)
@@ -56,12 +64,7 @@ class OtherRoutes:
     async def model(self, request: Request) -> ASGIApp:
         name = request.path_params["name"]
         if name not in self._names:
-            raise ApiError(
-                404,
-                f"the model {name[:256]!r} is not served here; there is {', '.join(self._names)}",
-                "model",
-                "model_not_found",
-            )
+            raise not_served(name, self._names)
         return _json(self._model(name))
 
     def _model(self, name: str) -> Json:
@@ -81,37 +84,21 @@ class OtherRoutes:
                 return await asyncio.to_thread(self._tokenized, b"".join(data))
 
     def _tokenized(self, data: bytes) -> Response:
-        body = _read(data, TokenizeBody)
-        if (body.prompt is None) == (body.messages is None):
-            raise ApiError(400, "give either prompt or messages", "prompt")
-        if body.prompt is not None:
-            prompt = Prompt(text=body.prompt, media_options={"local_files": False})
-        else:
-            add = body.add_generation_prompt
-            prompt = Prompt(
-                messages=body.messages,
-                add_generation_prompt=True if add is None else add,
-                continue_final_message=bool(body.continue_final_message),
-                media_options={"local_files": False},
-                template_options=body.chat_template_kwargs,
-            )
-        if prompt.has_media:
-            raise ApiError(
-                400,
-                "messages with images or videos are not tokenized here; their usage says what they took",
-                "messages",
-            )
+        dropped = TOKENIZE_FIELDS.check(data, ignore_unknown=self._ignore_unknown)
+        body = decoded(data, decode_tokenize)
+        served_name(body.model, self._names)
+        prompt = prompt_of(body, self._reader)
         try:
             tokens = prompt.prepare(self._processor).prompt_token_ids.tolist()
         except MMEngineError as error:
-            raise api_error(error, frozenset({"messages", "prompt"})) from None
+            raise api_error(error, TOKENIZE_FIELDS.names) from None
         found: Json = {
             "count": len(tokens),
             "max_model_len": self._engine.config.max_model_len,
             "tokens": tokens,
             "token_strs": [self._texts.of(token)[0] for token in tokens] if body.return_token_strs else None,
         }
-        return _json(found)
+        return _json(found, headers=dropped_header(dropped))
 
     async def detokenize(self, request: Request) -> ASGIApp:
         with self._admission.holding(request.scope[OWNER]) as held:
@@ -119,12 +106,15 @@ class OtherRoutes:
             return await asyncio.to_thread(self._detokenized, b"".join(data))
 
     def _detokenized(self, data: bytes) -> Response:
-        body, tokenizer = _read(data, DetokenizeBody), self._processor.tokenizer
+        dropped = DETOKENIZE_FIELDS.check(data, ignore_unknown=self._ignore_unknown)
+        body, tokenizer = decoded(data, decode_detokenize), self._processor.tokenizer
+        served_name(body.model, self._names)
         if len(body.tokens) > MAX_DETOKENIZED:
             raise ApiError(400, f"at most {MAX_DETOKENIZED} tokens are taken", "tokens")
         if any(not 0 <= token < tokenizer.vocab_size for token in body.tokens):
             raise ApiError(400, f"tokens lie in 0 to {tokenizer.vocab_size - 1}", "tokens")
-        return _json({"prompt": tokenizer.decode(body.tokens, skip_special_tokens=False)})
+        text = tokenizer.decode(body.tokens, skip_special_tokens=False)
+        return _json({"prompt": text}, headers=dropped_header(dropped))
 
     async def live(self, request: Request) -> ASGIApp:
         return _json({"status": "alive"})
@@ -173,10 +163,3 @@ def _exposed(
 
 def _json(value: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     return Response(msgspec.json.encode(value), status, headers, "application/json")
-
-
-def _read(data: bytes, kind: type[_T]) -> _T:
-    try:
-        return msgspec.json.decode(data, type=kind)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        raise undecodable(error) from None

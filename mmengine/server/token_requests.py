@@ -2,22 +2,52 @@
 
 import msgspec
 
+from mmengine.serve.prompts import Prompt
 from mmengine.server.asked import Json
+from mmengine.server.chat_request import ChatBody, ChatReader, Messages
+from mmengine.server.errors import ApiError
+from mmengine.server.fields import DETOKENIZE, TOKENIZE, Fields
+
+TOKENIZE_FIELDS, DETOKENIZE_FIELDS = Fields(TOKENIZE), Fields(DETOKENIZE)
 
 
-class TokenizeBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class TokenizeBody(msgspec.Struct, frozen=True):
     """Either a prompt or messages."""
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[Json] | None = None
+    messages: Messages | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    add_special_tokens: bool | None = None  # prompts are taken as they are
-    return_token_strs: bool | None = None
     chat_template_kwargs: Json | None = None
+    tools: list[Json] | None = None
+    return_token_strs: bool | None = None
 
 
-class DetokenizeBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class DetokenizeBody(msgspec.Struct, frozen=True):
     tokens: list[int]
     model: str | None = None
+
+
+decode_tokenize = msgspec.json.Decoder(TokenizeBody).decode
+decode_detokenize = msgspec.json.Decoder(DetokenizeBody).decode
+
+
+def prompt_of(body: TokenizeBody, reader: ChatReader) -> Prompt:
+    """The prompt of an answer to the same messages. Raises ApiError."""
+    if (body.prompt is None) == (body.messages is None):
+        raise ApiError(400, "give either prompt or messages", "prompt")
+    if body.messages is None:
+        return Prompt(text=body.prompt, media_options={"local_files": False})
+    chat = ChatBody(
+        messages=body.messages,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+        chat_template_kwargs=body.chat_template_kwargs,
+        tools=body.tools,
+    )
+    prompt, _ = reader.prompt_of(chat)
+    if prompt.has_media:
+        text = "messages with images or videos are not tokenized here; their usage says what they took"
+        raise ApiError(400, text, "messages")
+    return prompt

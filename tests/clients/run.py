@@ -21,7 +21,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from mmengine.server.openapi import NOT_DONE
-from tests.server.pictures import data_url
+from tests.pictures import data_url
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

@@ -110,6 +110,9 @@ def test_choices_and_what_does_not_fit(engine):
     with pytest.raises(InvalidRequest, match="tools need a chat template"):
         engine.chat([QUESTION], tools=TOOLS)
     assert engine.chat([QUESTION], tools=[], max_tokens=4).message.content
+    stream = engine.stream_chat([QUESTION], max_tokens=8, logprobs=1)
+    told = [entry for chunk in stream for entry in chunk.choices[0].logprobs or ()]
+    assert tuple(told) == stream.get_final_completion().choices[0].logprobs and len(told) > 4
 
 
 def test_between_two_answers_of_a_batch_it_takes_none_of_them():

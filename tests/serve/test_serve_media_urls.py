@@ -1,9 +1,7 @@
 """Prompts that name media by URLs: what of them is fetched, by whom it is asked, and what becomes of it."""
 
 import asyncio
-import io
 import json
-import random
 import shutil
 import struct
 import time
@@ -23,7 +21,7 @@ from mmengine.serve.media_names import replaced, replaced_items
 from mmengine.serve.media_urls import door_of
 from mmengine.serve.pipeline import Pipeline
 from mmengine.serve.prompts import Prompt
-from mmengine_shapes.scenes import random_scene
+from tests.pictures import scene
 from tests.processing.internet import Internet, answer, png
 
 URL, FILE = "https://a.b/c.png", "file:///c.png"
@@ -39,9 +37,7 @@ def image(url):
 
 @pytest.fixture(scope="module")
 def picture():
-    file = io.BytesIO()
-    random_scene(random.Random(1)).draw().save(file, "PNG")
-    return file.getvalue()
+    return scene()
 
 
 @pytest.fixture(scope="module")

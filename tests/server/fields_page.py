@@ -5,7 +5,7 @@ python -m tests.server.fields_page     writes them
 
 from pathlib import Path
 
-from mmengine.server.fields import CHAT, COMPLETION, Field
+from mmengine.server.fields import CHAT, COMPLETION, DETOKENIZE, TOKENIZE, Field
 
 PAGE = Path(__file__).parents[2] / "docs" / "server.md"
 _BEGIN, _END = "<!-- fields: {} -->\n", "<!-- end -->"
@@ -35,7 +35,8 @@ def filled(text: str) -> str:
         for field in COMPLETION
         if field.name not in shared or field.name in ("max_tokens", "logprobs", "echo")
     )
-    for name, fields in (("chat", CHAT), ("completions", only)):
+    tables = (("chat", CHAT), ("completions", only), ("tokenize", TOKENIZE), ("detokenize", DETOKENIZE))
+    for name, fields in tables:
         head, begin, rest = text.partition(_BEGIN.format(name))
         _, end, tail = rest.partition(_END)
         assert begin and end, f"docs/server.md has no place for the fields of {name}"

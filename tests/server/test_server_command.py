@@ -2,9 +2,9 @@
 
 import json
 import os
-import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -16,8 +16,10 @@ import jsonschema
 import pytest
 
 from mmengine.cli import serve
-from mmengine_shapes.scenes import random_scene
+from mmengine.events import vocabulary as ev
+from mmengine.replay.checked import CheckedLog
 from tests.cli.cli_process import call_cli
+from tests.pictures import scene
 
 ROOT = Path(__file__).parents[2]
 
@@ -123,7 +125,7 @@ def test_the_examples_run(process, tmp_path):
 
     address = process[2]
     image = tmp_path / "shapes.png"
-    random_scene(random.Random(1)).draw().save(image)
+    image.write_bytes(scene())
     pytest.importorskip("openai")
     script = (ROOT / "examples" / "chat_image_schema.py").read_text().replace('"none"', '"secret-1"')
     (tmp_path / "script.py").write_text(script)
@@ -137,6 +139,17 @@ def test_the_examples_run(process, tmp_path):
     if shutil.which("curl"):
         ran = subprocess.run([ROOT / "examples" / "chat.sh", address], capture_output=True, text=True)
         assert json.loads(ran.stdout)["error"]["code"] == "invalid_api_key"
+
+
+def test_the_first_steps_have_run_before_anybody_may_come(process):
+    """A text, and an image with a form: what kernels and processes they need is there."""
+    _, folder, _ = process
+    said = [line for line in (folder / "err").read_text().splitlines() if line.startswith("mmengine: ")]
+    assert [line.split()[1] for line in said[:4]] == ["loading", "loaded", "running", "serving"]
+    queued = [each.event for each in CheckedLog(folder / "run.log") if isinstance(each.event, ev.Queued)]
+    first, second = queued[:2]
+    assert not first.media and first.grammar is None and not first.envelope
+    assert second.media and second.grammar is not None and not second.envelope
 
 
 def test_sigterm_ends_it_and_the_log_verifies(process):
@@ -154,6 +167,9 @@ def test_mistakes_are_said_before_a_model_is_loaded(tmp_path):
     (tmp_path / "day.yaml").write_text("port: 2020-99-99\n")
     (tmp_path / "deep.yaml").write_text("[" * 5000)
     (tmp_path / "large.yaml").write_text("port: 1\n#" + "a" * 2**20)
+    (tmp_path / "broken.jinja").write_text("{% for %}")
+    taken = socket.create_server(("127.0.0.1", 0))
+    port = taken.getsockname()[1]
     for arguments, says in (
         (["--config", tmp_path / "a.yaml"], "there is no option 'prot'"),
         (["--config", tmp_path / "b.yaml"], "cannot be read: No such file"),
@@ -164,11 +180,18 @@ def test_mistakes_are_said_before_a_model_is_loaded(tmp_path):
         (["--api-key-file", tmp_path / "empty"], "holds no API key"),
         (["--ssl-certfile", "x"], "ssl_certfile and ssl_keyfile belong together"),
         (["--set", "tokens=1"], "no engine setting 'tokens'"),
-        (["--host", "203.0.113.7"], "cannot listen on 203.0.113.7:8000"),
+        (["--host", "203.0.113.7"], "cannot listen on 203.0.113.7:8000 (Cannot assign requested address);"),
+        (["--port", port], f"cannot listen on 127.0.0.1:{port} (Address already in use); choose another"),
+        (["--host", "a.invalid"], "cannot listen on a.invalid:8000 ("),
+        (["--port", 0, "--chat-template", tmp_path / "broken.jinja"], "broken.jinja is no template that can"),
+        (["--port", 0, "--model", tmp_path / "none"], "none; give one with config.json and the weights"),
     ):
         result = call_cli("serve", *arguments)
-        assert result.returncode == 2 and says in result.stderr, result.stderr
+        code = 1 if "--model" in arguments else 2
+        assert result.returncode == code and says in result.stderr, result.stderr
+        assert "while" not in result.stderr and "loaded" not in result.stderr
         assert "Traceback" not in result.stderr
+    taken.close()
 
 
 def test_what_is_missing_is_said_with_how_to_install_it(monkeypatch):

@@ -8,9 +8,10 @@ import jsonschema
 from mmengine.cli.serve_options import Http, Limits, Media
 from mmengine.server.chat_request import ChatBody
 from mmengine.server.completion_request import CompletionBody
-from mmengine.server.fields import CHAT, COMPLETION
+from mmengine.server.fields import CHAT, COMPLETION, DETOKENIZE, TOKENIZE
 from mmengine.server.openapi import document
 from mmengine.server.settings import ServerSettings
+from mmengine.server.token_requests import DetokenizeBody, TokenizeBody
 from tests.server.fields_page import PAGE, filled
 from tests.server.running import served
 
@@ -20,8 +21,12 @@ def test_the_tables_of_fields_are_the_codes():
 
 
 def test_no_field_stands_twice_and_each_struct_field_is_in_its_table():
-
-    for table, body in ((CHAT, ChatBody), (COMPLETION, CompletionBody)):
+    for table, body in (
+        (CHAT, ChatBody),
+        (COMPLETION, CompletionBody),
+        (TOKENIZE, TokenizeBody),
+        (DETOKENIZE, DetokenizeBody),
+    ):
         names = [field.name for field in table]
         assert len(names) == len(set(names))
         read = {field.name for field in table if field.how in ("taken", "translated")}
@@ -34,9 +39,8 @@ def test_settings_have_flags_and_flags_have_settings():
     values = {name: value for name, value in values.items() if value is not None}
     defaults = ServerSettings()
     assert values == {name: getattr(defaults, name) for name in values}
-    without = {"max_prompts", "keep_alive_s", "max_connections", "served_model_names"}
     flags = {field.name for group in (Limits, Http, Media) for field in fields(group)}
-    assert set(ServerSettings.__struct_fields__) - flags == without
+    assert set(ServerSettings.__struct_fields__) - flags == {"served_model_names"}
 
 
 def test_the_openapi_document_is_one_and_names_what_is_taken():

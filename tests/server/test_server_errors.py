@@ -100,6 +100,34 @@ def test_an_unknown_model_is_told_with_the_list(server):
     assert (status, body) == (404, error("not_found_error", text, "model", "model_not_found"))
     assert server.chat(model="also-echo")[2]["model"] == "also-echo"
     assert server.chat()[2]["model"] == "echo"
+    for path, fields in (
+        ("/v1/completions", {"prompt": "a"}),
+        ("/tokenize", {"prompt": "a"}),
+        ("/detokenize", {"tokens": [97]}),
+    ):
+        status, _, body = server.call(path, {**fields, "model": "gpt-5"})
+        assert (status, body) == (404, error("not_found_error", text, "model", "model_not_found")), path
+        for name in ("also-echo", "", None):
+            assert server.call(path, {**fields, "model": name})[0] == 200
+    status, _, body = server.call("/v1/models/gpt-5")
+    assert (status, body) == (404, error("not_found_error", text, "model", "model_not_found"))
+
+
+def test_other_routes_know_their_fields_too(server):
+    for path, fields, message, param in (
+        ("/tokenize", {"promt": "a"}, "unknown field 'promt'; did you mean prompt?", "promt"),
+        ("/detokenize", {"tokenz": [1]}, "unknown field 'tokenz'; did you mean tokens?", "tokenz"),
+        ("/tokenize", {"chat_template": "x"}, "chat_template is not supported", "chat_template"),
+        (
+            "/tokenize",
+            {"messages": [{"role": "user", "content": "a"}], "chat_template_kwargs": {"chat_template": "x"}},
+            "chat_template_kwargs.chat_template is not taken",
+            "chat_template_kwargs.chat_template",
+        ),
+    ):
+        status, _, body = server.call(path, fields)
+        assert status == 400 and body["error"]["param"] == param, body
+        assert message in body["error"]["message"]
 
 
 def test_null_is_absence_for_every_field(server):
@@ -119,12 +147,20 @@ def test_what_asks_for_nothing_is_taken(server):
 
 
 def test_unknown_fields_may_be_ignored_and_are_named():
-    with served(unknown_fields="ignore") as one:
+    with served(unknown_fields="ignore", max_messages=2) as one:
         status, headers, _ = one.chat(zzz=1, frobnicate=True, temperature=0)
         assert status == 200 and headers["x-mmengine-ignored-fields"] == "zzz, frobnicate"
-        assert (
-            one.chat(guided_json={})[0] == 400
-        )  # a field that is known, and not done, is refused all the same
+        # A field that is known, and not done, is refused all the same.
+        assert one.chat(guided_json={})[0] == 400
+        for path, fields in (("/tokenize", {"prompt": "a"}), ("/detokenize", {"tokens": [97]})):
+            status, headers, _ = one.call(path, {**fields, "zzz": 1})
+            assert status == 200 and headers["x-mmengine-ignored-fields"] == "zzz"
+        message = {"role": "user", "content": "a"}
+        for path in ("/v1/chat/completions", "/tokenize"):
+            assert one.call(path, {"messages": [message] * 2})[0] == 200
+            status, _, body = one.call(path, {"messages": [message] * 3})
+            text = "messages has 3 entries; at most 2 are taken (max_messages)"
+            assert (status, body) == (400, error(BAD, text, "messages"))
 
 
 @pytest.mark.parametrize(
@@ -198,10 +234,14 @@ def test_media_that_name_places_are_refused(server):
     assert found["param"] == "messages[0].content[1].image_url.detail"
 
 
-def test_a_deadline_that_passes_is_504_and_not_to_be_tried_again(server):
+def test_a_deadline_that_passes_is_504_and_not_to_be_tried_again(server, monkeypatch):
+    told = []
+    monkeypatch.setattr(server.app.metrics, "told", told.append)
     status, headers, body = server.chat("a" * 300, deadline_s=1e-6)
     assert status == 504 and headers["x-should-retry"] == "false"
     assert body["error"]["code"] == "deadline_exceeded"
+    (error,) = told
+    assert error.__cause__ is not error  # else nothing frees it but a collection of cycles
 
 
 def test_a_bug_is_500_and_shows_nothing(server, monkeypatch):

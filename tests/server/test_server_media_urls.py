@@ -5,19 +5,14 @@ import base64
 import pytest
 
 from mmengine.serve.async_engine import AsyncEngine
-from mmengine_shapes.scenes import random_scene
+from tests.pictures import scene
 from tests.processing.internet import NAME, PRIVATE, Internet, answer, redirect
 from tests.server.running import served
 
 
 @pytest.fixture(scope="module")
 def picture():
-    import io
-    import random
-
-    file = io.BytesIO()
-    random_scene(random.Random(1)).draw().save(file, "PNG")
-    return file.getvalue()
+    return scene()
 
 
 @pytest.fixture(scope="module")

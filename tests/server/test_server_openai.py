@@ -1,6 +1,7 @@
 """OpenAI's own client for Python against the server, with the embedded model."""
 
 import asyncio
+import base64
 import enum
 from typing import Annotated
 
@@ -9,7 +10,8 @@ import pytest
 from pydantic import BaseModel, Field
 
 from mmengine import AsyncEngine
-from tests.server.pictures import data_url, looking
+from tests.pictures import data_url, looking
+from tests.serve.hostile_media import video_of
 from tests.server.running import served
 
 ASKS = [{"role": "user", "content": "What is a triangle?"}]
@@ -77,7 +79,7 @@ def test_the_stream_helper_tells_of_events(client):
     assert all(each.top_logprobs[0].logprob >= each.logprob for each in tokens)
 
 
-def test_an_image_is_read(client):
+def test_images_and_videos_are_read(client):
     def asked(*urls, **more):
         messages = [looking("Describe the image.", *urls)]
         return client.chat.completions.create(model=NAME, messages=messages, temperature=0, **more)
@@ -85,6 +87,11 @@ def test_an_image_is_read(client):
     one, two = asked(data_url(1)), asked(data_url(1), data_url(2, "JPEG"))
     assert one.choices[0].message.content
     assert 0 < one.usage.prompt_tokens_details.image_tokens < two.usage.prompt_tokens_details.image_tokens
+    video = {"url": "data:video/mp4;base64," + base64.b64encode(video_of("mp4", "mpeg4")).decode()}
+    parts = [{"type": "video_url", "video_url": video}, {"type": "text", "text": "What is seen?"}]
+    messages = [{"role": "user", "content": parts}]
+    shown = client.chat.completions.create(model=NAME, messages=messages, max_tokens=4)
+    assert shown.usage.prompt_tokens_details.video_tokens > 0
     with pytest.raises(openai.BadRequestError) as found:
         asked("data:image/png;base64,AAAA")
     assert found.value.code == "invalid_media" and found.value.param.startswith("messages[0].content[0]")

@@ -1,9 +1,6 @@
 """What becomes of a body, up to the prompt: with the embedded model's own processor, and no engine."""
 
-import base64
-import io
 import json
-import random
 
 import pytest
 
@@ -14,7 +11,7 @@ from mmengine.server.asked import Defaults
 from mmengine.server.chat_request import ChatReader, Pixels, Tools
 from mmengine.server.completion_request import CompletionReader
 from mmengine.server.errors import ApiError
-from mmengine_shapes.scenes import random_scene
+from tests.pictures import data_url, scene
 from tests.serve.serve_fakes import EchoProcessor
 
 DEFAULTS = Defaults({}, "none")
@@ -30,9 +27,7 @@ def processor():
 
 @pytest.fixture(scope="module")
 def picture():
-    file = io.BytesIO()
-    random_scene(random.Random(1)).draw().resize((1024, 1024)).save(file, "PNG")
-    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+    return data_url(size=(1024, 1024))
 
 
 def read(template="", max_pixels=10**6, **fields):
@@ -91,7 +86,7 @@ def test_no_option_asks_for_more_pixels_than_the_server_allows(processor, pictur
 
 def test_no_path_is_read(processor, tmp_path):
     file = tmp_path / "a.png"
-    random_scene(random.Random(1)).draw().save(file)
+    file.write_bytes(scene())
     for part in (
         {"type": "image_url", "image_url": {"url": str(file)}},
         {"type": "image", "image": str(file)},

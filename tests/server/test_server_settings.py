@@ -3,15 +3,18 @@
 import http.client
 import json
 import shutil
+import socket
 import ssl
 import subprocess
 import sys
+from dataclasses import fields
 from types import SimpleNamespace
 
 import pytest
 import typer
 
 from mmengine.cli.main import app
+from mmengine.cli.serve_options import server_settings
 from tests.cli.cli_process import call_cli
 from tests.server.running import served
 
@@ -35,14 +38,22 @@ def started(monkeypatch):
         kept.settings, kept.keys, kept.names = settings, keys, names
         listening()
 
+    def groups(http, limits, media):
+        kept.groups = (http, limits, media)
+        return server_settings(http, limits, media)
+
     monkeypatch.setattr(serve, "_engine", engine)
+    monkeypatch.setattr(serve, "server_settings", groups)
     monkeypatch.setattr(lifecycle, "serve", serving)
     monkeypatch.setattr(lifecycle, "run", lambda found: None)
 
     def start(*arguments, **environment):
         import os
 
-        ran = call_cli("serve", *arguments, env={**os.environ, "MMENGINE_PORT": "0", **environment})
+        given = {**os.environ, "MMENGINE_PORT": "0", **environment}
+        ran = call_cli(
+            "serve", *arguments, env={name: value for name, value in given.items() if value is not None}
+        )
         assert ran.returncode == 0 and "serving" in ran.stderr, ran.stderr
         return kept
 
@@ -56,42 +67,85 @@ def test_each_engine_option_of_run_is_one_of_serve():
     assert set(panel) <= {each.name for each in OPTIONS.values()}
 
 
-def test_each_flag_has_a_variable_of_its_name():
+def test_each_flag_is_a_variable_and_a_line_of_a_file_too(started, tmp_path, monkeypatch):
+    """All of them at once, each with another value than its own, in three ways."""
+    monkeypatch.setattr("mmengine.server.tls.check_tls", lambda settings: None)
+    monkeypatch.setattr("mmengine.cli.serve.check_template", lambda *given: None)
+    for name in ("keys", "template"):
+        (tmp_path / name).write_text("a")
+    given = {
+        "--host": "localhost",
+        "--port": free_port(),
+        "--served-model-name": ["one", "two"],
+        "--api-key-file": tmp_path / "keys",
+        "--chat-template": tmp_path / "template",
+        "--metrics-compat": "vllm",
+        "--generation-config": "none",
+        "--unknown-fields": "ignore",
+        **{f"--ssl-{name}": tmp_path / name for name in ("certfile", "keyfile", "ca-certs")},
+        "--ssl-keyfile-password": "secret",
+        "--key-share": 0.25,
+        "--recovery": "strict",
+        "--allow-media-urls": ["a.org", "b.org"],
+        "--media-ports": [8443, 444],
+        "--media-root": tmp_path,
+        "--model": "some/model",
+        "--device": "cpu",
+        "--dtype": "bfloat16",
+        "--spec": "none",
+        "--grammar-backend": "xgrammar",
+        "--set": ["max_num_seqs=3", "token_budget=64"],
+        "--log": tmp_path / "log",
+        "--tensor-parallel": 2,
+    }
     for flag, option in OPTIONS.items():
-        assert option.envvar == "MMENGINE_" + flag.removeprefix("--").replace("-", "_").upper()
+        if isinstance(option.default, bool):
+            given[flag] = not option.default
+        elif flag not in given:
+            given[flag] = option.default + 1  # a number
+
+    def words(value):
+        return [str(each) for each in (value if isinstance(value, list) else [value])]
+
+    def as_argument(flag, value):
+        if isinstance(value, bool):
+            return [flag if value else OPTIONS[flag].secondary_opts[0]]
+        return [word for each in words(value) for word in (flag, each)]
+
+    def found(kept):
+        groups = (*kept.groups, kept.model, kept.log)
+        return {field.name: getattr(group, field.name) for group in groups for field in fields(group)}
+
+    assert given.keys() == OPTIONS.keys()
+    own = found(started())
+    arguments = [word for flag, value in given.items() for word in as_argument(flag, value)]
+    flags = found(started(*arguments))
+    assert flags.keys() == {option.name for option in OPTIONS.values()}
+    assert not [name for name in flags if flags[name] == own[name]]
+    variables = {
+        "MMENGINE_" + flag.removeprefix("--").replace("-", "_").upper(): " ".join(words(value))
+        for flag, value in given.items()
+    }
+    assert found(started(**variables)) == flags
+    lines = {flag.removeprefix("--"): value for flag, value in given.items()}
+    (tmp_path / "serve.yaml").write_text(json.dumps(lines, default=str))  # JSON is YAML
+    assert found(started("--config", tmp_path / "serve.yaml", MMENGINE_PORT=None)) == flags
 
 
-@pytest.mark.parametrize("way", ["flags", "file", "environment"])
-def test_three_ways_to_set_the_same(started, tmp_path, way):
+def free_port():
+    with socket.create_server(("localhost", 0)) as bound:
+        return bound.getsockname()[1]
+
+
+def test_a_file_says_what_is_served(started, tmp_path):
     template = tmp_path / "a.jinja"
     template.write_text("{{ messages[0].content }}")
-    if way == "flags":
-        found = started(
-            *("--served-model-name", "one", "--served-model-name", "two", "--chat-template", template),
-            *("--generation-config", "none", "--unknown-fields", "ignore", "--open-metrics"),
-            *("--set", "max_num_seqs=3", "--set", "token_budget=64", "--max-body-bytes", "4096"),
-            *("--dtype", "bfloat16", "--no-request-log", "--spec", "none"),
-        )
-    elif way == "file":
-        (tmp_path / "serve.yaml").write_text(
-            f"served-model-name: [one, two]\nchat-template: {template}\ngeneration_config: none\n"
-            "unknown-fields: ignore\nopen-metrics: true\nset: {max_num_seqs: 3, token_budget: 64}\n"
-            "max_body_bytes: 4096\ndtype: bfloat16\nrequest-log: false\nspec: none\nhost: null\n"
-        )
-        found = started("--config", tmp_path / "serve.yaml")
-    else:
-        found = started(
-            MMENGINE_SERVED_MODEL_NAME="one two",
-            MMENGINE_CHAT_TEMPLATE=str(template),
-            MMENGINE_GENERATION_CONFIG="none",
-            MMENGINE_UNKNOWN_FIELDS="ignore",
-            MMENGINE_OPEN_METRICS="1",
-            MMENGINE_SET="max_num_seqs=3 token_budget=64",
-            MMENGINE_MAX_BODY_BYTES="4096",
-            MMENGINE_DTYPE="bfloat16",
-            MMENGINE_REQUEST_LOG="0",
-            MMENGINE_SPEC="none",
-        )
+    (tmp_path / "serve.yaml").write_text(
+        f"served-model-name: [one, two]\nchat-template: {template}\ngeneration_config: none\n"
+        "unknown-fields: ignore\nopen-metrics: true\nset: {max_num_seqs: 3, token_budget: 64}\n"
+        "max_body_bytes: 4096\ndtype: bfloat16\nrequest-log: false\nspec: none\nhost: null\n"
+    )
+    found = started("--config", tmp_path / "serve.yaml")
     settings = found.settings
     assert found.names == ("one", "two") and settings.chat_template == "{{ messages[0].content }}"
     assert (settings.generation_config, settings.unknown_fields) == ("none", "ignore")

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from mmengine import AsyncEngine, Prompt
@@ -78,6 +79,42 @@ def test_frames_add_up_to_the_whole_answer(echo):
     assert len({call["id"] for message, _ in found.values() for call in message["tool_calls"]}) == 4
 
 
+LOOSE = tool({**SHAPES, "properties": {"all": UNIQUE}, "required": []})
+UNIQUE_CALL = '<tool_call>\n{"name": "area", "arguments": {"all": [1, 1]}}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("content", "fields"),
+    [
+        (f"<think>hm é</think>Hm. {CALLS}", {"tools": TOOLS, "n": 2}),
+        (UNIQUE_CALL, {"tools": [LOOSE]}),
+        ("some text here", {"tools": TOOLS, "stop": ["text"]}),
+        ("é日", {"max_tokens": 4}),
+    ],
+)
+def test_events_are_the_chunks_of_the_engine_byte_for_byte(echo, content, fields):
+    """But for what only HTTP adds: the id's prefix, the time and the model's name."""
+    fields = {"max_tokens": 300, "request_id": "r", **fields}
+
+    async def chunks():
+        messages = [{"role": "user", "content": content}]
+        return [chunk async for chunk in echo.engine.stream_chat(messages, **fields)]
+
+    told = asyncio.run(chunks())
+    *events, done = echo.events(content, **fields)
+    assert done == "[DONE]" and len(events) == len(told) > 3
+    for index in range(fields.get("n", 1)):
+        of_one = [chunk for chunk in told if chunk.choices[0].index == index]
+        found = [each for each in events if json.loads(each)["choices"][0]["index"] == index]
+        for chunk, event in zip(of_one, found, strict=True):
+            (choice,), said = chunk.choices, json.loads(event)["choices"][0]
+            assert f'"delta":{msgspec.json.encode(choice.delta).decode()},' in event
+            assert said["finish_reason"] == choice.finish_reason
+            assert said.get("stop_reason") == choice.stop_reason
+            errors = msgspec.to_builtins(choice.argument_errors)
+            assert said.get("argument_errors", []) == list(errors)
+
+
 def test_usage_counts_up_over_the_frames_of_calls(echo):
     options = {"include_usage": True, "continuous_usage_stats": True}
     *found, last, _ = echo.events(f"Hm. {CALLS}", tools=TOOLS, stream_options=options)
@@ -118,8 +155,7 @@ def test_reasoning_is_hidden_and_counted(echo):
 
 
 def test_what_is_not_enforced_is_said(echo):
-    loose = {**SHAPES, "properties": {"all": UNIQUE}, "required": []}
-    text = '<tool_call>\n{"name": "area", "arguments": {"all": [1, 1]}}\n</tool_call>'
+    loose, text = LOOSE["function"]["parameters"], UNIQUE_CALL
     said = [{"call": 0, "message": "uniqueItems is not kept at #/all"}]
     _, headers, body = echo.chat(text, tools=[tool(loose)])
     assert headers["x-mmengine-unenforced-tools"] == "area"
@@ -176,6 +212,20 @@ def test_the_engine_and_the_server_say_the_same(embedded):
         embedded.events(QUESTION["content"], tools=TOOLS, request_id="same", **ONE)
     ).values()
     assert message["tool_calls"] == choice["message"]["tool_calls"]
+
+
+@pytest.mark.parametrize("fields", [{}, {"tools": TOOLS}])
+def test_messages_are_tokenized_as_they_are_answered(embedded, fields):
+    call = {"id": "c", "type": "function", "function": {"name": "area", "arguments": '{"side": 3}'}}
+    messages = [
+        {"role": "developer", "content": "Be brief.", "name": None},
+        QUESTION,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "9"},
+    ]
+    asked = {"messages": messages, **fields}
+    usage = embedded.call("/v1/chat/completions", {**asked, "max_tokens": 2})[2]["usage"]
+    assert embedded.call("/tokenize", asked)[2]["count"] == usage["prompt_tokens"]
 
 
 def test_the_example_loops(embedded):

@@ -1,0 +1,26 @@
+"""Drawn images, as files and as clients send them."""
+
+import base64
+import io
+import random
+
+from mmengine_shapes.scenes import random_scene
+
+
+def scene(seed=1, kind="PNG", size=None):
+    """The file of a drawn scene; `size`: its width and height, if it is to have others."""
+    file = io.BytesIO()
+    image = random_scene(random.Random(seed)).draw()
+    (image if size is None else image.resize(size)).save(file, kind)
+    return file.getvalue()
+
+
+def data_url(seed=1, kind="PNG", size=None):
+    """A `data:` URL of a drawn scene."""
+    return f"data:image/{kind.lower()};base64," + base64.b64encode(scene(seed, kind, size)).decode()
+
+
+def looking(question, *urls):
+    """A user's message with images before its question."""
+    parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    return {"role": "user", "content": [*parts, {"type": "text", "text": question}]}
