@@ -8,11 +8,13 @@ engine bounds by default.
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from time import process_time
 from typing import Any, Protocol
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
+from msgspec.structs import replace
 from structured_vocabulary import Bytes, Vocabulary, tokenizer_of
 
 from mmengine.errors import InvalidRequest
@@ -84,8 +86,10 @@ class _OfLLGuidance:
 
 
 class Ours(_OfLLGuidance):
-    def __init__(self, vocabulary: Vocabulary | None = None):
+    def __init__(self, vocabulary: Vocabulary | None = None, ordered: int = 0):
+        """`ordered`: of Bounds, for judging."""
         super().__init__(vocabulary)
+        self._bounds = replace(Bounds.off(), ordered=ordered)
         if vocabulary is not None:
             special = frozenset(vocabulary.special_ids)
             self._backend = LLGuidance(
@@ -95,7 +99,7 @@ class Ours(_OfLLGuidance):
 
     def judge(self, schema: Any) -> Accepts:
         try:
-            text = gate(schema, Bounds.off()).text
+            text = gate(schema, self._bounds).text
         except InvalidRequest as error:
             raise Refused(str(error), getattr(error, "keyword", "")) from None
         matcher = LLMatcher(self._bytes, schema_grammar(text), log_level=0)
@@ -187,8 +191,14 @@ class BareXGrammar:
         return walk
 
 
+def _in_order(vocabulary: Vocabulary | None, ordered: int) -> Ours:
+    """Whose keys come in order as `Bounds.ordered` says; only its verdicts are asked for."""
+    return Ours(None, ordered)
+
+
 SIDES: dict[str, Callable[[Vocabulary | None], Side]] = {
     "mmengine": Ours,
+    **{f"mmengine/ordered={least}": partial(_in_order, ordered=least) for least in (1, 4, 64)},
     "llguidance": BareLLGuidance,
     "xgrammar": BareXGrammar,
 }

@@ -73,7 +73,7 @@ def _serve(connection: Connection, name: str, vocabulary: Vocabulary | None) -> 
     while True:
         case = Case(**json.loads(connection.recv_bytes()))
         try:
-            found = ask(side, case, vocabulary is not None)
+            found = ask(side, case, vocabulary is not None and "/" not in name)
         except BaseException as error:  # what a library raises may be of any kind
             found = Found("crashed", f"{type(error).__name__}: {error}"[:300])
         connection.send_bytes(json.dumps(asdict(found)).encode())

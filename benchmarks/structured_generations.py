@@ -9,6 +9,7 @@
     --budget N         tokens of an answer; one that shall be closed has those of the shortest, or half as
                        many more
     --rounds N         answers per way and schema, each by another seed
+    --ordered N        Bounds.ordered; 0: keys in any order
     --verbose          every answer that is invalid, on stderr, with its reason
 
 The model is a table of random logits in which what ends parts is a little likelier. It says an answer in
@@ -38,6 +39,7 @@ from mmengine.errors import MMEngineError
 from mmengine.request import Request, SamplingParams
 from mmengine.structured_output.engines.base import Compiled
 from mmengine.structured_output.engines.llguidance.backend import LLGuidance
+from mmengine.structured_output.json_schema.bounds import Bounds
 from mmengine.structured_output.json_schema.keywords import fraction
 from mmengine.structured_output.request.spec import grammar_of
 from mmengine.structured_output.rows.rows import RowMatchers
@@ -155,9 +157,9 @@ def _type(validator: Any, types: Any, instance: Any, schema: Any) -> Iterator[Ex
         yield from jsonschema.Draft202012Validator.VALIDATORS["type"](validator, types, instance, schema)
 
 
-def answers(case: Case, speaker: Speaker, budget: int, rounds: int) -> Iterator[Answer]:
+def answers(case: Case, speaker: Speaker, budget: int, rounds: int, ordered: int) -> Iterator[Answer]:
     """Of one schema, by all ways; one that is refused has none."""
-    asked = {"type": "json_schema", "json_schema": {"schema": case.schema}}
+    asked = {"type": "json_schema", "json_schema": {"schema": case.schema}, "bounds": {"ordered": ordered}}
     validator = validator_of(case.schema)
     for truncation in ("length", "close"):
         compiled = speaker.backend.compile(grammar_of({**asked, "on_truncation": truncation}))
@@ -187,13 +189,15 @@ def _judged(case: Case, way: str, validator: Any, said: bytes, end: tuple[bool, 
     return Answer(case, way, "invalid", text, f"{error.json_path}: {error.message[:200]}")
 
 
-def run(cases: Sequence[Case], speaker: Speaker, budget: int, rounds: int) -> tuple[list[Answer], Counter]:
+def run(
+    cases: Sequence[Case], speaker: Speaker, budget: int, rounds: int, ordered: int
+) -> tuple[list[Answer], Counter]:
     """All answers, and how many schemas were refused, by the first words of the reason."""
     found: list[Answer] = []
     refused: Counter = Counter()
     for case in cases:
         try:
-            found += answers(case, speaker, budget, rounds)
+            found += answers(case, speaker, budget, rounds, ordered)
         except MMEngineError as error:
             refused[str(error).removeprefix("schema refused: ").split(" at #")[0][:90]] += 1
     return found, refused
@@ -214,6 +218,7 @@ def main() -> int:
     parser.add_argument("--limit", type=int, default=0)
     parser.add_argument("--budget", type=int, default=120)
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--ordered", type=int, default=Bounds().ordered)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--verbose", action="store_true")
     options = parser.parse_args()
@@ -221,7 +226,9 @@ def main() -> int:
     if options.limit:
         cases = list(islice(cases, 0, None, max(1, len(cases) // options.limit)))
     vocabulary = Bytes() if options.vocabulary is None else load(options.vocabulary)
-    found, refused = run(cases, Speaker(vocabulary, options.seed), options.budget, options.rounds)
+    found, refused = run(
+        cases, Speaker(vocabulary, options.seed), options.budget, options.rounds, options.ordered
+    )
     table = table_of(found)
     table.notes.append(f"{len(cases)} schemas, {refused.total()} of them refused")
     reasons = Table("Refused", ("reason", "schemas"))

@@ -16,6 +16,7 @@ from mmengine.structured_output.json_schema.characters import PatternError
 from mmengine.structured_output.json_schema.keys import by_patterns
 from mmengine.structured_output.json_schema.keywords import fraction
 from mmengine.structured_output.json_schema.matching import Budget
+from mmengine.structured_output.json_schema.order import MARK
 from mmengine.structured_output.json_schema.refusal import SchemaRefused, refuse, step
 from mmengine.structured_output.regex.tree import Chars, Node, Repeat
 from mmengine_xgrammar.numbers import INTEGER, NUMBER, NumberRefused, Range, write_range
@@ -41,7 +42,7 @@ _KEYWORDS = {
     "array": ("prefixItems", "items", "minItems", "maxItems"),
     "object": (
         *("properties", "required", "additionalProperties", "patternProperties"),
-        *("minProperties", "maxProperties", "$comment"),
+        *("minProperties", "maxProperties", "$comment", MARK),  # in one order, though more are asked for
     ),
 }
 

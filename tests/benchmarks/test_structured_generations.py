@@ -30,9 +30,9 @@ def test_an_answer_that_is_invalid_is_found(module, monkeypatch, capsys, tmp_pat
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize("ordered", [4, 0])
 @pytest.mark.parametrize("seed", range(4))
-def test_many_answers_are_valid(module, monkeypatch, capsys, seed):
-    code, said = run(
-        module, monkeypatch, capsys, "--budget", 400, "--rounds", 10, "--seed", seed, "--verbose"
-    )
+def test_many_answers_are_valid(module, monkeypatch, capsys, seed, ordered):
+    more = "--rounds", 10, "--seed", seed, "--ordered", ordered, "--verbose"
+    code, said = run(module, monkeypatch, capsys, "--budget", 400, *more)
     assert code == 0, said

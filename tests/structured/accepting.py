@@ -12,11 +12,12 @@ from mmengine.structured_output.matcher import Matcher
 TOKENIZER = LLTokenizer("byte")
 END = TOKENIZER.eos_token
 CLOSING = frozenset(b'"]}')
+UNBOUND = Bounds(whitespace=0, digits=0)  # but for the order of keys, which has another form of grammar
 
 
 class Grammar:
     def __init__(self, schema: dict | bool | str, bounds: Bounds | None = None):
-        made = gate(schema, bounds or Bounds.off())
+        made = gate(schema, bounds or UNBOUND)
         self.text, self.narrow = made.text, made.narrow
         self.matcher = LLMatcher(TOKENIZER, schema_grammar(self.text), log_level=0)
         assert not self.matcher.is_error(), self.matcher.get_error()

@@ -128,16 +128,21 @@ def test_exact(schema: dict, valid: list, invalid: list) -> None:
 
 @pytest.mark.parametrize(
     "seeds",
-    [[*range(100), 490], pytest.param(range(100, 4_000), marks=pytest.mark.soak)],
-    ids=["some", "many"],
+    [
+        [*range(100), 490],  # 490 is enforced more narrowly
+        pytest.param(range(100, 4_000), marks=pytest.mark.soak),
+        pytest.param(range(4_000, 8_000), marks=pytest.mark.soak),
+    ],
+    ids=["some", "many", "more"],
 )
 def test_random_schemas_accept_what_is_valid(seeds: Sequence[int]) -> None:
+    """In any order of keys for one half, and for the other, whose keys have one, in some order."""
     taken = 0
     for seed in seeds:
         source = Source(seed)
         schema = source.document()
         try:
-            grammar = Grammar(schema)
+            grammar = Grammar(schema, Bounds.off() if seed % 2 else None)
         except InvalidRequest:
             continue
         taken += 1
@@ -149,7 +154,10 @@ def test_random_schemas_accept_what_is_valid(seeds: Sequence[int]) -> None:
                 valid = referee.is_valid(instance)
             except RecursionError:  # a reference that leads to itself in place
                 break
-            accepted = accepts_some_order(grammar, instance)
+            if seed % 2 and not grammar.narrow:  # which may speak of their order
+                accepted = grammar.accepts(json.dumps(instance, ensure_ascii=False))
+            else:
+                accepted = accepts_some_order(grammar, instance)
             assert accepted == valid or narrow and valid, (seed, schema, instance)
     assert taken > len(seeds) // 2
 
@@ -203,15 +211,6 @@ BRANCHES = {
 @pytest.mark.parametrize("text", ['{"a":true,"b":1}', '{"b":1,"a":true}', '{"c":null,"a":true}'])
 def test_keys_of_branches_come_before_those_of_the_base_and_behind(text: str) -> None:
     assert Grammar(BRANCHES).accepts(text)
-
-
-def test_of_many_keys_the_order_is_that_of_the_keywords() -> None:
-    first = {"properties": {f"a{at}": {"type": "null"} for at in range(30)}, "required": ["a0"]}
-    last = {"properties": {"b": {"type": "null"}}, "required": ["b"], "type": "object"}
-    grammar = Grammar({"allOf": [first], **last})
-    assert grammar.accepts('{"a0":null,"b":null}') and not grammar.accepts('{"b":null,"a0":null}')
-    grammar = Grammar({**last, "allOf": [first]})
-    assert grammar.accepts('{"b":null,"a0":null}') and not grammar.accepts('{"a0":null,"b":null}')
 
 
 def test_many_dependencies_stay_small() -> None:

@@ -15,6 +15,7 @@ import msgspec
 from mmengine.request import GrammarRequest
 from mmengine.structured_output.closing.shortest_words import Text
 from mmengine.structured_output.json_schema.keywords import is_number
+from mmengine.structured_output.json_schema.order import MARK
 
 MAX_TEXTS = 200  # of patterns, of one grammar
 MAX_LEAVES = 4_000  # values, of one grammar
@@ -89,7 +90,10 @@ def hints_of(grammar: GrammarRequest) -> Hints:
         names = node.get("properties")
         if isinstance(names, dict):
             required = node.get("required", ())
-            keys.append(Keys(names, required if isinstance(required, list) else ()))
+            required = required if isinstance(required, list) else []
+            if MARK in node:  # so that of the keys that may come the last is one that must, if there is one
+                names = [*(name for name in names if name not in required), *required]
+            keys.append(Keys(names, required))
         for pattern in _patterns(node):
             texts.setdefault(pattern)
         for value in _values(node):

@@ -13,7 +13,7 @@ from mmengine.structured_output.json_schema.key_patterns import but_none, withou
 from mmengine.structured_output.json_schema.keys import OtherKeys
 from mmengine.structured_output.json_schema.keywords import check_multiple, shown
 from mmengine.structured_output.json_schema.numbers import number_schemas, plain
-from mmengine.structured_output.json_schema.order import arrangements
+from mmengine.structured_output.json_schema.order import MARK, Orders, arrangements
 from mmengine.structured_output.json_schema.pattern import Pattern
 from mmengine.structured_output.json_schema.pieces import (
     Array,
@@ -42,6 +42,10 @@ class Emitter:
     depth: int = 0
     shared: dict[str, Json] = field(default_factory=dict)  # definitions of numbers, by name
     plain_escapes: bool = False  # keys are excluded by spelling, so \\u must not be one
+    orders: Orders = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.orders = Orders(self.bounds.ordered)
 
     def schema(self, root: Conj) -> Json | Literal[True]:
         """The whole schema. Parts that are used twice, and so every recursive one, become definitions."""
@@ -58,6 +62,7 @@ class Emitter:
         definitions: dict[str, Json | bool] = {}
         for conj in self.waiting:  # which grows
             definitions[self.names[conj]] = self._part(conj, top=True)
+        self.orders.settle()
         if body is True:
             return True
         definitions |= self.shared
@@ -107,7 +112,7 @@ class Emitter:
             case Array():
                 return array_schemas(piece, conj, self.satisfiable, self._part)
             case Object():
-                return [schema for each in arrangements(piece) for schema in self._objects(each, conj)]
+                return self._objects(piece, conj)
         raise TypeError(f"{piece} is no piece")
 
     def _numbers(self, piece: Number, pointer: str) -> list[Json]:
@@ -149,15 +154,32 @@ class Emitter:
         return out
 
     def _objects(self, piece: Object, conj: Conj) -> list[Json]:
-        """Usually one; several where minProperties or maxProperties leaves a choice of named ones."""
+        """Usually one; several where its keys come in some orders, but not in any."""
         pointer = self.satisfiable.shapes.pointer(conj)
         names = dict.fromkeys((*piece.properties, *piece.required))
         can = [name for name in names if piece.property(name) in self.satisfiable.yes]
+        is_open = self.satisfiable.open(piece)
+        most = piece.high is not None and (is_open or piece.high < len(can))
+        kind = piece, can, is_open, most or piece.low > len(piece.required)
+        if self.orders.any(*kind):
+            out = self._object(piece, conj, can, piece.required)
+            out[MARK] = True
+            self.orders.marked.append(out)
+            return [out]
+        self.orders.say(*kind, pointer)
+        there = frozenset(can)
+        return [
+            schema for each in arrangements(piece) for schema in self._in_order(each, conj, there, is_open)
+        ]
+
+    def _in_order(self, piece: Object, conj: Conj, there: frozenset[str], is_open: bool) -> list[Json]:
+        """Usually one; several where minProperties or maxProperties leaves a choice of named ones."""
+        pointer = self.satisfiable.shapes.pointer(conj)
+        can = [name for name in dict.fromkeys((*piece.properties, *piece.required)) if name in there]
         required = frozenset(piece.required)
         optional = [name for name in can if name not in required]
         low = max(0, piece.low - len(piece.required))  # how many more than the required ones
         high = None if piece.high is None else piece.high - len(piece.required)
-        is_open = self.satisfiable.open(piece)
         if is_open and low > 1:
             why = "keys that the schema does not name may be repeated, so more of them cannot be counted"
             refuse("minProperties", step(pointer, "minProperties"), why)
@@ -220,9 +242,11 @@ class Emitter:
         if required:
             out["required"] = list(required)
         if others is not None:
-            return others.written(out, patterns, self._part(piece.rest))
-        if patterns:
+            out = others.written(out, patterns, self._part(piece.rest))
+        elif patterns:
             out["patternProperties"] = patterns
+        if patterns or others:
+            self.orders.patterned.append((out, self._pattern_pointer(piece, conj)))
         return out
 
     def _but(self, pattern: Pattern, part: Conj, names: list[str]) -> str | None:

@@ -78,4 +78,5 @@ def _gated(
         Note(origin.keyword, f"#{origin.pointer}", f"{origin.trouble} is enforced more narrowly: {NARROW}")
         for origin in satisfiable.shapes.narrow_at
     )
-    return Gated(text, document.notes.all(), (*document.narrower.all(), *narrow))
+    narrow = (*document.narrower.all(), *narrow, *emitter.orders.narrow.all())
+    return Gated(text, document.notes.all(), narrow, emitter.orders.bound.all())

@@ -4,11 +4,14 @@ propertyNames is worked into the properties and patterns; and patterns that a ke
 apart, so that each key is allowed by one of them alone.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import combinations
+from typing import NamedTuple
 
 from mmengine.structured_output.json_schema.characters import ANY, PatternError, escaped
+from mmengine.structured_output.json_schema.keys import Json
 from mmengine.structured_output.json_schema.keywords import shown
 from mmengine.structured_output.json_schema.languages import combined, kinds, languages, overlap, written
 from mmengine.structured_output.json_schema.matching import Budget
@@ -19,7 +22,41 @@ from mmengine.structured_output.json_schema.refusal import step
 MAX_NAMES = 1_000  # that propertyNames lists
 MAX_KINDS = 16  # of keys, by which patterns they match
 
+_ANY_KEY = re.compile(r"\^\(\?:\(\?s:\.\)(\*|\{0,\d+\})\)\$")
 Named = dict[str, tuple[Pattern, Conj]]
+
+
+class Unnamed(NamedTuple):
+    """Keys that an object does not name: those that match `regex`, or any others with `times` as many
+    characters (of a regular expression). `value`: the schema of what they hold."""
+
+    regex: str | None
+    times: str
+    value: object
+
+
+def unnamed_keys(schema: Json, budget: Budget) -> list[Unnamed]:
+    """Of an object by its patterns (keys.py). PatternError where they cannot be told from those it names."""
+    properties, required = schema.get("properties", {}), schema.get("required", [])
+    patterns, rest = schema.get("patternProperties", {}), schema.get("additionalProperties", True)
+    assert isinstance(properties, dict) and isinstance(required, list) and isinstance(patterns, dict)
+    names = list(dict.fromkeys((*properties, *required)))
+    out = []
+    for pattern, value in patterns.items():
+        anything = _ANY_KEY.fullmatch(pattern)
+        left = None if anything or value is False else without_names(_inner(pattern), names, budget)
+        if value is not False and (anything or left is not None):
+            out.append(Unnamed(left, anything[1] if anything else "", value))
+    if rest is not False and not patterns:
+        out.append(Unnamed(None, "*", rest))
+    elif rest is not False:
+        left = but_none([*map(exact, names), *map(_inner, patterns)], budget)
+        out += [] if left is None else [Unnamed(left, "", rest)]
+    return out
+
+
+def _inner(pattern: str) -> str:
+    return pattern.removeprefix("^(?:").removesuffix(")$")
 
 
 def plain_keys(

@@ -27,12 +27,13 @@ class Note(msgspec.Struct, frozen=True):
 
 
 class Gated(msgspec.Struct, frozen=True):
-    """What the gate makes of a schema: JSON text for the grammar engine, what to know about it, and where it
-    allows less than the schema."""
+    """What the gate makes of a schema: JSON text for the grammar engine, what to know about it, where it
+    allows less than the schema, and where Bounds alone keep keys in order."""
 
     text: str
     notes: tuple[Note, ...] = ()
     narrow: tuple[Note, ...] = ()
+    ordered: tuple[Note, ...] = ()
 
 
 @dataclass(slots=True)

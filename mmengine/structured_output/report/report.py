@@ -43,8 +43,8 @@ class SchemaReport(msgspec.Struct, frozen=True):
 
     `verdict`: "exact": within the `bounds`, answers are the values that the schema describes; "approximated":
     they are some of those, and `approximations` says which not; "refused": `keyword`, `pointer` and `why` say
-    what cannot be enforced. No verdict lets an answer be what the schema forbids. `bounds`: what Bounds and
-    the order of keys leave out. `notes`: annotations that look like assertions, and more to know.
+    what cannot be enforced. No verdict lets an answer be what the schema forbids. `bounds`: what Bounds leave
+    out, the order of keys among it. `notes`: annotations that look like assertions, and more to know.
     """
 
     verdict: Literal["exact", "approximated", "refused"]
@@ -91,7 +91,7 @@ def check_schema(
     return SchemaReport(
         "approximated" if approximations else "exact",
         approximations=approximations,
-        bounds=bound_notes(document, bounds),
+        bounds=gated.ordered + bound_notes(document, bounds),
         notes=gated.notes + (strict_notes(parsed(given)) if strict else ()),
         gate_ms=gate_ms,
         compile_ms=compile_ms,

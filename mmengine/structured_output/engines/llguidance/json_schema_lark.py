@@ -1,8 +1,8 @@
 """What the gate left of a schema as a grammar of llguidance: JSON Schema, or Lark where it holds automata.
 
-An array whose items count together is beyond llguidance's JSON Schema. Then everything that leads to such an
-array is written in Lark, and everything else stays JSON Schema, under `%json`. White space is the same in
-both, and skipped at once, so that llguidance reads them as one grammar.
+An array whose items count together, and an object whose keys come in any order, are beyond llguidance's JSON
+Schema. Then everything that leads to one is written in Lark, and everything else stays JSON Schema, under
+`%json`. White space is the same in both, and skipped at once, so that llguidance reads them as one grammar.
 """
 
 import json
@@ -11,14 +11,15 @@ from dataclasses import dataclass, field
 import msgspec
 from llguidance import LLMatcher
 
-from mmengine.structured_output.engines.llguidance.lark_objects import Json, object_rule
+from mmengine.structured_output.engines.llguidance.lark_objects import object_rule
 from mmengine.structured_output.json_schema.gate import MAX_OUTPUT
-from mmengine.structured_output.json_schema.keys import by_patterns
+from mmengine.structured_output.json_schema.keys import Json, by_patterns
 from mmengine.structured_output.json_schema.matching import Budget
+from mmengine.structured_output.json_schema.order import MARK
 from mmengine.structured_output.json_schema.refusal import refuse
 
 WHITE_SPACE = r"[\x20\x0A\x0D\x09]+"  # what llguidance's JSON Schema skips
-MARKS = ("x-steps", "x-distinct")
+MARKS = ("x-steps", "x-distinct", MARK)
 
 
 def schema_grammar(text: str) -> str:
@@ -75,11 +76,11 @@ class _Writer:
 
     def grammar(self, schema: Json) -> str:
         skipped = self.options.get("whitespace_pattern", WHITE_SPACE)
-        self._line('%llguidance {"ignore_once": true}')
-        self._line(f"%ignore /{skipped}/")
-        self._line(f"start: {self.node(schema)}")
+        self.line('%llguidance {"ignore_once": true}')
+        self.line(f"%ignore /{skipped}/")
+        self.line(f"start: {self.node(schema)}")
         for name in sorted(self.needing):
-            self._line(f"d_{name}: {self.node(self.definitions[name])}")
+            self.line(f"d_{name}: {self.node(self.definitions[name])}")
         return "\n".join(self.lines)
 
     def node(self, schema: object) -> str:
@@ -120,19 +121,23 @@ class _Writer:
             self.parts[text] = self.rule(f"%json {text}")
         return self.parts[text]
 
-    def rule(self, body: str) -> str:
+    def name(self) -> str:
+        """A new one, which is the beginning of no other."""
         self.rules += 1
-        name = f"r_{self.rules}"
-        self._line(f"{name}: {body}")
+        return f"r_{self.rules}"
+
+    def rule(self, body: str) -> str:
+        name = self.name()
+        self.line(f"{name}: {body}")
         return name
 
     def terminal(self, body: str) -> str:
         self.rules += 1
         name = f"T_{self.rules}"
-        self._line(f"{name}: {body}")
+        self.line(f"{name}: {body}")
         return name
 
-    def _line(self, line: str) -> None:
+    def line(self, line: str) -> None:
         self.size += len(line)
         if self.size > MAX_OUTPUT:
             refuse("", "", f"as a grammar, it has more than {MAX_OUTPUT:,} characters")
@@ -167,7 +172,7 @@ class _Writer:
             on += ['""'] if state in ends else []
             loop = self.rule(f'"," {again}') + "*" if again else ""
             # What comes again and again is repeated, not recursive: of that the parser's table would grow.
-            self._line(f"{name}_{state}: {loop} {self.rule(' | '.join(on))}")
+            self.line(f"{name}_{state}: {loop} {self.rule(' | '.join(on))}")
         first = [f"{item} {name}_{to}" for (start, to), item in joined.items() if start == 0]
         first += ['""'] if 0 in ends else []
         return self.rule(f'"[" {self.rule(" | ".join(first))} "]"')
@@ -192,10 +197,10 @@ class _Writer:
             if at >= matching and others < count - matching:
                 conditions.append(f"bit_count_lt([{matching}:{count}], {others})")
             lines.append(f"{self.node(value)} {name}_on::set_bit({at}) %if {_all(conditions)}")
-        self._line(f"{name}::_: " + "\n    | ".join(lines))
+        self.line(f"{name}::_: " + "\n    | ".join(lines))
         most_of_all = min(high, min(most, matching) + others)
         more = f'"," {name}::_ %if bit_count_lt(_, {most_of_all})'  # a comma needs a value behind it
-        self._line(f'{name}_on::_: "" %if {_all(enough)}\n    | {more}')
+        self.line(f'{name}_on::_: "" %if {_all(enough)}\n    | {more}')
         empty = ' | ""' if not low and not least else ""
         return self.rule(f'"[" {self.rule(f"{name}::0x0{empty}")} "]"')
 

@@ -1,19 +1,18 @@
-"""Objects in Lark, as llguidance writes those of JSON Schema: named properties in order, then all others."""
+"""Objects in Lark: keys in any order, or as JSON Schema has them in llguidance, named ones in order first."""
 
 import json
-import re
 from typing import Protocol
 
 from mmengine.structured_output.json_schema.characters import PatternError
-from mmengine.structured_output.json_schema.key_patterns import but_none, exact, without_names
+from mmengine.structured_output.json_schema.key_patterns import Unnamed, unnamed_keys
+from mmengine.structured_output.json_schema.keys import Json
 from mmengine.structured_output.json_schema.matching import Budget
+from mmengine.structured_output.json_schema.order import MARK
 from mmengine.structured_output.json_schema.refusal import refuse
 
-Json = dict[str, object]
 # Characters of a key in one spelling each, as names are told from it by how they are spelled.
 _CHAR = r'(\\["\\bfnrt]|[^"\\\x00-\x1F])'
 _CONTROL = r"\\u00([01][0-9a-f]|7f)"  # where no name holds one
-_ANY = re.compile(r"\^\(\?:\(\?s:\.\)(\*|\{0,\d+\})\)\$")
 
 
 class Rules(Protocol):
@@ -26,25 +25,50 @@ class Rules(Protocol):
     def json(self, schema: object) -> str: ...
     def rule(self, body: str) -> str: ...
     def terminal(self, body: str) -> str: ...
+    def line(self, line: str) -> None: ...
+    def name(self) -> str: ...
 
 
 def object_rule(schema: Json, rules: Rules) -> str:
     properties, required = schema.get("properties", {}), schema.get("required", [])
-    patterns, rest = schema.get("patternProperties", {}), schema.get("additionalProperties", True)
-    assert isinstance(properties, dict) and isinstance(required, list) and isinstance(patterns, dict)
+    rest = schema.get("additionalProperties", True)
+    assert isinstance(properties, dict) and isinstance(required, list)
     names = list(dict.fromkeys((*properties, *required)))
-    items: list[tuple[str, bool]] = []
+    items: dict[str, str] = {}
     for name in names:
         value = properties.get(name, rest)
         if value is not False:
-            items.append((rules.rule(f'{_spelled(name)} ":" {rules.node(value)}'), name in required))
-    keys = [(_key(pattern, names, rules), value) for pattern, value in patterns.items() if value is not False]
-    if rest is not False:
-        keys.append((_other_key(names, list(patterns), rules), rest))
-    others = [f'{key} ":" {rules.node(value)}' for key, value in keys if key is not None]
+            items[name] = f'{_spelled(name)} ":" {rules.node(value)}'
+    try:
+        found = unnamed_keys(schema, rules.budget)
+    except PatternError as error:
+        refuse("patternProperties", "", f"beside arrays whose items count together: {error}")
+    others = [f'{_key(each, names, rules)} ":" {rules.node(each.value)}' for each in found]
+    if MARK in schema:
+        return rules.rule(f'"{{" {_in_any_order(items, required, others, rules)} "}}"')
+    in_order = [(rules.rule(item), name in required) for name, item in items.items()]
     unnamed = _unnamed(schema, others, len(required), rules)
-    body = _sequence(items + ([unnamed] if unnamed else []), rules)
+    body = _sequence(in_order + ([unnamed] if unnamed else []), rules)
     return rules.rule(f'"{{" {body} "}}"')
+
+
+def _in_any_order(items: dict[str, str], required: list[str], others: list[str], rules: Rules) -> str:
+    """Each of `items` once at most: bit n of the rule's parameter says that item n was said, the required
+    first. `others` come between them, repeated and not recursive: of that the parser's table would grow."""
+    ordered = [*required, *(name for name in items if name not in required)]
+    complete = f"is_ones([0:{len(required)}])" if required else "true"
+    name, one = rules.name(), rules.rule(" | ".join(others)) if others else ""
+    ways = [f"{items[each]} {name}::set_bit({at}) %if bit_clear({at})" for at, each in enumerate(ordered)]
+    rules.line(f"{name}_one::_: " + "\n    | ".join(ways))
+    on = f'"" %if {complete}\n    | "," {name}_one::_ %if bit_count_lt(_, {len(items)})'
+    if one:
+        rules.line(f"{name}_on::_: {on}")
+        between = rules.rule(f'("," {one})*')
+        rules.line(f"{name}::_: {between} {name}_on::_")
+    else:
+        rules.line(f"{name}::_: {on}")
+    first = [f"{name}_one::0x0", *([f"{one} {name}::0x0"] if one else []), *([] if required else ['""'])]
+    return rules.rule(" | ".join(first))
 
 
 def _unnamed(schema: Json, others: list[str], fixed: int, rules: Rules) -> tuple[str, bool] | None:
@@ -74,30 +98,13 @@ def _spelled(name: str) -> str:
 
 
 def _text(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")  # which no text in Lark holds
 
 
-def _key(pattern: str, names: list[str], rules: Rules) -> str | None:
-    """Keys that match, without the names; None where there is none."""
-    anything = _ANY.fullmatch(pattern)
-    if anything:
-        return _but(names, anything[1], rules)
-    try:
-        left = without_names(_inner(pattern), names, rules.budget)
-        return None if left is None else rules.json({"type": "string", "pattern": _whole(left)})
-    except PatternError as error:
-        refuse("patternProperties", "", f"beside arrays whose items count together: {error}")
-
-
-def _other_key(names: list[str], patterns: list[str], rules: Rules) -> str | None:
-    """Keys that are none of the names and match none of the patterns."""
-    if not patterns:
-        return _but(names, "*", rules)
-    try:
-        left = but_none([*map(exact, names), *map(_inner, patterns)], rules.budget)
-        return None if left is None else rules.json({"type": "string", "pattern": _whole(left)})
-    except PatternError as error:
-        refuse("patternProperties", "", f"beside arrays whose items count together: {error}")
+def _key(keys: Unnamed, names: list[str], rules: Rules) -> str:
+    if keys.regex is None:
+        return _but(names, keys.times, rules)
+    return rules.json({"type": "string", "pattern": f"^(?:{keys.regex})$"})
 
 
 def _but(names: list[str], times: str, rules: Rules) -> str:
@@ -108,11 +115,3 @@ def _but(names: list[str], times: str, rules: Rules) -> str:
     char = f"({_CHAR}|{_CONTROL})" if plain else _CHAR
     spellings = " | ".join(map(_spelled, names))
     return rules.terminal(f'/"{char}{times}"/' + (f" & ~({spellings})" if names else ""))
-
-
-def _inner(pattern: str) -> str:
-    return pattern.removeprefix("^(?:").removesuffix(")$")
-
-
-def _whole(regex: str) -> str:
-    return f"^(?:{regex})$"

@@ -1,0 +1,146 @@
+"""The order of keys: any where some may be left out, but in small objects that of the schema."""
+
+import json
+import random
+from itertools import permutations
+
+import jsonschema
+import pytest
+
+from mmengine.structured_output.json_schema.gate import Bounds, gate
+from mmengine.structured_output.report.report import check_schema
+from mmengine.structured_output.request.spec import grammar_of, notes_of
+from tests.structured.accepting import UNBOUND, Grammar, byte_backend
+
+ANY = Bounds.off()
+NULL = {"type": "null"}
+NAMES = ["a", "ab", "", 'q"\\', "é\n", "z"]
+REST = [False, True, {"type": "integer"}]
+
+
+def nulls(*names: str) -> dict:
+    return {"type": "object", "properties": dict.fromkeys(names, NULL)}
+
+
+def said(*names: str) -> str:
+    return json.dumps(dict.fromkeys(names))
+
+
+@pytest.mark.parametrize("rest", REST)
+def test_any_order_is_accepted_of_what_is_valid(rest: dict | bool) -> None:
+    source = random.Random(str(rest))
+    kinds = [NULL, {"type": "integer"}, {"enum": ["x", 1]}, {}]
+    for _ in range(8):
+        names = source.sample(NAMES, source.randint(1, 6))
+        schema = {"type": "object", "properties": {name: source.choice(kinds) for name in names}}
+        schema |= {"required": source.sample(NAMES, source.randint(0, 2)), "additionalProperties": rest}
+        referee = jsonschema.Draft202012Validator(schema)
+        try:
+            grammar = Grammar(schema, ANY)
+        except Exception as error:
+            assert not rest and "required but not allowed" in str(error), schema
+            continue
+        for _ in range(25):
+            keys = source.sample([*NAMES, "other", "abc"], source.randint(0, 7))
+            value = {key: source.choice([None, 1, "x"]) for key in keys}
+            assert grammar.accepts(json.dumps(value, ensure_ascii=False)) == referee.is_valid(value), (
+                schema,
+                value,
+            )
+
+
+@pytest.mark.parametrize("bounds", [UNBOUND, Bounds()])
+def test_with_many_properties_one_that_was_passed_over_may_still_come(bounds: Bounds) -> None:
+    schema = nulls("a", "b", "c", "d", "e") | {"required": ["d"]}
+    for closed in ({}, {"additionalProperties": False}):
+        grammar = Grammar(schema | closed, bounds)
+        assert all(grammar.accepts(said(*names)) for names in permutations("abd"))
+        assert not grammar.accepts(said("a", "b")), "d must come"
+        assert not grammar.accepts('{"d":null,"a":null,"a":null}'), "once each"
+        assert not grammar.accepts('{"d":null,}') and not grammar.accepts('{"d":1}')
+        assert grammar.accepts(said("x", "d", "y", "a", "z")) == (not closed)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [nulls("a", "b", "c", "d"), nulls(*"abcdef") | {"required": list("abcdef")}],
+    ids=["small", "all must come"],
+)
+def test_in_order_unless_asked_for(schema: dict) -> None:
+    names = list(schema["properties"])
+    assert Grammar(schema).accepts(said(*names)) and not Grammar(schema).accepts(said(*names[::-1]))
+    assert Grammar(schema, ANY).accepts(said(*names[::-1]))
+    (note,) = check_schema(schema, bounds=UNBOUND).bounds
+    assert (note.keyword, note.pointer) == ("properties", "#") and "in the schema's order only" in note.text
+    assert not check_schema(schema, bounds=ANY).bounds
+
+
+def test_the_schemas_order_can_be_kept() -> None:
+    schema = nulls(*"abcdef")
+    for many in (6, 1_000):
+        grammar = Grammar(schema, Bounds(ordered=many))
+        assert grammar.accepts(said("a", "b")) and not grammar.accepts(said("b", "a"))
+    assert "%json" not in gate(schema, Bounds(ordered=6)).text
+
+
+@pytest.mark.parametrize("groups", [2, 5])
+def test_keys_of_the_base_and_of_branches_are_mixed(groups: int) -> None:
+    """Which of several schemas of one place comes first no schema says, so too where all must come."""
+    ends = ["", "'", "''"]
+    parts = [nulls(*(f"{at}{end}" for end in ends)) | {"required": [f"{at}"]} for at in range(groups)]
+    must = {"required": [f"{at}{end}" for end in ends[1:] for at in range(groups)]}
+    if groups == 2:
+        must["required"].pop()
+    schema = {"type": "object", "allOf": parts[1:], "anyOf": [must, {"required": ["x"]}], **parts[0]}
+    names = [f"{at}{end}" for end in ends for at in range(groups)]
+    orders = [names, names[::-1], names[1:] + names[:1]]
+    assert all(Grammar(schema).accepts(said(*order)) for order in orders)
+    assert not Grammar(schema).accepts(said(*names[1:]))
+
+
+TOO_MANY = nulls(*(f"n{at}" for at in range(64)))
+COUNTED = nulls(*"abcdef") | {"minProperties": 2, "additionalProperties": False}
+CONTROLS = nulls("", "\x01", "\\", '"', "\\\\") | {"additionalProperties": {"type": "integer"}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "keyword", "says"),
+    [
+        (TOO_MANY, "properties", "keys in this order only, others behind them: n0, n1, n2"),
+        (COUNTED, "properties", "minProperties and maxProperties count them"),
+        (CONTROLS, "patternProperties", "U+0000"),
+    ],
+    ids=["too many", "counted", "controls"],
+)
+def test_what_no_setting_brings_is_said(schema: dict, keyword: str, says: str) -> None:
+    within = {"type": "object", "properties": {"part": schema, "others": nulls(*"abcdefg")}}
+    report = check_schema(within, bounds=ANY)
+    assert report.verdict == "approximated"
+    (note,) = report.approximations
+    assert note.keyword == keyword and note.pointer.startswith("#/properties/part") and says in note.text
+    asked = {"type": "json_schema", "json_schema": {"schema": within}}
+    assert note.text in [each.text for each in notes_of(asked)]
+    assert Grammar(schema, ANY).accepts(said(*list(schema["properties"])[:3]))
+
+
+def test_as_many_as_there_may_be_come_in_any_order() -> None:
+    names = [f"n{at}" for at in range(63)]
+    grammar = Grammar(nulls(*names) | {"required": names[5:20]})
+    assert grammar.accepts(said(*names[::-1])) and not grammar.accepts(said(*names[6:]))
+
+
+def test_a_closing_says_what_must_come_and_no_more() -> None:
+    schema = nulls(*(f"a property {at}" for at in range(40))) | {
+        "required": ["a property 30", "a property 3"]
+    }
+    asked = {"type": "json_schema", "json_schema": {"schema": schema}, "on_truncation": "close"}
+    compiled = byte_backend().compile(grammar_of(asked))
+    shortest = len('{"a property 30":null,"a property 3":null}')
+    assert compiled.shortest == shortest
+
+
+def test_a_name_that_no_text_in_lark_holds() -> None:
+    """Beside an array whose items count together the object is written in Lark too."""
+    schema = nulls("\x7f", 'a"') | {"additionalProperties": False}
+    schema["properties"]["some"] = {"type": "array", "contains": NULL, "items": {"type": ["null", "boolean"]}}
+    assert Grammar(schema).accepts('{"\x7f":null,"some":[true,null]}')
