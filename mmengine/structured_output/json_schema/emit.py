@@ -111,13 +111,13 @@ class Emitter:
         raise TypeError(f"{piece} is no piece")
 
     def _numbers(self, piece: Number, pointer: str) -> list[Json]:
-        """Those that only our bounds restrict are one definition: ranges of 17 digits are slow to compile."""
+        """Those that at most our bounds restrict are one definition, which is compiled once."""
         name = "integer" if piece.integer else "number"
         notes = self.satisfiable.shapes.document.narrower
-        if not self.bounds.digits or piece != Number(piece.integer):
-            return number_schemas(piece, self.bounds.digits, notes, pointer)
+        if piece != Number(piece.integer):
+            return number_schemas(piece, self.bounds, notes, pointer)
         if name not in self.shared:
-            ways = number_schemas(piece, self.bounds.digits, notes, pointer)
+            ways = number_schemas(piece, self.bounds, notes, pointer)
             self.shared[name] = ways[0] if len(ways) == 1 else {"anyOf": ways}
         return [{"$ref": f"#/$defs/{name}"}]
 

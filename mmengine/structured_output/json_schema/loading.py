@@ -1,17 +1,20 @@
 """JSON text as Python values, refused where it is none, or too large or too deep."""
 
 import json
+from collections.abc import Callable
 
 from mmengine.structured_output.json_schema.keywords import shown
 from mmengine.structured_output.json_schema.refusal import SchemaRefused, refuse
 
 MAX_BYTES = 2 * 2**20  # of the schema as JSON text
 MAX_NESTING = 200  # of JSON arrays and objects inside one another, values of enum and const included
+# What json.dumps would make anew each time. Raises as it does.
+encode: Callable[[object], str] = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 
 def dumps(schema: object) -> str:
     try:
-        return json.dumps(schema, ensure_ascii=False, allow_nan=False)
+        return encode(schema)
     except RecursionError:
         refuse("", "", "it is nested too deep")
     except (TypeError, ValueError) as error:
@@ -30,7 +33,7 @@ def loads(text: str | bytes) -> object:
         if isinstance(text, bytes):
             text = text.decode()
         text.encode()
-        value = json.loads(text, object_pairs_hook=_pairs, parse_constant=_constant, parse_float=_float)
+        value = _decode(text)
         _check_nesting(value)
     except UnicodeEncodeError:
         refuse("", "", "it holds an unpaired surrogate, which is no text")
@@ -73,3 +76,6 @@ def _float(text: str) -> float:
     if value in (float("inf"), float("-inf")):
         refuse("", "", f"the number {text[:40]} is too large")
     return value
+
+
+_decode = json.JSONDecoder(object_pairs_hook=_pairs, parse_constant=_constant, parse_float=_float).decode

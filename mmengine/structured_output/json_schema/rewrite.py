@@ -189,9 +189,9 @@ def _array(document: Document, place: int, schema: dict) -> Array | None:
     pointer = document.nodes[place].pointer
     low, high = int(schema.get("minItems", 0)), schema.get("maxItems")
     prefix = tuple(
-        (document.at(place, "prefixItems", at),) for at in range(len(schema.get("prefixItems", ())))
+        document.part(place, "prefixItems", at) for at in range(len(schema.get("prefixItems", ())))
     )
-    rest: Conj = (document.at(place, "items"),) if "items" in schema else ()
+    rest: Conj = document.part(place, "items") if "items" in schema else ()
     blocked: Blocked = ()
     contains: tuple[Contains, ...] = ()
     if "contains" in schema:
@@ -214,15 +214,15 @@ def _object(document: Document, place: int, schema: dict) -> Object | None:
     patterns: dict[str, tuple[Pattern, Conj]] = {}
     for text in schema.get("patternProperties", ()):
         pattern = key_pattern(document, place, text)
-        patterns[text] = (pattern, (document.at(place, "patternProperties", text),))
+        patterns[text] = (pattern, document.part(place, "patternProperties", text))
     properties: dict[str, Conj] = {}
     for name in schema.get("properties", ()):
-        conj: Conj = (document.at(place, "properties", name),)
+        conj: Conj = document.part(place, "properties", name)
         for text, (pattern, more) in patterns.items():
             if _matches(pattern, name, step(pointer, "patternProperties", text)):
                 conj = both(conj, more)
         properties[name] = conj
-    rest: Conj = (document.at(place, "additionalProperties"),) if "additionalProperties" in schema else ()
+    rest: Conj = document.part(place, "additionalProperties") if "additionalProperties" in schema else ()
     blocked: Blocked = ()
     names: Conj = ()
     if "propertyNames" in schema and schema["propertyNames"] not in (True, {}):

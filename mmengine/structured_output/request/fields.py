@@ -11,6 +11,7 @@ import msgspec
 from mmengine.errors import InvalidRequest, shown
 from mmengine.request import check_unicode
 from mmengine.structured_output.json_schema.gate import Bounds, Gated, gate
+from mmengine.structured_output.json_schema.loading import encode
 
 Truncation = Literal["length", "close"]
 MAX_URI = 2_000  # characters of the name of a document
@@ -77,10 +78,7 @@ def gated(
 ) -> Gated:
     """What the gate makes of a schema, once for the many lines of a batch that ask for the same."""
     try:
-        text, store = (
-            json.dumps(given, ensure_ascii=False, allow_nan=False).encode()
-            for given in (schema, schemas or {})
-        )
+        text, store = encode(schema).encode(), encode(schemas or {}).encode()
     except (TypeError, ValueError, RecursionError):  # the gate says what it is that is no JSON
         return gate(schema, bounds, schemas, strict_keywords)
     return _gated_before(text, bounds, store, strict_keywords)
