@@ -31,7 +31,9 @@ def number_schemas(piece: Number, bounds: Bounds, notes: Notes, pointer: str) ->
         return [{"enum": [plain(value) for value in piece.values]}]
     bounded = [piece]
     places = bounds.decimals or MAX_PLACES
-    if bounds.digits and piece == Number():  # one range compiles faster than four: there is no limit to lead over
+    if (
+        bounds.digits and piece == Number()
+    ):  # one range compiles faster than four: there is no limit to lead over
         ends = {"exclusiveMinimum": -(10**bounds.digits), "exclusiveMaximum": 10**bounds.digits}
         return [{"type": "number", "multipleOf": plain(Fraction(1, 10**places)), **ends}]
     if bounds.digits:

@@ -7,6 +7,7 @@ from mmengine.structured_output.json_schema.characters import PatternError
 from mmengine.structured_output.json_schema.document import Document
 from mmengine.structured_output.json_schema.formats import EXACT, FORMATS
 from mmengine.structured_output.json_schema.keywords import (
+    NUMBERS,
     check_multiple,
     check_value,
     fraction,
@@ -37,6 +38,7 @@ from mmengine.structured_output.json_schema.pieces import (
 from mmengine.structured_output.json_schema.refusal import refuse, step
 
 Own = tuple[Shape, list[Conj] | None]
+_ANY_NUMBER, _ANY_INTEGER = Number(), Number(integer=True)
 
 
 def own_shape(document: Document, place: int) -> Own:
@@ -52,7 +54,7 @@ def own_shape(document: Document, place: int) -> Own:
                 shape[kind] = piece
     number = shape.get("number")
     if kinds.get("number") and isinstance(number, Number):
-        whole = settled_number(_integer(number))
+        whole = _ANY_INTEGER if number is _ANY_NUMBER else settled_number(_integer(number))
         if whole is None:
             del shape["number"]
         else:
@@ -139,6 +141,8 @@ def _number(document: Document, place: int, schema: dict) -> Number | None:
         ]
         return max(found, key=lambda one: (one[0] * stricter, one[1])) if found else None
 
+    if NUMBERS.isdisjoint(schema):
+        return _ANY_NUMBER
     multiple = schema.get("multipleOf")
     if multiple is not None:
         check_multiple(multiple, step(document.nodes[place].pointer, "multipleOf"))
