@@ -12,6 +12,7 @@ from llguidance import LLMatcher
 
 from mmengine.errors import InvalidRequest, QueueFull
 from mmengine.processing.schemas import SchemaProcesses
+from mmengine.request import GrammarRequest
 from mmengine.serve.async_engine import AsyncEngine
 from mmengine.server.asked import Body, form_of
 from mmengine.structured_output.engines.llguidance import json_schema_lark
@@ -19,14 +20,14 @@ from mmengine.structured_output.json_schema import loading
 from mmengine.structured_output.json_schema.gate import Bounds, SchemaRefused, gate
 from mmengine.structured_output.request import fields
 from tests.server.running import served
-from tests.structured.accepting import TOKENIZER, allowed
+from tests.structured.accepting import TOKENIZER, allowed, byte_backend
 
 pytest.importorskip("mmengine_shapes")
 
 
 def large(title: str, **others: Any) -> dict[str, Any]:
-    """A schema that allows few texts, and has more than LARGE bytes."""
-    return {"enum": [f"{title} {'x' * 200} {number}" for number in range(200)], **others}
+    """A schema of more than LARGE bytes, and short answers."""
+    return {"enum": [f"{title} {number}" for number in range(3)], "description": "x" * fields.LARGE, **others}
 
 
 def text_of(value: object) -> bytes:
@@ -86,17 +87,17 @@ def test_large_schemas_of_strangers_leave_the_process(monkeypatch: pytest.Monkey
     engine = AsyncEngine()
 
     async def ask() -> None:
-        assert await engine.generate_json("What?", large("python"), max_tokens=400) in large("python")["enum"]
+        assert await engine.generate_json("What?", large("python"), max_tokens=40) in large("python")["enum"]
         assert await engine.generate_json("What?", {"const": "small"}, max_tokens=40) == "small"
 
     with served(engine, names=("m",)) as server:
         asyncio.run(ask())
-        status, _, answer = server.chat("What?", response_format=form("http"), max_tokens=400)
+        status, _, answer = server.chat("What?", response_format=form("http"), max_tokens=40)
         assert status == 200, answer
         assert json.loads(answer["choices"][0]["message"]["content"]) in large("http")["enum"]
         wrong = form("wrong")
         wrong["json_schema"]["schema"]["uniqueItems"] = 3
-        status, _, answer = server.chat("What?", response_format=wrong, max_tokens=400)
+        status, _, answer = server.chat("What?", response_format=wrong, max_tokens=40)
         assert status == 400 and "uniqueItems at #/uniqueItems" in answer["error"]["message"]
     assert worked_out and max(worked_out) < fields.LARGE
 
@@ -136,6 +137,30 @@ def test_large_values_are_written_in_pieces(monkeypatch: pytest.MonkeyPatch) -> 
     schema = {"deep": deep, "rest": [one, [one] * 500, [], {3: one}], "last": ({"x": one},)}
     assert loading.encode(schema) == json.dumps(schema, ensure_ascii=False)
     assert max(pieces) < 70_000 < len(loading.encode(schema)) // 4
+
+
+def test_a_large_grammar_takes_its_first_step_before_it_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To ask a copy what is forced would take it tens of milliseconds, in which no other thread runs."""
+    done: list[str] = []
+
+    class Recorded:
+        def __init__(self, *given: Any, **named: Any):
+            self.matcher = LLMatcher(*given, **named)
+
+        def __getattr__(self, name: str) -> Any:
+            done.append(name)
+            return getattr(self.matcher, name)
+
+    backend = byte_backend()
+    monkeypatch.setattr("mmengine.structured_output.engines.llguidance.backend.LLMatcher", Recorded)
+    for schema, asked in (
+        ({"enum": [f"step {n}" for n in range(6_000)]}, True),
+        ({"enum": ["small"]}, False),
+    ):
+        done.clear()
+        found = backend.compile(GrammarRequest("json_schema", gate(schema).text))
+        found.matcher()
+        assert ("compute_bitmask" in done) == asked and done[-1] == "deep_copy"
 
 
 def test_large_json_schema_is_no_more_parsed_under_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
