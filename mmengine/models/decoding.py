@@ -46,7 +46,8 @@ MediaDecoder = Callable[[EncodedMedia], DecodedMedia]
 
 class DecoderRecipe(NamedTuple):
     """How another process makes a decoder: by `module.decoder(settings)`. Importing the module brings
-    neither torch nor a tokenizer."""
+    neither torch nor a tokenizer. `done`: what it does with an item, in errors."""
 
     module: str
     settings: bytes
+    done: str = "decoded"

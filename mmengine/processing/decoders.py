@@ -99,12 +99,13 @@ class Decoders:
             attempt.check()
             if str(error) == signal.SIGXCPU.name:
                 raise self._too_slow(media) from None
-            raise InvalidMedia(f"{media.where} cannot be decoded: its decoder died of it ({error})") from None
+            what = f"{media.where} cannot be {self._recipe.done}"
+            raise InvalidMedia(f"{what}: its process died of it ({error})") from None
 
     def _too_slow(self, media: EncodedMedia) -> InvalidMedia:
         return InvalidMedia(
-            f"{media.where} takes longer than {self._limit_s:g} seconds to be decoded (prepare_timeout_s); "
-            "send a smaller one"
+            f"{media.where} takes longer than {self._limit_s:g} seconds to be {self._recipe.done} "
+            "(prepare_timeout_s); send a smaller one"
         )
 
     @property

@@ -42,7 +42,7 @@ class DecoderProcess:
 
     def __init__(self, recipe: DecoderRecipe, memory_bytes: int) -> None:
         ours, theirs = socket.socketpair()
-        self.memory_bytes = memory_bytes
+        self.memory_bytes, self._done = memory_bytes, recipe.done
         self.usable = True  # for another item
         self._wire = Wire(ours)
         with theirs:
@@ -133,7 +133,7 @@ class DecoderProcess:
                 return InvalidRequest(answer.text)
             case "memory":
                 return InvalidMedia(
-                    f"{where} needs more than {self.memory_bytes // 2**20} MiB to be decoded "
+                    f"{where} needs more than {self.memory_bytes // 2**20} MiB to be {self._done} "
                     "(media_process_bytes); send a smaller one"
                 )
             case _:

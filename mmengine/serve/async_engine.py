@@ -30,10 +30,10 @@ from mmengine.serve.answers import RequestOutput, ended, engine_failed, unbegun
 from mmengine.serve.async_forms import AsyncForms
 from mmengine.serve.engine import Engine
 from mmengine.serve.health import Readiness
-from mmengine.serve.media_memory import media_workers
+from mmengine.serve.media_memory import media_workers, schema_processes_of
 from mmengine.serve.operators import operator_log
 from mmengine.serve.options import FORM, SubmitOptions, make_options
-from mmengine.serve.preparation import Preparation, Preparing
+from mmengine.serve.preparation import FORM_WORKERS, Preparation, Preparing
 from mmengine.serve.prompts import Prompt, Prompted
 from mmengine.serve.stream import Channel, Stream, deliver
 from mmengine.serve.structured import response_format_of
@@ -68,7 +68,9 @@ class AsyncEngine(AsyncForms):
         self.config = self._engine.config
         self._limit = self.config.max_waiting + self.config.max_num_seqs
         workers = media_workers(self.config.media_workers)
-        self._preparation = Preparation(lambda: self._engine, workers, self._prepared)
+        self._schemas = schema_processes_of(self.config, FORM_WORKERS) if options["untrusted"] else None
+        work_out = None if self._schemas is None else self._schemas.gated
+        self._preparation = Preparation(lambda: self._engine, workers, self._prepared, work_out)
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._lock = threading.Lock()  # guards _open, _closing and _failure
         self._open: set[Channel] = set()
@@ -176,6 +178,8 @@ class AsyncEngine(AsyncForms):
         self._commands.put(lambda: None)
         await asyncio.to_thread(self._join)
         await asyncio.to_thread(self._preparation.close)
+        if self._schemas is not None:
+            self._schemas.close()
         while not self._commands.empty():  # of requests that were given up while a thread prepared them
             self._commands.get()()
         for channel in list(self._open):

@@ -8,6 +8,7 @@ import numpy as np
 from mmengine.config import EngineConfig
 from mmengine.models.plugin import MediaInput, Processor
 from mmengine.processing.decoders import Decoders
+from mmengine.processing.schemas import SchemaProcesses
 from mmengine.runtime.device.threads import usable_cores
 
 MOST_WORKERS = 4
@@ -30,6 +31,13 @@ def decoders_of(processor: Processor, config: EngineConfig, untrusted: bool) -> 
         return None
     workers = media_workers(config.media_workers)
     return Decoders(recipe, workers, config.media_process_bytes, config.prepare_timeout_s)
+
+
+def schema_processes_of(config: EngineConfig, num_processes: int) -> SchemaProcesses | None:
+    """The processes that work large schemas of strangers out; None where threads decode their media too."""
+    if config.media_decoding == "threads":
+        return None
+    return SchemaProcesses(num_processes, config.media_process_bytes, config.prepare_timeout_s)
 
 
 class MediaMemory:

@@ -21,6 +21,7 @@ from mmengine.serve.media_urls import PromptMedia, names_urls
 from mmengine.serve.prompts import Prompt
 from mmengine.serve.stream import Channel
 from mmengine.serve.structured import ResponseFormat
+from mmengine.structured_output.request.fields import WorkOut, large_schemas_by
 
 FORM_WORKERS = 2  # a large schema takes seconds: requests without one do not wait for it
 TEXT_WORKERS = 2  # a long text does not keep short ones waiting
@@ -92,15 +93,17 @@ class Preparing:
 
 class Preparation:
     """`engine`: the one that prompts are prepared for, asked anew each time. `done`: called on some thread
-    with what became of a request, unless it was given up while it waited."""
+    with what became of a request, unless it was given up while it waited. `work_out`: what works large
+    schemas out; None: the threads for forms."""
 
     def __init__(
         self,
         engine: Callable[[], Engine],
         num_media_workers: int,
         done: Callable[[Preparing, Prepared | Exception], None],
+        work_out: WorkOut | None = None,
     ) -> None:
-        self._engine, self._done = engine, done
+        self._engine, self._done, self._work_out = engine, done, work_out
         self._forms = Lane(FORM_WORKERS, "mmengine-form")
         self._texts = Lane(TEXT_WORKERS, "mmengine-text")
         self._media = Lane(num_media_workers, "mmengine-media")
@@ -156,7 +159,9 @@ class Preparation:
     def _run_form(self, request: Preparing, form: Callable[[], ResponseFormat]) -> None:
         try:
             request.check()
-            self._settle(request.channel, form())
+            with request.attempt.on_this_thread(), large_schemas_by(self._work_out):
+                made = form()
+            self._settle(request.channel, made)
         except Exception as error:
             self._end(request, error)
         else:

@@ -197,10 +197,10 @@ def decoded(data: bytes, decode: Callable[[bytes], _T]) -> _T:
     try:
         return decode(data)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        raise _undecodable(error) from None
+        raise undecodable(error) from None
 
 
-def _undecodable(error: Exception) -> ApiError:
+def undecodable(error: Exception) -> ApiError:
     """A body that is no JSON, or has a value of another type than its field's."""
     found = _DECODED_PLACE.fullmatch(str(error))
     if isinstance(error, msgspec.ValidationError) and found is not None:

@@ -12,7 +12,8 @@ from mmengine.structured_output.matcher import Matcher
 TOKENIZER = LLTokenizer("byte")
 END = TOKENIZER.eos_token
 CLOSING = frozenset(b'"]}')
-UNBOUND = Bounds(whitespace=0, digits=0)  # but for the order of keys, which has another form of grammar
+# All but the order of keys, which has another form of grammar.
+UNBOUND = Bounds(whitespace=0, decimals=0, digits=0)
 
 
 class Grammar:

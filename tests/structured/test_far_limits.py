@@ -30,5 +30,5 @@ def test_an_integer_of_64_bits(kind: str) -> None:
     assert not grammar.accepts(str(2**63)) and not grammar.accepts("-1")
     assert grammar.accepts(str(2**63 - 1)) or kind == "number", "of which the bound is moved to a float below"
     assert grammar.accepts("1.5") == (kind == "number")
-    bounded = Grammar({"type": kind, "minimum": 0, "maximum": 2**63 - 1}, Bounds())
+    bounded = Grammar({"type": kind, "minimum": 0, "maximum": 2**63 - 1}, Bounds(digits=17))
     assert bounded.accepts("9" * 17) and not bounded.accepts("9" * 18)

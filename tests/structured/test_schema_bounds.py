@@ -30,9 +30,42 @@ CASES = [
 
 @pytest.mark.parametrize(("schema", "within", "beyond"), CASES)
 def test_bounds(schema: dict | bool, within: str, beyond: str) -> None:
-    bounded, unbounded = Grammar(schema, Bounds(string=4096, key=64)), Grammar(schema)
+    bounded, unbounded = Grammar(schema, Bounds(string=4096, key=64, digits=17)), Grammar(schema)
     assert bounded.accepts(within) and not bounded.accepts(beyond)
     assert unbounded.accepts(within) and unbounded.accepts(beyond)
+
+
+@pytest.mark.parametrize(
+    ("schema", "within", "beyond"),
+    [
+        ({"type": "integer"}, "-" + "9" * 20, "1.0"),  # an id is never cut
+        ({"type": "number"}, "-" + "9" * 20 + ".0123456789", "0.01234567890"),
+        ({"type": "number"}, "12", "1e5"),
+        ({"type": "number", "minimum": 0}, "9" * 20 + ".0123456789", "0.01234567890"),
+        ({"type": "number", "exclusiveMaximum": 10**6}, "999999.12345678", "999999.123456789"),
+        ({"type": "number", "exclusiveMaximum": 10**15}, "9999999999999.99", "99999999999999.99"),
+        ({"type": "number", "exclusiveMaximum": 10**15}, "9" * 15, "1.125"),
+        ({"type": "number", "exclusiveMinimum": 0, "maximum": 1e-9}, "0.0000000001", "0.00000000011"),
+        ({"type": "number", "multipleOf": 0.3}, "99999999999999.9", "999999999999999.9"),
+        ({"type": "number", "multipleOf": 0.3}, "9" * 20, "1.1"),
+    ],
+)
+def test_a_fraction_ends_by_default(schema: dict, within: str, beyond: str) -> None:
+    """Where a limit is excluded, no more digits are written than a double holds beside it."""
+    grammar = Grammar(schema, Bounds())
+    assert grammar.accepts(within) and not grammar.accepts(beyond), grammar.text
+
+
+def test_a_number_that_no_fraction_fits_is_left_as_it_is() -> None:
+    schema = {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1e-10}
+    assert Grammar(schema, Bounds()).accepts("0.00000000005")
+
+
+def test_a_value_of_which_nothing_is_said_is_anything() -> None:
+    """However that is spelled; the engine has a rule of its own for it, and compiles no other."""
+    for anything in (True, {}, {"title": "x"}):
+        schema = {"type": "object", "properties": {"a": anything}, "additionalProperties": anything}
+        assert gate.gate(schema).text == gate.gate({"type": "object", "properties": {"a": True}}).text
 
 
 @pytest.mark.parametrize("schema", [True, {"type": "object"}, OPEN])
@@ -53,8 +86,9 @@ def test_the_schema_wins_over_a_bound() -> None:
 def test_bounds_are_checked() -> None:
     with pytest.raises(ValueError, match="string"):
         Bounds(string=-1)
-    with pytest.raises(ValueError, match="digits"):
-        Bounds(digits=30)
+    for wrong in ({"digits": 30}, {"decimals": 11}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            Bounds(**wrong)
 
 
 def test_the_collector_rests_while_a_schema_is_worked_out(monkeypatch: pytest.MonkeyPatch) -> None:

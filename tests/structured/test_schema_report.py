@@ -30,10 +30,10 @@ def test_exact_but_for_bounds() -> None:
     report = check_schema(POINT, bounds=Bounds.off())
     assert (report.verdict, report.approximations, report.bounds, report.notes) == ("exact", (), (), ())
     assert report.gate_ms > 0 and report.compile_ms > 0 and report.grammar_bytes > 50 and report.masks is None
-    bounded = check_schema(
-        {"type": ["string", "number", "integer", "object"]}, bounds=Bounds(string=9, key=9)
-    )
-    assert bounded.verdict == "exact" and len(bounded.bounds) == 5
+    kinds = {"type": ["string", "number", "integer", "object"]}
+    for bounds, count in ((Bounds(string=9, digits=9, key=9), 5), (Bounds(), 2), (Bounds(decimals=0), 1)):
+        bounded = check_schema(kinds, bounds=bounds)
+        assert bounded.verdict == "exact" and len(bounded.bounds) == count
     assert (
         check_schema(POINT | {"type": "object"}).verdict
         == check_schema(b'{"type":"null"}').verdict
@@ -51,9 +51,11 @@ def test_approximated_says_what_is_left_out() -> None:
 def test_what_is_enforced_more_narrowly_is_not_exact() -> None:
     far = {"type": "integer", "minimum": 0, "maximum": 2**64 - 1}
     texts = {"type": "array", "items": {"type": "string"}}
-    for schema in (far, {"oneOf": [texts, {**texts, "prefixItems": [True]}]}):
+    for schema in (far, {"type": "array", "not": texts}):
         report = check_schema(schema, bounds=Bounds.off())
         assert report.verdict == "approximated" and report.approximations
+    first = {"oneOf": [texts, {**texts, "prefixItems": [True]}]}
+    assert check_schema(first, bounds=Bounds.off()).verdict == "exact", "only its first item can tell"
 
 
 def test_every_format_is_exact_or_said_to_be_narrower() -> None:

@@ -11,6 +11,7 @@ from mmengine.structured_output.json_schema.refusal import SchemaRefused, refuse
 
 # Of arrays and objects; what stands in one place with its schema is not moved, or it could seem to be that.
 _PARTS = frozenset(("properties", "patternProperties", "additionalProperties", "items", "prefixItems"))
+_SCALARS = ("null", "boolean", "integer", "number", "string")
 _SAYS = ASSERTIONS - ANNOTATIONS - {"$ref"}
 
 
@@ -40,6 +41,7 @@ class Document:
     parts: dict[int, int] = field(default_factory=dict)  # places by the identity of their schema objects
     made: dict[object, int] = field(default_factory=dict)  # places of schemas that stand nowhere
     budget: Budget = field(default_factory=Budget)  # for comparing names with patterns
+    of_type: dict[str, int] = field(default_factory=dict)  # places of parts that say no more than a type
     ways: dict[str, dict[int, set[int | None]]] = field(default_factory=dict)  # by $dynamicAnchor: dynamic.py
     notes: Notes = field(default_factory=Notes)
     narrower: Notes = field(default_factory=Notes)  # what is enforced more narrowly than it is said
@@ -66,13 +68,24 @@ class Document:
             return self.make(schema, step(node.pointer, *names), (place, names))
         return self._meant(found) if names[0] in _PARTS else found
 
+    def part(self, place: int, *names: str | int) -> tuple[int, ...]:
+        """The same for an item or a property, as a conjunction: of nothing where anything is allowed."""
+        found = self.at(place, *names)
+        return () if self.nodes[found].schema in (True, {}) else (found,)
+
     def _meant(self, place: int) -> int:
-        """Where a place leads that says nothing but $ref, so that what many places refer to is one part."""
+        """Where a place leads that says nothing but $ref, so that what many places refer to is one part. Of
+        those that say nothing but one of these types, which is never refused and so needs no pointer, the
+        first."""
         seen = set()
         while place not in seen:
             seen.add(place)
             schema = self.nodes[place].schema
-            if not isinstance(schema, dict) or "$ref" not in schema or set(schema) & _SAYS:
+            if not isinstance(schema, dict):
+                break
+            if len(schema) == 1 and (kind := schema.get("type")) in _SCALARS:
+                return self.of_type.setdefault(kind, place)
+            if "$ref" not in schema or set(schema) & _SAYS:
                 break
             try:
                 place = self.target(place)

@@ -39,6 +39,7 @@ class Emitter:
     bounds: Bounds
     names: dict[Conj, str] = field(default_factory=dict)  # of parts that are definitions
     waiting: list[Conj] = field(default_factory=list)  # definitions that are not written yet
+    leaves: dict[Conj, Json | Literal[True]] = field(default_factory=dict)  # parts with none inside, written
     depth: int = 0
     shared: dict[str, Json] = field(default_factory=dict)  # definitions of numbers, by name
     plain_escapes: bool = False  # keys are excluded by spelling, so \\u must not be one
@@ -78,6 +79,9 @@ class Emitter:
         return not conj and not (self.bounds.string or self.bounds.key)
 
     def _part(self, conj: Conj, top: bool = False) -> Json | Literal[True]:
+        known = self.leaves.get(conj)
+        if known is not None:
+            return known
         if self._free(conj):
             return True
         if self.depth >= MAX_DEPTH and conj not in self.names:
@@ -90,10 +94,12 @@ class Emitter:
             schema for piece in pieces if self.satisfiable.piece(piece) for schema in self._piece(piece, conj)
         ]
         self.depth -= 1
-        if len(out) == 1:
-            return out[0]
-        unique = list({json.dumps(schema): schema for schema in out}.values())  # orders of keys differ
-        return unique[0] if len(unique) == 1 else {"anyOf": unique}
+        if len(out) > 1:
+            out = list({json.dumps(schema): schema for schema in out}.values())  # orders of keys differ
+        written: Json = out[0] if len(out) == 1 else {"anyOf": out}
+        if not self.satisfiable.inside[conj]:
+            self.leaves[conj] = written
+        return written
 
     def _piece(self, piece: Piece, conj: Conj) -> list[Json]:
         self._check_blocked(piece, conj)
@@ -116,13 +122,13 @@ class Emitter:
         raise TypeError(f"{piece} is no piece")
 
     def _numbers(self, piece: Number, pointer: str) -> list[Json]:
-        """Those that only our bounds restrict are one definition: ranges of 17 digits are slow to compile."""
+        """Those that at most our bounds restrict are one definition, which is compiled once."""
         name = "integer" if piece.integer else "number"
         notes = self.satisfiable.shapes.document.narrower
-        if not self.bounds.digits or piece != Number(piece.integer):
-            return number_schemas(piece, self.bounds.digits, notes, pointer)
+        if piece != Number(piece.integer):
+            return number_schemas(piece, self.bounds, notes, pointer)
         if name not in self.shared:
-            ways = number_schemas(piece, self.bounds.digits, notes, pointer)
+            ways = number_schemas(piece, self.bounds, notes, pointer)
             self.shared[name] = ways[0] if len(ways) == 1 else {"anyOf": ways}
         return [{"$ref": f"#/$defs/{name}"}]
 

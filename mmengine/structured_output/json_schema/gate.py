@@ -9,13 +9,13 @@ Nothing is dropped in silence: a keyword is enforced, or refused with its name a
 annotation, as unknown keywords and formats are by the specification: those are listed in the notes.
 """
 
-import json
 from collections.abc import Mapping
 
 from mmengine.structured_output.json_schema.bounds import Bounds
 from mmengine.structured_output.json_schema.characters import PatternError
 from mmengine.structured_output.json_schema.collection import paused_collection
 from mmengine.structured_output.json_schema.emit import Emitter
+from mmengine.structured_output.json_schema.loading import encode
 from mmengine.structured_output.json_schema.negation import NARROW
 from mmengine.structured_output.json_schema.notes import Gated, Note
 from mmengine.structured_output.json_schema.reading import Given, read
@@ -67,7 +67,7 @@ def _gated(
         options["json_allowed_escapes"] = 'nrbtf\\"'
     else:
         options["json_allow_general_unicode_escapes"] = True
-    text = json.dumps({"x-guidance": options, **({} if body is True else body)}, ensure_ascii=False)
+    text = encode({"x-guidance": options, **({} if body is True else body)})
     try:
         size = len(text.encode())
     except UnicodeEncodeError:

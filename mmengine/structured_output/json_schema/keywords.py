@@ -151,8 +151,9 @@ def shown(value: object) -> str:
 def check_values(schema: dict, pointer: str) -> None:
     """Refuses a schema object whose keywords have values that are no valid ones."""
     for keyword, value in schema.items():
-        wanted = _wrong(keyword, value)
-        if wanted:
+        check = _CHECK_OF.get(keyword)
+        if check is not None and (not check[0](value) or keyword == "multipleOf" and value <= 0):
+            wanted = check[1] if not check[0](value) else "more than 0"
             refuse(keyword, step(pointer, keyword), f"it must be {wanted}, not {shown(value)}")
         if (
             keyword in COUNTS
@@ -215,6 +216,7 @@ def check_multiple(value: int | float, pointer: str) -> None:
         refuse("multipleOf", pointer, f"steps of {value} cannot be enforced exactly")
 
 
+# Subschemas are looked at when they are reached.
 _CHECKS: list[tuple[frozenset[str], Callable[[object], bool], str]] = [
     (SUBSCHEMA, lambda v: isinstance(v, dict | bool), "a schema (an object, true or false)"),
     (SUBSCHEMA_LIST, lambda v: isinstance(v, list) and len(v) > 0, "a list of at least one schema"),
@@ -229,14 +231,6 @@ _CHECKS: list[tuple[frozenset[str], Callable[[object], bool], str]] = [
     (frozenset(["type"]), lambda v: _types(v), f"one of {', '.join((*TYPES, 'integer'))}, or a list of them"),
 ]
 _CHECK_OF = {keyword: (is_good, wanted) for keywords, is_good, wanted in _CHECKS for keyword in keywords}
-
-
-def _wrong(keyword: str, value: object) -> str:
-    """What the value should be, or "" when it is that. Subschemas are looked at when they are reached."""
-    check = _CHECK_OF.get(keyword)
-    if check and not check[0](value):
-        return check[1]
-    return "more than 0" if keyword == "multipleOf" and is_number(value) and value <= 0 else ""
 
 
 def _lists_of_names(value: object) -> bool:

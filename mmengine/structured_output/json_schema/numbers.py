@@ -5,13 +5,13 @@ from dataclasses import replace
 from fractions import Fraction
 from math import ceil, floor, inf, nextafter
 
+from mmengine.structured_output.json_schema.bounds import MAX_PLACES, Bounds
 from mmengine.structured_output.json_schema.keywords import EXACT, decimals, fraction, shown
 from mmengine.structured_output.json_schema.notes import Notes
 from mmengine.structured_output.json_schema.pieces import Limit, Number, intersect
 from mmengine.structured_output.json_schema.refusal import refuse, step
 
 DOUBLE = 15  # decimal digits that a double always holds
-MAX_PLACES = 10  # behind the point: finer steps the engine cannot take exactly
 LARGEST = 2**63 - 1  # the engine's integers have 64 bits
 SMALLEST = -(2**63) + 1024  # the least that the engine takes as a bound
 FARTHEST = 10**18  # a range that begins beyond it is none to the engine
@@ -22,22 +22,24 @@ def plain(value: Fraction) -> int | float:
     return value.numerator if value.denominator == 1 else float(value)
 
 
-def number_schemas(piece: Number, digits: int, notes: Notes, pointer: str) -> list[Json]:
-    """Alternatives that together allow what `piece` allows, with at most `digits` digits (0: any).
+def number_schemas(piece: Number, bounds: Bounds, notes: Notes, pointer: str) -> list[Json]:
+    """Alternatives that together allow what `piece` allows, within the bounds.
 
-    A bound that the engine would round is moved inwards, which the notes say; `pointer` is its schema's.
+    A limit that the engine would round is moved inwards, which the notes say; `pointer` is its schema's.
     """
     if piece.values is not None:
         return [{"enum": [plain(value) for value in piece.values]}]
     bounded = [piece]
+    places = bounds.decimals or MAX_PLACES
     if (
-        digits and piece == Number()
-    ):  # one range compiles faster than four, and there is no limit to lead over
-        ends = {"exclusiveMinimum": -(10**digits), "exclusiveMaximum": 10**digits}
-        return [{"type": "number", "multipleOf": plain(Fraction(1, 10**MAX_PLACES)), **ends}]
-    if digits:
-        narrowed = [intersect(piece, window) for window in _windows(digits, piece.integer)]
-        bounded = [one for one in narrowed if isinstance(one, Number)] or [piece]
+        bounds.digits and piece == Number()
+    ):  # one range compiles faster than four: there is no limit to lead over
+        ends = {"exclusiveMinimum": -(10**bounds.digits), "exclusiveMaximum": 10**bounds.digits}
+        return [{"type": "number", "multipleOf": plain(Fraction(1, 10**places)), **ends}]
+    if bounds.digits:
+        bounded = _within(piece, _windows(bounds.digits, places, piece.integer))
+    elif bounds.decimals and not piece.integer:
+        bounded = _within(piece, _steps(piece, places))
     out = []
     for one in bounded:
         exact = one
@@ -47,6 +49,28 @@ def number_schemas(piece: Number, digits: int, notes: Notes, pointer: str) -> li
             exact = replace(exact, high=_engine_limit(one.high, one.integer, -1, notes, pointer))
         out += _ranges(exact)
     return out
+
+
+def _within(piece: Number, windows: list[Number]) -> list[Number]:
+    narrowed = [intersect(piece, window) for window in windows]
+    return [one for one in narrowed if isinstance(one, Number)] or [piece]
+
+
+def _steps(piece: Number, places: int) -> list[Number]:
+    """Numbers with at most `places` digits behind the point, of which there are fewer where rounding to a
+    double might lead over a limit that is excluded, or off a multiple: as many as leave 15 in all."""
+    if piece.multiple is not None:
+        places = decimals(piece.multiple)
+        if not places:
+            return [Number()]
+        limit = Fraction(10 ** max(1, DOUBLE - places))
+        return [Number(low=(-limit, True), high=(limit, True)), Number(integer=True)]
+    excluded = [abs(limit[0]) for limit in (piece.low, piece.high) if limit and limit[1]]
+    before = len(str(int(max(excluded, default=Fraction(0)))))
+    if before > DOUBLE - 2:
+        limit = Fraction(10 ** (DOUBLE - 2))
+        return [Number(False, (-limit, True), (limit, True), Fraction(1, 100)), Number(integer=True)]
+    return [Number(multiple=Fraction(1, 10 ** min(places, DOUBLE - before)))]
 
 
 def _engine_limit(limit: Limit, integer: bool, inwards: int, notes: Notes, pointer: str) -> Limit:
@@ -79,7 +103,7 @@ def _engine_limit(limit: Limit, integer: bool, inwards: int, notes: Notes, point
     return (found, False)
 
 
-def _windows(digits: int, integer: bool) -> list[Number]:
+def _windows(digits: int, places: int, integer: bool) -> list[Number]:
     """Integers of all digits; unless `integer`, before them fewer digits behind the point the larger the
     number, so that a double holds all of them and rounding leads over no limit."""
 
@@ -95,8 +119,8 @@ def _windows(digits: int, integer: bool) -> list[Number]:
     if integer:
         return [whole]
     total = min(digits, DOUBLE)
-    behind = sorted({min(MAX_PLACES, total * 2 // 3), total // 3, min(2, total - 1)} - {0}, reverse=True)
-    return [*(window(total - places, places) for places in behind), whole]
+    behind = {min(places, share) for share in (total * 2 // 3, total // 3, min(2, total - 1))} - {0}
+    return [*(window(total - places, places) for places in sorted(behind, reverse=True)), whole]
 
 
 def _ranges(piece: Number) -> list[Json]:

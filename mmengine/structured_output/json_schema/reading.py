@@ -20,6 +20,8 @@ from mmengine.structured_output.json_schema.refusal import SchemaRefused, refuse
 MAX_DEPTH = 64  # of subschemas inside one another
 MAX_SUBSCHEMAS = 20_000
 
+_HOLDING = SUBSCHEMA_LIST | SUBSCHEMA_MAP  # whose values are changed where they hold schemas
+_SCOPING = frozenset(("$schema", "$id", "id", "$anchor", "$dynamicAnchor", "$recursiveAnchor"))
 Given = dict | bool | str | bytes
 
 
@@ -98,9 +100,10 @@ class Reader:
             self._check_2019(made.schema, node.pointer)
         check_values(made.schema, node.pointer)
         assert isinstance(node.schema, dict)
-        for keyword, value in made.schema.items():
-            changed = keyword in SUBSCHEMA_LIST or keyword in SUBSCHEMA_MAP
-            node.schema[keyword] = value.copy() if changed and isinstance(value, list | dict) else value
+        node.schema.update(made.schema)
+        for keyword in _HOLDING.intersection(node.schema):
+            value = node.schema[keyword]
+            node.schema[keyword] = value.copy() if isinstance(value, list | dict) else value
         self.document.parts[id(node.schema)] = place
         for keyword in ("$ref", "$dynamicRef"):
             if keyword in node.schema:
@@ -135,7 +138,10 @@ class Reader:
 
     def _enter(self, given: dict, pointer: str, place: int) -> Scope:
         """The scope inside a schema object, whose names are kept."""
-        base, resource, draft = self.scopes[place]
+        scope = self.scopes[place]
+        if _SCOPING.isdisjoint(given):
+            return scope
+        base, resource, draft = scope
         draft = draft_of(given.get("$schema")) or draft
         keyword = "id" if draft in (3, 4) else "$id"
         name = given.get(keyword)

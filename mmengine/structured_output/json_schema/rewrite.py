@@ -7,6 +7,7 @@ from mmengine.structured_output.json_schema.characters import PatternError
 from mmengine.structured_output.json_schema.document import Document
 from mmengine.structured_output.json_schema.formats import EXACT, FORMATS
 from mmengine.structured_output.json_schema.keywords import (
+    NUMBERS,
     check_multiple,
     check_value,
     fraction,
@@ -37,6 +38,7 @@ from mmengine.structured_output.json_schema.pieces import (
 from mmengine.structured_output.json_schema.refusal import refuse, step
 
 Own = tuple[Shape, list[Conj] | None]
+_ANY_NUMBER, _ANY_INTEGER = Number(), Number(integer=True)
 
 
 def own_shape(document: Document, place: int) -> Own:
@@ -52,7 +54,7 @@ def own_shape(document: Document, place: int) -> Own:
                 shape[kind] = piece
     number = shape.get("number")
     if kinds.get("number") and isinstance(number, Number):
-        whole = settled_number(_integer(number))
+        whole = _ANY_INTEGER if number is _ANY_NUMBER else settled_number(_integer(number))
         if whole is None:
             del shape["number"]
         else:
@@ -139,6 +141,8 @@ def _number(document: Document, place: int, schema: dict) -> Number | None:
         ]
         return max(found, key=lambda one: (one[0] * stricter, one[1])) if found else None
 
+    if NUMBERS.isdisjoint(schema):
+        return _ANY_NUMBER
     multiple = schema.get("multipleOf")
     if multiple is not None:
         check_multiple(multiple, step(document.nodes[place].pointer, "multipleOf"))
@@ -189,9 +193,9 @@ def _array(document: Document, place: int, schema: dict) -> Array | None:
     pointer = document.nodes[place].pointer
     low, high = int(schema.get("minItems", 0)), schema.get("maxItems")
     prefix = tuple(
-        (document.at(place, "prefixItems", at),) for at in range(len(schema.get("prefixItems", ())))
+        document.part(place, "prefixItems", at) for at in range(len(schema.get("prefixItems", ())))
     )
-    rest: Conj = (document.at(place, "items"),) if "items" in schema else ()
+    rest: Conj = document.part(place, "items") if "items" in schema else ()
     blocked: Blocked = ()
     contains: tuple[Contains, ...] = ()
     if "contains" in schema:
@@ -214,15 +218,15 @@ def _object(document: Document, place: int, schema: dict) -> Object | None:
     patterns: dict[str, tuple[Pattern, Conj]] = {}
     for text in schema.get("patternProperties", ()):
         pattern = key_pattern(document, place, text)
-        patterns[text] = (pattern, (document.at(place, "patternProperties", text),))
+        patterns[text] = (pattern, document.part(place, "patternProperties", text))
     properties: dict[str, Conj] = {}
     for name in schema.get("properties", ()):
-        conj: Conj = (document.at(place, "properties", name),)
+        conj: Conj = document.part(place, "properties", name)
         for text, (pattern, more) in patterns.items():
             if _matches(pattern, name, step(pointer, "patternProperties", text)):
                 conj = both(conj, more)
         properties[name] = conj
-    rest: Conj = (document.at(place, "additionalProperties"),) if "additionalProperties" in schema else ()
+    rest: Conj = document.part(place, "additionalProperties") if "additionalProperties" in schema else ()
     blocked: Blocked = ()
     names: Conj = ()
     if "propertyNames" in schema and schema["propertyNames"] not in (True, {}):

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from mmengine.structured_output.json_schema.bounds import Bounds
+from mmengine.structured_output.json_schema.bounds import MAX_PLACES, Bounds
 from mmengine.structured_output.json_schema.document import Document
 from mmengine.structured_output.json_schema.notes import MAX_NOTES, Note
 from mmengine.structured_output.json_schema.refusal import step
@@ -54,8 +54,10 @@ def _bounds(document: Document, bounds: Bounds) -> Iterator[Note]:
         kinds = [kinds] if isinstance(kinds, str) else kinds
         if "string" in kinds and bounds.string and not {"maxLength", "format"} & schema.keys():
             yield Note("type", f"#{node.pointer}", f"strings have at most {bounds.string:,} characters")
-        if "number" in kinds and bounds.digits:
-            yield Note("type", f"#{node.pointer}", "fractions have at most 15 digits, and no exponent")
+        if "number" in kinds and (bounds.decimals or bounds.digits):
+            places = bounds.decimals or MAX_PLACES
+            text = f"numbers have at most {places} digits behind the point, and no exponent"
+            yield Note("type", f"#{node.pointer}", text)
         if "integer" in kinds and bounds.digits and not {"minimum", "maximum"} <= schema.keys():
             yield Note("type", f"#{node.pointer}", f"integers have at most {bounds.digits} digits")
         if "object" in kinds and bounds.key and schema.get("additionalProperties") is not False:

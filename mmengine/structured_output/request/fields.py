@@ -2,7 +2,9 @@
 is wrong."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -11,7 +13,13 @@ import msgspec
 from mmengine.errors import InvalidRequest, shown
 from mmengine.request import check_unicode
 from mmengine.structured_output.json_schema.gate import Bounds, Gated, gate
+from mmengine.structured_output.json_schema.loading import encode
 
+# JSON text of a schema, its bounds, JSON text of the documents of its references, whether unknown keywords
+# are refused.
+WorkOut = Callable[[bytes, Bounds, bytes, bool], Gated]
+_work_out: ContextVar[WorkOut | None] = ContextVar("work_out", default=None)
+LARGE = 32 * 2**10  # bytes of a schema and its documents; it takes tens of milliseconds from there on
 Truncation = Literal["length", "close"]
 MAX_URI = 2_000  # characters of the name of a document
 
@@ -72,15 +80,24 @@ def flag(where: str, value: object) -> bool:
     return bool(value)
 
 
+@contextmanager
+def large_schemas_by(work_out: WorkOut | None) -> Iterator[None]:
+    """In here, on this thread, schemas of more than LARGE bytes are worked out by `work_out`, which takes
+    what `_gated_before` takes; None: here, as others are."""
+    token = _work_out.set(work_out)
+    try:
+        yield
+    finally:
+        _work_out.reset(token)
+
+
 def gated(
     schema: Any, bounds: Bounds, schemas: Mapping[str, object] | None = None, strict_keywords: bool = False
 ) -> Gated:
     """What the gate makes of a schema, once for the many lines of a batch that ask for the same."""
     try:
-        text, store = (
-            json.dumps(given, ensure_ascii=False, allow_nan=False).encode()
-            for given in (schema, schemas or {})
-        )
+        text = schema if isinstance(schema, bytes) else encode(schema).encode()
+        store = encode(schemas or {}).encode()
     except (TypeError, ValueError, RecursionError):  # the gate says what it is that is no JSON
         return gate(schema, bounds, schemas, strict_keywords)
     return _gated_before(text, bounds, store, strict_keywords)
@@ -88,4 +105,7 @@ def gated(
 
 @lru_cache(maxsize=64)
 def _gated_before(text: bytes, bounds: Bounds, store: bytes, strict_keywords: bool) -> Gated:
+    work_out = _work_out.get() if len(text) + len(store) > LARGE else None
+    if work_out is not None:
+        return work_out(text, bounds, store, strict_keywords)
     return gate(text, bounds, json.loads(store), strict_keywords)

@@ -18,7 +18,7 @@ from mmengine.structured_output.closing.closing_hints import hints_of
 from mmengine.structured_output.engines.base import OfTokenizer
 from mmengine.structured_output.engines.engine_words import PANIC, in_our_words, is_panic
 from mmengine.structured_output.engines.llguidance.errors import first_step_error, refuse_overlap
-from mmengine.structured_output.engines.llguidance.json_schema_lark import schema_grammar
+from mmengine.structured_output.engines.llguidance.json_schema_lark import MAX_HELD, schema_grammar
 from mmengine.structured_output.engines.llguidance.lark_ends import check_ends
 from mmengine.structured_output.engines.llguidance.tag_grammar import grammars_of
 from mmengine.structured_output.engines.llguidance.tool_calls_lark import call_grammars
@@ -75,8 +75,12 @@ class LLGuidance(OfTokenizer):
         tokens = self._tokens()
         found = read_grammar(grammar)
         limits = self._text_limits if isinstance(found, Regex | Choice | Lark) else self._schema_limits
-        make = partial(LLMatcher, tokens, self._source_of(found), log_level=0, limits=limits)
+        source = self._source_of(found)
+        make = partial(LLMatcher, tokens, source, log_level=0, limits=limits)
         prototype = make()
+        if len(source) > MAX_HELD and not prototype.is_error():
+            # The first mask, which needs no lock, so that no copy begins with what it needs under one.
+            prototype.compute_bitmask()
         error = prototype.get_error() if prototype.is_error() else ""
         if not error and not isinstance(found, JsonSchema):  # which the gate knows to have texts
             error = first_step_error(prototype)
