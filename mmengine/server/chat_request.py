@@ -52,6 +52,8 @@ class ChatBody(Body, frozen=True, kw_only=True):
     tool_choice: str | Json | None = None
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
+    thinking_budget: int | None = None
+    reasoning_effort: str | None = None
 
 
 _decode = msgspec.json.Decoder(ChatBody).decode
@@ -125,6 +127,7 @@ class ChatReader:
             dropped,
             FIELDS.names,
             show_reasoning=body.include_reasoning is not False,
+            thinking_token_budget=_thinking(body),
         )
 
     def _with_tools(self, body: ChatBody) -> tuple[Prompt, CallsAsked | None]:
@@ -173,6 +176,15 @@ class ChatReader:
             media_options={**item_options(body.mm_processor_kwargs, self._pixels.most), **self._opened},
             template_options={**variables, **self._template} or None,
         )
+
+
+def _thinking(body: ChatBody) -> int | None:
+    """Tokens that may be reasoning. What an effort other than none comes to, only the model knows."""
+    if body.thinking_token_budget is not None:
+        return body.thinking_token_budget
+    if body.thinking_budget is not None:
+        return body.thinking_budget
+    return 0 if body.reasoning_effort == "none" else None
 
 
 def _message(index: int, message: Json, pixels: Pixels, door: MediaDoor | None) -> Json:

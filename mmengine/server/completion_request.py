@@ -73,6 +73,7 @@ class CompletionReader:
             body.deadline_s or 0.0,
             dropped,
             FIELDS.names,
+            thinking_token_budget=body.thinking_token_budget,
         )
 
     def _prompts(self, given: str | Sequence[str | int | list[int]]) -> list[str | list[int]]:
