@@ -232,6 +232,16 @@ class GrammarRequest(msgspec.Struct, frozen=True, array_like=True):
         return self.on_truncation == "close"
 
 
+class ThinkingBudget(msgspec.Struct, frozen=True, array_like=True):
+    """How many `tokens` of an answer may be reasoning: then `end` is said, and the answer goes on behind it.
+    Reasoning begins at once (`is_open`), or where the answer begins with `start`."""
+
+    tokens: Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+    is_open: bool
+    start: TokenIds
+    end: Annotated[TokenIds, msgspec.Meta(min_length=1)]
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """A request that passed the front: token ids (int32 [n]), media, sampling with its seed drawn.
@@ -253,6 +263,7 @@ class Request:
     grammar: GrammarRequest | None = None
     group: str = ""
     envelope: bytes = b""
+    thinking: ThinkingBudget | None = None
 
     @property
     def closes(self) -> bool:

@@ -110,7 +110,7 @@ def _answer_one(
     media_options: "MediaOptions",
 ) -> None:
     from mmengine.cli.batch import draft_lines  # lazy: numpy, msgspec
-    from mmengine.serve.answers import succeeded
+    from mmengine.serve.answers import CUT, succeeded
     from mmengine.serve.options import make_sampling
     from mmengine.serve.prompts import Prompt
     from mmengine.structured_output.request.spec import grammar_of  # lazy: msgspec
@@ -123,7 +123,10 @@ def _answer_one(
     live = sys.stdout.isatty() and not as_json and params.n == 1
     with make_engine(None) as engine:
         prompt = Prompt(messages=question.messages(), media_options=media_options)
-        engine.submit(prompt, params, stream=live, response_format=response_format)
+        budget = question.thinking_token_budget
+        engine.submit(
+            prompt, params, stream=live, response_format=response_format, thinking_token_budget=budget
+        )
         completion: Completion | None = None
         while completion is None:
             for output in engine.step():
@@ -145,7 +148,8 @@ def _answer_one(
         for line in drafts:
             print(line, file=sys.stderr)
     if response_format is not None and completion.finish_reason == "length":
-        print(f"mmengine: {completion.choices[0].detail}; raise --max-tokens", file=sys.stderr)
+        detail = completion.choices[0].detail
+        print(f"mmengine: {detail}{'; raise --max-tokens' if detail == CUT else ''}", file=sys.stderr)
 
 
 def printable(text: str) -> str:

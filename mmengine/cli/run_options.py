@@ -38,6 +38,10 @@ class Question:
         bool | None, typer.Option(help="With --schema: whether the model reasons first.", show_default="auto")
     ] = None
 
+    thinking_token_budget: Annotated[
+        int | None, typer.Option(help="Tokens that may be reasoning: then it is ended. -1: no bound.")
+    ] = None
+
     def check(self) -> None:
         """Raise InvalidRequest for options that ask for nothing."""
         if self.on_truncation == "close" and self.schema is None:

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from mmengine.request import GrammarRequest, MediaItem, SamplingParams
+from mmengine.request import GrammarRequest, MediaItem, SamplingParams, ThinkingBudget
 
 # 2: digests are trees, see core/state/digest.py. 3: a grammar is a struct, which the log may keep in a slot.
 SCHEMA_VERSION = 3
@@ -53,6 +53,7 @@ class Queued(EventBase, frozen=True):
     group: str = ""  # the request whose prompt this one shares
     grammar_slot: int = NO_SLOT
     envelope: bytes = b""
+    thinking: ThinkingBudget | None = None
 
 
 class GrammarReady(EventBase, frozen=True):

@@ -129,7 +129,7 @@ class TorchExecutor:
     def _begin(self, step: InFlight) -> None:
         """Launch what can be: tokens of forms wait until it is known what the step before them said."""
         step.computed = self._run(step)
-        if not (self._in_flight and step.computed.has_grammar_rows):
+        if not (self._in_flight and step.computed.depends_on_said):
             self._sample(step)
 
     def _run(self, step: InFlight) -> Computed:

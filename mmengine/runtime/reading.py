@@ -13,7 +13,7 @@ from mmengine.runtime.device.clock import StepClock
 from mmengine.runtime.device.upload import upload
 from mmengine.runtime.drafting.eagle3.target_states import TargetStates
 from mmengine.runtime.drafting.next_drafts import Drafting
-from mmengine.runtime.rows import CLOSES, GRAMMAR, RowColumns
+from mmengine.runtime.rows import CLOSES, GRAMMAR, THINKING, RowColumns
 from mmengine.runtime.sampling.lazy_masks import LazyMasked, lazily_masked
 from mmengine.runtime.sampling.runs import Runs
 from mmengine.runtime.sampling.sample_rows import SampleRows
@@ -27,6 +27,7 @@ from mmengine.runtime.sampling.stops import (
     find_stops,
     may_stop,
 )
+from mmengine.runtime.sampling.thinking import ThinkingRows
 from mmengine.structured_output.rows.rows import RowMatchers
 
 NOT_FINITE = "the model gave NaN or infinite logits for this request"
@@ -47,9 +48,9 @@ class Computed(msgspec.Struct, frozen=True, eq=False):
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
 
     @property
-    def has_grammar_rows(self) -> bool:
+    def depends_on_said(self) -> bool:
         """Whether what may be sampled depends on what its rows said before."""
-        return bool(self.batch.wanted & GRAMMAR)
+        return bool(self.batch.wanted & (GRAMMAR | THINKING))
 
 
 class Launched(msgspec.Struct, frozen=True, eq=False):
@@ -74,9 +75,17 @@ class Reader:
     watcher: StopWatcher | None
     matchers: RowMatchers | None
     drafting: Drafting | None
+    thinking: ThinkingRows
 
     def read(self, launched: Launched) -> StepResult:
         """A launched step, read back; `device_ns` is left to the executor."""
+        result = self._read(launched)
+        if launched.batch.wanted & THINKING:
+            rows = launched.batch.rows if launched.runs is None else launched.batch.rows[launched.runs.first]
+            self.thinking.said(rows, result.token_ids, result.counts)
+        return result
+
+    def _read(self, launched: Launched) -> StepResult:
         token_ids = launched.sampled.token_ids.numpy().astype(np.int32)
         if not len(token_ids):
             result = StepResult(token_ids)

@@ -24,6 +24,7 @@ GRAMMAR = 1024
 CLOSES = 2048  # its answer is completed where its budget ends
 HISTORY = 4096  # what it may say depends on the tokens before
 TYPICAL = 8192
+THINKING = 16384  # its reasoning has a budget
 
 NEVER = float("-inf")  # added to a logit: its token is never sampled
 
@@ -139,6 +140,7 @@ class RowColumns:
         options |= STOP_STRINGS if sampling.stop else 0
         if request.grammar is not None:
             options |= GRAMMAR | (CLOSES if request.closes else 0)
+        options |= THINKING if request.thinking is not None else 0
         return options
 
     def is_eos(self, token_ids: np.ndarray) -> np.ndarray:

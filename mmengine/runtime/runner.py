@@ -29,14 +29,15 @@ from mmengine.runtime.graphs.encoder import EncoderGraphs, capture_encoder
 from mmengine.runtime.inputs import StepInputs, fresh_blocks, prepare
 from mmengine.runtime.kv.pool import pool_of
 from mmengine.runtime.reading import Computed, Launched, Reader
-from mmengine.runtime.rows import GRAMMAR, STOP_STRINGS, PositionsOf, RowColumns
+from mmengine.runtime.rows import GRAMMAR, STOP_STRINGS, THINKING, PositionsOf, RowColumns
 from mmengine.runtime.sampling.grammar_rows import sample_grammar_rows
 from mmengine.runtime.sampling.lazy_masks import LazyMasked
 from mmengine.runtime.sampling.prompt_logprobs import PromptLogprobsGatherer
 from mmengine.runtime.sampling.runs import Runs, runs_of
 from mmengine.runtime.sampling.sample_rows import SampleRows
-from mmengine.runtime.sampling.sampler import Sampled, Sampler
+from mmengine.runtime.sampling.sampler import NOTHING_DUE, Sampled, Sampler
 from mmengine.runtime.sampling.stops import StopWatcher
+from mmengine.runtime.sampling.thinking import ThinkingRows
 from mmengine.spec_decode.base import Drafter
 from mmengine.structured_output.rows.rows import RowMatchers
 
@@ -80,7 +81,10 @@ class ModelRunner:
             self._drafting = Drafting(
                 drafters, config.num_draft_tokens, longest, spec.vocab_size, self._rows, matchers
             )
-        self._reader = Reader(self._rows, self._sampler, stop_watcher, matchers, self._drafting)
+        self._thinking = ThinkingRows()
+        self._reader = Reader(
+            self._rows, self._sampler, stop_watcher, matchers, self._drafting, self._thinking
+        )
         self.graphs: DecodeGraphs | None = None
         self._encoder_graphs: EncoderGraphs | None = None
         self.share_features: Callable[[torch.Tensor], torch.Tensor] | None = None  # with other ranks
@@ -190,6 +194,7 @@ class ModelRunner:
             self._rows.admit(admission)
             self._sampler.admit(admission)
             self._prompt_logprobs.admit(admission)
+            self._thinking.admit(admission.row, admission.request, admission.token_ids)
             options = self._rows.columns["options"][admission.row]
             if options & STOP_STRINGS and self._watcher is not None:
                 self._watcher.admit(admission.row, admission.request, admission.token_ids)
@@ -252,10 +257,13 @@ class ModelRunner:
         if logits is None:
             nothing = Sampled(torch.empty(0, dtype=torch.int64), None)
             return Launched(batch, nothing, target_states=computed.target_states, draft_room=plan.draft_room)
+        due = self._thinking.due(batch, runs) if batch.wanted & THINKING else NOTHING_DUE
         if batch.wanted & GRAMMAR:
-            sampled, lazy_masked = sample_grammar_rows(self._sampler, self._matchers, logits, batch, runs)
+            sampled, lazy_masked = sample_grammar_rows(
+                self._sampler, self._matchers, logits, batch, runs, due
+            )
         else:
-            sampled, lazy_masked = self._sampler.sample(logits, batch), LazyMasked({}, {})
+            sampled, lazy_masked = self._sampler.sample(logits, batch, due=due), LazyMasked({}, {})
         if self._config.max_in_flight > 1 and runs is None:  # with drafts nobody goes on before they are read
             rows = upload(batch.rows.astype(np.int64), self._device)
             self._last_tokens[rows] = sampled.token_ids.clamp(min=0)  # a row without a token is broken

@@ -51,6 +51,7 @@ class Intake:
             raise InvalidRequest(f"a request with the id {request_id!r} is running; ids must differ")
         options = options.of_prompt(len(prepared.prompt_token_ids))
         options = self._reasoning.settle(options, prepared.prompt_token_ids)
+        options = self._reasoning.bounded(options, prepared.prompt_token_ids)
         if options.grammar is not None:
             options = replace(options, grammar=self._grammar_memory.shared(options.grammar))
         requests = core_requests(request_id, prepared, options)

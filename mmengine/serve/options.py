@@ -10,8 +10,8 @@ from typing import Any, TypedDict
 
 import msgspec
 
-from mmengine.errors import InvalidRequest
-from mmengine.request import GrammarRequest, SamplingParams, check_unicode
+from mmengine.errors import InvalidRequest, shown
+from mmengine.request import GrammarRequest, SamplingParams, ThinkingBudget, check_unicode
 from mmengine.serve.tools import CallsAsked
 from mmengine.serve.vllm_forms import VLLM_NAMES
 from mmengine.structured_output.json_schema.notes import Note
@@ -50,11 +50,13 @@ class SamplingOptions(TypedDict, total=False):
 
 
 class GenerateOptions(SamplingOptions, total=False):
-    """For many prompts. `response_format` or `grammar`: the answer's form (docs/structured_output.md), which
+    """For many prompts. `thinking_token_budget`: tokens of an answer that may be reasoning, then it is ended.
+    `response_format` or `grammar`: the answer's form (docs/structured_output.md), which
     has vLLM's names as well (vllm_forms.py)."""
 
     priority: int
     cache_salt: str
+    thinking_token_budget: int | None
     response_format: Any
     grammar: Mapping[str, Any] | None
     structured_outputs: object
@@ -97,7 +99,8 @@ class Options:
     the form begins behind the model's reasoning; None: where the prompt leaves that open. `notes`: on the
     form. `max_length` and `min_length` count the prompt too (0: none is given); `sampling.max_tokens` then
     follows from them. `envelope`: kept with the request in the log. `prepared_s`: seconds that
-    preparing the prompt took."""
+    preparing the prompt took. `thinking_token_budget`: tokens of the answer that may be reasoning; None and
+    -1: as many as there is room for; `thinking`: what becomes of it for this prompt."""
 
     sampling: SamplingParams = SamplingParams()
     request_id: str = ""
@@ -111,6 +114,8 @@ class Options:
     min_length: int = 0
     envelope: bytes = b""
     prepared_s: float = 0.0
+    thinking_token_budget: int | None = None
+    thinking: ThinkingBudget | None = None
 
     def after(self, seconds: float) -> "Options":
         """What is left of them: the deadline counts from submit, and preparation took so many seconds."""
@@ -131,6 +136,11 @@ class Options:
         deadline = self.deadline_s
         if type(deadline) not in (int, float) or not 0 <= deadline <= MAX_DEADLINE_S:
             raise InvalidRequest(f"deadline_s must lie in 0 to {MAX_DEADLINE_S} seconds, not {deadline!r}")
+        budget = self.thinking_token_budget
+        if budget is not None and (type(budget) is not int or not -1 <= budget < 2**31):
+            raise InvalidRequest(
+                f"thinking_token_budget must be a number of tokens, or -1 for no bound, not {shown(budget)}"
+            )
         if self.grammar is not None:
             _check_ends(self.sampling)
 

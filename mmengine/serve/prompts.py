@@ -149,6 +149,7 @@ def core_requests(request_id: str, prepared: Prepared, options: Options) -> list
             grammar=options.grammar,
             group=f"{request_id}/0" if index else "",
             envelope=options.envelope,
+            thinking=options.thinking,
         )
         for index, name in enumerate(core_ids(request_id, count))
     ]

@@ -14,7 +14,7 @@ import numpy as np
 
 from mmengine.errors import InvalidRequest, shown
 from mmengine.models.plugin import Tokenizer
-from mmengine.request import MAX_AFTER, GrammarRequest
+from mmengine.request import MAX_AFTER, GrammarRequest, ThinkingBudget
 from mmengine.serve.options import Options
 from mmengine.structured_output.request.tool_calls import calls_of
 
@@ -90,6 +90,22 @@ class Reasoning:
         if not options.reasoning and not self.is_open_in(prompt_token_ids):
             return options
         return replace(options, grammar=msgspec.structs.replace(options.grammar, after=self._end))
+
+    def bounded(self, options: Options, prompt_token_ids: np.ndarray) -> Options:
+        """Settled options with what becomes of their thinking_token_budget. Raises InvalidRequest where
+        nobody knows how reasoning ends."""
+        budget = options.thinking_token_budget
+        if budget is None or budget < 0:
+            return options
+        if not self._end:
+            raise InvalidRequest(
+                "thinking_token_budget needs a marker that ends reasoning and that an answer can say; set "
+                "reasoning_end to what the model ends its reasoning with, or leave the budget out"
+            )
+        is_open, start, end = self.tokens(options, prompt_token_ids)
+        if not end or not (is_open or start):
+            return options  # the form begins at once
+        return replace(options, thinking=ThinkingBudget(budget, is_open, start, end))
 
     def is_open_in(self, prompt_token_ids: np.ndarray) -> bool:
         """Whether a prompt (int32 [n]) leaves reasoning open: in its last message there is a start without

@@ -11,6 +11,7 @@ from mmengine.serve.options import FORM, GenerateOptions, Options
 from mmengine.serve.tools import call_grammar, notes_on
 from mmengine.serve.vllm_forms import as_form
 from mmengine.structured_output.json_schema.notes import Note
+from mmengine.structured_output.request.fields import Truncation, truncation_of
 from mmengine.structured_output.request.spec import grammar_of, notes_of, reasoning_of
 from mmengine.structured_output.types.types import decode, schema_of
 
@@ -37,11 +38,16 @@ def response_format_of(options: Mapping[str, Any]) -> ResponseFormat:
     it is the form of an answer that may hold calls of tools. Raises InvalidRequest."""
     form, grammar = as_form(options)
     form = _described(_asked(form) if _is_type(form) else form)
-    found = ResponseFormat.of(form, grammar)
     calls = options.get("calls")
+    truncation: Truncation = "length"
+    if calls is not None and isinstance(form, Mapping):
+        form, truncation = truncation_of("response_format", form)
+    elif calls is not None and grammar is not None:
+        grammar, truncation = truncation_of("grammar", grammar)
+    found = ResponseFormat.of(form, grammar)
     if calls is None:
         return found
-    made = call_grammar(calls, found.grammar)
+    made = call_grammar(calls, found.grammar, truncation)
     return found._replace(grammar=made, notes=found.notes + notes_on(made))
 
 

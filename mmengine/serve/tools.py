@@ -10,7 +10,7 @@ import msgspec
 from mmengine.errors import InvalidRequest, shown
 from mmengine.request import CallFormat, GrammarRequest
 from mmengine.structured_output.json_schema.notes import Note
-from mmengine.structured_output.request.fields import flag, mapping, refuse_others
+from mmengine.structured_output.request.fields import Truncation, flag, mapping, refuse_others
 from mmengine.structured_output.request.tool_calls import (
     NONE,
     AskedTool,
@@ -167,18 +167,20 @@ def _list(names: Sequence[str]) -> str:
     return ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
 
 
-def call_grammar(calls: CallsAsked, answer: GrammarRequest | None) -> GrammarRequest:
+def call_grammar(
+    calls: CallsAsked, answer: GrammarRequest | None, on_truncation: Truncation
+) -> GrammarRequest:
     """The grammar of an answer with tools. `answer`: that of its text. Raises InvalidRequest."""
     if answer is not None and answer.kind != "json_schema":
         raise InvalidRequest(
             "response_format beside tools must be json_schema or json_object, or structured_outputs.json; "
             "leave out the tools, or give another form"
         )
-    if answer is not None and answer.closes:
-        raise InvalidRequest("response_format.on_truncation close cannot go with tools; leave one out")
     asked = calls.asked
     text = answer.source if answer is not None and asked.choice == "auto" else "null"
-    return _made(asked.tools, asked.choice, asked.parallel, calls.format, calls.reasoning, text)
+    return _made(
+        asked.tools, asked.choice, asked.parallel, calls.format, calls.reasoning, text, on_truncation
+    )
 
 
 @lru_cache(maxsize=64)
@@ -189,11 +191,12 @@ def _made(
     form: CallFormat,
     reasoning: tuple[str, str] | None,
     answer: str,
+    on_truncation: Truncation,
 ) -> GrammarRequest:
     """One object for the many requests that have the same tools."""
     raw = msgspec.Raw(answer.encode()) if answer != "null" else NONE
     asked = ToolCalls(form, (), choice, parallel, raw, reasoning if choice == "auto" else None)
-    return tool_calls(tools, asked)
+    return tool_calls(tools, asked, on_truncation)
 
 
 def notes_on(grammar: GrammarRequest) -> tuple[Note, ...]:

@@ -105,6 +105,7 @@ class Answering:
             priority=asked.priority,
             cache_salt=asked.cache_salt,
             deadline_s=asked.deadline_s,
+            thinking_token_budget=asked.thinking_token_budget,
             envelope=msgspec.json.encode(asked.envelope),
         )
         if asked.form.response_format is not None:

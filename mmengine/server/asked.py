@@ -59,6 +59,7 @@ class Body(msgspec.Struct, frozen=True, kw_only=True):
     stream_options: StreamOptions | None = None
     response_format: dict[str, msgspec.Raw] | None = None
     structured_outputs: Json | None = None
+    thinking_token_budget: int | None = None
     priority: int | None = None
     request_id: str | None = None
     cache_salt: str | None = None
@@ -113,6 +114,7 @@ class Asked:
     dropped: list[str] = field(default_factory=list)
     params: frozenset[str] = frozenset()  # fields of the body, by which errors name them
     show_reasoning: bool = True
+    thinking_token_budget: int | None = None
 
 
 class Defaults:

@@ -54,6 +54,8 @@ class ChatBody(Body, frozen=True, kw_only=True):
     tool_choice: str | Json | None = None
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
+    thinking_budget: int | None = None
+    reasoning_effort: str | None = None
 
 
 _decode = msgspec.json.Decoder(ChatBody).decode
@@ -109,7 +111,12 @@ class ChatReader:
         sampling = sampling_of(body, self._defaults, self._budget(body), self._logprobs(body), FIELDS)
         asked = asked_of("chat", body, [prompt], sampling, form, request_id, dropped, FIELDS)
         shows = body.include_reasoning is not False
-        return replace(asked, logprobs=bool(body.logprobs), show_reasoning=shows)
+        return replace(
+            asked,
+            logprobs=bool(body.logprobs),
+            show_reasoning=shows,
+            thinking_token_budget=_thinking(body),
+        )
 
     def prompt_of(self, body: ChatBody) -> tuple[Prompt, CallsAsked | None]:
         """The prompt, and what its answer is held to beside tools. Raises ApiError."""
@@ -160,6 +167,15 @@ class ChatReader:
             media_options={**item_options(body.mm_processor_kwargs, self._pixels.most), **self._opened},
             template_options={**variables, **self._template} or None,
         )
+
+
+def _thinking(body: ChatBody) -> int | None:
+    """Tokens that may be reasoning. What an effort other than none comes to, only the model knows."""
+    if body.thinking_token_budget is not None:
+        return body.thinking_token_budget
+    if body.thinking_budget is not None:
+        return body.thinking_budget
+    return 0 if body.reasoning_effort == "none" else None
 
 
 def _message(index: int, message: Json, pixels: Pixels, door: MediaDoor | None) -> Json:

@@ -54,7 +54,13 @@ class CompletionReader:
         options = item_options(body.mm_processor_kwargs, self._max_pixels)
         prompts = [_prompt(given, options) for given in self._prompts(body.prompt)]
         asked = asked_of("completion", body, prompts, sampling, form, request_id, dropped, FIELDS)
-        return replace(asked, logprobs=body.logprobs is not None, echo=bool(body.echo), silent=silent)
+        return replace(
+            asked,
+            logprobs=body.logprobs is not None,
+            echo=bool(body.echo),
+            silent=silent,
+            thinking_token_budget=body.thinking_token_budget,
+        )
 
     def _prompts(self, given: str | Sequence[str | int | list[int]]) -> list[str | list[int]]:
         if isinstance(given, str):

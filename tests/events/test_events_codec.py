@@ -23,7 +23,7 @@ from mmengine.events.codec import (
     records_in,
     settled,
 )
-from mmengine.request import GrammarRequest, MediaItem, SamplingParams
+from mmengine.request import GrammarRequest, MediaItem, SamplingParams, ThinkingBudget
 from tests.events.logs import one_of_each
 
 INTS = st.integers(-(2**63), 2**64 - 1)
@@ -52,6 +52,8 @@ SAMPLING = st.builds(
 )
 MEDIA = st.builds(MediaItem, BYTES, TEXT, RUNS, st.tuples(INTS, INTS, INTS))
 IDS = st.lists(st.integers(0, 2**31 - 1), max_size=3).map(tuple)
+_MARKER = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=3).map(tuple)
+THINKING = st.builds(ThinkingBudget, st.integers(0, 2**31 - 1), st.booleans(), _MARKER, _MARKER)
 GRAMMAR = st.builds(GrammarRequest, TEXT, TEXT, IDS, st.sampled_from(["length", "close"]))
 FIELDS = {
     ev.Started: (
@@ -65,7 +67,7 @@ FIELDS = {
     ev.Queued: (
         *(TEXT, BYTES, SAMPLING, st.lists(MEDIA, max_size=2).map(tuple)),
         *(INTS, INTS, TEXT, INTS),
-        *(st.none() | GRAMMAR, TEXT, INTS, BYTES),
+        *(st.none() | GRAMMAR, TEXT, INTS, BYTES, st.none() | THINKING),
     ),
     ev.GrammarReady: (TEXT,),
     ev.GrammarFailed: (TEXT, TEXT),

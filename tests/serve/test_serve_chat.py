@@ -102,7 +102,6 @@ def test_choices_and_what_does_not_fit(engine):
     either = engine.chat(prompt("json"), tools=TOOLS, max_tokens=96, response_format=form, temperature=0.0)
     assert either.message.tool_calls or json.loads(either.message.content) in (1, 2)
     for options, words in (
-        ({"response_format": {**form, "on_truncation": "close"}}, "on_truncation close cannot go with tools"),
         ({"grammar": {"regex": "a"}}, "response_format beside tools must be json_schema"),
     ):
         with pytest.raises(InvalidRequest, match=words):

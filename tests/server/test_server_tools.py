@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jsonschema
 import msgspec
 import pytest
 
@@ -238,3 +239,34 @@ def test_the_example_loops(embedded):
     assert ran.returncode == 0, ran.stderr
     called, said = ran.stdout.split("\n", 1)
     assert called.startswith("count_corners({'shape': '") and said.strip()
+
+
+def test_calls_and_forms_are_closed_in_streams_too(embedded):
+    """Which is all that the text that a stop string cut, and what completes it, add up to."""
+    text = {"type": "text", "on_truncation": "close"}
+    schema = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
+    of = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    sampling = {"temperature": 1.5, "seed": 4, "n": 2}
+    area = {"type": "function", "function": {"name": "area"}}
+    for fields, reason, stop_reason in (
+        ({"tools": TOOLS, "tool_choice": area, "max_tokens": 27, "response_format": text}, "stop", None),
+        ({"response_format": of, "stop": ":", "max_tokens": 40}, "length", ":"),
+        ({"response_format": {**of, "on_truncation": "close"}, "stop": ":", "max_tokens": 40}, "stop", ":"),
+    ):
+        status, _, body = embedded.chat(**fields, **sampling)
+        assert status == 200, body
+        found = summed(embedded.events(**fields, **sampling))
+        for choice in body["choices"]:
+            message, reasons = found[choice["index"]]
+            content = choice["message"]["content"]
+            assert reasons == [choice["finish_reason"]] == [reason]
+            assert choice["stop_reason"] == stop_reason and message["content"] == (content or "")
+            if "tools" in fields:
+                given = json.loads(choice["message"]["tool_calls"][0]["function"]["arguments"])
+                jsonschema.validate(given, SHAPES)
+                theirs = [call["function"] for call in choice["message"]["tool_calls"]]
+                assert [call["function"] for call in message["tool_calls"]] == theirs
+            elif reason == "stop":
+                jsonschema.validate(json.loads(content), schema)
+            else:
+                assert content == '{"a"'

@@ -1,5 +1,6 @@
 """The door: what is asked of the engine becomes an event, or is refused."""
 
+import msgspec
 import numpy as np
 
 from mmengine.config import EngineConfig
@@ -7,7 +8,7 @@ from mmengine.core.state.kept_grammars import SINCE_SCHEMA
 from mmengine.core.state.view import View
 from mmengine.errors import InvalidRequest, shown
 from mmengine.events import vocabulary as ev
-from mmengine.request import MediaItem, Request, SamplingParams, check_unicode
+from mmengine.request import MediaItem, Request, SamplingParams, ThinkingBudget, check_unicode
 
 MAX_ID_CHARS = 256
 MAX_SALT_CHARS = 1024
@@ -53,6 +54,8 @@ def check_request(request: Request, config: EngineConfig) -> None:
     _check_text("group", request.group, 0, MAX_ID_CHARS)
     if not isinstance(request.envelope, bytes) or len(request.envelope) > MAX_ENVELOPE_BYTES:
         raise InvalidRequest(f"the envelope of a request holds at most {MAX_ENVELOPE_BYTES} bytes")
+    if request.thinking is not None:
+        _check_thinking(request.thinking)
     _check_integer("priority", request.priority, -(2**31), 2**31 - 1)
     _check_integer("deadline_ns", request.deadline_ns, 0, 2**62 - 1)
     _check_integer("sample_index", request.sample_index, 0, 2**31 - 1)
@@ -71,6 +74,13 @@ def _check_prompt_logprobs(num_tokens: int, asked: int | None) -> None:
             f"prompt_logprobs {asked} of {num_tokens} tokens are {num_tokens * (1 + asked)} numbers; at most "
             f"{MAX_PROMPT_LOGPROBS} are kept: ask for fewer of each, or send a shorter prompt"
         )
+
+
+def _check_thinking(thinking: ThinkingBudget) -> None:
+    try:
+        msgspec.convert(msgspec.to_builtins(thinking), ThinkingBudget)
+    except (TypeError, msgspec.ValidationError) as error:
+        raise InvalidRequest(f"a budget of reasoning tokens cannot be read: {error}") from None
 
 
 def _check_text(name: str, value: str, shortest: int, longest: int) -> None:

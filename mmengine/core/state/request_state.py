@@ -52,6 +52,7 @@ def request_of(event: Queued) -> Request:
         grammar=event.grammar,
         group=event.group,
         envelope=event.envelope,
+        thinking=event.thinking,
     )
 
 
@@ -68,4 +69,5 @@ def queued_of(request: Request) -> Queued:
         request.grammar,
         request.group,
         envelope=request.envelope,
+        thinking=request.thinking,
     )

@@ -31,7 +31,7 @@ from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
 from mmengine.events.log import LogWriter
 from mmengine.replay.checked import CheckedLog
-from mmengine.request import GrammarRequest, MediaItem
+from mmengine.request import GrammarRequest, MediaItem, ThinkingBudget
 
 MIN_KEY_BYTES = 16
 COMMIT_RECORDS = 64
@@ -228,6 +228,7 @@ class _Redactor:
             grammar_slot=ev.NO_SLOT,
             group=hashes.name(event.group),
             envelope=b"",
+            thinking=event.thinking and ThinkingBudget(event.thinking.tokens, True, (), (0,)),
         )
 
     def _item(self, item: MediaItem) -> MediaItem:

@@ -216,6 +216,7 @@ def plain_fields(event: ev.Queued) -> Iterator[dict[str, Any]]:
         "group": "",
         "grammar": None,
         "envelope": b"",
+        "thinking": None,
     }
     differ = {name: value for name, value in defaults.items() if getattr(event, name) != value}
     if differ:

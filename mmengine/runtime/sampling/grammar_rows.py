@@ -7,7 +7,7 @@ from mmengine.runtime.rows import CLOSES, GRAMMAR
 from mmengine.runtime.sampling.lazy_masks import LazyMasked, lazily_masked, mask_lazily
 from mmengine.runtime.sampling.runs import Runs
 from mmengine.runtime.sampling.sample_rows import SampleRows
-from mmengine.runtime.sampling.sampler import Sampled, Sampler
+from mmengine.runtime.sampling.sampler import NOTHING_DUE, Due, Sampled, Sampler
 from mmengine.structured_output.rows.rows import Masks, RowMatchers
 
 NO_GRAMMARS = "this executor follows no grammars"
@@ -19,6 +19,7 @@ def sample_grammar_rows(
     logits: torch.Tensor,
     batch: SampleRows,
     runs: Runs | None,
+    due: Due = NOTHING_DUE,
 ) -> tuple[Sampled, LazyMasked]:
     """As `Sampler.sample`, float32 logits [s, vocab_size]: by masks, or on a CPU by following. Without
     `matchers` rows with a grammar are in error."""
@@ -26,7 +27,7 @@ def sample_grammar_rows(
     row_options = options if runs is None else options[runs.first]
     if matchers is None:
         nothing = dict.fromkeys(np.flatnonzero(row_options & GRAMMAR).tolist(), NO_GRAMMARS)
-        return sampler.sample(logits, batch), LazyMasked({}, nothing)
+        return sampler.sample(logits, batch, due=due), LazyMasked({}, nothing)
     is_bound = (options & GRAMMAR) != 0
     going: list[int] = []
     if sampler.device.type == "cpu":
@@ -34,6 +35,7 @@ def sample_grammar_rows(
         going = lazily_masked(row_options).nonzero()[0].tolist()
     masks, errors = _masks(matchers, batch, runs, is_bound.nonzero()[0])
     chosen = sampler.choose(logits, batch, masks)
+    sampler.put(chosen, due)
     if masks is not None and masks.closing is not None:
         sampler.close(chosen, masks.closing)
     lazy_masked = mask_lazily(sampler, matchers, chosen, batch, runs, going)

@@ -15,7 +15,9 @@ Order of operations for a row, each only where it is asked for:
 finite gets no token; -inf alone excludes a token. The logits are not written to, but for rows with a mask.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -86,6 +88,16 @@ class Chosen:
     logits: torch.Tensor
 
 
+class Due(NamedTuple):
+    """What is to be said at places among all that sample."""
+
+    places: Sequence[int] = ()
+    token_ids: Sequence[int] = ()
+
+
+NOTHING_DUE = Due()
+
+
 class Sampler:
     def __init__(self, rows: RowColumns, max_rows: int, vocab_size: int, device: torch.device) -> None:
         self._rows, self._vocab_size, self.device = rows, vocab_size, device
@@ -100,9 +112,19 @@ class Sampler:
         self._counts.admit(admission, self._rows)
         self._history.admit(admission, self._rows)
 
-    def sample(self, logits: torch.Tensor, batch: SampleRows, masks: Masks | None = None) -> Sampled:
+    def sample(
+        self, logits: torch.Tensor, batch: SampleRows, masks: Masks | None = None, due: Due = NOTHING_DUE
+    ) -> Sampled:
         """float32 logits [s, vocab_size], one row each of `batch`. Does not wait for the device."""
-        return self.conclude(self.choose(logits, batch, masks), batch)
+        chosen = self.choose(logits, batch, masks)
+        self.put(chosen, due)
+        return self.conclude(chosen, batch)
+
+    def put(self, chosen: Chosen, due: Due) -> None:
+        """What rows are to say whatever the model does, in place."""
+        if due.places:
+            places = upload(np.array(due.places, np.int64), self.device)
+            chosen.token_ids[places] = upload(np.array(due.token_ids, np.int64), self.device)
 
     def choose(self, logits: torch.Tensor, batch: SampleRows, masks: Masks | None = None) -> Chosen:
         """What `sample` gives, to be changed or not, and then to be said by `conclude`."""

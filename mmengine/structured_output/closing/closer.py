@@ -77,7 +77,8 @@ class Closer:
 
     def ends(self, matcher: Matcher) -> bool:
         """Whether the text ends here because the budget does, or as it was cut, though more could follow."""
-        is_full = self.left == 0 or (self.is_cut and not self.path)
+        is_full = self.left == 0 and not self._closings.is_free(self._place)
+        is_full = is_full or (self.is_cut and not self.path)
         ends = is_full and matcher.is_accepting() and not matcher.is_stopped()
         self.has_closed |= ends
         return ends

@@ -20,6 +20,7 @@ from mmengine.structured_output.closing.closing_hints import Hints
 from mmengine.structured_output.closing.closing_search import Search, Vocabulary, Way
 from mmengine.structured_output.closing.json_place import Place
 from mmengine.structured_output.matcher import Matcher
+from mmengine.structured_output.request.tool_calls import OPEN
 
 MAX_CLOSING_TOKENS = 4096  # a longer way is not looked for
 MAX_CLOSING_BYTES = 4 * MAX_CLOSING_TOKENS  # nor one of more bytes
@@ -34,6 +35,7 @@ class Closings:
 
     def __init__(self, vocabulary: Vocabulary, hints: Hints):
         self._vocabulary, self._hints = vocabulary, hints
+        self._calls: list[tuple[bytes, bytes]] = []  # how calls begin, and the shortest rest of each
         self._leaves: dict[int, list[tuple[bytes, list[int]]]] = {}  # by their first bytes
         for leaf in hints.leaves:
             tokens = vocabulary.letters(leaf)
@@ -46,15 +48,30 @@ class Closings:
 
     def behind(self, place: Place, token: int) -> Place:
         text = self._vocabulary.token_bytes[token]
-        return place.said_bare(text) if self._hints.is_bare else place.behind(text)
+        return self._hints.behind(place, text)
+
+    def is_free(self, place: Place) -> bool:
+        """Whether nothing that was begun is missing at a place where a text may end."""
+        return self._hints.is_free(place)
 
     def letters(self, text: str) -> list[int] | None:
         """One token for each byte of a text; None where there are none."""
         return self._vocabulary.letters(text.encode())
 
     def shortest(self, matcher: Matcher) -> list[int] | None:
-        """Of all texts, where `matcher` stands at their beginning."""
-        return self.closing(matcher, self.begin(), MAX_CLOSING_TOKENS, MAX_EFFORT)
+        """Of all texts, where `matcher` stands at their beginning. The shortest calls of tools are kept."""
+        found = [self.closing(matcher, self.begin(), MAX_CLOSING_TOKENS, MAX_EFFORT)]
+        heads = self._hints.calls.heads if self._hints.calls is not None else ()
+        for head in heads:
+            letters, branch = self._vocabulary.letters(head), matcher.deep_copy()
+            if letters is None or not branch.consume_tokens(letters):
+                continue
+            place = self._hints.behind(self.begin(), head)
+            rest = self.closing(branch, place, MAX_CLOSING_TOKENS, MAX_EFFORT // len(heads))
+            if rest is not None:
+                self._calls.append((head, self._vocabulary.text(rest)))
+                found.append(self._spelled(matcher.deep_copy(), [*letters, *self._letters_of(rest)]))
+        return min((path for path in found if path is not None), key=len, default=None)
 
     def closing(
         self, matcher: Matcher, place: Place, budget: int, effort: int = MAX_EFFORT_AT_ONCE
@@ -73,7 +90,22 @@ class Closings:
             tokens = self._spelled(matcher.deep_copy(), way)
             if tokens is not None and len(tokens) <= min(budget, MAX_CLOSING_TOKENS):
                 return tokens
+        return self._known(matcher, place, budget)
+
+    def _known(self, matcher: Matcher, place: Place, budget: int) -> list[int] | None:
+        """Of a call, its shortest end where it is what was said so far, and fits."""
+        for head, rest in () if place.call is None else self._calls:
+            whole = head.removeprefix(OPEN.encode()) + rest
+            letters = self._vocabulary.letters(whole[len(place.call or b"") :])
+            if not whole.startswith(place.call or b"") or letters is None:
+                continue
+            if matcher.validate_tokens(letters) == len(letters):
+                tokens = self._spelled(matcher.deep_copy(), letters)
+                return tokens if tokens is not None and len(tokens) <= budget else None
         return None
+
+    def _letters_of(self, tokens: list[int]) -> list[int]:
+        return self._vocabulary.letters(self._vocabulary.text(tokens)) or []
 
     def _spelled(self, matcher: Matcher, way: list[int]) -> list[int] | None:
         """`way`, which is written in tokens of single bytes, in those that the tokenizer would take and masks

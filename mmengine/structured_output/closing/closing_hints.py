@@ -13,9 +13,12 @@ from math import ceil
 import msgspec
 
 from mmengine.request import GrammarRequest
+from mmengine.structured_output.closing.call_places import CallPlaces
+from mmengine.structured_output.closing.json_place import Place
 from mmengine.structured_output.closing.shortest_words import Text
 from mmengine.structured_output.json_schema.keywords import is_number
 from mmengine.structured_output.json_schema.order import MARK
+from mmengine.structured_output.request.tool_calls import calls_of
 
 MAX_TEXTS = 200  # of patterns, of one grammar
 MAX_LEAVES = 4_000  # values, of one grammar
@@ -34,19 +37,31 @@ class Keys:
 class Hints:
     """`leaves`: values without parts, the shortest first; `texts`: what strings are, or, if `is_bare`, the
     whole answer; `literals`: strings as they are spelled, without the first quotation mark; `keys`: of each
-    object; `owners`: by a key as it is spelled, those of `keys` that have it."""
+    object; `owners`: by a key as it is spelled, those of `keys` that have it. `calls`: of a text that may
+    hold calls of tools."""
 
     leaves: list[bytes]
     literals: list[bytes]
     texts: list[Text]
     keys: list[Keys]
     is_bare: bool = False
+    calls: CallPlaces | None = None
 
     def __post_init__(self) -> None:
         self.owners: dict[bytes, list[Keys]] = {}
         for each in self.keys:
             for name in each.places:
                 self.owners.setdefault(name, []).append(each)
+
+    def behind(self, place: Place, text: bytes) -> Place:
+        """The place behind `text`, which begins at `place`."""
+        if self.is_bare:
+            return place.said_bare(text)
+        return place.behind(text) if self.calls is None else self.calls.behind(place, text)
+
+    def is_free(self, place: Place) -> bool:
+        """Whether nothing that was begun is missing there."""
+        return self.calls is not None and self.calls.is_free(place)
 
     def rests(self, string: bytes) -> list[bytes]:
         """How a string, or a bare answer, of which `string` was said may go on to its end, the shortest
@@ -106,7 +121,11 @@ def hints_of(grammar: GrammarRequest) -> Hints:
         if rest is not None:
             leaves.setdefault(b'"' + spelled(rest) + b'"')
     literals.setdefault(b"")
-    return Hints(sorted(leaves, key=len)[:MAX_LEAVES], sorted(literals, key=len), some, keys)
+    asked = calls_of(grammar)
+    for tool in () if asked is None else asked.tools:
+        literals.setdefault(tool.name.encode())
+    calls = None if asked is None else CallPlaces.of(asked)
+    return Hints(sorted(leaves, key=len)[:MAX_LEAVES], sorted(literals, key=len), some, keys, calls=calls)
 
 
 def spelled(text: str) -> bytes:

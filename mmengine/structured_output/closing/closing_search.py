@@ -97,7 +97,7 @@ class Search:
     def _may_go_on(self, way: Way) -> bool:
         """Whether the value that was said is whole."""
         if not way.place.inside:
-            return way.matcher.is_accepting()
+            return way.matcher.is_accepting() or any(self._allows(way, end) for end in self._value_ends(way))
         return any(self._allows(way, bytes((end,))) for end in way.place.bracket + b",")
 
     def _step(self, way: Way, limit: int) -> bool:
@@ -105,6 +105,9 @@ class Search:
         forced = way.matcher.compute_ff_bytes()
         if forced:
             return self._say_forced(way, forced)
+        for end in () if self._hints.calls is None else self._hints.calls.ends(way.place):
+            if self._allows(way, end):
+                return self._say(way, end)
         if way.place.string is not None:
             return self._say_rest(way, limit)
         if way.place.wants_value:
@@ -120,7 +123,7 @@ class Search:
         if tokens is None or not way.matcher.consume_tokens(tokens):
             return False
         way.said += tokens
-        way.place = way.place.said_bare(text) if self._hints.is_bare else way.place.behind(text)
+        way.place = self._hints.behind(way.place, text)
         return True
 
     def _say_token(self, way: Way, token: int) -> bool:
@@ -148,6 +151,10 @@ class Search:
             return False
         return way.matcher.validate_tokens(tokens) == len(tokens)
 
+    def _value_ends(self, way: Way) -> Sequence[bytes]:
+        """What may stand behind a value, where it is in no list or object."""
+        return () if self._hints.calls is None else self._hints.calls.value_ends(way.place)
+
     def _ends(self, way: Way, tokens: list[int] | None) -> bool:
         """Whether these may come next and end what is being said: a key, a value, the bare text."""
         if tokens is None or self._left <= 0 or not self._allows_tokens(way, tokens):
@@ -155,6 +162,10 @@ class Search:
         if way.place.inside:
             ends = b":" if way.place.wants_key else way.place.bracket + b","
             return any(self._allows_tokens(way, [*tokens, self._vocabulary.ids[end]]) for end in ends)
+        for value_end in self._value_ends(way):
+            letters = self._vocabulary.letters(value_end)
+            if letters is not None and self._allows_tokens(way, [*tokens, *letters]):
+                return True
         branch = way.matcher.deep_copy()
         return branch.consume_tokens(tokens) and branch.is_accepting()
 

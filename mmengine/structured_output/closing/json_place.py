@@ -13,7 +13,8 @@ _QUOTE, _BACKSLASH = ord('"'), ord("\\")
 class Place(NamedTuple):
     """`inside`: the brackets that are open, the outermost first; `last`: the last byte outside of strings
     that is no white space, or KEY, or a quotation mark behind another string; `string`: what was said of the
-    string that the end is in, as it is spelled; `escaped`: whether a lone backslash ends that.
+    string that the end is in, as it is spelled; `escaped`: whether a lone backslash ends that. `call`: what
+    was said of the last call of a tool, None before the first; `tail`: the last bytes of the text.
 
     Of a text that is no JSON it says something, too, which means nothing."""
 
@@ -21,6 +22,9 @@ class Place(NamedTuple):
     last: int = NOTHING
     string: bytes | None = None
     escaped: bool = False
+    # Of a text with calls of tools alone:
+    call: bytes | None = None
+    tail: bytes = b""
 
     @property
     def wants_key(self) -> bool:
@@ -43,7 +47,7 @@ class Place(NamedTuple):
 
     def behind(self, text: bytes) -> "Place":
         """The place behind `text`, which begins here."""
-        inside, last, string, escaped = self
+        inside, last, string, escaped = self[:4]
         for byte in text:
             if string is not None:
                 if byte == _QUOTE and not escaped:

@@ -19,7 +19,7 @@ from mmengine.errors import InvalidRequest, shown
 from mmengine.request import CallFormat, GrammarRequest
 from mmengine.structured_output.json_schema.gate import MAX_OUTPUT, Bounds
 from mmengine.structured_output.json_schema.refusal import SchemaRefused, refuse
-from mmengine.structured_output.request.fields import gated
+from mmengine.structured_output.request.fields import Truncation, gated
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 VALUE_END = "\n</parameter>"
@@ -72,6 +72,11 @@ class ToolCalls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
         return bytes(self.answer) != b"null"
 
 
+def head_of(name: str, form: CallFormat) -> str:
+    """What a call of a tool says behind OPEN, before its arguments."""
+    return f'\n{{"name": {json.dumps(name)}, "arguments": ' if form == "json" else f"\n<function={name}>\n"
+
+
 class AskedTool(NamedTuple):
     """`parameters`: a JSON schema, as text. `place`: the field that it stands in. `is_strict`: it is refused
     rather than held to less."""
@@ -82,14 +87,16 @@ class AskedTool(NamedTuple):
     is_strict: bool
 
 
-def tool_calls(tools: Sequence[AskedTool], form: ToolCalls) -> GrammarRequest:
+def tool_calls(
+    tools: Sequence[AskedTool], form: ToolCalls, on_truncation: Truncation = "length"
+) -> GrammarRequest:
     """The grammar of calls of these tools; `form` is what is asked for beside them. Raises InvalidRequest,
     naming the tool's field, and of its schema the keyword and its place."""
     made = msgspec.structs.replace(form, tools=tuple(_tool(tool, form.format) for tool in tools))
     source = msgspec.json.encode(made).decode()
     if len(source) > MAX_OUTPUT:
         raise InvalidRequest(f"tools: worked out, their schemas have more than {MAX_OUTPUT:,} bytes")
-    return GrammarRequest("tool_calls", source)
+    return GrammarRequest("tool_calls", source, on_truncation=on_truncation)
 
 
 def _tool(tool: AskedTool, form: CallFormat) -> CallableTool:

@@ -15,6 +15,7 @@ from mmengine.structured_output.request.tool_calls import (
     Json,
     Parameters,
     ToolCalls,
+    head_of,
     parameters_of,
 )
 
@@ -29,13 +30,12 @@ def call_grammars(form: ToolCalls) -> str:
     writer = _Writer()
     lines = ["TEXT: /(?s:.*)/", _SPACE, _OTHER_NAME, *_start(form, writer)]
     for number, tool in enumerate(form.tools):
-        schema = bytes(tool.schema).decode()
+        schema, head = bytes(tool.schema).decode(), quoted(head_of(tool.name, form.format))
         if form.format == "json":
-            head = quoted(f'\n{{"name": {json.dumps(tool.name)}, "arguments": ')
             tail = quoted("}\n" + CLOSE)
             lines.append(f"tool_{number}: {head} {writer.value(schema)} {tail}")
         else:
-            head, tail = quoted(f"\n<function={tool.name}>\n"), quoted("</function>\n" + CLOSE)
+            tail = quoted("</function>\n" + CLOSE)
             named = writer.parameters(f"{number}", parameters_of(schema))
             lines.append(f"tool_{number}: {head} {named} {tail}")
     lines.append("body: " + " | ".join(f"tool_{number}" for number in range(len(form.tools))))

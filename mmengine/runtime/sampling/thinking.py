@@ -1,0 +1,100 @@
+"""Rows whose reasoning is ended when its budget is used up: what they are to say then.
+
+It follows from the tokens before alone, drafts among them, and not from what the model says there: so
+neither drafts, nor a preemption, nor a crash change where reasoning ends.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from mmengine.request import Request, ThinkingBudget
+from mmengine.runtime.rows import THINKING
+from mmengine.runtime.sampling.runs import Runs
+from mmengine.runtime.sampling.sample_rows import SampleRows
+from mmengine.runtime.sampling.sampler import Due
+
+
+class Reasoned(NamedTuple):
+    """Where a text is in its reasoning: `opened` tokens of the start marker, then `said` tokens behind it,
+    the last `closed` of which may be the beginning of the end marker. `is_over`: there is none, or none any
+    more."""
+
+    opened: int = 0
+    said: int = 0
+    closed: int = 0
+    is_over: bool = False
+
+    @classmethod
+    def begin(cls, budget: ThinkingBudget) -> "Reasoned":
+        """Of a text that has said nothing."""
+        if budget.is_open:
+            return cls(len(budget.start))
+        return cls(is_over=not budget.start)
+
+    def behind(self, budget: ThinkingBudget, token: int) -> "Reasoned":
+        if self.is_over:
+            return self
+        if self.opened < len(budget.start):
+            return self._replace(opened=self.opened + 1, is_over=token != budget.start[self.opened])
+        tail, closed = (*budget.end[: self.closed], token), self.closed + 1
+        while tail[len(tail) - closed :] != budget.end[:closed]:
+            closed -= 1
+        return self._replace(said=self.said + 1, closed=closed, is_over=closed == len(budget.end))
+
+    def next(self, budget: ThinkingBudget) -> int | None:
+        """What has to be said now; None where that is free."""
+        if self.is_over or self.opened < len(budget.start) or self.said < budget.tokens:
+            return None
+        return budget.end[self.closed]
+
+
+class ThinkingRows:
+    """Only rows that reason, and whose request says how long at most, cost anything."""
+
+    def __init__(self) -> None:
+        self._rows: dict[int, tuple[ThinkingBudget, Reasoned]] = {}
+
+    def admit(self, row: int, request: Request, token_ids: np.ndarray) -> None:
+        """`row` now belongs to `request`. `token_ids`: int32, its prompt and all that it said."""
+        self._rows.pop(row, None)
+        if request.thinking is not None:
+            self._rows[row] = request.thinking, Reasoned.begin(request.thinking)
+            self._say(row, token_ids[len(request.prompt_token_ids) :].tolist())
+
+    def due(self, batch: SampleRows, runs: Runs | None) -> Due:
+        """Places among all that sample, ascending, and what is to be said there."""
+        places: list[int] = []
+        tokens: list[int] = []
+        for place in np.flatnonzero(batch.columns["options"] & THINKING).tolist() if self._rows else ():
+            known = self._rows.get(int(batch.rows[place]))
+            if known is None:
+                continue
+            budget, reasoned = known
+            if runs is not None:
+                for draft in runs.follows[runs.first[runs.row_of[place]] : place].tolist():
+                    reasoned = reasoned.behind(budget, draft)
+            token = reasoned.next(budget)
+            if token is not None:
+                places.append(place)
+                tokens.append(token)
+        return Due(places, tokens)
+
+    def said(self, rows: np.ndarray, token_ids: np.ndarray, counts: np.ndarray | None) -> None:
+        """Rows (int32 [s]) said tokens (int32): `counts` of them each, one behind the other, or one each."""
+        if not self._rows:
+            return
+        ends = np.arange(1, len(rows) + 1) if counts is None else np.cumsum(counts)
+        for index in [index for index, row in enumerate(rows.tolist()) if row in self._rows]:
+            start = int(ends[index - 1]) if index else 0
+            self._say(int(rows[index]), token_ids[start : int(ends[index])].tolist())
+
+    def _say(self, row: int, token_ids: Sequence[int]) -> None:
+        budget, reasoned = self._rows[row]
+        for token in token_ids:
+            reasoned = reasoned.behind(budget, token)
+        if reasoned.is_over:
+            del self._rows[row]
+        else:
+            self._rows[row] = budget, reasoned

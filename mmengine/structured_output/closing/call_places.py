@@ -1,0 +1,63 @@
+"""Where in a text with calls of tools its end is, and what ends their parts."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from mmengine.structured_output.closing.json_place import MAX_KNOWN, Place
+from mmengine.structured_output.request.tool_calls import OPEN, VALUE_END, ToolCalls, head_of
+
+_OPEN = OPEN.encode()
+_VALUE = b">\n"  # behind which a parameter's value begins, in xml
+_TAIL = 16  # bytes
+MAX_HEADS = 16
+_XML_ENDS = VALUE_END.encode() + b"\n", b"</function>"
+
+
+class CallPlaces(NamedTuple):
+    """`has_answer`: an answer without calls is JSON, else it is free text. `is_xml`: how calls are written.
+    `think_end`: of reasoning that a text may begin with. `heads`: how the calls of tools begin."""
+
+    has_answer: bool
+    is_xml: bool
+    think_end: Sequence[bytes]
+    heads: Sequence[bytes]
+
+    @classmethod
+    def of(cls, calls: ToolCalls) -> "CallPlaces":
+        thinks = (calls.reasoning[1].encode(),) if calls.reasoning is not None else ()
+        heads = [_OPEN + head_of(tool.name, calls.format).encode() for tool in calls.tools[:MAX_HEADS]]
+        return cls(calls.has_form, calls.format == "xml", thinks, heads)
+
+    def behind(self, place: Place, text: bytes) -> Place:
+        """The place behind `text`, which begins at `place`."""
+        for at in range(len(text)):
+            place = self._step(place, text[at : at + 1])
+        return place
+
+    def _step(self, place: Place, byte: bytes) -> Place:
+        tail = (place.tail + byte)[-_TAIL:]
+        if tail.endswith(_OPEN):
+            return Place(call=b"", tail=tail)
+        if place.call is None:
+            return (place.behind(byte) if self.has_answer else Place())._replace(tail=tail)
+        call = place.call + byte if len(place.call) < MAX_KNOWN else place.call
+        if self.is_xml and tail.endswith(_VALUE):
+            return Place(call=call, tail=tail)
+        return place.behind(byte)._replace(call=call, tail=tail)
+
+    def is_free(self, place: Place) -> bool:
+        """Whether the text may end there wherever it likes: it has no form, and no call has begun."""
+        return place.call is None and not self.has_answer
+
+    def ends(self, place: Place) -> Sequence[bytes]:
+        """What may end a part of the text there, whatever else might come."""
+        if place.call is not None and self.is_xml:
+            between = place.tail.endswith(_XML_ENDS[0][1:]) or place.call.count(b"\n") == 2  # behind the head
+            return _XML_ENDS if between and place.tail.endswith(b"\n") else _XML_ENDS[:1]
+        if place.call is not None:
+            return ()
+        return self.think_end if place.string is None and not place.inside else ()
+
+    def value_ends(self, place: Place) -> Sequence[bytes]:
+        """What may come behind a value of a parameter."""
+        return _XML_ENDS[:1] if self.is_xml and place.call is not None else ()
