@@ -73,6 +73,7 @@ class ChoiceDeltas:
         self._last = 0
         self._opens = bool(reasoning.start) and not reasoning.is_open  # the answer may begin with a marker
         self._reasons = reasoning.is_open
+        self._is_text = not (self._opens or self._reasons or self._cuts or calls)  # and nothing but text
         self._stream = self._new_stream()
 
     def _new_stream(self) -> TextStream:
@@ -93,6 +94,13 @@ class ChoiceDeltas:
     def push(self, token_ids: Sequence[int], entries: Sequence[Entry] | None = None) -> list[Delta]:
         """The deltas of these tokens."""
         found = []
+        if self._is_text and entries is None:
+            for token in token_ids:
+                self._last = token
+                self.num_tokens += 1
+                if text := self._stream.push((token,)):
+                    found.append(Delta(text, "", (), self.num_tokens))
+            return found
         for place, token in enumerate(token_ids):
             self._last = token
             if entries is not None:

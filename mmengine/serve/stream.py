@@ -151,18 +151,19 @@ class Stream:
         items = self._channel.items
         found: list[RequestOutput] = []
         while items and not self.is_over:
-            item = items[0]
+            item = items.popleft()
             if isinstance(item, RequestOutput):
                 found.append(item)
-                self.completion = item.completion or self.completion
+                if item.completion is not None:
+                    self.completion = item.completion
             elif item is None:
                 self.is_over = True
             elif found:
-                break  # for the next call
+                items.appendleft(item)  # for the next call
+                break
             else:
                 self.is_over = True
                 raise item
-            items.popleft()
         return found
 
     async def news(self) -> list[RequestOutput]:

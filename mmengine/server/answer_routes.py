@@ -4,7 +4,6 @@ import asyncio
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
@@ -139,11 +138,13 @@ class AnswerRoutes:
             answering = Answering(self._engine, asked, make_frames(asked), self._processor.tokenizer)
             try:
                 answering.begin()
-                await unless_gone(request.receive, answering.open(self._settings.ping_s))
-                held.release()
-                if asked.stream:
-                    return self._event_stream(answering, asked, owner)
-                body = await unless_gone(request.receive, answering.whole())
+                with unless_gone(request.scope):
+                    await answering.open()
+                    held.release()
+                    if asked.stream:
+                        await answering.first_news(self._settings.ping_s)
+                        return self._event_stream(answering, asked, owner)
+                    body = await answering.whole()
             except BaseException as error:
                 if isinstance(error, asyncio.CancelledError) and self._admission.is_draining:
                     raise self._left_behind(answering, asked) from None
@@ -180,7 +181,7 @@ class AnswerRoutes:
                 "model_not_found",
             )
         envelope = msgspec.structs.replace(asked.envelope, model=model, owner=owner)
-        return replace(asked, envelope=envelope)
+        return msgspec.structs.replace(asked, envelope=envelope)
 
     def _told(self, error: BaseException, asked: Asked) -> BaseException:
         """An error of the engine, as its caller is told it; others as they are."""
@@ -207,7 +208,7 @@ class AnswerRoutes:
             ping_s=settings.ping_s,
             slow_reader_s=settings.slow_reader_s,
             max_backlog=settings.max_backlog,
-            sent=self._metrics.frames.inc,
+            sent=self._metrics.sent,
             told=self._told_in_stream,
             ended=partial(self._stream_ended, owner),
             shutting_down=partial(self._cut, asked.request_id),

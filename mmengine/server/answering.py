@@ -123,19 +123,22 @@ class Answering:
             options["calls"] = asked.form.calls
         return options
 
-    async def open(self, patience_s: float) -> None:
-        """Wait until all prompts are in the log, and then so long for the first news, so that what fails
-        before it has a status of its own. Raises what the engine does."""
+    async def open(self) -> None:
+        """Wait until all prompts are in the log. Raises what the engine does."""
         for turn in self._turns:
             await turn.stream.accepted()
             turn.begin()
             self._frames.tails.set_prompt(turn.indices, turn.stream.num_prompt_tokens)
         self.listen(self._arrived.set)
+
+    async def first_news(self, patience_s: float) -> None:
+        """Wait so long for them, so that what fails before them has a status of its own. Raises what the
+        engine does."""
         with suppress(TimeoutError):
             async with asyncio.timeout(patience_s):
                 while not self._news and not self._is_over:
                     await self._wait()
-                    self._fetch()
+                    self._news = list(self._fetch())
         for _, outputs in self._news:
             for output in outputs:
                 if output.finish_reason not in (None, "stop", "length"):
@@ -151,15 +154,22 @@ class Answering:
             self._arrived.clear()
             await self._arrived.wait()
 
-    def _fetch(self) -> None:
-        """What has come, into `_news`. Raises what a prompt ends with that came to nothing."""
+    def _fetch(self) -> Iterator[tuple[Turn, list[RequestOutput]]]:
+        """What has come, behind what `first_news` waited for. Raises what a prompt ends with that came to
+        nothing, behind what it said before."""
+        if self._news:
+            news, self._news = self._news, []
+            yield from news
         for turn in self._turns:
             while turn.stream.backlog and (outputs := turn.stream.take()):
-                self._news.append((turn, outputs))
+                yield turn, outputs
 
     @property
     def _is_over(self) -> bool:
-        return all(turn.stream.is_over for turn in self._turns)
+        for turn in self._turns:  # a step asks this of each stream: no generator
+            if not turn.stream.is_over:
+                return False
+        return True
 
     @property
     def unenforced(self) -> tuple[str, ...]:
@@ -182,9 +192,7 @@ class Answering:
         says."""
         made: list[bytes] = []
         try:
-            self._fetch()
-            news, self._news = self._news, []
-            for turn, outputs in news:
+            for turn, outputs in self._fetch():
                 for output in outputs:
                     if output.prompt_scores is not None:
                         made += [self._frames.first(index, output.prompt_scores) for index in turn.indices]
@@ -207,9 +215,7 @@ class Answering:
         """The body of an answer that is no stream."""
         choices = [WholeChoice(index) for index in range(self._num_choices)]
         while True:
-            self._fetch()
-            news, self._news = self._news, []
-            for turn, outputs in news:
+            for turn, outputs in self._fetch():
                 for output in outputs:
                     if output.prompt_scores is not None:
                         for index in turn.indices:

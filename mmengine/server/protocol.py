@@ -17,6 +17,7 @@ def http_protocol(max_header_bytes: int) -> type[asyncio.Protocol]:
     class Connection(HttpToolsProtocol):
         _num_head_bytes = 0  # since the last request's body, or the connection's begin
         on_room: Callable[[], None] | None = None
+        on_gone: Callable[[], None] | None = None
 
         def data_received(self, data: bytes) -> None:
             self._num_head_bytes += len(data)
@@ -37,7 +38,16 @@ def http_protocol(max_header_bytes: int) -> type[asyncio.Protocol]:
             self._num_head_bytes = 0
             super().on_body(body)
 
+        def connection_lost(self, exc: Exception | None) -> None:
+            super().connection_lost(exc)
+            if self.on_gone is not None:
+                self.on_gone()
+
         # As an answer's Line
+
+        @property
+        def is_gone(self) -> bool:
+            return self.transport.is_closing()
 
         @property
         def is_full(self) -> bool:
