@@ -22,8 +22,6 @@ CONTEXT = 4  # tokens that stay in it: a character has at most four bytes, so fo
 class ByteDetokenizer:
     """The text of a growing list of tokens that are bytes: `pieces`, by id."""
 
-    __slots__ = ("_decoder", "_holds", "_pieces")
-
     def __init__(self, pieces: Sequence[bytes]):
         self._pieces = pieces
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")

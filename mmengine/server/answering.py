@@ -166,10 +166,8 @@ class Answering:
 
     @property
     def _is_over(self) -> bool:
-        for turn in self._turns:  # a step asks this of each stream: no generator
-            if not turn.stream.is_over:
-                return False
-        return True
+        first = self._turns[0]  # a step asks this of each stream, and most calls have one prompt
+        return first.stream.is_over and all(turn.stream.is_over for turn in self._turns)
 
     @property
     def unenforced(self) -> tuple[str, ...]:
