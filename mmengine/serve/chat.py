@@ -172,7 +172,8 @@ class ChatAnswer:
         for delta in deltas.push(output.token_ids, output.logprobs):
             whole.add(delta)
         if output.finish_reason is not None:
-            whole.add(deltas.finish())
+            look = deltas.argument_look()
+            whole.add(deltas.finish(() if look is None else look()))
             whole.finish_reason = deltas.end_reason(output.finish_reason)
             whole.stop_reason = deltas.stop_reason(output.detail)
 

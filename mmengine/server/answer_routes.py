@@ -52,12 +52,12 @@ class AnswerRoutes:
         names: tuple[str, ...],
         metrics: HttpMetrics,
         admission: Admission,
+        texts: TokenTexts,
         door: MediaDoor | None = None,
     ):
         self._engine, self._settings, self._names = engine, settings, names
-        self._metrics, self._admission = metrics, admission
+        self._metrics, self._admission, self._texts = metrics, admission, texts
         self._processor = engine.processor
-        self._texts = TokenTexts(self._processor.tokenizer)
         self._new_id = request_ids()
         defaults = Defaults(self._processor.generation_defaults, settings.generation_config)
         ignores = settings.unknown_fields == "ignore"

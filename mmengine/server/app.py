@@ -23,6 +23,7 @@ from mmengine.server.http_metrics import HttpMetrics
 from mmengine.server.media import FetchMetrics
 from mmengine.server.other_routes import OtherRoutes
 from mmengine.server.settings import ServerSettings, is_loopback
+from mmengine.server.token_texts import TokenTexts
 
 LAG_EVERY_S = 0.5
 LEFT_STATUS = 499  # nginx's, in logs and metrics, for a client that left before it had an answer
@@ -61,8 +62,9 @@ class App:
         self.metrics = HttpMetrics()
         self.admission = Admission(engine, settings, keys)
         fetches = FetchMetrics(door)
-        answers = AnswerRoutes(engine, settings, names, self.metrics, self.admission, door)
-        others = OtherRoutes(engine, settings, names, self.metrics, self.admission, fetches)
+        texts = TokenTexts(engine.processor.tokenizer)
+        answers = AnswerRoutes(engine, settings, names, self.metrics, self.admission, texts, door)
+        others = OtherRoutes(engine, settings, names, self.metrics, self.admission, texts, fetches)
         endpoints: dict[tuple[str, str], _Endpoint] = {
             ("POST", "/v1/chat/completions"): answers.chat,
             ("POST", "/v1/completions"): answers.completions,

@@ -41,13 +41,14 @@ class OtherRoutes:
         names: tuple[str, ...],
         metrics: HttpMetrics,
         admission: Admission,
+        texts: TokenTexts,
         fetches: FetchMetrics,
     ):
         self._engine, self._names, self._metrics, self._admission = engine, names, metrics, admission
         self._exposed = _exposed(engine, settings, names[0], metrics, fetches)
         self._created = now()
         self._processor = engine.processor
-        self._texts = TokenTexts(self._processor.tokenizer)
+        self._texts = texts
         self._room = asyncio.Semaphore(MAX_TOKENIZED)
 
     async def models(self, request: Request) -> ASGIApp:
