@@ -15,7 +15,7 @@ from mmengine.models.plugin import Prepared, Processor
 from mmengine.request import Request
 from mmengine.serve.options import Options
 
-MAX_LOOKED_AT = 4096  # parts of messages
+MAX_LOOKED_AT = 1024  # parts of messages
 MEDIA_KEYS = frozenset({"image", "image_url", "video", "video_url"})
 
 

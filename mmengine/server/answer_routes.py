@@ -29,7 +29,8 @@ from mmengine.server.settings import ServerSettings
 from mmengine.server.sse import EventStream, unless_gone
 from mmengine.server.token_texts import TokenTexts
 
-LARGE_BODY = 256 * 2**10  # bytes; what is larger is parsed on a thread
+SMALL_BODY = 2**13  # bytes; what is larger may take a millisecond to read, and is read on a thread
+LARGE_BODY = 2**20  # what is larger waits behind others of its kind alone
 MAX_ID_CHARS = 128
 ID_HEADER = "x-request-id"
 DROPPED_HEADER = "x-mmengine-ignored-fields"
@@ -74,8 +75,9 @@ class AnswerRoutes:
         self._completion_reader = CompletionReader(
             defaults, settings.max_prompts, settings.max_pixels, ignores
         )
-        # One thread: several would wait for one another, and the event loop for all of them.
+        # One thread each: several would wait for one another, and the event loop for all of them.
         self._parser = ThreadPoolExecutor(1, "mmengine-parse")
+        self._large_parser = ThreadPoolExecutor(1, "mmengine-parse-large")
 
     def _tools(self, engine: AsyncEngine, settings: ServerSettings) -> Tools:
         limits = ToolLimits(settings.max_tools, settings.max_tool_bytes, settings.strict_tools)
@@ -127,15 +129,17 @@ class AnswerRoutes:
             given = request.headers.get(ID_HEADER, "") or self._new_id()
             if _is_id(given):
                 request.scope["mmengine.request_id"] = given  # in errors, unless the body has another one
-            if held.num_bytes > LARGE_BODY:
+            if held.num_bytes > SMALL_BODY:
+                parser = self._large_parser if held.num_bytes > LARGE_BODY else self._parser
                 loop = asyncio.get_running_loop()
-                asked = await loop.run_in_executor(self._parser, _read, reader, data, given)
+                asked, frames = await loop.run_in_executor(
+                    parser, self._read, reader, make_frames, data, given, owner
+                )
             else:
-                asked = _read(reader, data, given)
+                asked, frames = self._read(reader, make_frames, data, given, owner)
             data.clear()
-            asked = self._named(asked, owner)
             request.scope["mmengine.request_id"] = asked.request_id
-            answering = Answering(self._engine, asked, make_frames(asked), self._processor.tokenizer)
+            answering = Answering(self._engine, asked, frames, self._processor.tokenizer)
             try:
                 answering.begin()
                 with unless_gone(request.scope):
@@ -153,6 +157,14 @@ class AnswerRoutes:
             answering.close()
         headers = _headers(asked, answering.unenforced)
         return Response(body, media_type="application/json", headers=headers)
+
+    def _read(
+        self, reader: Reader, make_frames: Callable[[Asked], Frames], data: list[bytes], name: str, owner: str
+    ) -> tuple[Asked, Frames]:
+        """What is asked, and how it is answered. `name`: of the request, unless the body has another one. On
+        any thread."""
+        asked = self._named(reader.read(b"".join(data), name), owner)
+        return asked, make_frames(asked)
 
     def _left_behind(self, answering: Answering, asked: Asked) -> ApiError:
         """The server ends before the answer is there. Takes back the cancellation by which that is known."""
@@ -224,10 +236,6 @@ class AnswerRoutes:
 
 def _is_id(name: str) -> bool:
     return 0 < len(name) <= MAX_ID_CHARS and name.isascii() and name.isprintable() and " " not in name
-
-
-def _read(reader: Reader, data: list[bytes], request_id: str) -> Asked:
-    return reader.read(b"".join(data), request_id)
 
 
 def _in_their_words(error: ApiError, asked: Asked) -> ApiError:

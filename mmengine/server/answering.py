@@ -21,6 +21,8 @@ from mmengine.server.frames import DONE, Frames, Usage, error_frame
 from mmengine.server.turns import Said, Turn, given_up
 from mmengine.structured_output.request.tool_calls import calls_of
 
+NEWS_AT_ONCE = 128  # that are told before the event loop looks at its sockets again
+
 
 class Scored(NamedTuple):
     """The prompt of these choices, with its logprobs."""
@@ -100,7 +102,9 @@ class Answering:
 
     async def _wait(self) -> None:
         """Until something has come. The listener must be the event."""
-        if self._looking is not None or not (self.backlog or self._is_over):
+        if self.has_more:
+            await asyncio.sleep(0)
+        elif self._looking is not None or not self._is_over:
             self._arrived.clear()
             await self._arrived.wait()
 
@@ -110,17 +114,19 @@ class Answering:
             self._news.append((turn, output))
 
     def _outputs(self) -> Iterator[tuple[Turn, RequestOutput]]:
-        """All that has come. Raises as `_fetch`, behind what was said before."""
+        """What has come, or so much of it as takes no time. Raises as `_fetch`, behind what was said."""
         while self._news:
             yield self._news.popleft()
+        count = 0
         for turn in self._turns:
-            while turn.stream.backlog:
+            if turn.stream.backlog and count < NEWS_AT_ONCE:
                 self._fetch(turn)
+                count += len(self._news)
                 while self._news:
                     yield self._news.popleft()
 
     def _tell(self) -> Iterator[Said | Scored]:
-        """What all that has come says, up to an end before which arguments are looked at: whoever listens
+        """What it says that has come, up to an end before which arguments are looked at: whoever listens
         is called when that is done."""
         if self._looking is not None:
             if not self._looking.done():
@@ -172,7 +178,7 @@ class Answering:
         return len(self._turns) * self._asked.sampling.n
 
     def take(self, told: Callable[[Exception], ApiError]) -> tuple[bytes, str]:
-        """Frames of all that has come; at the end "whole", or "error": the last one tells of it, as `told`
+        """Frames of what has come; at the end "whole", or "error": the last one tells of it, as `told`
         says."""
         made: list[bytes] = []
         try:
@@ -207,7 +213,7 @@ class Answering:
                 if said.reason is not None:
                     choice.finish_reason, choice.stop_reason = said.reason, said.stop_reason
             if self._is_over:
-                if self._asked.sampling.prompt_logprobs is not None:  # of many tokens they take their time
+                if self._asked.logprobs:  # of many tokens they take their time
                     return await asyncio.to_thread(self._frames.whole, choices, self._usage())
                 return self._frames.whole(choices, self._usage())
             await self._wait()
@@ -243,6 +249,13 @@ class Answering:
     @property
     def backlog(self) -> int:
         return sum(turn.stream.backlog for turn in self._turns)
+
+    @property
+    def has_more(self) -> bool:
+        """Whether `take` would tell more now."""
+        if self._looking is not None:
+            return False
+        return bool(self._turns[0].stream.backlog) or (len(self._turns) > 1 and bool(self.backlog))
 
     def close(self) -> None:
         """Cancel what still runs. Closing twice is no error."""

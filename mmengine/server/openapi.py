@@ -1,6 +1,8 @@
 """What the server takes and says, as an OpenAPI document: of the structs and tables that read bodies, and of
 the shapes that answers are held to."""
 
+from functools import cache
+
 import msgspec
 
 from mmengine.server.answer_shapes import (
@@ -33,6 +35,7 @@ _HEADERS = {405: ("allow",), 429: ("retry-after",), 503: ("retry-after",)}
 _Kind = type[msgspec.Struct]
 
 
+@cache
 def document() -> bytes:
     """As JSON."""
     bodies = (ChatBody, CompletionBody, TokenizeBody, DetokenizeBody)

@@ -142,7 +142,7 @@ class OtherRoutes:
         return Response(text, media_type="text/plain; version=0.0.4")
 
     async def openapi(self, request: Request) -> ASGIApp:
-        return Response(document(), media_type="application/json")
+        return Response(await asyncio.to_thread(document), media_type="application/json")
 
     async def version(self, request: Request) -> ASGIApp:
         return _json({"version": __version__})

@@ -37,7 +37,8 @@ class Line(Protocol):
 
 
 class FrameSource(Protocol):
-    """Where frames come from. `take` gives those of all that has come, with a word at their end. `told`: an
+    """Where frames come from. `take` gives those of what has come, with a word at their end;
+    `has_more`: some is left for another call. `told`: an
     error as the caller is told it."""
 
     def take(self, told: Callable[[Exception], ApiError]) -> tuple[bytes, str]: ...
@@ -46,6 +47,9 @@ class FrameSource(Protocol):
 
     @property
     def backlog(self) -> int: ...
+
+    @property
+    def has_more(self) -> bool: ...
 
     def close(self) -> None: ...
 
@@ -153,8 +157,11 @@ class EventStream:
         if how:
             self._last = data
             self._end(how)
-        elif data:
+            return
+        if data:
             self._write(data)
+        if self._source.has_more:
+            self._loop.call_soon(self._pump)  # others first
 
     def _write(self, data: bytes) -> None:
         self._written_at = self._loop.time()
