@@ -186,9 +186,9 @@ class Answering:
                 if isinstance(said, Scored):
                     made += [self._frames.first(index, said.scores) for index in said.indices]
                 elif said.reason is None:
-                    made.append(self._frames.delta(said.index, said.delta))
+                    made.append(self._frames.delta(said.number, said.delta))
                 else:
-                    made.append(self._frames.finish(said.index, said.delta, said.reason, said.stop_reason))
+                    made.append(self._frames.finish(said.number, said.delta, said.reason, said.stop_reason))
             if not self._is_over:
                 return b"".join(made), ""
             if self._asked.usage_frames != "none":
@@ -208,7 +208,7 @@ class Answering:
                     for index in said.indices:
                         choices[index].scores = said.scores
                     continue
-                choice = choices[said.index]
+                choice = choices[said.number]
                 choice.add(said.delta)
                 if said.reason is not None:
                     choice.finish_reason, choice.stop_reason = said.reason, said.stop_reason

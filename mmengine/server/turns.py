@@ -15,9 +15,9 @@ Look = Callable[[], tuple[ArgumentError, ...]]
 
 
 class Said(NamedTuple):
-    """By the choice `index`; with its last word why it ended."""
+    """By a choice, of which the number is; with its last word why it ended."""
 
-    index: int
+    number: int
     delta: Delta
     reason: str | None = None
     stop_reason: str | int | None = None
