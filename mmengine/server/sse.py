@@ -20,14 +20,11 @@ class Line(Protocol):
 
     on_room: Callable[[], None] | None
     on_gone: Callable[[], None] | None
+    is_full: bool  # its reader is slow: what is written waits in memory
 
     @property
     def is_gone(self) -> bool:
         """Whether the client left."""
-
-    @property
-    def is_full(self) -> bool:
-        """Whether its reader is slow: what is written waits in memory."""
 
     def write(self, data: bytes) -> None:
         """A part of the body, at once."""
@@ -37,9 +34,8 @@ class Line(Protocol):
 
 
 class FrameSource(Protocol):
-    """Where frames come from. `take` gives those of what has come, with a word at their end;
-    `has_more`: some is left for another call. `told`: an
-    error as the caller is told it."""
+    """Where frames come from. `take` gives those of what has come, with a word at their end; `has_more`: some
+    are left for another call. `told`: an error as the caller is told it."""
 
     def take(self, told: Callable[[Exception], ApiError]) -> tuple[bytes, str]: ...
 
