@@ -83,6 +83,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             msgspec.convert(msgspec.to_builtins(self), SamplingParams)
         except (TypeError, msgspec.ValidationError) as error:
             raise InvalidRequest(f"a sampling option cannot be read: {error}") from None
+        self.check_ranges()
+
+    def check_ranges(self) -> None:
+        """`check` where the types are known to be right."""
         for name, least, most in _INT_RANGES:
             value = getattr(self, name)
             if not least <= value <= most:

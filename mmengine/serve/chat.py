@@ -212,8 +212,8 @@ def with_tools(
 ) -> tuple[Prompt, CallsAsked | None]:
     """The prompt that shows the tools, and what its answer is held to. `markers`: between which the model may
     reason. Raises InvalidRequest."""
-    if prompt.messages is not None:
-        prompt = replace(prompt, messages=for_template(prompt.messages))
+    if prompt.messages is not None and (messages := for_template(prompt.messages)) is not prompt.messages:
+        prompt = replace(prompt, messages=messages)
     if asked is None:
         return prompt, None
     if prompt.messages is None:

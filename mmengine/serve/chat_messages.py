@@ -11,11 +11,17 @@ _FUNCTION = "function"
 Json = dict[str, object]
 
 
-def for_template(messages: Sequence[Json]) -> list[Json]:
+def for_template(messages: Sequence[Json]) -> Sequence[Json]:
     """Arguments that are JSON text become the object that they mean, as templates read it; a message of calls
     alone has an empty content, and what a tool said in parts of text is one text. Raises InvalidRequest,
     naming the place. What else is wrong with a message, the processor says."""
+    if not any(isinstance(each, (dict, Mapping)) and _is_of_tools(each) for each in messages):
+        return messages
     return [_message(f"messages[{n}]", each) for n, each in enumerate(messages)]
+
+
+def _is_of_tools(message: Json) -> bool:
+    return message.get("role") == "tool" or message.get("tool_calls") is not None
 
 
 def _message(where: str, message: Json) -> Json:

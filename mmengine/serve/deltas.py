@@ -4,7 +4,8 @@ Neither steps, nor batches, nor drafts decide where a delta ends: each token tha
 stream that is told again from the log has the same deltas.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -77,6 +78,7 @@ class ChoiceDeltas:
         self._last = 0
         self._opens = bool(reasoning.start) and not reasoning.is_open  # the answer may begin with a marker
         self._reasons = reasoning.is_open
+        self._is_text = not (self._opens or self._reasons or calls)  # and nothing but text
         self._stream = self._new_stream()
 
     def _new_stream(self) -> TextStream:
@@ -99,11 +101,20 @@ class ChoiceDeltas:
         for delta in self.push(output.token_ids, output.logprobs):
             yield delta, None, None
         if (reason := output.finish_reason) in ("stop", "length"):
-            yield self.finish(), self.end_reason(reason), self.stop_reason(output.detail)
+            look = self.argument_look()
+            rest = self.finish(() if look is None else look())
+            yield rest, self.end_reason(reason), self.stop_reason(output.detail)
 
     def push(self, token_ids: Sequence[int], entries: Sequence[Entry] | None = None) -> list[Delta]:
         """The deltas of these tokens."""
         found = []
+        if self._is_text and entries is None:
+            for token in token_ids:
+                self._last = token
+                self.num_tokens += 1
+                if text := self._stream.push((token,)):
+                    found.append(Delta(text, "", (), self.num_tokens))
+            return found
         for place, token in enumerate(token_ids):
             self._last = token
             if entries is not None:
@@ -147,18 +158,18 @@ class ChoiceDeltas:
         elif piece.number in self._loose_calls:
             self._loose_calls[piece.number][1].append(piece.arguments)
 
-    def _argument_errors(self) -> tuple[ArgumentError, ...]:
-        """What is seen to be wrong with the arguments of calls that are not held to their schemas."""
-        found = []
-        for number, (name, pieces) in self._loose_calls.items():
-            schema = msgspec.json.decode(self._loose[name].given)
-            wrong = what_is_wrong(schema, "".join(pieces))
-            if wrong:
-                found.append(ArgumentError(number, wrong))
-        return tuple(found)
+    def argument_look(self) -> Callable[[], tuple[ArgumentError, ...]] | None:
+        """At the answer's end: what looks at the arguments of calls that are not held to their schemas, and
+        gives what is wrong with them, on any thread; None where there are none."""
+        if not self._loose_calls:
+            return None
+        calls = {
+            number: (self._loose[name].given, said) for number, (name, said) in self._loose_calls.items()
+        }
+        return partial(_argument_errors, calls)
 
-    def finish(self) -> Delta:
-        """What was held back, at the end of the answer."""
+    def finish(self, argument_errors: tuple[ArgumentError, ...] = ()) -> Delta:
+        """What was held back, at the end of the answer. `argument_errors`: what `argument_look` found."""
         text = self._stream.push(self._held) + self._stream.finish()
         self._held = []
         if self._reasons:
@@ -168,7 +179,7 @@ class ChoiceDeltas:
             pieces = [*self._parser.push(text), self._parser.finish()]
             text = "".join(self._until.push(piece) for piece in pieces if isinstance(piece, str))
             text += self._until.finish()
-        return self._delta(text)._replace(argument_errors=self._argument_errors())
+        return self._delta(text)._replace(argument_errors=argument_errors)
 
     def end_reason(self, reason: str) -> str:
         """finish_reason of an answer that the engine ended with "stop" or "length"."""
@@ -215,3 +226,13 @@ class ChoiceDeltas:
         self._reasons, self._opens, self._held = self._opens, False, []
         self._stream = self._new_stream()
         return rest
+
+
+def _argument_errors(calls: Mapping[int, tuple[msgspec.Raw, list[str]]]) -> tuple[ArgumentError, ...]:
+    """`calls`: schemas, and what was said as their values."""
+    found = []
+    for number, (schema, said) in calls.items():
+        wrong = what_is_wrong(msgspec.json.decode(schema), "".join(said))
+        if wrong:
+            found.append(ArgumentError(number, wrong))
+    return tuple(found)

@@ -24,17 +24,23 @@ class ByteDetokenizer:
 
     def __init__(self, pieces: Sequence[bytes]):
         self._pieces = pieces
-        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._holds = False  # a cut character
 
     def push(self, token_ids: Sequence[int]) -> str:
         """The characters that `token_ids` complete."""
         pieces = self._pieces
         data = b"".join([pieces[token] for token in token_ids if token < len(pieces)])
-        return self._decode(data)
+        if not self._holds and data.isascii():  # most are, and the decoder takes several times as long
+            return data.decode("ascii")
+        text = self._decoder.decode(data)
+        self._holds = bool(self._decoder.getstate()[0])
+        return text
 
     def finish(self) -> str:
         """What was held back: a cut character, shown as decoding the whole answer would."""
-        return self._decode(b"", True)
+        self._holds = False
+        return self._decoder.decode(b"", True)
 
 
 class Detokenizer:

@@ -23,4 +23,4 @@ operator_log = structlog.wrap_logger(
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.KeyValueRenderer(key_order=["timestamp", "level", "event"]),
     ],
-)
+).bind()  # or each call would make it anew

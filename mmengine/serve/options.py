@@ -193,10 +193,11 @@ def make_options(
 def make_sampling(options: Mapping[str, Any]) -> SamplingParams:
     """Checked sampling parameters from keywords, where None means the default. Raises
     InvalidRequest, naming the field."""
-    unknown = sorted(set(options) - _SAMPLING)
-    if unknown:
+    if not _SAMPLING.issuperset(options):
         known = ", ".join(sorted(_SAMPLING))
-        raise InvalidRequest(f"unknown sampling option {unknown[0]!r:.80}; known are {known}")
+        raise InvalidRequest(
+            f"unknown sampling option {min(set(options) - _SAMPLING)!r:.80}; known are {known}"
+        )
     values = {name: value for name, value in options.items() if value is not None}
     if isinstance(values.get("stop"), str):
         values["stop"] = (values["stop"],)
@@ -204,5 +205,5 @@ def make_sampling(options: Mapping[str, Any]) -> SamplingParams:
         sampling = msgspec.convert(values, SamplingParams, str_keys=True)  # JSON's keys are strings
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"bad sampling option: {error}") from None
-    sampling.check()
+    sampling.check_ranges()
     return sampling

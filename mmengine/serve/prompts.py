@@ -15,7 +15,7 @@ from mmengine.models.plugin import Prepared, Processor
 from mmengine.request import Request
 from mmengine.serve.options import Options
 
-MAX_LOOKED_AT = 4096  # parts of messages
+MAX_LOOKED_AT = 1024  # parts of messages
 MEDIA_KEYS = frozenset({"image", "image_url", "video", "video_url"})
 
 
@@ -70,7 +70,7 @@ class Prompt:
         if any(_has_some(given) for given in (self.images, self.videos)):
             return True
         messages = self.messages if isinstance(self.messages, (list, tuple)) else ()
-        contents = [message.get("content") for message in messages if isinstance(message, Mapping)]
+        contents = [message.get("content") for message in messages if isinstance(message, (dict, Mapping))]
         parts = itertools.chain.from_iterable(each for each in contents if isinstance(each, (list, tuple)))
         looked_at = itertools.islice(parts, MAX_LOOKED_AT)
         return any(not _is_text(part) for part in looked_at) or next(parts, None) is not None
@@ -125,7 +125,11 @@ def _has_some(given: object) -> bool:
 
 
 def _is_text(part: object) -> bool:
-    return isinstance(part, Mapping) and part.get("type", "text") == "text" and not MEDIA_KEYS & part.keys()
+    return (
+        isinstance(part, (dict, Mapping))
+        and part.get("type", "text") == "text"
+        and not MEDIA_KEYS & part.keys()
+    )
 
 
 def core_requests(request_id: str, prepared: Prepared, options: Options) -> list[Request]:

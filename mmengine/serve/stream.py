@@ -12,7 +12,8 @@ from mmengine.serve.options import Options
 from mmengine.serve.reasoning import NO_REASONING, ReasoningTokens
 from mmengine.serve.texts import AnswerTexts
 
-LISTENERS_AT_ONCE = 64  # that are called before the event loop looks at its sockets again
+LISTENERS_AT_ONCE = 32  # that are called before the event loop looks at its sockets again
+TAKEN_AT_ONCE = 128  # outputs that are taken of a stream before others have their turn
 
 
 class Channel:
@@ -145,24 +146,25 @@ class Stream:
         self._channel.listener = listener
 
     def take(self) -> list[RequestOutput]:
-        """All outputs that have come, without their texts: `token_ids` are what they are made of. [] when
-        there are none now, and at the end, which `is_over` says. Raises as the iteration does, behind what
-        came before."""
+        """Outputs that have come, without their texts, TAKEN_AT_ONCE at most: `token_ids` are what they are
+        made of. [] when there are none now, and at the end, which `is_over` says. Raises as the iteration
+        does, behind what came before."""
         items = self._channel.items
         found: list[RequestOutput] = []
-        while items and not self.is_over:
-            item = items[0]
+        while items and not self.is_over and len(found) < TAKEN_AT_ONCE:
+            item = items.popleft()
             if isinstance(item, RequestOutput):
                 found.append(item)
-                self.completion = item.completion or self.completion
+                if item.completion is not None:
+                    self.completion = item.completion
             elif item is None:
                 self.is_over = True
             elif found:
-                break  # for the next call
+                items.appendleft(item)  # for the next call
+                break
             else:
                 self.is_over = True
                 raise item
-            items.popleft()
         return found
 
     async def news(self) -> list[RequestOutput]:

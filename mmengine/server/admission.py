@@ -1,7 +1,5 @@
 """Which calls are taken, and what those that are may hold."""
 
-from contextlib import AbstractContextManager
-
 from mmengine.serve.async_engine import AsyncEngine
 from mmengine.server.auth import ApiKeys
 from mmengine.server.bodies import Bodies, Held
@@ -35,7 +33,7 @@ class Admission:
     def give(self, owner: str) -> None:
         self.shares.give(owner)
 
-    def holding(self, owner: str) -> AbstractContextManager[Held]:
+    def holding(self, owner: str) -> Held:
         """Room for a body of this key."""
         return self.shares.holding(owner, is_alone=not self._keys.are_several)
 

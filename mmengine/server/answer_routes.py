@@ -4,7 +4,6 @@ import asyncio
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
@@ -31,7 +30,8 @@ from mmengine.server.settings import ServerSettings
 from mmengine.server.sse import EventStream, unless_gone
 from mmengine.server.token_texts import TokenTexts
 
-LARGE_BODY = 256 * 2**10  # bytes; what is larger is parsed on a thread
+SMALL_BODY = 2**13  # bytes; what is larger may take a millisecond to read, and is read on a thread
+LARGE_BODY = 2**20  # what is larger waits behind others of its kind alone
 MAX_ID_CHARS = 128
 ID_HEADER = "x-request-id"
 REQUEST_ID = "mmengine.request_id"  # in a scope: the id of its answer
@@ -54,12 +54,12 @@ class AnswerRoutes:
         names: tuple[str, ...],
         metrics: HttpMetrics,
         admission: Admission,
+        texts: TokenTexts,
         door: MediaDoor | None = None,
     ):
         self._engine, self._settings, self._names = engine, settings, names
-        self._metrics, self._admission = metrics, admission
+        self._metrics, self._admission, self._texts = metrics, admission, texts
         self._processor = engine.processor
-        self._texts = TokenTexts(self._processor.tokenizer)
         self._new_id = request_ids()
         defaults = Defaults(self._processor.generation_defaults, settings.generation_config)
         ignores = settings.unknown_fields == "ignore"
@@ -77,8 +77,9 @@ class AnswerRoutes:
         self._completion_reader = CompletionReader(
             defaults, settings.max_prompts, settings.max_pixels, ignores
         )
-        # One thread: several would wait for one another, and the event loop for all of them.
+        # One thread each: several would wait for one another, and the event loop for all of them.
         self._parser = ThreadPoolExecutor(1, "mmengine-parse")
+        self._large_parser = ThreadPoolExecutor(1, "mmengine-parse-large")
 
     def _tools(self, engine: AsyncEngine, settings: ServerSettings) -> Tools:
         limits = ToolLimits(settings.max_tools, settings.max_tool_bytes, settings.strict_tools)
@@ -130,22 +131,26 @@ class AnswerRoutes:
             given = request.headers.get(ID_HEADER, "") or self._new_id()
             if _is_id(given):
                 request.scope[REQUEST_ID] = given  # in errors, unless the body has another one
-            if held.num_bytes > LARGE_BODY:
+            if held.num_bytes > SMALL_BODY:
+                parser = self._large_parser if held.num_bytes > LARGE_BODY else self._parser
                 loop = asyncio.get_running_loop()
-                asked = await loop.run_in_executor(self._parser, _read, reader, data, given)
+                asked, frames = await loop.run_in_executor(
+                    parser, self._read, reader, make_frames, data, given, owner
+                )
             else:
-                asked = _read(reader, data, given)
+                asked, frames = self._read(reader, make_frames, data, given, owner)
             data.clear()
-            asked = self._named(asked, owner)
             request.scope[REQUEST_ID] = asked.request_id
-            answering = Answering(self._engine, asked, make_frames(asked), self._processor.tokenizer)
+            answering = Answering(self._engine, asked, frames, self._processor.tokenizer)
             try:
                 answering.begin()
-                await unless_gone(request.receive, answering.open(self._settings.ping_s))
-                held.release()
-                if asked.stream:
-                    return self._event_stream(answering, asked, owner)
-                body = await unless_gone(request.receive, answering.whole())
+                with unless_gone(request.scope):
+                    await answering.open()
+                    held.release()
+                    if asked.stream:
+                        await answering.first_news(self._settings.ping_s)
+                        return self._event_stream(answering, asked, owner)
+                    body = await answering.whole()
             except BaseException as error:
                 if isinstance(error, asyncio.CancelledError) and self._admission.is_draining:
                     raise self._left_behind(answering, asked) from None
@@ -157,6 +162,14 @@ class AnswerRoutes:
             answering.close()
         headers = _headers(asked, answering.unenforced)
         return Response(body, media_type="application/json", headers=headers)
+
+    def _read(
+        self, reader: Reader, make_frames: Callable[[Asked], Frames], data: list[bytes], name: str, owner: str
+    ) -> tuple[Asked, Frames]:
+        """What is asked, and how it is answered. `name`: of the request, unless the body has another one. On
+        any thread."""
+        asked = self._named(reader.read(b"".join(data), name), owner)
+        return asked, make_frames(asked)
 
     def _left_behind(self, answering: Answering, asked: Asked) -> ApiError:
         """The server ends before the answer is there. Takes back the cancellation by which that is known."""
@@ -178,7 +191,7 @@ class AnswerRoutes:
             )
         model = served_name(asked.envelope.model, self._names)
         envelope = msgspec.structs.replace(asked.envelope, model=model, owner=owner)
-        return replace(asked, envelope=envelope)
+        return msgspec.structs.replace(asked, envelope=envelope)
 
     def _told(self, error: BaseException, asked: Asked) -> BaseException:
         """An error of the engine, as its caller is told it; others as they are."""
@@ -205,7 +218,7 @@ class AnswerRoutes:
             ping_s=settings.ping_s,
             slow_reader_s=settings.slow_reader_s,
             max_backlog=settings.max_backlog,
-            sent=self._metrics.frames.inc,
+            sent=self._metrics.sent,
             told=self._told_in_stream,
             ended=partial(self._stream_ended, owner),
             shutting_down=partial(self._cut, asked.request_id),
@@ -221,10 +234,6 @@ class AnswerRoutes:
 
 def _is_id(name: str) -> bool:
     return 0 < len(name) <= MAX_ID_CHARS and name.isascii() and name.isprintable() and " " not in name
-
-
-def _read(reader: Reader, data: list[bytes], request_id: str) -> Asked:
-    return reader.read(b"".join(data), request_id)
 
 
 def _in_their_words(error: ApiError, asked: Asked) -> ApiError:

@@ -1,81 +1,34 @@
 """One call on its way: from the engine's news to frames of a stream, or to the whole answer."""
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from typing import NamedTuple
 
 import msgspec
 
-from mmengine.errors import InvalidRequest, QueueFull, RequestFailed
+from mmengine.core.executor import PromptLogprobs
 from mmengine.models.plugin import Tokenizer
 from mmengine.serve.answers import RequestOutput
 from mmengine.serve.async_engine import AsyncEngine
 from mmengine.serve.chat import WholeChoice
-from mmengine.serve.deltas import ChoiceDeltas, Delta
+from mmengine.serve.deltas import ArgumentError
 from mmengine.serve.options import SubmitOptions
-from mmengine.serve.stream import Stream
 from mmengine.server.asked import Asked
-from mmengine.server.errors import ApiError, failed, late
+from mmengine.server.errors import ApiError
 from mmengine.server.frames import DONE, Frames, Usage, error_frame
+from mmengine.server.turns import Said, Turn, given_up
 from mmengine.structured_output.request.tool_calls import calls_of
 
-
-class Turn:
-    """One prompt of a call, and its n answers; `first` is the index of the first of them."""
-
-    def __init__(self, stream: Stream, asked: Asked, tokenizer: Tokenizer, first: int):
-        self.stream, self._asked, self._tokenizer, self.first = stream, asked, tokenizer, first
-        self._choices: list[ChoiceDeltas] = []
-        self.indices = range(first, first + asked.sampling.n)
-
-    def begin(self) -> None:
-        """The request was accepted: how its reasoning ends is known."""
-        asked = self._asked
-        self._choices = [
-            ChoiceDeltas(
-                self._tokenizer,
-                asked.sampling,
-                self.stream.reasoning,
-                self.stream.grammar,
-                show_reasoning=asked.show_reasoning,
-            )
-            for _ in range(asked.sampling.n)
-        ]
-
-    def take(self, output: RequestOutput) -> Iterator[tuple[int, Delta, str | None, str | int | None]]:
-        """The index of a choice, what it says, and with its last news why it ended. Raises ApiError,
-        QueueFull and RequestFailed for an answer that was given up."""
-        choice, index = self._choices[output.index], self.first + output.index
-        if self._asked.silent:
-            if output.finish_reason in ("stop", "length"):
-                yield index, Delta(), "length", None
-            elif output.finish_reason is not None:
-                raise _given_up(self._asked, output.finish_reason, output.detail)
-            return
-        for delta, reason, stop_reason in choice.take(output):
-            yield index, delta, reason, stop_reason
-        if output.finish_reason not in (None, "stop", "length"):
-            raise _given_up(self._asked, output.finish_reason, output.detail)
-
-    def usage(self) -> tuple[int, int, int]:
-        """Tokens of the answers, of their reasoning, and those of the prompt that were cached."""
-        return (
-            sum(choice.num_tokens for choice in self._choices),
-            sum(choice.num_reasoning_tokens for choice in self._choices),
-            self.stream.completion.num_cached_tokens if self.stream.completion else 0,
-        )
+NEWS_AT_ONCE = 128  # that are told before the event loop looks at its sockets again
 
 
-def _given_up(asked: Asked, reason: str, detail: str) -> Exception:
-    if reason == "rejected":
-        return QueueFull(detail)
-    if detail == "deadline":
-        return late()
-    if detail.startswith(("the grammar", "on_truncation")):
-        return InvalidRequest(detail)
-    return (
-        RequestFailed("the request was cancelled") if reason == "abort" else failed(asked.request_id, detail)
-    )
+class Scored(NamedTuple):
+    """The prompt of these choices, with its logprobs."""
+
+    indices: range
+    scores: PromptLogprobs
 
 
 class Answering:
@@ -84,8 +37,10 @@ class Answering:
     def __init__(self, engine: AsyncEngine, asked: Asked, frames: Frames, tokenizer: Tokenizer):
         self._engine, self._asked, self._frames, self._tokenizer = engine, asked, frames, tokenizer
         self._turns: list[Turn] = []
-        self._news: list[tuple[Turn, list[RequestOutput]]] = []  # that came, and that no frame told of
+        self._news: deque[tuple[Turn, RequestOutput]] = deque()  # that came, and that no frame told of
         self._arrived = asyncio.Event()
+        self._listener: Callable[[], None] | None = None
+        self._looking: asyncio.Future[tuple[ArgumentError, ...]] | None = None  # and news wait behind it
 
     def begin(self) -> None:
         """Ask the engine. Raises InvalidRequest, QueueFull; what was begun is to be closed then too."""
@@ -116,42 +71,91 @@ class Answering:
             options["calls"] = asked.form.calls
         return options
 
-    async def open(self, patience_s: float) -> None:
-        """Wait until all prompts are in the log, and then so long for the first news, so that what fails
-        before it has a status of its own. Raises what the engine does."""
+    async def open(self) -> None:
+        """Wait until all prompts are in the log. Raises what the engine does."""
         for turn in self._turns:
             await turn.stream.accepted()
             turn.begin()
             self._frames.tails.set_prompt(turn.indices, turn.stream.num_prompt_tokens)
         self.listen(self._arrived.set)
+
+    async def first_news(self, patience_s: float) -> None:
+        """Wait so long for them, so that what fails before them has a status of its own. Raises what the
+        engine does."""
         with suppress(TimeoutError):
             async with asyncio.timeout(patience_s):
                 while not self._news and not self._is_over:
                     await self._wait()
-                    self._fetch()
-        for _, outputs in self._news:
-            for output in outputs:
-                if output.finish_reason not in (None, "stop", "length"):
-                    raise _given_up(self._asked, output.finish_reason, output.detail)
+                    for turn in self._turns:
+                        self._fetch(turn)
+        for _, output in self._news:
+            if output.finish_reason not in (None, "stop", "length"):
+                raise given_up(self._asked, output.finish_reason, output.detail)
 
     def listen(self, listener: Callable[[], None] | None) -> None:
+        self._listener = listener
         for turn in self._turns:
             turn.stream.listen(listener)
 
     async def _wait(self) -> None:
         """Until something has come. The listener must be the event."""
-        if not self.backlog and not self._is_over:
+        if self.has_more:
+            await asyncio.sleep(0)
+        elif self._looking is not None or not self._is_over:
             self._arrived.clear()
             await self._arrived.wait()
 
-    def _fetch(self) -> None:
-        """What has come, into `_news`. Raises what a prompt ends with that came to nothing."""
+    def _fetch(self, turn: Turn) -> None:
+        """What has come for it, into `_news`. Raises what a prompt ends with that came to nothing."""
+        for output in turn.stream.take():
+            self._news.append((turn, output))
+
+    def _outputs(self) -> Iterator[tuple[Turn, RequestOutput]]:
+        """What has come, or so much of it as takes no time. Raises as `_fetch`, behind what was said."""
+        while self._news:
+            yield self._news.popleft()
+        count = 0
         for turn in self._turns:
-            while turn.stream.backlog and (outputs := turn.stream.take()):
-                self._news.append((turn, outputs))
+            if turn.stream.backlog and count < NEWS_AT_ONCE:
+                self._fetch(turn)
+                count += len(self._news)
+                while self._news:
+                    yield self._news.popleft()
+
+    def _tell(self) -> Iterator[Said | Scored]:
+        """What it says that has come, up to an end before which arguments are looked at: whoever listens
+        is called when that is done."""
+        if self._looking is not None:
+            if not self._looking.done():
+                return
+            errors, self._looking = self._looking.result(), None
+            turn, output = self._news.popleft()
+            yield turn.end(output, errors)
+        for turn, output in self._outputs():
+            if output.prompt_scores is not None:
+                yield Scored(turn.indices, output.prompt_scores)
+            for delta in turn.push(output):
+                yield Said(turn.first + output.index, delta)
+            if output.finish_reason is None:
+                continue
+            if (look := turn.look(output)) is None:
+                yield turn.end(output)
+                continue
+            self._news.appendleft((turn, output))
+            self._looking = asyncio.get_running_loop().run_in_executor(None, look)
+            self._looking.add_done_callback(self._looked)
+            return
+
+    def _looked(self, done: asyncio.Future[tuple[ArgumentError, ...]]) -> None:
+        if self._listener is not None:
+            self._listener()
 
     @property
     def _is_over(self) -> bool:
+        """Whether nothing comes any more, and all was told."""
+        first = self._turns[0]  # a step asks this of each stream, and most calls have one prompt
+        if not first.stream.is_over or self._looking is not None:
+            return False
         return all(turn.stream.is_over for turn in self._turns)
 
     @property
@@ -171,21 +175,17 @@ class Answering:
         return len(self._turns) * self._asked.sampling.n
 
     def take(self, told: Callable[[Exception], ApiError]) -> tuple[bytes, str]:
-        """Frames of all that has come; at the end "whole", or "error": the last one tells of it, as `told`
+        """Frames of what has come; at the end "whole", or "error": the last one tells of it, as `told`
         says."""
         made: list[bytes] = []
         try:
-            self._fetch()
-            news, self._news = self._news, []
-            for turn, outputs in news:
-                for output in outputs:
-                    if output.prompt_scores is not None:
-                        made += [self._frames.first(index, output.prompt_scores) for index in turn.indices]
-                    for index, delta, reason, stop_reason in turn.take(output):
-                        if reason is None:
-                            made.append(self._frames.delta(index, delta))
-                        else:
-                            made.append(self._frames.finish(index, delta, reason, stop_reason))
+            for said in self._tell():
+                if isinstance(said, Scored):
+                    made += [self._frames.first(index, said.scores) for index in said.indices]
+                elif said.reason is None:
+                    made.append(self._frames.delta(said.number, said.delta))
+                else:
+                    made.append(self._frames.finish(said.number, said.delta, said.reason, said.stop_reason))
             if not self._is_over:
                 return b"".join(made), ""
             if self._asked.usage_frames != "none":
@@ -200,17 +200,14 @@ class Answering:
         """The body of an answer that is no stream."""
         choices = [WholeChoice(index) for index in range(self._num_choices)]
         while True:
-            self._fetch()
-            news, self._news = self._news, []
-            for turn, outputs in news:
-                for output in outputs:
-                    if output.prompt_scores is not None:
-                        for index in turn.indices:
-                            choices[index].scores = output.prompt_scores
-                    for index, delta, reason, stop_reason in turn.take(output):
-                        choices[index].add(delta, reason, stop_reason)
+            for said in self._tell():
+                if isinstance(said, Scored):
+                    for index in said.indices:
+                        choices[index].scores = said.scores
+                else:
+                    choices[said.number].add(said.delta, said.reason, said.stop_reason)
             if self._is_over:
-                if self._asked.sampling.prompt_logprobs is not None:  # of many tokens they take their time
+                if self._asked.logprobs:  # of many tokens they take their time
                     return await asyncio.to_thread(self._frames.whole, choices, self._usage())
                 return self._frames.whole(choices, self._usage())
             await self._wait()
@@ -246,6 +243,13 @@ class Answering:
     @property
     def backlog(self) -> int:
         return sum(turn.stream.backlog for turn in self._turns)
+
+    @property
+    def has_more(self) -> bool:
+        """Whether `take` would tell more now."""
+        if self._looking is not None:
+            return False
+        return bool(self._turns[0].stream.backlog) or (len(self._turns) > 1 and bool(self.backlog))
 
     def close(self) -> None:
         """Cancel what still runs. Closing twice is no error."""

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
+from prometheus_client import Counter, Histogram
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -22,9 +23,11 @@ from mmengine.server.http_metrics import HttpMetrics
 from mmengine.server.media import FetchMetrics
 from mmengine.server.other_routes import OtherRoutes
 from mmengine.server.settings import ServerSettings, is_loopback
+from mmengine.server.token_texts import TokenTexts
 
 LAG_EVERY_S = 0.5
 LEFT_STATUS = 499  # nginx's, in logs and metrics, for a client that left before it had an answer
+_MODEL = "/v1/models/{name:path}"
 _OPEN = ("/health", "/health/live", "/health/ready")
 _ELSEWHERE = {
     "/v1/embeddings": "embeddings are not computed by this engine",
@@ -59,33 +62,30 @@ class App:
         self.metrics = HttpMetrics()
         self.admission = Admission(engine, settings, keys)
         fetches = FetchMetrics(door)
-        answers = AnswerRoutes(engine, settings, names, self.metrics, self.admission, door)
-        others = OtherRoutes(engine, settings, names, self.metrics, self.admission, fetches, answers.reader)
-        routes = [
-            *(
-                _route(path, answer, "POST")
-                for path, answer in (
-                    ("/v1/chat/completions", answers.chat),
-                    ("/v1/completions", answers.completions),
-                    ("/tokenize", others.tokenize),
-                    ("/detokenize", others.detokenize),
-                )
-            ),
-            *(
-                _route(path, answer, "GET")
-                for path, answer in (
-                    ("/v1/models", others.models),
-                    ("/v1/models/{name:path}", others.model),
-                    ("/health", others.ready),
-                    ("/health/ready", others.ready),
-                    ("/health/live", others.live),
-                    ("/metrics", others.metrics),
-                    ("/version", others.version),
-                    ("/openapi.json", others.openapi),
-                )
-            ),
-        ]
+        texts = TokenTexts(engine.processor.tokenizer)
+        answers = AnswerRoutes(engine, settings, names, self.metrics, self.admission, texts, door)
+        others = OtherRoutes(
+            engine, settings, names, self.metrics, self.admission, texts, fetches, answers.reader
+        )
+        endpoints: dict[tuple[str, str], _Endpoint] = {
+            ("POST", "/v1/chat/completions"): answers.chat,
+            ("POST", "/v1/completions"): answers.completions,
+            ("POST", "/tokenize"): others.tokenize,
+            ("POST", "/detokenize"): others.detokenize,
+            ("GET", "/v1/models"): others.models,
+            ("GET", _MODEL): others.model,
+            ("GET", "/health"): others.ready,
+            ("GET", "/health/ready"): others.ready,
+            ("GET", "/health/live"): others.live,
+            ("GET", "/metrics"): others.metrics,
+            ("GET", "/version"): others.version,
+            ("GET", "/openapi.json"): others.openapi,
+        }
+        routes = [Route(path, endpoint, methods=[method]) for (method, path), endpoint in endpoints.items()]
         self._known = {route.path for route in routes}
+        # Most calls name a path as it stands; the router searches for others.
+        self._endpoints = {key: each for key, each in endpoints.items() if key[1] != _MODEL}
+        self._counted: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}  # kept: labels take time
         self._router = Router(routes, redirect_slashes=False, default=_no_route)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -102,7 +102,12 @@ class App:
         scope["app"] = self  # the router then raises in place of answering itself
         try:
             self._check_key(scope)
-            await self._router(scope, receive, noted)
+            endpoint = self._endpoints.get((scope["method"], scope["path"]))
+            if endpoint is None:
+                await self._router(scope, receive, noted)
+            else:
+                answer = await endpoint(Request(scope, receive))
+                await answer(scope, receive, noted)
         except ClientLeft:
             self.metrics.left.inc()
         except asyncio.CancelledError:
@@ -142,11 +147,17 @@ class App:
     def _note(self, scope: Scope, status: int, seconds: float) -> None:
         path = scope["path"]
         if path.startswith("/v1/models/"):
-            path = "/v1/models/{name:path}"
+            path = _MODEL
         route = path if path in self._known else "other"
         method = scope["method"] if scope["method"] in _METHODS else "other"
-        self.metrics.requests.labels(route, method, str(status)).inc()
-        self.metrics.seconds.labels(route, method).observe(seconds)
+        key = route, method, status
+        if (counted := self._counted.get(key)) is None:
+            counted = self._counted[key] = (
+                self.metrics.requests.labels(route, method, str(status)),
+                self.metrics.seconds.labels(route, method),
+            )
+        counted[0].inc()
+        counted[1].observe(seconds)
         if path not in _OPEN:
             name = scope.get(REQUEST_ID, "")
             operator_log.info("http", id=name, route=route, status=status, seconds=round(seconds, 4))
@@ -165,10 +176,6 @@ class App:
             due = loop.time() + LAG_EVERY_S
             await asyncio.sleep(LAG_EVERY_S)
             self.metrics.lag.observe(max(0.0, loop.time() - due))
-
-
-def _route(path: str, endpoint: _Endpoint, method: str) -> Route:
-    return Route(path, endpoint, methods=[method])
 
 
 async def _no_route(scope: Scope, receive: Receive, send: Send) -> None:

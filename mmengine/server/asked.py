@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Annotated, Literal, NamedTuple
 
 import msgspec
@@ -94,8 +93,7 @@ class Form(NamedTuple):
 FREE = Form()
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(msgspec.Struct, frozen=True):
     """A call, checked. `dropped`: fields that nobody knows."""
 
     prompts: list[Prompt]
@@ -111,7 +109,7 @@ class Asked:
     priority: int = 0
     cache_salt: str = ""
     deadline_s: float = 0.0
-    dropped: list[str] = field(default_factory=list)
+    dropped: list[str] = []
     params: frozenset[str] = frozenset()  # fields of the body, by which errors name them
     show_reasoning: bool = True
     thinking_token_budget: int | None = None

@@ -1,13 +1,14 @@
 """Bodies of requests, counted while they are read."""
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from starlette.types import Receive, Scope
 
 from mmengine.server.drain_rate import DrainRate
 from mmengine.server.errors import ApiError, ClientLeft
+
+WHOLE = "mmengine.whole"  # among a scope's extensions when all of the body has come
 
 
 class Bodies:
@@ -18,15 +19,10 @@ class Bodies:
         self._rate = rate
         self.num_bytes = 0
 
-    @contextmanager
-    def holding(self, added: Callable[[int], None] = lambda count: None) -> "Iterator[Held]":
+    def holding(self, added: Callable[[int], None] = lambda count: None) -> "Held":
         """Room for one body. `added`: told of bytes that come, and of those that go, as less than none; it
         may refuse them with an ApiError."""
-        held = Held(self, added)
-        try:
-            yield held
-        finally:
-            held.release()
+        return Held(self, added)
 
     def add(self, held: "Held", count: int) -> None:
         """Raises ApiError where that is more than fits."""
@@ -58,6 +54,8 @@ class Bodies:
             self.add(held, int(length))
         if headers.get(b"content-encoding", b"identity") != b"identity":
             raise ApiError(415, "the body is compressed, which is not taken; send it as it is")
+        if WHOLE in scope["extensions"]:  # as most are, and a timeout costs more than reading it
+            return await self._chunks(receive, held)
         try:
             async with asyncio.timeout(self._timeout_s):
                 return await self._chunks(receive, held)
@@ -82,11 +80,17 @@ class Bodies:
 
 
 class Held:
-    """What one body takes, until nobody needs it."""
+    """What one body takes, until nobody needs it: to its release, or the end of its `with`."""
 
     def __init__(self, bodies: Bodies, added: Callable[[int], None]):
         self.num_bytes = 0
         self._bodies, self.added = bodies, added
+
+    def __enter__(self) -> "Held":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.release()
 
     def release(self) -> None:
         """What was read has become a request, which the engine counts."""

@@ -1,7 +1,7 @@
 """The body of /v1/chat/completions becomes what the engine is asked."""
 
 from collections.abc import Mapping
-from dataclasses import replace
+from contextlib import suppress
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -29,6 +29,7 @@ from mmengine.server.asked import (
 from mmengine.server.errors import ApiError, api_error, decoded
 from mmengine.server.fields import CHAT, Fields
 from mmengine.server.media import check_url
+from mmengine.server.payloads import MIN_CHARS, NO_PAYLOADS, Payloads, take_out
 from mmengine.server.settings import ServerSettings
 
 LOW_DETAIL_PIXELS = 512 * 512  # what OpenAI's detail "low" looks at, at most
@@ -100,25 +101,32 @@ class ChatReader:
         self._door, self._opened = door, {"urls": door} if door is not None else {}
         self._template: Json = {"chat_template": chat_template} if chat_template else {}
         self._ignore_unknown = ignore_unknown
+        with suppress(InvalidRequest):  # what is wrong with it, each call is told
+            tools.processor.call_format(self._template or None)  # found now, or the first call would wait
 
     def read(self, data: bytes, request_id: str) -> Asked:
         """A body of any size. `request_id`: unless the body has one. Raises ApiError."""
+        small, payloads = take_out(data) if len(data) > MIN_CHARS else (data, NO_PAYLOADS)
+        asked = self._read(small, payloads, request_id)
+        return asked if payloads.are_all_used else self._read(data, NO_PAYLOADS, request_id)
+
+    def _read(self, data: bytes, payloads: Payloads, request_id: str) -> Asked:
         dropped = FIELDS.check(data, ignore_unknown=self._ignore_unknown)
         body = decoded(data, _decode)
         form = form_of(body)
-        prompt, calls = self.prompt_of(body)
+        prompt, calls = self.prompt_of(body, payloads)
         form = form._replace(calls=calls)
         sampling = sampling_of(body, self._defaults, self._budget(body), self._logprobs(body), FIELDS)
         asked = asked_of("chat", body, [prompt], sampling, form, request_id, dropped, FIELDS)
         shows = body.include_reasoning is not False
-        return replace(
+        return msgspec.structs.replace(
             asked,
             logprobs=bool(body.logprobs),
             show_reasoning=shows,
             thinking_token_budget=_thinking(body),
         )
 
-    def prompt_of(self, body: ChatBody) -> tuple[Prompt, CallsAsked | None]:
+    def prompt_of(self, body: ChatBody, payloads: Payloads = NO_PAYLOADS) -> tuple[Prompt, CallsAsked | None]:
         """The prompt, and what its answer is held to beside tools. Raises ApiError."""
         tools = self._tools
         if len(body.messages) > self._max_messages:
@@ -126,7 +134,7 @@ class ChatReader:
             raise ApiError(400, f"{text} (max_messages)", "messages")
         try:
             asked = tools_asked(body.tools, body.tool_choice, body.parallel_tool_calls, tools.limits)
-            return with_tools(self._prompt(body), asked, tools.processor, tools.markers)
+            return with_tools(self._prompt(body, payloads), asked, tools.processor, tools.markers)
         except InvalidRequest as error:
             raise api_error(error, FIELDS.names) from None
 
@@ -145,7 +153,7 @@ class ChatReader:
             raise ApiError(400, "top_logprobs needs logprobs true", "top_logprobs")
         return (body.top_logprobs or 0) if body.logprobs else None
 
-    def _prompt(self, body: ChatBody) -> Prompt:
+    def _prompt(self, body: ChatBody, payloads: Payloads) -> Prompt:
         if body.continue_final_message and body.add_generation_prompt:
             raise ApiError(
                 400,
@@ -158,10 +166,9 @@ class ChatReader:
                 place = f"chat_template_kwargs.{name}"
                 raise ApiError(400, f"{place} is not taken", place, "unsupported_parameter")
         add = body.add_generation_prompt
+        media = _Media(self._pixels, self._door, payloads)
         return Prompt(
-            messages=[
-                _message(i, message, self._pixels, self._door) for i, message in enumerate(body.messages)
-            ],
+            messages=[_message(i, message, media) for i, message in enumerate(body.messages)],
             continue_final_message=bool(body.continue_final_message),
             add_generation_prompt=True if add is None else add,
             media_options={**item_options(body.mm_processor_kwargs, self._pixels.most), **self._opened},
@@ -178,7 +185,15 @@ def _thinking(body: ChatBody) -> int | None:
     return 0 if body.reasoning_effort == "none" else None
 
 
-def _message(index: int, message: Json, pixels: Pixels, door: MediaDoor | None) -> Json:
+class _Media(NamedTuple):
+    """How media that messages name are read."""
+
+    pixels: Pixels
+    door: MediaDoor | None
+    payloads: Payloads
+
+
+def _message(index: int, message: Json, media: _Media) -> Json:
     """A message as processors read it. What else is wrong with it, they say."""
     read = without_nulls(message)
     if read.get("role") == "developer":  # OpenAI's newer name, which templates do not know
@@ -186,11 +201,11 @@ def _message(index: int, message: Json, pixels: Pixels, door: MediaDoor | None) 
     content = read.get("content")
     if isinstance(content, list):
         where = f"messages[{index}].content"
-        read["content"] = [_part(f"{where}[{n}]", part, pixels, door) for n, part in enumerate(content)]
+        read["content"] = [_part(f"{where}[{n}]", part, media) for n, part in enumerate(content)]
     return read
 
 
-def _part(where: str, part: object, pixels: Pixels, door: MediaDoor | None) -> object:
+def _part(where: str, part: object, media: _Media) -> object:
     if not isinstance(part, dict):
         return part
     kind = part.get("type")
@@ -203,20 +218,24 @@ def _part(where: str, part: object, pixels: Pixels, door: MediaDoor | None) -> o
         )
     for names in _MEDIA:
         if kind in names or (kind is None and any(name in part for name in names)):
-            return _media(where, without_nulls(part), names, pixels, door)
+            return _medium(where, without_nulls(part), names, media)
     return part
 
 
-def _media(where: str, part: Json, names: tuple[str, str], pixels: Pixels, door: MediaDoor | None) -> Json:
+def _medium(where: str, part: Json, names: tuple[str, str], media: _Media) -> Json:
     options: Json = {}
+    pixels, door, payloads = media
     for name in (*names, "url"):
         given = part.get(name)
+        in_mapping = isinstance(given, Mapping)
         if isinstance(given, Mapping):
             options = _detail(where, name, without_nulls(given), pixels)
             given = options.pop("url", None)
-            part = {**part, name: {"url": given}}
         if isinstance(given, str):
             check_url(f"{where}.{name}", given, door)
+            given = payloads.of(given) or given
+        if given is not None or in_mapping:
+            part = {**part, name: {"url": given} if in_mapping else given}
     if "path" in part and not (door is not None and door.reads_files):
         raise ApiError(400, f"{where}.path is not taken; send the file as a data: URL", f"{where}.path")
     return bounded(where, {**options, **part}, pixels.most)

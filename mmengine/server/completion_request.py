@@ -1,7 +1,6 @@
 """The body of /v1/completions becomes what the engine is asked."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import msgspec
 
@@ -54,7 +53,7 @@ class CompletionReader:
         options = item_options(body.mm_processor_kwargs, self._max_pixels)
         prompts = [_prompt(given, options) for given in self._prompts(body.prompt)]
         asked = asked_of("completion", body, prompts, sampling, form, request_id, dropped, FIELDS)
-        return replace(
+        return msgspec.structs.replace(
             asked,
             logprobs=body.logprobs is not None,
             echo=bool(body.echo),

@@ -1,6 +1,8 @@
 """What the server takes and says, as an OpenAPI document: of the structs and tables that read bodies, and of
 the shapes that answers are held to."""
 
+from functools import cache
+
 import msgspec
 
 from mmengine.server.answer_shapes import (
@@ -39,6 +41,7 @@ _TABLES = (
 )
 
 
+@cache
 def document() -> bytes:
     """As JSON."""
     bodies = (ChatBody, CompletionBody, TokenizeBody, DetokenizeBody)

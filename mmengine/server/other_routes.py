@@ -47,6 +47,7 @@ class OtherRoutes:
         names: tuple[str, ...],
         metrics: HttpMetrics,
         admission: Admission,
+        texts: TokenTexts,
         fetches: FetchMetrics,
         reader: ChatReader,
     ):
@@ -55,7 +56,7 @@ class OtherRoutes:
         self._exposed = _exposed(engine, settings, names[0], metrics, fetches)
         self._created = int(time.time())
         self._processor = engine.processor
-        self._texts = TokenTexts(self._processor.tokenizer)
+        self._texts = texts
         self._room = asyncio.Semaphore(MAX_TOKENIZED)
 
     async def models(self, request: Request) -> ASGIApp:
@@ -131,7 +132,7 @@ class OtherRoutes:
         return Response(text, media_type="text/plain; version=0.0.4")
 
     async def openapi(self, request: Request) -> ASGIApp:
-        return Response(document(), media_type="application/json")
+        return Response(await asyncio.to_thread(document), media_type="application/json")
 
     async def version(self, request: Request) -> ASGIApp:
         return _json({"version": __version__})

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from mmengine.server.bodies import WHOLE
 from mmengine.server.errors import ApiError
 from mmengine.server.sse import LINE
 
@@ -17,6 +18,8 @@ def http_protocol(max_header_bytes: int) -> type[asyncio.Protocol]:
     class Connection(HttpToolsProtocol):
         _num_head_bytes = 0  # since the last request's body, or the connection's begin
         on_room: Callable[[], None] | None = None
+        on_gone: Callable[[], None] | None = None
+        is_full = False
 
         def data_received(self, data: bytes) -> None:
             self._num_head_bytes += len(data)
@@ -37,11 +40,20 @@ def http_protocol(max_header_bytes: int) -> type[asyncio.Protocol]:
             self._num_head_bytes = 0
             super().on_body(body)
 
+        def on_message_complete(self) -> None:
+            self.scope["extensions"][WHOLE] = {}
+            super().on_message_complete()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            super().connection_lost(exc)
+            if self.on_gone is not None:
+                self.on_gone()
+
         # As an answer's Line
 
         @property
-        def is_full(self) -> bool:
-            return self.flow.write_paused
+        def is_gone(self) -> bool:
+            return self.transport.is_closing()
 
         def write(self, data: bytes) -> None:
             if data and not self.transport.is_closing():
@@ -50,8 +62,13 @@ def http_protocol(max_header_bytes: int) -> type[asyncio.Protocol]:
         def abort(self) -> None:
             self.transport.abort()
 
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self.is_full = True
+
         def resume_writing(self) -> None:
             super().resume_writing()
+            self.is_full = False
             if self.on_room is not None:
                 self.on_room()
 

@@ -1,8 +1,6 @@
 """A fair share for each API key: one key's calls, and their bodies, leave room for those of others."""
 
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from mmengine.server.bodies import Bodies, Held
 from mmengine.server.drain_rate import DrainRate
@@ -36,8 +34,7 @@ class Shares:
             del self._open[owner]
         self._rate.end()
 
-    @contextmanager
-    def holding(self, owner: str, *, is_alone: bool) -> Iterator[Held]:
+    def holding(self, owner: str, *, is_alone: bool) -> Held:
         """Room for a body of this key, as `Bodies.holding`. The first one always has room."""
 
         def added(count: int) -> None:
@@ -52,8 +49,8 @@ class Shares:
             if not self._held[owner]:
                 del self._held[owner]
 
-        with self._bodies.holding(added) as held:
-            yield held
+        held = self._bodies.holding(added)
+        return held
 
     def _refused(self, owner: str, text: str) -> ApiError:
         num_others = self._rate.num_open / max(1, self._open[owner])  # calls that end for each of its own

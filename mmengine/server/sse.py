@@ -1,8 +1,10 @@
 """Server-sent events over ASGI: frames go to the socket when they come, without a task for each."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Protocol
 
 from starlette.types import Receive, Scope, Send
 
@@ -10,17 +12,19 @@ from mmengine.server.errors import ApiError, ClientLeft
 from mmengine.server.frames import DONE, PING, error_frame
 
 LINE = "mmengine.line"  # in a scope's extensions: {"line": Line}
-_T = TypeVar("_T")
 
 
 class Line(Protocol):
-    """The connection under an answer. `on_room`: called when it is full no more."""
+    """The connection under an answer. `on_room`: called when it is full no more, `on_gone`: when the client
+    leaves."""
 
     on_room: Callable[[], None] | None
+    on_gone: Callable[[], None] | None
+    is_full: bool  # its reader is slow: what is written waits in memory
 
     @property
-    def is_full(self) -> bool:
-        """Whether its reader is slow: what is written waits in memory."""
+    def is_gone(self) -> bool:
+        """Whether the client left."""
 
     def write(self, data: bytes) -> None:
         """A part of the body, at once."""
@@ -30,8 +34,8 @@ class Line(Protocol):
 
 
 class FrameSource(Protocol):
-    """Where frames come from. `take` gives those of all that has come, with a word at their end. `told`: an
-    error as the caller is told it."""
+    """Where frames come from. `take` gives those of what has come, with a word at their end; `has_more`: some
+    are left for another call. `told`: an error as the caller is told it."""
 
     def take(self, told: Callable[[Exception], ApiError]) -> tuple[bytes, str]: ...
 
@@ -40,32 +44,38 @@ class FrameSource(Protocol):
     @property
     def backlog(self) -> int: ...
 
+    @property
+    def has_more(self) -> bool: ...
+
     def close(self) -> None: ...
 
     def leave(self) -> None:
         """As `close`, but what is not finished runs on."""
 
 
-async def gone(receive: Receive) -> None:
-    """Returns when the client left."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-async def unless_gone(receive: Receive, work: Coroutine[None, None, _T]) -> _T:
-    """What `work` gives. It is cancelled, and ClientLeft raised, when the client leaves before. The body must
+@contextmanager
+def unless_gone(scope: Scope) -> Iterator[None]:
+    """What is awaited in it is cancelled, and ClientLeft raised, when the client leaves before. The body must
     have been read."""
-    leaving, working = asyncio.ensure_future(gone(receive)), asyncio.ensure_future(work)
+    line: Line = scope["extensions"][LINE]["line"]
+    if line.is_gone:
+        raise ClientLeft
+    left, task = False, asyncio.current_task()
+
+    def leave() -> None:
+        nonlocal left
+        if task is not None:
+            left = task.cancel()
+
+    line.on_gone = leave
     try:
-        await asyncio.wait({leaving, working}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientLeft
-        return working.result()
+        yield
+    except asyncio.CancelledError:
+        if left and task is not None and not task.uncancel():  # else the server ends, too
+            raise ClientLeft from None
+        raise
     finally:
-        leaving.cancel()
-        if not working.done():
-            working.cancel()
-            await asyncio.wait({working})
+        line.on_gone = None
 
 
 class EventStream:
@@ -84,7 +94,7 @@ class EventStream:
         ping_s: float,
         slow_reader_s: float,
         max_backlog: int,
-        sent: Callable[[float], None],
+        sent: Callable[[int], None],
         told: Callable[[Exception], ApiError],
         ended: Callable[[str], None],
         shutting_down: Callable[[], ApiError | None],
@@ -100,10 +110,11 @@ class EventStream:
         self._line: Line = scope["extensions"][LINE]["line"]
         self._loop = asyncio.get_running_loop()
         self._over: asyncio.Future[None] = self._loop.create_future()
-        leaving = asyncio.ensure_future(gone(receive))
-        leaving.add_done_callback(lambda done: None if done.cancelled() else self._end("left"))
         self._watch()
         try:
+            self._line.on_gone = partial(self._end, "left")
+            if self._line.is_gone:
+                self._end("left")
             await self._start(send)
             self._write(self._first)
             self._line.on_room = self._pump
@@ -122,8 +133,7 @@ class EventStream:
             await self._finish(send)
         finally:
             self._timer.cancel()
-            leaving.cancel()
-            self._line.on_room = None
+            self._line.on_room = self._line.on_gone = None
             self._source.listen(None)
             if self._how == "shutdown":
                 self._source.leave()
@@ -143,8 +153,11 @@ class EventStream:
         if how:
             self._last = data
             self._end(how)
-        elif data:
+            return
+        if data:
             self._write(data)
+        if self._source.has_more:
+            self._loop.call_soon(self._pump)  # others first
 
     def _write(self, data: bytes) -> None:
         self._written_at = self._loop.time()

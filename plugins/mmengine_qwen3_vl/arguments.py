@@ -35,7 +35,7 @@ def read_arguments(
 
 
 def _given(options: Any, name: str) -> dict[str, Any]:
-    if not isinstance(options, Mapping):
+    if not isinstance(options, (dict, Mapping)):
         raise InvalidRequest(f"{name} must be a dict of options, not a {type(options).__name__}")
     return {key: value for key, value in options.items() if value is not None}
 

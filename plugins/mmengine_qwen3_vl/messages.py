@@ -40,7 +40,7 @@ class MediaPart:
 
 def read_messages(messages: Any) -> tuple[list[dict[str, Any]], list[MediaPart]]:
     """Messages as the template gets them, and media in prompt order. Raises InvalidRequest."""
-    if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)) or not messages:
+    if not isinstance(messages, (list, Sequence)) or isinstance(messages, (str, bytes)) or not messages:
         raise InvalidRequest(
             f"messages must be a list of objects with role and content, not {_shown(messages)}; a prompt "
             'string becomes [{"role": "user", "content": "…"}]'
@@ -86,7 +86,7 @@ class _Reader:
 
     def message(self, index: int, message: Any) -> dict[str, Any]:
         where = f"message {index}"
-        if not isinstance(message, Mapping):
+        if not isinstance(message, (dict, Mapping)):  # dict first: asking an abstract class takes long
             raise InvalidRequest(f"{where} must be an object with role and content, not {_shown(message)}")
         if not isinstance(message.get("role"), str):
             raise InvalidRequest(f"{where} has no role; it must be a string such as user")
@@ -108,7 +108,7 @@ class _Reader:
     def _content(self, content: Any, where: str) -> str | list[dict[str, Any]]:
         if isinstance(content, str):
             return self._text(content, where)
-        if not isinstance(content, Sequence) or isinstance(content, (bytes, bytearray)):
+        if not isinstance(content, (list, Sequence)) or isinstance(content, (bytes, bytearray)):
             raise InvalidRequest(
                 f"the content of {where} must be text or a list of parts, not {_shown(content)}"
             )
@@ -120,7 +120,7 @@ class _Reader:
         return [self._part(part, f"{where}, part {i}") for i, part in enumerate(content)]
 
     def _part(self, part: Any, where: str) -> dict[str, Any]:
-        if not isinstance(part, Mapping):
+        if not isinstance(part, (dict, Mapping)):
             raise InvalidRequest(f"{where} must be an object with a type, not {_shown(part)}")
         modality = _modality(part)
         if modality == "text":

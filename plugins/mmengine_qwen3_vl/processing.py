@@ -241,7 +241,7 @@ class Qwen3VLProcessor:
 
     def _check_counts(self, pieces: list[str | int], parts: list[MediaPart]) -> None:
         for pad, modality in self._pads.items():
-            places = sum(piece == pad for piece in pieces if isinstance(piece, int))
+            places = pieces.count(pad)
             items = sum(part.modality == modality for part in parts)
             if places != items:
                 raise InvalidRequest(

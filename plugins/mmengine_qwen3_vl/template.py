@@ -58,6 +58,7 @@ class ChatTemplate:
         environment = _environment()
         try:
             self._template = environment.from_string(marked)
+            self._template.globals = dict(self._template.globals)  # each rendering copies them
             self.variables = frozenset(jinja2.meta.find_undeclared_variables(environment.parse(marked)))
         except (jinja2.TemplateError, RecursionError) as error:
             raise ModelError(f"the chat template {origin} does not compile: {str(error)[:300]}") from None

@@ -17,9 +17,8 @@ class TokenWriter:
 
     def __init__(self, tokenizer: QwenTokenizer, limit: int, check_length: Callable[[int], None]) -> None:
         self._tokenizer, self._limit, self._check_length = tokenizer, limit, check_length
-        self._text: list[str] = []
-        self._parts: list[np.ndarray] = []
-        self.count = 0  # ids so far, without the text not yet tokenized
+        self._text: list[str] = []  # not yet tokenized
+        self._ids: list[int] = []
 
     def add(self, piece: str | int) -> None:
         if isinstance(piece, str):
@@ -29,26 +28,29 @@ class TokenWriter:
 
     def repeat(self, token_id: int, times: int) -> tuple[int, int]:
         """Gives the run (start, length)."""
-        self._flush()
-        start = self.count
-        self._append(np.full(times, token_id, np.int32))
+        if self._text:
+            self._flush()
+        start = len(self._ids)
+        self._check(start + times)
+        self._ids += [token_id] * times
         return start, times
 
     def finish(self) -> np.ndarray:
-        self._flush()
-        if not self.count:
+        """int32 [n]."""
+        if self._text:
+            self._flush()
+        if not self._ids:
             raise InvalidRequest("the prompt is empty; at least one token is needed")
-        return np.concatenate(self._parts)
+        return np.array(self._ids, np.int32)
 
     def _flush(self) -> None:
-        if self._text:
-            text = "".join(self._text)
-            if self._tokenizer.exceeds(text, self._limit - self.count):
-                self._check_length(self._limit + 1)
-            self._text.clear()
-            self._append(np.asarray(self._tokenizer.encode(text), np.int32))
+        text = "".join(self._text)
+        if self._tokenizer.exceeds(text, self._limit - len(self._ids)):
+            self._check(self._limit + 1)
+        self._text.clear()
+        self._ids += self._tokenizer.encode(text)
+        self._check(len(self._ids))
 
-    def _append(self, ids: np.ndarray) -> None:
-        self._parts.append(ids)
-        self.count += len(ids)
-        self._check_length(self.count)
+    def _check(self, count: int) -> None:
+        if count > self._limit:
+            self._check_length(count)

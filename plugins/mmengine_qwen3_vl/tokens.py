@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 
 import tokenizers
@@ -13,6 +13,9 @@ from mmengine.checkpoint.files import read_json
 from mmengine.errors import ModelError
 from mmengine.request import check_unicode
 from mmengine_qwen3_vl.text_length import exceeds
+
+SHORT_CHARS = 16  # of texts whose tokens are kept: templates write the same ones into every prompt
+NUM_SHORT = 1024  # that are kept
 
 
 class QwenTokenizer:
@@ -36,6 +39,7 @@ class QwenTokenizer:
         except Exception as error:  # tokenizers raises bare Exception for a damaged file
             raise ModelError(f"{path} is no tokenizer that can be read") from error
         self._check(path, added)
+        self._short = lru_cache(NUM_SHORT)(partial(self._encode, self._plain))
         self.digest = hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
         self.special_ids = frozenset(self.special.values())
         self.vocab_size = 1 + max(self._full.get_vocab(with_added_tokens=True).values())
@@ -53,8 +57,13 @@ class QwenTokenizer:
 
     def encode(self, text: str, *, allow_special: bool = False) -> list[int]:
         """Token ids. Without `allow_special` no text whatever becomes a special token."""
+        if allow_special:
+            return self._encode(self._full, text)
+        return list(self._short(text)) if len(text) <= SHORT_CHARS else self._encode(self._plain, text)
+
+    @staticmethod
+    def _encode(tokenizer: tokenizers.Tokenizer, text: str) -> list[int]:
         check_unicode("the text", text)
-        tokenizer = self._full if allow_special else self._plain
         return tokenizer.encode(text, add_special_tokens=False).ids
 
     def exceeds(self, text: str, limit: int) -> bool:

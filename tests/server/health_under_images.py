@@ -1,5 +1,5 @@
-"""How soon /health/live answers while 64 images of 2,000 x 2,000 arrive, as data: URLs:
-`python -m tests.server.health_under_images [options of the server]`.
+"""How soon /health/live answers while 64 images of 2,000 x 2,000 arrive, as data: URLs or by URL:
+`python -m tests.server.health_under_images [--by-url] [options of the server]`.
 
 The server, those who send, and the one who asks are processes of their own, as they would be.
 """
@@ -12,10 +12,13 @@ import re
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from ipaddress import ip_address
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +26,9 @@ from PIL import Image
 
 NUM_IMAGES, SIDE, EVERY_S = 64, 2000, 0.005
 AT_ONCE = 16  # connections that send
-_SEND = "import sys; from tests.server.health_under_images import send; send(int(sys.argv[1]))"
+_SEND = "import sys; from tests.server.health_under_images import send; send(len(sys.argv) > 1)"
+_SERVE_URLS = "import sys; from tests.server.health_under_images import serve_urls; serve_urls(sys.argv[1:])"
+_HOST = "pictures.example.org"
 
 
 def photo(seed: int) -> Image.Image:
@@ -34,17 +39,46 @@ def photo(seed: int) -> Image.Image:
     return Image.fromarray((slopes + noise + random.integers(0, 20, 3)).astype(np.uint8))
 
 
-def body(seed: int) -> bytes:
+def encoded(seed: int) -> tuple[str, bytes]:
     data, kind = io.BytesIO(), ("jpeg", "png")[seed % 2]
     photo(seed).save(data, kind, **({"quality": 90} if kind == "jpeg" else {"compress_level": 1}))
-    url = f"data:image/{kind};base64,{base64.b64encode(data.getvalue()).decode()}"
+    return kind, data.getvalue()
+
+
+def data_url(kind: str, data: bytes) -> str:
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
+
+
+def body(url: str) -> bytes:
     parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "What is this?"}]
     return json.dumps({"messages": [{"role": "user", "content": parts}], "max_tokens": 4}).encode()
 
 
-def send(port: int) -> None:
-    """All images, as soon as a line comes; then how each was answered."""
-    bodies = [body(seed) for seed in range(8)]  # others are these with other bytes behind
+def pages(images: list[tuple[str, bytes]]) -> int:
+    """A host of these images, under /0, /1, …: its port."""
+
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:  # noqa: N802 (its name)
+            data = images[int(self.path.strip("/"))][1]
+            self.send_response(200)
+            self.send_header("content-length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Page)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return server.server_port
+
+
+def send(by_url: bool) -> None:
+    """All images, as soon as a line has the server's port; then how each was answered."""
+    images = [encoded(seed) for seed in range(8)]  # others are these with other bytes behind
+    page_port = pages(images) if by_url else 0
+    urls = [f"http://{_HOST}:{page_port}/{n}" if by_url else data_url(*each) for n, each in enumerate(images)]
+    bodies = [body(url) for url in urls]
 
     def one(number: int) -> int:
         connection = HTTPConnection("127.0.0.1", port, timeout=600)
@@ -55,17 +89,33 @@ def send(port: int) -> None:
         connection.close()
         return response.status
 
-    print(json.dumps([len(each) for each in bodies]), flush=True)
-    sys.stdin.readline()
+    print(json.dumps([page_port, *(len(each) for _, each in images)]), flush=True)
+    port = int(sys.stdin.readline())
     with ThreadPoolExecutor(AT_ONCE) as pool:
         print(json.dumps(list(pool.map(one, range(NUM_IMAGES)))), flush=True)
 
 
-def started(arguments: list[str], err: Path) -> tuple[subprocess.Popen, int]:
+def serve_urls(arguments: list[str]) -> None:
+    """`mmengine serve`, whose only name is that of the pages on this machine, behind their port."""
+    from mmengine.cli.main import main
+    from mmengine.processing.fetch.door import MediaDoor
+    from mmengine.processing.fetch.limits import FetchLimits
+    from mmengine.server import media
+
+    limits = FetchLimits(http=True, ports=(int(arguments[0]),))
+    media.media_door = lambda settings: MediaDoor(
+        limits, resolve=lambda name: [ip_address("127.0.0.1")], is_allowed=lambda address: True
+    )
+    sys.argv[1:] = arguments[1:]
+    main()
+
+
+def started(arguments: list[str], err: Path, page_port: int = 0) -> tuple[subprocess.Popen, int]:
     """A server, and its port."""
+    words = ["-c", _SERVE_URLS, str(page_port)] if page_port else ["-m", "mmengine.cli.main"]
     with open(err, "w") as written:
         server = subprocess.Popen(
-            [sys.executable, "-m", "mmengine.cli.main", "serve", "--port", "0", *arguments], stderr=written
+            [sys.executable, *words, "serve", "--port", "0", *arguments], stderr=written
         )
     while (found := re.search(r"serving .* at http://[^:]*:(\d+)/", err.read_text())) is None:
         assert server.poll() is None, err.read_text()
@@ -82,23 +132,23 @@ def asked(connection: HTTPConnection) -> float:
     return time.perf_counter() - begun
 
 
-def measured(arguments: list[str] | None = None) -> dict[str, object]:
+def measured(arguments: list[str] | None = None, *, by_url: bool = False) -> dict[str, object]:
     """Milliseconds."""
     load_before = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder:
-        server, port = started([*(arguments or []), "--no-request-log"], Path(folder) / "err")
+        sender = subprocess.Popen(
+            [sys.executable, "-c", _SEND, *(["by url"] if by_url else [])],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            preexec_fn=lambda: os.nice(10),
+        )
+        page_port, *sizes = json.loads(sender.stdout.readline())
+        server, port = started([*(arguments or []), "--no-request-log"], Path(folder) / "err", page_port)
         try:
-            sender = subprocess.Popen(
-                [sys.executable, "-c", _SEND, str(port)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                preexec_fn=lambda: os.nice(10),
-            )
-            sizes = json.loads(sender.stdout.readline())
             connection = HTTPConnection("127.0.0.1", port)
             idle = [asked(connection) for _ in range(200)]
-            sender.stdin.write("go\n")
+            sender.stdin.write(f"{port}\n")
             sender.stdin.flush()
             begun, times = time.perf_counter(), []
             os.set_blocking(sender.stdout.fileno(), False)
@@ -114,7 +164,7 @@ def measured(arguments: list[str] | None = None) -> dict[str, object]:
     lag = re.findall(r'mmengine_event_loop_lag_seconds_bucket{le="([^"]*)"} (\d+)', metrics)
     return {
         "load_before": load_before,
-        "body_bytes": [min(sizes), max(sizes)],
+        "image_bytes": [min(sizes), max(sizes)],
         "answers": {str(status): answers.count(status) for status in sorted(set(answers))},
         "seconds": took_s,
         "asked": len(times),
@@ -130,5 +180,6 @@ def _shares(times: list[float]) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    for name, value in measured(sys.argv[1:]).items():
+    rest = [each for each in sys.argv[1:] if each != "--by-url"]
+    for name, value in measured(rest, by_url="--by-url" in sys.argv).items():
         print(name, value)

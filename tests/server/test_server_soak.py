@@ -37,9 +37,10 @@ def test_a_thousand_disconnects_at_random_leak_nothing():
         assert one.chat("still there")[2]["choices"][0]["message"]["content"] == "STILL THERE"
 
 
-def test_the_event_loop_answers_while_images_arrive():
+@pytest.mark.parametrize("by_url", [False, True], ids=["data", "by URL"])
+def test_the_event_loop_answers_while_images_arrive(by_url):
     time.sleep(1)
-    found = measured()
+    found = measured(by_url=by_url)
     for name, value in found.items():
         print(name, value)
     assert found["answers"] == {"200": NUM_IMAGES}

@@ -4,6 +4,8 @@ import asyncio
 import json
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import jsonschema
@@ -11,6 +13,8 @@ import msgspec
 import pytest
 
 from mmengine import AsyncEngine, Prompt
+from mmengine.serve import deltas
+from mmengine.structured_output.json_schema.looking import what_is_wrong
 from tests.serve.serve_fakes import EchoExecutor
 from tests.serve.test_serve_chat import JSON_TEMPLATE, ONE, QUESTION, SHAPES, TOOLS, UNIQUE, tool
 from tests.server.running import served
@@ -163,6 +167,25 @@ def test_what_is_not_enforced_is_said(echo):
     assert body["choices"][0]["argument_errors"] == said
     last = json.loads(echo.events(text, tools=[tool(loose)])[-2])
     assert last["choices"][0]["argument_errors"] == said
+
+
+def test_arguments_are_looked_at_beside_the_event_loop(echo, monkeypatch):
+    threads = []
+
+    def look(schema, text):
+        threads.append(threading.current_thread())
+        time.sleep(0.05)  # while it lasts the other answer has ended, too
+        return what_is_wrong(schema, text)
+
+    monkeypatch.setattr(deltas, "what_is_wrong", look)
+    loose = {**SHAPES, "properties": {"all": UNIQUE}, "required": []}
+    text = '<tool_call>\n{"name": "area", "arguments": {"all": [1, 1]}}\n</tool_call>'
+    _, _, body = echo.chat(text, tools=[tool(loose)], n=2)
+    assert all(each["argument_errors"] for each in body["choices"])
+    events = [json.loads(each) for each in echo.events(text, tools=[tool(loose)], n=2)[:-1]]
+    ends = [each["choices"][0] for each in events if each["choices"][0]["finish_reason"]]
+    assert [(each["index"], bool(each["argument_errors"])) for each in ends] == [(0, True), (1, True)]
+    assert len(threads) == 4 and echo._thread not in threads
     status, _, body = echo.chat(text, tools=[tool(loose, strict=True)])
     assert status == 400 and body["error"]["param"] == "tools[0].function.parameters"
     assert "uniqueItems at #/properties/all/uniqueItems" in body["error"]["message"]

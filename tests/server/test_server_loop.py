@@ -1,0 +1,148 @@
+"""What takes long runs beside the event loop: told by the threads that it runs on, and not by any clock."""
+
+import asyncio
+import base64
+import json
+import os
+import threading
+
+import pytest
+
+from mmengine.errors import RequestFailed
+from mmengine.request import SamplingParams
+from mmengine.serve import stream
+from mmengine.serve.answers import RequestOutput
+from mmengine.serve.options import Options
+from mmengine.serve.prompts import Prompt
+from mmengine.serve.texts import AnswerTexts
+from mmengine.server import answer_routes, chat_request, other_routes, payloads, token_texts
+from mmengine.server.answering import Answering
+from mmengine.server.asked import Asked, Envelope
+from mmengine.server.completion_frames import CompletionFrames
+from mmengine.server.errors import api_error
+from mmengine.server.frames import ChatFrames
+from mmengine.server.payloads import take_out
+from tests.serve.serve_fakes import EchoProcessor
+from tests.server.running import served
+
+LONG = "word " * answer_routes.SMALL_BODY
+RAW = os.urandom(3 * payloads.MIN_CHARS)
+URL = "data:image/png;base64," + base64.b64encode(RAW).decode()
+
+
+def test_what_takes_long_runs_beside_the_event_loop(monkeypatch):
+    found = {}
+
+    def watch(owner, name, key):
+        old = getattr(owner, name)
+
+        def noted(*args, **keywords):
+            found.setdefault(key, []).append(threading.current_thread())
+            return old(*args, **keywords)
+
+        monkeypatch.setattr(owner, name, noted)
+
+    watch(token_texts.TokenTexts, "__init__", "vocabulary")
+    with served() as one:
+        assert len(found.pop("vocabulary")) == 1  # before it listens, and once
+        watch(chat_request.ChatReader, "read", "read")
+        watch(chat_request, "take_out", "payloads")
+        watch(other_routes, "document", "openapi")
+        watch(ChatFrames, "whole", "whole")
+        watch(CompletionFrames, "__init__", "echo")
+        assert one.chat("short")[0] == 200
+        assert found.pop("read") == found.pop("whole") == [one._thread]  # a thread takes longer than these
+        assert one.chat("a", logprobs=True, top_logprobs=2)[0] == 200
+        assert found.pop("read") == [one._thread]
+        assert one.chat(LONG)[2]["error"]["code"] == "context_length_exceeded"
+        prompt = [5] * answer_routes.SMALL_BODY
+        assert one.call("/v1/completions", {"prompt": prompt, "echo": True})[0] == 400
+        assert one.call("/openapi.json")[0] == 200
+    assert found.keys() == {"read", "payloads", "openapi", "whole", "echo"}
+    assert not any(one._thread in each for each in found.values()), found
+
+
+def body(*parts, **fields):
+    return json.dumps({"messages": [{"role": "user", "content": [*parts]}], **fields}).encode()
+
+
+def image(url):
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+@pytest.mark.parametrize("space", ["", " ", "\n"])
+def test_media_are_taken_out_of_a_body(space):
+    given = body(image(URL), image(URL), {"type": "image", "image": URL}, image("data:image/png;base64,AAAA"))
+    small, found = take_out(given.replace(b": ", b":" + space.encode()))
+    assert len(small) < 2000
+    parts = json.loads(small)["messages"][0]["content"]
+    urls = [(each.get("image_url") or {"url": each.get("image")})["url"] for each in parts]
+    assert not found.are_all_used
+    assert [found.of(url) for url in urls] == [RAW, RAW, RAW, None]
+    assert found.are_all_used and all(url.startswith("data:image/png;base64,") for url in urls)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f'say "{URL}"',  # in a text, between escaped quotes
+        f'\\\\"{URL}"',
+        URL[:60000] + "\\" + URL[60000:],
+        URL[:60000] + " " + URL[60000:],
+        URL[:60000] + "=" + URL[60000:],
+        URL[:-1],
+        URL.replace("image/png", "image/" + "g" * 200),
+        URL.replace("image/png", "a,b"),
+        "data:image/png;base64," + "é" * payloads.MIN_CHARS,
+    ],
+)
+def test_what_is_no_plain_base64_stays(text):
+    given = body(image(text), image("nothing"))
+    assert take_out(given)[0] == given
+    assert take_out(given[: len(given) // 2])[0] == given[: len(given) // 2]  # no string ends
+
+
+@pytest.mark.parametrize("count", range(6))
+def test_backslashes_before_a_quote_are_counted(count, monkeypatch):
+    monkeypatch.setattr(payloads, "_LOOKED_THROUGH", 7)  # found across pieces, too
+    given = b'["' + b"\\" * count + b'"' + URL.encode() + b'"]'
+    assert (take_out(given)[0] == given) == (count % 2 == 1)
+
+
+def test_a_text_that_looks_like_media_stays_a_text():
+    with served() as one:
+        reader = one.app._endpoints["POST", "/v1/chat/completions"].__self__._chat_reader
+        asked = reader.read(body({"type": "text", "text": URL}, image(URL)), "a")
+        text, picture = asked.prompts[0].messages[0]["content"]
+        assert text["text"] == URL and picture["image_url"]["url"] == URL
+        asked = reader.read(body(image(URL)), "a")
+        assert asked.prompts[0].messages[0]["content"][0]["image_url"]["url"] == RAW
+
+
+class Filled:
+    """An engine that has said so much before anybody looks, and failed behind it."""
+
+    def stream(self, prompt, sampling, **options):
+        channel = stream.Channel(Options(sampling), AnswerTexts(EchoProcessor.tokenizer, sampling))
+        channel.accepted.set()
+        channel.items.extend(RequestOutput("r", 0, "", [97]) for _ in range(3 * stream.TAKEN_AT_ONCE - 1))
+        channel.items.append(RequestFailed("it broke"))
+        return stream.Stream(channel, lambda channel: None)
+
+
+def test_what_has_piled_up_is_told_in_pieces_and_an_error_behind_it():
+    asked = Asked([Prompt(text="a")], SamplingParams(max_tokens=999), "r", Envelope("chat", 1, "m"))
+
+    async def told():
+        answering = Answering(Filled(), asked, ChatFrames("r", asked.envelope, None), EchoProcessor.tokenizer)
+        answering.begin()
+        await answering.open()
+        pieces = [answering.take(api_error)]
+        while answering.has_more:
+            pieces.append(answering.take(api_error))
+        return pieces
+
+    pieces = asyncio.run(told())
+    counts = [data.count(b'"content":"a"') for data, _ in pieces]
+    assert counts[:-1] == [stream.TAKEN_AT_ONCE, stream.TAKEN_AT_ONCE, stream.TAKEN_AT_ONCE - 1]
+    assert [how for _, how in pieces] == ["", "", "", "error"] and b"it broke" in pieces[-1][0]
