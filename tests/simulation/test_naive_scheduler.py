@@ -149,6 +149,41 @@ CASES = {
         },
         [request("a", 20, out=12), request("b", 30, out=2, at=1)],
     ),
+    "a first block is hit with the image in it, and with no other": (
+        {},
+        [
+            request("a", prompt=[["img", 6], ["gen", "T", 9, 0]], images=[[0, 6, "cat"]]),
+            request("b", prompt=[["img", 6], ["gen", "T", 9, 0]], images=[[0, 6, "fox"]], at=4),
+            request("c", prompt=[["img", 6], ["gen", "T", 9, 0]], images=[[0, 6, "cat"]], at=4),
+        ],
+    ),
+    "an image that the encoder has no budget left for waits a step": (
+        {"encoder_compute_budget": 16},
+        [
+            request("a", prompt=[["img", 6], ["gen", "a", 3, 0]], images=[[0, 6, "cat"]]),
+            request("b", prompt=[["gen", "b", 3, 0], ["img", 11]], images=[[3, 11, "dog"]]),
+        ],
+    ),
+    "an image that is there gives no room to one beside it": (
+        {"encoder_cache_size": 16, "max_num_seqs": 2},
+        [
+            request("a", prompt=[["img", 6], ["gen", "a", 3, 0]], images=[[0, 6, "cat"]], out=1),
+            request(
+                "b",
+                prompt=[["img", 6], ["gen", "b", 3, 0], ["img", 11], ["gen", "b", 3, 9]],
+                images=[[0, 6, "cat"], [9, 11, "dog"]],
+                at=2,
+            ),
+        ],
+    ),
+    "the last token of the budget starts a request": (
+        {"max_num_batched_tokens": 16},
+        [request("a", 15), request("b", 6)],
+    ),
+    "drafts end where the model's length does": (
+        {"max_model_len": 24, "num_spec_tokens": 3, "spec_method": "eagle3"},
+        [request("a", 14, out=10), request("b", 13, out=11)],
+    ),
     "of equal blocks that one step fills, the one with no image behind it is hit": (
         {"long_prefill_token_threshold": 5},
         [
