@@ -2,7 +2,7 @@
 
 from collections import deque
 
-from mmengine.structured_output.json_schema.keywords import SUBSCHEMA, SUBSCHEMA_LIST, SUBSCHEMA_MAP
+from mmengine.structured_output.json_schema.drafts import subschemas
 from mmengine.structured_output.json_schema.notes import Note
 from mmengine.structured_output.json_schema.refusal import step
 
@@ -42,26 +42,14 @@ def strict_notes(schema: object) -> tuple[Note, ...]:
         each, pointer, level = pending.popleft()
         notes += _of_one(each, pointer)
         _count(each, level, counts)
-        for keyword, value in each.items():
-            pending += _children(keyword, value, step(pointer, keyword), level)
+        for names, child in subschemas(each):
+            deeper = level + (names[0] in ("properties", "items", "additionalProperties"))
+            if isinstance(child, dict):
+                pending.append((child, step(pointer, *names), deeper))
     notes += _of_all(counts)
     if len(notes) > MAX_STRICT_NOTES:
         notes[MAX_STRICT_NOTES - 1 :] = [Note("", "#", "there are more notes than are listed")]
     return tuple(notes)
-
-
-def _children(keyword: str, value: object, pointer: str, level: int) -> list[tuple[dict, str, int]]:
-    """The subschemas that are objects, each with its pointer and how many objects and arrays it is within."""
-    deeper = level + (keyword in ("properties", "items", "additionalProperties"))
-    if keyword in SUBSCHEMA:
-        found = [(value, pointer)]
-    elif keyword in SUBSCHEMA_LIST and isinstance(value, list):
-        found = [(item, step(pointer, at)) for at, item in enumerate(value)]
-    elif keyword in SUBSCHEMA_MAP and isinstance(value, dict):
-        found = [(item, step(pointer, name)) for name, item in value.items()]
-    else:
-        found = []
-    return [(item, at, deeper) for item, at in found if isinstance(item, dict)]
 
 
 def _of_one(schema: dict, pointer: str) -> list[Note]:
