@@ -1,10 +1,10 @@
 """From what a user names (nothing, a folder, a hub id) to a model folder on this machine."""
 
 import re
-from importlib.metadata import entry_points
 from pathlib import Path
 
 from mmengine.errors import ModelError
+from mmengine.registry import entry_points
 
 CHECKPOINT_GROUP = "mmengine.checkpoints"
 DEFAULT_CHECKPOINT = "default"
