@@ -31,8 +31,8 @@ os.environ.setdefault("FLASHINFER_WORKSPACE_BASE", str(ROOT / "build"))
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 
-# Zeros of a pool of 256 MiB cost more than all else of an engine's start: here it is as large as it must be.
-sizing.CPU_MIN_BYTES = 0
+# Zeros for a pool of 256 MiB cost more than all else of an engine's start.
+sizing.CPU_MIN_BYTES = 64 * 2**20
 
 # A shell starts background jobs with SIGINT ignored, and children inherit that: a test that interrupts
 # one would wait for ever.
