@@ -21,19 +21,19 @@ DISTRIBUTION = "mmengine-vl"  # ours
 Thing = TypeVar("Thing")
 
 
-def entry_points(**select: str) -> EntryPoints:
+def entry_points(*, group: str) -> EntryPoints:
     """As importlib.metadata's. An engine asks six times, so what is installed is read again only where a
     folder of the path has changed."""
     folders = []
     for folder in sys.path:
         with suppress(OSError):
             folders.append((os.path.abspath(folder), os.stat(folder or ".").st_mtime_ns))
-    return _installed(tuple(folders)).select(**select)
+    return _installed(group, tuple(folders))
 
 
-@lru_cache(maxsize=1)
-def _installed(folders: tuple[tuple[str, int], ...]) -> EntryPoints:
-    return metadata.entry_points()
+@lru_cache(maxsize=32)
+def _installed(group: str, folders: tuple[tuple[str, int], ...]) -> EntryPoints:
+    return metadata.entry_points(group=group)
 
 
 class Registry(Generic[Thing]):

@@ -34,7 +34,8 @@ def resolve_folder(model: str | Path | None) -> Path:
 
 
 def _embedded_folder() -> Path:
-    points = {point.value: point for point in entry_points(group=CHECKPOINT_GROUP, name=DEFAULT_CHECKPOINT)}
+    all_points = entry_points(group=CHECKPOINT_GROUP)
+    points = {point.value: point for point in all_points if point.name == DEFAULT_CHECKPOINT}
     if not points:
         raise ModelError(
             "no embedded checkpoint is installed (no entry point "
