@@ -15,6 +15,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 WORKERS ?= 2
 
+# Hundreds of processes import the same modules, which are compiled once. (make clean removes __pycache__.)
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo check reading short test limits soak soak-schemas soak-server kernels clients clean
 
 demo: .venv/.ready

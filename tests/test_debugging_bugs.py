@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.test_debugging import SCRIPTS
+
 ROOT = Path(__file__).parents[1]
 BUGS = ROOT / "examples" / "debugging" / "bugs"
 ROW = re.compile(r"^\| [^|]+ \| `(\w+)` \| `([^`]+)` \| (\d+) \| [\d.]+ \| ([^|]+) \|$", re.MULTILINE)
@@ -24,13 +26,15 @@ def run(*command, **settings):
 
 
 def minimized(name, folder, num_requests):
+    """The report on a night, both by the scripts of the examples, one after the other in one process."""
     log, (option, _, named) = folder / "night.log", ROWS[name]
-    made = run(BUGS / "night.py", name, log, num_requests)
-    assert not made.returncode, made.stderr
     arguments = ("log", "minimize", log, *option.split(), "--seconds", 60, "-o", folder / "small", "--json")
-    done = run(BUGS / "buggy.py", name, *arguments)
+    scripts = [(BUGS / "night.py", name, log, num_requests), (BUGS / "buggy.py", name, *arguments)]
+    done = run("-c", SCRIPTS, json.dumps([[*map(str, words)] for words in scripts]), path=[BUGS])
     assert not done.returncode, done.stderr
-    report = json.loads(done.stdout)
+    (made, _), (code, said) = map(json.loads, done.stdout.splitlines())
+    assert (made, code) == (0, 0), done.stderr
+    report = json.loads(said)
     assert report["requests_before"] == num_requests and report["requests"] <= 4
     said = f"{report['failure']} {report['what']}"
     assert all(word in said for word in named.replace("`", "").split(", ")), said

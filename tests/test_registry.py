@@ -1,5 +1,6 @@
 """What all registries owe: our own by name, a stranger's by an entry point, one sentence where it breaks."""
 
+import os
 import re
 
 import pytest
@@ -84,10 +85,12 @@ def test_one_that_is_something_else_is_refused(registry, install_stranger):
 
 def test_a_name_that_two_claim_is_refused(registry, install_stranger, tmp_path):
     install_stranger(registry.group, strange(registry), strange="thing")
+    assert registry.load("strange")
     info = tmp_path / "site" / "other-3.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 3\n")
     (info / "entry_points.txt").write_text(f"[{registry.group}]\nstrange = strange_module:Plugin\n")
+    os.utime(tmp_path / "site", (2e9, 2e9))  # another time, however coarse the clock of the folder is
     with pytest.raises(MMEngineError, match=r"strange is claimed by .*\(other 3\) and .*\(strange 1.2\); un"):
         registry.load("strange")
 

@@ -1,10 +1,10 @@
 """From what a user names (nothing, a folder, a hub id) to a model folder on this machine."""
 
 import re
-from importlib.metadata import entry_points
 from pathlib import Path
 
 from mmengine.errors import ModelError
+from mmengine.registry import entry_points
 
 CHECKPOINT_GROUP = "mmengine.checkpoints"
 DEFAULT_CHECKPOINT = "default"
@@ -37,7 +37,8 @@ def resolve_folder(model: str | Path | None) -> Path:
 
 
 def _embedded_folder() -> Path:
-    points = {point.value: point for point in entry_points(group=CHECKPOINT_GROUP, name=DEFAULT_CHECKPOINT)}
+    all_points = entry_points(group=CHECKPOINT_GROUP)
+    points = {point.value: point for point in all_points if point.name == DEFAULT_CHECKPOINT}
     if not points:
         raise ModelError(
             "no embedded checkpoint is installed (no entry point "

@@ -39,7 +39,7 @@ def steps(monkeypatch):
 @pytest.mark.parametrize("vocab_size", [1, 5, 61, 300])
 def test_tokens_are_those_of_the_steps(vocab_size, kernels, kernel_device, steps):
     random = np.random.default_rng(vocab_size)
-    for _ in range(2):
+    for _ in range(1 if vocab_size > 100 else 2):
         samplings = [random_sampling(random, vocab_size) for _ in range(6)]
         bench = Bench(vocab_size, samplings, random)
         logits = random_logits(random, 6, vocab_size)
@@ -166,8 +166,8 @@ def test_no_kernel_is_compiled_anew_for_other_rows(kernels, kernel_device, monke
     sampling.compile_all(kernels, 40, kernel_device)
     compiled = {name: set(kinds) for name, kinds in seen.items()}
     random = np.random.default_rng(2)
-    for rows in range(1, 6):
-        for options in ({"top_k": 3 * rows}, {"top_p": 0.8}, {"min_p": 0.1}):
+    for rows in (1, 2, 5):  # one, even and odd: none of what is 16 times something in smaller numbers
+        for options in ({"top_k": 8 * rows}, {"top_p": 0.8}, {"min_p": 0.1}):
             bench = Bench(40, [SamplingParams(temperature=0.7, seed=1, **options)] * rows, random)
             columns = bench.batch.columns
             logits = random_logits(random, rows, 40)

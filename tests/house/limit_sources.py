@@ -20,6 +20,7 @@ Numbers = dict[str, int | float]
 @dataclass(frozen=True, eq=False)
 class Module:
     path: Path  # below the root
+    name: str
     tree: ast.Module
     lines: list[str]
     parents: dict[ast.AST, ast.AST]
@@ -28,10 +29,6 @@ class Module:
     uses: dict[str, list[ast.AST]]  # of names and attributes, by what they are called
     functions: list[ast.FunctionDef]
     texts: list[ast.AST]
-
-    @property
-    def name(self) -> str:
-        return ".".join(self.path.with_suffix("").parts).removeprefix("plugins.")
 
 
 @dataclass(frozen=True)
@@ -144,11 +141,12 @@ def text_of(node: ast.AST, numbers: Numbers) -> str:
 
 def _module(path: Path, text: str) -> Module:
     tree = ast.parse(text)
-    module = Module(path, tree, text.splitlines(), {}, {}, set(), {}, [], [])
+    name = ".".join(path.with_suffix("").parts).removeprefix("plugins.")
+    module = Module(path, name, tree, text.splitlines(), {}, {}, set(), {}, [], [])
     waiting: list[ast.AST] = [tree]
     while waiting:
         node = waiting.pop()
-        for child in ast.iter_child_nodes(node):
+        for child in _children(node):
             module.parents[child] = node
             waiting.append(child)
         match node:
@@ -163,6 +161,16 @@ def _module(path: Path, text: str) -> Module:
     for found in (*module.uses.values(), module.texts):
         found.sort(key=lambda node: (getattr(node, "lineno", 0), getattr(node, "col_offset", 0)))
     return module
+
+
+def _children(node: ast.AST) -> Iterator[ast.AST]:
+    """But for contexts (Load, Store), which are half of all nodes, and shared."""
+    for field in node._fields:
+        value = getattr(node, field, None)
+        if isinstance(value, list):
+            yield from (each for each in value if isinstance(each, ast.AST))
+        elif isinstance(value, ast.AST) and not isinstance(value, ast.expr_context):
+            yield value
 
 
 def _fill_numbers(module: Module, of: dict[str, Module]) -> None:

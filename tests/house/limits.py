@@ -37,7 +37,7 @@ def functions(tree: ast.AST, within: str = "") -> list[tuple[str, int]]:
             if not isinstance(node, ast.ClassDef):
                 found.append((name, node.end_lineno - node.lineno + 1))
             found += functions(node, f"{name}.")
-        else:
+        elif not isinstance(node, ast.expr):  # in which none is defined
             found += functions(node, within)
     return found
 

@@ -124,7 +124,8 @@ def test_what_stops_is_valid_wherever_reasoning_ends(weights, temperature, end, 
     """A pool too small for what runs preempts and prompts are computed in pieces; with drafts or without, one
     step at a time or decided ahead, the tokens are the same."""
     model = random_weights if weights == "random" else None
-    check_pools(model, temperature, end, bias, 20, {})
+    count = 20 if (weights, temperature) == ("random", 0.0) else 12  # each form twice; those are much alike
+    check_pools(model, temperature, end, bias, count, {})
 
 
 @pytest.mark.soak

@@ -1,6 +1,5 @@
 """Who drafts, by what `spec` says, and the settings that this needs."""
 
-from importlib.metadata import entry_points
 from pathlib import Path
 
 import msgspec
@@ -11,6 +10,7 @@ from mmengine.errors import ConfigError
 from mmengine.models.loader import resolve_folder
 from mmengine.models.plugin import ModelSpec
 from mmengine.native import library as native
+from mmengine.registry import entry_points
 from mmengine.runtime.device.placement import Placement
 from mmengine.runtime.drafting.eagle3.native_head import fits
 from mmengine.spec_decode.base import Drafter
