@@ -65,6 +65,10 @@ class Http:
         Literal["refuse", "ignore"],
         typer.Option(rich_help_panel=HTTP, help="What becomes of a field of a call that nobody knows."),
     ] = "refuse"
+    reasoning_fields: Annotated[
+        Literal["reasoning_content", "both"],
+        typer.Option(rich_help_panel=HTTP, help="Of messages; both: as reasoning too, for other clients."),
+    ] = "reasoning_content"
     strict_tools: Annotated[
         bool,
         typer.Option(
@@ -167,7 +171,15 @@ def server_settings(http: Http, limits: Limits, media: Media) -> "ServerSettings
     given = ((field.name, getattr(media, field.name)) for field in fields(media))
     values |= {name: value for name, value in given if value is not None}
     values["media_root"] = "" if media.media_root is None else str(media.media_root)
-    same = ("host", "port", "generation_config", "unknown_fields", "strict_tools", "open_metrics")
+    same = (
+        "host",
+        "port",
+        "generation_config",
+        "unknown_fields",
+        "strict_tools",
+        "open_metrics",
+        "reasoning_fields",
+    )
     for name in (*same, "metrics_compat", "ssl_keyfile_password"):
         values[name] = getattr(http, name)
     values["served_model_names"] = tuple(http.served_model_name or ())

@@ -93,7 +93,13 @@ class AnswerRoutes:
 
     def _chat_frames(self, asked: Asked) -> Frames:
         texts = self._texts if asked.logprobs else None
-        return ChatFrames(asked.request_id, asked.envelope, texts, asked.usage_frames)
+        return ChatFrames(
+            asked.request_id,
+            asked.envelope,
+            texts,
+            asked.usage_frames,
+            names_reasoning_twice=self._settings.reasoning_fields == "both",
+        )
 
     def _completion_frames(self, asked: Asked) -> Frames:
         texts = self._texts if asked.logprobs else None

@@ -82,6 +82,7 @@ class Message(_Said):
     content: str | None
     refusal: None
     reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET  # the same, with --reasoning-fields both
     tool_calls: list[Call] | UnsetType = UNSET
 
 
@@ -127,6 +128,7 @@ class MessageDelta(_Said):
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET  # the same, with --reasoning-fields both
     tool_calls: list[CallDelta] | UnsetType = UNSET
 
 

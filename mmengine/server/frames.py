@@ -70,7 +70,8 @@ def error_frame(error: ApiError) -> bytes:
 
 
 class ChatFrames:
-    """`texts`: for logprobs; None: nobody asked for them."""
+    """`texts`: for logprobs; None: nobody asked for them. `names_reasoning_twice`: as reasoning too, beside
+    reasoning_content."""
 
     def __init__(
         self,
@@ -78,8 +79,11 @@ class ChatFrames:
         envelope: Envelope,
         texts: TokenTexts | None,
         usage_frames: UsageFrames = "none",
+        *,
+        names_reasoning_twice: bool = False,
     ):
         self._texts, self._request_id, self.tails = texts, request_id, Tails(usage_frames)
+        self._names_reasoning_twice = names_reasoning_twice
         self._about = {"id": f"chatcmpl-{request_id}", "created": envelope.created, "model": envelope.model}
         head = {"id": self._about["id"], "object": "chat.completion.chunk", **self._about}
         self._head = b"data: " + _encode(head)[:-1] + b',"choices":['
@@ -104,7 +108,10 @@ class ChatFrames:
                 head = self._text_heads[index] = b'%b{"index":%d,"delta":{"content":' % (self._head, index)
             tail = self.tails.of(index, delta.num_tokens)
             return b'%b%b},"logprobs":null,"finish_reason":null%b' % (head, _encode(delta.content), tail)
-        said = _encode(message_delta(self._request_id, index, delta))
+        message = message_delta(self._request_id, index, delta)
+        said = _encode(message)
+        if message.reasoning_content and self._names_reasoning_twice:
+            said = b'%b,"reasoning":%b}' % (said[:-1], _encode(message.reasoning_content))
         return self._frame(index, said, self._logprobs(delta.logprobs), b"null", delta.num_tokens)
 
     def finish(self, index: int, rest: Delta, finish_reason: str, stop_reason: str | int | None) -> bytes:
@@ -134,6 +141,8 @@ class ChatFrames:
         message: dict[str, object] = {"role": "assistant", "content": said.content, "refusal": None}
         if said.reasoning_content is not None:
             message["reasoning_content"] = said.reasoning_content
+            if self._names_reasoning_twice:
+                message["reasoning"] = said.reasoning_content
         if said.tool_calls is not None:
             message["tool_calls"] = said.tool_calls
         return {

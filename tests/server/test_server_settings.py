@@ -82,6 +82,7 @@ def test_each_flag_is_a_variable_and_a_line_of_a_file_too(started, tmp_path, mon
         "--metrics-compat": "vllm",
         "--generation-config": "none",
         "--unknown-fields": "ignore",
+        "--reasoning-fields": "both",
         **{f"--ssl-{name}": tmp_path / name for name in ("certfile", "keyfile", "ca-certs")},
         "--ssl-keyfile-password": "secret",
         "--key-share": 0.25,

@@ -159,6 +159,16 @@ def test_reasoning_is_hidden_and_counted(echo):
     assert not any("reasoning_content" in event for event in events)
 
 
+def test_reasoning_has_its_other_name_too_where_that_is_set():
+    with served(executor_class=Saying, reasoning_fields="both") as one:
+        text = "<think>so so</think>yes"
+        message = one.chat(text)[2]["choices"][0]["message"]
+        assert message["reasoning"] == message["reasoning_content"] == "so so"
+        deltas = [json.loads(each)["choices"][0]["delta"] for each in one.events(text)[:-1]]
+        said = [[delta.get(name, "") for delta in deltas] for name in ("reasoning", "reasoning_content")]
+        assert said[0] == said[1] and "".join(said[0]) == "so so"
+
+
 def test_what_is_not_enforced_is_said(echo):
     loose, text = LOOSE["function"]["parameters"], UNIQUE_CALL
     said = [{"call": 0, "message": "uniqueItems is not kept at #/all"}]
