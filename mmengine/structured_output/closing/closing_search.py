@@ -173,9 +173,14 @@ class Search:
         """Of the string that the way is in."""
         string, end = way.place.string or b"", b"" if self._hints.is_bare else b'"'
         letters = self._vocabulary.letters
+        is_key = way.place.wants_key and not way.place.escaped
+        due = self._hints.due_rests(string) if is_key else []
+        due = [rest + end for rest in due if self._ends(way, letters(rest + end))]
+        if due:
+            return self._say_due(way, due, limit)
         if end and self._ends(way, letters(end)) and not self._by_turns:
             return self._say(way, end)
-        if way.place.wants_key and not way.place.escaped:
+        if is_key:
             fit = [rest for rest in self._hints.key_rests(string) if self._ends(way, letters(rest + end))]
             if fit:
                 return self._say_key(way, self._hints.best_keys(fit, string), limit)
@@ -184,6 +189,15 @@ class Search:
         if found:
             return len(found) > 1 and self._say_best(way, found, limit) or self._say_least(way, found)
         return bool(end) and self._allows(way, end) and self._say(way, end) or self._say_by_turns(way)
+
+    def _say_due(self, way: Way, keys: list[bytes], limit: int) -> bool:
+        """Of keys that must come in some object, though perhaps not in this one, where they may come too."""
+        options = [*keys[: MAX_OPTIONS - 1], b'"']
+        if self._say_best(way, options, limit):
+            return True
+        option = min(keys, key=lambda each: self._used.get(each, 0))  # the same again and again would not end
+        self._used[option] = self._used.get(option, 0) + 1
+        return self._say(way, option)
 
     def _say_key(self, way: Way, keys: list[bytes], limit: int) -> bool:
         """That behind which the object ends soonest."""
@@ -204,6 +218,7 @@ class Search:
             shortest = min(limit, len(way.said) + size)
             for option in options[:MAX_OPTIONS]:
                 branch = way.branch()
+                self._used[option] = self._used.get(option, 0) + 1
                 if self._say(branch, option) and self._go(branch, shortest, len(way.place.inside) - 1):
                     best, shortest = branch, len(branch.said) - 1
             if best is not None or shortest == limit:
