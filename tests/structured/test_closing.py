@@ -208,14 +208,14 @@ def reach(grammar: Grammar, case: Case, data: st.DataObject, source: random.Rand
 
 def check_closing(case: Case, seed: int, data: st.DataObject) -> None:
     """Half of the objects take their keys in any order, where the shortest text is not always found."""
-    bounds = Bounds(ordered=0) if seed % 2 else Bounds()
-    grammar, source = Grammar(case.schema, bounds), random.Random(seed)
+    in_order = seed % 2 == 0
+    grammar, source = Grammar(case.schema, Bounds() if in_order else Bounds(ordered=0)), random.Random(seed)
     said, rest = reach(grammar, case, data, source)
     text = close(closings_of(grammar.text), grammar.matcher, said)
     validator(case.schema).validate(json.loads(text))
     whole = (said + rest).decode(errors="replace")  # a character that is cut in two is none
-    if grammar.accepts(whole):
-        assert len(text.encode()) <= len(whole.encode()) * (2 if seed % 2 else 1)
+    if in_order and grammar.accepts(whole):
+        assert len(text.encode()) <= len(whole.encode())
 
 
 @RANDOM
