@@ -52,8 +52,7 @@ SAMPLING = st.builds(
 )
 MEDIA = st.builds(MediaItem, BYTES, TEXT, RUNS, st.tuples(INTS, INTS, INTS))
 IDS = st.lists(st.integers(0, 2**31 - 1), max_size=3).map(tuple)
-_MARKER = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=3).map(tuple)
-THINKING = st.builds(ThinkingBudget, st.integers(0, 2**31 - 1), st.booleans(), _MARKER, _MARKER)
+THINKING = st.builds(ThinkingBudget, st.integers(0, 9), st.booleans(), IDS, IDS.filter(len))
 GRAMMAR = st.builds(GrammarRequest, TEXT, TEXT, IDS, st.sampled_from(["length", "close"]))
 FIELDS = {
     ev.Started: (
@@ -65,8 +64,7 @@ FIELDS = {
         INTS,
     ),
     ev.Queued: (
-        *(TEXT, BYTES, SAMPLING, st.lists(MEDIA, max_size=2).map(tuple)),
-        *(INTS, INTS, TEXT, INTS),
+        *(TEXT, BYTES, SAMPLING, st.lists(MEDIA, max_size=2).map(tuple), INTS, INTS, TEXT, INTS),
         *(st.none() | GRAMMAR, TEXT, INTS, BYTES, st.none() | THINKING),
     ),
     ev.GrammarReady: (TEXT,),

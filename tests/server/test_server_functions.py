@@ -63,6 +63,7 @@ def called(server, function):
     if CALLS:
         named = {"type": "function", "function": {"name": function["name"]}}
         tool = {"type": "function", "function": {**function, "strict": True}}
+        asked["response_format"] = {"type": "text", "on_truncation": "close"}
         status, _, answer = server.chat("Call it.", tools=[tool], tool_choice=named, **asked)
     else:
         form = {"name": "arguments", "schema": function["parameters"]}

@@ -9,7 +9,7 @@ from mmengine.structured_output.request.tool_calls import OPEN, VALUE_END, ToolC
 _OPEN = OPEN.encode()
 _VALUE = b">\n"  # behind which a parameter's value begins, in xml
 _TAIL = 16  # bytes
-MAX_HEADS = 16
+MAX_HEADS = 16  # tools of which the shortest call is known before one is made
 _XML_ENDS = VALUE_END.encode() + b"\n", b"</function>"
 
 
