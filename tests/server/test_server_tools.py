@@ -303,3 +303,26 @@ def test_calls_and_forms_are_closed_in_streams_too(embedded):
                 jsonschema.validate(json.loads(content), schema)
             else:
                 assert content == '{"a"'
+
+
+def test_reasoning_is_ended_over_http_too(embedded):
+    """By vLLM's name and Qwen's, and by OpenAI's effort none; the answer follows, with its form."""
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}, "reasoning": True}
+    fields = {"response_format": form, "max_tokens": 60, "temperature": 0.0}
+    for budget, most in (
+        ({"thinking_token_budget": 5}, 5),
+        ({"thinking_budget": 2}, 2),
+        ({"reasoning_effort": "none"}, 0),
+    ):
+        status, _, body = embedded.chat(**fields, **budget)
+        assert status == 200, body
+        message = body["choices"][0]["message"]
+        jsonschema.validate(json.loads(message["content"]), schema)
+        assert bool(message.get("reasoning_content")) == bool(most)
+        (streamed, _), *_ = summed(embedded.events(**fields, **budget)).values()
+        assert streamed["content"] == message["content"]
+        assert streamed["reasoning_content"] == message.get("reasoning_content", "")
+        counted = body["usage"]["completion_tokens_details"]["reasoning_tokens"]
+        assert counted >= most and counted < most + 12  # the end has several tokens in this vocabulary
+    assert embedded.chat(thinking_token_budget=-3)[2]["error"]["param"] == "thinking_token_budget"
