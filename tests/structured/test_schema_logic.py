@@ -224,10 +224,11 @@ def test_many_dependencies_stay_small() -> None:
 
 
 def test_a_narrower_language_is_noted() -> None:
-    lists = {
-        "oneOf": [{"type": "array", "items": {"type": "string"}}, {"type": "array", "prefixItems": [True]}]
-    }
-    lists["oneOf"][1]["items"] = {"type": "string"}
+    texts = {"type": "array", "items": {"type": "string"}}
+    lists = {"oneOf": [texts, {**texts, "items": {"type": ["string", "integer"]}}]}
     (note,) = gate(lists).narrow
     assert note.keyword == "oneOf" and note.pointer == "#/oneOf" and "more narrowly" in note.text
     assert not gate({"not": {"type": "string"}}).narrow
+    assert not gate({"oneOf": [texts, {**texts, "prefixItems": [True]}]}).narrow, (
+        "only the first item can tell"
+    )
