@@ -9,6 +9,7 @@ from mmengine.structured_output.json_schema.refusal import SchemaRefused, refuse
 MAX_BYTES = 2 * 2**20  # of the schema as JSON text
 MAX_NESTING = 200  # of JSON arrays and objects inside one another, values of enum and const included
 MANY = 2_000  # values in an array or object that is written member by member
+_HOLDING = frozenset((dict, list))
 # What json.dumps would make anew each time.
 _write: Callable[[object], str] = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
@@ -28,12 +29,12 @@ def encode(value: object) -> str:
 
 
 def _has_many(value: object) -> bool:
-    waiting, count = [value], 0
-    while waiting and count < MANY:
-        each = waiting.pop()
-        if isinstance(each, dict | list):
-            count += len(each)
-            waiting += each.values() if isinstance(each, dict) else each
+    level = [value] if isinstance(value, dict | list) else []
+    count = 0
+    while level and count < MANY:
+        count += sum(map(len, level))
+        members = [each.values() if isinstance(each, dict) else each for each in level]
+        level = [each for some in members for each in some if each.__class__ in _HOLDING]
     return count >= MANY
 
 

@@ -36,6 +36,8 @@ def number_schemas(piece: Number, bounds: Bounds, notes: Notes, pointer: str) ->
     ):  # one range compiles faster than four: there is no limit to lead over
         ends = {"exclusiveMinimum": -(10**bounds.digits), "exclusiveMaximum": 10**bounds.digits}
         return [{"type": "number", "multipleOf": plain(Fraction(1, 10**places)), **ends}]
+    if bounds.decimals and piece == Number():
+        return [{"type": "number", "multipleOf": 1 / 10**places}]
     if bounds.digits:
         bounded = _within(piece, _windows(bounds.digits, places, piece.integer))
     elif bounds.decimals and not piece.integer:
