@@ -34,7 +34,8 @@ ELSEWHERE = {  # where else a test holds what each does
     "test_server_prompts.py": {"messages", "mm_processor_kwargs", "chat_template_kwargs"}
     | {"add_generation_prompt", "continue_final_message"},
     "test_server_errors.py": {"model", "structured_outputs", "top_logprobs"},
-    "test_server_tools.py": {"tools", "tool_choice", "parallel_tool_calls", "include_reasoning"},
+    "test_server_tools.py": {"tools", "tool_choice", "parallel_tool_calls", "include_reasoning"}
+    | {"thinking_token_budget", "thinking_budget", "reasoning_effort"},
     "test_server_openai.py": {"logprobs", "response_format", "max_tokens"},
 }
 

@@ -307,7 +307,8 @@ def test_calls_and_forms_are_closed_in_streams_too(embedded):
 
 def test_reasoning_is_ended_over_http_too(embedded):
     """By vLLM's name and Qwen's, and by OpenAI's effort none; the answer follows, with its form."""
-    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    number = {"type": "integer", "minimum": 0, "maximum": 99}
+    schema = {"type": "object", "properties": {"a": number}, "required": ["a"]}
     form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}, "reasoning": True}
     fields = {"response_format": form, "max_tokens": 60, "temperature": 0.0}
     for budget, most in (
