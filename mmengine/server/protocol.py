@@ -12,14 +12,53 @@ from mmengine.server.sse import LINE
 _REASONS = {400: b"Bad Request", 431: b"Request Header Fields Too Large"}
 
 
+class Connection(HttpToolsProtocol):
+    """A connection that is an answer's Line."""
+
+    on_room: Callable[[], None] | None = None
+    on_gone: Callable[[], None] | None = None
+    is_full = False
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope["extensions"] = {LINE: {"line": self}}
+
+    def on_message_complete(self) -> None:
+        self.scope["extensions"][WHOLE] = {}
+        super().on_message_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self.on_gone is not None:
+            self.on_gone()
+
+    @property
+    def is_gone(self) -> bool:
+        return self.transport.is_closing()
+
+    def write(self, data: bytes) -> None:
+        if data and not self.transport.is_closing():
+            self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+
+    def abort(self) -> None:
+        self.transport.abort()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self.is_full = True
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self.is_full = False
+        if self.on_room is not None:
+            self.on_room()
+
+
 def http_protocol(max_header_bytes: int) -> type[asyncio.Protocol]:
     """A class of connections whose heads have at most so many bytes."""
 
-    class Connection(HttpToolsProtocol):
+    class Limited(Connection):
         _num_head_bytes = 0  # since the last request's body, or the connection's begin
-        on_room: Callable[[], None] | None = None
-        on_gone: Callable[[], None] | None = None
-        is_full = False
 
         def data_received(self, data: bytes) -> None:
             self._num_head_bytes += len(data)
@@ -28,10 +67,6 @@ def http_protocol(max_header_bytes: int) -> type[asyncio.Protocol]:
                 text = f"the head of the request has more than {max_header_bytes} bytes (max_header_bytes)"
                 self._refuse(ApiError(431, text))
 
-        def on_message_begin(self) -> None:
-            super().on_message_begin()
-            self.scope["extensions"] = {LINE: {"line": self}}
-
         def on_headers_complete(self) -> None:
             self._num_head_bytes = 0
             super().on_headers_complete()
@@ -39,38 +74,6 @@ def http_protocol(max_header_bytes: int) -> type[asyncio.Protocol]:
         def on_body(self, body: bytes) -> None:
             self._num_head_bytes = 0
             super().on_body(body)
-
-        def on_message_complete(self) -> None:
-            self.scope["extensions"][WHOLE] = {}
-            super().on_message_complete()
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            super().connection_lost(exc)
-            if self.on_gone is not None:
-                self.on_gone()
-
-        # As an answer's Line
-
-        @property
-        def is_gone(self) -> bool:
-            return self.transport.is_closing()
-
-        def write(self, data: bytes) -> None:
-            if data and not self.transport.is_closing():
-                self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
-
-        def abort(self) -> None:
-            self.transport.abort()
-
-        def pause_writing(self) -> None:
-            super().pause_writing()
-            self.is_full = True
-
-        def resume_writing(self) -> None:
-            super().resume_writing()
-            self.is_full = False
-            if self.on_room is not None:
-                self.on_room()
 
         def send_400_response(self, msg: str) -> None:
             self._refuse(ApiError(400, "this is no HTTP request that can be read"))
@@ -83,4 +86,4 @@ def http_protocol(max_header_bytes: int) -> type[asyncio.Protocol]:
             )
             self.transport.close()
 
-    return Connection
+    return Limited
