@@ -23,14 +23,17 @@ class ByteDetokenizer:
     """The text of a growing list of tokens that are bytes: `pieces`, by id."""
 
     def __init__(self, pieces: Sequence[bytes]):
-        self._pieces = pieces
+        self._pieces, self._size = pieces, len(pieces)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._holds = False  # a cut character
 
     def push(self, token_ids: Sequence[int]) -> str:
         """The characters that `token_ids` complete."""
-        pieces = self._pieces
-        data = b"".join([pieces[token] for token in token_ids if token < len(pieces)])
+        pieces, size = self._pieces, self._size
+        if len(token_ids) == 1 and token_ids[0] < size:
+            data = pieces[token_ids[0]]
+        else:
+            data = b"".join([pieces[token] for token in token_ids if token < size])
         if not self._holds and data.isascii():  # most are, and the decoder takes several times as long
             return data.decode("ascii")
         text = self._decoder.decode(data)

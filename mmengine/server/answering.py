@@ -179,7 +179,9 @@ class Answering:
         says."""
         made: list[bytes] = []
         try:
-            for said in self._tell():
+            if len(self._turns) == 1 and not self._news:
+                self._take_plain(self._turns[0], made)
+            for said in self._tell() if self._news or len(self._turns) > 1 else ():
                 if isinstance(said, Scored):
                     made += [self._frames.first(index, said.scores) for index in said.indices]
                 elif said.reason is None:
@@ -195,6 +197,17 @@ class Answering:
             return b"".join(made), "error"
         made.append(DONE)
         return b"".join(made), "whole"
+
+    def _take_plain(self, turn: Turn, made: list[bytes]) -> None:
+        """What most steps bring, by fewer steps than `_tell` takes: frames of news without an end. What is
+        behind them goes to `_news`."""
+        outputs = turn.stream.take()
+        for place, output in enumerate(outputs):
+            if output.finish_reason is not None or output.prompt_scores is not None:
+                self._news.extend([(turn, each) for each in outputs[place:]])
+                break
+            for delta in turn.push(output):
+                made.append(self._frames.delta(turn.first + output.index, delta))
 
     async def whole(self) -> bytes:
         """The body of an answer that is no stream."""

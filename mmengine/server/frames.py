@@ -26,11 +26,11 @@ Usage = dict[str, object]
 
 class Tails:
     """How frames end: with the usage of their choice so far ("always"), saying that they have none ("last"),
-    or without a word of it."""
+    or without a word of it. `plain`: the end of them all; empty where each has another one."""
 
     def __init__(self, usage_frames: UsageFrames):
-        self._always = usage_frames == "always"
-        self._tail = b"}]}\n\n" if usage_frames == "none" else b'}],"usage":null}\n\n'
+        ends = {"none": b"}]}\n\n", "last": b'}],"usage":null}\n\n', "always": b""}
+        self.plain = ends[usage_frames]
         self._num_prompt: dict[int, int] = {}  # tokens, by choice
 
     def set_prompt(self, indices: Iterable[int], num_tokens: int) -> None:
@@ -38,8 +38,8 @@ class Tails:
         self._num_prompt.update(dict.fromkeys(indices, num_tokens))
 
     def of(self, index: int, num_tokens: int) -> bytes:
-        if not self._always:
-            return self._tail
+        if self.plain:
+            return self.plain
         prompt = self._num_prompt[index]
         return b'}],"usage":{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d}}\n\n' % (
             prompt,
@@ -106,7 +106,7 @@ class ChatFrames:
         if delta.call is None and not delta.reasoning and not delta.logprobs:
             if (head := self._text_heads.get(index)) is None:
                 head = self._text_heads[index] = b'%b{"index":%d,"delta":{"content":' % (self._head, index)
-            tail = self.tails.of(index, delta.num_tokens)
+            tail = self.tails.plain or self.tails.of(index, delta.num_tokens)
             return b'%b%b},"logprobs":null,"finish_reason":null%b' % (head, _encode(delta.content), tail)
         message = message_delta(self._request_id, index, delta)
         said = _encode(message)

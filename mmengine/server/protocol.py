@@ -1,5 +1,6 @@
 """uvicorn's HTTP connection, with our errors where it has its own, and a limit for headers."""
 
+import asyncio
 from collections.abc import Callable
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -12,33 +13,15 @@ _REASONS = {400: b"Bad Request", 431: b"Request Header Fields Too Large"}
 
 
 class Connection(HttpToolsProtocol):
-    """Of uvicorn, with a bounded head, and written to as a Line."""
+    """A connection that is an answer's Line."""
 
-    max_header_bytes = 0
-    _num_head_bytes = 0  # since the last request's body, or the connection's begin
     on_room: Callable[[], None] | None = None
     on_gone: Callable[[], None] | None = None
     is_full = False
 
-    def data_received(self, data: bytes) -> None:
-        self._num_head_bytes += len(data)
-        super().data_received(data)
-        max_header_bytes = self.max_header_bytes
-        if self._num_head_bytes > max_header_bytes and not self.transport.is_closing():
-            text = f"the head of the request has more than {max_header_bytes} bytes (max_header_bytes)"
-            self._refuse(ApiError(431, text))
-
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.scope["extensions"] = {LINE: {"line": self}}
-
-    def on_headers_complete(self) -> None:
-        self._num_head_bytes = 0
-        super().on_headers_complete()
-
-    def on_body(self, body: bytes) -> None:
-        self._num_head_bytes = 0
-        super().on_body(body)
 
     def on_message_complete(self) -> None:
         self.scope["extensions"][WHOLE] = {}
@@ -48,8 +31,6 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
         if self.on_gone is not None:
             self.on_gone()
-
-    # As an answer's Line
 
     @property
     def is_gone(self) -> bool:
@@ -72,18 +53,37 @@ class Connection(HttpToolsProtocol):
         if self.on_room is not None:
             self.on_room()
 
-    def send_400_response(self, msg: str) -> None:
-        self._refuse(ApiError(400, "this is no HTTP request that can be read"))
 
-    def _refuse(self, error: ApiError) -> None:
-        body = error.json()
-        self.transport.write(
-            b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
-            b"connection: close\r\n\r\n%b" % (error.status, _REASONS[error.status], len(body), body)
-        )
-        self.transport.close()
-
-
-def http_protocol(max_header_bytes: int) -> type[Connection]:
+def http_protocol(max_header_bytes: int) -> type[asyncio.Protocol]:
     """A class of connections whose heads have at most so many bytes."""
-    return type("Connection", (Connection,), {"max_header_bytes": max_header_bytes})
+
+    class Limited(Connection):
+        _num_head_bytes = 0  # since the last request's body, or the connection's begin
+
+        def data_received(self, data: bytes) -> None:
+            self._num_head_bytes += len(data)
+            super().data_received(data)
+            if self._num_head_bytes > max_header_bytes and not self.transport.is_closing():
+                text = f"the head of the request has more than {max_header_bytes} bytes (max_header_bytes)"
+                self._refuse(ApiError(431, text))
+
+        def on_headers_complete(self) -> None:
+            self._num_head_bytes = 0
+            super().on_headers_complete()
+
+        def on_body(self, body: bytes) -> None:
+            self._num_head_bytes = 0
+            super().on_body(body)
+
+        def send_400_response(self, msg: str) -> None:
+            self._refuse(ApiError(400, "this is no HTTP request that can be read"))
+
+        def _refuse(self, error: ApiError) -> None:
+            body = error.json()
+            self.transport.write(
+                b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
+                b"connection: close\r\n\r\n%b" % (error.status, _REASONS[error.status], len(body), body)
+            )
+            self.transport.close()
+
+    return Limited
