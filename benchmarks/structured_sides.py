@@ -14,6 +14,7 @@ from structured_vocabulary import Vocabulary, tokenizer_of
 
 from mmengine.request import GrammarRequest, Request, SamplingParams
 from mmengine.structured_output.engines.llguidance.backend import LLGuidance
+from mmengine.structured_output.engines.llguidance.json_schema_lark import schema_grammar
 from mmengine.structured_output.request.spec import grammar_of, read_grammar
 from mmengine.structured_output.rows.compiler import Compiler
 from mmengine.structured_output.rows.rows import RowMatchers
@@ -156,7 +157,8 @@ class BareLLGuidance:
         self._tokenizer = tokenizer_of(vocabulary)
 
     def compile(self, case: Case) -> LLMatcher:
-        grammar = LLMatcher.grammar_from_json_schema(case.emitted if self._gated else case.schema)
+        bare = LLMatcher.grammar_from_json_schema
+        grammar = schema_grammar(case.emitted) if self._gated else bare(case.schema)
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
         if matcher.is_error():
             raise Refused(matcher.get_error())
