@@ -39,7 +39,8 @@ def as_tool(function: dict) -> dict:
     parameters["type"] = "object"
     for each in parameters["properties"].values():
         _cast(each)
-    return {**function, "name": function["name"].replace(".", "_"), "parameters": parameters}
+    kept = {name: each for name, each in function.items() if name != "response"}  # of no API's function
+    return {**kept, "name": function["name"].replace(".", "_"), "parameters": parameters}
 
 
 def _cast(schema: dict) -> None:
