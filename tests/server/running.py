@@ -18,6 +18,7 @@ from tests.server.openai_answers import CHAT, COMPLETIONS, check_answer, check_s
 from tests.server.own_answers import check_own
 
 NAMES = ("echo", "also-echo")
+PATIENCE_S = 60  # of a caller; on a busy machine a long answer takes its time
 
 
 class SlowEcho(EchoExecutor):
@@ -71,7 +72,7 @@ class Served:
     def call(self, path, body=None, headers=None, method=None):
         """Status, headers with lower names, and what came: as JSON where it is that. Answers of models are
         held to OpenAI's description of them, and all to our own."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
         data = json.dumps(body).encode() if isinstance(body, (dict, list)) else body
         method = method or ("GET" if body is None else "POST")
         try:
