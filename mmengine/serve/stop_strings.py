@@ -7,10 +7,10 @@ import numpy as np
 
 from mmengine.models.plugin import Tokenizer
 from mmengine.request import Request
-from mmengine.runtime.sampling.stops import Cut
 from mmengine.serve.deltas import ChoiceDeltas
 from mmengine.serve.detokenize import Stops
 from mmengine.serve.reasoning import reasoning_of
+from mmengine.structured_output.rows.rows import Cut
 
 
 class _Text(Protocol):
