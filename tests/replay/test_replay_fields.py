@@ -13,7 +13,7 @@ from mmengine.errors import CorruptLog
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader
 from mmengine.replay import verify
-from mmengine.request import GrammarRequest
+from mmengine.request import GrammarRequest, ThinkingBudget
 from tests.events.logs import column, rewrite
 from tests.golden.make_golden import crashed_run
 from tests.replay.runs import busy_run, thrashing_core
@@ -31,6 +31,7 @@ OTHERS = {
     "Queued.sampling": lambda old: [replace(old, max_tokens=max(1, old.max_tokens - 1))],
     "Queued.priority": lambda old: [old + 1000],
     "Queued.grammar": lambda old: [GrammarRequest("regex", "a")] if old is None else [None],
+    "Queued.thinking": lambda old: [ThinkingBudget(3, True, (), (5,))] if old is None else [None],
     "Admitted.copy": lambda old: [(1, 2)],
     "Executed.stops": lambda old: [old[1:] or ((0, "planted"),)],
     "Executed.errors": lambda old: [old[1:] or ((0, "planted"),)],

@@ -112,7 +112,7 @@ class Launching:
 class AllowAll:
     """Stands for the matchers of rows with grammars: what they may say is known on the host."""
 
-    def admit(self, row, request, token_ids):
+    def admit(self, row, request, token_ids, cut=None):
         pass
 
     def masks(self, rows, drafts=None):

@@ -50,10 +50,10 @@ def test_a_full_queue_is_tried_again_until_there_is_room(client):
             threading.Thread(target=one.events, args=("a" * length,), kwargs={"request_id": f"{length}"})
             for length in (60, 61)
         ]
-        for stream in streams:
+        for number, stream in enumerate(streams):  # the first runs before the second comes, and that waits
             stream.start()
-        while len(one.engine._open) < 2:
-            time.sleep(0.002)
+            while (one.engine.stats().num_running, one.engine.stats().num_waiting) != (1, number):
+                time.sleep(0.002)
         with pytest.raises(openai.RateLimitError) as found:
             ask(client(one, max_retries=0))
         assert found.value.code == "queue_full" and int(found.value.response.headers["retry-after"]) >= 1
