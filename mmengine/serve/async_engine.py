@@ -305,8 +305,8 @@ class AsyncEngine(AsyncForms):
             self._end(channel, request.too_slow())
             return
         news = ended(unbegun(channel.options.request_id, channel.options.sampling.n, "deadline"))
-        deliver((channel, one) for one in news)
         self._forget(channel)
+        deliver((channel, one) for one in news)
 
     def _acknowledge(self, engine: Engine) -> None:
         """Tell the callers whose requests a step wrote down."""
@@ -327,12 +327,15 @@ class AsyncEngine(AsyncForms):
             self._engine.cancel(channel.request_id)
 
     def _deliver(self, outputs: list[RequestOutput]) -> None:
+        for output in outputs:
+            if output.completion is not None:  # its place is free before its caller hears, and may ask again
+                self._forget(self._running[output.request_id])
         for channel in deliver((self._running[output.request_id], output) for output in outputs):
             channel.closed = True
             self._cancel(channel)
         for output in outputs:
             if output.completion is not None:
-                self._forget(self._running.pop(output.request_id))
+                del self._running[output.request_id]
 
     def _forget(self, channel: Channel) -> None:
         with self._lock:

@@ -2,12 +2,14 @@ import asyncio
 import gc
 import threading
 import time
+from contextlib import suppress
 
 import pytest
 
 from mmengine.errors import ExecutorFailed, InvalidMedia, InvalidRequest, QueueFull, RequestFailed
 from mmengine.events.log import LogReader, LogWriter
 from mmengine.events.vocabulary import Queued
+from mmengine.serve import async_engine
 from mmengine.serve.async_engine import AsyncEngine
 from tests.serve.serve_fakes import EchoExecutor, EchoProcessor, builder
 
@@ -125,6 +127,28 @@ def test_open_requests_are_bounded(monkeypatch):
                 await stream.aclose()
 
     run(main())
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_who_hears_the_end_has_the_place_back(late, monkeypatch):
+    told, deliver = [], async_engine.deliver
+
+    def spy(outputs):
+        outputs = list(outputs)
+        told.extend(channel in engine._open for channel, output in outputs if output.completion)
+        return deliver(outputs)
+
+    monkeypatch.setattr(async_engine, "deliver", spy)
+
+    async def main():
+        nonlocal engine
+        async with AsyncEngine(builder=builder()) as engine:
+            await engine.generate("some prompt", max_tokens=3, deadline_s=1e-6 if late else 0)
+
+    engine = None
+    with suppress(RequestFailed):
+        run(main())
+    assert told == [False]
 
 
 def test_a_processor_that_breaks_ends_its_request_only(monkeypatch):

@@ -137,8 +137,8 @@ def check_pools(model, temperature, asked):
         f"{model or 'trained'}, temperature {temperature}: {stopped} of {bound} stop, {preempted} preemptions"
     )
     assert 4 * stopped >= bound and preempted > 0
-    for number in range(len(asked)):
-        assert narrow[number].token_ids == wide[number].token_ids
+    for number, (schema, _) in enumerate(asked):
+        assert narrow[number].token_ids == wide[number].token_ids, schema
         assert narrow[number].finish_reason == wide[number].finish_reason
 
 

@@ -1,4 +1,6 @@
-"""A row that follows sketches, and reads drafts when they are proposed, says what masks would let it say."""
+"""A row that follows draft grammars, and reads drafts when they are proposed, says what masks would let it say."""
+
+from random import Random
 
 import numpy as np
 import pytest
@@ -25,6 +27,8 @@ WORDS = [
     b"ab",
     b"cd",
     b"10",
+    b"    ",
+    b" " * 24,
 ]
 END = 256
 TOKENS = [*(bytes([n]) for n in range(256)), b"<end>", *WORDS]
@@ -35,8 +39,23 @@ NAMED = {
     "required": ["name"],
     "additionalProperties": False,
 }
+IN_ANY_ORDER = {
+    "type": "object",
+    "properties": {"name": {"type": "null"}, **{key: {"type": "integer"} for key in "nabcd"}},
+    "required": ["name"],
+    "additionalProperties": False,
+}
+NULL_OR_NUMBER = {
+    "type": "object",
+    "properties": {"name": {"type": "null"}, "abcd": {"type": "number", "minimum": 3}},
+    "additionalProperties": False,
+}
+DISTINCT = {"type": "array", "items": {"enum": ["ab", "cd", 10, True]}, "uniqueItems": True}
 SCHEMAS = [
     NAMED,
+    IN_ANY_ORDER,
+    DISTINCT,
+    {"type": "array", "prefixItems": [IN_ANY_ORDER, True], "contains": {"const": 10}},
     {"type": "integer"},
     {"type": "number", "minimum": 0},
     {"type": "string", "maxLength": 5},
@@ -48,6 +67,8 @@ FORMS = [
     *(grammar_of({"type": "json_schema", "json_schema": {"schema": schema}}) for schema in SCHEMAS),
     grammar_of(grammar={"regex": "name(ab|cd){1,2}|10+"}),
 ]
+
+REFUSED = {"XGrammar": {FORMS[2].source, FORMS[3].source}}  # items that count together
 
 
 def encode(text):
@@ -68,7 +89,7 @@ def backend(request):
 
 @pytest.fixture(scope="module")
 def compiled(backend):
-    """By grammar: the grammar, and its sketches."""
+    """By grammar: the grammar, and its draft grammars."""
     known = {}
 
     def of(text):
@@ -78,6 +99,14 @@ def compiled(backend):
         return known[text]
 
     return of
+
+
+@pytest.fixture(scope="module")
+def llguidance_rows():
+    made = GRAMMAR_BACKENDS.load("llguidance")(lambda: TOKENS, encode, frozenset({END}), (END,), VOCAB)
+    return lambda schema: row_of(
+        made, made.compile(grammar_of({"type": "json_schema", "json_schema": {"schema": schema}})), ()
+    )
 
 
 def row_of(backend, grammar, draft_grammars, said=()):
@@ -129,9 +158,10 @@ def ahead_of(plain, draw, most):
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_a_row_with_sketches_says_what_masks_would_let_it_say(backend, compiled, data):
+def test_a_row_with_draft_grammars_says_what_masks_would_let_it_say(backend, compiled, data):
     draw = data.draw
-    grammar, draft_grammars = compiled(draw(st.sampled_from(FORMS)))
+    forms = [form for form in FORMS if form.source not in REFUSED.get(type(backend).__name__, ())]
+    grammar, draft_grammars = compiled(draw(st.sampled_from(forms)))
     row, plain = row_of(backend, grammar, draft_grammars), Plain(backend, grammar)
     for _ in range(draw(st.integers(1, 12))):
         drafts = list(row.forced(0, draw(st.integers(0, 8))))
@@ -147,9 +177,44 @@ def test_a_row_with_sketches_says_what_masks_would_let_it_say(backend, compiled,
         if plain.is_over:
             break
         if expected[0] < len(tokens) or draw(st.integers(0, 4)) == 0:
-            assert np.array_equal(row.masks([0])[0], plain.rows.masks([0])[0])
+            ahead = [ahead_of(plain, draw, 4)] if draw(st.booleans()) else None
+            assert np.array_equal(row.masks([0], ahead)[0], plain.rows.masks([0], ahead)[0])
         if draw(st.integers(0, 6)) == 0:  # preempted
             row = row_of(backend, grammar, draft_grammars, row.said(0))
+
+
+@pytest.mark.parametrize("number", range(len(SCHEMAS)))
+def test_what_a_draft_grammar_takes_its_grammar_takes(backend, compiled, number):
+    """Walks by masks through draft grammars: their white space is that of json.dumps, in schemas that go
+    through Lark too (it was skipped there, as much as there came: seed 1000559 of a walk)."""
+    if FORMS[number].source in REFUSED.get(type(backend).__name__, ()):
+        pytest.skip("not with this backend")
+    grammar, draft_grammars = compiled(FORMS[number])
+    for seed, make in enumerate(4 * draft_grammars):
+        rng, draft, own = Random(seed), make(), grammar.matcher()
+        for _ in range(60):
+            mask = np.frombuffer(draft.compute_bitmask(), np.uint8)
+            legal = np.flatnonzero(np.unpackbits(mask, bitorder="little")).tolist()
+            if not legal or draft.is_stopped():
+                break
+            token = rng.choice(legal)
+            if token == END:
+                assert own.is_accepting()
+                break
+            assert draft.consume_token(token) and own.consume_token(token)
+
+
+def test_a_mask_is_that_of_its_text_after_drafts_of_another(llguidance_rows):
+    """Behind drafts and behind another text of as many characters of white space: llguidance gave the mask of
+    the drafts (seed 21795 of a walk over random schemas)."""
+    row, alone = llguidance_rows(NULL_OR_NUMBER), llguidance_rows(NULL_OR_NUMBER)
+    drafts, said = (encode(text + " " * 31) for text in ('name":', 'abcd":'))
+    for each in (row, alone):
+        each.advance([0], [encode('{"')])
+    row.masks([0], [drafts])
+    for each in (row, alone):
+        each.advance([0], [said])
+    assert np.array_equal(row.masks([0])[0], alone.masks([0])[0])
 
 
 def test_drafts_are_read_once_and_the_grammar_itself_only_where_it_is_asked(backend, compiled):

@@ -37,6 +37,7 @@ START_FUEL = 3_000_000
 STEP_FUEL = 2_000_000  # of a schema
 TEXT_STEP_FUEL = 200_000  # of a regex or a Lark grammar: its default
 MAX_LEXER_STATES = 250_000  # its default, of all texts of a grammar together (CompiledGrammar.renewed)
+Asked = tuple[LLMatcher, int, list[int]]  # a matcher, the index of its first mask, and its drafts
 # A method that the stubs of llguidance leave out: (matcher, address, bytes of a mask, drafts).
 _FILL_WITH_DRAFTS: Callable[[LLMatcher, int, int, list[int]], None] = vars(LLMatcher)[
     "unsafe_compute_mask_ptr_with_draft_token"
@@ -129,12 +130,24 @@ class LLGuidance(OfTokenizer):
         if drafts is not None:
             places = accumulate((1 + len(ahead) for ahead in drafts), initial=0)
         asked = list(zip(matchers, places, drafts if drafts is not None else repeat([])))
+        # A matcher keeps its last mask, and gives it again where its lexer and the length of its table are the
+        # same, also behind a rollback, where the text is another. Copies have the masks behind drafts.
+        copies = [(each.deep_copy() if ahead else each, place, ahead) for each, place, ahead in asked]
         if self._executor is not None:
             try:
-                _fill_together(self._executor, asked, (start, stride, len(bits)))
-                return
+                _fill_together(self._executor, copies, (start, stride, len(bits)))
             except BaseException as failure:
                 _raise_unless_panic(failure)
+                self._fill_alone(asked, (start, stride))
+                return
+        else:
+            self._fill_alone(copies, (start, stride))
+        broken = [each for each, (copy, _, ahead) in zip(asked, copies) if ahead and copy.is_error()]
+        self._fill_alone(broken, (start, stride))  # so that these matchers say why
+
+    def _fill_alone(self, asked: Iterable[Asked], where: tuple[int, int]) -> None:
+        """Fill masks one after the other. `where`: the address of the first and the bytes of one."""
+        start, stride = where
         for matcher, place, ahead in asked:
             try:
                 if ahead:
@@ -251,10 +264,10 @@ class CompiledGrammar:
 
 
 def _fill_together(
-    executor: LLExecutor, asked: list[tuple[LLMatcher, int, list[int]]], where: tuple[int, int, int]
+    executor: LLExecutor, asked: Sequence[Asked], where: tuple[int, int, int]
 ) -> None:
-    """Fill masks by several threads. `asked`: matchers, the index of the first mask of each, and its drafts.
-    `where`: the address of the masks, the bytes of one, and how many there are."""
+    """Fill masks by several threads. `where`: the address of the masks, the bytes of one, and how many there
+    are."""
     ahead = [each for each in asked if each[2]]
     alone = [(matcher, place) for matcher, place, drafts in asked if not drafts]
     if ahead:

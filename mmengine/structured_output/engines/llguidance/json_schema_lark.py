@@ -6,6 +6,7 @@ Schema. Then everything that leads to one is written in Lark, and everything els
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -39,9 +40,15 @@ def schema_grammar(text: str) -> str:
 def _in_lark(text: str) -> str:
     """JSON Schema as the one part of a Lark grammar, which llguidance reads without the interpreter's lock;
     JSON Schema alone it parses with it, 18 ms a megabyte, in which no other thread runs."""
-    options = msgspec.json.decode(text, type=_Schema).options
-    skipped = f"%ignore /{options.get('whitespace_pattern', WHITE_SPACE)}/\n"
-    return f"{ONCE}\n{skipped if options.get('whitespace_flexible', True) else ''}start: %json {text}\n"
+    head = _head(msgspec.json.decode(text, type=_Schema).options)
+    return "\n".join([*head, f"start: %json {text}\n"])
+
+
+def _head(options: Mapping[str, object]) -> list[str]:
+    """Lines that say which white space is skipped: none where a draft grammar fixes it."""
+    if not options.get("whitespace_flexible", True):
+        return [ONCE]
+    return [ONCE, f"%ignore /{options.get('whitespace_pattern', WHITE_SPACE)}/"]
 
 
 def lark_of(text: str) -> str | None:
@@ -68,8 +75,12 @@ class _Writer:
     size: int = 0
     rules: int = 0
     budget: Budget = field(default_factory=Budget)
+    comma: str = ""
+    colon: str = ""
 
     def __post_init__(self) -> None:
+        self.comma = json.dumps(self.options.get("item_separator", ","))
+        self.colon = json.dumps(self.options.get("key_separator", ":"))
         grown = True
         while grown:
             more = {
@@ -91,9 +102,8 @@ class _Writer:
         return any(self.needs(child) for child in _children(schema))
 
     def grammar(self, schema: Json) -> str:
-        skipped = self.options.get("whitespace_pattern", WHITE_SPACE)
-        self.line(ONCE)
-        self.line(f"%ignore /{skipped}/")
+        for line in _head(self.options):
+            self.line(line)
         self.line(f"start: {self.node(schema)}")
         for name in sorted(self.needing):
             self.line(f"d_{name}: {self.node(self.definitions[name])}")
@@ -184,9 +194,9 @@ class _Writer:
         states = sorted({state for way in joined for state in way} | ends | {0})
         for state in states:
             again = joined.get((state, state))
-            on = [f'"," {item} {name}_{to}' for (start, to), item in joined.items() if start == state != to]
+            on = [f"{self.comma} {item} {name}_{to}" for (start, to), item in joined.items() if start == state != to]
             on += ['""'] if state in ends else []
-            loop = self.rule(f'"," {again}') + "*" if again else ""
+            loop = self.rule(f"{self.comma} {again}") + "*" if again else ""
             # What comes again and again is repeated, not recursive: of that the parser's table would grow.
             self.line(f"{name}_{state}: {loop} {self.rule(' | '.join(on))}")
         first = [f"{item} {name}_{to}" for (start, to), item in joined.items() if start == 0]
@@ -215,7 +225,7 @@ class _Writer:
             lines.append(f"{self.node(value)} {name}_on::set_bit({at}) %if {_all(conditions)}")
         self.line(f"{name}::_: " + "\n    | ".join(lines))
         most_of_all = min(high, min(most, matching) + others)
-        more = f'"," {name}::_ %if bit_count_lt(_, {most_of_all})'  # a comma needs a value behind it
+        more = f"{self.comma} {name}::_ %if bit_count_lt(_, {most_of_all})"  # a comma needs a value behind it
         self.line(f'{name}_on::_: "" %if {_all(enough)}\n    | {more}')
         empty = ' | ""' if not low and not least else ""
         return self.rule(f'"[" {self.rule(f"{name}::0x0{empty}")} "]"')

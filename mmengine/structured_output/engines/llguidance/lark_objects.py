@@ -17,9 +17,11 @@ _CONTROL = r"\\u00([01][0-9a-f]|7f)"  # where no name holds one
 
 class Rules(Protocol):
     """Where rules are added; each gives what stands for it in another rule. `budget`: of a schema, for
-    comparing keys with patterns."""
+    comparing keys with patterns. `comma` and `colon`: terminals, with the white space that must follow."""
 
     budget: Budget
+    comma: str
+    colon: str
 
     def node(self, schema: object) -> str: ...
     def json(self, schema: object) -> str: ...
@@ -38,12 +40,12 @@ def object_rule(schema: Json, rules: Rules) -> str:
     for name in names:
         value = properties.get(name, rest)
         if value is not False:
-            items[name] = f'{_spelled(name)} ":" {rules.node(value)}'
+            items[name] = f"{_spelled(name)} {rules.colon} {rules.node(value)}"
     try:
         found = unnamed_keys(schema, rules.budget)
     except PatternError as error:
         refuse("patternProperties", "", f"beside arrays whose items count together: {error}")
-    others = [f'{_key(each, names, rules)} ":" {rules.node(each.value)}' for each in found]
+    others = [f"{_key(each, names, rules)} {rules.colon} {rules.node(each.value)}" for each in found]
     if MARK in schema:
         return rules.rule(f'"{{" {_in_any_order(items, required, others, rules)} "}}"')
     in_order = [(rules.rule(item), name in required) for name, item in items.items()]
@@ -60,10 +62,10 @@ def _in_any_order(items: dict[str, str], required: list[str], others: list[str],
     name, one = rules.name(), rules.rule(" | ".join(others)) if others else ""
     ways = [f"{items[each]} {name}::set_bit({at}) %if bit_clear({at})" for at, each in enumerate(ordered)]
     rules.line(f"{name}_one::_: " + "\n    | ".join(ways))
-    on = f'"" %if {complete}\n    | "," {name}_one::_ %if bit_count_lt(_, {len(items)})'
+    on = f'"" %if {complete}\n    | {rules.comma} {name}_one::_ %if bit_count_lt(_, {len(items)})'
     if one:
         rules.line(f"{name}_on::_: {on}")
-        between = rules.rule(f'("," {one})*')
+        between = rules.rule(f"({rules.comma} {one})*")
         rules.line(f"{name}::_: {between} {name}_on::_")
     else:
         rules.line(f"{name}::_: {on}")
@@ -80,14 +82,14 @@ def _unnamed(schema: Json, others: list[str], fixed: int, rules: Rules) -> tuple
         return None
     one = rules.rule(" | ".join(others))
     most = "" if high is None else high - 1
-    return rules.rule(f'{one} ("," {one}){{{max(0, low - 1)},{most}}}'), low > 0
+    return rules.rule(f"{one} ({rules.comma} {one}){{{max(0, low - 1)},{most}}}"), low > 0
 
 
 def _sequence(items: list[tuple[str, bool]], rules: Rules) -> str:
     """All in their order; those that are not required may be left out."""
     behind, alone = '""', '""'  # what may follow a property, and what may stand where none came yet
     for item, needed in reversed(items):
-        on, first = f'"," {item} {behind}', f"{item} {behind}"
+        on, first = f"{rules.comma} {item} {behind}", f"{item} {behind}"
         behind = rules.rule(on if needed else f"{on} | {behind}")
         alone = rules.rule(first if needed else f"{first} | {alone}")
     return alone
