@@ -1,4 +1,5 @@
-"""A row that follows draft grammars, and reads drafts when they are proposed, says what masks would let it say."""
+"""A row that follows draft grammars, and reads drafts when they are proposed, says what masks would let it
+say."""
 
 from random import Random
 

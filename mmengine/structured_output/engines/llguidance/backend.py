@@ -130,8 +130,8 @@ class LLGuidance(OfTokenizer):
         if drafts is not None:
             places = accumulate((1 + len(ahead) for ahead in drafts), initial=0)
         asked = list(zip(matchers, places, drafts if drafts is not None else repeat([])))
-        # A matcher keeps its last mask, and gives it again where its lexer and the length of its table are the
-        # same, also behind a rollback, where the text is another. Copies have the masks behind drafts.
+        # A matcher keeps its last mask, and gives it again where its lexer and the length of its table are
+        # the same, also behind a rollback, where the text is another. Copies have the masks behind drafts.
         copies = [(each.deep_copy() if ahead else each, place, ahead) for each, place, ahead in asked]
         if self._executor is not None:
             try:
@@ -263,9 +263,7 @@ class CompiledGrammar:
         return self._make_closer(budget, max(0, min(reserve, budget - self.shortest)))
 
 
-def _fill_together(
-    executor: LLExecutor, asked: Sequence[Asked], where: tuple[int, int, int]
-) -> None:
+def _fill_together(executor: LLExecutor, asked: Sequence[Asked], where: tuple[int, int, int]) -> None:
     """Fill masks by several threads. `where`: the address of the masks, the bytes of one, and how many there
     are."""
     ahead = [each for each in asked if each[2]]

@@ -194,7 +194,11 @@ class _Writer:
         states = sorted({state for way in joined for state in way} | ends | {0})
         for state in states:
             again = joined.get((state, state))
-            on = [f"{self.comma} {item} {name}_{to}" for (start, to), item in joined.items() if start == state != to]
+            on = [
+                f"{self.comma} {item} {name}_{to}"
+                for (start, to), item in joined.items()
+                if start == state != to
+            ]
             on += ['""'] if state in ends else []
             loop = self.rule(f"{self.comma} {again}") + "*" if again else ""
             # What comes again and again is repeated, not recursive: of that the parser's table would grow.
