@@ -51,6 +51,9 @@ def check(
     tokenizer: Annotated[
         Path | None, typer.Option(metavar="DIR", help="A model's folder: times masks for its tokenizer.")
     ] = None,
+    grammar_backend: Annotated[
+        str, typer.Option(help="What enforces it: llguidance, or a plugin's name.")
+    ] = "llguidance",
 ) -> None:
     from mmengine.cli.schema_reports import (  # lazy: help needs none of it
         CheckOptions,
@@ -66,6 +69,6 @@ def check(
         "strict": strict,
         "strict_keywords": strict_keywords,
     }
-    code = print_reports(check_all(paths, tokenizer, options), json_output)
+    code = print_reports(check_all(paths, grammar_backend, tokenizer, options), json_output)
     if code:
         raise typer.Exit(code)

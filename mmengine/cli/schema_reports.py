@@ -18,7 +18,7 @@ from mmengine.structured_output.json_schema.notes import Note
 from mmengine.structured_output.report.report import SchemaReport, check_schema
 
 if TYPE_CHECKING:
-    from mmengine.structured_output.engines.llguidance.backend import LLGuidance
+    from mmengine.structured_output.engines.base import Backend
 
 MAX_ROWS = 40  # of a table that has all files; a longer one leaves out those that are exact
 MAX_POINTERS = 3  # that stand behind one note
@@ -41,9 +41,12 @@ class Checked(NamedTuple):
     error: str = ""
 
 
-def check_all(paths: list[Path], tokenizer: Path | None, options: CheckOptions) -> Iterator[Checked]:
-    """One after the other. Raises InvalidRequest for a folder without files."""
-    backend = None if tokenizer is None else _backend(tokenizer)
+def check_all(
+    paths: list[Path], grammar_backend: str, tokenizer: Path | None, options: CheckOptions
+) -> Iterator[Checked]:
+    """One after the other. Raises InvalidRequest for a folder without files, ConfigError for a name that no
+    grammar backend has."""
+    backend = grammar_backend if tokenizer is None else _backend(grammar_backend, tokenizer)
     for path in _files(paths):
         try:
             report = check_schema(_schema_in(path), backend=backend, **options)
@@ -53,14 +56,15 @@ def check_all(paths: list[Path], tokenizer: Path | None, options: CheckOptions) 
             yield Checked(str(path), None, why or "it cannot be read")
 
 
-def _backend(folder: Path) -> "LLGuidance":
+def _backend(name: str, folder: Path) -> "Backend":
     from mmengine.models.registry import plugin_for  # lazy: numpy and a tokenizer
-    from mmengine.structured_output.engines.llguidance.backend import LLGuidance
+    from mmengine.structured_output.engines.backends import GRAMMAR_BACKENDS
 
     tokenizer = plugin_for(folder).load_processor(folder).tokenizer
     tokens = tokenizer.token_bytes()
     eos = max(tokenizer.special_ids, default=len(tokens) - 1)  # any: no answer is read
-    return LLGuidance(lambda: tokens, tokenizer.encode, tokenizer.special_ids, [eos], len(tokens))
+    make = GRAMMAR_BACKENDS.load(name)
+    return make(lambda: tokens, tokenizer.encode, tokenizer.special_ids, [eos], len(tokens))
 
 
 def _files(paths: list[Path]) -> Iterator[Path]:

@@ -119,13 +119,12 @@ class Engine(EngineForms):
         markers = self.config.reasoning_start, self.config.reasoning_end
         self.reasoning = Reasoning(self.processor.tokenizer, self.config.eos_token_ids, *markers)
         self._intake = Intake(
-            self._core,
+            self.built,
             self._holders,
             self.requests,
             self.metrics,
             self.reasoning,
             self.grammar_memory,
-            self.built.spec.vocab_size,
         )
         limit_s = self.config.step_timeout_s
         self._watchdog = Watchdog(limit_s, on_hang or self._end_process) if limit_s else nullcontext()

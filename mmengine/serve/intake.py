@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from mmengine.core.engine import EngineCore
 from mmengine.errors import InvalidRequest
 from mmengine.models.plugin import MediaInput, Prepared
 from mmengine.request import Request
@@ -17,27 +17,29 @@ from mmengine.serve.prompts import core_requests, request_ids
 from mmengine.serve.reasoning import Reasoning
 from mmengine.structured_output.json_schema.notes import Note
 
+if TYPE_CHECKING:  # mmengine.build brings torch
+    from mmengine.build import Built
+
 MAX_NOTED = 1_000  # notes on forms that are remembered; more are logged again
 MAX_LOGGED_NOTES = 10  # of one form, in the operators' log
 
 
 class Intake:
-    """Tells the holders, the core, the metrics and those `in_progress` of each new request. `vocab_size`: how
-    many logits the model has."""
+    """Tells the holders, the core, the metrics and those `in_progress` of each new request."""
 
     def __init__(
         self,
-        core: EngineCore,
+        built: "Built",
         holders: Holders,
         in_progress: InProgress,
         metrics: Metrics,
         reasoning: Reasoning,
         grammar_memory: GrammarMemory,
-        vocab_size: int,
     ):
-        self._core, self._holders, self._in_progress, self._metrics = core, holders, in_progress, metrics
+        self._core, self._vocab_size = built.core, built.spec.vocab_size
+        self._grammar_backend = built.grammars.backend
+        self._holders, self._in_progress, self._metrics = holders, in_progress, metrics
         self._reasoning, self._grammar_memory = reasoning, grammar_memory
-        self._vocab_size = vocab_size
         self._new_id = request_ids()
         self._noted: set[tuple[Note, ...]] = set()
 
@@ -53,7 +55,9 @@ class Intake:
         options = self._reasoning.settle(options, prepared.prompt_token_ids)
         options = self._reasoning.bounded(options, prepared.prompt_token_ids)
         if options.grammar is not None:
-            options = replace(options, grammar=self._grammar_memory.shared(options.grammar))
+            grammar = self._grammar_memory.shared(options.grammar)
+            notes = options.notes + self._grammar_backend.notes(grammar)
+            options = replace(options, grammar=grammar, notes=notes)
         requests = core_requests(request_id, prepared, options)
         self._submit_all(requests, prepared, options.prepared_s)
         self._in_progress.begin(request_id, prepared, requests, stream, options.notes)

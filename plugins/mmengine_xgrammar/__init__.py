@@ -1,2 +1,2 @@
-"""xgrammar as a grammar backend (backend.py), and the writers of the EBNF that it reads: of schemas, regular
-expressions, numbers and words. They never import xgrammar."""
+"""xgrammar as a grammar backend (backend.py), the writers of the EBNF that it reads, of schemas, regular
+expressions, numbers and words, and what is said of it (notes.py). They never import xgrammar."""

@@ -14,9 +14,11 @@ from mmengine.errors import InvalidRequest
 from mmengine.request import GrammarRequest
 from mmengine.structured_output.engines.base import OfTokenizer
 from mmengine.structured_output.engines.engine_words import in_our_words
+from mmengine.structured_output.json_schema.notes import Note
 from mmengine.structured_output.request.spec import Choice, Grammar, JsonSchema, Lark, Regex, read_grammar
 from mmengine.structured_output.request.tags import StructuralTag
 from mmengine.structured_output.request.tool_calls import ToolCalls
+from mmengine_xgrammar.notes import order_notes
 from mmengine_xgrammar.regex import RegexRefused, read, write_regex
 from mmengine_xgrammar.rules import Rules
 from mmengine_xgrammar.schema import schema_ebnf
@@ -40,6 +42,9 @@ class XGrammar(OfTokenizer):
         except RuntimeError as error:
             raise InvalidRequest(f"the grammar cannot be used: {_short(str(error))}") from None
         return CompiledGrammar(compiled, vocabulary, grammar.after)
+
+    def notes(self, grammar: GrammarRequest) -> tuple[Note, ...]:
+        return order_notes(grammar.source) if grammar.kind == "json_schema" else ()
 
     def fill(
         self, matchers: Sequence["XMatcher"], bits: np.ndarray, drafts: Sequence[list[int]] | None = None

@@ -90,6 +90,19 @@ def test_masks_are_timed_for_a_tokenizer(folder: Path) -> None:
     assert found.returncode == 0 and "a mask" in found.stdout
 
 
+def test_another_grammar_backend_is_asked(tmp_path: Path) -> None:
+    pytest.importorskip("xgrammar")
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps({"type": "object", "properties": dict.fromkeys("abcde", {"const": 1})}))
+    asked = ("schema", "check", str(path), "--no-bounds")
+    assert "a.json: exact" in call_cli(*asked).stdout
+    found = call_cli(*asked, "--grammar-backend", "xgrammar", env={"COLUMNS": "300"})
+    assert found.returncode == 0 and "a.json: approximated" in found.stdout
+    assert "others behind them: a, b, c, d, e; grammar_backend xgrammar takes no other" in found.stdout
+    found = call_cli(*asked, "--grammar-backend", "outlines")
+    assert found.returncode == 2 and "choose one of llguidance, xgrammar" in found.stderr.replace("\n", " ")
+
+
 def test_unknown_keywords_can_be_refused(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('{"x-a": 1}')
     assert call_cli("schema", "check", str(tmp_path / "a.json")).returncode == 0

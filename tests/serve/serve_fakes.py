@@ -136,6 +136,9 @@ class NoBackend:
     def compile(self, grammar):
         return self
 
+    def notes(self, grammar):
+        return ()
+
 
 @dataclass
 class FakeBuilt:

@@ -65,6 +65,17 @@ def test_a_grammar_that_takes_too_long_fails_alone():
         assert sorted(int(answer.text) for answer in found.values()) == list(range(20))
 
 
+def test_an_answer_has_a_note_where_keys_come_in_one_order_only():
+    schema = {"type": "object", "properties": dict.fromkeys("abcde", {"type": "null"})}
+    asked = {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}, "bounds": BOUNDS}}
+    found = []
+    for name in ("xgrammar", "llguidance"):
+        with Engine(config=EngineConfig(grammar_backend=name)) as engine:
+            found.append(engine.generate(["Say."], max_tokens=2, **asked)[0].notes)
+    assert [note.pointer for note in found[0]] == ["#"] and found[1] == ()
+    assert "keys in this order only, others behind them: a, b, c, d, e" in found[0][0].text
+
+
 def test_a_schema_that_only_llguidance_enforces_stops_nobody_else():
     with Engine(config=EngineConfig(grammar_backend="xgrammar")) as engine:
         with pytest.raises(MMEngineError, match=r"maxLength at #/properties/a/maxLength: "):

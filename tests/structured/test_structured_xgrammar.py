@@ -19,6 +19,7 @@ from mmengine.request import GrammarRequest
 from mmengine.structured_output.engines.backends import GRAMMAR_BACKENDS
 from mmengine.structured_output.json_schema.gate import Bounds, gate
 from mmengine.structured_output.json_schema.refusal import SchemaRefused
+from mmengine.structured_output.report.report import check_schema
 from mmengine.structured_output.request.spec import draft_grammars_of, grammar_of
 from tests.structured import accepting
 from tests.structured.accepting import allowed
@@ -310,6 +311,42 @@ def test_random_schemas_are_enforced_or_refused(backend):
     print(dict(counted))
     refused = sum(count for name, count in counted.items() if name.startswith("refused"))
     assert counted["enforced"] > refused and counted["texts that ended"] > 100
+
+
+NULLS = {"type": "object", "properties": dict.fromkeys("abcde", {"type": "null"})}
+TREE = NULLS | {"properties": {"n": {"$ref": "#"}, **NULLS["properties"]}}
+FREE = Bounds(whitespace=0, string=0, decimals=0, digits=0, key=0)  # but for the order of keys
+
+
+@pytest.mark.parametrize(
+    ("schema", "pointer", "count"),
+    [
+        (NULLS, "#", 1),
+        (TREE, "#", 1),
+        ({"type": "array", "items": {"anyOf": [NULLS, {"type": "null"}]}}, "#/items/anyOf/0", 1),
+        ({"type": "array", "prefixItems": [NULLS, True]}, "#/prefixItems/0", 1),
+        ({"type": "object", "additionalProperties": NULLS}, "#/patternProperties/", 1),
+        ({"type": "object", "properties": {"a": NULLS, "b": NULLS}}, "#/properties/a", 2),
+        (NULLS | {"required": list("abcde"), "additionalProperties": False}, "", 0),
+        ({"type": "object", "properties": {"x-any-order": True}}, "", 0),
+    ],
+)
+def test_objects_in_one_order_are_said(backend, schema, pointer, count):
+    """Those that take any order by the default engine, and no others."""
+    found = backend.notes(GrammarRequest("json_schema", gate(schema, FREE).text))
+    assert sum(note.count for note in found) == count
+    for note in found:
+        assert note.keyword == "properties" and note.pointer.startswith(pointer)
+        assert re.search("^keys in this order only, .*: (n, )?a, b, c, d, e; grammar_backend", note.text)
+
+
+def test_what_is_said_of_an_order_is_so(backend):
+    report, default = check_schema(NULLS, bounds=FREE, backend="xgrammar"), check_schema(NULLS, bounds=FREE)
+    assert (report.verdict, len(report.approximations), default.verdict) == ("approximated", 1, "exact")
+    matcher = start(backend, NULLS, FREE)
+    assert accepts(matcher, '{"a":null,"c":null,"other":1}')
+    assert not accepts(matcher, '{"c":null,"a":null}') and not accepts(matcher, '{"other":1,"a":null}')
+    assert accepting.Grammar(NULLS, FREE).accepts('{"other":1,"c":null,"a":null}')
 
 
 def test_without_the_package_the_engine_says_what_to_install(monkeypatch):

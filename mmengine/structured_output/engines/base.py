@@ -9,6 +9,7 @@ import numpy as np
 from mmengine.request import GrammarRequest
 from mmengine.structured_output.closing.closer import Closer
 from mmengine.structured_output.closing.closing_search import Vocabulary
+from mmengine.structured_output.json_schema.notes import Note
 from mmengine.structured_output.matcher import Matcher
 
 
@@ -34,9 +35,16 @@ class Compiled(Protocol):
 class Backend(Protocol):
     eos_token_ids: Sequence[int]
 
+    @property
+    def vocab_size(self) -> int:
+        """Tokens that masks have a bit for."""
+
     def compile(self, grammar: GrammarRequest) -> Compiled:
         """`grammar`: one of spec.py. Called on worker threads, perhaps on several at once. Raises
         InvalidRequest for one that it does not take."""
+
+    def notes(self, grammar: GrammarRequest) -> tuple[Note, ...]:
+        """Where it allows less than `grammar` says, for whoever asked for that."""
 
     def fill(
         self, matchers: Sequence[Matcher], bits: np.ndarray, drafts: Sequence[list[int]] | None = None
@@ -91,8 +99,11 @@ class OfTokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Tokens that masks have a bit for."""
         return self._vocab_size
+
+    def notes(self, grammar: GrammarRequest) -> tuple[Note, ...]:
+        """As Backend.notes: it allows all."""
+        return ()
 
     def cut(self, token_ids: Sequence[int], behind: str) -> list[int] | None:
         """As Backend.cut: of a token in which `behind` begins the bytes before it, each as a token."""

@@ -8,7 +8,7 @@ Where several schemas of one place bring different properties, which of them com
 schema says. So in small objects other orders of these groups are taken too, as alternatives.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import permutations
 
@@ -27,6 +27,13 @@ MAX_LISTED = 200  # characters of names in a note
 MARK = "x-any-order"  # true in an object whose keys may come in any order
 
 Groups = list[tuple[str, ...]]
+
+
+def in_one_order(names: Iterable[str], why: str) -> str:
+    """What a note says of an object whose named properties come in no other order."""
+    listed = ", ".join(names)
+    listed = listed if len(listed) <= MAX_LISTED else f"{listed[: MAX_LISTED - 1]}…"
+    return f"keys in this order only, others behind them: {listed}; {why}"
 
 
 def arranged(shape: Shape, groups: Groups) -> Shape:
@@ -103,11 +110,7 @@ class Orders:
             self.bound.say("properties", pointer, IN_ORDER)
 
     def _say_narrow(self, pointer: str, names: Collection[str], why: str) -> None:
-        listed = ", ".join(names)
-        listed = listed if len(listed) <= MAX_LISTED else f"{listed[: MAX_LISTED - 1]}…"
-        self.narrow.say(
-            "properties", pointer, f"keys in this order only, others behind them: {listed}; {why}"
-        )
+        self.narrow.say("properties", pointer, in_one_order(names, why))
 
     def settle(self) -> None:
         """Takes all marks back where keys cannot be told apart by what writes objects of any order."""

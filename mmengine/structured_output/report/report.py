@@ -21,9 +21,8 @@ from mmengine.structured_output.request.strict import strict_notes
 from mmengine.structured_output.types.types import schema_of
 
 if TYPE_CHECKING:  # a refusal needs none of it
-    from llguidance import LLMatcher
-
-    from mmengine.structured_output.engines.llguidance.backend import LLGuidance
+    from mmengine.structured_output.engines.base import Backend
+    from mmengine.structured_output.matcher import Matcher
 
 WALKS, WALK_TOKENS = 3, 48  # random beginnings of answers, over which masks are timed
 END = 256  # of the tokenizer whose other tokens are bytes
@@ -66,14 +65,15 @@ def check_schema(
     bounds: Bounds | None = None,
     strict: bool = False,
     strict_keywords: bool = False,
-    backend: "LLGuidance | None" = None,
+    backend: "Backend | str" = "llguidance",
 ) -> SchemaReport:
     """Whether answers of `schema` can be enforced, and how exactly; no model is needed.
 
     `schema`: a JSON schema as a dict (or true, false) or as JSON text, or a type. `bounds`: None for the
     default ones, `Bounds.off()` for none. `strict`: notes what OpenAI's strict mode refuses.
     `strict_keywords`: refuses keywords that no draft knows. `backend`: compiles for its tokenizer, and masks
-    are timed; None: for one of bytes. Raises nothing for a schema that is refused.
+    are timed; a grammar backend's name: for a tokenizer of bytes. Raises nothing for a schema that is
+    refused, and ConfigError for a name that no grammar backend has.
     """
     bounds = Bounds() if bounds is None else bounds
     begun = time.perf_counter()
@@ -82,12 +82,16 @@ def check_schema(
         gated = gate(given, bounds, strict_keywords=strict_keywords)
         gate_ms = (time.perf_counter() - begun) * 1e3
         document = read(given)
-        compile_ms, masks = _compiled(GrammarRequest("json_schema", gated.text), backend)
+        used = _byte_backend(backend) if isinstance(backend, str) else backend
+        grammar = GrammarRequest("json_schema", gated.text)
+        begun = time.perf_counter()
+        compiled = used.compile(grammar)
+        compile_ms = (time.perf_counter() - begun) * 1e3
     except SchemaRefused as error:
         return SchemaReport("refused", error.keyword, error.pointer, str(error))
     except InvalidRequest as error:
         return SchemaReport("refused", "", "#", str(error))
-    approximations = gated.narrow + format_notes(document)
+    approximations = gated.narrow + used.notes(grammar) + format_notes(document)
     return SchemaReport(
         "approximated" if approximations else "exact",
         approximations=approximations,
@@ -96,27 +100,19 @@ def check_schema(
         gate_ms=gate_ms,
         compile_ms=compile_ms,
         grammar_bytes=len(gated.text.encode()),
-        masks=masks,
+        masks=_masks(used, compiled.matcher) if used is backend else None,
     )
 
 
-def _compiled(grammar: GrammarRequest, backend: "LLGuidance | None") -> tuple[float, MaskCost | None]:
-    """Milliseconds of a compilation, and the cost of masks for a real tokenizer."""
-    used = _byte_backend() if backend is None else backend
-    begun = time.perf_counter()
-    compiled = used.compile(grammar)
-    took_ms = (time.perf_counter() - begun) * 1e3
-    return took_ms, None if backend is None else _masks(used, compiled.matcher)
-
-
-def _byte_backend() -> "LLGuidance":
-    from mmengine.structured_output.engines.llguidance.backend import LLGuidance  # lazy
+def _byte_backend(name: str) -> "Backend":
+    from mmengine.structured_output.engines.backends import GRAMMAR_BACKENDS  # lazy
 
     tokens = [*(bytes([byte]) for byte in range(END)), b""]
-    return LLGuidance(lambda: tokens, lambda text: list(text.encode()), frozenset({END}), [END], END + 1)
+    make = GRAMMAR_BACKENDS.load(name)
+    return make(lambda: tokens, lambda text: list(text.encode()), frozenset({END}), [END], END + 1)
 
 
-def _masks(backend: "LLGuidance", matcher: "Callable[[], LLMatcher]") -> MaskCost | None:
+def _masks(backend: "Backend", matcher: "Callable[[], Matcher]") -> MaskCost | None:
     """Of random answers: each token is any that its mask allows."""
     bits = np.zeros((1, -(-backend.vocab_size // 32)), np.uint32)
     source, times = random.Random(0), list[float]()

@@ -1,0 +1,38 @@
+"""Where xgrammar's grammars allow less than what the gate left of a schema: objects in one order of keys."""
+
+import json
+from collections.abc import Iterator
+from functools import lru_cache
+
+from mmengine.structured_output.json_schema.keys import Json, by_patterns
+from mmengine.structured_output.json_schema.notes import Note, Notes
+from mmengine.structured_output.json_schema.order import MARK, in_one_order
+from mmengine.structured_output.json_schema.refusal import step
+
+WHY = "grammar_backend xgrammar takes no other"
+
+
+@lru_cache(maxsize=64)
+def order_notes(text: str) -> tuple[Note, ...]:
+    """Of the objects in what `gate` made whose keys may come in any order."""
+    notes, waiting = Notes(), [(json.loads(text), "")] if f'"{MARK}"' in text else []
+    for schema, pointer in waiting:
+        if MARK in schema:
+            names = [name for name, part in schema.get("properties", {}).items() if part is not False]
+            notes.say("properties", pointer, in_one_order(names, WHY))
+        waiting += _parts(by_patterns(schema, spelled_out=False), pointer)
+    return notes.all()
+
+
+def _parts(schema: Json, pointer: str) -> Iterator[tuple[Json, str]]:
+    """The schemas inside one, and where they stand."""
+    for keyword in ("anyOf", "prefixItems", "$defs", "properties", "patternProperties"):
+        inside = schema.get(keyword)
+        listed = enumerate(inside) if isinstance(inside, list) else ()
+        for key, part in inside.items() if isinstance(inside, dict) else listed:
+            if isinstance(part, dict):
+                yield part, step(pointer, keyword, key)
+    for keyword in ("items", "additionalProperties"):
+        part = schema.get(keyword)
+        if isinstance(part, dict):
+            yield part, step(pointer, keyword)
