@@ -133,14 +133,14 @@ class LLGuidance(OfTokenizer):
         # A matcher keeps its last mask, and gives it again where its lexer and the length of its table are
         # the same, also behind a rollback, where the text is another. Copies have the masks behind drafts.
         copies = [(each.deep_copy() if ahead else each, place, ahead) for each, place, ahead in asked]
+        is_filled = False
         if self._executor is not None:
             try:
                 _fill_together(self._executor, copies, (start, stride, len(bits)))
+                is_filled = True
             except BaseException as failure:
                 _raise_unless_panic(failure)
-                self._fill_alone(asked, (start, stride))
-                return
-        else:
+        if not is_filled:
             self._fill_alone(copies, (start, stride))
         broken = [each for each, (copy, _, ahead) in zip(asked, copies) if ahead and copy.is_error()]
         self._fill_alone(broken, (start, stride))  # so that these matchers say why
