@@ -94,10 +94,12 @@ class Closings:
 
     def _known(self, matcher: Matcher, place: Place, budget: int) -> list[int] | None:
         """Of a call, its shortest end where it is what was said so far, and fits."""
-        for head, rest in () if place.call is None else self._calls:
+        if place.call is None:
+            return None
+        for head, rest in self._calls:
             whole = head.removeprefix(OPEN.encode()) + rest
-            letters = self._vocabulary.letters(whole[len(place.call or b"") :])
-            if not whole.startswith(place.call or b"") or letters is None:
+            letters = self._vocabulary.letters(whole[len(place.call) :])
+            if not whole.startswith(place.call) or letters is None:
                 continue
             if matcher.validate_tokens(letters) == len(letters):
                 tokens = self._spelled(matcher.deep_copy(), letters)

@@ -103,14 +103,12 @@ class Orders:
         if len(names) + is_open < 2:
             return
         if len(names) > MAX_ANY:
-            self._say_narrow(pointer, names, f"they are more than {MAX_ANY}")
+            self.narrow.say("properties", pointer, in_one_order(names, f"they are more than {MAX_ANY}"))
         elif is_counted:
-            self._say_narrow(pointer, names, "minProperties and maxProperties count them")
+            why = "minProperties and maxProperties count them"
+            self.narrow.say("properties", pointer, in_one_order(names, why))
         elif is_open or len(arrangements(piece)) == 1 or len(piece.groups) < len(names):
             self.bound.say("properties", pointer, IN_ORDER)
-
-    def _say_narrow(self, pointer: str, names: Collection[str], why: str) -> None:
-        self.narrow.say("properties", pointer, in_one_order(names, why))
 
     def settle(self) -> None:
         """Takes all marks back where keys cannot be told apart by what writes objects of any order."""
