@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, Literal, NamedTuple
 
 import msgspec
@@ -13,7 +14,7 @@ from mmengine.serve.options import make_sampling
 from mmengine.serve.prompts import Prompt
 from mmengine.serve.tools import CallsAsked
 from mmengine.serve.vllm_forms import as_form
-from mmengine.server.errors import ApiError, api_error, undecodable
+from mmengine.server.errors import ApiError, api_error, decoded
 from mmengine.server.fields import Fields
 from mmengine.structured_output.request.fields import LARGE
 
@@ -177,10 +178,7 @@ def form_of(body: Body) -> Form:
     """Raises ApiError."""
     form: Json | None = None
     if body.response_format is not None:
-        try:
-            form = _decoded(body.response_format, "json_schema")
-        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-            raise undecodable(error) from None
+        form = decoded(body.response_format, partial(_decoded, held="json_schema"))
         if form == {"type": "text"}:
             form = None
     asked = without_nulls(body.structured_outputs) if body.structured_outputs is not None else {}

@@ -54,6 +54,7 @@ _FIRST_NAME = re.compile(r"(?:unknown )?([a-z][a-z_]*(?:[.\[][\w.\[\]-]*)?)")
 _TOO_LONG = re.compile(r"the prompt has \d+ tokens\b")  # clients cut their history when they read its code
 _MEDIA_PLACE = re.compile(r"message (\d+)(?:, part (\d+))?")
 _DECODED_PLACE = re.compile(r"(.*) - at `\$(?:\.)?(.*)`", re.DOTALL)
+_D = TypeVar("_D")
 _T = TypeVar("_T")
 
 
@@ -192,15 +193,15 @@ def media_param(message: str) -> str | None:
     return f"messages[{found[1]}]" + (f".content[{found[2]}]" if found[2] else "")
 
 
-def decoded(data: bytes, decode: Callable[[bytes], _T]) -> _T:
-    """A body as `decode` of msgspec reads it. Raises ApiError."""
+def decoded(data: _D, decode: Callable[[_D], _T]) -> _T:
+    """A body, or a value of it that was left as it came, as `decode` of msgspec reads it. Raises ApiError."""
     try:
         return decode(data)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        raise undecodable(error) from None
+        raise _undecodable(error) from None
 
 
-def undecodable(error: Exception) -> ApiError:
+def _undecodable(error: Exception) -> ApiError:
     """A body that is no JSON, or has a value of another type than its field's."""
     found = _DECODED_PLACE.fullmatch(str(error))
     if isinstance(error, msgspec.ValidationError) and found is not None:

@@ -14,6 +14,7 @@ DROPPED_HEADER = "x-mmengine-ignored-fields"
 _MAX_DROPPED_CHARS = 1000
 _NULL = b"null"
 _decode = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_decode_value = msgspec.json.Decoder().decode
 
 
 class Field(NamedTuple):
@@ -192,7 +193,7 @@ class Fields:
 
     def _refuse(self, field: Field, raw: msgspec.Raw) -> None:
         if field.neutral and len(raw) <= 64:
-            value = msgspec.json.decode(raw)
+            value = decoded(raw, _decode_value)  # a Raw may hold what is no UTF-8, or no number
             if any(type(value) is type(one) and value == one for one in field.neutral):
                 return
         raise ApiError(

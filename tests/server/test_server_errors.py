@@ -19,6 +19,7 @@ def error(kind, message, param=None, code=None):
 
 
 BAD = "invalid_request_error"
+GOOD = b'{"messages": [{"role": "user", "content": "a"}]}'
 REFUSED = (
     (
         {"temperatur": 1},
@@ -172,6 +173,8 @@ def test_unknown_fields_may_be_ignored_and_are_named():
         (b'{"messages": []}', "messages: expected array of length >= 1"),
         (b"\xff", "the body is no valid JSON"),
         (b'{"messages": ' + b"[" * 3000, "the body is no valid JSON"),
+        (GOOD[:-1] + b', "best_of": 1e999}', "Number out of range"),  # of a field that is not read, too
+        (GOOD[:-1] + b', "service_tier": "\xff"}', "the body is no valid JSON"),
     ],
 )
 def test_a_body_that_is_none(server, body, message):
