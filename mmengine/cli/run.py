@@ -1,7 +1,7 @@
 """`mmengine run`: one question from the command line, or a file of them."""
 
 import sys
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -111,19 +111,18 @@ def _answer_one(
 ) -> None:
     from mmengine.cli.batch import draft_lines  # lazy: numpy, msgspec
     from mmengine.serve.answers import CUT, succeeded
-    from mmengine.serve.options import make_sampling
+    from mmengine.serve.options import Options, make_sampling
     from mmengine.serve.prompts import Prompt
     from mmengine.structured_output.request.spec import grammar_of  # lazy: msgspec
 
     response_format = question.response_format()
-    params = make_sampling(
-        asdict(options)
-    )  # bad sampling and a bad schema are refused before the model is loaded
+    # Bad sampling, a bad budget and a bad schema are refused before the model is loaded.
+    params, budget = make_sampling(asdict(options)), question.thinking_token_budget
+    Options(params, thinking_token_budget=budget).check()
     grammar_of(response_format)
     live = sys.stdout.isatty() and not as_json and params.n == 1
     with make_engine(None) as engine:
         prompt = Prompt(messages=question.messages(), media_options=media_options)
-        budget = question.thinking_token_budget
         engine.submit(
             prompt, params, stream=live, response_format=response_format, thinking_token_budget=budget
         )
@@ -158,8 +157,8 @@ def printable(text: str) -> str:
 
 
 def _refuse_beside_batch(question: Question, printing: Printing) -> None:
-    given = {name: getattr(question, name) for name in ("prompt", "image", "video", "system", "schema")}
-    for name, value in {**given, "json": printing.json_output}.items():
-        if value:
-            shown = "a question" if name == "prompt" else f"--{name}"
+    given = {one.name: getattr(question, one.name) not in (one.default, [], "") for one in fields(question)}
+    for name, is_given in {**given, "json": printing.json_output}.items():
+        if is_given:
+            shown = "a question" if name == "prompt" else f"--{name.replace('_', '-')}"
             raise InvalidRequest(f"{shown} and --batch exclude each other; it belongs into the request lines")

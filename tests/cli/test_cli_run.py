@@ -138,6 +138,22 @@ def test_a_schema_makes_the_answer_json(call, picture):
     assert "--schema and --batch exclude" in call("run", "--batch", path, "--schema", path)[1].err
 
 
+def test_what_would_ask_for_nothing_is_refused_before_a_model_is_loaded(call, tmp_path, monkeypatch):
+    monkeypatch.setattr("mmengine.serve.engine.Engine", None)
+    for name, *value in (
+        ("--schema", tmp_path),
+        ("--on-truncation", "close"),
+        ("--no-reasoning",),
+        ("--thinking-token-budget", 0),
+        ("--json",),
+    ):
+        code, printed = call("run", "--batch", tmp_path, "--out", tmp_path / "out", name, *value)
+        says = f"{name.replace('--no-', '--')} and --batch exclude each other"
+        assert code == 2 and says in printed.err and len(printed.err.splitlines()) == 1, printed.err
+    code, printed = call("run", "What?", "--thinking-token-budget", -2)
+    assert code == 2 and "thinking_token_budget must be a number of tokens" in printed.err, printed.err
+
+
 def test_a_request_file_with_paths_beside_it(call, picture):
     folder = picture.parent
 
