@@ -2,9 +2,9 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from functools import partial
 
 import msgspec
 
@@ -13,7 +13,6 @@ from mmengine.models.plugin import Tokenizer
 from mmengine.serve.answers import RequestOutput
 from mmengine.serve.async_engine import AsyncEngine
 from mmengine.serve.chat import WholeChoice
-from mmengine.serve.deltas import ArgumentError
 from mmengine.serve.options import SubmitOptions
 from mmengine.server.asked import Asked
 from mmengine.server.errors import ApiError
@@ -22,13 +21,6 @@ from mmengine.server.turns import Said, Turn, given_up
 from mmengine.structured_output.request.tool_calls import calls_of
 
 NEWS_AT_ONCE = 128  # that are told before the event loop looks at its sockets again
-
-
-class Scored(NamedTuple):
-    """The prompt of these choices, with its logprobs."""
-
-    indices: range
-    scores: PromptLogprobs
 
 
 class Answering:
@@ -40,7 +32,7 @@ class Answering:
         self._news: deque[tuple[Turn, RequestOutput]] = deque()  # that came, and that no frame told of
         self._arrived = asyncio.Event()
         self._listener: Callable[[], None] | None = None
-        self._looking: asyncio.Future[tuple[ArgumentError, ...]] | None = None  # and news wait behind it
+        self._aside: asyncio.Future[Sequence[Said | bytes]] | None = None  # by a thread; news wait
 
     def begin(self) -> None:
         """Ask the engine. Raises InvalidRequest, QueueFull; what was begun is to be closed then too."""
@@ -101,7 +93,7 @@ class Answering:
         """Until something has come. The listener must be the event."""
         if self.has_more:
             await asyncio.sleep(0)
-        elif self._looking is not None or not self._is_over:
+        elif not self._is_over:
             self._arrived.clear()
             await self._arrived.wait()
 
@@ -122,39 +114,44 @@ class Answering:
                 while self._news:
                     yield self._news.popleft()
 
-    def _tell(self) -> Iterator[Said | Scored]:
-        """What it says that has come, up to an end before which arguments are looked at: whoever listens
-        is called when that is done."""
-        if self._looking is not None:
-            if not self._looking.done():
+    def _tell(self) -> Iterator[Said | bytes]:
+        """What it says that has come, and of a stream the frames of prompts with logprobs: up to what takes
+        long, which a thread makes. Whoever listens is called when that is done."""
+        if self._aside is not None:
+            if not self._aside.done():
                 return
-            errors, self._looking = self._looking.result(), None
-            turn, output = self._news.popleft()
-            yield turn.end(output, errors)
+            made, self._aside = self._aside.result(), None
+            yield from made
         for turn, output in self._outputs():
-            if output.prompt_scores is not None:
-                yield Scored(turn.indices, output.prompt_scores)
+            if output.prompt_scores is not None and self._asked.stream:
+                self._news.appendleft((turn, msgspec.structs.replace(output, prompt_scores=None)))
+                self._make_aside(partial(self._echoed, turn, output.prompt_scores))
+                return
             for delta in turn.push(output):
                 yield Said(turn.first + output.index, delta)
             if output.finish_reason is None:
                 continue
-            if (look := turn.look(output)) is None:
-                yield turn.end(output)
-                continue
-            self._news.appendleft((turn, output))
-            self._looking = asyncio.get_running_loop().run_in_executor(None, look)
-            self._looking.add_done_callback(self._looked)
-            return
+            if (look := turn.look(output)) is not None:
+                self._make_aside(look)
+                return
+            yield turn.end(output)
 
-    def _looked(self, done: asyncio.Future[tuple[ArgumentError, ...]]) -> None:
+    def _make_aside(self, make: Callable[[], Sequence[Said | bytes]]) -> None:
+        self._aside = asyncio.get_running_loop().run_in_executor(None, make)
+        self._aside.add_done_callback(self._made)
+
+    def _made(self, done: asyncio.Future[Sequence[Said | bytes]]) -> None:
         if self._listener is not None:
             self._listener()
+
+    def _echoed(self, turn: Turn, scores: PromptLogprobs) -> list[bytes]:
+        return [self._frames.first(index, scores) for index in turn.indices]
 
     @property
     def _is_over(self) -> bool:
         """Whether nothing comes any more, and all was told."""
         first = self._turns[0]  # a step asks this of each stream, and most calls have one prompt
-        if not first.stream.is_over or self._looking is not None:
+        if not first.stream.is_over or self._aside is not None:
             return False
         return all(turn.stream.is_over for turn in self._turns)
 
@@ -179,11 +176,12 @@ class Answering:
         says."""
         made: list[bytes] = []
         try:
-            if len(self._turns) == 1 and not self._news:
+            waits = self._aside is not None or len(self._turns) > 1
+            if not waits and not self._news:
                 self._take_plain(self._turns[0], made)
-            for said in self._tell() if self._news or len(self._turns) > 1 else ():
-                if isinstance(said, Scored):
-                    made += [self._frames.first(index, said.scores) for index in said.indices]
+            for said in self._tell() if waits or self._news else ():
+                if isinstance(said, bytes):
+                    made.append(said)
                 elif said.reason is None:
                     made.append(self._frames.delta(said.number, said.delta))
                 else:
@@ -214,12 +212,12 @@ class Answering:
         choices = [WholeChoice(index) for index in range(self._num_choices)]
         while True:
             for said in self._tell():
-                if isinstance(said, Scored):
-                    for index in said.indices:
-                        choices[index].scores = said.scores
-                else:
+                if isinstance(said, Said):  # the others are of streams
                     choices[said.number].add(said.delta, said.reason, said.stop_reason)
             if self._is_over:
+                for turn in self._turns:
+                    for index in turn.indices:
+                        choices[index].scores = turn.prompt_scores
                 if self._asked.logprobs:  # of many tokens they take their time
                     return await asyncio.to_thread(self._frames.whole, choices, self._usage())
                 return self._frames.whole(choices, self._usage())
@@ -260,7 +258,7 @@ class Answering:
     @property
     def has_more(self) -> bool:
         """Whether `take` would tell more now."""
-        if self._looking is not None:
+        if self._aside is not None:
             return False
         return bool(self._turns[0].stream.backlog) or (len(self._turns) > 1 and bool(self.backlog))
 

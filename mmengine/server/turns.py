@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
+from mmengine.core.executor import PromptLogprobs
 from mmengine.errors import InvalidRequest, QueueFull, RequestFailed
 from mmengine.models.plugin import Tokenizer
 from mmengine.serve.answers import RequestOutput
@@ -10,8 +11,6 @@ from mmengine.serve.deltas import ArgumentError, ChoiceDeltas, Delta
 from mmengine.serve.stream import Stream
 from mmengine.server.asked import Asked
 from mmengine.server.errors import failed, late
-
-Look = Callable[[], tuple[ArgumentError, ...]]
 
 
 class Said(NamedTuple):
@@ -52,9 +51,10 @@ class Turn:
             return []
         return self._choices[output.index].push(output.token_ids, output.logprobs)
 
-    def look(self, output: RequestOutput) -> Look | None:
-        """What is to be looked at before the `end`, on a thread: it may take long."""
-        return self._choices[output.index].argument_look()
+    def look(self, output: RequestOutput) -> Callable[[], tuple[Said]] | None:
+        """The `end` where arguments are looked at before it: for a thread, it may take long."""
+        look = self._choices[output.index].argument_look()
+        return None if look is None else lambda: (self.end(output, look()),)
 
     def end(self, output: RequestOutput, errors: tuple[ArgumentError, ...] = ()) -> Said:
         """The last word of a choice, of an output with a `finish_reason`. `errors`: what the look found.
@@ -67,6 +67,11 @@ class Turn:
             return Said(index, Delta(), "length")
         rest = choice.finish(errors)
         return Said(index, rest, choice.end_reason(reason), choice.stop_reason(output.detail))
+
+    @property
+    def prompt_scores(self) -> PromptLogprobs | None:
+        """Where asked for, and known at the end."""
+        return self.stream.completion.prompt_scores if self.stream.completion else None
 
     def usage(self) -> tuple[int, int, int]:
         """Tokens of the answers, of their reasoning, and those of the prompt that were cached."""

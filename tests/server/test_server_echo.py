@@ -1,6 +1,7 @@
 """Echo with logprobs, and usage in streams: on the embedded checkpoint, over a socket."""
 
 import json
+import threading
 
 import pytest
 
@@ -8,6 +9,7 @@ from mmengine.config import EngineConfig
 from mmengine.serve.async_engine import AsyncEngine
 from mmengine.serve.engine import Engine
 from mmengine.serve.prompts import Prompt
+from mmengine.server.completion_frames import CompletionFrames
 from tests.server.running import served
 
 TEXTS = ["The red triangle is small.", "An é and a 星 too, and a star."]
@@ -120,6 +122,21 @@ def test_a_stream_echoes_what_the_whole_answer_does(server, max_tokens):
             elif name != "top_logprobs":
                 assert said == values
         assert [each["finish_reason"] for each in mine if each["finish_reason"]] == [choice["finish_reason"]]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_logprobs_of_prompts_are_written_beside_the_event_loop(server, monkeypatch, stream):
+    found, old = [], CompletionFrames._logprobs
+
+    def noted(self, entries, *args, **keywords):
+        if len(entries) > 1:
+            found.append(threading.current_thread())
+        return old(self, entries, *args, **keywords)
+
+    monkeypatch.setattr(CompletionFrames, "_logprobs", noted)
+    asked = {"prompt": TEXTS, "echo": True, "logprobs": 2, "max_tokens": 2, "n": 2, "stream": stream}
+    assert server.call("/v1/completions", asked)[0] == 200
+    assert len(found) == 4 and server._thread not in found
 
 
 def test_echo_of_the_prompt_alone_needs_echo(server):
