@@ -33,23 +33,22 @@ _READS = (401, 405, 408, 413, 415, 429, 431, 500, 503)  # of a route that reads 
 _ASKS = (401, 404, 405, 431, 500)  # of one that reads none
 _HEADERS = {405: ("allow",), 429: ("retry-after",), 503: ("retry-after",)}
 _Kind = type[msgspec.Struct]
-_TABLES = (
-    ("ChatBody", CHAT),
-    ("CompletionBody", COMPLETION),
-    ("TokenizeBody", TOKENIZE),
-    ("DetokenizeBody", DETOKENIZE),
-)
+_BODIES: dict[_Kind, tuple[Field, ...]] = {
+    ChatBody: CHAT,
+    CompletionBody: COMPLETION,
+    TokenizeBody: TOKENIZE,
+    DetokenizeBody: DETOKENIZE,
+}
 
 
 @cache
 def document() -> bytes:
     """As JSON."""
-    bodies = (ChatBody, CompletionBody, TokenizeBody, DetokenizeBody)
-    kinds = (*bodies, ChatEvent, TextEvent, Refusal)
+    kinds = (*_BODIES, ChatEvent, TextEvent, Refusal)
     said = (ChatAnswer, TextAnswer, Models, ModelCard, Tokens, Text, Health, Alive, Version)
     _, schemas = msgspec.json.schema_components((*kinds, *said), schema_hook=_of_anything, ref_template=_REF)
-    for name, fields in _TABLES:
-        _describe(schemas[name], fields)
+    for kind, fields in _BODIES.items():
+        _describe(schemas[kind.__name__], fields)
     return msgspec.json.encode(
         {
             "openapi": "3.1.0",
