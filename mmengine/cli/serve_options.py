@@ -171,17 +171,8 @@ def server_settings(http: Http, limits: Limits, media: Media) -> "ServerSettings
     given = ((field.name, getattr(media, field.name)) for field in fields(media))
     values |= {name: value for name, value in given if value is not None}
     values["media_root"] = "" if media.media_root is None else str(media.media_root)
-    same = (
-        "host",
-        "port",
-        "generation_config",
-        "unknown_fields",
-        "strict_tools",
-        "open_metrics",
-        "reasoning_fields",
-    )
-    for name in (*same, "metrics_compat", "ssl_keyfile_password"):
-        values[name] = getattr(http, name)
+    known = ServerSettings.__struct_fields__
+    values |= {name: getattr(http, name) for name in Http.__slots__ if name in known}
     values["served_model_names"] = tuple(http.served_model_name or ())
     values["chat_template"] = _template(http.chat_template)
     for name in ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs"):
