@@ -108,6 +108,9 @@ class Limits:
     max_tool_bytes: Annotated[
         int, typer.Option(rich_help_panel=LIMITS, help="Of all tools of one call, as JSON.")
     ] = 256 * 2**10
+    max_schema_bytes: Annotated[
+        int, typer.Option(rich_help_panel=LIMITS, help="Of response_format or structured_outputs, as JSON.")
+    ] = 4 * 2**20
     max_backlog: Annotated[
         int, typer.Option(rich_help_panel=LIMITS, help="News of a stream that wait for its reader.")
     ] = 8192

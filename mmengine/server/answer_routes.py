@@ -73,9 +73,10 @@ class AnswerRoutes:
             ignores,
             door,
             settings.max_messages,
+            settings.max_schema_bytes,
         )
         self._completion_reader = CompletionReader(
-            defaults, settings.max_prompts, settings.max_pixels, ignores
+            defaults, settings.max_prompts, settings.max_pixels, ignores, settings.max_schema_bytes
         )
         # One thread each: several would wait for one another, and the event loop for all of them.
         self._parser = ThreadPoolExecutor(1, "mmengine-parse")

@@ -58,7 +58,7 @@ class Body(msgspec.Struct, frozen=True, kw_only=True):
     logit_bias: dict[str, float] | None = None
     stream_options: StreamOptions | None = None
     response_format: dict[str, msgspec.Raw] | None = None
-    structured_outputs: Json | None = None
+    structured_outputs: dict[str, msgspec.Raw] | None = None
     thinking_token_budget: int | None = None
     priority: int | None = None
     request_id: str | None = None
@@ -174,14 +174,21 @@ def check_stream(body: Body) -> tuple[bool, UsageFrames]:
     return stream, "always" if options.continuous_usage_stats else "last"
 
 
-def form_of(body: Body) -> Form:
-    """Raises ApiError."""
+def form_of(body: Body, max_bytes: int) -> Form:
+    """`max_bytes`: of its JSON text. Raises ApiError."""
     form: Json | None = None
+    for name in ("response_format", "structured_outputs"):
+        given: dict[str, msgspec.Raw] | None = getattr(body, name)
+        if given is not None and sum(map(len, given.values())) > max_bytes:
+            text = f"{name} has more than {max_bytes:,} bytes (max_schema_bytes); send a smaller schema"
+            raise ApiError(400, text, name)
     if body.response_format is not None:
         form = decoded(body.response_format, partial(_decoded, held="json_schema"))
         if form == {"type": "text"}:
             form = None
-    asked = without_nulls(body.structured_outputs) if body.structured_outputs is not None else {}
+    asked: Json = {}
+    if body.structured_outputs is not None:
+        asked = decoded(body.structured_outputs, partial(_decoded, schema="json"))
     if not asked:
         place = "response_format.json_schema.schema" if schema_asked(form) else "response_format"
         return FREE if form is None else Form(form, None, place)
@@ -222,15 +229,17 @@ def asked_of(
     )
 
 
-def _decoded(given: Mapping[str, msgspec.Raw], held: str) -> Json:
-    """Without nulls. A large schema in the object `held` stays bytes: to decode a megabyte of small objects
-    takes ten milliseconds in which no other thread runs."""
+def _decoded(given: Mapping[str, msgspec.Raw], held: str = "", schema: str = "") -> Json:
+    """Without nulls. A large object `schema`, or one in the object `held`, stays bytes: to decode a megabyte
+    of small objects takes ten milliseconds in which no other thread runs."""
     values: Json = {}
     for name, raw in given.items():
-        if name == "schema" and not held and len(raw) > LARGE:
+        is_object = bytes(memoryview(raw)[:1]) == b"{"
+        if name == schema and is_object and len(raw) > LARGE:
             values[name] = bytes(raw)
-        elif name == held and bytes(memoryview(raw)[:1]) == b"{":
-            values[name] = _decoded(msgspec.json.decode(raw, type=dict[str, msgspec.Raw]), "")
+        elif name == held and is_object:
+            inner = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+            values[name] = _decoded(inner, schema="schema")
         else:
             values[name] = msgspec.json.decode(raw)
     return without_nulls(values)

@@ -95,8 +95,9 @@ class ChatReader:
         ignore_unknown: bool,
         door: MediaDoor | None = None,
         max_messages: int = ServerSettings().max_messages,
+        max_schema_bytes: int = ServerSettings().max_schema_bytes,
     ):
-        self._tools, self._max_messages = tools, max_messages
+        self._tools, self._max_messages, self._max_schema_bytes = tools, max_messages, max_schema_bytes
         self._defaults, self._max_model_len, self._pixels = defaults, max_model_len, pixels
         self._door, self._opened = door, {"urls": door} if door is not None else {}
         self._template: Json = {"chat_template": chat_template} if chat_template else {}
@@ -113,7 +114,7 @@ class ChatReader:
     def _read(self, data: bytes, payloads: Payloads, request_id: str) -> Asked:
         dropped = FIELDS.check(data, ignore_unknown=self._ignore_unknown)
         body = decoded(data, _decode)
-        form = form_of(body)
+        form = form_of(body, self._max_schema_bytes)
         prompt, calls = self.prompt_of(body, payloads)
         form = form._replace(calls=calls)
         sampling = sampling_of(body, self._defaults, self._budget(body), self._logprobs(body), FIELDS)

@@ -17,6 +17,7 @@ from mmengine.server.asked import (
 )
 from mmengine.server.errors import ApiError, decoded
 from mmengine.server.fields import COMPLETION, Fields
+from mmengine.server.settings import ServerSettings
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
 FIELDS = Fields(COMPLETION)
@@ -33,15 +34,22 @@ _decode = msgspec.json.Decoder(CompletionBody).decode
 
 
 class CompletionReader:
-    def __init__(self, defaults: Defaults, max_prompts: int, max_pixels: int, ignore_unknown: bool):
-        self._defaults, self._max_prompts = defaults, max_prompts
+    def __init__(
+        self,
+        defaults: Defaults,
+        max_prompts: int,
+        max_pixels: int,
+        ignore_unknown: bool,
+        max_schema_bytes: int = ServerSettings().max_schema_bytes,
+    ):
+        self._defaults, self._max_prompts, self._max_schema_bytes = defaults, max_prompts, max_schema_bytes
         self._max_pixels, self._ignore_unknown = max_pixels, ignore_unknown
 
     def read(self, data: bytes, request_id: str) -> Asked:
         """A body of any size. `request_id`: unless the body has one. Raises ApiError."""
         dropped = FIELDS.check(data, ignore_unknown=self._ignore_unknown)
         body = decoded(data, _decode)
-        form = form_of(body)
+        form = form_of(body, self._max_schema_bytes)
         check_logprobs("logprobs", body.logprobs)
         max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
         silent = max_tokens == 0

@@ -37,6 +37,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     max_messages: Annotated[int, Meta(ge=1, le=2**20)] = 4096  # of one call of /v1/chat/completions
     max_tools: Annotated[int, Meta(ge=1, le=4096)] = 128  # of one call
     max_tool_bytes: Annotated[int, Meta(ge=16, le=2**24)] = 256 * 2**10  # all tools of one call, as JSON
+    max_schema_bytes: Annotated[int, Meta(ge=16, le=2**24)] = 4 * 2**20  # the form of one answer, as JSON
     strict_tools: bool = False  # tools whose schemas cannot be enforced are refused, strict or not
     max_pixels: Annotated[int, Meta(ge=1024, le=2**28)] = 16_777_216  # that a request may ask for of an image
     max_backlog: Annotated[int, Meta(ge=16, le=2**24)] = 8192  # news that wait for a slow reader

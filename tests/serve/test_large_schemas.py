@@ -115,11 +115,12 @@ def test_where_no_process_starts_large_schemas_are_refused_for_now(monkeypatch: 
 def test_a_large_schema_in_a_body_is_not_decoded() -> None:
     for schema, kept in ((large("a"), bytes), ({"const": 1}, dict)):
         asked = {"type": "json_schema", "bounds": None, "json_schema": {"schema": schema, "name": None}}
-        form = form_of(msgspec.json.decode(msgspec.json.encode({"response_format": asked}), type=Body))
-        assert form.response_format is not None and form.response_format.keys() == {"type", "json_schema"}
-        held = form.response_format["json_schema"]
-        assert isinstance(held, dict) and held.keys() == {"schema"} and type(held["schema"]) is kept
-        assert loading.parsed(held["schema"]) == schema
+        for body in ({"response_format": asked}, {"structured_outputs": {"json": schema, "regex": None}}):
+            form = form_of(msgspec.json.decode(msgspec.json.encode(body), type=Body), 2**20)
+            assert form.response_format is not None and form.response_format.keys() == {"type", "json_schema"}
+            held = form.response_format["json_schema"]
+            assert isinstance(held, dict) and held.keys() == {"schema"} and type(held["schema"]) is kept
+            assert loading.parsed(held["schema"]) == schema
 
 
 def test_large_values_are_written_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """What one caller may take, and when one that was refused is told to come again."""
 
+import hmac
 import socket
 import threading
 import time
@@ -10,6 +11,7 @@ import pytest
 from mmengine.errors import QueueFull
 from mmengine.events import vocabulary as ev
 from mmengine.replay.checked import CheckedLog
+from mmengine.server.auth import ApiKeys
 from mmengine.server.drain_rate import LONGEST_S, MEASURED, DrainRate
 from tests.server.running import SlowEcho, opened, served, wait_for
 
@@ -92,6 +94,40 @@ def test_an_id_that_runs_is_refused():
         assert one.chat(request_id="mine")[0] == 200
     assert (status, headers["x-should-retry"]) == (409, "false")
     assert (body["error"]["param"], body["error"]["code"]) == ("request_id", "request_id_in_use")
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": {"enum": ["x" * 200]}}}},
+        {"structured_outputs": {"json": {"enum": ["x" * 200]}}},
+        {"structured_outputs": {"regex": "x" * 200}},
+    ],
+)
+def test_a_form_has_a_limit(path, form):
+    name = next(iter(form))
+    with served(max_schema_bytes=200) as server:
+        asked = {"messages": [{"role": "user", "content": "x"}]} if "chat" in path else {"prompt": "x"}
+        status, _, answer = server.call(path, {**asked, **form})
+        error = answer["error"]
+        assert (status, error["param"]) == (400, name)
+        assert error["message"] == f"{name} has more than 200 bytes (max_schema_bytes); send a smaller schema"
+        small = {"structured_outputs": {"regex": "x" * 190}}
+        assert server.call(path, {**asked, **small, "max_tokens": 2})[0] == 200
+
+
+def test_each_key_is_compared_in_constant_time_whichever_is_given(key_file, monkeypatch):
+    compared, compare = [], hmac.compare_digest
+    monkeypatch.setattr(hmac, "compare_digest", lambda *both: compared.append(both) or compare(*both))
+    keys = ApiKeys(key_file)
+    given = [*key_file.read_text().split(), "none of them"]
+    owners = []
+    for key in given:
+        compared.clear()
+        owners.append(keys.owner_of({b"authorization": f"Bearer {key}".encode()}))
+        assert len(compared) == len(given) - 1 and len({len(each) for both in compared for each in both}) == 1
+    assert owners[-1] is None and len(set(owners)) == len(given)
 
 
 def test_all_bodies_together_have_a_limit():
