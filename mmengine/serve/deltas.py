@@ -135,7 +135,7 @@ class ChoiceDeltas:
         found = [self._delta("", reasoning)] if reasoning else []
         for piece in self._parser.push(content):
             if isinstance(piece, str):
-                text = self._until.push(piece, counts=self.num_tokens >= self._min_tokens)
+                text = self._until.push(piece, counts=self.num_tokens > self._min_tokens)
             else:
                 text = self._until.finish()
             if text:

@@ -173,7 +173,7 @@ class TextStream:
             self._num_tokens += 1
             text, was_stopped = self._detokenizer.push((token_id,)), self.stopped
             if self._opening is None:
-                pieces.append(self._until.push(text, counts=self._num_tokens >= self._min_tokens))
+                pieces.append(self._until.push(text, counts=self._num_tokens > self._min_tokens))
             else:
                 pieces.append(text)
                 if self._opening.take((token_id,)) is not None:

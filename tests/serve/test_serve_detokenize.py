@@ -109,7 +109,7 @@ def test_the_first_tokens_cannot_stop(text, stop, min_tokens):
     stream = TextStream(TOKENIZER, stop=(stop,), min_tokens=min_tokens)
     for count, token in enumerate(ids, 1):
         stream.push([token])
-        assert not (stream.stopped and count < min_tokens)
+        assert not (stream.stopped and count <= min_tokens)
         if stream.stopped:
             assert TOKENIZER.decode(ids[:count]).rfind(stop) >= 0
             break

@@ -126,6 +126,23 @@ def test_other_forms_and_reasoning():
         assert one.text == one.reasoning + "So" + one.content
 
 
+def test_the_first_tokens_hold_no_stop_string():
+    """One that the last of `min_tokens` says counts as little as those before, and the next one ends it."""
+    says = {"max_tokens": 12, "temperature": 0.0}
+    with Engine() as engine:
+        whole = engine.generate(["Say a word."], **says)[0]
+        decode = engine.processor.tokenizer.decode
+        pieces = [decode([token]) for token in whole.token_ids]
+        for place in range(4):
+            asked = {**says, "stop": [pieces[place], pieces[place + 1]]}
+            least = place + 1
+            one = engine.generate(["Say a word."], min_tokens=least, **asked)[0]
+            chat = engine.chat("Say a word.", min_tokens=least, **asked)
+            assert one.token_ids == whole.token_ids[: least + 1] and one.finish_reason == "stop"
+            assert one.text == chat.message.content == decode(whole.token_ids[:least])
+            assert chat.choices[0].stop_reason == pieces[place + 1]
+
+
 def test_another_process_goes_on_closing(tmp_path):
     options = {"max_tokens": 60, "temperature": 1.3}
     folders, wanted, news = {}, {}, {}
