@@ -22,6 +22,7 @@ class StepInputs(msgspec.Struct, frozen=True, eq=False):
     positions: torch.Tensor  # [3, t]
     attention: AttentionMeta
     sample_tokens: torch.Tensor | None  # [s] places in the batch; None: every token, in order
+    places: np.ndarray | None  # intp [n], of the plan's tokens in the batch; None: its first, in order
     pending: torch.Tensor  # [2, p] places in the batch whose token a step before sampled, and their rows
 
 
@@ -40,8 +41,9 @@ def prepare(
     num_tokens = len(plan.input_ids) if frame is None else frame.bucket.num_tokens
     sample_tokens = _sample_tokens(plan) if runs is None else runs.places
     waits = _pending(plan) if may_wait else ()
-    if frame is not None and not isinstance(frame.places, slice):  # with drafts, and then nothing is PENDING
-        sample_tokens = frame.places if sample_tokens is None else frame.places[sample_tokens]
+    places = None if frame is None or isinstance(frame.places, slice) else frame.places
+    if places is not None:  # with drafts, and then nothing is PENDING
+        sample_tokens = places if sample_tokens is None else places[sample_tokens]
     num_sampled = 0 if sample_tokens is None else len(sample_tokens)
     packed = np.empty(4 * num_tokens + num_sampled + sum(map(len, waits)), dtype=np.int64)
     _place(plan, rows, frame, packed[: 4 * num_tokens].reshape(4, num_tokens))
@@ -58,6 +60,7 @@ def prepare(
             plan.num_scheduled, plan.num_computed + plan.num_scheduled, plan.slot_mapping, plan.block_table
         ),
         sample_tokens=None if sample_tokens is None else on_device[4 * num_tokens : end],
+        places=places,
         pending=on_device[end:].view(2, -1) if waits else _NONE.view(2, 0),
     )
 

@@ -186,7 +186,7 @@ class ModelRunner:
                 head.wait(target_states)  # now: the step behind may be prepared before this one is read
                 target_states = None
             batch, logits = self._logits(plan, runs, hidden, inputs)
-            prompt_logprobs = self._prompt_logprobs.gather(plan, hidden, self._model.logits)
+            prompt_logprobs = self._prompt_logprobs.gather(plan, hidden, inputs.places, self._model.logits)
             return Computed(plan, batch, logits, runs, target_states, prompt_logprobs)
 
     def _admit(self, plan: StepPlan) -> None:

@@ -58,6 +58,21 @@ def test_answers_are_those_of_steps_launched_anew(asked, anew, recorder, setting
     assert recorder.replayed > 50
 
 
+def test_prompts_are_scored_as_in_steps_launched_anew(recorder):
+    """Prompts no longer than a row's drafts are replayed, each in a place that has room for these."""
+    prompts = [Prompt(text=text) for text in ("a b c", "d", "e f", "g h i")]
+    asked = {"prompt_logprobs": 2, "max_tokens": 2, "temperature": 0.0}
+    with Engine(config=EngineConfig(spec="suffix", num_draft_tokens=7, **SMALL)) as engine:
+        found = engine.generate(prompts, **asked)
+        assert recorder.replayed
+    with Engine(config=EngineConfig(spec="none", **SMALL)) as engine:
+        wanted = engine.generate(prompts, **asked)
+    for one, other in zip(found, wanted, strict=True):
+        for mine, theirs in zip(one.prompt_logprobs[1:], other.prompt_logprobs[1:], strict=True):
+            assert [token for token, _ in mine] == [token for token, _ in theirs]
+            assert [each[1] for each in mine] == pytest.approx([each[1] for each in theirs], abs=1e-4)
+
+
 @pytest.fixture
 def packed(monkeypatch):
     """Frames of any lengths are attended in one call, as on a GPU, so the encoder is captured as well."""

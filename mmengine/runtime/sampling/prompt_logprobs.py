@@ -43,17 +43,24 @@ class PromptLogprobsGatherer:
         self._by_row[admission.row] = _Prompt(prompt, ids, logprobs)
 
     def gather(
-        self, plan: StepPlan, hidden: torch.Tensor, logits_of: Callable[[torch.Tensor], torch.Tensor]
+        self,
+        plan: StepPlan,
+        hidden: torch.Tensor,
+        places: np.ndarray | None,
+        logits_of: Callable[[torch.Tensor], torch.Tensor],
     ) -> tuple[PromptLogprobs, ...]:
-        """`hidden`: of the plan's tokens, in their order. Gives those of the prompts that end in this step.
-        Waits for the device where somebody asks."""
-        if not self._by_row:
+        """`hidden`: of the batch, in which the plan's tokens stand at `places` (intp [n]; None: in their
+        order). Gives those of the prompts that end in this step. Waits for the device where somebody asks."""
+        asking = np.flatnonzero(np.isin(plan.rows, list(self._by_row))).tolist() if self._by_row else ()
+        if not asking:
             return ()
+        if places is not None:
+            hidden = hidden[upload(places.astype(np.int64), hidden.device)]
         whole = []
         ends = np.cumsum(plan.num_scheduled)
-        for place, row in enumerate(plan.rows.tolist()):
-            if (prompt := self._by_row.get(row)) is None:
-                continue
+        for place in asking:
+            row = int(plan.rows[place])
+            prompt = self._by_row[row]
             begin, count = int(plan.num_computed[place]), int(plan.num_scheduled[place])
             behind = int(ends[place]) - count - begin  # from a place in the prompt to one in the step
             last = min(begin + count, len(prompt.token_ids) - 1)
