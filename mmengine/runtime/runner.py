@@ -196,11 +196,11 @@ class ModelRunner:
             self._prompt_logprobs.admit(admission)
             self._thinking.admit(admission.row, admission.request, admission.token_ids)
             options = self._rows.columns["options"][admission.row]
-            if options & STOP_STRINGS and self._watcher is not None:
-                self._watcher.admit(admission.row, admission.request, admission.token_ids)
+            watcher = self._watcher if options & STOP_STRINGS else None
+            if watcher is not None:
+                watcher.admit(admission.row, admission.request, admission.token_ids)
             if options & GRAMMAR and self._matchers is not None:
-                watched = options & STOP_STRINGS and self._watcher is not None
-                cut = self._watcher.cut(admission.row) if watched and self._watcher is not None else None
+                cut = watcher.cut(admission.row) if watcher is not None else None
                 self._matchers.admit(admission.row, admission.request, admission.token_ids, cut)
             if self._drafting is not None:
                 self._drafting.admit(admission)

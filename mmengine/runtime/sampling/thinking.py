@@ -10,7 +10,6 @@ from typing import NamedTuple
 import numpy as np
 
 from mmengine.request import Request, ThinkingBudget
-from mmengine.runtime.rows import THINKING
 from mmengine.runtime.sampling.runs import Runs
 from mmengine.runtime.sampling.sample_rows import SampleRows
 from mmengine.runtime.sampling.sampler import Due
@@ -67,11 +66,8 @@ class ThinkingRows:
         """Places among all that sample, ascending, and what is to be said there."""
         places: list[int] = []
         tokens: list[int] = []
-        for place in np.flatnonzero(batch.columns["options"] & THINKING).tolist() if self._rows else ():
-            known = self._rows.get(int(batch.rows[place]))
-            if known is None:
-                continue
-            budget, reasoned = known
+        for place in self._reasoning(batch.rows):
+            budget, reasoned = self._rows[int(batch.rows[place])]
             if runs is not None:
                 for draft in runs.follows[runs.first[runs.row_of[place]] : place].tolist():
                     reasoned = reasoned.behind(budget, draft)
@@ -83,12 +79,14 @@ class ThinkingRows:
 
     def said(self, rows: np.ndarray, token_ids: np.ndarray, counts: np.ndarray | None) -> None:
         """Rows (int32 [s]) said tokens (int32): `counts` of them each, one behind the other, or one each."""
-        if not self._rows:
-            return
         ends = np.arange(1, len(rows) + 1) if counts is None else np.cumsum(counts)
-        for index in [index for index, row in enumerate(rows.tolist()) if row in self._rows]:
+        for index in self._reasoning(rows):
             start = int(ends[index - 1]) if index else 0
             self._say(int(rows[index]), token_ids[start : int(ends[index])].tolist())
+
+    def _reasoning(self, rows: np.ndarray) -> list[int]:
+        """Indices, ascending, of those among `rows` that may still reason."""
+        return np.flatnonzero(np.isin(rows, list(self._rows))).tolist() if self._rows else []
 
     def _say(self, row: int, token_ids: Sequence[int]) -> None:
         budget, reasoned = self._rows[row]
