@@ -183,9 +183,9 @@ class ChatAnswer:
             yield ChatChunk(self._request_id, (ChunkChoice(index, BEGINNING),))
 
     def take(self, output: RequestOutput) -> Iterator[ChatChunk]:
-        for said in self._deltas[output.index].take(output):
-            self._whole[output.index].add(*said)
-            yield from chunks_of(self._request_id, output.index, said)
+        for news in self._deltas[output.index].take(output):
+            self._whole[output.index].add(*news)
+            yield from chunks_of(self._request_id, output.index, news)
 
     def completion(self, answer: Completion) -> ChatCompletion:
         """`answer`: what the engine says of all choices. Raises RequestFailed where it was given up."""

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import msgspec
 
 from mmengine.serve.call_parser import CallDelta, call_id
-from mmengine.serve.deltas import ArgumentError, Delta, Entry, Said
+from mmengine.serve.deltas import ArgumentError, ChoiceNews, Delta, Entry
 
 
 class FunctionDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -83,9 +83,9 @@ def end_of(rest: Delta) -> tuple[Delta, ...]:
     return rest._replace(argument_errors=()), end
 
 
-def chunks_of(request_id: str, index: int, said: Said) -> Iterator[ChatChunk]:
+def chunks_of(request_id: str, index: int, news: ChoiceNews) -> Iterator[ChatChunk]:
     """`index`: of the choice."""
-    delta, finish_reason, stop_reason = said
+    delta, finish_reason, stop_reason = news
     *before, last = (delta,) if finish_reason is None else end_of(delta)
     for each in before:
         message = message_delta(request_id, index, each)

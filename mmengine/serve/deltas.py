@@ -47,7 +47,8 @@ class Delta(NamedTuple):
     argument_errors: tuple[ArgumentError, ...] = ()
 
 
-Said = tuple[Delta, str | None, str | int | None]  # with the last one, its finish_reason and stop_reason
+# With the last one, its finish_reason and stop_reason.
+ChoiceNews = tuple[Delta, str | None, str | int | None]
 
 
 class ChoiceDeltas:
@@ -96,7 +97,7 @@ class ChoiceDeltas:
         """What the stop string cut off, from it on."""
         return self._stream.behind or self._until.behind
 
-    def take(self, output: RequestOutput) -> Iterator[Said]:
+    def take(self, output: RequestOutput) -> Iterator[ChoiceNews]:
         """What the engine's news say; of the end of an answer that was given up, nothing."""
         for delta in self.push(output.token_ids, output.logprobs):
             yield delta, None, None
