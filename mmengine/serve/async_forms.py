@@ -65,8 +65,7 @@ class AsyncForms(Protocol):
     def _streamed(
         self, chat: ChatAsked, sampling: SamplingParams | None, options: SubmitOptions
     ) -> AsyncChatStream:
-        options = chat.options(sampling, options)
-        return AsyncChatStream(chat, self.stream(chat.prompt, sampling, **options))
+        return AsyncChatStream(chat, self.stream(chat.prompt, sampling, **chat.options(options)))
 
     async def generate(
         self,

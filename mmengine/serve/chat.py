@@ -18,7 +18,7 @@ from mmengine.serve.call_parser import call_id
 from mmengine.serve.chat_chunks import BEGINNING, ChatChunk, ChunkChoice, chunks_of
 from mmengine.serve.chat_messages import for_template
 from mmengine.serve.deltas import ArgumentError, ChoiceDeltas, Delta, Entry
-from mmengine.serve.options import SubmitOptions, make_options
+from mmengine.serve.options import SubmitOptions
 from mmengine.serve.prompts import Prompt, Prompted
 from mmengine.serve.reasoning import ReasoningTokens
 from mmengine.serve.tools import NO_TEMPLATE, CallsAsked, ToolsAsked, tools_asked
@@ -149,21 +149,22 @@ class ChatAsked:
         markers = config.reasoning_start, config.reasoning_end
         self.prompt, self.calls = with_tools(Prompt.of(prompt), asked, processor, markers)
         self._tokenizer = processor.tokenizer
-        self._sampling = SamplingParams()
 
-    def options(self, sampling: SamplingParams | None, given: SubmitOptions) -> SubmitOptions:
-        """What the engine is asked with, beside `sampling`."""
-        self._sampling = make_options(sampling, given).sampling
+    def options(self, given: SubmitOptions) -> SubmitOptions:
+        """What the engine is asked with."""
         options = given.copy()
         if self.calls is not None:
             options["calls"] = self.calls
         return options
 
     def begin(
-        self, request_id: str, reasoning: ReasoningTokens, grammar: GrammarRequest | None
+        self,
+        request_id: str,
+        sampling: SamplingParams,
+        reasoning: ReasoningTokens,
+        grammar: GrammarRequest | None,
     ) -> "ChatAnswer":
-        """The request is on its way; it was asked with `options`, and has the form `grammar`."""
-        sampling = self._sampling
+        """The request is on its way, and has the form `grammar`."""
         return ChatAnswer(
             request_id,
             [ChoiceDeltas(self._tokenizer, sampling, reasoning, grammar) for _ in range(sampling.n)],

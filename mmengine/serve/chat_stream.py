@@ -65,19 +65,23 @@ class AsyncChatStream:
 
     async def _fetch(self) -> None:
         """Wait for news."""
-        stream = self._stream
-        if self._answer is None:
+        stream, answer = self._stream, self._answer
+        if answer is None:
+            if stream.is_over:  # closed before its first chunk
+                raise StopAsyncIteration
             await stream.accepted()
-            self._answer = self._chat.begin(stream.request_id, stream.reasoning, stream.grammar)
+            self._answer = self._chat.begin(
+                stream.request_id, stream.sampling, stream.reasoning, stream.grammar
+            )
             self._come += self._answer.first()
             return
         outputs = await stream.news()
         for output in outputs:
-            self._come += self._answer.take(output)
+            self._come += answer.take(output)
         if outputs:
             return
         if stream.completion is not None:
-            self._completion = self._answer.completion(stream.completion)
+            self._completion = answer.completion(stream.completion)
         raise StopAsyncIteration
 
     async def get_final_completion(self) -> ChatCompletion:

@@ -79,7 +79,7 @@ class EngineForms(BatchEngine, Protocol):
     ) -> Generator[ChatChunk, None, ChatCompletion]:
         """`stream`: somebody takes them one by one, and must not let others step meanwhile."""
         self.check_batchable()
-        options = chat.options(sampling, options)
+        options = chat.options(options)
         asked = response_format_of(options).added_to(make_options(sampling, options))
         asked.check()
         prepared = chat.prompt.prepare(self.processor, asked.cache_salt)
@@ -87,7 +87,7 @@ class EngineForms(BatchEngine, Protocol):
         request_id = self.submit_prepared(prepared, asked, stream=stream)
         completion: Completion | None = None
         with news_of(self, request_id) as outputs:
-            answer = chat.begin(request_id, reasoning, asked.grammar)
+            answer = chat.begin(request_id, asked.sampling, reasoning, asked.grammar)
             yield from answer.first()
             for output in outputs:
                 completion = output.completion or completion

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from mmengine.errors import MMEngineError
-from mmengine.request import GrammarRequest
+from mmengine.request import GrammarRequest, SamplingParams
 from mmengine.serve.answers import Completion, RequestOutput
 from mmengine.serve.options import Options
 from mmengine.serve.reasoning import NO_REASONING, ReasoningTokens
@@ -184,6 +184,10 @@ class Stream:
     def reasoning(self) -> ReasoningTokens:
         """Where the answer's reasoning ends. Known when it is `accepted`."""
         return self._channel.reasoning
+
+    @property
+    def sampling(self) -> SamplingParams:
+        return self._channel.options.sampling
 
     @property
     def grammar(self) -> GrammarRequest | None:

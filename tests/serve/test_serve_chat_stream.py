@@ -97,6 +97,9 @@ def test_who_closes_it_cancels(engine):
             assert [chunk async for chunk in stream] == []
             with pytest.raises(RequestFailed, match="closed before"):
                 await stream.get_final_completion()
+            unread = other.stream_chat(SAYS, **{**OPTIONS, "request_id": "u"})
+            await unread.aclose()
+            assert [chunk async for chunk in unread] == []
             dropped = other.stream_chat(SAYS, **{**OPTIONS, "request_id": "s"})
             await anext(dropped)
             del dropped
