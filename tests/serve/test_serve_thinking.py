@@ -178,6 +178,29 @@ def test_from_python_and_the_command_line(tmp_path):
     assert answer["text"] == answer["reasoning"] + "</think>" + answer["content"]
 
 
+@pytest.mark.parametrize("response_format", [None, form(RECORD)])
+def test_half_a_character_stays_in_the_reasoning(response_format):
+    """Where the budget ends within one."""
+    with Engine() as engine:
+        tokenizer = engine.processor.tokenizer
+        half, *others = tokenizer.encode("\u2603")
+        assert others and tokenizer.decode([half]) == "\ufffd"
+        asked = {"thinking_token_budget": 2, "max_tokens": 70, "temperature": 0.0}
+        asked |= {"response_format": response_format, "logit_bias": {half: 90.0}}
+        chunks = engine.stream_chat(open_prompt(), **asked)
+        deltas = [chunk.choices[0].delta for chunk in chunks]
+        message = chunks.get_final_completion().message
+        (whole,) = engine.generate([open_prompt()], **asked)
+        assert message.reasoning_content == "".join(one.reasoning_content or "" for one in deltas)
+        assert message.reasoning_content == tokenizer.decode([half, half])
+        assert whole.text == tokenizer.decode(whole.token_ids)
+        marker = tokenizer.encode("</think>", allow_special=True)
+        assert whole.token_ids[:2] == [half, half] and end_of(whole.token_ids, marker) == 2 + len(marker)
+        assert message.content == tokenizer.decode(whole.token_ids[2 + len(marker) :])
+        if response_format is not None:
+            jsonschema.validate(json.loads(message.content), RECORD)
+
+
 def test_a_line_of_a_batch_has_a_budget():
     line = {"custom_id": "a", "messages": [{"role": "user", "content": "?"}], "thinking_token_budget": 2}
     line |= {"response_format": form(RECORD) | {"reasoning": True}, "max_tokens": 90}
