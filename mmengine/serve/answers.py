@@ -9,6 +9,7 @@ import numpy as np
 from mmengine.core.executor import PromptLogprobs
 from mmengine.errors import ExecutorFailed, MMEngineError, QueueFull, RequestFailed
 from mmengine.structured_output.json_schema.notes import Note
+from mmengine.structured_output.opening import end_of
 
 _ENDS = {
     "deadline": "the deadline passed before the answer was complete",
@@ -43,6 +44,14 @@ class Choice:
     after: tuple[int, ...] = ()
     reasoning: str | None = None
     content: str | None = ""
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """Those before the token that ends reasoning, as ChoiceDeltas counts them: the last of `after`."""
+        if not self.after:
+            return 0
+        end = end_of(self.token_ids, self.after)
+        return len(self.token_ids) if end is None else end - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +90,9 @@ class Completion:
 
     @property
     def usage(self) -> dict[str, Any]:
-        """Token counts, by OpenAI's names; cached tokens are part of the prompt's. Where there were drafts,
-        how many of them were kept and how many not."""
+        """Token counts, by OpenAI's names; cached tokens are part of the prompt's. Where a form begins behind
+        reasoning, how many tokens that is; where there were drafts, how many of them were kept and how many
+        not."""
         prompt, completion = len(self.prompt_token_ids), sum(len(choice.token_ids) for choice in self.choices)
         found: dict[str, Any] = {
             "prompt_tokens": prompt,
@@ -90,11 +100,14 @@ class Completion:
             "total_tokens": prompt + completion,
             "cached_tokens": self.num_cached_tokens,
         }
+        details: dict[str, int] = {}
+        if any(choice.after for choice in self.choices):
+            details["reasoning_tokens"] = sum(choice.num_reasoning_tokens for choice in self.choices)
         if self.num_drafts:
-            found["completion_tokens_details"] = {
-                "accepted_prediction_tokens": self.num_accepted,
-                "rejected_prediction_tokens": self.num_drafts - self.num_accepted,
-            }
+            details["accepted_prediction_tokens"] = self.num_accepted
+            details["rejected_prediction_tokens"] = self.num_drafts - self.num_accepted
+        if details:
+            found["completion_tokens_details"] = details
         return found
 
     def error(self) -> MMEngineError | None:

@@ -203,8 +203,11 @@ class ChatAnswer:
             for each in self._whole
         )
         reasoning = sum(each.num_reasoning_tokens for each in self._deltas)
-        details = {"reasoning_tokens": reasoning, **answer.usage.get("completion_tokens_details", {})}
-        usage = {**answer.usage, "completion_tokens_details": details}
+        usage = answer.usage
+        usage["completion_tokens_details"] = {
+            **usage.get("completion_tokens_details", {}),
+            "reasoning_tokens": reasoning,
+        }
         return ChatCompletion(self._request_id, choices, usage, answer.notes)
 
 

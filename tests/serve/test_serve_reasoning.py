@@ -163,6 +163,22 @@ def check_pools(model, temperature, end, bias, count, forms):
             assert narrow[number].choices == wide[number].choices
 
 
+def test_tokens_of_reasoning_are_counted_up_to_its_end():
+    """By all who answer alike: up to the last token of a marker that has several."""
+    asked = {"grammar": {"regex": "a{3}", "reasoning": True}, "temperature": 0.0, "n": 2}
+    with Engine(config=EngineConfig(reasoning_end=" a tiny model")) as engine:
+        answer = engine.generate(["Say a word."], max_tokens=20, **asked)[0]
+        chat = engine.chat("Say a word.", max_tokens=20, **asked)
+        cut = engine.generate(["Say a word."], max_tokens=4, **asked)[0]
+        free = engine.generate(["Say a word."], max_tokens=4)[0]
+    for choice in answer.choices:
+        assert (choice.reasoning, choice.content, len(choice.after)) == ("I am", "aaa", 3)
+    for usage in (answer.as_json()["usage"], chat.usage):
+        assert usage["completion_tokens_details"]["reasoning_tokens"] == 2 * (2 + 2)
+    assert cut.usage["completion_tokens_details"]["reasoning_tokens"] == 2 * 4
+    assert "reasoning_tokens" not in free.usage.get("completion_tokens_details", {})
+
+
 def test_what_comes_back_where_the_prompt_makes_the_model_reason(thinker, tmp_path):
     bias = {"logit_bias": {1535: 14.0}, "max_tokens": 150}
     form = {"type": "json_schema", "json_schema": {"schema": RECORD}}
