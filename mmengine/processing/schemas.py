@@ -51,11 +51,6 @@ class SchemaProcesses:
             raise SchemaRefused(*answer.refused)
         return answer.gated
 
-    @property
-    def reasons(self) -> tuple[str, ...]:
-        """Why no large schema can be worked out here now."""
-        return self._processes.reasons
-
     def close(self) -> None:
         self._processes.close()
 
