@@ -9,6 +9,7 @@ from mmengine.request import SamplingParams
 from mmengine.serve.answers import Completion, succeeded
 from mmengine.serve.chat import ChatAsked, ChatCompletion
 from mmengine.serve.chat_stream import AsyncChatStream
+from mmengine.serve.detokenize import Stops
 from mmengine.serve.json_stream import values_in
 from mmengine.serve.options import SubmitOptions
 from mmengine.serve.prompts import Prompted
@@ -108,5 +109,6 @@ class AsyncForms(Protocol):
         """What `Engine.stream_json` yields, beside whatever else runs."""
         options["response_format"] = json_format(schema, sampling, options, reasoning, on_truncation)
         async with self.stream(messages, sampling, **options) as stream:
-            async for value in values_in(stream, self.processor.tokenizer, schema):
+            stops = Stops(stream.sampling.stop, closes=on_truncation == "close")
+            async for value in values_in(stream, self.processor.tokenizer, stops, schema):
                 yield value

@@ -10,6 +10,7 @@ from mmengine.serve.batching import BatchEngine, news_of
 from mmengine.serve.chat import ChatAsked, ChatCompletion
 from mmengine.serve.chat_chunks import ChatChunk
 from mmengine.serve.chat_stream import ChatStream
+from mmengine.serve.detokenize import Stops
 from mmengine.serve.json_stream import values_of
 from mmengine.serve.options import GenerateOptions, SubmitOptions, make_options
 from mmengine.serve.prompts import Prompted
@@ -129,4 +130,5 @@ class EngineForms(BatchEngine, Protocol):
         share the parts that are complete: leave those as they are. Nothing else is to run meanwhile. To close
         the iterator is to cancel. The first value is where it raises what `generate_json` raises."""
         options["response_format"] = json_format(schema, sampling, options, reasoning, on_truncation)
-        yield from values_of(self, partial(self.submit, messages, sampling, **options), schema)
+        stops = Stops(make_options(sampling, options).sampling.stop, closes=on_truncation == "close")
+        yield from values_of(self, partial(self.submit, messages, sampling, **options), stops, schema)

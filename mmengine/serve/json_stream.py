@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from mmengine.models.plugin import Tokenizer
 from mmengine.serve.answers import RequestOutput, succeeded
 from mmengine.serve.batching import BatchEngine, news_of
-from mmengine.serve.detokenize import Detokenizer
+from mmengine.serve.detokenize import Stops
 from mmengine.serve.stream import Stream
 from mmengine.serve.structured import decoded
 from mmengine.structured_output.opening import end_of
@@ -13,10 +13,11 @@ from mmengine.structured_output.partial_json import JsonValue, PartialJson
 
 
 class JsonStream:
-    """What the news of one answer make known of its value. Reasoning before it is passed over."""
+    """What the news of one answer make known of its value. Reasoning before it is passed over, and in what
+    comes then `stops` are looked for."""
 
-    def __init__(self, tokenizer: Tokenizer):
-        self._text = Detokenizer(tokenizer)
+    def __init__(self, tokenizer: Tokenizer, stops: Stops):
+        self._text = stops.stream(tokenizer)
         self._partial = PartialJson()
         self._unopened: list[int] | None = []  # tokens of reasoning; None: it is over
 
@@ -42,10 +43,12 @@ class JsonStream:
         return rest
 
 
-def values_of(engine: BatchEngine, submit: Callable[[], str], schema: object) -> Iterator[JsonValue]:
+def values_of(
+    engine: BatchEngine, submit: Callable[[], str], stops: Stops, schema: object
+) -> Iterator[JsonValue]:
     """The value of one request while it is written, and decoded at last. `submit` queues it."""
     engine.check_batchable()
-    news = JsonStream(engine.processor.tokenizer)
+    news = JsonStream(engine.processor.tokenizer, stops)
     with news_of(engine, submit()) as outputs:
         for output in outputs:
             yield from news.push(output)
@@ -53,10 +56,12 @@ def values_of(engine: BatchEngine, submit: Callable[[], str], schema: object) ->
                 yield decoded(succeeded(output.completion), schema)
 
 
-async def values_in(stream: Stream, tokenizer: Tokenizer, schema: object) -> AsyncIterator[JsonValue]:
+async def values_in(
+    stream: Stream, tokenizer: Tokenizer, stops: Stops, schema: object
+) -> AsyncIterator[JsonValue]:
     """`values_of` for a stream that is open."""
     stream.texts.pieces = False
-    news = JsonStream(tokenizer)
+    news = JsonStream(tokenizer, stops)
     async for output in stream:
         for value in news.push(output):
             yield value

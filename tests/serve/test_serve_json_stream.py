@@ -36,6 +36,9 @@ RECORD = {
 HOT = {"temperature": 1.5, "seed": 4, "max_tokens": 200, "on_truncation": "close"}
 
 
+LIST = {"type": "array", "items": {"enum": ["ab", "cabd", "größe"]}, "minItems": 3, "maxItems": 5}
+
+
 class Shape(msgspec.Struct):
     name: str
     corners: int
@@ -45,6 +48,21 @@ def check(values: list[Any], whole: Any) -> None:
     assert len(values) > 3 and values[-1] == whole
     assert all(map(goes_on, values, values[1:]))
     assert {} in values and any(value != whole and value.get("shape") for value in values)
+
+
+@pytest.mark.parametrize("stop", ["ab", ",", "öß", '"'])
+def test_what_a_stop_string_cuts_off_is_in_no_value(stop: str) -> None:
+    options = {**HOT, "stop": [stop]}
+    with Engine() as engine:
+        whole = engine.generate_json("What?", LIST, **options)
+        values = list(engine.stream_json("What?", LIST, **options))
+        assert values[-1] == whole and all(map(goes_on, values, values[1:]))
+
+    async def ask() -> list[Any]:
+        async with AsyncEngine() as other:
+            return [value async for value in other.stream_json("What?", LIST, **options)]
+
+    assert asyncio.run(ask()) == values
 
 
 def test_values_grow_to_the_whole_value() -> None:
