@@ -177,6 +177,9 @@ def test_what_is_not_enforced_is_said(echo):
     assert body["choices"][0]["argument_errors"] == said
     last = json.loads(echo.events(text, tools=[tool(loose)])[-2])
     assert last["choices"][0]["argument_errors"] == said
+    status, _, body = echo.chat(text, tools=[tool(loose, strict=True)])
+    assert status == 400 and body["error"]["param"] == "tools[0].function.parameters"
+    assert "uniqueItems at #/properties/all/uniqueItems" in body["error"]["message"]
 
 
 def test_arguments_are_looked_at_beside_the_event_loop(echo, monkeypatch):
@@ -188,17 +191,12 @@ def test_arguments_are_looked_at_beside_the_event_loop(echo, monkeypatch):
         return what_is_wrong(schema, text)
 
     monkeypatch.setattr(deltas, "what_is_wrong", look)
-    loose = {**SHAPES, "properties": {"all": UNIQUE}, "required": []}
-    text = '<tool_call>\n{"name": "area", "arguments": {"all": [1, 1]}}\n</tool_call>'
-    _, _, body = echo.chat(text, tools=[tool(loose)], n=2)
+    _, _, body = echo.chat(UNIQUE_CALL, tools=[LOOSE], n=2)
     assert all(each["argument_errors"] for each in body["choices"])
-    events = [json.loads(each) for each in echo.events(text, tools=[tool(loose)], n=2)[:-1]]
+    events = [json.loads(each) for each in echo.events(UNIQUE_CALL, tools=[LOOSE], n=2)[:-1]]
     ends = [each["choices"][0] for each in events if each["choices"][0]["finish_reason"]]
     assert [(each["index"], bool(each["argument_errors"])) for each in ends] == [(0, True), (1, True)]
     assert len(threads) == 4 and echo._thread not in threads
-    status, _, body = echo.chat(text, tools=[tool(loose, strict=True)])
-    assert status == 400 and body["error"]["param"] == "tools[0].function.parameters"
-    assert "uniqueItems at #/properties/all/uniqueItems" in body["error"]["message"]
 
 
 def test_strict_tools_refuses_what_cannot_be_enforced():
