@@ -31,6 +31,21 @@ class SlowEcho(EchoExecutor):
         return super().collect()
 
 
+class Lasting(SlowEcho):
+    """What it says to a long prompt goes on until `may_end` is set: no caller is too late for it."""
+
+    def __init__(self, *given):
+        super().__init__(*given)
+        self.may_end = threading.Event()
+
+    def answer_to(self, prompt):
+        said = super().answer_to(prompt)
+        return said if len(prompt) < 50 or self.may_end.is_set() else said * 1000
+
+
+LONG_CONTEXT = {"num_blocks": 2000, "max_model_len": 30_000}  # for Lasting: a minute and more of its steps
+
+
 class Served:
     def __init__(self, engine, settings, names, key_file, door=None):
         self.door = door
@@ -57,6 +72,10 @@ class Served:
         await serving
         watching.cancel()
         await self.engine.close(leave=True)
+
+    @property
+    def executor(self):
+        return self.engine._engine.built.executor
 
     def stop(self):
         """As SIGTERM does."""
@@ -112,10 +131,13 @@ def served(
     key_file=None,
     executor_class=EchoExecutor,
     engine_options=None,
+    config=None,
     door=None,
     **settings,
 ):
-    engine = engine or AsyncEngine(builder=builder(executor_class=executor_class), **(engine_options or {}))
+    if engine is None:
+        build = builder(executor_class=executor_class, **(config or {}))
+        engine = AsyncEngine(builder=build, **(engine_options or {}))
     one = Served(engine, ServerSettings.of({"port": 0, **settings}), names, key_file, door)
     try:
         yield one

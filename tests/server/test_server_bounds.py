@@ -3,7 +3,6 @@
 import hmac
 import socket
 import threading
-import time
 
 import msgspec
 import pytest
@@ -13,7 +12,7 @@ from mmengine.events import vocabulary as ev
 from mmengine.replay.checked import CheckedLog
 from mmengine.server.auth import ApiKeys
 from mmengine.server.drain_rate import LONGEST_S, MEASURED, DrainRate
-from tests.server.running import SlowEcho, opened, served, wait_for
+from tests.server.running import LONG_CONTEXT, Lasting, SlowEcho, opened, served, wait_for
 
 SHORT = {"messages": [{"role": "user", "content": "a"}]}
 
@@ -84,12 +83,12 @@ def test_the_rate_is_of_the_last_calls_alone():
 
 
 def test_an_id_that_runs_is_refused():
-    with served(executor_class=SlowEcho) as one:
+    with served(executor_class=Lasting, config=LONG_CONTEXT) as one:
         streams = threading.Thread(target=one.events, args=("a" * 300,), kwargs={"request_id": "mine"})
         streams.start()
-        while not one.engine._running:
-            time.sleep(0.005)
+        wait_for(lambda: one.engine._running)
         status, headers, body = one.chat(request_id="mine")
+        one.executor.may_end.set()
         streams.join()
         assert one.chat(request_id="mine")[0] == 200
     assert (status, headers["x-should-retry"]) == (409, "false")
@@ -139,25 +138,26 @@ def test_all_bodies_together_have_a_limit():
 
 def test_one_key_leaves_room_for_others(tmp_path):
     (tmp_path / "keys").write_text("one\nother\n")
-    with served(executor_class=SlowEcho, key_file=tmp_path / "keys", key_share=0.02) as one:
+    limits = {"key_file": tmp_path / "keys", "key_share": 0.02}
+    with served(executor_class=Lasting, config=LONG_CONTEXT, **limits) as one:
         body = {"messages": [{"role": "user", "content": "a" * 200}], "stream": True}
         keys = {name: {"authorization": f"Bearer {name}"} for name in ("one", "other", "third")}
         stream = threading.Thread(target=one.call, args=("/v1/chat/completions", body, keys["one"]))
         stream.start()
-        while not one.app.admission.shares.num_open:
-            time.sleep(0.005)
+        wait_for(lambda: one.app.admission.shares.num_open)
         short = {"messages": [{"role": "user", "content": "a"}]}
         status, headers, found = one.call("/v1/chat/completions", short, keys["one"])
         assert (status, found["error"]["code"], headers["retry-after"]) == (429, "key_share_full", "1")
         assert one.call("/v1/chat/completions", short, keys["other"])[0] == 200
         assert one.call("/v1/chat/completions", short, keys["third"])[0] == 401
+        one.executor.may_end.set()
         stream.join()
         assert one.call("/v1/chat/completions", short, keys["one"])[0] == 200
 
 
 def test_a_deadline_that_passes_in_the_queue_is_504_and_not_to_be_tried_again():
     with served(executor_class=SlowEcho) as one:
-        one.engine._engine.built.executor.pause_s = 0.02
+        one.executor.pause_s = 0.02
         busy = [opened(one) for _ in range(4)]  # all rows
         wait_for(lambda: one.engine._engine.stats().num_running == 4)
         status, headers, found = one.chat("a", deadline_s=0.1)
@@ -200,7 +200,8 @@ def test_bodies_of_one_key_leave_room_for_those_of_others(key_file):
 
 
 def test_ids_of_different_keys_never_meet(key_file, tmp_path):
-    with served(executor_class=SlowEcho, key_file=key_file, engine_options={"log": tmp_path / "log"}) as one:
+    limits = {"key_file": key_file, "engine_options": {"log": tmp_path / "log"}}
+    with served(executor_class=Lasting, config=LONG_CONTEXT, **limits) as one:
         body = {"messages": [{"role": "user", "content": "a" * 200}], "stream": True, "request_id": "mine"}
         stream = threading.Thread(target=one.call, args=("/v1/chat/completions", body, key("one")))
         stream.start()
@@ -212,6 +213,7 @@ def test_ids_of_different_keys_never_meet(key_file, tmp_path):
         text = "a request with the id 'mine' is running; ids must differ"
         assert status == 409 and headers["x-request-id"] == "mine"
         assert found == error("invalid_request_error", text, "request_id", "request_id_in_use")
+        one.executor.may_end.set()
         stream.join()
     owners = [one.keys.owner_of({b"authorization": b"Bearer " + name}) for name in (b"one", b"other")]
     queued = [record.event for record in CheckedLog(tmp_path / "log") if isinstance(record.event, ev.Queued)]

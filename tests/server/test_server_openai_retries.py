@@ -2,7 +2,7 @@
 
 import json
 import threading
-import time
+from functools import partial
 
 import openai
 import pytest
@@ -11,14 +11,18 @@ from mmengine.errors import InvalidRequest
 from mmengine.serve.async_engine import AsyncEngine
 from mmengine.serve.health import Readiness
 from tests.serve.serve_fakes import builder
-from tests.server.running import SlowEcho, served
+from tests.server.running import LONG_CONTEXT, Lasting, SlowEcho, served, wait_for
 
 
 class Client(openai.OpenAI):
     """Notes how long it would wait, and waits less."""
 
+    def when_refused(self):
+        pass
+
     def _calculate_retry_timeout(self, *arguments, **options):
         self.waits.append(super()._calculate_retry_timeout(*arguments, **options))
+        self.when_refused()
         return 0.05
 
 
@@ -43,8 +47,14 @@ def ask(client, text="hi", **options):
     )
 
 
+def holds(server, num_waiting):
+    """Whether one request runs, and so many wait."""
+    stats = server.engine.stats()
+    return (stats.num_running, stats.num_waiting) == (1, num_waiting)
+
+
 def test_a_full_queue_is_tried_again_until_there_is_room(client):
-    small = builder(executor_class=SlowEcho, max_num_seqs=1, max_waiting=1)
+    small = builder(executor_class=Lasting, max_num_seqs=1, max_waiting=1, **LONG_CONTEXT)
     with served(AsyncEngine(builder=small)) as one:
         streams = [
             threading.Thread(target=one.events, args=("a" * length,), kwargs={"request_id": f"{length}"})
@@ -52,12 +62,12 @@ def test_a_full_queue_is_tried_again_until_there_is_room(client):
         ]
         for number, stream in enumerate(streams):  # the first runs before the second comes, and that waits
             stream.start()
-            while (one.engine.stats().num_running, one.engine.stats().num_waiting) != (1, number):
-                time.sleep(0.002)
+            wait_for(partial(holds, one, number))
         with pytest.raises(openai.RateLimitError) as found:
             ask(client(one, max_retries=0))
         assert found.value.code == "queue_full" and int(found.value.response.headers["retry-after"]) >= 1
         patient = client(one, max_retries=50)
+        patient.when_refused = one.executor.may_end.set
         assert ask(patient).choices[0].message.content == "HI"
         assert patient.waits and all(1 <= seconds <= 120 for seconds in patient.waits)
         for stream in streams:

@@ -91,7 +91,7 @@ def test_what_does_not_finish_stays_in_the_log_and_is_finished_by_the_next(tmp_p
 
     engine = AsyncEngine(builder=builder(executor_class=Leaving), log=log, resume=Resume())
     with served(engine) as one:
-        one.engine._engine.built.executor.pause_s = 0
+        one.executor.pause_s = 0
         wait_for(lambda: not one.engine._engine.has_work)
     assert ends(log) == {"stream": "length", "whole/0": "length", "whole/1": "length"}
 

@@ -4,6 +4,7 @@ import json
 import random
 import socket
 import threading
+from contextlib import contextmanager
 
 import pytest
 
@@ -101,12 +102,19 @@ def test_disconnects_at_random_leak_nothing(slow):
     assert slow.chat("still there")[2]["choices"][0]["message"]["content"] == "STILL THERE"
 
 
-def test_a_silent_stream_pings(slow):
-    slow.engine._engine.built.executor.pause_s = 0.2
+@contextmanager
+def paused(server, pause_s):
+    """Steps that take so long."""
+    before, server.executor.pause_s = server.executor.pause_s, pause_s
     try:
-        _, _, text = slow.chat("ab", stream=True)
+        yield
     finally:
-        slow.engine._engine.built.executor.pause_s = 0.002
+        server.executor.pause_s = before
+
+
+def test_a_silent_stream_pings(slow):
+    with paused(slow, 0.2):
+        _, _, text = slow.chat("ab", stream=True)
     assert ": ping\n\n" in text and text.endswith("data: [DONE]\n\n")
 
 
@@ -147,5 +155,6 @@ def test_an_error_in_the_middle_is_an_event_and_its_details_are_the_operators(ca
 
 
 def test_a_deadline_in_the_middle_is_an_event(slow):
-    events = slow.events("a" * 190, deadline_s=0.15)
+    with paused(slow, 0.02):  # it begins long before its deadline, and would end long behind it
+        events = slow.events("a" * 190, deadline_s=0.6)
     assert json.loads(events[-2])["error"]["code"] == "deadline_exceeded" and events[-1] == "[DONE]"
