@@ -1,7 +1,6 @@
 import asyncio
 import gc
 import threading
-import time
 from contextlib import suppress
 
 import pytest
@@ -76,10 +75,25 @@ def test_a_stop_string_does_not_show_in_the_stream():
     run(main())
 
 
+@pytest.fixture
+def held():
+    """An executor whose steps stand still, from the tenth on, until `go_on` is set."""
+
+    class Held(EchoExecutor):
+        go_on = threading.Event()
+
+        def collect(self):
+            assert self._steps < 9 or self.go_on.wait(20)
+            return super().collect()
+
+    yield Held
+    Held.go_on.set()
+
+
 @pytest.mark.parametrize("how", ["aclose", "drop", "break"])
-def test_closing_a_stream_cancels_its_request(how):
+def test_closing_a_stream_cancels_its_request(how, held):
     async def main():
-        async with AsyncEngine(builder=builder()) as engine:
+        async with AsyncEngine(builder=builder(executor_class=held)) as engine:
             stream = engine.stream("a prompt that is long enough to be cancelled" * 6, max_tokens=300)
             await anext(stream)
             if how == "aclose":
@@ -91,6 +105,7 @@ def test_closing_a_stream_cancels_its_request(how):
                         break
             del stream
             gc.collect()
+            held.go_on.set()
             while engine._open:
                 await asyncio.sleep(0.001)
             assert engine.stats().num_output_tokens < 250
@@ -114,17 +129,16 @@ def test_what_is_refused_reaches_its_caller_alone():
     run(main())
 
 
-def test_open_requests_are_bounded(monkeypatch):
-    collect = EchoExecutor.collect
-    monkeypatch.setattr(EchoExecutor, "collect", lambda self: time.sleep(0.05) or collect(self))
-
+def test_open_requests_are_bounded(held):
     async def main():
-        async with AsyncEngine(builder=builder(max_waiting=2, max_num_seqs=1)) as engine:
+        build = builder(executor_class=held, max_waiting=2, max_num_seqs=1)
+        async with AsyncEngine(builder=build) as engine:
             streams = [engine.stream("some prompt", max_tokens=300) for _ in range(3)]
             with pytest.raises(QueueFull, match="3 requests are open"):
                 engine.stream("one more")
             for stream in streams:
                 await stream.aclose()
+            held.go_on.set()
 
     run(main())
 
@@ -198,12 +212,15 @@ def test_a_failing_step_ends_requests_as_failed():
 
 
 @pytest.mark.parametrize("drain", [True, False])
-def test_closing_drains_or_cancels(drain):
+def test_closing_drains_or_cancels(drain, held):
     async def main():
-        engine = AsyncEngine(builder=builder())
+        engine = AsyncEngine(builder=builder(executor_class=held))
         tasks = [asyncio.create_task(engine.generate("some prompt " * 9, max_tokens=300)) for _ in range(12)]
         await asyncio.sleep(0)
-        await engine.close(drain=drain)
+        closing = asyncio.create_task(engine.close(drain=drain))
+        await asyncio.sleep(0)
+        held.go_on.set()
+        await closing
         results = await asyncio.gather(*tasks, return_exceptions=True)
         if drain:
             assert all(result.text == "SOME PROMPT " * 9 for result in results)

@@ -79,18 +79,27 @@ def test_a_deadline_goes_on_where_another_engine_takes_over(hanging, tmp_path, m
     asked = []
     submit = Engine.submit_prepared
     monkeypatch.setattr(Engine, "submit_prepared", lambda *a: (asked.append(a[2].deadline_s), submit(*a))[1])
-    dispatch = Hanging.dispatch
+    dispatch, prepared = Hanging.dispatch, AsyncEngine._prepared
+    dispatched, came = threading.Event(), threading.Event()
 
     def slow(self, plan):  # so that the engine has the second request when the step of the first one hangs
         dispatch(self, plan)
-        time.sleep(0.3 * any(b"killer" in text for text in self.texts))
+        if any(b"killer" in text for text in self.texts):
+            dispatched.set()
+            assert came.wait(20)
+
+    def noted(self, request, result):
+        prepared(self, request, result)
+        if dispatched.is_set():
+            came.set()
 
     monkeypatch.setattr(Hanging, "dispatch", slow)
+    monkeypatch.setattr(AsyncEngine, "_prepared", noted)
 
     async def main():
         engine = AsyncEngine(builder=hanging, log=tmp_path / "log")
         killer = asyncio.create_task(answer(engine, "killer"))
-        await asyncio.sleep(0.1)
+        await asyncio.to_thread(dispatched.wait, 20)
         late = engine.stream("comes while the step hangs", max_tokens=60, deadline_s=40)
         async with late:
             assert "".join([output.text async for output in late]).startswith("COMES")
@@ -121,14 +130,15 @@ def test_an_engine_that_does_not_wait_for_its_device_is_not_abandoned(tmp_path):
 
 
 def test_the_watchdog_barks_once_and_only_while_it_watches():
-    barks = []
-    dog = Watchdog(0.1, lambda: barks.append(1))
+    barks, barked = [], threading.Event()
+    dog = Watchdog(0.1, lambda: (barks.append(1), barked.set()))
     for _ in range(3):
         with dog:
             pass
     time.sleep(0.3)
     assert not barks
     with dog:
+        assert barked.wait(20)
         time.sleep(0.3)
     assert barks == [1]
     dog.close()

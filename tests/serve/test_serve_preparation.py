@@ -4,6 +4,7 @@ import asyncio
 import threading
 import time
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -197,12 +198,17 @@ def test_who_leaves_frees_the_place_and_ends_the_process():
 
 
 def test_readiness_and_metrics_tell_what_stands_still(monkeypatch):
+    clock = SimpleNamespace(now=100.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(preparation, "time", clock)
+
     async def main():
         processor = Gated()
         async with engine_of(processor) as engine:
             assert engine.readiness() and engine.readiness().num_preparing == 0
             streams = [engine.stream(pictured("x")) for _ in range(3)]
-            await asyncio.sleep(0.3)
+            while not processor.num_begun:
+                await asyncio.sleep(0.01)
+            clock.now += 0.375
             ready = engine.readiness()
             assert ready and ready.num_preparing == 3 and 0.3 <= ready.oldest_preparing_s < 20
             assert "mmengine_requests_preparing 3.0" in engine.metrics_text()

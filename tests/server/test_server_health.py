@@ -3,9 +3,11 @@
 import errno
 import logging
 import threading
+from types import SimpleNamespace
 
 from mmengine.errors import ExecutorLost
 from mmengine.events.log import LogWriter
+from mmengine.serve import async_engine
 from tests.server.running import SlowEcho, served, wait_for
 
 
@@ -41,11 +43,13 @@ def in_background(server):
 
 
 def test_a_step_that_hangs(monkeypatch):
-    monkeypatch.setattr("mmengine.serve.async_engine.STEP_LIMIT_S", 0.05)
-    goes_on = threading.Event()
+    clock = SimpleNamespace(now=100.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(async_engine, "time", clock)
+    hangs, goes_on = threading.Event(), threading.Event()
 
     class Hanging(SlowEcho):
         def collect(self):
+            hangs.set()
             assert goes_on.wait(20)
             return super().collect()
 
@@ -53,8 +57,9 @@ def test_a_step_that_hangs(monkeypatch):
         assert told(one) == (200, [])
         asking = in_background(one)
         try:
-            wait_for(lambda: told(one)[0] == 503)
-            assert told(one)[1][0].startswith("a step has not returned for 0 seconds")
+            assert hangs.wait(20) and told(one) == (200, [])
+            clock.now += async_engine.STEP_LIMIT_S + 4
+            assert told(one) == (503, ["a step has not returned for 64 seconds"])
             refused(one, "a step has not returned")
         finally:
             goes_on.set()
