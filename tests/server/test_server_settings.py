@@ -3,18 +3,21 @@
 import http.client
 import json
 import shutil
-import socket
 import ssl
 import subprocess
 import sys
 from dataclasses import fields
+from functools import partial
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 import typer
 
 from mmengine.cli.main import app
 from mmengine.cli.serve_options import server_settings
+from mmengine.server import lifecycle
+from mmengine.server.lifecycle import listen
 from tests.cli.cli_process import call_cli
 from tests.server.running import served
 
@@ -25,7 +28,6 @@ OPTIONS = {each.opts[0]: each for each in COMMANDS["serve"].params if each.name 
 @pytest.fixture
 def started(monkeypatch):
     """Runs the command up to its engine: what it would serve with."""
-    import mmengine.server.lifecycle as lifecycle
     from mmengine.cli import serve
 
     kept = SimpleNamespace()
@@ -69,13 +71,15 @@ def test_each_engine_option_of_run_is_one_of_serve():
 
 def test_each_flag_is_a_variable_and_a_line_of_a_file_too(started, tmp_path, monkeypatch):
     """All of them at once, each with another value than its own, in three ways."""
+    somewhere = partial(msgspec.structs.replace, port=0)  # whoever has 8001
+    monkeypatch.setattr(lifecycle, "listen", lambda settings: listen(somewhere(settings)))
     monkeypatch.setattr("mmengine.server.tls.check_tls", lambda settings: None)
     monkeypatch.setattr("mmengine.cli.serve.check_template", lambda *given: None)
     for name in ("keys", "template"):
         (tmp_path / name).write_text("a")
     given = {
         "--host": "localhost",
-        "--port": free_port(),
+        "--port": 8001,
         "--served-model-name": ["one", "two"],
         "--api-key-file": tmp_path / "keys",
         "--chat-template": tmp_path / "template",
@@ -131,11 +135,6 @@ def test_each_flag_is_a_variable_and_a_line_of_a_file_too(started, tmp_path, mon
     lines = {flag.removeprefix("--"): value for flag, value in given.items()}
     (tmp_path / "serve.yaml").write_text(json.dumps(lines, default=str))  # JSON is YAML
     assert found(started("--config", tmp_path / "serve.yaml", MMENGINE_PORT=None)) == flags
-
-
-def free_port():
-    with socket.create_server(("localhost", 0)) as bound:
-        return bound.getsockname()[1]
 
 
 def test_a_file_says_what_is_served(started, tmp_path):
