@@ -6,11 +6,11 @@ import re
 import jsonschema
 
 from mmengine.serve.answers import CUT
-from mmengine.serve.batching import run_batch
 from mmengine.serve.options import Options, make_sampling
 from mmengine.serve.prompts import Prompt
 from mmengine.structured_output.opening import end_of
 from mmengine.structured_output.request.spec import grammar_of
+from tests.serve.at_once import answers_at_once
 
 RECORD = {
     "type": "object",
@@ -73,7 +73,7 @@ def jobs(count, temperature, marker, bias, forms=(*FORMS, {"structural_tag": CAL
 
 def answers(engine, asked):
     prompts = [Prompt.of(QUESTIONS[number % 3]) for number in range(len(asked))]
-    return dict(run_batch(engine, ((prompt, job[1]) for prompt, job in zip(prompts, asked, strict=True))))
+    return answers_at_once(engine, zip(prompts, (options for _, options in asked), strict=True))
 
 
 def check(engine, asked, answered, marker):

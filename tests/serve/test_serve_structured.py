@@ -29,6 +29,7 @@ from mmengine.serve.pipeline import Pipeline
 from mmengine.serve.prompts import Prompt
 from mmengine.structured_output.request.spec import grammar_of
 from tests.cli.cli_process import run_cli
+from tests.serve.at_once import answers_at_once
 from tests.structured.strategies import random_schemas
 
 pytest.importorskip("mmengine_shapes")
@@ -86,7 +87,7 @@ def jobs(count, temperature, max_tokens, seed=0, schemas=SCHEMAS):
 
 def answers(engine, asked):
     prompts = [Prompt.of(QUESTIONS[number % 3]) for number in range(len(asked))]
-    return dict(run_batch(engine, ((prompt, job[1]) for prompt, job in zip(prompts, asked, strict=True))))
+    return answers_at_once(engine, zip(prompts, (options for _, options in asked), strict=True))
 
 
 def check(asked, answered):

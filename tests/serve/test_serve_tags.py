@@ -12,13 +12,13 @@ from mmengine.config import EngineConfig
 from mmengine.core.resume import Resume
 from mmengine.errors import InvalidRequest
 from mmengine.serve.async_engine import AsyncEngine
-from mmengine.serve.batching import run_batch
 from mmengine.serve.engine import Engine
 from mmengine.serve.options import Options, make_sampling
 from mmengine.serve.pipeline import Pipeline
 from mmengine.serve.prompts import Prompt
 from mmengine.structured_output.request.spec import grammar_of
 from tests.cli.cli_process import call_cli
+from tests.serve.at_once import answers_at_once
 
 pytest.importorskip("mmengine_shapes")
 
@@ -84,7 +84,7 @@ def jobs(count, bias):
 
 
 def answers(engine, asked):
-    return dict(run_batch(engine, ((Prompt.of("Describe a square."), job[1]) for job in asked)))
+    return answers_at_once(engine, ((Prompt.of("Describe a square."), options) for _, options in asked))
 
 
 def whole(engine, answer):

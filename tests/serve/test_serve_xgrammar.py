@@ -14,6 +14,7 @@ from mmengine.serve.options import Options, make_sampling
 from mmengine.serve.prompts import Prompt
 from mmengine.structured_output.request.spec import grammar_of
 from tests.cli.cli_process import call_cli, run_cli
+from tests.serve.at_once import answers_at_once
 from tests.serve.test_serve_structured import SMALL
 from tests.structured.strategies import random_schemas
 
@@ -36,7 +37,7 @@ def test_answers_that_end_are_what_their_schemas_describe(num_blocks):
     config = EngineConfig(grammar_backend="xgrammar", num_blocks=num_blocks, **SMALL)
     counts = {"stop": 0, "length": 0, "refused": 0}
     with Engine(config=config) as engine:
-        for index, answer in run_batch(engine, iter(asked)):
+        for index, answer in answers_at_once(engine, asked).items():
             if answer.error() is not None:
                 assert "grammar_backend xgrammar" in str(answer.error())
                 counts["refused"] += 1
