@@ -3,6 +3,7 @@
 import os
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -124,7 +125,9 @@ def test_an_attempt_ends_what_runs_and_what_waits_for_it(decoders):
 
 
 def test_processes_that_do_not_start_are_not_started_again_and_again(monkeypatch):
-    monkeypatch.setattr(decoders_module, "FIRST_PAUSE_S", 0.2)
+    clock = SimpleNamespace(ahead=0.0, monotonic=lambda: time.monotonic() + clock.ahead)
+    monkeypatch.setattr(decoders_module, "time", clock)
+    monkeypatch.setattr(decoders_module, "FIRST_PAUSE_S", 10.0)
     decoders = Decoders(DecoderRecipe(RECIPE.module, b"does not start"), 1, 2**27, 20)
     started = []
     start = decoders_module.DecoderProcess
@@ -133,7 +136,7 @@ def test_processes_that_do_not_start_are_not_started_again_and_again(monkeypatch
         with pytest.raises(QueueFull, match="no decoder can be started: it did not start .exit code 3"):
             decoders(media("rows 1024"))
     assert len(started) == 1 and "exit code 3" in decoders.reasons[0]
-    time.sleep(0.25)
+    clock.ahead = 10.5
     assert not decoders.reasons, "the next one is started again, and nobody would ask where none is ready"
     decoders._recipe = RECIPE
     assert process_of(decoders) and not decoders.reasons
