@@ -89,8 +89,9 @@ def test_a_deadline_goes_on_where_another_engine_takes_over(hanging, tmp_path, m
             assert came.wait(20)
 
     def noted(self, request, result):
+        is_late = dispatched.is_set()
         prepared(self, request, result)
-        if dispatched.is_set():
+        if is_late:
             came.set()
 
     monkeypatch.setattr(Hanging, "dispatch", slow)
