@@ -12,7 +12,6 @@ import jsonschema
 import pytest
 
 from mmengine import AsyncEngine
-from mmengine.server.fields import CHAT
 from tests.server.running import served
 
 ROOT = Path(__file__).parents[2]
@@ -24,13 +23,11 @@ WHOLE = [
     *ROOT.glob("build/clients/python/lib/python3*/site-packages/bfcl_eval/data"),  # as make clients leaves it
 ]
 TEMPLATE = ROOT / "examples" / "tool_calls.jinja"
-CALLS = {field.name: field.how for field in CHAT}["tools"] == "taken" and TEMPLATE.exists()
 
 
 @pytest.fixture(scope="module")
 def server():
-    template = {"chat_template": TEMPLATE.read_text()} if CALLS else {}
-    with served(AsyncEngine(), **template) as one:
+    with served(AsyncEngine(), chat_template=TEMPLATE.read_text()) as one:
         yield one
 
 
@@ -56,23 +53,16 @@ def ends(server):
 
 
 def called(server, function):
-    """The arguments that a model is made to call it with: by a forced call, or as an answer in their form,
-    which is closed in time."""
-    asked = {"max_tokens": 300 if CALLS else 160, "seed": 3, "logit_bias": ends(server)}
-    function = {**function, "parameters": closed(function["parameters"])}
-    if CALLS:
-        named = {"type": "function", "function": {"name": function["name"]}}
-        tool = {"type": "function", "function": {**function, "strict": True}}
-        asked["response_format"] = {"type": "text", "on_truncation": "close"}
-        status, _, answer = server.chat("Call it.", tools=[tool], tool_choice=named, **asked)
-    else:
-        form = {"name": "arguments", "schema": function["parameters"]}
-        form = {"type": "json_schema", "json_schema": form, "on_truncation": "close"}
-        status, _, answer = server.chat("Call it.", response_format=form, **asked)
+    """The arguments that a model is made to call it with: by a forced call, which is closed in time."""
+    asked = {"max_tokens": 300, "seed": 3, "logit_bias": ends(server)}
+    asked["response_format"] = {"type": "text", "on_truncation": "close"}
+    named = {"type": "function", "function": {"name": function["name"]}}
+    tool = {"type": "function", "function": {**function, "parameters": closed(function["parameters"])}}
+    tool["function"]["strict"] = True
+    status, _, answer = server.chat("Call it.", tools=[tool], tool_choice=named, **asked)
     if status != 200:
         return status, answer["error"]
-    message = answer["choices"][0]["message"]
-    return status, message["tool_calls"][0]["function"]["arguments"] if CALLS else message["content"]
+    return status, answer["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"]
 
 
 def holds(server, function):
