@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mmengine import AsyncEngine
-from mmengine.server.fields import CHAT, COMPLETION
+from mmengine.server.fields import CHAT, COMPLETION, DETOKENIZE, TOKENIZE
 from tests.server.running import served
 
 WORDS = st.text(max_size=6) | st.sampled_from(
@@ -60,10 +60,10 @@ TEXT_BODIES = bodies(COMPLETION, {"prompt": "hi", "max_tokens": 8})
 ROUTES = {
     "/v1/chat/completions": CHAT_BODIES,
     "/v1/completions": TEXT_BODIES,
-    "/tokenize": st.dictionaries(
-        st.sampled_from(["prompt", "messages", "model", "zzz"]), ANY | MESSAGES, max_size=3
-    ),
-    "/detokenize": st.dictionaries(st.sampled_from(["tokens", "model", "zzz"]), ANY, max_size=2),
+    "/tokenize": bodies(TOKENIZE, {"prompt": "hi"})
+    | bodies(TOKENIZE, {"messages": GOOD["messages"]})
+    | MESSAGES.map(lambda found: {"messages": found}),
+    "/detokenize": bodies(DETOKENIZE, {"tokens": [72, 105]}) | bodies(DETOKENIZE, {}),
 }
 
 
