@@ -18,6 +18,8 @@ from msgspec.structs import replace
 from structured_vocabulary import Bytes, Vocabulary, tokenizer_of
 
 from mmengine.errors import InvalidRequest
+from mmengine.request import GrammarRequest
+from mmengine.structured_output.engines.backends import GRAMMAR_BACKENDS
 from mmengine.structured_output.engines.llguidance.backend import LLGuidance
 from mmengine.structured_output.engines.llguidance.json_schema_lark import schema_grammar
 from mmengine.structured_output.json_schema.gate import Bounds, gate
@@ -191,6 +193,31 @@ class BareXGrammar:
         return walk
 
 
+class OursByXGrammar:
+    """The other backend of grammars; only its verdicts are asked for."""
+
+    def __init__(self, vocabulary: Vocabulary | None = None):
+        held = Bytes()
+        self._backend = GRAMMAR_BACKENDS.load("xgrammar")(
+            lambda: held.tokens, held.encode, frozenset(held.special_ids), (held.eos,), len(held)
+        )
+
+    def judge(self, schema: Any) -> Accepts:
+        try:
+            compiled = self._backend.compile(GrammarRequest("json_schema", gate(schema, Bounds.off()).text))
+        except InvalidRequest as error:
+            raise Refused(str(error), getattr(error, "keyword", "")) from None
+
+        def accepts(text: str) -> bool:
+            matcher = compiled.matcher()
+            return all(matcher.consume_token(byte) for byte in text.encode()) and matcher.is_accepting()
+
+        return accepts
+
+    def walk(self, schema: Any, answer: str) -> Walk:
+        raise Refused("it is not clocked")
+
+
 def _in_order(vocabulary: Vocabulary | None, ordered: int) -> Ours:
     """Whose keys come in order as `Bounds.ordered` says; only its verdicts are asked for."""
     return Ours(None, ordered)
@@ -199,6 +226,7 @@ def _in_order(vocabulary: Vocabulary | None, ordered: int) -> Ours:
 SIDES: dict[str, Callable[[Vocabulary | None], Side]] = {
     "mmengine": Ours,
     **{f"mmengine/ordered={least}": partial(_in_order, ordered=least) for least in (1, 4, 64)},
+    "mmengine/xgrammar": OursByXGrammar,
     "llguidance": BareLLGuidance,
     "xgrammar": BareXGrammar,
 }

@@ -7,7 +7,8 @@
     --schemas DIR     schemas with instances, a file each, in MaskBench's form (guidance-ai/jsonschemabench)
     --vocabulary FILE tekken_240911.json or a .gguf file: compilation and masks are clocked with it too
     --sides A,B       of mmengine, llguidance, xgrammar; all that are installed by default; mmengine/ordered=N
-                      (1, 4, 64) has keys in order as that bound says, which else is off
+                      (1, 4, 64) has keys in order as that bound says, which else is off; mmengine/xgrammar is
+                      mmengine by its other backend of grammars
     --limit N         about N schemas of each source
     --seconds N       how long one schema may take on a side, 60 by default
     --verbose         every schema that is not exact, on stderr
