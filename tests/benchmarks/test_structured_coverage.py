@@ -70,6 +70,13 @@ def test_each_verdict_of_a_suite(module, monkeypatch, capsys, suite, tmp_path):
     assert "| draft2020-12 uniqueItems | 1 |" in out_file.read_text()
 
 
+def test_ours_by_other_bounds_and_by_the_other_backend(module, monkeypatch, capsys, suite):
+    pytest.importorskip("xgrammar")
+    names = "mmengine/ordered=64", "mmengine/xgrammar"
+    _, out = run(module, monkeypatch, capsys, "--suite", suite, "--sides", ",".join(("mmengine", *names)))
+    assert all(row(out, name, 4, 2, 1, 1, 0, 0) for name in names), out
+
+
 def test_an_order_of_keys_is_not_held_against_a_side(module, monkeypatch, capsys, schemas):
     code, out = run(module, monkeypatch, capsys, "--schemas", schemas, "--sides", "mmengine")
     assert row(out, "Real", 1, 1, 0, 0, 0, 0) and row(out, "Handwritten", 1, 1, 0, 0, 0, 0)
