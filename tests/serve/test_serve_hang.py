@@ -49,12 +49,26 @@ async def answer(engine, text):
     return "".join(pieces), stream.completion
 
 
-def test_streams_go_on_and_the_killer_fails(hanging, tmp_path):
+def test_streams_go_on_and_the_killer_fails(hanging, tmp_path, monkeypatch):
+    collect, prepared, came = Hanging.collect, AsyncEngine._prepared, threading.Event()
+
+    def held(self):  # so that streams are on their way when the killer comes
+        assert self._steps < 5 or came.wait(20)
+        return collect(self)
+
+    def noted(self, request, result):
+        prepared(self, request, result)
+        if result.text == "killer":
+            came.set()
+
+    monkeypatch.setattr(Hanging, "collect", held)
+    monkeypatch.setattr(AsyncEngine, "_prepared", noted)
+
     async def main():
         engine = AsyncEngine(builder=hanging, log=tmp_path / "log")
         texts = [f"a rather long text number {k}" for k in range(3)]
         running = [asyncio.create_task(answer(engine, text)) for text in texts]
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0)
         killer = asyncio.create_task(answer(engine, "killer"))
         for text, (streamed, completion) in zip(texts, await asyncio.gather(*running), strict=True):
             assert streamed == completion.text == text.upper() and completion.finish_reason == "stop"
@@ -73,6 +87,8 @@ def test_streams_go_on_and_the_killer_fails(hanging, tmp_path):
     events = [record.event for record in LogReader(tmp_path / "log")]
     failed = [event for event in events if isinstance(event, ev.Failed)]
     assert 1 <= len(failed) == sum(isinstance(event, ev.Recovered) for event in events) <= 4
+    ends = [type(event) for event in events if isinstance(event, ev.Recovered | ev.Finished)]
+    assert ends[0] is ev.Recovered, "no stream had ended before"
 
 
 def test_a_deadline_goes_on_where_another_engine_takes_over(hanging, tmp_path, monkeypatch):
