@@ -57,14 +57,19 @@ def test_answers_metrics_and_log_agree(spec, tmp_path):
     assert 0 < kept < total or spec == "auto"
     assert found.stats.drafts == drafters and len(drafters) == (2 if spec == "auto" else 1)
     for name, answer in found.by_id.items():
-        details = answer.usage.get("completion_tokens_details")
+        details = answer.usage.get("completion_tokens_details", {})
+        reasons = details.pop("reasoning_tokens", None)
+        assert {"reasoning_tokens": reasons} == want.by_id[name].usage.get(
+            "completion_tokens_details", {"reasoning_tokens": None}
+        )
+        assert (reasons is not None) == bool(asked.by_id[name][1].reasoning)
         assert details == (
             {
                 "accepted_prediction_tokens": accepted[name],
                 "rejected_prediction_tokens": proposed[name] - accepted[name],
             }
             if proposed[name]
-            else None
+            else {}
         )
     lines = request_lines(tmp_path / "log")
     assert sum(line.num_drafts for line in lines) == total
@@ -72,7 +77,6 @@ def test_answers_metrics_and_log_agree(spec, tmp_path):
     shown = call_cli("log", "show", str(tmp_path / "log"), env={**os.environ, "COLUMNS": "200"})
     assert shown.returncode == 0 and "drafts kept" in shown.stdout
     assert all(f" {line.num_accepted} of {line.num_drafts} " in shown.stdout for line in lines)
-    assert all("completion_tokens_details" not in answer.usage for answer in want.by_id.values())
     assert want.stats.drafts == {}
 
 
