@@ -8,7 +8,7 @@ import pytest
 
 from mmengine.structured_output.json_schema import gate
 from mmengine.structured_output.json_schema.gate import Bounds
-from tests.structured.accepting import Grammar
+from tests.structured.accepting import UNBOUND, Grammar
 
 OPEN = {"type": "object", "properties": {"a": {"type": "integer"}}}
 CASES = [
@@ -114,3 +114,23 @@ def test_the_collector_rests_while_a_schema_is_worked_out(monkeypatch: pytest.Mo
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("bounds", [Bounds(), Bounds(ordered=0), UNBOUND])
+@pytest.mark.parametrize("number", [3.3, -37.8])
+def test_a_range_of_one_number_holds_it(number: float, bounds: Bounds) -> None:
+    """llguidance finds no multiple of 1e-10 from 3.3 to 3.3."""
+    grammar = Grammar({"type": "number", "minimum": number, "maximum": number}, bounds)
+    assert grammar.accepts(str(number))
+    assert not any(grammar.accepts(str(round(number + more, 1))) for more in (-0.1, 0.1))
+
+
+def test_a_range_in_which_the_engine_finds_nothing_is_no_error_beside_objects_in_any_order() -> None:
+    """Of -19.91 the number -19.9 is given apart, as a range and as itself: in that range llguidance finds no
+    multiple of 0.1, which in Lark was the end of the whole grammar."""
+    key = {"type": "object", "properties": {"a b": {"type": "null"}}, "required": ["a b"]}
+    schema = {"anyOf": [key, {"type": "number", "minimum": -19.91, "maximum": -3.96}, {"type": "null"}]}
+    grammar = Grammar(schema, Bounds(ordered=0))
+    for text in ("-19.9", "-19.91", "-3.96", "-4", "null", '{"a b":null}', '{"c":1,"a b":null}'):
+        assert grammar.accepts(text), text
+    assert not any(grammar.accepts(text) for text in ("-19.92", "-3.95", "1", "{}"))

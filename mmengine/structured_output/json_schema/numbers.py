@@ -137,6 +137,8 @@ def _ranges(piece: Number) -> list[Json]:
             high = floor(piece.high[0])
             schema["maximum"] = high - (piece.high[1] and high == piece.high[0])
         return [schema]
+    if piece.low and piece.low == piece.high and piece.holds(piece.low[0]):
+        return [{"const": plain(piece.low[0])}]  # a range in which the engine, reading floats, finds nothing
     for limit, inclusive, exclusive in (
         (_inside(piece.low, piece.high, 1, piece.multiple), "minimum", "exclusiveMinimum"),
         (_inside(piece.high, piece.low, -1, piece.multiple), "maximum", "exclusiveMaximum"),

@@ -117,7 +117,10 @@ class _Writer:
             return f"d_{_name(schema)}"
         if "anyOf" in schema:
             branches: list[object] = schema["anyOf"]
-            return self.rule(" | ".join([self.node(branch) for branch in branches]))
+            parts = [self.node(branch) for branch in branches if self.needs(branch)]
+            # Together: a range in which the engine finds no number is an error of a rule alone.
+            plain = [branch for branch in branches if not self.needs(branch)]
+            return self.rule(" | ".join([*parts, *([self.json({"anyOf": plain})] if plain else [])]))
         if "x-steps" in schema:
             steps = schema["x-steps"]
             return self._steps([tuple(edge) for edge in steps["edges"]], set(steps["ends"]))
