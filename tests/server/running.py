@@ -107,7 +107,7 @@ class Served:
         if path in (CHAT, COMPLETIONS) and is_json:
             check_answer(path, response.status, answer)
         elif path in (CHAT, COMPLETIONS):
-            check_stream(path, answer, body)
+            check_stream(path, answer, json.loads(data))
         return response.status, found, answer
 
     def chat(self, content="hello", **fields):
