@@ -170,12 +170,12 @@ def server_settings(http: Http, limits: Limits, media: Media) -> "ServerSettings
     """Raises ConfigError."""
     from mmengine.server.settings import ServerSettings  # lazy: msgspec
 
-    values: dict[str, object] = {name: getattr(limits, name) for name in Limits.__slots__}
+    values: dict[str, object] = {field.name: getattr(limits, field.name) for field in fields(limits)}
     given = ((field.name, getattr(media, field.name)) for field in fields(media))
     values |= {name: value for name, value in given if value is not None}
     values["media_root"] = "" if media.media_root is None else str(media.media_root)
     known = ServerSettings.__struct_fields__
-    values |= {name: getattr(http, name) for name in Http.__slots__ if name in known}
+    values |= {field.name: getattr(http, field.name) for field in fields(http) if field.name in known}
     values["served_model_names"] = tuple(http.served_model_name or ())
     values["chat_template"] = _template(http.chat_template)
     for name in ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs"):

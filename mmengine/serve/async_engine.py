@@ -327,15 +327,14 @@ class AsyncEngine(AsyncForms):
             self._engine.cancel(channel.request_id)
 
     def _deliver(self, outputs: list[RequestOutput]) -> None:
-        for output in outputs:
-            if output.completion is not None:  # its place is free before its caller hears, and may ask again
-                self._forget(self._running[output.request_id])
+        over = [output.request_id for output in outputs if output.completion is not None]
+        for request_id in over:  # its place is free before its caller hears, and may ask again
+            self._forget(self._running[request_id])
         for channel in deliver((self._running[output.request_id], output) for output in outputs):
             channel.closed = True
             self._cancel(channel)
-        for output in outputs:
-            if output.completion is not None:
-                del self._running[output.request_id]
+        for request_id in over:
+            del self._running[request_id]
 
     def _forget(self, channel: Channel) -> None:
         with self._lock:

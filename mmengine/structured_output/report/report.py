@@ -65,17 +65,18 @@ def check_schema(
     bounds: Bounds | None = None,
     strict: bool = False,
     strict_keywords: bool = False,
-    backend: "Backend | str" = "llguidance",
+    backend: "Backend | str | None" = None,
 ) -> SchemaReport:
     """Whether answers of `schema` can be enforced, and how exactly; no model is needed.
 
     `schema`: a JSON schema as a dict (or true, false) or as JSON text, or a type. `bounds`: None for the
     default ones, `Bounds.off()` for none. `strict`: notes what OpenAI's strict mode refuses.
     `strict_keywords`: refuses keywords that no draft knows. `backend`: compiles for its tokenizer, and masks
-    are timed; a grammar backend's name: for a tokenizer of bytes. Raises nothing for a schema that is
-    refused, and ConfigError for a name that no grammar backend has.
+    are timed; a grammar backend's name (None: llguidance's): for a tokenizer of bytes. Raises nothing for a
+    schema that is refused, and ConfigError for a name that no grammar backend has.
     """
     bounds = Bounds() if bounds is None else bounds
+    backend = "llguidance" if backend is None else backend
     begun = time.perf_counter()
     try:
         given = schema if isinstance(schema, dict | bool | str | bytes) else schema_of(schema)

@@ -132,7 +132,9 @@ class LLGuidance(OfTokenizer):
         asked = list(zip(matchers, places, drafts if drafts is not None else repeat([])))
         # A matcher keeps its last mask, and gives it again where its lexer and the length of its table are
         # the same, also behind a rollback, where the text is another. Copies have the masks behind drafts.
-        copies = [(each.deep_copy() if ahead else each, place, ahead) for each, place, ahead in asked]
+        copies = asked
+        if drafts is not None:
+            copies = [(each.deep_copy() if ahead else each, place, ahead) for each, place, ahead in asked]
         is_filled = False
         if self._executor is not None:
             try:
@@ -142,8 +144,9 @@ class LLGuidance(OfTokenizer):
                 _raise_unless_panic(failure)
         if not is_filled:
             self._fill_alone(copies, (start, stride))
-        broken = [each for each, (copy, _, ahead) in zip(asked, copies) if ahead and copy.is_error()]
-        self._fill_alone(broken, (start, stride))  # so that these matchers say why
+        if drafts is not None:
+            broken = [each for each, (copy, _, ahead) in zip(asked, copies) if ahead and copy.is_error()]
+            self._fill_alone(broken, (start, stride))  # so that these matchers say why
 
     def _fill_alone(self, asked: Iterable[Asked], where: tuple[int, int]) -> None:
         """Fill masks one after the other. `where`: the address of the first and the bytes of one."""

@@ -75,8 +75,8 @@ class _Writer:
     size: int = 0
     rules: int = 0
     budget: Budget = field(default_factory=Budget)
-    comma: str = ""
-    colon: str = ""
+    comma: str = field(init=False)
+    colon: str = field(init=False)
 
     def __post_init__(self) -> None:
         self.comma = json.dumps(self.options.get("item_separator", ","))
