@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from urllib.parse import unquote
 
+import msgspec
+
 from mmengine.structured_output.json_schema.drafts import Names
 from mmengine.structured_output.json_schema.keywords import ANNOTATIONS, ASSERTIONS, shown
 from mmengine.structured_output.json_schema.matching import Budget
@@ -11,18 +13,17 @@ from mmengine.structured_output.json_schema.refusal import SchemaRefused, refuse
 
 # Of arrays and objects; what stands in one place with its schema is not moved, or it could seem to be that.
 _PARTS = frozenset(("properties", "patternProperties", "additionalProperties", "items", "prefixItems"))
-_SCALARS = ("null", "boolean", "integer", "number", "string")
+_SCALARS = frozenset(("null", "boolean", "integer", "number", "string"))
 _SAYS = ASSERTIONS - ANNOTATIONS - {"$ref"}
 
 
-@dataclass(slots=True)
-class Node:
+class Node(msgspec.Struct):
     """One subschema: what it restricts, in the words of draft 2020-12 and with whole URIs as references; the
     pointer to where it stands in what was given; the places of its subschemas."""
 
     schema: dict | bool
     pointer: str
-    children: dict[Names, int] = field(default_factory=dict)
+    children: dict[Names, int] = {}
 
 
 @dataclass(slots=True)
@@ -83,7 +84,7 @@ class Document:
             schema = self.nodes[place].schema
             if not isinstance(schema, dict):
                 break
-            if len(schema) == 1 and (kind := schema.get("type")) in _SCALARS:
+            if kind := scalar_type(schema):
                 return self.of_type.setdefault(kind, place)
             if "$ref" not in schema or set(schema) & _SAYS:
                 break
@@ -117,6 +118,14 @@ class Document:
         if found in self.faults:
             raise self.faults[found]
         return found
+
+
+def scalar_type(schema: dict | bool) -> str | None:
+    """The type, if it is all that a schema says, and not one of those that hold others."""
+    if isinstance(schema, bool) or len(schema) != 1:
+        return None
+    kind = schema.get("type")
+    return kind if isinstance(kind, str) and kind in _SCALARS else None
 
 
 def split_uri(uri: str) -> tuple[str, str]:

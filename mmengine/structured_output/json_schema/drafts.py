@@ -6,7 +6,8 @@ what is invalid or unknown there and had one meaning before is taken so. Subsche
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+
+import msgspec
 
 from mmengine.structured_output.json_schema.dialects import (
     ANNOTATING,
@@ -14,6 +15,7 @@ from mmengine.structured_output.json_schema.dialects import (
     NAMES,
     SIBLINGS_IGNORED,
     UNSAID,
+    words,
 )
 from mmengine.structured_output.json_schema.formats import FORMATS
 from mmengine.structured_output.json_schema.keywords import (
@@ -21,28 +23,39 @@ from mmengine.structured_output.json_schema.keywords import (
     SUBSCHEMA,
     SUBSCHEMA_LIST,
     SUBSCHEMA_MAP,
+    TYPE_NAMES,
     shown,
 )
 from mmengine.structured_output.json_schema.refusal import refuse, step
 
 _HOLDING = ("$defs", "definitions")  # schemas that only references lead to
+_NAMING = words("$schema $id id $anchor $dynamicAnchor $recursiveAnchor")
+_BESIDE_TYPE = {
+    draft: {"type", *(known & ANNOTATING - _NAMING - {*_HOLDING, "contentSchema"})}
+    for draft, known in KNOWN_IN.items()
+}
 _OLD_FORMATS = {"ip-address": "ipv4", "host-name": "hostname"}  # of draft-03
 ENDLESS = 2**31  # a count that no answer reaches
 
 Names = tuple[str | int, ...]
 
 
-@dataclass(slots=True)
-class Translated:
+class Translated(msgspec.Struct):
     """`schema`: what restricts, in the words of 2020-12. `origins`: where a subschema stands, by where it
     stands in `schema`, if these differ. `aside`: subschemas that restrict nothing where they stand.
     `unknown`: keywords of no meaning in this draft. `remarks`: keywords, and what else is to say of them."""
 
-    schema: dict[str, object] = field(default_factory=dict)
-    origins: dict[Names, Names] = field(default_factory=dict)
-    aside: list[tuple[Names, object]] = field(default_factory=list)
-    unknown: list[str] = field(default_factory=list)
-    remarks: list[tuple[str, str]] = field(default_factory=list)
+    schema: dict[str, object] = {}
+    origins: dict[Names, Names] = {}
+    aside: list[tuple[Names, object]] = []
+    unknown: list[str] = []
+    remarks: list[tuple[str, str]] = []
+
+
+def says_a_type_alone(schema: dict, draft: int) -> bool:
+    """Whether all of it but one of the types annotates, and nothing in it is a schema or a name of it."""
+    kind = schema.get("type")
+    return isinstance(kind, str) and kind in TYPE_NAMES and _BESIDE_TYPE[draft].issuperset(schema)
 
 
 def translate(schema: dict, draft: int, pointer: str) -> Translated:

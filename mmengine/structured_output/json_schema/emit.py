@@ -1,10 +1,11 @@
 """Worked-out shapes written as the small part of JSON Schema that the grammar engine enforces exactly."""
 
-import json
 from dataclasses import dataclass, field
 from itertools import combinations
 from math import comb
 from typing import Literal
+
+import msgspec
 
 from mmengine.structured_output.json_schema.bounds import Bounds
 from mmengine.structured_output.json_schema.characters import PatternError, gives_up_nul
@@ -95,7 +96,8 @@ class Emitter:
         ]
         self.depth -= 1
         if len(out) > 1:
-            out = list({json.dumps(schema): schema for schema in out}.values())  # orders of keys differ
+            # By their texts, as orders of keys differ.
+            out = list({msgspec.json.encode(schema): schema for schema in out}.values())
         written: Json = out[0] if len(out) == 1 else {"anyOf": out}
         if not self.satisfiable.inside[conj]:
             self.leaves[conj] = written

@@ -11,11 +11,12 @@ annotation, as unknown keywords and formats are by the specification: those are 
 
 from collections.abc import Mapping
 
+import msgspec
+
 from mmengine.structured_output.json_schema.bounds import Bounds
 from mmengine.structured_output.json_schema.characters import PatternError
 from mmengine.structured_output.json_schema.collection import paused_collection
 from mmengine.structured_output.json_schema.emit import Emitter
-from mmengine.structured_output.json_schema.loading import encode
 from mmengine.structured_output.json_schema.negation import NARROW
 from mmengine.structured_output.json_schema.notes import Gated, Note
 from mmengine.structured_output.json_schema.reading import Given, read
@@ -67,16 +68,15 @@ def _gated(
         options["json_allowed_escapes"] = 'nrbtf\\"'
     else:
         options["json_allow_general_unicode_escapes"] = True
-    text = encode({"x-guidance": options, **({} if body is True else body)})
     try:
-        size = len(text.encode())
+        text = msgspec.json.encode({"x-guidance": options, **({} if body is True else body)})
     except UnicodeEncodeError:
         refuse("", "", "it holds half a surrogate pair, which is no text")
-    if size > MAX_OUTPUT:
+    if len(text) > MAX_OUTPUT:
         refuse("", "", f"worked out, it has more than {MAX_OUTPUT:,} bytes")
     narrow = tuple(
         Note(origin.keyword, f"#{origin.pointer}", f"{origin.trouble} is enforced more narrowly: {NARROW}")
         for origin in satisfiable.shapes.narrow_at
     )
     narrow = (*document.narrower.all(), *narrow, *emitter.orders.narrow.all())
-    return Gated(text, document.notes.all(), narrow, emitter.orders.bound.all())
+    return Gated(text.decode(), document.notes.all(), narrow, emitter.orders.bound.all())

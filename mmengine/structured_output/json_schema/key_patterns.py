@@ -6,9 +6,10 @@ apart, so that each key is allowed by one of them alone.
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import combinations
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from mmengine.structured_output.json_schema.characters import ANY, PatternError, escaped
 from mmengine.structured_output.json_schema.keys import Json

@@ -31,7 +31,7 @@ ANNOTATIONS = frozenset(
     ]
 )
 TYPES = ("null", "boolean", "number", "string", "array", "object")
-_TYPES = frozenset((*TYPES, "integer"))
+TYPE_NAMES = frozenset((*TYPES, "integer"))
 
 SUBSCHEMA = frozenset(
     [
@@ -245,4 +245,4 @@ def _names(value: object) -> bool:
 
 def _types(value: object) -> bool:
     names = value if isinstance(value, list) else [value]
-    return len(names) > 0 and all(isinstance(name, str) and name in _TYPES for name in names)
+    return len(names) > 0 and all(isinstance(name, str) and name in TYPE_NAMES for name in names)

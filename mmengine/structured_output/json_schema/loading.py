@@ -75,13 +75,13 @@ def loads(text: str | bytes) -> object:
 
 
 def _check_nesting(value: object) -> None:
-    level, depth = [value], 0
+    level, depth = [value] if isinstance(value, dict | list) else [], 0
     while level:
         depth += 1
         if depth > MAX_NESTING:
             refuse("", "", f"it is nested more than {MAX_NESTING} deep")
-        lists = [v.values() if isinstance(v, dict) else v for v in level if isinstance(v, dict | list)]
-        level = [item for items in lists for item in items]
+        members = [each.values() if isinstance(each, dict) else each for each in level]
+        level = [each for some in members for each in some if each.__class__ in _HOLDING]
 
 
 def _pairs(pairs: list[tuple[str, object]]) -> dict[str, object]:

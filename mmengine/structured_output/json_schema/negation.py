@@ -6,10 +6,13 @@ parts that no value fits end a list. What cannot be said is a blocked piece: ref
 In the places that NARROW names, such alternatives are left out: values that hardly anybody means.
 """
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import combinations
 from typing import Protocol
+
+import msgspec
+from msgspec.structs import replace
 
 from mmengine.structured_output.json_schema.characters import PatternError
 from mmengine.structured_output.json_schema.exclusion import opposite, without_values
@@ -39,8 +42,7 @@ NARROW = (
 MAX_OPTIONAL = 5  # properties beside a key that the schema does not name
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(msgspec.Struct, frozen=True):
     """The keyword that excludes, its pointer, and what is said about it where it cannot be enforced."""
 
     keyword: str
@@ -329,5 +331,5 @@ def _unknown(piece: Piece) -> bool:
     if type(piece) not in _KNOWN:
         return False
     plain = type(piece)()
-    names = [each.name for each in fields(piece) if each.name not in _KNOWN[type(piece)]]
+    names = [name for name in piece.__struct_fields__ if name not in _KNOWN[type(piece)]]
     return any(getattr(piece, name) != getattr(plain, name) for name in names)

@@ -1,9 +1,10 @@
 """Numbers as the grammar engine takes them: its ranges repaired, and the digits bounded."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from fractions import Fraction
 from math import ceil, floor, inf, nextafter
+
+from msgspec.structs import replace
 
 from mmengine.structured_output.json_schema.bounds import MAX_PLACES, Bounds
 from mmengine.structured_output.json_schema.keywords import EXACT, decimals, fraction, shown

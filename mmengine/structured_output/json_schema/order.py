@@ -9,8 +9,10 @@ schema says. So in small objects other orders of these groups are taken too, as 
 """
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import permutations
+
+from msgspec.structs import replace
 
 from mmengine.structured_output.json_schema.characters import PatternError
 from mmengine.structured_output.json_schema.key_patterns import unnamed_keys

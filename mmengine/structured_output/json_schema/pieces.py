@@ -5,10 +5,12 @@ hold. () is the schema true. Intersecting two pieces only joins tuples; what the
 when the part itself is (shapes.py), so recursion costs nothing here.
 """
 
-from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from math import lcm
 from typing import NamedTuple
+
+import msgspec
+from msgspec.structs import replace
 
 from mmengine.structured_output.json_schema.characters import PatternError
 from mmengine.structured_output.json_schema.languages import combined, languages, written
@@ -27,18 +29,15 @@ def both(a: Conj, b: Conj) -> Conj:
     return a if a == b or not b else tuple(dict.fromkeys((*a, *b)))
 
 
-@dataclass(frozen=True, slots=True)
-class Null:
+class Null(msgspec.Struct, frozen=True):
     pass
 
 
-@dataclass(frozen=True, slots=True)
-class Boolean:
+class Boolean(msgspec.Struct, frozen=True):
     values: frozenset[bool] = frozenset((True, False))
 
 
-@dataclass(frozen=True, slots=True)
-class Number:
+class Number(msgspec.Struct, frozen=True):
     integer: bool = False
     low: Limit | None = None
     high: Limit | None = None
@@ -63,8 +62,7 @@ class Number:
         return Fraction((self.multiple or Fraction(1)).numerator) if self.integer else self.multiple
 
 
-@dataclass(frozen=True, slots=True)
-class String:
+class String(msgspec.Struct, frozen=True):
     low: int = 0
     high: int | None = None
     patterns: tuple[Pattern, ...] = ()
@@ -81,8 +79,7 @@ class Contains(NamedTuple):
     pointer: str  # of the keyword
 
 
-@dataclass(frozen=True, slots=True)
-class Array:
+class Array(msgspec.Struct, frozen=True):
     low: int = 0
     high: int | None = None
     prefix: tuple[Conj, ...] = ()
@@ -99,20 +96,26 @@ class Array:
         return self.prefix[at] if at < len(self.prefix) else self.rest
 
 
-@dataclass(frozen=True, slots=True)
-class Object:
+class Object(msgspec.Struct, frozen=True, eq=False):
     """`patterns` are keyed by the pattern's text. A named property's Conj holds its patterns' too."""
 
-    properties: dict[str, Conj] = field(default_factory=dict)
+    properties: dict[str, Conj] = {}
     required: tuple[str, ...] = ()
-    patterns: dict[str, tuple[Pattern, Conj]] = field(default_factory=dict)
+    patterns: dict[str, tuple[Pattern, Conj]] = {}
     rest: Conj = ()
     low: int = 0
     high: int | None = None
     blocked: Blocked = ()
     names: Conj = ()  # of propertyNames; worked in by key_patterns.py
     # Names as the keywords of the schema bring them, left to right, where other orders are taken too.
-    groups: tuple[tuple[str, ...], ...] = field(default=(), compare=False)
+    groups: tuple[tuple[str, ...], ...] = ()
+
+    def __eq__(self, other: object) -> bool:
+        """Without the groups, which say nothing of what is allowed."""
+        if not isinstance(other, Object):
+            return NotImplemented
+        names = (name for name in self.__struct_fields__ if name != "groups")
+        return all(getattr(self, name) == getattr(other, name) for name in names)
 
     def property(self, name: str) -> Conj:
         """What the value of any key must be."""

@@ -11,7 +11,12 @@ from urllib.parse import urljoin
 
 from mmengine.structured_output.json_schema.dialects import SIBLINGS_IGNORED, UNSAID, draft_of
 from mmengine.structured_output.json_schema.document import Document, Node, names_of, split_uri
-from mmengine.structured_output.json_schema.drafts import Translated, subschemas, translate
+from mmengine.structured_output.json_schema.drafts import (
+    Translated,
+    says_a_type_alone,
+    subschemas,
+    translate,
+)
 from mmengine.structured_output.json_schema.keywords import SUBSCHEMA_LIST, SUBSCHEMA_MAP, check_values, shown
 from mmengine.structured_output.json_schema.loading import MAX_BYTES, dumps, loads, parsed
 from mmengine.structured_output.json_schema.notes import refuse_unknown
@@ -92,10 +97,15 @@ class Reader:
         return place
 
     def _fill(self, node: Node, given: dict, place: int, depth: int) -> None:
+        if says_a_type_alone(given, self.scopes[place].draft):  # as most do: the same, faster
+            node.schema = {"type": given["type"]}
+            self.document.parts[id(node.schema)] = place
+            return
         scope = self.scopes[place] = self._enter(given, node.pointer, place)
         self.document.resource_of[place] = scope.resource
         made = translate(given, scope.draft, node.pointer)
-        self._note(made, node.pointer, scope.draft)
+        if made.unknown or made.remarks:
+            self._note(made, node.pointer, scope.draft)
         if scope.draft == 2019:
             self._check_2019(made.schema, node.pointer)
         check_values(made.schema, node.pointer)

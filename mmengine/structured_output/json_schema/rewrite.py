@@ -1,7 +1,8 @@
 """What the keywords of one schema object say themselves, without those that point to other schemas."""
 
 from collections.abc import Callable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from mmengine.structured_output.json_schema.characters import PatternError
 from mmengine.structured_output.json_schema.document import Document
@@ -39,6 +40,11 @@ from mmengine.structured_output.json_schema.refusal import refuse, step
 
 Own = tuple[Shape, list[Conj] | None]
 _ANY_NUMBER, _ANY_INTEGER = Number(), Number(integer=True)
+SCALARS: dict[str, Shape] = {  # of schemas that say nothing but a type
+    **{kind: {kind: KINDS[kind]} for kind in ("null", "boolean", "string")},
+    "number": {"number": _ANY_NUMBER},
+    "integer": {"number": _ANY_INTEGER},
+}
 
 
 def own_shape(document: Document, place: int) -> Own:

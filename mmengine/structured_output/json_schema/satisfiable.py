@@ -31,11 +31,13 @@ class Satisfiable:
                 for piece in shape.values():
                     if isinstance(piece, Array | Object):
                         inside += self._parts(piece, conj)
+                    else:
+                        self.yes.add(conj)
             for part in inside:
                 if part not in found:
                     found[part] = None
                     self.order.append(part)
-        left = self.order[::-1]
+        left = [conj for conj in reversed(self.order) if conj not in self.yes]
         grown = True
         while grown:
             before, left = left, [conj for conj in left if not self._now(conj)]

@@ -5,8 +5,11 @@ all, so that what is left says one thing in one place: a type with its own const
 which schemas hold in it, and leaves out those that must not (negation.py).
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
+
+import msgspec
+from msgspec.structs import replace
 
 from mmengine.structured_output.json_schema.conditions import (
     Choice,
@@ -16,7 +19,7 @@ from mmengine.structured_output.json_schema.conditions import (
     one_of,
     pointer_of,
 )
-from mmengine.structured_output.json_schema.document import Document
+from mmengine.structured_output.json_schema.document import Document, scalar_type
 from mmengine.structured_output.json_schema.dynamic import dynamic_target
 from mmengine.structured_output.json_schema.key_patterns import plain_keys
 from mmengine.structured_output.json_schema.keywords import ANNOTATIONS, ASSERTIONS
@@ -24,7 +27,7 @@ from mmengine.structured_output.json_schema.negation import Exclusion, Origin
 from mmengine.structured_output.json_schema.order import arranged
 from mmengine.structured_output.json_schema.pieces import KINDS, Array, Conj, Object, Shape, intersect_shapes
 from mmengine.structured_output.json_schema.refusal import SchemaRefused, refuse
-from mmengine.structured_output.json_schema.rewrite import Own, own_shape
+from mmengine.structured_output.json_schema.rewrite import SCALARS, Own, own_shape
 from mmengine.structured_output.json_schema.simplified import simplified
 from mmengine.structured_output.json_schema.unevaluated import (
     KEYWORDS,
@@ -60,8 +63,7 @@ class Open(NamedTuple):
     choice: Choice
 
 
-@dataclass(slots=True)
-class Work:
+class Work(msgspec.Struct):
     """The state of one expansion: what holds so far, what is still to be added, what to choose from."""
 
     shapes: list[Shape]  # one of which a value must have
@@ -96,6 +98,9 @@ class Shapes:
         if found is None:
             if len(self.known) >= MAX_PLACES:
                 refuse("", "", f"its references and combinations come to more than {MAX_PLACES:,} schemas")
+            if len(conj) == 1 and (scalar := scalar_type(self.document.nodes[conj[0]].schema)):
+                found = self.known[conj] = [SCALARS[scalar]]
+                return found
             if conj in self.busy:
                 refuse("", self.pointer(conj), "what it is depends on itself, by a oneOf, not or if in it")
             self.busy.add(conj)

@@ -97,7 +97,7 @@ def gated(
     """What the gate makes of a schema, once for the many lines of a batch that ask for the same."""
     try:
         text = schema if isinstance(schema, bytes) else encode(schema).encode()
-        store = encode(schemas or {}).encode()
+        store = encode(schemas).encode() if schemas else b"{}"
     except (TypeError, ValueError, RecursionError):  # the gate says what it is that is no JSON
         return gate(schema, bounds, schemas, strict_keywords)
     return _gated_before(text, bounds, store, strict_keywords)

@@ -5,7 +5,6 @@ Schema. Then everything that leads to one is written in Lark, and everything els
 `%json`. White space is the same in both, and skipped at once, so that llguidance reads them as one grammar.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -22,6 +21,8 @@ from mmengine.structured_output.json_schema.refusal import refuse
 WHITE_SPACE = r"[\x20\x0A\x0D\x09]+"  # what llguidance's JSON Schema skips
 MARKS = ("x-steps", "x-distinct", MARK)
 ONCE = '%llguidance {"ignore_once": true}'
+_LISTS, _MAPS = ("anyOf", "allOf", "prefixItems"), ("properties", "patternProperties")
+_SINGLE = ("items", "additionalProperties")
 MAX_HELD = 64 * 2**10  # characters of JSON Schema that llguidance parses as such
 
 
@@ -79,8 +80,8 @@ class _Writer:
     colon: str = field(init=False)
 
     def __post_init__(self) -> None:
-        self.comma = json.dumps(self.options.get("item_separator", ","))
-        self.colon = json.dumps(self.options.get("key_separator", ":"))
+        self.comma = msgspec.json.encode(self.options.get("item_separator", ",")).decode()
+        self.colon = msgspec.json.encode(self.options.get("key_separator", ":")).decode()
         grown = True
         while grown:
             more = {
@@ -145,7 +146,7 @@ class _Writer:
         whole: Json = {"x-guidance": self.options, **body}
         if names:
             whole["$defs"] = {name: self.definitions[name] for name in names}
-        text = json.dumps(whole, ensure_ascii=False)
+        text = msgspec.json.encode(whole).decode()
         if text not in self.parts:
             self.parts[text] = self.rule(f"%json {text}")
         return self.parts[text]
@@ -252,10 +253,11 @@ def _name(schema: Json) -> str:
 def _children(schema: Json) -> list[object]:
     """The schemas inside one that the gate wrote."""
     out: list[object] = []
-    for keyword in ("anyOf", "allOf", "prefixItems"):
-        found = schema.get(keyword, ())
-        out += found if isinstance(found, list) else ()
-    for keyword in ("properties", "patternProperties"):
-        found = schema.get(keyword, {})
-        out += found.values() if isinstance(found, dict) else ()
-    return out + [schema[keyword] for keyword in ("items", "additionalProperties") if keyword in schema]
+    for keyword, found in schema.items():
+        if keyword in _LISTS and isinstance(found, list):
+            out += found
+        elif keyword in _MAPS and isinstance(found, dict):
+            out += found.values()
+        elif keyword in _SINGLE:
+            out.append(found)
+    return out

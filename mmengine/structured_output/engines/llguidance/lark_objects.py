@@ -1,7 +1,8 @@
 """Objects in Lark: keys in any order, or as JSON Schema has them in llguidance, named ones in order first."""
 
-import json
 from typing import Protocol
+
+import msgspec
 
 from mmengine.structured_output.json_schema.characters import PatternError
 from mmengine.structured_output.json_schema.key_patterns import Unnamed, unnamed_keys
@@ -96,11 +97,11 @@ def _sequence(items: list[tuple[str, bool]], rules: Rules) -> str:
 
 
 def _spelled(name: str) -> str:
-    return _text(json.dumps(name, ensure_ascii=False))
+    return _text(msgspec.json.encode(name).decode())
 
 
 def _text(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")  # which no text in Lark holds
+    return msgspec.json.encode(text).decode().replace("\x7f", "\\u007f")  # which no text in Lark holds
 
 
 def _key(keys: Unnamed, names: list[str], rules: Rules) -> str:
