@@ -23,7 +23,7 @@ from report import Part, Table, Target, machine_lines, markdown, show, target_ta
 TITLE = "The HTTP server on a CPU"
 WANTED_REQUEST, WANTED_FRAME = 400, 15  # microseconds of CPU
 WANTED_FIRST_MS, WANTED_LOSS, WANTED_RATIO = 3.0, 0.1, 10.0
-STREAMS, RIVAL_STREAMS = 16, 64
+STREAMS, RIVAL_STREAMS, RIVAL_REQUESTS = 16, 64, 256
 
 
 class Which(enum.StrEnum):
@@ -191,7 +191,7 @@ def _rival(quick: bool, python: str) -> Part:
             try:
                 with theirs(python, folder, words) as other:
                     for place in range(rounds + 1):
-                        asked = Load(RIVAL_STREAMS, RIVAL_STREAMS, tokens, True, start=1000 * place)
+                        asked = Load(RIVAL_REQUESTS, RIVAL_STREAMS, tokens, True, start=1000 * place)
                         mine, said = tokens_a_second(port, asked)
                         his, heard = tokens_a_second(other, asked, str(folder))
                         if sum(one == two for one, two in zip(said, heard, strict=True)) < 0.9 * len(said):
@@ -204,6 +204,9 @@ def _rival(quick: bool, python: str) -> Part:
                 continue
     best = max((median(each) for name, each in rates.items() if name != "mmengine serve"), default=0.0)
     table.rows = [(name, f"{median(each):.1f}") for name, each in rates.items() if each]
+    table.notes.append(
+        f"{RIVAL_REQUESTS} requests, each sent as another one ends; in turns, both servers up."
+    )
     if not best:
         table.notes.append("Nothing to compare with: give --rival-python with transformers[serving].")
         return Part([table], [])
