@@ -152,7 +152,7 @@ def test_an_accepted_text_is_tokenized_whole(folder, reference_tokenizer, monkey
 def test_a_refusal_is_quick(processor):
     """Tokenizing all of this takes seconds."""
     text = TEXTS["one word"] * 8000
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(InvalidRequest, match="takes at most 4096"):
         processor.prepare_text(text)
-    assert time.perf_counter() - start < 1.0
+    assert time.process_time() - start < 1.0

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from mmengine.core.fold import evolve
 from mmengine.core.state import policy
 from mmengine.errors import LogError
 from mmengine.replay import replay_failure
-from mmengine.replay.minimize import command, shrink
+from mmengine.replay.minimize import command, deadline, shrink
 from mmengine.replay.minimize.command import Command
 from mmengine.replay.minimize.deadline import Deadline, OutOfTime
 from mmengine.replay.minimize.failures import Failure, find_failure
@@ -309,18 +310,18 @@ def test_seconds_bound_the_first_replay(tmp_path, monkeypatch, capsys):
     assert not (tmp_path / "small").exists()
 
 
-def test_what_there_is_when_the_time_is_over(tmp_path):
+def test_what_there_is_when_the_time_is_over(tmp_path, monkeypatch):
     busy_run(tmp_path / "log", 1, fail_at=())
-    script = read_script(tmp_path / "log")
+    script, clock = read_script(tmp_path / "log"), SimpleNamespace(now=0.0)
+    monkeypatch.setattr(deadline, "monotonic", lambda: clock.now)
 
     def probe(some, most):
-        time.sleep(0.02)
+        clock.now += 0.02
         return Failure("any", "it fails", 5) if len(some.requests) > 1 else None
 
-    begin = time.monotonic()
     minimizer = Minimizer(script, probe, deadline=Deadline(0.8))
     small = minimizer.minimize()
-    assert time.monotonic() - begin < 0.8 and minimizer.is_cut_short
+    assert clock.now < 0.8 and minimizer.is_cut_short
     assert len(small.requests) < len(script.requests)
 
 

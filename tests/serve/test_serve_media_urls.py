@@ -201,10 +201,10 @@ def test_pixels_are_bounded_before_they_are_decoded(engine, net):
 
 def test_a_data_url_beyond_the_limit_is_refused_before_it_is_decoded(engine):
     messages = ask(image("data:image/png;base64," + "A" * (200 * 2**20)))
-    begun = time.monotonic()
+    begun = time.process_time()
     with pytest.raises(InvalidMedia, match="larger than 64 MiB"):
         engine.submit(messages)
-    assert time.monotonic() - begun < 2
+    assert time.process_time() - begun < 2
 
 
 def test_a_batch_fetches_ahead_and_tells_lines_that_cannot_be_fetched(engine, net, tmp_path):

@@ -13,7 +13,7 @@ from mmengine.request import Request, SamplingParams
 from mmengine.serve import request_times
 from mmengine.server.http_metrics import ENDS, REFUSALS
 from tests.server.promql import lacking, samples_of, selectors
-from tests.server.running import SlowEcho, opened, served, wait_for
+from tests.server.running import SlowEcho, events_past_the_deadline, opened, served, wait_for
 
 GRAFANA = Path(__file__).parents[2] / "deploy" / "grafana"
 VLLM_BOARDS = (Path(__file__).parent / "vllm_series.txt").read_text().split()
@@ -143,8 +143,7 @@ def test_refusals_are_counted_by_why(tmp_path, monkeypatch):
 
 def test_an_error_in_a_stream_is_counted():
     with served(executor_class=SlowEcho) as one:
-        one.executor.pause_s = 0.02  # it begins long before its deadline, and would end long behind it
-        one.events("a" * 190, deadline_s=0.6)
+        events_past_the_deadline(one)
         text = one.call("/metrics")[2]
     assert re.search(r'mmengine_http_errors_total\{code="deadline_exceeded",type="server_error"\} 1.0', text)
     assert 'mmengine_http_streams_total{how="error"} 1.0' in text
