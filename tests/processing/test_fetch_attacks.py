@@ -179,7 +179,7 @@ def test_one_deadline_holds_for_all_of_it(net, page):
     net.pages["/a.png"] = page
     begun = time.monotonic()
     assert refusal(net.door(timeout_s=0.4), net.url("/a.png")) == "timeout"
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - begun < 1.5
 
 
 def test_redirects_share_the_deadline(net):
@@ -188,7 +188,9 @@ def test_redirects_share_the_deadline(net):
         connection.sendall(redirect("/a.png"))
 
     net.pages["/a.png"] = late
-    assert refusal(net.door(timeout_s=0.5), net.url("/a.png")) == "timeout", "not: too many redirects"
+    begun = time.monotonic()
+    assert refusal(net.door(timeout_s=0.5), net.url("/a.png")) == "timeout"
+    assert time.monotonic() - begun < 1.5
 
 
 def test_a_name_service_that_hangs_is_left_behind(net):

@@ -132,9 +132,8 @@ class LLGuidance(OfTokenizer):
         asked = list(zip(matchers, places, drafts if drafts is not None else repeat([])))
         # A matcher keeps its last mask, and gives it again where its lexer and the length of its table are
         # the same, also behind a rollback, where the text is another. Copies have the masks behind drafts.
-        copies = asked
-        if drafts is not None:
-            copies = [(each.deep_copy() if ahead else each, place, ahead) for each, place, ahead in asked]
+        copied = ((each.deep_copy() if ahead else each, place, ahead) for each, place, ahead in asked)
+        copies = asked if drafts is None else list(copied)
         is_filled = False
         if self._executor is not None:
             try:

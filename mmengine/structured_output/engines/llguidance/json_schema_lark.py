@@ -12,6 +12,7 @@ import msgspec
 from llguidance import LLMatcher
 
 from mmengine.structured_output.engines.llguidance.lark_objects import object_rule
+from mmengine.structured_output.json_schema.drafts import subschemas
 from mmengine.structured_output.json_schema.gate import MAX_OUTPUT
 from mmengine.structured_output.json_schema.keys import Json, by_patterns
 from mmengine.structured_output.json_schema.matching import Budget
@@ -21,8 +22,6 @@ from mmengine.structured_output.json_schema.refusal import refuse
 WHITE_SPACE = r"[\x20\x0A\x0D\x09]+"  # what llguidance's JSON Schema skips
 MARKS = ("x-steps", "x-distinct", MARK)
 ONCE = '%llguidance {"ignore_once": true}'
-_LISTS, _MAPS = ("anyOf", "allOf", "prefixItems"), ("properties", "patternProperties")
-_SINGLE = ("items", "additionalProperties")
 MAX_HELD = 64 * 2**10  # characters of JSON Schema that llguidance parses as such
 
 
@@ -252,12 +251,4 @@ def _name(schema: Json) -> str:
 
 def _children(schema: Json) -> list[object]:
     """The schemas inside one that the gate wrote."""
-    out: list[object] = []
-    for keyword, found in schema.items():
-        if keyword in _LISTS and isinstance(found, list):
-            out += found
-        elif keyword in _MAPS and isinstance(found, dict):
-            out += found.values()
-        elif keyword in _SINGLE:
-            out.append(found)
-    return out
+    return [child for _, child in subschemas(schema)]
