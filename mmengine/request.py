@@ -1,6 +1,6 @@
 """What a user asks for: prompt tokens, media, and how to sample."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Annotated, Literal
 
@@ -253,7 +253,8 @@ class Request:
     `priority`: smaller is more important. `cache_salt` separates tenants in both caches.
     `deadline_ns`: time from arrival after which it is given up, 0 for never. `group`: id of a request
     with the same prompt that came before; this one waits for its prefill and shares its blocks. `envelope`:
-    bytes that whoever brought it keeps with it in the log.
+    bytes that whoever brought it keeps with it in the log. `outputs`: int32 [m], the first tokens of its
+    answer, which another engine gave; they count as this one's, which goes on behind them.
     """
 
     request_id: str
@@ -268,6 +269,7 @@ class Request:
     group: str = ""
     envelope: bytes = b""
     thinking: ThinkingBudget | None = None
+    outputs: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))
 
     @property
     def closes(self) -> bool:

@@ -20,6 +20,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
+import msgspec
+
 from mmengine.core.outputs import Stats
 from mmengine.core.resume import Resume
 from mmengine.errors import ExecutorFailed, InvalidRequest, MMEngineError, QueueFull, RequestFailed
@@ -30,9 +32,10 @@ from mmengine.serve.answers import RequestOutput, ended, engine_failed, unbegun
 from mmengine.serve.async_forms import AsyncForms
 from mmengine.serve.engine import Engine
 from mmengine.serve.health import Readiness
+from mmengine.serve.left import Left, left_of
 from mmengine.serve.media_memory import media_workers, schema_processes_of
 from mmengine.serve.operators import operator_log
-from mmengine.serve.options import FORM, SubmitOptions, make_options
+from mmengine.serve.options import FORM, Options, SubmitOptions, make_options
 from mmengine.serve.preparation import FORM_WORKERS, Preparation, Preparing
 from mmengine.serve.prompts import Prompt, Prompted
 from mmengine.serve.stream import Channel, Stream, deliver
@@ -65,6 +68,7 @@ class AsyncEngine(AsyncForms):
         self._num_hangs = 0  # in a row: 0 again when a step comes back
         self._is_stuck = False  # the engine's thread hangs, and no other engine takes over
         self._engine = self._make_engine()
+        self._left = left_of(self._engine.requests.resumed)
         self.config = self._engine.config
         self._limit = self.config.max_waiting + self.config.max_num_seqs
         workers = media_workers(self.config.media_workers)
@@ -72,7 +76,7 @@ class AsyncEngine(AsyncForms):
         work_out = None if self._schemas is None else self._schemas.gated
         self._preparation = Preparation(lambda: self._engine, workers, self._prepared, work_out)
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._lock = threading.Lock()  # guards _open, _closing and _failure
+        self._lock = threading.Lock()  # guards _open, _left, _closing and _failure
         self._open: set[Channel] = set()
         self._closing = self._leaving = False
         self._failure: MMEngineError | None = None
@@ -139,6 +143,30 @@ class AsyncEngine(AsyncForms):
             expire = partial(self._commands.put, partial(self._expire, channel))
             channel.timer = channel.loop.call_later(request.limit_s, expire)
         self._preparation.begin(request)
+        return Stream(channel, self._close_channel)
+
+    def left(self) -> list[Left]:
+        """Requests of the process before that nobody took up yet: they run on, or have ended."""
+        with self._lock:
+            return list(self._left.values())
+
+    def attach(self, request_id: str) -> Stream:
+        """Take up a request of the process before: its news from the first token of its answer on, those so
+        far at once. Raises InvalidRequest for one that is not among the `left`."""
+        with self._lock:
+            if self._failure is not None:
+                raise engine_failed(self._failure)
+            left = self._left.pop(request_id, None)
+            if left is None:
+                raise InvalidRequest(f"no request {request_id!r} of the process before waits to be taken up")
+            sampling = msgspec.structs.replace(left.queued.sampling, n=left.num_choices)
+            options = Options(sampling, request_id, grammar=left.queued.grammar, envelope=left.envelope)
+            texts = AnswerTexts(self._engine.processor.tokenizer, sampling)
+            texts.grammar = left.queued.grammar
+            channel = Channel(options, texts)
+            channel.take_up(left.queued)
+            self._open.add(channel)
+        self._commands.put(lambda: self._attach(channel, left))
         return Stream(channel, self._close_channel)
 
     def _prepared(self, request: Preparing, result: Prepared | Exception) -> None:
@@ -286,6 +314,13 @@ class AsyncEngine(AsyncForms):
             self._end(channel, engine_failed(error))
         finally:
             self._preparation.release(channel)
+
+    def _attach(self, channel: Channel, left: Left) -> None:
+        channel.request_id = left.request_id
+        self._running[channel.request_id] = channel
+        self._deliver(self._engine.requests.take_up_whole(left.request_id, left.num_choices))
+        if channel.closed:
+            self._cancel(channel)
 
     def _expire(self, channel: Channel) -> None:
         """Its time is over; no matter where it was prepared before."""

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 
 from mmengine.core.engine import EngineCore
@@ -99,7 +100,11 @@ class InProgress:
         pending = _Pending(request_id, prepared, len(requests), notes)
         self._pending[request_id] = pending
         for request in requests:
-            self._answers[request.request_id] = pending, self._new_answer(request, stream)
+            answer = self._new_answer(request, stream)
+            answer.token_ids = request.outputs.tolist()
+            if answer.stream is not None:
+                answer.stream.push(answer.token_ids)
+            self._answers[request.request_id] = pending, answer
 
     def _new_answer(self, request: Request | Queued, stream: bool) -> _Answer:
         stops = Stops.of(request.sampling, request.grammar)
@@ -187,6 +192,30 @@ class InProgress:
         names = core_ids(request_id, num_choices) if self.resumed else [""]
         found = [self.resumed.get(name) for name in names]
         return all(one is not None and not one.was_given_up for one in found)
+
+    def take_up_whole(self, request_id: str, num_choices: int = 1) -> list[RequestOutput]:
+        """The same, and its news from the first token on, an item for each choice that has some; where the
+        answer is whole, the last has it. Raises KeyError as `take_up` does."""
+        found = [self.resumed[name] for name in core_ids(request_id, num_choices)]
+        completion = self.take_up(request_id, num_choices)
+        news = [
+            RequestOutput(
+                request_id,
+                one.queued.sample_index,
+                "",
+                list(one.token_ids),
+                one.reason or None,
+                after=Stops.of(one.queued.sampling, one.queued.grammar).after,
+                logprobs=one.logprobs,
+                detail=one.detail,
+                prompt_scores=one.prompt_logprobs,
+            )
+            for one in found
+            if one.token_ids or one.reason
+        ]
+        if completion is not None:
+            news[-1] = msgspec.structs.replace(news[-1], completion=completion)
+        return news
 
     def take_up(self, request_id: str, num_choices: int = 1, *, stream: bool = False) -> Completion | None:
         """Go on with a request of the process before. Gives its answer when it ended there; else the

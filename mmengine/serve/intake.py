@@ -48,6 +48,7 @@ class Intake:
         then."""
         options.check()
         options.sampling.check_vocabulary(self._vocab_size)
+        self._check_outputs(options.outputs)
         request_id = options.request_id or self._new_id()
         if request_id in self._in_progress:
             raise InvalidRequest(f"a request with the id {request_id!r} is running; ids must differ")
@@ -64,6 +65,14 @@ class Intake:
         if options.notes and options.notes not in self._noted:
             self._log_notes(request_id, options.notes)
         return request_id
+
+    def _check_outputs(self, outputs: Sequence[int]) -> None:
+        highest = max(outputs, default=0)
+        if highest >= self._vocab_size:
+            raise InvalidRequest(
+                f"outputs hold the token {highest}, but this model's ids end at {self._vocab_size - 1}; give "
+                "them to an engine of the model that made them"
+            )
 
     def _log_notes(self, request_id: str, notes: tuple[Note, ...]) -> None:
         """Once for all requests that ask for the same form."""

@@ -4,7 +4,7 @@
 in them is refused; what is left out is as in `Options` and `SamplingParams`, which hold the defaults.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypedDict
 
@@ -78,11 +78,12 @@ class LineOptions(GenerateOptions, total=False):
 
 class SubmitOptions(LineOptions, total=False):
     """For one prompt. `envelope`: kept with the request in the log. `calls`: of tools, as serve/chat.py makes
-    it for a prompt that shows these."""
+    it for a prompt that shows these. `outputs`: the first tokens of the answer, which an engine gave before."""
 
     calls: CallsAsked | None
     request_id: str
     envelope: bytes
+    outputs: Sequence[int]
 
 
 _SAMPLING = SamplingOptions.__optional_keys__
@@ -98,7 +99,8 @@ class Options:
     answer's form, as structured_output.spec.grammar_of gives it; None for free text. `reasoning`: whether
     the form begins behind the model's reasoning; None: where the prompt leaves that open. `notes`: on the
     form. `max_length` and `min_length` count the prompt too (0: none is given); `sampling.max_tokens` then
-    follows from them. `envelope`: kept with the request in the log. `prepared_s`: seconds that
+    follows from them. `envelope`: kept with the request in the log. `outputs`: the first tokens of an answer
+    that another engine began and did not end; this one goes on behind them. `prepared_s`: seconds that
     preparing the prompt took. `thinking_token_budget`: tokens of the answer that may be reasoning; None and
     -1: as many as there is room for; `thinking`: what becomes of it for this prompt."""
 
@@ -113,6 +115,7 @@ class Options:
     max_length: int = 0
     min_length: int = 0
     envelope: bytes = b""
+    outputs: Sequence[int] = ()
     prepared_s: float = 0.0
     thinking_token_budget: int | None = None
     thinking: ThinkingBudget | None = None
@@ -141,8 +144,18 @@ class Options:
             raise InvalidRequest(
                 f"thinking_token_budget must be a number of tokens, or -1 for no bound, not {shown(budget)}"
             )
+        self._check_outputs()
         if self.grammar is not None:
             _check_ends(self.sampling)
+
+    def _check_outputs(self) -> None:
+        outputs = self.outputs
+        if not isinstance(outputs, Sequence) or not all(
+            type(token) is int and 0 <= token < 2**31 for token in outputs
+        ):
+            raise InvalidRequest("outputs must be token ids: the first ones of the answer")
+        if outputs and self.sampling.n != 1:
+            raise InvalidRequest("outputs are of one answer: submit the others as requests of their own")
 
     def of_prompt(self, num_tokens: int) -> "Options":
         """The options of a prompt of `num_tokens`. Raises InvalidRequest where that leaves no room for an

@@ -154,6 +154,7 @@ def core_requests(request_id: str, prepared: Prepared, options: Options) -> list
             group=f"{request_id}/0" if index else "",
             envelope=options.envelope,
             thinking=options.thinking,
+            outputs=np.asarray(options.outputs, dtype=np.int32),
         )
         for index, name in enumerate(core_ids(request_id, count))
     ]

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from mmengine.errors import MMEngineError
+from mmengine.events.vocabulary import Queued
 from mmengine.request import GrammarRequest, SamplingParams
 from mmengine.serve.answers import Completion, RequestOutput
 from mmengine.serve.options import Options
@@ -36,6 +37,13 @@ class Channel:
         self.reasoning: ReasoningTokens = NO_REASONING
         self.num_embeds: dict[str, int] = {}  # embeddings by modality
         self.num_prompt_tokens = 0
+
+    def take_up(self, queued: Queued) -> None:
+        """It is of a request that the log has already."""
+        self.num_prompt_tokens = len(queued.prompt) // 4
+        for item in queued.media:
+            self.num_embeds[item.modality] = self.num_embeds.get(item.modality, 0) + item.num_embeds
+        self.accepted.set()
 
     @property
     def age_s(self) -> float:

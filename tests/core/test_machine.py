@@ -4,6 +4,7 @@ those of a run alone, and the log folds and derives to the same state."""
 import random
 import shutil
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -47,7 +48,20 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule()
     def arrive(self):
-        request = small_request(self.rng, f"r{len(self.requests)}", self.config, grammars=0.1, like=self.last)
+        self._submit(small_request(self.rng, self._new_name(), self.config, grammars=0.1, like=self.last))
+
+    @rule()
+    def arrive_from_elsewhere(self):
+        """Another engine gave the first tokens of its answer."""
+        request = small_request(self.rng, self._new_name(), self.config, grammars=0.1, like=self.last)
+        tokens, _ = reference_tokens(request, self.config, eos_in=EOS_IN)
+        had = np.array(tokens[: self.rng.randrange(len(tokens))], np.int32)
+        self._submit(replace(request, outputs=had))
+
+    def _new_name(self):
+        return f"r{len(self.requests)}"
+
+    def _submit(self, request):
         self.last = request
         try:
             self.core.submit(request)
@@ -116,7 +130,7 @@ class EngineMachine(RuleBasedStateMachine):
             if name in wrong:
                 continue
             tokens, reason = reference_tokens(request, self.config, eos_in=EOS_IN)
-            got = self.tokens.get(name, [])
+            got = request.outputs.tolist() + self.tokens.get(name, [])
             if self.ends[name] in ("abort", "error", "rejected"):
                 assert got == tokens[: len(got)], (self.config, request, got, tokens, self.ends[name])
             else:

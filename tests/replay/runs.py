@@ -1,7 +1,7 @@
 """Simulated runs with a log, and what was seen of them while they were live."""
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -57,8 +57,8 @@ def busy_run(
     folder: Path, seed: int = 0, *, num_requests: int = 30, fail_at=(9, 10), mixed: bool = False, **settings
 ) -> Live:
     """Requests of all kinds in a pool that is too small: media, tenants, priorities, cancels, failed
-    steps, grammars, a reset of the cache, preemptions. `mixed`: also further answers to a prompt, and
-    grammars that take a while."""
+    steps, grammars, a reset of the cache, preemptions. `mixed`: also further answers to a prompt, answers
+    that begin elsewhere, and grammars that take a while."""
     rng = random.Random(seed)
     values = {
         "max_num_seqs": 5,
@@ -80,6 +80,9 @@ def busy_run(
         if number == num_requests // 2:
             core.reset_prefix_cache()
         request = small_request(rng, f"r{number}", config, grammars=0.2, like=request if mixed else None)
+        if mixed and number % 4 == 3:
+            most = request.budget(config.max_model_len) - 1
+            request = replace(request, outputs=np.arange(min(most, number % 5), dtype=np.int32))
         try:
             core.submit(request)
         except QueueFull:
@@ -89,6 +92,7 @@ def busy_run(
             ready = ev.GrammarReady(request.request_id)
             _step(live, 3 if mixed else 0)
             core.inbox.put(ready if rng.random() < 0.7 else ev.GrammarFailed(request.request_id, "planted"))
+        live.tokens[request.request_id] = request.outputs.tolist()
         live.prompts[request.request_id] = len(request.prompt_token_ids), len(request.media)
         if rng.random() < 0.2:
             core.cancel(f"r{rng.randrange(number + 1)}")

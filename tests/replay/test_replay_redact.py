@@ -42,7 +42,7 @@ def texts_removed(event):
             changes[name] = [(row, index) for _, row, index in event.encode]
         if name in ("evict", "keys", "used"):
             changes[name] = len(getattr(event, name))
-        if name in ("token_ids", "drafts", "prompt"):
+        if name in ("token_ids", "drafts", "prompt", "outputs"):
             changes[name] = len(getattr(event, name))
     return type(event).__name__, {**msgspec.structs.asdict(event), **changes}
 

@@ -66,6 +66,24 @@ def check_request(request: Request, config: EngineConfig) -> None:
         raise InvalidRequest("the prompt must be an array of token ids, and media a tuple of items")
     check_content(request.prompt_token_ids, request.media, config)
     _check_prompt_logprobs(len(request.prompt_token_ids), request.sampling.prompt_logprobs)
+    _check_outputs(request, config)
+
+
+def _check_outputs(request: Request, config: EngineConfig) -> None:
+    outputs = request.outputs
+    if not isinstance(outputs, np.ndarray) or outputs.dtype != np.int32 or outputs.ndim != 1:
+        raise InvalidRequest("outputs must be int32 [m]: the first tokens of the answer")
+    if not len(outputs):
+        return
+    if int(outputs.min()) < 0:
+        raise InvalidRequest(f"outputs hold the token id {int(outputs.min())}; ids are not negative")
+    budget = request.budget(config.max_model_len)
+    if len(outputs) >= budget:
+        raise InvalidRequest(
+            f"outputs are {len(outputs)} tokens, and the answer may have {budget}: there is none left to give"
+        )
+    if request.sampling.prompt_logprobs is not None:
+        raise InvalidRequest("prompt_logprobs came with the first of the outputs; ask for one of the two")
 
 
 def _check_prompt_logprobs(num_tokens: int, asked: int | None) -> None:

@@ -83,6 +83,8 @@ def _queued(state: State, event: ev.Queued) -> None:
     req_state.waits_for_grammar = request.grammar is not None
     state.requests[event.request_id] = req_state
     state.history.update(event.prompt)
+    if event.outputs:
+        state.history.update(event.outputs)
     state.enqueue(req_state)
 
 

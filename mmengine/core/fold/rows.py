@@ -31,7 +31,7 @@ def fill_row(
     """`num_cached` of the blocks are hits; the KV of `computed` tokens is there."""
     req_state.row, req_state.admitted_step = row, state.step
     if req_state.num_cached == NEVER_RAN:
-        req_state.num_cached = computed
+        req_state.num_cached = min(computed, req_state.num_prompt)
     state.requests_by_row[row] = req_state
     num_tokens = len(req_state.tokens)
     state.token_ids[row, :num_tokens] = req_state.tokens

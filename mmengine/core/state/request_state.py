@@ -53,6 +53,7 @@ def request_of(event: Queued) -> Request:
         group=event.group,
         envelope=event.envelope,
         thinking=event.thinking,
+        outputs=np.frombuffer(event.outputs, np.int32),
     )
 
 
@@ -70,4 +71,5 @@ def queued_of(request: Request) -> Queued:
         request.group,
         envelope=request.envelope,
         thinking=request.thinking,
+        outputs=request.outputs.tobytes(),
     )

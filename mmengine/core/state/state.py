@@ -103,7 +103,10 @@ class State(Columns[np.ndarray]):
 
     def new_request(self, request: Request) -> RequestState:
         keys = tuple(encoder_key(item.mm_hash, request.cache_salt) for item in request.media)
-        state = RequestState(request, self.num_arrived, request.prompt_token_ids, keys)
+        tokens = request.prompt_token_ids
+        if len(request.outputs):
+            tokens = np.concatenate((tokens, request.outputs))
+        state = RequestState(request, self.num_arrived, tokens, keys)
         self.num_arrived += 1
         return state
 

@@ -112,6 +112,9 @@ def _queued(state: State, event: ev.Queued) -> tuple[str, dict[str, Any]]:
     if event.media:
         embeddings = sum(item.num_embeds for item in event.media)
         parts.append(f"{embeddings} of them embeddings of images or videos ({len(event.media)})")
+    if event.outputs:
+        changed["outputs"] = len(event.outputs) // 4
+        parts.append(f"{changed['outputs']} tokens of its answer come along")
     if event.priority:
         changed["priority"] = event.priority
         parts.append(f"priority {event.priority}")

@@ -76,8 +76,9 @@ class _Requests:
     def queued(self, record: Record) -> RequestLine | None:
         """The line of a request that this record begins."""
         match record.event:
-            case ev.Queued(request_id=name, prompt=prompt, media=media):
+            case ev.Queued(request_id=name, prompt=prompt, media=media, outputs=outputs):
                 line = RequestLine(name, len(prompt) // 4, len(media), record.mono_ns, record.step)
+                line.num_output_tokens = len(outputs) // 4
                 self._live[name] = line
                 return line
         return None

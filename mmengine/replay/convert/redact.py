@@ -200,7 +200,7 @@ class _Redactor:
             for start, length in old.runs:
                 marks[start] = new.mm_hash + first.to_bytes(8, "little")
                 first += length
-        tokens = np.frombuffer(event.prompt, np.int32)
+        tokens = np.frombuffer(event.prompt + event.outputs, np.int32)
         numbers, self._chains[name] = hashes.chain(salt.encode(), tokens, len(tokens), marks)
         self._forget_keys()
         self.report.requests += 1
@@ -220,7 +220,7 @@ class _Redactor:
         return msgspec.structs.replace(
             event,
             request_id=name,
-            prompt=numbers.tobytes(),
+            prompt=numbers[: len(event.prompt) // 4].tobytes(),
             sampling=sampling,
             media=media,
             cache_salt=salt,
@@ -229,6 +229,7 @@ class _Redactor:
             group=hashes.name(event.group),
             envelope=b"",
             thinking=event.thinking and ThinkingBudget(event.thinking.tokens, True, (), (0,)),
+            outputs=numbers[len(event.prompt) // 4 :].tobytes(),
         )
 
     def _item(self, item: MediaItem) -> MediaItem:

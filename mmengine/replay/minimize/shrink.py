@@ -104,8 +104,9 @@ def with_answer(script: Script, name: str, count: int) -> Script:
     asked = _queued(script, name)
     limits = {"max_tokens": count, "min_tokens": 0}
     answers = {**script.answers, name: Answer(script.answers[name].tokens[:count])}
-    changed = _changed(script, name, sampling=msgspec.structs.replace(asked.sampling, **limits))
-    return replace(changed, answers=answers)
+    outputs = asked.outputs if len(asked.outputs) < 4 * count else b""
+    sampling = msgspec.structs.replace(asked.sampling, **limits)
+    return replace(_changed(script, name, sampling=sampling, outputs=outputs), answers=answers)
 
 
 def with_stop(script: Script, name: str, count: int) -> Script:
@@ -217,6 +218,7 @@ def plain_fields(event: ev.Queued) -> Iterator[dict[str, Any]]:
         "grammar": None,
         "envelope": b"",
         "thinking": None,
+        "outputs": b"",
     }
     differ = {name: value for name, value in defaults.items() if getattr(event, name) != value}
     if differ:

@@ -1,0 +1,124 @@
+"""Requests that a process left in its log, taken up by the next one: their news from the first token on."""
+
+import asyncio
+
+import pytest
+
+from mmengine.core.resume import Resume
+from mmengine.errors import InvalidRequest
+from mmengine.replay import verify
+from mmengine.serve.async_engine import AsyncEngine
+from mmengine.serve.engine import Engine
+from tests.serve.serve_fakes import EchoExecutor, builder
+
+LONG = "a rather long text"
+
+
+class Leaving(EchoExecutor):
+    """Ends while requests are on their way."""
+
+    def close(self):
+        self.attached.clear()
+        super().close()
+
+
+def leave(log, steps=6):
+    """Three requests on their way, or over, that nobody received, and one that was given up."""
+    with Engine(builder=builder(executor_class=Leaving), log=log) as engine:
+        engine.submit("hi", request_id="short", max_tokens=50, envelope=b"of the short one")
+        engine.submit(LONG, request_id="long", max_tokens=50, envelope=b"of the long one")
+        engine.submit(LONG, request_id="both", max_tokens=50, n=2)
+        engine.submit(LONG, request_id="gone", max_tokens=50)
+        for _ in range(steps):
+            engine.step(received=False)
+        engine.cancel("gone")
+        engine.step(received=False)
+
+
+def taking_up(log):
+    return AsyncEngine(builder=builder(executor_class=Leaving), log=log, resume=Resume())
+
+
+async def all_of(stream):
+    """Text and end by choice, and how often something came."""
+    texts, ends, count = {}, {}, 0
+    async for output in stream:
+        texts[output.index] = texts.get(output.index, "") + output.text
+        if output.finish_reason is not None:
+            ends[output.index] = output.finish_reason
+        count += 1
+    return texts, ends, count
+
+
+def run(main):
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+@pytest.mark.parametrize("steps", [1, 6, 40])
+def test_what_was_left_comes_from_its_first_token_on(tmp_path, steps):
+    leave(tmp_path / "log", steps)
+
+    async def main():
+        async with taking_up(tmp_path / "log") as engine:
+            left = {each.request_id: each for each in engine.left()}
+            left.pop("gone", None)  # it was whole when it was given up
+            assert left.keys() == {"short", "long", "both"}
+            assert left["long"].envelope == b"of the long one" and left["both"].num_choices == 2
+            assert left["short"].has_ended == (steps > 3) and left["long"].has_ended == (steps > 30)
+            for name, text in (("short", "HI"), ("long", LONG.upper()), ("both", LONG.upper())):
+                stream = engine.attach(name)
+                await stream.accepted()
+                texts, ends, count = await all_of(stream)
+                choices = range(left[name].num_choices)
+                assert texts == dict.fromkeys(choices, text) and ends == dict.fromkeys(choices, "stop")
+                assert [choice.text for choice in stream.completion.choices] == [text for _ in choices]
+                assert count <= len(choices) * (len(text) + 1)
+                with pytest.raises(InvalidRequest, match="waits to be taken up"):
+                    engine.attach(name)
+            assert {each.request_id for each in engine.left()} <= {"gone"}
+            assert (await engine.generate("and new ones", max_tokens=50)).text == "AND NEW ONES"
+
+    run(main)
+    report = verify(tmp_path / "log")
+    assert report.ok and not report.unfinished
+
+
+def test_who_leaves_what_was_left_cancels_it(tmp_path):
+    leave(tmp_path / "log")
+
+    async def main():
+        async with taking_up(tmp_path / "log") as engine:
+            stream = engine.attach("long")
+            await anext(stream)
+            await stream.aclose()
+            while engine._open:
+                await asyncio.sleep(0.01)
+            assert not engine._running
+
+    run(main)
+    assert verify(tmp_path / "log").ok
+
+
+def test_what_nobody_takes_up_is_there_for_the_next(tmp_path):
+    leave(tmp_path / "log")
+
+    async def main():
+        for _ in range(2):
+            async with taking_up(tmp_path / "log") as engine:
+                assert {each.request_id for each in engine.left()} == {"short", "long", "both"}
+                assert (await engine.generate("meanwhile", max_tokens=50)).text == "MEANWHILE"
+        async with taking_up(tmp_path / "log") as engine:
+            texts, _, _ = await all_of(engine.attach("long"))
+            assert texts == {0: LONG.upper()}
+
+    run(main)
+
+
+def test_nothing_is_left_without_a_log():
+    async def main():
+        async with AsyncEngine(builder=builder()) as engine:
+            assert engine.left() == []
+            with pytest.raises(InvalidRequest, match="'x' of the process before"):
+                engine.attach("x")
+
+    run(main)
