@@ -38,8 +38,8 @@ class Queued(EventBase, frozen=True):
 
     `prompt`: int32 token ids. `grammar_slot`: where the log keeps kind and source of `grammar` from here on,
     or, where they are empty, has kept them since before (core/state/kept_grammars.py). `envelope`: what a
-    server keeps with the request, such as when it came; no decision reads it. `outputs`: int32 ids of the first
-    tokens of the answer, which its consumer has already; the engine gives those behind them.
+    server keeps with the request, such as when it came; no decision reads it. `outputs`: int32 ids of the
+    first tokens of the answer, which its consumer has already; the engine gives those behind them.
     """
 
     request_id: str

@@ -78,7 +78,8 @@ class LineOptions(GenerateOptions, total=False):
 
 class SubmitOptions(LineOptions, total=False):
     """For one prompt. `envelope`: kept with the request in the log. `calls`: of tools, as serve/chat.py makes
-    it for a prompt that shows these. `outputs`: the first tokens of the answer, which an engine gave before."""
+    it for a prompt that shows these. `outputs`: the first tokens of the answer, which an engine gave
+    before."""
 
     calls: CallsAsked | None
     request_id: str

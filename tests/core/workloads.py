@@ -67,14 +67,8 @@ def small_request(
         max_tokens=rng.randint(1, 40), min_tokens=rng.choice([0, 1]), seed=1, ignore_eos=rng.random() < 0.3
     )
     if like is not None and rng.random() < 0.3:
-        return replace(
-            like,
-            request_id=name,
-            sampling=sampling,
-            sample_index=1,
-            group=like.request_id,
-            outputs=np.zeros(0, np.int32),
-        )
+        plain = replace(like, request_id=name, sampling=sampling, outputs=np.zeros(0, np.int32))
+        return replace(plain, sample_index=1, group=like.request_id)
     return Request(
         request_id=name,
         prompt_token_ids=prompt,
