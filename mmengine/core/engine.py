@@ -182,9 +182,12 @@ class EngineCore:
         self.sink.sync()
 
     def close(self) -> None:
-        """Write a last digest, and close the log and the executor. Raises LogError when the log could
-        not be written to its end."""
+        """Write what was delivered and a last digest, and close the log and the executor. Raises LogError
+        when the log could not be written to its end."""
         try:
+            for asked in self._source.drain():  # of the rest, who goes on with the log knows nothing
+                if isinstance(asked, ev.Delivered):
+                    self._emit(asked)
             self.checkpoint()
             self.sink.close()
         finally:

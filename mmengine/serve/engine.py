@@ -333,8 +333,6 @@ class Engine(EngineForms):
         try:
             if self._received and self.is_idle:
                 self.requests.all_delivered()
-            if self._core.inbox and not self._core.state.requests:
-                self._core.step()  # writes down what was delivered
         finally:
             self.built.close()
 
