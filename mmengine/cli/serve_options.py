@@ -130,6 +130,13 @@ class Limits:
     drain_s: Annotated[
         int, typer.Option(rich_help_panel=LIMITS, help="That streams may take after SIGTERM.")
     ] = 30
+    reattach_s: Annotated[
+        float,
+        typer.Option(
+            rich_help_panel=LIMITS,
+            help="For which an answer waits for its client to ask again, by its key or id; 0: not at all.",
+        ),
+    ] = 60.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,6 +89,7 @@ def _facts(log: CheckedLog, match: Match, shapes: bool) -> Iterator[_Fact]:
 _CONTENT = {
     *("prompt", "tokens", "drafts", "media", "evict", "keys", "used", "stops", "errors", "lost", "cuts"),
     *("sampling", "grammar", "cache_salt", "error", "detail", "fingerprints", "engine_version", "mode"),
+    *("outputs", "envelope"),
 }
 
 
@@ -121,6 +122,7 @@ class _Fields:
             case ev.Queued():
                 fields = msgspec.structs.asdict(event)
                 fields["prompt"] = np.frombuffer(event.prompt, np.int32).tolist()
+                fields["outputs"] = np.frombuffer(event.outputs, np.int32).tolist()
                 fields["group"] = self._name(event.group)
                 grammar = self._state.kept_grammars.whole(event).grammar
                 fields["grammar"] = grammar and msgspec.structs.asdict(grammar)

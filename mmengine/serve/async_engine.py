@@ -20,8 +20,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
-import msgspec
-
 from mmengine.core.outputs import Stats
 from mmengine.core.resume import Resume
 from mmengine.errors import ExecutorFailed, InvalidRequest, MMEngineError, QueueFull, RequestFailed
@@ -30,12 +28,13 @@ from mmengine.processing.attempt import GIVEN_UP, AttemptOver
 from mmengine.request import SamplingParams
 from mmengine.serve.answers import RequestOutput, ended, engine_failed, unbegun
 from mmengine.serve.async_forms import AsyncForms
+from mmengine.serve.async_left import AsyncLeft
 from mmengine.serve.engine import Engine
 from mmengine.serve.health import Readiness
-from mmengine.serve.left import Left, left_of
+from mmengine.serve.left import left_of
 from mmengine.serve.media_memory import media_workers, schema_processes_of
 from mmengine.serve.operators import operator_log
-from mmengine.serve.options import FORM, Options, SubmitOptions, make_options
+from mmengine.serve.options import FORM, SubmitOptions, make_options
 from mmengine.serve.preparation import FORM_WORKERS, Preparation, Preparing
 from mmengine.serve.prompts import Prompt, Prompted
 from mmengine.serve.stream import Channel, Stream, deliver
@@ -47,7 +46,7 @@ STEP_LIMIT_S = 60.0  # a step that takes longer hangs
 MAX_HANGS = 32  # hangs in a row, before the streams hear of it
 
 
-class AsyncEngine(AsyncForms):
+class AsyncEngine(AsyncForms, AsyncLeft):
     """A model behind a thread. Takes what `Engine` takes; loading happens in the constructor.
 
     Media are decoded and resized on `media_workers` threads of their own, schemas and grammars are checked on
@@ -118,17 +117,21 @@ class AsyncEngine(AsyncForms):
         self,
         prompt: Prompted,
         sampling: SamplingParams | None = None,
+        *,
+        hold: bool = False,
         **options: Unpack[SubmitOptions],
     ) -> Stream:
-        """Start answering; arguments as for `Engine.submit`. Raises InvalidRequest, QueueFull;
-        what is wrong with the media, or with the form asked for, comes out of the stream."""
+        """Start answering; arguments as for `Engine.submit`. `hold`: the answer counts as delivered when the
+        stream is told so, not when it was handed over: until then, whoever goes on with the log has it again.
+        Raises InvalidRequest, QueueFull; what is wrong with the media, or with the form asked for, comes out
+        of the stream."""
         asked = make_options(sampling, options)
         asked.check()
         asked.sampling.check_vocabulary(self._engine.built.spec.vocab_size)
         has_form = any(options.get(name) is not None for name in FORM)
         form = partial(response_format_of, options) if has_form else None
         prompt = Prompt.of(prompt)
-        channel = Channel(asked, AnswerTexts(self._engine.processor.tokenizer, asked.sampling))
+        channel = Channel(asked, AnswerTexts(self._engine.processor.tokenizer, asked.sampling), hold)
         with self._lock:
             if self._failure is not None:
                 raise engine_failed(self._failure)
@@ -143,31 +146,7 @@ class AsyncEngine(AsyncForms):
             expire = partial(self._commands.put, partial(self._expire, channel))
             channel.timer = channel.loop.call_later(request.limit_s, expire)
         self._preparation.begin(request)
-        return Stream(channel, self._close_channel)
-
-    def left(self) -> list[Left]:
-        """Requests of the process before that nobody took up yet: they run on, or have ended."""
-        with self._lock:
-            return list(self._left.values())
-
-    def attach(self, request_id: str) -> Stream:
-        """Take up a request of the process before: its news from the first token of its answer on, those so
-        far at once. Raises InvalidRequest for one that is not among the `left`."""
-        with self._lock:
-            if self._failure is not None:
-                raise engine_failed(self._failure)
-            left = self._left.pop(request_id, None)
-            if left is None:
-                raise InvalidRequest(f"no request {request_id!r} of the process before waits to be taken up")
-            sampling = msgspec.structs.replace(left.queued.sampling, n=left.num_choices)
-            options = Options(sampling, request_id, grammar=left.queued.grammar, envelope=left.envelope)
-            texts = AnswerTexts(self._engine.processor.tokenizer, sampling)
-            texts.grammar = left.queued.grammar
-            channel = Channel(options, texts)
-            channel.take_up(left.queued)
-            self._open.add(channel)
-        self._commands.put(lambda: self._attach(channel, left))
-        return Stream(channel, self._close_channel)
+        return Stream(channel, self._close_channel, self.let_go)
 
     def _prepared(self, request: Preparing, result: Prepared | Exception) -> None:
         """On a thread of the preparation."""
@@ -237,7 +216,7 @@ class AsyncEngine(AsyncForms):
                 self._take_commands()
                 if engine.has_work:
                     self._stepping_since = time.monotonic()
-                    outputs = engine.step()
+                    outputs = engine.step(received=False)
                     self._stepping_since, self._num_hangs = 0.0, 0
                     self._stats = replace(engine.stats())
                     self._deliver(outputs)
@@ -315,13 +294,6 @@ class AsyncEngine(AsyncForms):
         finally:
             self._preparation.release(channel)
 
-    def _attach(self, channel: Channel, left: Left) -> None:
-        channel.request_id = left.request_id
-        self._running[channel.request_id] = channel
-        self._deliver(self._engine.requests.take_up_whole(left.request_id, left.num_choices))
-        if channel.closed:
-            self._cancel(channel)
-
     def _expire(self, channel: Channel) -> None:
         """Its time is over; no matter where it was prepared before."""
         request = self._preparing.pop(channel, None)
@@ -369,7 +341,8 @@ class AsyncEngine(AsyncForms):
             channel.closed = True
             self._cancel(channel)
         for request_id in over:
-            del self._running[request_id]
+            if not self._running.pop(request_id).is_held:
+                self._engine.requests.delivered(request_id)
 
     def _forget(self, channel: Channel) -> None:
         with self._lock:

@@ -5,12 +5,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
+import numpy as np
+
 from mmengine.errors import MMEngineError
 from mmengine.events.vocabulary import Queued
 from mmengine.request import GrammarRequest, SamplingParams
 from mmengine.serve.answers import Completion, RequestOutput
 from mmengine.serve.options import Options
-from mmengine.serve.reasoning import NO_REASONING, ReasoningTokens
+from mmengine.serve.reasoning import NO_REASONING, Reasoning, ReasoningTokens
 from mmengine.serve.texts import AnswerTexts
 
 LISTENERS_AT_ONCE = 32  # that are called before the event loop looks at its sockets again
@@ -20,8 +22,8 @@ TAKEN_AT_ONCE = 128  # outputs that are taken of a stream before others have the
 class Channel:
     """From the engine's thread to one caller. All but `closed` belongs to the caller's loop, once it runs."""
 
-    def __init__(self, options: Options, texts: AnswerTexts):
-        self.options = options
+    def __init__(self, options: Options, texts: AnswerTexts, is_held: bool = False):
+        self.options, self.is_held = options, is_held
         self.texts = texts
         self.begun = time.monotonic()
         self.loop = asyncio.get_running_loop()
@@ -38,9 +40,11 @@ class Channel:
         self.num_embeds: dict[str, int] = {}  # embeddings by modality
         self.num_prompt_tokens = 0
 
-    def take_up(self, queued: Queued) -> None:
+    def take_up(self, queued: Queued, reasoning: Reasoning) -> None:
         """It is of a request that the log has already."""
-        self.num_prompt_tokens = len(queued.prompt) // 4
+        prompt = np.frombuffer(queued.prompt, np.int32)
+        self.num_prompt_tokens = len(prompt)
+        self.reasoning = reasoning.tokens(self.options, prompt)
         for item in queued.media:
             self.num_embeds[item.modality] = self.num_embeds.get(item.modality, 0) + item.num_embeds
         self.accepted.set()
@@ -125,9 +129,9 @@ class Stream:
     when the whole engine failed.
     """
 
-    def __init__(self, channel: Channel, close: Callable[[Channel], None]):
+    def __init__(self, channel: Channel, close: Callable[[Channel], None], let_go: Callable[[Channel], None]):
         self._channel, self.texts = channel, channel.texts
-        self._close = close
+        self._close, self._let_go = close, let_go
         self.is_over = False
         self.completion: Completion | None = None
 
@@ -225,6 +229,12 @@ class Stream:
     def leave(self) -> None:
         """Let the request run on though nobody reads it: the answer stays in the log, if there is one."""
         self.is_over, self._close = True, _nothing
+
+    def delivered(self) -> None:
+        """The answer, which it holds, is where it will not be lost, or needed by nobody: the log may forget
+        it when it is whole."""
+        self._channel.is_held = False
+        self._let_go(self._channel)
 
     def cancel(self) -> None:
         """Give the request up; its last news still come."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Protocol
@@ -15,10 +15,13 @@ from starlette.types import ASGIApp
 from mmengine.processing.fetch.door import MediaDoor
 from mmengine.serve.async_engine import AsyncEngine
 from mmengine.serve.prompts import request_ids
+from mmengine.serve.record import News
 from mmengine.serve.tools import ToolLimits
 from mmengine.server.admission import OWNER, Admission
 from mmengine.server.answering import Answering
 from mmengine.server.asked import Asked, Defaults
+from mmengine.server.callers import Caller, identified
+from mmengine.server.calls import Calls
 from mmengine.server.chat_request import ChatReader, Pixels, Tools
 from mmengine.server.completion_frames import CompletionFrames
 from mmengine.server.completion_request import CompletionReader
@@ -76,8 +79,14 @@ class AnswerRoutes:
             settings.max_schema_bytes,
         )
         self._completion_reader = CompletionReader(
-            defaults, settings.max_prompts, settings.max_pixels, ignores, settings.max_schema_bytes
+            defaults,
+            self._processor.tokenizer,
+            settings.max_prompts,
+            settings.max_pixels,
+            ignores,
+            settings.max_schema_bytes,
         )
+        self.calls = Calls(engine, settings.reattach_s)
         # One thread each: several would wait for one another, and the event loop for all of them.
         self._parser = ThreadPoolExecutor(1, "mmengine-parse")
         self._large_parser = ThreadPoolExecutor(1, "mmengine-parse-large")
@@ -104,14 +113,8 @@ class AnswerRoutes:
 
     def _completion_frames(self, asked: Asked) -> Frames:
         texts = self._texts if asked.logprobs else None
-        echoed = [
-            prompt.text
-            if prompt.text is not None
-            else self._processor.tokenizer.decode(prompt.token_ids or [])
-            for prompt in (asked.prompts if asked.echo else ())
-        ]
         return CompletionFrames(
-            asked.request_id, asked.envelope, texts, asked.usage_frames, echoed, asked.sampling.n
+            asked.request_id, asked.envelope, texts, asked.usage_frames, asked.echoed, asked.sampling.n
         )
 
     async def _answer(
@@ -135,22 +138,24 @@ class AnswerRoutes:
         with self._admission.holding(owner) as held:
             data = await self._admission.bodies.read(request.scope, request.receive, held)
             self._metrics.body_bytes.inc(held.num_bytes)
-            given = request.headers.get(ID_HEADER, "") or self._new_id()
+            new_id = self._new_id()
+            given = request.headers.get(ID_HEADER, "") or new_id
             if _is_id(given):
                 request.scope[REQUEST_ID] = given  # in errors, unless the body has another one
             if held.num_bytes > SMALL_BODY:
                 parser = self._large_parser if held.num_bytes > LARGE_BODY else self._parser
                 loop = asyncio.get_running_loop()
-                asked, frames = await loop.run_in_executor(
-                    parser, self._read, reader, make_frames, data, given, owner
-                )
+                asked = await loop.run_in_executor(parser, self._read, reader, data, given, request)
             else:
-                asked, frames = self._read(reader, make_frames, data, given, owner)
+                asked = self._read(reader, data, given, request)
             data.clear()
             request.scope[REQUEST_ID] = asked.request_id
-            answering = Answering(self._engine, asked, frames, self._processor.tokenizer)
+            asked, sources = self._sources(
+                asked, Caller.of(request, asked.envelope, asked.request_id != new_id)
+            )
+            request.scope[REQUEST_ID] = asked.request_id  # as it was accepted first
+            answering = Answering(asked, make_frames(asked), sources, self._processor.tokenizer)
             try:
-                answering.begin()
                 with unless_gone(request.scope):
                     await answering.open()
                     held.release()
@@ -170,13 +175,18 @@ class AnswerRoutes:
         headers = _headers(asked, answering.unenforced)
         return Response(body, media_type="application/json", headers=headers)
 
-    def _read(
-        self, reader: Reader, make_frames: Callable[[Asked], Frames], data: list[bytes], name: str, owner: str
-    ) -> tuple[Asked, Frames]:
-        """What is asked, and how it is answered. `name`: of the request, unless the body has another one. On
-        any thread."""
-        asked = self._named(reader.read(b"".join(data), name), owner)
-        return asked, make_frames(asked)
+    def _read(self, reader: Reader, data: list[bytes], name: str, request: Request) -> Asked:
+        """What is asked. `name`: of the request, unless the body has another one. On any thread."""
+        body = b"".join(data)
+        asked = self._named(reader.read(body, name), request.scope[OWNER])
+        return msgspec.structs.replace(asked, envelope=identified(asked.envelope, request, body))
+
+    def _sources(self, asked: Asked, caller: Caller) -> tuple[Asked, Sequence[News]]:
+        """Of whom the answers are, and the call as it was accepted. Raises ApiError."""
+        try:
+            return self.calls.sources(asked, caller)
+        except Exception as error:
+            raise self._told(error, asked) from error
 
     def _left_behind(self, answering: Answering, asked: Asked) -> ApiError:
         """The server ends before the answer is there. Takes back the cancellation by which that is known."""
@@ -205,7 +215,7 @@ class AnswerRoutes:
         if not isinstance(error, Exception) or isinstance(error, ClientLeft):
             return error
         found = api_error(error, asked.params, self._admission.rate.retry_after_s())
-        if found.status == 409:  # in the engine's words it has the owner
+        if found.body.code == "request_id_in_use":  # in the engine's words it has the owner
             text = f"a request with the id {asked.request_id!r} is running; ids must differ"
             return ApiError(409, text, found.body.param, found.body.code, found.headers)
         return _in_their_words(found, asked)

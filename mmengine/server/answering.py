@@ -11,9 +11,8 @@ import msgspec
 from mmengine.core.executor import PromptLogprobs
 from mmengine.models.plugin import Tokenizer
 from mmengine.serve.answers import RequestOutput
-from mmengine.serve.async_engine import AsyncEngine
 from mmengine.serve.chat import WholeChoice
-from mmengine.serve.options import SubmitOptions
+from mmengine.serve.record import News
 from mmengine.server.asked import Asked
 from mmengine.server.errors import ApiError
 from mmengine.server.frames import DONE, Frames, Usage, error_frame
@@ -24,44 +23,19 @@ NEWS_AT_ONCE = 128  # that are told before the event loop looks at its sockets a
 
 
 class Answering:
-    """A call. `open` it first; then `take` gives frames, or `whole` the answer. `close` it in any case."""
+    """A call. `open` it first; then `take` gives frames, or `whole` the answer. `close` it in any case.
+    `sources`: where its answers come from, one for each prompt."""
 
-    def __init__(self, engine: AsyncEngine, asked: Asked, frames: Frames, tokenizer: Tokenizer):
-        self._engine, self._asked, self._frames, self._tokenizer = engine, asked, frames, tokenizer
-        self._turns: list[Turn] = []
+    def __init__(self, asked: Asked, frames: Frames, sources: Sequence[News], tokenizer: Tokenizer):
+        self.asked, self._frames = asked, frames
+        num_choices = asked.sampling.n
+        self._turns = [
+            Turn(source, asked, tokenizer, number * num_choices) for number, source in enumerate(sources)
+        ]
         self._news: deque[tuple[Turn, RequestOutput]] = deque()  # that came, and that no frame told of
         self._arrived = asyncio.Event()
         self._listener: Callable[[], None] | None = None
         self._aside: asyncio.Future[Sequence[Said | bytes]] | None = None  # by a thread; news wait
-
-    def begin(self) -> None:
-        """Ask the engine. Raises InvalidRequest, QueueFull; what was begun is to be closed then too."""
-        asked, several = self._asked, len(self._asked.prompts) > 1
-        for number, prompt in enumerate(asked.prompts):
-            name = f"{asked.request_id}-{number}" if several else asked.request_id
-            if owner := asked.envelope.owner:
-                name = f"{owner}:{name}"
-            stream = self._engine.stream(prompt, asked.sampling, **self._options(name))
-            self._turns.append(Turn(stream, asked, self._tokenizer, number * asked.sampling.n))
-        asked.prompts.clear()  # images in it are large, and the engine has them
-
-    def _options(self, request_id: str) -> SubmitOptions:
-        asked = self._asked
-        options = SubmitOptions(
-            request_id=request_id,
-            priority=asked.priority,
-            cache_salt=asked.cache_salt,
-            deadline_s=asked.deadline_s,
-            thinking_token_budget=asked.thinking_token_budget,
-            envelope=msgspec.json.encode(asked.envelope),
-        )
-        if asked.form.response_format is not None:
-            options["response_format"] = asked.form.response_format
-        if asked.form.grammar is not None:
-            options["grammar"] = asked.form.grammar
-        if asked.form.calls is not None:
-            options["calls"] = asked.form.calls
-        return options
 
     async def open(self) -> None:
         """Wait until all prompts are in the log. Raises what the engine does."""
@@ -82,7 +56,7 @@ class Answering:
                         self._fetch(turn)
         for _, output in self._news:
             if output.finish_reason not in (None, "stop", "length"):
-                raise given_up(self._asked, output.finish_reason, output.detail)
+                raise given_up(self.asked, output.finish_reason, output.detail)
 
     def listen(self, listener: Callable[[], None] | None) -> None:
         self._listener = listener
@@ -123,7 +97,7 @@ class Answering:
             made, self._aside = self._aside.result(), None
             yield from made
         for turn, output in self._outputs():
-            if output.prompt_scores is not None and self._asked.stream:
+            if output.prompt_scores is not None and self.asked.stream:
                 self._news.appendleft((turn, msgspec.structs.replace(output, prompt_scores=None)))
                 self._make_aside(partial(self._echoed, turn, output.prompt_scores))
                 return
@@ -163,13 +137,13 @@ class Answering:
 
     def first(self) -> bytes:
         """The frames before all news."""
-        if self._asked.sampling.prompt_logprobs is not None:
+        if self.asked.sampling.prompt_logprobs is not None:
             return b""  # they echo prompts with logprobs, which have to come
         return b"".join(self._frames.first(index) for index in range(self._num_choices))
 
     @property
     def _num_choices(self) -> int:
-        return len(self._turns) * self._asked.sampling.n
+        return len(self._turns) * self.asked.sampling.n
 
     def take(self, told: Callable[[Exception], ApiError]) -> tuple[bytes, str]:
         """Frames of what has come; at the end "whole", or "error": the last one tells of it, as `told`
@@ -188,7 +162,7 @@ class Answering:
                     made.append(self._frames.finish(said.number, said.delta, said.reason, said.stop_reason))
             if not self._is_over:
                 return b"".join(made), ""
-            if self._asked.usage_frames != "none":
+            if self.asked.usage_frames != "none":
                 made.append(self._frames.usage(self._usage()))
         except Exception as error:
             made += (error_frame(told(error)), DONE)
@@ -218,7 +192,7 @@ class Answering:
                 for turn in self._turns:
                     for index in turn.indices:
                         choices[index].scores = turn.prompt_scores
-                if self._asked.logprobs:  # of many tokens they take their time
+                if self.asked.logprobs:  # of many tokens they take their time
                     return await asyncio.to_thread(self._frames.whole, choices, self._usage())
                 return self._frames.whole(choices, self._usage())
             await self._wait()

@@ -64,6 +64,7 @@ class App:
         fetches = FetchMetrics(door)
         texts = TokenTexts(engine.processor.tokenizer)
         answers = AnswerRoutes(engine, settings, names, self.metrics, self.admission, texts, door)
+        self.calls = answers.calls
         others = OtherRoutes(
             engine, settings, names, self.metrics, self.admission, texts, fetches, answers.reader
         )

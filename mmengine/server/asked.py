@@ -70,12 +70,19 @@ class Body(msgspec.Struct, frozen=True, kw_only=True):
 class Envelope(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the log keeps of a call beside its request: all that frames need and tokens do not say. `owner`:
     see ApiKeys.owner_of; the request's id in the log is that and a colon before the id of the call, so that
-    ids of different keys never meet."""
+    ids of different keys never meet. Fields are only ever added, with a default."""
 
     api: str
     created: int  # Unix time in seconds
     model: str  # by the name that was asked for
     owner: str = ""  # whose key it came with
+    key: str = ""  # its Idempotency-Key
+    digest: bytes = b""  # of its body and route, by which the same call is known
+    is_stream: bool = False
+    usage_frames: UsageFrames = "none"
+    place: int = 0  # of this prompt among those of the call
+    num_prompts: int = 1
+    traceparent: str = ""
 
 
 class Form(NamedTuple):
@@ -104,7 +111,7 @@ class Asked(msgspec.Struct, frozen=True):
     stream: bool = False
     usage_frames: UsageFrames = "none"
     logprobs: bool = False
-    echo: bool = False
+    echoed: list[str] = []  # prompts that the answers begin with
     silent: bool = False  # the prompt is wanted alone: what the engine says behind it is not told
     form: Form = FREE
     priority: int = 0
@@ -217,7 +224,7 @@ def asked_of(
         prompts,
         sampling,
         body.request_id or request_id,
-        Envelope(api, int(time.time()), body.model or ""),
+        Envelope(api, int(time.time()), body.model or "", is_stream=stream, usage_frames=usage_frames),
         stream,
         usage_frames,
         form=form,

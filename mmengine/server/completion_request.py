@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from mmengine.models.plugin import Tokenizer
 from mmengine.serve.prompts import Prompt
 from mmengine.server.asked import (
     Asked,
@@ -37,6 +38,7 @@ class CompletionReader:
     def __init__(
         self,
         defaults: Defaults,
+        tokenizer: Tokenizer,
         max_prompts: int,
         max_pixels: int,
         ignore_unknown: bool,
@@ -44,6 +46,7 @@ class CompletionReader:
     ):
         self._defaults, self._max_prompts, self._max_schema_bytes = defaults, max_prompts, max_schema_bytes
         self._max_pixels, self._ignore_unknown = max_pixels, ignore_unknown
+        self._tokenizer = tokenizer
 
     def read(self, data: bytes, request_id: str) -> Asked:
         """A body of any size. `request_id`: unless the body has one. Raises ApiError."""
@@ -64,10 +67,13 @@ class CompletionReader:
         return msgspec.structs.replace(
             asked,
             logprobs=body.logprobs is not None,
-            echo=bool(body.echo),
+            echoed=[self._text_of(prompt) for prompt in prompts] if body.echo else [],
             silent=silent,
             thinking_token_budget=body.thinking_token_budget,
         )
+
+    def _text_of(self, prompt: Prompt) -> str:
+        return prompt.text if prompt.text is not None else self._tokenizer.decode(prompt.token_ids or [])
 
     def _prompts(self, given: str | Sequence[str | int | list[int]]) -> list[str | list[int]]:
         if isinstance(given, str):

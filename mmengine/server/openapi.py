@@ -187,7 +187,7 @@ def _answering(summary: str, body: _Kind, answer: _Kind, event: _Kind) -> Json:
     unenforced = {"schema": {"type": "string"}, "description": "tools that are not held to their schemas"}
     headers["x-mmengine-unenforced-tools"] = unenforced
     return {
-        **_route(summary, {"200": said}, (400, 404, 409, 504, *_READS)),
+        **_route(summary, {"200": said}, (400, 404, 409, 422, 504, *_READS)),
         "requestBody": _body(body),
         "parameters": [
             {

@@ -46,6 +46,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ping_s: Annotated[float, Meta(ge=0.05, le=86400)] = 15.0  # of silence, before a stream says something
     keep_alive_s: Annotated[int, Meta(ge=1, le=86400)] = 75  # of a connection without a request
     drain_s: Annotated[int, Meta(ge=0, le=86400)] = 30  # that streams may take after SIGTERM
+    reattach_s: Annotated[float, Meta(ge=0, le=86400)] = 60.0  # an answer waits for its client to come again
     max_connections: Annotated[int, Meta(ge=1, le=2**20)] = 2048  # that wait to be taken
     allow_media_urls: tuple[str, ...] = ()  # names of hosts, or public for all; (): none is fetched
     allow_http_media: bool = False  # http: URLs too

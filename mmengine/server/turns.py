@@ -8,7 +8,7 @@ from mmengine.errors import InvalidRequest, QueueFull, RequestFailed
 from mmengine.models.plugin import Tokenizer
 from mmengine.serve.answers import RequestOutput
 from mmengine.serve.deltas import ArgumentError, ChoiceDeltas, Delta
-from mmengine.serve.stream import Stream
+from mmengine.serve.record import News
 from mmengine.server.asked import Asked
 from mmengine.server.errors import failed, late
 
@@ -26,7 +26,7 @@ class Turn:
     """One prompt of a call, and its n answers; `first` is the index of the first of them. Of an output
     first `push`, then `end` where it has a `finish_reason`."""
 
-    def __init__(self, stream: Stream, asked: Asked, tokenizer: Tokenizer, first: int):
+    def __init__(self, stream: News, asked: Asked, tokenizer: Tokenizer, first: int):
         self.stream, self._asked, self._tokenizer, self.first = stream, asked, tokenizer, first
         self._choices: list[ChoiceDeltas] = []
         self.indices = range(first, first + asked.sampling.n)

@@ -27,6 +27,7 @@ class Live:
 
     core: EngineCore | None = None
     tokens: dict[str, list[int]] = field(default_factory=dict)
+    given: dict[str, int] = field(default_factory=dict)  # tokens of its answer that a request came with
     ends: dict[str, tuple[str, str, int]] = field(default_factory=dict)
     prompts: dict[str, tuple[int, int]] = field(default_factory=dict)
     steps: list[tuple] = field(default_factory=list)
@@ -93,6 +94,7 @@ def busy_run(
             _step(live, 3 if mixed else 0)
             core.inbox.put(ready if rng.random() < 0.7 else ev.GrammarFailed(request.request_id, "planted"))
         live.tokens[request.request_id] = request.outputs.tolist()
+        live.given[request.request_id] = len(request.outputs)
         live.prompts[request.request_id] = len(request.prompt_token_ids), len(request.media)
         if rng.random() < 0.2:
             core.cancel(f"r{rng.randrange(number + 1)}")

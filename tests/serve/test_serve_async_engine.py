@@ -188,7 +188,7 @@ def test_an_engine_that_fails_tells_every_waiter_and_later_callers(monkeypatch):
     async def main():
         engine = AsyncEngine(builder=builder())
 
-        def step():
+        def step(received):
             raise OSError("the disk is gone")
 
         monkeypatch.setattr(engine._engine, "step", step)

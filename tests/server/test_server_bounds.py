@@ -83,7 +83,7 @@ def test_the_rate_is_of_the_last_calls_alone():
 
 
 def test_an_id_that_runs_is_refused():
-    with served(executor_class=Lasting, config=LONG_CONTEXT) as one:
+    with served(executor_class=Lasting, config=LONG_CONTEXT, reattach_s=0) as one:
         streams = threading.Thread(target=one.events, args=("a" * 300,), kwargs={"request_id": "mine"})
         streams.start()
         wait_for(lambda: one.engine._running)

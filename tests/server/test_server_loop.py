@@ -18,7 +18,7 @@ from mmengine.serve.texts import AnswerTexts
 from mmengine.server import answer_routes, chat_request, other_routes, payloads, token_texts
 from mmengine.server.answering import Answering
 from mmengine.server.asked import Asked, Envelope
-from mmengine.server.completion_frames import CompletionFrames
+from mmengine.server.completion_request import CompletionReader
 from mmengine.server.errors import api_error
 from mmengine.server.frames import ChatFrames
 from mmengine.server.payloads import take_out
@@ -49,7 +49,7 @@ def test_what_takes_long_runs_beside_the_event_loop(monkeypatch):
         watch(chat_request, "take_out", "payloads")
         watch(other_routes, "document", "openapi")
         watch(ChatFrames, "whole", "whole")
-        watch(CompletionFrames, "__init__", "echo")
+        watch(CompletionReader, "_text_of", "echo")
         assert one.chat("short")[0] == 200
         assert found.pop("read") == found.pop("whole") == [one._thread]  # a thread takes longer than these
         assert one.chat("a", logprobs=True, top_logprobs=2)[0] == 200
@@ -119,23 +119,21 @@ def test_a_text_that_looks_like_media_stays_a_text():
         assert asked.prompts[0].messages[0]["content"][0]["image_url"]["url"] == RAW
 
 
-class Filled:
-    """An engine that has said so much before anybody looks, and failed behind it."""
-
-    def stream(self, prompt, sampling, **options):
-        channel = stream.Channel(Options(sampling), AnswerTexts(EchoProcessor.tokenizer, sampling))
-        channel.accepted.set()
-        channel.items.extend(RequestOutput("r", 0, "", [97]) for _ in range(3 * stream.TAKEN_AT_ONCE - 1))
-        channel.items.append(RequestFailed("it broke"))
-        return stream.Stream(channel, lambda channel: None)
+def filled(sampling):
+    """Of an engine that has said so much before anybody looks, and failed behind it."""
+    channel = stream.Channel(Options(sampling), AnswerTexts(EchoProcessor.tokenizer, sampling))
+    channel.accepted.set()
+    channel.items.extend(RequestOutput("r", 0, "", [97]) for _ in range(3 * stream.TAKEN_AT_ONCE - 1))
+    channel.items.append(RequestFailed("it broke"))
+    return stream.Stream(channel, lambda channel: None, lambda channel: None)
 
 
 def test_what_has_piled_up_is_told_in_pieces_and_an_error_behind_it():
     asked = Asked([Prompt(text="a")], SamplingParams(max_tokens=999), "r", Envelope("chat", 1, "m"))
 
     async def told():
-        answering = Answering(Filled(), asked, ChatFrames("r", asked.envelope, None), EchoProcessor.tokenizer)
-        answering.begin()
+        frames = ChatFrames("r", asked.envelope, None)
+        answering = Answering(asked, frames, [filled(asked.sampling)], EchoProcessor.tokenizer)
         await answering.open()
         pieces = [answering.take(api_error)]
         while answering.has_more:

@@ -136,7 +136,7 @@ def test_sampling_is_the_checkpoints_or_openais():
 
 
 def test_completions_have_many_shapes():
-    reader = CompletionReader(DEFAULTS, 4, 10**6, False)
+    reader = CompletionReader(DEFAULTS, EchoProcessor.tokenizer, 4, 10**6, False)
 
     def prompts(given):
         found = reader.read(json.dumps({"prompt": given}).encode(), "r").prompts

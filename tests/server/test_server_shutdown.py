@@ -107,7 +107,8 @@ def test_without_a_log_the_caller_hears_that_it_is_given_up():
 
 
 def test_a_client_that_leaves_while_the_server_ends_is_cancelled(tmp_path):
-    with served(executor_class=Leaving, drain_s=20, engine_options={"log": tmp_path / "log"}) as one:
+    log = {"engine_options": {"log": tmp_path / "log"}}
+    with served(executor_class=Leaving, drain_s=20, reattach_s=0, **log) as one:
         connection = opened(one, request_id="mine")
         assert b"200 OK" in connection.recv(4096)
         one.stop()

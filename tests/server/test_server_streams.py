@@ -1,5 +1,6 @@
 """Streams over a real socket: they equal whole answers, end when their reader does, and leak nothing."""
 
+import base64
 import json
 import random
 import socket
@@ -21,7 +22,9 @@ from tests.server.running import (
 
 @pytest.fixture(scope="module")
 def slow():
-    with served(executor_class=SlowEcho, ping_s=0.05, slow_reader_s=0.3, max_backlog=1000) as one:
+    with served(
+        executor_class=SlowEcho, ping_s=0.05, slow_reader_s=0.3, max_backlog=1000, reattach_s=0
+    ) as one:
         yield one
 
 
@@ -59,6 +62,7 @@ def test_created_and_ids_are_those_of_the_log(tmp_path):
     queued = [record.event for record in CheckedLog(tmp_path / "log") if isinstance(record.event, ev.Queued)]
     assert [each.request_id for each in queued] == ["mine/0", "mine/1"]
     kept = msgspec.json.decode(queued[0].envelope)
+    assert len(base64.b64decode(kept.pop("digest"))) == 16
     assert kept == {"api": "chat", "created": answer["created"], "model": "echo"}
 
 

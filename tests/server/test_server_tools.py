@@ -35,13 +35,13 @@ class Saying(EchoExecutor):
 
 @pytest.fixture(scope="module")
 def echo():
-    with served(executor_class=Saying, max_tools=3) as one:
+    with served(executor_class=Saying, max_tools=3, reattach_s=0) as one:
         yield one
 
 
 @pytest.fixture(scope="module")
 def embedded():
-    with served(AsyncEngine(), chat_template=JSON_TEMPLATE) as one:
+    with served(AsyncEngine(), chat_template=JSON_TEMPLATE, reattach_s=0) as one:
         yield one
 
 

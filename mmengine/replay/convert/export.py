@@ -38,7 +38,7 @@ def mooncake_lines(folder: Path) -> Iterator[str]:
         if isinstance(record.event, ev.Queued):
             line = {
                 "timestamp": (record.mono_ns - began) // 10**6,
-                "input_length": len(record.event.prompt) // 4,
+                "input_length": len(record.event.prompt + record.event.outputs) // 4,
                 "output_length": lengths[number],
                 "hash_ids": _hash_ids(record.event, ids),
             }
@@ -68,7 +68,7 @@ def _output_lengths(folder: Path) -> list[int]:
 
 
 def _hash_ids(event: ev.Queued, ids: dict[bytes, int]) -> list[int]:
-    tokens, found, content = np.frombuffer(event.prompt, np.int32), [], b""
+    tokens, found, content = np.frombuffer(event.prompt + event.outputs, np.int32), [], b""
     count = -(-len(tokens) // MOONCAKE_BLOCK)
     extras = block_extras(request_of(event), 0, count, MOONCAKE_BLOCK)
     for number in range(count):

@@ -1,0 +1,87 @@
+"""What an AsyncEngine does with the requests that the process before left in its log."""
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from mmengine.errors import InvalidRequest, MMEngineError
+from mmengine.serve.answers import RequestOutput, engine_failed
+from mmengine.serve.engine import Engine
+from mmengine.serve.left import Left
+from mmengine.serve.options import Options
+from mmengine.serve.stream import Channel, Stream
+from mmengine.serve.texts import AnswerTexts
+
+
+class AsyncLeft(Protocol):
+    """Part of AsyncEngine."""
+
+    _engine: Engine
+    _commands: queue.SimpleQueue[Callable[[], None]]
+    _lock: threading.Lock
+    _open: set[Channel]
+    _left: dict[str, Left]
+    _running: dict[str, Channel]
+    _failure: MMEngineError | None
+
+    def _close_channel(self, channel: Channel) -> None: ...
+
+    def _deliver(self, outputs: list[RequestOutput]) -> None: ...
+
+    def _cancel(self, channel: Channel) -> None: ...
+
+    def left(self) -> list[Left]:
+        """Requests of the process before that nobody took up yet: they run on, or have ended."""
+        with self._lock:
+            return list(self._left.values())
+
+    def attach(self, request_id: str, *, hold: bool = False) -> Stream:
+        """Take up a request of the process before: its news from the first token of its answer on, those so
+        far at once. `hold` as for `stream`. Raises InvalidRequest for one that is not among the `left`."""
+        with self._lock:
+            if self._failure is not None:
+                raise engine_failed(self._failure)
+            left = self._taken(request_id)
+            sampling = msgspec.structs.replace(left.queued.sampling, n=left.num_choices)
+            options = Options(sampling, request_id, grammar=left.queued.grammar, envelope=left.envelope)
+            texts = AnswerTexts(self._engine.processor.tokenizer, sampling)
+            texts.grammar = left.queued.grammar
+            channel = Channel(options, texts, hold)
+            channel.take_up(left.queued, self._engine.reasoning)
+            self._open.add(channel)
+        self._commands.put(lambda: self._attach(channel, left))
+        return Stream(channel, self._close_channel, self.let_go)
+
+    def give_up(self, request_id: str) -> None:
+        """Nobody will take up a request of the process before: it is cancelled, or, where it has ended, its
+        answer let go. Raises InvalidRequest as `attach` does."""
+        with self._lock:
+            left = self._taken(request_id)
+        self._commands.put(lambda: self._engine.requests.drop_resumed(request_id, left.num_choices))
+
+    def _taken(self, request_id: str) -> Left:
+        if request_id not in self._left:
+            raise InvalidRequest(f"no request {request_id!r} of the process before waits to be taken up")
+        return self._left.pop(request_id)
+
+    def let_go(self, channel: Channel) -> None:
+        """The answer of a stream that holds it is where it will not be lost."""
+        self._commands.put(lambda: self._let_go(channel.request_id, channel.options.sampling.n))
+
+    # The engine's thread
+
+    def _attach(self, channel: Channel, left: Left) -> None:
+        channel.request_id = left.request_id
+        self._running[channel.request_id] = channel
+        self._deliver(self._engine.requests.take_up_whole(left.request_id, left.num_choices))
+        if channel.closed:
+            self._cancel(channel)
+
+    def _let_go(self, request_id: str, num_choices: int) -> None:
+        """An answer is where it will not be lost. After a hang the engine may have it as one of the process
+        before."""
+        self._engine.requests.delivered(request_id)
+        self._engine.requests.drop_resumed(request_id, num_choices)

@@ -1,0 +1,245 @@
+"""The answer to one request, kept for readers that come and go: each has it from the first token on."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+import numpy as np
+
+from mmengine.errors import MMEngineError
+from mmengine.request import GrammarRequest, SamplingParams
+from mmengine.serve.answers import Choice, Completion, Logprobs, RequestOutput
+from mmengine.serve.reasoning import ReasoningTokens
+from mmengine.serve.stream import TAKEN_AT_ONCE, Stream
+
+
+class News(Protocol):
+    """What comes of one request: a Stream, or a Reader of its record. What its parts say, Stream tells."""
+
+    is_over: bool
+    completion: Completion | None
+
+    def listen(self, listener: Callable[[], None] | None) -> None: ...
+
+    def take(self) -> list[RequestOutput]: ...
+
+    @property
+    def backlog(self) -> int: ...
+
+    @property
+    def reasoning(self) -> ReasoningTokens: ...
+
+    @property
+    def sampling(self) -> SamplingParams: ...
+
+    @property
+    def grammar(self) -> GrammarRequest | None: ...
+
+    @property
+    def num_embeds(self) -> dict[str, int]: ...
+
+    @property
+    def num_prompt_tokens(self) -> int: ...
+
+    @property
+    def is_accepted(self) -> bool: ...
+
+    def leave(self) -> None: ...
+
+    def cancel(self) -> None: ...
+
+    async def accepted(self) -> None: ...
+
+
+class Said(msgspec.Struct, array_like=True):
+    """Outputs of one choice, without their texts."""
+
+    index: int
+    token_ids: list[int]
+    finish_reason: str | None = None
+    detail: str = ""
+    logprobs: Logprobs | None = None
+
+
+class Whole(msgspec.Struct, array_like=True, frozen=True):
+    """An answer that ended, as a store keeps it. Fields are only ever added, with a default."""
+
+    request_id: str
+    sampling: SamplingParams
+    reasoning: ReasoningTokens
+    grammar: GrammarRequest | None
+    num_embeds: dict[str, int]
+    num_prompt_tokens: int
+    said: list[Said]
+    num_cached_tokens: int = 0
+    num_drafts: int = 0
+    num_accepted: int = 0
+
+
+class Record:
+    """Of a stream, which it reads to its end, or of an answer that is whole. `ended`: called when the last of
+    the stream has come. It belongs to an event loop, as the stream does."""
+
+    def __init__(self, source: "Stream | Whole", ended: Callable[[], None] = lambda: None):
+        self.items: list[RequestOutput] = []
+        self.error: MMEngineError | None = None
+        self.is_over = False
+        self._ended = ended
+        self._listeners: dict[Reader, Callable[[], None]] = {}
+        self.source = source
+        if isinstance(source, Stream):
+            source.listen(self._take)
+            self._take()
+        else:
+            self.items, self.is_over = _outputs(source), True
+
+    def _take(self) -> None:
+        stream = self.source
+        assert isinstance(stream, Stream)
+        if self.is_over:
+            return
+        try:
+            while found := stream.take():
+                self.items += found
+        except MMEngineError as error:
+            self.error = error
+        self.is_over = stream.is_over
+        for listener in list(self._listeners.values()):
+            listener()
+        if self.is_over:
+            self._ended()
+
+    def listen(self, reader: "Reader", listener: Callable[[], None] | None) -> None:
+        if listener is None:
+            self._listeners.pop(reader, None)
+        else:
+            self._listeners[reader] = listener
+
+    @property
+    def completion(self) -> Completion | None:
+        """Of an answer that ended without an error."""
+        return self.items[-1].completion if self.items else None
+
+    def whole(self) -> Whole:
+        """Of a stream that is over, with an answer."""
+        stream, completion = self.source, self.completion
+        assert isinstance(stream, Stream) and completion is not None
+        said: dict[int, Said] = {}
+        for item in self.items:
+            before = said.get(item.index)
+            if before is None:
+                before = said[item.index] = Said(
+                    item.index, [], logprobs=None if item.logprobs is None else []
+                )
+            before.token_ids.extend(item.token_ids)
+            if before.logprobs is not None:
+                before.logprobs.extend(item.logprobs or ())
+            before.finish_reason, before.detail = item.finish_reason, item.detail
+        return Whole(
+            stream.request_id,
+            stream.sampling,
+            stream.reasoning,
+            stream.grammar,
+            stream.num_embeds,
+            stream.num_prompt_tokens,
+            [said[index] for index in sorted(said)],
+            completion.num_cached_tokens,
+            completion.num_drafts,
+            completion.num_accepted,
+        )
+
+
+class Reader:
+    """Reads a record from its first output on. `left`: called when it leaves or gives the request up."""
+
+    def __init__(self, record: Record, left: Callable[[], None] = lambda: None):
+        self._record, self._left = record, left
+        self._source = record.source
+        self._at = 0
+        self.is_over = False
+        self.completion: Completion | None = None
+
+    def listen(self, listener: Callable[[], None] | None) -> None:
+        self._record.listen(self, listener)
+
+    def take(self) -> list[RequestOutput]:
+        found = self._record.items[self._at : self._at + TAKEN_AT_ONCE]
+        self._at += len(found)
+        if self.is_over or self.backlog or not self._record.is_over:
+            return found
+        self.completion = self._record.completion
+        if self._record.error is None:
+            self.is_over = True
+        elif not found:
+            self.is_over = True
+            raise self._record.error
+        return found
+
+    @property
+    def backlog(self) -> int:
+        return len(self._record.items) - self._at
+
+    @property
+    def reasoning(self) -> ReasoningTokens:
+        return self._source.reasoning
+
+    @property
+    def sampling(self) -> SamplingParams:
+        return self._source.sampling
+
+    @property
+    def grammar(self) -> GrammarRequest | None:
+        return self._source.grammar
+
+    @property
+    def num_embeds(self) -> dict[str, int]:
+        return self._source.num_embeds
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return self._source.num_prompt_tokens
+
+    @property
+    def is_accepted(self) -> bool:
+        return not isinstance(self._source, Stream) or self._source.is_accepted
+
+    async def accepted(self) -> None:
+        if isinstance(self._source, Stream):
+            await self._source.accepted()
+
+    def leave(self) -> None:
+        self.listen(None)
+        self._left()
+
+    def cancel(self) -> None:
+        self.leave()
+
+
+def _outputs(whole: Whole) -> list[RequestOutput]:
+    """The last of them with a completion."""
+    choices = [
+        Choice(said.index, "", said.token_ids, said.finish_reason or "", said.detail, said.logprobs)
+        for said in whole.said
+    ]
+    completion = Completion(
+        whole.request_id,
+        np.zeros(whole.num_prompt_tokens, np.int32),
+        choices,
+        whole.num_cached_tokens,
+        whole.num_drafts,
+        whole.num_accepted,
+    )
+    outputs = [
+        RequestOutput(
+            whole.request_id,
+            said.index,
+            "",
+            said.token_ids,
+            said.finish_reason,
+            logprobs=said.logprobs,
+            detail=said.detail,
+        )
+        for said in whole.said
+    ]
+    outputs[-1] = msgspec.structs.replace(outputs[-1], completion=completion)
+    return outputs

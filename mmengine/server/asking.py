@@ -1,0 +1,50 @@
+"""A call becomes requests of the engine, one for each prompt."""
+
+import msgspec
+
+from mmengine.serve.async_engine import AsyncEngine
+from mmengine.serve.options import SubmitOptions
+from mmengine.serve.stream import Stream
+from mmengine.server.asked import Asked, Envelope
+
+
+def log_id(envelope: Envelope, request_id: str, place: int) -> str:
+    """By which the log knows the prompt at this place of a call."""
+    name = f"{request_id}-{place}" if envelope.num_prompts > 1 else request_id
+    return f"{envelope.owner}:{name}" if envelope.owner else name
+
+
+def ask(engine: AsyncEngine, asked: Asked, *, hold: bool = False) -> list[Stream]:
+    """A stream for each prompt; `hold` as for `AsyncEngine.stream`. Raises InvalidRequest, QueueFull; nothing
+    runs then."""
+    streams: list[Stream] = []
+    envelope = msgspec.structs.replace(asked.envelope, num_prompts=len(asked.prompts))
+    try:
+        for place, prompt in enumerate(asked.prompts):
+            options = _options(asked, log_id(envelope, asked.request_id, place))
+            options["envelope"] = msgspec.json.encode(msgspec.structs.replace(envelope, place=place))
+            streams.append(engine.stream(prompt, asked.sampling, hold=hold, **options))
+    except BaseException:
+        for stream in streams:
+            stream.cancel()
+            stream.delivered()
+        raise
+    asked.prompts.clear()  # images in it are large, and the engine has them
+    return streams
+
+
+def _options(asked: Asked, request_id: str) -> SubmitOptions:
+    options = SubmitOptions(
+        request_id=request_id,
+        priority=asked.priority,
+        cache_salt=asked.cache_salt,
+        deadline_s=asked.deadline_s,
+        thinking_token_budget=asked.thinking_token_budget,
+    )
+    if asked.form.response_format is not None:
+        options["response_format"] = asked.form.response_format
+    if asked.form.grammar is not None:
+        options["grammar"] = asked.form.grammar
+    if asked.form.calls is not None:
+        options["calls"] = asked.form.calls
+    return options

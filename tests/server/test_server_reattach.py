@@ -1,0 +1,219 @@
+"""Calls whose client, or whose server, went away: the same call has its answer again, from the beginning."""
+
+import http.client
+import json
+import threading
+
+import pytest
+
+from mmengine.core.resume import Resume
+from mmengine.serve.async_engine import AsyncEngine
+from mmengine.server import calls
+from tests.serve.serve_fakes import builder
+from tests.server.openai_answers import events_of
+from tests.server.running import LONG_CONTEXT, Lasting, SlowEcho, served, wait_for
+from tests.server.test_server_shutdown import ends
+
+CHAT = "/v1/chat/completions"
+RETRY = {"x-stainless-retry-count": "1"}
+TEXT = "a text of which the answer has all letters " * 3
+
+
+def asked(text=TEXT, **fields):
+    return {"messages": [{"role": "user", "content": text}], **fields}
+
+
+class Leaving(SlowEcho):
+    """Ends with requests that run."""
+
+    pause_s = 0.004
+
+    def close(self):
+        pass
+
+
+def begin(one, body, headers=None):
+    """A connection on which an answer was asked for, and, of a stream, has begun."""
+    running = len(one.engine._running)
+    connection = http.client.HTTPConnection("127.0.0.1", one.port, timeout=20)
+    connection.request("POST", CHAT, json.dumps(body), headers or {})
+    if body.get("stream"):
+        response = connection.getresponse()
+        assert response.status == 200
+        response.readline()
+    wait_for(lambda: len(one.engine._running) > running)
+    return connection
+
+
+def message(answer):
+    return answer["choices"][0]["message"]["content"]
+
+
+def deltas(text):
+    found = [json.loads(event) for event in events_of(text)[:-1]]
+    return [each["choices"][0]["delta"] for each in found if "content" in each["choices"][0]["delta"]]
+
+
+def is_unattended(one):
+    return not any(call.is_live for call in one.app.calls.kept())
+
+
+@pytest.fixture(scope="module")
+def one():
+    with served(executor_class=Leaving) as server:
+        yield server
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_with_an_id_of_its_own_runs_on_when_its_client_leaves(one, stream):
+    body = asked(stream=stream, request_id=f"mine-{stream}")
+    begin(one, body).close()
+    wait_for(lambda: is_unattended(one))
+    assert one.engine._running
+    status, headers, again = one.call(CHAT, body)
+    assert (status, headers["x-request-id"]) == (200, f"mine-{stream}")
+    assert one.call(CHAT, body)[2] == again, "and again, byte for byte"
+    found = "".join(delta["content"] for delta in deltas(again)) if stream else message(again)
+    assert found == TEXT.upper()
+
+
+def test_others_are_cancelled_when_their_client_leaves(one):
+    begin(one, asked(stream=True)).close()
+    wait_for(lambda: not one.engine._running)
+
+
+def test_a_key_is_of_one_body(one):
+    key = {"Idempotency-Key": "an order"}
+    first = one.call(CHAT, asked("hello"), key)[2]
+    assert one.call(CHAT, asked("hello"), key)[2] == first
+    status, headers, found = one.call(CHAT, asked("hallo"), key)
+    assert (status, found["error"]["code"], headers["x-should-retry"]) == (422, "key_reused", "false")
+    assert one.call(CHAT, asked("hallo"), {"Idempotency-Key": "another"})[2]["id"] != first["id"]
+    assert one.call(CHAT, asked("hello"))[2]["id"] != first["id"], "without the key it is another call"
+    assert one.call(CHAT, asked("hello"), {"Idempotency-Key": "x" * 256})[0] == 400
+
+
+def test_a_key_that_is_being_answered_is_409(one):
+    connection = begin(one, asked(), {"Idempotency-Key": "held"})
+    status, headers, found = one.call(CHAT, asked(), {"Idempotency-Key": "held"})
+    assert (status, found["error"]["code"], headers["x-should-retry"]) == (409, "key_in_use", "false")
+    assert connection.getresponse().status == 200
+    connection.close()
+
+
+def test_what_was_refused_is_not_kept(one):
+    key = {"Idempotency-Key": "refused"}
+    assert one.call(CHAT, asked("bad"), key)[2]["error"]["code"] == "invalid_media"
+    assert one.call(CHAT, asked("good"), key)[0] == 200
+
+
+def test_an_answer_is_kept_for_a_time_and_a_number_of_them(monkeypatch):
+    with served(reattach_s=0.3) as server:
+        first = server.chat("hello", request_id="a")[2]
+        wait_for(lambda: not server.app.calls.kept())
+        again = server.chat("hallo", request_id="a")[2]
+        assert again["choices"] != first["choices"]
+    monkeypatch.setattr(calls, "MAX_KEPT_OUTPUTS", 60)
+    with served() as server:
+        for number in range(9):
+            server.chat("hello", request_id=str(number))
+        assert [call.asked.request_id for call in server.app.calls.kept()] == ["7", "8"]
+
+
+def test_nobody_comes_again_and_the_request_is_cancelled():
+    with served(executor_class=Lasting, config=LONG_CONTEXT, reattach_s=0.2) as server:
+        begin(server, asked(stream=True, request_id="gone")).close()
+        wait_for(lambda: not server.engine._running)
+        assert not server.app.calls.kept()
+
+
+# The process dies
+
+
+def going_on(log, **settings):
+    engine = AsyncEngine(builder=builder(executor_class=Leaving), log=log, resume=Resume())
+    return served(engine, **settings)
+
+
+@pytest.fixture
+def left(tmp_path):
+    """A log that a server left which was answering these bodies."""
+
+    def leave(*bodies, headers=None):
+        log = tmp_path / "log"
+        with served(executor_class=Leaving, drain_s=0, engine_options={"log": log}) as server:
+            connections = [begin(server, body, headers) for body in bodies]
+        for connection in connections:
+            connection.close()
+        return log
+
+    return leave
+
+
+def test_a_client_that_tries_again_has_what_the_process_before_began(left):
+    log = left(asked("x" * 150), asked("y" * 150))
+    with going_on(log) as server:
+        assert server.call(CHAT, asked("x" * 150))[0] == 200  # a first try is another call
+        first = server.call(CHAT, asked("x" * 150), RETRY)[2]
+        assert server.call(CHAT, asked("x" * 150), RETRY)[2]["id"] != first["id"], "each once"
+        assert message(server.call(CHAT, asked("y" * 150), RETRY)[2]) == "Y" * 150
+        names = [first["id"]]
+    found = ends(log)
+    assert len(found) == 4 and set(found.values()) == {"stop"}
+    assert names[0].removeprefix("chatcmpl-") in list(found)[:2]
+
+
+def test_a_stream_that_broke_comes_again_from_its_start(left):
+    body = asked("x" * 150, stream=True, seed=3)
+    log = left(body)
+    with going_on(log) as server:
+        again = server.call(CHAT, body)[2]
+    assert list(ends(log).values()) == ["stop"], "it ran once"
+    with served(executor_class=Leaving) as other:
+        events = other.call(CHAT, body)[2]
+    assert again.count("data: ") == events.count("data: ") > 150
+
+
+def test_a_key_finds_what_the_process_before_began(left):
+    headers = {"Idempotency-Key": "order", "x-request-id": "mine"}
+    log = left(asked("x" * 150), headers=headers)
+    with going_on(log) as server:
+        assert (
+            server.call(CHAT, asked("y" * 150), {"Idempotency-Key": "order"})[2]["error"]["code"]
+            == "key_reused"
+        )
+        answer = server.call(CHAT, asked("x" * 150), {"Idempotency-Key": "order"})[2]
+        assert answer["id"] == "chatcmpl-mine"
+        assert server.call(CHAT, asked("x" * 150), {"Idempotency-Key": "order"})[2] == answer
+    assert ends(log) == {"mine": "stop"}
+
+
+def test_another_death_and_the_answer_comes_from_the_third_process(left):
+    headers = {"x-request-id": "mine"}
+    log = left(asked("x" * 150), headers=headers)
+    with going_on(log, drain_s=0) as server:
+        begin(server, asked("x" * 150), headers)
+    with going_on(log) as server:
+        assert message(server.call(CHAT, asked("x" * 150), headers)[2]) == "X" * 150
+    assert ends(log) == {"mine": "stop"}
+
+
+def test_calls_of_the_process_before_are_given_up_when_nobody_asks(left):
+    log = left(asked("x" * 190))
+    with going_on(log, reattach_s=0.3) as server:
+        wait_for(lambda: not server.engine._engine.has_work)
+        assert server.call(CHAT, asked("x" * 190), RETRY)[0] == 200
+    assert sorted(ends(log).values()) == ["abort", "stop"]
+
+
+def test_prompts_of_a_call_come_together_or_not_at_all(left, tmp_path):
+    body = {"prompt": ["x" * 100, "y" * 100], "max_tokens": 300}
+    with served(executor_class=Leaving, drain_s=0, engine_options={"log": tmp_path / "log"}) as server:
+        asking = threading.Thread(target=server.call, args=("/v1/completions", body))
+        asking.start()
+        wait_for(lambda: len(server.engine._running) == 2)
+    asking.join()
+    with going_on(tmp_path / "log") as server:
+        answer = server.call("/v1/completions", body, RETRY)[2]
+    assert [choice["text"] for choice in answer["choices"]] == ["X" * 100, "Y" * 100]
+    assert list(ends(tmp_path / "log").values()) == ["stop", "stop"]
