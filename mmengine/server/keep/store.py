@@ -1,0 +1,182 @@
+"""Answers that outlive the log: what was asked and said, and the media of it, until their time is over, their
+room is needed, or they are deleted."""
+
+import sqlite3
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import msgspec
+
+from mmengine.errors import InvalidRequest, QueueFull
+from mmengine.server.keep.database import Database
+
+SWEEP_S = 30.0  # between two looks for what is too old
+_SWEPT_AT_ONCE = 256  # answers that one commit removes
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """`created`: Unix time in seconds. `answer`: None until it is finished. `media`: SHA-256 in hex."""
+
+    response_id: str
+    owner: str
+    created: int
+    envelope: bytes
+    answer: bytes | None
+    media: tuple[str, ...] = ()
+
+
+class Store:
+    """`ttl_s`: from the end of an answer, as `clock` (Unix time) says. `max_bytes`: of all together; of what
+    is finished the oldest goes first, and what is not never goes by itself.
+
+    All raise KeepFailed where the disk fails.
+    """
+
+    def __init__(
+        self, database: Database, ttl_s: float, max_bytes: int, clock: Callable[[], float] = time.time
+    ):
+        self._database, self._ttl_s, self._max_bytes, self._clock = database, ttl_s, max_bytes, clock
+        self.num_bytes = database.now(_num_bytes)
+
+    async def begin(
+        self, response_id: str, owner: str, created: int, envelope: bytes, media: Mapping[str, bytes]
+    ) -> None:
+        """Keep what was accepted and has no answer yet. `media`: by their SHA-256 in hex. Once more is no
+        error. Raises QueueFull where there is no room beside what is not finished either, InvalidRequest for
+        an id that is another owner's."""
+        await self._keep(Kept(response_id, owner, created, envelope, None), media)
+
+    async def put(
+        self,
+        response_id: str,
+        owner: str,
+        created: int,
+        envelope: bytes,
+        answer: bytes,
+        media: Mapping[str, bytes] | None = None,
+    ) -> None:
+        """Keep an answer: it is on the disk when this returns. `media`: those that `begin` was not given.
+        Once more is no error, and takes the place of the answer before. Raises InvalidRequest for an id that
+        is another owner's."""
+        await self._keep(Kept(response_id, owner, created, envelope, answer), media or {})
+
+    async def get(self, response_id: str, owner: str) -> Kept | None:
+        """None where there is none, or it is another owner's."""
+
+        def job(connection: sqlite3.Connection) -> Kept | None:
+            row = connection.execute(
+                "SELECT id, owner, created, envelope, answer FROM responses WHERE id=? AND owner=? "
+                "AND (answer IS NULL OR kept > ?)",
+                (response_id, owner, self._clock() - self._ttl_s),
+            ).fetchone()
+            if row is None:
+                return None
+            held = connection.execute("SELECT sha FROM holders WHERE response=? ORDER BY sha", (response_id,))
+            name, whose, created, envelope, answer = row
+            return Kept(name, whose, created, envelope, answer, tuple(sha for (sha,) in held))
+
+        return await self._database.read(job)
+
+    async def media(self, sha: str) -> bytes | None:
+        """None where no answer holds it any more."""
+
+        def job(connection: sqlite3.Connection) -> bytes | None:
+            row = connection.execute("SELECT data FROM media WHERE sha=?", (sha,)).fetchone()
+            return None if row is None else bytes(row[0])
+
+        return await self._database.read(job)
+
+    async def delete(self, response_id: str, owner: str) -> bool:
+        """Whether there was one. Its text is gone from the disk, and its media that no other answer holds."""
+
+        def job(connection: sqlite3.Connection) -> tuple[bool, int]:
+            found = connection.execute("DELETE FROM responses WHERE id=? AND owner=?", (response_id, owner))
+            return found.rowcount > 0, _num_bytes(connection)
+
+        found, self.num_bytes = await self._database.write(job, scrub=True)
+        return found
+
+    async def ids(self) -> list[str]:
+        """Of all, in order."""
+        return await self._database.read(partial(_ids, "SELECT id FROM responses ORDER BY id"))
+
+    async def unfinished(self) -> list[str]:
+        """Ids of those that have no answer yet."""
+        return await self._database.read(
+            partial(_ids, "SELECT id FROM responses WHERE answer IS NULL ORDER BY id")
+        )
+
+    async def sweep(self) -> int:
+        """Remove answers whose time is over; how many."""
+        total = 0
+        while await self._any_expired():
+            count, self.num_bytes = await self._database.write(self._sweep, scrub=True)
+            total += count
+        return total
+
+    def _sweep(self, connection: sqlite3.Connection) -> tuple[int, int]:
+        found = connection.execute(
+            "DELETE FROM responses WHERE id IN (SELECT id FROM responses WHERE answer IS NOT NULL "
+            "AND kept <= ? ORDER BY kept LIMIT ?)",
+            (self._clock() - self._ttl_s, _SWEPT_AT_ONCE),
+        )
+        return found.rowcount, _num_bytes(connection)
+
+    async def _any_expired(self) -> bool:
+        limit = self._clock() - self._ttl_s
+        asked = "SELECT 1 FROM responses WHERE answer IS NOT NULL AND kept <= ? LIMIT 1"
+        return await self._database.read(
+            lambda connection: connection.execute(asked, (limit,)).fetchone() is not None
+        )
+
+    async def _keep(self, kept: Kept, media: Mapping[str, bytes]) -> None:
+        def job(connection: sqlite3.Connection) -> int:
+            _insert(connection, kept, media, self._clock())
+            return self._make_room(connection, kept)
+
+        self.num_bytes = await self._database.write(job)
+
+    def _make_room(self, connection: sqlite3.Connection, kept: Kept) -> int:
+        """Bytes of all, after the oldest answers went. Raises QueueFull."""
+        total = _num_bytes(connection)
+        while total > self._max_bytes:
+            row = connection.execute(
+                "SELECT id FROM responses WHERE answer IS NOT NULL AND id != ? ORDER BY kept LIMIT 1",
+                (kept.response_id,),
+            ).fetchone()
+            if row is None:
+                if kept.answer is not None:  # it was accepted, and so it is kept
+                    return total
+                raise QueueFull(
+                    f"answers and their media have {self._max_bytes} bytes (--store-bytes), and none is "
+                    "finished that could go; try again later, or send store false"
+                )
+            connection.execute("DELETE FROM responses WHERE id=?", row)
+            total = _num_bytes(connection)
+        return total
+
+
+def _insert(connection: sqlite3.Connection, kept: Kept, media: Mapping[str, bytes], now: float) -> None:
+    """Raises InvalidRequest for an id that is another owner's."""
+    row = kept.response_id, kept.owner, kept.created, now, kept.envelope, kept.answer
+    found = connection.execute(
+        "INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT(id) DO UPDATE SET "
+        "envelope=excluded.envelope, kept=iif(answer IS NULL, excluded.kept, kept), "
+        "answer=coalesce(excluded.answer, answer) WHERE owner=excluded.owner",
+        row,
+    )
+    if not found.rowcount:
+        raise InvalidRequest(f"the response id {kept.response_id!r} is in use; ids must differ")
+    for sha, data in media.items():
+        connection.execute("INSERT OR IGNORE INTO media VALUES (?, ?)", (sha, data))
+        connection.execute("INSERT OR IGNORE INTO holders VALUES (?, ?)", (kept.response_id, sha))
+
+
+def _ids(statement: str, connection: sqlite3.Connection) -> list[str]:
+    return [name for (name,) in connection.execute(statement)]
+
+
+def _num_bytes(connection: sqlite3.Connection) -> int:
+    (total,) = connection.execute("SELECT num_bytes FROM totals").fetchone()
+    return int(total)
