@@ -17,8 +17,9 @@ if TYPE_CHECKING:  # heavy: loaded when a command runs
 def request_table(lines: Iterable["RequestLine"]) -> Table:
     lines = list(lines)
     drafts = ["drafts kept"] if any(line.num_drafts for line in lines) else []
+    through = ["through"] if any(line.api for line in lines) else []
     table = Table(
-        *("request", "prompt", "media", "cached", "tokens", *drafts, "preempted"),
+        *("request", *through, "prompt", "media", "cached", "tokens", *drafts, "preempted"),
         *("first ms", "total ms", "end"),
     )
     for line in lines:
@@ -26,7 +27,8 @@ def request_table(lines: Iterable["RequestLine"]) -> Table:
         kept = [f"{line.num_accepted} of {line.num_drafts}" for _ in drafts]
         times = ms(line.first_token_ns), ms(line.end_ns)
         figures = *map(str, counts), *kept, str(line.num_preemptions), *times
-        table.add_row(clean(line.request_id), *figures, clean(_end(line)))
+        names = [clean(name) for name in (line.request_id, line.api)[: 1 + len(through)]]
+        table.add_row(*names, *figures, clean(_end(line)))
     return table
 
 

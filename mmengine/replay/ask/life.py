@@ -9,6 +9,7 @@ import numpy as np
 from mmengine.core.state.state import State
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
+from mmengine.replay.ask.envelopes import kind_of
 from mmengine.replay.checked import CheckedLog
 from mmengine.replay.timeline import fold, taken_tokens
 from mmengine.request import GrammarRequest
@@ -115,6 +116,9 @@ def _queued(state: State, event: ev.Queued) -> tuple[str, dict[str, Any]]:
     if event.outputs:
         changed["outputs"] = len(event.outputs) // 4
         parts.append(f"{changed['outputs']} tokens of its answer come along")
+    if event.envelope:
+        changed["api"] = kind_of(event.envelope)
+        parts.append(f"asked through {changed['api']}")
     if event.priority:
         changed["priority"] = event.priority
         parts.append(f"priority {event.priority}")

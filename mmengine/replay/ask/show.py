@@ -10,6 +10,7 @@ from mmengine.core.state.flight import Flight
 from mmengine.core.state.state import State
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
+from mmengine.replay.ask.envelopes import kind_of
 from mmengine.replay.checked import CheckedLog
 from mmengine.replay.timeline import fold, taken_tokens
 
@@ -33,6 +34,7 @@ class RequestLine:
     end_step: int = -1
     finish_reason: str = ""
     detail: str = ""
+    api: str = ""  # through which it was asked, as its envelope says
 
 
 @dataclass(slots=True)
@@ -69,16 +71,16 @@ class _Requests:
             tokens = len(req_state.tokens) if row < 0 else int(state.num_tokens[row])
             line = RequestLine(name, req_state.num_prompt, len(queued.media), first.mono_ns, first.step)
             line.num_output_tokens = tokens - req_state.num_prompt
-            line.num_cached_tokens = max(0, req_state.num_cached)
+            line.num_cached_tokens, line.api = max(0, req_state.num_cached), kind_of(queued.envelope)
             self._live[name] = line
         return list(self._live.values())
 
     def queued(self, record: Record) -> RequestLine | None:
         """The line of a request that this record begins."""
         match record.event:
-            case ev.Queued(request_id=name, prompt=prompt, media=media, outputs=outputs):
+            case ev.Queued(request_id=name, prompt=prompt, media=media, outputs=outputs, envelope=envelope):
                 line = RequestLine(name, len(prompt) // 4, len(media), record.mono_ns, record.step)
-                line.num_output_tokens = len(outputs) // 4
+                line.num_output_tokens, line.api = len(outputs) // 4, kind_of(envelope)
                 self._live[name] = line
                 return line
         return None

@@ -1,0 +1,36 @@
+"""Through what a request was asked: its server's envelope names it."""
+
+import pytest
+
+from mmengine.cli.logs.show_tables import request_table
+from mmengine.core.engine import EngineCore
+from mmengine.events.log import LogWriter
+from mmengine.replay.ask.life import life_lines
+from mmengine.replay.ask.show import request_lines
+from mmengine.replay.checked import CheckedLog
+from mmengine.simulation.slots import SimulatedExecutor
+from tests.core.small_engine import request, settings_of
+
+
+@pytest.mark.parametrize(
+    ("envelope", "said"),
+    [
+        (b'{"api": "chat", "created": 1}', "chat"),
+        (b'{"created": 1}', "unknown"),
+        (b"\xff\xfe", "unknown"),
+        (b"[" * 5000, "unknown"),
+        (b'{"api": "' + b"x" * 5000 + b'"}', "x" * 32),
+    ],
+)
+def test_show_says_through_what_a_request_was_asked(tmp_path, envelope, said):
+    folder, config = tmp_path / "log", settings_of(num_blocks=33)
+    core = EngineCore(config, SimulatedExecutor(config), sink=LogWriter(folder))
+    core.submit(request("a", 5, max_tokens=2, envelope=envelope))
+    while core.has_work:
+        core.step()
+    core.close()
+    lines = list(request_lines(folder))
+    assert [line.api for line in lines] == [said]
+    first = next(life_lines(CheckedLog(folder), "a"))
+    assert first.changed["api"] == said and f"asked through {said}" in first.text
+    assert "through" in [str(column.header) for column in request_table(lines).columns]
